@@ -1,0 +1,47 @@
+# make demo       trains a small AmoebaNet-D through two cells
+# make test       lint, types and tests
+# make test-slow  the tests that take long
+# make lint       lint and types alone
+# make clean      removes everything made here
+#
+# Each target makes a virtual environment in .venv first if there is none.
+
+PYTHON ?= python3
+DEMO_FLAGS ?=
+PYTEST_FLAGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# TensorFlow's start-up messages hide what the targets print.
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+export KERAS_BACKEND := tensorflow
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test test-slow lint clean
+.DEFAULT_GOAL := test
+
+$(STAMP): setup.py
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/python -m tools.train --params=image.amoebanet_d_demo $(DEMO_FLAGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow $(PYTEST_FLAGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
+	rm -rf .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,49 @@
+"""Package metadata of tfgpipe."""
+
+import pathlib
+
+import setuptools
+
+# Pinned: another version formats, checks or warns differently.
+TEST_TOOLS = ["pytest==9.2.0", "ruff==0.17.5", "mypy==2.4.1"]
+# What only the programs under tools/ need, beyond the library's own.
+TOOLS: list[str] = []
+
+README = pathlib.Path(__file__).parent / "README.md"
+
+setuptools.setup(
+    name="tfgpipe",
+    version="0.1.0",
+    description="GPipe pipeline parallelism for TensorFlow and Keras 3",
+    long_description=README.read_text("utf-8") if README.exists() else "",
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Science/Research",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+    packages=setuptools.find_packages(
+        include=[
+            f"{package}{suffix}"
+            for package in ("tfgpipe", "models", "params", "tools")
+            for suffix in ("", ".*")
+        ]
+    ),
+    python_requires=">=3.10,<3.14",
+    # Both are held to one minor version: the library uses private names of
+    # both, all in tfgpipe/placement.py, each with a test.
+    install_requires=[
+        "tensorflow>=2.21,<2.22",
+        "keras>=3.15,<3.16",
+        "numpy>=1.26",
+        "absl-py>=2.1",
+    ],
+    extras_require={"tools": TOOLS, "test": TEST_TOOLS + TOOLS},
+)
