@@ -1,0 +1,1 @@
+"""Models as lists of Keras layers, unaware of pipelining."""

@@ -1,0 +1,248 @@
+"""AmoebaNet-D: sizes to the unit, shapes, saving, and what a cell computes."""
+
+import contextlib
+from collections.abc import Iterator
+
+import keras
+import numpy as np
+import pytest
+from keras.src.backend.common import global_state
+
+from models import amoebanet
+from models.amoebanet_layers import AmoebaNetCell
+from models.amoebanet_operations import FactorizedReduction
+
+
+@contextlib.contextmanager
+def no_weights_allocated() -> Iterator[None]:
+    """Variables made inside have a shape, and never get a value."""
+    with keras.StatelessScope(initialize_variables=False):
+        yield
+    global_state.set_global_attribute("uninitialized_variables", [])
+
+
+def build(layers: list[keras.layers.Layer], shape: tuple) -> list[tuple]:
+    """Builds layer after layer; returns the shape each one returns."""
+    shapes = []
+    for layer in layers:
+        layer.build(shape)
+        shape = layer.compute_output_shape(shape)
+        shapes.append(shape)
+    return shapes
+
+
+def call(layers: list[keras.layers.Layer], x, training: bool = False):
+    for layer in layers:
+        x = layer(x, training=training)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "num_filters", "expected"),
+    [
+        (18, 208, 81_505_540),
+        (18, 416, 319_024_120),
+        (18, 544, 542_734_840),
+        (36, 544, 1_055_832_376),
+        pytest.param(72, 512, 1_844_858_344, marks=pytest.mark.slow),
+        (18, 256, 122_470_120),
+    ],
+)
+def test_parameters_of_table_1_models_are_exact(
+    num_layers, num_filters, expected
+):
+    with no_weights_allocated():
+        layers = amoebanet.amoebanet_d(num_layers, num_filters)
+        build(layers, (None, 224, 224, 3))
+    assert len(layers) == 3 + num_layers + 2 + 1
+    weights = [v for layer in layers for v in layer.trainable_variables]
+    assert sum(int(np.prod(v.shape)) for v in weights) == expected
+    assert all(v._value is None for v in weights)
+
+
+def test_imagenet_shapes_follow_the_paper():
+    with no_weights_allocated():
+        layers = amoebanet.amoebanet_d(3, 208)
+        shapes = build(layers, (None, 224, 224, 3))
+    assert [layer.name for layer in layers] == [
+        "stem_conv",
+        "stem_reduction_1",
+        "stem_reduction_2",
+        "normal_1",
+        "reduction_1",
+        "normal_2",
+        "reduction_2",
+        "normal_3",
+        "classifier",
+    ]
+    heads = [h for h, _ in shapes[:-1]]
+    assert heads == [
+        (None, 112, 112, 52),
+        (None, 56, 56, 3 * 104),
+        (None, 28, 28, 3 * 208),
+        (None, 28, 28, 4 * 208),
+        (None, 14, 14, 3 * 416),
+        (None, 14, 14, 4 * 416),
+        (None, 7, 7, 3 * 832),
+        (None, 7, 7, 4 * 832),
+    ]
+    for (h, _), (_, h_prev) in zip(shapes[:-2], shapes[1:-1], strict=True):
+        assert h_prev == h
+    assert shapes[-1] == (None, 1000)
+
+
+def test_cifar_stem_keeps_the_size_of_small_images():
+    layers = amoebanet.amoebanet_d(3, 16, 10, stem="cifar")
+    shapes = build(layers, (None, 28, 28, 1))
+    assert len(layers) == 1 + 3 + 2 + 1
+    assert [h[1] for h, _ in shapes[:-1]] == [28, 28, 14, 14, 7, 7]
+
+
+@pytest.mark.parametrize("size", [32, 37])
+@pytest.mark.parametrize("stem", ["imagenet", "cifar"])
+def test_declared_shapes_are_those_of_the_tensors(size, stem):
+    layers = amoebanet.amoebanet_d(3, 16, 5, stem=stem)
+    shapes = build(layers, (2, size, size, 2))
+    x = keras.random.normal((2, size, size, 2), seed=0)
+    for layer, shape in zip(layers, shapes, strict=True):
+        x = layer(x, training=True)
+        seen = (
+            tuple(x.shape)
+            if not isinstance(x, tuple)
+            else tuple(tuple(part.shape) for part in x)
+        )
+        assert seen == shape
+
+
+def test_normal_cell_computes_the_sum_of_its_steps():
+    cell = AmoebaNetCell(8)
+    h, h_prev = (keras.random.normal((2, 6, 6, n), seed=n) for n in (8, 12))
+    out, passed_on = cell((h, h_prev))
+    s = [cell.enter(h), cell.enter_prev(h_prev)]
+    op = cell.operations
+    s.append(op[0](s[1]) + keras.ops.max_pool(s[1], 3, 1, "same"))
+    s.append(s[1] + op[3](s[0]))
+    s.append(op[4](s[0]) + op[5](s[0]))
+    s.append(keras.ops.max_pool(s[2], 3, 1, "same") + s[2])
+    s.append(keras.ops.average_pool(s[1], 3, 1, "same") + op[9](s[5]))
+    expected = keras.ops.concatenate([s[0], s[3], s[4], s[6]], axis=-1)
+    np.testing.assert_array_equal(out, expected)
+    np.testing.assert_array_equal(passed_on, h)
+
+
+def test_reduction_cell_computes_the_sum_of_its_steps():
+    cell = AmoebaNetCell(8, reduction=True, after_reduction=True)
+    h = keras.random.normal((2, 6, 6, 8), seed=1)
+    h_prev = keras.random.normal((2, 12, 12, 4), seed=2)
+    out, _ = cell((h, h_prev))
+    s = [cell.enter(h), cell.enter_prev(h_prev)]
+    op = cell.operations
+
+    def max_pool(x, size, strides):
+        return keras.ops.max_pool(x, size, strides, "same")
+
+    s.append(max_pool(s[0], 2, 2) + max_pool(s[0], 3, 2))
+    s.append(s[2] + op[3](s[1]))
+    s.append(op[4](s[2]) + max_pool(s[2], 3, 1))
+    s.append(s[3] + max_pool(s[1], 2, 2))
+    s.append(keras.ops.average_pool(s[2], 3, 1, "same") + op[9](s[3]))
+    expected = keras.ops.concatenate([s[4], s[5], s[6]], axis=-1)
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_operations_are_made_of_the_convolutions_they_are_named_for():
+    cell = AmoebaNetCell(8, reduction=True)
+    cell.build(((None, 8, 8, 8), (None, 8, 8, 8)))
+
+    def kernels(index):
+        members = cell.operations[index].members
+        return [
+            (*m.kernel.shape[:2], m.filters, m.strides)
+            for m in members
+            if isinstance(m, keras.layers.Conv2D)
+        ]
+
+    assert kernels(3) == [
+        (1, 1, 2, (1, 1)),
+        (3, 3, 2, (2, 2)),
+        (1, 1, 8, (1, 1)),
+    ]
+    assert kernels(4) == [
+        (1, 1, 2, (1, 1)),
+        (1, 7, 2, (1, 1)),
+        (7, 1, 2, (1, 1)),
+        (1, 1, 8, (1, 1)),
+    ]
+    assert kernels(9) == [(1, 1, 8, (1, 1))]
+
+
+def test_factorized_reduction_reads_both_pixels_of_a_diagonal():
+    layer = FactorizedReduction(2)
+    x = np.arange(1.0, 17.0, dtype="float32").reshape((1, 4, 4, 1))
+    layer.build(x.shape)
+    layer.conv.kernel.assign(np.ones((1, 1, 1, 1)))
+    layer.conv_shifted.kernel.assign(np.ones((1, 1, 1, 1)))
+    out = np.asarray(layer(x)) * np.sqrt(1.0 + layer.bn.epsilon)
+    np.testing.assert_allclose(out[0, ..., 0], [[1, 3], [9, 11]], rtol=1e-6)
+    np.testing.assert_allclose(out[0, ..., 1], [[6, 8], [14, 16]], rtol=1e-6)
+
+
+def test_layers_round_trip_through_their_configs():
+    layers = amoebanet.amoebanet_d(3, 16, 4, stem="cifar", bn_momentum=0.9)
+    x = keras.random.normal((2, 8, 8, 1), seed=0)
+    expected = call(layers, x)
+    copies = []
+    for layer in layers:
+        config = keras.saving.serialize_keras_object(layer)
+        copy = keras.saving.deserialize_keras_object(config)
+        copy.set_weights(layer.get_weights())
+        copies.append(copy)
+    np.testing.assert_array_equal(call(copies, x), expected)
+    assert [c.name for c in copies] == [layer.name for layer in layers]
+
+
+def test_saved_model_predicts_the_same(tmp_path):
+    layers = amoebanet.amoebanet_d(3, 16, 4, stem="cifar")
+    image = keras.Input((8, 8, 1))
+    model = keras.Model(image, call(layers, image))
+    x = keras.random.normal((2, 8, 8, 1), seed=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded(x), model(x))
+
+
+def test_float64_is_not_cast_on_the_way():
+    layers = [
+        type(layer).from_config({**layer.get_config(), "dtype": "float64"})
+        for layer in amoebanet.amoebanet_d(3, 16, 4)
+    ]
+    x = keras.random.normal((2, 16, 16, 1), seed=0, dtype="float64")
+    noise = 1e-12 * keras.random.normal(x.shape, seed=1, dtype="float64")
+    change = call(layers, x + noise) - call(layers, x)
+    assert call(layers, x).dtype == "float64"
+    assert 0 < float(keras.ops.max(keras.ops.abs(change))) < 1e-9
+
+
+def test_momentum_reaches_every_batch_normalization():
+    layers = amoebanet.amoebanet_d(3, 16, 4, bn_momentum=0.5)
+    build(layers, (None, 16, 16, 1))
+    norms = [
+        layer
+        for top in layers
+        for layer in top._flatten_layers()
+        if isinstance(layer, keras.layers.BatchNormalization)
+    ]
+    assert norms and {norm.momentum for norm in norms} == {0.5}
+
+
+def test_bad_arguments_give_one_error_that_names_all():
+    with pytest.raises(ValueError, match="multiple of 3") as error:
+        amoebanet.amoebanet_d(4, 20, 0, stem="vgg", bn_momentum=2)
+    for received in (
+        "num_layers=4",
+        "num_filters=20",
+        "num_classes=0",
+        "stem='vgg'",
+        "bn_momentum=2",
+    ):
+        assert received in str(error.value)
