@@ -1,0 +1,36 @@
+"""Eight logical CPU devices, seeds, and one thread an operation."""
+
+import os
+
+os.environ["KERAS_BACKEND"] = "tensorflow"
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import pytest
+import tensorflow as tf
+
+NUM_DEVICES = 8
+
+tf.config.threading.set_intra_op_parallelism_threads(1)
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0],
+    [tf.config.LogicalDeviceConfiguration()] * NUM_DEVICES,
+)
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    """Every test starts with the same seed and Keras's default settings."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(7)
+    yield
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+
+
+@pytest.fixture
+def float64():
+    """Everything in double precision."""
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")

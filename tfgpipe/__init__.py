@@ -1,0 +1,15 @@
+"""GPipe for TensorFlow and Keras: models too big for one accelerator."""
+
+import keras
+
+if keras.backend.backend() != "tensorflow":
+    raise ImportError(
+        "tfgpipe needs Keras on TensorFlow. Received: the Keras backend "
+        f"{keras.backend.backend()!r}. Set the environment variable "
+        "KERAS_BACKEND=tensorflow before Keras is imported."
+    )
+
+from tfgpipe.gpipe import GPipe
+from tfgpipe.saving import load_model
+
+__all__ = ["GPipe", "load_model"]

@@ -1,0 +1,249 @@
+"""Every private TensorFlow and Keras name that tfgpipe uses.
+
+Nothing else in the library may reach below the public interfaces.
+`tests/test_internals.py` has a test for each function here, which fails when a
+new TensorFlow or Keras moves what the function needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src import backend as _backend
+from keras.src.backend.common import global_state as _global_state
+from keras.src.losses import loss as _loss
+
+_UNINITIALIZED = "uninitialized_variables"
+
+
+# ------------------------------------------------------------------ variables
+@contextlib.contextmanager
+def deferred_variables() -> Iterator[None]:
+    """Lets layers build inside without allocating their variables.
+
+    The variables know shape, dtype and initializer, and nothing else, until
+    `create_variable` is called on each of them. Keras itself would allocate
+    them all on the default device when the outermost scope ends.
+    """
+    before = list(_global_state.get_global_attribute(_UNINITIALIZED) or [])
+    try:
+        with keras.StatelessScope(initialize_variables=False):
+            yield
+    finally:
+        _global_state.set_global_attribute(_UNINITIALIZED, before)
+
+
+def is_created(variable: keras.Variable) -> bool:
+    """Whether the variable has storage."""
+    return variable._value is not None
+
+
+def create_variable(variable: keras.Variable) -> None:
+    """Allocates a deferred variable on the current device."""
+    variable._deferred_initialize()
+
+
+def move_variable(variable: keras.Variable) -> None:
+    """Gives the variable new storage, with the same value, on the current
+    device. To be done before an optimizer or a trace knows the old one."""
+    variable._initialize(tf.identity(variable._value))
+
+
+# ---------------------------------------------------------------------- masks
+def get_mask(tensor: Any) -> Any:
+    """The Keras mask that travels with a tensor, or None."""
+    return _backend.get_keras_mask(tensor)
+
+
+def set_mask(tensor: Any, mask: Any) -> None:
+    """Attaches a Keras mask to a tensor."""
+    _backend.set_keras_mask(tensor, mask)
+
+
+# -------------------------------------------------------- losses and metrics
+def build_losses_and_metrics(
+    model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any
+) -> None:
+    """Creates the variables of compiled losses and metrics.
+
+    Args:
+        model: The compiled model.
+        x: Nest of `keras.KerasTensor`s, as the other arguments.
+        y: Labels.
+        y_pred: Outputs.
+        sample_weight: Weights of the rows.
+    """
+    metrics, loss = model._compile_metrics, model._compile_loss
+    if metrics is not None and not metrics.built:
+        _backend.compute_output_spec(
+            model.compute_metrics, x, y, y_pred, sample_weight=sample_weight
+        )
+    if loss is not None and not loss.built:
+        _backend.compute_output_spec(loss, y, y_pred, sample_weight)
+
+
+def compiled_loss(model: keras.Model) -> Any:
+    """What `compile(loss=...)` became, or None."""
+    return model._compile_loss
+
+
+def compiled_metrics(model: keras.Model) -> Any:
+    """What `compile(metrics=...)` became, or None."""
+    return model._compile_metrics
+
+
+def compute_loss(model: keras.Model, *arguments: Any) -> Any:
+    """`compute_loss`, also where an override takes no `training`."""
+    *arguments, training = arguments
+    return model._compute_loss(*arguments, training=training)
+
+
+def loss_tracker(model: keras.Model) -> keras.metrics.Metric:
+    """The metric behind `logs["loss"]`."""
+    return model._loss_tracker
+
+
+def flat_losses(compile_loss: Any) -> list[Any]:
+    """The `(path, loss, loss_weights, name)` of every output's loss."""
+    return compile_loss._flat_losses
+
+
+@contextlib.contextmanager
+def replaced_losses(
+    compile_loss: Any, replace: Callable[[int, keras.losses.Loss], Callable]
+) -> Iterator[None]:
+    """Inside, loss i of a compiled loss is what `replace(i, loss)` returns."""
+    flat = compile_loss._flat_losses
+    compile_loss._flat_losses = [
+        entry._replace(loss=replace(i, entry.loss))
+        for i, entry in enumerate(flat)
+    ]
+    try:
+        yield
+    finally:
+        compile_loss._flat_losses = flat
+
+
+def reduce_weighted_values(
+    values: Any, sample_weight: Any, mask: Any, reduction: str, dtype: str
+) -> Any:
+    """Keras's own weighting, masking and reduction of a loss's values."""
+    return _loss.reduce_weighted_values(
+        values,
+        sample_weight=sample_weight,
+        mask=mask,
+        reduction=reduction,
+        dtype=dtype,
+    )
+
+
+def effective_weights(
+    values: Any, sample_weight: Any, mask: Any, reduction: str, dtype: str
+) -> Any:
+    """The weights by which Keras multiplies a loss's values, or None."""
+    if sample_weight is not None:
+        sample_weight = keras.ops.convert_to_tensor(sample_weight, dtype=dtype)
+    if mask is not None:
+        mask = keras.ops.convert_to_tensor(mask, dtype=dtype)
+    weights = _loss.apply_mask(
+        sample_weight, mask, dtype=values.dtype, reduction=reduction
+    )
+    if weights is None:
+        return None
+    return _loss.squeeze_or_expand_to_same_rank(values, weights)[1]
+
+
+def flat_metrics(compile_metrics: Any) -> list[keras.metrics.Metric]:
+    """All metrics of `compile(metrics=..., weighted_metrics=...)`."""
+    return list(compile_metrics.metrics)
+
+
+def metric_function(metric: keras.metrics.Metric) -> Callable | None:
+    """The function that a `MeanMetricWrapper` averages, or None."""
+    if isinstance(metric, keras.metrics.MeanMetricWrapper):
+        return metric._fn
+    return None
+
+
+def function_arguments(wrapper: Any) -> dict[str, Any]:
+    """The keyword arguments that a wrapped loss or metric passes on."""
+    return dict(getattr(wrapper, "_fn_kwargs", {}))
+
+
+def has_own_call(loss: keras.losses.Loss) -> bool:
+    """Whether a loss replaces Keras's weighting and reduction by its own."""
+    return type(loss).__call__ is not keras.losses.Loss.__call__
+
+
+# -------------------------------------------------------- batch normalization
+@contextlib.contextmanager
+def recording_moments(
+    layers: list[keras.layers.BatchNormalization],
+    record: Callable[[keras.layers.Layer, Any, Any, Any, Any], None],
+) -> Iterator[None]:
+    """Inside, `record(layer, inputs, mask, mean, variance)` is called with the
+    moments by which a `BatchNormalization` normalises, call by call."""
+
+    def wrap(layer: Any) -> Callable:
+        def moments(inputs: Any, mask: Any) -> Any:
+            mean, variance = type(layer)._moments(layer, inputs, mask)
+            record(layer, inputs, mask, mean, variance)
+            return mean, variance
+
+        return moments
+
+    for layer in layers:
+        object.__setattr__(layer, "_moments", wrap(layer))
+    try:
+        yield
+    finally:
+        for layer in layers:
+            object.__delattr__(layer, "_moments")
+
+
+# ------------------------------------------------------------------ optimizer
+@contextlib.contextmanager
+def without_all_reduce(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Inside, the optimizer does not reduce gradients over replicas.
+
+    Keras wraps all gradients into one operation for that, which would drag
+    every gradient of every cell through one device.
+    """
+    optimizers = [optimizer, getattr(optimizer, "inner_optimizer", optimizer)]
+    for o in set(optimizers):
+        object.__setattr__(o, "_all_reduce_sum_gradients", lambda pairs: pairs)
+    try:
+        yield
+    finally:
+        for o in set(optimizers):
+            object.__delattr__(o, "_all_reduce_sum_gradients")
+
+
+# -------------------------------------------------------------------- tracing
+def run_independently(op: tf.Operation) -> None:
+    """Takes an operation out of TensorFlow's automatic control dependencies,
+    which would run everything stateful of a function one after the other."""
+    graph = op.graph
+    manager = getattr(graph, "experimental_acd_manager", None)
+    if manager is not None:
+        manager.run_independently(op)
+
+
+def outer_tensor(tensor: tf.Tensor) -> Any:
+    """What a function's graph captured as this placeholder, or None."""
+    captures = getattr(tensor.graph, "captures", ())
+    return next((outer for outer, inner in captures if inner is tensor), None)
+
+
+def is_eager(tensor: Any) -> bool:
+    """Whether a tensor has a value already."""
+    return isinstance(tensor, tf.__internal__.EagerTensor)
+
+
+def element_spec(epoch_iterator: Any) -> Any:
+    """The structure of `tf.TensorSpec` that an epoch's dataset yields."""
+    return epoch_iterator._get_iterator().element_spec

@@ -1,0 +1,451 @@
+"""Runs a mini-batch through the cells: tasks to tensors.
+
+The tasks of a schedule become operations of one TensorFlow graph, in an order
+in which nothing comes too early. A control dependency from each task to the
+next one on its device keeps the schedule's order there; between devices only
+data does, and TensorFlow runs the devices at the same time.
+
+For K cells and M micro-batches the graph has 2 K M function calls. A device
+holds the inputs of its cell for the micro-batches between their forward and
+backward task, one micro-batch's activations, and one sum of its gradients.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from keras import tree
+
+from tfgpipe import internals, placement, state
+from tfgpipe.cell import Boundary, Cell, CellFunctions, Output
+from tfgpipe.micro_batch import MicroBatches
+from tfgpipe.schedule import Task, in_order
+
+REMAT = ("except_last", "always", "never")
+
+
+class Seeds(NamedTuple):
+    """Where the backward pass starts: gradients of the loss.
+
+    Attributes:
+        outputs: For each micro-batch, by the last cell's flat outputs.
+        head: By the head's losses, the same for every micro-batch.
+        extra: For each cell, by each of its layers' own losses.
+    """
+
+    outputs: list[list[Any]]
+    head: list[tf.Tensor]
+    extra: list[list[tf.Tensor]]
+
+
+class Pipeline:
+    """One mini-batch on its way through the cells.
+
+    Args:
+        cells: The cells, in order.
+        x: The mini-batch, a nest of tensors of shape (batch, ...).
+        labels: A nest of the same rows that the head takes, or None.
+        num_micro_batches: M.
+        training: The `training` argument of the layers.
+        head: Loss and metrics of a micro-batch, or None.
+        remat: Which micro-batches the backward pass computes again.
+        trace: See `trace.Tracer`.
+    """
+
+    def __init__(
+        self,
+        cells: list[Cell],
+        x: Any,
+        labels: Any,
+        num_micro_batches: int,
+        training: bool,
+        head: Any,
+        remat: str,
+        trace: Callable,
+    ):
+        self.cells = cells
+        with tf.device(cells[0].device):
+            self.micro_batches = MicroBatches(x, num_micro_batches)
+            inputs = self.micro_batches.split(x)
+        with tf.device(cells[-1].device):
+            self._labels = self.micro_batches.split(labels)
+        self._remat = remat
+        self.functions = [
+            CellFunctions(
+                cell,
+                training,
+                self.micro_batches,
+                head if cell is cells[-1] else None,
+                trace,
+                recomputes=training and remat != "never",
+            )
+            for cell in cells
+        ]
+        self.functions[0].input_structure = tree.map_structure(
+            lambda _: 0, x
+        )
+        self._boundaries = {
+            (0, m): Boundary.of(nest) for m, nest in enumerate(inputs)
+        }
+        has_weights = [any(f.weights) for f in self.functions]
+        self._differentiates = [
+            training and any(has_weights[: k + 1]) for k in range(len(cells))
+        ]
+        self._last_op: list[Any] = [None] * len(cells)
+        self._read()
+        self.outputs: dict[tuple[int, int], Output] = {}
+        self._tapes: dict[tuple[int, int], Any] = {}
+        self._started: dict[tuple[int, int], list[Any]] = {}
+        self._dy: dict[tuple[int, int], list[Any]] = {}
+        self._sums: list[list[Any]] = [[] for _ in cells]
+
+    def _read(self) -> None:
+        """Reads all variables, once for the mini-batch."""
+        self._weights, self._state, self._chain = [], [], []
+        for function in self.functions:
+            with tf.device(function.device):
+                self._weights.append(
+                    tree.map_structure(
+                        placement.read_variable, function.weights
+                    )
+                )
+                self._state.append(
+                    [placement.read_variable(v) for v in function.state]
+                )
+            self._chain.append(list(self._state[-1]))
+
+    # ------------------------------------------------------------- the tasks
+    def run(
+        self,
+        tasks: list[list[Task]],
+        seeds: Callable[[Pipeline], Seeds] | None = None,
+    ) -> None:
+        """Runs all tasks of a schedule.
+
+        Args:
+            tasks: The ordered tasks of each device.
+            seeds: Called before the first backward task, when the forward
+                tasks of the last cell are done.
+        """
+        started: Seeds | None = None
+        for task in in_order(tasks):
+            kind, k, m = task
+            if kind == "forward":
+                self._run_forward(k, m)
+            elif self._differentiates[k]:
+                if started is None:
+                    started = seeds(self)
+                self._run_backward(k, m, started)
+
+    @contextlib.contextmanager
+    def _on_device(self, k: int) -> Iterator[None]:
+        """Inside, operations run on the cell's device, after its last task."""
+        before = self._last_op[k]
+        with (
+            tf.device(self.cells[k].device),
+            tf.control_dependencies([] if before is None else [before]),
+        ):
+            yield
+
+    def _finish(self, k: int, results: Any) -> None:
+        """Remembers a task's operation for the device's next task."""
+        if tf.executing_eagerly():
+            return
+        op = next(t for t in tf.nest.flatten(results) if t is not None).op
+        if op.type == "StatefulPartitionedCall":
+            internals.run_independently(op)
+        self._last_op[k] = op
+
+    def _run_forward(self, k: int, m: int) -> None:
+        function = self.functions[k]
+        with self._on_device(k):
+            arguments = self._arguments(k, m)
+            if self._keeps_activations(k, m):
+                with function.tape(*arguments[:2], self._needs_dx(k)) as tape:
+                    output = function.forward(*arguments)
+                self._tapes[k, m] = tape, output
+            else:
+                output = function.forward(*arguments)
+            self._finish(k, output)
+            self._chain[k] = [
+                self.micro_batches.select(m, new, old)
+                if new is not None and id(v) in function.chained
+                else old
+                for v, new, old in zip(
+                    function.state, output.state, self._chain[k]
+                )
+            ]
+        self.outputs[k, m] = output
+        if k + 1 < len(self.cells):
+            self.functions[k + 1].input_structure = function.output_structure
+            self._boundaries[k + 1, m] = Boundary(output.tensors, output.masks)
+
+    def _arguments(self, k: int, m: int) -> tuple[Any, ...]:
+        labels = self._labels[m] if k == len(self.cells) - 1 else None
+        return (
+            self._boundaries[k, m],
+            self._weights[k],
+            self._state_for(k, m),
+            labels,
+        )
+
+    def _state_for(self, k: int, m: int) -> list[Any]:
+        """The state with which cell k computes micro-batch m."""
+        if (k, m) in self._started:
+            return self._started[k, m]
+        seeds = {id(v) for v in self.functions[k].seeds}
+        values = []
+        for variable, chained in zip(self.functions[k].state, self._chain[k]):
+            if id(variable) in seeds:
+                before, total = self._draws(k, variable)
+                chained = state.advance_seed(
+                    chained, before, total, self.micro_batches.rank(m)
+                )
+            values.append(chained)
+        self._started[k, m] = values
+        return values
+
+    def _draws(self, k: int, seed: Any) -> tuple[int, int]:
+        """Draws of a seed by one micro-batch before cell k, and in all."""
+        draws = [f.draws.get(id(seed), 0) for f in self.functions]
+        return sum(draws[:k]), sum(draws)
+
+    def _keeps_activations(self, k: int, m: int) -> bool:
+        if not self._differentiates[k]:
+            return False
+        is_last = m == self.micro_batches.count - 1
+        return self._remat == "never" or (
+            self._remat == "except_last" and is_last
+        )
+
+    def _needs_dx(self, k: int) -> bool:
+        return k > 0 and self._differentiates[k - 1]
+
+    def _run_backward(self, k: int, m: int, seeds: Seeds) -> None:
+        function = self.functions[k]
+        if k == len(self.cells) - 1:
+            dy, head = seeds.outputs[m], seeds.head
+        else:
+            dy, head = self._dy.pop((k + 1, m)), []
+        with self._on_device(k):
+            arguments = self._arguments(k, m)
+            dlosses = head + [
+                d * self.micro_batches.fraction(m, d.dtype)
+                for d in seeds.extra[k]
+            ]
+            if all(d is None for d in dy) and not dlosses:
+                dx = [None] * len(arguments[0].tensors)
+                dw = [None] * len(tree.flatten(arguments[1]))
+            elif (k, m) in self._tapes:
+                tape, output = self._tapes.pop((k, m))
+                dx, dw = function.gradients(
+                    tape,
+                    *arguments[:2],
+                    output,
+                    dy,
+                    dlosses,
+                    self._needs_dx(k),
+                )
+            else:
+                dx, dw = function.backward(
+                    *arguments, dy, dlosses, self._needs_dx(k)
+                )
+        self._dy[k, m] = dx
+        if any(d is not None for d in [*dx, *dw]):
+            self._finish(k, [*dx, *dw])
+        with self._on_device(k):
+            # The control dependency keeps TensorFlow from turning the chain
+            # of sums into one, which would hold all micro-batches' gradients.
+            self._sums[k] = _add(self._sums[k], dw, m)
+        del self._boundaries[k, m]
+
+    # ------------------------------------------------------------ the results
+    def gradients(self) -> dict[int, Any]:
+        """The gradient of every trainable variable, by its id.
+
+        A variable that several layers share gets the sum of its uses', on its
+        own device, in the order of the layers.
+        """
+        uses: dict[int, tuple[Any, list[Any]]] = {}
+        for k, function in enumerate(self.functions):
+            if not self._differentiates[k]:
+                continue
+            with tf.device(function.device):
+                sums = [_joined(s) for s in self._sums[k]]
+            variables = [v for layer in function.weights for v in layer]
+            for variable, total in zip(variables, sums):
+                entry = uses.setdefault(id(variable), (variable, []))
+                if total is not None:
+                    entry[1].append(total)
+        found = {}
+        for key, (variable, totals) in uses.items():
+            with tf.device(variable.value.device):
+                found[key] = _add_uses(totals)
+        return found
+
+    def extra_losses(self) -> list[list[tf.Tensor]]:
+        """For each cell, its layers' own losses for the mini-batch."""
+        losses = []
+        for k, function in enumerate(self.functions):
+            start = function.num_head_losses
+            per_micro_batch = [
+                self.outputs[k, m].losses[start:]
+                for m in range(self.micro_batches.count)
+            ]
+            with tf.device(function.device):
+                losses.append(
+                    [
+                        state.weighted_mean(list(values), self.micro_batches)
+                        for values in zip(*per_micro_batch)
+                    ]
+                )
+        return losses
+
+    def head_results(self) -> tuple[list[Any], list[Any]]:
+        """The head's sums and counts of each micro-batch."""
+        last = len(self.cells) - 1
+        num = self.functions[last].num_head_losses
+        outputs = [
+            self.outputs[last, m] for m in range(self.micro_batches.count)
+        ]
+        return [o.losses[:num] for o in outputs], [o.counts for o in outputs]
+
+    def joined_outputs(self) -> Any:
+        """The mini-batch's outputs, with their masks, on the last device."""
+        last = len(self.cells) - 1
+        outputs = [
+            self.outputs[last, m] for m in range(self.micro_batches.count)
+        ]
+        with tf.device(self.cells[last].device):
+            tensors = self.micro_batches.join([o.tensors for o in outputs])
+            masks = self.micro_batches.join([o.masks for o in outputs])
+        return Boundary(tensors, masks).nest(
+            self.functions[last].output_structure
+        )
+
+    def assign_state(self) -> None:
+        """Assigns what the mini-batch made of the non-trainable variables."""
+        owners: dict[int, int] = {}
+        for k, function in enumerate(self.functions):
+            with tf.device(function.device):
+                self._assign_weights(k)
+                self._assign_values(k, owners)
+                self._assign_normalizations(k, owners)
+
+    def _assign_weights(self, k: int) -> None:
+        variables = [v for layer in self.functions[k].weights for v in layer]
+        for variable, value in zip(variables, self.outputs[k, 0].weights):
+            if value is not None:
+                variable.assign(value)
+
+    def _assign_values(self, k: int, owners: dict[int, int]) -> None:
+        function = self.functions[k]
+        seeds = {id(v) for v in function.seeds}
+        for j, variable in enumerate(function.state):
+            values = [
+                self.outputs[k, m].state[j]
+                for m in range(self.micro_batches.count)
+            ]
+            if values[0] is None:
+                continue
+            if id(variable) in seeds:
+                if id(variable) not in owners:
+                    _, total = self._draws(k, variable)
+                    value = state.advance_seed(
+                        self._state[k][j],
+                        0,
+                        total,
+                        self.micro_batches.rank(self.micro_batches.count),
+                    )
+                    variable.assign(value)
+                owners[id(variable)] = k
+                continue
+            self._claim(variable, k, owners)
+            if id(variable) in function.chained:
+                variable.assign(self._chain[k][j])
+            else:
+                variable.assign(
+                    state.mean_over_micro_batches(values, self.micro_batches)
+                )
+
+    def _assign_normalizations(self, k: int, owners: dict[int, int]) -> None:
+        function = self.functions[k]
+        position = {id(v): j for j, v in enumerate(function.state)}
+        for i, layer in enumerate(function.normalizations):
+            moments = [
+                self.outputs[k, m].moments[i]
+                for m in range(self.micro_batches.count)
+            ]
+            if not moments[0]:
+                continue
+            moving = (layer.moving_mean, layer.moving_variance)
+            initial = tuple(self._state[k][position[id(v)]] for v in moving)
+            new = state.moving_statistics(
+                layer, initial, moments, self.micro_batches
+            )
+            for variable, value in zip(moving, new):
+                self._claim(variable, k, owners)
+                variable.assign(value)
+
+    def _claim(self, variable: Any, k: int, owners: dict[int, int]) -> None:
+        """Refuses a variable that two cells assign."""
+        other = owners.setdefault(id(variable), k)
+        if other != k:
+            raise ValueError(
+                "A layer that is used twice and updates its own state must "
+                f"be in one cell. Received: '{variable.path}', updated in "
+                f"cells {other} and {k}. Put both uses into one cell with "
+                "`layers_per_cell`, or use two layers."
+            )
+
+
+# ------------------------------------------------------- sums of gradients
+def _add(sums: list[Any], gradients: list[Any], m: int) -> list[Any]:
+    """Adds a micro-batch's gradients; sparse ones are only collected."""
+    if not sums:
+        return [_start(g, m) for g in gradients]
+    return [_add_one(s, g, m) for s, g in zip(sums, gradients)]
+
+
+def _start(gradient: Any, m: int) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        return {m: gradient}
+    return gradient
+
+
+def _add_one(total: Any, gradient: Any, m: int) -> Any:
+    if gradient is None or total is None:
+        return _start(gradient, m) if total is None else total
+    if isinstance(total, dict):
+        if isinstance(gradient, tf.IndexedSlices):
+            return {**total, m: gradient}
+        total = tf.convert_to_tensor(_joined(total))
+    return total + tf.convert_to_tensor(gradient)
+
+
+def _joined(total: Any) -> Any:
+    """A finished sum; sparse gradients stand in the order of the rows."""
+    if not isinstance(total, dict):
+        return total
+    slices = [total[m] for m in sorted(total)]
+    if len(slices) == 1:
+        return slices[0]
+    return tf.IndexedSlices(
+        tf.concat([s.values for s in slices], 0),
+        tf.concat([s.indices for s in slices], 0),
+        slices[0].dense_shape,
+    )
+
+
+def _add_uses(totals: list[Any]) -> Any:
+    if not totals:
+        return None
+    if all(isinstance(t, tf.IndexedSlices) for t in totals):
+        return _joined(dict(enumerate(totals)))
+    result = tf.convert_to_tensor(totals[0])
+    for total in totals[1:]:
+        result = result + tf.convert_to_tensor(total)
+    return result

@@ -1,0 +1,146 @@
+"""Puts variables and operations on the devices of their cells."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfgpipe import internals
+
+# Operations that run others, or are needed wherever they are used.
+_ANYWHERE = {
+    "Const",
+    "If",
+    "Pack",
+    "PartitionedCall",
+    "Placeholder",
+    "StatefulPartitionedCall",
+    "StatelessIf",
+    "StatelessWhile",
+    "While",
+}
+
+
+def accelerators() -> list[str]:
+    """Names of the devices cells go to: TPUs, or GPUs, or else CPUs."""
+    for kind in ("TPU", "GPU", "CPU"):
+        devices = tf.config.list_logical_devices(kind)
+        if devices:
+            return [device.name for device in devices]
+    return []
+
+
+def all_devices() -> list[str]:
+    """Names of all devices that TensorFlow lists."""
+    return [device.name for device in tf.config.list_logical_devices()]
+
+
+def resolve_device(name: Any) -> str | None:
+    """The full name of a device that TensorFlow lists, or None."""
+    if not isinstance(name, str):
+        return None
+    try:
+        wanted = tf.DeviceSpec.from_string(
+            name if name.startswith("/") else f"/device:{name}"
+        )
+    except ValueError:
+        return None
+    for full in all_devices():
+        spec = tf.DeviceSpec.from_string(full)
+        if spec.make_merged_spec(wanted) == spec and wanted.device_type:
+            if wanted.device_index is not None:
+                return full
+    return None
+
+
+def create_or_move(variables: list[keras.Variable], device: str) -> None:
+    """Makes sure that variables have their storage on a device.
+
+    To be called before an optimizer is built and anything is traced.
+    """
+    with tf.init_scope(), tf.device(device):
+        for variable in variables:
+            if not internals.is_created(variable):
+                internals.create_variable(variable)
+            elif not _same_device(variable.value.device, device):
+                internals.move_variable(variable)
+
+
+def _same_device(one: str, other: str) -> bool:
+    a, b = tf.DeviceSpec.from_string(one), tf.DeviceSpec.from_string(other)
+    keys = ("device_type", "device_index")
+    if any(getattr(a, key) != getattr(b, key) for key in keys):
+        return False
+    return None in (a.task, b.task) or (a.job, a.task) == (b.job, b.task)
+
+
+def read_variable(variable: keras.Variable) -> tf.Tensor:
+    """The variable's value on the current device."""
+    return tf.identity(variable.value)
+
+
+@contextlib.contextmanager
+def update_on_devices(
+    optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable]
+) -> Iterator[None]:
+    """Inside, an optimizer's arithmetic runs where its variables are.
+
+    Keras names no device for an update, so all of it would run on device 0,
+    with a copy of every gradient and slot. Inside, an operation runs on the
+    device of its first input that is no scalar.
+
+    Args:
+        optimizer: The optimizer, built.
+        variables: The model's trainable variables.
+    """
+    with internals.without_all_reduce(optimizer):
+        if tf.executing_eagerly():
+            yield
+            return
+        follow = _device_of_inputs([*optimizer.variables, *variables])
+        with tf.compat.v1.device(follow):
+            yield
+
+
+def _device_of_inputs(variables: list[keras.Variable]) -> Callable:
+    """A device function that puts an operation where its inputs are."""
+    handles = {id(v.value.handle): v.value.device for v in variables}
+
+    def of_capture(tensor: tf.Tensor) -> str:
+        outer = internals.outer_tensor(tensor)
+        if outer is None:
+            return ""
+        if id(outer) in handles:
+            return handles[id(outer)]
+        return outer.device if internals.is_eager(outer) else of(outer)
+
+    def of(tensor: tf.Tensor) -> str:
+        if id(tensor) in handles:
+            return handles[id(tensor)]
+        op = tensor.op
+        if op.type == "Placeholder":
+            return of_capture(tensor)
+        if op.device:
+            return op.device
+        if op.type in ("ReadVariableOp", "Identity") and op.inputs:
+            return of(op.inputs[0])
+        return ""
+
+    def device(op: tf.Operation) -> str:
+        if op.device or op.type in _ANYWHERE:
+            return op.device
+        fallback = ""
+        for tensor in op.inputs:
+            name = of(tensor)
+            if name and (
+                tensor.dtype == tf.resource or tensor.shape.rank != 0
+            ):
+                return name
+            fallback = fallback or name
+        return fallback
+
+    return device
