@@ -1,21 +1,10 @@
 """Estimates what a layer costs, in floating-point operations (FLOPs).
 
 Method: the layer's call is traced for one example into a graph of its own that
-never runs, and the FLOPs of the operations that its outputs need are added up.
-So nested models, attention and custom layers need no rule of their own. While
-tracing, every variable is a placeholder: nothing is allocated, initialised or
-assigned, and no random state is used up.
-
-| operation | FLOPs |
-| --- | --- |
-| matrix products, einsum, convolutions | 2 per multiply-add, padding included |
-| pooling | the window, per output element |
-| sums and other reductions | 1 per input element |
-| softmax | 5 per element |
-| moving, copying, casting, looking up | 0 |
-| everything else on floats | 1 per output element |
-| loops | the number of iterations times the body |
-| branches | the more expensive one |
+never runs, and the FLOPs of the operations that its outputs need are added up,
+by the table in `flops.py`. So nested models, attention and custom layers need
+no rule of their own. While tracing, every variable is a placeholder: nothing is
+allocated, initialised or assigned, and no random state is used up.
 
 Cost: one trace, 10 to 100 ms a layer; equal layers can share one.
 
@@ -33,15 +22,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import numbers
 import random
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import keras
 import numpy as np
 import tensorflow as tf
+
+from tfgpipe.flops import graph_flops
 
 Cost: TypeAlias = float | Callable[[keras.layers.Layer, Any], float] | None
 
@@ -80,7 +71,7 @@ def resolve_cost(
     if (
         isinstance(value, numbers.Real)
         and not isinstance(value, bool)
-        and 0 <= value < math.inf
+        and 0 <= value <= sys.float_info.max
     ):
         return float(value)
     source = "its function returned " if callable(cost) else "cost="
@@ -154,7 +145,7 @@ def _traced_flops(layer: keras.layers.Layer, input_spec: Any) -> float:
             f"shapes {_shapes(input_spec)}, and this error: {error} "
             "Pass the pair `(layer, cost)` instead of the layer."
         ) from error
-    return float(_graph_flops(graph))
+    return graph_flops(graph)
 
 
 def _one_example(spec: Any) -> Any:
@@ -206,7 +197,7 @@ class _PlaceholderScope(keras.StatelessScope):
         return self._placeholders[key]
 
 
-# ------------------------------------------------- private names, for placement
+# ------------------------------------------------- private names
 @contextlib.contextmanager
 def _random_state_kept() -> Iterator[None]:
     """Undoes what a trace does to the random state of Python, NumPy, Keras.
@@ -237,32 +228,3 @@ def _random_state_kept() -> Iterator[None]:
                     if v is not made.state
                 ],
             )
-
-
-def _function_graph(graph: tf.Graph, name: str) -> Any:
-    """Private: the graph of a function that an operation of `graph` calls."""
-    return graph._get_function(name).graph
-
-
-# ---------------------------------------------------------------- operations
-_MOVES = frozenset(
-    """
-    BatchToSpaceND Bitcast BroadcastTo Cast CheckNumerics Concat ConcatV2 Const
-    DepthToSpace DynamicPartition DynamicStitch Empty EnsureShape ExpandDims
-    ExtractImagePatches Fill Gather GatherNd GatherV2 Identity IdentityN
-    LinSpace MatrixBandPart MatrixDiag MatrixDiagPart MatrixDiagPartV2
-    MatrixDiagPartV3 MatrixDiagV2 MatrixDiagV3 MatrixSetDiag MatrixSetDiagV3
-    MirrorPad OneHot OnesLike Pack Pad PadV2 Placeholder PreventGradient Print
-    PrintV2 Range ReadVariableOp Reshape ResizeNearestNeighbor ResourceGather
-    ResourceGatherNd Reverse ReverseSequence ReverseV2 Roll Shape ShapeN Size
-    Slice SpaceToBatchND SpaceToDepth Split SplitV Squeeze StopGradient
-    StridedSlice TensorScatterUpdate Tile Transpose Unpack ZerosLike
-    """.split()
-)
-_REDUCTIONS = frozenset(
-    """
-    All Any ArgMax ArgMin EuclideanNorm L2Loss Max Mean Min Prod SegmentMax
-    SegmentMean SegmentMin SegmentProd SegmentSum Sum TopKV2 UnsortedSegmentMax
-    UnsortedSegmentMin UnsortedSegmentProd UnsortedSegmentSum
-    """.split()
-)
