@@ -22,9 +22,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import numbers
 import random
-import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -68,11 +69,7 @@ def resolve_cost(
     if cost is None:
         return layer_flops(layer, input_spec, known)
     value: Any = cost(layer, input_spec) if callable(cost) else cost
-    if (
-        isinstance(value, numbers.Real)
-        and not isinstance(value, bool)
-        and 0 <= value <= sys.float_info.max
-    ):
+    if _is_cost(value):
         return float(value)
     source = "its function returned " if callable(cost) else "cost="
     raise ValueError(
@@ -81,6 +78,15 @@ def resolve_cost(
         f"Received: {source}{value!r}. "
         "Pass the layer without a cost to have its FLOPs estimated."
     )
+
+
+def _is_cost(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return False
+    try:
+        return 0 <= float(value) < math.inf
+    except OverflowError:
+        return False
 
 
 def layer_flops(
@@ -128,31 +134,41 @@ def layer_flops(
 
 
 def _traced_flops(layer: keras.layers.Layer, input_spec: Any) -> float:
+    failure: Exception | None = None
+    # Unknown sizes count as 1, but a 3x3 convolution, say, fails on an image
+    # of one pixel: then they stay unknown.
+    for unknown in (1, None):
+        try:
+            return graph_flops(_trace(layer, input_spec, unknown))
+        except Exception as error:
+            failure = error
+    raise ValueError(
+        f"Layer '{layer.name}' ({type(layer).__name__}) must accept one "
+        "example, so that its FLOPs can be estimated. Received: input shapes "
+        f"{_shapes(input_spec)}, and this error: {failure} "
+        "Pass the pair `(layer, cost)` instead of the layer."
+    ) from failure
+
+
+def _trace(
+    layer: keras.layers.Layer, input_spec: Any, unknown: int | None
+) -> tf.Graph:
+    def one_example(leaf: Any) -> Any:
+        if not isinstance(leaf, keras.KerasTensor):
+            return leaf
+        sizes = [unknown if size is None else size for size in leaf.shape[1:]]
+        shape = [1, *sizes] if leaf.shape else []
+        return tf.compat.v1.placeholder(leaf.dtype, shape)
+
     def call() -> list[Any]:
-        inputs = keras.tree.map_structure(_one_example, input_spec)
+        inputs = keras.tree.map_structure(one_example, input_spec)
         with _PlaceholderScope(tf.compat.v1.get_default_graph()):
             outputs = layer(inputs, training=True)
         return [t for t in keras.tree.flatten(outputs) if tf.is_tensor(t)]
 
-    traced = tf.function(call, autograph=False)
-    try:
-        with _random_state_kept():
-            graph = traced.get_concrete_function().graph
-    except Exception as error:
-        raise ValueError(
-            f"Layer '{layer.name}' ({type(layer).__name__}) must accept one "
-            "example, so that its FLOPs can be estimated. Received: input "
-            f"shapes {_shapes(input_spec)}, and this error: {error} "
-            "Pass the pair `(layer, cost)` instead of the layer."
-        ) from error
-    return graph_flops(graph)
-
-
-def _one_example(spec: Any) -> Any:
-    if not isinstance(spec, keras.KerasTensor):
-        return spec
-    shape = [1, *spec.shape[1:]] if spec.shape else []
-    return tf.compat.v1.placeholder(spec.dtype, shape)
+    with _random_state_kept(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the real calls will warn
+        return tf.function(call, autograph=False).get_concrete_function().graph
 
 
 def _shapes(input_spec: Any) -> Any:
