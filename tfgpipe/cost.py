@@ -14,8 +14,8 @@ iterations is unknown runs once, and what Python or NumPy compute inside a
 `tf.numpy_function` is not seen. FLOPs are not seconds: where that matters, pass
 measured costs.
 
-Reference: [Huang et al., 2019](https://arxiv.org/abs/1811.06965), section 2.1,
-balances cells by such an estimate of each layer.
+Reference: [Huang et al., 2019](https://arxiv.org/abs/1811.06965), sections 2.1
+and 2.2, balances cells by such an estimate of each layer.
 """
 
 from __future__ import annotations

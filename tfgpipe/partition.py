@@ -32,7 +32,7 @@ cells that differ by less than one part in 2**40 count as equal, so that the
 rounding of the costs (0.1 + 0.2 is not 0.3) does not outweigh the variance.
 
 References:
-    * [Huang et al., 2019](https://arxiv.org/abs/1811.06965), section 2.1: the
+    * [Huang et al., 2019](https://arxiv.org/abs/1811.06965), section 2.2: the
       objective.
     * [Galil and Park, 1992](https://doi.org/10.1016/0304-3975(92)90135-3):
       dynamic programming under the quadrangle inequality.
