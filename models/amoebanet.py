@@ -29,15 +29,14 @@ from keras import layers
 
 from models.amoebanet_layers import AmoebaNetCell, Classifier, StemConv
 
-_STEMS = ("imagenet", "cifar")
-
 
 def amoebanet_d(
     num_layers: int = 18,
     num_filters: int = 256,
     num_classes: int = 1000,
     *,
-    stem: str = "imagenet",
+    stem_strides: int = 2,
+    stem_reductions: int = 2,
     bn_momentum: float = 0.99,
     classifier_activation: str | None = "softmax",
 ) -> list[layers.Layer]:
@@ -49,14 +48,15 @@ def amoebanet_d(
     Args:
         num_layers: L, the number of normal cells. A positive multiple of 3:
             two reduction cells part them into three equal runs.
-        num_filters: F. A positive multiple of 8, or of 16 with
-            `stem="cifar"` (a bottleneck has a quarter of the channels).
+        num_filters: F. A positive multiple of 8, or of 16 without
+            `stem_reductions` (a bottleneck has a quarter of the channels).
         num_classes: Classes to tell apart. Positive.
-        stem: What comes before the first normal cell. `"imagenet"`: a
-            convolution with stride 2 and two reduction cells, which makes
-            height and width 8 times smaller; `3 + L + 2 + 1` layers in all.
-            `"cifar"`, for images of about 32 x 32: a convolution with
-            stride 1 only, which keeps their size; `1 + L + 2 + 1` layers.
+        stem_strides: Stride of the first convolution, 1 or 2.
+        stem_reductions: Reduction cells before the first normal cell; 0 or
+            more. The defaults are the ImageNet stem, which makes height and
+            width 8 times smaller. For images of about 32 x 32, NASNet's
+            CIFAR stem has stride 1 and no reduction cells; stride 2 without
+            reduction cells needs a quarter of its work.
         bn_momentum: Share of the old value in a batch normalization's moving
             statistics after one step, from 0 to 1. Runs of a few hundred
             steps need less than Keras's 0.99.
@@ -72,13 +72,18 @@ def amoebanet_d(
         ValueError: If an argument is outside of its range; all of them are
             named at once.
     """
-    _check_arguments(num_layers, num_filters, num_classes, stem, bn_momentum)
-    imagenet = stem == "imagenet"
-    channels = num_filters // 4
-    stem_conv = StemConv(
-        channels, 2 if imagenet else 1, bn_momentum, name="stem_conv"
+    _check_arguments(
+        num_layers,
+        num_filters,
+        num_classes,
+        stem_strides,
+        stem_reductions,
+        bn_momentum,
     )
-    model: list[layers.Layer] = [stem_conv]
+    channels = num_filters // 4
+    model: list[layers.Layer] = [
+        StemConv(channels, stem_strides, bn_momentum, name="stem_conv")
+    ]
     after_reduction = False
 
     def add_cell(name: str, reduction: bool) -> None:
@@ -91,7 +96,7 @@ def amoebanet_d(
         )
         after_reduction = reduction
 
-    for i in range(2 if imagenet else 0):
+    for i in range(stem_reductions):
         add_cell(f"stem_reduction_{i + 1}", reduction=True)
     for i in range(num_layers):
         if i and i % (num_layers // 3) == 0:
@@ -107,34 +112,38 @@ def _check_arguments(
     num_layers: int,
     num_filters: int,
     num_classes: int,
-    stem: str,
+    stem_strides: int,
+    stem_reductions: int,
     bn_momentum: float,
 ) -> None:
     problems = []
     if num_layers < 3 or num_layers % 3:
         problems.append(
             "`num_layers` must be a positive multiple of 3. "
-            f"Received: num_layers={num_layers}."
+            f"Received: {num_layers=}."
         )
-    if stem not in _STEMS:
+    if stem_strides not in (1, 2):
         problems.append(
-            f"`stem` must be one of {_STEMS}. Received: stem={stem!r}."
+            f"`stem_strides` must be 1 or 2. Received: {stem_strides=}."
         )
-    multiple = 16 if stem == "cifar" else 8
+    if stem_reductions < 0:
+        problems.append(
+            "`stem_reductions` must not be negative. "
+            f"Received: {stem_reductions=}."
+        )
+    multiple = 8 if stem_reductions else 16
     if num_filters < multiple or num_filters % multiple:
         problems.append(
             f"`num_filters` must be a positive multiple of {multiple} with "
-            f"stem={stem!r}. Received: num_filters={num_filters}."
+            f"{stem_reductions=}. Received: {num_filters=}."
         )
     if num_classes < 1:
         problems.append(
-            "`num_classes` must be positive. "
-            f"Received: num_classes={num_classes}."
+            f"`num_classes` must be positive. Received: {num_classes=}."
         )
     if not 0 <= bn_momentum <= 1:
         problems.append(
-            "`bn_momentum` must be from 0 to 1. "
-            f"Received: bn_momentum={bn_momentum}."
+            f"`bn_momentum` must be from 0 to 1. Received: {bn_momentum=}."
         )
     if problems:
         raise ValueError("\n".join(problems))

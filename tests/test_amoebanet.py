@@ -1,6 +1,8 @@
 """AmoebaNet-D: sizes to the unit, shapes, saving, and what a cell computes."""
 
 import contextlib
+import doctest
+import itertools
 from collections.abc import Iterator
 
 import keras
@@ -86,22 +88,22 @@ def test_imagenet_shapes_follow_the_paper():
         (None, 7, 7, 3 * 832),
         (None, 7, 7, 4 * 832),
     ]
-    for (h, _), (_, h_prev) in zip(shapes[:-2], shapes[1:-1], strict=True):
+    for (h, _), (_, h_prev) in itertools.pairwise(shapes[:-1]):
         assert h_prev == h
     assert shapes[-1] == (None, 1000)
 
 
 def test_cifar_stem_keeps_the_size_of_small_images():
-    layers = amoebanet.amoebanet_d(3, 16, 10, stem="cifar")
+    layers = amoebanet.amoebanet_d(3, 16, 10, stem_reductions=0, stem_strides=1)
     shapes = build(layers, (None, 28, 28, 1))
     assert len(layers) == 1 + 3 + 2 + 1
     assert [h[1] for h, _ in shapes[:-1]] == [28, 28, 14, 14, 7, 7]
 
 
 @pytest.mark.parametrize("size", [32, 37])
-@pytest.mark.parametrize("stem", ["imagenet", "cifar"])
-def test_declared_shapes_are_those_of_the_tensors(size, stem):
-    layers = amoebanet.amoebanet_d(3, 16, 5, stem=stem)
+@pytest.mark.parametrize("stem_reductions", [0, 2])
+def test_declared_shapes_are_those_of_the_tensors(size, stem_reductions):
+    layers = amoebanet.amoebanet_d(3, 16, 5, stem_reductions=stem_reductions)
     shapes = build(layers, (2, size, size, 2))
     x = keras.random.normal((2, size, size, 2), seed=0)
     for layer, shape in zip(layers, shapes, strict=True):
@@ -188,7 +190,9 @@ def test_factorized_reduction_reads_both_pixels_of_a_diagonal():
 
 
 def test_layers_round_trip_through_their_configs():
-    layers = amoebanet.amoebanet_d(3, 16, 4, stem="cifar", bn_momentum=0.9)
+    layers = amoebanet.amoebanet_d(
+        3, 16, 4, stem_reductions=0, stem_strides=1, bn_momentum=0.9
+    )
     x = keras.random.normal((2, 8, 8, 1), seed=0)
     expected = call(layers, x)
     copies = []
@@ -202,7 +206,7 @@ def test_layers_round_trip_through_their_configs():
 
 
 def test_saved_model_predicts_the_same(tmp_path):
-    layers = amoebanet.amoebanet_d(3, 16, 4, stem="cifar")
+    layers = amoebanet.amoebanet_d(3, 16, 4, stem_reductions=0, stem_strides=1)
     image = keras.Input((8, 8, 1))
     model = keras.Model(image, call(layers, image))
     x = keras.random.normal((2, 8, 8, 1), seed=0)
@@ -232,17 +236,25 @@ def test_momentum_reaches_every_batch_normalization():
         for layer in top._flatten_layers()
         if isinstance(layer, keras.layers.BatchNormalization)
     ]
-    assert norms and {norm.momentum for norm in norms} == {0.5}
+    assert norms
+    assert {norm.momentum for norm in norms} == {0.5}
 
 
 def test_bad_arguments_give_one_error_that_names_all():
     with pytest.raises(ValueError, match="multiple of 3") as error:
-        amoebanet.amoebanet_d(4, 20, 0, stem="vgg", bn_momentum=2)
+        amoebanet.amoebanet_d(
+            4, 20, 0, stem_strides=3, stem_reductions=-1, bn_momentum=2
+        )
     for received in (
         "num_layers=4",
         "num_filters=20",
         "num_classes=0",
-        "stem='vgg'",
+        "stem_strides=3",
+        "stem_reductions=-1",
         "bn_momentum=2",
     ):
         assert received in str(error.value)
+
+
+def test_example_in_the_docstring_runs():
+    assert doctest.testmod(amoebanet).failed == 0
