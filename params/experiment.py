@@ -1,0 +1,80 @@
+"""What an experiment is."""
+
+import dataclasses
+from typing import Protocol
+
+import keras
+
+from params.optimizer import Optimizer
+
+
+class Model(Protocol):
+    """A frozen dataclass with a model's parameters."""
+
+    def layers(self) -> list[keras.layers.Layer]:
+        """Makes the model's layers, new ones each time."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """One training run: what, on what, how, and what should come out.
+
+    Attributes:
+        name: Field and model, such as "image.amoebanet_d_demo".
+        description: One line about it.
+        model: Makes the layers.
+        data: Name of a data set, see `params.datasets`.
+        optimizer: The optimizer and its learning rate.
+        batch_size: Examples in a mini-batch. Positive.
+        epochs: Times that training goes through the data. Positive.
+        num_partitions: K, the cells of the pipeline. Positive.
+        num_micro_batches: M, the micro-batches of a mini-batch, from 1 to
+            `batch_size`.
+        layers_per_cell: The cut, by hand; `None` lets `tfgpipe.GPipe` balance
+            the cells by estimated cost.
+        schedule: As in `tfgpipe.GPipe`.
+        remat: As in `tfgpipe.GPipe`.
+        seed: What the initial weights and the order of the data follow from.
+        expected_accuracy: Share of the test examples that a finished run
+            classifies correctly, at least; `None` where no run was finished.
+        expected_result: What to expect, in words, and what it was measured
+            on.
+    """
+
+    name: str
+    description: str
+    model: Model
+    data: str
+    optimizer: Optimizer
+    batch_size: int
+    epochs: int
+    num_partitions: int
+    num_micro_batches: int
+    layers_per_cell: tuple[int, ...] | None = None
+    schedule: str = "gpipe"
+    remat: str = "except_last"
+    seed: int = 0
+    expected_accuracy: float | None = None
+    expected_result: str = ""
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"`{field}` must be positive. Received: "
+            f"{field}={getattr(self, field)}."
+            for field in (
+                "batch_size",
+                "epochs",
+                "num_partitions",
+                "num_micro_batches",
+            )
+            if getattr(self, field) < 1
+        ]
+        if self.num_micro_batches > self.batch_size > 0:
+            problems.append(
+                "`num_micro_batches` must be at most `batch_size`. Received: "
+                f"num_micro_batches={self.num_micro_batches} and "
+                f"batch_size={self.batch_size}. "
+                "Raise `batch_size` or make fewer micro-batches."
+            )
+        if problems:
+            raise ValueError("\n".join(problems))
