@@ -1,0 +1,496 @@
+"""Everything around the step that a Keras user expects to work."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers as kl
+from kinds import Plain
+from tiny import (
+    BATCH,
+    ROWS,
+    assert_close,
+    assert_same,
+    compiled,
+    data,
+    fit,
+    layers,
+    pipeline,
+    random_layers,
+    sequential,
+    state,
+    weights,
+)
+
+import tfgpipe
+
+
+# ------------------------------------------------------------- what is fed
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return -(-ROWS // BATCH)
+
+    def __getitem__(self, i):
+        rows = slice(i * BATCH, (i + 1) * BATCH)
+        return tuple(a[rows] for a in data())
+
+
+def generator():
+    batches = Batches()
+    while True:
+        yield from (batches[i] for i in range(len(batches)))
+
+
+def as_dataset(drop_remainder=False):
+    dataset = tf.data.Dataset.from_tensor_slices(data())
+    return dataset.batch(BATCH, drop_remainder=drop_remainder)
+
+
+FEEDS = {
+    "numpy": lambda: (data(), {}),
+    "dataset": lambda: ((as_dataset(),), {}),
+    "drop_remainder": lambda: ((as_dataset(drop_remainder=True),), {}),
+    "generator": lambda: ((generator(),), {"steps": 4}),
+    "PyDataset": lambda: ((Batches(),), {}),
+}
+
+
+def use(model, feed):
+    """Fits, evaluates and predicts."""
+    feed, limits = feed()
+    steps = {"steps_per_epoch": limits["steps"]} if limits else {}
+    history = fit(model, *feed, **steps)
+    if limits:
+        feed = (generator(),)
+    batch_size = {"batch_size": BATCH} if len(feed) == 2 else {}
+    scores = model.evaluate(*feed, verbose=0, **limits, **batch_size)
+    if limits:
+        feed = (generator(),)
+    outputs = model.predict(feed[0], verbose=0, **limits, **batch_size)
+    return history, scores, outputs, weights(model)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", FEEDS)
+def test_data_of_every_kind_gives_what_keras_gives(name):
+    expected = use(compiled(sequential(), metrics=["mae"]), FEEDS[name])
+    model = compiled(pipeline(), metrics=["mae"])
+    assert_close(use(model, FEEDS[name]), expected)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", ["data", "split"])
+def test_validation_and_weights_give_what_keras_gives(name):
+    x, _ = data()
+    rng = np.random.default_rng(1)
+    labels = rng.integers(0, 2, ROWS)
+    other = (x[:5], labels[:5], rng.random(5))
+    arguments = {
+        "data": {
+            "validation_data": other,
+            "validation_batch_size": 2,
+            "class_weight": {0: 0.2, 1: 3.0},
+        },
+        "split": {"validation_split": 0.4, "sample_weight": rng.random(ROWS)},
+    }[name]
+
+    def train(model):
+        compiled(
+            model,
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            weighted_metrics=["accuracy"],
+        )
+        return fit(model, x, labels, **arguments), weights(model)
+
+    assert_close(train(pipeline()), train(sequential()))
+
+
+@pytest.mark.usefixtures("float64")
+def test_single_batches_of_any_size_give_what_keras_gives():
+    def run(model):
+        compiled(model, metrics=["mae"])
+        found = []
+        for rows in (4, 7, 2, 1, 4):  # 2 and 1 are fewer than M
+            x, y = data(rows, seed=rows)
+            found += [
+                model.train_on_batch(x, y),
+                model.test_on_batch(x, y, sample_weight=np.ones(rows)),
+                model.predict_on_batch(x),
+            ]
+        return found, weights(model)
+
+    assert_close(run(pipeline()), run(sequential()))
+
+
+def test_predict_works_without_compile():
+    x, _ = data()
+    model = pipeline()
+    assert_close(
+        model.predict(x, BATCH, verbose=0), model(x).numpy(), tolerance=1e-5
+    )
+
+
+# ------------------------------------------------------------------ compile
+@pytest.mark.usefixtures("float64")
+def test_steps_per_execution_gives_what_keras_gives():
+    def run(model):
+        compiled(model, steps_per_execution=3)
+        return fit(model, *data()), weights(model)
+
+    assert_close(run(pipeline()), run(sequential()))
+
+
+@pytest.mark.usefixtures("float64")
+def test_run_eagerly_equals_the_graph():
+    def run(eagerly):
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+        model = pipeline(random_layers)
+        compiled(model, optimizer, run_eagerly=eagerly)
+        return fit(model, *data()), state(model)
+
+    assert_close(run(True), run(False))
+
+
+def test_run_eagerly_calls_layers_with_real_values():
+    seen = []
+
+    class Look(kl.Layer):
+        def call(self, x):
+            if not tf.is_symbolic_tensor(x):
+                seen.append(x.numpy().shape)
+            return x
+
+    model = compiled(
+        pipeline(lambda: [keras.Input((4,)), Look(), kl.Dense(2)]),
+        run_eagerly=True,
+    )
+    seen.clear()
+    model.train_on_batch(*data(6))
+    assert set(seen) == {(2, 4)}  # 6 rows in 3 micro-batches
+
+
+def jit_options(monkeypatch):
+    """Notes for every `tf.function` whether XLA is to compile it."""
+    options, function = [], tf.function
+
+    def noting(func=None, **kwargs):
+        options.append(kwargs.get("jit_compile"))
+        return function(func, **kwargs) if func else function(**kwargs)
+
+    monkeypatch.setattr(tf, "function", noting)
+    return options
+
+
+def test_jit_compile_auto_compiles_nothing(monkeypatch):
+    model = compiled(pipeline())
+    assert model.supports_jit is False  # what "auto" asks where GPUs are
+    model.jit_compile = True  # what Keras sets where "auto" says yes
+    model.jit_compile = "auto"
+    assert model.jit_compile is False
+    options = jit_options(monkeypatch)
+    model.train_on_batch(*data())
+    assert options and not any(options)
+
+
+def compiled_calls(model):
+    """Of the train step's functions: which of them XLA must compile."""
+    step = tf.function(model.train_step).get_concrete_function(
+        tuple(map(tf.constant, data()))
+    )
+    library = step.graph.as_graph_def().library.function
+    whole = step.function_def.attr["_XlaMustCompile"].b
+    return whole, [f.attr["_XlaMustCompile"].b for f in library]
+
+
+def test_jit_compile_compiles_each_cell_and_not_the_step(monkeypatch):
+    def two_layers():
+        return [keras.Input((4,)), kl.Dense(3, "tanh"), kl.Dense(2)]
+
+    model = compiled(pipeline(two_layers, m=2), jit_compile=True)
+    whole, functions = compiled_calls(model)
+    assert not whole
+    assert sum(functions) >= 2 * model.num_partitions
+    options = jit_options(monkeypatch)
+    history = fit(model, *data(7))  # batches of 4 and 3
+    assert options.count(True) == 2 * model.num_partitions
+    reference = compiled(sequential(two_layers))
+    assert_close(history, fit(reference, *data(7)), tolerance=1e-5)
+    assert_close(weights(model), weights(reference), tolerance=1e-5)
+
+
+def test_step_without_jit_compile_has_no_compiled_function():
+    whole, functions = compiled_calls(compiled(pipeline()))
+    assert not whole
+    assert not any(functions)
+
+
+class Counting(tfgpipe.GPipe):
+    """Counts how often its steps are traced."""
+
+    def __init__(self, *args, **kwargs):
+        self.traces = {"train": 0, "test": 0, "predict": 0}
+        super().__init__(*args, **kwargs)
+
+    def train_step(self, data):
+        self.traces["train"] += 1
+        return super().train_step(data)
+
+    def test_step(self, data):
+        self.traces["test"] += 1
+        return super().test_step(data)
+
+    def predict_step(self, data):
+        self.traces["predict"] += 1
+        return super().predict_step(data)
+
+
+@pytest.mark.parametrize("with_input", [True, False])
+def test_fit_traces_the_step_once(with_input):
+    x, y = data()
+    make = layers if with_input else lambda: layers()[1:]
+    model = compiled(pipeline(make, cls=Counting), metrics=["mae"])
+    fit(model, x, y, validation_data=(x[:6], y[:6]))
+    fit(model, x, y, validation_data=(x[:6], y[:6]))
+    assert model.traces == {"train": 1, "test": 1, "predict": 0}
+
+
+def test_fit_from_a_generator_traces_once_and_loses_no_batch():
+    served = []
+
+    def counted():
+        for batch in generator():
+            served.append(len(batch[0]))
+            yield batch
+
+    model = compiled(pipeline(lambda: layers()[1:], cls=Counting))
+    fit(model, counted(), epochs=1, steps_per_epoch=4)
+    assert model.traces["train"] == 1
+    assert model.optimizer.iterations == 4
+    assert served[:4] == [4, 4, 4, 2]
+
+
+# ------------------------------------------------------- losses and metrics
+class PerOutput(kl.Layer):
+    """Two outputs: a tuple."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.first, self.second = kl.Dense(2), kl.Dense(3, "softmax")
+
+    def build(self, shape):
+        self.first.build(shape)
+        self.second.build(shape)
+
+    def call(self, x):
+        return self.first(x), self.second(x)
+
+
+def two_outputs():
+    return [keras.Input((4,)), kl.Dense(5, "tanh"), PerOutput()]
+
+
+@pytest.mark.usefixtures("float64")
+def test_several_outputs_give_what_keras_gives():
+    x, y = data()
+    labels = (y, np.random.default_rng(1).integers(0, 3, ROWS))
+
+    def run(model):
+        compiled(
+            model,
+            loss=["mse", "sparse_categorical_crossentropy"],
+            loss_weights=[0.3, 2.0],
+            metrics=[["mae"], ["accuracy"]],
+        )
+        history = fit(model, x, labels, validation_data=(x, labels))
+        scores = model.evaluate(x, labels, BATCH, verbose=0, return_dict=True)
+        outputs = model.predict(x, BATCH, verbose=0)
+        return history, scores, outputs, weights(model)
+
+    found = run(pipeline(two_outputs))
+    keras.utils.set_random_seed(5)
+    assert_close(found, run(Plain(two_outputs()[1:])))
+
+
+class Spread(keras.metrics.Metric):
+    """A metric of the user's, with a state that does not add up."""
+
+    def __init__(self, name="spread"):
+        super().__init__(name=name)
+        self.low = self.add_weight(name="low", initializer="zeros")
+        self.high = self.add_weight(name="high", initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.low.assign(keras.ops.minimum(self.low, keras.ops.min(y_pred)))
+        self.high.assign(keras.ops.maximum(self.high, keras.ops.max(y_pred)))
+
+    def result(self):
+        return self.high - self.low
+
+    def reset_state(self):
+        self.low.assign(0.0)
+        self.high.assign(0.0)
+
+
+def rms(y_true, y_pred):
+    return keras.ops.sqrt(keras.ops.mean(keras.ops.square(y_true - y_pred)))
+
+
+@pytest.mark.usefixtures("float64")
+def test_metrics_of_the_user_give_what_keras_gives():
+    def run(model):
+        compiled(model, metrics=[Spread(), rms, "mae"])
+        scores = fit(model, *data(), validation_data=data(5))
+        return scores, model.test_on_batch(*data(), return_dict=True)
+
+    assert_close(run(pipeline()), run(sequential()))
+
+
+def overriding(base):
+    """A model class that overrides what Keras lets users override."""
+
+    class Overriding(base):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+            loss = keras.ops.sqrt(keras.ops.mean((y - y_pred) ** 2))
+            return loss + 0.5 * sum(self.losses) + 0.01 * keras.ops.mean(x)
+
+        def compute_metrics(self, x, y, y_pred, sample_weight=None):
+            logs = super().compute_metrics(x, y, y_pred, sample_weight)
+            return {**logs, "largest": keras.ops.max(y_pred)}
+
+    return Overriding
+
+
+@pytest.mark.usefixtures("float64")
+def test_overridden_loss_and_metrics_give_what_keras_gives():
+    def run(model):
+        compiled(model, loss=None, metrics=["mae"])
+        return fit(model, *data(), validation_data=data(5)), weights(model)
+
+    found = run(pipeline(cls=overriding(tfgpipe.GPipe)))
+    keras.utils.set_random_seed(5)
+    assert_close(found, run(overriding(keras.Sequential)(layers())))
+
+
+class Penalty(kl.Layer):
+    def call(self, x):
+        self.add_loss(keras.ops.mean(keras.ops.square(x - 1)))
+        return x
+
+
+def penalised():
+    return [*layers(), Penalty()]
+
+
+@pytest.mark.usefixtures("float64")
+def test_losses_of_layers_alone_give_what_keras_gives():
+    def run(model):
+        model.compile(keras.optimizers.SGD(0.1))
+        x, _ = data()
+        return fit(model, x), model.evaluate(x, verbose=0), weights(model)
+
+    assert_close(run(pipeline(penalised)), run(sequential(penalised)))
+
+
+def message_of(run):
+    with pytest.raises(ValueError) as info:  # noqa: PT011
+        run()
+    return str(info.value)
+
+
+def test_no_loss_at_all_is_the_error_of_keras():
+    def plain():
+        return [keras.Input((4,)), kl.Dense(2)]
+
+    def run(model):
+        model.compile("sgd")
+        return message_of(lambda: fit(model, *data()))
+
+    expected = run(sequential(plain))
+    assert "No loss to compute" in expected
+    assert run(pipeline(plain, k=1)) == expected
+
+
+def test_fit_without_compile_is_the_error_of_keras():
+    expected = message_of(lambda: fit(sequential(), *data()))
+    assert message_of(lambda: fit(pipeline(), *data())) == expected
+
+
+# ------------------------------------------------------------ recompilation
+@pytest.mark.usefixtures("float64")
+def test_freezing_a_layer_later_gives_what_keras_gives():
+    def run(model):
+        compiled(model)
+        history = fit(model, *data())
+        model.layers[0].trainable = False
+        compiled(model, keras.optimizers.SGD(0.1), loss="mae")
+        frozen = model.layers[0].kernel.numpy()
+        history = {**history, "frozen": fit(model, *data())["loss"]}
+        assert_same([model.layers[0].kernel.numpy()], [frozen])
+        return history, weights(model)
+
+    assert_close(run(pipeline()), run(sequential()))
+
+
+def test_nothing_trainable_warns_as_keras_does():
+    model = compiled(pipeline(lambda: [keras.Input((4,)), kl.Flatten()], k=1))
+    x, _ = data()
+    with pytest.warns(UserWarning, match="any trainable weights"):
+        assert model.train_on_batch(x, x) == 0.0
+
+
+# ------------------------------------------------------- what it looks like
+def test_layers_are_those_given_and_no_cell_shows():
+    items = layers()
+    model = tfgpipe.GPipe(items, 3)
+    assert model.layers == items[1:]
+    expected = keras.Sequential(layers())
+    assert model.count_params() == expected.count_params()
+    assert len(model.variables) == len(expected.variables)
+    assert not [v.path for v in model.variables if "cell" in v.path]
+
+
+def test_names_are_those_of_one_cell_whatever_k():
+    paths = []
+    for k in (1, 3):
+        keras.backend.clear_session()
+        model = compiled(pipeline(k=k))
+        model.train_on_batch(*data())
+        variables = model.variables + model.optimizer.variables
+        paths.append([v.path for v in variables])
+    assert paths[0] == paths[1]
+
+
+def test_cells_before_build_is_an_error():
+    model = tfgpipe.GPipe([kl.Dense(2)], 1)
+    with pytest.raises(ValueError, match=r"`cells\(\)` needs a model that is"):
+        model.cells()
+
+
+def test_call_is_differentiable_and_equals_predict():
+    x, _ = data()
+    model = pipeline()
+    with tf.GradientTape() as tape:
+        y = model(x)
+    gradients = tape.gradient(y, model.trainable_variables)
+    assert all(g is not None for g in gradients)
+    assert_close(y.numpy(), model.predict(x, verbose=0), tolerance=1e-5)
+
+
+# ---------------------------------------------------------- mixed precision
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_mixed_precision_is_close_to_keras(policy):
+    keras.config.set_dtype_policy(policy)
+
+    def run(model):
+        compiled(model, keras.optimizers.SGD(0.05, momentum=0.9))
+        assert ("LossScale" in type(model.optimizer).__name__) == (
+            policy == "mixed_float16"
+        )
+        history = fit(model, *data(), epochs=3)
+        outputs = model.predict(data()[0], verbose=0)
+        assert outputs.dtype == policy.removeprefix("mixed_")
+        return history["loss"], weights(model), outputs.astype("float32")
+
+    tolerance = {"mixed_float16": 2e-3, "mixed_bfloat16": 2e-2}[policy]
+    assert_close(run(pipeline()), run(sequential()), tolerance)
