@@ -69,12 +69,15 @@ class Cell(keras.layers.Layer):
         self.built = True
 
     def call(self, inputs: Any, before_layer: Callable, training: bool) -> Any:
-        """Runs the layers; `before_layer(i)` is called before layer i."""
+        """Runs the layers; `before_layer(i)` is called before layer i.
+
+        Each layer gets identities of its inputs, so that the gradients of all
+        its uses of a tensor are summed first, wherever a cell begins.
+        """
         for i, layer in enumerate(self.sequence):
-            inputs = Boundary.of(inputs).nest(tree.map_structure(id, inputs))
             before_layer(i)
             with self.naming(layer):
-                inputs = layer(inputs)
+                inputs = layer(Boundary.of(inputs).nest(_structure(inputs)))
         return inputs
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
@@ -339,7 +342,7 @@ class CellFunctions:
                 sums, counts = self._head(y, labels, first)
         self._check_unknown(scope)
         self.draws = {id(v): scope.draws[id(v)] for v in self.seeds}
-        self.output_structure = tree.map_structure(lambda _: 0, y)
+        self.output_structure = _structure(y)
         self._num_head_losses = len(sums)
         boundary = Boundary.of(y)
         return Output(
@@ -377,6 +380,10 @@ class CellFunctions:
             "`seed=self.seed_generator` that is a "
             "`keras.random.SeedGenerator` attribute of the layer."
         )
+
+
+def _structure(nest: Any) -> Any:
+    return tree.map_structure(lambda _: 0, nest)
 
 
 def _is_float(tensor: Any) -> bool:

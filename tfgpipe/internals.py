@@ -16,6 +16,7 @@ import tensorflow as tf
 from keras.src import backend as _backend
 from keras.src.backend.common import global_state as _global_state
 from keras.src.losses import loss as _loss
+from tensorflow.python.eager import context as _context
 
 _UNINITIALIZED = "uninitialized_variables"
 
@@ -224,6 +225,26 @@ def without_all_reduce(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
 
 
 # -------------------------------------------------------------------- tracing
+@contextlib.contextmanager
+def unoptimized_calls() -> Iterator[None]:
+    """Inside, functions are called as they are written.
+
+    Otherwise TensorFlow's graph optimiser regroups sums, and does it
+    differently where another operation follows.
+    """
+    context = _context.context()
+    before = context.function_call_options
+    config = tf.compat.v1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    context.function_call_options = _context.FunctionCallOptions(
+        executor_type=before.executor_type, config_proto=config
+    )
+    try:
+        yield
+    finally:
+        context.function_call_options = before
+
+
 def run_independently(op: tf.Operation) -> None:
     """Takes an operation out of TensorFlow's automatic control dependencies,
     which would run everything stateful of a function one after the other."""

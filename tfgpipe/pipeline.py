@@ -142,11 +142,16 @@ class Pipeline:
 
     @contextlib.contextmanager
     def _on_device(self, k: int) -> Iterator[None]:
-        """Inside, operations run on the cell's device, after its last task."""
+        """Inside, operations run on the cell's device, after its last task.
+
+        Cells are not optimised as graphs: the optimiser regroups sums, which
+        rounds differently where another layer follows in the same cell.
+        """
         before = self._last_op[k]
         with (
             tf.device(self.cells[k].device),
             tf.control_dependencies([] if before is None else [before]),
+            internals.unoptimized_calls(),
         ):
             yield
 
@@ -232,7 +237,9 @@ class Pipeline:
             dy, head = self._dy.pop((k + 1, m)), []
         with self._on_device(k):
             arguments = self._arguments(k, m)
-            dlosses = head + [
+            dlosses = [
+                self.micro_batches.select(m, d, tf.zeros_like(d)) for d in head
+            ] + [
                 d * self.micro_batches.fraction(m, d.dtype)
                 for d in seeds.extra[k]
             ]

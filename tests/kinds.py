@@ -1,0 +1,440 @@
+"""Small models of every kind of layer, for the tests of exactness.
+
+Each is a function that returns fresh layers; `KINDS` says with what data and
+losses they are trained. All have at least eight layers, for eight cells.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers as kl
+
+ROWS = 19  # in batches of 8: 8, 8 and a last one of 3 rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """How to train one kind of model.
+
+    Attributes:
+        layers: Returns new layers.
+        x: Returns the inputs of `ROWS` rows.
+        y: Returns the labels.
+        compile: Further arguments of `compile`.
+        fit: Further arguments of `fit`.
+    """
+
+    layers: Callable[[], list[Any]]
+    x: Callable[[np.random.Generator], Any]
+    y: Callable[[np.random.Generator], Any]
+    compile: Callable[[], dict[str, Any]] = lambda: {"loss": "mse"}
+    fit: Callable[[np.random.Generator], dict[str, Any]] = lambda rng: {}
+
+
+def normal(*shape):
+    return lambda rng: rng.standard_normal((ROWS, *shape))
+
+
+def tokens(length, vocabulary, padding=True):
+    def make(rng):
+        ids = rng.integers(1, vocabulary, (ROWS, length))
+        if padding:
+            lengths = rng.integers(1, length + 1, (ROWS, 1))
+            ids = np.where(np.arange(length) < lengths, ids, 0)
+        return ids.astype("int32")
+
+    return make
+
+
+# --------------------------------------------------------------- the models
+def dense():
+    return [
+        kl.Dense(6, activation="tanh"),
+        kl.LayerNormalization(),
+        kl.Dense(6, activation="gelu"),
+        kl.RMSNormalization(),
+        kl.Activation("relu"),
+        kl.Dense(5),
+        kl.GroupNormalization(5),
+        kl.Dense(2),
+    ]
+
+
+def convolution():
+    return [
+        kl.Conv2D(4, 3, padding="same", activation="relu"),
+        kl.MaxPooling2D(),
+        kl.DepthwiseConv2D(3, padding="same"),
+        kl.SeparableConv2D(4, 3, padding="same"),
+        kl.Conv2DTranspose(3, 2),
+        kl.GlobalAveragePooling2D(),
+        kl.Reshape((3, 1)),
+        kl.Flatten(),
+        kl.Dense(2),
+    ]
+
+
+def masked_sequence():
+    """The embedding's mask reaches the loss, five layers on."""
+    return [
+        kl.Embedding(11, 6, mask_zero=True),
+        kl.Dense(6, activation="relu"),
+        kl.LSTM(5, return_sequences=True),
+        kl.Activation("tanh"),
+        kl.GRU(4, return_sequences=True),
+        kl.Dense(4),
+        kl.Activation("tanh"),
+        kl.Dense(3),
+    ]
+
+
+def masked_summary():
+    return [
+        kl.Embedding(11, 6, mask_zero=True),
+        kl.Dense(6),
+        kl.Bidirectional(kl.LSTM(3, return_sequences=True)),
+        kl.LayerNormalization(),
+        kl.GlobalAveragePooling1D(),
+        kl.Dense(4, activation="relu"),
+        kl.Dense(4),
+        kl.Dense(2),
+    ]
+
+
+class Block(kl.Layer):
+    """A pre-norm Transformer block."""
+
+    def __init__(self, width, **kwargs):
+        super().__init__(**kwargs)
+        self.norm = kl.LayerNormalization()
+        # The gradient of a key's bias is zero but for rounding, which Adam
+        # makes a step of full size of.
+        self.attention = kl.MultiHeadAttention(2, width // 2, use_bias=False)
+        self.dense = keras.Sequential([kl.Dense(8, "relu"), kl.Dense(width)])
+
+    def build(self, shape):
+        self.norm.build(shape)
+        self.attention.build(shape, shape)
+        self.dense.build(shape)
+
+    def call(self, x):
+        h = self.norm(x)
+        x = x + self.attention(h, h, use_causal_mask=True)
+        return x + self.dense(x)
+
+
+def functional(width):
+    inputs = keras.Input((None, width))
+    h = kl.Dense(width, activation="relu")(inputs)
+    return keras.Model(inputs, kl.Add()([inputs, kl.LayerNormalization()(h)]))
+
+
+def attention():
+    return [
+        kl.Embedding(13, 4),
+        Block(4),
+        functional(4),
+        Block(4),
+        keras.Sequential([kl.Dense(4, "tanh"), functional(4)]),
+        Block(4),
+        kl.LayerNormalization(),
+        kl.Dense(13),
+    ]
+
+
+class Fork(kl.Layer):
+    """One tensor to a dict of a float, an int, a bool and a tuple."""
+
+    def call(self, x):
+        return {
+            "h": x * 2.0,
+            "index": keras.ops.argmax(x, -1),
+            "positive": x > 0,
+            "skip": (x, keras.ops.mean(x, -1, keepdims=True)),
+        }
+
+
+class Step(kl.Layer):
+    """Works on the dict; hands most of it on unchanged."""
+
+    def __init__(self, units=5, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = kl.Dense(units, activation="tanh")
+
+    def build(self, shapes):
+        self.dense.build(shapes["h"])
+
+    def call(self, x):
+        skip, mean = x["skip"]
+        h = self.dense(x["h"]) + mean
+        h = keras.ops.where(x["positive"], h, 0.5 * h + skip)
+        return {**x, "h": h, "skip": (h + skip, mean)}
+
+
+class Join(kl.Layer):
+    def call(self, x):
+        index = keras.ops.cast(x["index"], x["h"].dtype)
+        return x["h"] * x["skip"][0] + keras.ops.expand_dims(index, -1)
+
+
+def nests():
+    return [kl.Dense(5), Fork(), Step(), Step(), Step(), Step(), Join()] + [
+        kl.Dense(2)
+    ]
+
+
+class Penalty(kl.Layer):
+    """Adds the mean of squares to the loss."""
+
+    def call(self, x):
+        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
+        return x
+
+
+def regularizers():
+    l2 = keras.regularizers.L2(0.01)
+    return [
+        kl.Dense(6, kernel_regularizer=l2, bias_regularizer="l1"),
+        kl.Dense(6, activation="relu", activity_regularizer=l2),
+        Penalty(),
+        kl.ActivityRegularization(l1=0.02),
+        kl.Dense(6, activation="tanh", kernel_constraint="max_norm"),
+        keras.Sequential([Penalty(), kl.Dense(4, activity_regularizer="l2")]),
+        Penalty(),
+        kl.Dense(2, kernel_regularizer=l2),
+    ]
+
+
+class Counter(kl.Layer):
+    """Counts steps, averages activations and keeps a metric."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.mean = keras.metrics.Mean(name=f"{self.name}_mean")
+
+    def build(self, shape):
+        self.steps = self.add_weight(
+            shape=(), dtype="int32", trainable=False, initializer="zeros"
+        )
+        self.average = self.add_weight(
+            shape=(shape[-1],), trainable=False, initializer="zeros"
+        )
+
+    def call(self, x, training=False):
+        self.mean.update_state(x)
+        if training:
+            self.steps.assign_add(1)
+            new = keras.ops.mean(x, axis=0)
+            self.average.assign(0.9 * self.average + 0.1 * new)
+        return x * 1.5
+
+
+def counters():
+    return [
+        kl.Dense(5, activation="relu"),
+        Counter(name="first"),
+        kl.Dense(5),
+        Counter(name="second"),
+        kl.Dense(4, activation="tanh"),
+        Counter(name="third"),
+        kl.Dense(4),
+        kl.Dense(2),
+    ]
+
+
+def frozen():
+    return [
+        kl.Dense(6, trainable=False),
+        kl.LayerNormalization(trainable=False),
+        kl.Dense(6, activation="tanh"),
+        kl.BatchNormalization(trainable=False),
+        kl.Dense(5, trainable=False, activation="tanh"),
+        kl.Dense(5),
+        kl.SpectralNormalization(kl.Dense(4)),
+        kl.Dense(2),
+    ]
+
+
+class Logits(kl.Layer):
+    """A softmax layer whose matrix is an embedding's."""
+
+    def __init__(self, embedding, **kwargs):
+        super().__init__(**kwargs)
+        self.embedding = embedding
+
+    def build(self, shape):
+        if not self.embedding.built:
+            self.embedding.build(None)
+
+    def call(self, x):
+        table = self.embedding.embeddings
+        return keras.ops.matmul(x, keras.ops.transpose(table))
+
+
+def tied():
+    """One layer object four times, and one variable in two layers."""
+    embedding = kl.Embedding(9, 6)
+    shared = kl.Dense(6, activation="tanh", kernel_regularizer="l2")
+    return [
+        embedding,
+        shared,
+        kl.LayerNormalization(),
+        shared,
+        kl.Dense(6),
+        shared,
+        shared,
+        Logits(embedding),
+    ]
+
+
+class Split(kl.Layer):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.a, self.b = kl.Dense(3), kl.Dense(4, activation="softmax")
+
+    def build(self, shape):
+        self.a.build(shape)
+        self.b.build(shape)
+
+    def call(self, x):
+        return {"value": self.a(x), "label": self.b(x)}
+
+
+def outputs():
+    return [kl.Dense(6, activation="tanh") for _ in range(7)] + [Split()]
+
+
+class Combine(kl.Layer):
+    """Takes a dict of inputs."""
+
+    def call(self, x):
+        return keras.ops.concatenate([x["a"], x["b"]], -1)
+
+
+def inputs():
+    return [Combine(), *(kl.Dense(6, activation="tanh") for _ in range(7))]
+
+
+def user_loss(y_true, y_pred):
+    """A loss that rows do not add up to."""
+    return keras.ops.log(1 + keras.ops.mean(keras.ops.square(y_true - y_pred)))
+
+
+def two_losses():
+    return {
+        "loss": {"value": "mse", "label": "sparse_categorical_crossentropy"},
+        "loss_weights": {"value": 0.3, "label": 1.7},
+        "metrics": {"value": ["mae"], "label": ["accuracy"]},
+        "weighted_metrics": {"label": ["accuracy"]},
+    }
+
+
+def crossentropy(**kwargs):
+    return lambda: {
+        "loss": keras.losses.SparseCategoricalCrossentropy(
+            from_logits=True, **kwargs
+        ),
+        "metrics": ["accuracy"],
+        "weighted_metrics": ["sparse_categorical_crossentropy"],
+    }
+
+
+def classes(num, *shape):
+    return lambda rng: rng.integers(0, num, (ROWS, *shape)).astype("int32")
+
+
+def weights(rng):
+    return {"sample_weight": rng.random(ROWS)}
+
+
+def token_weights(length):
+    return lambda rng: {"sample_weight": rng.random((ROWS, length))}
+
+
+KINDS = {
+    "dense": Kind(dense, normal(5), normal(2)),
+    "convolution": Kind(convolution, normal(6, 6, 2), normal(2)),
+    "masked_sequence": Kind(
+        masked_sequence, tokens(5, 11), normal(5, 3), fit=token_weights(5)
+    ),
+    "masked_summary": Kind(masked_summary, tokens(5, 11), normal(2)),
+    "attention": Kind(
+        attention, tokens(4, 13, False), classes(13, 4), crossentropy()
+    ),
+    "nests": Kind(nests, normal(4), normal(2)),
+    "regularizers": Kind(regularizers, normal(5), normal(2)),
+    "counters": Kind(counters, normal(5), normal(2)),
+    "frozen": Kind(frozen, normal(5), normal(2)),
+    "tied": Kind(
+        tied,
+        tokens(3, 9, False),
+        classes(9, 3),
+        crossentropy(),
+        token_weights(3),
+    ),
+    "outputs": Kind(
+        outputs,
+        normal(5),
+        lambda rng: {
+            "value": rng.standard_normal((ROWS, 3)),
+            "label": classes(4)(rng),
+        },
+        two_losses,
+        weights,
+    ),
+    "inputs": Kind(
+        inputs,
+        lambda rng: {"a": normal(2)(rng), "b": normal(3)(rng)},
+        normal(6),
+    ),
+    "sum": Kind(
+        dense,
+        normal(5),
+        normal(2),
+        lambda: {"loss": keras.losses.MeanSquaredError(reduction="sum")},
+        weights,
+    ),
+    "weighted_mean": Kind(
+        masked_sequence,
+        tokens(5, 11),
+        normal(5, 3),
+        lambda: {
+            "loss": keras.losses.MeanSquaredError(
+                reduction="mean_with_sample_weight"
+            )
+        },
+        token_weights(5),
+    ),
+    "user_loss": Kind(
+        regularizers,
+        normal(5),
+        normal(2),
+        lambda: {"loss": user_loss, "metrics": [user_loss]},
+    ),
+    "class_weight": Kind(
+        dense,
+        normal(5),
+        classes(2),
+        crossentropy(),
+        lambda rng: {"class_weight": {0: 0.3, 1: 1.9}},
+    ),
+}
+
+
+class Plain(keras.Model):
+    """The layers called one by one, trained by Keras."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.sequence = layers
+
+    def call(self, x, training=False):
+        del training  # layers take it from the context of this call
+        for layer in self.sequence:
+            x = layer(x)
+        return x
