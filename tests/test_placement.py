@@ -1,0 +1,186 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers as kl
+from kinds import Logits
+from tensorflow.python.eager import context
+
+import tfgpipe
+from tfgpipe import placement
+
+WIDTH, ROWS = 16, 20
+
+
+def short(device):
+    return device.removeprefix("/job:localhost/replica:0/task:0")
+
+
+def dense(count=8, width=WIDTH):
+    return [kl.Dense(width, activation="relu") for _ in range(count)]
+
+
+def sent_tensors(model, x, y):
+    """All that crosses devices in one step: (from, to, shape, name).
+
+    Read from the graphs that TensorFlow's executors run, one a device. They
+    do not know the shapes of what they send, so those are looked up in the
+    graph that was traced.
+    """
+    model._prepare(tf.constant(x), tf.constant(y), None, True)
+    step = tf.function(model.train_step, autograph=False)
+    concrete = step.get_concrete_function((tf.constant(x), tf.constant(y)))
+    context.enable_graph_collection()
+    try:
+        concrete(tf.constant(x), tf.constant(y))
+        graphs = context.context().export_run_metadata().function_graphs
+    finally:
+        context.disable_graph_collection()
+    found = []
+    for partition in max(
+        (g.partition_graphs for g in graphs), key=lambda p: len(p)
+    ):
+        nodes = {node.name: node for node in partition.node}
+        for node in partition.node:
+            if node.op not in ("_Send", "_HostSend"):
+                continue
+            name, _, index = node.input[0].partition(":")
+            found.append(
+                (
+                    node.attr["send_device"].s.decode()[-5:],
+                    node.attr["recv_device"].s.decode()[-5:],
+                    _shape(concrete.graph, nodes[name], int(index or 0)),
+                    name,
+                )
+            )
+    return found
+
+
+def _shape(graph, node, index):
+    if node.op == "Const":
+        return tuple(d.size for d in node.attr["value"].tensor.tensor_shape.dim)
+    name = node.name.split("/cond/then/_0/")[-1]
+    for candidate in (node.name, name):
+        try:
+            return tuple(
+                graph.get_operation_by_name(candidate).outputs[index].shape
+            )
+        except KeyError:
+            continue
+    shapes = node.attr["_output_shapes"].list.shape
+    if shapes:
+        return tuple(d.size for d in shapes[index].dim)
+    if node.op in ("RealDiv", "Sum", "Mul", "AddV2", "All", "ReadVariableOp"):
+        return ()  # inside a branch of the optimizer: checked by its bytes
+    raise AssertionError(f"unknown shape: {node.name} ({node.op})")
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        keras.optimizers.Adam,
+        lambda: keras.optimizers.Adam(global_clipnorm=0.1),
+        lambda: keras.optimizers.AdamW(clipnorm=0.1, use_ema=True),
+    ],
+    ids=["adam", "global_clipnorm", "adamw_clipnorm_ema"],
+)
+def test_step_moves_boundary_tensors_and_scalars_only(optimizer):
+    model = tfgpipe.GPipe(dense(), num_partitions=4, num_micro_batches=4)
+    model.compile(optimizer(), "mse", metrics=["mae"])
+    x = np.ones((ROWS, WIDTH), "float32")
+    sent = sent_tensors(model, x, x)
+    boundary = (ROWS // 4, WIDTH)
+    crossing = [entry[:2] for entry in sent if entry[2] == boundary]
+    for k in range(3):  # 4 micro-batches forward, and their gradients back
+        assert crossing.count((f"CPU:{k}", f"CPU:{k + 1}")) == 4
+        assert crossing.count((f"CPU:{k + 1}", f"CPU:{k}")) == 4
+    others = [entry for entry in sent if entry[2] != boundary]
+    labels = [e for e in others if e[2] == (ROWS, WIDTH)]
+    assert [e[:2] for e in labels] == [("CPU:0", "CPU:3")]
+    big = [e for e in others if e not in labels and np.prod(e[2]) > 1]
+    assert big == []
+
+
+def test_variables_and_slots_are_on_the_device_of_their_cell():
+    model = tfgpipe.GPipe(dense(), num_partitions=4, num_micro_batches=2)
+    model.compile("adam", "mse")
+    model.train_on_batch(np.ones((4, WIDTH)), np.ones((4, WIDTH)))
+    where = {v.path: short(v.value.device) for v in model.variables}
+    for cell in model.cells():
+        for name in cell.layers:
+            devices = {d for path, d in where.items() if f"/{name}/" in path}
+            assert devices == {short(cell.device)}
+    slots = {
+        short(v.value.device)
+        for v in model.optimizer.variables
+        if v.shape == (WIDTH,)
+    }
+    assert slots == {short(cell.device) for cell in model.cells()}
+
+
+def test_layers_built_elsewhere_are_moved_with_their_values():
+    layers = dense(2)
+    for layer in layers:
+        layer.build((None, WIDTH))
+    before = [layer.kernel.numpy() for layer in layers]
+    assert layers[1].kernel.value.device.endswith("CPU:0")
+    model = tfgpipe.GPipe(layers, 2, devices=["CPU:4", "CPU:5"])
+    model.build((None, WIDTH))
+    for layer, kernel, device in zip(layers, before, ("CPU:4", "CPU:5")):
+        assert layer.kernel.value.device.endswith(device)
+        np.testing.assert_array_equal(layer.kernel.numpy(), kernel)
+
+
+def test_building_allocates_nothing_on_other_devices():
+    """A model as big as all devices together fits: no detour over one."""
+    created = []
+
+    def creator(next_creator, **kwargs):
+        variable = next_creator(**kwargs)
+        created.append(short(variable.device))
+        return variable
+
+    model = tfgpipe.GPipe(dense(4), num_partitions=4)
+    with tf.variable_creator_scope(creator):
+        model.build((None, WIDTH))
+    devices = [short(cell.device) for cell in model.cells()]
+    assert sorted(created) == sorted(devices * 2)
+
+
+def test_initial_weights_are_those_of_sequential():
+    def weights(make):
+        keras.utils.set_random_seed(3)
+        model = make([*dense(3), kl.Dropout(0.5), kl.LSTMCell(4)])
+        model.build((None, WIDTH))
+        return model.layers[1].get_weights()
+
+    def sequential(layers):
+        return keras.Sequential(layers[:4])
+
+    found = weights(lambda layers: tfgpipe.GPipe(layers[:4], 3))
+    for a, b in zip(found, weights(sequential)):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_shared_variable_has_one_owner_and_one_update():
+    embedding = kl.Embedding(9, 6)
+    model = tfgpipe.GPipe(
+        [embedding, kl.Dense(6), kl.Dense(6), Logits(embedding)], 4, 2
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss)
+    model.train_on_batch(np.ones((4, 3), "int32"), np.ones((4, 3), "int32"))
+    assert len(model.trainable_variables) == 5
+    owner = short(embedding.embeddings.value.device)
+    assert owner == short(model.cells()[0].device)
+    assert [c.num_params for c in model.cells()] == [54, 42, 42, 0]
+
+
+@pytest.mark.parametrize("name", ["CPU:3", "/CPU:3", "/device:CPU:3", "cpu:3"])
+def test_resolve_device_finds_the_full_name(name):
+    assert short(placement.resolve_device(name)) == "/device:CPU:3"
+
+
+@pytest.mark.parametrize("name", ["CPU:99", "GPU:0", "CPU", "nonsense", 3, ""])
+def test_resolve_device_of_unknown_device_is_none(name):
+    assert placement.resolve_device(name) is None

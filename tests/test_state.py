@@ -1,0 +1,267 @@
+"""Batch normalisation, dropout and other state over micro-batches."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers as kl
+
+import tfgpipe
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def run(layers, x, y, k, m, optimizer=None, epochs=2, **kwargs):
+    model = tfgpipe.GPipe(layers, k, m, **kwargs)
+    model.compile(optimizer or keras.optimizers.Adam(0.01), "mse")
+    model.fit(x, y, batch_size=8, epochs=epochs, shuffle=False, verbose=0)
+    return model
+
+
+# -------------------------------------------------------- batch normalisation
+def normalized(momentum=0.9):
+    keras.utils.set_random_seed(2)
+    return [
+        kl.Conv2D(3, 3, padding="same"),
+        kl.BatchNormalization(momentum=momentum),
+        kl.ReLU(),
+        kl.Conv2D(4, 2),
+        kl.BatchNormalization(momentum=momentum, axis=1),
+        kl.GlobalAveragePooling2D(),
+        kl.Dense(5),
+        kl.Dense(2),
+    ]
+
+
+def images(rows):
+    rng = np.random.default_rng(1)
+    return rng.standard_normal((rows, 4, 4, 2)), rng.standard_normal((rows, 2))
+
+
+def micro_batches(x, m):
+    m = min(m, len(x))
+    bounds = [len(x) * i // m for i in range(m + 1)]
+    return [x[a:b] for a, b in zip(bounds, bounds[1:])]
+
+
+def reference_step(layers, x, y, m, learning_rate):
+    """One step of the paper's rule, by plain Keras layers, one after the
+    other: each micro-batch is normalised by its own moments, the moving
+    statistics see the moments of all rows."""
+    norms = [la for la in layers if isinstance(la, kl.BatchNormalization)]
+    old = [(n.moving_mean.numpy(), n.moving_variance.numpy()) for n in norms]
+    weights = [w for la in layers for w in la.trainable_variables]
+    seen = {id(n): [] for n in norms}
+    total = [0.0] * len(weights)
+    for x_m, y_m in zip(micro_batches(x, m), micro_batches(y, m)):
+        with tf.GradientTape() as tape:
+            h = tf.constant(x_m)
+            for layer in layers:
+                if id(layer) in seen:
+                    seen[id(layer)].append(h.numpy())
+                h = layer(h, training=True)
+            loss = tf.reduce_mean((h - y_m) ** 2) * len(x_m) / len(x)
+        gradients = tape.gradient(loss, [w.value for w in weights])
+        total = [t + g.numpy() for t, g in zip(total, gradients)]
+    for weight, gradient in zip(weights, total):
+        weight.assign(weight - learning_rate * gradient)
+    for norm, (mean, variance) in zip(norms, old):
+        rows = np.concatenate(seen[id(norm)])
+        axes = tuple(i for i in range(4) if i != norm.axis % 4)
+        a = norm.momentum
+        norm.moving_mean.assign(mean * a + rows.mean(axes) * (1 - a))
+        norm.moving_variance.assign(variance * a + rows.var(axes) * (1 - a))
+
+
+@pytest.mark.parametrize(
+    ("k", "m", "remat"),
+    [(1, 4, "never"), (2, 3, "always"), (4, 8, "except_last"), (8, 2, "always")],
+)
+def test_batch_norm_follows_the_papers_rule(k, m, remat):
+    x, y = images(19)
+    layers = normalized()
+    for layer in layers[:1]:
+        layer.build((None, 4, 4, 2))
+    keras.Sequential(layers).build((None, 4, 4, 2))
+    for start in (0, 8, 16):  # the last batch has 3 rows
+        batch = slice(start, start + 8)
+        reference_step(layers, x[batch], y[batch], m, 0.1)
+    sgd = keras.optimizers.SGD(0.1)
+    model = run(normalized(), x, y, k, m, sgd, epochs=1, remat=remat)
+    for expected, layer in zip(layers, model.sequence):
+        for a, b in zip(expected.variables, layer.variables):
+            np.testing.assert_allclose(b.numpy(), a.numpy(), 1e-10, 1e-13)
+
+
+def test_batch_norm_of_one_micro_batch_is_that_of_keras():
+    x, y = images(19)
+    plain = keras.Sequential(normalized())
+    plain.compile(keras.optimizers.Adam(0.01), "mse")
+    plain.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    model = run(normalized(), x, y, 4, 1)
+    for a, b in zip(plain.weights, model.weights):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+def test_moments_of_masked_rows_weigh_by_unmasked_positions():
+    rng = np.random.default_rng(0)
+    ids = np.where(np.arange(6) < rng.integers(1, 7, (8, 1)), 1, 0)
+    ids = ids * rng.integers(1, 9, (8, 6))
+
+    def layers():
+        keras.utils.set_random_seed(4)
+        return [
+            kl.Embedding(9, 3, mask_zero=True),
+            kl.BatchNormalization(momentum=0.0),
+        ]
+
+    model = tfgpipe.GPipe(layers(), 2, 3)
+    model.compile("sgd", "mse")
+    model.train_on_batch(ids, np.zeros((8, 6, 3)))
+    table = layers()[0]
+    table.build(None)
+    rows = table.embeddings.numpy()[ids[ids > 0]]
+    norm = model.sequence[1]
+    # Keras divides masked sums by the count plus 1e-7.
+    np.testing.assert_allclose(norm.moving_mean, rows.mean(0), 1e-7, 1e-9)
+    np.testing.assert_allclose(norm.moving_variance, rows.var(0), 1e-7)
+
+
+def test_batch_norm_called_twice_in_a_cell_is_updated_twice():
+    x, y = images(8)
+
+    def layers():
+        keras.utils.set_random_seed(4)
+        norm = kl.BatchNormalization(momentum=0.9)
+        return [norm, kl.Conv2D(2, 1), norm, kl.Flatten(), kl.Dense(2)]
+
+    plain = keras.Sequential(layers())
+    plain.compile("sgd", "mse")
+    plain.fit(x, y, batch_size=8, verbose=0)
+    model = run(layers(), x, y, 1, 1, "sgd", epochs=1)
+    for a, b in zip(plain.weights, model.weights):
+        np.testing.assert_allclose(b.numpy(), a.numpy(), 1e-12, 1e-14)
+
+
+def test_batch_norm_shared_by_two_cells_is_refused():
+    norm = kl.BatchNormalization()
+    model = tfgpipe.GPipe([norm, kl.Dense(4), norm, kl.Dense(4)], 4)
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="be in one cell"):
+        model.train_on_batch(np.ones((4, 4)), np.ones((4, 4)))
+
+
+# -------------------------------------------------------------------- dropout
+def noisy():
+    keras.utils.set_random_seed(3)
+    shared = kl.Dropout(0.4)
+    return [
+        kl.Dense(8, activation="tanh"),
+        shared,
+        kl.Dense(8, activation="tanh"),
+        kl.GaussianNoise(0.1),
+        shared,
+        keras.Sequential([kl.Dense(8, activation="tanh"), kl.Dropout(0.2)]),
+        shared,
+        kl.Dense(2),
+    ]
+
+
+def rows(count):
+    rng = np.random.default_rng(1)
+    return rng.standard_normal((count, 5)), rng.standard_normal((count, 2))
+
+
+def test_dropout_of_one_micro_batch_is_that_of_keras():
+    x, y = rows(19)
+    plain = keras.Sequential(noisy())
+    plain.compile(keras.optimizers.Adam(0.01), "mse")
+    plain.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    model = run(noisy(), x, y, 3, 1)
+    for a, b in zip(plain.variables, model.variables):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), 1e-12, 1e-14)
+
+
+class Recorder(kl.Layer):
+    """Keeps what it is called with."""
+
+    seen = []
+
+    def call(self, x):
+        if isinstance(x, tf.__internal__.EagerTensor):
+            self.seen.append(x.numpy())
+        return x
+
+
+def test_micro_batches_draw_different_masks():
+    recorder = Recorder()
+    model = tfgpipe.GPipe(
+        [kl.Dropout(0.5), recorder, kl.Dense(1)], 2, 4, remat="never"
+    )
+    model.compile("sgd", "mse", run_eagerly=True)
+    model.train_on_batch(np.ones((8, 50)), np.ones((8, 1)))
+    masks = [seen for seen in recorder.seen if seen.shape == (2, 50)]
+    assert len(masks) == 4
+    assert len({mask.tobytes() for mask in masks}) == 4
+
+
+@pytest.mark.parametrize("remat", ["always", "except_last", "never"])
+def test_gradient_belongs_to_the_masks_of_the_forward_pass(remat):
+    """Against finite differences of the loss, with the same seeds."""
+    x, y = rows(8)
+    model = tfgpipe.GPipe(noisy(), 3, 3, remat=remat)
+    model.compile(keras.optimizers.SGD(1.0), "mse")
+    model.build((None, 5))
+    start = [v.numpy() for v in model.variables]
+
+    def loss(change):
+        for variable, value in zip(model.variables, start):
+            variable.assign(value)
+        kernel.assign(kernel + change)
+        return float(model.train_on_batch(x, y))
+
+    for layer in (model.sequence[0], model.sequence[2], model.sequence[-1]):
+        kernel = layer.kernel
+        loss(0.0)
+        before = next(
+            s for v, s in zip(model.variables, start) if v is kernel
+        )
+        gradient = before - kernel.numpy()
+        direction = np.random.default_rng(0).standard_normal(before.shape)
+        numeric = (loss(1e-5 * direction) - loss(-1e-5 * direction)) / 2e-5
+        assert numeric == pytest.approx((gradient * direction).sum(), rel=1e-6)
+
+
+def test_seeds_advance_by_the_draws_of_every_micro_batch():
+    x, y = rows(16)
+    model = tfgpipe.GPipe([kl.Dense(4), kl.Dropout(0.5), kl.Dense(2)], 3, 4)
+    model.compile("sgd", "mse")
+    model.fit(x, y, batch_size=8, verbose=0)
+    state = model.sequence[1].seed_generator.state.numpy()
+    assert state[1] == 2 * 4  # steps x micro-batches
+
+
+# ----------------------------------------------------------------- the others
+class Untracked(kl.Layer):
+    """Assigns a variable that Keras does not know."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.box = lambda variable=keras.Variable(0.0): variable
+
+    def call(self, x):
+        self.box().assign_add(1.0)
+        return x
+
+
+class Unseeded(kl.Layer):
+    def call(self, x):
+        return x + keras.random.normal(keras.ops.shape(x))
+
+
+@pytest.mark.parametrize("layer", [Untracked, Unseeded])
+def test_assignment_to_an_untracked_variable_is_refused(layer):
+    model = tfgpipe.GPipe([kl.Dense(4), layer()], 2)
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="must track the variables it assigns"):
+        model.train_on_batch(np.ones((4, 4)), np.ones((4, 4)))
