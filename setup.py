@@ -5,7 +5,12 @@ import pathlib
 import setuptools
 
 # Pinned: another version formats, checks or warns differently.
-TEST_TOOLS = ["pytest==9.2.0", "ruff==0.17.5", "mypy==2.4.1"]
+TEST_TOOLS = [
+    "mypy==2.4.1",
+    "pytest==9.2.0",
+    "ruff==0.17.5",
+    "tensorboard==2.21.0",  # for the test of its callback
+]
 # What only the programs under tools/ need, beyond the library's own.
 TOOLS: list[str] = []
 
@@ -42,6 +47,7 @@ setuptools.setup(
     install_requires=[
         "tensorflow>=2.21,<2.22",
         "keras>=3.15,<3.16",
+        "h5py",
         "numpy>=1.26",
         "absl-py>=2.1",
     ],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import numbers
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
 
-from tfgpipe import placement
+from tfgpipe import cost as cost_lib
+from tfgpipe import internals, placement
 from tfgpipe.pipeline import REMAT
 from tfgpipe.schedule import SCHEDULES
 
@@ -47,25 +49,26 @@ class Arguments:
         self.layers: list[keras.layers.Layer] = []
         self.costs: list[Any] = []
         self.input_spec: Any = None
+        self.devices: list[str] = []
+        self.num_partitions = 1
         self._check_layers(layers)
-        self._named_devices = None if devices is None else list(devices)
-        self.layers_per_cell = (
-            None if layers_per_cell is None else list(layers_per_cell)
+        self._named_devices = self._list_or_none("devices", devices)
+        self.layers_per_cell = self._list_or_none(
+            "layers_per_cell", layers_per_cell
         )
         self.schedule = schedule
         self.remat = remat
-        self.num_micro_batches = num_micro_batches
         self._check_choice("schedule", schedule, SCHEDULES)
         self._check_choice("remat", remat, REMAT)
-        self._check_count("num_micro_batches", num_micro_batches)
-        self.devices = self._resolve_devices(num_partitions)
-        self.num_partitions = (
-            len(self.devices) if num_partitions is None else num_partitions
+        self.num_micro_batches = self._count(
+            "num_micro_batches", num_micro_batches
         )
-        self._check_cut()
+        self._resolve_devices(num_partitions)
+        self._check_cut(is_default=num_partitions is None)
         if self._problems:
             raise ValueError("\n".join(self._problems))
         self.devices = self.devices[: self.num_partitions]
+        check_splittable(self.layers, self.num_micro_batches)
 
     def config(self) -> dict[str, Any]:
         """The arguments other than the layers, as plain values."""
@@ -89,19 +92,27 @@ class Arguments:
                 "`keras.Sequential`."
             )
         for index, item in enumerate(items):
-            is_pair = isinstance(item, (tuple, list)) and len(item) == 2
-            layer, cost = item if is_pair else (item, None)
-            if not isinstance(layer, keras.layers.Layer):
+            layer, cost = item if _is_pair(item) else (item, None)
+            if not isinstance(layer, keras.layers.Layer) or _is_input(layer):
                 self._problems.append(
                     "`layers` must hold Keras layers or pairs (layer, cost). "
                     f"Received: {item!r} (of type {type(item).__name__}) at "
                     f"index {index}. Wrap a function in "
-                    "`keras.layers.Lambda`."
+                    "`keras.layers.Lambda`; a `keras.Input` comes first."
                 )
                 continue
+            self._check_cost(layer, cost)
             self.layers.append(layer)
             self.costs.append(cost)
         self._check_names()
+
+    def _check_cost(self, layer: keras.layers.Layer, cost: Any) -> None:
+        if cost is None or callable(cost):
+            return  # what functions return is checked when they are called
+        try:
+            cost_lib.resolve_cost(layer, cost, None)
+        except ValueError as error:
+            self._problems.append(str(error))
 
     def _check_names(self) -> None:
         by_name = {layer.name: layer for layer in self.layers}
@@ -121,44 +132,57 @@ class Arguments:
                 f"Received: {name}={value!r}."
             )
 
-    def _check_count(self, name: str, value: Any) -> bool:
-        if isinstance(value, int) and not isinstance(value, bool):
-            if value >= 1:
-                return True
+    def _list_or_none(self, name: str, value: Any) -> list[Any] | None:
+        if value is None:
+            return None
+        if isinstance(value, Iterable) and not isinstance(value, str):
+            return [_as_plain(v) for v in value]
+        self._problems.append(
+            f"`{name}` must be a list, one item a cell. "
+            f"Received: {name}={value!r}."
+        )
+        return None
+
+    def _count(self, name: str, value: Any) -> int:
+        """The value, or 1 where it is wrong."""
+        value = _as_plain(value)
+        if _is_count(value):
+            return value
         self._problems.append(
             f"`{name}` must be an integer of at least 1. "
             f"Received: {name}={value!r}."
         )
-        return False
+        return 1
 
-    def _resolve_devices(self, num_partitions: Any) -> list[str]:
-        """Full names of the devices, at least `num_partitions` of them."""
-        found = placement.accelerators()
-        if self._named_devices is not None:
-            found = self._resolve_named()
-        if num_partitions is None:
-            return found
-        if not self._check_count("num_partitions", num_partitions):
-            return found
-        if num_partitions > len(found):
+    def _resolve_devices(self, num_partitions: Any) -> None:
+        """Finds K and the full names of at least as many devices."""
+        if self._named_devices is None:
+            self.devices = placement.accelerators()
+        else:
+            self.devices = self._resolve_named()
+        found, k = len(self.devices), num_partitions
+        if k is None:
+            self.num_partitions = found
+            return
+        self.num_partitions = k = self._count("num_partitions", k)
+        if k > found and self._named_devices is None:
             self._problems.append(
                 "`num_partitions` must be at most the number of devices. "
-                f"Received: num_partitions={num_partitions} and the devices "
-                f"{found}. Ask for fewer cells; to try a pipeline without "
-                "accelerators, split the CPU with "
+                f"Received: num_partitions={k} and the devices "
+                f"{self.devices}. Ask for fewer cells; to try a pipeline "
+                "without accelerators, split the CPU with "
                 "`tf.config.set_logical_device_configuration` first."
             )
-        elif self._named_devices is not None and num_partitions != len(found):
+        elif self._named_devices is not None and k != len(self._named_devices):
             self._problems.append(
                 "`devices` must name one device a cell. Received: "
-                f"{len(found)} devices and num_partitions={num_partitions}. "
-                "Name as many as there are cells."
+                f"devices={self._named_devices} and num_partitions={k}. Name "
+                "as many as there are cells."
             )
-        return found
 
     def _resolve_named(self) -> list[str]:
-        found = []
-        for name in self._named_devices:
+        found: list[str] = []
+        for name in self._named_devices or []:
             full = placement.resolve_device(name)
             if full is None:
                 self._problems.append(
@@ -175,22 +199,23 @@ class Arguments:
             found.append(full)
         return found
 
-    def _check_cut(self) -> None:
+    def _check_cut(self, is_default: bool) -> None:
         num_layers = len(self.layers)
         k = self.num_partitions
-        if isinstance(k, int) and k > num_layers > 0:
+        if k > num_layers > 0:
+            default = " (the number of devices)" if is_default else ""
             self._problems.append(
                 "`num_partitions` must be at most the number of layers, "
-                f"{num_layers}. Received: num_partitions={k}. Ask for fewer "
-                "cells, or split a nested model into its layers."
+                f"{num_layers}. Received: num_partitions={k}{default}. Ask for "
+                "fewer cells, or split a nested model into its layers."
             )
         cut = self.layers_per_cell
         if cut is None:
             return
-        if not all(isinstance(n, int) and n >= 1 for n in cut):
+        if not all(_is_count(n) for n in cut):
             self._problems.append(
-                "`layers_per_cell` must hold positive integers. "
-                f"Received: layers_per_cell={cut}."
+                "`layers_per_cell` must hold integers of at least 1. "
+                f"Received: layers_per_cell={cut}. Every cell needs a layer."
             )
         elif sum(cut) != num_layers:
             self._problems.append(
@@ -207,10 +232,67 @@ class Arguments:
             )
 
 
+def check_splittable(
+    layers: Sequence[keras.layers.Layer], num_micro_batches: int
+) -> None:
+    """Refuses layers that micro-batches would change the meaning of.
+
+    Args:
+        layers: Built or not; what a layer makes when it is built is not seen
+            before.
+        num_micro_batches: M.
+
+    Raises:
+        ValueError: If one is found, and M is larger than 1.
+    """
+    if num_micro_batches == 1:
+        return
+    for layer in layers:
+        for inner in internals.flat_layers(layer):
+            reason = _unsplittable(inner)
+            if reason:
+                raise ValueError(
+                    "With `num_micro_batches` above 1 a layer must treat "
+                    "micro-batches as it treats their mini-batch. Received: "
+                    f"num_micro_batches={num_micro_batches} and layer "
+                    f"'{inner.name}' with {reason}. Pass another argument to "
+                    "that layer, or num_micro_batches=1."
+                )
+
+
+def _unsplittable(layer: keras.layers.Layer) -> str | None:
+    """What of the layer does not go with micro-batches, or None."""
+    if getattr(layer, "renorm", False) is True:
+        return "renorm=True, which normalises by its moving statistics"
+    if getattr(layer, "stateful", False) is True:
+        return "stateful=True, which keeps a state for every row"
+    return None
+
+
+def _as_plain(value: Any) -> Any:
+    """NumPy's integers as Python's, for files; else the value."""
+    is_integer = isinstance(value, numbers.Integral)
+    return int(value) if is_integer and value is not True else value
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and value is not True and value >= 1
+
+
+def _is_pair(item: Any) -> bool:
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        return False
+    return not isinstance(item[1], (keras.layers.Layer, keras.KerasTensor))
+
+
+def _is_input(item: Any) -> bool:
+    return isinstance(item, (keras.layers.InputLayer, keras.KerasTensor))
+
+
 def _input_spec(item: Any) -> Any:
     """The spec of a `keras.Input` or `keras.layers.InputLayer`, or None."""
-    if isinstance(item, keras.layers.InputLayer):
-        return keras.KerasTensor(item.batch_shape, item.dtype)
-    if isinstance(item, keras.KerasTensor):
-        return keras.KerasTensor(item.shape, item.dtype)
-    return None
+    if not _is_input(item):
+        return None
+    is_tensor = isinstance(item, keras.KerasTensor)
+    shape = item.shape if is_tensor else item.batch_shape
+    return keras.KerasTensor((None, *shape[1:]), item.dtype)

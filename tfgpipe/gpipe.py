@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -12,33 +10,34 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import cost as cost_lib
-from tfgpipe import internals, placement, saving
-from tfgpipe.arguments import Arguments
+from tfgpipe import internals, placement
+from tfgpipe.arguments import Arguments, check_splittable
 from tfgpipe.cell import Cell
 from tfgpipe.cell_record import CellRecord, print_cells
-from tfgpipe.loss import Head, Objective, streams_loss, streams_metrics
-from tfgpipe.micro_batch import as_specs, check_rows
+from tfgpipe.micro_batch import shapes
 from tfgpipe.partition import partition
-from tfgpipe.pipeline import Pipeline
-from tfgpipe.schedule import SCHEDULES, forward_only
-from tfgpipe.trace import Tracer
+from tfgpipe.saving import RandomState, Saved
+from tfgpipe.stepping import Stepped
 
 
 class _Plan:
-    """What `build` found out. A plain object, which Keras does not track:
-    names and files must not know about cells."""
+    """What `build` found out.
+
+    A plain object, which Keras does not track: names and files must not know
+    about cells.
+    """
 
     def __init__(self) -> None:
         self.input_spec: Any = None
         self.output_spec: Any = None
         self.cells: list[Cell] = []
         self.costs: list[float] = []
-        self.random_state: saving.RandomState | None = None
+        self.random_state: RandomState | None = None
         self.pending_losses: list[Any] | None = None
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
-class GPipe(keras.Model):
+class GPipe(Saved, Stepped):
     """A sequence of Keras layers that is trained on several devices.
 
     The layers are cut into `num_partitions` cells, one a device. A mini-batch
@@ -112,7 +111,7 @@ class GPipe(keras.Model):
         self.sequence = arguments.layers
         if arguments.input_spec is not None:
             self._plan.input_spec = arguments.input_spec
-            self.build(_shapes(arguments.input_spec))
+            self.build(shapes(arguments.input_spec))
 
     @property
     def num_partitions(self) -> int:
@@ -142,7 +141,7 @@ class GPipe(keras.Model):
             self._plan.output_spec = self._infer_specs()
             self._make_cells()
         seeds = [s for cell in self._plan.cells for s in cell.seeds]
-        self._plan.random_state = saving.RandomState(seeds)
+        self._plan.random_state = RandomState(seeds)
         # tf.train.Checkpoint finds nothing in a list of layers.
         self._checkpointed = tf.Module()
         self._checkpointed.values = [v.value for v in self.variables]
@@ -151,23 +150,24 @@ class GPipe(keras.Model):
     def _infer_specs(self) -> Any:
         """Builds the layers without their variables; finds their costs."""
         spec = self._plan.input_spec
-        before = "the inputs"
+        before = "the model's inputs"
         costs = []
+        known: dict[Any, float] = {}  # equal layers are estimated once
         with internals.deferred_variables():
             for layer, cost in zip(self.sequence, self._arguments.costs):
-                shapes = _shapes(spec)
                 try:
                     output = layer(spec)
                 except Exception as error:
                     raise ValueError(
-                        f"Layer '{layer.name}' must accept the outputs of "
-                        f"{before}. Received: outputs of shape {shapes}, and "
-                        f"this error: {error} Check the order of the layers "
-                        "and their sizes."
+                        f"Layer '{layer.name}' must accept {before}. "
+                        f"Received: tensors of shape {shapes(spec)}, and this "
+                        f"error: {error}\nCheck the order of the layers and "
+                        "their sizes."
                     ) from error
-                costs.append(cost_lib.resolve_cost(layer, cost, spec))
-                spec, before = output, f"layer '{layer.name}'"
+                costs.append(cost_lib.resolve_cost(layer, cost, spec, known))
+                spec, before = output, f"the outputs of layer '{layer.name}'"
         self._plan.costs = costs
+        check_splittable(self.sequence, self.num_micro_batches)
         return spec
 
     def _make_cells(self) -> None:
@@ -182,16 +182,12 @@ class GPipe(keras.Model):
             start += count
         owned: set[int] = set()
         for cell in self._plan.cells:
-            variables = [v for layer in cell.weights_by_layer for v in layer]
-            variables = [v for v in [*variables, *cell.state]]
-            new = {id(v): v for v in variables if id(v) not in owned}
+            weights = [v for layer in cell.weights_by_layer for v in layer]
+            new = {
+                id(v): v for v in [*weights, *cell.state] if id(v) not in owned
+            }
             placement.create_or_move(list(new.values()), cell.device)
             owned.update(new)
-
-    @property
-    def random_state(self) -> Any:
-        """The random seeds, which Keras itself does not save."""
-        return self._plan.random_state
 
     def cells(self) -> list[CellRecord]:
         """What each cell holds, in order. The model must be built."""
@@ -211,7 +207,9 @@ class GPipe(keras.Model):
                     layers=tuple(layer.name for layer in cell.sequence),
                     device=cell.device,
                     cost=sum(self._plan.costs[start:stop]),
-                    num_params=sum(tf.TensorShape(s).num_elements() for s in sizes),
+                    num_params=sum(
+                        tf.TensorShape(size).num_elements() for size in sizes
+                    ),
                 )
             )
             start = stop
@@ -247,205 +245,3 @@ class GPipe(keras.Model):
                 for layer in cell.sequence:
                     inputs = layer(inputs)
         return inputs
-
-    # ------------------------------------------------------------------ steps
-    def train_step(self, data: Any) -> dict[str, Any]:
-        """Trains on one mini-batch; called by `fit`."""
-        x, y, sample_weight = self._unpack(data)
-        head, objective = self._loss_for(x, y, sample_weight, training=True)
-        run = self._pipeline(x, (y, sample_weight), head, training=True)
-        tasks = SCHEDULES[self._arguments.schedule](
-            len(run.cells), run.micro_batches.count
-        )
-        run.run(tasks, objective.start)
-        if objective.total is None:  # nothing is trainable
-            objective.start(run)
-            warnings.warn("The model does not have any trainable weights.")
-        else:
-            self._update(run, objective)
-        return self._logs(run, head, objective, (x, y, sample_weight))
-
-    def test_step(self, data: Any) -> dict[str, Any]:
-        """Evaluates one mini-batch; called by `evaluate`."""
-        x, y, sample_weight = self._unpack(data)
-        head, objective = self._loss_for(x, y, sample_weight, training=False)
-        run = self._pipeline(x, (y, sample_weight), head, training=False)
-        run.run(forward_only(len(run.cells), run.micro_batches.count))
-        objective.start(run)
-        return self._logs(run, head, objective, (x, y, sample_weight))
-
-    def predict_step(self, data: Any) -> Any:
-        """Computes one mini-batch's outputs; called by `predict`."""
-        x, _, _ = self._unpack(data, with_loss=False)
-        run = self._pipeline(x, None, None, training=False)
-        run.run(forward_only(len(run.cells), run.micro_batches.count))
-        run.assign_state()
-        return run.joined_outputs()
-
-    def _unpack(self, data: Any, with_loss: bool = True) -> Any:
-        data = tree.map_structure(
-            lambda t: t
-            if t is None or isinstance(t, tf.__internal__.CompositeTensor)
-            else tf.convert_to_tensor(t),
-            data,
-        )
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        if with_loss:
-            check_rows(x, y, sample_weight)
-        self._prepare(x, y, sample_weight, with_loss)
-        return x, y, sample_weight
-
-    def _loss_for(
-        self, x: Any, y: Any, sample_weight: Any, training: bool
-    ) -> tuple[Head, Objective]:
-        spec = self._plan.output_spec
-        with_loss = streams_loss(self, spec)
-        head = Head(self, with_loss, streams_metrics(self, spec))
-        return head, Objective(self, (x, y, sample_weight), with_loss, training)
-
-    def _pipeline(
-        self, x: Any, labels: Any, head: Any, training: bool
-    ) -> Pipeline:
-        return Pipeline(
-            self._plan.cells,
-            x,
-            labels,
-            self.num_micro_batches,
-            training,
-            head,
-            self._arguments.remat,
-            Tracer(self.run_eagerly, self._jit_cells),
-        )
-
-    def _update(self, run: Pipeline, objective: Objective) -> None:
-        """Applies the gradients, each on the device of its variable."""
-        gradients = run.gradients()
-        objective.add_regularizers(gradients)
-        variables = self.trainable_variables
-        pairs = [(gradients.get(id(v)), v) for v in variables]
-        with placement.update_on_devices(self.optimizer, variables):
-            self.optimizer.apply_gradients(pairs)
-
-    def _logs(
-        self, run: Pipeline, head: Head, objective: Objective, data: Any
-    ) -> dict[str, Any]:
-        x, y, sample_weight = data
-        with tf.device(run.cells[-1].device):
-            internals.loss_tracker(self).update_state(
-                objective.total, sample_weight=run.micro_batches.num_rows
-            )
-            if head.streams_metrics:
-                return self.get_metrics_result()
-            return self.compute_metrics(
-                x, y, run.joined_outputs(), sample_weight=sample_weight
-            )
-
-    @contextlib.contextmanager
-    def replaced_losses(self, losses: list[Any]) -> Iterator[None]:
-        """Inside, `self.losses` are these: those of the mini-batch."""
-        self._plan.pending_losses = losses
-        try:
-            yield
-        finally:
-            self._plan.pending_losses = None
-
-    @property
-    def losses(self) -> list[Any]:
-        """Losses of `add_loss` and regularisers, see `keras.Model`."""
-        if self._plan.pending_losses is not None:
-            return self._plan.pending_losses
-        return super().losses
-
-    def _prepare(
-        self, x: Any, y: Any, sample_weight: Any, with_loss: bool
-    ) -> None:
-        """Creates all variables, before the step is traced if possible."""
-        with tf.init_scope():
-            if not self.built:
-                self._plan.input_spec = as_specs(x)
-                self.build(_shapes(self._plan.input_spec))
-            if not with_loss:
-                return
-            if self.optimizer is not None and not self.optimizer.built:
-                self.optimizer.build(self.trainable_variables)
-            with tf.device(self._plan.cells[-1].device):
-                internals.build_losses_and_metrics(
-                    self,
-                    as_specs(x),
-                    as_specs(y),
-                    self._plan.output_spec,
-                    as_specs(sample_weight),
-                )
-
-    def _maybe_symbolic_build(
-        self, iterator: Any = None, data_batch: Any = None
-    ) -> None:
-        """Keras calls this before it traces a step. A step that creates
-        variables would be traced twice."""
-        if data_batch is None:
-            data_batch = internals.element_spec(iterator)
-        leaves = tree.flatten(data_batch)
-        if not all(t is None or hasattr(t, "shape") for t in leaves):
-            return  # the step itself builds
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data_batch)
-        self._prepare(x, y, sample_weight, with_loss=True)
-
-    # ------------------------------------------------------------- Keras's XLA
-    @property
-    def jit_compile(self) -> bool:
-        """Always False: `compile(jit_compile=True)` compiles each cell."""
-        return False
-
-    @jit_compile.setter
-    def jit_compile(self, value: Any) -> None:
-        self._jit_cells = value is True
-
-    # ----------------------------------------------------------------- config
-    def get_config(self) -> dict[str, Any]:
-        """The arguments; costs as numbers, if they are known."""
-        costs = self._plan.costs or [
-            c if not callable(c) else None for c in self._arguments.costs
-        ]
-        return {
-            **super().get_config(),
-            "layers": [
-                keras.saving.serialize_keras_object(layer)
-                for layer in self.sequence
-            ],
-            "costs": costs,
-            **self._arguments.config(),
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None):
-        """Makes a model of what `get_config` returned."""
-        config = saving.overridden(dict(config))
-        layers = [
-            keras.saving.deserialize_keras_object(
-                layer, custom_objects=custom_objects
-            )
-            for layer in config.pop("layers")
-        ]
-        costs = config.pop("costs")
-        return cls(list(zip(layers, costs)), **config)
-
-    def get_build_config(self) -> dict[str, Any] | None:
-        """Shapes and dtypes of the inputs."""
-        if not self._plan.cells:
-            return None
-        return saving.spec_config(self._plan.input_spec)
-
-    def build_from_config(self, config: dict[str, Any]) -> None:
-        """Builds for what `get_build_config` returned."""
-        if config is None or self.built:
-            return
-        self._plan.input_spec = saving.spec_from_config(config)
-        self.build(_shapes(self._plan.input_spec))
-
-
-def _shape(spec: Any) -> Any:
-    return None if spec is None else tuple(spec.shape)
-
-
-def _shapes(spec: Any) -> Any:
-    return tree.map_structure(_shape, spec)

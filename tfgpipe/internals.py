@@ -268,3 +268,9 @@ def is_eager(tensor: Any) -> bool:
 def element_spec(epoch_iterator: Any) -> Any:
     """The structure of `tf.TensorSpec` that an epoch's dataset yields."""
     return epoch_iterator._get_iterator().element_spec
+
+
+# --------------------------------------------------------------------- layers
+def flat_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
+    """The layer and all layers inside it."""
+    return list(layer._flatten_layers())

@@ -86,7 +86,7 @@ class MicroBatches:
             self.num_rows = static
             self.count = min(num_micro_batches, static)
         self.is_static = static is not None
-        self.uniform = self.is_static and static % self.count == 0
+        self.uniform = static is not None and static % self.count == 0
         self._bounds = [
             self.num_rows * m // self.count for m in range(self.count + 1)
         ]
@@ -94,7 +94,7 @@ class MicroBatches:
     def split(self, nest: Any) -> list[Any]:
         """The nest's rows of every micro-batch: `count` nests."""
         return [
-            tree.map_structure(lambda t: self._rows(t, m), nest)
+            tree.map_structure(lambda t, m=m: self._rows(t, m), nest)
             for m in range(self.count)
         ]
 
@@ -188,10 +188,19 @@ def _assert_rows(num_rows: tf.Tensor) -> Any:
 def as_specs(nest: Any) -> Any:
     """Shapes and dtypes of a nest as `keras.KerasTensor`s, any batch size."""
     return tree.map_structure(
-        lambda t: None
-        if t is None
-        else keras.KerasTensor(
-            (None, *t.shape[1:]), keras.backend.standardize_dtype(t.dtype)
+        lambda t: (
+            None
+            if t is None
+            else keras.KerasTensor(
+                (None, *t.shape[1:]), keras.backend.standardize_dtype(t.dtype)
+            )
         ),
         nest,
+    )
+
+
+def shapes(nest: Any) -> Any:
+    """The shapes of a nest of tensors or specs, as tuples."""
+    return tree.map_structure(
+        lambda t: None if t is None else tuple(t.shape), nest
     )

@@ -11,11 +11,14 @@ import contextvars
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import h5py
 import keras
 from keras import tree
 
-_overrides: contextvars.ContextVar[dict[str, Any]] = contextvars.ContextVar(
-    "overrides", default={}
+from tfgpipe.micro_batch import shapes
+
+_overrides: contextvars.ContextVar[dict[str, Any] | None] = (
+    contextvars.ContextVar("overrides", default=None)
 )
 
 
@@ -39,6 +42,10 @@ def load_model(
 
     Returns:
         The `tfgpipe.GPipe`, compiled as it was, optimizer state included.
+
+    Raises:
+        ValueError: If the file holds something else, or the arguments do not
+            fit the layers or the devices.
     """
     changes = {
         "num_partitions": num_partitions,
@@ -46,7 +53,14 @@ def load_model(
         "devices": None if devices is None else list(devices),
     }
     with _overriding({k: v for k, v in changes.items() if v is not None}):
-        return keras.saving.load_model(path, **kwargs)
+        model = keras.saving.load_model(path, **kwargs)
+    if not isinstance(model, Saved):
+        raise ValueError(
+            "`path` must hold a `tfgpipe.GPipe`. Received: "
+            f"path={str(path)!r}, which holds a {type(model).__name__}. Load "
+            "it with `keras.saving.load_model` and pass its layers to `GPipe`."
+        )
+    return model
 
 
 @contextlib.contextmanager
@@ -63,9 +77,10 @@ def overridden(config: dict[str, Any]) -> dict[str, Any]:
 
     At another number of cells the saved cut and device names are dropped.
     """
-    changes = _overrides.get()
-    if changes.get("num_partitions", config["num_partitions"]) != (
-        config["num_partitions"]
+    changes = _overrides.get() or {}
+    if (
+        changes.get("num_partitions", config["num_partitions"])
+        != (config["num_partitions"])
     ):
         config = {**config, "layers_per_cell": None, "devices": None}
     return {**config, **changes}
@@ -113,3 +128,93 @@ class RandomState(keras.layers.Layer):
         if len(store.keys()) == len(self._seeds()):
             for i, seed in enumerate(self._seeds()):
                 seed.assign(store[str(i)])
+
+
+class Saved(keras.Model):
+    """The part of `GPipe` that Keras calls to save, load and copy it."""
+
+    @property
+    def random_state(self) -> RandomState | None:
+        """The random seeds, which Keras itself does not save."""
+        return self._plan.random_state
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments; costs as numbers, if they are known."""
+        costs = self._plan.costs or [
+            c if not callable(c) else None for c in self._arguments.costs
+        ]
+        return {
+            **super().get_config(),
+            "layers": [
+                keras.saving.serialize_keras_object(layer)
+                for layer in self.sequence
+            ],
+            "costs": costs,
+            **self._arguments.config(),
+        }
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Any = None
+    ) -> Any:
+        """Makes a model of what `get_config` returned."""
+        config = overridden(dict(config))
+        layers = [
+            keras.saving.deserialize_keras_object(
+                layer, custom_objects=custom_objects
+            )
+            for layer in config.pop("layers")
+        ]
+        costs = config.pop("costs")
+        return cls(list(zip(layers, costs)), **config)
+
+    def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """Loads what `save_weights` wrote, see `keras.Model.load_weights`.
+
+        The optimizer's state is loaded even if it has made no step yet.
+        """
+        if self.built and _holds_optimizer(filepath):
+            self.build_optimizer()
+        super().load_weights(filepath, *args, **kwargs)
+
+    def export(
+        self,
+        filepath: Any,
+        format: str = "tf_saved_model",
+        verbose: bool | None = None,
+        input_signature: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Writes a model for serving, see `keras.Model.export`.
+
+        The pipeline stays behind: what is served runs layer by layer.
+        """
+        if input_signature is None and self.built:
+            input_signature = [
+                tree.map_structure(
+                    lambda t: keras.InputSpec(shape=t.shape, dtype=t.dtype),
+                    self._plan.input_spec,
+                )
+            ]
+        super().export(filepath, format, verbose, input_signature, **kwargs)
+
+    def get_build_config(self) -> dict[str, Any] | None:
+        """Shapes and dtypes of the inputs."""
+        if not self._plan.cells:
+            return None
+        return spec_config(self._plan.input_spec)
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        """Builds for what `get_build_config` returned."""
+        if config is None or self.built:
+            return
+        self._plan.input_spec = spec_from_config(config)
+        self.build(shapes(self._plan.input_spec))
+
+
+def _holds_optimizer(path: Any) -> bool:
+    """Whether a file of `save_weights` has the state of an optimizer."""
+    if not str(path).endswith(".weights.h5"):
+        return False
+    with h5py.File(path) as file:
+        return len(file.get("optimizer/vars", ())) > 0

@@ -1,0 +1,391 @@
+"""What was saved with some cells is loaded with others, and trains on."""
+
+import json
+import zipfile
+
+import h5py
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers as kl
+from tiny import (
+    BATCH,
+    assert_close,
+    assert_same,
+    compiled,
+    data,
+    fit,
+    layers,
+    pipeline,
+    random_layers,
+    sequential,
+    state,
+    weights,
+)
+
+import tfgpipe
+
+
+def trained(make=random_layers, **kwargs):
+    model = compiled(pipeline(make, **kwargs), metrics=["mae"])
+    fit(model, *data())
+    return model
+
+
+def continued(model):
+    """Trains on; everything that must be equal afterwards."""
+    fit(model, *data(), initial_epoch=2, epochs=4)
+    seeds = [v.numpy() for cell in model._plan.cells for v in cell.seeds]
+    return state(model) + seeds
+
+
+def arguments(model):
+    """The configuration without that of the layers."""
+    config = model.get_config()
+    return {key: config[key] for key in config if key != "layers"}
+
+
+def devices_of(model):
+    return [
+        tf.DeviceSpec.from_string(v.value.device).device_index
+        for v in model.weights
+    ]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Files after two epochs, and the state after two more without a stop."""
+    keras.utils.set_random_seed(7)
+    folder = tmp_path_factory.mktemp("saved")
+    model = trained(k=4)
+    model.save(folder / "model.keras")
+    model.save_weights(folder / "model.weights.h5")
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    checkpoint.write(str(folder / "checkpoint"))
+    return folder, continued(model)
+
+
+# -------------------------------------------------------------------- files
+@pytest.mark.parametrize("k", [4, 2, 1])
+def test_keras_file_trains_on_bit_identically(saved, k):
+    folder, expected = saved
+    model = tfgpipe.load_model(folder / "model.keras", num_partitions=k)
+    assert model.num_partitions == len(model.cells()) == k
+    assert model.num_micro_batches == 3
+    assert_same(continued(model), expected)
+
+
+def other(k):
+    """A model with other weights, slots and seeds than the saved one."""
+    keras.utils.set_random_seed(1)
+    return compiled(tfgpipe.GPipe(random_layers(), k, 3), metrics=["mae"])
+
+
+@pytest.mark.parametrize(("k", "has_slots"), [(4, True), (2, False)])
+def test_tf_checkpoint_trains_on_bit_identically(saved, k, has_slots):
+    folder, expected = saved
+    model = other(k)
+    if has_slots:  # otherwise they are restored when they are created
+        model.optimizer.build(model.trainable_variables)
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    status = checkpoint.read(str(folder / "checkpoint"))
+    status.assert_existing_objects_matched()
+    assert_same(continued(model), expected)
+
+
+def test_weights_file_trains_on_bit_identically(saved):
+    folder, expected = saved
+    model = other(1)
+    model.load_weights(folder / "model.weights.h5")
+    assert_same(continued(model), expected)
+
+
+def test_load_model_changes_micro_batches_and_devices(tmp_path):
+    path = str(tmp_path / "model.keras")
+    model = trained(k=2)
+    model.save(path)
+    loaded = tfgpipe.load_model(
+        path, num_micro_batches=2, devices=["CPU:5", "CPU:3"]
+    )
+    assert loaded.num_micro_batches == 2
+    assert loaded.num_partitions == 2
+    assert set(devices_of(loaded)) == {5, 3}
+    slots = {v.value.device[-1] for v in loaded.optimizer.variables[2:]}
+    assert slots == {"5", "3"}
+    assert_same(weights(loaded), weights(model))
+    x, y = data()
+    assert_close(
+        loaded.evaluate(x, y, verbose=0),
+        model.evaluate(x, y, verbose=0),
+        tolerance=1e-6,
+    )
+
+
+def test_load_model_keeps_what_was_saved(tmp_path):
+    path = str(tmp_path / "model.keras")
+    model = trained(
+        k=2,
+        layers_per_cell=[3, 1],
+        devices=["CPU:1", "CPU:6"],
+        remat="always",
+        name="chosen",
+    )
+    model.save(path)
+    for load in (tfgpipe.load_model, keras.saving.load_model):
+        loaded = load(path)
+        assert isinstance(loaded, tfgpipe.GPipe)
+        assert arguments(loaded) == arguments(model)
+        assert loaded.cells() == model.cells()
+        assert loaded.name == "chosen"
+        assert devices_of(loaded) == devices_of(model)
+        assert_same(state(loaded), state(model))
+
+
+def test_another_number_of_cells_drops_cut_and_devices(tmp_path):
+    path = str(tmp_path / "model.keras")
+    trained(k=2, layers_per_cell=[3, 1], devices=["CPU:1", "CPU:6"]).save(path)
+    loaded = tfgpipe.load_model(path, num_partitions=3)
+    assert len(loaded.cells()) == 3
+    assert set(devices_of(loaded)) <= {0, 1, 2}
+
+
+def test_devices_alone_give_the_number_of_cells_that_was_saved(tmp_path):
+    path = str(tmp_path / "model.keras")
+    trained(k=2).save(path)
+    with pytest.raises(ValueError, match="`devices` must name one device a"):
+        tfgpipe.load_model(path, devices=["CPU:0", "CPU:1", "CPU:2"])
+
+
+def test_load_model_passes_keras_arguments_on(tmp_path):
+    path = str(tmp_path / "model.keras")
+    trained(k=2).save(path)
+    assert not tfgpipe.load_model(path, compile=False).compiled
+
+
+def test_load_model_without_a_pipeline_is_an_error(tmp_path):
+    path = str(tmp_path / "model.keras")
+    sequential().save(path)
+    with pytest.raises(ValueError, match=r"must hold a `tfgpipe\.GPipe`"):
+        tfgpipe.load_model(path, num_partitions=2)
+
+
+def test_unbuilt_model_is_saved_and_loaded(tmp_path):
+    path = str(tmp_path / "model.keras")
+    with pytest.warns(UserWarning, match="has not yet been built"):  # Keras's
+        tfgpipe.GPipe([(kl.Dense(3), 2.0), kl.Dense(2)], 2, 2).save(path)
+    loaded = tfgpipe.load_model(path)
+    compiled(loaded).train_on_batch(*data())
+    assert loaded.cells()[0].cost == 2.0
+
+
+# -------------------------------------------------------------- plain Keras
+@pytest.mark.parametrize("direction", ["to_keras", "from_keras"])
+def test_weights_files_are_those_of_sequential(tmp_path, direction):
+    path = str(tmp_path / "model.weights.h5")
+    model = trained(layers, k=3, m=1)
+    plain = compiled(sequential(), metrics=["mae"])
+    fit(plain, *data(), epochs=1)
+    source, target = (
+        (model, plain) if direction == "to_keras" else (plain, model)
+    )
+    source.save_weights(path)
+    target.load_weights(path)
+    assert_same(state(target), state(source))
+    for one in (source, target):
+        fit(one, *data(), epochs=1)
+    assert_close(state(target), state(source), tolerance=1e-5)
+
+
+def test_set_weights_takes_those_of_sequential():
+    model, plain = pipeline(layers, k=3), sequential()
+    keras.utils.set_random_seed(1)
+    model.set_weights([w + 1 for w in plain.get_weights()])
+    assert_same(weights(model), [w + 1 for w in weights(plain)])
+
+
+def test_no_file_mentions_cells(saved, tmp_path):
+    folder, _ = saved
+    zipfile.ZipFile(folder / "model.keras").extractall(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())["config"]
+    del config["layers_per_cell"]  # the argument
+    assert "cell" not in json.dumps(config)
+    for path in (
+        tmp_path / "model.weights.h5",
+        folder / "model.weights.h5",
+    ):
+        names = []
+        with h5py.File(path) as file:
+            file.visit(names.append)
+        assert "layers/batch_normalization/vars/3" in names
+        assert not [name for name in names if "cell" in name]
+    names = [
+        name for name, _ in tf.train.list_variables(str(folder / "checkpoint"))
+    ]
+    assert not [name for name in names if "cell" in name]
+
+
+# ------------------------------------------------------------ kinds of model
+@keras.saving.register_keras_serializable(package="test_saving")
+class Scale(kl.Layer):
+    """A layer of the user's, with state and a seed."""
+
+    def __init__(self, factor, **kwargs):
+        super().__init__(**kwargs)
+        self.factor = factor
+        self.seed_generator = keras.random.SeedGenerator(3)
+
+    def build(self, shape):
+        self.count = self.add_weight(
+            shape=(), dtype="int32", trainable=False, initializer="zeros"
+        )
+
+    def call(self, x, training=False):
+        if training:
+            self.count.assign_add(1)
+            noise = keras.random.normal(
+                keras.ops.shape(x), seed=self.seed_generator
+            )
+            x = x + 0.1 * noise
+        return x * self.factor
+
+    def get_config(self):
+        return {**super().get_config(), "factor": self.factor}
+
+
+def custom():
+    return [keras.Input((4,)), kl.Dense(3), Scale(2.0), kl.Dense(2)]
+
+
+def test_custom_layer_with_state_trains_on_bit_identically(tmp_path):
+    path = str(tmp_path / "model.keras")
+    model = trained(custom, k=3)
+    model.save(path)
+    loaded = tfgpipe.load_model(path, num_partitions=2)
+    assert loaded.layers[1].factor == 2.0
+    assert loaded.layers[1].count == 8
+    assert_same(continued(loaded), continued(model))
+
+
+@keras.saving.register_keras_serializable(package="test_saving")
+class Logits(kl.Layer):
+    """A softmax layer whose matrix is an embedding's."""
+
+    def __init__(self, embedding, **kwargs):
+        super().__init__(**kwargs)
+        self.embedding = embedding
+
+    def build(self, shape):
+        if not self.embedding.built:
+            self.embedding.build(None)
+
+    def call(self, x):
+        table = self.embedding.embeddings
+        return keras.ops.matmul(x, keras.ops.transpose(table))
+
+    def get_config(self):
+        embedding = keras.saving.serialize_keras_object(self.embedding)
+        return {**super().get_config(), "embedding": embedding}
+
+    @classmethod
+    def from_config(cls, config):
+        embedding = keras.saving.deserialize_keras_object(
+            config.pop("embedding")
+        )
+        return cls(embedding, **config)
+
+
+def test_tied_layers_survive(tmp_path):
+    path = str(tmp_path / "model.keras")
+    embedding = kl.Embedding(7, 4)
+    twice = kl.Dense(4, activation="tanh")
+    model = tfgpipe.GPipe(
+        [keras.Input((3,), dtype="int32"), embedding, twice, kl.Dense(4)]
+        + [twice, Logits(embedding)],
+        5,
+        2,
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    compiled(model, loss=loss)
+    x = np.arange(12).reshape(4, 3) % 7
+    model.train_on_batch(x, x)
+    model.save(path)
+    for k in (5, 2):
+        loaded = tfgpipe.load_model(path, num_partitions=k)
+        assert loaded.layers[-1].embedding is loaded.layers[0]
+        assert loaded.sequence[1] is loaded.sequence[3]
+        assert len(loaded.trainable_variables) == 5
+        loaded.train_on_batch(x, x)
+        if k == 5:
+            model.train_on_batch(x, x)
+        assert_same(state(loaded), state(model))
+
+
+@keras.saving.register_keras_serializable(package="test_saving")
+class Combine(kl.Layer):
+    """Takes a dict of a tuple and an integer tensor."""
+
+    def call(self, x):
+        a, b = x["pair"]
+        return keras.ops.concatenate(
+            [a, b, keras.ops.cast(x["index"], a.dtype)], -1
+        )
+
+
+def test_nests_of_inputs_survive(tmp_path):
+    path = str(tmp_path / "model.keras")
+    x, y = data()
+    index = np.arange(len(x), dtype="int32")[:, None]
+    inputs = {"pair": (x[:, :2], x[:, 2:]), "index": index}
+    model = compiled(tfgpipe.GPipe([Combine(), kl.Dense(2)], 2, 2))
+    fit(model, tf.data.Dataset.from_tensor_slices((inputs, y)).batch(5))
+    model.save(path)
+    loaded = tfgpipe.load_model(path)
+    assert loaded.built
+    assert_same(state(loaded), state(model))
+    assert_same(
+        [loaded.predict(inputs, BATCH, verbose=0)],
+        [model.predict(inputs, BATCH, verbose=0)],
+    )
+
+
+def test_costs_of_the_user_survive(tmp_path):
+    path = str(tmp_path / "model.keras")
+    items = [kl.Dense(3), kl.Dense(3), kl.Dense(3), kl.Dense(2)]
+    costs = [5.0, lambda layer, spec: 1 + spec.shape[-1], 1, 1.5]
+    model = tfgpipe.GPipe(
+        [keras.Input((4,)), *zip(items, costs)], num_partitions=2
+    )
+    model.save(path)
+    loaded = tfgpipe.load_model(path)
+    assert loaded.cells() == model.cells()
+    assert [cell.cost for cell in loaded.cells()] == [5.0, 6.5]
+
+
+# ------------------------------------------------------------- other copies
+def test_config_makes_an_equal_model():
+    model = pipeline(layers, k=2)
+    copy = tfgpipe.GPipe.from_config(model.get_config())
+    copy.build((None, 4))
+    assert arguments(copy) == arguments(model)
+    assert copy.cells() == model.cells()
+
+
+def test_clone_model_makes_an_equal_model_with_new_weights():
+    model = pipeline(random_layers, k=2)
+    clone = keras.models.clone_model(model)
+    clone.build((None, 4))
+    assert isinstance(clone, tfgpipe.GPipe)
+    assert clone.cells() == model.cells()
+    assert not {id(v) for v in clone.variables} & {
+        id(v) for v in model.variables
+    }
+
+
+def test_export_serves_the_predictions(tmp_path):
+    model = trained(k=2)
+    x, _ = data()
+    model.export(str(tmp_path / "served"), verbose=False)
+    served = tf.saved_model.load(str(tmp_path / "served"))
+    found = served.serve(tf.constant(x)).numpy()
+    assert_close(found, model.predict(x, verbose=0), tolerance=1e-5)

@@ -1,0 +1,192 @@
+"""What a `GPipe` does with one mini-batch: train, test and predict steps.
+
+Keras's `fit`, `evaluate` and `predict` call the steps, and trace them into one
+graph each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import tree
+
+from tfgpipe import internals, placement
+from tfgpipe.loss import Head, Objective, streams_loss, streams_metrics
+from tfgpipe.micro_batch import as_specs, check_rows, shapes
+from tfgpipe.pipeline import Pipeline
+from tfgpipe.schedule import SCHEDULES, forward_only
+from tfgpipe.trace import Tracer
+
+
+class Stepped(keras.Model):
+    """The part of `GPipe` that runs mini-batches through its cells."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        """Trains on one mini-batch; called by `fit`."""
+        x, y, sample_weight = self._unpack(data)
+        head, objective = self._loss_for(x, y, sample_weight, training=True)
+        run = self._pipeline(x, (y, sample_weight), head, training=True)
+        tasks = SCHEDULES[self._arguments.schedule](
+            len(run.cells), run.micro_batches.count
+        )
+        run.run(tasks, objective.start)
+        if objective.total is None:  # nothing is trainable
+            objective.start(run)
+            warnings.warn(
+                "The model does not have any trainable weights.", stacklevel=2
+            )
+        else:
+            self._update(run, objective)
+        return self._logs(run, head, objective, (x, y, sample_weight))
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        """Evaluates one mini-batch; called by `evaluate`."""
+        x, y, sample_weight = self._unpack(data)
+        head, objective = self._loss_for(x, y, sample_weight, training=False)
+        run = self._pipeline(x, (y, sample_weight), head, training=False)
+        run.run(forward_only(len(run.cells), run.micro_batches.count))
+        objective.start(run)
+        return self._logs(run, head, objective, (x, y, sample_weight))
+
+    def predict_step(self, data: Any) -> Any:
+        """Computes one mini-batch's outputs; called by `predict`."""
+        x, _, _ = self._unpack(data, with_loss=False)
+        run = self._pipeline(x, None, None, training=False)
+        run.run(forward_only(len(run.cells), run.micro_batches.count))
+        run.assign_state()
+        return run.joined_outputs()
+
+    def _unpack(self, data: Any, with_loss: bool = True) -> Any:
+        data = tree.map_structure(
+            lambda t: (
+                t
+                if t is None or isinstance(t, tf.__internal__.CompositeTensor)
+                else tf.convert_to_tensor(t)
+            ),
+            data,
+        )
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        if with_loss:
+            check_rows(x, y, sample_weight)
+        self._prepare(x, y, sample_weight, with_loss)
+        return x, y, sample_weight
+
+    def _loss_for(
+        self, x: Any, y: Any, sample_weight: Any, training: bool
+    ) -> tuple[Head, Objective]:
+        spec = self._plan.output_spec
+        with_loss = streams_loss(self, spec)
+        head = Head(self, with_loss, streams_metrics(self, spec))
+        return head, Objective(self, (x, y, sample_weight), with_loss, training)
+
+    def _pipeline(
+        self, x: Any, labels: Any, head: Any, training: bool
+    ) -> Pipeline:
+        return Pipeline(
+            self._plan.cells,
+            x,
+            labels,
+            self.num_micro_batches,
+            training,
+            head,
+            self._arguments.remat,
+            Tracer(self.run_eagerly, self._jit_cells),
+        )
+
+    def _update(self, run: Pipeline, objective: Objective) -> None:
+        """Applies the gradients, each on the device of its variable."""
+        gradients = run.gradients()
+        objective.add_regularizers(gradients)
+        variables = self.trainable_variables
+        pairs = [(gradients.get(id(v)), v) for v in variables]
+        with placement.update_on_devices(self.optimizer, variables):
+            self.optimizer.apply_gradients(pairs)
+
+    def _logs(
+        self, run: Pipeline, head: Head, objective: Objective, data: Any
+    ) -> dict[str, Any]:
+        x, y, sample_weight = data
+        with tf.device(run.cells[-1].device):
+            internals.loss_tracker(self).update_state(
+                objective.total, sample_weight=run.micro_batches.num_rows
+            )
+            if head.streams_metrics:
+                return self.get_metrics_result()
+            return self.compute_metrics(
+                x, y, run.joined_outputs(), sample_weight=sample_weight
+            )
+
+    @contextlib.contextmanager
+    def replaced_losses(self, losses: list[Any]) -> Iterator[None]:
+        """Inside, `self.losses` are these: those of the mini-batch."""
+        self._plan.pending_losses = losses
+        try:
+            yield
+        finally:
+            self._plan.pending_losses = None
+
+    @property
+    def losses(self) -> list[Any]:
+        """Losses of `add_loss` and regularisers, see `keras.Model`."""
+        if self._plan.pending_losses is not None:
+            return self._plan.pending_losses
+        return super().losses
+
+    def _prepare(
+        self, x: Any, y: Any, sample_weight: Any, with_loss: bool
+    ) -> None:
+        """Creates all variables, before the step is traced if possible."""
+        with tf.init_scope():
+            if not self.built:
+                self._plan.input_spec = as_specs(x)
+                self.build(shapes(self._plan.input_spec))
+            if not with_loss:
+                return
+            self.build_optimizer()
+            with tf.device(self._plan.cells[-1].device):
+                internals.build_losses_and_metrics(
+                    self,
+                    as_specs(x),
+                    as_specs(y),
+                    self._plan.output_spec,
+                    as_specs(sample_weight),
+                )
+
+    def build_optimizer(self) -> None:
+        """Creates the optimizer's slots, each where its variable is.
+
+        Keras does so in the first step, and puts all of them on device 0.
+        """
+        if self.optimizer is not None and not self.optimizer.built:
+            with tf.init_scope():
+                self.optimizer.build(self.trainable_variables)
+
+    def _maybe_symbolic_build(
+        self, iterator: Any = None, data_batch: Any = None
+    ) -> None:
+        """Creates all variables before Keras traces a step.
+
+        A step that creates some would be traced twice.
+        """
+        if data_batch is None:
+            data_batch = internals.element_spec(iterator)
+        leaves = tree.flatten(data_batch)
+        if not all(t is None or hasattr(t, "shape") for t in leaves):
+            return  # the step itself builds
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data_batch)
+        self._prepare(x, y, sample_weight, with_loss=True)
+
+    # ------------------------------------------------------------- Keras's XLA
+    @property
+    def jit_compile(self) -> bool:
+        """Always False: `compile(jit_compile=True)` compiles each cell."""
+        return False
+
+    @jit_compile.setter
+    def jit_compile(self, value: Any) -> None:
+        self._jit_cells = value is True
