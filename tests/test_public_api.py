@@ -1,0 +1,61 @@
+"""The public interface: nothing more, nothing less."""
+
+import inspect
+
+import keras
+
+import tfgpipe
+
+
+def test_all_is_the_public_interface():
+    assert tfgpipe.__all__ == ["GPipe", "load_model"]
+
+
+def parameters(function):
+    """Names and defaults; those after the star are in braces."""
+    shown = []
+    for name, p in inspect.signature(function).parameters.items():
+        text = name if p.default is p.empty else f"{name}={p.default!r}"
+        if p.kind is p.KEYWORD_ONLY:
+            text = f"{{{text}}}"
+        shown.append("**" + text if p.kind is p.VAR_KEYWORD else text)
+    return shown
+
+
+def test_constructor_takes_the_arguments_it_promises():
+    assert parameters(tfgpipe.GPipe.__init__) == [
+        "self",
+        "layers",
+        "num_partitions=None",
+        "num_micro_batches=1",
+        "{devices=None}",
+        "{layers_per_cell=None}",
+        "{schedule='gpipe'}",
+        "{remat='except_last'}",
+        "{name=None}",
+        "**kwargs",
+    ]
+
+
+def test_load_model_takes_the_arguments_it_promises():
+    assert parameters(tfgpipe.load_model) == [
+        "path",
+        "num_partitions=None",
+        "num_micro_batches=None",
+        "devices=None",
+        "**kwargs",
+    ]
+
+
+def test_cells_are_plain_records():
+    model = tfgpipe.GPipe(
+        [keras.Input((3,)), keras.layers.Dense(2, name="a")], 1
+    )
+    (cell,) = model.cells()
+    assert vars(cell) == {
+        "index": 0,
+        "layers": ("a",),
+        "device": "/device:CPU:0",
+        "cost": 14.0,
+        "num_params": 8,
+    }
