@@ -35,10 +35,8 @@ class Experiment:
         schedule: As in `tfgpipe.GPipe`.
         remat: As in `tfgpipe.GPipe`.
         seed: What the initial weights and the order of the data follow from.
-        expected_accuracy: Share of the test examples that a finished run
-            classifies correctly, at least; `None` where no run was finished.
-        expected_result: What to expect, in words, and what it was measured
-            on.
+        expected_result: What a whole run gives, in words, and what that was
+            measured on.
     """
 
     name: str
@@ -54,8 +52,7 @@ class Experiment:
     schedule: str = "gpipe"
     remat: str = "except_last"
     seed: int = 0
-    expected_accuracy: float | None = None
-    expected_result: str = ""
+    expected_result: str = "not measured yet"
 
     def __post_init__(self) -> None:
         problems = [
@@ -78,3 +75,19 @@ class Experiment:
             )
         if problems:
             raise ValueError("\n".join(problems))
+
+    def __str__(self) -> str:
+        cut = f", layers_per_cell={self.layers_per_cell}"
+        return (
+            f"{self.name}: {self.description}\n"
+            f"  model      {self.model}\n"
+            f"  data       {self.data}\n"
+            f"  optimizer  {self.optimizer}\n"
+            f"  training   batch_size={self.batch_size}, "
+            f"epochs={self.epochs}, seed={self.seed}\n"
+            f"  pipeline   num_partitions={self.num_partitions}, "
+            f"num_micro_batches={self.num_micro_batches}, "
+            f"schedule={self.schedule}, remat={self.remat}"
+            f"{cut if self.layers_per_cell else ''}\n"
+            f"  expected   {self.expected_result}"
+        )

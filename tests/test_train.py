@@ -1,0 +1,257 @@
+"""The trainer: runs, resumes, compares, and refuses bad flags early."""
+
+import dataclasses
+import doctest
+import itertools
+
+import keras
+import numpy as np
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from params import datasets, registry
+from params.experiment import Experiment
+from params.optimizer import Optimizer
+from tools import batches as batches_lib
+from tools import comparison, devices, train
+from tools.batches import batches
+from tools.trainer import Trainer
+
+
+@dataclasses.dataclass(frozen=True)
+class Perceptron:
+    num_units: int = 8
+
+    def layers(self):
+        return [
+            keras.layers.Flatten(name="flatten"),
+            keras.layers.Dense(self.num_units, "relu", name="hidden"),
+            keras.layers.Dropout(0.2, seed=1, name="dropout"),
+            keras.layers.BatchNormalization(name="bn"),
+            keras.layers.Dense(3, "softmax", name="classes"),
+        ]
+
+
+TINY = Experiment(
+    name="image.tiny",
+    description="five layers",
+    model=Perceptron(),
+    data="noise",
+    optimizer=Optimizer("adam", 0.01),
+    batch_size=8,
+    epochs=3,
+    num_partitions=2,
+    num_micro_batches=2,
+)
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    """Registers TINY and its data; leaves the tests' devices alone."""
+    rng = np.random.default_rng(0)
+
+    def noise():
+        x = rng.random((28, 4, 4, 1), np.float32)
+        y = rng.integers(0, 3, 28, np.int32)
+        return datasets.ImageDataset(x, y, x[:10], y[:10])
+
+    data = noise()
+    monkeypatch.setitem(datasets.LOADERS, "noise", lambda: data)
+    monkeypatch.setitem(registry._EXPERIMENTS, TINY.name, TINY)
+    monkeypatch.setattr(devices, "split_cpu", lambda num_devices: None)
+
+
+def run(**given) -> int:
+    """Runs the command with these flags."""
+    flags.FLAGS.mark_as_parsed()
+    with flagsaver.flagsaver(**given):
+        return train.main(["train"])
+
+
+def trained_weights(**kwargs) -> list[np.ndarray]:
+    trainer = Trainer(TINY, **kwargs)
+    trainer.fit(verbose=0)
+    return trainer.model.get_weights()
+
+
+class Interrupt(keras.callbacks.Callback):
+    """Stops training in the middle of the given epoch."""
+
+    def __init__(self, epoch):
+        super().__init__()
+        self.epoch = epoch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.current = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.current == self.epoch and batch == 1:
+            raise KeyboardInterrupt
+
+
+def taken(first_step, num_steps=8, seed=0):
+    x = np.arange(10)
+    made = batches(
+        x, -x, 4, seed=seed, first_step=first_step, num_steps=num_steps
+    )
+    return [(x.numpy().tolist(), y.numpy().tolist()) for x, y in made]
+
+
+def test_batches_take_every_example_once_an_epoch():
+    epochs = [taken(0)[:3], taken(0)[3:6]]
+    for epoch in epochs:
+        assert [len(x) for x, _ in epoch] == [4, 4, 2]
+        rows = itertools.chain.from_iterable(x for x, _ in epoch)
+        assert sorted(rows) == list(range(10))
+        assert all(y == [-i for i in x] for x, y in epoch)
+    assert epochs[0] != epochs[1]
+
+
+def test_batches_of_a_later_start_are_those_of_the_whole_run():
+    assert taken(first_step=4) == taken(first_step=0)[4:]
+
+
+def test_batches_depend_on_the_seed():
+    assert taken(0, seed=1) != taken(0, seed=2)
+
+
+def test_difference_counts_bits_that_differ():
+    one = [np.array([1.0, 0.0], np.float32), np.array([3], np.int32)]
+    two = [np.array([1.5, -0.0], np.float32), np.array([3], np.int32)]
+    assert comparison.difference(one, one).num_different == 0
+    assert "all 3 values" in str(comparison.difference(one, one))
+    result = comparison.difference(one, two)
+    assert (result.num_different, result.largest) == (2, 0.5)
+    assert "2 of 3 values in 2 weights differ, by up to 0.5" in str(result)
+
+
+def test_difference_of_other_shapes_is_an_error():
+    with pytest.raises(ValueError, match="same shapes"):
+        comparison.difference([np.zeros(2)], [np.zeros(3)])
+
+
+def test_run_prints_cells_bubble_and_accuracy(capsys):
+    assert run(params="image.tiny", set=["epochs=1"]) == 0
+    out = capsys.readouterr().out
+    assert "device:CPU:1" in out
+    assert "bubble of 2 cells and 2 micro-batches: 33%" in out
+    assert "Trained 4 steps with num_partitions=2" in out
+    assert "Test accuracy: " in out
+
+
+def test_list_prints_every_experiment(capsys):
+    assert run(list=True) == 0
+    out = capsys.readouterr().out
+    for experiment in registry.all_experiments():
+        assert f"{experiment.name}: {experiment.description}" in out
+
+
+def test_steps_end_in_the_middle_of_an_epoch(capsys):
+    assert run(params="image.tiny", steps=6) == 0
+    assert "Trained 6 steps" in capsys.readouterr().out
+
+
+def test_comparison_with_one_cell_finds_the_same_bits(capsys):
+    given = {"params": "image.tiny", "compare_num_partitions": 1}
+    assert run(**given, epochs=1) == 0
+    out = capsys.readouterr().out
+    assert "after 4 of 4 steps from the same initial weights: all" in out
+
+
+def test_comparison_of_the_first_steps_says_so(capsys):
+    given = {"params": "image.tiny", "compare_num_partitions": 1}
+    assert run(**given, epochs=2, compare_steps=3) == 0
+    assert "after 3 of 8 steps" in capsys.readouterr().out
+
+
+def test_comparison_that_fails_exits_with_1(capsys, monkeypatch):
+    original = comparison.Snapshot.on_train_batch_end
+
+    def disturbed(self, batch, logs=None):
+        original(self, batch, logs)
+        if self.weights and self.model.num_partitions == 1:
+            self.weights[0][0] += 1
+
+    monkeypatch.setattr(comparison.Snapshot, "on_train_batch_end", disturbed)
+    given = {"params": "image.tiny", "compare_num_partitions": 1}
+    assert run(**given, steps=1) == 1
+    assert "differ, by up to 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("num_partitions", [1, 2])
+def test_interrupted_run_resumes_bit_identically(tmp_path, num_partitions):
+    expected = trained_weights()
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(TINY, train_dir=tmp_path).fit([Interrupt(2)], verbose=0)
+    same = dataclasses.replace(TINY, num_partitions=num_partitions)
+    resumed = Trainer(same, train_dir=tmp_path)
+    assert resumed.first_step == 8
+    assert resumed.model.num_partitions == num_partitions
+    resumed.fit(verbose=0)
+    weights = resumed.model.get_weights()
+    assert comparison.difference(expected, weights).num_different == 0
+
+
+def test_finished_run_is_not_trained_again(tmp_path, capsys):
+    given = {"params": "image.tiny", "train_dir": str(tmp_path), "epochs": 1}
+    assert run(**given) == 0
+    assert run(**given) == 0
+    assert "Trained 0 steps" in capsys.readouterr().out
+    final = keras.saving.load_model(tmp_path / "final.keras")
+    assert int(final.optimizer.iterations) == 4
+    assert run(**given, compare_num_partitions=1) == 2
+    assert "finished cannot be compared" in capsys.readouterr().err
+
+
+def test_train_dir_of_another_run_is_refused(tmp_path, capsys):
+    given = {"params": "image.tiny", "train_dir": str(tmp_path)}
+    assert run(**given, steps=1) == 0
+    assert run(**given, steps=1, seed=1) == 2
+    assert "only --num_partitions may change" in capsys.readouterr().err
+
+
+def test_train_dir_that_is_a_file_is_refused(tmp_path, capsys):
+    path = tmp_path / "file"
+    path.write_text("", "utf-8")
+    assert run(params="image.tiny", train_dir=str(path)) == 2
+    assert "`train_dir` must be a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"params": None}, "must name an experiment: one of image."),
+        ({"params": "image.tinny"}, "Did you mean 'image.tiny'"),
+        ({"steps": 1, "epochs": 1}, "must not be given both"),
+        ({"compare_steps": 1}, "needs --compare_num_partitions"),
+        ({"compare_steps": 99, "compare_num_partitions": 1}, "from 1 to 12"),
+        ({"num_virtual_devices": 1}, "at least the number of cells, 2"),
+        ({"num_partitions": 6}, "num_partitions=6"),
+        ({"num_micro_batches": 9}, "at most `batch_size`"),
+        ({"schedule": "gpip"}, "schedule='gpip'"),
+        ({"remat": "sometimes"}, "remat='sometimes'"),
+        ({"set": ["model.num_unit=3"]}, "Did you mean 'model.num_units'"),
+        ({"set": ["data=noises"]}, "Did you mean 'noise'"),
+    ],
+)
+def test_bad_flags_fail_before_any_work(given, message, capsys, tmp_path):
+    folder = tmp_path / "new"
+    base = {"params": "image.tiny", "train_dir": str(folder)}
+    assert run(**{**base, **given}) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
+    if "compare_steps" not in given:
+        assert not folder.exists()
+
+
+def test_leftover_arguments_are_refused(capsys):
+    flags.FLAGS.mark_as_parsed()
+    with flagsaver.flagsaver(params="image.tiny"):
+        assert train.main(["train", "epochs=3"]) == 2
+    assert "only flags. Received: ['epochs=3']" in capsys.readouterr().err
+
+
+def test_example_in_the_docstring_runs():
+    assert doctest.testmod(batches_lib).failed == 0

@@ -1,0 +1,195 @@
+r"""Trains an experiment of `params` through a pipeline.
+
+    python -m tools.train --list
+    python -m tools.train --params=image.amoebanet_d_demo
+    python -m tools.train --params=image.amoebanet_d_demo \
+        --num_partitions=3 --set=model.num_filters=64 --train_dir=runs/wide
+
+Flags that are not given keep the experiment's own values. The same command
+resumes a run that was killed, if it has a --train_dir.
+"""
+
+import dataclasses
+import pathlib
+import sys
+import time
+
+from absl import app, flags
+
+import params
+from params import Experiment
+from tfgpipe import schedule
+from tfgpipe.cell_record import print_cells
+from tools import comparison, devices
+from tools.trainer import Trainer
+
+FLAGS = flags.FLAGS
+
+flags.DEFINE_string("params", None, "Name of the experiment; see --list.")
+flags.DEFINE_boolean("list", False, "Print all experiments and stop.")
+flags.DEFINE_integer("num_partitions", None, "K, the number of cells.", 1)
+flags.DEFINE_integer(
+    "num_micro_batches", None, "M, the micro-batches of a mini-batch.", 1
+)
+flags.DEFINE_string("schedule", None, "Order of the tasks on each device.")
+flags.DEFINE_string("remat", None, "What the backward pass recomputes.")
+flags.DEFINE_integer("batch_size", None, "Examples in a mini-batch.", 1)
+flags.DEFINE_integer("epochs", None, "Times to go through the data.", 1)
+flags.DEFINE_integer("steps", None, "Mini-batches, instead of --epochs.", 1)
+flags.DEFINE_integer("seed", None, "Of initial weights and data order.", 0)
+flags.DEFINE_multi_string(
+    "set", [], "Another field: --set=model.num_filters=64. Repeatable."
+)
+flags.DEFINE_string(
+    "train_dir", None, "Folder for checkpoints and final.keras."
+)
+flags.DEFINE_integer(
+    "num_virtual_devices",
+    None,
+    "Split the CPU into so many devices. Default: where there is no "
+    "accelerator, as many as there are cells.",
+    1,
+)
+flags.DEFINE_integer(
+    "compare_num_partitions",
+    None,
+    "Train a second time with so many cells, compare the weights, and exit "
+    "with 1 if any bit differs.",
+    1,
+)
+flags.DEFINE_integer(
+    "compare_steps", None, "Compare after so many steps. Default: all.", 1
+)
+
+_FIELDS = (
+    "num_partitions",
+    "num_micro_batches",
+    "schedule",
+    "remat",
+    "batch_size",
+    "epochs",
+    "seed",
+)
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command line.
+
+    Returns:
+        The exit code: 0; 1 if compared weights differ; 2 for bad flags.
+    """
+    if FLAGS.list:
+        for experiment in params.all_experiments():
+            print(f"{experiment}\n")
+        return 0
+    try:
+        experiment = _experiment(argv)
+        _make_devices(experiment)
+        folder = pathlib.Path(FLAGS.train_dir) if FLAGS.train_dir else None
+        trainer = Trainer(experiment, FLAGS.steps, folder)
+        snapshot = _snapshot(trainer)
+    except (ValueError, FileNotFoundError) as error:
+        print(f"tools.train: {error}", file=sys.stderr)
+        return 2
+    print(experiment)
+    _train(trainer, trainer.num_steps, [snapshot] if snapshot else [])
+    print(f"Test accuracy: {trainer.test_accuracy():.2%}")
+    if experiment == params.get(experiment.name) and not FLAGS.steps:
+        print(f"Expected: {experiment.expected_result}")
+    if saved := trainer.export():
+        print(f"The trained model: {saved}")
+    return _compare(experiment, snapshot) if snapshot else 0
+
+
+def _experiment(argv: list[str]) -> Experiment:
+    """The experiment that the flags describe."""
+    if len(argv) > 1:
+        raise ValueError(f"Expected only flags. Received: {argv[1:]}.")
+    if FLAGS.params is None:
+        known = [experiment.name for experiment in params.all_experiments()]
+        raise ValueError(
+            f"--params must name an experiment: one of {', '.join(known)}."
+        )
+    if FLAGS.steps and FLAGS.epochs:
+        raise ValueError(
+            "--steps and --epochs must not be given both. Received: "
+            f"--steps={FLAGS.steps} and --epochs={FLAGS.epochs}."
+        )
+    if FLAGS.compare_steps and not FLAGS.compare_num_partitions:
+        raise ValueError("--compare_steps needs --compare_num_partitions.")
+    given = {name: FLAGS[name].value for name in _FIELDS}
+    given = {name: v for name, v in given.items() if v is not None}
+    experiment = params.override(params.get(FLAGS.params), FLAGS.set)
+    return dataclasses.replace(experiment, **given)
+
+
+def _make_devices(experiment: Experiment) -> None:
+    """Splits the CPU where the experiment or a flag wants it."""
+    needed = max(experiment.num_partitions, FLAGS.compare_num_partitions or 1)
+    asked = FLAGS.num_virtual_devices
+    if asked and asked < needed:
+        raise ValueError(
+            "--num_virtual_devices must be at least the number of cells, "
+            f"{needed}. Received: --num_virtual_devices={asked}."
+        )
+    if asked or not devices.has_accelerator():
+        devices.split_cpu(asked or needed)
+
+
+def _snapshot(trainer: Trainer) -> comparison.Snapshot | None:
+    """What keeps the weights that a second run is compared with."""
+    if not FLAGS.compare_num_partitions:
+        return None
+    step = FLAGS.compare_steps or trainer.num_steps
+    if not trainer.first_step < step <= trainer.num_steps:
+        raise ValueError(
+            "--compare_steps must be a step that this run will do, from "
+            f"{trainer.first_step + 1} to {trainer.num_steps}. Received: "
+            f"{step}. A run that is finished cannot be compared: give "
+            "another --train_dir, or none."
+        )
+    return comparison.Snapshot(step, trainer.first_step)
+
+
+def _train(trainer: Trainer, until: int, callbacks: list) -> None:
+    """Trains up to a step, and prints on what and how long."""
+    model = trainer.model
+    print_cells(model.cells())
+    k, m = model.num_partitions, model.num_micro_batches
+    print(
+        f"Ideal bubble of {k} cells and {m} micro-batches: "
+        f"{schedule.bubble(k, m):.0%}"
+    )
+    if trainer.first_step:
+        print(f"Resuming after step {trainer.first_step}.")
+    start = time.monotonic()
+    trainer.fit(callbacks, until, verbose=1 if sys.stdout.isatty() else 2)
+    print(
+        f"Trained {until - trainer.first_step} steps with "
+        f"num_partitions={k} in {time.monotonic() - start:.0f} s."
+    )
+
+
+def _compare(experiment: Experiment, snapshot: comparison.Snapshot) -> int:
+    """Trains again with other cells; returns the exit code."""
+    k = experiment.num_partitions
+    other = dataclasses.replace(
+        experiment,
+        num_partitions=FLAGS.compare_num_partitions,
+        layers_per_cell=None,
+    )
+    print(f"\nThe same again with num_partitions={other.num_partitions}:")
+    trainer = Trainer(other, FLAGS.steps)
+    again = comparison.Snapshot(snapshot.step)
+    _train(trainer, snapshot.step, [again])
+    result = comparison.difference(snapshot.weights, again.weights)
+    print(
+        f"num_partitions={k} and num_partitions={other.num_partitions}, "
+        f"seed {experiment.seed}, after {snapshot.step} of "
+        f"{trainer.num_steps} steps from the same initial weights: {result}."
+    )
+    return 1 if result.num_different else 0
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,188 @@
+"""Trains an experiment: model, data, checkpoints, evaluation."""
+
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Sequence
+
+import keras
+
+import tfgpipe
+from params import Experiment, datasets
+from tools.batches import batches, steps_per_epoch
+
+_EVALUATION_BATCH_SIZE = 500
+
+
+class Trainer:
+    """One run of an experiment, that can be interrupted and resumed.
+
+    Args:
+        experiment: What to train.
+        num_steps: Optimizer updates; `None` for all of the epochs.
+        train_dir: Folder for checkpoints and the trained model; `None` keeps
+            nothing. It is made if need be. A run of the same experiment that
+            was interrupted there is resumed, with the same or another number
+            of partitions.
+
+    Attributes:
+        num_steps: Optimizer updates in the whole run.
+        first_step: Updates that an interrupted run had done already.
+
+    Raises:
+        ValueError: If `train_dir` holds another run, or the experiment cannot
+            be run.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        num_steps: int | None = None,
+        train_dir: pathlib.Path | None = None,
+    ) -> None:
+        self.experiment = experiment
+        self.data = datasets.load(experiment.data)
+        self._per_epoch = steps_per_epoch(
+            len(self.data.x_train), experiment.batch_size
+        )
+        self.num_steps = num_steps or self._per_epoch * experiment.epochs
+        self._folder = train_dir
+        model = self._new_model()  # checks the arguments
+        if train_dir is not None:
+            self._claim_folder(train_dir)
+        self.model = self._restore() or model
+        self.first_step = int(self.model.optimizer.iterations)
+
+    def _claim_folder(self, folder: pathlib.Path) -> None:
+        """Checks that the folder holds no other run; notes this one there."""
+        run = dataclasses.asdict(self.experiment)
+        run |= {"num_steps": self.num_steps, "num_partitions": None}
+        text = json.dumps(run, indent=2)
+        path = folder / "experiment.json"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            before = path.read_text("utf-8") if path.exists() else text
+            path.write_text(before, "utf-8")
+        except OSError as error:
+            raise ValueError(
+                "`train_dir` must be a folder that can be written to. "
+                f"Received: train_dir={str(folder)!r}, which gives: {error}."
+            ) from error
+        if before != text:
+            raise ValueError(
+                "`train_dir` must be new, or hold this same run. Received: "
+                f"train_dir={str(folder)!r}, which holds a run with other "
+                f"parameters: see {path}. Give another folder, or the same "
+                "flags as then; only --num_partitions may change."
+            )
+
+    def _restore(self) -> tfgpipe.GPipe | None:
+        if self._folder is None or not self._checkpoint.exists():
+            return None
+        return tfgpipe.load_model(
+            str(self._checkpoint),
+            num_partitions=self.experiment.num_partitions,
+        )
+
+    @property
+    def _checkpoint(self) -> pathlib.Path:
+        return self._folder / "checkpoint.keras"
+
+    def _new_model(self) -> tfgpipe.GPipe:
+        experiment = self.experiment
+        keras.utils.set_random_seed(experiment.seed)
+        model = tfgpipe.GPipe(
+            experiment.model.layers(),
+            num_partitions=experiment.num_partitions,
+            num_micro_batches=experiment.num_micro_batches,
+            layers_per_cell=experiment.layers_per_cell,
+            schedule=experiment.schedule,
+            remat=experiment.remat,
+        )
+        model.build((None, *self.data.x_train.shape[1:]))
+        model.compile(
+            optimizer=experiment.optimizer.make(self.num_steps),
+            loss="sparse_categorical_crossentropy",
+            metrics=["accuracy"],
+        )
+        return model
+
+    def fit(
+        self,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
+        until: int | None = None,
+        verbose: int | str = "auto",
+    ) -> None:
+        """Trains, with a checkpoint after every epoch.
+
+        Args:
+            callbacks: More of Keras's callbacks.
+            until: The step after which to stop; `None` for `num_steps`.
+            verbose: As in `keras.Model.fit`.
+        """
+        until = until or self.num_steps
+        data = batches(
+            self.data.x_train,
+            self.data.y_train,
+            self.experiment.batch_size,
+            seed=self.experiment.seed,
+            first_step=self.first_step,
+            num_steps=until,
+        )
+        callbacks = list(callbacks)
+        if self._folder is not None:
+            callbacks.append(_Checkpoint(self._checkpoint))
+        done = self.first_step // self._per_epoch
+        full, rest = divmod(until, self._per_epoch)
+        # Whole epochs, then the rest of one.
+        for first, last, steps in (
+            (done, full, self._per_epoch),
+            (full, full + 1, rest),
+        ):
+            if first < last and steps:
+                self.model.fit(
+                    data.skip((first - done) * self._per_epoch),
+                    initial_epoch=first,
+                    epochs=last,
+                    steps_per_epoch=steps,
+                    callbacks=callbacks,
+                    verbose=verbose,
+                    shuffle=False,  # the data are
+                )
+
+    def test_accuracy(self) -> float:
+        """Share of the test examples that the model classifies correctly."""
+        results = self.model.evaluate(
+            self.data.x_test,
+            self.data.y_test,
+            batch_size=_EVALUATION_BATCH_SIZE,
+            verbose=0,
+            return_dict=True,
+        )
+        return results["accuracy"]
+
+    def export(self) -> pathlib.Path | None:
+        """Saves the model as final.keras in `train_dir`; returns its path."""
+        if self._folder is None:
+            return None
+        path = self._folder / "final.keras"
+        _save(self.model, path)
+        return path
+
+
+class _Checkpoint(keras.callbacks.Callback):
+    """Saves the model after every epoch; the file is always a whole one."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        _save(self.model, self._path)
+
+
+def _save(model: keras.Model, path: pathlib.Path) -> None:
+    partial = path.with_name(f"partial.{path.name}")
+    model.save(partial)
+    os.replace(partial, path)
