@@ -119,7 +119,7 @@ class Cell(keras.layers.Layer):
         """The batch normalisations that update their statistics."""
         found = {
             id(layer): layer
-            for layer in self._flatten_layers(include_self=False)
+            for layer in internals.flat_layers(self)
             if isinstance(layer, keras.layers.BatchNormalization)
             and layer.trainable
         }

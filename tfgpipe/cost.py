@@ -33,6 +33,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfgpipe import internals
 from tfgpipe.flops import graph_flops
 
 Cost: TypeAlias = float | Callable[[keras.layers.Layer, Any], float] | None
@@ -213,34 +214,13 @@ class _PlaceholderScope(keras.StatelessScope):
         return self._placeholders[key]
 
 
-# ------------------------------------------------- private names
 @contextlib.contextmanager
 def _random_state_kept() -> Iterator[None]:
-    """Undoes what a trace does to the random state of Python, NumPy, Keras.
-
-    Private: Keras makes the generator for unseeded draws when it is first
-    needed, from Python's random state; one made here would have no value.
-    """
-    from keras.src.backend.common import global_state
-
-    generator = global_state.get_global_attribute("global_seed_generator")
+    """Undoes what a trace does to the random state of Python, NumPy, Keras."""
     states = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
-        yield
+        with internals.seed_generator_kept():
+            yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
-        made = global_state.get_global_attribute("global_seed_generator")
-        if made is not generator:
-            global_state.set_global_attribute(
-                "global_seed_generator", generator
-            )
-            waiting = "uninitialized_variables"
-            global_state.set_global_attribute(
-                waiting,
-                [
-                    v
-                    for v in global_state.get_global_attribute(waiting) or []
-                    if v is not made.state
-                ],
-            )

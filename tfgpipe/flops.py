@@ -30,6 +30,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfgpipe import internals
+
 _MOVES = frozenset(
     """
     BatchToSpaceND Bitcast BroadcastTo Cast CheckNumerics Concat ConcatV2 Const
@@ -258,5 +260,4 @@ def _function_graphs(op: tf.Operation, called: list[Any]) -> list[Any]:
             attribute if isinstance(attribute, list) else [attribute]
         )
     ]
-    # Private: `_get_function`.
-    return [op.graph._get_function(name).graph for name in names]
+    return [internals.function_graph(op, name) for name in names]

@@ -17,6 +17,7 @@ from keras.src import backend as _backend
 from keras.src.backend.common import global_state as _global_state
 from keras.src.losses import loss as _loss
 from tensorflow.python.eager import context as _context
+from tensorflow.python.framework import op_def_registry as _op_def_registry
 
 _UNINITIALIZED = "uninitialized_variables"
 
@@ -50,7 +51,8 @@ def create_variable(variable: keras.Variable) -> None:
 
 def move_variable(variable: keras.Variable) -> None:
     """Gives the variable new storage, with the same value, on the current
-    device. To be done before an optimizer or a trace knows the old one."""
+    device. To be done before an optimizer or a trace knows the old one.
+    """
     variable._initialize(tf.identity(variable._value))
 
 
@@ -187,7 +189,8 @@ def recording_moments(
     record: Callable[[keras.layers.Layer, Any, Any, Any, Any], None],
 ) -> Iterator[None]:
     """Inside, `record(layer, inputs, mask, mean, variance)` is called with the
-    moments by which a `BatchNormalization` normalises, call by call."""
+    moments by which a `BatchNormalization` normalises, call by call.
+    """
 
     def wrap(layer: Any) -> Callable:
         def moments(inputs: Any, mask: Any) -> Any:
@@ -247,7 +250,8 @@ def unoptimized_calls() -> Iterator[None]:
 
 def run_independently(op: tf.Operation) -> None:
     """Takes an operation out of TensorFlow's automatic control dependencies,
-    which would run everything stateful of a function one after the other."""
+    which would run everything stateful of a function one after the other.
+    """
     graph = op.graph
     manager = getattr(graph, "experimental_acd_manager", None)
     if manager is not None:
@@ -265,12 +269,67 @@ def is_eager(tensor: Any) -> bool:
     return isinstance(tensor, tf.__internal__.EagerTensor)
 
 
+# --------------------------------------------------------------------- layers
+def flat_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
+    """The layer and all layers inside it."""
+    return list(layer._flatten_layers())
+
+
+# ---------------------------------------------------------------------- names
+def is_keras(thing: Any) -> bool:
+    """Whether Keras defines a class or function."""
+    return getattr(thing, "__module__", "").startswith("keras.src.")
+
+
+# ----------------------------------------------------------------- operations
+def is_stateful(op_type: str) -> bool:
+    """Whether operations of a type have side effects."""
+    op_def = _op_def_registry.get(op_type)
+    return op_def is not None and op_def.is_stateful
+
+
+def function_graph(op: tf.Operation, name: str) -> tf.Graph:
+    """The graph of a function that an operation calls by its name."""
+    return op.graph._get_function(name).graph
+
+
+# ---------------------------------------------------------------------- seeds
+@contextlib.contextmanager
+def seed_generator_kept() -> Iterator[None]:
+    """Forgets Keras's global seed generator if it is made inside.
+
+    Keras makes it, from Python's random state, when it is first needed. One
+    that is made where variables are deferred has no value.
+    """
+    key = "global_seed_generator"
+    before = _global_state.get_global_attribute(key)
+    try:
+        yield
+    finally:
+        made = _global_state.get_global_attribute(key)
+        if made is not before:
+            _global_state.set_global_attribute(key, before)
+            waiting = _global_state.get_global_attribute(_UNINITIALIZED) or []
+            _global_state.set_global_attribute(
+                _UNINITIALIZED, [v for v in waiting if v is not made.state]
+            )
+
+
+# ---------------------------------------------------------------------- steps
 def element_spec(epoch_iterator: Any) -> Any:
     """The structure of `tf.TensorSpec` that an epoch's dataset yields."""
     return epoch_iterator._get_iterator().element_spec
 
 
-# --------------------------------------------------------------------- layers
-def flat_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
-    """The layer and all layers inside it."""
-    return list(layer._flatten_layers())
+class BuiltBeforeTracing(keras.Model):
+    """A model that is told of its data before Keras traces a step."""
+
+    def build_for(self, data: Any) -> None:
+        """Called with what a step will get, or its `tf.TensorSpec`s."""
+
+    def _maybe_symbolic_build(
+        self, iterator: Any = None, data_batch: Any = None
+    ) -> None:
+        if data_batch is None:
+            data_batch = element_spec(iterator)
+        self.build_for(data_batch)

@@ -98,21 +98,18 @@ def _is_rowwise_loss(loss: Any) -> bool:
     if type(loss) in _ROWWISE_LOSSES:
         return True
     function = getattr(loss, "fn", None)  # compile(loss="mse") wraps it
-    return _is_keras(function) and function.__name__ in _ROWWISE_FUNCTIONS
+    is_keras = internals.is_keras(function)
+    return is_keras and function.__name__ in _ROWWISE_FUNCTIONS
 
 
 def _is_rowwise_metric(metric: Any) -> bool:
-    if not _is_keras(type(metric)):
+    if not internals.is_keras(type(metric)):
         return False
     function = internals.metric_function(metric)
     if function is None:
         return True
     arguments = internals.function_arguments(metric)
-    return _is_keras(function) and arguments.get("axis", -1) == -1
-
-
-def _is_keras(thing: Any) -> bool:
-    return getattr(thing, "__module__", "").startswith("keras.src.")
+    return internals.is_keras(function) and arguments.get("axis", -1) == -1
 
 
 class Head:

@@ -28,7 +28,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfgpipe import internals
 from tfgpipe.micro_batch import MicroBatches
 
 Variable = keras.Variable

@@ -15,6 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfgpipe import internals
+
 # Reading a variable has no effect; cuDNN's recurrent kernels are stateful for
 # the sake of their dropout, which Keras does not use.
 _HARMLESS = {
@@ -112,13 +114,6 @@ def _kinds_in_function(call: tf.Operation) -> set[str]:
         for node in library[waiting.pop()].node_def:
             if node.op in _CALLS:
                 waiting.append(node.attr["f"].func.name)
-            elif tf.raw_ops.__dict__.get(node.op) and _is_stateful(node.op):
+            elif internals.is_stateful(node.op):
                 stateful.add(node.op)
     return stateful
-
-
-def _is_stateful(op_type: str) -> bool:
-    from tensorflow.python.framework import op_def_registry
-
-    op_def = op_def_registry.get(op_type)
-    return op_def is not None and op_def.is_stateful

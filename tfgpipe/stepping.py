@@ -23,7 +23,7 @@ from tfgpipe.schedule import SCHEDULES, forward_only
 from tfgpipe.trace import Tracer
 
 
-class Stepped(keras.Model):
+class Stepped(internals.BuiltBeforeTracing):
     """The part of `GPipe` that runs mini-batches through its cells."""
 
     def train_step(self, data: Any) -> dict[str, Any]:
@@ -62,12 +62,9 @@ class Stepped(keras.Model):
         return run.joined_outputs()
 
     def _unpack(self, data: Any, with_loss: bool = True) -> Any:
+        kept = (type(None), tf.SparseTensor, tf.RaggedTensor)  # to be refused
         data = tree.map_structure(
-            lambda t: (
-                t
-                if t is None or isinstance(t, tf.__internal__.CompositeTensor)
-                else tf.convert_to_tensor(t)
-            ),
+            lambda t: t if isinstance(t, kept) else tf.convert_to_tensor(t),
             data,
         )
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
@@ -166,20 +163,18 @@ class Stepped(keras.Model):
             with tf.init_scope():
                 self.optimizer.build(self.trainable_variables)
 
-    def _maybe_symbolic_build(
-        self, iterator: Any = None, data_batch: Any = None
-    ) -> None:
+    def build_for(self, data: Any) -> None:
         """Creates all variables before Keras traces a step.
 
         A step that creates some would be traced twice.
+
+        Args:
+            data: What the step will get; `tf.TensorSpec`s for tensors.
         """
-        if data_batch is None:
-            data_batch = internals.element_spec(iterator)
-        leaves = tree.flatten(data_batch)
-        if not all(t is None or hasattr(t, "shape") for t in leaves):
-            return  # the step itself builds
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data_batch)
-        self._prepare(x, y, sample_weight, with_loss=True)
+        leaves = tree.flatten(data)
+        if all(t is None or hasattr(t, "shape") for t in leaves):
+            x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+            self._prepare(x, y, weight, with_loss=True)
 
     # ------------------------------------------------------------- Keras's XLA
     @property
