@@ -1,0 +1,241 @@
+"""What the documentation says is true: it is run, and its links followed."""
+
+import doctest
+import importlib
+import json
+import os
+import pathlib
+import pkgutil
+import re
+import shlex
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import keras
+import pytest
+from test_architecture import ORDER
+
+import params
+from tfgpipe import loss as loss_lib
+from tfgpipe.pipeline import REMAT
+from tfgpipe.schedule import SCHEDULES
+
+ROOT = pathlib.Path(__file__).parent.parent
+PAGES = ["README.md", "docs/guide.md"]
+PACKAGES = ["tfgpipe", "models", "params", "tools"]
+DOCTEST_FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def text(page):
+    return (ROOT / page).read_text("utf-8")
+
+
+def blocks(page):
+    """The fenced blocks of a page: (language, first line, text)."""
+    found = re.finditer(
+        r"^```(\w*)\n(.*?)^```$", text(page), re.DOTALL | re.MULTILINE
+    )
+    return [
+        (m[1], text(page)[: m.start()].count("\n") + 2, m[2]) for m in found
+    ]
+
+
+def prose(page):
+    """A page without its fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", text(page), flags=re.DOTALL | re.M)
+
+
+# ----------------------------------------------------------------- examples
+# Runs the blocks of a page in one namespace; errors name the page's line.
+RUNNER = """
+import contextlib, io, json, sys
+page, blocks = json.load(sys.stdin)
+namespace, printed = {"__name__": "__main__"}, []
+for line, source in blocks:
+    code = compile("\\n" * (line - 1) + source, page, "exec")
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(code, namespace)
+    printed.append(out.getvalue())
+print(json.dumps(printed))
+"""
+
+
+def run_blocks(page):
+    """What each python block of a page prints, in an interpreter of its own:
+    devices can be split once only."""
+    sources = [block[1:] for block in blocks(page) if block[0] == "python"]
+    result = subprocess.run(
+        [
+            sys.executable,
+            "-W",
+            "error",
+            "-W",  # Keras reads its variables by np.array(x, copy=False)
+            "ignore:__array__ implementation:DeprecationWarning",
+            "-c",
+            RUNNER,
+        ],
+        input=json.dumps([str(ROOT / page), sources]),
+        env={
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": "",
+            "KERAS_BACKEND": "tensorflow",
+            "PYTHONPATH": str(ROOT),
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_examples_of_page_run_and_print_what_is_shown(page):
+    printed = iter(run_blocks(page))
+    checker = doctest.OutputChecker()
+    output, shown = "", 0
+    for language, line, block in blocks(page):
+        if language == "python":
+            output = next(printed)
+        elif language == "text":  # follows the block that prints it
+            shown += 1
+            assert checker.check_output(block, output, DOCTEST_FLAGS), (
+                f"{page}, line {line}, shows:\n{block}\nbut it is:\n{output}"
+            )
+    assert shown
+
+
+def test_first_example_is_short():
+    first = next(block for block in blocks("README.md") if block[0] == "python")
+    assert len([line for line in first[2].splitlines() if line]) <= 21
+
+
+def modules_with_examples(package):
+    names = [
+        f"{package}.{m.name}"
+        for m in pkgutil.iter_modules([str(ROOT / package)])
+    ]
+    return [
+        name
+        for name in [package, *names]
+        if ">>> " in pathlib.Path(find_spec(name).origin).read_text("utf-8")
+    ]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_docstring_examples_run(package, pytestconfig):
+    if package in pytestconfig.getini("testpaths"):
+        # Pytest runs them by itself.
+        assert "--doctest-modules" in pytestconfig.getini("addopts")
+        return
+    modules = modules_with_examples(package)
+    assert modules
+    for name in modules:
+        module = importlib.import_module(name)
+        result = doctest.testmod(module, optionflags=DOCTEST_FLAGS)
+        assert result.attempted
+        assert not result.failed, name
+
+
+# -------------------------------------------------------------------- links
+def anchors(page):
+    """The anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-")
+        for heading in headings
+    }
+
+
+def points_to_something(page, target):
+    path, _, anchor = target.partition("#")
+    file = (ROOT / page).parent / path if path else ROOT / page
+    if not file.exists():
+        return False
+    return not anchor or anchor in anchors(file)
+
+
+@pytest.mark.parametrize("page", [*PAGES, "data/NOTICE.md"])
+def test_links_point_to_something(page):
+    targets = re.findall(r"\]\(([^)\s]+)\)", text(page))
+    relative = [target for target in targets if "://" not in target]
+    assert targets
+    assert not [t for t in relative if not points_to_something(page, t)]
+
+
+def test_contents_of_the_guide_are_its_chapters():
+    found = re.findall(r"^\* \[.*\]\(#(.*)\)$", text("docs/guide.md"), re.M)
+    chapters = re.findall(r"^## (.*)$", text("docs/guide.md"), re.M)
+    assert found == [c.lower().replace(" ", "-") for c in chapters]
+
+
+# ----------------------------------------------------------------- commands
+def commands(page):
+    """Commands of the shell blocks, and those in backticks in the text."""
+    shell = "".join(block[2] for block in blocks(page) if block[0] == "sh")
+    found = shell.replace("\\\n", " ").splitlines()
+    inline = re.findall(r"`((?:make|python|pip)\s[^`]*)`", prose(page))
+    return [command for command in [*found, *inline] if command]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_exist(page):
+    check = {"make": check_make, "python": check_python, "pip": check_pip}
+    assert commands(page)
+    for command in commands(page):
+        program, *words = shlex.split(command)
+        check[program](words)
+
+
+def check_make(words):
+    makefile = text("Makefile")
+    for word in words:
+        variable, equals, _ = word.partition("=")
+        if equals:
+            assert re.search(rf"^{variable} \?=", makefile, re.MULTILINE)
+        else:
+            assert re.search(rf"^{word}:", makefile, re.MULTILINE)
+
+
+def check_python(words):
+    dash_m, module, *arguments = words
+    assert dash_m == "-m"
+    source = (ROOT / f"{module.replace('.', '/')}.py").read_text("utf-8")
+    flags = re.findall(r"flags\.DEFINE_\w+\(\s*\"(\w+)\"", source)
+    for argument in arguments:
+        flag, _, value = argument.removeprefix("--").partition("=")
+        assert flag in flags
+        if flag == "params":
+            experiment = params.get(value)
+        if flag == "set":
+            params.override(experiment, [value])
+
+
+def check_pip(words):
+    assert words == ["install", "."]
+    assert (ROOT / "setup.py").exists()
+
+
+# -------------------------------------------------------- names in the text
+def test_table_of_modules_is_the_order_of_the_modules():
+    shown = re.findall(r"^\| `(\w+)\.py` \|", text("docs/guide.md"), re.M)
+    assert shown == list(ORDER)  # which has every module
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_choices_that_are_shown_exist(page):
+    for name, choices in (("remat", REMAT), ("schedule", SCHEDULES)):
+        shown = re.findall(rf"\b{name}=\"(\w+)\"", text(page))
+        assert set(shown) <= set(choices)
+
+
+def test_streaming_losses_of_the_guide_are_those_of_the_library():
+    chapter = text("docs/guide.md").split("## Losses and metrics")[1]
+    classes, functions = chapter.split("* the functions")
+    named = re.findall(r"`([A-Z]\w+)`", classes.split("* the loss classes")[1])
+    assert named == sorted(loss.__name__ for loss in loss_lib._ROWWISE_LOSSES)
+    named = re.findall(r"`\"(\w+)\"`", functions.split("* the metrics")[0])
+    found = {keras.losses.get(name).__name__ for name in named}
+    assert found == loss_lib._ROWWISE_FUNCTIONS
