@@ -17,6 +17,7 @@ ORDER = (
     "saving",
     "loss",
     "arguments",
+    "restrictions",
     "pipeline",
     "trace",
     "cell",

@@ -22,6 +22,11 @@ def dense(count=4):
     return [kl.Dense(3, name=f"layer_{i}") for i in range(count)]
 
 
+def recomputed(name):
+    with keras.RematScope("full"):
+        return kl.Dense(3, name=name)
+
+
 def refused(*parts):
     """The error whose message has these parts, in this order."""
     return pytest.raises(
@@ -175,11 +180,15 @@ BAD_ARGUMENTS = {
             1,
             2,
         ),
-        ("num_micro_batches=2 and layer 'r' with renorm=True",),
+        ("layer 'r' with renorm=True", "num_micro_batches=2", "renorm=False"),
     ),
     "stateful": (
-        lambda: tfgpipe.GPipe([kl.LSTM(3, stateful=True, name="r")], 1, 2),
-        ("num_micro_batches=2 and layer 'r' with stateful=True",),
+        lambda: tfgpipe.GPipe([kl.LSTM(3, stateful=True, name="r")], 1),
+        ("layer 'r' with stateful=True", "Pass stateful=False"),
+    ),
+    "remat_of_keras": (
+        lambda: tfgpipe.GPipe([recomputed("r")], 1),
+        ("layer 'r' with a `keras.RematScope`", "choose what is recomputed"),
     ),
 }
 
@@ -218,9 +227,9 @@ def test_unknown_argument_is_an_error():
         tfgpipe.GPipe(dense(), 1, chunks=3)
 
 
-def test_renorm_and_stateful_are_fine_without_micro_batches():
+def test_renorm_without_micro_batches_is_fine():
     items = [keras.Input((3,)), kl.BatchNormalization(renorm=True)]
-    tfgpipe.GPipe(items, 1, 1)
+    assert tfgpipe.GPipe(items, 1, 1).built
 
 
 def test_numbers_of_numpy_are_numbers():
@@ -392,6 +401,14 @@ def test_sparse_and_ragged_inputs_are_errors(kind):
     }[kind]()
     batches = tf.data.Dataset.from_tensor_slices((other, y)).batch(4)
     with refused("`x` must hold dense tensors", "to_dense()"):
+        fit(compiled(pipeline()), batches)
+
+
+def test_data_of_unknown_rank_is_an_error():
+    batches = tf.data.Dataset.from_generator(
+        lambda: iter([data()]), output_types=(tf.float32, tf.float32)
+    )
+    with refused("must have a known number of dimensions", "`set_shape`"):
         fit(compiled(pipeline()), batches)
 
 

@@ -21,9 +21,9 @@ def test_table_has_a_line_for_every_layer():
     ]
     assert printed(lambda write: print_cells(cells, write)) == [
         "cell  device         layers  params   cost  share",
-        "0     /device:GPU:0  a       1,200   3e+06    75%",
+        "0     /device:GPU:0  a        1,200  3e+06    75%",
         "                     bb",
-        "1     /device:GPU:1  c           0   1e+06    25%",
+        "1     /device:GPU:1  c            0  1e+06    25%",
     ]
 
 

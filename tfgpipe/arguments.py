@@ -9,8 +9,9 @@ from typing import Any
 import keras
 
 from tfgpipe import cost as cost_lib
-from tfgpipe import internals, placement
+from tfgpipe import placement
 from tfgpipe.pipeline import REMAT
+from tfgpipe.restrictions import check_supported
 from tfgpipe.schedule import SCHEDULES
 
 
@@ -68,7 +69,7 @@ class Arguments:
         if self._problems:
             raise ValueError("\n".join(self._problems))
         self.devices = self.devices[: self.num_partitions]
-        check_splittable(self.layers, self.num_micro_batches)
+        check_supported(self.layers, self.num_micro_batches)
 
     def config(self) -> dict[str, Any]:
         """The arguments other than the layers, as plain values."""
@@ -230,43 +231,6 @@ class Arguments:
                 f"{k} cells. Received: layers_per_cell={cut}. Pass "
                 f"num_partitions={len(cut)} with it."
             )
-
-
-def check_splittable(
-    layers: Sequence[keras.layers.Layer], num_micro_batches: int
-) -> None:
-    """Refuses layers that micro-batches would change the meaning of.
-
-    Args:
-        layers: Built or not; what a layer makes when it is built is not seen
-            before.
-        num_micro_batches: M.
-
-    Raises:
-        ValueError: If one is found, and M is larger than 1.
-    """
-    if num_micro_batches == 1:
-        return
-    for layer in layers:
-        for inner in internals.flat_layers(layer):
-            reason = _unsplittable(inner)
-            if reason:
-                raise ValueError(
-                    "With `num_micro_batches` above 1 a layer must treat "
-                    "micro-batches as it treats their mini-batch. Received: "
-                    f"num_micro_batches={num_micro_batches} and layer "
-                    f"'{inner.name}' with {reason}. Pass another argument to "
-                    "that layer, or num_micro_batches=1."
-                )
-
-
-def _unsplittable(layer: keras.layers.Layer) -> str | None:
-    """What of the layer does not go with micro-batches, or None."""
-    if getattr(layer, "renorm", False) is True:
-        return "renorm=True, which normalises by its moving statistics"
-    if getattr(layer, "stateful", False) is True:
-        return "stateful=True, which keeps a state for every row"
-    return None
 
 
 def _as_plain(value: Any) -> Any:

@@ -11,11 +11,12 @@ from keras import tree
 
 from tfgpipe import cost as cost_lib
 from tfgpipe import internals, placement
-from tfgpipe.arguments import Arguments, check_splittable
+from tfgpipe.arguments import Arguments
 from tfgpipe.cell import Cell
 from tfgpipe.cell_record import CellRecord, print_cells
 from tfgpipe.micro_batch import shapes
 from tfgpipe.partition import partition
+from tfgpipe.restrictions import check_supported
 from tfgpipe.saving import RandomState, Saved
 from tfgpipe.stepping import Stepped
 
@@ -167,7 +168,7 @@ class GPipe(Saved, Stepped):
                 costs.append(cost_lib.resolve_cost(layer, cost, spec, known))
                 spec, before = output, f"the outputs of layer '{layer.name}'"
         self._plan.costs = costs
-        check_splittable(self.sequence, self.num_micro_batches)
+        check_supported(self.sequence, self.num_micro_batches)
         return spec
 
     def _make_cells(self) -> None:

@@ -50,8 +50,9 @@ def create_variable(variable: keras.Variable) -> None:
 
 
 def move_variable(variable: keras.Variable) -> None:
-    """Gives the variable new storage, with the same value, on the current
-    device. To be done before an optimizer or a trace knows the old one.
+    """Gives the variable new storage with its value on the current device.
+
+    To be done before an optimizer or a trace knows the old one.
     """
     variable._initialize(tf.identity(variable._value))
 
@@ -99,10 +100,16 @@ def compiled_metrics(model: keras.Model) -> Any:
     return model._compile_metrics
 
 
-def compute_loss(model: keras.Model, *arguments: Any) -> Any:
+def compute_loss(
+    model: keras.Model,
+    x: Any,
+    y: Any,
+    y_pred: Any,
+    sample_weight: Any,
+    training: bool,
+) -> Any:
     """`compute_loss`, also where an override takes no `training`."""
-    *arguments, training = arguments
-    return model._compute_loss(*arguments, training=training)
+    return model._compute_loss(x, y, y_pred, sample_weight, training=training)
 
 
 def loss_tracker(model: keras.Model) -> keras.metrics.Metric:
@@ -188,8 +195,12 @@ def recording_moments(
     layers: list[keras.layers.BatchNormalization],
     record: Callable[[keras.layers.Layer, Any, Any, Any, Any], None],
 ) -> Iterator[None]:
-    """Inside, `record(layer, inputs, mask, mean, variance)` is called with the
-    moments by which a `BatchNormalization` normalises, call by call.
+    """Inside, `BatchNormalization`s tell their moments.
+
+    Args:
+        layers: The layers.
+        record: Called as `record(layer, inputs, mask, mean, variance)` with
+            what a layer normalises by, call by call.
     """
 
     def wrap(layer: Any) -> Callable:
@@ -217,14 +228,22 @@ def without_all_reduce(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     Keras wraps all gradients into one operation for that, which would drag
     every gradient of every cell through one device.
     """
-    optimizers = [optimizer, getattr(optimizer, "inner_optimizer", optimizer)]
-    for o in set(optimizers):
+    optimizers = _with_inner(optimizer)
+    for o in optimizers:
         object.__setattr__(o, "_all_reduce_sum_gradients", lambda pairs: pairs)
     try:
         yield
     finally:
-        for o in set(optimizers):
+        for o in optimizers:
             object.__delattr__(o, "_all_reduce_sum_gradients")
+
+
+def _with_inner(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """The optimizer and those it applies to some or all gradients."""
+    inner = list(getattr(optimizer, "optimizers", ()))
+    if hasattr(optimizer, "inner_optimizer"):
+        inner.append(optimizer.inner_optimizer)
+    return [optimizer, *(o for i in inner for o in _with_inner(i))]
 
 
 # -------------------------------------------------------------------- tracing
@@ -249,8 +268,9 @@ def unoptimized_calls() -> Iterator[None]:
 
 
 def run_independently(op: tf.Operation) -> None:
-    """Takes an operation out of TensorFlow's automatic control dependencies,
-    which would run everything stateful of a function one after the other.
+    """Takes an operation out of TensorFlow's automatic control dependencies.
+
+    They would run everything stateful of a function one after the other.
     """
     graph = op.graph
     manager = getattr(graph, "experimental_acd_manager", None)
@@ -273,6 +293,11 @@ def is_eager(tensor: Any) -> bool:
 def flat_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     """The layer and all layers inside it."""
     return list(layer._flatten_layers())
+
+
+def remat_mode(layer: keras.layers.Layer) -> Any:
+    """The mode of the `keras.RematScope` that a layer was made in, or None."""
+    return getattr(layer, "_remat_mode", None)
 
 
 # ---------------------------------------------------------------------- names

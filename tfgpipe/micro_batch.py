@@ -186,17 +186,25 @@ def _assert_rows(num_rows: tf.Tensor) -> Any:
 
 
 def as_specs(nest: Any) -> Any:
-    """Shapes and dtypes of a nest as `keras.KerasTensor`s, any batch size."""
-    return tree.map_structure(
-        lambda t: (
-            None
-            if t is None
-            else keras.KerasTensor(
-                (None, *t.shape[1:]), keras.backend.standardize_dtype(t.dtype)
+    """Shapes and dtypes of a nest as `keras.KerasTensor`s, any batch size.
+
+    Raises:
+        ValueError: If a tensor's number of dimensions is unknown.
+    """
+
+    def as_spec(tensor: Any) -> Any:
+        if tensor is None:
+            return None
+        if tf.TensorShape(tensor.shape).rank is None:
+            raise ValueError(
+                "Data must have a known number of dimensions. Received: "
+                f"{tensor}. Call `set_shape` on it where the dataset is made, "
+                "or give `from_generator` an `output_signature`."
             )
-        ),
-        nest,
-    )
+        dtype = keras.backend.standardize_dtype(tensor.dtype)
+        return keras.KerasTensor((None, *tensor.shape[1:]), dtype)
+
+    return tree.map_structure(as_spec, nest)
 
 
 def shapes(nest: Any) -> Any:
