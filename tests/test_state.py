@@ -1,5 +1,7 @@
 """Batch normalisation, dropout and other state over micro-batches."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -41,7 +43,7 @@ def images(rows):
 def micro_batches(x, m):
     m = min(m, len(x))
     bounds = [len(x) * i // m for i in range(m + 1)]
-    return [x[a:b] for a, b in zip(bounds, bounds[1:])]
+    return [x[a:b] for a, b in itertools.pairwise(bounds)]
 
 
 def reference_step(layers, x, y, m, learning_rate):
@@ -75,7 +77,12 @@ def reference_step(layers, x, y, m, learning_rate):
 
 @pytest.mark.parametrize(
     ("k", "m", "remat"),
-    [(1, 4, "never"), (2, 3, "always"), (4, 8, "except_last"), (8, 2, "always")],
+    [
+        (1, 4, "never"),
+        (2, 3, "always"),
+        (4, 8, "except_last"),
+        (8, 2, "always"),
+    ],
 )
 def test_batch_norm_follows_the_papers_rule(k, m, remat):
     x, y = images(19)
@@ -185,7 +192,9 @@ def test_dropout_of_one_micro_batch_is_that_of_keras():
 class Recorder(kl.Layer):
     """Keeps what it is called with."""
 
-    seen = []
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.seen = []
 
     def call(self, x):
         if isinstance(x, tf.__internal__.EagerTensor):
@@ -223,9 +232,7 @@ def test_gradient_belongs_to_the_masks_of_the_forward_pass(remat):
     for layer in (model.sequence[0], model.sequence[2], model.sequence[-1]):
         kernel = layer.kernel
         loss(0.0)
-        before = next(
-            s for v, s in zip(model.variables, start) if v is kernel
-        )
+        before = next(s for v, s in zip(model.variables, start) if v is kernel)
         gradient = before - kernel.numpy()
         direction = np.random.default_rng(0).standard_normal(before.shape)
         numeric = (loss(1e-5 * direction) - loss(-1e-5 * direction)) / 2e-5
@@ -247,7 +254,8 @@ class Untracked(kl.Layer):
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
-        self.box = lambda variable=keras.Variable(0.0): variable
+        variable = keras.Variable(0.0)
+        self.box = lambda: variable
 
     def call(self, x):
         self.box().assign_add(1.0)

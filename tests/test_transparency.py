@@ -5,7 +5,8 @@ import itertools
 import keras
 import numpy as np
 import pytest
-from kinds import KINDS, Plain
+from keras import layers as kl
+from kinds import KINDS, Kind, Plain, normal
 
 import tfgpipe
 
@@ -15,25 +16,24 @@ REMAT = ("except_last", "always", "never")
 MATRIX = list(itertools.product(PARTITIONS, MICRO_BATCHES, REMAT))
 
 
-def train(kind, make, optimizer, epochs, batch_size=8, predict=True):
-    """Trains, and returns the model and its history."""
+def train(kind, make, optimizer, epochs, predict=True, validate=True):
+    """Trains, and returns the model, its history and outputs."""
     rng = np.random.default_rng(3)
     keras.utils.set_random_seed(5)
     model = make(kind.layers())
     model.compile(optimizer, **kind.compile())
     x, y, fit = kind.x(rng), kind.y(rng), kind.fit(rng)
-    validation = (x, y)
     history = model.fit(
         x,
         y,
-        batch_size=batch_size,
+        batch_size=8,
         epochs=epochs,
         shuffle=False,
         verbose=0,
-        validation_data=validation,
+        validation_data=(x, y) if validate else None,
         **fit,
     )
-    outputs = model.predict(x, batch_size, verbose=0) if predict else None
+    outputs = model.predict(x, 8, verbose=0) if predict else None
     return model, history.history, outputs
 
 
@@ -85,7 +85,9 @@ def check(name, k, m, remat, optimizer, epochs, predict=True):
     found = [w.numpy() for w in model.weights]
     worst = max(
         largest_difference(found, weights),
-        largest_difference(list(found_history.values()), list(history.values())),
+        largest_difference(
+            list(found_history.values()), list(history.values())
+        ),
         largest_difference(found_outputs, outputs) if predict else 0.0,
     )
     assert worst < 1e-10
@@ -122,3 +124,66 @@ def test_fit_in_float64_equals_keras(name, k, m, remat):
 @pytest.mark.parametrize("optimizer", ["adam", "momentum"])
 def test_fit_of_the_whole_matrix_equals_keras(name, k, m, remat, optimizer):
     check(name, k, m, remat, optimizer, epochs=4)
+
+
+# ----------------------------------------------------------- bit by bit
+class Pair(kl.Layer):
+    """Hands on a pair, and uses each part several times."""
+
+    def __init__(self, first=False, **kwargs):
+        super().__init__(**kwargs)
+        self.first = first
+        self.a, self.b = kl.Dense(8), kl.Dense(8)
+        self.norm, self.dropout = kl.BatchNormalization(), kl.Dropout(0.2)
+
+    def build(self, shape):
+        for layer in (self.a, self.b, self.norm, self.dropout):
+            layer.build((None, 8))
+
+    def call(self, x):
+        h, before = (x, x) if self.first else x
+        t = self.norm(self.a(keras.ops.relu(h))) + self.b(before)
+        u = self.dropout(t) * h + keras.ops.tanh(before) + t * before
+        return keras.ops.tanh(u + h), h
+
+
+class Product(kl.Layer):
+    def call(self, x):
+        return x[0] * x[1]
+
+
+def pairs_of_tensors():
+    return [
+        kl.Dense(8),
+        *(Pair(i == 0) for i in range(5)),
+        Product(),
+        kl.Dense(2),
+    ]
+
+
+BITWISE = {
+    **{name: KINDS[name] for name in ("tied", "counters")},
+    "pairs": Kind(pairs_of_tensors, normal(8), normal(2)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "remat"),
+    [*((name, "except_last") for name in BITWISE), ("pairs", "always")],
+)
+def test_weights_are_bit_identical_for_any_number_of_cells(name, remat):
+    def variables(k):
+        model, _, _ = train(
+            BITWISE[name],
+            lambda layers: tfgpipe.GPipe(layers, k, 3, remat=remat),
+            "adam",
+            epochs=2,
+            predict=False,
+            validate=False,
+        )
+        return [v.numpy() for v in model.variables]
+
+    first = variables(1)
+    for k in (2, 8):
+        for a, b in zip(first, variables(k), strict=True):
+            np.testing.assert_array_equal(a, b)

@@ -19,10 +19,12 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from keras import tree
 
-from tfgpipe import internals, placement, state
-from tfgpipe.cell import Boundary, Cell, CellFunctions, Output
+from tfgpipe import gradients, internals, placement, state
+from tfgpipe.cell import Boundary, Cell, structure_of
+from tfgpipe.cell_function import CellFunctions, Output
 from tfgpipe.micro_batch import MicroBatches
 from tfgpipe.schedule import Task, in_order
+from tfgpipe.state_flow import StateFlow
 
 REMAT = ("except_last", "always", "never")
 
@@ -84,9 +86,7 @@ class Pipeline:
             )
             for cell in cells
         ]
-        self.functions[0].input_structure = tree.map_structure(
-            lambda _: 0, x
-        )
+        self.functions[0].input_structure = structure_of(x)
         self._boundaries = {
             (0, m): Boundary.of(nest) for m, nest in enumerate(inputs)
         }
@@ -98,13 +98,12 @@ class Pipeline:
         self._read()
         self.outputs: dict[tuple[int, int], Output] = {}
         self._tapes: dict[tuple[int, int], Any] = {}
-        self._started: dict[tuple[int, int], list[Any]] = {}
         self._dy: dict[tuple[int, int], list[Any]] = {}
         self._sums: list[list[Any]] = [[] for _ in cells]
 
     def _read(self) -> None:
         """Reads all variables, once for the mini-batch."""
-        self._weights, self._state, self._chain = [], [], []
+        self._weights = []
         for function in self.functions:
             with tf.device(function.device):
                 self._weights.append(
@@ -112,10 +111,7 @@ class Pipeline:
                         placement.read_variable, function.weights
                     )
                 )
-                self._state.append(
-                    [placement.read_variable(v) for v in function.state]
-                )
-            self._chain.append(list(self._state[-1]))
+        self.state = StateFlow(self.functions, self.micro_batches)
 
     # ------------------------------------------------------------- the tasks
     def run(
@@ -127,8 +123,8 @@ class Pipeline:
 
         Args:
             tasks: The ordered tasks of each device.
-            seeds: Called before the first backward task, when the forward
-                tasks of the last cell are done.
+            seeds: Computes the loss. Called before the first backward task,
+                when the forward tasks of the last cell are done.
         """
         started: Seeds | None = None
         for task in in_order(tasks):
@@ -136,9 +132,10 @@ class Pipeline:
             if kind == "forward":
                 self._run_forward(k, m)
             elif self._differentiates[k]:
-                if started is None:
+                if started is None and seeds is not None:
                     started = seeds(self)
-                self._run_backward(k, m, started)
+                if started is not None:
+                    self._run_backward(k, m, started)
 
     @contextlib.contextmanager
     def _on_device(self, k: int) -> Iterator[None]:
@@ -169,20 +166,14 @@ class Pipeline:
         with self._on_device(k):
             arguments = self._arguments(k, m)
             if self._keeps_activations(k, m):
-                with function.tape(*arguments[:2], self._needs_dx(k)) as tape:
+                inputs, weights, _, _ = arguments
+                with function.tape(inputs, weights, self._needs_dx(k)) as tape:
                     output = function.forward(*arguments)
                 self._tapes[k, m] = tape, output
             else:
                 output = function.forward(*arguments)
             self._finish(k, output)
-            self._chain[k] = [
-                self.micro_batches.select(m, new, old)
-                if new is not None and id(v) in function.chained
-                else old
-                for v, new, old in zip(
-                    function.state, output.state, self._chain[k]
-                )
-            ]
+            self.state.after(k, m, output)
         self.outputs[k, m] = output
         if k + 1 < len(self.cells):
             self.functions[k + 1].input_structure = function.output_structure
@@ -193,30 +184,9 @@ class Pipeline:
         return (
             self._boundaries[k, m],
             self._weights[k],
-            self._state_for(k, m),
+            self.state.before(k, m),
             labels,
         )
-
-    def _state_for(self, k: int, m: int) -> list[Any]:
-        """The state with which cell k computes micro-batch m."""
-        if (k, m) in self._started:
-            return self._started[k, m]
-        seeds = {id(v) for v in self.functions[k].seeds}
-        values = []
-        for variable, chained in zip(self.functions[k].state, self._chain[k]):
-            if id(variable) in seeds:
-                before, total = self._draws(k, variable)
-                chained = state.advance_seed(
-                    chained, before, total, self.micro_batches.rank(m)
-                )
-            values.append(chained)
-        self._started[k, m] = values
-        return values
-
-    def _draws(self, k: int, seed: Any) -> tuple[int, int]:
-        """Draws of a seed by one micro-batch before cell k, and in all."""
-        draws = [f.draws.get(id(seed), 0) for f in self.functions]
-        return sum(draws[:k]), sum(draws)
 
     def _keeps_activations(self, k: int, m: int) -> bool:
         if not self._differentiates[k]:
@@ -248,9 +218,11 @@ class Pipeline:
                 dw = [None] * len(tree.flatten(arguments[1]))
             elif (k, m) in self._tapes:
                 tape, output = self._tapes.pop((k, m))
+                inputs, weights, _, _ = arguments
                 dx, dw = function.gradients(
                     tape,
-                    *arguments[:2],
+                    inputs,
+                    weights,
                     output,
                     dy,
                     dlosses,
@@ -266,7 +238,7 @@ class Pipeline:
         with self._on_device(k):
             # The control dependency keeps TensorFlow from turning the chain
             # of sums into one, which would hold all micro-batches' gradients.
-            self._sums[k] = _add(self._sums[k], dw, m)
+            self._sums[k] = gradients.add(self._sums[k], dw, m)
         del self._boundaries[k, m]
 
     # ------------------------------------------------------------ the results
@@ -281,7 +253,7 @@ class Pipeline:
             if not self._differentiates[k]:
                 continue
             with tf.device(function.device):
-                sums = [_joined(s) for s in self._sums[k]]
+                sums = [gradients.joined(s) for s in self._sums[k]]
             variables = [v for layer in function.weights for v in layer]
             for variable, total in zip(variables, sums):
                 entry = uses.setdefault(id(variable), (variable, []))
@@ -290,7 +262,7 @@ class Pipeline:
         found = {}
         for key, (variable, totals) in uses.items():
             with tf.device(variable.value.device):
-                found[key] = _add_uses(totals)
+                found[key] = gradients.add_uses(totals)
         return found
 
     def extra_losses(self) -> list[list[tf.Tensor]]:
@@ -332,127 +304,3 @@ class Pipeline:
         return Boundary(tensors, masks).nest(
             self.functions[last].output_structure
         )
-
-    def assign_state(self) -> None:
-        """Assigns what the mini-batch made of the non-trainable variables."""
-        owners: dict[int, int] = {}
-        for k, function in enumerate(self.functions):
-            with tf.device(function.device):
-                self._assign_weights(k)
-                self._assign_values(k, owners)
-                self._assign_normalizations(k, owners)
-
-    def _assign_weights(self, k: int) -> None:
-        variables = [v for layer in self.functions[k].weights for v in layer]
-        for variable, value in zip(variables, self.outputs[k, 0].weights):
-            if value is not None:
-                variable.assign(value)
-
-    def _assign_values(self, k: int, owners: dict[int, int]) -> None:
-        function = self.functions[k]
-        seeds = {id(v) for v in function.seeds}
-        for j, variable in enumerate(function.state):
-            values = [
-                self.outputs[k, m].state[j]
-                for m in range(self.micro_batches.count)
-            ]
-            if values[0] is None:
-                continue
-            if id(variable) in seeds:
-                if id(variable) not in owners:
-                    _, total = self._draws(k, variable)
-                    value = state.advance_seed(
-                        self._state[k][j],
-                        0,
-                        total,
-                        self.micro_batches.rank(self.micro_batches.count),
-                    )
-                    variable.assign(value)
-                owners[id(variable)] = k
-                continue
-            self._claim(variable, k, owners)
-            if id(variable) in function.chained:
-                variable.assign(self._chain[k][j])
-            else:
-                variable.assign(
-                    state.mean_over_micro_batches(values, self.micro_batches)
-                )
-
-    def _assign_normalizations(self, k: int, owners: dict[int, int]) -> None:
-        function = self.functions[k]
-        position = {id(v): j for j, v in enumerate(function.state)}
-        for i, layer in enumerate(function.normalizations):
-            moments = [
-                self.outputs[k, m].moments[i]
-                for m in range(self.micro_batches.count)
-            ]
-            if not moments[0]:
-                continue
-            moving = (layer.moving_mean, layer.moving_variance)
-            initial = tuple(self._state[k][position[id(v)]] for v in moving)
-            new = state.moving_statistics(
-                layer, initial, moments, self.micro_batches
-            )
-            for variable, value in zip(moving, new):
-                self._claim(variable, k, owners)
-                variable.assign(value)
-
-    def _claim(self, variable: Any, k: int, owners: dict[int, int]) -> None:
-        """Refuses a variable that two cells assign."""
-        other = owners.setdefault(id(variable), k)
-        if other != k:
-            raise ValueError(
-                "A layer that is used twice and updates its own state must "
-                f"be in one cell. Received: '{variable.path}', updated in "
-                f"cells {other} and {k}. Put both uses into one cell with "
-                "`layers_per_cell`, or use two layers."
-            )
-
-
-# ------------------------------------------------------- sums of gradients
-def _add(sums: list[Any], gradients: list[Any], m: int) -> list[Any]:
-    """Adds a micro-batch's gradients; sparse ones are only collected."""
-    if not sums:
-        return [_start(g, m) for g in gradients]
-    return [_add_one(s, g, m) for s, g in zip(sums, gradients)]
-
-
-def _start(gradient: Any, m: int) -> Any:
-    if isinstance(gradient, tf.IndexedSlices):
-        return {m: gradient}
-    return gradient
-
-
-def _add_one(total: Any, gradient: Any, m: int) -> Any:
-    if gradient is None or total is None:
-        return _start(gradient, m) if total is None else total
-    if isinstance(total, dict):
-        if isinstance(gradient, tf.IndexedSlices):
-            return {**total, m: gradient}
-        total = tf.convert_to_tensor(_joined(total))
-    return total + tf.convert_to_tensor(gradient)
-
-
-def _joined(total: Any) -> Any:
-    """A finished sum; sparse gradients stand in the order of the rows."""
-    if not isinstance(total, dict):
-        return total
-    slices = [total[m] for m in sorted(total)]
-    if len(slices) == 1:
-        return slices[0]
-    return tf.IndexedSlices(
-        tf.concat([s.values for s in slices], 0),
-        tf.concat([s.indices for s in slices], 0),
-        slices[0].dense_shape,
-    )
-
-
-def _add_uses(totals: list[Any]) -> Any:
-    if not totals:
-        return None
-    if all(isinstance(t, tf.IndexedSlices) for t in totals):
-        return _joined(dict(enumerate(totals)))
-    result = tf.convert_to_tensor(totals[0])
-    for total in totals[1:]:
-        result = result + tf.convert_to_tensor(total)
-    return result

@@ -49,11 +49,12 @@ def resolve_device(name: Any) -> str | None:
         )
     except ValueError:
         return None
+    if wanted.device_type is None or wanted.device_index is None:
+        return None
     for full in all_devices():
         spec = tf.DeviceSpec.from_string(full)
-        if spec.make_merged_spec(wanted) == spec and wanted.device_type:
-            if wanted.device_index is not None:
-                return full
+        if spec.make_merged_spec(wanted) == spec:
+            return full
     return None
 
 
@@ -136,9 +137,7 @@ def _device_of_inputs(variables: list[keras.Variable]) -> Callable:
         fallback = ""
         for tensor in op.inputs:
             name = of(tensor)
-            if name and (
-                tensor.dtype == tf.resource or tensor.shape.rank != 0
-            ):
+            if name and (tensor.dtype == tf.resource or tensor.shape.rank != 0):
                 return name
             fallback = fallback or name
         return fallback

@@ -23,14 +23,13 @@ above. `BatchNormalization(renorm=True)` normalises by its state: refused.
 from __future__ import annotations
 
 import collections
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfgpipe.micro_batch import MicroBatches
-
-Variable = keras.Variable
 
 
 class StateScope(keras.StatelessScope):
@@ -52,9 +51,9 @@ class StateScope(keras.StatelessScope):
 
     def __init__(
         self,
-        state: list[tuple[Variable, tf.Tensor]],
-        seeds: list[Variable] = (),
-        normalizations: list[keras.layers.BatchNormalization] = (),
+        state: list[tuple[keras.Variable, tf.Tensor]],
+        seeds: Sequence[keras.Variable] = (),
+        normalizations: Sequence[keras.layers.BatchNormalization] = (),
     ):
         super().__init__(state, collect_losses=True)
         self._known = set(self.state_mapping)
@@ -72,7 +71,9 @@ class StateScope(keras.StatelessScope):
             id(layer): [] for layer in normalizations
         }
 
-    def use_weights(self, weights: list[tuple[Variable, tf.Tensor]]) -> None:
+    def use_weights(
+        self, weights: list[tuple[keras.Variable, tf.Tensor]]
+    ) -> None:
         """Gives the next layer its trainable variables.
 
         A variable that two layers share comes as two tensors, so that each
@@ -83,7 +84,7 @@ class StateScope(keras.StatelessScope):
         for variable, tensor in weights:
             self.state_mapping[id(variable)] = tensor
 
-    def add_update(self, update: tuple[Variable, tf.Tensor]) -> None:
+    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         """Called by `Variable.assign`."""
         variable, value = update
         key = id(variable)
@@ -166,32 +167,31 @@ def moving_statistics(
     Returns:
         The new moving mean and variance.
     """
-    moving = initial
+
+    def updated(old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+        kept = tf.cast(old, new.dtype) * layer.momentum
+        return tf.cast(kept + new * (1.0 - layer.momentum), old.dtype)
+
+    moving_mean, moving_variance = initial
     for call in zip(*moments):  # a layer may be called more than once
         mean, variance = combine_moments(list(call), micro_batches)
-        moving = tuple(
-            tf.cast(
-                tf.cast(old, new.dtype) * layer.momentum
-                + new * (1.0 - layer.momentum),
-                old.dtype,
-            )
-            for old, new in zip(moving, (mean, variance))
-        )
-    return moving
+        moving_mean = updated(moving_mean, mean)
+        moving_variance = updated(moving_variance, variance)
+    return moving_mean, moving_variance
 
 
 def combine_moments(
     moments: list[Any], micro_batches: MicroBatches
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Mean and variance of a mini-batch from those of its micro-batches."""
-    means, variances, counts = zip(*moments)
+    means, variances, unmasked = zip(*moments)
     dtype = means[0].dtype
-    if counts[0] is None:
-        counts = [micro_batches.size(m) for m in range(len(means))]
-    counts = [
-        micro_batches.select(m, tf.cast(c, dtype), tf.zeros([], dtype))
-        for m, c in enumerate(counts)
-    ]
+    counts = []
+    for m, count in enumerate(unmasked):
+        rows = micro_batches.size(m) if count is None else count
+        counts.append(
+            micro_batches.select(m, tf.cast(rows, dtype), tf.zeros([], dtype))
+        )
     total = tf.add_n(counts)
     shares = [tf.math.divide_no_nan(count, total) for count in counts]
     mean = tf.add_n([w * m for w, m in zip(shares, means)])

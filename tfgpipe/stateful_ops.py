@@ -106,8 +106,7 @@ def _stateful_kinds(operations: list[tf.Operation]) -> set[str]:
 def _kinds_in_function(call: tf.Operation) -> set[str]:
     name = call.get_attr("f").name
     library = {
-        f.signature.name: f
-        for f in call.graph.as_graph_def().library.function
+        f.signature.name: f for f in call.graph.as_graph_def().library.function
     }
     stateful, waiting = set(), [name]
     while waiting:

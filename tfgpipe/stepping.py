@@ -16,8 +16,9 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals, placement
-from tfgpipe.loss import Head, Objective, streams_loss, streams_metrics
+from tfgpipe.loss import Head, streams_loss, streams_metrics
 from tfgpipe.micro_batch import as_specs, check_rows, shapes
+from tfgpipe.objective import Objective
 from tfgpipe.pipeline import Pipeline
 from tfgpipe.schedule import SCHEDULES, forward_only
 from tfgpipe.trace import Tracer
@@ -58,7 +59,7 @@ class Stepped(internals.BuiltBeforeTracing):
         x, _, _ = self._unpack(data, with_loss=False)
         run = self._pipeline(x, None, None, training=False)
         run.run(forward_only(len(run.cells), run.micro_batches.count))
-        run.assign_state()
+        run.state.assign()
         return run.joined_outputs()
 
     def _unpack(self, data: Any, with_loss: bool = True) -> Any:

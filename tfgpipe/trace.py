@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -49,9 +48,11 @@ def _fingerprint(concrete: Any) -> Any:
     library = {f.signature.name: f for f in definition.library.function}
     numbers = _numbers(definition.node)
     outputs = tf.nest.map_structure(
-        lambda t: None
-        if t is None
-        else _renamed(t.name, numbers) + str((t.shape, t.dtype)),
+        lambda t: (
+            None
+            if t is None
+            else _renamed(t.name, numbers) + str((t.shape, t.dtype))
+        ),
         concrete.structured_outputs,
         expand_composites=True,
     )
@@ -66,8 +67,9 @@ def _numbers(nodes: Iterable[Any]) -> dict[str, str]:
 
 def _renamed(name: str, numbers: dict[str, str]) -> str:
     """`^name:output:0` with the node's number for its name."""
-    mark, node, rest = re.fullmatch(r"(\^?)([^:]*)(.*)", name).groups()
-    return mark + numbers.get(node, node) + rest
+    mark = "^" if name.startswith("^") else ""
+    node, separator, rest = name.removeprefix("^").partition(":")
+    return mark + numbers.get(node, node) + separator + rest
 
 
 def _nodes(

@@ -1,0 +1,172 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers as kl
+
+import tfgpipe
+from tfgpipe import internals
+from tfgpipe.loss import streams_loss, streams_metrics, sum_and_count
+
+pytestmark = pytest.mark.usefixtures("float64")
+losses = keras.losses
+
+LOSSES = [
+    losses.MeanSquaredError(dtype="float64"),
+    losses.Huber(0.3, reduction="sum", dtype="float64"),
+    losses.CosineSimilarity(dtype="float64"),
+    losses.BinaryCrossentropy(
+        from_logits=True, label_smoothing=0.1, dtype="float64"
+    ),
+    losses.LogCosh(reduction="mean_with_sample_weight", dtype="float64"),
+    losses.KLDivergence(reduction="mean", dtype="float64"),
+]
+
+
+def data(shape, weights, mask):
+    rng = np.random.default_rng(0)
+    y, y_pred = rng.random(shape), tf.constant(rng.random(shape))
+    sample_weight = {"rows": rng.random(shape[0]), "none": None}
+    sample_weight["all"] = rng.random(shape[:-1])
+    if mask:
+        keep = rng.random(shape[:-1]) < 0.6
+        keep[0] = False  # a row without any unmasked position
+        internals.set_mask(y_pred, tf.constant(keep))
+    return y, y_pred, sample_weight[weights]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
+@pytest.mark.parametrize(
+    ("shape", "weights", "mask"),
+    [
+        ((6, 3), "none", False),
+        ((6, 3), "rows", False),
+        ((6, 3), "rows", True),
+        ((6, 4, 3), "none", False),
+        ((6, 4, 3), "none", True),
+        ((6, 4, 3), "all", False),
+        ((6, 4, 3), "all", True),
+    ],
+)
+def test_sums_and_counts_of_parts_make_the_loss_of_the_whole(
+    loss, shape, weights, mask
+):
+    y, y_pred, sample_weight = data(shape, weights, mask)
+    expected = loss(y, y_pred, sample_weight)
+    total, count = 0.0, 0.0
+    for part in (slice(0, 1), slice(1, 4), slice(4, 6)):
+        piece = y_pred[part]
+        if mask:
+            internals.set_mask(piece, internals.get_mask(y_pred)[part])
+        weight = None if sample_weight is None else sample_weight[part]
+        s, c = sum_and_count(loss, y[part], piece, weight)
+        total, count = total + s, count + c
+    if loss.reduction == "sum":
+        count = 1.0
+    np.testing.assert_allclose(total / count, expected, 1e-12)
+
+
+def test_ignored_classes_count_as_masked():
+    loss = losses.SparseCategoricalCrossentropy(ignore_class=0)
+    y = np.array([[0, 1, 2], [0, 0, 1], [2, 2, 2]])
+    y_pred = tf.nn.softmax(np.random.default_rng(0).random((3, 3, 3)))
+    parts = [
+        sum_and_count(loss, y[i : i + 1], y_pred[i : i + 1], None)
+        for i in range(3)
+    ]
+    found = sum(s for s, _ in parts) / sum(c for _, c in parts)
+    np.testing.assert_allclose(found, loss(y, y_pred), 1e-12)
+
+
+class Subclassed(tfgpipe.GPipe):
+    def compute_loss(self, x, y, y_pred, sample_weight, training=True):
+        return keras.ops.mean(keras.ops.abs(y - y_pred))
+
+
+def compiled(cls=tfgpipe.GPipe, units=2, **kwargs):
+    model = cls([kl.Dense(units), kl.Dense(units)], 2, 2)
+    model.compile("sgd", **kwargs)
+    model.train_on_batch(np.ones((4, 2)), np.ones((4, units)))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("loss", "streams"),
+    [
+        ("mse", True),
+        ("mean_squared_error", True),
+        (keras.losses.mean_squared_error, True),
+        (losses.Huber(), True),
+        (losses.CosineSimilarity(axis=0), False),
+        (losses.Dice(), False),
+        (losses.Tversky(), False),
+        (lambda y, y_pred: keras.ops.mean(y_pred - y) ** 2, False),
+        (lambda y, y_pred: keras.ops.mean((y_pred - y) ** 2, -1), False),
+    ],
+)
+def test_only_losses_of_keras_that_add_rows_stream(loss, streams):
+    model = compiled(loss=loss)
+    assert streams_loss(model, model(np.ones((4, 2)))) == streams
+
+
+def test_overridden_compute_loss_does_not_stream():
+    model = compiled(Subclassed, loss="mse")
+    assert not streams_loss(model, model(np.ones((4, 2))))
+
+
+@pytest.mark.parametrize(
+    ("metric", "streams"),
+    [
+        ("mae", True),
+        ("accuracy", True),
+        (keras.metrics.RootMeanSquaredError(), True),
+        (keras.metrics.AUC(), True),
+        (lambda y, y_pred: keras.ops.max(y_pred), False),
+    ],
+)
+def test_only_metrics_of_keras_stream(metric, streams):
+    model = compiled(loss="mse", metrics=[metric])
+    assert streams_metrics(model, model(np.ones((4, 2)))) == streams
+
+
+def metric_list():
+    metrics = keras.metrics
+    return [
+        metrics.AUC(num_thresholds=9),
+        metrics.BinaryAccuracy(),
+        metrics.CosineSimilarity(),
+        metrics.F1Score(),
+        metrics.FalsePositives(),
+        metrics.Precision(),
+        metrics.R2Score(),
+        metrics.Recall(),
+        metrics.RootMeanSquaredError(),
+        lambda y, y_pred: keras.ops.max(y_pred),
+    ]
+
+
+@pytest.mark.parametrize("last", [None, -1], ids=["whole", "streamed"])
+def test_metrics_of_keras_are_those_of_keras(last):
+    rng = np.random.default_rng(0)
+    x, y = rng.random((21, 4)), np.eye(3)[rng.integers(0, 3, 21)]
+
+    def evaluate(make):
+        keras.utils.set_random_seed(1)
+        model = make([kl.Dense(4), kl.Dense(3, activation="sigmoid")])
+        model.compile(
+            "sgd",
+            "mse",
+            metrics=[*metric_list()[:last], keras.metrics.MeanIoU(2)],
+            weighted_metrics=metric_list()[:-1],
+        )
+        logs = model.fit(
+            x, y, batch_size=8, verbose=0, sample_weight=rng_weights
+        )
+        logs = [*logs.history.values(), *model.evaluate(x, y, verbose=0)]
+        return [np.asarray(value).reshape(-1) for value in logs]
+
+    rng_weights = rng.random(21)
+    expected = evaluate(keras.Sequential)
+    found = evaluate(lambda layers: tfgpipe.GPipe(layers, 2, 3))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, 1e-9)

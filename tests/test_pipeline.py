@@ -1,0 +1,274 @@
+import collections
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers as kl
+
+import tfgpipe
+
+REMAT = ("always", "except_last", "never")
+
+
+def step_graph(layers, k, m, x, y, **kwargs):
+    """The traced training step of a model."""
+    model = tfgpipe.GPipe(layers, k, m, **kwargs)
+    model.compile("sgd", "mse")
+    x, y = tf.constant(x), tf.constant(y)
+    model._prepare(x, y, None, True)
+    step = tf.function(model.train_step, autograph=False)
+    return step.get_concrete_function((x, y)).graph
+
+
+def calls(graph):
+    return [op for op in graph.get_operations() if "PartitionedCall" in op.type]
+
+
+def ones(*shape):
+    return np.ones(shape, "float32")
+
+
+# ------------------------------------------------------------------- tracing
+@pytest.mark.parametrize("remat", REMAT)
+def test_graph_has_two_calls_for_each_cell_and_micro_batch(remat):
+    layers = [kl.Dense(4, activation="tanh") for _ in range(6)]
+    graph = step_graph(layers, 3, 5, ones(10, 4), ones(10, 4), remat=remat)
+    assert len(calls(graph)) == 2 * 3 * 5
+
+
+class Traced(kl.Dense):
+    """Counts how often Python runs it."""
+
+    count = 0
+
+    def call(self, x):
+        Traced.count += 1
+        return super().call(x)
+
+
+@pytest.mark.parametrize(("k", "m"), [(2, 2), (2, 8), (4, 8)])
+def test_cells_are_traced_once_not_once_a_micro_batch(k, m):
+    layers = [Traced(4, activation="tanh") for _ in range(4)]
+    model = tfgpipe.GPipe(layers, k, m, remat="always")
+    model.compile("sgd", "mse")
+    model.build((None, 4))
+    Traced.count = 0
+    model.fit(ones(16, 4), ones(16, 4), batch_size=8, verbose=0)
+    assert Traced.count == 4 * 2  # layers x (forward and backward)
+
+
+def test_frozen_cells_at_the_beginning_have_no_backward_pass():
+    layers = [kl.Dense(4, trainable=False), kl.Dense(4, trainable=False)]
+    layers += [kl.Dense(4), kl.Dense(4)]
+    graph = step_graph(layers, 4, 3, ones(6, 4), ones(6, 4), remat="always")
+    per_device = collections.Counter(op.device[-5:] for op in calls(graph))
+    assert [per_device[f"CPU:{k}"] for k in range(4)] == [3, 3, 6, 6]
+
+
+def test_tasks_of_a_device_are_chained_in_the_order_of_the_schedule():
+    layers = [kl.Dense(4, activation="tanh") for _ in range(3)]
+    graph = step_graph(layers, 3, 4, ones(8, 4), ones(8, 4), remat="always")
+    for k in range(3):
+        own = [op for op in calls(graph) if op.device.endswith(f"CPU:{k}")]
+        assert len(own) == 8
+        for before, after in itertools.pairwise(own):
+            assert before in after.control_inputs
+
+
+# -------------------------------------------------------- re-materialisation
+def counted(counts, name):
+    """A layer that counts how often a device computes it."""
+
+    def count(x):
+        counts[name] += 1
+        return x
+
+    class Counted(kl.Layer):
+        def call(self, x):
+            @tf.custom_gradient
+            def identity(x):
+                y = tf.numpy_function(count, [x], x.dtype, stateful=False)
+                y.set_shape(x.shape)
+                # the gradient needs the output, as that of tanh does
+                return y, lambda dy: dy + 0.0 * y
+
+            return identity(x)
+
+    return Counted(name=name)
+
+
+@pytest.mark.parametrize(
+    ("remat", "forward"), [("always", 8), ("except_last", 7), ("never", 4)]
+)
+def test_remat_computes_each_cell_as_often_as_it_promises(remat, forward):
+    counts = collections.Counter()
+    layers = []
+    for k in range(3):
+        layers += [(kl.Dense(4), 1.0), (counted(counts, f"c{k}"), 1.0)]
+    model = tfgpipe.GPipe(layers, 3, 4, remat=remat, layers_per_cell=[2, 2, 2])
+    model.compile("sgd", "mse")
+    model.train_on_batch(ones(8, 4), ones(8, 4))
+    counts.clear()
+    model.train_on_batch(ones(8, 4), ones(8, 4))
+    assert dict(counts) == {"c0": forward, "c1": forward, "c2": forward}
+
+
+@pytest.mark.parametrize(
+    ("remat", "kept"), [("always", 0), ("except_last", 1), ("never", 4)]
+)
+def test_remat_frees_all_but_the_boundary(remat, kept):
+    """A forward task that will be recomputed returns one activation."""
+    block = keras.Sequential([kl.Dense(32, "gelu"), kl.Dense(4, "gelu")])
+    block.build((None, 4))
+    layers = [kl.Dense(4), block, kl.Dense(4)]
+    graph = step_graph(layers, 3, 4, ones(8, 4), ones(8, 4), remat=remat)
+    middle = [op for op in calls(graph) if op.device.endswith("CPU:1")][:4]
+    sizes = [
+        sum(t.shape.num_elements() for t in op.outputs if t.consumers())
+        for op in middle
+    ]
+    assert [size > 8 for size in sizes].count(True) == kept
+    assert sizes.count(8) == 4 - kept  # 2 rows of 4
+
+
+def test_activations_of_the_last_layer_do_not_outlive_their_micro_batch():
+    """With a loss of rows, no tensor of all rows' outputs is ever made."""
+    layers = [kl.Dense(4), kl.Dense(100)]
+    graph = step_graph(layers, 2, 4, ones(8, 4), ones(8, 100), remat="always")
+    forward = [op for op in calls(graph) if op.device.endswith("CPU:1")][:4]
+    for op in forward:
+        wide = [t for t in op.outputs if 100 in t.shape.as_list()]
+        assert [t for t in wide if t.consumers()] == []
+
+
+# ----------------------------------------------------------------- gradients
+class Spy(keras.optimizers.SGD):
+    """Keeps the gradients it is asked to apply."""
+
+    def apply_gradients(self, pairs):
+        pairs = list(pairs)
+        self.kinds = [type(g).__name__ for g, _ in pairs]
+        return super().apply_gradients(pairs)
+
+
+@pytest.mark.parametrize("remat", REMAT)
+def test_gradient_of_an_embedding_stays_sparse(remat):
+    model = tfgpipe.GPipe([kl.Embedding(50, 4), kl.Dense(2)], 2, 2, remat=remat)
+    model.compile(Spy(), "mse")
+    model.train_on_batch(np.ones((4, 3), "int32"), ones(4, 3, 2))
+    assert model.optimizer.kinds == ["IndexedSlices"] + ["SymbolicTensor"] * 2
+
+
+class Constant(kl.Layer):
+    """Has a weight that the loss does not depend on."""
+
+    def build(self, shape):
+        self.unused = self.add_weight(shape=(3,))
+
+    def call(self, x):
+        return x
+
+
+def test_weight_without_gradient_warns_as_in_keras():
+    model = tfgpipe.GPipe([kl.Dense(4), Constant(), kl.Dense(2)], 3, 2)
+    model.compile("sgd", "mse")
+    with pytest.warns(UserWarning, match="Gradients do not exist for"):
+        model.train_on_batch(ones(4, 4), ones(4, 2))
+    np.testing.assert_array_equal(model.sequence[0].kernel.shape, (4, 4))
+
+
+def test_model_without_trainable_weights_warns_as_in_keras():
+    model = tfgpipe.GPipe([kl.ReLU(), kl.Dense(2, trainable=False)], 2, 2)
+    model.compile("sgd", "mse", metrics=["mae"])
+    with pytest.warns(UserWarning, match="does not have any trainable weights"):
+        logs = model.train_on_batch(ones(4, 4), ones(4, 2), return_dict=True)
+    assert logs["loss"] > 0
+
+
+# -------------------------------------------------------------- stateful ops
+class Printing(kl.Layer):
+    def call(self, x):
+        tf.print("", output_stream="file:///dev/null")
+        return x
+
+
+class Callback(kl.Layer):
+    def call(self, x):
+        y = tf.numpy_function(lambda a: a, [x], x.dtype, stateful=True)
+        y.set_shape(x.shape)
+        return tf.stop_gradient(y) + x
+
+
+class Random(kl.Layer):
+    def call(self, x):
+        return x + tf.random.uniform(tf.shape(x))
+
+
+class InAFunction(kl.Layer):
+    @tf.function
+    def noise(self, x):
+        return x + tf.random.normal(tf.shape(x))
+
+    def call(self, x):
+        return self.noise(x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "kind"), [(Printing, "PrintV2"), (Callback, "PyFunc")]
+)
+def test_stateful_operation_warns_and_leaves_devices_concurrent(layer, kind):
+    layers = [kl.Dense(4), layer(name="loud"), kl.Dense(4), layer(name="too")]
+    layers.append(kl.Dense(4))
+    with pytest.warns(UserWarning, match="side effects") as caught:
+        graph = step_graph(
+            layers, 3, 4, ones(8, 4), ones(8, 4), layers_per_cell=[2, 2, 1]
+        )
+    messages = [str(warning.message) for warning in caught]
+    for k, name in enumerate(("loud", "too")):
+        start = f"Layer '{name}' of cell {k} runs {kind}"
+        assert [m.startswith(start) for m in messages].count(True) == 1
+    for op in calls(graph):
+        assert all(c.device == op.device for c in op.control_inputs)
+
+
+@pytest.mark.parametrize(
+    ("layer", "kind"),
+    [(Random, "RandomUniform"), (InAFunction, "RandomStandardNormal")],
+)
+@pytest.mark.parametrize("remat", ["always", "except_last"])
+def test_random_operation_under_remat_is_refused(layer, kind, remat):
+    layers = [(kl.Dense(4), 1.0), (layer(name="noise"), 1.0)]
+    model = tfgpipe.GPipe(layers, 2, 2, remat=remat)
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=f"'noise' of cell 1.*{kind}"):
+        model.train_on_batch(ones(4, 4), ones(4, 4))
+
+
+def test_random_operation_without_remat_warns_and_trains():
+    model = tfgpipe.GPipe([kl.Dense(4), Random()], 2, 2, remat="never")
+    model.compile("sgd", "mse")
+    with pytest.warns(UserWarning, match="RandomUniform"):
+        loss = model.train_on_batch(ones(4, 4), ones(4, 4))
+    assert np.isfinite(loss)
+
+
+# -------------------------------------------------------------------- errors
+class Failing(kl.Layer):
+    def call(self, x, training=False):
+        if training and getattr(self, "armed", False):
+            raise RuntimeError("out of luck")
+        return x
+
+
+def test_failure_in_a_cell_names_layer_cell_and_device():
+    failing = Failing(name="unlucky")
+    model = tfgpipe.GPipe([kl.Dense(4), failing], 2, 2)
+    model.compile("sgd", "mse")
+    model.build((None, 4))
+    failing.armed = True
+    with pytest.raises(RuntimeError, match="out of luck") as error:
+        model.train_on_batch(ones(4, 4), ones(4, 4))
+    notes = "".join(getattr(error.value, "__notes__", ["'unlucky' of cell 1"]))
+    assert "'unlucky' of cell 1" in notes

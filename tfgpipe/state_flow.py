@@ -1,0 +1,148 @@
+"""Carries the state of cells from micro-batch to micro-batch to variables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfgpipe import placement, state
+from tfgpipe.cell_function import CellFunctions, Output
+from tfgpipe.micro_batch import MicroBatches
+
+
+class StateFlow:
+    """The non-trainable variables of all cells during one mini-batch.
+
+    `state.py` has the rules.
+
+    Args:
+        functions: The cells' functions.
+        micro_batches: How the rows fall into micro-batches.
+    """
+
+    def __init__(
+        self, functions: list[CellFunctions], micro_batches: MicroBatches
+    ):
+        self._functions = functions
+        self._micro_batches = micro_batches
+        self._initial: list[list[tf.Tensor]] = []
+        for function in functions:
+            with tf.device(function.device):
+                self._initial.append(
+                    [placement.read_variable(v) for v in function.state]
+                )
+        self._chain = [list(values) for values in self._initial]
+        self._started: dict[tuple[int, int], list[tf.Tensor]] = {}
+        self._outputs: dict[tuple[int, int], Output] = {}
+        self._owners: dict[int, int] = {}
+
+    def before(self, k: int, m: int) -> list[tf.Tensor]:
+        """The state with which cell k computes micro-batch m.
+
+        The recomputation gets the same.
+        """
+        if (k, m) not in self._started:
+            seeds = {id(v) for v in self._functions[k].seeds}
+            self._started[k, m] = [
+                self._seed(k, variable, value, self._micro_batches.rank(m))
+                if id(variable) in seeds
+                else value
+                for variable, value in zip(
+                    self._functions[k].state, self._chain[k]
+                )
+            ]
+        return self._started[k, m]
+
+    def after(self, k: int, m: int, output: Output) -> None:
+        """Takes what cell k made of its state in micro-batch m."""
+        function = self._functions[k]
+        self._outputs[k, m] = output
+        self._chain[k] = [
+            self._micro_batches.select(m, new, old)
+            if new is not None and id(variable) in function.chained
+            else old
+            for variable, new, old in zip(
+                function.state, output.state, self._chain[k]
+            )
+        ]
+
+    def assign(self) -> None:
+        """Assigns the variables, once for the mini-batch.
+
+        Raises:
+            ValueError: If two cells would assign the same one.
+        """
+        for k, function in enumerate(self._functions):
+            with tf.device(function.device):
+                self._assign_weights(k)
+                self._assign_values(k)
+                self._assign_normalizations(k)
+
+    def _seed(
+        self, k: int, variable: keras.Variable, value: Any, rank: Any
+    ) -> tf.Tensor:
+        draws = [f.draws.get(id(variable), 0) for f in self._functions]
+        return state.advance_seed(value, sum(draws[:k]), sum(draws), rank)
+
+    def _outputs_of(self, k: int) -> list[Output]:
+        return [self._outputs[k, m] for m in range(self._micro_batches.count)]
+
+    def _assign_weights(self, k: int) -> None:
+        """Weights that a layer itself assigns, as spectral norm does."""
+        variables = [v for layer in self._functions[k].weights for v in layer]
+        for variable, value in zip(variables, self._outputs[k, 0].weights):
+            if value is not None:
+                variable.assign(value)
+
+    def _assign_values(self, k: int) -> None:
+        function = self._functions[k]
+        seeds = {id(v) for v in function.seeds}
+        rank = self._micro_batches.rank(self._micro_batches.count)
+        for j, variable in enumerate(function.state):
+            values = [output.state[j] for output in self._outputs_of(k)]
+            if values[0] is None:
+                continue
+            if id(variable) in seeds:  # cells that share one draw in turn
+                if self._owners.setdefault(id(variable), k) == k:
+                    new = self._seed(0, variable, self._initial[k][j], rank)
+                    variable.assign(new)
+                continue
+            self._claim(variable, k)
+            if id(variable) in function.chained:
+                variable.assign(self._chain[k][j])
+            else:
+                variable.assign(
+                    state.mean_over_micro_batches(values, self._micro_batches)
+                )
+
+    def _assign_normalizations(self, k: int) -> None:
+        function = self._functions[k]
+        initial = {
+            id(v): value for v, value in zip(function.state, self._initial[k])
+        }
+        for i, layer in enumerate(function.normalizations):
+            moments = [output.moments[i] for output in self._outputs_of(k)]
+            if not moments[0]:
+                continue
+            mean, variance = layer.moving_mean, layer.moving_variance
+            self._claim(mean, k)
+            new_mean, new_variance = state.moving_statistics(
+                layer,
+                (initial[id(mean)], initial[id(variance)]),
+                moments,
+                self._micro_batches,
+            )
+            mean.assign(new_mean)
+            variance.assign(new_variance)
+
+    def _claim(self, variable: keras.Variable, k: int) -> None:
+        other = self._owners.setdefault(id(variable), k)
+        if other != k:
+            raise ValueError(
+                "A layer that is used twice and updates its own state must "
+                f"be in one cell. Received: '{variable.path}', updated in "
+                f"cells {other} and {k}. Put both uses into one cell with "
+                "`layers_per_cell`, or use two layers."
+            )
