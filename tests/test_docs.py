@@ -192,17 +192,23 @@ def test_commands_exist(page):
 def check_make(words):
     makefile = text("Makefile")
     for word in words:
-        variable, equals, _ = word.partition("=")
-        if equals:
-            assert re.search(rf"^{variable} \?=", makefile, re.MULTILINE)
-        else:
+        variable, equals, value = word.partition("=")
+        if not equals:
             assert re.search(rf"^{word}:", makefile, re.MULTILINE)
+            continue
+        assert re.search(rf"^{variable} \?=", makefile, re.MULTILINE)
+        if variable == "DEMO_FLAGS":
+            check_flags("tools.train", value.split())
 
 
 def check_python(words):
     dash_m, module, *arguments = words
     assert dash_m == "-m"
-    source = (ROOT / f"{module.replace('.', '/')}.py").read_text("utf-8")
+    check_flags(module, arguments)
+
+
+def check_flags(module, arguments):
+    source = text(f"{module.replace('.', '/')}.py")
     flags = re.findall(r"flags\.DEFINE_\w+\(\s*\"(\w+)\"", source)
     for argument in arguments:
         flag, _, value = argument.removeprefix("--").partition("=")
