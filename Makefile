@@ -1,4 +1,4 @@
-# make demo       trains a small AmoebaNet-D through two cells
+# make demo       trains a small AmoebaNet-D through two cells, and one
 # make test       lint, types and tests
 # make test-slow  the tests that take long
 # make lint       lint and types alone
@@ -8,7 +8,7 @@
 
 PYTHON ?= python3
 DEMO_FLAGS ?=
-PYTEST_FLAGS ?=
+PYTEST_FLAGS ?= --numprocesses=auto
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -28,7 +28,8 @@ $(STAMP): setup.py
 	touch $@
 
 demo: $(STAMP)
-	$(BIN)/python -m tools.train --params=image.amoebanet_d_demo $(DEMO_FLAGS)
+	$(BIN)/python -m tools.train --params=image.amoebanet_d_demo \
+		--compare_num_partitions=1 $(DEMO_FLAGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@ import setuptools
 TEST_TOOLS = [
     "mypy==2.4.1",
     "pytest==9.2.0",
+    "pytest-xdist==3.8.0",  # a worker a core: tracing takes most of the time
     "ruff==0.17.5",
     "tensorboard==2.21.0",  # for the test of its callback
 ]
@@ -43,7 +44,7 @@ setuptools.setup(
     ),
     python_requires=">=3.10,<3.14",
     # Both are held to one minor version: the library uses private names of
-    # both, all in tfgpipe/placement.py, each with a test.
+    # both, all in tfgpipe/internals.py, each with a test.
     install_requires=[
         "tensorflow>=2.21,<2.22",
         "keras>=3.15,<3.16",

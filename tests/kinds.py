@@ -179,7 +179,8 @@ class Step(kl.Layer):
 class Join(kl.Layer):
     def call(self, x):
         index = keras.ops.cast(x["index"], x["h"].dtype)
-        return x["h"] * x["skip"][0] + keras.ops.expand_dims(index, -1)
+        index = keras.ops.expand_dims(index, -1)
+        return keras.ops.tanh(x["h"] * x["skip"][0]) + 0.1 * index
 
 
 def nests():

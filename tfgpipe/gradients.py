@@ -32,7 +32,8 @@ def _add_one(total: Any, gradient: Any, m: int) -> Any:
         if isinstance(gradient, tf.IndexedSlices):
             return {**total, m: gradient}
         total = tf.convert_to_tensor(joined(total))
-    return total + tf.convert_to_tensor(gradient)
+    # as `total + gradient`, but thousands of these are traced
+    return tf.raw_ops.AddV2(x=total, y=tf.convert_to_tensor(gradient))
 
 
 def joined(total: Any) -> Any:
