@@ -463,3 +463,12 @@ print(len(tf.config.list_logical_devices("CPU")))
         check=False,
     )
     assert result.stdout.strip() == "3", result.stderr
+
+
+def test_strategy_around_the_model_is_refused():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with (
+        strategy.scope(),
+        pytest.raises(ValueError, match=r"outside of a `tf.distribute`"),
+    ):
+        tfgpipe.GPipe([keras.layers.Dense(2)], 1)

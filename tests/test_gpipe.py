@@ -499,3 +499,17 @@ def test_mixed_precision_is_close_to_keras(policy):
 
     tolerance = {"mixed_float16": 2e-3, "mixed_bfloat16": 2e-2}[policy]
     assert_close(run(pipeline()), run(sequential()), tolerance)
+
+
+@pytest.mark.parametrize("method", ["train_on_batch", "test_on_batch"])
+def test_failure_at_run_time_says_where_its_cause_is(method):
+    """TensorFlow itself only reports that it cancelled the other devices."""
+    layers = [kl.Embedding(2, 4), kl.Flatten(), kl.Dense(2)]
+    model = tfgpipe.GPipe(layers, 2)
+    model.compile("sgd", "mse")
+    ids = np.full((4, 3), 7)
+    with pytest.raises(tf.errors.CancelledError, match="run_eagerly=True"):
+        getattr(model, method)(ids, np.ones((4, 2)))
+    model.compile("sgd", "mse", run_eagerly=True)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[0, 2\)"):
+        getattr(model, method)(ids, np.ones((4, 2)))

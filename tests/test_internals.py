@@ -211,3 +211,52 @@ def test_element_spec_of_an_epoch_is_found_without_reading_it():
     data = tf.data.Dataset.from_tensors((tf.ones([4, 2]), tf.ones([4, 1])))
     model.fit(data, shuffle=False, verbose=0)
     assert seen[0][0] == tf.TensorSpec([4, 2])
+
+
+def test_all_layers_inside_a_layer_are_found():
+    inner = kl.Dense(2)
+    outer = keras.Sequential([keras.Sequential([inner])])
+    assert inner in internals.flat_layers(outer)
+    assert outer in internals.flat_layers(outer)
+
+
+def test_remat_scope_of_a_layer_is_told():
+    plain = kl.Dense(2)
+    with keras.RematScope(mode="full"):
+        scoped = kl.Dense(2)
+    assert internals.remat_mode(plain) is None
+    assert internals.remat_mode(scoped) is not None
+
+
+def test_what_keras_defines_is_told():
+    assert internals.is_keras(kl.Dense)
+    assert internals.is_keras(keras.losses.mean_squared_error)
+    assert not internals.is_keras(tfgpipe.GPipe)
+
+
+@pytest.mark.parametrize(
+    ("kind", "stateful"), [("PrintV2", True), ("MatMul", False), ("No", False)]
+)
+def test_side_effects_of_an_operation_are_told(kind, stateful):
+    assert internals.is_stateful(kind) == stateful
+
+
+def test_graph_of_a_called_function_is_found():
+    inner = tf.function(lambda x: tf.cos(x), autograph=False)
+
+    @tf.function
+    def outer(x):
+        return inner(x)
+
+    graph = outer.get_concrete_function(tf.TensorSpec([1])).graph
+    (call,) = [op for op in graph.get_operations() if "Call" in op.type]
+    called = internals.function_graph(call, call.get_attr("f").name)
+    assert "Cos" in [op.type for op in called.get_operations()]
+
+
+def test_seed_generator_of_keras_keeps_its_value():
+    """One that is made where variables are deferred would have none."""
+    with internals.deferred_variables():
+        keras.random.normal((2,))
+    a, b = keras.random.normal((2,)), keras.random.normal((2,))
+    assert not np.array_equal(a, b)

@@ -81,8 +81,9 @@ def _shape(graph, node, index):
         keras.optimizers.Adam,
         lambda: keras.optimizers.Adam(global_clipnorm=0.1),
         lambda: keras.optimizers.AdamW(clipnorm=0.1, use_ema=True),
+        lambda: keras.optimizers.SGD(momentum=0.9, nesterov=True),
     ],
-    ids=["adam", "global_clipnorm", "adamw_clipnorm_ema"],
+    ids=["adam", "global_clipnorm", "adamw_clipnorm_ema", "momentum"],
 )
 def test_step_moves_boundary_tensors_and_scalars_only(optimizer):
     model = tfgpipe.GPipe(dense(), num_partitions=4, num_micro_batches=4)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfgpipe import cost as cost_lib
 from tfgpipe import placement
@@ -66,6 +67,12 @@ class Arguments:
         )
         self._resolve_devices(num_partitions)
         self._check_cut(is_default=num_partitions is None)
+        if tf.distribute.has_strategy():
+            self._problems.append(
+                "A `GPipe` must be made outside of a `tf.distribute` strategy. "
+                f"Received: the scope of {tf.distribute.get_strategy()}. Leave "
+                "the scope: replicas are not supported."
+            )
         if self._problems:
             raise ValueError("\n".join(self._problems))
         self.devices = self.devices[: self.num_partitions]

@@ -73,6 +73,7 @@ class GPipe(Saved, Stepped):
 
     Example:
 
+    >>> import numpy as np
     >>> layers = [keras.layers.Dense(8, activation="relu") for _ in range(4)]
     >>> model = GPipe(layers, num_partitions=1, num_micro_batches=4)
     >>> model.compile("adam", "mse")

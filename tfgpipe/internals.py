@@ -33,7 +33,10 @@ def deferred_variables() -> Iterator[None]:
     """
     before = list(_global_state.get_global_attribute(_UNINITIALIZED) or [])
     try:
-        with keras.StatelessScope(initialize_variables=False):
+        with (
+            seed_generator_kept(),
+            keras.StatelessScope(initialize_variables=False),
+        ):
             yield
     finally:
         _global_state.set_global_attribute(_UNINITIALIZED, before)

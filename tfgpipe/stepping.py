@@ -7,8 +7,9 @@ graph each.
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -26,6 +27,28 @@ from tfgpipe.trace import Tracer
 
 class Stepped(internals.BuiltBeforeTracing):
     """The part of `GPipe` that runs mini-batches through its cells."""
+
+    train_function: Any
+    test_function: Any
+    predict_function: Any
+
+    def make_train_function(self, force: bool = False) -> None:
+        """Makes what Keras calls with each batch in `fit`."""
+        if self.train_function is None or force:
+            super().make_train_function(force)
+            self.train_function = _explained(self.train_function)
+
+    def make_test_function(self, force: bool = False) -> None:
+        """Makes what Keras calls with each batch in `evaluate`."""
+        if self.test_function is None or force:
+            super().make_test_function(force)
+            self.test_function = _explained(self.test_function)
+
+    def make_predict_function(self, force: bool = False) -> None:
+        """Makes what Keras calls with each batch in `predict`."""
+        if self.predict_function is None or force:
+            super().make_predict_function(force)
+            self.predict_function = _explained(self.predict_function)
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """Trains on one mini-batch; called by `fit`."""
@@ -186,3 +209,24 @@ class Stepped(internals.BuiltBeforeTracing):
     @jit_compile.setter
     def jit_compile(self, value: Any) -> None:
         self._jit_cells = value is True
+
+
+def _explained(function: Callable) -> Callable:
+    """Says what TensorFlow leaves out when a cell fails at run time."""
+
+    @functools.wraps(function)
+    def explaining(*args: Any) -> Any:
+        try:
+            return function(*args)
+        except tf.errors.CancelledError as error:
+            raise tf.errors.CancelledError(
+                error.node_def,
+                error.op,
+                "A layer failed on one device, and TensorFlow reports that it "
+                "cancelled the others. The cause is in TensorFlow's log, "
+                "unless TF_CPP_MIN_LOG_LEVEL hides it; "
+                "`compile(run_eagerly=True)` raises it. Received: "
+                f"{error.message}",
+            ) from error
+
+    return explaining
