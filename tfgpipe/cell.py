@@ -34,6 +34,28 @@ class Boundary(NamedTuple):
         return tree.pack_sequence_as(structure, tensors)
 
 
+class Output(NamedTuple):
+    """What the forward function of a cell returns for a micro-batch.
+
+    Attributes:
+        tensors: The outputs, flat.
+        masks: Their Keras masks or None.
+        state: New values of `CellFunctions.state`, None where not assigned.
+        weights: New values of the flat weights, None where not assigned.
+        losses: Scalars to be minimised, the head's first, then the layers'.
+        counts: What the head's losses are to be divided by.
+        moments: For every batch normalisation, its calls' moments.
+    """
+
+    tensors: list[Any]
+    masks: list[Any]
+    state: list[Any]
+    weights: list[Any]
+    losses: list[Any]
+    counts: list[Any]
+    moments: list[Any]
+
+
 class Cell(keras.layers.Layer):
     """Calls its layers one after the other.
 

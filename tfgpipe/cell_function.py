@@ -16,38 +16,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cell import Boundary, Cell, structure_of
+from tfgpipe.cell import Boundary, Cell, Output, structure_of
 from tfgpipe.micro_batch import MicroBatches
 from tfgpipe.state import StateScope
 from tfgpipe.stateful_ops import check_operations
-
-
-class Output(NamedTuple):
-    """What the forward function of a cell returns for a micro-batch.
-
-    Attributes:
-        tensors: The outputs, flat.
-        masks: Their Keras masks or None.
-        state: New values of `CellFunctions.state`, None where not assigned.
-        weights: New values of the flat weights, None where not assigned.
-        losses: Scalars to be minimised, the head's first, then the layers'.
-        counts: What the head's losses are to be divided by.
-        moments: For every batch normalisation, its calls' moments.
-    """
-
-    tensors: list[Any]
-    masks: list[Any]
-    state: list[Any]
-    weights: list[Any]
-    losses: list[Any]
-    counts: list[Any]
-    moments: list[Any]
 
 
 class CellFunctions:
@@ -119,7 +97,33 @@ class CellFunctions:
             where there are none.
         """
         *tensors, needs_inputs = arguments
+        result = self._traced_backward(tensors, needs_inputs)(*tensors)
+        return result["dx"], result["dw"]
 
+    def only_connected(
+        self, found: tuple[list[Any], list[Any]], *arguments: Any
+    ) -> tuple[list[Any], list[Any]]:
+        """Gradients, with None for those that `backward` does not have.
+
+        To a tape a traced function is one operation: where an output has no
+        gradient it takes zeros, and so finds zeros for what only leads there.
+
+        Args:
+            found: Gradients that a tape has found.
+            *arguments: Those of `backward`.
+        """
+        *tensors, needs_inputs = arguments
+        traced = self._traced_backward(tensors, needs_inputs)
+        if tf.executing_eagerly():  # nothing is traced: the tape saw it all
+            return found
+        known = traced.structured_outputs
+        dx, dw = (
+            [None if k is None else d for d, k in zip(part, known[name])]
+            for part, name in zip(found, ("dx", "dw"))
+        )
+        return dx, dw
+
+    def _traced_backward(self, tensors: Any, needs_inputs: bool) -> Any:
         def backward(*tensors: Any) -> dict[str, Any]:
             inputs, weights, state, labels, dy, dlosses = tensors
             with self.tape(inputs, weights, needs_inputs) as tape:
@@ -129,8 +133,7 @@ class CellFunctions:
             )
             return {"dx": dx, "dw": dw}
 
-        result = self._function("backward", backward, tensors)(*tensors)
-        return result["dx"], result["dw"]
+        return self._function("backward", backward, tensors)
 
     def tape(
         self, inputs: Boundary, weights: Any, needs_inputs: bool
@@ -235,9 +238,12 @@ class CellFunctions:
         self.output_structure = structure_of(y)
         self._num_head_losses = len(sums)
         boundary = Boundary.of(y)
+        # Where the head has the loss, no gradient comes in by the outputs.
+        has_loss = self._head is not None and self._head.streams_loss
+        hand_out = tf.stop_gradient if has_loss else tf.identity
         return Output(
             tensors=[
-                None if t is None else tf.identity(t) for t in boundary.tensors
+                None if t is None else hand_out(t) for t in boundary.tensors
             ],
             masks=boundary.masks,
             state=[

@@ -65,9 +65,11 @@ def streams_loss(model: keras.Model, y_pred: Any) -> bool:
         return False
     if compiled is None:
         return True  # only `add_loss` and regularisers
+    entries = internals.flat_losses(compiled)
+    if len(entries) > 1 and not tree.is_nested(y_pred):
+        return False  # of several losses for one tensor Keras may drop some
     return _has_feature_axis(y_pred) and all(
-        _is_rowwise_loss(entry.loss)
-        for entry in internals.flat_losses(compiled)
+        _is_rowwise_loss(entry.loss) for entry in entries
     )
 
 
@@ -120,11 +122,13 @@ class Head:
         with_metrics: Whether to update the metrics.
 
     Attributes:
+        streams_loss: `with_loss`.
         streams_metrics: `with_metrics`.
         metric_state: The metrics' variables.
     """
 
     def __init__(self, model: keras.Model, with_loss: bool, with_metrics: bool):
+        self.streams_loss = with_loss
         self.streams_metrics = with_metrics
         self._loss = internals.compiled_loss(model) if with_loss else None
         self._metrics = (
@@ -196,9 +200,10 @@ def sum_and_count(
     mask = out_mask if in_mask is None else in_mask
     if in_mask is not None and out_mask is not None:
         mask = in_mask & out_mask
-    total = internals.reduce_weighted_values(
-        values, sample_weight, mask, "sum", dtype
+    weighted = internals.reduce_weighted_values(
+        values, sample_weight, mask, "none", dtype
     )
+    total = tf.reduce_sum(weighted)
     if loss.reduction == "sum":
         return total, tf.ones([], total.dtype)
     if loss.reduction == "mean_with_sample_weight":
@@ -207,7 +212,7 @@ def sum_and_count(
         )
         if weights is not None:
             return total, tf.reduce_sum(weights)
-    count = tf.cast(tf.size(values), total.dtype)
+    count = tf.cast(tf.size(weighted), total.dtype)  # weights may broadcast
     if mask is None or loss.reduction == "mean_with_sample_weight":
         return total, count
     valid = tf.reduce_sum(tf.cast(mask, total.dtype))

@@ -20,8 +20,8 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import gradients, internals, placement, state
-from tfgpipe.cell import Boundary, Cell, structure_of
-from tfgpipe.cell_function import CellFunctions, Output
+from tfgpipe.cell import Boundary, Cell, Output, structure_of
+from tfgpipe.cell_function import CellFunctions
 from tfgpipe.micro_batch import MicroBatches
 from tfgpipe.schedule import Task, in_order
 from tfgpipe.state_flow import StateFlow
@@ -228,6 +228,11 @@ class Pipeline:
                     dlosses,
                     self._needs_dx(k),
                 )
+                is_streamed = k == len(self.cells) - 1 and len(head) > 0
+                if not is_streamed and _lacks_some(output.tensors, dy):
+                    dx, dw = function.only_connected(
+                        (dx, dw), *arguments, dy, dlosses, self._needs_dx(k)
+                    )
             else:
                 dx, dw = function.backward(
                     *arguments, dy, dlosses, self._needs_dx(k)
@@ -304,3 +309,11 @@ class Pipeline:
         return Boundary(tensors, masks).nest(
             self.functions[last].output_structure
         )
+
+
+def _lacks_some(tensors: list[Any], found: list[Any]) -> bool:
+    """Whether any float tensor has no gradient."""
+    return any(
+        t is not None and t.dtype.is_floating and d is None
+        for t, d in zip(tensors, found)
+    )

@@ -8,7 +8,8 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import placement, state
-from tfgpipe.cell_function import CellFunctions, Output
+from tfgpipe.cell import Output
+from tfgpipe.cell_function import CellFunctions
 from tfgpipe.micro_batch import MicroBatches
 
 

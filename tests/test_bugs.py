@@ -1,0 +1,140 @@
+"""Bugs that were found in use: each test tells one's story."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers as kl
+from kinds import Plain
+
+import tfgpipe
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def normal(*shape):
+    return np.random.default_rng(len(shape)).standard_normal((7, *shape))
+
+
+def trained(make, model, x, y, fit=None, **compile_arguments):
+    """The history and the weights after two epochs."""
+    keras.utils.set_random_seed(5)
+    model = model(make())
+    model.compile(
+        keras.optimizers.AdamW(0.1, weight_decay=0.5), **compile_arguments
+    )
+    history = model.fit(
+        x, y, batch_size=4, epochs=2, shuffle=False, verbose=0, **(fit or {})
+    )
+    return history.history, [w.numpy() for w in model.weights]
+
+
+def check(make, x, y, k, m, remat="except_last", **arguments):
+    """Compares a pipeline with Keras."""
+    expected = trained(make, Plain, x, y, **arguments)
+    found = trained(
+        make,
+        lambda layers: tfgpipe.GPipe(layers, k, m, remat=remat),
+        x,
+        y,
+        **arguments,
+    )
+    assert found[0].keys() == expected[0].keys()
+    for name, values in expected[0].items():
+        np.testing.assert_allclose(found[0][name], values, 1e-10)
+    for a, b in zip(found[1], expected[1], strict=True):
+        np.testing.assert_allclose(a, b, 1e-10, 1e-12)
+
+
+class Fork(kl.Layer):
+    """Two tensors of one."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.a, self.b = kl.Dense(2), kl.Dense(3)
+
+    def build(self, shape):
+        self.a.build(shape)
+        self.b.build(shape)
+
+    def call(self, x):
+        return {"a": self.a(x), "b": self.b(x)}
+
+
+class Pass(kl.Layer):
+    def call(self, x):
+        return {"a": keras.ops.tanh(x["a"]), "b": x["b"]}
+
+
+class Keep(kl.Layer):
+    def call(self, x):
+        return x["a"]
+
+
+WARNS = pytest.mark.filterwarnings("ignore:Gradients do not exist")
+REMATS = pytest.mark.parametrize("remat", ["except_last", "always", "never"])
+
+
+@WARNS
+@REMATS
+def test_weight_of_an_unused_boundary_tensor_has_no_gradient(remat):
+    """Zeros are not `None`: weight decay shrank what Keras leaves alone.
+
+    A tape sees a cell as one operation, and an output without a gradient as
+    one whose gradient is zero. So weights that only lead to an unused tensor
+    got a gradient of zeros, with some K and `remat` but not with others, and
+    AdamW decayed them.
+    """
+    check(
+        lambda: [Fork(), Pass(), Pass(), Keep()],
+        normal(4),
+        normal(2),
+        3,
+        2,
+        remat,
+        loss="mse",
+    )
+
+
+def user_loss(y_true, y_pred):
+    return keras.ops.log(1 + keras.ops.mean(keras.ops.square(y_true - y_pred)))
+
+
+@WARNS
+@REMATS
+@pytest.mark.parametrize("loss", ["mse", user_loss])
+def test_weight_of_an_output_without_loss_has_no_gradient(loss, remat):
+    """The same story at the end of the last cell."""
+    check(
+        lambda: [kl.Dense(4), Fork()],
+        normal(4),
+        {"a": normal(2), "b": normal(3)},
+        2,
+        2,
+        remat,
+        loss={"a": loss},
+    )
+
+
+def test_of_several_losses_for_one_output_keras_takes_the_first():
+    """The pipeline added them all up, and Keras does not."""
+    check(
+        lambda: [kl.Dense(4), kl.Dense(2)],
+        normal(4),
+        normal(2),
+        2,
+        2,
+        loss=["mse", "mae"],
+    )
+
+
+def test_weights_with_more_positions_than_the_loss_broadcast():
+    """Keras divides by the number of weighted values, not of values."""
+    check(
+        lambda: [kl.Dense(4), kl.Reshape((1, 4)), kl.Dense(2)],
+        normal(4),
+        normal(1, 2),
+        2,
+        2,
+        loss="mse",
+        fit={"sample_weight": np.random.default_rng(0).random((7, 5))},
+    )
