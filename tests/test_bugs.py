@@ -138,3 +138,39 @@ def test_weights_with_more_positions_than_the_loss_broadcast():
         loss="mse",
         fit={"sample_weight": np.random.default_rng(0).random((7, 5))},
     )
+
+
+class AlwaysTraining(kl.Layer):
+    """Normalises by the moments of the batch in evaluation too."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.norm = kl.BatchNormalization()
+
+    def build(self, shape):
+        self.norm.build(shape)
+
+    def call(self, x):
+        return self.norm(x, training=True)
+
+
+@pytest.mark.parametrize("how", ["evaluate", "predict"])
+def test_batch_norm_that_always_trains_has_one_rule(how):
+    """Outside of `fit` its statistics were means of the micro-batches' own.
+
+    The mean of their variances is not the variance of the mini-batch.
+    """
+
+    def statistics(num_micro_batches):
+        keras.utils.set_random_seed(5)
+        model = tfgpipe.GPipe(
+            [AlwaysTraining(), kl.Dense(2)], 2, num_micro_batches
+        )
+        model.compile("sgd", "mse")
+        data = (normal(4), normal(2)) if how == "evaluate" else (normal(4),)
+        getattr(model, how)(*data, batch_size=7, verbose=0)
+        norm = model.sequence[0].norm
+        return norm.moving_mean.numpy(), norm.moving_variance.numpy()
+
+    for found, expected in zip(statistics(3), statistics(1), strict=True):
+        np.testing.assert_allclose(found, expected, 1e-12)

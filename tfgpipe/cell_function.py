@@ -63,7 +63,7 @@ class CellFunctions:
             {id(v) for v in head.metric_state} if head else set()
         )
         self.seeds = cell.seeds
-        self.normalizations = cell.normalizations if training else []
+        self.normalizations = cell.normalizations
         self.draws: dict[int, int] = {}
         self.input_structure: Any = None
         self.output_structure: Any = None
