@@ -174,3 +174,25 @@ def test_batch_norm_that_always_trains_has_one_rule(how):
 
     for found, expected in zip(statistics(3), statistics(1), strict=True):
         np.testing.assert_allclose(found, expected, 1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int64"])
+def test_integers_for_a_float_input_are_cast_first(dtype):
+    """Pixels squared were pixels squared modulo 256.
+
+    `keras.Sequential` casts what it is given to the dtype of its
+    `keras.Input`; the pipeline gave the layers the integers.
+    """
+    x = np.random.default_rng(0).integers(0, 200, (6, 3)).astype(dtype)
+
+    def layers():
+        return [
+            keras.Input((3,)),
+            kl.Lambda(lambda t: t * t / 200),
+            kl.Activation("tanh"),
+        ]
+
+    expected = keras.Sequential(layers()).predict(x, verbose=0)
+    model = tfgpipe.GPipe(layers(), 2, 2)
+    np.testing.assert_allclose(model.predict(x, verbose=0), expected, 1e-12)
+    np.testing.assert_allclose(model(x), expected, 1e-12)

@@ -242,6 +242,7 @@ class GPipe(Saved, Stepped):
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Runs the layers one after the other, without a pipeline."""
+        inputs = self.cast_inputs(inputs)
         for cell in self._plan.cells:
             with tf.device(cell.device):
                 for layer in cell.sequence:

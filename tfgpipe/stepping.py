@@ -95,7 +95,20 @@ class Stepped(internals.BuiltBeforeTracing):
         if with_loss:
             check_rows(x, y, sample_weight)
         self._prepare(x, y, sample_weight, with_loss)
-        return x, y, sample_weight
+        return self.cast_inputs(x), y, sample_weight
+
+    def cast_inputs(self, x: Any) -> Any:
+        """As `keras.Sequential`, casts integers where floats are expected."""
+        specs = tree.flatten(self._plan.input_spec)
+        tensors = [
+            t
+            if t is None
+            or not keras.backend.is_float_dtype(spec.dtype)
+            or not keras.backend.is_int_dtype(t.dtype)
+            else keras.ops.cast(t, keras.config.floatx())
+            for t, spec in zip(tree.flatten(x), specs)
+        ]
+        return tree.pack_sequence_as(x, tensors)
 
     def _loss_for(
         self, x: Any, y: Any, sample_weight: Any, training: bool
