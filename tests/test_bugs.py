@@ -196,3 +196,38 @@ def test_integers_for_a_float_input_are_cast_first(dtype):
     model = tfgpipe.GPipe(layers(), 2, 2)
     np.testing.assert_allclose(model.predict(x, verbose=0), expected, 1e-12)
     np.testing.assert_allclose(model(x), expected, 1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "bool"])
+def test_bytes_for_a_first_layer_of_floats_are_cast_first(dtype):
+    """Without a `keras.Input` too, and convolutions refused pixels."""
+    x = np.random.default_rng(0).integers(0, 200, (6, 4, 4, 1)).astype(dtype)
+
+    def layers():
+        keras.utils.set_random_seed(1)
+        return [
+            kl.Lambda(lambda t: t * 2),
+            kl.Conv2D(2, 3, activation="tanh"),
+            kl.Flatten(),
+        ]
+
+    expected = keras.Sequential(layers()).predict(x, verbose=0)
+    model = tfgpipe.GPipe(layers(), 2, 2)
+    np.testing.assert_allclose(
+        model.predict(x, verbose=0), expected, 1e-5, 1e-6
+    )
+    model.compile("sgd", "mse")
+    model.train_on_batch(x, np.ones((6, 8)))
+    pixels = tfgpipe.GPipe([kl.Conv2D(2, 3), kl.Flatten()], 2)
+    assert pixels.predict(x, verbose=0).shape == (6, 8)
+
+
+@pytest.mark.parametrize("length", [4, 5])
+def test_weights_of_rows_for_a_loss_of_steps_are_refused(length):
+    """With as many rows as steps they weighed steps, or rows if M > 1."""
+    model = tfgpipe.GPipe([kl.Embedding(9, 3), kl.Dense(2)], 2, 4)
+    model.compile("sgd", "mse")
+    ids, y = np.ones((4, length), "int32"), np.ones((4, length, 2))
+    with pytest.raises(ValueError, match="one weight for each value"):
+        model.train_on_batch(ids, y, sample_weight=np.arange(4.0))
+    model.train_on_batch(ids, y, sample_weight=np.ones((4, length)))

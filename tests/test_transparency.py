@@ -56,6 +56,8 @@ def reference(name, optimizer, epochs):
 def optimizers(name):
     if name == "gradient":  # one step of plain descent shows the gradient
         return keras.optimizers.SGD(1.0)
+    if name == "adamw":
+        return keras.optimizers.AdamW(0.01, weight_decay=0.1)
     if name == "momentum":
         return keras.optimizers.SGD(0.05, momentum=0.9)
     return keras.optimizers.Adam(0.01)
@@ -106,9 +108,10 @@ def pairs(seed):
     ]
 
 
-# Adam hides a gradient of the wrong size, momentum does not.
+# Adam hides a gradient of the wrong size, momentum does not; weight decay tells
+# a gradient of zeros from none.
 CASES = [
-    (name, *point, ("adam", "momentum", "adam")[i % 3])
+    (name, *point, ("adam", "momentum", "adamw")[i % 3])
     for seed, name in enumerate(KINDS)
     for i, point in enumerate(pairs(seed)[: 3 if name != "dense" else 5])
 ]

@@ -183,6 +183,27 @@ def _sums_and_counts(
     return sums, counts
 
 
+def _check_weights(values: tf.Tensor, sample_weight: Any) -> None:
+    """Refuses weights that would be applied along the wrong axis.
+
+    Weights of rows for a loss of, say, time steps fail in Keras, unless there
+    are as many rows as steps. Where they do not fail, rows would get the
+    weights of steps.
+    """
+    if sample_weight is None:
+        return
+    rank, weights_rank = len(values.shape), len(sample_weight.shape)
+    if weights_rank == rank - 1 and values.shape[-1] == 1:
+        return
+    if 0 < weights_rank < rank:
+        raise ValueError(
+            "`sample_weight` must have one weight for each value of the loss. "
+            f"Expected {rank} dimensions, as the loss has. Received: shape "
+            f"{tuple(sample_weight.shape)} for a loss of shape "
+            f"{tuple(values.shape)}. Repeat the weights along the other axes."
+        )
+
+
 def sum_and_count(
     loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any
 ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -200,6 +221,7 @@ def sum_and_count(
     mask = out_mask if in_mask is None else in_mask
     if in_mask is not None and out_mask is not None:
         mask = in_mask & out_mask
+    _check_weights(values, sample_weight)
     weighted = internals.reduce_weighted_values(
         values, sample_weight, mask, "none", dtype
     )

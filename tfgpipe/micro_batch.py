@@ -129,8 +129,9 @@ class MicroBatches:
 
     def fraction(self, m: int, dtype: str) -> tf.Tensor:
         """Share of the mini-batch's rows that micro-batch m has."""
-        rows = tf.cast(self.size(m), dtype)
-        return rows / tf.cast(self.num_rows, dtype)
+        wide = "float64" if dtype == "float64" else "float32"
+        rows = tf.cast(self.size(m), wide)
+        return tf.cast(rows / tf.cast(self.num_rows, wide), dtype)
 
     def rank(self, m: int) -> Any:
         """How many micro-batches that have rows come before micro-batch m.

@@ -97,6 +97,17 @@ class Stepped(internals.BuiltBeforeTracing):
         self._prepare(x, y, sample_weight, with_loss)
         return self.cast_inputs(x), y, sample_weight
 
+    def _data_spec(self, x: Any) -> Any:
+        """What the layers are built for, where there is no `keras.Input`.
+
+        As in `keras.Sequential`, bytes become floats: pixels, above all.
+        """
+        spec = as_specs(x)
+        is_bytes = not tree.is_nested(spec) and spec.dtype in ("uint8", "bool")
+        if is_bytes and keras.backend.is_float_dtype(self.input_dtype):
+            return keras.KerasTensor(spec.shape, keras.config.floatx())
+        return spec
+
     def cast_inputs(self, x: Any) -> Any:
         """As `keras.Sequential`, casts integers where floats are expected."""
         specs = tree.flatten(self._plan.input_spec)
@@ -104,7 +115,7 @@ class Stepped(internals.BuiltBeforeTracing):
             t
             if t is None
             or not keras.backend.is_float_dtype(spec.dtype)
-            or not keras.backend.is_int_dtype(t.dtype)
+            or keras.backend.is_float_dtype(t.dtype)
             else keras.ops.cast(t, keras.config.floatx())
             for t, spec in zip(tree.flatten(x), specs)
         ]
@@ -177,7 +188,7 @@ class Stepped(internals.BuiltBeforeTracing):
         """Creates all variables, before the step is traced if possible."""
         with tf.init_scope():
             if not self.built:
-                self._plan.input_spec = as_specs(x)
+                self._plan.input_spec = self._data_spec(x)
                 self.build(shapes(self._plan.input_spec))
             if not with_loss:
                 return
