@@ -5,6 +5,7 @@ import zipfile
 
 import h5py
 import keras
+import kinds
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -268,20 +269,8 @@ def test_custom_layer_with_state_trains_on_bit_identically(tmp_path):
 
 
 @keras.saving.register_keras_serializable(package="test_saving")
-class Logits(kl.Layer):
-    """A softmax layer whose matrix is an embedding's."""
-
-    def __init__(self, embedding, **kwargs):
-        super().__init__(**kwargs)
-        self.embedding = embedding
-
-    def build(self, shape):
-        if not self.embedding.built:
-            self.embedding.build(None)
-
-    def call(self, x):
-        table = self.embedding.embeddings
-        return keras.ops.matmul(x, keras.ops.transpose(table))
+class Logits(kinds.Logits):
+    """A softmax layer whose matrix is an embedding's, that can be saved."""
 
     def get_config(self):
         embedding = keras.saving.serialize_keras_object(self.embedding)

@@ -37,7 +37,7 @@ class CellFunctions:
         micro_batches: Whose shapes the functions are traced for.
         head: Loss and metrics, computed with the last cell, or None.
         trace: Makes a traced function of a Python function and its argument
-            specs, see `pipeline.Tracer`.
+            specs, see `trace.Tracer`.
         recomputes: Whether any micro-batch is computed again.
     """
 
