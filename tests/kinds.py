@@ -93,6 +93,11 @@ def masked_sequence():
     ]
 
 
+def masked_tokens():
+    dense = [kl.Dense(4, activation="tanh") for _ in range(6)]
+    return [kl.Embedding(11, 4, mask_zero=True), *dense, kl.Dense(3)]
+
+
 def masked_summary():
     return [
         kl.Embedding(11, 6, mask_zero=True),
@@ -401,7 +406,7 @@ KINDS = {
         weights,
     ),
     "weighted_mean": Kind(
-        masked_sequence,
+        masked_tokens,
         tokens(5, 11),
         normal(5, 3),
         lambda: {
