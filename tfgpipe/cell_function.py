@@ -135,19 +135,14 @@ class CellFunctions:
 
         return self._function("backward", backward, tensors)
 
+    @contextlib.contextmanager
     def tape(
         self, inputs: Boundary, weights: Any, needs_inputs: bool
-    ) -> tf.GradientTape:
+    ) -> Iterator[tf.GradientTape]:
         """A tape that watches what a backward task differentiates by."""
-        tape = tf.GradientTape(watch_accessed_variables=False)
-
-        @contextlib.contextmanager
-        def watching() -> Iterator[tf.GradientTape]:
-            with tape:
-                tape.watch(_sources(inputs, weights, needs_inputs))
-                yield tape
-
-        return watching()
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(_sources(inputs, weights, needs_inputs))
+            yield tape
 
     def gradients(
         self,
@@ -217,7 +212,8 @@ class CellFunctions:
 
         def before_layer(i: int) -> None:
             starts.append(_num_operations())
-            updated.extend(self._updated(scope, i - 1))
+            if i > 0:  # before the next use of a shared weight
+                updated.extend(scope.new_values(self.weights[i - 1]))
             scope.use_weights(list(zip(self.weights[i], weights[i])))
 
         updated: list[Any] = []
@@ -228,7 +224,7 @@ class CellFunctions:
             internals.recording_moments(self.normalizations, scope.record),
         ):
             y = self.cell(x, before_layer=before_layer, training=self._training)
-            updated.extend(self._updated(scope, len(self.weights) - 1))
+            updated.extend(scope.new_values(self.weights[-1]))
             if first:
                 check_operations(self.cell, starts, self._recomputes)
             if self._head is not None:
@@ -246,24 +242,12 @@ class CellFunctions:
                 None if t is None else hand_out(t) for t in boundary.tensors
             ],
             masks=boundary.masks,
-            state=[
-                scope.get_current_value(v) if id(v) in scope.assigned else None
-                for v in self.state
-            ],
+            state=scope.new_values(self.state),
             weights=updated,
             losses=sums + list(scope.losses),
             counts=counts,
             moments=[scope.moments[id(v)] for v in self.normalizations],
         )
-
-    def _updated(self, scope: StateScope, i: int) -> list[Any]:
-        """New values of the weights of layer i, None where not assigned."""
-        if i < 0:
-            return []
-        return [
-            scope.get_current_value(v) if id(v) in scope.assigned else None
-            for v in self.weights[i]
-        ]
 
     def _check_unknown(self, scope: StateScope) -> None:
         if not scope.unknown:

@@ -102,6 +102,13 @@ class StateScope(keras.StatelessScope):
         self.assigned.add(key)
         super().add_update((variable, value))
 
+    def new_values(self, variables: list[keras.Variable]) -> list[Any]:
+        """Their new values so far, None where they were not assigned."""
+        return [
+            self.get_current_value(v) if id(v) in self.assigned else None
+            for v in variables
+        ]
+
     def record(
         self, layer: Any, inputs: Any, mask: Any, mean: Any, variance: Any
     ) -> None:
