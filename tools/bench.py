@@ -1,0 +1,104 @@
+"""Measures tfgpipe. Each sub-command makes one kind of table.
+
+    python -m tools.bench --help
+    python -m tools.bench efficiency
+    python -m tools.bench efficiency --help
+    python -m tools.bench throughput --k=1,2 --m=1,8 --format=csv
+
+Every sub-command is a module, `tools/bench_<name>.py`, with `FLAGS`, its flags,
+and `run(values, report)`, which adds tables to the report; it raises `BadFlags`
+for flags that do not go together.
+"""
+
+import difflib
+import importlib
+import sys
+import types
+
+from absl import flags
+
+from tools.bench_flags import BadFlags
+from tools.bench_report import Report
+
+COMMANDS = {
+    "efficiency": "steps of timed cells beside their schedule's lower bound",
+    "throughput": "speed-up with more cells and micro-batches, real models",
+    "overhead": "one cell beside plain Keras; dispatch and tracing time",
+}
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command line.
+
+    Args:
+        argv: The program, the sub-command, its flags.
+
+    Returns:
+        The exit code: 0; 2 for bad flags; 130 after Ctrl-C.
+    """
+    if argv[1:2] in (["--help"], ["-h"], ["help"]):
+        print(_usage())
+        return 0
+    try:
+        name, module = _command(argv)
+        rest = module.FLAGS([f"{argv[0]} {argv[1]}", *argv[2:]])[1:]
+        if module.FLAGS.help:
+            print(_help(name, module))
+            return 0
+        if rest:
+            raise BadFlags(f"Expected only flags. Received: {rest}.")
+        report = Report(name, module.FLAGS.format)
+        return _run(module, report)
+    except flags.Error as error:
+        print(f"tools.bench: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(module: types.ModuleType, report: Report) -> int:
+    """Measures, and prints; after Ctrl-C too, what there is by then."""
+    try:
+        module.run(module.FLAGS, report)
+    except KeyboardInterrupt:
+        report.print()
+        print("tools.bench: interrupted", file=sys.stderr)
+        return 130
+    report.print()
+    return 0
+
+
+def _command(argv: list[str]) -> tuple[str, types.ModuleType]:
+    """The sub-command's name and module."""
+    name = argv[1] if len(argv) > 1 else ""
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS, 1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise BadFlags(
+            "The first argument must be a sub-command: one of "
+            f"{', '.join(COMMANDS)}. Received: {name!r}.{hint}"
+        )
+    return name, importlib.import_module(f"tools.bench_{name}")
+
+
+def _usage() -> str:
+    width = max(map(len, COMMANDS))
+    return "\n".join(
+        [
+            "Usage: python -m tools.bench SUB-COMMAND [FLAGS]",
+            "",
+            *(f"  {name:{width}}  {what}" for name, what in COMMANDS.items()),
+            "",
+            "python -m tools.bench SUB-COMMAND --help lists its flags.",
+        ]
+    )
+
+
+def _help(name: str, module: types.ModuleType) -> str:
+    usage = f"Usage: python -m tools.bench {name} [FLAGS]"
+    listed = module.FLAGS.get_help(include_special_flags=False)
+    # Without the line that names a module for each group of flags.
+    lines = [line for line in listed.splitlines() if line.startswith(" ")]
+    return "\n".join([usage, "", module.__doc__ or "", *lines])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

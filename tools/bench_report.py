@@ -1,0 +1,267 @@
+"""What a benchmark prints: tables, and the machine they were made on."""
+
+import csv
+import dataclasses
+import importlib.metadata
+import io
+import json
+import os
+import pathlib
+import platform
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import tqdm
+
+T = TypeVar("T")
+
+
+class Spread(NamedTuple):
+    """The middle of some measurements, and half of them around it.
+
+    Attributes:
+        median: Half of the measurements are smaller.
+        low: A quarter of the measurements are smaller.
+        high: A quarter of the measurements are larger.
+    """
+
+    median: float
+    low: float
+    high: float
+
+    def times(self, factor: float) -> "Spread":
+        """In another unit."""
+        return Spread(*(factor * value for value in self))
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Median and quartiles.
+
+    Args:
+        values: Measurements, at least one.
+
+    Example:
+
+    >>> spread([4.0, 1.0, 2.0, 3.0, 9.0])
+    Spread(median=3.0, low=2.0, high=4.0)
+    """
+    if len(values) == 1:
+        return Spread(values[0], values[0], values[0])
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return Spread(median, low, high)
+
+
+class Column(NamedTuple):
+    """A column of a table.
+
+    Attributes:
+        key: Its name in rows, JSON and CSV.
+        heading: Its name in text.
+        format: Of its values in text, as for `format`.
+    """
+
+    key: str
+    heading: str
+    format: str = ""
+
+
+def spread_columns(key: str, heading: str, style: str) -> list[Column]:
+    """Columns for a `Spread`; `spread_values` fills them.
+
+    Args:
+        key: Prefix of their names in rows.
+        heading: Of the median's column.
+        style: Format of the numbers in text.
+    """
+    return [
+        Column(key, heading, style),
+        Column(f"{key}_low", "25%", style),
+        Column(f"{key}_high", "75%", style),
+    ]
+
+
+def spread_values(key: str, values: Spread) -> dict[str, float]:
+    """The values of a row for `spread_columns`."""
+    return {
+        key: values.median,
+        f"{key}_low": values.low,
+        f"{key}_high": values.high,
+    }
+
+
+@dataclasses.dataclass
+class Table:
+    """One table of a report.
+
+    Attributes:
+        name: One word, for JSON and CSV.
+        title: What the table shows and how it was measured.
+        columns: The columns that are shown in text, in order.
+        rows: Values by column; a missing one is shown as a dash. Values
+            without a column are in JSON and CSV only.
+        notes: Lines below the table.
+    """
+
+    name: str
+    title: str
+    columns: Sequence[Column]
+    rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+    def text(self) -> str:
+        """The table for people."""
+        lines = [[c.heading for c in self.columns]]
+        lines += [[_text(row, c) for c in self.columns] for row in self.rows]
+        widths = [max(map(len, cells)) for cells in zip(*lines)]
+        is_text = [
+            any(isinstance(row.get(c.key), str) for row in self.rows)
+            for c in self.columns
+        ]
+        aligned = [
+            "  ".join(
+                cell.ljust(width) if left else cell.rjust(width)
+                for cell, width, left in zip(line, widths, is_text)
+            ).rstrip()
+            for line in lines
+        ]
+        aligned.insert(1, "  ".join("-" * width for width in widths))
+        return "\n".join([self.title, "", *aligned, *self.notes])
+
+
+def _text(row: dict[str, Any], column: Column) -> str:
+    value = row.get(column.key)
+    if value is None:
+        return "-"
+    return str(value) if isinstance(value, str) else f"{value:{column.format}}"
+
+
+class Report:
+    """The tables of one run.
+
+    Args:
+        command: The sub-command that makes them.
+        style: "text", "json" or "csv".
+    """
+
+    def __init__(self, command: str, style: str) -> None:
+        self._command = command
+        self._style = style
+        self._tables: list[Table] = []
+
+    def add(self, table: Table) -> Table:
+        """Adds a table, which may get its rows later."""
+        self._tables.append(table)
+        return table
+
+    def print(self) -> None:
+        """Prints everything to the standard output."""
+        tables = [table for table in self._tables if table.rows]
+        makers = {"text": _as_text, "json": _as_json, "csv": _as_csv}
+        made = makers[self._style](self._command, environment(), tables)
+        print(made)
+
+
+def _as_text(command: str, where: dict[str, Any], tables: list[Table]) -> str:
+    width = max(map(len, where))
+    head = [f"{key:{width}}  {value}" for key, value in where.items()]
+    parts = ["\n".join(head), *(table.text() for table in tables)]
+    return "\n\n".join(parts)
+
+
+def _as_json(command: str, where: dict[str, Any], tables: list[Table]) -> str:
+    made = {
+        "command": command,
+        "environment": where,
+        "tables": [
+            {
+                "name": table.name,
+                "title": table.title,
+                "rows": [_plain(row) for row in table.rows],
+                "notes": table.notes,
+            }
+            for table in tables
+        ],
+    }
+    return json.dumps(made, indent=2)
+
+
+def _as_csv(command: str, where: dict[str, Any], tables: list[Table]) -> str:
+    """All tables in one, each row with its table's name and the machine."""
+    rows = [
+        {"table": table.name, **_plain(row), **where}
+        for table in tables
+        for row in table.rows
+    ]
+    # Columns in order of appearance, the machine's last.
+    keys = dict.fromkeys(key for row in rows for key in row)
+    names = [key for key in keys if key not in where] + list(where)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().rstrip("\n")
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    """Numbers without digits that mean nothing."""
+    return {
+        key: float(f"{value:.6g}") if isinstance(value, float) else value
+        for key, value in row.items()
+    }
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine. Imports no TensorFlow, starts no device."""
+    return {
+        "tensorflow": _version("tensorflow"),
+        "keras": _version("keras"),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+        "machine": _processor(),
+        "cores": _cores(),
+        "load": " ".join(f"{value:.2f}" for value in _load()),
+    }
+
+
+def _version(package: str) -> str:
+    """Of an installed package, by the name it is imported by."""
+    # TensorFlow has several distributions, tensorflow-cpu among them.
+    known = importlib.metadata.packages_distributions().get(package, [])
+    return importlib.metadata.version(known[0]) if known else "unknown"
+
+
+def _processor() -> str:
+    try:
+        text = pathlib.Path("/proc/cpuinfo").read_text("utf-8")
+    except OSError:
+        text = ""
+    for line in text.splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _cores() -> int:
+    """How many this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _load() -> Sequence[float]:
+    """How busy the machine was for 1, 5 and 15 minutes, where it says so."""
+    return os.getloadavg() if hasattr(os, "getloadavg") else ()
+
+
+def progress(items: Iterable[T], what: str) -> Iterable[T]:
+    """Shows a bar on the standard error, unless that is no terminal.
+
+    Args:
+        items: What is done one by one.
+        what: Stands before the bar.
+    """
+    return tqdm.tqdm(
+        list(items), what, disable=None, leave=False, file=sys.stderr
+    )
