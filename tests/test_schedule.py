@@ -1,75 +1,302 @@
+import time
+
 import pytest
 
-from tfgpipe.schedule import (
-    SCHEDULES,
-    Task,
-    bubble,
-    forward_only,
-    gpipe,
-    in_order,
-)
+from tfgpipe.named_schedules import SCHEDULES, forward_only
+from tfgpipe.schedule import KINDS, Schedule, Task, bubble
+
+CASES = [(k, m) for k in (1, 2, 3, 8) for m in (1, 2, 5, 32)]
+F, R, B, X, W = KINDS  # X: input_gradient
+ONE_EACH = [(F, 0, 0), (B, 0, 0)]
 
 
-def simulate(tasks, duration=1):
-    """Earliest end of the last task, every device one task at a time."""
-    num_cells = 1 + max(task.cell for device in tasks for task in device)
-    end, free = {}, [0] * len(tasks)
-    for task in in_order(tasks):
-        device = next(i for i, own in enumerate(tasks) if task in own)
-        start = max([free[device]] + [end[t] for t in task.needs(num_cells)])
-        end[task] = free[device] = start + duration
-    return max(end.values())
+def unit(task):
+    return 1
 
 
-CASES = [(k, m) for k in range(1, 9) for m in (1, 2, 3, 8, 32)]
+def test_bubble_is_that_of_fill_drain():
+    for k, m in CASES:
+        schedule = SCHEDULES["gpipe"](k, m, 1)
+        assert bubble(k, m) == pytest.approx(schedule.bubble(unit))
 
 
+# ----------------------------------------------------------------- the order
 @pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize(("k", "m"), CASES)
-def test_schedule_runs_every_task_once_after_what_it_needs(name, k, m):
-    tasks = SCHEDULES[name](k, m)
-    order = list(in_order(tasks))
-    expected = {
-        Task(kind, cell, micro_batch)
-        for kind in ("forward", "backward")
-        for cell in range(k)
-        for micro_batch in range(m)
-    }
-    assert len(order) == len(expected)
-    assert set(order) == expected
-    position = {task: i for i, task in enumerate(order)}
-    for task in order:
-        assert all(position[t] < position[task] for t in task.needs(k))
+@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize("remat", [False, True])
+def test_order_has_every_task_once_after_what_it_needs(name, chunks, remat):
+    for devices, m in CASES:
+        schedule = SCHEDULES[name](
+            devices, m, chunks if name == "interleaved" else 1
+        )
+        if remat:
+            schedule = schedule.with_recompute(lambda cell, i: i == 0)
+        order = schedule.order()
+        assert sorted(order) == sorted(t for own in schedule.tasks for t in own)
+        position = {task: i for i, task in enumerate(order)}
+        for own in schedule.tasks:
+            assert [position[t] for t in own] == sorted(
+                position[t] for t in own
+            )
+        for task in order:
+            assert all(
+                position[t] < position[task] for t in schedule.needs(task)
+            )
 
 
-@pytest.mark.parametrize(("k", "m"), CASES)
-def test_length_of_gpipe_is_that_of_its_bubble(k, m):
-    length = simulate(gpipe(k, m))
-    assert length == 2 * (m + k - 1)
-    assert bubble(k, m) == pytest.approx(1 - 2 * m / length)
-
-
-@pytest.mark.parametrize(("k", "m"), CASES)
-def test_forward_only_has_the_same_bubble(k, m):
-    assert simulate(forward_only(k, m)) == m + k - 1
-
-
-def test_gpipe_runs_backward_in_reverse():
-    backward = [m for kind, _, m in gpipe(2, 4)[1] if kind == "backward"]
-    assert backward == [3, 2, 1, 0]
-
-
-def test_in_order_takes_a_micro_batch_through_all_cells_first():
-    order = list(in_order(gpipe(3, 2)))
+def test_order_takes_a_micro_batch_through_all_cells_first():
+    order = SCHEDULES["gpipe"](3, 2, 1).order()
     assert [t.cell for t in order[:6]] == [0, 1, 2, 0, 1, 2]
 
 
-def test_in_order_of_devices_that_wait_for_each_other_names_the_tasks():
-    tasks = [
-        [Task("forward", 0, 1), Task("forward", 0, 0)],
-        [Task("forward", 1, 0), Task("forward", 1, 1)],
-    ]
-    assert len(list(in_order(tasks))) == 4
-    tasks[0].insert(0, Task("backward", 0, 0))
-    with pytest.raises(ValueError, match=r"backward.*cell=0, micro_batch=0"):
-        list(in_order(tasks))
+def test_order_of_many_tasks_is_made_fast():
+    start = time.perf_counter()
+    tasks = SCHEDULES["zero_bubble"](16, 128, 1).order()
+    seconds = time.perf_counter() - start
+    assert len(tasks) == 3 * 16 * 128
+    assert seconds < 1
+
+
+def test_needs_are_those_tasks_that_the_schedule_has():
+    mixed = Schedule(
+        [
+            [(F, 0, 0), (R, 0, 0), (X, 0, 0), (W, 0, 0)],
+            [(F, 1, 0), (B, 1, 0)],
+        ]
+    )
+    needs = {t: mixed.needs(t) for t in mixed.order()}
+    assert needs == {
+        (F, 0, 0): [],
+        (F, 1, 0): [(F, 0, 0)],
+        (B, 1, 0): [(F, 1, 0)],
+        (R, 0, 0): [(F, 0, 0)],
+        (X, 0, 0): [(F, 0, 0), (R, 0, 0), (B, 1, 0)],
+        (W, 0, 0): [(X, 0, 0)],
+    }
+
+
+# ------------------------------------------------------------ other schedules
+def test_schedule_limited_is_without_later_micro_batches():
+    for name, build in SCHEDULES.items():
+        limited = build(3, 8, 1).limited_to(2)
+        assert limited.num_micro_batches == 2
+        assert limited.num_cells == 3
+        assert len(limited.order()) == len(build(3, 2, 1).order()), name
+    schedule = SCHEDULES["gpipe"](3, 8, 1)
+    assert schedule.limited_to(5) == SCHEDULES["gpipe"](3, 5, 1)
+    assert schedule.limited_to(8) == schedule
+
+
+@pytest.mark.parametrize("num_micro_batches", [0, 9])
+def test_schedule_cannot_be_limited_to_none_or_more(num_micro_batches):
+    with pytest.raises(ValueError, match=r"from 1 to 8.*num_micro_batches=\d"):
+        SCHEDULES["gpipe"](3, 8, 1).limited_to(num_micro_batches)
+
+
+def test_recomputations_come_directly_before_they_are_used():
+    schedule = Schedule(
+        [[(F, 0, 0), (F, 0, 1), (B, 0, 0), (X, 0, 1), (W, 0, 1)]]
+    )
+    asked = []
+    remat = schedule.with_recompute(lambda *pair: bool(asked.append(pair)))
+    assert asked == [(0, 0), (0, 1)]
+    assert remat.tasks[0] == (
+        *[(F, 0, 0), (F, 0, 1), (R, 0, 0), (B, 0, 0)],
+        *[(R, 0, 1), (X, 0, 1), (W, 0, 1)],
+    )
+    assert remat.with_recompute(lambda cell, m: False) == remat
+    assert schedule.with_recompute(lambda cell, m: True) == schedule
+    kept = schedule.with_recompute(lambda cell, m: m == 0)
+    assert [t.micro_batch for t in kept.order() if t.kind == R] == [1]
+
+
+def test_first_backward_is_that_of_the_cell():
+    schedule = Schedule(
+        [
+            [(F, 0, 0), (F, 0, 1), (X, 0, 1), (X, 0, 0), (W, 0, 0), (W, 0, 1)],
+            [(F, 1, 0), (F, 1, 1), (B, 1, 1), (B, 1, 0)],
+        ]
+    )
+    assert [schedule.first_backward(k) for k in range(2)] == [1, 1]
+    assert SCHEDULES["1f1b"](2, 3, 1).first_backward(0) == 0
+    assert forward_only(2, 3).first_backward(0) is None
+
+
+def test_schedules_of_the_same_tasks_are_equal():
+    one = Schedule([ONE_EACH])
+    assert one == Schedule(([*ONE_EACH],)) == Schedule(one.tasks)
+    assert len({one, Schedule([ONE_EACH])}) == 1
+    assert one != forward_only(1, 1)
+    assert one != one.tasks
+    assert "num_cells=1" in repr(one)
+
+
+# ------------------------------------------------------------- the simulation
+def test_simulation_starts_tasks_as_early_as_device_and_needs_allow():
+    schedule = Schedule(
+        [
+            [(F, 0, 0), (F, 0, 1), (R, 0, 0), (B, 0, 0), (B, 0, 1)],
+            [(F, 1, 0), (B, 1, 0), (F, 1, 1), (B, 1, 1)],
+        ]
+    )
+    duration = {F: 1, R: 1, B: 4}
+    times = schedule.simulate(lambda task: duration[task.kind] + task.cell)
+    assert times == {
+        (F, 0, 0): (0, 1),
+        (F, 0, 1): (1, 2),
+        (R, 0, 0): (2, 3),  # while the gradient is awaited
+        (F, 1, 0): (1, 3),
+        (B, 1, 0): (3, 8),
+        (B, 0, 0): (8, 12),
+        (F, 1, 1): (8, 10),
+        (B, 1, 1): (10, 15),
+        (B, 0, 1): (15, 19),
+    }
+    length = schedule.length(lambda task: duration[task.kind] + task.cell)
+    assert length == 19
+    bubble_of = schedule.bubble(lambda task: duration[task.kind] + task.cell)
+    assert bubble_of == pytest.approx(1 - (11 + 14) / (2 * 19))
+
+
+def test_weight_gradient_is_what_frees_a_micro_batch():
+    late = Schedule([[(F, 0, 0), (X, 0, 0), (F, 0, 1), (W, 0, 0), (B, 0, 1)]])
+    soon = Schedule([[(F, 0, 0), (X, 0, 0), (W, 0, 0), (F, 0, 1), (B, 0, 1)]])
+    assert (late.held(), soon.held()) == ([2], [1])
+    assert forward_only(1, 3).held() == [0]
+
+
+# ------------------------------------------------------------------ the checks
+REFUSED = {
+    "not_lists": (5, ["one list of tasks a device", "tasks=5"]),
+    "nothing": ([], ["one list of tasks a device", r"tasks=\[\]"]),
+    "empty_device": ([ONE_EACH, []], ["none of them empty"]),
+    "flat": (
+        [Task(*task) for task in ONE_EACH],
+        ["one list a device", "Received: 'forward' at position 0 of device 0"],
+    ),
+    "pair": (
+        [[(F, 0, 0), (B, 0)]],
+        [r"must hold a `Task`", r"\('backward', 0\) at position 1 of device 0"],
+    ),
+    "kind": (
+        [[(F, 0, 0), ("update", 0, 0)]],
+        ["of the kinds", "'update' at position 1 of device 0"],
+    ),
+    "unhashable_kind": ([[([], 0, 0)]], ["of the kinds", r"Received: \[\]"]),
+    "negative": ([[(F, 0, -1)]], ["integers from 0", r"'forward', 0, -1"]),
+    "float": ([[(F, 0.0, 0)]], ["integers from 0", r"'forward', 0.0, 0"]),
+    "bool": ([[(F, False, 0)]], ["integers from 0", "'forward', False, 0"]),
+    "twice": (
+        [[(F, 0, 0), (F, 0, 0), (B, 0, 0)]],
+        [
+            "every task once",
+            r"forward\(cell=0, micro_batch=0\) at position 0 of device 0, "
+            "and again at position 1 of device 0",
+        ],
+    ),
+    "cell_on_two_devices": (
+        [[(F, 0, 0)], [(F, 1, 0), (B, 0, 0), (B, 1, 0)]],
+        [
+            "all tasks of a cell on one device",
+            r"backward\(cell=0, micro_batch=0\) at position 1 of device 1",
+            "Move it",
+        ],
+    ),
+    "no_such_cell": (
+        [[(F, 0, 0)], [(F, 2, 0)]],
+        [r"no forward\(cell=1, micro_batch=0\). Add it"],
+    ),
+    "no_such_micro_batch": (
+        [[(F, 0, 0), (F, 0, 10**12)]],
+        [r"no forward\(cell=0, micro_batch=1\)"],
+    ),
+    "backward_missing": (
+        [[(F, 0, 0), (F, 0, 1), (B, 0, 0)]],
+        [r"no backward\(cell=0, micro_batch=1\)"],
+    ),
+    "forward_missing": (
+        [[(B, 0, 0)]],
+        [r"no forward\(cell=0, micro_batch=0\)"],
+    ),
+    "recomputed_for_nothing": (
+        [[(F, 0, 0), (R, 0, 0)]],
+        [r"no backward\(cell=0, micro_batch=0\)"],
+    ),
+    "weight_gradient_missing": (
+        [[(F, 0, 0), (X, 0, 0)]],
+        [r"no weight_gradient\(cell=0, micro_batch=0\)"],
+    ),
+    "input_gradient_missing": (
+        [[(F, 0, 0), (W, 0, 0)]],
+        [r"no input_gradient\(cell=0, micro_batch=0\)"],
+    ),
+    "both_forms": (
+        [[(F, 0, 0), (B, 0, 0), (X, 0, 0), (W, 0, 0)]],
+        [
+            "either a backward, or an input_gradient and a weight_gradient",
+            r"Remove backward\(cell=0, micro_batch=0\)",
+        ],
+    ),
+    "too_early": (
+        [[(F, 0, 0), (B, 0, 1), (F, 0, 1), (B, 0, 0)]],
+        [
+            "after the tasks it needs",
+            r"backward\(cell=0, micro_batch=1\) at position 1 of device 0, "
+            r"before forward\(cell=0, micro_batch=1\) at position 2",
+        ],
+    ),
+    "recompute_too_late": (
+        [[(F, 0, 0), (B, 0, 0), (R, 0, 0)]],
+        [r"backward.* at position 1 of device 0, before recompute"],
+    ),
+    "weight_gradient_too_early": (
+        [[(F, 0, 0), (W, 0, 0), (X, 0, 0)]],
+        [r"weight_gradient.* at position 1 of device 0, before input_gradient"],
+    ),
+    "cells_of_a_device_too_early": (
+        [[(F, 1, 0), (F, 0, 0)]],
+        [r"forward\(cell=1, .* before forward\(cell=0"],
+    ),
+    "deadlock": (
+        [
+            [(F, 0, 0), (B, 0, 0), (F, 0, 1), (B, 0, 1)],
+            [(F, 1, 0), (F, 1, 1), (B, 1, 0), (B, 1, 1)],
+        ],
+        [
+            "wait for each other",
+            r"Received: backward\(cell=0, micro_batch=0\) at position 1 of "
+            r"device 0 waits for backward\(cell=1, micro_batch=0\) at position "
+            r"2 of device 1; forward\(cell=1, micro_batch=1\) at position 1 of "
+            r"device 1 waits for forward\(cell=0, micro_batch=1\) at position "
+            r"2 of device 0\.",
+        ],
+    ),
+    "deadlock_of_others": (  # device 0 waits, but nothing waits for it
+        [
+            [(F, 0, 0), (F, 0, 1), (B, 0, 0), (B, 0, 1)],
+            [(F, 1, 0), (B, 1, 0), (F, 1, 1), (B, 1, 1)],
+            [(F, 2, 0), (F, 2, 1), (B, 2, 0), (B, 2, 1)],
+        ],
+        [
+            r"Received: backward\(cell=1, micro_batch=0\) at position 1 of "
+            "device 1 waits"
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_schedule_refuses(name):
+    tasks, messages = REFUSED[name]
+    with pytest.raises(ValueError, match="`tasks` must") as error:
+        Schedule(tasks)
+    for message in messages:
+        assert error.match(message)
+
+
+def test_tuples_and_lists_become_tasks():
+    own = [list(task) for task in ONE_EACH]
+    schedule = Schedule([own])
+    assert schedule == Schedule([ONE_EACH])
+    assert all(isinstance(t, Task) for t in schedule.tasks[0])
+    assert str(schedule.tasks[0][0]) == "forward(cell=0, micro_batch=0)"

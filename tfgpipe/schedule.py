@@ -1,44 +1,211 @@
-"""The order in which every device runs its tasks.
+"""Schedules: the tasks of every device, in the order in which it runs them.
 
-A schedule is one list of tasks a device. A task is the forward or the backward
-computation of one micro-batch in one cell:
+What a task is and needs is in `tfgpipe.tasks`; known schedules, by name, are in
+`tfgpipe.named_schedules`.
 
-    forward(m, k)   needs forward(m, k - 1)
-    backward(m, k)  needs backward(m, k + 1), and forward(m, k)
-
-Pure Python: nothing here knows TensorFlow.
-
-Reference: [Huang et al., 2019](https://arxiv.org/abs/1811.06965), figure 2c
+Pure Python: nothing here knows TensorFlow. Everything takes time in proportion
+to the number of tasks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+
+from tfgpipe.tasks import KINDS as KINDS
+from tfgpipe.tasks import Task as Task
+from tfgpipe.tasks import (
+    as_tasks,
+    check_complete,
+    check_own_order,
+    merged,
+    places_of,
+)
+
+# What ends the work on a micro-batch in a cell, and frees its activations.
+_LAST = ("backward", "weight_gradient")
 
 
-class Task(NamedTuple):
-    """One computation of one micro-batch in one cell.
+class Schedule:
+    """The ordered tasks of every device.
+
+    A cell has for every micro-batch one "forward", and one "backward", or, in
+    its place, one "input_gradient" and one "weight_gradient". A "recompute"
+    may come in between. For evaluation, all tasks are "forward".
+
+    Args:
+        tasks: One list a device, in the order in which the device runs them:
+            all tasks of the cells on that device, as `Task` or as tuples
+            (kind, cell, micro-batch).
 
     Attributes:
-        kind: "forward" or "backward".
-        cell: Index of the cell, from 0.
-        micro_batch: Index of the micro-batch, from 0.
+        tasks: The tasks of every device, as tuples of `Task`.
+        num_devices: How many devices there are.
+        num_cells: How many cells there are, K.
+        num_micro_batches: How many micro-batches there are, M.
+
+    Raises:
+        ValueError: If a task is missing, comes twice or too early, if a cell
+            is on two devices, or if devices would wait for each other for
+            ever. Names the first such task.
+
+    Example:
+
+    >>> one_cell = Schedule(
+    ...     [
+    ...         [("forward", 0, 0), ("forward", 0, 1)]
+    ...         + [("backward", 0, 1), ("backward", 0, 0)]
+    ...     ]
+    ... )
+    >>> one_cell.length(lambda task: 2 if task.kind == "backward" else 1)
+    6
+    >>> one_cell.held()
+    [2]
     """
 
-    kind: str
-    cell: int
-    micro_batch: int
+    def __init__(self, tasks: Iterable[Iterable[Task | tuple[str, int, int]]]):
+        self.tasks = as_tasks(tasks)
+        self.num_devices = len(self.tasks)
+        self._place = places_of(self.tasks)
+        self.num_cells = 1 + max(t.cell for t in self._place)
+        self.num_micro_batches = 1 + max(t.micro_batch for t in self._place)
+        self._devices = {t.cell: d for t, (d, _) in self._place.items()}
+        check_complete(self._place, self.num_cells, self.num_micro_batches)
+        self._needs = {
+            t: [n for n in t.needs(self.num_cells) if n in self._place]
+            for t in self._place
+        }
+        check_own_order(self._place, self._needs)
+        self._order = merged(self._place, self._needs)
 
-    def needs(self, num_cells: int) -> list[Task]:
-        """The tasks whose results this one takes."""
-        kind, k, m = self
-        if kind == "forward":
-            return [Task(kind, k - 1, m)] if k > 0 else []
-        after = [Task(kind, k + 1, m)] if k < num_cells - 1 else []
-        return [Task("forward", k, m), *after]
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Schedule) and self.tasks == other.tasks
+
+    def __hash__(self) -> int:
+        return hash(self.tasks)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Schedule num_devices={self.num_devices} "
+            f"num_cells={self.num_cells} "
+            f"num_micro_batches={self.num_micro_batches}>"
+        )
+
+    def device_of(self, cell: int) -> int:
+        """Index of the device that runs a cell."""
+        return self._devices[cell]
+
+    def needs(self, task: Task) -> list[Task]:
+        """The tasks of this schedule whose results a task takes."""
+        return list(self._needs[task])
+
+    def order(self) -> list[Task]:
+        """All tasks, one after the other, nothing before what it needs.
+
+        Of the tasks that could be next, that of the last cell is taken: a
+        micro-batch goes through all cells before the next one starts.
+        """
+        return list(self._order)
+
+    def limited_to(self, num_micro_batches: int) -> Schedule:
+        """The schedule without the tasks of later micro-batches.
+
+        Args:
+            num_micro_batches: How many are left, from 1 to as many as there
+                are.
+        """
+        if not 1 <= num_micro_batches <= self.num_micro_batches:
+            raise ValueError(
+                "`num_micro_batches` must be from 1 to "
+                f"{self.num_micro_batches}, those of the schedule. Received: "
+                f"num_micro_batches={num_micro_batches}. Make a schedule of "
+                "more micro-batches, and limit that."
+            )
+        return Schedule(
+            [t for t in own if t.micro_batch < num_micro_batches]
+            for own in self.tasks
+        )
+
+    def with_recompute(self, keeps: Callable[[int, int], bool]) -> Schedule:
+        """The schedule with recomputations right before they are used.
+
+        Args:
+            keeps: Says of (cell, micro-batch) whether the forward task keeps
+                its activations, so that nothing has to be recomputed.
+
+        Returns:
+            The same schedule, with a "recompute" directly before every
+            "backward" or "input_gradient" that is not kept and had none.
+        """
+        tasks: list[list[Task]] = []
+        for own in self.tasks:
+            tasks.append([])
+            for task in own:
+                again = Task("recompute", task.cell, task.micro_batch)
+                if (
+                    task.kind in ("backward", "input_gradient")
+                    and again not in self._place
+                    and not keeps(task.cell, task.micro_batch)
+                ):
+                    tasks[-1].append(again)
+                tasks[-1].append(task)
+        return Schedule(tasks)
+
+    def first_backward(self, cell: int) -> int | None:
+        """The micro-batch that goes backward through a cell first, if any."""
+        for kind, k, m in self.tasks[self.device_of(cell)]:
+            if k == cell and kind in ("backward", "input_gradient"):
+                return m
+        return None
+
+    def simulate(
+        self, duration: Callable[[Task], float]
+    ) -> dict[Task, tuple[float, float]]:
+        """When every task runs, if nothing but the tasks takes time.
+
+        Args:
+            duration: How long a task takes, in any unit.
+
+        Returns:
+            Start and end of every task: as early as its device and the tasks
+            it needs allow.
+        """
+        times: dict[Task, tuple[float, float]] = {}
+        free: list[float] = [0] * self.num_devices
+        for task in self._order:
+            device = self.device_of(task.cell)
+            start = max(
+                [free[device], *(times[t][1] for t in self.needs(task))]
+            )
+            free[device] = start + duration(task)
+            times[task] = start, free[device]
+        return times
+
+    def length(self, duration: Callable[[Task], float]) -> float:
+        """When the last task ends; see `simulate`."""
+        return max(end for _, end in self.simulate(duration).values())
+
+    def bubble(self, duration: Callable[[Task], float]) -> float:
+        """Share of the length in which the devices idle; see `simulate`."""
+        work = sum(duration(task) for task in self._order)
+        return 1 - work / (self.num_devices * self.length(duration))
+
+    def held(self) -> list[int]:
+        """How many micro-batches every device holds at most.
+
+        One counts, once a cell, from its forward task to the end of its last
+        backward task. What has no backward task is not held.
+        """
+        most = [0] * self.num_devices
+        for device, own in enumerate(self.tasks):
+            now = 0
+            for task in own:
+                now += (task.kind == "forward") - (task.kind in _LAST)
+                most[device] = max(most[device], now)
+        is_training = any(task.kind in _LAST for task in self._order)
+        return most if is_training else [0] * self.num_devices
 
 
+# Lists of tasks without a `Schedule`: until nothing uses them any more.
 def forward_only(num_cells: int, num_micro_batches: int) -> list[list[Task]]:
     """Every cell runs its micro-batches in order, for evaluation."""
     return [
@@ -47,67 +214,21 @@ def forward_only(num_cells: int, num_micro_batches: int) -> list[list[Task]]:
     ]
 
 
-def gpipe(num_cells: int, num_micro_batches: int) -> list[list[Task]]:
-    """Fill-drain: all forward, then all backward, last micro-batch first.
-
-    Example:
-
-    >>> [f"{kind[0]}{m}" for kind, _, m in gpipe(2, 3)[0]]
-    ['f0', 'f1', 'f2', 'b2', 'b1', 'b0']
-    """
+def _fill_drain(num_cells: int, num_micro_batches: int) -> list[list[Task]]:
     return [
-        forward
-        + [Task("backward", k, m) for m in reversed(range(num_micro_batches))]
+        forward + [Task("backward", k, t.micro_batch) for t in forward[::-1]]
         for k, forward in enumerate(forward_only(num_cells, num_micro_batches))
     ]
 
 
 SCHEDULES: dict[str, Callable[[int, int], list[list[Task]]]] = {
-    "gpipe": gpipe,
+    "gpipe": _fill_drain,
 }
 
 
 def in_order(tasks: list[list[Task]]) -> Iterator[Task]:
-    """Merges the devices' lists into one in which nothing comes too early.
-
-    Of the tasks that could be next, that of the last device is taken: a
-    micro-batch goes through all cells before the next one starts.
-
-    Args:
-        tasks: The ordered tasks of each device.
-
-    Raises:
-        ValueError: If the devices would wait for each other for ever.
-
-    Example:
-
-    >>> [(kind[0], k, m) for kind, k, m in in_order(forward_only(2, 2))]
-    [('f', 0, 0), ('f', 1, 0), ('f', 0, 1), ('f', 1, 1)]
-    """
-    num_cells = 1 + max(task.cell for device in tasks for task in device)
-    position = [0] * len(tasks)
-    done: set[Task] = set()
-    while any(p < len(device) for p, device in zip(position, tasks)):
-        for index in reversed(range(len(tasks))):
-            if position[index] == len(tasks[index]):
-                continue
-            task = tasks[index][position[index]]
-            if done.issuperset(task.needs(num_cells)):
-                position[index] += 1
-                done.add(task)
-                yield task
-                break
-        else:
-            waiting = [
-                device[p]
-                for p, device in zip(position, tasks)
-                if p < len(device)
-            ]
-            raise ValueError(
-                "A schedule must run every task after the tasks it needs. "
-                f"Received: tasks that wait for each other: {waiting}. Check "
-                "the order of these tasks on their devices."
-            )
+    """Merges the devices' lists into one in which nothing comes too early."""
+    yield from Schedule(tasks).order()
 
 
 def bubble(num_partitions: int, num_micro_batches: int) -> float:

@@ -1,0 +1,130 @@
+import pytest
+
+from tfgpipe.ideal import IDEALS, forward_only_ideal
+from tfgpipe.named_schedules import SCHEDULES, forward_only
+from tfgpipe.schedule import bubble
+
+SIZES = [(k, m) for k in range(1, 9) for m in range(1, 33)]
+CHUNKS = [
+    (name, chunks)
+    for name in SCHEDULES
+    for chunks in range(1, 5 if name == "interleaved" else 2)
+]
+
+
+def durations(forward, backward, recompute=0):
+    """Of the tasks of equal cells; half a backward is one of its parts."""
+    by_kind = {
+        "forward": forward,
+        "recompute": recompute,
+        "backward": backward,
+        "input_gradient": backward / 2,
+        "weight_gradient": backward / 2,
+    }
+    return lambda task: by_kind[task.kind]
+
+
+@pytest.mark.parametrize(("name", "chunks"), CHUNKS)
+def test_simulation_gives_the_closed_forms(name, chunks):
+    for devices, m in SIZES:
+        schedule = SCHEDULES[name](devices, m, chunks)
+        assert schedule.num_devices == devices
+        assert schedule.num_cells == devices * chunks
+        assert schedule.num_micro_batches == m
+        for forward, backward in ((1, 2), (1, 4), (3, 2)):
+            duration = durations(forward, backward)
+            ideal = IDEALS[name](devices, m, chunks, forward, backward)
+            assert schedule.length(duration) == ideal.length, (devices, m)
+            assert schedule.bubble(duration) == pytest.approx(ideal.bubble)
+            assert schedule.held() == ideal.held, (devices, m)
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3, 4])
+def test_simulation_of_evaluation_gives_the_closed_forms(chunks):
+    for devices, m in SIZES:
+        schedule = forward_only(devices, m, chunks)
+        ideal = forward_only_ideal(devices, m, chunks)
+        assert schedule.length(durations(1, 2)) == ideal.length, (devices, m)
+        assert schedule.bubble(durations(1, 2)) == pytest.approx(ideal.bubble)
+        assert schedule.held() == ideal.held
+
+
+def test_closed_forms_are_those_of_the_papers():
+    for k, m in SIZES:
+        fill_drain = IDEALS["gpipe"](k, m)
+        assert fill_drain.length == 3 * (m + k - 1)
+        assert fill_drain.bubble == pytest.approx(bubble(k, m))
+        assert fill_drain.held == [m] * k
+        flush = IDEALS["1f1b"](k, m)
+        assert flush[:2] == fill_drain[:2]
+        assert flush.held == [min(m, k - i) for i in range(k)]
+        for v in range(1, 5):
+            interleaved = IDEALS["interleaved"](k, m, v)
+            assert interleaved.length == 3 * max(v * m + k - 1, v * k + m - 1)
+            if m >= k:
+                ideal = (k - 1) / (v * m + k - 1)
+                assert interleaved.bubble == pytest.approx(ideal)
+        zero_bubble = IDEALS["zero_bubble"](k, m)
+        assert zero_bubble.length == max(3 * m + k - 1, 2 * m + 2 * k - 1)
+        assert zero_bubble.held == [min(m, k)] * k
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+def test_length_under_except_last_is_that_of_one_recomputation_less(name):
+    for k, m in SIZES:
+        schedule = SCHEDULES[name](k, m)
+        first = [schedule.first_backward(cell) for cell in range(k)]
+        assert first == [m - 1 if name == "gpipe" else 0] * k
+        remat = schedule.with_recompute(lambda c, i, first=first: i == first[c])
+        length = remat.length(durations(1, 2, recompute=1))
+        assert length == 4 * m - 1 + 3 * (k - 1)
+
+
+def test_recomputation_under_zero_bubble_adds_only_its_own_time():
+    for k, m in SIZES:
+        schedule = SCHEDULES["zero_bubble"](k, m)
+        duration = durations(1, 2, recompute=1)
+        if m >= k:
+            always = schedule.with_recompute(lambda cell, i: False)
+            assert always.length(duration) == 4 * m + k - 1
+            except_first = schedule.with_recompute(lambda cell, i: i == 0)
+            assert except_first.length(duration) == 4 * m + k - 2
+
+
+def test_interleaved_with_one_chunk_is_1f1b():
+    for k, m in SIZES:
+        assert SCHEDULES["interleaved"](k, m, 1) == SCHEDULES["1f1b"](k, m, 1)
+
+
+def test_interleaved_puts_cells_on_devices_in_turn():
+    schedule = SCHEDULES["interleaved"](3, 4, 2)
+    assert [schedule.device_of(c) for c in range(6)] == [0, 1, 2, 0, 1, 2]
+
+
+def test_zero_bubble_is_shorter_than_gpipe_and_holds_no_more_than_1f1b_does():
+    for k, m in SIZES:
+        zero_bubble, flush = IDEALS["zero_bubble"](k, m), IDEALS["1f1b"](k, m)
+        assert zero_bubble.length <= flush.length
+        assert (zero_bubble.length < flush.length) == (k > 1)
+        assert max(zero_bubble.held) == max(flush.held)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zero_bubble"])
+def test_chunks_are_refused_where_a_device_has_one_cell(name):
+    with pytest.raises(
+        ValueError, match=r"`num_chunks` must be 1.*num_chunks=2"
+    ):
+        SCHEDULES[name](2, 2, 2)
+    with pytest.raises(
+        ValueError, match=r"`num_chunks` must be 1.*num_chunks=2"
+    ):
+        IDEALS[name](2, 2, 2)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_nothing_of_something_is_refused(name, position):
+    counts = [1, 1, 1]
+    counts[position] = 0
+    with pytest.raises(ValueError, match=r"at least 1. Received: num_.*=0"):
+        SCHEDULES[name](*counts)

@@ -1,0 +1,255 @@
+"""Tasks, and lists of them: checked, and merged into one order.
+
+A task is one computation of one micro-batch m in one cell k. It needs others:
+
+    forward(k, m)          forward(k - 1, m)
+    recompute(k, m)        forward(k, m)
+    backward(k, m)         forward(k, m), recompute(k, m) if there is one, and
+                           backward(k + 1, m) or input_gradient(k + 1, m)
+    input_gradient(k, m)   the same as backward(k, m)
+    weight_gradient(k, m)  input_gradient(k, m)
+
+A recomputation does not need the gradient: it fills the time in which a device
+waits for it.
+
+Pure Python: nothing here knows TensorFlow.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import operator
+from typing import Any, NamedTuple
+
+KINDS = (
+    "forward",
+    "recompute",
+    "backward",
+    "input_gradient",
+    "weight_gradient",
+)
+
+
+class Task(NamedTuple):
+    """One computation of one micro-batch in one cell.
+
+    Attributes:
+        kind: One of `KINDS`.
+        cell: Index of the cell, from 0.
+        micro_batch: Index of the micro-batch, from 0.
+    """
+
+    kind: str
+    cell: int
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}(cell={self.cell}, micro_batch={self.micro_batch})"
+
+    def needs(self, num_cells: int) -> list[Task]:
+        """The tasks that this one needs, if the schedule has them.
+
+        No schedule has all: a cell runs "backward" or "input_gradient", and
+        need not recompute. `Schedule.needs` gives those that there are.
+        """
+        kind, k, m = self
+        if kind == "forward":
+            return [Task(kind, k - 1, m)] if k > 0 else []
+        if kind == "recompute":
+            return [Task("forward", k, m)]
+        if kind == "weight_gradient":
+            return [Task("input_gradient", k, m)]
+        needs = [Task("forward", k, m), Task("recompute", k, m)]
+        if k < num_cells - 1:
+            needs += [Task("backward", k + 1, m)]
+            needs += [Task("input_gradient", k + 1, m)]
+        return needs
+
+
+# Device and position of every task, device by device.
+Places = dict[Task, tuple[int, int]]
+
+
+def _at(task: Task, places: Places) -> str:
+    device, position = places[task]
+    return f"{task} at position {position} of device {device}"
+
+
+def as_tasks(tasks: Any) -> tuple[tuple[Task, ...], ...]:
+    """The lists that the user wrote as tuples of `Task`."""
+    try:
+        devices = [list(own) for own in tasks]
+    except TypeError:
+        devices = []
+    if not devices or not all(devices):
+        raise ValueError(
+            "`tasks` must be one list of tasks a device, none of them empty. "
+            f"Received: tasks={tasks!r}. Pass a list of lists of `Task`."
+        )
+    return tuple(
+        tuple(
+            _as_task(entry, d, position) for position, entry in enumerate(own)
+        )
+        for d, own in enumerate(devices)
+    )
+
+
+def _as_task(entry: Any, device: int, position: int) -> Task:
+    """A task that the user wrote, checked on its own."""
+    at = f"at position {position} of device {device}"
+    if not isinstance(entry, (tuple, list)) or len(entry) != 3:
+        raise ValueError(
+            "`tasks` must hold a `Task` or a tuple (kind, cell, micro-batch) "
+            f"for every task. Received: {entry!r} {at}. Pass one list a "
+            "device, as in [[('forward', 0, 0), ('backward', 0, 0)]]."
+        )
+    kind, *indices = entry
+    if kind not in KINDS:
+        raise ValueError(
+            f"`tasks` must be of the kinds {list(KINDS)}. Received: {kind!r} "
+            f"{at}. Choose one of them."
+        )
+    try:
+        k, m = (operator.index(index) for index in indices)
+    except TypeError:
+        k = m = -1
+    if min(k, m) < 0 or any(isinstance(index, bool) for index in indices):
+        raise ValueError(
+            "`tasks` must have cells and micro-batches that are integers from "
+            f"0. Received: {tuple(entry)!r} {at}. Write (kind, cell, "
+            "micro-batch), in this order."
+        )
+    return Task(kind, k, m)
+
+
+def places_of(tasks: tuple[tuple[Task, ...], ...]) -> Places:
+    """Device and position of every task; none comes twice."""
+    places: Places = {}
+    devices: dict[int, int] = {}
+    for device, own in enumerate(tasks):
+        for position, task in enumerate(own):
+            here = f"at position {position} of device {device}"
+            if task in places:
+                raise ValueError(
+                    "`tasks` must have every task once. Received: "
+                    f"{_at(task, places)}, and again {here}. Remove one."
+                )
+            if devices.setdefault(task.cell, device) != device:
+                raise ValueError(
+                    "`tasks` must have all tasks of a cell on one device. "
+                    f"Received: {task} {here}, but others of this cell on "
+                    f"device {devices[task.cell]}. Move it there."
+                )
+            places[task] = device, position
+    return places
+
+
+def check_complete(
+    places: Places, num_cells: int, num_micro_batches: int
+) -> None:
+    """Every micro-batch has its tasks in every cell."""
+    is_training = any(task.kind != "forward" for task in places)
+    for k in range(num_cells):
+        for m in range(num_micro_batches):
+            has = {kind for kind in KINDS if Task(kind, k, m) in places}
+            needed = {"forward"}
+            if has & {"input_gradient", "weight_gradient"}:
+                needed |= {"input_gradient", "weight_gradient"}
+            elif is_training:
+                needed |= {"backward"}
+            if needed - has:
+                missing = Task(min(needed - has, key=KINDS.index), k, m)
+                raise ValueError(
+                    "`tasks` must have every task of each of the "
+                    f"{num_micro_batches} micro-batches in each of the "
+                    f"{num_cells} cells. Received: no {missing}. Add it."
+                )
+            if has - needed - {"recompute"}:
+                raise ValueError(
+                    "`tasks` must have, for a micro-batch in a cell, either a "
+                    "backward, or an input_gradient and a weight_gradient. "
+                    f"Received: both for micro-batch {m} in cell {k}. Remove "
+                    f"{Task('backward', k, m)}."
+                )
+
+
+def check_own_order(places: Places, needs: dict[Task, list[Task]]) -> None:
+    """No device has a task before one that it needs.
+
+    Args:
+        places: Device and position of every task.
+        needs: The tasks that every task needs.
+    """
+    for task, (device, position) in places.items():
+        for need in needs[task]:
+            if places[need][0] == device and places[need][1] > position:
+                raise ValueError(
+                    "`tasks` must have every task after the tasks it needs. "
+                    f"Received: {_at(task, places)}, before "
+                    f"{_at(need, places)}, which it needs. Move the one "
+                    "behind the other."
+                )
+
+
+def merged(places: Places, needs: dict[Task, list[Task]]) -> list[Task]:
+    """Merges the devices' lists into one in which nothing comes too early.
+
+    Args:
+        places: Device and position of every task.
+        needs: The tasks that every task needs.
+
+    Returns:
+        All tasks. Of those that could be next, that of the last cell is taken.
+
+    Raises:
+        ValueError: If devices would wait for each other for ever.
+    """
+    # A task waits for those it needs and for the one before on its device.
+    waits = {task: len(awaited) for task, awaited in needs.items()}
+    followers: dict[Task, list[Task]] = {task: [] for task in needs}
+    for task, awaited in needs.items():
+        for need in awaited:
+            followers[need].append(task)
+    for before, task in itertools.pairwise(places):
+        if places[before][0] == places[task][0]:
+            waits[task] += 1
+            followers[before].append(task)
+    ready = [(-task.cell, task) for task, count in waits.items() if count == 0]
+    heapq.heapify(ready)
+    order: list[Task] = []
+    while ready:
+        _, task = heapq.heappop(ready)
+        order.append(task)
+        for follower in followers[task]:
+            waits[follower] -= 1
+            if waits[follower] == 0:
+                heapq.heappush(ready, (-follower.cell, follower))
+    if len(order) < len(places):
+        _raise_deadlock(places, needs, set(order))
+    return order
+
+
+def _raise_deadlock(
+    places: Places, needs: dict[Task, list[Task]], done: set[Task]
+) -> None:
+    """Names the tasks that wait for each other: the first of some devices."""
+    next_of: dict[int, Task] = {}
+    for task in places:
+        if task not in done:
+            next_of.setdefault(places[task][0], task)
+    path: list[Task] = []
+    awaited: dict[Task, Task] = {}
+    task = next(iter(next_of.values()))
+    while task not in path:
+        path.append(task)
+        awaited[task] = next(need for need in needs[task] if need not in done)
+        task = next_of[places[awaited[task]][0]]
+    waiting = "; ".join(
+        f"{_at(t, places)} waits for {_at(awaited[t], places)}"
+        for t in path[path.index(task) :]
+    )
+    raise ValueError(
+        "`tasks` must not let devices wait for each other for ever. Received: "
+        f"{waiting}. Have one of these devices run what is awaited earlier."
+    )
