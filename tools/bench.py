@@ -12,6 +12,7 @@ for flags that do not go together.
 
 import difflib
 import importlib
+import os
 import sys
 import types
 
@@ -36,6 +37,8 @@ def main(argv: list[str]) -> int:
     Returns:
         The exit code: 0; 2 for bad flags; 130 after Ctrl-C.
     """
+    # TensorFlow's start-up messages hide what is printed.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if argv[1:2] in (["--help"], ["-h"], ["help"]):
         print(_usage())
         return 0

@@ -12,9 +12,8 @@ time.
 """
 
 import re
-import time
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -31,6 +30,7 @@ from tools.bench_flags import (
     define_numbers,
     new_flags,
 )
+from tools.bench_models import train_step
 from tools.bench_report import (
     Column,
     Report,
@@ -191,20 +191,6 @@ def measure(setting: Setting, rounds: int) -> tuple[float, list[float]]:
     return first, times
 
 
-def train_step(model: keras.Model, x: Any, y: Any) -> Callable[[], float]:
-    """A function that trains on the same data and returns the seconds."""
-    data = iter(tf.data.Dataset.from_tensors((x, y)).repeat())
-    model.make_train_function()
-
-    def step() -> float:
-        start = time.perf_counter()
-        logs = model.train_function(data)
-        float(logs["loss"])  # waits until everything is done
-        return time.perf_counter() - start
-
-    return step
-
-
 def _table(rounds: int, costs: dict[float, float]) -> Table:
     overheads = [
         f"{ms:g} ms: {1e6 * cost:.0f} us" for ms, cost in sorted(costs.items())
@@ -221,8 +207,8 @@ def _table(rounds: int, costs: dict[float, float]) -> Table:
     )
 
 
-def _settings(values: flags.FlagValues) -> Iterable[Setting]:
-    found = []
+def _settings(values: flags.FlagValues) -> list[Setting]:
+    found: list[Setting] = []
     for k in values.k:
         for m in dict.fromkeys(_micro_batches(text, k) for text in values.m):
             for schedule in values.schedule:
