@@ -8,7 +8,7 @@ devices or, under "interleaved", V cells on each of D devices; M micro-batches.
 | --- | --- | --- |
 | gpipe | (M + K - 1) (f + b) | M |
 | 1f1b | the same | min(M, K - d) |
-| interleaved | (V M + D - 1) (f + b) if M >= D | about V D |
+| interleaved | (V M + D - 1) (f + b) if M >= D | about V D - d |
 | zero_bubble | 3 M + K - 1 if M >= K, at f = 1, b = 2 | min(M, K) |
 
 Pure Python: nothing here knows TensorFlow.
@@ -158,8 +158,8 @@ def zero_bubble_ideal(
 
     Every device holds min(M, K).
 
-    Reference: [Qi et al., 2023](https://arxiv.org/abs/2401.10241), table 2, of
-    which the length is the first of these.
+    Reference: [Qi et al., 2023](https://arxiv.org/abs/2401.10241), section 2.3,
+    which gives the first of these.
     """
     check_counts(num_devices, num_micro_batches, num_chunks, 1)
     k, m, f, half = num_devices, num_micro_batches, forward, backward / 2

@@ -124,9 +124,10 @@ def interleaved(
     """Several cells on each device, so that pipelines fill and drain faster.
 
     Micro-batches go through the V cells of a device in groups of at least D,
-    where there are as many, so that M need not be a multiple of D. The device
-    warms up with fewer forward tasks than in the reference, and holds as much
-    less: the order needs no more. With V = 1, this is "1f1b".
+    where there are as many, so that M need not be a multiple of D. With V = 1,
+    this is "1f1b". Device d warms up with D - 1 - d forward tasks less than in
+    the reference, and holds as many micro-batches less: that is as short, but,
+    as in "1f1b", slow transfers between devices are not hidden.
 
     Args:
         num_devices: D, at least 1.
@@ -171,7 +172,7 @@ def zero_bubble(
     >>> [f"{kind[0]}{m}" for kind, _, m in zero_bubble(2, 3).tasks[1]]
     ['f0', 'i0', 'f1', 'i1', 'w0', 'f2', 'i2', 'w1', 'w2']
 
-    Reference: [Qi et al., 2023](https://arxiv.org/abs/2401.10241), section 3
+    Reference: [Qi et al., 2023](https://arxiv.org/abs/2401.10241), section 2.1
     """
     check_counts(num_devices, num_micro_batches, num_chunks, 1)
     tasks = []
