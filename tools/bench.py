@@ -10,6 +10,7 @@ and `run(values, report)`, which adds tables to the report; it raises `BadFlags`
 for flags that do not go together.
 """
 
+import copy
 import difflib
 import importlib
 import os
@@ -44,23 +45,25 @@ def main(argv: list[str]) -> int:
         return 0
     try:
         name, module = _command(argv)
-        rest = module.FLAGS([f"{argv[0]} {argv[1]}", *argv[2:]])[1:]
-        if module.FLAGS.help:
+        values = copy.deepcopy(module.FLAGS)  # can be parsed once
+        rest = values([f"{argv[0]} {argv[1]}", *argv[2:]])[1:]
+        if values.help:
             print(_help(name, module))
             return 0
         if rest:
             raise BadFlags(f"Expected only flags. Received: {rest}.")
-        report = Report(name, module.FLAGS.format)
-        return _run(module, report)
+        return _run(module, values, Report(name, values.format))
     except flags.Error as error:
         print(f"tools.bench: {error}", file=sys.stderr)
         return 2
 
 
-def _run(module: types.ModuleType, report: Report) -> int:
+def _run(
+    module: types.ModuleType, values: flags.FlagValues, report: Report
+) -> int:
     """Measures, and prints; after Ctrl-C too, what there is by then."""
     try:
-        module.run(module.FLAGS, report)
+        module.run(values, report)
     except KeyboardInterrupt:
         report.print()
         print("tools.bench: interrupted", file=sys.stderr)

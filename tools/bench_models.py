@@ -41,7 +41,7 @@ class BenchModel(NamedTuple):
         self, model: keras.Model, batch_size: int | None = None
     ) -> Callable[[], float]:
         """Compiles the model; see `train_step`."""
-        model.compile(keras.optimizers.SGD(0.001), self.loss)
+        model.compile(keras.optimizers.SGD(0.001), self.loss, jit_compile=False)
         return train_step(model, *self.data(batch_size or self.batch_size))
 
 
