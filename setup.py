@@ -13,7 +13,10 @@ TEST_TOOLS = [
     "tensorboard==2.21.0",  # for the test of its callback
 ]
 # What only the programs under tools/ need, beyond the library's own.
-TOOLS = ["tqdm>=4.67"]  # progress bars of the benchmarks
+TOOLS = [
+    "matplotlib>=3.8",  # draws timelines
+    "tqdm>=4.67",  # progress bars of the benchmarks
+]
 
 README = pathlib.Path(__file__).parent / "README.md"
 

@@ -13,6 +13,7 @@ PACKAGE = pathlib.Path(tfgpipe.__file__).parent
 ORDER = (
     "__init__",
     "gpipe",
+    "timeline",
     "stepping",
     "saving",
     "arguments",

@@ -1,0 +1,74 @@
+"""What follows from the events of a step, beside those of its schedule.
+
+Updates of weights are left out of all numbers: no schedule has them.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from tfgpipe.schedule import Schedule, Task
+from tfgpipe.timeline import Event
+
+
+def scheduled(events: Sequence[Event]) -> list[Event]:
+    """The events of a schedule's tasks."""
+    return [event for event in events if event.task.kind != "update"]
+
+
+def length(events: Sequence[Event]) -> float:
+    """Seconds until the last task has ended."""
+    return max(event.end for event in scheduled(events))
+
+
+def idle_shares(events: Sequence[Event]) -> list[float]:
+    """The share of the length in which each device runs no task."""
+    idle = [1.0] * (1 + max(event.device for event in events))
+    total = length(events)
+    for _, device, start, end in scheduled(events):
+        idle[device] -= (end - start) / total
+    return idle
+
+
+def bubble(events: Sequence[Event]) -> float:
+    """The share of the length in which devices run no task."""
+    return statistics.fmean(idle_shares(events))
+
+
+def schedule_of(events: Sequence[Event]) -> Schedule:
+    """The order in which the devices ran their tasks."""
+    tasks: list[list[Task]] = [[] for _ in idle_shares(events)]
+    for task, device, _, _ in sorted(scheduled(events), key=_when):
+        tasks[device].append(task)
+    return Schedule(tasks)
+
+
+def _when(event: Event) -> tuple[float, float]:
+    return event.start, event.end  # the end, for tasks that take no time
+
+
+def mean_durations(events: Sequence[Event]) -> Callable[[Task], float]:
+    """How long tasks of a kind take in a cell, on average."""
+    found: dict[tuple[str, int], list[float]] = {}
+    for task, _, start, end in events:
+        found.setdefault((task.kind, task.cell), []).append(end - start)
+    means = {key: statistics.fmean(values) for key, values in found.items()}
+    return lambda task: means[task.kind, task.cell]
+
+
+def forward_time(events: Sequence[Event]) -> float:
+    """The median duration of a forward task."""
+    return statistics.median(
+        end - start for task, _, start, end in events if task.kind == "forward"
+    )
+
+
+def places(events: Sequence[Event]) -> dict[int, int]:
+    """The place of each cell among those of its device, from 0."""
+    cells: dict[int, set[int]] = {}
+    for task, device, _, _ in scheduled(events):
+        cells.setdefault(device, set()).add(task.cell)
+    return {
+        cell: place
+        for of_device in cells.values()
+        for place, cell in enumerate(sorted(of_device))
+    }
