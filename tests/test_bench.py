@@ -127,7 +127,7 @@ def test_interrupted_run_prints_what_it_has(monkeypatch, capsys):
 
     monkeypatch.setattr(bench_efficiency, "measure", measure)
     words = ["--k=2", "--m=1,2", "--schedule=gpipe", "--cells=equal"]
-    assert run("efficiency", *words) == 130
+    assert run("efficiency", "--cell_ms=1", *words) == 130
     captured = capsys.readouterr()
     assert "gpipe" in captured.out
     assert "interrupted" in captured.err

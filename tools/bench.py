@@ -14,6 +14,7 @@ import copy
 import difflib
 import importlib
 import os
+import re
 import sys
 import types
 
@@ -101,9 +102,11 @@ def _usage() -> str:
 def _help(name: str, module: types.ModuleType) -> str:
     usage = f"Usage: python -m tools.bench {name} [FLAGS]"
     listed = module.FLAGS.get_help(include_special_flags=False)
-    # Without the line that names a module for each group of flags.
-    lines = [line for line in listed.splitlines() if line.startswith(" ")]
-    return "\n".join([usage, "", module.__doc__ or "", *lines])
+    # Without the lines that name modules; an entry starts with "  -".
+    lines = [line for line in listed.splitlines() if line.startswith("  ")]
+    entries = re.split(r"\n(?=  -)", "\n".join(lines))
+    entries.sort(key=lambda entry: re.sub(r"\W|no", "", entry.split(":")[0]))
+    return "\n".join([usage, "", module.__doc__ or "", *entries])
 
 
 if __name__ == "__main__":

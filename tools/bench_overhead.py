@@ -11,8 +11,6 @@ tracing: the first step, which traces, for identical small Transformer blocks.
 """
 
 import statistics
-import time
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -20,15 +18,15 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
-import tfgpipe
 from tfgpipe.named_schedules import SCHEDULES
+from tools import dispatch
 from tools.bench_flags import (
     BadFlags,
     define_choices,
     define_numbers,
     new_flags,
 )
-from tools.bench_models import MODELS, train_step, transformer
+from tools.bench_models import MODELS, transformer
 from tools.bench_report import (
     Column,
     Report,
@@ -38,6 +36,7 @@ from tools.bench_report import (
     spread_columns,
     spread_values,
 )
+from tools.dispatch import pipeline, step_of
 
 FLAGS = new_flags(rounds=15)
 define_choices(
@@ -135,29 +134,9 @@ def make_devices(num_devices: int, values: flags.FlagValues) -> None:
 
 def _warm_up() -> None:
     """Pays for what the first model of a process pays for."""
-    for make in (keras.Sequential, lambda layers: _pipeline(layers)):
+    for make in (keras.Sequential, pipeline):
         model = make([keras.layers.Dense(1)])
-        _step_of(model, np.ones((2, 1), np.float32))()
-
-
-def _pipeline(
-    layers: list[Any], k: int = 1, m: int = 1, schedule: str = "gpipe"
-) -> keras.Model:
-    return tfgpipe.GPipe(
-        layers,
-        num_partitions=k,
-        num_micro_batches=m,
-        devices=[f"CPU:{index}" for index in range(k)],
-        schedule=schedule,
-        remat="never",
-    )
-
-
-def _step_of(model: keras.Model, x: np.ndarray) -> Callable[[], float]:
-    """A step in which a model learns to return what it gets."""
-    model.build(x.shape)
-    model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=False)
-    return train_step(model, x, x)
+        step_of(model, np.ones((2, 1), np.float32))()
 
 
 # ------------------------------------------------------ beside plain Keras
@@ -173,7 +152,7 @@ def _steps(values: flags.FlagValues, report: Report) -> None:
     for name in dict.fromkeys(values.model):
         what = MODELS[name]
         table.notes.append(f"{name}: {what.description}")
-        models = [keras.Sequential(what.layers()), _pipeline(what.layers())]
+        models = [keras.Sequential(what.layers()), pipeline(what.layers())]
         for model in models:
             model.build((None, *what.x_shape))
         steps = [what.step(model) for model in models]
@@ -207,67 +186,15 @@ def _dispatch(values: flags.FlagValues, report: Report) -> None:
             DISPATCH_COLUMNS,
         )
     )
-    k = values.dispatch_k
-    for schedule in dict.fromkeys(values.schedule):
-        points = []
-        for m in progress(sorted(set(values.dispatch_m)), "dispatch"):
-            layers = [keras.layers.Dense(1) for _ in range(k)]
-            step = _step_of(
-                _pipeline(layers, k, m, schedule),
-                np.ones((m, 1), np.float32),
-            )
-            num_tasks = len(SCHEDULES[schedule](k, m).order())
-            points.append((num_tasks, _median(step, values.rounds)))
-        table.rows.append(_slope(f"tasks of {schedule}", k, points))
-    points = [
-        (num_calls, _median(_calls(num_calls), values.rounds))
-        for num_calls in (50, 100, 200, 400)
-    ]
-    table.rows.append(_slope("empty function calls", None, points))
-
-
-def _median(step: Callable[[], float], rounds: int) -> float:
-    for _ in range(2):  # the first one traces
-        step()
-    return statistics.median(step() for _ in range(rounds))
-
-
-def _calls(num_calls: int) -> Callable[[], float]:
-    """A step that calls a function, one call after the other."""
-
-    @tf.function(experimental_attributes={"_noinline": True})
-    def empty(x: tf.Tensor) -> tf.Tensor:
-        return tf.identity(x)
-
-    @tf.function
-    def chain(x: tf.Tensor) -> tf.Tensor:
-        for _ in range(num_calls):
-            x = empty(x)
-        return x
-
-    x = tf.zeros((1, 1))
-
-    def step() -> float:
-        start = time.perf_counter()
-        chain(x).numpy()
-        return time.perf_counter() - start
-
-    return step
-
-
-def _slope(
-    what: str, k: int | None, points: Sequence[tuple[int, float]]
-) -> dict[str, Any]:
-    counts, seconds = zip(*points)
-    slope, _ = statistics.linear_regression(counts, seconds)
-    return {
-        "what": what,
-        "k": k,
-        "fewest": min(counts),
-        "most": max(counts),
-        "us": 1e6 * slope,
-        "correlation": statistics.correlation(counts, seconds),
-    }
+    k, rounds = values.dispatch_k, values.rounds
+    micro_batches = sorted(set(values.dispatch_m))
+    schedules = list(dict.fromkeys(values.schedule))
+    for schedule in progress(schedules, "dispatch"):
+        slope = dispatch.task_slope(schedule, k, micro_batches, rounds)
+        row = {"what": f"tasks of {schedule}", "k": k}
+        table.rows.append(row | slope._asdict())
+    slope = dispatch.call_slope(rounds)
+    table.rows.append({"what": "empty function calls"} | slope._asdict())
 
 
 # ------------------------------------------------------------------- tracing
@@ -296,8 +223,8 @@ def _tracing(values: flags.FlagValues, report: Report) -> None:
             return transformer(count, num_heads=2, hidden_units=64)
 
         if num_layers not in plain:
-            plain[num_layers] = _step_of(keras.Sequential(blocks()), x)()
-        step = _step_of(_pipeline(blocks(), k, m, schedule), x)
+            plain[num_layers] = step_of(keras.Sequential(blocks()), x)()
+        step = step_of(pipeline(blocks(), k, m, schedule), x)
         table.rows.append(
             {
                 "schedule": schedule,
