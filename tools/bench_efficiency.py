@@ -153,13 +153,14 @@ def run(values: flags.FlagValues, report: Report) -> None:
     """Measures what the flags ask for."""
     settings = _settings(values)
     make_devices(max(values.k))
-    costs = {ms: call_cost(ms / 1000) for ms in {0.0, *values.cell_ms}}
+    shortest = {min(setting.seconds()) for setting in settings}
+    costs = {seconds: call_cost(seconds) for seconds in {0.0, *shortest}}
     table = report.add(_table(values.rounds, costs))
     for setting in progress(settings, "efficiency"):
         first, times = measure(setting, values.rounds)
         tasks, seconds = setting.tasks(), setting.seconds()
         bound = tasks.length(durations(seconds))
-        cost = costs[setting.cell_ms]
+        cost = costs[min(seconds)]
         net = tasks.length(durations(seconds, cost))
         step = spread(times)
         table.rows.append(
@@ -193,7 +194,8 @@ def measure(setting: Setting, rounds: int) -> tuple[float, list[float]]:
 
 def _table(rounds: int, costs: dict[float, float]) -> Table:
     overheads = [
-        f"{ms:g} ms: {1e6 * cost:.0f} us" for ms, cost in sorted(costs.items())
+        f"{1e3 * seconds:g} ms: {1e6 * cost:.0f} us"
+        for seconds, cost in sorted(costs.items())
     ]
     return Table(
         "efficiency",
