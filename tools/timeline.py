@@ -9,9 +9,9 @@ Without --params, every cell is one layer that waits instead of computing: as
 long forward as for the gradient of its input and for that of its weight. So any
 number of devices can be shown on any machine.
 
-It prints one letter a time slot, and the bubble beside that of the schedule
-itself, whose tasks take just as long but wait for nothing else. It writes
-pictures, OUTPUT.png and OUTPUT.svg, and OUTPUT.json for chrome://tracing or
+It prints one letter a time slot, and the bubble beside the ideal one, which is
+the schedule's own if nothing but its tasks takes time. It writes pictures,
+OUTPUT.png and OUTPUT.svg, and OUTPUT.json for chrome://tracing or
 https://ui.perfetto.dev.
 """
 
@@ -83,7 +83,7 @@ flags.DEFINE_string(
 flags.DEFINE_multi_string(
     "set",
     [],
-    "Another field of the experiment: --set=batch_size=32. Repeatable.",
+    "Another field of the experiment: --set=batch_size=32.",
     flag_values=FLAGS,
 )
 flags.DEFINE_boolean(
@@ -123,8 +123,8 @@ def main(argv: list[str]) -> int:
             return 0
         if rest:
             raise BadFlags(f"Expected only flags. Received: {rest}.")
-        output = _output(FLAGS.output)
         run = timeline_runs.prepare(FLAGS)
+        output = _output(FLAGS.output)
     except (flags.Error, ValueError) as error:
         print(f"tools.timeline: {error}", file=sys.stderr)
         return 2
@@ -160,6 +160,8 @@ def _output(text: str) -> pathlib.Path | None:
         path = path / "timeline"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        with open(f"{path}.png", "ab"):  # before there is work to lose
+            pass
     except OSError as error:
         raise BadFlags(
             "--output must begin with a folder that can be written to. "
