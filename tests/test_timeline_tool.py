@@ -343,7 +343,7 @@ def test_experiment_is_measured_on_one_mini_batch(measured, capsys):
     assert run(*words.split()) == 0
     out = capsys.readouterr().out
     assert "gpipe: K = 2, M = 2" in out
-    assert "image.tiny: bubble" in out and "ideally" in out
+    assert re.search(r"image.tiny: bubble \S+% measured, \S+% ideal;", out)
     ((model, x, y),) = measured
     assert (model.num_micro_batches, x, y) == (2, (4, 4, 4, 1), (4,))
 

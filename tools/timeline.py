@@ -199,9 +199,10 @@ def _sentence(run: Run, events: list[Event], ideal: list[Event]) -> str:
         )
     best = statistics.length(ideal)
     return (
-        f"{run.what}: bubble {bubble:.1%}, ideally "
-        f"{statistics.bubble(ideal):.1%}; the tasks take {seconds(length)}, "
-        f"ideally {seconds(best)}: ratio {length / best:.3f}"
+        f"{run.what}: bubble {bubble:.1%} measured, "
+        f"{statistics.bubble(ideal):.1%} ideal; the tasks take "
+        f"{seconds(length)}, {length / best:.3f} times the ideal "
+        f"{seconds(best)}"
     )
 
 
