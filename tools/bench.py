@@ -13,6 +13,7 @@ for flags that do not go together.
 import copy
 import difflib
 import importlib
+import logging
 import os
 import re
 import sys
@@ -63,6 +64,7 @@ def _run(
     module: types.ModuleType, values: flags.FlagValues, report: Report
 ) -> int:
     """Measures, and prints; after Ctrl-C too, what there is by then."""
+    logging.getLogger("tensorflow").addFilter(_is_worth_showing)
     try:
         module.run(values, report)
     except KeyboardInterrupt:
@@ -71,6 +73,11 @@ def _run(
         return 130
     report.print()
     return 0
+
+
+def _is_worth_showing(record: logging.LogRecord) -> bool:
+    """Not that many models are traced: that is what benchmarks do."""
+    return "triggered tf.function retracing" not in record.getMessage()
 
 
 def _command(argv: list[str]) -> tuple[str, types.ModuleType]:
