@@ -1,5 +1,6 @@
 """Models that benchmarks train, their data, and one step of training."""
 
+import gc
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -52,6 +53,7 @@ def train_step(model: keras.Model, x: Any, y: Any) -> Callable[[], float]:
     """
     data = iter(tf.data.Dataset.from_tensors((x, y)).repeat())
     model.make_train_function()
+    gc.collect()  # earlier models, which would be collected during a step
 
     def step() -> float:
         start = time.perf_counter()
