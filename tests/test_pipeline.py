@@ -31,11 +31,13 @@ def ones(*shape):
 
 
 # ------------------------------------------------------------------- tracing
-@pytest.mark.parametrize("remat", REMAT)
-def test_graph_has_two_calls_for_each_cell_and_micro_batch(remat):
+@pytest.mark.parametrize(
+    ("remat", "again"), [("always", 5), ("except_last", 4), ("never", 0)]
+)
+def test_graph_has_one_call_for_each_task(remat, again):
     layers = [kl.Dense(4, activation="tanh") for _ in range(6)]
     graph = step_graph(layers, 3, 5, ones(10, 4), ones(10, 4), remat=remat)
-    assert len(calls(graph)) == 2 * 3 * 5
+    assert len(calls(graph)) == 3 * (5 + again + 5)
 
 
 class Traced(kl.Dense):
@@ -48,15 +50,18 @@ class Traced(kl.Dense):
         return super().call(x)
 
 
-@pytest.mark.parametrize(("k", "m"), [(2, 2), (2, 8), (4, 8)])
-def test_cells_are_traced_once_not_once_a_micro_batch(k, m):
+@pytest.mark.parametrize(
+    ("k", "m", "traced"), [(2, 2, 4), (2, 8, 4), (4, 8, 2)]
+)
+def test_distinct_cells_are_traced_once(k, m, traced):
+    """The last cell has the loss; the others are equal."""
     layers = [Traced(4, activation="tanh") for _ in range(4)]
     model = tfgpipe.GPipe(layers, k, m, remat="always")
     model.compile("sgd", "mse")
     model.build((None, 4))
     Traced.count = 0
     model.fit(ones(16, 4), ones(16, 4), batch_size=8, verbose=0)
-    assert Traced.count == 4 * 2  # layers x (forward and backward)
+    assert Traced.count == traced
 
 
 def test_frozen_cells_at_the_beginning_have_no_backward_pass():
@@ -64,7 +69,8 @@ def test_frozen_cells_at_the_beginning_have_no_backward_pass():
     layers += [kl.Dense(4), kl.Dense(4)]
     graph = step_graph(layers, 4, 3, ones(6, 4), ones(6, 4), remat="always")
     per_device = collections.Counter(op.device[-5:] for op in calls(graph))
-    assert [per_device[f"CPU:{k}"] for k in range(4)] == [3, 3, 6, 6]
+    # the third cell needs nothing of its forward pass but its inputs
+    assert [per_device[f"CPU:{k}"] for k in range(4)] == [3, 3, 6, 9]
 
 
 def test_tasks_of_a_device_are_chained_in_the_order_of_the_schedule():
@@ -72,7 +78,7 @@ def test_tasks_of_a_device_are_chained_in_the_order_of_the_schedule():
     graph = step_graph(layers, 3, 4, ones(8, 4), ones(8, 4), remat="always")
     for k in range(3):
         own = [op for op in calls(graph) if op.device.endswith(f"CPU:{k}")]
-        assert len(own) == 8
+        assert len(own) == 12
         for before, after in itertools.pairwise(own):
             assert before in after.control_inputs
 

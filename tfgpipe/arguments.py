@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -11,9 +11,10 @@ import tensorflow as tf
 
 from tfgpipe import cost as cost_lib
 from tfgpipe import placement
+from tfgpipe.named_schedules import SCHEDULES
 from tfgpipe.pipeline import REMAT
 from tfgpipe.restrictions import check_supported
-from tfgpipe.schedule import SCHEDULES
+from tfgpipe.schedule import Schedule
 
 
 class Arguments:
@@ -25,8 +26,8 @@ class Arguments:
         num_micro_batches: M.
         devices: Names, or None.
         layers_per_cell: The cut, or None.
-        schedule: Name of the schedule.
-        remat: Name of the rule.
+        schedule: Name of the schedule, or the schedule itself.
+        remat: Name of the rule, or rules by cells.
 
     Attributes:
         layers: The Keras layers.
@@ -44,8 +45,8 @@ class Arguments:
         num_micro_batches: int,
         devices: Sequence[str] | None,
         layers_per_cell: Sequence[int] | None,
-        schedule: str,
-        remat: str,
+        schedule: str | Schedule,
+        remat: str | Mapping[Any, str],
     ):
         self._problems: list[str] = []
         self.layers: list[keras.layers.Layer] = []
@@ -58,14 +59,12 @@ class Arguments:
         self.layers_per_cell = self._list_or_none(
             "layers_per_cell", layers_per_cell
         )
-        self.schedule = schedule
-        self.remat = remat
-        self._check_choice("schedule", schedule, SCHEDULES)
-        self._check_choice("remat", remat, REMAT)
+        self.schedule = self._check_schedule(schedule)
         self.num_micro_batches = self._count(
             "num_micro_batches", num_micro_batches
         )
         self._resolve_devices(num_partitions)
+        self.remat = self._check_remat(remat)
         self._check_cut(is_default=num_partitions is None)
         if tf.distribute.has_strategy():
             self._problems.append(
@@ -75,7 +74,9 @@ class Arguments:
             )
         if self._problems:
             raise ValueError("\n".join(self._problems))
-        self.devices = self.devices[: self.num_partitions]
+        self.devices = [
+            self.devices[self._device_of(k)] for k in range(self.num_partitions)
+        ]
         check_supported(self.layers, self.num_micro_batches)
 
     def config(self) -> dict[str, Any]:
@@ -85,9 +86,67 @@ class Arguments:
             "num_micro_batches": self.num_micro_batches,
             "devices": self._named_devices,
             "layers_per_cell": self.layers_per_cell,
-            "schedule": self.schedule,
-            "remat": self.remat,
+            "schedule": _as_lists(self.schedule),
+            "remat": self.remat
+            if isinstance(self.remat, str)
+            else {str(k): rule for k, rule in self.remat.items()},
         }
+
+    def remat_by_cell(self) -> list[str]:
+        """The rule of each cell."""
+        if isinstance(self.remat, str):
+            return [self.remat] * self.num_partitions
+        return [self.remat.get(k, REMAT[0]) for k in range(self.num_partitions)]
+
+    def schedule_of(self, num_micro_batches: int) -> Schedule:
+        """The schedule for a mini-batch.
+
+        Args:
+            num_micro_batches: How many micro-batches it has, M or fewer.
+        """
+        if isinstance(self.schedule, Schedule):
+            return self.schedule.limited_to(num_micro_batches)
+        num_devices = len(set(self.devices))
+        return SCHEDULES[self.schedule](
+            num_devices, num_micro_batches, self.num_partitions // num_devices
+        )
+
+    def _device_of(self, k: int) -> int:
+        """Which of the devices runs cell k."""
+        if isinstance(self.schedule, Schedule):
+            return self.schedule.device_of(k)
+        return k % len(self.devices)
+
+    def _check_schedule(self, schedule: Any) -> Any:
+        """The schedule; one from a file as a `Schedule`."""
+        if isinstance(schedule, Schedule):
+            return schedule
+        if isinstance(schedule, (list, tuple)):
+            try:
+                return Schedule(schedule)
+            except ValueError as error:
+                self._problems.append(str(error))
+                return schedule
+        self._check_choice("schedule", schedule, SCHEDULES)
+        return schedule
+
+    def _check_remat(self, remat: Any) -> Any:
+        if not isinstance(remat, Mapping):
+            self._check_choice("remat", remat, REMAT)
+            return remat
+        rules: dict[int, str] = {}
+        for key, rule in remat.items():
+            self._check_choice("remat", rule, REMAT)
+            k = int(key) if str(key).isdigit() else -1
+            if not 0 <= k < self.num_partitions:
+                self._problems.append(
+                    "`remat` must map indices of cells, from 0 to "
+                    f"{self.num_partitions - 1}, to rules. Received: "
+                    f"{key!r}: {rule!r}. Leave it out, or see "
+                    "`model.cells()`."
+                )
+            rules[k] = rule
+        return rules
 
     def _check_layers(self, layers: Any) -> None:
         items = list(layers) if isinstance(layers, (list, tuple)) else []
@@ -163,29 +222,72 @@ class Arguments:
         return 1
 
     def _resolve_devices(self, num_partitions: Any) -> None:
-        """Finds K and the full names of at least as many devices."""
-        if self._named_devices is None:
-            self.devices = placement.accelerators()
-        else:
+        """Finds K and the full names of the devices."""
+        is_named = self._named_devices is not None
+        if is_named:
             self.devices = self._resolve_named()
-        found, k = len(self.devices), num_partitions
-        if k is None:
+        else:
+            self.devices = placement.accelerators()
+        found = len(self._named_devices or self.devices)
+        if isinstance(self.schedule, Schedule):
+            self._check_written(num_partitions, is_named, found)
+            return
+        if num_partitions is None:
             self.num_partitions = found
             return
-        self.num_partitions = k = self._count("num_partitions", k)
-        if k > found and self._named_devices is None:
+        self.num_partitions = k = self._count("num_partitions", num_partitions)
+        if self.schedule == "interleaved":
+            if k % found:
+                self._problems.append(
+                    "`num_partitions` must be a multiple of the number of "
+                    'devices under schedule="interleaved". Received: '
+                    f"num_partitions={k} and {found} devices. Change it, or "
+                    "name other `devices`."
+                )
+        elif k > found and not is_named:
             self._problems.append(
                 "`num_partitions` must be at most the number of devices. "
                 f"Received: num_partitions={k} and the devices "
-                f"{self.devices}. Ask for fewer cells; to try a pipeline "
-                "without accelerators, split the CPU with "
+                f"{self.devices}. Ask for fewer cells, or for "
+                'schedule="interleaved" with a multiple of the devices; to '
+                "try a pipeline without accelerators, split the CPU with "
                 "`tf.config.set_logical_device_configuration` first."
             )
-        elif self._named_devices is not None and k != len(self._named_devices):
+        elif is_named and k != found:
             self._problems.append(
                 "`devices` must name one device a cell. Received: "
                 f"devices={self._named_devices} and num_partitions={k}. Name "
                 "as many as there are cells."
+            )
+        elif not is_named:
+            self.devices = self.devices[:k]
+
+    def _check_written(
+        self, num_partitions: Any, is_named: bool, found: int
+    ) -> None:
+        """Compares a schedule that the user wrote with the other arguments."""
+        schedule = self.schedule
+        self.num_partitions = schedule.num_cells
+        for name, expected, received in (
+            ("num_partitions", schedule.num_cells, num_partitions),
+            (
+                "num_micro_batches",
+                schedule.num_micro_batches,
+                self.num_micro_batches,
+            ),
+        ):
+            if received not in (None, expected):
+                self._problems.append(
+                    f"`{name}` must be that of `schedule`, {expected}. "
+                    f"Received: {name}={received!r}. Write the schedule for "
+                    "as many."
+                )
+        wanted = schedule.num_devices
+        if wanted > found or (is_named and wanted != found):
+            self._problems.append(
+                f"`schedule` has tasks for {wanted} devices. Received: the "
+                f"devices {self._named_devices or self.devices}. Write it for "
+                "as many, or name others."
             )
 
     def _resolve_named(self) -> list[str]:
@@ -238,6 +340,13 @@ class Arguments:
                 f"{k} cells. Received: layers_per_cell={cut}. Pass "
                 f"num_partitions={len(cut)} with it."
             )
+
+
+def _as_lists(schedule: Any) -> Any:
+    """A schedule as a file can hold it."""
+    if not isinstance(schedule, Schedule):
+        return schedule
+    return [[list(task) for task in own] for own in schedule.tasks]
 
 
 def _as_plain(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -18,6 +18,7 @@ from tfgpipe.micro_batch import shapes
 from tfgpipe.partition import partition
 from tfgpipe.restrictions import check_supported
 from tfgpipe.saving import RandomState, Saved
+from tfgpipe.schedule import Schedule
 from tfgpipe.stepping import Stepped
 
 
@@ -61,10 +62,14 @@ class GPipe(Saved, Stepped):
             accelerators that TensorFlow lists: TPUs, or GPUs, or else CPUs.
         layers_per_cell: How many layers each cell has. By default the cells
             are balanced by cost.
-        schedule: The order of the tasks on each device: "gpipe".
+        schedule: The order of the tasks on each device: "gpipe", "1f1b",
+            "interleaved", "zero_bubble", or a `Schedule`. Under "interleaved",
+            K is a multiple of the number of devices D, and cell k is on device
+            k modulo D.
         remat: Which micro-batches the backward pass computes again instead of
             keeping their activations: "always", "never", or "except_last", all
-            but the one whose backward pass comes first.
+            but the one whose backward pass comes first. Or a dict from the
+            index of a cell to its rule; "except_last" for those left out.
         name: Name of the model.
 
     Raises:
@@ -90,8 +95,8 @@ class GPipe(Saved, Stepped):
         *,
         devices: Sequence[str] | None = None,
         layers_per_cell: Sequence[int] | None = None,
-        schedule: str = "gpipe",
-        remat: str = "except_last",
+        schedule: str | Schedule = "gpipe",
+        remat: str | Mapping[int, str] = "except_last",
         name: str | None = None,
         **kwargs: Any,
     ):

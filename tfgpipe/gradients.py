@@ -15,25 +15,27 @@ import tensorflow as tf
 def add(sums: list[Any], gradients: list[Any], m: int) -> list[Any]:
     """Adds a micro-batch's gradients; sparse ones are only collected."""
     if not sums:
-        return [_start(g, m) for g in gradients]
-    return [_add_one(s, g, m) for s, g in zip(sums, gradients)]
+        return collect(sums, gradients, m)
+    added = [
+        total + gradient if isinstance(gradient, tf.Tensor) else gradient
+        for total, gradient in zip(sums, gradients)
+    ]
+    return collect(sums, added, m)
 
 
-def _start(gradient: Any, m: int) -> Any:
-    if isinstance(gradient, tf.IndexedSlices):
-        return {m: gradient}
-    return gradient
+def collect(sums: list[Any], found: list[Any], m: int) -> list[Any]:
+    """New sums of dense sums that are added up already, and sparse gradients.
 
-
-def _add_one(total: Any, gradient: Any, m: int) -> Any:
-    if gradient is None or total is None:
-        return _start(gradient, m) if total is None else total
-    if isinstance(total, dict):
-        if isinstance(gradient, tf.IndexedSlices):
-            return {**total, m: gradient}
-        total = tf.convert_to_tensor(joined(total))
-    # as `total + gradient`, but thousands of these are traced
-    return tf.raw_ops.AddV2(x=total, y=tf.convert_to_tensor(gradient))
+    Args:
+        sums: The sums so far; empty at first.
+        found: The new dense sums, and the micro-batch's sparse gradients.
+        m: Index of the micro-batch.
+    """
+    before = sums or [{}] * len(found)
+    return [
+        {**total, m: new} if isinstance(new, tf.IndexedSlices) else new
+        for total, new in zip(before, found)
+    ]
 
 
 def joined(total: Any) -> Any:

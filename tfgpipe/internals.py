@@ -16,9 +16,14 @@ import tensorflow as tf
 from keras.src import backend as _backend
 from keras.src.backend.common import global_state as _global_state
 from keras.src.losses import loss as _loss
-from tensorflow.python.eager import context as _context
+from tensorflow.core.framework.attr_value_pb2 import AttrValue as _Attribute
+from tensorflow.core.framework.attr_value_pb2 import (
+    NameAttrList as _NameAttrList,
+)
 from tensorflow.python.framework import op_def_registry as _op_def_registry
+from tensorflow.python.ops import control_flow_ops as _control_flow_ops
 
+_IS_COMPILED = "_XlaMustCompile"
 _UNINITIALIZED = "uninitialized_variables"
 
 
@@ -231,43 +236,149 @@ def without_all_reduce(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     Keras wraps all gradients into one operation for that, which would drag
     every gradient of every cell through one device.
     """
-    optimizers = _with_inner(optimizer)
-    for o in optimizers:
-        object.__setattr__(o, "_all_reduce_sum_gradients", lambda pairs: pairs)
-    try:
+    with contextlib.ExitStack() as stack:
+        for o in with_inner(optimizer):
+            stack.enter_context(
+                replaced_method(
+                    o, "_all_reduce_sum_gradients", lambda pairs: pairs
+                )
+            )
         yield
-    finally:
-        for o in optimizers:
-            object.__delattr__(o, "_all_reduce_sum_gradients")
 
 
-def _with_inner(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+def with_inner(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     """The optimizer and those it applies to some or all gradients."""
     inner = list(getattr(optimizer, "optimizers", ()))
     if hasattr(optimizer, "inner_optimizer"):
         inner.append(optimizer.inner_optimizer)
-    return [optimizer, *(o for i in inner for o in _with_inner(i))]
+    return [optimizer, *(o for i in inner for o in with_inner(i))]
 
 
-# -------------------------------------------------------------------- tracing
 @contextlib.contextmanager
-def unoptimized_calls() -> Iterator[None]:
-    """Inside, functions are called as they are written.
-
-    Otherwise TensorFlow's graph optimiser regroups sums, and does it
-    differently where another operation follows.
-    """
-    context = _context.context()
-    before = context.function_call_options
-    config = tf.compat.v1.ConfigProto()
-    config.graph_options.rewrite_options.disable_meta_optimizer = True
-    context.function_call_options = _context.FunctionCallOptions(
-        executor_type=before.executor_type, config_proto=config
-    )
+def replaced_method(thing: Any, name: str, function: Any) -> Iterator[None]:
+    """Inside, an object's method is this function."""
+    object.__setattr__(thing, name, function)
     try:
         yield
     finally:
-        context.function_call_options = before
+        object.__delattr__(thing, name)
+
+
+def slots(optimizer: Any, variable: keras.Variable) -> list[keras.Variable]:
+    """What an optimizer keeps for a variable."""
+    index = optimizer._get_variable_index(variable)
+    return [own[index] for own in _slot_lists(optimizer)]
+
+
+def shared_variables(optimizer: Any) -> list[keras.Variable]:
+    """What an optimizer keeps for all variables together."""
+    kept = {id(v) for own in _slot_lists(optimizer) for v in own}
+    return [v for v in optimizer.variables if id(v) not in kept]
+
+
+def _slot_lists(optimizer: Any) -> list[list[keras.Variable]]:
+    """The optimizer's lists of one variable for each trainable variable."""
+    number = len(optimizer._trainable_variables)
+    return [
+        value
+        for name, value in vars(optimizer).items()
+        if name not in ("_variables", "_trainable_variables")
+        and isinstance(value, list)
+        and len(value) == number
+        and all(isinstance(v, keras.Variable) for v in value)
+    ]
+
+
+@contextlib.contextmanager
+def updating_in_scope(
+    optimizer: Any, variable: keras.Variable, scope: Any
+) -> Iterator[None]:
+    """Inside, an optimizer may update a variable in a `StatelessScope`."""
+    index = optimizer._get_variable_index(variable)
+
+    def assign(variable: Any, value: Any) -> None:
+        scope.add_update((variable, tf.cast(value, variable.dtype)))
+
+    def assign_add(variable: Any, value: Any) -> None:
+        value = tf.cast(value, variable.dtype)
+        scope.add_update((variable, scope.get_current_value(variable) + value))
+
+    def assign_sub(variable: Any, value: Any) -> None:
+        value = tf.cast(value, variable.dtype)
+        scope.add_update((variable, scope.get_current_value(variable) - value))
+
+    with contextlib.ExitStack() as stack:
+        for function in (assign, assign_add, assign_sub):
+            stack.enter_context(
+                replaced_method(optimizer, function.__name__, function)
+            )
+        stack.enter_context(
+            replaced_method(optimizer, "_get_variable_index", lambda _: index)
+        )
+        with scope:
+            yield
+
+
+# -------------------------------------------------------------------- tracing
+class Call:
+    """Calls a traced function with flat arguments.
+
+    As `function(*arguments)` does, which takes several times as long to trace.
+
+    Args:
+        function: A concrete function that takes and returns flat tensors.
+        as_written: Whether to keep TensorFlow's graph optimiser off. It
+            regroups sums, and does it differently where another operation
+            follows.
+    """
+
+    def __init__(self, function: Any, as_written: bool):
+        self._function = function
+        self._dtypes = [t.dtype for t in function.outputs]
+        self._shapes = [t.shape for t in function.outputs]
+        stateful = any(
+            is_stateful(op.type) for op in function.graph.get_operations()
+        )
+        self._op_type = ("Stateful" if stateful else "") + "PartitionedCall"
+        config = tf.compat.v1.ConfigProto()
+        if as_written:
+            options = config.graph_options.rewrite_options
+            options.disable_meta_optimizer = True
+        self._attributes = {
+            "Tin": _types(function.inputs),
+            "Tout": _types(function.outputs),
+            "f": _Attribute(func=_NameAttrList(name=function.name)),
+            "config_proto": _Attribute(s=config.SerializeToString()),
+        }
+        if _IS_COMPILED in function.function_def.attr:
+            self._attributes[_IS_COMPILED] = _Attribute(b=True)
+
+    def __call__(self, arguments: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Adds the call to the current graph."""
+        graph = tf.compat.v1.get_default_graph()
+        self._function.add_to_graph(graph)
+        op = graph.create_op(
+            self._op_type, arguments, self._dtypes, attrs=self._attributes
+        )
+        for tensor, shape in zip(op.outputs, self._shapes):
+            tensor.set_shape(shape)
+        return list(op.outputs)
+
+
+def _types(tensors: list[tf.Tensor]) -> Any:
+    types = [t.dtype.as_datatype_enum for t in tensors]
+    return _Attribute(list=_Attribute.ListValue(type=types))
+
+
+@contextlib.contextmanager
+def in_xla() -> Iterator[None]:
+    """Inside, operations are made for XLA, as by `jit_compile=True`."""
+    context = _control_flow_ops.XLAControlFlowContext()
+    try:
+        context.Enter()
+        yield
+    finally:
+        context.Exit()
 
 
 def run_independently(op: tf.Operation) -> None:
@@ -281,10 +392,18 @@ def run_independently(op: tf.Operation) -> None:
         manager.run_independently(op)
 
 
-def outer_tensor(tensor: tf.Tensor) -> Any:
-    """What a function's graph captured as this placeholder, or None."""
-    captures = getattr(tensor.graph, "captures", ())
-    return next((outer for outer, inner in captures if inner is tensor), None)
+class OuterTensors:
+    """What functions' graphs have captured, by the graphs' own tensors."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Any] = {}
+
+    def of(self, tensor: tf.Tensor) -> Any:
+        """What a graph captured as this placeholder, or None."""
+        if id(tensor) not in self._known:
+            captures = getattr(tensor.graph, "captures", ())
+            self._known.update({id(own): outer for outer, own in captures})
+        return self._known.get(id(tensor))
 
 
 def is_eager(tensor: Any) -> bool:
@@ -301,6 +420,43 @@ def flat_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
 def remat_mode(layer: keras.layers.Layer) -> Any:
     """The mode of the `keras.RematScope` that a layer was made in, or None."""
     return getattr(layer, "_remat_mode", None)
+
+
+_BASE_ATTRIBUTES = set(vars(keras.layers.Layer())) - {
+    "_allow_non_tensor_positional_args",
+    "_convert_input_args",
+    "_dtype_policy",
+    "_layers",
+    "_metrics",
+    "_non_trainable_variables",
+    "_remat_mode",
+    "_seed_generators",
+    "_supports_masking",
+    "_trainable",
+    "_trainable_variables",
+    "activity_regularizer",
+    "autocast",
+}
+
+
+def own_attributes(thing: Any) -> dict[str, Any]:
+    """The attributes of an object of Keras that its code may depend on.
+
+    Without names, and without what a layer or TensorFlow notes for itself.
+    """
+    skipped = {"name", "_name", "_initial_seed"}
+    if isinstance(thing, keras.layers.Layer):
+        skipped |= _BASE_ATTRIBUTES
+    return {
+        name: value
+        for name, value in vars(thing).items()
+        if name not in skipped and not name.startswith("_self_")
+    }
+
+
+def autocasts(variable: keras.Variable) -> bool:
+    """Whether a layer's policy casts the variable."""
+    return variable._autocast
 
 
 # ---------------------------------------------------------------------- names

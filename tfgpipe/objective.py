@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
+from tfgpipe.cell import Boundary
 from tfgpipe.pipeline import Pipeline, Seeds
 
 
@@ -22,7 +23,7 @@ class Objective:
         training: Whether gradients are wanted.
 
     Attributes:
-        total: The loss, a scalar, once `start` was called.
+        total: The loss, a scalar, once `finish` was called.
     """
 
     def __init__(
@@ -38,17 +39,36 @@ class Objective:
         self._training = training
         self._compiled = internals.compiled_loss(model)
         self._regularizers: list[tuple[Any, tf.Tensor, tf.Tensor]] = []
-        self._regularizer_seeds: list[tf.Tensor] = []
+        self._regularizer_seeds: list[Any] = []
+        self._counts: list[tf.Tensor] | None = None
         self.total: tf.Tensor | None = None
 
+    # ----------------------------------------------------- for the pipeline
+    def has_gradient(self, run: Pipeline) -> list[bool]:
+        """For each output tensor, whether it will have a gradient."""
+        outputs = run.tasks[-1].outputs
+        if self._streams:
+            return [False] * len(outputs.tensors)
+        return self._found_gradient(run)
+
     def start(self, run: Pipeline) -> Seeds:
-        """Computes the loss, after all forward tasks of a `Pipeline`."""
-        run.state.assign()  # regularisers see the weights that layers assign
-        self._regularizers = _regularizers(self._model)
+        """Where the backward pass starts; called before its first task.
+
+        A loss that is added up needs nothing but the numbers to divide by.
+        Any other is computed now, from the outputs of the whole mini-batch.
+        """
         with tf.device(run.cells[-1].device):
             if self._streams:
-                return self._from_sums(run)
+                return self._seeds_of_sums(run)
             return self._from_outputs(run)
+
+    def finish(self, run: Pipeline) -> None:
+        """Computes the loss, after all tasks of a `Pipeline`."""
+        with tf.device(run.cells[-1].device):
+            if self._streams:
+                self._total_of_sums(run)
+            elif self.total is None:
+                self._from_outputs(run)
 
     def add_regularizers(self, gradients: dict[int, Any]) -> None:
         """Adds the weight regularisers' gradients to those of the loss."""
@@ -68,24 +88,53 @@ class Objective:
         optimizer = self._model.optimizer
         return loss if optimizer is None else optimizer.scale_loss(loss)
 
-    def _from_sums(self, run: Pipeline) -> Seeds:
-        """Puts the head's sums and counts together."""
-        sums, counts = (
-            _add_up(values, run.micro_batches) for values in run.head_results()
+    def _find_regularizers(self, run: Pipeline) -> None:
+        run.state.assign()  # regularisers see the weights that layers assign
+        self._regularizers = _regularizers(self._model)
+
+    # ------------------------------------------------- a loss that is added up
+    def _entries(self, run: Pipeline) -> list[Any]:
+        """The losses that the head has computed, as Keras keeps them."""
+        if not run.tasks[-1].num_head_losses:
+            return []
+        return internals.flat_losses(self._compiled)
+
+    def _count(self, run: Pipeline) -> list[tf.Tensor]:
+        """By what each loss is divided."""
+        if self._counts is None:
+            counts = _add_up(run.head_counts(), run.micro_batches)
+            self._counts = [
+                tf.ones_like(count) if entry.loss.reduction == "sum" else count
+                for entry, count in zip(self._entries(run), counts)
+            ]
+        return self._counts
+
+    def _seeds_of_sums(self, run: Pipeline) -> Seeds:
+        counts = self._count(run)
+        scale = self._scaled(tf.ones([], self._loss_dtype(run)))
+        num_outputs = len(tree.flatten(run.tasks[-1].output_structure))
+        return Seeds(
+            outputs=[[None] * num_outputs] * run.micro_batches.count,
+            head=[
+                tf.math.divide_no_nan(tf.cast(scale, c.dtype) * w, c)
+                for w, c in zip(_weights(self._entries(run)), counts)
+            ],
+            extra=[
+                [tf.fill(s.shape, tf.cast(scale, s.dtype)) for s in specs]
+                for specs in run.extra_specs()
+            ],
         )
-        entries = internals.flat_losses(self._compiled) if sums else []
-        counts = [
-            tf.ones_like(count) if entry.loss.reduction == "sum" else count
-            for entry, count in zip(entries, counts)
+
+    def _total_of_sums(self, run: Pipeline) -> None:
+        self._find_regularizers(run)
+        sums = _add_up(run.head_sums(), run.micro_batches)
+        values = [
+            tf.math.divide_no_nan(s, c) for s, c in zip(sums, self._count(run))
         ]
-        weights = [
-            1.0 if e.loss_weights is None else e.loss_weights for e in entries
-        ]
-        values = [tf.math.divide_no_nan(s, c) for s, c in zip(sums, counts)]
         self._track(values, run.micro_batches.num_rows)
-        extra = run.extra_losses()
-        own = [v for losses in extra for v in losses]
+        own = [v for losses in run.extra_losses() for v in losses]
         own += [value for _, value, _ in self._regularizers]
+        weights = _weights(self._entries(run))
         losses = [sum(w * v for w, v in zip(weights, values))] if sums else []
         losses += [tf.reduce_sum(v) for v in own]
         if not losses:
@@ -93,20 +142,14 @@ class Objective:
                 "No loss to compute. Provide a `loss` argument in `compile()`."
             )
         self.total = keras.ops.sum(losses) if len(losses) > 1 else losses[0]
-        scale = self._scaled(tf.ones([], self.total.dtype))
-        self._regularizer_seeds = [scale] * len(self._regularizers)
-        last = run.functions[-1]
-        num_outputs = len(tree.flatten(last.output_structure))
-        return Seeds(
-            outputs=[[None] * num_outputs] * run.micro_batches.count,
-            head=[
-                tf.math.divide_no_nan(tf.cast(scale, c.dtype) * w, c)
-                for w, c in zip(weights, counts)
-            ],
-            extra=[
-                [tf.cast(scale, v.dtype) for v in losses] for losses in extra
-            ],
-        )
+        if self._training:
+            scale = self._scaled(tf.ones([], self.total.dtype))
+            self._regularizer_seeds = [scale] * len(self._regularizers)
+
+    def _loss_dtype(self, run: Pipeline) -> Any:
+        dtypes = [c.dtype for c in self._count(run)]
+        dtypes += [spec.dtype for own in run.extra_specs() for spec in own]
+        return max(dtypes, key=lambda d: d.size, default=tf.float32)
 
     def _track(self, values: list[tf.Tensor], num_rows: Any) -> None:
         """Updates the metrics in which Keras shows each output's loss."""
@@ -118,34 +161,17 @@ class Objective:
                 sample_weight=num_rows if isinstance(num_rows, int) else None,
             )
 
+    # ------------------------------------------------------------- other losses
     def _from_outputs(self, run: Pipeline) -> Seeds:
         """Has Keras compute the loss of the whole mini-batch's outputs."""
-        x, y, sample_weight = self._data
-        y_pred = run.joined_outputs()
-        outputs = [
-            t for t in tree.flatten(y_pred) if t is not None and _is_float(t)
-        ]
+        self._find_regularizers(run)
         extra = run.extra_losses()
-        own = [v for losses in extra for v in losses]
         regularizers = [value for _, value, _ in self._regularizers]
-        sources = [*outputs, *own, *regularizers]
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(sources)
-            with self._model.replaced_losses([*own, *regularizers]):
-                self.total = internals.compute_loss(
-                    self._model, x, y, y_pred, sample_weight, self._training
-                )
-            scaled = self._scaled(self.total) if self._training else None
+        self.total, dy, dextra, self._regularizer_seeds = self._differentiated(
+            self._data, run.joined_outputs(), extra, regularizers
+        )
         if not self._training:
             return Seeds([], [], [])
-        found = tape.gradient(scaled, sources)
-        by_output = iter(found[: len(outputs)])
-        by_loss = iter(found[len(outputs) : len(outputs) + len(own)])
-        self._regularizer_seeds = found[len(outputs) + len(own) :]
-        dy = [
-            next(by_output) if t is not None and _is_float(t) else None
-            for t in tree.flatten(y_pred)
-        ]
         return Seeds(
             outputs=[
                 [
@@ -157,18 +183,85 @@ class Objective:
                 for m, part in enumerate(run.micro_batches.split(dy))
             ],
             head=[],
-            extra=[
-                [
-                    tf.zeros_like(v) if d is None else d
-                    for v, d in ((v, next(by_loss)) for v in losses)
-                ]
-                for losses in extra
-            ],
+            extra=dextra,
         )
+
+    def _differentiated(
+        self,
+        data: tuple[Any, Any, Any],
+        y_pred: Any,
+        extra: list[list[tf.Tensor]],
+        regularizers: list[tf.Tensor],
+    ) -> tuple[tf.Tensor, list[Any], list[list[Any]], list[Any]]:
+        """The loss and its gradients.
+
+        Args:
+            data: x, y and sample_weight.
+            y_pred: Outputs of the whole mini-batch.
+            extra: The cells' own losses.
+            regularizers: Values of the weight regularisers.
+
+        Returns:
+            The loss; its gradients by the flat outputs, by the cells' own
+            losses, and by the regularisers.
+        """
+        x, y, sample_weight = data
+        flat = tree.flatten(y_pred)
+        outputs = [t for t in flat if t is not None and _is_float(t)]
+        own = [v for losses in extra for v in losses]
+        sources = [*outputs, *own, *regularizers]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(sources)
+            with self._model.replaced_losses([*own, *regularizers]):
+                total = internals.compute_loss(
+                    self._model, x, y, y_pred, sample_weight, self._training
+                )
+            scaled = self._scaled(total) if self._training else None
+        if not self._training:
+            return total, [], [], []
+        found = iter(tape.gradient(scaled, sources))
+        dy = [
+            next(found) if t is not None and _is_float(t) else None
+            for t in flat
+        ]
+        dextra = [
+            [
+                tf.zeros_like(v) if d is None else d
+                for v, d in ((v, next(found)) for v in losses)
+            ]
+            for losses in extra
+        ]
+        return total, dy, dextra, list(found)
+
+    def _found_gradient(self, run: Pipeline) -> list[bool]:
+        """Traces the loss once, for nothing but what it depends on."""
+        found: list[bool] = []
+
+        def trace(data: Any, boundary: Boundary, extra: Any) -> None:
+            y_pred = boundary.nest(run.tasks[-1].output_structure)
+            regularizers = [value for _, value, _ in _regularizers(self._model)]
+            _, dy, _, _ = self._differentiated(
+                data, y_pred, extra, regularizers
+            )
+            found.extend(d is not None for d in dy)
+
+        specs = tree.map_structure(
+            lambda t: None if t is None else tf.TensorSpec(t.shape, t.dtype),
+            self._data,
+        )
+        scratch = tf.function(trace, autograph=False)
+        scratch.get_concrete_function(
+            specs, run.output_specs(), run.extra_specs()
+        )
+        return found
 
 
 def _is_float(tensor: Any) -> bool:
     return tensor.dtype.is_floating
+
+
+def _weights(entries: list[Any]) -> list[Any]:
+    return [1.0 if e.loss_weights is None else e.loss_weights for e in entries]
 
 
 def _add_up(

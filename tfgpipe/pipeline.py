@@ -5,26 +5,29 @@ in which nothing comes too early. A control dependency from each task to the
 next one on its device keeps the schedule's order there; between devices only
 data does, and TensorFlow runs the devices at the same time.
 
-For K cells and M micro-batches the graph has 2 K M function calls. A device
-holds the inputs of its cell for the micro-batches between their forward and
-backward task, one micro-batch's activations, and one sum of its gradients.
+A task is one function call: for K cells and M micro-batches the graph has 2 K M
+of them, and K (M - 1) more with re-materialisation. A device holds the inputs
+of its cells for the micro-batches between their forward and backward task, one
+micro-batch's activations, and one sum of gradients.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 from keras import tree
 
 from tfgpipe import gradients, internals, placement, state
-from tfgpipe.cell import Boundary, Cell, Output, structure_of
-from tfgpipe.cell_function import CellFunctions
+from tfgpipe.cell import Boundary, Cell, Output
+from tfgpipe.cell_function import Arguments, CellFunction
 from tfgpipe.micro_batch import MicroBatches
-from tfgpipe.schedule import Task, in_order
+from tfgpipe.schedule import Schedule
 from tfgpipe.state_flow import StateFlow
+from tfgpipe.tasks import KINDS, Task
+from tfgpipe.trace import Tracer
 
 REMAT = ("except_last", "always", "never")
 
@@ -53,8 +56,9 @@ class Pipeline:
         num_micro_batches: M.
         training: The `training` argument of the layers.
         head: Loss and metrics of a micro-batch, or None.
-        remat: Which micro-batches the backward pass computes again.
-        trace: See `trace.Tracer`.
+        remat: For each cell, which micro-batches its backward pass computes
+            again.
+        tracer: Makes the cells' functions.
     """
 
     def __init__(
@@ -65,8 +69,8 @@ class Pipeline:
         num_micro_batches: int,
         training: bool,
         head: Any,
-        remat: str,
-        trace: Callable,
+        remat: list[str],
+        tracer: Tracer,
     ):
         self.cells = cells
         with tf.device(cells[0].device):
@@ -76,17 +80,14 @@ class Pipeline:
             self._labels = self.micro_batches.split(labels)
         self._remat = remat
         self.functions = [
-            CellFunctions(
+            CellFunction(
                 cell,
                 training,
-                self.micro_batches,
                 head if cell is cells[-1] else None,
-                trace,
-                recomputes=training and remat != "never",
+                recomputes=training and remat[k] != "never",
             )
-            for cell in cells
+            for k, cell in enumerate(cells)
         ]
-        self.functions[0].input_structure = structure_of(x)
         self._boundaries = {
             (0, m): Boundary.of(nest) for m, nest in enumerate(inputs)
         }
@@ -94,61 +95,114 @@ class Pipeline:
         self._differentiates = [
             training and any(has_weights[: k + 1]) for k in range(len(cells))
         ]
-        self._last_op: list[Any] = [None] * len(cells)
-        self._read()
+        self.state = StateFlow(self.functions, self.micro_batches)
+        self._weights = self._read_weights()
+        self._tracer = tracer
+        self.is_training = False
+        self.tasks = tracer.cells(
+            self.functions,
+            x,
+            [self._first_arguments(k) for k in range(len(cells))],
+            [k > 0 and self._differentiates[k - 1] for k in range(len(cells))],
+            self.micro_batches,
+        )
         self.outputs: dict[tuple[int, int], Output] = {}
-        self._tapes: dict[tuple[int, int], Any] = {}
+        self._last_op: dict[str, Any] = {}
+        self._kept: dict[tuple[int, int], Any] = {}
         self._dy: dict[tuple[int, int], list[Any]] = {}
         self._sums: list[list[Any]] = [[] for _ in cells]
 
-    def _read(self) -> None:
-        """Reads all variables, once for the mini-batch."""
-        self._weights = []
+    def _read_weights(self) -> list[list[list[tf.Tensor]]]:
+        """Reads all trainable variables, once for the mini-batch."""
+        weights = []
         for function in self.functions:
             with tf.device(function.device):
-                self._weights.append(
+                weights.append(
                     tree.map_structure(
                         placement.read_variable, function.weights
                     )
                 )
-        self.state = StateFlow(self.functions, self.micro_batches)
+        return weights
+
+    def _labels_of(self, k: int, m: int) -> Any:
+        return self._labels[m] if k == len(self.cells) - 1 else None
+
+    def _first_arguments(self, k: int) -> Arguments:
+        return Arguments(
+            inputs=self._boundaries[0, 0],
+            weights=self._weights[k],
+            state=self.state.initial[k],
+            labels=self._labels_of(k, 0),
+        )
 
     # ------------------------------------------------------------- the tasks
-    def run(
-        self,
-        tasks: list[list[Task]],
-        seeds: Callable[[Pipeline], Seeds] | None = None,
-    ) -> None:
+    def run(self, schedule: Schedule, objective: Any = None) -> None:
         """Runs all tasks of a schedule.
 
         Args:
-            tasks: The ordered tasks of each device.
-            seeds: Computes the loss. Called before the first backward task,
-                when the forward tasks of the last cell are done.
+            schedule: The schedule, for as many micro-batches as there are.
+            objective: Says where the backward pass starts, see
+                `objective.Objective`; None for the forward pass alone.
         """
-        started: Seeds | None = None
-        for task in in_order(tasks):
-            kind, k, m = task
+        self.is_training = objective is not None and any(self._differentiates)
+        if self.is_training:
+            self._differentiate(objective)
+            schedule = schedule.with_recompute(
+                lambda k, m: self._keeps(k, m, schedule)
+            )
+        self._cast_weights()
+        tasks = schedule.order()
+        if not self.is_training:
+            tasks = [task for task in tasks if task.kind == "forward"]
+        if tf.executing_eagerly():
+            tasks = _fill_drain(tasks)
+        seeds: Seeds | None = None
+        for kind, k, m in tasks:
             if kind == "forward":
-                self._run_forward(k, m)
+                keeps = self._differentiates[k] and self._keeps(k, m, schedule)
+                self._run_forward(k, m, self.is_training and keeps)
             elif self._differentiates[k]:
-                if started is None and seeds is not None:
-                    started = seeds(self)
-                if started is not None:
-                    self._run_backward(k, m, started)
+                if seeds is None:
+                    seeds = objective.start(self)
+                if kind == "recompute":
+                    self._run_recompute(k, m)
+                else:
+                    self._run_backward(kind, k, m, seeds)
+
+    def _differentiate(self, objective: Any) -> None:
+        """Adds the backward pass to the cells, from the last to the first."""
+        if tf.executing_eagerly():
+            return
+        has_gradient = objective.has_gradient(self)
+        for k in reversed(range(len(self.cells))):
+            if self._differentiates[k]:
+                has_gradient = self._tracer.differentiate(
+                    self.tasks[k], has_gradient
+                )
+
+    def _cast_weights(self) -> None:
+        """Casts weights where a cell would do so for every micro-batch."""
+        for k, cell in enumerate(self.tasks):
+            weights = self._weights[k]
+            with tf.device(self.cells[k].device):
+                self._weights[k] = tf.nest.pack_sequence_as(
+                    weights, cell.cast_weights(tf.nest.flatten(weights))
+                )
+
+    def _keeps(self, k: int, m: int, schedule: Schedule) -> bool:
+        """Whether a forward task keeps what the backward pass needs."""
+        if self._remat[k] == "except_last":
+            return m == schedule.first_backward(k)
+        return self._remat[k] == "never"
 
     @contextlib.contextmanager
     def _on_device(self, k: int) -> Iterator[None]:
-        """Inside, operations run on the cell's device, after its last task.
-
-        Cells are not optimised as graphs: the optimiser regroups sums, which
-        rounds differently where another layer follows in the same cell.
-        """
-        before = self._last_op[k]
+        """Inside, operations run on the cell's device, after its last task."""
+        device = self.cells[k].device
+        before = self._last_op.get(device)
         with (
-            tf.device(self.cells[k].device),
+            tf.device(device),
             tf.control_dependencies([] if before is None else [before]),
-            internals.unoptimized_calls(),
         ):
             yield
 
@@ -156,95 +210,78 @@ class Pipeline:
         """Remembers a task's operation for the device's next task."""
         if tf.executing_eagerly():
             return
-        op = next(t for t in tf.nest.flatten(results) if t is not None).op
+        found = tf.nest.flatten(results, expand_composites=True)
+        tensors = [t for t in found if t is not None]
+        if not tensors:
+            return
+        op = tensors[0].op
         if op.type == "StatefulPartitionedCall":
             internals.run_independently(op)
-        self._last_op[k] = op
+        self._last_op[self.cells[k].device] = op
 
-    def _run_forward(self, k: int, m: int) -> None:
-        function = self.functions[k]
+    def _arguments(self, k: int, m: int) -> Arguments:
+        return Arguments(
+            inputs=self._boundaries[k, m],
+            weights=self._weights[k],
+            state=self.state.before(k, m),
+            labels=self._labels_of(k, m),
+        )
+
+    def _run_forward(self, k: int, m: int, keeps: bool) -> None:
         with self._on_device(k):
-            arguments = self._arguments(k, m)
-            if self._keeps_activations(k, m):
-                inputs, weights, _, _ = arguments
-                with function.tape(inputs, weights, self._needs_dx(k)) as tape:
-                    output = function.forward(*arguments)
-                self._tapes[k, m] = tape, output
-            else:
-                output = function.forward(*arguments)
+            output, kept = self.tasks[k].forward(self._arguments(k, m), keeps)
             self._finish(k, output)
             self.state.after(k, m, output)
         self.outputs[k, m] = output
+        if keeps:
+            self._kept[k, m] = kept
         if k + 1 < len(self.cells):
-            self.functions[k + 1].input_structure = function.output_structure
             self._boundaries[k + 1, m] = Boundary(output.tensors, output.masks)
 
-    def _arguments(self, k: int, m: int) -> tuple[Any, ...]:
-        labels = self._labels[m] if k == len(self.cells) - 1 else None
-        return (
-            self._boundaries[k, m],
-            self._weights[k],
-            self.state.before(k, m),
-            labels,
-        )
+    def _run_recompute(self, k: int, m: int) -> None:
+        with self._on_device(k):
+            kept = self.tasks[k].recompute(self._arguments(k, m))
+            self._finish(k, kept)
+        self._kept[k, m] = kept
 
-    def _keeps_activations(self, k: int, m: int) -> bool:
-        if not self._differentiates[k]:
-            return False
-        is_last = m == self.micro_batches.count - 1
-        return self._remat == "never" or (
-            self._remat == "except_last" and is_last
-        )
-
-    def _needs_dx(self, k: int) -> bool:
-        return k > 0 and self._differentiates[k - 1]
-
-    def _run_backward(self, k: int, m: int, seeds: Seeds) -> None:
-        function = self.functions[k]
+    def _gradients_of_outputs(
+        self, k: int, m: int, seeds: Seeds
+    ) -> tuple[list[Any], list[Any]]:
+        """The gradients of a cell's output tensors, and of its losses."""
         if k == len(self.cells) - 1:
             dy, head = seeds.outputs[m], seeds.head
         else:
-            dy, head = self._dy.pop((k + 1, m)), []
+            dy, head = self._dy[k + 1, m], []
+        dlosses = [
+            self.micro_batches.select(m, d, tf.zeros_like(d)) for d in head
+        ] + [
+            d * self.micro_batches.fraction(m, d.dtype) for d in seeds.extra[k]
+        ]
+        return dy, dlosses
+
+    def _run_backward(self, kind: str, k: int, m: int, seeds: Seeds) -> None:
+        """Runs a backward task, or one of its halves."""
+        cell = self.tasks[k]
+        is_last = kind != "input_gradient"
+        if kind != "backward" and not cell.is_split:
+            if is_last:  # the first half did it all
+                return
+            kind, is_last = "backward", True
+        dx, sums = self._dy.get((k, m), []), self._sums[k]
         with self._on_device(k):
-            arguments = self._arguments(k, m)
-            dlosses = [
-                self.micro_batches.select(m, d, tf.zeros_like(d)) for d in head
-            ] + [
-                d * self.micro_batches.fraction(m, d.dtype)
-                for d in seeds.extra[k]
-            ]
-            if all(d is None for d in dy) and not dlosses:
-                dx = [None] * len(arguments[0].tensors)
-                dw = [None] * len(tree.flatten(arguments[1]))
-            elif (k, m) in self._tapes:
-                tape, output = self._tapes.pop((k, m))
-                inputs, weights, _, _ = arguments
-                dx, dw = function.gradients(
-                    tape,
-                    inputs,
-                    weights,
-                    output,
-                    dy,
-                    dlosses,
-                    self._needs_dx(k),
-                )
-                is_streamed = k == len(self.cells) - 1 and len(head) > 0
-                if not is_streamed and _lacks_some(output.tensors, dy):
-                    dx, dw = function.only_connected(
-                        (dx, dw), *arguments, dy, dlosses, self._needs_dx(k)
-                    )
+            dy, dlosses = self._gradients_of_outputs(k, m, seeds)
+            values = self._arguments(k, m), self._kept[k, m], dy, dlosses
+            if kind == "backward":
+                dx, sums = cell.backward(*values, sums, m)
+            elif kind == "input_gradient":
+                dx, more = cell.input_gradient(*values)
+                self._kept[k, m] += more
             else:
-                dx, dw = function.backward(
-                    *arguments, dy, dlosses, self._needs_dx(k)
-                )
-        self._dy[k, m] = dx
-        if any(d is not None for d in [*dx, *dw]):
-            self._finish(k, [*dx, *dw])
-        with self._on_device(k):
-            # The control dependency keeps TensorFlow from turning the chain
-            # of sums into one, which would hold all micro-batches' gradients.
-            self._sums[k] = gradients.add(self._sums[k], dw, m)
-        del self._boundaries[k, m]
+                sums = cell.weight_gradient(*values, sums, m)
+            self._finish(k, sums if kind == "weight_gradient" else [dx, sums])
+        self._dy[k, m], self._sums[k] = dx, sums
+        if is_last:
+            del self._kept[k, m], self._boundaries[k, m]
 
     # ------------------------------------------------------------ the results
     def gradients(self) -> dict[int, Any]:
@@ -274,7 +311,7 @@ class Pipeline:
         """For each cell, its layers' own losses for the mini-batch."""
         losses = []
         for k, function in enumerate(self.functions):
-            start = function.num_head_losses
+            start = self.tasks[k].num_head_losses
             per_micro_batch = [
                 self.outputs[k, m].losses[start:]
                 for m in range(self.micro_batches.count)
@@ -288,14 +325,95 @@ class Pipeline:
                 )
         return losses
 
-    def head_results(self) -> tuple[list[Any], list[Any]]:
-        """The head's sums and counts of each micro-batch."""
+    def head_sums(self) -> list[list[Any]]:
+        """The head's losses of each micro-batch, to be added up."""
         last = len(self.cells) - 1
-        num = self.functions[last].num_head_losses
-        outputs = [
-            self.outputs[last, m] for m in range(self.micro_batches.count)
+        num = self.tasks[last].num_head_losses
+        return [
+            self.outputs[last, m].losses[:num]
+            for m in range(self.micro_batches.count)
         ]
-        return [o.losses[:num] for o in outputs], [o.counts for o in outputs]
+
+    def head_counts(self) -> list[list[Any]]:
+        """What each micro-batch's losses count; maybe ahead of them.
+
+        Numbers of rows, masks and weights rarely depend on what the layers
+        compute, so they can be known before the first backward task. Where
+        they do, this computes what they depend on twice.
+        """
+        last, count = len(self.cells) - 1, self.micro_batches.count
+        if (last, count - 1) in self.outputs and len(
+            [1 for k, _ in self.outputs if k == last]
+        ) == count:
+            return [self.outputs[last, m].counts for m in range(count)]
+        return self._counts_ahead()
+
+    def _counts_ahead(self) -> list[list[Any]]:
+        """Computes the counts, and of the cells only what they need."""
+        parts: list[Any] = []
+        wanted = list(self.tasks[-1].outputs.counts)
+        for k in reversed(range(len(self.cells))):
+            part = self.tasks[k].slice(wanted)
+            taken = {t.ref() for t in part.inputs}
+            inputs = tf.nest.flatten(self.tasks[k].traced.inputs.inputs)
+            places = [
+                i
+                for i, t in enumerate(inputs)
+                if t is not None and t.ref() in taken
+            ]
+            parts.insert(0, (part, places))
+            if k > 0:
+                outputs = self.tasks[k - 1].outputs
+                flat = [*outputs.tensors, *outputs.masks]
+                wanted = [flat[i] for i in places]
+        counts = []
+        for m in range(self.micro_batches.count):
+            found = tf.nest.flatten(self._boundaries[0, m])
+            found = [found[i] for i in parts[0][1]]
+            for k, (part, places) in enumerate(parts):
+                inputs = self.tasks[k].traced.inputs.inputs
+                flat = [None] * len(tf.nest.flatten(inputs))
+                for i, value in zip(places, found):
+                    flat[i] = value
+                arguments = Arguments(
+                    tf.nest.pack_sequence_as(inputs, flat),
+                    self._weights[k],
+                    self.state.values(k, m),
+                    self._labels_of(k, m),
+                )
+                with tf.device(self.cells[k].device):
+                    found = part(self.tasks[k].traced.values(arguments))
+            counts.append(found)
+        return counts
+
+    def extra_specs(self) -> list[list[tf.TensorSpec]]:
+        """Shapes and dtypes of the cells' own losses."""
+        specs = []
+        for k, cell in enumerate(self.tasks):
+            output = self.outputs.get((k, 0)) or cell.outputs
+            specs.append(
+                [
+                    tf.TensorSpec(loss.shape, loss.dtype)
+                    for loss in output.losses[cell.num_head_losses :]
+                ]
+            )
+        return specs
+
+    def output_specs(self) -> Boundary:
+        """Shapes and dtypes of the whole mini-batch's outputs."""
+
+        def spec(tensor: Any) -> Any:
+            if tensor is None:
+                return None
+            num_rows = self.micro_batches.num_rows
+            known = num_rows if isinstance(num_rows, int) else None
+            shape = tf.TensorShape([known]).concatenate(tensor.shape[1:])
+            return tf.TensorSpec(shape, tensor.dtype)
+
+        outputs = self.tasks[-1].outputs
+        return tf.nest.map_structure(
+            spec, Boundary(outputs.tensors, outputs.masks)
+        )
 
     def joined_outputs(self) -> Any:
         """The mini-batch's outputs, with their masks, on the last device."""
@@ -306,14 +424,16 @@ class Pipeline:
         with tf.device(self.cells[last].device):
             tensors = self.micro_batches.join([o.tensors for o in outputs])
             masks = self.micro_batches.join([o.masks for o in outputs])
-        return Boundary(tensors, masks).nest(
-            self.functions[last].output_structure
-        )
+        return Boundary(tensors, masks).nest(self.tasks[last].output_structure)
 
 
-def _lacks_some(tensors: list[Any], found: list[Any]) -> bool:
-    """Whether any float tensor has no gradient."""
-    return any(
-        t is not None and t.dtype.is_floating and d is None
-        for t, d in zip(tensors, found)
-    )
+def _fill_drain(tasks: list[Task]) -> list[Task]:
+    """An order in which cells, run one after the other, know each other."""
+
+    def place(task: Task) -> tuple[Any, ...]:
+        kind, k, m = task
+        if kind == "forward":
+            return 0, m, k
+        return 1, -m, -k, KINDS.index(kind)
+
+    return sorted(tasks, key=place)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -84,35 +83,24 @@ def read_variable(variable: keras.Variable) -> tf.Tensor:
     return tf.identity(variable.value)
 
 
-@contextlib.contextmanager
-def update_on_devices(
-    optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable]
-) -> Iterator[None]:
-    """Inside, an optimizer's arithmetic runs where its variables are.
+def follow_inputs(variables: list[keras.Variable]) -> Any:
+    """Inside, an operation runs on the device of its first input.
 
-    Keras names no device for an update, so all of it would run on device 0,
-    with a copy of every gradient and slot. Inside, an operation runs on the
-    device of its first input that is no scalar.
+    Of its first input that is no scalar, if there is one. A context manager.
 
     Args:
-        optimizer: The optimizer, built.
-        variables: The model's trainable variables.
+        variables: Those from whose devices it starts.
     """
-    with internals.without_all_reduce(optimizer):
-        if tf.executing_eagerly():
-            yield
-            return
-        follow = _device_of_inputs([*optimizer.variables, *variables])
-        with tf.compat.v1.device(follow):
-            yield
+    return tf.compat.v1.device(_device_of_inputs(variables))
 
 
 def _device_of_inputs(variables: list[keras.Variable]) -> Callable:
     """A device function that puts an operation where its inputs are."""
     handles = {id(v.value.handle): v.value.device for v in variables}
+    captured = internals.OuterTensors()
 
     def of_capture(tensor: tf.Tensor) -> str:
-        outer = internals.outer_tensor(tensor)
+        outer = captured.of(tensor)
         if outer is None:
             return ""
         if id(outer) in handles:

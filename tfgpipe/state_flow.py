@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfgpipe import placement, state
 from tfgpipe.cell import Output
-from tfgpipe.cell_function import CellFunctions
+from tfgpipe.cell_function import CellFunction
 from tfgpipe.micro_batch import MicroBatches
 
 
@@ -21,20 +21,23 @@ class StateFlow:
     Args:
         functions: The cells' functions.
         micro_batches: How the rows fall into micro-batches.
+
+    Attributes:
+        initial: For each cell, the values before the mini-batch.
     """
 
     def __init__(
-        self, functions: list[CellFunctions], micro_batches: MicroBatches
+        self, functions: list[CellFunction], micro_batches: MicroBatches
     ):
         self._functions = functions
         self._micro_batches = micro_batches
-        self._initial: list[list[tf.Tensor]] = []
+        self.initial: list[list[tf.Tensor]] = []
         for function in functions:
             with tf.device(function.device):
-                self._initial.append(
+                self.initial.append(
                     [placement.read_variable(v) for v in function.state]
                 )
-        self._chain = [list(values) for values in self._initial]
+        self._chain = [list(values) for values in self.initial]
         self._started: dict[tuple[int, int], list[tf.Tensor]] = {}
         self._outputs: dict[tuple[int, int], Output] = {}
         self._owners: dict[int, int] = {}
@@ -45,16 +48,18 @@ class StateFlow:
         The recomputation gets the same.
         """
         if (k, m) not in self._started:
-            seeds = {id(v) for v in self._functions[k].seeds}
-            self._started[k, m] = [
-                self._seed(k, variable, value, self._micro_batches.rank(m))
-                if id(variable) in seeds
-                else value
-                for variable, value in zip(
-                    self._functions[k].state, self._chain[k]
-                )
-            ]
+            self._started[k, m] = self.values(k, m)
         return self._started[k, m]
+
+    def values(self, k: int, m: int) -> list[tf.Tensor]:
+        """What `before` would return now."""
+        seeds = {id(v) for v in self._functions[k].seeds}
+        return [
+            self._seed(k, variable, value, self._micro_batches.rank(m))
+            if id(variable) in seeds
+            else value
+            for variable, value in zip(self._functions[k].state, self._chain[k])
+        ]
 
     def after(self, k: int, m: int, output: Output) -> None:
         """Takes what cell k made of its state in micro-batch m."""
@@ -84,7 +89,10 @@ class StateFlow:
     def _seed(
         self, k: int, variable: keras.Variable, value: Any, rank: Any
     ) -> tf.Tensor:
-        draws = [f.draws.get(id(variable), 0) for f in self._functions]
+        draws = [
+            sum(d for v, d in zip(f.seeds, f.draws) if v is variable)
+            for f in self._functions
+        ]
         return state.advance_seed(value, sum(draws[:k]), sum(draws), rank)
 
     def _outputs_of(self, k: int) -> list[Output]:
@@ -107,7 +115,7 @@ class StateFlow:
                 continue
             if id(variable) in seeds:  # cells that share one draw in turn
                 if self._owners.setdefault(id(variable), k) == k:
-                    new = self._seed(0, variable, self._initial[k][j], rank)
+                    new = self._seed(0, variable, self.initial[k][j], rank)
                     variable.assign(new)
                 continue
             self._claim(variable, k)
@@ -121,7 +129,7 @@ class StateFlow:
     def _assign_normalizations(self, k: int) -> None:
         function = self._functions[k]
         initial = {
-            id(v): value for v, value in zip(function.state, self._initial[k])
+            id(v): value for v, value in zip(function.state, self.initial[k])
         }
         for i, layer in enumerate(function.normalizations):
             moments = [output.moments[i] for output in self._outputs_of(k)]

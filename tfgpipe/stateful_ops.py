@@ -3,7 +3,7 @@
 TensorFlow runs the stateful operations of a function one after the other, so
 a single `tf.print` in a cell would make the whole pipeline run serially.
 `pipeline.py` takes the cells out of that order; what is left to do is to tell
-the user that effects may happen twice, and in any order between micro-batches.
+the user that effects happen once a micro-batch, in any order between devices.
 A random operation is worse: re-materialisation would draw other numbers than
 the forward pass, and the gradient would be wrong. That is an error.
 """
@@ -55,22 +55,24 @@ _RANDOM = {
 _CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
 
 
-def check_operations(cell: Any, starts: list[int], recomputes: bool) -> None:
+def check_operations(
+    cell: Any,
+    operations: list[tf.Operation],
+    starts: list[int],
+    recomputes: bool,
+) -> None:
     """Warns of a cell's stateful operations and refuses random ones.
 
     Args:
-        cell: The cell that is being traced, all its layers called.
+        cell: The cell.
+        operations: Those that its layers made.
         starts: For each layer, how many operations the graph had before it.
         recomputes: Whether the cell is computed again in the backward pass.
 
     Raises:
         ValueError: If the recomputation would draw other random numbers.
     """
-    if tf.executing_eagerly():
-        return
-    operations = tf.compat.v1.get_default_graph().get_operations()
-    ends = [*starts[1:], len(operations)]
-    for layer, start, end in zip(cell.sequence, starts, ends):
+    for layer, start, end in zip(cell.sequence, starts, starts[1:]):
         kinds = _stateful_kinds(operations[start:end])
         random = sorted(kinds & _RANDOM)
         if random and recomputes:
@@ -86,8 +88,8 @@ def check_operations(cell: Any, starts: list[int], recomputes: bool) -> None:
             warnings.warn(
                 f"Layer '{layer.name}' of cell {cell.index} runs "
                 f"{', '.join(sorted(kinds))}, which has side effects. They "
-                "happen once for every micro-batch, again where `remat` "
-                "recomputes it, and in no order between devices.",
+                "happen once for every micro-batch, and in no order between "
+                "devices.",
                 stacklevel=2,
             )
 

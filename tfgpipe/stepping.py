@@ -16,13 +16,14 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from tfgpipe import internals, placement
+from tfgpipe import internals
 from tfgpipe.loss import Head, streams_loss, streams_metrics
 from tfgpipe.micro_batch import as_specs, check_rows, shapes
 from tfgpipe.objective import Objective
 from tfgpipe.pipeline import Pipeline
-from tfgpipe.schedule import SCHEDULES, forward_only
+from tfgpipe.schedule import Schedule
 from tfgpipe.trace import Tracer
+from tfgpipe.update import update_on_devices
 
 
 class Stepped(internals.BuiltBeforeTracing):
@@ -55,17 +56,14 @@ class Stepped(internals.BuiltBeforeTracing):
         x, y, sample_weight = self._unpack(data)
         head, objective = self._loss_for(x, y, sample_weight, training=True)
         run = self._pipeline(x, (y, sample_weight), head, training=True)
-        tasks = SCHEDULES[self._arguments.schedule](
-            len(run.cells), run.micro_batches.count
-        )
-        run.run(tasks, objective.start)
-        if objective.total is None:  # nothing is trainable
-            objective.start(run)
+        run.run(self._schedule(run), objective)
+        objective.finish(run)
+        if run.is_training:
+            self._update(run, objective)
+        else:
             warnings.warn(
                 "The model does not have any trainable weights.", stacklevel=2
             )
-        else:
-            self._update(run, objective)
         return self._logs(run, head, objective, (x, y, sample_weight))
 
     def test_step(self, data: Any) -> dict[str, Any]:
@@ -73,15 +71,15 @@ class Stepped(internals.BuiltBeforeTracing):
         x, y, sample_weight = self._unpack(data)
         head, objective = self._loss_for(x, y, sample_weight, training=False)
         run = self._pipeline(x, (y, sample_weight), head, training=False)
-        run.run(forward_only(len(run.cells), run.micro_batches.count))
-        objective.start(run)
+        run.run(self._schedule(run))
+        objective.finish(run)
         return self._logs(run, head, objective, (x, y, sample_weight))
 
     def predict_step(self, data: Any) -> Any:
         """Computes one mini-batch's outputs; called by `predict`."""
         x, _, _ = self._unpack(data, with_loss=False)
         run = self._pipeline(x, None, None, training=False)
-        run.run(forward_only(len(run.cells), run.micro_batches.count))
+        run.run(self._schedule(run))
         run.state.assign()
         return run.joined_outputs()
 
@@ -139,9 +137,12 @@ class Stepped(internals.BuiltBeforeTracing):
             self.num_micro_batches,
             training,
             head,
-            self._arguments.remat,
+            self._arguments.remat_by_cell(),
             Tracer(self.run_eagerly, self._jit_cells),
         )
+
+    def _schedule(self, run: Pipeline) -> Schedule:
+        return self._arguments.schedule_of(run.micro_batches.count)
 
     def _update(self, run: Pipeline, objective: Objective) -> None:
         """Applies the gradients, each on the device of its variable."""
@@ -149,7 +150,7 @@ class Stepped(internals.BuiltBeforeTracing):
         objective.add_regularizers(gradients)
         variables = self.trainable_variables
         pairs = [(gradients.get(id(v)), v) for v in variables]
-        with placement.update_on_devices(self.optimizer, variables):
+        with update_on_devices(self.optimizer, variables):
             self.optimizer.apply_gradients(pairs)
 
     def _logs(

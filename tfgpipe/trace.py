@@ -1,106 +1,128 @@
-"""Traces the functions of cells; cells with equal functions share one."""
+"""Makes the tasks of all cells: traced functions, which equal cells share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tfgpipe.cell import Boundary, structure_of
+from tfgpipe.cell_function import Arguments, CellFunction
+from tfgpipe.cell_tasks import CellTasks
+from tfgpipe.eager_cell import EagerCell
+from tfgpipe.likeness import likeness
+from tfgpipe.micro_batch import MicroBatches
+from tfgpipe.stateful_ops import check_operations
+from tfgpipe.traced_cell import TracedCell
+
 
 class Tracer:
-    """Makes a function that TensorFlow calls as one operation.
+    """Makes what runs the tasks of each cell.
 
     Args:
-        eagerly: Leave the functions as they are, for debugging.
-        jit_compile: Compile each with XLA. XLA draws other random numbers from
-            a seed than TensorFlow does, so it is all functions or none.
+        eagerly: Whether Python runs the tasks, for debugging.
+        jit_compile: Whether XLA compiles each function. It draws other random
+            numbers from a seed than TensorFlow does, so it is all or none.
     """
 
     def __init__(self, eagerly: bool, jit_compile: bool):
         self._eagerly = eagerly
-        self._known: dict[Any, Callable] = {}
-        self._options: dict[str, Any] = {"autograph": False}
-        if jit_compile:
-            self._options["jit_compile"] = True
-        else:  # inlined, the calls would lose their place in the schedule
-            self._options["experimental_attributes"] = {"_noinline": True}
+        self._jit_compile = jit_compile
+        self._known: dict[Any, TracedCell] = {}
 
-    def __call__(self, function: Callable, specs: tuple[Any, ...]) -> Callable:
-        """Traces `function` for arguments of these `tf.TensorSpec`s.
+    def cells(
+        self,
+        functions: Sequence[CellFunction],
+        x: Any,
+        arguments: Sequence[Arguments],
+        needs_dx: Sequence[bool],
+        micro_batches: MicroBatches,
+    ) -> list[Any]:
+        """Traces cells that follow each other.
+
+        Args:
+            functions: The cells' functions.
+            x: The inputs of the first.
+            arguments: A micro-batch's arguments of each cell; the inputs are
+                only looked at for the first.
+            needs_dx: Whether the gradients of each cell's inputs are wanted.
+            micro_batches: Of whose shapes the traces are.
 
         Returns:
-            The traced function, or an earlier one that computes the same.
+            `CellTasks` or `EagerCell`s.
         """
+        made: list[Any] = []
+        structure = structure_of(x)
         if self._eagerly:
-            return function
-        traced = tf.function(function, **self._options)
-        concrete = traced.get_concrete_function(*specs)
-        if concrete.captured_inputs:
-            return concrete
-        return self._known.setdefault(_fingerprint(concrete), concrete)
+            for function, needs in zip(functions, needs_dx):
+                made.append(EagerCell(function, made[-1:], structure, needs))
+            return made
+        boundary = arguments[0].inputs
+        for function, values, needs in zip(functions, arguments, needs_dx):
+            specs = _specs(values._replace(inputs=boundary), micro_batches)
+            traced = self._traced(function, specs, structure)
+            check_operations(
+                function.cell,
+                traced.operations,
+                traced.starts,
+                function.recomputes,
+            )
+            function.draws = traced.draws
+            made.append(CellTasks(traced, needs))
+            structure = traced.output_structure
+            boundary = Boundary(traced.outputs.tensors, traced.outputs.masks)
+        return made
 
-
-def _fingerprint(concrete: Any) -> Any:
-    """What a traced function computes, without the names in it."""
-    graph = concrete.graph
-    definition = graph.as_graph_def()
-    library = {f.signature.name: f for f in definition.library.function}
-    numbers = _numbers(definition.node)
-    outputs = tf.nest.map_structure(
-        lambda t: (
-            None
-            if t is None
-            else _renamed(t.name, numbers) + str((t.shape, t.dtype))
-        ),
-        concrete.structured_outputs,
-        expand_composites=True,
-    )
-    inputs = [_renamed(t.name, numbers) for t in graph.inputs]
-    nodes = _nodes(definition.node, numbers, library)
-    return repr((inputs, str(outputs), nodes))
-
-
-def _numbers(nodes: Iterable[Any]) -> dict[str, str]:
-    return {node.name: str(i) for i, node in enumerate(nodes)}
-
-
-def _renamed(name: str, numbers: dict[str, str]) -> str:
-    """`^name:output:0` with the node's number for its name."""
-    mark = "^" if name.startswith("^") else ""
-    node, separator, rest = name.removeprefix("^").partition(":")
-    return mark + numbers.get(node, node) + separator + rest
-
-
-def _nodes(
-    nodes: Iterable[Any], numbers: dict[str, str], library: dict[str, Any]
-) -> list[Any]:
-    return [
-        (
-            node.op,
-            [_renamed(name, numbers) for name in node.input],
-            sorted(
-                (key, _attribute(value, library))
-                for key, value in node.attr.items()
-                if key != "_user_specified_name"
-            ),
+    def _traced(
+        self, function: CellFunction, specs: Arguments, structure: Any
+    ) -> TracedCell:
+        key = (
+            likeness(function.cell.sequence),
+            tuple(tf.nest.flatten(specs)),
+            repr((tf.nest.map_structure(lambda _: 0, specs), structure)),
+            id(function.head),
         )
-        for node in nodes
-    ]
+        if key not in self._known:
+            self._known[key] = TracedCell(
+                function, specs, structure, self._jit_compile
+            )
+        return self._known[key]
+
+    def differentiate(
+        self, tasks: CellTasks, has_gradient: Sequence[bool]
+    ) -> list[bool]:
+        """Adds the backward pass to a cell.
+
+        Args:
+            tasks: Of the cell.
+            has_gradient: For each of its output tensors, whether there will
+                be a gradient.
+
+        Returns:
+            The same for each input tensor.
+        """
+        traced = tasks.traced
+        if not traced.is_differentiated_for(has_gradient):
+            key = (traced, tuple(has_gradient))
+            if key not in self._known:
+                self._known[key] = traced.again()
+            tasks.traced = traced = self._known[key]
+        return traced.differentiate(has_gradient)
 
 
-def _attribute(value: Any, library: dict[str, Any]) -> Any:
-    """An operation's attribute; of a function, what it computes."""
-    if value.WhichOneof("value") == "func" and value.func.name in library:
-        function = library[value.func.name]
-        arguments = {
-            argument.name: f"argument {i}"
-            for i, argument in enumerate(function.signature.input_arg)
-        }
-        numbers = {**_numbers(function.node_def), **arguments}
-        results = [
-            _renamed(function.ret[argument.name], numbers)
-            for argument in function.signature.output_arg
-        ]
-        return repr((results, _nodes(function.node_def, numbers, library)))
-    return value.SerializeToString(deterministic=True)
+def _specs(arguments: Arguments, micro_batches: MicroBatches) -> Arguments:
+    """Shapes and dtypes, of data for all micro-batches."""
+
+    def batched(tensor: Any) -> Any:
+        return None if tensor is None else micro_batches.spec(tensor)
+
+    def exact(tensor: Any) -> Any:
+        return tf.TensorSpec(tensor.shape, tensor.dtype)
+
+    return Arguments(
+        inputs=tf.nest.map_structure(batched, arguments.inputs),
+        weights=tf.nest.map_structure(exact, arguments.weights),
+        state=tf.nest.map_structure(exact, arguments.state),
+        labels=tf.nest.map_structure(batched, arguments.labels),
+    )

@@ -1,0 +1,100 @@
+"""A cell that runs eagerly, for debugging: see `cell_tasks.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfgpipe import gradients
+from tfgpipe.cell import Output
+from tfgpipe.cell_function import Arguments, CellFunction, is_float
+
+
+class EagerCell:
+    """The tasks of a cell, run by Python.
+
+    Args:
+        function: The cell's function.
+        before: The cell before in a list, empty for the first cell.
+        input_structure: A nest like the inputs of the first cell.
+        needs_dx: Whether the gradients of the inputs are wanted.
+
+    Attributes:
+        is_split: See `CellTasks`.
+    """
+
+    is_split = False
+
+    def __init__(
+        self,
+        function: CellFunction,
+        before: list[EagerCell],
+        input_structure: Any,
+        needs_dx: bool,
+    ):
+        self._function = function
+        self._before = before
+        self._input_structure = input_structure
+        self._needs_dx = needs_dx
+
+    @property
+    def output_structure(self) -> Any:
+        """See `CellFunction`."""
+        return self._function.output_structure
+
+    @property
+    def num_head_losses(self) -> int:
+        """See `CellFunction`."""
+        return self._function.num_head_losses
+
+    def cast_weights(self, weights: list[Any]) -> list[Any]:
+        """The weights."""
+        return weights
+
+    def forward(self, arguments: Arguments, keeps: bool) -> tuple[Output, Any]:
+        """Computes the outputs; keeps a tape for the backward pass."""
+        return self._run(arguments, keeps, first=True)
+
+    def recompute(self, arguments: Arguments) -> Any:
+        """Computes the outputs again, on a tape."""
+        return self._run(arguments, True, first=False)[1]
+
+    def _run(
+        self, arguments: Arguments, keeps: bool, first: bool
+    ) -> tuple[Output, Any]:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            if keeps:
+                tape.watch(arguments.sources(self._needs_dx))
+            structure = self._input_structure
+            for before in self._before:
+                structure = before.output_structure
+            output = self._function(arguments, structure, first)
+        return output, (tape, output)
+
+    def backward(
+        self,
+        arguments: Arguments,
+        kept: Any,
+        dy: list[Any],
+        dlosses: list[Any],
+        sums: list[Any],
+        m: int,
+    ) -> tuple[list[Any], list[Any]]:
+        """Computes the gradients."""
+        tape, output = kept
+        sources = arguments.sources(self._needs_dx)
+        found = tape.gradient(
+            [t for t, d in zip(output.tensors, dy) if d is not None]
+            + output.losses,
+            sources,
+            output_gradients=[d for d in dy if d is not None] + dlosses,
+        )
+        num_weights = len(arguments.sources(with_inputs=False))
+        iterator = iter(found)
+        dx = [
+            next(iterator) if self._needs_dx and is_float(t) else None
+            for t in arguments.inputs.tensors
+        ]
+        dw = found[len(found) - num_weights :]
+        return dx, gradients.add(sums, dw, m)

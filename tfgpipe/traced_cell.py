@@ -1,0 +1,228 @@
+"""A cell as one TensorFlow graph, with its backward pass.
+
+Python runs the layers once, in a graph, and a tape adds the operations that
+differentiate them. `cell_tasks.py` has functions cut out of this graph, one
+for each kind of task.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfgpipe import internals
+from tfgpipe.cell import Output
+from tfgpipe.cell_function import Arguments, CellFunction, is_float
+from tfgpipe.subgraph import Subfunction, Subgraphs
+
+
+class TracedCell:
+    """The graph of a cell, or of several equal ones.
+
+    Args:
+        function: The cell's function.
+        specs: `Arguments` of `tf.TensorSpec`s.
+        input_structure: A nest like the inputs.
+        jit_compile: Whether XLA compiles what is cut out of it.
+
+    Attributes:
+        inputs: The arguments, tensors of the graph.
+        outputs: The outputs, tensors of the graph.
+        operations: The operations of the forward pass.
+        draws: See `CellFunction`, as what follows.
+        starts: See `CellFunction`.
+        output_structure: See `CellFunction`.
+        num_head_losses: See `CellFunction`.
+        dy: The gradients of the output tensors, None where there are none.
+        dlosses: Those of the losses.
+        dx: The gradients of the input tensors, None where there are none.
+        dw: Those of the flat weights.
+        casts: For each flat weight its casts, if it is only cast.
+    """
+
+    inputs: Arguments
+    outputs: Output
+
+    def __init__(
+        self,
+        function: CellFunction,
+        specs: Arguments,
+        input_structure: Any,
+        jit_compile: bool,
+    ):
+        self._made_from = function, specs, input_structure, jit_compile
+        self._jit_compile = jit_compile
+        self._options: dict[str, Any] = {"autograph": False}
+        if jit_compile:
+            self._options["jit_compile"] = True
+        else:  # inlined, the calls would lose their place in the schedule
+            self._options["experimental_attributes"] = {"_noinline": True}
+        self._tape = tf.GradientTape(watch_accessed_variables=False)
+        self._graph = self._trace(function, specs, input_structure)
+        self._effects = list(self._graph.control_outputs)
+        self.operations = list(self._graph.get_operations())
+        self.draws = function.draws
+        self.starts = function.starts
+        self.output_structure = function.output_structure
+        self.num_head_losses = function.num_head_losses
+        self._has_gradient: tuple[bool, ...] | None = None
+        self.dy: list[Any] = []
+        self.dlosses: list[Any] = []
+        self.dx: list[Any] = []
+        self.dw: list[Any] = []
+        self._functions: dict[Any, Subfunction] = {}
+
+    def again(self) -> TracedCell:
+        """Another trace of the same."""
+        return TracedCell(*self._made_from)
+
+    def _trace(
+        self, function: CellFunction, specs: Arguments, input_structure: Any
+    ) -> Any:
+        def run(*arguments: Any) -> Any:
+            self.inputs = Arguments(*arguments)
+            with self._tape:
+                if function.training:
+                    self._tape.watch(self.inputs.sources(with_inputs=True))
+                self.outputs = function(self.inputs, input_structure, True)
+            return self.outputs
+
+        traced = tf.function(run, **self._options)
+        return traced.get_concrete_function(*specs).graph
+
+    # ------------------------------------------------------ the backward pass
+    def is_differentiated_for(self, has_gradient: Sequence[bool]) -> bool:
+        """Whether `differentiate` may be called with that."""
+        return self._has_gradient in (None, tuple(has_gradient))
+
+    def differentiate(self, has_gradient: Sequence[bool]) -> list[bool]:
+        """Adds the backward pass to the graph.
+
+        Args:
+            has_gradient: For each output tensor, whether it will have a
+                gradient.
+
+        Returns:
+            The same for each input tensor.
+        """
+        if self._has_gradient is None:
+            self._has_gradient = tuple(has_gradient)
+            with self._graph.as_default(), self._for_xla():
+                self.dy = [
+                    tf.compat.v1.placeholder(t.dtype, t.shape) if has else None
+                    for t, has in zip(self.outputs.tensors, has_gradient)
+                ]
+                self.dlosses = [
+                    tf.compat.v1.placeholder(loss.dtype, loss.shape)
+                    for loss in self.outputs.losses
+                ]
+                self.dx, self.dw = self._gradients()
+        return [d is not None for d in self.dx]
+
+    def _for_xla(self) -> Any:
+        """Inside, loops are differentiated as XLA needs it, if it compiles."""
+        if self._jit_compile:
+            return internals.in_xla()
+        return contextlib.nullcontext()
+
+    def _gradients(self) -> tuple[list[Any], list[Any]]:
+        targets = [
+            t for t, d in zip(self.outputs.tensors, self.dy) if d is not None
+        ]
+        num_weights = len(self.inputs.sources(with_inputs=False))
+        if not targets and not self.outputs.losses:
+            none = [None] * len(self.inputs.inputs.tensors)
+            return none, [None] * num_weights
+        found = self._tape.gradient(
+            [*targets, *self.outputs.losses],
+            self.inputs.sources(with_inputs=True),
+            output_gradients=[*tensors(self.dy), *self.dlosses],
+        )
+        iterator = iter(found)
+        dx = [
+            next(iterator) if is_float(t) else None
+            for t in self.inputs.inputs.tensors
+        ]
+        return dx, list(iterator)
+
+    # ----------------------------------------------------------- what is cut
+    def finish(self) -> None:
+        """To be called when all operations are there, before what follows."""
+        if hasattr(self, "_cut"):
+            return
+        self.casts = [
+            _only_cast(w) for w in self.inputs.sources(with_inputs=False)
+        ]
+        self._cut = Subgraphs(self._graph, self._options)
+        self._at_hand = tensors([*self.inputs, self.casts, self.dy])
+        self._at_hand += self.dlosses
+        start = len(self.operations)
+        backward = self._cut.needed(tensors([self.dx, self.dw]), start)
+        half = self._cut.needed(tensors(self.dx), start)
+        self.kept = self._cut.entering(backward, self._at_hand)
+        self.crossing = self._cut.entering(
+            backward - half, [*self._at_hand, *self.kept]
+        )
+
+    def function(
+        self,
+        key: Any,
+        inputs: Sequence[tf.Tensor],
+        fetches: Sequence[tf.Tensor],
+        sums: Sequence[int] = (),
+        with_effects: bool = False,
+    ) -> Subfunction:
+        """A function of the arguments.
+
+        Args:
+            key: Which function it is: asked for again, it is the same one.
+            inputs: Further tensors of the graph that it may take.
+            fetches: Tensors of the graph that it returns.
+            sums: See `Subgraphs.function`.
+            with_effects: Whether it has the layers' side effects.
+        """
+        if key not in self._functions:
+            self._functions[key] = self._cut.function(
+                [*self._at_hand, *inputs],
+                fetches,
+                self._effects if with_effects else (),
+                sums,
+            )
+        return self._functions[key]
+
+    def values(self, arguments: Arguments) -> dict[Any, Any]:
+        """Arguments by the references of the graph's tensors.
+
+        Args:
+            arguments: The arguments; weights are cast already where the cell
+                only casts them.
+        """
+        values = by_reference(
+            tf.nest.flatten(self.inputs), tf.nest.flatten(arguments)
+        )
+        weights = tf.nest.flatten(arguments.weights)
+        for casts, value in zip(self.casts, weights):
+            values.update({t.ref(): value for t in casts or ()})
+        return values
+
+
+def tensors(nest: Any) -> list[tf.Tensor]:
+    """All tensors of a nest, those in sparse gradients too."""
+    flat = tf.nest.flatten(nest, expand_composites=True)
+    return [t for t in flat if t is not None]
+
+
+def by_reference(keys: Sequence[Any], values: Sequence[Any]) -> dict[Any, Any]:
+    """Values by the references of tensors; None are skipped."""
+    return {t.ref(): v for t, v in zip(keys, values) if t is not None}
+
+
+def _only_cast(weight: tf.Tensor) -> list[tf.Tensor] | None:
+    """A weight's casts, if all that happens to it is casts to one dtype."""
+    consumers = weight.consumers()
+    casts = [op.outputs[0] for op in consumers if op.type == "Cast"]
+    same = len({t.dtype for t in casts}) == 1
+    return casts if same and len(casts) == len(consumers) else None

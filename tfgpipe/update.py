@@ -1,0 +1,145 @@
+"""Applies gradients where the variables are.
+
+Keras names no device for an update, so all of it would run on device 0, with a
+copy of every gradient and slot there. And it traces the arithmetic anew for
+every weight: for a deep model, most of the time until the first step.
+
+Here, weights of equal shape share one function of their update, called on the
+device of each. What Keras does besides (decay, clipping, averages) is placed
+operation by operation, see `placement.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfgpipe import internals, placement
+
+# Keras's optimizers whose update of a weight depends on nothing but the
+# gradient, the weight, its slots and the optimizer's settings. Others, such as
+# Muon, ask for its name.
+_ALIKE = {
+    optimizer.update_step
+    for optimizer in (
+        keras.optimizers.Adadelta,
+        keras.optimizers.Adafactor,
+        keras.optimizers.Adagrad,
+        keras.optimizers.Adam,
+        keras.optimizers.Adamax,
+        keras.optimizers.Ftrl,
+        keras.optimizers.Lion,
+        keras.optimizers.Nadam,
+        keras.optimizers.RMSprop,
+        keras.optimizers.SGD,
+    )
+}
+
+
+@contextlib.contextmanager
+def update_on_devices(
+    optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable]
+) -> Iterator[None]:
+    """Inside, an optimizer's arithmetic runs where its variables are.
+
+    Args:
+        optimizer: The optimizer, built.
+        variables: The model's trainable variables.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(internals.without_all_reduce(optimizer))
+        if not tf.executing_eagerly():
+            for one in internals.with_inner(optimizer):
+                if getattr(type(one), "update_step", None) in _ALIKE:
+                    shared = _SharedUpdate(one, variables)
+                    stack.enter_context(
+                        internals.replaced_method(one, "update_step", shared)
+                    )
+            stack.enter_context(
+                placement.follow_inputs([*optimizer.variables, *variables])
+            )
+        yield
+
+
+class _SharedUpdate:
+    """The `update_step` of an optimizer, traced once for equal weights.
+
+    Args:
+        optimizer: The optimizer.
+        variables: The model's trainable variables.
+    """
+
+    def __init__(self, optimizer: Any, variables: list[keras.Variable]):
+        self._optimizer = optimizer
+        self._plain = optimizer.update_step
+        self._by_storage = {id(v.value): v for v in variables}
+        self._functions: dict[Any, Callable] = {}
+        self._scalars: dict[Any, list[tf.Tensor]] = {}
+
+    def __call__(
+        self, gradient: Any, variable: Any, learning_rate: Any
+    ) -> None:
+        """Updates a variable, as `keras.Optimizer.update_step` does.
+
+        A sparse gradient changes a few rows of a variable in place.
+        """
+        own = self._by_storage.get(id(variable))
+        if own is None or not isinstance(gradient, tf.Tensor):
+            self._plain(gradient, variable, learning_rate)
+            return
+        changing = [own, *internals.slots(self._optimizer, own)]
+        fixed = internals.shared_variables(self._optimizer)
+        device = own.value.device
+        place = id(tf.compat.v1.get_default_graph()), device
+        with tf.device(device):
+            if place not in self._scalars:
+                self._scalars[place] = [
+                    tf.identity(getattr(learning_rate, "value", learning_rate)),
+                    *(placement.read_variable(v) for v in fixed),
+                ]
+            values = [placement.read_variable(v) for v in changing]
+            arguments = [gradient, *values, *self._scalars[place]]
+            key = tuple((tuple(t.shape), t.dtype) for t in arguments)
+            if key not in self._functions:
+                self._functions[key] = self._trace(
+                    arguments, own, changing, fixed
+                )
+            found = self._functions[key](arguments)
+            for v, new in zip(changing, found):
+                v.value.assign(new)
+
+    def _trace(
+        self,
+        arguments: list[tf.Tensor],
+        variable: keras.Variable,
+        changing: list[keras.Variable],
+        fixed: list[keras.Variable],
+    ) -> Callable:
+        known = [*changing, *fixed]
+
+        def update(gradient: Any, *values: Any) -> list[tf.Tensor]:
+            values, learning_rate, others = (
+                values[: len(changing)],
+                values[len(changing)],
+                values[len(changing) + 1 :],
+            )
+            scope = keras.StatelessScope(list(zip(known, [*values, *others])))
+            with internals.updating_in_scope(self._optimizer, variable, scope):
+                self._plain(gradient, variable, learning_rate)
+            return [scope.get_current_value(v) for v in changing]
+
+        traced = tf.function(
+            update,
+            autograph=False,
+            experimental_attributes={"_noinline": True},
+        )
+        return internals.Call(
+            traced.get_concrete_function(
+                *(tf.TensorSpec(t.shape, t.dtype) for t in arguments)
+            ),
+            as_written=False,  # as Keras would run it
+        )
