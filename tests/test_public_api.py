@@ -8,7 +8,7 @@ import tfgpipe
 
 
 def test_all_is_the_public_interface():
-    assert tfgpipe.__all__ == ["GPipe", "load_model"]
+    assert tfgpipe.__all__ == ["GPipe", "Schedule", "load_model"]
 
 
 def parameters(function):
@@ -43,6 +43,8 @@ def test_load_model_takes_the_arguments_it_promises():
         "num_partitions=None",
         "num_micro_batches=None",
         "devices=None",
+        "schedule=None",
+        "remat=None",
         "**kwargs",
     ]
 

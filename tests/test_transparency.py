@@ -1,4 +1,4 @@
-"""The promise: the numbers are Keras's, whatever K, M and remat."""
+"""The promise: the numbers are Keras's, whatever K, M, schedule and remat."""
 
 import itertools
 
@@ -9,11 +9,56 @@ from keras import layers as kl
 from kinds import KINDS, Kind, Plain, normal
 
 import tfgpipe
+from tfgpipe.schedule import Schedule
 
 PARTITIONS = (1, 2, 3, 4, 8)
 MICRO_BATCHES = (1, 2, 3, 4, 8)
-REMAT = ("except_last", "always", "never")
-MATRIX = list(itertools.product(PARTITIONS, MICRO_BATCHES, REMAT))
+REMAT = ("except_last", "always", "never", "mapping")
+NAMED = ("gpipe", "1f1b", "interleaved", "zero_bubble")
+SCHEDULES = (*NAMED, "written")
+# Losses that rows do not add up to need all outputs before any gradient.
+WHOLE = {"user_loss"}
+
+
+def written(k, m):
+    """A schedule that no name stands for.
+
+    Two neighbouring cells a device. Micro-batches go in an odd order, each one
+    through all cells before the next one starts, but one ahead of the
+    gradients. Every second cell has its backward pass in halves, and the last
+    recomputes as soon as it can.
+    """
+    micro_batches = [*range(1, m, 2), *range(0, m, 2)]
+    order, waiting = [], []
+    for i, b in enumerate(micro_batches):
+        order += [("forward", c, b) for c in range(k)]
+        for b in micro_batches[i - 1 : i] + micro_batches[i:] * (i == m - 1):
+            order.append(("recompute", k - 1, b))
+            for c in reversed(range(k)):
+                if c % 2:
+                    order.append(("input_gradient", c, b))
+                    waiting.append(("weight_gradient", c, b))
+                else:
+                    order.append(("backward", c, b))
+            order += waiting[: -k or None] if i < m - 1 else waiting
+            waiting = waiting[-k:] if i < m - 1 else []
+    devices = range(-(-k // 2))
+    return Schedule([t for t in order if t[1] // 2 == d] for d in devices)
+
+
+def arguments(k, m, schedule, remat):
+    """The arguments of a `GPipe` for a point of the matrix."""
+    found = {"num_partitions": k, "num_micro_batches": m, "remat": remat}
+    if remat == "mapping":
+        rules = ("never", "always", "except_last")
+        found["remat"] = {i: rules[i % 3] for i in range(0, k, 2)}
+    found["schedule"] = schedule
+    if schedule == "interleaved":
+        count = k // 2 if k % 2 == 0 else 1
+        found["devices"] = [f"CPU:{i}" for i in range(count)]
+    if schedule == "written":
+        found["schedule"] = written(k, m)
+    return found
 
 
 def train(kind, make, optimizer, epochs, predict=True, validate=True):
@@ -75,14 +120,19 @@ def largest_difference(found, expected):
     return worst
 
 
-def check(name, k, m, remat, optimizer, epochs, predict=True):
+def check(
+    name, k, m, schedule, remat, optimizer, epochs, predict=True, **kwargs
+):
     weights, history, outputs = reference(name, optimizer, epochs)
     model, found_history, found_outputs = train(
         KINDS[name],
-        lambda layers: tfgpipe.GPipe(layers, k, m, remat=remat),
+        lambda layers: tfgpipe.GPipe(
+            layers, **arguments(k, m, schedule, remat)
+        ),
         optimizers(optimizer),
         epochs,
         predict=predict,
+        **kwargs,
     )
     assert len(model.cells()) == k
     assert found_history.keys() == history.keys()
@@ -98,13 +148,19 @@ def check(name, k, m, remat, optimizer, epochs, predict=True):
     return worst
 
 
-def pairs(seed):
-    """A few points of the matrix: every value of K, M and remat occurs."""
+def points(seed, name):
+    """A few points of the matrix: every value of each parameter occurs."""
     rng = np.random.default_rng(seed)
-    ks, ms = rng.permutation(PARTITIONS), rng.permutation(MICRO_BATCHES)
+    schedules = ("gpipe",) * 5 if name in WHOLE else rng.permutation(SCHEDULES)
     return [
-        (int(k), int(m), REMAT[(i + seed) % 3])
-        for i, (k, m) in enumerate(zip(ks, ms))
+        (int(k), int(m), str(schedule), REMAT[(i + seed) % 4])
+        for i, (k, m, schedule) in enumerate(
+            zip(
+                rng.permutation(PARTITIONS),
+                rng.permutation(MICRO_BATCHES),
+                schedules,
+            )
+        )
     ]
 
 
@@ -113,29 +169,50 @@ def pairs(seed):
 CASES = [
     (name, *point, ("adam", "momentum", "adamw")[i % 3])
     for seed, name in enumerate(KINDS)
-    for i, point in enumerate(pairs(seed)[: 3 if name != "dense" else 5])
+    for i, point in enumerate(points(seed, name)[: 5 if name == "dense" else 3])
+]
+POINT = ("k", "m", "schedule", "remat")
+# Every K with every M and schedule, and each of these with every rule.
+MATRIX = [
+    (*point, REMAT[i % 4])
+    for i, point in enumerate(
+        itertools.product(PARTITIONS, MICRO_BATCHES, SCHEDULES)
+    )
 ]
 
 
+@pytest.mark.parametrize("parameter", range(4), ids=POINT)
+def test_matrix_has_every_value_for_several_kinds(parameter):
+    values = (PARTITIONS, MICRO_BATCHES, SCHEDULES, REMAT)[parameter]
+    for value in values:
+        kinds = {case[0] for case in CASES if case[1 + parameter] == value}
+        assert len(kinds) >= 5
+
+
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(("name", "k", "m", "remat", "optimizer"), CASES)
-def test_fit_in_float64_equals_keras(name, k, m, remat, optimizer):
-    check(name, k, m, remat, optimizer, epochs=4, predict=k in (2, 4))
+@pytest.mark.parametrize(("name", *POINT, "optimizer"), CASES)
+def test_fit_in_float64_equals_keras(name, k, m, schedule, remat, optimizer):
+    check(name, k, m, schedule, remat, optimizer, epochs=4, predict=k in (2, 4))
 
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("name", KINDS)
 def test_gradients_in_float64_equal_those_of_keras(name):
     """One step of plain descent, from which each gradient can be read."""
-    check(name, 2, 3, "except_last", "gradient", epochs=1, predict=False)
+    schedule = "gpipe" if name in WHOLE else "zero_bubble"
+    check(
+        name, 2, 3, schedule, "except_last", "gradient", epochs=1, predict=False
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize(("k", "m", "remat"), MATRIX)
-def test_fit_of_the_whole_matrix_equals_keras(name, k, m, remat):
-    check(name, k, m, remat, "adam", epochs=4)
+@pytest.mark.parametrize(POINT, MATRIX)
+def test_fit_of_the_whole_matrix_equals_keras(name, k, m, schedule, remat):
+    if name in WHOLE and schedule != "gpipe":
+        pytest.skip("needs the outputs of the whole mini-batch")
+    check(name, k, m, schedule, remat, "adam", epochs=4)
 
 
 # ----------------------------------------------------------- bit by bit

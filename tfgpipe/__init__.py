@@ -11,5 +11,6 @@ if keras.backend.backend() != "tensorflow":
 
 from tfgpipe.gpipe import GPipe
 from tfgpipe.saving import load_model
+from tfgpipe.schedule import Schedule
 
-__all__ = ["GPipe", "load_model"]
+__all__ = ["GPipe", "Schedule", "load_model"]

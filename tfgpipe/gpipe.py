@@ -36,6 +36,7 @@ class _Plan:
         self.costs: list[float] = []
         self.random_state: RandomState | None = None
         self.pending_losses: list[Any] | None = None
+        self.clock: Any = None
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")

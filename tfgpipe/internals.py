@@ -320,6 +320,15 @@ def updating_in_scope(
 
 
 # -------------------------------------------------------------------- tracing
+def keep(function: Any, thing: Any) -> None:
+    """Keeps an object for as long as a traced function can be called.
+
+    TensorFlow forgets functions that no Python object refers to, also those
+    that others call by name.
+    """
+    function.graph.tfgpipe_keeps = thing
+
+
 class Call:
     """Calls a traced function with flat arguments.
 

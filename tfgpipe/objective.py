@@ -164,6 +164,14 @@ class Objective:
     # ------------------------------------------------------------- other losses
     def _from_outputs(self, run: Pipeline) -> Seeds:
         """Has Keras compute the loss of the whole mini-batch's outputs."""
+        if not run.is_forward_done:
+            raise ValueError(
+                "`schedule` must run all forward tasks first for a loss of "
+                "whole mini-batches. Received: a schedule whose backward pass "
+                "starts earlier, and a loss or metric, or a `compute_loss`, "
+                "that cannot be added up over micro-batches. Pass "
+                'schedule="gpipe", or a loss class of Keras.'
+            )
         self._find_regularizers(run)
         extra = run.extra_losses()
         regularizers = [value for _, value, _ in self._regularizers]

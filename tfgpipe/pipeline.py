@@ -59,6 +59,7 @@ class Pipeline:
         remat: For each cell, which micro-batches its backward pass computes
             again.
         tracer: Makes the cells' functions.
+        clock: Notes when each task runs, see `timeline.Clock`, or None.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Pipeline:
         head: Any,
         remat: list[str],
         tracer: Tracer,
+        clock: Any = None,
     ):
         self.cells = cells
         with tf.device(cells[0].device):
@@ -98,6 +100,7 @@ class Pipeline:
         self.state = StateFlow(self.functions, self.micro_batches)
         self._weights = self._read_weights()
         self._tracer = tracer
+        self._clock = clock
         self.is_training = False
         self.tasks = tracer.cells(
             self.functions,
@@ -107,7 +110,7 @@ class Pipeline:
             self.micro_batches,
         )
         self.outputs: dict[tuple[int, int], Output] = {}
-        self._last_op: dict[str, Any] = {}
+        self.last_op: dict[str, Any] = {}
         self._kept: dict[tuple[int, int], Any] = {}
         self._dy: dict[tuple[int, int], list[Any]] = {}
         self._sums: list[list[Any]] = [[] for _ in cells]
@@ -196,17 +199,22 @@ class Pipeline:
         return self._remat[k] == "never"
 
     @contextlib.contextmanager
-    def _on_device(self, k: int) -> Iterator[None]:
-        """Inside, operations run on the cell's device, after its last task."""
+    def _on_device(self, k: int, awaited: list[Any]) -> Iterator[None]:
+        """Inside, operations run on the cell's device, after its last task.
+
+        Args:
+            k: Index of the cell.
+            awaited: What the task gets from other devices.
+        """
         device = self.cells[k].device
-        before = self._last_op.get(device)
-        with (
-            tf.device(device),
-            tf.control_dependencies([] if before is None else [before]),
-        ):
+        before = self.last_op.get(device)
+        ready = [] if before is None else [before]
+        if self._clock is not None:
+            ready = [self._clock.start(device, ready, awaited)]
+        with tf.device(device), tf.control_dependencies(ready):
             yield
 
-    def _finish(self, k: int, results: Any) -> None:
+    def _finish(self, task: Task, results: Any) -> None:
         """Remembers a task's operation for the device's next task."""
         if tf.executing_eagerly():
             return
@@ -217,7 +225,10 @@ class Pipeline:
         op = tensors[0].op
         if op.type == "StatefulPartitionedCall":
             internals.run_independently(op)
-        self._last_op[self.cells[k].device] = op
+        device = self.cells[task.cell].device
+        if self._clock is not None:
+            op = self._clock.stop(task, device, op)
+        self.last_op[device] = op
 
     def _arguments(self, k: int, m: int) -> Arguments:
         return Arguments(
@@ -228,9 +239,9 @@ class Pipeline:
         )
 
     def _run_forward(self, k: int, m: int, keeps: bool) -> None:
-        with self._on_device(k):
+        with self._on_device(k, self._boundaries[k, m].tensors):
             output, kept = self.tasks[k].forward(self._arguments(k, m), keeps)
-            self._finish(k, output)
+            self._finish(Task("forward", k, m), output)
             self.state.after(k, m, output)
         self.outputs[k, m] = output
         if keeps:
@@ -239,9 +250,9 @@ class Pipeline:
             self._boundaries[k + 1, m] = Boundary(output.tensors, output.masks)
 
     def _run_recompute(self, k: int, m: int) -> None:
-        with self._on_device(k):
+        with self._on_device(k, []):
             kept = self.tasks[k].recompute(self._arguments(k, m))
-            self._finish(k, kept)
+            self._finish(Task("recompute", k, m), kept)
         self._kept[k, m] = kept
 
     def _gradients_of_outputs(
@@ -252,11 +263,13 @@ class Pipeline:
             dy, head = seeds.outputs[m], seeds.head
         else:
             dy, head = self._dy[k + 1, m], []
-        dlosses = [
-            self.micro_batches.select(m, d, tf.zeros_like(d)) for d in head
-        ] + [
-            d * self.micro_batches.fraction(m, d.dtype) for d in seeds.extra[k]
-        ]
+        select, fraction = (
+            self.micro_batches.select,
+            self.micro_batches.fraction,
+        )
+        with tf.device(self.cells[k].device):
+            dlosses = [select(m, d, tf.zeros_like(d)) for d in head]
+            dlosses += [d * fraction(m, d.dtype) for d in seeds.extra[k]]
         return dy, dlosses
 
     def _run_backward(self, kind: str, k: int, m: int, seeds: Seeds) -> None:
@@ -268,8 +281,8 @@ class Pipeline:
                 return
             kind, is_last = "backward", True
         dx, sums = self._dy.get((k, m), []), self._sums[k]
-        with self._on_device(k):
-            dy, dlosses = self._gradients_of_outputs(k, m, seeds)
+        dy, dlosses = self._gradients_of_outputs(k, m, seeds)
+        with self._on_device(k, [*dy, *dlosses]):
             values = self._arguments(k, m), self._kept[k, m], dy, dlosses
             if kind == "backward":
                 dx, sums = cell.backward(*values, sums, m)
@@ -278,7 +291,8 @@ class Pipeline:
                 self._kept[k, m] += more
             else:
                 sums = cell.weight_gradient(*values, sums, m)
-            self._finish(k, sums if kind == "weight_gradient" else [dx, sums])
+            results = sums if kind == "weight_gradient" else [dx, sums]
+            self._finish(Task(kind, k, m), results)
         self._dy[k, m], self._sums[k] = dx, sums
         if is_last:
             del self._kept[k, m], self._boundaries[k, m]
@@ -325,6 +339,14 @@ class Pipeline:
                 )
         return losses
 
+    @property
+    def is_forward_done(self) -> bool:
+        """Whether the last cell has run all its forward tasks."""
+        last = len(self.cells) - 1
+        return all(
+            (last, m) in self.outputs for m in range(self.micro_batches.count)
+        )
+
     def head_sums(self) -> list[list[Any]]:
         """The head's losses of each micro-batch, to be added up."""
         last = len(self.cells) - 1
@@ -341,12 +363,13 @@ class Pipeline:
         compute, so they can be known before the first backward task. Where
         they do, this computes what they depend on twice.
         """
-        last, count = len(self.cells) - 1, self.micro_batches.count
-        if (last, count - 1) in self.outputs and len(
-            [1 for k, _ in self.outputs if k == last]
-        ) == count:
-            return [self.outputs[last, m].counts for m in range(count)]
-        return self._counts_ahead()
+        if not self.is_forward_done:
+            return self._counts_ahead()
+        last = len(self.cells) - 1
+        return [
+            self.outputs[last, m].counts
+            for m in range(self.micro_batches.count)
+        ]
 
     def _counts_ahead(self) -> list[list[Any]]:
         """Computes the counts, and of the cells only what they need."""

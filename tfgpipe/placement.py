@@ -66,11 +66,12 @@ def create_or_move(variables: list[keras.Variable], device: str) -> None:
         for variable in variables:
             if not internals.is_created(variable):
                 internals.create_variable(variable)
-            elif not _same_device(variable.value.device, device):
+            elif not same_device(variable.value.device, device):
                 internals.move_variable(variable)
 
 
-def _same_device(one: str, other: str) -> bool:
+def same_device(one: str, other: str) -> bool:
+    """Whether two names, full or short, mean one device."""
     a, b = tf.DeviceSpec.from_string(one), tf.DeviceSpec.from_string(other)
     keys = ("device_type", "device_index")
     if any(getattr(a, key) != getattr(b, key) for key in keys):

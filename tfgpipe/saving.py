@@ -27,6 +27,8 @@ def load_model(
     num_partitions: int | None = None,
     num_micro_batches: int | None = None,
     devices: Sequence[str] | None = None,
+    schedule: Any = None,
+    remat: Any = None,
     **kwargs: Any,
 ) -> Any:
     """Loads what `model.save("model.keras")` wrote.
@@ -37,6 +39,8 @@ def load_model(
         num_micro_batches: M. Defaults to what was saved.
         devices: Names of the devices. Defaults to what was saved; where no
             names were given then, to the first K accelerators.
+        schedule: The schedule. Defaults to what was saved.
+        remat: The rule, or rules. Defaults to what was saved.
         **kwargs: Other arguments of `keras.saving.load_model`:
             `custom_objects`, `compile`, `safe_mode`.
 
@@ -51,6 +55,8 @@ def load_model(
         "num_partitions": num_partitions,
         "num_micro_batches": num_micro_batches,
         "devices": None if devices is None else list(devices),
+        "schedule": schedule,
+        "remat": remat,
     }
     with _overriding({k: v for k, v in changes.items() if v is not None}):
         model = keras.saving.load_model(path, **kwargs)
@@ -76,14 +82,31 @@ def overridden(config: dict[str, Any]) -> dict[str, Any]:
     """A model's config with the arguments of `load_model`.
 
     At another number of cells the saved cut and device names are dropped.
+
+    Raises:
+        ValueError: If a saved schedule or rules for single cells would not
+            fit.
     """
     changes = _overrides.get() or {}
-    if (
-        changes.get("num_partitions", config["num_partitions"])
-        != (config["num_partitions"])
+    new = {**config, **changes}
+    other_cells = new["num_partitions"] != config["num_partitions"]
+    if other_cells:
+        new = {**new, "layers_per_cell": None, "devices": None, **changes}
+    other = other_cells or (
+        new["num_micro_batches"] != config["num_micro_batches"]
+    )
+    for name, is_fixed, differs in (
+        ("schedule", isinstance(config["schedule"], list), other),
+        ("remat", isinstance(config["remat"], dict), other_cells),
     ):
-        config = {**config, "layers_per_cell": None, "devices": None}
-    return {**config, **changes}
+        if is_fixed and differs and name not in changes:
+            raise ValueError(
+                f"`{name}` was saved for {config['num_partitions']} cells and "
+                f"{config['num_micro_batches']} micro-batches. Received: "
+                f"num_partitions={new['num_partitions']}, num_micro_batches="
+                f"{new['num_micro_batches']}. Pass `{name}=` as well."
+            )
+    return new
 
 
 def spec_config(spec: Any) -> dict[str, Any]:

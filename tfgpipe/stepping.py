@@ -139,6 +139,7 @@ class Stepped(internals.BuiltBeforeTracing):
             head,
             self._arguments.remat_by_cell(),
             Tracer(self.run_eagerly, self._jit_cells),
+            self._plan.clock,
         )
 
     def _schedule(self, run: Pipeline) -> Schedule:
@@ -150,8 +151,20 @@ class Stepped(internals.BuiltBeforeTracing):
         objective.add_regularizers(gradients)
         variables = self.trainable_variables
         pairs = [(gradients.get(id(v)), v) for v in variables]
-        with update_on_devices(self.optimizer, variables):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(update_on_devices(self.optimizer, variables))
+            if self._plan.clock is not None:
+                stack.enter_context(self._plan.clock.update(run.last_op))
             self.optimizer.apply_gradients(pairs)
+
+    @contextlib.contextmanager
+    def timed_by(self, clock: Any) -> Iterator[None]:
+        """Inside, training steps are traced with a `timeline.Clock`."""
+        self._plan.clock = clock
+        try:
+            yield
+        finally:
+            self._plan.clock = None
 
     def _logs(
         self, run: Pipeline, head: Head, objective: Objective, data: Any

@@ -45,6 +45,7 @@ class Subgraphs:
 
     def __init__(self, graph: Any, options: dict[str, Any]):
         self._options = options
+        self._graph = graph
         self._definition = graph.as_graph_def()
         self._nodes = {node.name: node for node in self._definition.node}
         self._operations = graph.get_operations()
@@ -184,9 +185,9 @@ class Subgraphs:
         added = [fetches[i] for i in sums]
         specs = [tf.TensorSpec(t.shape, t.dtype) for t in [*inputs, *added]]
         traced = tf.function(body, **self._options)
-        return Subfunction(
-            traced.get_concrete_function(*specs), inputs, self.captures
-        )
+        concrete = traced.get_concrete_function(*specs)
+        internals.keep(concrete, self._graph)  # and so the functions it calls
+        return Subfunction(concrete, inputs, self.captures)
 
 
 class Subfunction:
