@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfgpipe import internals
+from tfgpipe import internals, placement
 from tfgpipe.schedule import Schedule, Task
 
 
@@ -169,8 +169,11 @@ class Clock:
         yield
         operations = graph.get_operations()[num_before:]
         for device, before in last_op.items():
-            own = [op for op in operations if op.device == device]
+            own = [
+                op
+                for op in operations
+                if op.device and placement.same_device(op.device, device)
+            ]
             self.start(device, [before], [])
-            self.stop(
-                Task("update", -1, -1), device, self._read(device, own).op
-            )
+            done = self._read(device, [before, *own]).op
+            self.stop(Task("update", -1, -1), device, done)
