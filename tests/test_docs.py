@@ -19,7 +19,7 @@ from test_architecture import MODULES, own_imports
 import params
 from tfgpipe import loss as loss_lib
 from tfgpipe.pipeline import REMAT
-from tfgpipe.schedule import SCHEDULES
+from tfgpipe.named_schedules import SCHEDULES
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = ["README.md", "docs/guide.md"]

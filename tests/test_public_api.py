@@ -32,6 +32,7 @@ def test_constructor_takes_the_arguments_it_promises():
         "{layers_per_cell=None}",
         "{schedule='gpipe'}",
         "{remat='except_last'}",
+        "{remat_groups=1}",
         "{name=None}",
         "**kwargs",
     ]

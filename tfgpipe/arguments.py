@@ -28,6 +28,7 @@ class Arguments:
         layers_per_cell: The cut, or None.
         schedule: Name of the schedule, or the schedule itself.
         remat: Name of the rule, or rules by cells.
+        remat_groups: Groups a cell.
 
     Attributes:
         layers: The Keras layers.
@@ -47,6 +48,7 @@ class Arguments:
         layers_per_cell: Sequence[int] | None,
         schedule: str | Schedule,
         remat: str | Mapping[Any, str],
+        remat_groups: int,
     ):
         self._problems: list[str] = []
         self.layers: list[keras.layers.Layer] = []
@@ -65,6 +67,7 @@ class Arguments:
         )
         self._resolve_devices(num_partitions)
         self.remat = self._check_remat(remat)
+        self.remat_groups = self._count("remat_groups", remat_groups)
         self._check_cut(is_default=num_partitions is None)
         if tf.distribute.has_strategy():
             self._problems.append(
@@ -90,26 +93,37 @@ class Arguments:
             "remat": self.remat
             if isinstance(self.remat, str)
             else {str(k): rule for k, rule in self.remat.items()},
+            "remat_groups": self.remat_groups,
         }
 
     def remat_by_cell(self) -> list[str]:
-        """The rule of each cell."""
-        if isinstance(self.remat, str):
-            return [self.remat] * self.num_partitions
-        return [self.remat.get(k, REMAT[0]) for k in range(self.num_partitions)]
+        """The rule of each group of each cell."""
+        rules = [
+            self.remat
+            if isinstance(self.remat, str)
+            else self.remat.get(k, REMAT[0])
+            for k in range(self.num_partitions)
+        ]
+        return [rule for rule in rules for _ in range(self.remat_groups)]
 
     def schedule_of(self, num_micro_batches: int) -> Schedule:
-        """The schedule for a mini-batch.
+        """The schedule for a mini-batch, of the groups of all cells.
 
         Args:
             num_micro_batches: How many micro-batches it has, M or fewer.
         """
         if isinstance(self.schedule, Schedule):
-            return self.schedule.limited_to(num_micro_batches)
-        num_devices = len(set(self.devices))
-        return SCHEDULES[self.schedule](
-            num_devices, num_micro_batches, self.num_partitions // num_devices
-        )
+            schedule = self.schedule.limited_to(num_micro_batches)
+        else:
+            num_devices = len(set(self.devices))
+            schedule = SCHEDULES[self.schedule](
+                num_devices,
+                num_micro_batches,
+                self.num_partitions // num_devices,
+            )
+        if self.remat_groups == 1:
+            return schedule
+        return schedule.split([self.remat_groups] * self.num_partitions)
 
     def _device_of(self, k: int) -> int:
         """Which of the devices runs cell k."""

@@ -71,6 +71,9 @@ class GPipe(Saved, Stepped):
             keeping their activations: "always", "never", or "except_last", all
             but the one whose backward pass comes first. Or a dict from the
             index of a cell to its rule; "except_last" for those left out.
+        remat_groups: In how many groups of layers a cell is computed again,
+            one after the other. With more, a device holds the activations of a
+            smaller group, and the inputs of more of them.
         name: Name of the model.
 
     Raises:
@@ -98,6 +101,7 @@ class GPipe(Saved, Stepped):
         layers_per_cell: Sequence[int] | None = None,
         schedule: str | Schedule = "gpipe",
         remat: str | Mapping[int, str] = "except_last",
+        remat_groups: int = 1,
         name: str | None = None,
         **kwargs: Any,
     ):
@@ -109,6 +113,7 @@ class GPipe(Saved, Stepped):
             layers_per_cell,
             schedule,
             remat,
+            remat_groups,
         )
         super().__init__(name=name, **kwargs)
         # XLA would compile the whole step, onto one device.
@@ -182,12 +187,15 @@ class GPipe(Saved, Stepped):
         counts = self._arguments.layers_per_cell or partition(
             self._plan.costs, self.num_partitions
         )
+        self._check_groups(counts)
         start = 0
-        for k, count in enumerate(counts):
-            layers = self.sequence[start : start + count]
-            device = self._arguments.devices[k]
-            self._plan.cells.append(Cell(k, layers, device))
-            start += count
+        for device, count in zip(self._arguments.devices, counts):
+            costs = self._plan.costs[start : start + count]
+            for size in partition(costs, self._arguments.remat_groups):
+                index = len(self._plan.cells)
+                layers = self.sequence[start : start + size]
+                self._plan.cells.append(Cell(index, layers, device))
+                start += size
         owned: set[int] = set()
         for cell in self._plan.cells:
             weights = [v for layer in cell.weights_by_layer for v in layer]
@@ -197,23 +205,35 @@ class GPipe(Saved, Stepped):
             placement.create_or_move(list(new.values()), cell.device)
             owned.update(new)
 
+    def _check_groups(self, counts: Sequence[int]) -> None:
+        if self._arguments.remat_groups > min(counts):
+            raise ValueError(
+                "`remat_groups` must be at most the number of layers of every "
+                f"cell. Received: remat_groups={self._arguments.remat_groups} "
+                f"and cells of {list(counts)} layers. Ask for fewer groups, "
+                "or split a nested model into its layers."
+            )
+
     def cells(self) -> list[CellRecord]:
         """What each cell holds, in order. The model must be built."""
         self._check_built("cells()")
         records, start = [], 0
         counted: set[int] = set()
-        for cell in self._plan.cells:
-            weights = {id(w): w for la in cell.sequence for w in la.weights}
+        groups = self._arguments.remat_groups
+        for first in range(0, len(self._plan.cells), groups):
+            parts = self._plan.cells[first : first + groups]
+            layers = [layer for part in parts for layer in part.sequence]
+            weights = {id(w): w for layer in layers for w in layer.weights}
             sizes = [
                 w.shape for key, w in weights.items() if key not in counted
             ]
             counted.update(weights)
-            stop = start + len(cell.sequence)
+            stop = start + len(layers)
             records.append(
                 CellRecord(
-                    index=cell.index,
-                    layers=tuple(layer.name for layer in cell.sequence),
-                    device=cell.device,
+                    index=first // groups,
+                    layers=tuple(layer.name for layer in layers),
+                    device=parts[0].device,
                     cost=sum(self._plan.costs[start:stop]),
                     num_params=sum(
                         tf.TensorShape(size).num_elements() for size in sizes

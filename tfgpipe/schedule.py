@@ -9,7 +9,7 @@ to the number of tasks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 
 from tfgpipe.tasks import KINDS as KINDS
 from tfgpipe.tasks import Task as Task
@@ -125,6 +125,28 @@ class Schedule:
             for own in self.tasks
         )
 
+    def split(self, groups: Sequence[int]) -> Schedule:
+        """The schedule with every cell split into several, on its device.
+
+        Args:
+            groups: How many cells each cell becomes, one after the other.
+
+        Example:
+
+        >>> one = Schedule([[("forward", 0, 0), ("backward", 0, 0)]])
+        >>> [f"{kind} {k}" for kind, k, _ in one.split([2]).tasks[0]]
+        ['forward 0', 'forward 1', 'backward 1', 'backward 0']
+        """
+        starts = [sum(groups[:k]) for k in range(len(groups))]
+        tasks: list[list[Task]] = []
+        for own in self.tasks:
+            tasks.append([])
+            for kind, k, m in own:
+                cells = range(starts[k], starts[k] + groups[k])
+                order = cells if kind == "forward" else reversed(cells)
+                tasks[-1].extend(Task(kind, cell, m) for cell in order)
+        return Schedule(tasks)
+
     def with_recompute(self, keeps: Callable[[int, int], bool]) -> Schedule:
         """The schedule with recomputations right before they are used.
 
@@ -203,32 +225,6 @@ class Schedule:
                 most[device] = max(most[device], now)
         is_training = any(task.kind in _LAST for task in self._order)
         return most if is_training else [0] * self.num_devices
-
-
-# Lists of tasks without a `Schedule`: until nothing uses them any more.
-def forward_only(num_cells: int, num_micro_batches: int) -> list[list[Task]]:
-    """Every cell runs its micro-batches in order, for evaluation."""
-    return [
-        [Task("forward", k, m) for m in range(num_micro_batches)]
-        for k in range(num_cells)
-    ]
-
-
-def _fill_drain(num_cells: int, num_micro_batches: int) -> list[list[Task]]:
-    return [
-        forward + [Task("backward", k, t.micro_batch) for t in forward[::-1]]
-        for k, forward in enumerate(forward_only(num_cells, num_micro_batches))
-    ]
-
-
-SCHEDULES: dict[str, Callable[[int, int], list[list[Task]]]] = {
-    "gpipe": _fill_drain,
-}
-
-
-def in_order(tasks: list[list[Task]]) -> Iterator[Task]:
-    """Merges the devices' lists into one in which nothing comes too early."""
-    yield from Schedule(tasks).order()
 
 
 def bubble(num_partitions: int, num_micro_batches: int) -> float:
