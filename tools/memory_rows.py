@@ -15,7 +15,7 @@ def largest(
 
     Args:
         fits: Whether it does. True up to some number, and False above.
-        guess: Where to begin. Positive.
+        guess: Where to begin. Positive. A good guess saves trials.
         tolerance: How far below the result may be, relative to it.
 
     Returns:
@@ -27,7 +27,7 @@ def largest(
     100
     """
     low, high = 0, 0  # the largest that fits, the smallest that does not
-    step, number = max(1, guess // 4), guess
+    step, number = max(1, int(tolerance * guess)), guess
     while not (low and high) and high != 1:
         if fits(number):
             low, number = number, number + step

@@ -33,7 +33,7 @@ class Size(NamedTuple):
     width: int = 64
     num_heads: int = 4
     sequence: int = 64
-    batch_size: int = 128
+    batch_size: int = 256
     optimizer: str = "adam"
 
     @property
