@@ -23,7 +23,11 @@ def step_graph(layers, k, m, x, y, **kwargs):
 
 
 def calls(graph):
-    return [op for op in graph.get_operations() if "PartitionedCall" in op.type]
+    """The calls that are tasks; those that update weights are not."""
+    found = [
+        op for op in graph.get_operations() if "PartitionedCall" in op.type
+    ]
+    return [op for op in found if "_update_" not in op.get_attr("f").name]
 
 
 def ones(*shape):

@@ -329,6 +329,29 @@ def keep(function: Any, thing: Any) -> None:
     function.graph.tfgpipe_keeps = thing
 
 
+def analysis_stopper() -> tf.Operation:
+    """An operation after which TensorFlow's passes for XLA stop looking.
+
+    They look for variables of the old kind, and build the body of every called
+    function twice for that, call by call: with hundreds of calls of large
+    functions, most of the time until the first step. This is such a variable,
+    never written or read. What depends on it is known to, and left alone.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    with tf.device("CPU:0"):
+        return graph.create_op(
+            "VariableV2",
+            [],
+            [tf.float32._as_ref],
+            attrs={
+                "shape": _Attribute(shape=tf.TensorShape([]).as_proto()),
+                "dtype": _Attribute(type=tf.float32.as_datatype_enum),
+                "container": _Attribute(s=b""),
+                "shared_name": _Attribute(s=b""),
+            },
+        )
+
+
 class Call:
     """Calls a traced function with flat arguments.
 

@@ -75,6 +75,7 @@ class Pipeline:
         clock: Any = None,
     ):
         self.cells = cells
+        x = tracer.led(x)
         with tf.device(cells[0].device):
             self.micro_batches = MicroBatches(x, num_micro_batches)
             inputs = self.micro_batches.split(x)

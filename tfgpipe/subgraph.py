@@ -187,7 +187,13 @@ class Subgraphs:
         traced = tf.function(body, **self._options)
         concrete = traced.get_concrete_function(*specs)
         internals.keep(concrete, self._graph)  # and so the functions it calls
-        return Subfunction(concrete, inputs, self.captures)
+        call = internals.Call(concrete, as_written=True)
+        # A call of a call: TensorFlow builds a called function anew for every
+        # call in the step's graph, and this way only that of one operation.
+        outer = tf.function(lambda *a: call(list(a)), **self._options)
+        wrapper = outer.get_concrete_function(*specs)
+        internals.keep(wrapper, concrete)
+        return Subfunction(wrapper, inputs, self.captures)
 
 
 class Subfunction:

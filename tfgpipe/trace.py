@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfgpipe import internals
 from tfgpipe.cell import Boundary, structure_of
 from tfgpipe.cell_function import Arguments, CellFunction
 from tfgpipe.cell_tasks import CellTasks
@@ -30,6 +31,15 @@ class Tracer:
         self._eagerly = eagerly
         self._jit_compile = jit_compile
         self._known: dict[Any, TracedCell] = {}
+
+    def led(self, x: Any) -> Any:
+        """The mini-batch, after what shortens TensorFlow's first step."""
+        if self._eagerly or self._jit_compile:
+            return x
+        with tf.control_dependencies([internals.analysis_stopper()]):
+            return tf.nest.map_structure(
+                lambda t: None if t is None else tf.identity(t), x
+            )
 
     def cells(
         self,
