@@ -1,5 +1,6 @@
 """What the documentation says is true: it is run, and its links followed."""
 
+import copy
 import doctest
 import importlib
 import json
@@ -12,17 +13,19 @@ import subprocess
 import sys
 from importlib.util import find_spec
 
+import absl.flags
 import keras
 import pytest
 from test_architecture import MODULES, own_imports
 
 import params
 from tfgpipe import loss as loss_lib
-from tfgpipe.pipeline import REMAT
 from tfgpipe.named_schedules import SCHEDULES
+from tfgpipe.pipeline import REMAT
+from tools import bench
 
 ROOT = pathlib.Path(__file__).parent.parent
-PAGES = ["README.md", "docs/guide.md"]
+PAGES = ["README.md", "docs/guide.md", "docs/performance.md"]
 PACKAGES = ["tfgpipe", "models", "params", "tools"]
 DOCTEST_FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -93,6 +96,9 @@ def run_blocks(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_examples_of_page_run_and_print_what_is_shown(page):
+    if not any(block[0] == "python" for block in blocks(page)):
+        assert page == "docs/performance.md"  # its tables take too long
+        return
     printed = iter(run_blocks(page))
     checker = doctest.OutputChecker()
     output, shown = "", 0
@@ -176,7 +182,9 @@ def commands(page):
     """Commands of the shell blocks, and those in backticks in the text."""
     shell = "".join(block[2] for block in blocks(page) if block[0] == "sh")
     found = shell.replace("\\\n", " ").splitlines()
-    inline = re.findall(r"`((?:make|python|pip)\s[^`]*)`", prose(page))
+    inline = re.findall(
+        r"`((?:\.venv/bin/)?(?:make|python|pip)\s[^`]*)`", prose(page)
+    )
     return [command for command in [*found, *inline] if command]
 
 
@@ -186,7 +194,9 @@ def test_commands_exist(page):
     assert commands(page)
     for command in commands(page):
         program, *words = shlex.split(command)
-        check[program](words)
+        if command == "python3 -m venv .venv":  # what the others are from
+            continue
+        check[program.removeprefix(".venv/bin/")](words)
 
 
 def check_make(words):
@@ -208,7 +218,25 @@ def check_python(words):
 
 
 def check_flags(module, arguments):
-    source = text(f"{module.replace('.', '/')}.py")
+    """The module has these flags, and takes their values."""
+    if module == "tools.bench":
+        name, *arguments = arguments
+        assert name in bench.COMMANDS
+        check_parsed(importlib.import_module(f"tools.bench_{name}"), arguments)
+    elif module == "tools.train":
+        check_train(arguments)
+    else:
+        check_parsed(importlib.import_module(module), arguments)
+
+
+def check_parsed(module, arguments):
+    """The module's own flags take them, and nothing is left."""
+    values = copy.deepcopy(module.FLAGS)
+    assert values(["program", *arguments])[1:] == []
+
+
+def check_train(arguments):
+    source = text("tools/train.py")
     flags = re.findall(r"flags\.DEFINE_\w+\(\s*\"(\w+)\"", source)
     for argument in arguments:
         flag, _, value = argument.removeprefix("--").partition("=")
@@ -220,8 +248,37 @@ def check_flags(module, arguments):
 
 
 def check_pip(words):
-    assert words == ["install", "."]
-    assert (ROOT / "setup.py").exists()
+    command, *what = words
+    assert command == "install"
+    found = re.fullmatch(r"(?:-e )?\.(?:\[(\w+)\])?", " ".join(what))
+    assert found
+    assert not found[1] or f'"{found[1]}": ' in text("setup.py")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/performance.md"])
+def test_every_benchmark_is_shown(page):
+    shown = {
+        words[3]
+        for words in map(shlex.split, commands(page))
+        if words[1:3] == ["-m", "tools.bench"]
+    }
+    assert shown == set(bench.COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "tools.bench nonsense",
+        "tools.bench efficiency --nonsense=1",
+        "tools.bench memory --schedule=nonsense",
+        "tools.timeline --schedule=nonsense",
+        "tools.timeline nonsense",
+        "tools.train --nonsense=1",
+    ],
+)
+def test_wrong_flags_are_noticed(arguments):
+    with pytest.raises((AssertionError, absl.flags.Error)):
+        check_python(["-m", *arguments.split()])
 
 
 # -------------------------------------------------------- names in the text

@@ -104,7 +104,7 @@ def optimizers(name):
     if name == "adamw":
         return keras.optimizers.AdamW(0.01, weight_decay=0.1)
     if name == "momentum":
-        return keras.optimizers.SGD(0.05, momentum=0.9)
+        return keras.optimizers.SGD(0.01, momentum=0.9)
     return keras.optimizers.Adam(0.01)
 
 

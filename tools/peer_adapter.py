@@ -3,7 +3,7 @@
 Not run by hand. It speaks the protocol of `common.py`, a file of the folder
 that --peers_dir names, which has to be on the Python path: sizes, weights and
 data of the work, and the loop that answers "step" and "mem". A variant is
-"<schedule>", "<schedule>,remat=<rule>", or empty.
+"<schedule>,remat=<rule>,remat_groups=<number>", the last two optional.
 """
 
 import os
@@ -68,7 +68,9 @@ def build(arguments: Any) -> tuple[tfgpipe.GPipe, np.ndarray]:
     """
     work = {"A": blocks, "B": convolutions}.get(arguments.workload)
     layers, weights, x = work() if work else timed(arguments.K, arguments.M)
-    schedule, _, remat = arguments.variant.partition(",remat=")
+    schedule, *options = arguments.variant.split(",")
+    given = dict(option.split("=") for option in options)
+    remat = given.get("remat", "except_last") if arguments.remat else "never"
     # Two cells a device, as the peers have.
     chunks = 2 if schedule == "interleaved" and arguments.K > 1 else 1
     cuts = common.cuts(arguments.workload, arguments.K * chunks, arguments.cut)
@@ -79,7 +81,8 @@ def build(arguments: Any) -> tuple[tfgpipe.GPipe, np.ndarray]:
         devices=[f"CPU:{k}" for k in range(arguments.K)],
         layers_per_cell=[stop - start for start, stop in cuts],
         schedule=schedule or "gpipe",
-        remat=(remat or "except_last") if arguments.remat else "never",
+        remat=remat,
+        remat_groups=int(given.get("remat_groups", 1)),
     )
     for layer, values in zip(layers, weights):
         load(layer, values)

@@ -54,7 +54,9 @@ def _torch(variant: str) -> Peer:
 PEERS = {
     "gpipe": _ours("gpipe"),
     "gpipe-always": _ours("gpipe,remat=always"),
+    "gpipe-groups": _ours("gpipe,remat_groups=4"),
     "1f1b": _ours("1f1b"),
+    "1f1b-groups": _ours("1f1b,remat_groups=4"),
     "interleaved": _ours("interleaved", "AB"),
     "zero_bubble": _ours("zero_bubble"),
     "lingvo": Peer("peer_lingvo.py", "lingvo", "lingvo", "", "lingvo"),
@@ -146,7 +148,7 @@ def is_possible(c: Configuration) -> bool:
         return c.remat != (c.k == c.m == 1)
     if c.peer == "torch-1f1b":
         return c.m >= c.k
-    return c.peer != "gpipe-always" or c.remat
+    return c.remat or "remat" not in PEERS[c.peer].variant
 
 
 def start(
