@@ -171,9 +171,10 @@ def test_links_point_to_something(page):
     assert not [t for t in relative if not points_to_something(page, t)]
 
 
-def test_contents_of_the_guide_are_its_chapters():
-    found = re.findall(r"^\* \[.*\]\(#(.*)\)$", text("docs/guide.md"), re.M)
-    chapters = re.findall(r"^## (.*)$", text("docs/guide.md"), re.M)
+@pytest.mark.parametrize("page", ["docs/guide.md", "docs/performance.md"])
+def test_contents_of_a_page_are_its_chapters(page):
+    found = re.findall(r"^\* \[.*\]\(#(.*)\)$", text(page), re.M)
+    chapters = re.findall(r"^## (.*)$", text(page), re.M)
     assert found == [c.lower().replace(" ", "-") for c in chapters]
 
 
