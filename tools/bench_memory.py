@@ -18,6 +18,7 @@ it would be in the memory of the host, beside real accelerators.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from absl import flags
 
@@ -79,6 +80,13 @@ for _name, _default, _meaning in (
     ("batch_size", Size().batch_size, "Examples in a mini-batch."),
 ):
     flags.DEFINE_integer(_name, _default, _meaning, 1, flag_values=FLAGS)
+define_numbers(
+    FLAGS,
+    "remat_groups",
+    [1],
+    "Groups of layers in which a cell is computed again; for table "
+    "`schedules`, and the first is for the others.",
+)
 flags.DEFINE_enum(
     "optimizer",
     "adam",
@@ -119,6 +127,7 @@ _LAYERS = [
 _SCHEDULES = [
     Column("schedule", "schedule"),
     Column("remat", "remat"),
+    Column("groups", "groups"),
     Column("k", "K"),
     Column("m", "M"),
     Column("layers", "L"),
@@ -239,6 +248,7 @@ def _jobs(
             values.remat[0],
             limit_mib,
             _chunks(values.schedule[0]),
+            values.remat_groups[0],
             values.rounds,
         )
         for k in [0, *values.k]
@@ -265,9 +275,14 @@ def _same_layers(values: flags.FlagValues, size: Size, report: Report) -> Table:
 def _schedules(values: flags.FlagValues, size: Size, report: Report) -> Table:
     title = f"The same model with other schedules. {_about(size)}"
     table = report.add(Table("schedules", title, _SCHEDULES))
-    pairs = [(s, r) for r in values.remat for s in values.schedule]
-    first: dict[str, float] = {}
-    for schedule, remat in progress(pairs, "memory"):
+    ways = [
+        (schedule, remat, groups)
+        for remat in values.remat
+        for groups in (values.remat_groups if remat != "never" else [1])
+        for schedule in values.schedule
+    ]
+    first: dict[Any, float] = {}
+    for schedule, remat, groups in progress(ways, "memory"):
         job = Job(
             size,
             values.schedule_layers,
@@ -276,13 +291,15 @@ def _schedules(values: flags.FlagValues, size: Size, report: Report) -> Table:
             schedule,
             remat,
             chunks=_chunks(schedule),
+            remat_groups=groups,
             num_steps=values.rounds,
         )
         outcome = memory_trial.run(job)
         row = row_of(job, outcome, None) | {"schedule": schedule}
         most = row["activations_mib"]
-        row["remat"] = remat
-        row["activations_mib_ratio"] = most / first.setdefault(remat, most)
+        row |= {"remat": remat, "groups": groups}
+        base = first.setdefault((remat, groups), most)
+        row["activations_mib_ratio"] = most / base
         row["by_device"] = " ".join(
             f"{u.activations:.1f}" for u in outcome.uses
         )

@@ -1,5 +1,8 @@
 """Trains a Transformer on accelerators with little memory, if it fits.
 
+It has an embedding, as many blocks as it is asked for, and one output for each
+position, so that what is fed to the devices is small.
+
 Every trial has processes of its own: the accelerators, and one that builds the
 model on their devices and trains a few steps. Naive is plain Keras on one
 accelerator.
@@ -17,6 +20,7 @@ from tools.memory_worker import Accelerators, Memory
 
 _MIB = 2**20
 _DIES_SECONDS = 10.0
+_VOCABULARY = 256
 
 
 class Size(NamedTuple):
@@ -55,6 +59,7 @@ class Job(NamedTuple):
         limit_mib: What an accelerator may use above a process without a
             model; 0 is no limit.
         chunks: Cells of an accelerator.
+        remat_groups: As in `tfgpipe.GPipe`.
         num_steps: Steps whose peak is measured, after two others.
     """
 
@@ -66,6 +71,7 @@ class Job(NamedTuple):
     remat: str = "except_last"
     limit_mib: float = 0
     chunks: int = 1
+    remat_groups: int = 1
     num_steps: int = 1
 
 
@@ -206,12 +212,15 @@ def _model(job: Job) -> tuple[Any, Callable[[], Any]]:
 
     size = job.size
     keras.utils.set_random_seed(0)
-    layers = [keras.Input((size.sequence, size.width))]
+    layers = [
+        keras.Input((size.sequence,), dtype="int32"),
+        keras.layers.Embedding(_VOCABULARY, size.width),
+    ]
     layers += [
         TransformerBlock(size.num_heads, 4 * size.width)
         for _ in range(job.num_layers)
     ]
-    layers.append(keras.layers.Dense(1))  # its outputs are small
+    layers.append(keras.layers.Dense(1))
     optimizers = {
         "adam": keras.optimizers.Adam(1e-3),
         "sgd": keras.optimizers.SGD(1e-3),
@@ -237,19 +246,21 @@ def _model(job: Job) -> tuple[Any, Callable[[], Any]]:
             layers_per_cell=_cut(job),
             schedule=job.schedule,
             remat=job.remat,
+            remat_groups=job.remat_groups,
         )
     model.compile(optimizer, "mse", jit_compile=False)
     shape = (size.batch_size, size.sequence)
-    x = np.random.default_rng(0).standard_normal((*shape, size.width))
-    x, y = x.astype("float32"), np.zeros((*shape, 1), "float32")
+    x = np.random.default_rng(0).integers(0, _VOCABULARY, shape, "int32")
+    y = np.zeros((*shape, 1), "float32")
     return model, lambda: model.train_on_batch(x, y)
 
 
 def _cut(job: Job) -> list[int]:
-    """Blocks a cell; the last one also has the layer on top."""
+    """Layers a cell: blocks, and a layer more at either end."""
     num_cells = job.k * job.chunks
     blocks, rest = divmod(job.num_layers, num_cells)
     cut = [blocks + (cell < rest) for cell in range(num_cells)]
+    cut[0] += 1
     cut[-1] += 1
     return cut
 

@@ -59,7 +59,7 @@ class Worker:
         self.ready: dict[str, Any] | None = None
         self.steps: list[Step] = []
         self._last_line = ""
-        self._errors = tempfile.TemporaryFile("w+")
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115, as it stays
         self._process = subprocess.Popen(
             list(command),
             stdin=subprocess.PIPE,
