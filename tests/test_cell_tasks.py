@@ -182,7 +182,7 @@ def test_gradients_are_added_to_the_sum_so_far(halves):
 
 @pytest.mark.parametrize("name", ["weightless", "frozen"])
 def test_cell_without_weights_has_no_gradients_of_weights(name):
-    output, dx, dw, function, arguments = run(name, halves=True, keeps=True)
+    _, dx, dw, function, arguments = run(name, halves=True, keeps=True)
     _, plain_dx, _ = plain(function, arguments, 0)
     assert dw == []
     np.testing.assert_allclose(dx[0], plain_dx[0], 1e-6)
@@ -217,7 +217,7 @@ def test_cell_whose_inputs_need_no_gradient_is_not_split():
     assert not tasks.is_split
 
 
-# ------------------------------------------------------- casts of mixed precision
+# ----------------------------------------------------- casts of weights
 def casts(m, **kwargs):
     """Casts to bfloat16 in a training step: outside of functions, and all."""
     keras.config.set_dtype_policy("mixed_bfloat16")

@@ -226,6 +226,26 @@ def test_jit_compile_compiles_each_cell_and_not_the_step(monkeypatch):
     assert_close(weights(model), weights(reference), tolerance=1e-5)
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "zero_bubble"])
+def test_recurrent_layers_are_compiled_where_all_is_computed_again(schedule):
+    def recurrent():
+        units = [kl.LSTM(3, return_sequences=True), kl.GRU(3), kl.Dense(2)]
+        return [keras.Input((5, 4)), *units]
+
+    x, y = np.ones((4, 5, 4), "float32"), np.ones((4, 2), "float32")
+    losses = [
+        compiled(model, "sgd", jit_compile=jit).train_on_batch(x, y)
+        for model, jit in (
+            (sequential(recurrent), False),
+            (
+                pipeline(recurrent, m=2, remat="always", schedule=schedule),
+                True,
+            ),
+        )
+    ]
+    assert_close(losses[1], losses[0], tolerance=1e-5)
+
+
 def test_step_without_jit_compile_has_no_compiled_function():
     whole, functions = compiled_calls(compiled(pipeline()))
     assert not whole

@@ -1,10 +1,16 @@
 """A test for each private name: it fails when Keras or TensorFlow moves it."""
 
+import ast
+import contextlib
+import gc
+import pathlib
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers as kl
+from tensorflow.python.ops import control_flow_util
 
 import tfgpipe
 from tfgpipe import internals
@@ -61,6 +67,38 @@ def test_compiled_loss_and_metrics_are_found():
     )
     assert internals.metric_function(keras.metrics.Mean()) is None
     assert internals.loss_tracker(model).name == "loss"
+
+
+def test_losses_and_metrics_are_built_without_data():
+    model = tfgpipe.GPipe([keras.Input((2,)), kl.Dense(2)], 1)
+    model.compile("sgd", "mse", metrics=["mae"])
+    spec = keras.KerasTensor((None, 2))
+    assert not internals.compiled_loss(model).built
+    internals.build_losses_and_metrics(model, spec, spec, spec, None)
+    assert internals.compiled_loss(model).built
+    assert internals.compiled_metrics(model).built
+
+
+@pytest.mark.parametrize("takes_training", [False, True])
+def test_overridden_loss_is_computed_with_or_without_training(takes_training):
+    if takes_training:
+
+        class Model(tfgpipe.GPipe):
+            def compute_loss(
+                self, x, y, y_pred, sample_weight=None, training=True
+            ):
+                return 7.0 if training else 5.0
+
+    else:
+
+        class Model(tfgpipe.GPipe):
+            def compute_loss(self, x, y, y_pred, sample_weight=None):
+                return 7.0
+
+    model = Model([kl.Dense(1)], 1)
+    model.compile("sgd", "mse")
+    one = tf.ones([2, 1])
+    assert internals.compute_loss(model, one, one, one, None, True) == 7.0
 
 
 def test_losses_are_replaced_for_a_while():
@@ -137,29 +175,142 @@ def test_optimizer_does_not_reduce_over_replicas_inside(wrapped):
     assert "_all_reduce_sum_gradients" not in vars(inner)
 
 
-def attribute_of_call(scope):
-    @tf.function
+def test_method_is_replaced_for_a_while():
+    optimizer = keras.optimizers.SGD()
+    with internals.replaced_method(optimizer, "update_step", len):
+        assert optimizer.update_step("abc") == 3
+    assert "update_step" not in vars(optimizer)
+    assert optimizer.update_step.__func__ is keras.optimizers.SGD.update_step
+
+
+@pytest.mark.parametrize(
+    ("make", "own", "shared"),
+    [
+        (keras.optimizers.SGD, 0, {"iteration", "learning_rate"}),
+        (lambda: keras.optimizers.SGD(momentum=0.9, use_ema=True), 2, None),
+        (keras.optimizers.Adam, 2, {"iteration", "learning_rate"}),
+        (lambda: keras.optimizers.Adam(amsgrad=True), 3, None),
+        (
+            lambda: keras.optimizers.Adam(gradient_accumulation_steps=2),
+            3,
+            None,
+        ),
+        (keras.optimizers.Adafactor, 3, None),
+        (keras.optimizers.Nadam, 2, None),
+    ],
+)
+@pytest.mark.parametrize("number", [1, 2])
+def test_slots_of_a_variable_are_found(make, own, shared, number):
+    variables = [keras.Variable(np.ones(i + 2)) for i in range(number)]
+    optimizer = make()
+    optimizer.build(variables)
+    all_slots = [internals.slots(optimizer, v) for v in variables]
+    assert [len(slots) for slots in all_slots] == [own] * number
+    rest = internals.shared_variables(optimizer)
+    found = {id(v) for v in rest} | {id(v) for s in all_slots for v in s}
+    assert found == {id(v) for v in optimizer.variables}
+    assert shared is None or {v.name for v in rest} == shared
+
+
+def test_optimizer_updates_inside_a_scope():
+    variables = [keras.Variable([1.0, 2.0]), keras.Variable([3.0, 4.0])]
+    optimizer = keras.optimizers.SGD(0.5, momentum=0.5)
+    optimizer.build(variables)
+    (momentum,) = internals.slots(optimizer, variables[0])
+    scope = keras.StatelessScope(
+        [(v, tf.identity(v.value)) for v in (momentum, *variables)]
+    )
+    with internals.updating_in_scope(optimizer, variables[0], scope):
+        # asked for the second variable, it takes the first one's slots
+        optimizer.assign_add(momentum, [1.0, 1.0])
+        optimizer.assign_sub(variables[0], [1.0, 1.0])
+        index = optimizer._get_variable_index(variables[1])
+    assert index == 0
+    np.testing.assert_array_equal(
+        scope.get_current_value(variables[0]), [0.0, 1.0]
+    )
+    np.testing.assert_array_equal(scope.get_current_value(momentum), [1, 1])
+    np.testing.assert_array_equal(variables[0].numpy(), [1.0, 2.0])
+    assert optimizer._get_variable_index(variables[1]) == 1
+
+
+def test_optimizers_inside_others_are_found():
+    inner = keras.optimizers.SGD()
+    outer = keras.optimizers.LossScaleOptimizer(inner)
+    assert internals.with_inner(outer) == [outer, inner]
+    assert internals.with_inner(inner) == [inner]
+
+
+@pytest.mark.parametrize("as_written", [False, True])
+@pytest.mark.parametrize("jit_compile", [None, True])
+@pytest.mark.parametrize("stateful", [False, True])
+def test_call_calls_as_the_function_itself_would(
+    as_written, jit_compile, stateful
+):
+    count = tf.Variable(0.0)
+
+    @tf.function(jit_compile=jit_compile, autograph=False)
+    def function(x, y):
+        if stateful:
+            tf.raw_ops.AssignAddVariableOp(
+                resource=count.handle, value=tf.constant(1.0)
+            )
+        return [x + y, x[:1]]
+
+    spec = tf.TensorSpec([2])
+    concrete = function.get_concrete_function(spec, spec)
+    call = internals.Call(concrete, as_written)
+
+    @tf.function(autograph=False)
+    def outer(x, y):
+        return call([x, y, *(t for t in concrete.captured_inputs)])
+
+    one = tf.ones([2])
+    traced = outer.get_concrete_function(one, one)
+    (op,) = [o for o in traced.graph.get_operations() if "Call" in o.type]
+    assert op.type == ("Stateful" if stateful else "") + "PartitionedCall"
+    assert op.outputs[1].shape == (1,)
+    config = tf.compat.v1.ConfigProto.FromString(op.get_attr("config_proto"))
+    rewrites = config.graph_options.rewrite_options
+    assert rewrites.disable_meta_optimizer == as_written
+    assert ("_XlaMustCompile" in op.node_def.attr) == bool(jit_compile)
+    a, b = outer(one, one)
+    np.testing.assert_array_equal(a, [2, 2])
+    np.testing.assert_array_equal(b, [1])
+    assert float(count) == stateful
+
+
+def test_function_that_only_a_name_calls_is_kept():
+    """TensorFlow would forget it, and fail at run time."""
+
+    def nested():
+        inner = tf.function(lambda x: x + 1.0, autograph=False)
+        concrete = inner.get_concrete_function(tf.TensorSpec([1]))
+        call = internals.Call(concrete, as_written=True)
+        outer = tf.function(lambda x: call([x]), autograph=False)
+        found = outer.get_concrete_function(tf.TensorSpec([1]))
+        internals.keep(found, concrete)
+        return found
+
+    function = nested()
+    gc.collect()
+    np.testing.assert_array_equal(function(tf.ones([1]))[0], [2.0])
+
+
+def test_operations_are_made_for_xla_inside():
+    """TensorFlow asks for it where it differentiates a loop."""
+    seen = []
+
+    @tf.function(autograph=False)
     def function(x):
-        return x + 1.0
+        graph = tf.compat.v1.get_default_graph()
+        for scope in (internals.in_xla, contextlib.nullcontext):
+            with scope():
+                seen.append(control_flow_util.GraphOrParentsInXlaContext(graph))
+        return x
 
-    concrete = function.get_concrete_function(tf.TensorSpec([2]))
-
-    @tf.function
-    def outer(x):
-        with scope():
-            return concrete(x)
-
-    graph = outer.get_concrete_function(tf.TensorSpec([2])).graph
-    (call,) = [o for o in graph.get_operations() if "Call" in o.type]
-    config = tf.compat.v1.ConfigProto.FromString(call.get_attr("config_proto"))
-    return config.graph_options.rewrite_options.disable_meta_optimizer
-
-
-def test_calls_are_unoptimized_inside():
-    import contextlib
-
-    assert attribute_of_call(internals.unoptimized_calls)
-    assert not attribute_of_call(contextlib.nullcontext)
+    function(tf.ones([]))
+    assert seen == [True, False]
 
 
 def test_independent_operations_are_not_ordered():
@@ -179,22 +330,26 @@ def test_independent_operations_are_not_ordered():
     assert second not in third.control_inputs
 
 
-def test_outer_tensor_is_what_was_captured():
-    value = tf.constant([1.0])
+def test_outer_tensors_are_what_was_captured():
+    value, variable = tf.constant([1.0]), tf.Variable([2.0])
+    outer = internals.OuterTensors()
     seen = []
 
-    @tf.function
+    @tf.function(autograph=False)
     def function():
-        y = value + 1.0
-        captured = y.op.inputs[0]
-        seen.append(internals.outer_tensor(captured))
-        seen.append(internals.outer_tensor(y))
+        y = value + variable
+        for tensor in y.op.inputs:
+            seen.append(outer.of(tensor))
+            seen.append([outer.of(t) for t in tensor.op.inputs])
+        seen.append(outer.of(y))
         return y
 
     function()
     assert seen[0] is value
-    assert seen[1] is None
+    assert seen[3][0] is variable.handle
+    assert seen[2] is seen[4] is None
     assert internals.is_eager(value)
+    assert not internals.is_eager(seen)
 
 
 def test_element_spec_of_an_epoch_is_found_without_reading_it():
@@ -226,6 +381,52 @@ def test_remat_scope_of_a_layer_is_told():
         scoped = kl.Dense(2)
     assert internals.remat_mode(plain) is None
     assert internals.remat_mode(scoped) is not None
+
+
+class Own(kl.Layer):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.scale = 2.0
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=shape)
+        self.dense = kl.Dense(2)
+
+    def call(self, x):
+        return x * self.scale
+
+
+def test_attributes_of_a_layer_that_its_code_may_see():
+    layer = Own(name="a", dtype="float16", trainable=False)
+    layer.build((2, 2))
+    found = internals.own_attributes(layer)
+    assert found["scale"] == 2.0
+    assert found["kernel"] is layer.kernel
+    assert found["dense"] is layer.dense
+    assert found["_trainable"] is False
+    assert found["_dtype_policy"].name == "float16"
+    assert not {"name", "_path", "_lock", "built", "_inbound_nodes"} & {*found}
+
+
+def test_attributes_do_not_change_when_a_layer_is_called():
+    layer = Own()
+    layer.build((2, 2))
+    before = {*internals.own_attributes(layer)}
+    layer(keras.Input((2,)))
+    assert {*internals.own_attributes(layer)} == before
+
+
+def test_seed_generator_is_told_by_its_state_alone():
+    one, other = keras.random.SeedGenerator(1), keras.random.SeedGenerator(2)
+    kept = internals.own_attributes(one)
+    assert kept.keys() == internals.own_attributes(other).keys()
+    assert kept["state"] is one.state
+    assert [v for v in kept.values() if isinstance(v, int)] == []
+
+
+def test_variable_tells_whether_it_is_cast():
+    assert internals.autocasts(keras.Variable([1.0]))
+    assert not internals.autocasts(keras.Variable([1.0], autocast=False))
 
 
 def test_what_keras_defines_is_told():
@@ -260,3 +461,24 @@ def test_seed_generator_of_keras_keeps_its_value():
         keras.random.normal((2,))
     a, b = keras.random.normal((2,)), keras.random.normal((2,))
     assert not np.array_equal(a, b)
+
+
+def test_every_function_has_a_test():
+    """Each is named here, or used by what is."""
+    source = pathlib.Path(internals.__file__).read_text()
+    names = {
+        node.name
+        for node in ast.parse(source).body
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+        and not node.name.startswith("_")
+    }
+    text = pathlib.Path(__file__).read_text()
+    indirectly = {
+        "BuiltBeforeTracing",
+        "analysis_stopper",
+        "seed_generator_kept",
+    }
+    missing = {
+        name for name in names - indirectly if f"internals.{name}" not in text
+    }
+    assert not missing

@@ -1,91 +1,200 @@
+"""What is traced, how often, and which cells share it."""
+
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
+from graphs import called, step_graph, tasks
 from keras import layers as kl
 from kinds import Block
 
 import tfgpipe
+from tfgpipe.eager_cell import EagerCell
 from tfgpipe.trace import Tracer
 
-SPEC = tf.TensorSpec([None, 4])
 
-
-def called_functions(layers, k, m=2):
-    """Names of the functions that the calls in a training step call."""
-    model = tfgpipe.GPipe(layers, k, m, remat="always")
+def called_functions(layers, k, m=2, **kwargs):
+    """Names of the functions that the tasks of a training step call."""
+    model = tfgpipe.GPipe(layers, k, m, remat="always", **kwargs)
     model.compile("sgd", "mse")
-    x = tf.ones([4, 6, 4])
-    y = tf.zeros_like(model(x))
-    model._prepare(x, y, None, True)
-    graph = (
-        tf.function(model.train_step, autograph=False)
-        .get_concrete_function((x, y))
-        .graph
-    )
-    return {
-        op.get_attr("f").name
-        for op in graph.get_operations()
-        if "PartitionedCall" in op.type
-    }
+    x = np.ones((4, 6, 4), "float32")
+    graph = step_graph(model, x, np.zeros_like(model(x)))
+    return {called(op) for op in tasks(graph)}
+
+
+def dense(count, units=4):
+    return [kl.Dense(units, "tanh", name=f"d{i}") for i in range(count)]
 
 
 def test_equal_cells_share_their_functions():
-    """The first has no gradient by its input, the last has the loss."""
-    names = called_functions([Block(4) for _ in range(8)], k=4)
-    assert len(names) == 5  # of 8: two cells in the middle share both, and
-    # the first cell's forward function is theirs too
+    """Of four cells the last has the loss; the others are equal."""
+    names = called_functions(dense(8), k=4)
+    # forward, recompute, backward, and backward with a sum so far; the first
+    # cell's backward functions have no gradient of the inputs
+    assert len(names) == 4 + 2 + 4
+
+
+def test_schedule_with_halves_shares_them():
+    names = called_functions(dense(8), k=4, schedule="zero_bubble")
+    # forward, recompute, input gradient and weight gradient with and without
+    # a sum; the first cell's backward pass is in one
+    assert len(names) == 5 + 2 + 5
+
+
+def test_blocks_of_layers_share_too():
+    assert len(called_functions([Plain() for _ in range(8)], k=4)) == 4 + 2 + 4
+
+
+class Plain(kl.Layer):
+    """A block whose layers are attributes."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.norm = kl.LayerNormalization()
+        self.attention = kl.MultiHeadAttention(2, 2)
+        self.dense = [kl.Dense(8, "gelu"), kl.Dense(4)]
+
+    def build(self, shape):
+        self.norm.build(shape)
+        self.attention.build(shape, shape)
+        self.dense[0].build(shape)
+        self.dense[1].build((*shape[:-1], 8))
+
+    def call(self, x):
+        h = self.norm(x)
+        h = x + self.attention(h, h)
+        return x + self.dense[1](self.dense[0](h))
+
+
+@pytest.mark.parametrize("k", [2, 3])
+def test_nested_models_give_the_right_numbers_shared_or_not(k):
+    layers = [Block(4) for _ in range(3)]
+    model = tfgpipe.GPipe([keras.Input((6, 4)), *layers], k, 2)
+    x = np.random.default_rng(0).standard_normal((4, 6, 4)).astype("float32")
+    expected = x
+    for layer in layers:
+        expected = layer(expected)
+    np.testing.assert_allclose(
+        model.predict(x, verbose=0), expected, 1e-5, 1e-5
+    )
 
 
 def test_cells_that_differ_in_a_constant_do_not_share():
     names = called_functions(
         [kl.LayerNormalization(epsilon=10.0**-i) for i in range(1, 7)], k=6
     )
-    assert len(names) == 12
+    assert len(names) == 6 * 4
 
 
-def test_functions_with_equal_graphs_are_traced_to_one():
-    trace = Tracer(eagerly=False, jit_compile=False)
-    double = trace(lambda x: {"y": x * 2.0, "none": None}, (SPEC,))
-    again = trace(lambda z: {"y": z * 2.0, "none": None}, (SPEC,))
-    other = trace(lambda x: {"y": x * 3.0, "none": None}, (SPEC,))
-    swapped = trace(lambda x: {"none": x * 2.0, "y": None}, (SPEC,))
-    assert double is again
-    assert len({id(double), id(other), id(swapped)}) == 3
+def test_cells_of_other_shapes_do_not_share():
+    layers = [kl.Dense(n, "tanh") for n in (4, 5, 4, 5, 4)]
+    names = called_functions(layers, k=5)
+    assert len(names) == 4 * 4  # the second and the fourth are equal
 
 
-def test_loops_are_compared_by_what_they_compute():
-    def loop(factor):
-        return lambda x: tf.while_loop(
-            lambda i, _: i < 3, lambda i, x: (i + 1, x * factor), (0, x)
-        )
+def test_cells_that_take_another_structure_do_not_share():
+    def wrap(key):
+        return kl.Lambda(lambda x: {key: x})
 
-    trace = Tracer(eagerly=False, jit_compile=False)
-    first, second = trace(loop(2.0), (SPEC,)), trace(loop(2.0), (SPEC,))
-    assert first is second
-    assert first is not trace(loop(4.0), (SPEC,))
+    def unwrap(key):
+        return kl.Lambda(lambda x: x[key])
 
-
-def test_functions_that_capture_are_not_shared():
-    trace = Tracer(eagerly=False, jit_compile=False)
-    a, b = tf.constant(2.0), tf.constant(3.0)
-    first = trace(lambda x: x * a, (SPEC,))
-    second = trace(lambda x: x * b, (SPEC,))
-    np.testing.assert_array_equal(first(tf.ones([1, 4])), 2 * np.ones((1, 4)))
-    np.testing.assert_array_equal(second(tf.ones([1, 4])), 3 * np.ones((1, 4)))
+    layers = [wrap("a"), unwrap("a"), wrap("b"), unwrap("b"), kl.Dense(4)]
+    model = tfgpipe.GPipe([keras.Input((4,)), *layers], 5)
+    x = np.ones((2, 4), "float32")
+    np.testing.assert_allclose(model.predict(x, verbose=0), layers[-1](x), 1e-6)
 
 
-def test_eagerly_the_function_is_left_as_it_is():
-    def function(x):
-        return x
+def test_cells_share_across_gradients_that_come_in_or_do_not():
+    """One output of the second cell leads nowhere."""
 
-    assert Tracer(True, False)(function, (SPEC,)) is function
+    class Pair(kl.Layer):
+        def __init__(self):
+            super().__init__()
+            self.dense = kl.Dense(4, "tanh")
+
+        def build(self, shapes):
+            self.dense.build(shapes[0])
+
+        def call(self, x):
+            return self.dense(x[0]), x[1] * 2.0
+
+    class First(kl.Layer):
+        def call(self, x):
+            return x, x
+
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+
+    class Last(kl.Layer):
+        def call(self, x):
+            return x[0]
+
+    def layers():
+        middle = [Pair() for _ in range(4)]
+        return [keras.Input((4,)), First(), *middle, Last(), kl.Dense(1)]
+
+    x = np.random.default_rng(0).standard_normal((6, 4))
+    results = []
+    for k in (1, 7):
+        keras.utils.set_random_seed(1)
+        model = tfgpipe.GPipe(layers(), k, 2)
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        model.train_on_batch(x, x[:, :1])
+        results.append([w.numpy() for w in model.weights])
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_python_runs_a_layer_once_a_trace():
+    """Whatever M, with the backward pass: forward, gradients, halves."""
+    count = []
+
+    class Counted(kl.Dense):
+        def call(self, x):
+            count.append(x)
+            return super().call(x)
+
+    layers = [Counted(4, name=f"c{i}") for i in range(4)]
+    model = tfgpipe.GPipe(layers, 4, 8, remat="always", schedule="zero_bubble")
+    model.compile("sgd", "mse")
+    model.build((None, 4))
+    count.clear()
+    ones = np.ones((16, 4), "float32")
+    model.train_on_batch(ones, ones)
+    assert len(count) == 2  # three equal cells, and the last
+
+
+def test_eagerly_python_runs_the_cells():
+    tracer = Tracer(eagerly=True, jit_compile=False)
+    made = tracer.cells([None, None], tf.ones([2]), [None] * 2, [0, 1], None)
+    assert [type(cell) for cell in made] == [EagerCell, EagerCell]
 
 
 def test_seeded_layers_that_share_draw_their_own_masks():
-    """Seeds are arguments, so equal dropout layers share functions."""
-    layers = [kl.Dropout(0.5, seed=i) for i in range(3)]
-    assert len(called_functions(layers + [kl.Dense(4)], k=4)) <= 4
+    """Seeds are arguments, so equal dropout layers share a trace."""
     keras.utils.set_random_seed(1)
-    model = tfgpipe.GPipe([kl.Dropout(0.5, seed=1), kl.Dropout(0.5, seed=2)], 2)
-    out = model(np.ones((1, 200)), training=True).numpy()
-    assert 20 < (out != 0).sum() < 80  # a quarter, not a half
+    keep = [Kept() for _ in range(3)]
+    model = tfgpipe.GPipe([keras.Input((300,)), *keep, kl.Dense(1)], 4, 2)
+    model.compile("sgd", "mse")
+    model.train_on_batch(np.ones((2, 300)), np.ones((2, 1)))
+    shares = [float(layer.share.numpy()) for layer in keep]
+    assert abs(shares[0] - 0.5) < 0.1
+    assert abs(shares[1] - 0.25) < 0.1  # half of a half: another mask
+    assert abs(shares[2] - 0.125) < 0.1
+
+
+class Kept(kl.Dropout):
+    """Notes what share of its outputs is not zero."""
+
+    def __init__(self):
+        super().__init__(0.5)
+
+    def build(self, shape):
+        self.share = self.add_weight(shape=(), trainable=False)
+
+    def call(self, x, training=False):
+        y = super().call(x, training=training)
+        if training:
+            self.share.assign(keras.ops.mean(keras.ops.cast(y != 0, "float32")))
+        return y

@@ -58,7 +58,7 @@ class CellTasks:
     @property
     def is_split(self) -> bool:
         """Whether the backward pass has two halves."""
-        return bool(self._dx)
+        return bool(self._dx) and not self.traced.recomputes_in_backward
 
     @property
     def _dx(self) -> list[tf.Tensor]:
@@ -103,7 +103,7 @@ class CellTasks:
     def recompute(self, arguments: Arguments) -> list[tf.Tensor]:
         """Computes again what the backward pass needs."""
         kept = self.traced.kept
-        if not kept:
+        if not kept or self.traced.recomputes_in_backward:
             return []
         function = self.traced.function("recompute", [], kept)
         return function(self.traced.values(arguments))
@@ -121,7 +121,8 @@ class CellTasks:
 
         Args:
             arguments: The cell's arguments.
-            kept: What `forward` or `recompute` returned.
+            kept: What `forward` or `recompute` returned. Where nothing is
+                kept, it is computed again.
             dy: The gradients of the output tensors.
             dlosses: Those of the losses.
             sums: The gradients so far, see `gradients.py`; empty at first.
@@ -132,7 +133,8 @@ class CellTasks:
             there are none.
         """
         values = self._values(arguments, kept, dy, dlosses)
-        return self._summed(self._dx, self.traced.kept, values, sums, m)
+        inputs = self.traced.kept if kept else []
+        return self._summed(self._dx, inputs, values, sums, m)
 
     def input_gradient(
         self,

@@ -32,6 +32,8 @@ class TracedCell:
         inputs: The arguments, tensors of the graph.
         outputs: The outputs, tensors of the graph.
         operations: The operations of the forward pass.
+        recomputes_in_backward: Whether `backward` computes again what it needs
+            itself.
         draws: See `CellFunction`, as what follows.
         starts: See `CellFunction`.
         output_structure: See `CellFunction`.
@@ -53,6 +55,8 @@ class TracedCell:
         input_structure: Any,
         jit_compile: bool,
     ):
+        # XLA cannot hand the state of loops from function to function.
+        self.recomputes_in_backward = jit_compile
         self._made_from = function, specs, input_structure, jit_compile
         self._jit_compile = jit_compile
         self._options: dict[str, Any] = {"autograph": False}
