@@ -5,29 +5,20 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from graphs import called, step_graph, tasks
 from keras import layers as kl
 
 import tfgpipe
+from tfgpipe.named_schedules import SCHEDULES
 
 REMAT = ("always", "except_last", "never")
 
 
-def step_graph(layers, k, m, x, y, **kwargs):
+def graph_of(layers, k, m, x, y, **kwargs):
     """The traced training step of a model."""
     model = tfgpipe.GPipe(layers, k, m, **kwargs)
     model.compile("sgd", "mse")
-    x, y = tf.constant(x), tf.constant(y)
-    model._prepare(x, y, None, True)
-    step = tf.function(model.train_step, autograph=False)
-    return step.get_concrete_function((x, y)).graph
-
-
-def calls(graph):
-    """The calls that are tasks; those that update weights are not."""
-    found = [
-        op for op in graph.get_operations() if "PartitionedCall" in op.type
-    ]
-    return [op for op in found if "_update_" not in op.get_attr("f").name]
+    return step_graph(model, x, y)
 
 
 def ones(*shape):
@@ -40,8 +31,8 @@ def ones(*shape):
 )
 def test_graph_has_one_call_for_each_task(remat, again):
     layers = [kl.Dense(4, activation="tanh") for _ in range(6)]
-    graph = step_graph(layers, 3, 5, ones(10, 4), ones(10, 4), remat=remat)
-    assert len(calls(graph)) == 3 * (5 + again + 5)
+    graph = graph_of(layers, 3, 5, ones(10, 4), ones(10, 4), remat=remat)
+    assert len(tasks(graph)) == 3 * (5 + again + 5)
 
 
 class Traced(kl.Dense):
@@ -71,21 +62,132 @@ def test_distinct_cells_are_traced_once(k, m, traced):
 def test_frozen_cells_at_the_beginning_have_no_backward_pass():
     layers = [kl.Dense(4, trainable=False), kl.Dense(4, trainable=False)]
     layers += [kl.Dense(4), kl.Dense(4)]
-    graph = step_graph(layers, 4, 3, ones(6, 4), ones(6, 4), remat="always")
-    per_device = collections.Counter(op.device[-5:] for op in calls(graph))
+    graph = graph_of(layers, 4, 3, ones(6, 4), ones(6, 4), remat="always")
+    per_device = collections.Counter(op.device[-5:] for op in tasks(graph))
     # the third cell needs nothing of its forward pass but its inputs
     assert [per_device[f"CPU:{k}"] for k in range(4)] == [3, 3, 6, 9]
 
 
-def test_tasks_of_a_device_are_chained_in_the_order_of_the_schedule():
+@pytest.mark.parametrize(
+    ("schedule", "counts"),
+    [("gpipe", [12] * 3), ("1f1b", [12] * 3), ("zero_bubble", [12, 16, 16])],
+)
+def test_tasks_of_a_device_are_chained_in_the_order_of_the_schedule(
+    schedule, counts
+):
     layers = [kl.Dense(4, activation="tanh") for _ in range(3)]
-    graph = step_graph(layers, 3, 4, ones(8, 4), ones(8, 4), remat="always")
+    graph = graph_of(
+        layers, 3, 4, ones(8, 4), ones(8, 4), remat="always", schedule=schedule
+    )
     for k in range(3):
-        own = [op for op in calls(graph) if op.device.endswith(f"CPU:{k}")]
-        assert len(own) == 12
+        # what a loss counts is known before, and no task
+        own = [
+            op
+            for op in tasks(graph)
+            if op.device.endswith(f"CPU:{k}") and len(op.outputs) > 1
+        ]
+        assert len(own) == counts[k]
         for before, after in itertools.pairwise(own):
             followed = [*after.control_inputs, *(t.op for t in after.inputs)]
             assert before in followed
+
+
+# ----------------------------------------------------------- memory by schedule
+def held(schedule, device, kinds):
+    """Most micro-batches between their forward task and one of these kinds."""
+    now = most = 0
+    for kind, _, _ in schedule.tasks[device]:
+        now += (kind == "forward") - (kind in kinds)
+        most = max(most, now)
+    return most
+
+
+def watched(now, most, device):
+    """A layer that counts what has gone forward through it, but not back."""
+
+    def count(x, step):
+        now[device] += step
+        most[device] = max(most[device], now[device])
+        return x
+
+    class Watched(kl.Layer):
+        def call(self, x):
+            @tf.custom_gradient
+            def identity(x):
+                def run(x, step):
+                    y = tf.numpy_function(
+                        lambda a: count(a, step), [x], x.dtype, stateful=False
+                    )
+                    y.set_shape(x.shape)
+                    return y
+
+                return run(x, 1), lambda dy: run(dy, -1)
+
+            return identity(x)
+
+    return Watched()
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_devices_hold_as_many_micro_batches_as_the_schedule_says(name):
+    """Counted while the step runs."""
+    now, most = collections.Counter(), collections.Counter()
+    devices, chunks, m = (2, 2, 8) if name == "interleaved" else (4, 1, 8)
+    layers = []
+    for k in range(4):
+        layers += [kl.Dense(4), watched(now, most, k % devices)]
+    model = tfgpipe.GPipe(
+        layers,
+        4,
+        m,
+        layers_per_cell=[2] * 4,
+        schedule=name,
+        remat="never",
+        devices=[f"CPU:{d}" for d in range(devices)],
+    )
+    model.compile("sgd", "mse")
+    model.train_on_batch(ones(16, 4), ones(16, 4))
+    schedule = SCHEDULES[name](devices, m, chunks)
+    first_gradient = ("backward", "input_gradient")
+    expected = [held(schedule, d, first_gradient) for d in range(devices)]
+    assert [most[d] for d in range(devices)] == expected
+    assert set(now.values()) == {0}
+    if name in ("1f1b", "zero_bubble"):  # and not 8 each, as gpipe
+        assert expected == [4, 3, 2, 1]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_device_has_the_boundaries_of_what_it_holds(schedule):
+    """In the graph: what a forward task takes, a later task takes again."""
+    layers = [kl.Dense(4, "tanh") for _ in range(3)]
+    graph = graph_of(
+        layers,
+        3,
+        8,
+        ones(16, 4),
+        ones(16, 4),
+        schedule=schedule,
+        remat="always",
+    )
+    for k in range(1, 3):
+        own = [op for op in tasks(graph) if op.device.endswith(f"CPU:{k}")]
+        forward = [op for op in own if called(op) == called(own[0])]
+        assert len(forward) == 8
+        before = [
+            op for op in tasks(graph) if op.device.endswith(f"CPU:{k - 1}")
+        ]
+        alive = most = 0
+        last_use = {}
+        for place, op in enumerate(own):
+            for t in op.inputs:
+                if t.op in before:
+                    last_use[t.ref()] = place
+        for place, op in enumerate(own):
+            taken = {t.ref() for t in op.inputs if t.op in before}
+            alive += len(taken) if op in forward else 0
+            most = max(most, alive)
+            alive -= sum(last_use[t] == place for t in taken)
+        assert most == (8 if schedule == "gpipe" else 3 - k)
 
 
 # -------------------------------------------------------- re-materialisation
@@ -134,8 +236,8 @@ def test_remat_frees_all_but_the_boundary(remat, kept):
     block = keras.Sequential([kl.Dense(32, "gelu"), kl.Dense(4, "gelu")])
     block.build((None, 4))
     layers = [kl.Dense(4), block, kl.Dense(4)]
-    graph = step_graph(layers, 3, 4, ones(8, 4), ones(8, 4), remat=remat)
-    middle = [op for op in calls(graph) if op.device.endswith("CPU:1")][:4]
+    graph = graph_of(layers, 3, 4, ones(8, 4), ones(8, 4), remat=remat)
+    middle = [op for op in tasks(graph) if op.device.endswith("CPU:1")][:4]
     sizes = [
         sum(t.shape.num_elements() for t in op.outputs if t.consumers())
         for op in middle
@@ -147,8 +249,8 @@ def test_remat_frees_all_but_the_boundary(remat, kept):
 def test_activations_of_the_last_layer_do_not_outlive_their_micro_batch():
     """With a loss of rows, no tensor of all rows' outputs is ever made."""
     layers = [kl.Dense(4), kl.Dense(100)]
-    graph = step_graph(layers, 2, 4, ones(8, 4), ones(8, 100), remat="always")
-    forward = [op for op in calls(graph) if op.device.endswith("CPU:1")][:4]
+    graph = graph_of(layers, 2, 4, ones(8, 4), ones(8, 100), remat="always")
+    forward = [op for op in tasks(graph) if op.device.endswith("CPU:1")][:4]
     for op in forward:
         wide = [t for t in op.outputs if 100 in t.shape.as_list()]
         assert [t for t in wide if t.consumers()] == []
@@ -233,14 +335,14 @@ def test_stateful_operation_warns_and_leaves_devices_concurrent(layer, kind):
     layers = [kl.Dense(4), layer(name="loud"), kl.Dense(4), layer(name="too")]
     layers.append(kl.Dense(4))
     with pytest.warns(UserWarning, match="side effects") as caught:
-        graph = step_graph(
+        graph = graph_of(
             layers, 3, 4, ones(8, 4), ones(8, 4), layers_per_cell=[2, 2, 1]
         )
     messages = [str(warning.message) for warning in caught]
     for k, name in enumerate(("loud", "too")):
         start = f"Layer '{name}' of cell {k} runs {kind}"
         assert [m.startswith(start) for m in messages].count(True) == 1
-    for op in calls(graph):
+    for op in tasks(graph):
         assert all(c.device == op.device for c in op.control_inputs)
 
 

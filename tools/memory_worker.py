@@ -23,6 +23,7 @@ import pathlib
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -161,10 +162,16 @@ def log_to(path: pathlib.Path) -> None:
 
 
 def _context() -> ForkServerContext:
-    """Makes processes; the environment is that of the first call."""
+    """Makes processes that have the environment that exact memory needs."""
     context = multiprocessing.get_context("forkserver")
-    os.environ.update(_ENVIRONMENT)
     context.set_forkserver_preload(["tfgpipe", "tools.bench_models"])
+    before = dict(os.environ)
+    os.environ.update(_ENVIRONMENT)
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
     return context
 
 
