@@ -13,10 +13,14 @@ import tfgpipe
 from tfgpipe.likeness import likeness
 
 
+def like(layers):
+    return likeness(layers, [v for la in layers for v in la.variables])
+
+
 def of(layer, shape=(None, 6, 4)):
     if not layer.built:
         layer.build(shape)
-    return likeness([layer])
+    return likeness([layer], layer.variables)
 
 
 # -------------------------------------------------------------------- alike
@@ -81,9 +85,9 @@ def test_lists_of_layers_are_alike_layer_by_layer():
             layer.build((None, 4))
         return made
 
-    assert likeness(layers()) == likeness(layers())
-    assert likeness(layers()) != likeness(layers()[:2])
-    assert likeness(layers()) != likeness(layers()[::-1])
+    assert like(layers()) == like(layers())
+    assert like(layers()) != like(layers()[:2])
+    assert like(layers()) != like(layers()[::-1])
 
 
 # ------------------------------------------------------------------- unlike
@@ -243,8 +247,8 @@ def test_what_two_layers_share_counts():
                 layer.build((None, 4))
         return made
 
-    assert likeness(layers(True)) == likeness(layers(True))
-    assert likeness(layers(True)) != likeness(layers(False))
+    assert like(layers(True)) == like(layers(True))
+    assert like(layers(True)) != like(layers(False))
 
 
 def test_layer_that_refers_to_itself_ends():
@@ -253,7 +257,7 @@ def test_layer_that_refers_to_itself_ends():
         layer.others = [layer]
         return layer
 
-    assert of(make()) == of(make())
+    assert likeness([make()], []) == likeness([make()], [])
 
 
 def test_likeness_of_a_block_is_that_of_what_it_holds():
@@ -261,7 +265,7 @@ def test_likeness_of_a_block_is_that_of_what_it_holds():
     other.norm.epsilon *= 2
     for block in (one, other):
         block.build((None, 6, 4))
-    assert likeness([one]) != likeness([other])
+    assert like([one]) != like([other])
 
 
 # ------------------------------------------------------------- what comes out
@@ -286,3 +290,131 @@ def test_cells_that_look_alike_but_differ_give_their_own_numbers():
     np.testing.assert_allclose(
         model.predict(x, verbose=0), expected, 1e-6, 1e-6
     )
+
+
+class Holder(keras.regularizers.Regularizer):
+    def __call__(self, x):
+        return 0.0
+
+
+class Hiding(kl.Layer):
+    def __init__(self, factor, **kwargs):
+        super().__init__(**kwargs)
+        self.set(factor)
+
+
+class Underscore(Hiding):
+    """Keras Hub's own TransformerDecoder has names like `_self_attention...`"""
+
+    def set(self, factor):
+        self._self_attention_scale = factor
+
+    def call(self, x):
+        return x * self._self_attention_scale
+
+
+class Initializer(Hiding):
+    def set(self, factor):
+        self.start = keras.initializers.Constant(factor)
+
+    def call(self, x):
+        return x * self.start(x.shape[-1:], x.dtype)
+
+
+class Untracked(Hiding):
+    """A variable that is no argument of the cell."""
+
+    def set(self, factor):
+        self.holder = Holder()
+        self.holder.v = keras.Variable(factor, trainable=False)
+
+    def call(self, x):
+        return x * self.holder.v
+
+
+class RegularizerName(Hiding):
+    def set(self, factor):
+        self.holder = Holder()
+        self.holder.name = str(factor)
+
+    def call(self, x):
+        return x * float(self.holder.name)
+
+
+class Named(Hiding):
+    def __init__(self, factor):
+        super().__init__(factor, name="by_" + str(factor).replace(".", "_"))
+
+    def set(self, factor):
+        pass
+
+    def call(self, x):
+        return x * float(self.name[3:].replace("_", "."))
+
+
+class InitialSeed(Hiding):
+    def set(self, factor):
+        self._initial_seed = int(factor)
+
+    def call(self, x):
+        return x + keras.random.normal((4,), seed=self._initial_seed)
+
+
+class Slots(Hiding):
+    __slots__ = ("factor",)
+
+    def set(self, factor):
+        self.factor = factor
+
+    def call(self, x):
+        return x * self.factor
+
+
+class Real(float):
+    pass
+
+
+class Subclass(Hiding):
+    def set(self, factor):
+        self.factor = Real(1.0)
+        self.factor.really = factor
+
+    def call(self, x):
+        return x * self.factor.really
+
+
+class OfPartial(Hiding):
+    def set(self, factor):
+        self.f = functools.partial(abs)
+        self.f.factor = factor
+
+    def call(self, x):
+        return x * self.f.factor
+
+
+class SupportsJit(Hiding):
+    def set(self, factor):
+        self.supports_jit = factor == 2.0
+
+    def call(self, x):
+        return x * (2.0 if self.supports_jit else 3.0)
+
+
+@pytest.mark.parametrize("cls", Hiding.__subclasses__())
+def test_layers_that_hide_what_differs_are_not_alike(cls):
+    one, other = cls(2.0), cls(3.0)
+    one.build((None, 4))
+    other.build((None, 4))
+    assert like([one]) != like([other])
+
+
+@pytest.mark.parametrize("cls", Hiding.__subclasses__())
+def test_cells_of_such_layers_give_their_own_numbers(cls):
+    x = np.ones((2, 4), "float32")
+    outputs = [
+        tfgpipe.GPipe([keras.Input((4,)), cls(2.0), cls(3.0)], k).predict(
+            x, verbose=0
+        )
+        for k in (1, 2)
+    ]
+    np.testing.assert_array_equal(*outputs)

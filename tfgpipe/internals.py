@@ -454,36 +454,32 @@ def remat_mode(layer: keras.layers.Layer) -> Any:
     return getattr(layer, "_remat_mode", None)
 
 
-_BASE_ATTRIBUTES = set(vars(keras.layers.Layer())) - {
-    "_allow_non_tensor_positional_args",
-    "_convert_input_args",
-    "_dtype_policy",
-    "_layers",
-    "_metrics",
-    "_non_trainable_variables",
-    "_remat_mode",
-    "_seed_generators",
-    "_supports_masking",
-    "_trainable",
-    "_trainable_variables",
-    "activity_regularizer",
-    "autocast",
-}
+# What Keras and TensorFlow note about a layer, or derive from its class.
+_NOTES = set(
+    "_auto_config _build_shapes_dict _call_context_args _call_has_context_arg "
+    "_call_has_mask_arg _call_has_training_arg _call_signature _called "
+    "_inbound_nodes _input_spec _lock _loss_ids _losses _losses_override "
+    "_outbound_nodes _parent_path _path _saved_model_arg_spec "
+    "_saved_model_inputs_spec _self_name_based_restores "
+    "_self_saveable_object_factories _self_setattr_tracking "
+    "_self_unconditional_checkpoint_dependencies "
+    "_self_unconditional_deferred_dependencies "
+    "_self_unconditional_dependency_names _self_update_uid _tracked _tracker "
+    "build built call_signature_parameters name quantize".split()
+)
 
 
 def own_attributes(thing: Any) -> dict[str, Any]:
     """The attributes of an object of Keras that its code may depend on.
 
-    Without names, and without what a layer or TensorFlow notes for itself.
+    Without its name, and without what is noted about a layer.
     """
-    skipped = {"name", "_name", "_initial_seed"}
+    skipped = {"name", "_name"}
     if isinstance(thing, keras.layers.Layer):
-        skipped |= _BASE_ATTRIBUTES
-    return {
-        name: value
-        for name, value in vars(thing).items()
-        if name not in skipped and not name.startswith("_self_")
-    }
+        skipped = _NOTES
+    elif isinstance(thing, keras.random.SeedGenerator):
+        skipped = {"name", "_initial_seed"}  # the state is a variable
+    return {k: v for k, v in vars(thing).items() if k not in skipped}
 
 
 def autocasts(variable: keras.Variable) -> bool:

@@ -7,7 +7,8 @@ and so on. Two lists of layers with equal likeness run the same code on the same
 data.
 
 What is not understood is compared by identity: too careful, never wrong. Left
-out are names, initialisers, and what Keras notes about a layer for itself.
+out are what Keras notes about a layer for itself, and initialisers and names,
+unless the code of a user's class mentions them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import enum
 import functools
 import inspect
 import types
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable, Iterator
 from typing import Any
 
 import keras
@@ -25,21 +26,15 @@ import tensorflow as tf
 
 from tfgpipe import internals
 
-_VALUES = (
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    type,
+# Only these very types: a subclass may have attributes.
+_VALUES = (bool, bytes, complex, float, int, str, type, type(None))
+_FIXED = (
     enum.Enum,
+    inspect.Signature,
     np.dtype,
     np.generic,
     tf.DType,
     tf.TensorShape,
-    inspect.Signature,
     types.ModuleType,
 )
 _LOOKED_INTO = (
@@ -49,57 +44,124 @@ _LOOKED_INTO = (
     keras.random.SeedGenerator,
     keras.regularizers.Regularizer,
 )
+_NAMES = {"name", "_name", "path", "_path"}
+_MAKING = {"__init__", "build", "compute_output_shape", "get_config"}
 
 
-def likeness(layers: list[keras.layers.Layer]) -> Hashable:
+def likeness(
+    layers: list[keras.layers.Layer], variables: Collection[keras.Variable]
+) -> Hashable:
     """What the layers compute, as something that can be compared.
 
     Args:
         layers: Built layers.
+        variables: Those whose values do not matter.
 
     Returns:
         Equal values for lists of layers that compute the same function of
         their inputs and variables.
     """
-    seen: dict[int, int] = {}
-    return tuple(_of(layer, seen) for layer in layers)
+    return _Writer(variables).of_all(layers)
 
 
-def _of(value: Any, seen: dict[int, int]) -> Hashable:
-    if isinstance(value, _VALUES):
-        return type(value), value
-    if id(value) in seen:
-        return "seen", seen[id(value)]
-    seen[id(value)] = len(seen)
-    if isinstance(value, keras.Variable):
+class _Writer:
+    """Writes down values; one that comes again by its number."""
+
+    def __init__(self, variables: Collection[keras.Variable]):
+        self._variables = {id(v) for v in variables}
+        self._seen: dict[int, int] = {}
+
+    def of_all(self, values: Any) -> tuple[Hashable, ...]:
+        return tuple(self.of(value) for value in values)
+
+    def of(self, value: Any) -> Hashable:
+        if type(value) in _VALUES or isinstance(value, _FIXED):
+            return type(value), value
+        if id(value) in self._seen:
+            return "seen", self._seen[id(value)]
+        self._seen[id(value)] = len(self._seen)
+        if isinstance(value, keras.Variable):
+            return self._of_variable(value)
+        if isinstance(value, (list, tuple)):
+            return type(value), self.of_all(value)
+        if isinstance(value, dict):
+            return type(value), self.of_all(value), self.of_all(value.values())
+        if type(value) is np.ndarray and value.dtype != object:
+            return value.shape, value.dtype.str, value.tobytes()
+        if type(value) is functools.partial and not vars(value):
+            parts = value.func, value.args, value.keywords
+            return "partial", self.of_all(parts)
+        if isinstance(value, types.MethodType):
+            return value.__func__, self.of(value.__self__)
+        if isinstance(value, _LOOKED_INTO) and not _has_slots(type(value)):
+            return self._of_object(value)
+        return _Same(value)
+
+    def _of_variable(self, variable: keras.Variable) -> Hashable:
+        if id(variable) not in self._variables:
+            return _Same(variable)
         return (
             "variable",
-            tuple(value.shape),
-            value.dtype,
-            value.trainable,
-            internals.autocasts(value),
+            tuple(variable.shape),
+            variable.dtype,
+            variable.trainable,
+            internals.autocasts(variable),
         )
-    if isinstance(value, (list, tuple)):
-        return type(value), tuple(_of(v, seen) for v in value)
-    if isinstance(value, dict):
-        items = tuple((_of(k, seen), _of(v, seen)) for k, v in value.items())
-        return type(value), items
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        return value.shape, value.dtype.str, value.tobytes()
-    if isinstance(value, functools.partial):
-        parts = (value.func, value.args, value.keywords)
-        return "partial", tuple(_of(v, seen) for v in parts)
-    if isinstance(value, types.MethodType):
-        return value.__func__, _of(value.__self__, seen)
-    is_initializer = isinstance(value, keras.initializers.Initializer)
-    if is_initializer and internals.is_keras(type(value)):
-        return "initializer", type(value)
-    if isinstance(value, _LOOKED_INTO):
-        attributes = internals.own_attributes(value)
-        return type(value), tuple(
-            (name, _of(v, seen)) for name, v in sorted(attributes.items())
-        )
-    return _Same(value)
+
+    def _of_object(self, thing: Any) -> Hashable:
+        mentioned = _mentioned(type(thing))
+        parts: list[Any] = [type(thing)]
+        if mentioned & _NAMES:
+            parts.append(getattr(thing, "name", None))
+        for name, value in sorted(internals.own_attributes(thing).items()):
+            is_initializer = isinstance(value, keras.initializers.Initializer)
+            if is_initializer and name not in mentioned:
+                continue
+            parts.append((name, self.of(value)))
+        return tuple(parts)
+
+
+def _own_classes(cls: type) -> list[type]:
+    """The class and its bases, without those of Keras and below."""
+    known = set(keras.layers.Layer.__mro__)
+    return [
+        c for c in cls.__mro__ if c not in known and not internals.is_keras(c)
+    ]
+
+
+def _has_slots(cls: type) -> bool:
+    """Whether objects have attributes that `vars` does not show."""
+    return any(vars(c).get("__slots__") for c in _own_classes(cls))
+
+
+@functools.cache
+def _mentioned(cls: Any) -> frozenset[str]:
+    """Names and texts in the code of a user's class.
+
+    What is done while a layer is made and built shows in its attributes.
+    """
+    found: set[str] = set()
+    for own in _own_classes(cls):
+        for method, value in vars(own).items():
+            if method in _MAKING:
+                continue
+            for code in _codes(value):
+                found.update(code.co_names)
+                found.update(c for c in code.co_consts if type(c) is str)
+    return frozenset(found)
+
+
+def _codes(value: Any) -> Iterator[types.CodeType]:
+    """The code of a function, and of those inside it."""
+    if isinstance(value, property):
+        value = value.fget
+    value = inspect.unwrap(getattr(value, "__func__", value))
+    waiting = [getattr(value, "__code__", None)]
+    while waiting:
+        code = waiting.pop()
+        if isinstance(code, types.CodeType):
+            yield code
+            waiting.extend(code.co_consts)
 
 
 class _Same:

@@ -88,7 +88,10 @@ class Tracer:
         self, function: CellFunction, specs: Arguments, structure: Any
     ) -> TracedCell:
         key = (
-            likeness(function.cell.sequence),
+            likeness(
+                function.cell.sequence,
+                [*function.flat_weights, *function.state],
+            ),
             tuple(tf.nest.flatten(specs)),
             repr((tf.nest.map_structure(lambda _: 0, specs), structure)),
             id(function.head),
