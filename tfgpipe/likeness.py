@@ -134,7 +134,6 @@ def _has_slots(cls: type) -> bool:
     return any(vars(c).get("__slots__") for c in _own_classes(cls))
 
 
-@functools.cache
 def _mentioned(cls: Any) -> frozenset[str]:
     """Names and texts in the code of a user's class.
 

@@ -60,6 +60,7 @@ COLUMNS = [
     Column("others", "others", ".0%"),
 ]
 _START_SECONDS = 300.0
+_CALM = 0.04  # share of the machine that others may have in a step
 
 FLAGS = new_flags(rounds=7)
 flags.DEFINE_string(
@@ -187,13 +188,11 @@ def _measure_time(
             worker.close()
 
 
-def _take_turns(
-    workers: list[Worker], rounds: int, limit: float = 0.04
-) -> None:
+def _take_turns(workers: list[Worker], rounds: int) -> None:
     """Steps of all workers in turn, until each has enough calm ones."""
     for _ in range(3 * rounds):
         for worker in workers:
-            calm = sum(step.others <= limit for step in worker.steps)
+            calm = sum(step.others <= _CALM for step in worker.steps)
             if calm < rounds:
                 worker.step()
 
