@@ -1,4 +1,5 @@
 import collections
+import gc
 import itertools
 
 import keras
@@ -299,6 +300,28 @@ def test_model_without_trainable_weights_warns_as_in_keras():
     with pytest.warns(UserWarning, match="does not have any trainable weights"):
         logs = model.train_on_batch(ones(4, 4), ones(4, 2), return_dict=True)
     assert logs["loss"] > 0
+
+
+class Branch(kl.Layer):
+    """Has a function in its graph that TensorFlow knows by name only."""
+
+    def call(self, x):
+        positive = tf.reduce_sum(x) > 0.0
+        return tf.cond(positive, lambda: x * 2.0, lambda: x * 3.0)
+
+
+def test_functions_outlive_their_traces(monkeypatch):
+    plain = tfgpipe.GPipe.train_step
+
+    def and_collect(self, data):
+        logs = plain(self, data)
+        gc.collect()
+        return logs
+
+    monkeypatch.setattr(tfgpipe.GPipe, "train_step", and_collect)
+    model = tfgpipe.GPipe([kl.Dense(4), Branch(), kl.Dense(4)], 3, 2)
+    model.compile("sgd", "mse")
+    assert np.isfinite(model.train_on_batch(ones(4, 4), ones(4, 4)))
 
 
 # -------------------------------------------------------------- stateful ops
