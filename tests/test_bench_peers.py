@@ -1,5 +1,6 @@
 """The benchmark beside other libraries, with made-up ones: none is needed."""
 
+import importlib
 import itertools
 import json
 import os
@@ -201,9 +202,7 @@ def adapter(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "common", common)
     monkeypatch.delitem(sys.modules, "tools.peer_adapter", raising=False)
-    from tools import peer_adapter
-
-    yield peer_adapter
+    yield importlib.import_module("tools.peer_adapter")
     sys.modules.pop("tools.peer_adapter", None)
 
 

@@ -45,7 +45,7 @@ define_choices(
 define_numbers(FLAGS, "k", [1, 2, 4, 8], "Accelerators of the pipelines.")
 flags.DEFINE_integer("m", 8, "Micro-batches.", 1, flag_values=FLAGS)
 flags.DEFINE_integer(
-    "limit_mib", 200, "What an accelerator may use.", 1, flag_values=FLAGS
+    "limit_mib", 300, "What an accelerator may use.", 1, flag_values=FLAGS
 )
 flags.DEFINE_integer(
     "layers", 8, "Of the model of table `layers`.", 1, flag_values=FLAGS
