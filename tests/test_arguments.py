@@ -14,12 +14,19 @@ from keras import layers as kl
 from tiny import compiled, data, fit, layers, pipeline, sequential
 
 import tfgpipe
+from tfgpipe.named_schedules import SCHEDULES
+from tfgpipe.schedule import Schedule
 
 ROOT = pathlib.Path(__file__).parent.parent
 
 
 def dense(count=4):
     return [kl.Dense(3, name=f"layer_{i}") for i in range(count)]
+
+
+def written():
+    """A schedule as a user would write it."""
+    return SCHEDULES["1f1b"](2, 3)
 
 
 def recomputed(name):
@@ -186,6 +193,88 @@ BAD_ARGUMENTS = {
         lambda: tfgpipe.GPipe([kl.LSTM(3, stateful=True, name="r")], 1),
         ("layer 'r' with stateful=True", "Pass stateful=False"),
     ),
+    "remat_of_a_cell_that_is_not_there": (
+        lambda: tfgpipe.GPipe(dense(), 2, remat={0: "never", 2: "never"}),
+        (
+            "`remat` must map indices of cells, from 0 to 1, to rules.",
+            "Received: 2: 'never'.",
+        ),
+    ),
+    "remat_of_a_cell_by_name": (
+        lambda: tfgpipe.GPipe(dense(), 2, remat={"layer_1": "never"}),
+        ("`remat` must map indices of cells", "Received: 'layer_1': 'never'"),
+    ),
+    "remat_from_the_end": (
+        lambda: tfgpipe.GPipe(dense(), 2, remat={-1: "never"}),
+        ("`remat` must map indices of cells", "Received: -1: 'never'"),
+    ),
+    "remat_by_an_unknown_rule": (
+        lambda: tfgpipe.GPipe(dense(), 2, remat={0: "sometimes"}),
+        ("`remat` must be one of", "Received: remat='sometimes'"),
+    ),
+    "remat_as_a_list": (
+        lambda: tfgpipe.GPipe(dense(), 2, remat=["never", "always"]),
+        ("`remat` must be one of", "Received: remat=['never', 'always']"),
+    ),
+    "no_remat_groups": (
+        lambda: tfgpipe.GPipe(dense(), 2, remat_groups=0),
+        ("`remat_groups` must be an integer of at least 1.", "=0."),
+    ),
+    "more_remat_groups_than_layers": (
+        lambda: tfgpipe.GPipe([keras.Input((3,)), *dense()], 2, remat_groups=3),
+        ("`remat_groups` must be at most", "remat_groups=3", "[2, 2] layers"),
+    ),
+    "interleaved_cells_that_devices_do_not_divide": (
+        lambda: tfgpipe.GPipe(
+            dense(), 3, schedule="interleaved", devices=["CPU:0", "CPU:1"]
+        ),
+        (
+            "`num_partitions` must be a multiple of the number of devices",
+            "num_partitions=3 and 2 devices",
+        ),
+    ),
+    "interleaved_on_all_devices": (
+        lambda: tfgpipe.GPipe(dense(), 4, schedule="interleaved"),
+        ("must be a multiple", "num_partitions=4 and 8 devices"),
+    ),
+    "several_cells_a_device_by_another_schedule": (
+        lambda: tfgpipe.GPipe(
+            dense(), 4, schedule="1f1b", devices=["CPU:0", "CPU:1"]
+        ),
+        ("`devices` must name one device a cell.", "num_partitions=4"),
+    ),
+    "schedule_that_is_no_schedule": (
+        lambda: tfgpipe.GPipe(dense(), 1, schedule=Schedule),
+        ("`schedule` must be one of ['gpipe'", "tfgpipe.schedule.Schedule"),
+    ),
+    "schedule_of_bad_tasks": (
+        lambda: tfgpipe.GPipe(dense(), 1, schedule=[[("forward", 0)]]),
+        ("`tasks` must hold a `Task` or a tuple", "('forward', 0)"),
+    ),
+    "schedule_of_other_cells": (
+        lambda: tfgpipe.GPipe(dense(), 3, 3, schedule=written()),
+        (
+            "`num_partitions` must be that of `schedule`, 2.",
+            "Received: num_partitions=3.",
+        ),
+    ),
+    "schedule_of_other_micro_batches": (
+        lambda: tfgpipe.GPipe(dense(), 2, 4, schedule=written()),
+        (
+            "`num_micro_batches` must be that of `schedule`, 3.",
+            "Received: num_micro_batches=4.",
+        ),
+    ),
+    "schedule_of_other_devices": (
+        lambda: tfgpipe.GPipe(
+            dense(), 2, 3, schedule=written(), devices=["CPU:0"]
+        ),
+        ("`schedule` has tasks for 2 devices.", "['CPU:0']"),
+    ),
+    "schedule_of_more_devices_than_there_are": (
+        lambda: tfgpipe.GPipe(dense(9), 9, schedule=SCHEDULES["gpipe"](9, 1)),
+        ("`schedule` has tasks for 9 devices.", "/device:CPU:7"),
+    ),
     "remat_of_keras": (
         lambda: tfgpipe.GPipe([recomputed("r")], 1),
         ("layer 'r' with a `keras.RematScope`", "choose what is recomputed"),
@@ -205,9 +294,9 @@ def test_constructor_lists_all_problems_before_any_work():
     with refused(
         "must hold Keras layers",
         "`schedule` must be one of",
-        "`remat` must be one of",
         "`num_micro_batches` must be an integer",
         "`devices` must be devices that TensorFlow lists",
+        "`remat` must be one of",
         "`layers_per_cell` must",
     ):
         tfgpipe.GPipe(
@@ -220,6 +309,32 @@ def test_constructor_lists_all_problems_before_any_work():
             remat="no",
         )
     assert not first.built
+
+
+def test_schedule_alone_gives_cells_and_devices():
+    items = [keras.Input((3,)), *dense()]
+    both = Schedule(
+        [
+            [("forward", 0, 0), ("forward", 1, 0)]
+            + [("backward", 1, 0), ("backward", 0, 0)]
+        ]
+    )
+    model = tfgpipe.GPipe(items, schedule=both, devices=["CPU:3"])
+    assert [c.device for c in model.cells()] == ["/device:CPU:3"] * 2
+
+
+def test_interleaved_cells_go_round_the_devices():
+    items = [keras.Input((3,)), *dense(6)]
+    devices = ["CPU:4", "CPU:1"]
+    model = tfgpipe.GPipe(items, 6, schedule="interleaved", devices=devices)
+    found = [cell.device for cell in model.cells()]
+    assert found == ["/device:CPU:4", "/device:CPU:1"] * 3
+
+
+def test_rules_of_remat_that_are_left_out_are_the_default():
+    model = tfgpipe.GPipe(dense(), 3, remat={1: "never", np.int64(2): "always"})
+    rules = ["except_last", "never", "always"]
+    assert model._arguments.remat_by_cell() == rules
 
 
 def test_unknown_argument_is_an_error():

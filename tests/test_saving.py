@@ -26,6 +26,8 @@ from tiny import (
 )
 
 import tfgpipe
+from tfgpipe.named_schedules import SCHEDULES
+from tfgpipe.schedule import Schedule
 
 
 def trained(make=random_layers, **kwargs):
@@ -141,6 +143,72 @@ def test_load_model_keeps_what_was_saved(tmp_path):
         assert loaded.name == "chosen"
         assert devices_of(loaded) == devices_of(model)
         assert_same(state(loaded), state(model))
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zero_bubble", "own"])
+def test_schedule_and_rules_are_saved(tmp_path, name):
+    path = str(tmp_path / "model.keras")
+    own = Schedule(SCHEDULES["1f1b"](2, 3).tasks)
+    model = trained(
+        k=2,
+        m=3,
+        devices=["CPU:3", "CPU:1"],
+        schedule=own if name == "own" else name,
+        remat={1: "never", 0: "always"},
+    )
+    model.save(path)
+    for load in (tfgpipe.load_model, keras.saving.load_model):
+        loaded = load(path)
+        assert arguments(loaded) == arguments(model)
+        assert loaded._arguments.schedule == model._arguments.schedule
+        assert loaded._arguments.remat_by_cell() == ["always", "never"]
+        assert loaded.cells() == model.cells()
+        x, y = data()
+        before = state(model)
+        assert_same(state(loaded), before)
+    for one in (loaded, model):
+        fit(one, x, y, epochs=1)
+    assert_same(state(loaded), state(model))
+
+
+def test_model_is_made_again_from_its_config():
+    own = Schedule(SCHEDULES["zero_bubble"](2, 3).tasks)
+    model = pipeline(k=2, m=3, schedule=own, remat={1: "never"})
+    config = json.loads(json.dumps(model.get_config()))  # as a file has it
+    again = tfgpipe.GPipe.from_config(config)
+    assert arguments(again) == arguments(model)
+    assert again._arguments.schedule == own
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"num_partitions": 1}, "schedule"),
+        ({"num_micro_batches": 2}, "schedule"),
+        ({"num_partitions": 1, "schedule": "1f1b"}, "remat"),
+    ],
+)
+def test_what_was_written_for_other_cells_has_to_be_passed(
+    tmp_path, changes, name
+):
+    path = str(tmp_path / "model.keras")
+    own = Schedule(SCHEDULES["1f1b"](2, 3).tasks)
+    trained(k=2, m=3, schedule=own, remat={1: "never"}).save(path)
+    with pytest.raises(
+        ValueError, match=f"`{name}` was saved for 2 cells and 3 micro-batches"
+    ):
+        tfgpipe.load_model(path, **changes)
+    changes = {**changes, "schedule": "gpipe", "remat": "never"}
+    loaded = tfgpipe.load_model(path, **changes)
+    assert loaded.num_partitions == changes.get("num_partitions", 2)
+
+
+def test_named_schedule_is_loaded_at_another_number_of_cells(tmp_path):
+    path = str(tmp_path / "model.keras")
+    trained(k=3, m=3, schedule="zero_bubble").save(path)
+    loaded = tfgpipe.load_model(path, num_partitions=2, num_micro_batches=2)
+    assert loaded.get_config()["schedule"] == "zero_bubble"
+    fit(loaded, *data(), epochs=1)
 
 
 def test_another_number_of_cells_drops_cut_and_devices(tmp_path):

@@ -1,0 +1,233 @@
+"""Updates are Keras's, and traced once for weights of equal shape."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfgpipe
+from tfgpipe import update
+
+SHAPES = ((3, 4), (4,), (3, 4), (), (4,), (2, 2, 2))
+
+
+def variables(dtype):
+    rng = np.random.default_rng(0)
+    made = []
+    for i, shape in enumerate(SHAPES):
+        with tf.device(f"CPU:{i % 3}"):
+            value = rng.standard_normal(shape)
+            made.append(keras.Variable(value, dtype=dtype, name=f"v{i}"))
+    return made
+
+
+def gradients(step, dtype, sparse):
+    rng = np.random.default_rng(step + 1)
+    found = [tf.constant(rng.standard_normal(s), dtype) for s in SHAPES]
+    if sparse:  # with a row twice, as an embedding gives
+        values = tf.constant(rng.standard_normal((3, 4)), dtype)
+        found[2] = tf.IndexedSlices(
+            values, tf.constant([2, 0, 2]), tf.constant([3, 4])
+        )
+    return found
+
+
+def trained(optimizer, ours, dtype, sparse=False, steps=4):
+    """Values and slots after some steps, each of them in a graph."""
+    weights = variables(dtype)
+    optimizer.build(weights)
+
+    @tf.function(autograph=False)
+    def step(found):
+        pairs = list(zip(found, weights))
+        if not ours:
+            optimizer.apply_gradients(pairs)
+            return
+        with update.update_on_devices(optimizer, weights):
+            optimizer.apply_gradients(pairs)
+
+    for i in range(steps):
+        step(gradients(i, dtype, sparse))
+    return [v.numpy() for v in [*weights, *optimizer.variables]]
+
+
+class Slow(keras.optimizers.SGD):
+    """A user's optimizer, whose update depends on what Keras's do not."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        factor = 0.5 if variable is self.first else 1.0
+        super().update_step(gradient * factor, variable, learning_rate)
+
+    def build(self, weights):
+        super().build(weights)
+        self.first = weights[0].value
+
+
+class Same(keras.optimizers.Adam):
+    """A subclass that keeps the update of its parent."""
+
+
+def decaying():
+    return keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+
+
+OPTIMIZERS = {
+    **{
+        name: getattr(keras.optimizers, name)
+        for name in (
+            "Adadelta Adafactor Adagrad Adam AdamW Adamax Ftrl Lion Nadam "
+            "RMSprop SGD Muon Lamb"
+        ).split()
+    },
+    "amsgrad": lambda: keras.optimizers.Adam(0.1, amsgrad=True),
+    "centered": lambda: keras.optimizers.RMSprop(centered=True, momentum=0.5),
+    "momentum": lambda: keras.optimizers.SGD(0.1, 0.9, nesterov=True),
+    "schedule": lambda: keras.optimizers.Adam(decaying()),
+    "decay": lambda: keras.optimizers.AdamW(0.1, weight_decay=0.1),
+    "clipnorm": lambda: keras.optimizers.Adam(0.1, clipnorm=0.1),
+    "global_clipnorm": lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.1),
+    "average": lambda: keras.optimizers.SGD(
+        0.1, 0.9, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2
+    ),
+    "accumulation": lambda: keras.optimizers.Nadam(
+        0.1, gradient_accumulation_steps=2
+    ),
+    "loss_scale": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adam(0.1), initial_scale=4.0, dynamic_growth_steps=2
+    ),
+    "own": lambda: Slow(0.1, momentum=0.5),
+    "subclass": lambda: Same(0.1),
+}
+DENSE_ONLY = {"Muon", "accumulation", "own"}  # they fail on sparse gradients
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+def test_update_is_that_of_keras(name, sparse):
+    if sparse and name in DENSE_ONLY:
+        pytest.skip("not in Keras either")
+    make = OPTIMIZERS[name]
+    keras.config.set_floatx("float64")
+    found = trained(make(), True, "float64", sparse)
+    expected = trained(make(), False, "float64", sparse)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, 1e-12, 1e-14)
+
+
+@pytest.mark.parametrize(
+    "name", ["Adam", "SGD", "momentum", "RMSprop", "Adagrad", "Nadam"]
+)
+def test_update_in_float32_is_that_of_keras_to_a_bit_or_two(name):
+    make = OPTIMIZERS[name]
+    found = trained(make(), True, "float32")
+    expected = trained(make(), False, "float32")
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, 1e-6, 1e-7)
+
+
+def test_update_of_half_precision_variables_is_that_of_keras():
+    """Keras casts where the optimizer's slots have another precision."""
+    for name in ("Adam", "momentum"):
+        make = OPTIMIZERS[name]
+        found = trained(make(), True, "bfloat16")
+        expected = trained(make(), False, "bfloat16")
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_allclose(
+                a.astype("float32"), b.astype("float32"), 2e-2, 1e-2
+            )
+
+
+# ------------------------------------------------------------------ how often
+def counting(optimizer):
+    """Counts how often Python runs the optimizer's update."""
+    counts = []
+    plain = type(optimizer).update_step
+
+    def counted(self, *args):
+        counts.append(args)
+        return plain(self, *args)
+
+    return counts, counted
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD", "Ftrl", "subclass"])
+def test_equal_weights_share_one_trace(name, monkeypatch):
+    optimizer = OPTIMIZERS[name]()
+    counts, counted = counting(optimizer)
+    cls = next(c for c in type(optimizer).__mro__ if "update_step" in vars(c))
+    alike = {*update._ALIKE, counted}
+    monkeypatch.setattr(cls, "update_step", counted)
+    monkeypatch.setattr(update, "_ALIKE", alike)
+    trained(optimizer, True, "float32", steps=2)
+    assert len(counts) == len({*SHAPES})  # whatever their devices
+
+
+@pytest.mark.parametrize("name", ["own", "Muon", "Lamb"])
+def test_optimizers_not_known_to_be_alike_go_the_way_of_keras(
+    name, monkeypatch
+):
+    optimizer = OPTIMIZERS[name]()
+    counts, counted = counting(optimizer)
+    monkeypatch.setattr(type(optimizer), "update_step", counted)
+    trained(optimizer, True, "float32", steps=1)
+    assert len(counts) == len(SHAPES)
+
+
+def test_instance_gets_its_methods_back():
+    optimizer = keras.optimizers.Adam()
+    before = {*vars(optimizer)}
+    weights = variables("float32")
+    optimizer.build(weights)
+    names = {*vars(optimizer)}
+    trained(keras.optimizers.Adam(), True, "float32", steps=1)
+    with (
+        pytest.raises(RuntimeError, match="out of luck"),
+        tf.Graph().as_default(),
+        update.update_on_devices(optimizer, weights),
+    ):
+        raise RuntimeError("out of luck")
+    assert {*vars(optimizer)} == names >= before
+
+
+# --------------------------------------------------------------------- places
+def test_updates_run_where_the_weights_are():
+    """Each call of an update is on the device of what it updates."""
+    weights = variables("float32")
+    optimizer = keras.optimizers.Adam(global_clipnorm=1.0)
+    optimizer.build(weights)
+
+    def step(*found):
+        with update.update_on_devices(optimizer, weights):
+            optimizer.apply_gradients(zip(found, weights))
+
+    traced = tf.function(step, autograph=False)
+    graph = traced.get_concrete_function(*gradients(0, "float32", False)).graph
+    captured = {id(inner): outer for outer, inner in graph.captures}
+    calls = [op for op in graph.get_operations() if "Call" in op.type]
+    assert len(calls) == len(SHAPES)
+    assert [op.device[-5:] for op in calls] == [
+        v.value.device[-5:] for v in weights
+    ]
+    assigns = [op for op in graph.get_operations() if "Assign" in op.type]
+    for op in assigns:
+        resource = captured[id(op.inputs[0])]
+        if resource.shape.rank == 0 and resource.device:
+            assert op.device[-5:] == resource.device[-5:]
+
+
+def test_model_with_a_users_optimizer_trains_as_in_keras():
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    x = np.random.default_rng(0).standard_normal((6, 4))
+
+    def train(make):
+        keras.utils.set_random_seed(3)
+        model = make([keras.Input((4,))] + [keras.layers.Dense(4, "tanh")] * 1)
+        model.compile(Slow(0.1, momentum=0.5), "mse")
+        for _ in range(3):
+            model.train_on_batch(x, x)
+        return [w.numpy() for w in model.weights]
+
+    found = train(lambda layers: tfgpipe.GPipe(layers, 1, 2))
+    for a, b in zip(found, train(keras.Sequential), strict=True):
+        np.testing.assert_allclose(a, b, 1e-12)
