@@ -1,12 +1,13 @@
 """The promise: the numbers are Keras's, whatever K, M, schedule and remat."""
 
+import dataclasses
 import itertools
 
 import keras
 import numpy as np
 import pytest
 from keras import layers as kl
-from kinds import KINDS, Kind, Plain, normal
+from kinds import KINDS, Kind, Plain, normal, user_loss
 
 import tfgpipe
 from tfgpipe.schedule import Schedule
@@ -56,6 +57,8 @@ def arguments(k, m, schedule, remat):
     if schedule == "interleaved":
         count = k // 2 if k % 2 == 0 else 1
         found["devices"] = [f"CPU:{i}" for i in range(count)]
+    if k == 1:  # all layers in one cell
+        found["remat_groups"] = 3
     if schedule == "written":
         found["schedule"] = written(k, m)
     return found
@@ -250,10 +253,39 @@ def pairs_of_tensors():
     ]
 
 
+def noisy():
+    """Layers whose numbers depend on the micro-batch and on seeds."""
+    layers = [kl.Dense(6, activation="tanh")]
+    for _ in range(3):
+        layers += [kl.Dropout(0.3), kl.BatchNormalization(), kl.Dense(6)]
+    return layers
+
+
 BITWISE = {
     **{name: KINDS[name] for name in ("tied", "counters")},
     "pairs": Kind(pairs_of_tensors, normal(8), normal(2)),
+    "noisy": Kind(noisy, normal(5), normal(6)),
 }
+
+
+def variables(name, k, schedule="gpipe", remat="except_last", m=3, **kwargs):
+    """All variables after some steps with some M."""
+    model, _, _ = train(
+        BITWISE[name],
+        lambda layers: tfgpipe.GPipe(
+            layers, **{**arguments(k, m, schedule, remat), **kwargs}
+        ),
+        "adam",
+        epochs=2,
+        predict=False,
+        validate=False,
+    )
+    return [v.numpy() for v in model.variables]
+
+
+def assert_same(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize(
@@ -261,18 +293,200 @@ BITWISE = {
     [*((name, "except_last") for name in BITWISE), ("pairs", "always")],
 )
 def test_weights_are_bit_identical_for_any_number_of_cells(name, remat):
-    def variables(k):
-        model, _, _ = train(
-            BITWISE[name],
-            lambda layers: tfgpipe.GPipe(layers, k, 3, remat=remat),
-            "adam",
+    first = variables(name, 1, remat=remat)
+    for k in (2, 8):
+        assert_same(variables(name, k, remat=remat), first)
+
+
+@pytest.mark.parametrize("name", ["pairs", "noisy"])
+def test_schedules_that_go_back_in_order_are_bit_identical(name):
+    """The gradients of micro-batches are added in the same order."""
+    first = variables(name, 1, "1f1b")
+    for k, schedule in ((4, "1f1b"), (4, "interleaved"), (8, "zero_bubble")):
+        assert_same(variables(name, k, schedule), first)
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_groups_of_recomputation_are_bit_identical(groups):
+    def run(**kwargs):
+        return variables("noisy", 2, layers_per_cell=[5, 5], **kwargs)
+
+    for schedule in ("gpipe", "zero_bubble"):
+        one, several = (
+            run(schedule=schedule, remat="always", remat_groups=n)
+            for n in (1, groups)
+        )
+        assert_same(several, one)
+
+
+# ------------------------------------------------------- schedule by schedule
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("schedule", SCHEDULES[1:])
+@pytest.mark.parametrize("m", [3, 5])
+def test_dropout_and_statistics_do_not_depend_on_the_schedule(schedule, m):
+    """Masks follow from the micro-batch, not from when it is computed."""
+    expected = variables("noisy", 4, "gpipe", m=m)
+    found = variables("noisy", 4, schedule, m=m)
+    assert largest_difference(found, expected) < 1e-12
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", ["masked_sequence", "outputs"])
+def test_counts_that_are_known_ahead_are_those_of_keras(name, schedule):
+    """Masks, weights and rows, before any micro-batch has its loss."""
+    check(name, 4, 8, schedule, "except_last", "momentum", epochs=1)
+
+
+@pytest.mark.usefixtures("float64")
+def test_mask_that_depends_on_what_layers_compute_is_known_ahead():
+    def layers():
+        return [
+            kl.Dense(4, activation="relu"),
+            kl.Dropout(0.5, seed=1),
+            kl.Masking(0.0),
+            kl.LSTM(4, return_sequences=True),
+            kl.Dense(2),
+        ]
+
+    kind = Kind(layers, normal(5, 2), normal(5, 2))
+    found = [
+        train(
+            kind,
+            lambda layers, s=schedule: tfgpipe.GPipe(
+                layers, **arguments(5, 3, s, "always")
+            ),
+            optimizers("momentum"),
             epochs=2,
             predict=False,
             validate=False,
         )
-        return [v.numpy() for v in model.variables]
+        for schedule in SCHEDULES
+    ]
+    expected = [w.numpy() for w in found[0][0].weights], found[0][1]
+    for model, history, _ in found[1:]:
+        weights = [w.numpy() for w in model.weights]
+        assert largest_difference(weights, expected[0]) < 1e-12
+        assert largest_difference(history, expected[1]) < 1e-12
 
-    first = variables(1)
-    for k in (2, 8):
-        for a, b in zip(first, variables(k), strict=True):
-            np.testing.assert_array_equal(a, b)
+
+MODES = {
+    "eagerly": {"run_eagerly": True},
+    "compiled": {"jit_compile": True},
+    "several_steps": {"steps_per_execution": 2},
+}
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("mode", MODES)
+def test_modes_of_keras_give_its_numbers_under_each_schedule(mode, schedule):
+    kind = KINDS["outputs"]
+    kind = dataclasses.replace(
+        kind, compile=lambda: {**KINDS["outputs"].compile(), **MODES[mode]}
+    )
+    weights, history, _ = reference("outputs", "momentum", 2)
+    model, found, _ = train(
+        kind,
+        lambda layers: tfgpipe.GPipe(
+            layers, **arguments(2, 3, schedule, "mapping")
+        ),
+        optimizers("momentum"),
+        epochs=2,
+        predict=False,
+    )
+    found_weights = [w.numpy() for w in model.weights]
+    assert largest_difference(found_weights, weights) < 1e-10
+    assert largest_difference(found, history) < 1e-10
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_mixed_precision_does_not_depend_on_the_schedule(policy):
+    keras.config.set_dtype_policy(policy)
+    expected = variables("pairs", 4, "gpipe")
+    for schedule in SCHEDULES[1:]:
+        found = variables("pairs", 4, schedule)
+        assert largest_difference(found, expected) < 1e-2
+    assert_same(found, found)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_batch_of_fewer_rows_than_micro_batches(schedule):
+    """With rows that are known when the step is traced, and later."""
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    x = np.random.default_rng(0).standard_normal((7, 4))
+
+    def losses(make):
+        keras.utils.set_random_seed(1)
+        model = make([kl.Dense(4, "tanh") for _ in range(4)])
+        model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+        found = []
+        for rows in (1, 3, 7):
+            found.append(model.train_on_batch(x[:rows], x[:rows]))
+            found.append(model.test_on_batch(x[:rows], x[:rows]))
+            found.append(model.predict_on_batch(x[:rows]))
+        model.fit(x, x, batch_size=5, verbose=0, shuffle=False)
+        return found, [w.numpy() for w in model.weights]
+
+    expected = losses(Plain)
+    found = losses(
+        lambda layers: tfgpipe.GPipe(
+            layers, **arguments(4, 5, schedule, "never")
+        )
+    )
+    assert largest_difference(found, expected) < 1e-10
+
+
+# ---------------------------------------------------- losses of whole batches
+class Overridden(tfgpipe.GPipe):
+    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+        return keras.ops.mean((y - y_pred) ** 2)
+
+
+EARLY = [s for s in SCHEDULES if s != "gpipe"]
+
+
+@pytest.mark.parametrize("schedule", EARLY)
+@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eagerly"])
+@pytest.mark.parametrize(
+    ("cls", "loss"),
+    [
+        (tfgpipe.GPipe, user_loss),
+        (tfgpipe.GPipe, "huber"),
+        (tfgpipe.GPipe, keras.losses.Dice()),
+        (Overridden, "mse"),
+    ],
+    ids=["function", "name", "whole", "compute_loss"],
+)
+def test_loss_of_whole_mini_batches_needs_all_outputs_first(
+    cls, loss, eagerly, schedule
+):
+    model = cls(
+        [kl.Dense(4), kl.Dense(2)], **arguments(2, 3, schedule, "never")
+    )
+    model.compile("sgd", loss, run_eagerly=eagerly)
+    x, y = np.ones((6, 4)), np.ones((6, 2))
+    with pytest.raises(ValueError, match="whole mini-batch"):
+        model.train_on_batch(x, y)
+    assert np.isfinite(model.test_on_batch(x, y))  # it needs no gradient
+    assert model.predict_on_batch(x).shape == (6, 2)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("schedule", EARLY)
+def test_metric_of_whole_mini_batches_may_come_with_any_schedule(schedule):
+    """Its outputs are kept, but no gradient waits for them."""
+    kind = dataclasses.replace(
+        KINDS["dense"], compile=lambda: {"loss": "mse", "metrics": [user_loss]}
+    )
+    found, expected = (
+        train(kind, make, optimizers("momentum"), epochs=1, predict=False)[1]
+        for make in (
+            lambda layers: tfgpipe.GPipe(
+                layers, **arguments(4, 3, schedule, "always")
+            ),
+            Plain,
+        )
+    )
+    assert largest_difference(found, expected) < 1e-10
