@@ -10,6 +10,7 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cell import Boundary
+from tfgpipe.cell_function import is_float
 from tfgpipe.pipeline import Pipeline, Seeds
 
 
@@ -52,7 +53,7 @@ class Objective:
         return self._found_gradient(run)
 
     def start(self, run: Pipeline) -> Seeds:
-        """Where the backward pass starts; called before its first task.
+        """Where the backward pass starts; called before it.
 
         A loss that is added up needs nothing but the numbers to divide by.
         Any other is computed now, from the outputs of the whole mini-batch.
@@ -167,9 +168,8 @@ class Objective:
         if not run.is_forward_done:
             raise ValueError(
                 "`schedule` must run all forward tasks first for a loss of "
-                "whole mini-batches. Received: a schedule whose backward pass "
-                "starts earlier, and a loss or metric, or a `compute_loss`, "
-                "that cannot be added up over micro-batches. Pass "
+                "whole mini-batches, which cannot be added up. Received: a "
+                "schedule whose backward pass starts earlier. Pass "
                 'schedule="gpipe", or a loss class of Keras.'
             )
         self._find_regularizers(run)
@@ -215,7 +215,7 @@ class Objective:
         """
         x, y, sample_weight = data
         flat = tree.flatten(y_pred)
-        outputs = [t for t in flat if t is not None and _is_float(t)]
+        outputs = [t for t in flat if is_float(t)]
         own = [v for losses in extra for v in losses]
         sources = [*outputs, *own, *regularizers]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -228,10 +228,7 @@ class Objective:
         if not self._training:
             return total, [], [], []
         found = iter(tape.gradient(scaled, sources))
-        dy = [
-            next(found) if t is not None and _is_float(t) else None
-            for t in flat
-        ]
+        dy = [next(found) if is_float(t) else None for t in flat]
         dextra = [
             [
                 tf.zeros_like(v) if d is None else d
@@ -262,10 +259,6 @@ class Objective:
             specs, run.output_specs(), run.extra_specs()
         )
         return found
-
-
-def _is_float(tensor: Any) -> bool:
-    return tensor.dtype.is_floating
 
 
 def _weights(entries: list[Any]) -> list[Any]:
