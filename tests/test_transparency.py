@@ -452,7 +452,7 @@ def test_batch_of_fewer_rows_than_micro_batches(schedule):
 # ---------------------------------------------------- losses of whole batches
 class Overridden(tfgpipe.GPipe):
     def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
-        return keras.ops.mean((y - y_pred) ** 2)
+        return keras.ops.mean((keras.ops.cast(y, y_pred.dtype) - y_pred) ** 2)
 
 
 EARLY = [s for s in SCHEDULES if s != "gpipe"]

@@ -12,6 +12,7 @@ from tfgpipe import internals
 from tfgpipe.cell import Boundary
 from tfgpipe.cell_function import is_float
 from tfgpipe.pipeline import Pipeline, Seeds
+from tfgpipe.schedule import Schedule
 
 
 class Objective:
@@ -45,6 +46,16 @@ class Objective:
         self.total: tf.Tensor | None = None
 
     # ----------------------------------------------------- for the pipeline
+    def check(self, schedule: Schedule) -> None:
+        """Checks that the loss is known when the backward pass needs it."""
+        if not self._streams and not schedule.is_forward_first:
+            raise ValueError(
+                "`schedule` must run all forward tasks first for a loss of "
+                "whole mini-batches, which cannot be added up. Received: a "
+                "schedule whose backward pass starts earlier. Pass "
+                'schedule="gpipe", or a loss class of Keras.'
+            )
+
     def has_gradient(self, run: Pipeline) -> list[bool]:
         """For each output tensor, whether it will have a gradient."""
         outputs = run.tasks[-1].outputs
@@ -165,13 +176,6 @@ class Objective:
     # ------------------------------------------------------------- other losses
     def _from_outputs(self, run: Pipeline) -> Seeds:
         """Has Keras compute the loss of the whole mini-batch's outputs."""
-        if not run.is_forward_done:
-            raise ValueError(
-                "`schedule` must run all forward tasks first for a loss of "
-                "whole mini-batches, which cannot be added up. Received: a "
-                "schedule whose backward pass starts earlier. Pass "
-                'schedule="gpipe", or a loss class of Keras.'
-            )
         self._find_regularizers(run)
         extra = run.extra_losses()
         regularizers = [value for _, value, _ in self._regularizers]

@@ -150,6 +150,7 @@ class Pipeline:
         """
         self.is_training = objective is not None and any(self._differentiates)
         if self.is_training:
+            objective.check(schedule)
             self._differentiate(objective)
             schedule = schedule.with_recompute(
                 lambda k, m: self._keeps(k, m, schedule)

@@ -90,6 +90,14 @@ class Schedule:
             f"num_micro_batches={self.num_micro_batches}>"
         )
 
+    @property
+    def is_forward_first(self) -> bool:
+        """Whether the last cell runs all its forward tasks first."""
+        last = self.num_cells - 1
+        own = [t for t in self.tasks[self.device_of(last)] if t.cell == last]
+        forward = own[: self.num_micro_batches]
+        return all(task.kind == "forward" for task in forward)
+
     def device_of(self, cell: int) -> int:
         """Index of the device that runs a cell."""
         return self._devices[cell]
