@@ -8,7 +8,7 @@
 
 PYTHON ?= python3
 DEMO_FLAGS ?=
-PYTEST_FLAGS ?= --numprocesses=auto
+PYTEST_FLAGS ?= --numprocesses=auto --dist=loadgroup
 
 VENV := .venv
 BIN := $(VENV)/bin

@@ -17,10 +17,14 @@ ORDER = (
     "stepping",
     "saving",
     "arguments",
+    "layer_list",
+    "device_list",
     "restrictions",
     "objective",
     "loss",
     "pipeline",
+    "results",
+    "seeds",
     "state_flow",
     "trace",
     "cell_tasks",
@@ -56,7 +60,7 @@ WITHOUT_TENSORFLOW = {
 }
 # Longer than it should be: to be cut when it is next worked on. The list of
 # private names is one list, however long.
-LONG = {"arguments", "internals", "pipeline"}
+LONG = {"internals"}
 PRIVATE = ("keras.src", "tensorflow.python")
 MODULES = {path.stem: path for path in sorted(PACKAGE.glob("*.py"))}
 

@@ -224,6 +224,10 @@ BAD_ARGUMENTS = {
         lambda: tfgpipe.GPipe([keras.Input((3,)), *dense()], 2, remat_groups=3),
         ("`remat_groups` must be at most", "remat_groups=3", "[2, 2] layers"),
     ),
+    "sums_of_integers": (
+        lambda: tfgpipe.GPipe(dense(), 2, gradient_dtype="int8"),
+        ("`gradient_dtype` must be one of", "Received: gradient_dtype='int8'"),
+    ),
     "interleaved_cells_that_devices_do_not_divide": (
         lambda: tfgpipe.GPipe(
             dense(), 3, schedule="interleaved", devices=["CPU:0", "CPU:1"]

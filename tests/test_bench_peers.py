@@ -200,7 +200,12 @@ def adapter(monkeypatch):
         cnn_data=lambda: rng.normal(size=(8, 4, 4, 2)).astype("float32"),
         cuts=lambda work, num_cells, cut=0: cuts(work, num_cells, cut),
     )
+    common.lm_shapes = lambda: {n: w.shape for n, w in weights[0].items()}
+    written = types.SimpleNamespace(
+        block=lambda tf, w, x: x + sum(map(tf.reduce_mean, w.values()))
+    )
     monkeypatch.setitem(sys.modules, "common", common)
+    monkeypatch.setitem(sys.modules, "lm_raw", written)
     monkeypatch.delitem(sys.modules, "tools.peer_adapter", raising=False)
     yield importlib.import_module("tools.peer_adapter")
     sys.modules.pop("tools.peer_adapter", None)
@@ -212,12 +217,16 @@ def arguments(work, variant="gpipe", k=2):
     )
 
 
-@pytest.mark.parametrize("work", "AB")
-def test_adapter_loads_the_weights_of_all_peers(adapter, work):
+@pytest.mark.parametrize(
+    ("work", "variant"),
+    [("A", "gpipe"), ("A", "gpipe,layers=keras"), ("B", "gpipe")],
+)
+def test_adapter_loads_the_weights_of_all_peers(adapter, work, variant):
     adapter.common.LM["L"] = 1  # quicker
-    model, x = adapter.build(arguments(work, k=1))
-    make = {"A": adapter.blocks, "B": adapter.convolutions}[work]
-    _, weights, _ = make()
+    model, x = adapter.build(arguments(work, variant, k=1))
+    weights = (
+        adapter.convolutions()[1] if work == "B" else adapter.blocks(True)[1]
+    )
     for layer, values in zip(model.sequence, weights):
         for variable, value in zip(layer.weights, values):
             np.testing.assert_allclose(
@@ -229,7 +238,7 @@ def test_adapter_loads_the_weights_of_all_peers(adapter, work):
 
 
 def test_order_of_the_weights_is_that_of_the_block(adapter):
-    model, _ = adapter.build(arguments("A"))
+    model, _ = adapter.build(arguments("A", "gpipe,layers=keras"))
     found = [w.path.split("/")[-2:] for w in model.sequence[0].weights]
     kinds = {"q": "query", "k": "key", "v": "value", "o": "attention_output"}
     for name, (layer, weight) in zip(adapter._BLOCK, found):

@@ -534,3 +534,26 @@ def test_failure_at_run_time_says_where_its_cause_is(method):
     model.compile("sgd", "mse", run_eagerly=True)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[0, 2\)"):
         getattr(model, method)(ids, np.ones((4, 2)))
+
+
+@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eagerly"])
+def test_gradients_are_added_up_in_the_dtype_asked_for(eagerly):
+    x = np.random.default_rng(0).standard_normal((8, 3), "float32")
+    model = tfgpipe.GPipe(
+        [keras.Input((3,)), kl.Dense(2, use_bias=False)],
+        num_partitions=1,
+        num_micro_batches=4,
+        gradient_dtype="bfloat16",
+    )
+    model.compile(keras.optimizers.SGD(1.0), "mse", run_eagerly=eagerly)
+    before = model.get_weights()[0]
+    model.train_on_batch(x, x[:, :2])
+    total = tf.zeros((3, 2), "bfloat16")
+    for m in reversed(range(4)):
+        rows = x[2 * m : 2 * m + 2]
+        gradient = rows.T @ (rows @ before - rows[:, :2]) / 8
+        total += tf.cast(gradient, "bfloat16")
+    found = before - model.get_weights()[0]
+    np.testing.assert_allclose(found, tf.cast(total, "float32"), atol=1e-6)
+    exact = x.T @ (x @ before - x[:, :2]) / 8
+    assert np.abs(found - exact).max() > 1e-4

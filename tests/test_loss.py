@@ -83,6 +83,20 @@ class Subclassed(tfgpipe.GPipe):
         return keras.ops.mean(keras.ops.abs(y - y_pred))
 
 
+class RowWise(losses.Loss):
+    """A loss of the user's that says that it adds up rows."""
+
+    is_row_wise = True
+
+    def call(self, y, y_pred):
+        return keras.ops.mean((y - y_pred) ** 4, -1)
+
+
+class RowWiseOnlyByName(RowWise):
+    def call(self, y, y_pred):
+        return keras.ops.mean((y - y_pred) ** 4)
+
+
 def compiled(cls=tfgpipe.GPipe, units=2, **kwargs):
     model = cls([kl.Dense(units), kl.Dense(units)], 2, 2)
     model.compile("sgd", **kwargs)
@@ -97,6 +111,8 @@ def compiled(cls=tfgpipe.GPipe, units=2, **kwargs):
         ("mean_squared_error", True),
         (keras.losses.mean_squared_error, True),
         (losses.Huber(), True),
+        (RowWise(), True),
+        (RowWise(reduction="sum"), True),
         (losses.CosineSimilarity(axis=0), False),
         (losses.Dice(), False),
         (losses.Tversky(), False),
@@ -107,6 +123,28 @@ def compiled(cls=tfgpipe.GPipe, units=2, **kwargs):
 def test_only_losses_of_keras_that_add_rows_stream(loss, streams):
     model = compiled(loss=loss)
     assert streams_loss(model, model(np.ones((4, 2)))) == streams
+
+
+@pytest.mark.usefixtures("float64")
+def test_loss_of_the_user_that_adds_rows_goes_with_early_gradients():
+    x = np.random.default_rng(0).standard_normal((7, 3))
+    weights = np.arange(7.0)
+
+    def train(make):
+        keras.utils.set_random_seed(0)
+        model = make([kl.Dense(3), kl.Dense(2)])
+        model.compile("sgd", RowWise(reduction="mean_with_sample_weight"))
+        loss = model.train_on_batch(x, x[:, :2], sample_weight=weights)
+        return [loss, *(w.numpy() for w in model.weights)]
+
+    found = train(lambda layers: tfgpipe.GPipe(layers, 2, 3, schedule="1f1b"))
+    for a, b in zip(found, train(keras.Sequential), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
+def test_loss_of_the_user_that_is_a_scalar_is_refused():
+    with pytest.raises(ValueError, match=r"value for each row.*RowWiseOnly"):
+        compiled(loss=RowWiseOnlyByName())
 
 
 def test_overridden_compute_loss_does_not_stream():

@@ -173,7 +173,13 @@ def test_schedule_and_rules_are_saved(tmp_path, name):
 
 def test_model_is_made_again_from_its_config():
     own = Schedule(SCHEDULES["zero_bubble"](2, 3).tasks)
-    model = pipeline(k=2, m=3, schedule=own, remat={1: "never"})
+    model = pipeline(
+        k=2,
+        m=3,
+        schedule=own,
+        remat={1: "never"},
+        gradient_dtype="bfloat16",
+    )
     config = json.loads(json.dumps(model.get_config()))  # as a file has it
     again = tfgpipe.GPipe.from_config(config)
     assert arguments(again) == arguments(model)

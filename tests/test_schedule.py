@@ -3,7 +3,7 @@ import time
 import pytest
 
 from tfgpipe.named_schedules import SCHEDULES, forward_only
-from tfgpipe.schedule import KINDS, Schedule, Task, bubble
+from tfgpipe.schedule import KINDS, Schedule, Task, bubble, fill_drain
 
 CASES = [(k, m) for k in (1, 2, 3, 8) for m in (1, 2, 5, 32)]
 F, R, B, X, W = KINDS  # X: input_gradient
@@ -120,6 +120,25 @@ def test_first_backward_is_that_of_the_cell():
     assert [schedule.first_backward(k) for k in range(2)] == [1, 1]
     assert SCHEDULES["1f1b"](2, 3, 1).first_backward(0) == 0
     assert forward_only(2, 3).first_backward(0) is None
+
+
+@pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize("m", [1, 3])
+def test_only_fill_drain_and_single_micro_batches_go_forward_first(k, m):
+    for name, make in SCHEDULES.items():
+        schedule = make(k, m, 2 if name == "interleaved" else 1)
+        assert schedule.is_forward_first == (name == "gpipe" or m == 1)
+    assert forward_only(k, m).is_forward_first
+
+
+def test_fill_drain_order_respects_what_tasks_need():
+    schedule = SCHEDULES["zero_bubble"](3, 4, 1)
+    tasks = fill_drain(schedule.order())
+    done = set()
+    for task in tasks:
+        assert done.issuperset(schedule.needs(task))
+        done.add(task)
+    assert [t.kind for t in tasks[:12]] == [F] * 12
 
 
 def test_schedules_of_the_same_tasks_are_equal():

@@ -19,6 +19,7 @@ EPOCHS = {"attention": 2}
 REMAT = ("except_last", "always", "never", "mapping")
 NAMED = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 SCHEDULES = (*NAMED, "written")
+EARLY = SCHEDULES[1:]  # gradients start before all losses are there
 # Losses that rows do not add up to need all outputs before any gradient.
 WHOLE = {"user_loss"}
 
@@ -93,10 +94,12 @@ REFERENCE = {}
 
 
 def reference(name, optimizer, epochs):
+    """What plain Keras gives; one step is trained and nothing else."""
     key = name, optimizer, epochs
     if key not in REFERENCE:
+        several = epochs > 1
         model, history, outputs = train(
-            KINDS[name], Plain, optimizers(optimizer), epochs
+            KINDS[name], Plain, optimizers(optimizer), epochs, several, several
         )
         weights = [w.numpy() for w in model.weights]
         REFERENCE[key] = weights, history, outputs
@@ -140,12 +143,12 @@ def check(
         **kwargs,
     )
     assert len(model.cells()) == k
-    assert found_history.keys() == history.keys()
+    assert found_history.keys() <= history.keys()
     found = [w.numpy() for w in model.weights]
     worst = max(
         largest_difference(found, weights),
         largest_difference(
-            list(found_history.values()), list(history.values())
+            list(found_history.values()), [history[n] for n in found_history]
         ),
         largest_difference(found_outputs, outputs) if predict else 0.0,
     )
@@ -172,9 +175,14 @@ def points(seed, name):
 # Adam hides a gradient of the wrong size, momentum does not; weight decay tells
 # a gradient of zeros from none.
 CASES = [
-    (name, *point, ("adam", "momentum", "adamw")[i % 3])
+    pytest.param(
+        name,
+        *point,
+        ("adam", "momentum", "adamw")[seed % 3],
+        marks=pytest.mark.xdist_group(name),  # plain Keras trains once
+    )
     for seed, name in enumerate(KINDS)
-    for i, point in enumerate(points(seed, name)[: 5 if name == "dense" else 3])
+    for point in points(seed, name)[: 5 if name == "dense" else 3]
 ]
 POINT = ("k", "m", "schedule", "remat")
 # Every K with every M and schedule, and each of these with every rule.
@@ -190,7 +198,11 @@ MATRIX = [
 def test_matrix_has_every_value_for_several_kinds(parameter):
     values = (PARTITIONS, MICRO_BATCHES, SCHEDULES, REMAT)[parameter]
     for value in values:
-        kinds = {case[0] for case in CASES if case[1 + parameter] == value}
+        kinds = {
+            case.values[0]
+            for case in CASES
+            if case.values[1 + parameter] == value
+        }
         assert len(kinds) >= 5
 
 
@@ -206,6 +218,7 @@ def test_fit_in_float64_equals_keras(name, k, m, schedule, remat, optimizer):
         optimizer,
         epochs=EPOCHS.get(name, 4),
         predict=k in (2, 4),
+        validate=k in (2, 4),
     )
 
 
@@ -215,7 +228,15 @@ def test_gradients_in_float64_equal_those_of_keras(name):
     """One step of plain descent, from which each gradient can be read."""
     schedule = "gpipe" if name in WHOLE else "zero_bubble"
     check(
-        name, 2, 3, schedule, "except_last", "gradient", epochs=1, predict=False
+        name,
+        2,
+        3,
+        schedule,
+        "except_last",
+        "gradient",
+        epochs=1,
+        predict=False,
+        validate=False,
     )
 
 
@@ -313,40 +334,49 @@ def test_weights_are_bit_identical_for_any_number_of_cells(name, remat):
 def test_schedules_that_go_back_in_order_are_bit_identical(name):
     """The gradients of micro-batches are added in the same order."""
     first = variables(name, 1, "1f1b")
-    for k, schedule in ((4, "1f1b"), (4, "interleaved"), (8, "zero_bubble")):
+    for k, schedule in ((4, "interleaved"), (8, "zero_bubble")):
         assert_same(variables(name, k, schedule), first)
 
 
-@pytest.mark.parametrize("groups", [2, 4])
-def test_groups_of_recomputation_are_bit_identical(groups):
+def test_groups_of_recomputation_are_bit_identical():
     def run(**kwargs):
         return variables("noisy", 2, layers_per_cell=[5, 5], **kwargs)
 
     for schedule in ("gpipe", "zero_bubble"):
         one, several = (
             run(schedule=schedule, remat="always", remat_groups=n)
-            for n in (1, groups)
+            for n in (1, 4)
         )
         assert_same(several, one)
 
 
 # ------------------------------------------------------- schedule by schedule
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("schedule", SCHEDULES[1:])
-@pytest.mark.parametrize("m", [3, 5])
-def test_dropout_and_statistics_do_not_depend_on_the_schedule(schedule, m):
+def test_dropout_and_statistics_do_not_depend_on_the_schedule():
     """Masks follow from the micro-batch, not from when it is computed."""
-    expected = variables("noisy", 4, "gpipe", m=m)
-    found = variables("noisy", 4, schedule, m=m)
-    assert largest_difference(found, expected) < 1e-12
+    expected = variables("noisy", 4, "gpipe", m=5)
+    for schedule in EARLY:
+        found = variables("noisy", 4, schedule, m=5)
+        assert largest_difference(found, expected) < 1e-12
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", ["masked_sequence", "outputs"])
+@pytest.mark.parametrize("schedule", EARLY)
+@pytest.mark.parametrize("name", ["weighted_mean", "outputs"])
+@pytest.mark.xdist_group("ahead")
 def test_counts_that_are_known_ahead_are_those_of_keras(name, schedule):
     """Masks, weights and rows, before any micro-batch has its loss."""
-    check(name, 4, 8, schedule, "except_last", "momentum", epochs=1)
+    check(
+        name,
+        4,
+        8,
+        schedule,
+        "except_last",
+        "momentum",
+        epochs=1,
+        predict=False,
+        validate=False,
+    )
 
 
 @pytest.mark.usefixtures("float64")
@@ -381,6 +411,7 @@ def test_mask_that_depends_on_what_layers_compute_is_known_ahead():
         assert largest_difference(history, expected[1]) < 1e-12
 
 
+# What compiles takes longest, and is the same whatever the schedule.
 MODES = {
     "eagerly": {"run_eagerly": True},
     "compiled": {"jit_compile": True},
@@ -389,8 +420,22 @@ MODES = {
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("mode", "schedule"),
+    [
+        pytest.param(
+            mode,
+            schedule,
+            marks=()
+            if schedule in ("gpipe", "written")
+            or (mode, schedule) == ("eagerly", "1f1b")
+            else pytest.mark.slow,
+        )
+        for mode in MODES
+        for schedule in SCHEDULES
+        if (mode, schedule) != ("compiled", "written")
+    ],
+)
 def test_modes_of_keras_give_its_numbers_under_each_schedule(mode, schedule):
     kind = KINDS["outputs"]
     kind = dataclasses.replace(
@@ -414,11 +459,10 @@ def test_modes_of_keras_give_its_numbers_under_each_schedule(mode, schedule):
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_mixed_precision_does_not_depend_on_the_schedule(policy):
     keras.config.set_dtype_policy(policy)
-    expected = variables("pairs", 4, "gpipe")
-    for schedule in SCHEDULES[1:]:
-        found = variables("pairs", 4, schedule)
+    expected = variables("pairs", 2, "gpipe")
+    for schedule in ("1f1b", "zero_bubble"):
+        found = variables("pairs", 2, schedule)
         assert largest_difference(found, expected) < 1e-2
-    assert_same(found, found)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -455,9 +499,6 @@ class Overridden(tfgpipe.GPipe):
         return keras.ops.mean((keras.ops.cast(y, y_pred.dtype) - y_pred) ** 2)
 
 
-EARLY = [s for s in SCHEDULES if s != "gpipe"]
-
-
 @pytest.mark.parametrize("schedule", EARLY)
 @pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eagerly"])
 @pytest.mark.parametrize(
@@ -485,7 +526,7 @@ def test_loss_of_whole_mini_batches_needs_all_outputs_first(
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("schedule", EARLY)
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
 def test_metric_of_whole_mini_batches_may_come_with_any_schedule(schedule):
     """Its outputs are kept, but no gradient waits for them."""
     kind = dataclasses.replace(

@@ -6,15 +6,16 @@ import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
-from tfgpipe import cost as cost_lib
-from tfgpipe import placement
+from tfgpipe.device_list import DeviceList
+from tfgpipe.layer_list import LayerList
 from tfgpipe.named_schedules import SCHEDULES
 from tfgpipe.pipeline import REMAT
 from tfgpipe.restrictions import check_supported
 from tfgpipe.schedule import Schedule
+
+FLOAT_DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
 class Arguments:
@@ -29,11 +30,13 @@ class Arguments:
         schedule: Name of the schedule, or the schedule itself.
         remat: Name of the rule, or rules by cells.
         remat_groups: Groups a cell.
+        gradient_dtype: Dtype of sums of gradients, or None.
 
     Attributes:
         layers: The Keras layers.
         costs: For each what the user said of its cost, or None.
         input_spec: `keras.KerasTensor` of a leading `keras.Input`, or None.
+        devices: Full name of each cell's device.
 
     Raises:
         ValueError: With all that is wrong.
@@ -49,14 +52,12 @@ class Arguments:
         schedule: str | Schedule,
         remat: str | Mapping[Any, str],
         remat_groups: int,
+        gradient_dtype: str | None,
     ):
-        self._problems: list[str] = []
-        self.layers: list[keras.layers.Layer] = []
-        self.costs: list[Any] = []
-        self.input_spec: Any = None
-        self.devices: list[str] = []
-        self.num_partitions = 1
-        self._check_layers(layers)
+        found = LayerList(layers)
+        self.layers, self.costs = found.layers, found.costs
+        self.input_spec = found.input_spec
+        self._problems = found.problems
         self._named_devices = self._list_or_none("devices", devices)
         self.layers_per_cell = self._list_or_none(
             "layers_per_cell", layers_per_cell
@@ -65,9 +66,19 @@ class Arguments:
         self.num_micro_batches = self._count(
             "num_micro_batches", num_micro_batches
         )
-        self._resolve_devices(num_partitions)
+        device_list = DeviceList(
+            self._named_devices,
+            None
+            if num_partitions is None
+            else self._count("num_partitions", num_partitions),
+            self.num_micro_batches,
+            self.schedule,
+        )
+        self._problems += device_list.problems
+        self.num_partitions = device_list.num_partitions
         self.remat = self._check_remat(remat)
         self.remat_groups = self._count("remat_groups", remat_groups)
+        self.gradient_dtype = self._check_dtype(gradient_dtype)
         self._check_cut(is_default=num_partitions is None)
         if tf.distribute.has_strategy():
             self._problems.append(
@@ -78,7 +89,8 @@ class Arguments:
         if self._problems:
             raise ValueError("\n".join(self._problems))
         self.devices = [
-            self.devices[self._device_of(k)] for k in range(self.num_partitions)
+            device_list.devices[self._device_of(k, len(device_list.devices))]
+            for k in range(self.num_partitions)
         ]
         check_supported(self.layers, self.num_micro_batches)
 
@@ -94,6 +106,7 @@ class Arguments:
             if isinstance(self.remat, str)
             else {str(k): rule for k, rule in self.remat.items()},
             "remat_groups": self.remat_groups,
+            "gradient_dtype": self.gradient_dtype,
         }
 
     def remat_by_cell(self) -> list[str]:
@@ -125,11 +138,11 @@ class Arguments:
             return schedule
         return schedule.split([self.remat_groups] * self.num_partitions)
 
-    def _device_of(self, k: int) -> int:
+    def _device_of(self, k: int, num_devices: int) -> int:
         """Which of the devices runs cell k."""
         if isinstance(self.schedule, Schedule):
             return self.schedule.device_of(k)
-        return k % len(self.devices)
+        return k % num_devices
 
     def _check_schedule(self, schedule: Any) -> Any:
         """The schedule; one from a file as a `Schedule`."""
@@ -162,49 +175,10 @@ class Arguments:
             rules[k] = rule
         return rules
 
-    def _check_layers(self, layers: Any) -> None:
-        items = list(layers) if isinstance(layers, (list, tuple)) else []
-        if items and _input_spec(items[0]) is not None:
-            self.input_spec = _input_spec(items.pop(0))
-        if not items:
-            self._problems.append(
-                "`layers` must be a list of at least one Keras layer. "
-                f"Received: layers={layers!r}. Pass what you would pass to "
-                "`keras.Sequential`."
-            )
-        for index, item in enumerate(items):
-            layer, cost = item if _is_pair(item) else (item, None)
-            if not isinstance(layer, keras.layers.Layer) or _is_input(layer):
-                self._problems.append(
-                    "`layers` must hold Keras layers or pairs (layer, cost). "
-                    f"Received: {item!r} (of type {type(item).__name__}) at "
-                    f"index {index}. Wrap a function in "
-                    "`keras.layers.Lambda`; a `keras.Input` comes first."
-                )
-                continue
-            self._check_cost(layer, cost)
-            self.layers.append(layer)
-            self.costs.append(cost)
-        self._check_names()
-
-    def _check_cost(self, layer: keras.layers.Layer, cost: Any) -> None:
-        if cost is None or callable(cost):
-            return  # what functions return is checked when they are called
-        try:
-            cost_lib.resolve_cost(layer, cost, None)
-        except ValueError as error:
-            self._problems.append(str(error))
-
-    def _check_names(self) -> None:
-        by_name = {layer.name: layer for layer in self.layers}
-        doubles = sorted(
-            {la.name for la in self.layers if by_name[la.name] is not la}
-        )
-        if doubles:
-            self._problems.append(
-                "`layers` must have different names. Received: several layers "
-                f"named {doubles}. Pass `name=` to them."
-            )
+    def _check_dtype(self, dtype: Any) -> str | None:
+        if dtype is not None:
+            self._check_choice("gradient_dtype", dtype, FLOAT_DTYPES)
+        return dtype
 
     def _check_choice(self, name: str, value: Any, choices: Any) -> None:
         if value not in list(choices):
@@ -234,94 +208,6 @@ class Arguments:
             f"Received: {name}={value!r}."
         )
         return 1
-
-    def _resolve_devices(self, num_partitions: Any) -> None:
-        """Finds K and the full names of the devices."""
-        is_named = self._named_devices is not None
-        if is_named:
-            self.devices = self._resolve_named()
-        else:
-            self.devices = placement.accelerators()
-        found = len(self._named_devices or self.devices)
-        if isinstance(self.schedule, Schedule):
-            self._check_written(num_partitions, is_named, found)
-            return
-        if num_partitions is None:
-            self.num_partitions = found
-            return
-        self.num_partitions = k = self._count("num_partitions", num_partitions)
-        if self.schedule == "interleaved":
-            if k % found:
-                self._problems.append(
-                    "`num_partitions` must be a multiple of the number of "
-                    'devices under schedule="interleaved". Received: '
-                    f"num_partitions={k} and {found} devices. Change it, or "
-                    "name other `devices`."
-                )
-        elif k > found and not is_named:
-            self._problems.append(
-                "`num_partitions` must be at most the number of devices. "
-                f"Received: num_partitions={k} and the devices "
-                f"{self.devices}. Ask for fewer cells, or for "
-                'schedule="interleaved" with a multiple of the devices; to '
-                "try a pipeline without accelerators, split the CPU with "
-                "`tf.config.set_logical_device_configuration` first."
-            )
-        elif is_named and k != found:
-            self._problems.append(
-                "`devices` must name one device a cell. Received: "
-                f"devices={self._named_devices} and num_partitions={k}. Name "
-                "as many as there are cells."
-            )
-        elif not is_named:
-            self.devices = self.devices[:k]
-
-    def _check_written(
-        self, num_partitions: Any, is_named: bool, found: int
-    ) -> None:
-        """Compares a schedule that the user wrote with the other arguments."""
-        schedule = self.schedule
-        self.num_partitions = schedule.num_cells
-        for name, expected, received in (
-            ("num_partitions", schedule.num_cells, num_partitions),
-            (
-                "num_micro_batches",
-                schedule.num_micro_batches,
-                self.num_micro_batches,
-            ),
-        ):
-            if received not in (None, expected):
-                self._problems.append(
-                    f"`{name}` must be that of `schedule`, {expected}. "
-                    f"Received: {name}={received!r}. Write the schedule for "
-                    "as many."
-                )
-        wanted = schedule.num_devices
-        if wanted > found or (is_named and wanted != found):
-            self._problems.append(
-                f"`schedule` has tasks for {wanted} devices. Received: the "
-                f"devices {self._named_devices or self.devices}. Write it for "
-                "as many, or name others."
-            )
-
-    def _resolve_named(self) -> list[str]:
-        found: list[str] = []
-        for name in self._named_devices or []:
-            full = placement.resolve_device(name)
-            if full is None:
-                self._problems.append(
-                    "`devices` must be devices that TensorFlow lists: "
-                    f"{placement.all_devices()}. Received: {name!r}."
-                )
-                continue
-            if full in found:
-                self._problems.append(
-                    "`devices` must be different from each other. "
-                    f"Received: {name!r} more than once. Cells that share a "
-                    "device do not run at the same time: use fewer cells."
-                )
-            found.append(full)
-        return found
 
     def _check_cut(self, is_default: bool) -> None:
         num_layers = len(self.layers)
@@ -371,22 +257,3 @@ def _as_plain(value: Any) -> Any:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and value is not True and value >= 1
-
-
-def _is_pair(item: Any) -> bool:
-    if not isinstance(item, (tuple, list)) or len(item) != 2:
-        return False
-    return not isinstance(item[1], (keras.layers.Layer, keras.KerasTensor))
-
-
-def _is_input(item: Any) -> bool:
-    return isinstance(item, (keras.layers.InputLayer, keras.KerasTensor))
-
-
-def _input_spec(item: Any) -> Any:
-    """The spec of a `keras.Input` or `keras.layers.InputLayer`, or None."""
-    if not _is_input(item):
-        return None
-    is_tensor = isinstance(item, keras.KerasTensor)
-    shape = item.shape if is_tensor else item.batch_shape
-    return keras.KerasTensor((None, *shape[1:]), item.dtype)

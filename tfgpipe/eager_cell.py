@@ -19,6 +19,7 @@ class EagerCell:
         before: The cell before in a list, empty for the first cell.
         input_structure: A nest like the inputs of the first cell.
         needs_dx: Whether the gradients of the inputs are wanted.
+        gradient_dtype: See `Tracer`.
 
     Attributes:
         is_split: See `CellTasks`.
@@ -32,11 +33,13 @@ class EagerCell:
         before: list[EagerCell],
         input_structure: Any,
         needs_dx: bool,
+        gradient_dtype: str | None,
     ):
         self._function = function
         self._before = before
         self._input_structure = input_structure
         self._needs_dx = needs_dx
+        self._gradient_dtype = gradient_dtype
 
     @property
     def output_structure(self) -> Any:
@@ -96,5 +99,8 @@ class EagerCell:
             next(iterator) if self._needs_dx and is_float(t) else None
             for t in arguments.inputs.tensors
         ]
-        dw = found[len(found) - num_weights :]
+        dw = [
+            gradients.in_dtype(d, self._gradient_dtype)
+            for d in found[len(found) - num_weights :]
+        ]
         return dx, gradients.add(sums, dw, m)

@@ -74,6 +74,9 @@ class GPipe(Saved, Stepped):
         remat_groups: In how many groups of layers a cell is computed again,
             one after the other. With more, a device holds the activations of a
             smaller group, and the inputs of more of them.
+        gradient_dtype: Dtype in which the gradients of weights are summed over
+            micro-batches, such as "bfloat16" to halve the memory of the sums.
+            None for that of each weight.
         name: Name of the model.
 
     Raises:
@@ -102,6 +105,7 @@ class GPipe(Saved, Stepped):
         schedule: str | Schedule = "gpipe",
         remat: str | Mapping[int, str] = "except_last",
         remat_groups: int = 1,
+        gradient_dtype: str | None = None,
         name: str | None = None,
         **kwargs: Any,
     ):
@@ -114,6 +118,7 @@ class GPipe(Saved, Stepped):
             schedule,
             remat,
             remat_groups,
+            gradient_dtype,
         )
         super().__init__(name=name, **kwargs)
         # XLA would compile the whole step, onto one device.

@@ -7,6 +7,7 @@ those of the whole mini-batch would: Keras's optimizers do not merge duplicates.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -50,6 +51,43 @@ def joined(total: Any) -> Any:
         tf.concat([s.indices for s in slices], 0),
         slices[0].dense_shape,
     )
+
+
+def of_variables(
+    cells: Iterable[tuple[str, list[Any], list[Any]]],
+) -> dict[int, Any]:
+    """The gradient of every variable, by its id.
+
+    A variable that several layers share gets the sum of its uses', on its own
+    device, in the order of the layers.
+
+    Args:
+        cells: For each cell its device, its variables, and their finished
+            sums.
+    """
+    uses: dict[int, tuple[Any, list[Any]]] = {}
+    for device, variables, sums in cells:
+        with tf.device(device):
+            totals = [
+                in_dtype(joined(total), variable.dtype)
+                for total, variable in zip(sums, variables)
+            ]
+        for variable, total in zip(variables, totals):
+            entry = uses.setdefault(id(variable), (variable, []))
+            if total is not None:
+                entry[1].append(total)
+    found = {}
+    for key, (variable, totals) in uses.items():
+        with tf.device(variable.value.device):
+            found[key] = add_uses(totals)
+    return found
+
+
+def in_dtype(gradient: Any, dtype: str | None) -> Any:
+    """A dense gradient in another dtype; None for as it is."""
+    if dtype is None or not isinstance(gradient, tf.Tensor):
+        return gradient
+    return tf.cast(gradient, dtype)
 
 
 def add_uses(totals: list[Any]) -> Any:

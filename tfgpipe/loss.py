@@ -9,7 +9,8 @@ divides the sum of the sums by the sum of the numbers:
     loss = sum over m of sum_m / sum over m of count_m
 
 That holds for losses and metrics that treat every row by itself, as Keras's own
-do; `streams_loss` and `streams_metrics` tell. Anything else (a function of the
+do, and losses that say `is_row_wise = True`; `streams_loss` and
+`streams_metrics` tell. Anything else (a function of the
 user's, Dice over the whole batch, an overridden `compute_loss`) is computed by
 Keras on the outputs of the whole mini-batch.
 """
@@ -96,7 +97,7 @@ def _is_rowwise_loss(loss: Any) -> bool:
         return False
     if internals.function_arguments(loss).get("axis", -1) != -1:
         return False
-    if type(loss) in _ROWWISE_LOSSES:
+    if type(loss) in _ROWWISE_LOSSES or getattr(loss, "is_row_wise", False):
         return True
     function = getattr(loss, "fn", None)  # compile(loss="mse") wraps it
     name = getattr(function, "__name__", "")
@@ -217,6 +218,12 @@ def sum_and_count(
     y_pred = keras.ops.convert_to_tensor(y_pred, dtype=dtype)
     y_true = keras.ops.convert_to_tensor(y_true, dtype=dtype)
     values = loss.call(y_true, y_pred)
+    if not len(values.shape):
+        raise ValueError(
+            "A loss with `is_row_wise = True` must return a value for each "
+            "row from `call`, of shape (batch, ...). Received: a scalar from "
+            f"{loss}. Leave the mean over rows to Keras."
+        )
     out_mask = internals.get_mask(values)
     mask = out_mask if in_mask is None else in_mask
     if in_mask is not None and out_mask is not None:

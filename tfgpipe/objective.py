@@ -11,8 +11,9 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.cell import Boundary
 from tfgpipe.cell_function import is_float
-from tfgpipe.pipeline import Pipeline, Seeds
+from tfgpipe.pipeline import Pipeline
 from tfgpipe.schedule import Schedule
+from tfgpipe.seeds import Seeds
 
 
 class Objective:
@@ -58,16 +59,15 @@ class Objective:
 
     def has_gradient(self, run: Pipeline) -> list[bool]:
         """For each output tensor, whether it will have a gradient."""
-        outputs = run.tasks[-1].outputs
         if self._streams:
-            return [False] * len(outputs.tensors)
+            return [False] * len(run.tasks[-1].outputs.tensors)
         return self._found_gradient(run)
 
     def start(self, run: Pipeline) -> Seeds:
         """Where the backward pass starts; called before it.
 
-        A loss that is added up needs nothing but the numbers to divide by.
-        Any other is computed now, from the outputs of the whole mini-batch.
+        A loss that is added up needs only the numbers to divide by; any other
+        is computed now, from the outputs of the whole mini-batch.
         """
         with tf.device(run.cells[-1].device):
             if self._streams:
@@ -107,9 +107,8 @@ class Objective:
     # ------------------------------------------------- a loss that is added up
     def _entries(self, run: Pipeline) -> list[Any]:
         """The losses that the head has computed, as Keras keeps them."""
-        if not run.tasks[-1].num_head_losses:
-            return []
-        return internals.flat_losses(self._compiled)
+        has_head = run.tasks[-1].num_head_losses
+        return internals.flat_losses(self._compiled) if has_head else []
 
     def _count(self, run: Pipeline) -> list[tf.Tensor]:
         """By what each loss is divided."""
@@ -133,18 +132,18 @@ class Objective:
             ],
             extra=[
                 [tf.fill(s.shape, tf.cast(scale, s.dtype)) for s in specs]
-                for specs in run.extra_specs()
+                for specs in run.results.extra_specs()
             ],
         )
 
     def _total_of_sums(self, run: Pipeline) -> None:
         self._find_regularizers(run)
-        sums = _add_up(run.head_sums(), run.micro_batches)
+        sums = _add_up(run.results.head_sums(), run.micro_batches)
         values = [
             tf.math.divide_no_nan(s, c) for s, c in zip(sums, self._count(run))
         ]
         self._track(values, run.micro_batches.num_rows)
-        own = [v for losses in run.extra_losses() for v in losses]
+        own = [v for losses in run.results.extra_losses() for v in losses]
         own += [value for _, value, _ in self._regularizers]
         weights = _weights(self._entries(run))
         losses = [sum(w * v for w, v in zip(weights, values))] if sums else []
@@ -160,7 +159,8 @@ class Objective:
 
     def _loss_dtype(self, run: Pipeline) -> Any:
         dtypes = [c.dtype for c in self._count(run)]
-        dtypes += [spec.dtype for own in run.extra_specs() for spec in own]
+        extra = run.results.extra_specs()
+        dtypes += [spec.dtype for own in extra for spec in own]
         return max(dtypes, key=lambda d: d.size, default=tf.float32)
 
     def _track(self, values: list[tf.Tensor], num_rows: Any) -> None:
@@ -177,10 +177,10 @@ class Objective:
     def _from_outputs(self, run: Pipeline) -> Seeds:
         """Has Keras compute the loss of the whole mini-batch's outputs."""
         self._find_regularizers(run)
-        extra = run.extra_losses()
-        regularizers = [value for _, value, _ in self._regularizers]
+        extra = run.results.extra_losses()
+        values = [value for _, value, _ in self._regularizers]
         self.total, dy, dextra, self._regularizer_seeds = self._differentiated(
-            self._data, run.joined_outputs(), extra, regularizers
+            self._data, run.results.joined_outputs(), extra, values
         )
         if not self._training:
             return Seeds([], [], [])
@@ -258,9 +258,9 @@ class Objective:
             lambda t: None if t is None else tf.TensorSpec(t.shape, t.dtype),
             self._data,
         )
-        scratch = tf.function(trace, autograph=False)
-        scratch.get_concrete_function(
-            specs, run.output_specs(), run.extra_specs()
+        results = run.results
+        tf.function(trace, autograph=False).get_concrete_function(
+            specs, results.output_specs(), results.extra_specs()
         )
         return found
 

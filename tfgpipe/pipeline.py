@@ -15,35 +15,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 from keras import tree
 
-from tfgpipe import gradients, internals, placement, state
-from tfgpipe.cell import Boundary, Cell, Output
+from tfgpipe import gradients, internals, placement
+from tfgpipe.cell import Boundary, Cell
 from tfgpipe.cell_function import Arguments, CellFunction
 from tfgpipe.micro_batch import MicroBatches
-from tfgpipe.schedule import Schedule
+from tfgpipe.results import Results
+from tfgpipe.schedule import Schedule, fill_drain
+from tfgpipe.seeds import Seeds
 from tfgpipe.state_flow import StateFlow
-from tfgpipe.tasks import KINDS, Task
+from tfgpipe.tasks import Task
 from tfgpipe.trace import Tracer
 
 REMAT = ("except_last", "always", "never")
-
-
-class Seeds(NamedTuple):
-    """Where the backward pass starts: gradients of the loss.
-
-    Attributes:
-        outputs: For each micro-batch, by the last cell's flat outputs.
-        head: By the head's losses, the same for every micro-batch.
-        extra: For each cell, by each of its layers' own losses.
-    """
-
-    outputs: list[list[Any]]
-    head: list[tf.Tensor]
-    extra: list[list[tf.Tensor]]
 
 
 class Pipeline:
@@ -110,7 +98,9 @@ class Pipeline:
             [k > 0 and self._differentiates[k - 1] for k in range(len(cells))],
             self.micro_batches,
         )
-        self.outputs: dict[tuple[int, int], Output] = {}
+        self.results = Results(
+            self.tasks, [cell.device for cell in cells], self.micro_batches
+        )
         self.last_op: dict[str, Any] = {}
         self._kept: dict[tuple[int, int], Any] = {}
         self._dy: dict[tuple[int, int], list[Any]] = {}
@@ -160,7 +150,7 @@ class Pipeline:
         if not self.is_training:
             tasks = [task for task in tasks if task.kind == "forward"]
         if tf.executing_eagerly():
-            tasks = _fill_drain(tasks)
+            tasks = fill_drain(tasks)
         seeds: Seeds | None = None
         for kind, k, m in tasks:
             if kind == "forward":
@@ -245,7 +235,7 @@ class Pipeline:
             output, kept = self.tasks[k].forward(self._arguments(k, m), keeps)
             self._finish(Task("forward", k, m), output)
             self.state.after(k, m, output)
-        self.outputs[k, m] = output
+        self.results.add(k, m, output)
         if keeps:
             self._kept[k, m] = kept
         if k + 1 < len(self.cells):
@@ -257,23 +247,6 @@ class Pipeline:
             self._finish(Task("recompute", k, m), kept)
         self._kept[k, m] = kept
 
-    def _gradients_of_outputs(
-        self, k: int, m: int, seeds: Seeds
-    ) -> tuple[list[Any], list[Any]]:
-        """The gradients of a cell's output tensors, and of its losses."""
-        if k == len(self.cells) - 1:
-            dy, head = seeds.outputs[m], seeds.head
-        else:
-            dy, head = self._dy[k + 1, m], []
-        select, fraction = (
-            self.micro_batches.select,
-            self.micro_batches.fraction,
-        )
-        with tf.device(self.cells[k].device):
-            dlosses = [select(m, d, tf.zeros_like(d)) for d in head]
-            dlosses += [d * fraction(m, d.dtype) for d in seeds.extra[k]]
-        return dy, dlosses
-
     def _run_backward(self, kind: str, k: int, m: int, seeds: Seeds) -> None:
         """Runs a backward task, or one of its halves."""
         cell = self.tasks[k]
@@ -283,7 +256,10 @@ class Pipeline:
                 return
             kind, is_last = "backward", True
         dx, sums = self._dy.get((k, m), []), self._sums[k]
-        dy, dlosses = self._gradients_of_outputs(k, m, seeds)
+        is_end = k == len(self.cells) - 1
+        dy = seeds.outputs[m] if is_end else self._dy[k + 1, m]
+        with tf.device(self.cells[k].device):
+            dlosses = seeds.of_losses(k, m, self.micro_batches)
         with self._on_device(k, [*dy, *dlosses]):
             values = self._arguments(k, m), self._kept[k, m], dy, dlosses
             if kind == "backward":
@@ -300,165 +276,21 @@ class Pipeline:
             del self._kept[k, m], self._boundaries[k, m]
 
     # ------------------------------------------------------------ the results
-    def gradients(self) -> dict[int, Any]:
-        """The gradient of every trainable variable, by its id.
-
-        A variable that several layers share gets the sum of its uses', on its
-        own device, in the order of the layers.
-        """
-        uses: dict[int, tuple[Any, list[Any]]] = {}
-        for k, function in enumerate(self.functions):
-            if not self._differentiates[k]:
-                continue
-            with tf.device(function.device):
-                sums = [gradients.joined(s) for s in self._sums[k]]
-            variables = [v for layer in function.weights for v in layer]
-            for variable, total in zip(variables, sums):
-                entry = uses.setdefault(id(variable), (variable, []))
-                if total is not None:
-                    entry[1].append(total)
-        found = {}
-        for key, (variable, totals) in uses.items():
-            with tf.device(variable.value.device):
-                found[key] = gradients.add_uses(totals)
-        return found
-
-    def extra_losses(self) -> list[list[tf.Tensor]]:
-        """For each cell, its layers' own losses for the mini-batch."""
-        losses = []
-        for k, function in enumerate(self.functions):
-            start = self.tasks[k].num_head_losses
-            per_micro_batch = [
-                self.outputs[k, m].losses[start:]
-                for m in range(self.micro_batches.count)
-            ]
-            with tf.device(function.device):
-                losses.append(
-                    [
-                        state.weighted_mean(list(values), self.micro_batches)
-                        for values in zip(*per_micro_batch)
-                    ]
-                )
-        return losses
-
-    @property
-    def is_forward_done(self) -> bool:
-        """Whether the last cell has run all its forward tasks."""
-        last = len(self.cells) - 1
-        return all(
-            (last, m) in self.outputs for m in range(self.micro_batches.count)
-        )
-
-    def head_sums(self) -> list[list[Any]]:
-        """The head's losses of each micro-batch, to be added up."""
-        last = len(self.cells) - 1
-        num = self.tasks[last].num_head_losses
-        return [
-            self.outputs[last, m].losses[:num]
-            for m in range(self.micro_batches.count)
-        ]
-
-    def head_counts(self) -> list[list[Any]]:
-        """What each micro-batch's losses count; maybe ahead of them.
-
-        Numbers of rows, masks and weights rarely depend on what the layers
-        compute, so they can be known before the first backward task. Where
-        they do, this computes what they depend on twice.
-        """
-        if not self.is_forward_done:
-            return self._counts_ahead()
-        last = len(self.cells) - 1
-        return [
-            self.outputs[last, m].counts
-            for m in range(self.micro_batches.count)
-        ]
-
-    def _counts_ahead(self) -> list[list[Any]]:
-        """Computes the counts, and of the cells only what they need."""
-        parts: list[Any] = []
-        wanted = list(self.tasks[-1].outputs.counts)
-        for k in reversed(range(len(self.cells))):
-            part = self.tasks[k].slice(wanted)
-            taken = {t.ref() for t in part.inputs}
-            inputs = tf.nest.flatten(self.tasks[k].traced.inputs.inputs)
-            places = [
-                i
-                for i, t in enumerate(inputs)
-                if t is not None and t.ref() in taken
-            ]
-            parts.insert(0, (part, places))
-            if k > 0:
-                outputs = self.tasks[k - 1].outputs
-                flat = [*outputs.tensors, *outputs.masks]
-                wanted = [flat[i] for i in places]
-        counts = []
-        for m in range(self.micro_batches.count):
-            found = tf.nest.flatten(self._boundaries[0, m])
-            found = [found[i] for i in parts[0][1]]
-            for k, (part, places) in enumerate(parts):
-                inputs = self.tasks[k].traced.inputs.inputs
-                flat = [None] * len(tf.nest.flatten(inputs))
-                for i, value in zip(places, found):
-                    flat[i] = value
-                arguments = Arguments(
-                    tf.nest.pack_sequence_as(inputs, flat),
-                    self._weights[k],
-                    self.state.values(k, m),
-                    self._labels_of(k, m),
-                )
-                with tf.device(self.cells[k].device):
-                    found = part(self.tasks[k].traced.values(arguments))
-            counts.append(found)
-        return counts
-
-    def extra_specs(self) -> list[list[tf.TensorSpec]]:
-        """Shapes and dtypes of the cells' own losses."""
-        specs = []
-        for k, cell in enumerate(self.tasks):
-            output = self.outputs.get((k, 0)) or cell.outputs
-            specs.append(
-                [
-                    tf.TensorSpec(loss.shape, loss.dtype)
-                    for loss in output.losses[cell.num_head_losses :]
-                ]
+    def head_counts(self) -> list[list[tf.Tensor]]:
+        """What each micro-batch's losses count, see `Results`."""
+        return self.results.head_counts(
+            lambda k, m: Arguments(
+                inputs=self._boundaries.get((k, m), Boundary([], [])),
+                weights=self._weights[k],
+                state=self.state.values(k, m),
+                labels=self._labels_of(k, m),
             )
-        return specs
-
-    def output_specs(self) -> Boundary:
-        """Shapes and dtypes of the whole mini-batch's outputs."""
-
-        def spec(tensor: Any) -> Any:
-            if tensor is None:
-                return None
-            num_rows = self.micro_batches.num_rows
-            known = num_rows if isinstance(num_rows, int) else None
-            shape = tf.TensorShape([known]).concatenate(tensor.shape[1:])
-            return tf.TensorSpec(shape, tensor.dtype)
-
-        outputs = self.tasks[-1].outputs
-        return tf.nest.map_structure(
-            spec, Boundary(outputs.tensors, outputs.masks)
         )
 
-    def joined_outputs(self) -> Any:
-        """The mini-batch's outputs, with their masks, on the last device."""
-        last = len(self.cells) - 1
-        outputs = [
-            self.outputs[last, m] for m in range(self.micro_batches.count)
-        ]
-        with tf.device(self.cells[last].device):
-            tensors = self.micro_batches.join([o.tensors for o in outputs])
-            masks = self.micro_batches.join([o.masks for o in outputs])
-        return Boundary(tensors, masks).nest(self.tasks[last].output_structure)
-
-
-def _fill_drain(tasks: list[Task]) -> list[Task]:
-    """An order in which cells, run one after the other, know each other."""
-
-    def place(task: Task) -> tuple[Any, ...]:
-        kind, k, m = task
-        if kind == "forward":
-            return 0, m, k
-        return 1, -m, -k, KINDS.index(kind)
-
-    return sorted(tasks, key=place)
+    def gradients(self) -> dict[int, Any]:
+        """The gradient of every trainable variable, by its id."""
+        return gradients.of_variables(
+            (function.device, function.flat_weights, self._sums[k])
+            for k, function in enumerate(self.functions)
+            if self._differentiates[k]
+        )

@@ -235,6 +235,18 @@ class Schedule:
         return most if is_training else [0] * self.num_devices
 
 
+def fill_drain(tasks: Iterable[Task]) -> list[Task]:
+    """All forward tasks, then all others, a micro-batch after the other."""
+
+    def place(task: Task) -> tuple[int, ...]:
+        kind, k, m = task
+        if kind == "forward":
+            return 0, m, k
+        return 1, -m, -k, KINDS.index(kind)
+
+    return sorted(tasks, key=place)
+
+
 def bubble(num_partitions: int, num_micro_batches: int) -> float:
     """Share of a step in which a device idles under fill-drain.
 

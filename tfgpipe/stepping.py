@@ -81,7 +81,7 @@ class Stepped(internals.BuiltBeforeTracing):
         run = self._pipeline(x, None, None, training=False)
         run.run(self._schedule(run))
         run.state.assign()
-        return run.joined_outputs()
+        return run.results.joined_outputs()
 
     def _unpack(self, data: Any, with_loss: bool = True) -> Any:
         kept = (type(None), tf.SparseTensor, tf.RaggedTensor)  # to be refused
@@ -138,7 +138,11 @@ class Stepped(internals.BuiltBeforeTracing):
             training,
             head,
             self._arguments.remat_by_cell(),
-            Tracer(self.run_eagerly, self._jit_cells),
+            Tracer(
+                self.run_eagerly,
+                self._jit_cells,
+                self._arguments.gradient_dtype,
+            ),
             self._plan.clock,
         )
 
@@ -177,7 +181,7 @@ class Stepped(internals.BuiltBeforeTracing):
             if head.streams_metrics:
                 return self.get_metrics_result()
             return self.compute_metrics(
-                x, y, run.joined_outputs(), sample_weight=sample_weight
+                x, y, run.results.joined_outputs(), sample_weight=sample_weight
             )
 
     @contextlib.contextmanager

@@ -25,11 +25,19 @@ class Tracer:
         eagerly: Whether Python runs the tasks, for debugging.
         jit_compile: Whether XLA compiles each function. It draws other random
             numbers from a seed than TensorFlow does, so it is all or none.
+        gradient_dtype: In which the gradients of weights are summed; None for
+            that of each weight.
     """
 
-    def __init__(self, eagerly: bool, jit_compile: bool):
+    def __init__(
+        self,
+        eagerly: bool,
+        jit_compile: bool,
+        gradient_dtype: str | None = None,
+    ):
         self._eagerly = eagerly
         self._jit_compile = jit_compile
+        self._gradient_dtype = gradient_dtype
         self._known: dict[Any, TracedCell] = {}
 
     def led(self, x: Any) -> Any:
@@ -66,7 +74,15 @@ class Tracer:
         structure = structure_of(x)
         if self._eagerly:
             for function, needs in zip(functions, needs_dx):
-                made.append(EagerCell(function, made[-1:], structure, needs))
+                made.append(
+                    EagerCell(
+                        function,
+                        made[-1:],
+                        structure,
+                        needs,
+                        self._gradient_dtype,
+                    )
+                )
             return made
         boundary = arguments[0].inputs
         for function, values, needs in zip(functions, arguments, needs_dx):
@@ -98,7 +114,11 @@ class Tracer:
         )
         if key not in self._known:
             self._known[key] = TracedCell(
-                function, specs, structure, self._jit_compile
+                function,
+                specs,
+                structure,
+                self._jit_compile,
+                self._gradient_dtype,
             )
         return self._known[key]
 

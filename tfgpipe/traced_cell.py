@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfgpipe import internals
 from tfgpipe.cell import Output
 from tfgpipe.cell_function import Arguments, CellFunction, is_float
+from tfgpipe.gradients import in_dtype
 from tfgpipe.subgraph import Subfunction, Subgraphs
 
 
@@ -27,6 +28,7 @@ class TracedCell:
         specs: `Arguments` of `tf.TensorSpec`s.
         input_structure: A nest like the inputs.
         jit_compile: Whether XLA compiles what is cut out of it.
+        gradient_dtype: See `Tracer`.
 
     Attributes:
         inputs: The arguments, tensors of the graph.
@@ -54,11 +56,19 @@ class TracedCell:
         specs: Arguments,
         input_structure: Any,
         jit_compile: bool,
+        gradient_dtype: str | None,
     ):
         # XLA cannot hand the state of loops from function to function.
         self.recomputes_in_backward = jit_compile
-        self._made_from = function, specs, input_structure, jit_compile
+        self._made_from = (
+            function,
+            specs,
+            input_structure,
+            jit_compile,
+            gradient_dtype,
+        )
         self._jit_compile = jit_compile
+        self._gradient_dtype = gradient_dtype
         self._options: dict[str, Any] = {"autograph": False}
         if jit_compile:
             self._options["jit_compile"] = True
@@ -150,7 +160,7 @@ class TracedCell:
             next(iterator) if is_float(t) else None
             for t in self.inputs.inputs.tensors
         ]
-        return dx, list(iterator)
+        return dx, [in_dtype(d, self._gradient_dtype) for d in iterator]
 
     # ----------------------------------------------------------- what is cut
     def finish(self) -> None:

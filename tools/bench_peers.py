@@ -5,8 +5,10 @@ wait. All peers get the same weights and data. One accelerator is one thread,
 K = 1 is pinned to one core. The workers take turns, a step at a time; steps
 during which other processes used the machine are repeated. Memory is the peak
 of warm steps above the resting process, all processes of a peer together, in a
-run of its own in which freed memory goes back at once. The peers' scripts are
-not part of this package: --peers_dir names their folder.
+run of its own in which freed memory goes back at once. TensorFlow's oneDNN is
+on for times, as it always is in torch, and off for memory, as it keeps what it
+has had. The peers' scripts are not part of this package: --peers_dir names
+their folder.
 """
 
 from __future__ import annotations
@@ -59,6 +61,8 @@ COLUMNS = [
     Column("loss_difference", "loss differs", ".0e"),
     Column("others", "others", ".0%"),
 ]
+# Torch has oneDNN in any case; TensorFlow leaves it out on some processors.
+_ALIKE = {"TF_ENABLE_ONEDNN_OPTS": "1"}
 _START_SECONDS = 300.0
 _CALM = 0.04  # share of the machine that others may have in a step
 
@@ -175,7 +179,7 @@ def _measure_time(
         for c in rows:
             while sum(w.is_starting for w in workers.values()) >= 2:
                 time.sleep(0.2)
-            workers[c] = start(c, pythons, folder, {}, is_pinned=c.k == 1)
+            workers[c] = start(c, pythons, folder, _ALIKE, is_pinned=c.k == 1)
         for c, worker in workers.items():
             if not worker.wait(_START_SECONDS):
                 notes.append(f"{c.row()}: does not run: {worker.why_not()}")

@@ -3,7 +3,12 @@
 Not run by hand. It speaks the protocol of `common.py`, a file of the folder
 that --peers_dir names, which has to be on the Python path: sizes, weights and
 data of the work, and the loop that answers "step" and "mem". A variant is
-"<schedule>,remat=<rule>,remat_groups=<number>", the last two optional.
+"<schedule>,remat=<rule>,remat_groups=<number>,layers=keras", all but the first
+optional.
+
+The blocks of work A are written out in TensorFlow operations by `lm_raw.py` of
+that folder, the file that gives Lingvo its blocks; with "layers=keras" they are
+made of Keras's layers.
 """
 
 import os
@@ -26,10 +31,34 @@ from tools.timed_layers import Device, Timed
 _BLOCK = ("ln1_g ln1_b ln2_g ln2_b wq bq wk bk wv bv wo bo w1 b1 w2 b2").split()
 
 
-def blocks() -> tuple[list[keras.layers.Layer], list[Any], np.ndarray]:
+class WrittenBlock(keras.layers.Layer):
+    """A Transformer block in TensorFlow operations."""
+
+    def build(self, input_shape: Any) -> None:
+        """Creates the weights."""
+        shapes = common.lm_shapes()
+        self._named = {
+            name: self.add_weight(shape=shapes[name], name=name)
+            for name in _BLOCK
+        }
+
+    def call(self, x: Any) -> Any:
+        """Computes the block."""
+        import lm_raw  # of the folder, as `common`; for work A alone
+
+        values = {name: v.value for name, v in self._named.items()}
+        return lm_raw.block(tf, values, x)
+
+
+def blocks(
+    from_keras: bool,
+) -> tuple[list[keras.layers.Layer], list[Any], np.ndarray]:
     """Work A: layers, their weights, and inputs."""
     size = common.LM
-    layers = [TransformerBlock(size["H"], size["F"]) for _ in range(size["L"])]
+    layers = [
+        TransformerBlock(size["H"], size["F"]) if from_keras else WrittenBlock()
+        for _ in range(size["L"])
+    ]
     weights = [[w[name] for name in _BLOCK] for w in common.lm_weights()]
     return layers, weights, common.lm_data()
 
@@ -66,10 +95,14 @@ def build(arguments: Any) -> tuple[tfgpipe.GPipe, np.ndarray]:
     Args:
         arguments: What `common.args` returns.
     """
-    work = {"A": blocks, "B": convolutions}.get(arguments.workload)
-    layers, weights, x = work() if work else timed(arguments.K, arguments.M)
     schedule, *options = arguments.variant.split(",")
     given = dict(option.split("=") for option in options)
+    if arguments.workload == "A":
+        layers, weights, x = blocks(given.get("layers") == "keras")
+    elif arguments.workload == "B":
+        layers, weights, x = convolutions()
+    else:
+        layers, weights, x = timed(arguments.K, arguments.M)
     remat = given.get("remat", "except_last") if arguments.remat else "never"
     # Two cells a device, as the peers have.
     chunks = 2 if schedule == "interleaved" and arguments.K > 1 else 1

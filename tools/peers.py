@@ -35,8 +35,8 @@ class Peer(NamedTuple):
     keeps_gradients: bool = False
 
 
-def _ours(variant: str, works: str = "ABC") -> Peer:
-    return Peer("", "tfgpipe", "tfgpipe", variant, "gpipe", works)
+def _ours(variant: str, works: str = "ABC", baseline: str = "gpipe") -> Peer:
+    return Peer("", "tfgpipe", "tfgpipe", variant, baseline, works)
 
 
 def _torch(variant: str) -> Peer:
@@ -59,6 +59,7 @@ PEERS = {
     "1f1b-groups": _ours("1f1b,remat_groups=4"),
     "interleaved": _ours("interleaved", "AB"),
     "zero_bubble": _ours("zero_bubble"),
+    "gpipe-keras": _ours("gpipe,layers=keras", "A", "gpipe-keras"),
     "lingvo": Peer("peer_lingvo.py", "lingvo", "lingvo", "", "lingvo"),
     "torchgpipe": Peer(
         "peer_torchgpipe.py",
