@@ -81,7 +81,9 @@ def same_device(one: str, other: str) -> bool:
 
 def read_variable(variable: keras.Variable) -> tf.Tensor:
     """The variable's value on the current device."""
-    return tf.identity(variable.value)
+    value = variable.value
+    is_variable = isinstance(value, tf.Variable)  # else what a scope replaces
+    return value.value() if is_variable else tf.identity(value)
 
 
 def follow_inputs(variables: list[keras.Variable]) -> Any:

@@ -5,8 +5,9 @@ copy of every gradient and slot there. And it traces the arithmetic anew for
 every weight: for a deep model, most of the time until the first step.
 
 Here, weights of equal shape share one function of their update, called on the
-device of each. What Keras does besides (decay, clipping, averages) is placed
-operation by operation, see `placement.py`.
+device of each: one operation a weight, which reads and assigns the variables.
+What Keras does besides (decay, clipping, averages) is placed operation by
+operation, see `placement.py`.
 """
 
 from __future__ import annotations
@@ -101,45 +102,55 @@ class _SharedUpdate:
                     tf.identity(getattr(learning_rate, "value", learning_rate)),
                     *(placement.read_variable(v) for v in fixed),
                 ]
-            values = [placement.read_variable(v) for v in changing]
-            arguments = [gradient, *values, *self._scalars[place]]
-            key = tuple((tuple(t.shape), t.dtype) for t in arguments)
+            key = (
+                *((tuple(v.shape), v.value.dtype) for v in changing),
+                gradient.dtype,
+            )
             if key not in self._functions:
                 self._functions[key] = self._trace(
-                    arguments, own, changing, fixed
+                    gradient, own, changing, fixed
                 )
-            found = self._functions[key](arguments)
-            for v, new in zip(changing, found):
-                v.value.assign(new)
+            handles = [v.value.handle for v in changing]
+            self._functions[key]([gradient, *self._scalars[place], *handles])
 
     def _trace(
         self,
-        arguments: list[tf.Tensor],
+        gradient: tf.Tensor,
         variable: keras.Variable,
         changing: list[keras.Variable],
         fixed: list[keras.Variable],
     ) -> Callable:
         known = [*changing, *fixed]
 
-        def update(gradient: Any, *values: Any) -> list[tf.Tensor]:
-            values, learning_rate, others = (
-                values[: len(changing)],
-                values[len(changing)],
-                values[len(changing) + 1 :],
-            )
-            scope = keras.StatelessScope(list(zip(known, [*values, *others])))
+        def update(gradient: Any, learning_rate: Any, *others: Any) -> None:
+            settings, handles = others[: len(fixed)], others[len(fixed) :]
+            values = [
+                _read(handle, v.value) for handle, v in zip(handles, changing)
+            ]
+            scope = keras.StatelessScope(list(zip(known, [*values, *settings])))
             with internals.updating_in_scope(self._optimizer, variable, scope):
                 self._plain(gradient, variable, learning_rate)
-            return [scope.get_current_value(v) for v in changing]
+            for handle, v in zip(handles, changing):
+                new = scope.get_current_value(v)
+                tf.raw_ops.AssignVariableOp(resource=handle, value=new)
 
+        place = id(tf.compat.v1.get_default_graph()), variable.value.device
+        tensors = [gradient, *self._scalars[place]]
+        specs = [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
+        specs += [tf.TensorSpec((), tf.resource)] * len(changing)
         traced = tf.function(
             update,
             autograph=False,
             experimental_attributes={"_noinline": True},
         )
         return internals.Call(
-            traced.get_concrete_function(
-                *(tf.TensorSpec(t.shape, t.dtype) for t in arguments)
-            ),
+            traced.get_concrete_function(*specs),
             as_written=False,  # as Keras would run it
         )
+
+
+def _read(handle: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
+    """The value of a variable like this one, by its handle."""
+    value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
+    value.set_shape(variable.shape)
+    return value

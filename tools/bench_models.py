@@ -39,10 +39,14 @@ class BenchModel(NamedTuple):
         return x, np.zeros((batch_size, *self.y_shape), np.float32)
 
     def step(
-        self, model: keras.Model, batch_size: int | None = None
+        self,
+        model: keras.Model,
+        batch_size: int | None = None,
+        jit_compile: bool = False,
     ) -> Callable[[], float]:
         """Compiles the model; see `train_step`."""
-        model.compile(keras.optimizers.SGD(0.001), self.loss, jit_compile=False)
+        sgd = keras.optimizers.SGD(0.001)
+        model.compile(sgd, self.loss, jit_compile=jit_compile)
         return train_step(model, *self.data(batch_size or self.batch_size))
 
 

@@ -58,6 +58,13 @@ define_choices(
     ["always", "except_last", "never"],
     "What is recomputed; with always, all configurations compute the same.",
 )
+define_choices(
+    FLAGS,
+    "jit_compile",
+    ["off"],
+    ["off", "on"],
+    "Whether XLA compiles each cell.",
+)
 flags.DEFINE_integer(
     "chunks", 2, "Cells of a device, if interleaved.", 1, flag_values=FLAGS
 )
@@ -66,6 +73,7 @@ COLUMNS = [
     Column("model", "model"),
     Column("schedule", "schedule"),
     Column("remat", "remat"),
+    Column("jit", "XLA"),
     Column("k", "K"),
     Column("m", "M"),
     *spread_columns("step_ms", "step ms", ".0f"),
@@ -122,16 +130,23 @@ def _check(values: flags.FlagValues, jobs: list[Job]) -> None:
 
 def _jobs(values: flags.FlagValues, model: str) -> list[Job]:
     batch_size = values.batch_size or MODELS[model].batch_size
-    jobs = []
-    for schedule in values.schedule:
-        for remat in values.remat:
-            shapes = [(k, m) for k in values.k for m in values.m]
-            for k, m in dict.fromkeys([(1, 1), *shapes]):
-                chunks = values.chunks if schedule == "interleaved" else 1
-                jobs.append(
-                    Job(model, schedule, remat, k, m, chunks, batch_size)
-                )
-    return jobs
+    shapes = [(k, m) for k in values.k for m in values.m]
+    return [
+        Job(
+            model,
+            schedule,
+            remat,
+            k,
+            m,
+            values.chunks if schedule == "interleaved" else 1,
+            batch_size,
+            jit,
+        )
+        for jit in values.jit_compile
+        for schedule in values.schedule
+        for remat in values.remat
+        for k, m in dict.fromkeys([(1, 1), *shapes])
+    ]
 
 
 def _rows(jobs: list[Job], rounds: int) -> list[dict]:
@@ -175,7 +190,7 @@ def _row(job: Job, workers: dict[Job, Worker]) -> dict:
         "ideal": ideal,
         "others": spread([s.others for s in steps]).median,
     }
-    one_cell = job._replace(k=1)
+    one_cell = job._replace(k=1)  # compiled or not, as the job
     for suffix, base in (("", one_cell._replace(m=1)), ("_same_m", one_cell)):
         if seconds := median(base):
             row[f"speedup{suffix}"] = seconds / step.median

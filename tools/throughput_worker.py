@@ -22,6 +22,7 @@ class Job(NamedTuple):
         m: Micro-batches.
         chunks: Cells of a device.
         batch_size: Examples in a mini-batch.
+        jit: "on" if XLA compiles the cells, else "off".
     """
 
     model: str
@@ -31,6 +32,7 @@ class Job(NamedTuple):
     m: int
     chunks: int
     batch_size: int
+    jit: str = "off"
 
     def command(self) -> list[str]:
         """The program that does it."""
@@ -72,7 +74,7 @@ def _prepare(job: Job) -> Any:
         remat=job.remat,
     )
     model.build((None, *what.x_shape))
-    return what.step(model, job.batch_size)
+    return what.step(model, job.batch_size, job.jit == "on")
 
 
 def _say(word: str, **values: Any) -> None:
