@@ -1,5 +1,6 @@
 """Eight logical CPU devices, seeds, and one thread an operation."""
 
+import gc
 import os
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -17,12 +18,15 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],
     [tf.config.LogicalDeviceConfiguration()] * NUM_DEVICES,
 )
+# What was imported stays: collections need not look at it every time.
+gc.collect()
+gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def _fresh():
     """Every test starts with the same seed and Keras's default settings."""
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(7)
     yield
     keras.config.set_floatx("float32")

@@ -1,6 +1,7 @@
 """The house rules, checked on the source."""
 
 import ast
+import functools
 import pathlib
 
 import keras
@@ -65,6 +66,7 @@ PRIVATE = ("keras.src", "tensorflow.python")
 MODULES = {path.stem: path for path in sorted(PACKAGE.glob("*.py"))}
 
 
+@functools.cache
 def parsed(module):
     return ast.parse(MODULES[module].read_text())
 
