@@ -33,6 +33,7 @@ def test_constructor_takes_the_arguments_it_promises():
         "{schedule='gpipe'}",
         "{remat='except_last'}",
         "{remat_groups=1}",
+        "{gradient_dtype=None}",
         "{name=None}",
         "**kwargs",
     ]
