@@ -115,7 +115,7 @@ def test_boundary_has_masks_that_tell_padding():
 
 
 def test_source_and_target_share_a_table():
-    source, target, *_ = pairs()
+    source, *_ = pairs()
     first = tiny()[0]
     encoder, _, decoder, _ = first((source, source))
     np.testing.assert_array_equal(encoder, decoder)
