@@ -25,25 +25,28 @@ import jax
 import keras
 from models import amoebanet, transformer_lm, translation
 
-def xla_flops(layer, x):
-    analysis = jax.jit(lambda x: layer(x)).lower(x).cost_analysis()
-    if isinstance(analysis, list):
-        analysis = analysis[0]
+def one(nest):
+    return jax.tree.map(lambda t: jax.ShapeDtypeStruct(
+        tuple(n or 1 for n in t.shape), t.dtype), nest)
+
+def xla_flops(layer, spec):
+    variables = layer.trainable_variables, layer.non_trainable_variables
+    call = jax.jit(lambda a, b, x: layer.stateless_call(a, b, x)[0])
+    analysis = call.lower(*map(one, variables), one(spec)).cost_analysis()
     return analysis["flops"]
 
-def count(model, layers, x):
+def count(model, layers, spec):
     found = {}
     for layer in layers:
-        spec = keras.tree.map_structure(
-            lambda t: keras.KerasTensor((None, *t.shape[1:]), str(t.dtype)), x
-        )
-        after = layer(x)
-        found[f"{model} {layer.name}"] = layer.flops(spec), xla_flops(layer, x)
-        x = after
+        with keras.StatelessScope(initialize_variables=False):
+            after = layer(spec)
+        found[f"{model} {layer.name}"] = (
+            layer.flops(spec), xla_flops(layer, spec))
+        spec = after
     return found
 
-ids = lambda n: keras.ops.ones((1, n), "int32")
-image = keras.ops.ones((1, 64, 64, 3))
+ids = lambda n: keras.KerasTensor((None, n), "int32")
+image = keras.KerasTensor((None, 64, 64, 3))
 print(json.dumps({
     **count("amoebanet", amoebanet.amoebanet_d(3, 128, 100), image),
     **count("lm", transformer_lm.transformer_lm(

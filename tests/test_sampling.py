@@ -12,13 +12,13 @@ from models import sampling
 
 def model(**kwargs):
     """Layers with weights that make up their mind."""
-    layers = tiny(max_length=16, **kwargs)
+    layers = tiny(num_layers=1, max_length=16, **kwargs)
     build(layers, (None, 16))
     rng = np.random.default_rng(3)
     for layer in layers:
-        layer.set_weights(
-            [0.7 * rng.standard_normal(w.shape) for w in layer.get_weights()]
-        )
+        for weight in layer.trainable_weights:
+            if len(weight.shape) > 1:
+                weight.assign(rng.standard_normal(weight.shape))
     return layers
 
 
