@@ -55,29 +55,9 @@ print(json.dumps({
         1, 128, 512, 4, 1000, max_length=64, head_dim=64), (ids(64), ids(48))),
 }))
 """
-LAYERS = [
-    "amoebanet stem_conv",
-    "amoebanet stem_reduction_1",
-    "amoebanet stem_reduction_2",
-    "amoebanet normal_1",
-    "amoebanet reduction_1",
-    "amoebanet normal_2",
-    "amoebanet reduction_2",
-    "amoebanet normal_3",
-    "amoebanet classifier",
-    "lm embedding",
-    "lm block_1",
-    "lm logits",
-    "translation embedding",
-    "translation encoder_1",
-    "translation encoder_norm",
-    "translation decoder_1",
-    "translation logits",
-]
 
 
-@pytest.fixture(scope="module")
-def counts():
+def test_flops_are_those_of_xla():
     if find_spec("jax") is None:
         pytest.skip("JAX is not installed")
     result = subprocess.run(
@@ -93,17 +73,10 @@ def counts():
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout.splitlines()[-1])
-
-
-@pytest.mark.parametrize("layer", LAYERS)
-def test_flops_are_those_of_xla(counts, layer):
-    own, xla = counts[layer]
+    counts = json.loads(result.stdout.splitlines()[-1])
+    assert len(counts) == 9 + 3 + 5  # every layer of the three models
+    own, xla = ({n: c[i] for n, c in counts.items()} for i in range(2))
     assert own == pytest.approx(xla, rel=0.05)
-
-
-def test_every_layer_is_compared(counts):
-    assert list(counts) == LAYERS
 
 
 # ------------------------------------------------------------- as the costs
