@@ -247,3 +247,25 @@ def test_random_numbers_of_a_seed_are_the_same_wherever_they_are_cut():
     np.testing.assert_array_equal(
         run(part, lambda: {seed.ref(): value})[0], expected
     )
+
+
+def test_sums_are_added_in_order_whatever_memory_is_free():
+    """AddN would begin with the last: the others are still needed."""
+    tensors = {}
+
+    def function(a, b, c):
+        a, b, c = tensors["sources"] = [2 * x for x in (a, b, c)]
+        tensors["sum"] = tf.add_n([a, b, c])
+        return tensors["sum"]
+
+    spec = tf.TensorSpec([64])
+    graph, inputs, _ = traced(function, spec, spec, spec)
+    a, b, _ = tensors["sources"]
+    options = {"experimental_attributes": {"_noinline": True}}
+    part = Subgraphs(graph, options).function(inputs, [tensors["sum"], a, b])
+    values = np.random.default_rng(0).normal(size=(3, 64)).astype("float32")
+    known = {t.ref(): value for t, value in zip(inputs, values)}
+    x, y, z = 2 * values
+    found = run(part, lambda: known)[0]
+    np.testing.assert_array_equal(found, x + y + z)
+    assert (found != z + y + x).any()

@@ -7,10 +7,14 @@ those of the whole mini-batch would: Keras's optimizers do not merge duplicates.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
+
+from tfgpipe import internals
 
 
 def add(sums: list[Any], gradients: list[Any], m: int) -> list[Any]:
@@ -96,7 +100,16 @@ def add_uses(totals: list[Any]) -> Any:
         return None
     if all(isinstance(t, tf.IndexedSlices) for t in totals):
         return joined(dict(enumerate(totals)))
-    result = tf.convert_to_tensor(totals[0])
-    for total in totals[1:]:
-        result = result + tf.convert_to_tensor(total)
-    return result
+    dense = [tf.convert_to_tensor(total) for total in totals]
+    if len(dense) < 3 or tf.executing_eagerly():
+        return _in_order(*dense)
+    traced = tf.function(
+        _in_order,
+        autograph=False,
+        experimental_attributes={"_noinline": True},
+    ).get_concrete_function(*(tf.TensorSpec(t.shape, t.dtype) for t in dense))
+    return internals.Call(traced, as_written=True)(dense)[0]
+
+
+def _in_order(*tensors: tf.Tensor) -> tf.Tensor:
+    return functools.reduce(operator.add, tensors)

@@ -274,11 +274,14 @@ def _add_up(
 ) -> list[tf.Tensor]:
     """Sums over the micro-batches that have rows."""
     return [
-        tf.add_n(
-            [
-                micro_batches.select(m, t, tf.zeros_like(t))
-                for m, t in enumerate(tensors)
-            ]
+        tf.reduce_sum(
+            tf.stack(
+                [
+                    micro_batches.select(m, t, tf.zeros_like(t))
+                    for m, t in enumerate(tensors)
+                ]
+            ),
+            0,
         )
         for tensors in zip(*per_micro_batch)
     ]

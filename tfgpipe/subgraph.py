@@ -32,6 +32,7 @@ _CHEAP = {
     "Shape",
     "StridedSlice",
 }
+_VARIANT = tf.variant.as_datatype_enum
 
 
 class Subgraphs:
@@ -153,6 +154,7 @@ class Subgraphs:
             if len(kept) < len(node.input):
                 node.ClearField("input")
                 node.input.extend(kept)
+        _add_in_order(part)
         used = {_full(name) for node in part.node for name in node.input}
         by_name = {t.name: i for i, t in enumerate(inputs)}
         computed = [t.name for t in fetches if t.name not in by_name]
@@ -233,6 +235,35 @@ class Subfunction:
             for t in self.inputs
         ]
         return self._call([*arguments, *sums])
+
+
+def _add_in_order(definition: Any) -> None:
+    """Replaces sums of three and more tensors by sums of two.
+
+    AddN begins with the first tensor whose memory it may write to. That is
+    not the same one in every run and at every cut, so neither is the rounding.
+    """
+    for node in list(definition.node):
+        if node.op != "AddN" or node.attr["T"].type == _VARIANT:
+            continue
+        *others, last = (i for i in node.input if i[0] != "^")
+        controls = [i for i in node.input if i[0] == "^"]
+        if len(others) < 2:
+            continue
+        total = others[0]
+        for i, other in enumerate(others[1:]):
+            partial = definition.node.add(
+                op="AddV2",
+                name=f"{node.name}/partial_{i}",
+                device=node.device,
+                input=[total, other],
+            )
+            partial.attr["T"].CopyFrom(node.attr["T"])
+            total = partial.name
+        node.op = "AddV2"
+        node.attr.pop("N")
+        node.ClearField("input")
+        node.input.extend([total, last, *controls])
 
 
 def _full(name: str) -> str:
