@@ -145,27 +145,14 @@ class DecoderLayer(TransformerBlock):
     Arguments are those of `TransformerBlock`.
     """
 
-    def __init__(
-        self,
-        model_dim: int,
-        num_heads: int,
-        head_dim: int,
-        hidden_dim: int,
-        feed_forward_scale: float = 1.0,
-        dropout: float = 0.0,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            model_dim,
-            num_heads,
-            head_dim,
-            hidden_dim,
-            feed_forward_scale,
-            dropout,
-            **kwargs,
-        )
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.cross_attention = CrossAttention(
-            model_dim, num_heads, head_dim, dropout, dtype=self.dtype_policy
+            self.model_dim,
+            self.num_heads,
+            self.head_dim,
+            self.dropout,
+            dtype=self.dtype_policy,
         )
 
     def build(self, input_shape: BoundaryShape) -> None:

@@ -106,16 +106,17 @@ class _SharedUpdate:
                 *((tuple(v.shape), v.value.dtype) for v in changing),
                 gradient.dtype,
             )
+            tensors = [gradient, *self._scalars[place]]
             if key not in self._functions:
                 self._functions[key] = self._trace(
-                    gradient, own, changing, fixed
+                    tensors, own, changing, fixed
                 )
             handles = [v.value.handle for v in changing]
-            self._functions[key]([gradient, *self._scalars[place], *handles])
+            self._functions[key]([*tensors, *handles])
 
     def _trace(
         self,
-        gradient: tf.Tensor,
+        tensors: list[tf.Tensor],
         variable: keras.Variable,
         changing: list[keras.Variable],
         fixed: list[keras.Variable],
@@ -134,8 +135,6 @@ class _SharedUpdate:
                 new = scope.get_current_value(v)
                 tf.raw_ops.AssignVariableOp(resource=handle, value=new)
 
-        place = id(tf.compat.v1.get_default_graph()), variable.value.device
-        tensors = [gradient, *self._scalars[place]]
         specs = [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
         specs += [tf.TensorSpec((), tf.resource)] * len(changing)
         traced = tf.function(
