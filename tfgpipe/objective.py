@@ -273,18 +273,12 @@ def _add_up(
     per_micro_batch: list[list[tf.Tensor]], micro_batches: Any
 ) -> list[tf.Tensor]:
     """Sums over the micro-batches that have rows."""
-    return [
-        tf.reduce_sum(
-            tf.stack(
-                [
-                    micro_batches.select(m, t, tf.zeros_like(t))
-                    for m, t in enumerate(tensors)
-                ]
-            ),
-            0,
-        )
+    select = micro_batches.select
+    added = [
+        [select(m, t, tf.zeros_like(t)) for m, t in enumerate(tensors)]
         for tensors in zip(*per_micro_batch)
     ]
+    return [tf.reduce_sum(tf.stack(tensors), 0) for tensors in added]
 
 
 def _regularizers(
