@@ -185,13 +185,11 @@ class ImageSource:
         ).prefetch(2)
 
     def _varied(self, images: Any, seed: int, step: Any) -> Any:
-        """Mirrors and blanks out, by seeds that no other step has."""
-        first = tf.cast(seed, step.dtype)
+        """Mirrors and blanks out, by a seed that no other step has."""
+        own = tf.stack([tf.cast(seed, step.dtype), step])
         if self._flip:
-            own = tf.stack([first, 2 * step])
             images = augmentation.horizontal_flip(images, own)
         if self._cutout:
-            own = tf.stack([first, 2 * step + 1])
             images = augmentation.cutout(images, own, size=self._cutout)
         return images
 
