@@ -17,6 +17,11 @@ TOOLS = [
     "matplotlib>=3.8",  # draws timelines
     "tqdm>=4.67",  # progress bars of the benchmarks
 ]
+# What experiments on texts need.
+TEXT = [
+    "sacrebleu>=2.4",  # scores translations
+    "sentencepiece>=0.2",  # cuts words into pieces
+]
 
 README = pathlib.Path(__file__).parent / "README.md"
 
@@ -55,5 +60,9 @@ setuptools.setup(
         "numpy>=1.26",
         "absl-py>=2.1",
     ],
-    extras_require={"tools": TOOLS, "test": TEST_TOOLS + TOOLS},
+    extras_require={
+        "text": TEXT,
+        "tools": TOOLS,
+        "test": TEST_TOOLS + TOOLS + TEXT,
+    },
 )

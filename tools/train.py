@@ -1,6 +1,7 @@
 r"""Trains an experiment of `params` through a pipeline.
 
     python -m tools.train --list
+    python -m tools.train --params=lm.transformer_1663 --dry_run
     python -m tools.train --params=image.amoebanet_d_demo
     python -m tools.train --params=image.amoebanet_d_demo \
         --num_partitions=3 --set=model.num_filters=64 --train_dir=runs/wide
@@ -21,6 +22,8 @@ from params import Experiment
 from tfgpipe import schedule
 from tfgpipe.cell_record import print_cells
 from tools import comparison, devices
+from tools.model_size import num_parameters
+from tools.size_table import print_cell_sizes
 from tools.trainer import Trainer
 
 FLAGS = flags.FLAGS
@@ -42,6 +45,11 @@ flags.DEFINE_multi_string(
 )
 flags.DEFINE_string(
     "train_dir", None, "Folder for checkpoints and final.keras."
+)
+flags.DEFINE_string(
+    "initial_model",
+    None,
+    "The final.keras to start from, for experiments that start from another.",
 )
 flags.DEFINE_integer(
     "num_virtual_devices",
@@ -79,26 +87,44 @@ def main(argv: list[str]) -> int:
         The exit code: 0; 1 if compared weights differ; 2 for bad flags.
     """
     if FLAGS.list:
-        for experiment in params.all_experiments():
-            print(f"{experiment}\n")
+        _list()
         return 0
     try:
         experiment = _experiment(argv)
+        if FLAGS.dry_run:
+            print(experiment)
+            print_cell_sizes(experiment)
+            return 0
         _make_devices(experiment)
-        folder = pathlib.Path(FLAGS.train_dir) if FLAGS.train_dir else None
-        trainer = Trainer(experiment, FLAGS.steps, folder)
+        trainer = Trainer(
+            experiment,
+            FLAGS.steps,
+            _path(FLAGS.train_dir),
+            _path(FLAGS.initial_model),
+        )
         snapshot = _snapshot(trainer)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, ImportError) as error:
         print(f"tools.train: {error}", file=sys.stderr)
         return 2
     print(experiment)
     _train(trainer, trainer.num_steps, [snapshot] if snapshot else [])
-    print(f"Test accuracy: {trainer.test_accuracy():.2%}")
+    print(experiment.task.summary(trainer.evaluate()))
     if experiment == params.get(experiment.name) and not FLAGS.steps:
         print(f"Expected: {experiment.expected_result}")
     if saved := trainer.export():
         print(f"The trained model: {saved}")
     return _compare(experiment, snapshot) if snapshot else 0
+
+
+def _list() -> None:
+    """Prints every experiment; no weight is allocated."""
+    for experiment in params.all_experiments():
+        count = num_parameters(experiment)
+        print(f"{experiment}\n  parameters {count:,}\n", flush=True)
+
+
+def _path(text: str | None) -> pathlib.Path | None:
+    return pathlib.Path(text) if text else None
 
 
 def _experiment(argv: list[str]) -> Experiment:
@@ -179,7 +205,7 @@ def _compare(experiment: Experiment, snapshot: comparison.Snapshot) -> int:
         layers_per_cell=None,
     )
     print(f"\nThe same again with num_partitions={other.num_partitions}:")
-    trainer = Trainer(other, FLAGS.steps)
+    trainer = Trainer(other, FLAGS.steps, None, _path(FLAGS.initial_model))
     again = comparison.Snapshot(snapshot.step)
     _train(trainer, snapshot.step, [again])
     result = comparison.difference(snapshot.weights, again.weights)

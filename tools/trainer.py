@@ -7,12 +7,12 @@ import pathlib
 from collections.abc import Sequence
 
 import keras
+import tensorflow as tf
 
 import tfgpipe
-from params import Experiment, datasets
-from tools.batches import batches, steps_per_epoch
-
-_EVALUATION_BATCH_SIZE = 500
+from models import transfer
+from params import Experiment
+from tfgpipe.saving import spec_config
 
 
 class Trainer:
@@ -25,8 +25,13 @@ class Trainer:
             nothing. It is made if need be. A run of the same experiment that
             was interrupted there is resumed, with the same or another number
             of partitions.
+        initial_model: The trained model that an experiment starts from, a
+            .keras file; for those with `starts_from` alone.
 
     Attributes:
+        experiment: As given.
+        source: Its data.
+        model: The `tfgpipe.GPipe`.
         num_steps: Optimizer updates in the whole run.
         first_step: Updates that an interrupted run had done already.
 
@@ -40,14 +45,14 @@ class Trainer:
         experiment: Experiment,
         num_steps: int | None = None,
         train_dir: pathlib.Path | None = None,
+        initial_model: pathlib.Path | None = None,
     ) -> None:
         self.experiment = experiment
-        self.data = datasets.load(experiment.data)
-        self._per_epoch = steps_per_epoch(
-            len(self.data.x_train), experiment.batch_size
-        )
+        self.source = experiment.data.source()
+        self._per_epoch = self.source.steps_per_epoch(experiment.batch_size)
         self.num_steps = num_steps or self._per_epoch * experiment.epochs
         self._folder = train_dir
+        self._initial_model = initial_model
         model = self._new_model()  # checks the arguments
         if train_dir is not None:
             self._claim_folder(train_dir)
@@ -93,20 +98,44 @@ class Trainer:
         experiment = self.experiment
         keras.utils.set_random_seed(experiment.seed)
         model = tfgpipe.GPipe(
-            experiment.model.layers(),
+            self._layers(),
             num_partitions=experiment.num_partitions,
             num_micro_batches=experiment.num_micro_batches,
             layers_per_cell=experiment.layers_per_cell,
             schedule=experiment.schedule,
             remat=experiment.remat,
         )
-        model.build((None, *self.data.x_train.shape[1:]))
+        model.build_from_config(spec_config(self.source.input_spec))
         model.compile(
             optimizer=experiment.optimizer.make(self.num_steps),
-            loss="sparse_categorical_crossentropy",
-            metrics=["accuracy"],
+            **experiment.task.compile_arguments(),
         )
         return model
+
+    def _layers(self) -> list[keras.layers.Layer]:
+        """New layers, or trained ones with a new last one."""
+        new, before = self.experiment.model.layers(), self._initial_model
+        starts_from = self.experiment.starts_from
+        if (before is None) != (starts_from is None):
+            raise ValueError(
+                "`initial_model` must be given for an experiment that starts "
+                f"from another, and for no other. Expected: {starts_from}. "
+                f"Received: initial_model={before and str(before)!r}. Train "
+                "the one it starts from with a --train_dir, and give the "
+                "final.keras from there."
+            )
+        if before is None:
+            return new
+        if not before.is_file():
+            raise FileNotFoundError(
+                "`initial_model` must be a file. Received: "
+                f"initial_model={str(before)!r}, which does not exist. Train "
+                f"{starts_from} with a --train_dir first."
+            )
+        trained = tfgpipe.load_model(
+            str(before), num_partitions=1, compile=False
+        )
+        return transfer.replace_classifier(trained.layers, new[-1])
 
     def fit(
         self,
@@ -122,14 +151,6 @@ class Trainer:
             verbose: As in `keras.Model.fit`.
         """
         until = until or self.num_steps
-        data = batches(
-            self.data.x_train,
-            self.data.y_train,
-            self.experiment.batch_size,
-            seed=self.experiment.seed,
-            first_step=self.first_step,
-            num_steps=until,
-        )
         callbacks = list(callbacks)
         if self._folder is not None:
             callbacks.append(_Checkpoint(self._checkpoint))
@@ -140,9 +161,10 @@ class Trainer:
             (done, full, self._per_epoch),
             (full, full + 1, rest),
         ):
-            if first < last and steps:
+            start = max(self.first_step, first * self._per_epoch)
+            if first < last and steps and start < until:
                 self.model.fit(
-                    data.skip((first - done) * self._per_epoch),
+                    self._batches(start, until),
                     initial_epoch=first,
                     epochs=last,
                     steps_per_epoch=steps,
@@ -151,16 +173,23 @@ class Trainer:
                     shuffle=False,  # the data are
                 )
 
-    def test_accuracy(self) -> float:
-        """Share of the test examples that the model classifies correctly."""
-        results = self.model.evaluate(
-            self.data.x_test,
-            self.data.y_test,
-            batch_size=_EVALUATION_BATCH_SIZE,
-            verbose=0,
-            return_dict=True,
+    def _batches(self, first_step: int, num_steps: int) -> tf.data.Dataset:
+        """The training examples of some steps."""
+        return self.source.train(
+            self.experiment.batch_size,
+            seed=self.experiment.seed,
+            first_step=first_step,
+            num_steps=num_steps,
         )
-        return results["accuracy"]
+
+    def evaluate(self) -> dict[str, float]:
+        """What the test examples give, by name; see the experiment's task."""
+        experiment = self.experiment
+        data = self.source.evaluation(
+            experiment.evaluation_batch_size or experiment.batch_size
+        )
+        logs = self.model.evaluate(data, verbose=0, return_dict=True)
+        return experiment.task.results(logs, self.source)
 
     def export(self) -> pathlib.Path | None:
         """Saves the model as final.keras in `train_dir`; returns its path."""
