@@ -67,6 +67,10 @@ def run(values: flags.FlagValues) -> Outcome:
     ]
     tables[1].rows += by_group
     tables[2].rows += by_language
+    tables[0].notes.append(
+        "Each on its own languages, and in its own tokens: compare the "
+        "multilingual ones with each other."
+    )
     tables[2].notes.append("A few hundred test pairs or less say little.")
     return Outcome(tables, _picture(by_group))
 
