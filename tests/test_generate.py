@@ -9,6 +9,7 @@ from models import sampling
 from params.tokenizer import EOS_ID
 from tools import generate, trained_run
 from tools.generate import text_of
+from tools.trainer import Trainer
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +19,7 @@ def tiny(monkeypatch, tmp_path_factory):
 
 @pytest.fixture
 def folder(tmp_path_factory):
-    return runs.trained(runs.LM, tmp_path_factory)
+    return runs.saved(runs.LM, tmp_path_factory)
 
 
 def run(*words):
@@ -49,7 +50,8 @@ def test_text_is_what_the_model_draws(folder, capsys):
 def test_same_flags_give_the_same_text_and_another_seed_does_not(
     folder, capsys
 ):
-    flags = [f"--train_dir={folder}", "--temperature=1", "--top_k=0"]
+    flags = ["--num_tokens=9", "--temperature=1", "--top_k=0"]
+    flags.append(f"--train_dir={folder}")
     first = written(capsys, *flags)
     assert written(capsys, *flags) == first
     assert written(capsys, *flags, "--seed=1") != first
@@ -87,7 +89,7 @@ def test_bad_flags_are_refused(folder, words, message, capsys):
     assert message.lower() in capsys.readouterr().err.lower()
 
 
-def test_run_of_another_kind_is_refused(tmp_path_factory, capsys):
-    folder = runs.trained(runs.MT, tmp_path_factory)
-    assert run(f"--train_dir={folder}") == 2
+def test_run_of_another_kind_is_refused(tmp_path, capsys):
+    Trainer(runs.IMAGE, 1, tmp_path)
+    assert run(f"--train_dir={tmp_path}") == 2
     assert "must hold a language model" in capsys.readouterr().err

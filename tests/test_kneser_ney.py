@@ -22,7 +22,6 @@ TRAIN = ["It is a truth.", "It is a fact, a truth -- a _fact_."] * 3
         "  two   spaces\tand a\nline ",
         "'quoted' \"words,\" _italics_ ... don't, O'Brien's 3rd ½ é",
         "x_y__z?!?!!",
-        "",
     ],
 )
 def test_tokens_put_together_are_the_paragraph(paragraph):
@@ -121,7 +120,7 @@ def test_command_prints_the_numbers(monkeypatch, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--order=0", "should be"),
+        ("--order=0", "not a positive integer"),
         ("--text=austin", "should be one of"),
         ("order", "only flags"),
     ],

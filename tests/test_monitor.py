@@ -98,18 +98,17 @@ def test_resumed_run_goes_on_with_the_steps_of_its_checkpoint(tmp_path):
     options = {"every": 1, "evaluate_every": 2, "say": lambda line: None}
     with pytest.raises(KeyboardInterrupt):
         fit(trainer, Monitor.of(trainer, log, **options), Interrupt())
+    before = event_log.read(log)
     assert steps(log, "train/loss") == list(range(1, 12))
     resumed = Trainer(runs.IMAGE, train_dir=folder)
     assert resumed.first_step == 8
     fit(resumed, Monitor.of(resumed, log, **options))
     assert steps(log, "train/loss") == list(range(1, 13))
     assert steps(log, "test/accuracy") == [2, 4, 6, 8, 10, 12]
-    whole = Trainer(runs.IMAGE)
-    fit(whole, Monitor.of(whole, tmp_path / "whole", **options))
+    after = event_log.read(log)
     for tag in ("train/loss", "learning_rate", "test/accuracy"):
-        np.testing.assert_array_equal(
-            event_log.read(log)[tag], event_log.read(tmp_path / "whole")[tag]
-        )
+        # The steps that were done twice gave the same again.
+        assert after[tag][: len(before[tag])] == before[tag]
 
 
 def test_tests_in_between_leave_no_trace_in_the_training(tmp_path):
@@ -147,17 +146,28 @@ def test_throughput_joins_the_history(monkeypatch):
     assert len(rates) == 2 and rates[1] > 0
 
 
-def test_tokens_of_texts_are_counted(tmp_path):
-    trainer = Trainer(runs.LM, num_steps=3)
-    fit(trainer, Monitor.of(trainer, tmp_path / "lm"))
-    found = event_log.read(tmp_path / "lm")
-    ((_, tokens),) = found["speed/tokens_per_second"]
-    ((_, examples),) = found["speed/examples_per_second"]
-    assert tokens == pytest.approx(16 * examples, rel=1e-5)
-    trainer = Trainer(runs.MT, num_steps=3)
+class NextToken(keras.layers.Layer):
+    """Logits of the next target token, from the last one alone."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.table = keras.layers.Embedding(320, 320)
+
+    def call(self, pair):
+        return self.table(pair[1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Bigrams:
+    def layers(self):
+        return [NextToken()]
+
+
+def test_tokens_of_pairs_are_those_that_are_no_padding(tmp_path):
+    trainer = Trainer(dataclasses.replace(runs.MT, model=Bigrams()), 3)
     batches = list(trainer.source.train(512, seed=0, first_step=0, num_steps=3))
-    fit(trainer, Monitor.of(trainer, tmp_path / "mt"))
-    found = event_log.read(tmp_path / "mt")
+    fit(trainer, Monitor.of(trainer, tmp_path))
+    found = event_log.read(tmp_path)
     ((_, tokens),) = found["speed/tokens_per_second"]
     ((_, examples),) = found["speed/examples_per_second"]
     rows = sum(len(y) for _, y, _ in batches[1:])

@@ -138,7 +138,7 @@ def test_token_of_one_context_is_rare_in_others():
     assert probability(model, ["q"], "tea") > 3 * probability(
         model, ["q"], "francisco"
     )
-    assert probability(model, ["san"], "francisco") > 0.8
+    assert probability(model, ["san"], "francisco") > 0.75
 
 
 def test_sequences_do_not_see_each_other():

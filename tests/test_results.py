@@ -10,10 +10,13 @@ import types
 import keras
 import pytest
 import runs
+import texts
 
 import params
+import tfgpipe
 from params import registry
 from tools import (
+    kneser_ney,
     results,
     results_batch_size,
     results_image,
@@ -31,21 +34,11 @@ from tools.translation_scores import Translated
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch, tmp_path_factory):
-    """The experiments of the results are tiny ones."""
+    """The images of the results, and the text, are tiny ones."""
     runs.use(monkeypatch, tmp_path_factory)
-    first = "image.transfer_pretrain"
-    few = dataclasses.replace(
-        runs.IMAGE,
-        data=dataclasses.replace(runs.IMAGE.data, per_class=4, classes=(0, 1)),
-        model=runs.Perceptron(2),
-        num_partitions=1,
-    )
     for name, experiment in {
         "image.amoebanet_d_fashion": runs.IMAGE,
         "lm.austen": runs.LM,
-        first: runs.IMAGE,
-        "image.transfer_scratch": few,
-        "image.transfer_finetune": dataclasses.replace(few, starts_from=first),
     }.items():
         registered = dataclasses.replace(experiment, name=name)
         monkeypatch.setitem(registry._EXPERIMENTS, name, registered)
@@ -152,38 +145,61 @@ def test_image_is_trained_twice_once_without_a_pipeline(tables, tmp_path):
     assert png.startswith(b"\x89PNG")
 
 
+def fake_finish(experiment, values, **options):
+    """As if it had been trained, for ten steps."""
+    results = {
+        "accuracy": 0.5 + 0.1 * experiment.seed,
+        "word_perplexity": 99.0,
+        "perplexity": 20.0,
+        "nll": 3.0,
+    }
+    curves = {name: [(1, 9.0), (10, value)] for name, value in results.items()}
+    folder = pathlib.Path("runs") / experiment.name
+    return Finished(experiment, folder, 10, 99, results, curves)
+
+
 def test_transfer_starts_from_the_first_model_and_draws_other_examples(
-    tables, tmp_path
+    tables, monkeypatch
 ):
+    calls = []
+
+    def finish(experiment, values, **options):
+        calls.append((experiment, options))
+        return fake_finish(experiment, values)
+
+    monkeypatch.setattr(results_runs, "finish", finish)
     table = tables("transfer", "--num_runs=2")["transfer"]
+    (first, _), *others = calls
+    assert first.name == "image.transfer_pretrain"
+    assert {options["name"] for _, options in others} == {
+        f"image.transfer_{kind}_seed_{seed}"
+        for kind in ("finetune", "scratch")
+        for seed in range(2)
+    }
+    final = pathlib.Path("runs/image.transfer_pretrain/final.keras")
+    for experiment, options in others:
+        assert experiment.data.subset_seed == experiment.seed
+        is_tuned = "finetune" in experiment.name
+        assert options["initial_model"] == (final if is_tuned else None)
     tuned, scratch = table["rows"]
     assert (tuned["kind"], scratch["kind"]) == ("fine-tuned", "from scratch")
-    for row in (tuned, scratch):
-        assert row["num_runs"] == len(row["accuracies"]) == 2
-        assert row["lowest"] <= row["mean"] <= row["highest"]
-    made = {path.name for path in (tmp_path / "runs").iterdir()}
-    assert made == {
-        "image.transfer_pretrain",
-        *(f"image.transfer_finetune_seed_{seed}" for seed in range(2)),
-        *(f"image.transfer_scratch_seed_{seed}" for seed in range(2)),
-    }
-    path = tmp_path / "runs/image.transfer_scratch_seed_1/experiment.json"
-    saved = json.loads(path.read_text("utf-8"))
-    assert (saved["seed"], saved["data"]["subset_seed"]) == (1, 1)
+    assert tuned["accuracies"] == [0.5, 0.6]
+    assert (tuned["lowest"], tuned["highest"]) == (0.5, 0.6)
+    assert tuned["mean"] == pytest.approx(0.55)
 
 
-def test_language_model_stands_beside_the_n_grams(tables):
-    rows = tables("lm", "--steps=2", "--order=2")["lm"]["rows"]
-    assert rows[0]["num_steps"] == 2
-    assert rows[1]["model"] == "2-gram Kneser-Ney"
-    assert all(row["word_perplexity"] > 1 for row in rows)
-
-
-def fake_finish(experiment, values, **options):
-    curve = [(1, 5.0), (10, 3.0)]
-    results = {"perplexity": 20.0, "nll": 3.0}
-    folder = pathlib.Path("nowhere")
-    return Finished(experiment, folder, 10, 99, results, {"nll": curve})
+def test_language_model_stands_beside_the_n_grams(tables, monkeypatch):
+    monkeypatch.setattr(results_runs, "finish", fake_finish)
+    ours, theirs = tables("lm", "--order=2")["lm"]["rows"]
+    assert ours["word_perplexity"] == 99.0
+    assert theirs["model"] == "2-gram Kneser-Ney"
+    novels = texts.novels()
+    expected = kneser_ney.evaluate(
+        kneser_ney.word_model(novels.train, 2), novels.test
+    )
+    assert theirs["word_perplexity"] == pytest.approx(
+        expected.word_perplexity, rel=1e-4
+    )
 
 
 def fake_translated(run, values):
@@ -265,74 +281,68 @@ class NoTrainer(Trainer):
 
 def test_finished_run_is_not_trained_again(finish):
     first = finish()
+    assert first.num_steps == 12
+    curve = first.curves["accuracy"]
+    assert [step for step, _ in curve] == list(range(1, 13))
+    assert curve[-1] == (12, first.results["accuracy"])
     assert finish(maker=NoTrainer) == first
     other_text = dataclasses.replace(runs.IMAGE, expected_result="better")
     again = finish(maker=NoTrainer, experiment=other_text)
     assert again.results == first.results
 
 
-def test_curve_ends_with_the_result(finish):
-    found = finish()
-    curve = found.curves["accuracy"]
-    assert [step for step, _ in curve] == list(range(1, 13))
-    assert curve[-1] == (12, found.results["accuracy"])
-    assert found.num_steps == 12
+def test_run_of_a_few_steps_has_a_folder_of_its_own(
+    finish, tmp_path, monkeypatch
+):
+    def train(trainer, folder):
+        return {"num_steps": trainer.num_steps, "num_params": 1, "results": {}}
 
-
-def test_run_of_a_few_steps_has_a_folder_of_its_own(finish, tmp_path):
+    monkeypatch.setattr(results_runs, "_train", train)
     assert finish("--steps=2").num_steps == 2
     assert finish("--steps=3").num_steps == 3
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"image.tiny_2_steps", "image.tiny_3_steps"}
-
-
-def test_other_run_in_the_folder_is_refused(finish):
-    finish("--steps=1")
     other = dataclasses.replace(runs.IMAGE, seed=5)
     with pytest.raises(ValueError, match="run with other parameters"):
-        finish("--steps=1", experiment=other)
+        finish("--steps=2", experiment=other)
 
 
-def interrupted(maker):
-    """A trainer that is stopped in its second epoch."""
+class Interrupted(PlainTrainer):
+    """Is stopped in its second epoch."""
 
-    class Stop(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            if epoch == 1:
-                raise KeyboardInterrupt
+    def fit(self, callbacks, **options):
+        class Stop(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch, logs=None):
+                if epoch == 1:
+                    raise KeyboardInterrupt
 
-    class Interrupted(maker):
-        def fit(self, callbacks, **options):
-            super().fit([*callbacks, Stop()], **options)
-
-    return Interrupted
+        super().fit([*callbacks, Stop()], **options)
 
 
-@pytest.mark.parametrize("maker", [Trainer, PlainTrainer])
-def test_interrupted_run_goes_on(finish, maker):
-    whole = finish(name="whole", maker=maker)
+def test_interrupted_run_goes_on(finish):
+    whole = finish(name="whole", maker=PlainTrainer)
     with pytest.raises(KeyboardInterrupt):
-        finish(name="parts", maker=interrupted(maker))
-    parts = finish(name="parts", maker=maker)
+        finish(name="parts", maker=Interrupted)
+    parts = finish(name="parts", maker=PlainTrainer)
     assert parts.results == whole.results
     assert parts.curves == whole.curves
 
 
 def test_plain_trainer_makes_a_model_without_a_pipeline():
     trainer = PlainTrainer(runs.IMAGE, 1)
-    assert type(trainer.model) is keras.Model
+    assert not isinstance(trainer.model, tfgpipe.GPipe)
     assert trainer.model.count_params() == (
         Trainer(runs.IMAGE, 1).model.count_params()
     )
 
 
 def test_translations_are_kept(tmp_path_factory, tmp_path, monkeypatch):
-    folder = runs.trained(runs.MT, tmp_path_factory)
-    run = Finished(runs.MT, folder, 3, 0, {}, {})
+    folder = runs.saved(runs.MT, tmp_path_factory)
+    run = Finished(runs.MT, folder, 0, 0, {}, {})
     words = ["--beam_size=1", "--max_pairs=2"]
     values = parsed(results_batch_size, *words)
     found = results_runs.translated(run, values)
-    assert {one.language for one in found} == {"aa", "bb", "cc"}
+    assert {one.language for one in found} == {"aa", "bb"}
 
     def load(folder):
         raise AssertionError("translated again")

@@ -10,6 +10,7 @@ import texts
 
 from models.beam_search import BeamSearch
 from tools import trained_run, translate
+from tools.trainer import Trainer
 from tools.translate import Translator
 
 
@@ -20,7 +21,7 @@ def tiny(monkeypatch, tmp_path_factory):
 
 @pytest.fixture
 def folder(tmp_path_factory):
-    return runs.trained(runs.MT, tmp_path_factory)
+    return runs.saved(runs.MT, tmp_path_factory)
 
 
 def run(folder, *words):
@@ -115,7 +116,7 @@ def test_bad_flags_are_refused(folder, words, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_run_of_another_kind_is_refused(tmp_path_factory, capsys):
-    folder = runs.trained(runs.LM, tmp_path_factory)
-    assert run(folder, "--text=mi") == 2
+def test_run_of_another_kind_is_refused(tmp_path, capsys):
+    Trainer(runs.IMAGE, 1, tmp_path)
+    assert run(tmp_path, "--text=mi") == 2
     assert "must hold a translation model" in capsys.readouterr().err

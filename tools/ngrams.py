@@ -77,7 +77,7 @@ class NGrams:
     @property
     def num_ngrams(self) -> list[int]:
         """How many different n-grams there are, by length from 1."""
-        return [np.count_nonzero(level.counts) for level in self._levels]
+        return [int((level.counts > 0).sum()) for level in self._levels]
 
     def log_probs(self, sequences: Sequence[Sequence[str]]) -> list[np.ndarray]:
         """Log-probabilities of every token of some sequences.
