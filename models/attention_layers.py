@@ -1,0 +1,260 @@
+"""Attention of Transformers: `keras.layers.MultiHeadAttention`, and its cache.
+
+Both layers are pre-norm and include their shortcut: x + dropout(f(norm(x))).
+
+Beside the call for whole sequences they have `step`, for decoding token by
+token: it takes the new positions alone, and the keys and values of those
+before. It costs, for one new position after n others, the attention of one
+position to n + 1, where the call costs that of n + 1 to n + 1.
+
+Reference: [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762)
+"""
+
+import math
+from typing import Any
+
+import keras
+from keras import layers, ops
+
+from models import flop_counts
+from models.transformer_layers import EPSILON, Shape
+
+# Keys and values, (batch, positions, heads, units of a head) each.
+KeysValues = tuple[Any, Any]
+
+
+class _Attention(layers.Layer):
+    """What both kinds of attention are made of.
+
+    Args:
+        model_dim: Units of the input and the output.
+        num_heads: Heads.
+        head_dim: Units of a head's queries, keys and values.
+        dropout: Share of the output that is dropped while training, before
+            the shortcut is added.
+        **kwargs: See `keras.layers.Layer`.
+    """
+
+    def __init__(
+        self,
+        model_dim: int,
+        num_heads: int,
+        head_dim: int,
+        dropout: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.model_dim = model_dim
+        self.num_heads = num_heads
+        self.head_dim = head_dim
+        self.dropout = dropout
+        policy = self.dtype_policy
+        self.norm = layers.LayerNormalization(epsilon=EPSILON, dtype=policy)
+        # Glorot's, of all heads together. Keras's takes a kernel (inputs,
+        # heads, units) for a convolution's, and makes it several times smaller.
+        limit = math.sqrt(6 / (model_dim + num_heads * head_dim))
+        self.attention = layers.MultiHeadAttention(
+            num_heads,
+            head_dim,
+            kernel_initializer=keras.initializers.RandomUniform(-limit, limit),
+            dtype=policy,
+        )
+        self.drop = layers.Dropout(dropout, dtype=policy)
+
+    def project(self, x: Any) -> KeysValues:
+        """Keys and values of positions.
+
+        Args:
+            x: (batch, positions, `model_dim`).
+
+        Returns:
+            Pair of (batch, positions, `num_heads`, `head_dim`).
+        """
+        return self.attention.key_dense(x), self.attention.value_dense(x)
+
+    def _attend(self, h: Any, cache: KeysValues, visible: Any) -> Any:
+        """Attention of normalized positions to known keys and values."""
+        query = self.attention.query_dense(h)
+        found = ops.dot_product_attention(query, *cache, mask=visible)
+        return self.attention.output_dense(found)
+
+    def _flops(self, queries: int, keys: int) -> float:
+        """FLOPs for so many positions and positions to attend to."""
+        elements, units = (
+            queries * self.model_dim,
+            self.num_heads * self.head_dim,
+        )
+        shortcut = elements
+        return (
+            flop_counts.layer_norm(elements)
+            + flop_counts.dense(queries, self.model_dim, units)
+            + 2 * flop_counts.dense(keys, self.model_dim, units)
+            + flop_counts.attention(
+                queries, keys, self.num_heads, self.head_dim
+            )
+            + flop_counts.dense(queries, units, self.model_dim)
+            + shortcut
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "model_dim": self.model_dim,
+            "num_heads": self.num_heads,
+            "head_dim": self.head_dim,
+            "dropout": self.dropout,
+        }
+
+
+@keras.saving.register_keras_serializable(package="models")
+class SelfAttention(_Attention):
+    """Attention of a sequence to itself.
+
+    Args:
+        model_dim: Units of the input and the output.
+        num_heads: Heads.
+        head_dim: Units of a head's queries, keys and values.
+        dropout: Share of the output that is dropped while training, before
+            the shortcut is added.
+        causal: Whether a position sees only itself and those before.
+        **kwargs: See `keras.layers.Layer`.
+    """
+
+    def __init__(
+        self,
+        model_dim: int,
+        num_heads: int,
+        head_dim: int,
+        dropout: float = 0.0,
+        causal: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(model_dim, num_heads, head_dim, dropout, **kwargs)
+        self.causal = causal
+
+    def build(self, input_shape: Shape) -> None:
+        self.norm.build(input_shape)
+        self.attention.build(input_shape, input_shape)
+
+    def call(self, x: Any, visible: Any = None) -> Any:
+        """Attends.
+
+        Args:
+            x: (batch, length, `model_dim`).
+            visible: (batch, length), boolean: the positions that may be
+                attended to; all if it is `None`.
+
+        Returns:
+            Tensor like `x`.
+        """
+        h = self.norm(x)
+        mask = None if visible is None else ops.expand_dims(visible, 1)
+        found = self.attention(
+            h, h, attention_mask=mask, use_causal_mask=self.causal
+        )
+        return x + self.drop(found)
+
+    def empty_cache(self, batch_size: int) -> KeysValues:
+        """Keys and values before the first position."""
+        shape = (batch_size, 0, self.num_heads, self.head_dim)
+        return (
+            ops.zeros(shape, self.compute_dtype),
+            ops.zeros(shape, self.compute_dtype),
+        )
+
+    def step(self, x: Any, cache: KeysValues) -> tuple[Any, KeysValues]:
+        """Attends from new positions to those before, and to each other.
+
+        The attention is causal, whatever `causal` says, and nothing is
+        dropped.
+
+        Args:
+            x: The new positions (batch, new, `model_dim`).
+            cache: Keys and values of those before.
+
+        Returns:
+            Tensor like `x`, and keys and values of all.
+        """
+        h = self.norm(x)
+        pairs = zip(cache, self.project(h), strict=True)
+        keys, values = (ops.concatenate(pair, axis=1) for pair in pairs)
+        new, total = ops.shape(x)[1], ops.shape(keys)[1]
+        own = ops.expand_dims(ops.arange(new), -1) + (total - new)
+        visible = ops.arange(total) <= own  # (new, total)
+        found = self._attend(h, (keys, values), visible[None, None])
+        return x + found, (keys, values)
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        return input_shape
+
+    def flops(self, input_spec: Any) -> float:
+        """FLOPs for one example; see `models.flop_counts`.
+
+        Args:
+            input_spec: Spec of `x` in `call`.
+        """
+        length = flop_counts.size(input_spec.shape[:-1])
+        return self._flops(length, length)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "causal": self.causal}
+
+
+@keras.saving.register_keras_serializable(package="models")
+class CrossAttention(_Attention):
+    """Attention of one sequence to another, the memory.
+
+    The memory is not normalized here. Arguments are those of `SelfAttention`,
+    without `causal`.
+    """
+
+    def build(self, x_shape: Shape, memory_shape: Shape) -> None:
+        self.norm.build(x_shape)
+        self.attention.build(x_shape, memory_shape)
+
+    def call(self, x: Any, memory: Any, visible: Any) -> Any:
+        """Attends.
+
+        Args:
+            x: (batch, length, `model_dim`).
+            memory: (batch, memory length, `model_dim`).
+            visible: (batch, memory length), boolean: the positions of
+                `memory` that may be attended to.
+
+        Returns:
+            Tensor like `x`.
+        """
+        mask = ops.expand_dims(visible, 1)
+        found = self.attention(self.norm(x), memory, attention_mask=mask)
+        return x + self.drop(found)
+
+    def step(self, x: Any, memory: KeysValues, visible: Any) -> Any:
+        """The same, without dropout, for a memory that `project` has seen.
+
+        Args:
+            x: New positions (batch, new, `model_dim`).
+            memory: The memory's keys and values.
+            visible: As in `call`.
+
+        Returns:
+            Tensor like `x`.
+        """
+        mask = ops.expand_dims(ops.expand_dims(visible, 1), 1)
+        return x + self._attend(self.norm(x), memory, mask)
+
+    def compute_output_shape(
+        self, x_shape: Shape, memory_shape: Shape
+    ) -> Shape:
+        del memory_shape
+        return x_shape
+
+    def flops(self, input_spec: Any) -> float:
+        """FLOPs for one example; see `models.flop_counts`.
+
+        Args:
+            input_spec: Pair of the specs of `x` and `memory` in `call`.
+        """
+        queries, keys = (
+            flop_counts.size(spec.shape[:-1]) for spec in input_spec
+        )
+        return self._flops(queries, keys)

@@ -1,0 +1,100 @@
+"""What text generation and beam search have in common."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+
+def device_of(layer: layers.Layer) -> Any:
+    """A context for the device of a layer's weights.
+
+    A pipeline's layers are on several devices. Inside the context, operations
+    run where the weights are.
+
+    Args:
+        layer: A layer that is built.
+
+    Returns:
+        The context; it does nothing for a layer without weights.
+    """
+    weights = layer.weights
+    return tf.device(weights[0].value.device if weights else None)
+
+
+def check_layers(
+    found: Sequence[layers.Layer], expected: Sequence[type], maker: str
+) -> None:
+    """Checks that layers are those of one of the models.
+
+    Args:
+        found: The layers.
+        expected: The class of each.
+        maker: What makes such a list, for the error.
+
+    Raises:
+        ValueError: If they are not, or are not built.
+    """
+    kinds = [type(layer) for layer in found]
+    if kinds != list(expected):
+        raise ValueError(
+            f"`layers` must be all layers that `{maker}` made. Received: "
+            f"layers of the classes {[kind.__name__ for kind in kinds]}. "
+            "Pass `model.layers`."
+        )
+    unbuilt = [layer.name for layer in found if not layer.built]
+    if unbuilt:
+        raise ValueError(
+            "`layers` must have weights. Received: layers that are not built: "
+            f"{unbuilt}. Call the model on data first, or load its weights."
+        )
+
+
+def checked_ids(argument: str, ids: Any, shape: str) -> np.ndarray:
+    """Checks token ids that a user gave.
+
+    Args:
+        argument: What the argument is called, for the error.
+        ids: The token ids.
+        shape: What its two axes are, for the error.
+
+    Returns:
+        Array of int32, with at least one row and one column.
+
+    Raises:
+        ValueError: If they are not integers of that shape.
+    """
+    array = np.asarray(ids)
+    if array.ndim != 2 or not array.size or array.dtype.kind not in "iu":
+        raise ValueError(
+            f"`{argument}` must be integers of shape ({shape}), at least one "
+            f"of each. Received: shape {array.shape} of {array.dtype}."
+        )
+    return array.astype(np.int32)
+
+
+def specs(tensors: Any, *, num_unknown: int) -> Any:
+    """Specs of tensors whose first sizes will change.
+
+    Args:
+        tensors: Nest of tensors.
+        num_unknown: How many axes have an unknown size.
+
+    Returns:
+        The nest, of `tf.TensorSpec`.
+    """
+    return keras.tree.map_structure(
+        lambda x: tf.TensorSpec(
+            [None] * num_unknown + x.shape[num_unknown:], x.dtype
+        ),
+        tensors,
+    )
+
+
+def at_least_float32(x: Any) -> Any:
+    """Casts a tensor of lower precision to float32."""
+    dtype = keras.backend.result_type(x.dtype, "float32")
+    return keras.ops.cast(x, dtype)

@@ -1,0 +1,99 @@
+"""Changes to images: which, how many, and that seeds decide."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from models import augmentation
+
+IMAGES = np.random.default_rng(0).integers(1, 256, (400, 6, 5, 3), "uint8")
+
+
+def flipped(images, **kwargs):
+    return augmentation.horizontal_flip(images, kwargs.get("seed", (1, 2)))
+
+
+def cut(images, seed=(1, 2), size=3, **kwargs):
+    return augmentation.cutout(images, seed, size=size, **kwargs)
+
+
+def test_half_of_the_images_are_mirrored_whole():
+    found = flipped(IMAGES).numpy()
+    same = (found == IMAGES).all(axis=(1, 2, 3))
+    mirrored = (found == IMAGES[:, :, ::-1]).all(axis=(1, 2, 3))
+    assert (same ^ mirrored).all()
+    assert 150 < same.sum() < 250  # 5 standard deviations
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_square_is_filled_and_the_rest_is_kept(size):
+    found = cut(IMAGES, size=size).numpy()
+    changed = found != IMAGES
+    assert (found[changed] == 0).all()
+    assert (changed.all(axis=-1) == changed.any(axis=-1)).all()
+    for hole in changed.any(axis=-1):
+        rows, columns = hole.any(axis=1), hole.any(axis=0)
+        np.testing.assert_array_equal(hole, np.outer(rows, columns))
+        for side in (rows, columns):
+            (filled,) = side.nonzero()
+            assert 1 <= len(filled) <= size
+            assert (np.diff(filled) == 1).all()
+            is_cut_off = filled[0] == 0 or filled[-1] == len(side) - 1
+            assert len(filled) == size or is_cut_off
+
+
+def test_every_pixel_is_as_likely_the_centre():
+    found = cut(IMAGES, size=1).numpy()
+    rows, columns = (found == 0).all(axis=-1).any(0).nonzero()
+    assert len(rows) == 6 * 5
+    counts = (found == 0).all(axis=-1).sum(0)
+    assert counts.sum() == 400
+    assert counts.max() < 400 / 30 + 5 * np.sqrt(400 / 30)
+    assert set(columns) == set(range(5))
+
+
+def test_size_zero_changes_nothing():
+    np.testing.assert_array_equal(cut(IMAGES, size=0), IMAGES)
+
+
+def test_square_takes_the_value_asked_for():
+    found = cut(IMAGES.astype("float32"), fill=-0.5).numpy()
+    assert (found[found != IMAGES] == -0.5).all()
+    assert (found == -0.5).any()
+
+
+@pytest.mark.parametrize("change", [flipped, cut])
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "float64"])
+def test_change_follows_from_the_seed_and_keeps_the_dtype(change, dtype):
+    images = IMAGES.astype(dtype)
+    found = change(images, seed=(3, 4))
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, change(images, seed=(3, 4)))
+    for other in ((3, 5), (4, 4)):
+        assert (found.numpy() != change(images, seed=other).numpy()).any()
+
+
+def test_flip_tells_nothing_about_the_square():
+    is_flipped = (flipped(IMAGES).numpy() != IMAGES).any(axis=(1, 2, 3))
+    holes = (cut(IMAGES, size=1).numpy() == 0).all(axis=-1)
+    row, column = (holes.any(axis=axis).argmax(axis=1) for axis in (2, 1))
+    for draw in (row, column):
+        assert abs(np.corrcoef(is_flipped, draw)[0, 1]) < 0.25
+    assert abs(np.corrcoef(row, column)[0, 1]) < 0.25
+
+
+def test_functions_run_in_tf_data_with_a_seed_a_step():
+    data = tf.data.Dataset.from_tensors(IMAGES[:8]).repeat(2)
+
+    def augment(step, images):
+        return cut(augmentation.horizontal_flip(images, (7, step)), (7, step))
+
+    first, second = data.enumerate().map(augment)
+    assert first.shape == second.shape == (8, 6, 5, 3)
+    assert (first.numpy() != second.numpy()).any()
+    np.testing.assert_array_equal(second, augment(1, IMAGES[:8]))
+
+
+def test_negative_size_is_an_error():
+    with pytest.raises(ValueError, match="size=-1"):
+        cut(IMAGES, size=-1)

@@ -1,0 +1,100 @@
+"""The smoothed cross entropy is Keras's, of one-hot labels."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+
+from models.losses import SmoothedCrossentropy
+
+CLASSES = 7
+REDUCTIONS = ("mean_with_sample_weight", "sum_over_batch_size", "sum", None)
+
+
+def batch(*shape):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, CLASSES, shape)
+    logits = 3 * rng.standard_normal((*shape, CLASSES))
+    return labels, logits, rng.random(shape)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("shape", [(4,), (4, 3)])
+def test_values_are_those_of_one_hot_labels(smoothing, reduction, shape):
+    labels, logits, weights = batch(*shape)
+    loss = SmoothedCrossentropy(smoothing, reduction=reduction)
+    reference = keras.losses.CategoricalCrossentropy(
+        from_logits=True, label_smoothing=smoothing, reduction=reduction
+    )
+    one_hot = np.eye(CLASSES)[labels]
+    for sample_weight in (None, weights, (weights > 0.5).astype(int)):
+        np.testing.assert_allclose(
+            loss(labels, logits, sample_weight),
+            reference(one_hot, logits, sample_weight),
+            rtol=1e-12,
+        )
+
+
+@pytest.mark.usefixtures("float64")
+def test_default_is_the_mean_over_what_is_not_padding():
+    labels, logits, _ = batch(4, 3)
+    weights = np.array([[1, 1, 1], [1, 0, 0], [1, 1, 0], [0, 0, 0]])
+    loss = SmoothedCrossentropy(0.1)
+    values = SmoothedCrossentropy(0.1, reduction=None)(labels, logits)
+    expected = np.asarray(values)[weights > 0].mean()
+    np.testing.assert_allclose(loss(labels, logits, weights), expected)
+    labels[weights == 0], logits[weights == 0] = 0, 100.0
+    np.testing.assert_allclose(loss(labels, logits, weights), expected)
+
+
+@pytest.mark.usefixtures("float64")
+def test_gradient_is_softmax_less_the_smoothed_label():
+    labels, logits, _ = batch(4)
+    logits = tf.constant(logits)
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        loss = SmoothedCrossentropy(0.2, reduction="sum")(labels, logits)
+    smoothed = 0.8 * np.eye(CLASSES)[labels] + 0.2 / CLASSES
+    np.testing.assert_allclose(
+        tape.gradient(loss, logits),
+        ops.softmax(logits) - smoothed,
+        atol=1e-12,
+    )
+
+
+def test_logits_of_bfloat16_are_compared_in_float32():
+    labels, logits, _ = batch(4, 3)
+    logits = ops.cast(logits, "bfloat16")
+    found = SmoothedCrossentropy(0.1)(labels, logits)
+    assert found.dtype == "float32"
+    expected = SmoothedCrossentropy(0.1)(labels, ops.cast(logits, "float32"))
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_large_logits_stay_finite():
+    logits = np.array([[1e4, -1e4, 0.0]])
+    loss = SmoothedCrossentropy(0.1)
+    assert np.isfinite(loss(np.array([1]), logits))
+
+
+def test_loss_says_that_it_adds_up_rows():
+    assert SmoothedCrossentropy.is_row_wise is True
+
+
+def test_loss_comes_back_from_its_config():
+    loss = SmoothedCrossentropy(0.3, reduction="sum", name="a")
+    config = keras.saving.serialize_keras_object(loss)
+    copy = keras.saving.deserialize_keras_object(config)
+    assert isinstance(copy, SmoothedCrossentropy)
+    assert copy.get_config() == loss.get_config()
+    labels, logits, _ = batch(4)
+    assert float(copy(labels, logits)) == float(loss(labels, logits))
+
+
+@pytest.mark.parametrize("smoothing", [-0.1, 1.0])
+def test_smoothing_out_of_range_is_an_error(smoothing):
+    with pytest.raises(ValueError, match="label_smoothing="):
+        SmoothedCrossentropy(smoothing)

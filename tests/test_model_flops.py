@@ -1,0 +1,180 @@
+"""The cost that each layer states, beside XLA's count of its operations."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import keras
+import pytest
+from test_amoebanet import no_weights_allocated
+
+import tfgpipe
+from models import amoebanet, transformer_lm, translation
+from models.amoebanet_layers import AmoebaNetCell
+from tfgpipe import cost as cost_lib
+
+ROOT = pathlib.Path(__file__).parent.parent
+# Runs in an interpreter of its own, where Keras uses JAX, whose compiler is
+# XLA. It prints pairs of a layer's own count and XLA's, of a batch of one.
+COUNT = """
+import json
+import jax
+import keras
+from models import amoebanet, transformer_lm, translation
+
+def xla_flops(layer, x):
+    analysis = jax.jit(lambda x: layer(x)).lower(x).cost_analysis()
+    if isinstance(analysis, list):
+        analysis = analysis[0]
+    return analysis["flops"]
+
+def count(model, layers, x):
+    found = {}
+    for layer in layers:
+        spec = keras.tree.map_structure(
+            lambda t: keras.KerasTensor((None, *t.shape[1:]), str(t.dtype)), x
+        )
+        after = layer(x)
+        found[f"{model} {layer.name}"] = layer.flops(spec), xla_flops(layer, x)
+        x = after
+    return found
+
+ids = lambda n: keras.ops.ones((1, n), "int32")
+image = keras.ops.ones((1, 64, 64, 3))
+print(json.dumps({
+    **count("amoebanet", amoebanet.amoebanet_d(3, 128, 100), image),
+    **count("lm", transformer_lm.transformer_lm(
+        1, 128, 512, 4, 1000, max_length=64, logit_limit=9.0), ids(64)),
+    **count("translation", translation.translation(
+        1, 128, 512, 4, 1000, max_length=64, head_dim=64), (ids(64), ids(48))),
+}))
+"""
+LAYERS = [
+    "amoebanet stem_conv",
+    "amoebanet stem_reduction_1",
+    "amoebanet stem_reduction_2",
+    "amoebanet normal_1",
+    "amoebanet reduction_1",
+    "amoebanet normal_2",
+    "amoebanet reduction_2",
+    "amoebanet normal_3",
+    "amoebanet classifier",
+    "lm embedding",
+    "lm block_1",
+    "lm logits",
+    "translation embedding",
+    "translation encoder_1",
+    "translation encoder_norm",
+    "translation decoder_1",
+    "translation logits",
+]
+
+
+@pytest.fixture(scope="module")
+def counts():
+    if find_spec("jax") is None:
+        pytest.skip("JAX is not installed")
+    result = subprocess.run(
+        [sys.executable, "-c", COUNT],
+        env={
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "KERAS_BACKEND": "jax",
+            "PYTHONPATH": str(ROOT),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_flops_are_those_of_xla(counts, layer):
+    own, xla = counts[layer]
+    assert own == pytest.approx(xla, rel=0.05)
+
+
+def test_every_layer_is_compared(counts):
+    assert list(counts) == LAYERS
+
+
+# ------------------------------------------------------------- as the costs
+def specs(*shapes, dtype="float32"):
+    found = tuple(keras.KerasTensor((None, *s), dtype) for s in shapes)
+    return found if len(found) > 1 else found[0]
+
+
+def costs(layers, spec):
+    found = []
+    with no_weights_allocated():
+        for layer in layers:
+            output = layer(spec)
+            found.append(layer.flops(spec))
+            spec = output
+    return found
+
+
+MODELS = {
+    "amoebanet": (
+        lambda: amoebanet.amoebanet_d(3, 16, 5, stem_reductions=0),
+        specs((32, 32, 3)),
+    ),
+    "lm": (
+        lambda: transformer_lm.transformer_lm(
+            2, 64, 256, 2, 500, max_length=40
+        ),
+        specs((32,), dtype="int32"),
+    ),
+    "translation": (
+        lambda: translation.translation(1, 64, 256, 2, 500, max_length=40),
+        specs((32,), (24,), dtype="int32"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_flops_are_near_those_that_the_library_estimates(name):
+    make, spec = MODELS[name]
+    layers = make()
+    own = costs(layers, spec)
+    for layer, cost in zip(layers, own, strict=True):
+        with no_weights_allocated():
+            spec, before = layer(spec), spec
+        estimate = cost_lib.layer_flops(layer, before)
+        assert cost == pytest.approx(estimate, rel=0.2, abs=20_000)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_balance_by_a_models_own_flops_needs_no_trace(name, monkeypatch):
+    def trace(*_):
+        raise AssertionError("a layer was traced to estimate its cost")
+
+    monkeypatch.setattr(cost_lib, "layer_flops", trace)
+    make, spec = MODELS[name]
+    layers = make()
+    model = tfgpipe.GPipe(
+        [(layer, type(layer).flops) for layer in layers], num_partitions=2
+    )
+    model.build(keras.tree.map_structure(lambda s: s.shape, spec))
+    found = sum(cell.cost for cell in model.cells())
+    assert found == pytest.approx(sum(costs(make(), spec)))
+
+
+def test_unknown_length_counts_as_one():
+    make, _ = MODELS["lm"]
+    block = make()[1]
+    unknown = keras.KerasTensor((None, None, 64))
+    assert block.flops(unknown) == block.flops(specs((1, 64)))
+
+
+def test_cell_states_its_flops_before_it_is_built():
+    spec = specs((8, 8, 16)), specs((16, 16, 8))
+    cell = AmoebaNetCell(4, after_reduction=True)
+    before = cell.flops(spec)
+    cell.build(tuple(s.shape for s in spec))
+    assert cell.flops(spec) == before

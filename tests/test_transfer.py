@@ -1,0 +1,107 @@
+"""A new classifier on what was trained."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers as kl
+from test_amoebanet import call
+
+import tfgpipe
+from models import amoebanet, transfer
+from models.amoebanet_layers import Classifier
+
+
+def data(classes, rows=16):
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((rows, 4)), rng.integers(0, classes, rows)
+
+
+def fitted(layers, classes):
+    model = tfgpipe.GPipe(layers, devices=["CPU:0", "CPU:1"])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    model.fit(*data(classes), batch_size=8, verbose=0)
+    return model
+
+
+def trained():
+    layers = [
+        kl.Dense(6, "relu"),
+        kl.BatchNormalization(momentum=0.5),
+        kl.Dropout(0.2),
+        kl.Dense(5, "softmax"),
+    ]
+    return fitted(layers, 5)
+
+
+def copied(layers):
+    return [w for layer in layers for w in layer.get_weights()]
+
+
+def test_all_but_the_classifier_is_kept():
+    old = trained()
+    classifier = kl.Dense(3, "softmax", name="new")
+    new = transfer.replace_classifier(old.layers, classifier)
+    assert [type(a) for a in new] == [type(b) for b in old.layers]
+    assert new[-1] is classifier
+    for a, b in zip(copied(new[:-1]), copied(old.layers[:-1]), strict=True):
+        np.testing.assert_array_equal(a, b)
+    moving_mean = new[1].get_weights()[2]
+    assert np.abs(moving_mean).max() > 0
+    x, _ = data(3)
+    np.testing.assert_array_equal(call(new[:-1], x), call(old.layers[:-1], x))
+    assert call(new, x).shape == (16, 3)
+
+
+def test_training_the_new_model_leaves_the_old_one():
+    old = trained()
+    x, _ = data(5)
+    expected, before = old.predict(x, verbose=0), copied(old.layers)
+    layers = transfer.replace_classifier(old.layers, kl.Dense(3, "softmax"))
+    new = fitted(layers, 3)
+    assert (new.layers[0].kernel.numpy() != before[0]).any()
+    for a, b in zip(copied(old.layers), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(old.predict(x, verbose=0), expected)
+
+
+def test_amoebanet_gets_another_classifier():
+    old = amoebanet.amoebanet_d(3, 16, 8, stem_reductions=0)
+    x = keras.random.normal((4, 8, 8, 1), seed=0)
+    call(old, x, training=True)  # moves the statistics
+    new = transfer.replace_classifier(old, Classifier(2, name="two_classes"))
+    assert call(new, x).shape == (4, 2)
+    for a, b in zip(call(new[:-1], x), call(old[:-1], x), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_layers_keep_their_precision_and_whether_they_are_trained():
+    frozen = kl.Dense(3, dtype="mixed_bfloat16", trainable=False)
+    frozen.build((None, 4))
+    last = kl.Dense(5)
+    last.build((None, 3))
+    copy, _ = transfer.replace_classifier([frozen, last], kl.Dense(2))
+    assert copy.dtype_policy.name == "mixed_bfloat16"
+    assert not copy.trainable
+
+
+def built(units):
+    layer = kl.Dense(units)
+    layer.build((None, units))
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("layers", "classifier", "message"),
+    [
+        ([built(3)], kl.Dense(2), "at least two layers"),
+        (
+            [kl.Dense(3, name="raw"), built(3)],
+            kl.Dense(2),
+            r"without weights yet: \['raw'\]",
+        ),
+        ([built(3), built(3)], built(3), "`classifier` must be a new layer"),
+    ],
+)
+def test_bad_argument_is_an_error_with_the_cure(layers, classifier, message):
+    with pytest.raises(ValueError, match=message):
+        transfer.replace_classifier(layers, classifier)

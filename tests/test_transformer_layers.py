@@ -1,0 +1,362 @@
+"""Layers of Transformers: what they compute, beside a few lines of NumPy."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+from test_amoebanet import no_weights_allocated
+
+from models.attention_layers import CrossAttention, SelfAttention
+from models.transformer_block import TransformerBlock
+from models.transformer_layers import (
+    FeedForward,
+    Logits,
+    TokenEmbedding,
+    sinusoids,
+)
+from models.translation_layers import (
+    DecoderLayer,
+    EncoderLayer,
+    EncoderNorm,
+    PairEmbedding,
+    TargetLogits,
+)
+
+DIM, HEADS, HEAD_DIM = 6, 3, 4
+# Not all positions of a row are seen; those that are need not be first.
+VISIBLE = np.array([[True, True, False, True, False], [True] * 5])
+
+
+def normal(*shape, seed=0):
+    values = np.random.default_rng(seed).standard_normal(shape)
+    return values.astype(keras.config.floatx())
+
+
+def randomize(layer, scale=1.0):
+    """Gives a built layer weights that are all different from 0 and 1."""
+    rng = np.random.default_rng(1)
+    layer.set_weights(
+        [scale * rng.standard_normal(w.shape) for w in layer.get_weights()]
+    )
+    return layer
+
+
+def ids(*shape, high=9):
+    return np.random.default_rng(0).integers(1, high, shape).astype("int32")
+
+
+# One of each class, with what it is called on.
+LAYERS = {
+    "token embedding": (lambda: TokenEmbedding(9, 6, 5, 0.2), ids(2, 5)),
+    "feed-forward": (lambda: FeedForward(6, 8, 0.5, 0.2), normal(2, 5, 6)),
+    "logits": (lambda: Logits(9, 2.0), normal(2, 5, 6)),
+    "self-attention": (
+        lambda: SelfAttention(6, 3, 4, 0.2, causal=True),
+        normal(2, 5, 6),
+    ),
+    "block": (
+        lambda: TransformerBlock(6, 3, 4, 8, 0.5, 0.2),
+        normal(2, 5, 6),
+    ),
+    "pair embedding": (
+        lambda: PairEmbedding(9, 6, 5, 0.2),
+        (ids(2, 5), ids(2, 4)),
+    ),
+}
+BOUNDARY = normal(2, 5, 6), VISIBLE, normal(2, 4, 6, seed=1), VISIBLE[:, :4]
+LAYERS |= {
+    "encoder": (lambda: EncoderLayer(6, 3, 4, 8, 0.5, 0.2), BOUNDARY),
+    "encoder norm": (EncoderNorm, BOUNDARY),
+    "decoder": (lambda: DecoderLayer(6, 3, 4, 8, 0.5, 0.2), BOUNDARY),
+    "target logits": (lambda: TargetLogits(9, 2.0), BOUNDARY),
+}
+
+
+def layer_and_inputs(name, dtype=None):
+    make, inputs = LAYERS[name]
+    layer = make()
+    if dtype:
+        layer = type(layer).from_config({**layer.get_config(), "dtype": dtype})
+    return layer, keras.tree.map_structure(ops.convert_to_tensor, inputs)
+
+
+def assert_equal(found, expected):
+    keras.tree.assert_same_structure(found, expected)
+    for a, b in zip(keras.tree.flatten(found), keras.tree.flatten(expected)):
+        np.testing.assert_array_equal(a, b)
+
+
+# --------------------------------------------------------------- every layer
+@pytest.mark.parametrize("name", LAYERS)
+def test_spec_of_outputs_is_that_of_the_tensors(name):
+    layer, inputs = layer_and_inputs(name)
+    spec = layer(
+        keras.tree.map_structure(
+            lambda x: keras.KerasTensor((None, *x.shape[1:]), x.dtype), inputs
+        )
+    )
+    for x, s in zip(
+        keras.tree.flatten(layer(inputs)), keras.tree.flatten(spec), strict=True
+    ):
+        assert (None, *x.shape[1:]) == s.shape
+        assert keras.backend.standardize_dtype(x.dtype) == s.dtype
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layer_comes_back_from_its_config(name):
+    layer, inputs = layer_and_inputs(name)
+    expected = layer(inputs)
+    config = keras.saving.serialize_keras_object(layer)
+    copy = keras.saving.deserialize_keras_object(config)
+    if not copy.built:
+        copy.build_from_config(layer.get_build_config())
+    copy.set_weights(layer.get_weights())
+    assert_equal(copy(inputs), expected)
+    assert copy.get_config() == layer.get_config()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_rows_are_treated_alike(name):
+    layer, inputs = layer_and_inputs(name)
+    whole = keras.tree.flatten(layer(inputs))
+    row = layer(keras.tree.map_structure(lambda x: x[1:], inputs))
+    for a, b in zip(keras.tree.flatten(row), whole, strict=True):
+        np.testing.assert_allclose(a, b[1:], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_mixed_precision_computes_in_bfloat16_near_float32(name):
+    exact, inputs = layer_and_inputs(name)
+    layer, _ = layer_and_inputs(name, "mixed_bfloat16")
+    expected = keras.tree.flatten(exact(inputs))
+    layer(inputs)
+    layer.set_weights(exact.get_weights())
+    assert {w.dtype for w in layer.weights} == {"float32"}
+    for a, b in zip(keras.tree.flatten(layer(inputs)), expected, strict=True):
+        if b.dtype == "bool":
+            np.testing.assert_array_equal(a, b)
+            continue
+        assert a.dtype == "bfloat16"
+        np.testing.assert_allclose(
+            ops.cast(a, "float32"), b, rtol=0.03, atol=0.06
+        )
+
+
+@pytest.mark.parametrize("name", [n for n in LAYERS if "logits" not in n])
+def test_dropout_is_of_training_only_and_drawn_anew(name):
+    layer, inputs = layer_and_inputs(name)
+    if name == "encoder norm":
+        return  # has none
+    layer(inputs)
+    randomize(layer)
+
+    def differs(a, b):
+        return any(
+            not np.array_equal(x, y)
+            for x, y in zip(keras.tree.flatten(a), keras.tree.flatten(b))
+        )
+
+    assert not differs(layer(inputs), layer(inputs))
+    first = layer(inputs, training=True)
+    assert differs(first, layer(inputs))
+    assert differs(first, layer(inputs, training=True))
+
+
+# ----------------------------------------------------------------- positions
+def test_sinusoids_are_those_of_the_paper():
+    found = np.asarray(sinusoids(3, 4, DIM, "float64"))
+    for row, position in enumerate(range(3, 7)):
+        for i in range(DIM // 2):
+            angle = position / 10_000 ** (2 * i / DIM)
+            np.testing.assert_allclose(found[row, i], np.sin(angle))
+            np.testing.assert_allclose(found[row, DIM // 2 + i], np.cos(angle))
+
+
+@pytest.mark.usefixtures("float64")
+def test_embedding_is_the_scaled_row_of_the_table_and_the_position():
+    layer = TokenEmbedding(9, DIM, 5)
+    tokens = ids(2, 5)
+    found = layer(tokens)
+    table = layer.get_weights()[0]
+    positions = np.asarray(sinusoids(0, 5, DIM, "float64"))
+    expected = table[tokens] * np.sqrt(DIM) + positions
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    later = layer(tokens[:, 2:], first_position=2)
+    np.testing.assert_allclose(later, expected[:, 2:], rtol=1e-12)
+
+
+def test_embeddings_begin_with_variance_one():
+    table = TokenEmbedding(1000, 64, 5)
+    table.build((None, None))
+    scaled = table.get_weights()[0] * 8.0
+    np.testing.assert_allclose(scaled.std(), 1.0, rtol=0.02)
+
+
+def test_positions_are_told_apart_in_bfloat16():
+    layer = TokenEmbedding(9, 32, 400, dtype="mixed_bfloat16")
+    x = ops.cast(layer(np.ones((1, 400), "int32")), "float32")[0]
+    steps = ops.max(ops.abs(x[1:] - x[:-1]), axis=-1)
+    assert float(ops.min(steps)) > 0.1
+
+
+def test_sequence_longer_than_max_length_is_an_error():
+    layer = TokenEmbedding(9, DIM, 5)
+    with pytest.raises(ValueError, match=r"`max_length`.*max_length=5"):
+        layer(ids(2, 6))
+
+
+# -------------------------------------------------------------- feed-forward
+def layer_norm(x, gamma, beta):
+    mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    return (x - mean) / np.sqrt(variance + 1e-6) * gamma + beta
+
+
+@pytest.mark.usefixtures("float64")
+def test_feed_forward_is_prenorm_with_a_shortcut():
+    layer = FeedForward(DIM, 8)
+    x = normal(2, 5, DIM)
+    layer(x)
+    gamma, beta, w1, b1, w2, b2 = randomize(layer).get_weights()
+    hidden = np.maximum(layer_norm(x, gamma, beta) @ w1 + b1, 0)
+    np.testing.assert_allclose(layer(x), x + hidden @ w2 + b2, rtol=1e-10)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1 / 6])
+def test_initial_kernels_of_feed_forward_are_glorots_times_the_scale(scale):
+    layer = FeedForward(50, 150, scale)
+    layer.build((None, None, 50))
+    for dense in (layer.wide, layer.narrow):
+        largest = np.abs(dense.kernel.numpy()).max()
+        bound = scale * np.sqrt(6 / (50 + 150))
+        assert 0.99 * bound < largest <= bound * (1 + 1e-6)
+
+
+def test_dropout_drops_its_share_of_what_is_added():
+    layer = FeedForward(50, 80, dropout=0.25)
+    x = normal(20, 10, 50)
+    layer.build(x.shape)
+    randomize(layer)
+    dropped = ops.equal(layer(x, training=True), x)
+    share = float(ops.mean(ops.cast(dropped, "float32")))
+    assert 0.22 < share < 0.28
+
+
+# -------------------------------------------------------------------- logits
+@pytest.mark.usefixtures("float64")
+def test_logits_are_clipped_where_their_magnitude_passes_the_limit():
+    free, limited = Logits(9), Logits(9, 2.0)
+    x = normal(2, 5, DIM)
+    free(x), limited(x)
+    randomize(free)
+    limited.set_weights(free.get_weights())
+    logits = np.asarray(free(x))
+    assert (logits > 2).any() and (logits < -2).any()
+    np.testing.assert_allclose(limited(x), np.clip(logits, -2, 2))
+
+
+# ----------------------------------------------------------------- attention
+def attend(layer, h, memory, visible):
+    """Multi-head attention in NumPy; `visible` is (batch, queries, keys)."""
+    inner = layer.attention
+
+    def project(dense, x):
+        kernel, bias = (np.asarray(w) for w in dense.weights)
+        return np.einsum("btd,dnh->bnth", x, kernel) + bias[:, None]
+
+    q = project(inner.query_dense, h)
+    k = project(inner.key_dense, memory)
+    v = project(inner.value_dense, memory)
+    scores = np.einsum("bnth,bnsh->bnts", q, k) / np.sqrt(layer.head_dim)
+    scores = np.where(visible[:, None], scores, -np.inf)
+    share = np.exp(scores - scores.max(-1, keepdims=True))
+    share /= share.sum(-1, keepdims=True)
+    kernel, bias = (np.asarray(w) for w in inner.output_dense.weights)
+    found = np.einsum("bnts,bnsh->btnh", share, v)
+    return np.einsum("btnh,nhd->btd", found, kernel) + bias
+
+
+def randomized(layer, *shapes):
+    layer.build(*shapes)
+    return randomize(layer, 0.7)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("visible", [None, VISIBLE])
+@pytest.mark.parametrize("causal", [False, True])
+def test_self_attention_sees_what_it_may(causal, visible):
+    layer = SelfAttention(DIM, HEADS, HEAD_DIM, causal=causal)
+    x = normal(2, 5, DIM)
+    randomized(layer, x.shape)
+    seen = np.ones((2, 5, 5), bool)
+    if causal:
+        seen &= np.tril(seen)
+    if visible is not None:
+        seen &= visible[:, None, :]
+    gamma, beta = layer.norm.get_weights()
+    h = layer_norm(x, gamma, beta)
+    expected = x + attend(layer, h, h, seen)
+    found = layer(x, visible=visible)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.usefixtures("float64")
+def test_cross_attention_sees_the_visible_part_of_the_memory():
+    layer = CrossAttention(DIM, HEADS, HEAD_DIM)
+    x, memory = (normal(2, n, DIM, seed=n) for n in (4, 5))
+    randomized(layer, x.shape, memory.shape)
+    seen = np.broadcast_to(VISIBLE[:, None, :], (2, 4, 5))
+    h = layer_norm(x, *layer.norm.get_weights())
+    expected = x + attend(layer, h, memory, seen)
+    found = layer(x, memory, visible=VISIBLE)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_row_without_anything_visible_is_finite():
+    layer = SelfAttention(DIM, HEADS, HEAD_DIM)
+    found = layer(normal(2, 5, DIM), visible=np.zeros((2, 5), bool))
+    assert np.isfinite(found).all()
+
+
+def test_initial_kernels_of_attention_are_glorots_of_all_heads_together():
+    layer = SelfAttention(64, 4, 32)
+    layer.build((None, None, 64))
+    kernels = [w.numpy() for w in layer.weights if w.name == "kernel"]
+    assert len(kernels) == 4
+    bound = np.sqrt(6 / (64 + 4 * 32))
+    for kernel in kernels:
+        assert 0.99 * bound < np.abs(kernel).max() <= bound * (1 + 1e-6)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("parts", [(1, 1, 1, 1, 1), (3, 1, 1), (2, 3), (5,)])
+def test_steps_of_self_attention_are_the_call_in_parts(parts):
+    layer = SelfAttention(DIM, HEADS, HEAD_DIM, causal=True)
+    x = normal(2, 5, DIM)
+    randomized(layer, x.shape)
+    cache, found, start = layer.empty_cache(2), [], 0
+    for part in parts:
+        y, cache = layer.step(x[:, start : start + part], cache)
+        found.append(y)
+        start += part
+    assert cache[0].shape == (2, 5, HEADS, HEAD_DIM)
+    np.testing.assert_allclose(
+        np.concatenate(found, axis=1), layer(x), rtol=1e-10
+    )
+
+
+@pytest.mark.usefixtures("float64")
+def test_step_of_cross_attention_is_the_call():
+    layer = CrossAttention(DIM, HEADS, HEAD_DIM)
+    x, memory = (normal(2, n, DIM, seed=n) for n in (4, 5))
+    randomized(layer, x.shape, memory.shape)
+    found = layer.step(x, layer.project(memory), VISIBLE)
+    np.testing.assert_allclose(
+        found, layer(x, memory, visible=VISIBLE), rtol=1e-10
+    )
+
+
+def test_nothing_is_allocated_where_variables_are_deferred():
+    with no_weights_allocated():
+        block = TransformerBlock(2**13, 64, 128, 2**15)
+        block.build((None, None, 2**13))
+    assert all(w._value is None for w in block.weights)

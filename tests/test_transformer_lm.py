@@ -1,0 +1,216 @@
+"""Transformer language models: sizes, what a position sees, training."""
+
+import keras
+import numpy as np
+import pytest
+from kinds import Plain
+from test_amoebanet import build, call, no_weights_allocated
+from tiny import assert_close
+
+import tfgpipe
+from models import transformer_lm
+from models.losses import SmoothedCrossentropy
+from tfgpipe.likeness import likeness
+
+TABLE_1 = {"model_dim": 2048, "hidden_dim": 8192, "num_heads": 32}
+VOCABULARY = 11
+
+
+def tiny(num_layers=2, **kwargs):
+    kwargs = {"max_length": 6, **kwargs}
+    return transformer_lm.transformer_lm(
+        num_layers, 8, 16, 2, VOCABULARY, **kwargs
+    )
+
+
+def tokens(rows=2, length=6, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, VOCABULARY, (rows, length)).astype("int32")
+
+
+def count(weights):
+    return sum(int(np.prod(w.shape)) for w in weights)
+
+
+# --------------------------------------------------------------------- sizes
+@pytest.fixture(scope="module")
+def table_1_sizes():
+    """Parameters of each layer of the three-layer model; none allocated."""
+    with no_weights_allocated():
+        layers = transformer_lm.transformer_lm(
+            3, vocab_size=32_000, max_length=1024, **TABLE_1
+        )
+        shapes = build(layers, (None, 1024))
+    assert shapes[-1] == (None, 1024, 32_000)
+    assert all(w._value is None for la in layers for w in la.weights)
+    return [count(layer.trainable_weights) for layer in layers]
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "paper"),
+    [
+        (3, "282.2M"),
+        (13, "785.8M"),
+        (103, "5.3B"),
+        (415, "21.0B"),
+        (1663, "83.9B"),
+    ],
+)
+def test_parameters_of_table_1_are_the_papers_to_its_last_digit(
+    table_1_sizes, num_layers, paper
+):
+    embedding, block, *_, logits = table_1_sizes
+    assert table_1_sizes[1:4] == [block] * 3
+    found = embedding + num_layers * block + logits
+    unit = 1e6 if paper.endswith("M") else 1e9
+    assert f"{found / unit:.1f}" == paper[:-1]
+
+
+def test_parameters_follow_the_formula_of_the_module(table_1_sizes):
+    d, f, a, vocabulary = 2048, 8192, 2048, 32_000
+    block = 4 * d * a + 3 * a + d + 2 * d * f + f + d + 4 * d
+    ends = 2 * vocabulary * d + vocabulary + 2 * d
+    assert sum(table_1_sizes) == 3 * block + ends == 282_182_912
+
+
+def test_heads_may_have_another_size():
+    layers = tiny(head_dim=5)
+    build(layers, (None, 6))
+    d, f, a = 8, 16, 2 * 5
+    block = 4 * d * a + 3 * a + d + 2 * d * f + f + d + 4 * d
+    assert count(layers[1].weights) == block
+
+
+# ------------------------------------------------------------- what it does
+def test_position_sees_nothing_that_comes_later():
+    layers = tiny()
+    ids = tokens()
+    logits = call(layers, ids)
+    ids[:, 4] = (ids[:, 4] + 1) % VOCABULARY
+    changed = call(layers, ids)
+    np.testing.assert_array_equal(changed[:, :4], logits[:, :4])
+    assert (np.abs(changed - logits)[:, 4:] > 1e-6).any(axis=-1).all()
+
+
+def test_length_of_sequences_need_not_be_known():
+    model = keras.Sequential([keras.Input((None,), dtype="int32"), *tiny()])
+    assert model.output_shape == (None, None, VOCABULARY)
+    ids = tokens()
+    np.testing.assert_allclose(
+        model(ids)[:, :3], model(ids[:, :3]), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_feed_forward_begins_smaller_in_deeper_models():
+    def largest(layers):
+        build(layers, (None, 6))
+        return np.abs(layers[1].feed_forward.wide.kernel.numpy()).max()
+
+    keras.utils.set_random_seed(1)
+    shallow = largest(tiny(num_layers=1))
+    keras.utils.set_random_seed(1)
+    deep = largest(tiny(num_layers=5))
+    keras.utils.set_random_seed(1)
+    chosen = largest(tiny(num_layers=5, feed_forward_scale=0.5))
+    assert np.isclose(deep, shallow / 5)
+    assert np.isclose(chosen, shallow / 2)
+
+
+def test_arguments_reach_the_layers():
+    embedding, *blocks, logits = tiny(dropout=0.3, logit_limit=4.0)
+    assert embedding.drop.rate == 0.3
+    for block in blocks:
+        assert block.attention.drop.rate == 0.3
+        assert block.feed_forward.drop.rate == 0.3
+    assert logits.limit == 4.0
+
+
+def test_saved_model_predicts_the_same(tmp_path):
+    layers = tiny(dropout=0.1, logit_limit=3.0)
+    model = keras.Sequential([keras.Input((6,), dtype="int32"), *layers])
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded(tokens()), model(tokens()))
+
+
+def test_bad_arguments_give_one_error_that_names_all():
+    with pytest.raises(ValueError, match="`num_layers`") as error:
+        transformer_lm.transformer_lm(
+            0,
+            7,
+            -1,
+            0,
+            0,
+            max_length=0,
+            head_dim=0,
+            dropout=1.0,
+            logit_limit=0.0,
+            feed_forward_scale=-1.0,
+        )
+    for received in (
+        "num_layers=0",
+        "model_dim=7",
+        "hidden_dim=-1",
+        "num_heads=0",
+        "vocab_size=0",
+        "max_length=0",
+        "head_dim=0",
+        "dropout=1.0",
+        "logit_limit=0.0",
+        "feed_forward_scale=-1.0",
+    ):
+        assert received in str(error.value)
+
+
+def test_heads_that_do_not_divide_the_model_are_an_error_with_the_cure():
+    with pytest.raises(ValueError, match="Pass `head_dim`"):
+        transformer_lm.transformer_lm(1, 8, 16, 3, 9, max_length=4)
+
+
+# ---------------------------------------------------------------- a pipeline
+def test_blocks_are_alike_for_a_pipeline():
+    layers = tiny(num_layers=3, dropout=0.1)
+    build(layers, (None, 6))
+    one, *others = [likeness([b], b.variables) for b in layers[1:-1]]
+    assert others == [one, one]
+
+
+def train(make):
+    """Trains for two epochs of two steps; returns losses and weights."""
+    keras.utils.set_random_seed(5)
+    model = make([keras.Input((6,), dtype="int32"), *tiny(logit_limit=2.0)])
+    model.compile(
+        keras.optimizers.SGD(0.3, momentum=0.9),
+        SmoothedCrossentropy(label_smoothing=0.1),
+        weighted_metrics=["sparse_categorical_accuracy"],
+    )
+    weights = np.random.default_rng(2).integers(0, 2, (7, 6))
+    weights[:, 0] = 1
+    history = model.fit(
+        tokens(7),
+        tokens(7, seed=1),
+        sample_weight=weights.astype("float64"),
+        batch_size=4,
+        epochs=2,
+        shuffle=False,
+        verbose=0,
+    )
+    return history.history, [w.numpy() for w in model.weights]
+
+
+@pytest.mark.usefixtures("float64")
+def test_training_by_a_pipeline_equals_a_loop_of_layers():
+    def pipeline(items):
+        first, *layers = items
+        costs = [(layer, type(layer).flops) for layer in layers]
+        return tfgpipe.GPipe(
+            [first, *costs], num_partitions=2, num_micro_batches=2
+        )
+
+    history, weights = train(pipeline)
+    plain_history, plain_weights = train(lambda items: Plain(items[1:]))
+    assert_close(weights, plain_weights)
+    assert_close(
+        list(history.values()), [plain_history[name] for name in history]
+    )
+    assert history["loss"][1] < history["loss"][0]

@@ -1,0 +1,233 @@
+"""Encoder-decoders: sizes, what a position sees, padding, training."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from kinds import Plain
+from test_amoebanet import call, no_weights_allocated
+from test_transformer_lm import count
+from tiny import assert_close
+
+import tfgpipe
+from models import translation
+from models.losses import SmoothedCrossentropy
+from tfgpipe.likeness import likeness
+
+VOCABULARY = 12
+BEGIN = 1
+
+
+def tiny(num_layers=2, **kwargs):
+    kwargs = {"max_length": 8, "head_dim": 3, **kwargs}
+    return translation.translation(num_layers, 8, 16, 2, VOCABULARY, **kwargs)
+
+
+def padded(lengths, width, seed):
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(2, VOCABULARY, (len(lengths), width))
+    return np.where(np.arange(width) < np.array(lengths)[:, None], ids, 0)
+
+
+def pairs():
+    """Source, target that begins with `BEGIN`, labels, weights; five rows."""
+    source = padded([5, 3, 4, 1, 2], 5, seed=0)
+    labels = padded([2, 4, 4, 3, 1], 4, seed=1)
+    begin = np.full((5, 1), BEGIN)
+    target = np.concatenate([begin, labels[:, :-1]], axis=1)
+    target = np.where(labels > 0, target, 0)
+    weights = (labels > 0).astype("float64")
+    return *(a.astype("int32") for a in (source, target, labels)), weights
+
+
+# --------------------------------------------------------------------- sizes
+def parameters(num_layers, hidden_dim, num_heads):
+    """Parameters of T(L, H, A), from a model of one layer, not allocated."""
+    with no_weights_allocated():
+        layers = translation.translation(
+            1, 1024, hidden_dim, num_heads, 64_000, max_length=1024
+        )
+        spec = keras.KerasTensor((None, 64), "int32")
+        x = spec, spec
+        for layer in layers:
+            x = layer(x)
+    assert x.shape == (None, 64, 64_000)
+    assert all(w._value is None for la in layers for w in la.weights)
+    embedding, encoder, norm, decoder, logits = (
+        count(layer.trainable_weights) for layer in layers
+    )
+    return embedding + norm + logits + num_layers * (encoder + decoder)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected", "paper"),
+    [
+        ((6, 8192, 16), 408_209_920, 400e6),
+        ((24, 8192, 16), 1_239_419_392, 1.3e9),
+        ((12, 16384, 32), 1_239_235_072, 1.3e9),
+        ((32, 16384, 32), 3_086_060_032, 3e9),
+        ((64, 16384, 32), 6_040_979_968, 6e9),
+    ],
+)
+def test_parameters_of_section_5_models_are_near_the_papers(
+    size, expected, paper
+):
+    assert parameters(*size) == expected
+    assert abs(expected / paper - 1) < 0.05
+
+
+def test_parameters_follow_the_formula():
+    d, f, a, vocabulary = 1024, 8192, 16 * 64, 64_000
+    attention = 4 * d * a + 3 * a + d + 2 * d
+    dense = 2 * d * f + f + d + 2 * d
+    layers = 6 * (3 * attention + 2 * dense)
+    ends = 2 * d * vocabulary + vocabulary + 2 * 2 * d
+    assert parameters(6, 8192, 16) == layers + ends
+
+
+# ------------------------------------------------------------- what it does
+def test_layers_are_one_flat_sequence():
+    names = [layer.name for layer in tiny()]
+    assert names == [
+        "embedding",
+        "encoder_1",
+        "encoder_2",
+        "encoder_norm",
+        "decoder_1",
+        "decoder_2",
+        "logits",
+    ]
+
+
+def test_boundary_has_masks_that_tell_padding():
+    source, target, *_ = pairs()
+    x = source, target
+    for layer in tiny()[:-1]:
+        x = layer(x)
+        assert [tuple(part.shape) for part in x] == [
+            (5, 5, 8),
+            (5, 5),
+            (5, 4, 8),
+            (5, 4),
+        ]
+        np.testing.assert_array_equal(x[1], source > 0)
+        np.testing.assert_array_equal(x[3], target > 0)
+
+
+def test_source_and_target_share_a_table():
+    source, *_ = pairs()
+    first = tiny()[0]
+    encoder, _, decoder, _ = first((source, source))
+    np.testing.assert_array_equal(encoder, decoder)
+    assert len(first.weights) == 1
+
+
+@pytest.mark.usefixtures("float64")
+def test_padding_changes_nothing_elsewhere():
+    layers = tiny()
+    source, target, *_ = pairs()
+    logits = call(layers, (source, target))
+    wider = [np.pad(ids, ((0, 0), (0, 3))) for ids in (source, target)]
+    found = call(layers, tuple(wider))[:, :4]
+    visible = target > 0
+    np.testing.assert_allclose(
+        found[visible], logits[visible], rtol=1e-9, atol=1e-12
+    )
+    alone = call(layers, (source[1:2, :3], target[1:2, :4]))
+    np.testing.assert_allclose(alone, logits[1:2], rtol=1e-9, atol=1e-12)
+
+
+def changed(ids, column):
+    ids = ids.copy()
+    ids[:, column] = ids[:, column] % (VOCABULARY - 2) + 2
+    return ids
+
+
+@pytest.mark.usefixtures("float64")
+def test_target_position_sees_the_source_and_nothing_later():
+    layers = tiny()
+    source, target = padded([5] * 3, 5, 0), padded([4] * 3, 4, 1)
+    logits = np.asarray(call(layers, (source, target)))
+    later = np.asarray(call(layers, (source, changed(target, 2))))
+    np.testing.assert_allclose(later[:, :2], logits[:, :2], rtol=1e-12)
+    assert (np.abs(later - logits)[:, 2:].max(axis=-1) > 1e-6).all()
+    other = np.asarray(call(layers, (changed(source, 4), target)))
+    assert (np.abs(other - logits).max(axis=-1) > 1e-6).all()
+
+
+def test_encoder_sees_all_of_the_source():
+    layers = tiny()
+    source, target = padded([5] * 3, 5, 0), padded([4] * 3, 4, 1)
+    encoded = call(layers[:4], (source, target))[0]
+    other = call(layers[:4], (changed(source, 4), target))[0]
+    assert (np.abs(other - encoded)[:, 0].max(axis=-1) > 1e-6).all()
+
+
+def test_arguments_reach_the_layers():
+    layers = tiny(dropout=0.3, logit_limit=4.0)
+    assert layers[0].tokens.drop.rate == 0.3
+    for layer in (*layers[1:3], *layers[4:6]):
+        assert layer.attention.drop.rate == 0.3
+        assert layer.feed_forward.drop.rate == 0.3
+        assert layer.feed_forward.scale == 1 / 2
+    assert layers[4].cross_attention.drop.rate == 0.3
+    assert layers[-1].logits.limit == 4.0
+    assert tiny(feed_forward_scale=0.7)[1].feed_forward.scale == 0.7
+
+
+def test_saved_model_predicts_the_same(tmp_path):
+    inputs = tuple(keras.Input((n,), dtype="int32") for n in (5, 4))
+    model = keras.Model(inputs, call(tiny(dropout=0.1), inputs))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    x = pairs()[:2]
+    np.testing.assert_array_equal(loaded(x), model(x))
+
+
+def test_bad_arguments_give_one_error_that_names_all():
+    with pytest.raises(ValueError, match="`num_layers`") as error:
+        translation.translation(0, 7, 8, 1, 9, max_length=4, head_dim=0)
+    for received in ("num_layers=0", "model_dim=7", "head_dim=0"):
+        assert received in str(error.value)
+
+
+# ---------------------------------------------------------------- a pipeline
+def test_layers_of_a_stack_are_alike_for_a_pipeline():
+    layers = tiny(dropout=0.1)
+    call(layers, pairs()[:2])
+    like = [likeness([layer], layer.variables) for layer in layers]
+    assert like[1] == like[2]
+    assert like[4] == like[5]
+    assert like[1] != like[4]
+
+
+def train(make):
+    """Trains for two epochs of two steps; returns losses and weights."""
+    keras.utils.set_random_seed(5)
+    model = make(tiny(num_layers=1))
+    model.compile(
+        keras.optimizers.SGD(0.3, momentum=0.9),
+        SmoothedCrossentropy(label_smoothing=0.1),
+    )
+    source, target, labels, weights = pairs()
+    data = tf.data.Dataset.from_tensor_slices(
+        ((source, target), labels, weights)
+    )
+    history = model.fit(data.batch(3), epochs=2, verbose=0)
+    return history.history["loss"], [w.numpy() for w in model.weights]
+
+
+@pytest.mark.usefixtures("float64")
+def test_training_by_a_pipeline_equals_a_loop_of_layers():
+    losses, weights = train(
+        lambda layers: tfgpipe.GPipe(
+            [(layer, type(layer).flops) for layer in layers],
+            num_micro_batches=2,
+            layers_per_cell=[2, 3],
+            devices=["CPU:0", "CPU:1"],
+        )
+    )
+    plain_losses, plain_weights = train(Plain)
+    assert_close(weights, plain_weights)
+    assert_close(losses, plain_losses)
+    assert losses[1] < losses[0]
