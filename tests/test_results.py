@@ -294,7 +294,8 @@ def test_finished_run_is_not_trained_again(finish):
 def test_run_of_a_few_steps_has_a_folder_of_its_own(
     finish, tmp_path, monkeypatch
 ):
-    def train(trainer, folder):
+    def train(trainer, folder, num_tests):
+        assert not num_tests
         return {"num_steps": trainer.num_steps, "num_params": 1, "results": {}}
 
     monkeypatch.setattr(results_runs, "_train", train)

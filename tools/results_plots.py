@@ -16,7 +16,7 @@ import matplotlib.style
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import LogLocator, NullLocator, PercentFormatter
 
 from tools.results_outcome import Picture, Series
 
@@ -71,8 +71,9 @@ def figure(picture: Picture, suffix: str = "") -> Figure:
     axes.set_ylabel(picture.y_label)
     if picture.is_log:
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:,.0f}")
-        axes.yaxis.set_minor_formatter("{x:,.0f}")
+        axes.yaxis.set_minor_locator(NullLocator())
     if picture.is_percent:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     styles = itertools.cycle(_STYLES)

@@ -28,7 +28,7 @@ from tools.translation_scores import Translated
 _FINISHED = "results.json"
 _TRANSLATED = "translations.json"
 _TEST = "test/"  # what the names of test results begin with in the log
-_NUM_TESTS = 10  # during a run
+_NUM_TESTS = 10  # during a whole run
 
 Curve = list[tuple[int, float]]
 
@@ -135,7 +135,9 @@ def finish(
     if kept is None or kept["run"] != run:
         # No name for the trainer: its memory is to be freed at the end.
         found = _train(
-            maker(experiment, values.steps, folder, initial_model), folder
+            maker(experiment, values.steps, folder, initial_model),
+            folder,
+            num_tests=0 if values.steps else _NUM_TESTS,
         )
         kept = {"run": run, **found}
         _write(folder / _FINISHED, kept)
@@ -156,9 +158,17 @@ def _without_texts(experiment: Experiment) -> dict[str, Any]:
     return json.loads(json.dumps(run))
 
 
-def _train(trainer: Trainer, folder: pathlib.Path) -> dict[str, Any]:
-    """Trains, tests and exports; what is printed goes to the standard error."""
-    every = max(1, trainer.num_steps // _NUM_TESTS)
+def _train(
+    trainer: Trainer, folder: pathlib.Path, num_tests: int
+) -> dict[str, Any]:
+    """Trains, tests and exports; what is printed goes to the standard error.
+
+    Args:
+        trainer: The run.
+        folder: Where it is kept.
+        num_tests: Tests before that at the end.
+    """
+    every = max(1, trainer.num_steps // num_tests) if num_tests else None
     monitor = Monitor.of(trainer, folder / "tensorboard", evaluate_every=every)
     with contextlib.redirect_stdout(sys.stderr):
         print(f"\n{folder}: {trainer.num_steps} steps", flush=True)
