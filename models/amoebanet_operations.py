@@ -236,7 +236,7 @@ def _conv_bn_flops(conv: layers.Conv2D, shape: Shape) -> float:
     """FLOPs of a convolution and the batch normalization after it."""
     output = conv.compute_output_shape(shape)
     return flop_counts.convolution(
-        output, conv.kernel_size, shape[-1]
+        shape, conv.filters, conv.kernel_size, conv.strides
     ) + flop_counts.batch_norm(flop_counts.size(output))
 
 

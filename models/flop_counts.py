@@ -2,9 +2,10 @@
 
 The layers' `flops` methods add these up. A multiply-add counts as 2, any other
 arithmetic operation, comparison or selection on an element as 1; roots,
-exponentials and other transcendental functions, look-ups and copies count as 0.
-That is how XLA's cost analysis counts. The forward pass is that of inference:
-no dropout, and moving statistics in batch normalizations.
+exponentials and other transcendental functions and copies count as 0; products
+with padding are left out. That is how XLA's cost analysis counts. The forward
+pass is that of inference: no dropout, and moving statistics in batch
+normalizations.
 
 A size that is unknown (`None`) counts as 1.
 """
@@ -13,7 +14,7 @@ import math
 from collections.abc import Sequence
 
 # Operations on an element, beside the matrix products.
-_LAYER_NORM = 9
+_LAYER_NORM = 10
 _SOFTMAX = 6  # scale, mask, maximum, difference, sum, quotient
 _BATCH_NORM = 2
 
@@ -77,19 +78,41 @@ def attention(queries: int, keys: int, num_heads: int, head_dim: int) -> float:
 
 
 def convolution(
-    output: Sequence[int | None], window: Sequence[int], channels: int
+    shape: Sequence[int | None],
+    filters: int,
+    window: Sequence[int],
+    strides: Sequence[int],
 ) -> float:
-    """A convolution without bias.
+    """A convolution without bias, whose padding is "same".
 
     Args:
-        output: Its output's shape (batch, height, width, filters).
+        shape: Shape of its input (batch, height, width, channels).
+        filters: Channels of its output.
         window: Height and width of the kernel.
-        channels: Channels that it reads.
+        strides: Its strides, both ways.
 
     Returns:
         FLOPs.
+
+    Example:
+
+    >>> convolution((None, 1, 5, 2), 3, (1, 3), (1, 1)) == 2 * (
+    ...     3 * 5 - 2
+    ... ) * 2 * 3
+    True
     """
-    return float(2 * size(output) * math.prod(window) * channels)
+    *sizes, channels = shape[1:]
+    products = math.prod(map(_products, sizes, window, strides))
+    return float(2 * products * channels * filters)
+
+
+def _products(size: int | None, window: int, stride: int) -> int:
+    """How often a window's element meets one of the image, along an axis."""
+    size = 1 if size is None else size
+    num_windows = -(-size // stride)
+    padding = max((num_windows - 1) * stride + window - size, 0)
+    firsts = (i * stride - padding // 2 for i in range(num_windows))
+    return sum(min(first + window, size) - max(first, 0) for first in firsts)
 
 
 def batch_norm(elements: int) -> float:

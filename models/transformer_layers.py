@@ -109,8 +109,9 @@ class TokenEmbedding(layers.Layer):
 
     def flops(self, input_spec: Any) -> float:
         """FLOPs for one example; see `models.flop_counts`."""
-        # Half of the positions' units have an angle of their own.
-        return 2.5 * flop_counts.size(input_spec.shape) * self.model_dim
+        # A selection, as look-ups check their indices; scale; sum; an angle
+        # for every second unit.
+        return 3.5 * flop_counts.size(input_spec.shape) * self.model_dim
 
     def get_config(self) -> dict[str, Any]:
         return {

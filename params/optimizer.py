@@ -115,9 +115,10 @@ class Optimizer:
         }
         if self.kind == "sgd":
             options["nesterov"] = True
+        if self.weight_decay or self.kind == "adamw":  # which takes no None
+            options["weight_decay"] = self.weight_decay
         return _KINDS[self.kind](
             self._rate(num_steps),
-            weight_decay=self.weight_decay or None,
             global_clipnorm=self.clip_norm or None,
             **options,
         )

@@ -109,11 +109,6 @@ def read_pairs(
         ValueError: If the file is damaged or has another format, or a language
             has no pair.
         FileNotFoundError: If it is missing.
-
-    Example:
-
-    >>> read_pairs(languages=["ny"])[5]
-    Pair(language='ny', english='January', translation='Januwale')
     """
     lines = _lines(path)
     if "" not in lines:

@@ -45,7 +45,13 @@ SMALL = {
 }
 
 
-@pytest.fixture(params=SMALL)
+@pytest.fixture(
+    params=[
+        pytest.param("image", marks=pytest.mark.slow),  # many operations
+        "lm",
+        pytest.param("mt", marks=pytest.mark.slow),
+    ]
+)
 def small(request):
     return SMALL[request.param]
 

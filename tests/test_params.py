@@ -19,7 +19,16 @@ DEMO = "image.amoebanet_d_demo"
 KINDS = ["adafactor", "adam", "adamw", "rmsprop", "sgd"]
 
 
-FULL_SIZE = ("lm.transformer_415", "lm.transformer_1663")  # slow to make
+# Slow to make; their small twins are as good.
+FULL_SIZE = (
+    "image.amoebanet_d_36_544",
+    "image.amoebanet_d_72_512",
+    "lm.transformer_103",
+    "lm.transformer_415",
+    "lm.transformer_1663",
+    "mt.t_32_16384_32",
+    "mt.t_64_16384_32",
+)
 EXPERIMENTS = [
     pytest.param(experiment, id=experiment.name)
     for experiment in params.all_experiments()

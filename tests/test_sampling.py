@@ -12,13 +12,13 @@ from models import sampling
 
 def model(**kwargs):
     """Layers with weights that make up their mind."""
-    layers = tiny(max_length=16, **kwargs)
+    layers = tiny(num_layers=1, max_length=16, **kwargs)
     build(layers, (None, 16))
     rng = np.random.default_rng(3)
     for layer in layers:
-        layer.set_weights(
-            [0.7 * rng.standard_normal(w.shape) for w in layer.get_weights()]
-        )
+        for weight in layer.trainable_weights:
+            if len(weight.shape) > 1:
+                weight.assign(rng.standard_normal(weight.shape))
     return layers
 
 
@@ -31,10 +31,9 @@ def always(logits):
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("length", [1, 4])
-def test_greedy_tokens_are_those_of_the_whole_sequence_without_a_cache(length):
+def test_greedy_tokens_are_those_of_the_whole_sequence_without_a_cache():
     layers = model()
-    prompt = tokens(3, length)
+    prompt = tokens(3, 4)
     found = sampling.generate(layers, prompt, 8, temperature=0.0)
     ids = prompt
     for _ in range(8):
@@ -42,7 +41,7 @@ def test_greedy_tokens_are_those_of_the_whole_sequence_without_a_cache(length):
         ids = np.concatenate([ids, best[:, None]], axis=1)
     np.testing.assert_array_equal(found, ids)
     assert found.dtype == np.int32
-    assert len({tuple(row) for row in ids[:, length:]}) > 1
+    assert len({tuple(row) for row in ids[:, 4:]}) > 1
 
 
 def test_one_candidate_is_greedy():

@@ -96,6 +96,7 @@ class Interrupt(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", [LM, MT], ids=["lm", "mt"])
 def test_interrupted_text_run_resumes_bit_identically(tmp_path, experiment):
     whole = Trainer(experiment)

@@ -7,8 +7,8 @@ from keras import layers as kl
 from test_amoebanet import call
 
 import tfgpipe
-from models import amoebanet, transfer
-from models.amoebanet_layers import Classifier
+from models import transfer
+from models.amoebanet_layers import AmoebaNetCell, Classifier, StemConv
 
 
 def data(classes, rows=16):
@@ -65,7 +65,7 @@ def test_training_the_new_model_leaves_the_old_one():
 
 
 def test_amoebanet_gets_another_classifier():
-    old = amoebanet.amoebanet_d(3, 16, 8, stem_reductions=0)
+    old = [StemConv(8), AmoebaNetCell(8, reduction=True), Classifier(8)]
     x = keras.random.normal((4, 8, 8, 1), seed=0)
     call(old, x, training=True)  # moves the statistics
     new = transfer.replace_classifier(old, Classifier(2, name="two_classes"))

@@ -30,10 +30,10 @@ def padded(lengths, width, seed):
 
 
 def pairs():
-    """Source, target that begins with `BEGIN`, labels, weights; five rows."""
-    source = padded([5, 3, 4, 1, 2], 5, seed=0)
-    labels = padded([2, 4, 4, 3, 1], 4, seed=1)
-    begin = np.full((5, 1), BEGIN)
+    """Source, target that begins with `BEGIN`, labels, weights; six rows."""
+    source = padded([5, 3, 4, 1, 2, 5], 5, seed=0)
+    labels = padded([2, 4, 4, 3, 1, 4], 4, seed=1)
+    begin = np.full((6, 1), BEGIN)
     target = np.concatenate([begin, labels[:, :-1]], axis=1)
     target = np.where(labels > 0, target, 0)
     weights = (labels > 0).astype("float64")
@@ -105,10 +105,10 @@ def test_boundary_has_masks_that_tell_padding():
     for layer in tiny()[:-1]:
         x = layer(x)
         assert [tuple(part.shape) for part in x] == [
-            (5, 5, 8),
-            (5, 5),
-            (5, 4, 8),
-            (5, 4),
+            (6, 5, 8),
+            (6, 5),
+            (6, 4, 8),
+            (6, 4),
         ]
         np.testing.assert_array_equal(x[1], source > 0)
         np.testing.assert_array_equal(x[3], target > 0)
@@ -201,20 +201,28 @@ def test_layers_of_a_stack_are_alike_for_a_pipeline():
     assert like[1] != like[4]
 
 
-def train(make):
+def batches():
+    source, target, labels, weights = pairs()
+    data = (source, target), labels, weights
+    data = tf.data.Dataset.from_tensor_slices(data)
+    return data.batch(3, drop_remainder=True)
+
+
+def train(make, dropout=0.0, **kwargs):
     """Trains for two epochs of two steps; returns losses and weights."""
     keras.utils.set_random_seed(5)
-    model = make(tiny(num_layers=1))
+    model = make(tiny(num_layers=1, dropout=dropout))
     model.compile(
         keras.optimizers.SGD(0.3, momentum=0.9),
         SmoothedCrossentropy(label_smoothing=0.1),
+        **kwargs,
     )
-    source, target, labels, weights = pairs()
-    data = tf.data.Dataset.from_tensor_slices(
-        ((source, target), labels, weights)
-    )
-    history = model.fit(data.batch(3), epochs=2, verbose=0)
+    history = model.fit(batches(), epochs=2, shuffle=False, verbose=0)
     return history.history["loss"], [w.numpy() for w in model.weights]
+
+
+def two_cells(layers):
+    return tfgpipe.GPipe(layers, 2, 2, layers_per_cell=[2, 3])
 
 
 @pytest.mark.usefixtures("float64")
@@ -227,7 +235,46 @@ def test_training_by_a_pipeline_equals_a_loop_of_layers():
             devices=["CPU:0", "CPU:1"],
         )
     )
-    plain_losses, plain_weights = train(Plain)
-    assert_close(weights, plain_weights)
-    assert_close(losses, plain_losses)
+    expected = train(Plain, run_eagerly=True)
+    assert_close((losses, weights), expected)
     assert losses[1] < losses[0]
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_pipeline_predicts_what_a_loop_of_layers_does(policy):
+    keras.config.set_dtype_policy(policy)
+    layers = tiny(num_layers=1)
+    x = pairs()[:2]
+    expected = call(layers, x)
+    model = two_cells([(layer, type(layer).flops) for layer in layers])
+    found = model.predict(x, batch_size=6, verbose=0)
+    tolerance = 1e-5 if policy == "float32" else 0.02
+    np.testing.assert_allclose(
+        found.astype("float32"),
+        keras.ops.cast(expected, "float32"),
+        rtol=tolerance,
+        atol=tolerance,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_pipeline_trains_alike_with_any_number_of_cells(policy, tmp_path):
+    keras.config.set_dtype_policy(policy)
+    path = str(tmp_path / "model.keras")
+    made = []
+
+    def make(layers):
+        made.append(two_cells(layers))
+        return made[0]
+
+    two = train(make, dropout=0.2)
+    one = train(lambda layers: tfgpipe.GPipe(layers, 1, 2), dropout=0.2)
+    for a, b in zip(two[1], one[1], strict=True):
+        np.testing.assert_array_equal(a, b)
+    made[0].save(path)
+    loaded = tfgpipe.load_model(path)
+    x = pairs()[:2]
+    np.testing.assert_array_equal(
+        loaded.predict(x, verbose=0), made[0].predict(x, verbose=0)
+    )

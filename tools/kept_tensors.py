@@ -68,20 +68,31 @@ def _kept(outputs: list[Any], sources: list[Any], weights: list[Any]) -> int:
     floats = [t for t in sources if t.dtype.is_floating]
     if not (targets and floats):
         return 0
-    tf.gradients(targets, floats)
+    gradients = tf.nest.flatten(
+        [g for g in tf.gradients(targets, floats) if g is not None],
+        expand_composites=True,  # those of embeddings
+    )
     free = {weight.ref() for weight in weights}
-    kept = {
-        _owner(tensor).ref()
-        for operation in graph.get_operations()
-        if operation not in forward
-        for tensor in operation.inputs
-        if tensor.op in forward
-    }
+    kept = {_owner(tensor).ref() for tensor in _read(gradients, forward)}
     return sum(
         spec_bytes(ref.deref())
         for ref in kept - free
         if ref.deref().op.type != "Const"
     )
+
+
+def _read(gradients: list[Any], forward: set[Any]) -> list[Any]:
+    """The tensors of the forward pass that these gradients need."""
+    found, seen = [], set()
+    waiting = list(gradients)
+    while waiting:
+        tensor = waiting.pop()
+        if tensor.op in forward:
+            found.append(tensor)
+        elif tensor.op not in seen:
+            seen.add(tensor.op)
+            waiting += tensor.op.inputs
+    return found
 
 
 def _owner(tensor: Any) -> Any:

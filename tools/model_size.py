@@ -67,6 +67,7 @@ class CellSize:
 
     Attributes:
         layers: Names of the layers, in order.
+        num_params: Numbers in the trainable weights.
         num_values: Numbers in all weights.
         flops: Of one example's forward pass.
         weight_bytes: Weights.
@@ -76,6 +77,7 @@ class CellSize:
     """
 
     layers: tuple[str, ...]
+    num_params: int
     num_values: int
     flops: float
     weight_bytes: int
@@ -206,6 +208,7 @@ def _cell(layers: list[LayerSize], held: int, remat: str) -> CellSize:
         activations = held * layers[0].input_bytes + kept
     return CellSize(
         layers=tuple(layer.name for layer in layers),
+        num_params=sum(layer.num_params for layer in layers),
         num_values=sum(layer.num_values for layer in layers),
         flops=sum(layer.flops for layer in layers),
         weight_bytes=sum(layer.weight_bytes for layer in layers),

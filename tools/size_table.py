@@ -1,7 +1,7 @@
 """Prints what a model and its cells need, without allocating any of it."""
 
 from params import Experiment
-from tools.model_size import cell_sizes, num_parameters
+from tools.model_size import cell_sizes
 
 
 def print_cell_sizes(experiment: Experiment) -> None:
@@ -9,7 +9,7 @@ def print_cell_sizes(experiment: Experiment) -> None:
     cells = cell_sizes(experiment)
     flops = sum(cell.flops for cell in cells) or 1.0
     print(
-        f"{num_parameters(experiment):,} parameters, in "
+        f"{sum(cell.num_params for cell in cells):,} parameters, in "
         f"{len(cells)} cells; {experiment.num_micro_batches} micro-batches; "
         f"remat={experiment.remat}; FLOPs of one example: {flops:.3g}\n"
     )

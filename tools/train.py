@@ -30,6 +30,11 @@ FLAGS = flags.FLAGS
 
 flags.DEFINE_string("params", None, "Name of the experiment; see --list.")
 flags.DEFINE_boolean("list", False, "Print all experiments and stop.")
+flags.DEFINE_boolean(
+    "dry_run",
+    False,
+    "Print what each cell's device would hold, and stop; nothing is allocated.",
+)
 flags.DEFINE_integer("num_partitions", None, "K, the number of cells.", 1)
 flags.DEFINE_integer(
     "num_micro_batches", None, "M, the micro-batches of a mini-batch.", 1
