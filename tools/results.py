@@ -18,6 +18,7 @@ import difflib
 import importlib
 import importlib.util
 import json
+import logging
 import os
 import pathlib
 import shlex
@@ -66,6 +67,7 @@ def main(argv: list[str]) -> int:
         )
         return 2
     module = importlib.import_module(f"tools.results_{name}")
+    logging.getLogger("tensorflow").addFilter(_is_worth_showing)
 
     def body(values: flags.FlagValues) -> None:
         output = _output(values)
@@ -79,6 +81,11 @@ def main(argv: list[str]) -> int:
         body,
         [argv[0], *argv[2:]],
     )
+
+
+def _is_worth_showing(record: logging.LogRecord) -> bool:
+    """Not that many models are traced: that is what these commands do."""
+    return "triggered tf.function retracing" not in record.getMessage()
 
 
 def _usage() -> str:
