@@ -6,6 +6,8 @@ import setuptools
 
 # Pinned: another version formats, checks or warns differently.
 TEST_TOOLS = [
+    # Counts FLOPs as XLA does, to compare with.
+    "jax==0.10.2; python_version >= '3.11'",
     "mypy==2.4.1",
     "pytest==9.2.0",
     "pytest-xdist==3.8.0",  # a worker a core: tracing takes most of the time
@@ -16,6 +18,11 @@ TEST_TOOLS = [
 TOOLS = [
     "matplotlib>=3.8",  # draws timelines
     "tqdm>=4.67",  # progress bars of the benchmarks
+]
+# What experiments on texts need.
+TEXT = [
+    "sacrebleu>=2.4",  # scores translations
+    "sentencepiece>=0.2",  # cuts words into pieces
 ]
 
 README = pathlib.Path(__file__).parent / "README.md"
@@ -55,5 +62,9 @@ setuptools.setup(
         "numpy>=1.26",
         "absl-py>=2.1",
     ],
-    extras_require={"tools": TOOLS, "test": TEST_TOOLS + TOOLS},
+    extras_require={
+        "text": TEXT,
+        "tools": TOOLS,
+        "test": TEST_TOOLS + TOOLS + TEXT,
+    },
 )

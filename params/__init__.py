@@ -3,7 +3,7 @@
 Importing this package registers all of them.
 """
 
-from params import image
+from params import image, lm, mt
 from params.experiment import Experiment
 from params.overrides import override
 from params.registry import all_experiments, get, register
@@ -13,6 +13,8 @@ __all__ = [
     "all_experiments",
     "get",
     "image",
+    "lm",
+    "mt",
     "override",
     "register",
 ]

@@ -1,11 +1,13 @@
 """What an experiment is."""
 
 import dataclasses
-from typing import Protocol
+from typing import Any, Protocol
 
 import keras
 
 from params.optimizer import Optimizer
+from params.source import Data
+from params.task import Classification, Task
 
 
 class Model(Protocol):
@@ -23,9 +25,10 @@ class Experiment:
         name: Field and model, such as "image.amoebanet_d_demo".
         description: One line about it.
         model: Makes the layers.
-        data: Name of a data set, see `params.datasets`.
+        data: Which examples.
         optimizer: The optimizer and its learning rate.
-        batch_size: Examples in a mini-batch. Positive.
+        batch_size: Examples in a mini-batch; for pairs of sentences,
+            positions. Positive.
         epochs: Times that training goes through the data. Positive.
         num_partitions: K, the cells of the pipeline. Positive.
         num_micro_batches: M, the micro-batches of a mini-batch, from 1 to
@@ -35,6 +38,11 @@ class Experiment:
         schedule: As in `tfgpipe.GPipe`.
         remat: As in `tfgpipe.GPipe`.
         seed: What the initial weights and the order of the data follow from.
+        task: Loss, metrics and result.
+        evaluation_batch_size: As `batch_size`, for the test; `None` for the
+            same.
+        starts_from: Name of the experiment whose trained model this one starts
+            from, with a classifier of its own; `None` for random weights.
         expected_result: What a whole run gives, in words, and what that was
             measured on.
     """
@@ -42,7 +50,7 @@ class Experiment:
     name: str
     description: str
     model: Model
-    data: str
+    data: Data
     optimizer: Optimizer
     batch_size: int
     epochs: int
@@ -52,6 +60,9 @@ class Experiment:
     schedule: str = "gpipe"
     remat: str = "except_last"
     seed: int = 0
+    task: Task = dataclasses.field(default_factory=Classification)
+    evaluation_batch_size: int | None = None
+    starts_from: str | None = None
     expected_result: str = "not measured yet"
 
     def __post_init__(self) -> None:
@@ -63,8 +74,10 @@ class Experiment:
                 "epochs",
                 "num_partitions",
                 "num_micro_batches",
+                "evaluation_batch_size",
             )
-            if getattr(self, field) < 1
+            if (getattr(self, field) or 0) < 1
+            and getattr(self, field) is not None
         ]
         if self.num_micro_batches > self.batch_size > 0:
             problems.append(
@@ -76,15 +89,24 @@ class Experiment:
         if problems:
             raise ValueError("\n".join(problems))
 
+    def settings(self) -> dict[str, Any]:
+        """What a run's numbers depend on: all but the texts about it."""
+        found = dataclasses.asdict(self)
+        del found["description"], found["expected_result"]
+        return found
+
     def __str__(self) -> str:
         cut = f", layers_per_cell={self.layers_per_cell}"
+        start = f", starts_from={self.starts_from}"
         return (
             f"{self.name}: {self.description}\n"
             f"  model      {self.model}\n"
             f"  data       {self.data}\n"
+            f"  task       {self.task}\n"
             f"  optimizer  {self.optimizer}\n"
             f"  training   batch_size={self.batch_size}, "
-            f"epochs={self.epochs}, seed={self.seed}\n"
+            f"epochs={self.epochs}, seed={self.seed}"
+            f"{start if self.starts_from else ''}\n"
             f"  pipeline   num_partitions={self.num_partitions}, "
             f"num_micro_batches={self.num_micro_batches}, "
             f"schedule={self.schedule}, remat={self.remat}"

@@ -22,10 +22,17 @@ import params
 from tfgpipe import loss as loss_lib
 from tfgpipe.named_schedules import SCHEDULES
 from tfgpipe.pipeline import REMAT
-from tools import bench
+from tools import bench, results
 
 ROOT = pathlib.Path(__file__).parent.parent
-PAGES = ["README.md", "docs/guide.md", "docs/performance.md"]
+PAGES = [
+    "README.md",
+    "docs/guide.md",
+    "docs/performance.md",
+    "docs/results.md",
+]
+TABLES = ["docs/performance.md", "docs/results.md"]  # no Python blocks
+COMMANDS = {"tools.bench": bench.COMMANDS, "tools.results": results.COMMANDS}
 PACKAGES = ["tfgpipe", "models", "params", "tools"]
 DOCTEST_FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -97,7 +104,7 @@ def run_blocks(page):
 @pytest.mark.parametrize("page", PAGES)
 def test_examples_of_page_run_and_print_what_is_shown(page):
     if not any(block[0] == "python" for block in blocks(page)):
-        assert page == "docs/performance.md"  # its tables take too long
+        assert page in TABLES
         return
     printed = iter(run_blocks(page))
     checker = doctest.OutputChecker()
@@ -171,7 +178,7 @@ def test_links_point_to_something(page):
     assert not [t for t in relative if not points_to_something(page, t)]
 
 
-@pytest.mark.parametrize("page", ["docs/guide.md", "docs/performance.md"])
+@pytest.mark.parametrize("page", PAGES[1:])
 def test_contents_of_a_page_are_its_chapters(page):
     found = re.findall(r"^\* \[.*\]\(#(.*)\)$", text(page), re.M)
     chapters = re.findall(r"^## (.*)$", text(page), re.M)
@@ -220,10 +227,11 @@ def check_python(words):
 
 def check_flags(module, arguments):
     """The module has these flags, and takes their values."""
-    if module == "tools.bench":
+    if module in COMMANDS:
         name, *arguments = arguments
-        assert name in bench.COMMANDS
-        check_parsed(importlib.import_module(f"tools.bench_{name}"), arguments)
+        assert name in COMMANDS[module]
+        module = importlib.import_module(f"{module}_{name}")
+        check_parsed(module, arguments)
     elif module == "tools.train":
         check_train(arguments)
     else:
@@ -256,14 +264,21 @@ def check_pip(words):
     assert not found[1] or f'"{found[1]}": ' in text("setup.py")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/performance.md"])
-def test_every_benchmark_is_shown(page):
+@pytest.mark.parametrize(
+    ("page", "module"),
+    [
+        ("README.md", "tools.bench"),
+        ("docs/performance.md", "tools.bench"),
+        ("docs/results.md", "tools.results"),
+    ],
+)
+def test_every_sub_command_is_shown(page, module):
     shown = {
         words[3]
         for words in map(shlex.split, commands(page))
-        if words[1:3] == ["-m", "tools.bench"]
+        if words[1:3] == ["-m", module]
     }
-    assert shown == set(bench.COMMANDS)
+    assert shown == set(COMMANDS[module])
 
 
 @pytest.mark.parametrize(
@@ -275,6 +290,8 @@ def test_every_benchmark_is_shown(page):
         "tools.timeline --schedule=nonsense",
         "tools.timeline nonsense",
         "tools.train --nonsense=1",
+        "tools.results nonsense",
+        "tools.translate --nonsense=1",
     ],
 )
 def test_wrong_flags_are_noticed(arguments):

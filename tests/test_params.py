@@ -8,21 +8,102 @@ import numpy as np
 import pytest
 
 import params
-from params import datasets, names, registry
-from params.optimizer import Optimizer
+from params import datasets, names, optimizer, registry
+from params.images import Images
+from params.optimizer import InverseSquareRoot, Optimizer
+from params.pairs import Pairs
+from params.random_data import RandomPairs
+from params.task import Classification
 
 DEMO = "image.amoebanet_d_demo"
+KINDS = ["adafactor", "adam", "adamw", "rmsprop", "sgd"]
 
 
-@pytest.mark.parametrize("experiment", params.all_experiments())
-def test_every_experiment_names_data_and_layers_that_exist(experiment):
-    assert experiment.data in datasets.LOADERS
+# Slow to make; their small twins are as good.
+FULL_SIZE = (
+    "image.amoebanet_d_36_544",
+    "image.amoebanet_d_72_512",
+    "lm.transformer_103",
+    "lm.transformer_415",
+    "lm.transformer_1663",
+    "mt.t_32_16384_32",
+    "mt.t_64_16384_32",
+)
+EXPERIMENTS = [
+    pytest.param(experiment, id=experiment.name)
+    for experiment in params.all_experiments()
+    if experiment.name not in FULL_SIZE
+]
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_has_enough_layers_for_its_cells(experiment):
     layers = experiment.model.layers()
     assert all(isinstance(layer, keras.layers.Layer) for layer in layers)
     assert len(layers) >= experiment.num_partitions
+    assert len({layer.name for layer in layers}) == len(layers)
     assert experiment.name == registry.get(experiment.name).name
     assert experiment.description
     assert experiment.expected_result
+
+
+@pytest.mark.parametrize("experiment", params.all_experiments())
+def test_model_of_every_experiment_fits_its_data(experiment):
+    model, data = experiment.model, experiment.data
+    if isinstance(experiment.task, Classification):
+        if isinstance(data, Images) and data.classes is not None:
+            assert model.num_classes == len(data.classes)
+        elif isinstance(data, Images):
+            assert model.num_classes == 10
+        else:
+            assert model.num_classes == data.num_classes
+        return
+    assert model.vocab_size >= data.vocab_size
+    length = data.widths[-1] if isinstance(data, Pairs) else data.length
+    assert model.max_length >= length
+    rows = experiment.batch_size
+    if isinstance(data, (Pairs, RandomPairs)):
+        rows //= length
+    assert rows >= experiment.num_micro_batches
+
+
+def test_every_full_size_experiment_has_a_small_twin():
+    names = {experiment.name for experiment in params.all_experiments()}
+    twins = {name for name in names if name.endswith("_small")}
+    full = {
+        e.name
+        for e in params.all_experiments()
+        if type(e.data).__name__.startswith("Random")
+    }
+    assert {f"{name}_small" for name in full} == twins
+    assert len(full) == 8 + 7 + 5 + 3
+
+
+def test_experiments_start_from_others_that_exist():
+    starts = [e.starts_from for e in params.all_experiments() if e.starts_from]
+    assert starts
+    for name in starts:
+        assert params.get(name).starts_from is None
+
+
+def test_experiment_says_what_it_starts_from_and_how_it_is_cut():
+    text = str(params.get("image.transfer_finetune"))
+    assert "starts_from=image.transfer_pretrain" in text
+    cut = dataclasses.replace(params.get(DEMO), layers_per_cell=(3, 4))
+    assert "layers_per_cell=(3, 4)" in str(cut)
+
+
+def test_bad_experiment_is_one_error_that_names_all():
+    with pytest.raises(ValueError, match="`epochs`") as error:
+        dataclasses.replace(
+            params.get(DEMO),
+            epochs=0,
+            batch_size=0,
+            num_partitions=0,
+            num_micro_batches=-1,
+            evaluation_batch_size=0,
+        )
+    assert str(error.value).count("must be positive") == 5
 
 
 def test_layers_are_new_each_time():
@@ -89,6 +170,8 @@ def test_override_without_assignments_returns_the_same():
         ("epochs=0", "`epochs` must be positive"),
         ("num_micro_batches=1000", "at most `batch_size`"),
         ("optimizer.kind=adan", "Did you mean 'adam'"),
+        ("data.per_class=few", r"int \| None"),
+        ("data.classes=1,1", "different classes"),
     ],
 )
 def test_bad_override_is_an_error_with_the_cure(assignment, message):
@@ -114,33 +197,87 @@ def test_learning_rate_warms_up_and_decays():
     np.testing.assert_allclose(rates, [0.1, 0.55, 1, 0.55, 0.1], rtol=1e-5)
 
 
+def test_learning_rate_falls_as_the_root_of_the_step():
+    rate = Optimizer("adam", 1.0, warmup_share=0.2, decay="inverse_sqrt")
+    rate = rate.make(100)._learning_rate
+    rates = [float(rate(step)) for step in (0, 10, 20, 80)]
+    np.testing.assert_allclose(rates, [0.1, 0.55, 1, 0.5], rtol=1e-5)
+
+
+def test_root_schedule_without_warmup_falls_from_the_first_step():
+    rate = InverseSquareRoot(2.0, 0)
+    rates = [float(rate(step)) for step in (0, 1, 4)]
+    np.testing.assert_allclose(rates, [2, 2, 1], rtol=1e-5)
+
+
+def test_root_schedule_round_trips_through_its_config():
+    config = keras.saving.serialize_keras_object(InverseSquareRoot(2.0, 7))
+    copy = keras.saving.deserialize_keras_object(config)
+    assert (copy.learning_rate, copy.warmup_steps) == (2.0, 7)
+
+
 def test_learning_rate_without_warmup_starts_at_the_top():
     rate = Optimizer("sgd", 1.0, warmup_share=0).make(10)._learning_rate
     assert float(rate(0)) == 1
     assert float(rate(10)) == 0
 
 
-@pytest.mark.parametrize("kind", ["adam", "adamw", "rmsprop", "sgd"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_optimizer_has_what_the_experiment_says(kind):
-    optimizer = Optimizer(kind, momentum=0.5, weight_decay=0.01).make(10)
-    assert type(optimizer).__name__.lower() == kind
-    assert optimizer.weight_decay == 0.01
-    assert getattr(optimizer, "momentum", 0.5) == 0.5
+    made = Optimizer(
+        kind,
+        momentum=0.5,
+        weight_decay=0.01,
+        clip_norm=2.0,
+        rho=0.8,
+        beta_2=0.7,
+        epsilon=0.1,
+    ).make(10)
+    assert type(made).__name__.lower() == kind
+    assert made.weight_decay == 0.01
+    assert made.global_clipnorm == 2.0
+    for field, value in (
+        ("momentum", 0.5),
+        ("rho", 0.8),
+        ("beta_2", 0.7),
+        ("epsilon", 0.1),
+    ):
+        assert getattr(made, field, value) == value
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_slots_are_those_that_keras_makes(kind, momentum):
+    shapes = [(3,), (3, 4), (2, 3, 4)]
+    params_of = Optimizer(kind, momentum=momentum)
+    made = params_of.make(10)
+    made.build([keras.Variable(np.zeros(shape)) for shape in shapes])
+    slots = [v for v in made.variables if len(v.shape)]
+    assert sum(np.prod(v.shape) for v in slots) == sum(
+        map(params_of.num_slot_values, shapes)
+    )
 
 
 def test_bad_optimizer_is_one_error_that_names_all():
     with pytest.raises(ValueError, match="`kind`") as error:
-        Optimizer("adan", -1.0, 1.0, 2.0, -1.0, -0.1)
+        Optimizer(
+            "adan", -1.0, 1.0, 2.0, -1.0, -0.1, "cosin", -1.0, 2.0, 2.0, 0.0
+        )
     for name in (
         "learning_rate",
         "warmup_share",
         "final_share",
         "momentum",
         "weight_decay",
+        "decay",
+        "clip_norm",
+        "rho",
+        "beta_2",
+        "epsilon",
     ):
         assert f"{name}=" in str(error.value)
 
 
-@pytest.mark.parametrize("module", [datasets, names])
+@pytest.mark.parametrize("module", [datasets, names, optimizer])
 def test_examples_in_the_docstrings_run(module):
     assert doctest.testmod(module).failed == 0

@@ -12,6 +12,7 @@ import pytest
 
 from params import datasets, registry
 from params.experiment import Experiment
+from params.images import Images
 from params.optimizer import Optimizer
 from tfgpipe import timeline as library
 from tfgpipe.named_schedules import SCHEDULES
@@ -266,7 +267,7 @@ def measured(monkeypatch):
         name="image.tiny",
         description="two layers",
         model=Perceptron(),
-        data="zeros",
+        data=Images("zeros"),
         optimizer=Optimizer("sgd", 0.1),
         batch_size=6,
         epochs=1,

@@ -1,8 +1,7 @@
 """The trainer: runs, resumes, compares, and refuses bad flags early."""
 
 import dataclasses
-import doctest
-import itertools
+import re
 
 import keras
 import numpy as np
@@ -12,11 +11,13 @@ from absl.testing import flagsaver
 
 from params import datasets, registry
 from params.experiment import Experiment
+from params.images import Images
 from params.optimizer import Optimizer
-from tools import batches as batches_lib
-from tools import comparison, devices, train
-from tools.batches import batches
+from tools import comparison, devices, event_log, train
 from tools.trainer import Trainer
+
+DEMO = "image.amoebanet_d_demo"
+SIZE = r"  parameters ([\d,]+)\n"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +38,7 @@ TINY = Experiment(
     name="image.tiny",
     description="five layers",
     model=Perceptron(),
-    data="noise",
+    data=Images("noise"),
     optimizer=Optimizer("adam", 0.01),
     batch_size=8,
     epochs=3,
@@ -90,32 +91,6 @@ class Interrupt(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-def taken(first_step, num_steps=8, seed=0):
-    x = np.arange(10)
-    made = batches(
-        x, -x, 4, seed=seed, first_step=first_step, num_steps=num_steps
-    )
-    return [(x.numpy().tolist(), y.numpy().tolist()) for x, y in made]
-
-
-def test_batches_take_every_example_once_an_epoch():
-    epochs = [taken(0)[:3], taken(0)[3:6]]
-    for epoch in epochs:
-        assert [len(x) for x, _ in epoch] == [4, 4, 2]
-        rows = itertools.chain.from_iterable(x for x, _ in epoch)
-        assert sorted(rows) == list(range(10))
-        assert all(y == [-i for i in x] for x, y in epoch)
-    assert epochs[0] != epochs[1]
-
-
-def test_batches_of_a_later_start_are_those_of_the_whole_run():
-    assert taken(first_step=4) == taken(first_step=0)[4:]
-
-
-def test_batches_depend_on_the_seed():
-    assert taken(0, seed=1) != taken(0, seed=2)
-
-
 def test_difference_counts_bits_that_differ():
     one = [np.array([1.0, 0.0], np.float32), np.array([3], np.int32)]
     two = [np.array([1.5, -0.0], np.float32), np.array([3], np.int32)]
@@ -140,11 +115,40 @@ def test_run_prints_cells_bubble_and_accuracy(capsys):
     assert "Test accuracy: " in out
 
 
-def test_list_prints_every_experiment(capsys):
+def test_list_prints_every_experiment_with_its_size(capsys, monkeypatch):
+    some = {name: registry.get(name) for name in (DEMO, TINY.name)}
+    monkeypatch.setattr(registry, "_EXPERIMENTS", some)
+    assert run(list=True) == 0
+    out = capsys.readouterr().out
+    for experiment in some.values():
+        assert f"{experiment.name}: {experiment.description}" in out
+        assert f"data       {experiment.data}" in out
+        assert f"num_partitions={experiment.num_partitions}" in out
+        assert f"expected   {experiment.expected_result}" in out
+    assert "parameters 179\n" in out
+
+
+@pytest.mark.slow
+def test_list_of_all_experiments_allocates_no_weight(capsys):
     assert run(list=True) == 0
     out = capsys.readouterr().out
     for experiment in registry.all_experiments():
         assert f"{experiment.name}: {experiment.description}" in out
+    sizes = [int(n.replace(",", "")) for n in re.findall(SIZE, out)]
+    assert max(sizes) > 8e10  # which would not fit
+
+
+def test_dry_run_prints_what_each_cell_holds(capsys):
+    given = {"params": "image.tiny", "dry_run": True, "num_partitions": 3}
+    assert run(**given) == 0
+    out = capsys.readouterr().out
+    assert "179 parameters, in 3 cells; 2 micro-batches" in out
+    assert [line.split()[2] for line in out.splitlines()[-3:]] == [
+        "flatten",
+        "dropout",
+        "classes",
+    ]
+    assert "Trained" not in out
 
 
 def test_steps_end_in_the_middle_of_an_epoch(capsys):
@@ -193,6 +197,33 @@ def test_interrupted_run_resumes_bit_identically(tmp_path, num_partitions):
     assert comparison.difference(expected, weights).num_different == 0
 
 
+@pytest.mark.parametrize("steps", [7, None])  # 4 an epoch
+def test_run_resumes_in_the_middle_of_an_epoch(tmp_path, steps):
+    whole = Trainer(TINY, steps)
+    whole.fit(verbose=0)
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(TINY, steps, tmp_path).fit(
+            [Interrupt(1)], verbose=0, checkpoint_every=5
+        )
+    resumed = Trainer(TINY, steps, tmp_path)
+    assert resumed.first_step == 5
+    resumed.fit(verbose=0)
+    assert int(resumed.model.optimizer.iterations) == whole.num_steps
+    found = comparison.difference(
+        whole.model.get_weights(), resumed.model.get_weights()
+    )
+    assert found.num_different == 0
+
+
+def test_run_is_watched(tmp_path, capsys):
+    given = {"params": "image.tiny", "train_dir": str(tmp_path), "steps": 4}
+    assert run(**given, tensorboard=True, evaluate_every=2) == 0
+    printed = capsys.readouterr().out
+    assert "examples_per_second" in printed
+    assert re.findall(r"Step (\d+), test: accuracy", printed) == ["2", "4"]
+    assert event_log.read(tmp_path / "tensorboard")["pipeline/ideal_bubble"]
+
+
 def test_finished_run_is_not_trained_again(tmp_path, capsys):
     given = {"params": "image.tiny", "train_dir": str(tmp_path), "epochs": 1}
     assert run(**given) == 0
@@ -232,7 +263,8 @@ def test_train_dir_that_is_a_file_is_refused(tmp_path, capsys):
         ({"schedule": "gpip"}, "schedule='gpip'"),
         ({"remat": "sometimes"}, "remat='sometimes'"),
         ({"set": ["model.num_unit=3"]}, "Did you mean 'model.num_units'"),
-        ({"set": ["data=noises"]}, "Did you mean 'noise'"),
+        ({"set": ["data.name=noises"]}, "Did you mean 'noise'"),
+        ({"initial_model": "x.keras"}, "for no other"),
     ],
 )
 def test_bad_flags_fail_before_any_work(given, message, capsys, tmp_path):
@@ -251,7 +283,3 @@ def test_leftover_arguments_are_refused(capsys):
     with flagsaver.flagsaver(params="image.tiny"):
         assert train.main(["train", "epochs=3"]) == 2
     assert "only flags. Received: ['epochs=3']" in capsys.readouterr().err
-
-
-def test_example_in_the_docstring_runs():
-    assert doctest.testmod(batches_lib).failed == 0

@@ -14,7 +14,6 @@ from tfgpipe.schedule import Task
 from tfgpipe.timeline import Event
 from tools import bench_efficiency, devices, trainer
 from tools import timeline_statistics as statistics
-from tools.batches import batches
 from tools.bench_efficiency import REMAT as REMAT
 from tools.bench_flags import BadFlags
 from tools.timed_layers import durations
@@ -149,16 +148,13 @@ def _experiment(values: flags.FlagValues) -> Run:
     trained = trainer.Trainer(experiment, num_steps=1)
 
     def measure() -> list[Event]:
-        data = trained.data
-        ((x, y),) = batches(
-            data.x_train,
-            data.y_train,
+        (mini_batch,) = trained.source.train(
             experiment.batch_size,
             seed=experiment.seed,
             first_step=0,
             num_steps=1,
         )
-        return timeline.measure(trained.model, x.numpy(), y.numpy())
+        return timeline.measure(trained.model, *mini_batch)
 
     settings = {
         "schedule": experiment.schedule,

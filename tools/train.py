@@ -1,6 +1,7 @@
 r"""Trains an experiment of `params` through a pipeline.
 
     python -m tools.train --list
+    python -m tools.train --params=lm.transformer_1663 --dry_run
     python -m tools.train --params=image.amoebanet_d_demo
     python -m tools.train --params=image.amoebanet_d_demo \
         --num_partitions=3 --set=model.num_filters=64 --train_dir=runs/wide
@@ -21,12 +22,20 @@ from params import Experiment
 from tfgpipe import schedule
 from tfgpipe.cell_record import print_cells
 from tools import comparison, devices
+from tools.model_size import num_parameters
+from tools.monitor import Monitor
+from tools.size_table import print_cell_sizes
 from tools.trainer import Trainer
 
 FLAGS = flags.FLAGS
 
 flags.DEFINE_string("params", None, "Name of the experiment; see --list.")
 flags.DEFINE_boolean("list", False, "Print all experiments and stop.")
+flags.DEFINE_boolean(
+    "dry_run",
+    False,
+    "Print what each cell's device would hold, and stop; nothing is allocated.",
+)
 flags.DEFINE_integer("num_partitions", None, "K, the number of cells.", 1)
 flags.DEFINE_integer(
     "num_micro_batches", None, "M, the micro-batches of a mini-batch.", 1
@@ -42,6 +51,28 @@ flags.DEFINE_multi_string(
 )
 flags.DEFINE_string(
     "train_dir", None, "Folder for checkpoints and final.keras."
+)
+flags.DEFINE_integer(
+    "checkpoint_every",
+    None,
+    "Steps from one checkpoint to the next. Default: one after every epoch.",
+    1,
+)
+flags.DEFINE_integer(
+    "evaluate_every",
+    None,
+    "Steps from one test to the next. Default: one at the end.",
+    1,
+)
+flags.DEFINE_boolean(
+    "tensorboard",
+    False,
+    "Write loss, speed, bubble and memory to TRAIN_DIR/tensorboard.",
+)
+flags.DEFINE_string(
+    "initial_model",
+    None,
+    "The final.keras to start from, for experiments that start from another.",
 )
 flags.DEFINE_integer(
     "num_virtual_devices",
@@ -79,26 +110,45 @@ def main(argv: list[str]) -> int:
         The exit code: 0; 1 if compared weights differ; 2 for bad flags.
     """
     if FLAGS.list:
-        for experiment in params.all_experiments():
-            print(f"{experiment}\n")
+        _list()
         return 0
     try:
         experiment = _experiment(argv)
+        if FLAGS.dry_run:
+            print(experiment)
+            print_cell_sizes(experiment)
+            return 0
         _make_devices(experiment)
-        folder = pathlib.Path(FLAGS.train_dir) if FLAGS.train_dir else None
-        trainer = Trainer(experiment, FLAGS.steps, folder)
+        trainer = Trainer(
+            experiment,
+            FLAGS.steps,
+            _path(FLAGS.train_dir),
+            _path(FLAGS.initial_model),
+        )
         snapshot = _snapshot(trainer)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, ImportError) as error:
         print(f"tools.train: {error}", file=sys.stderr)
         return 2
     print(experiment)
-    _train(trainer, trainer.num_steps, [snapshot] if snapshot else [])
-    print(f"Test accuracy: {trainer.test_accuracy():.2%}")
+    callbacks = [snapshot] if snapshot else []
+    _train(trainer, trainer.num_steps, [*callbacks, _monitor(trainer)])
+    print(experiment.task.summary(trainer.evaluate()))
     if experiment == params.get(experiment.name) and not FLAGS.steps:
         print(f"Expected: {experiment.expected_result}")
     if saved := trainer.export():
         print(f"The trained model: {saved}")
     return _compare(experiment, snapshot) if snapshot else 0
+
+
+def _list() -> None:
+    """Prints every experiment; no weight is allocated."""
+    for experiment in params.all_experiments():
+        count = num_parameters(experiment)
+        print(f"{experiment}\n  parameters {count:,}\n", flush=True)
+
+
+def _path(text: str | None) -> pathlib.Path | None:
+    return pathlib.Path(text) if text else None
 
 
 def _experiment(argv: list[str]) -> Experiment:
@@ -117,6 +167,9 @@ def _experiment(argv: list[str]) -> Experiment:
         )
     if FLAGS.compare_steps and not FLAGS.compare_num_partitions:
         raise ValueError("--compare_steps needs --compare_num_partitions.")
+    for name in ("checkpoint_every", "tensorboard"):
+        if FLAGS[name].value and not FLAGS.train_dir:
+            raise ValueError(f"--{name} needs a --train_dir to write to.")
     given = {name: FLAGS[name].value for name in _FIELDS}
     given = {name: v for name, v in given.items() if v is not None}
     experiment = params.override(params.get(FLAGS.params), FLAGS.set)
@@ -151,6 +204,16 @@ def _snapshot(trainer: Trainer) -> comparison.Snapshot | None:
     return comparison.Snapshot(step, trainer.first_step)
 
 
+def _monitor(trainer: Trainer) -> Monitor:
+    """What measures and tests during the run."""
+    folder = pathlib.Path(FLAGS.train_dir or "", "tensorboard")
+    return Monitor.of(
+        trainer,
+        folder if FLAGS.tensorboard else None,
+        evaluate_every=FLAGS.evaluate_every,
+    )
+
+
 def _train(trainer: Trainer, until: int, callbacks: list) -> None:
     """Trains up to a step, and prints on what and how long."""
     model = trainer.model
@@ -163,7 +226,12 @@ def _train(trainer: Trainer, until: int, callbacks: list) -> None:
     if trainer.first_step:
         print(f"Resuming after step {trainer.first_step}.")
     start = time.monotonic()
-    trainer.fit(callbacks, until, verbose=1 if sys.stdout.isatty() else 2)
+    trainer.fit(
+        callbacks,
+        until,
+        verbose=1 if sys.stdout.isatty() else 2,
+        checkpoint_every=FLAGS.checkpoint_every,
+    )
     print(
         f"Trained {until - trainer.first_step} steps with "
         f"num_partitions={k} in {time.monotonic() - start:.0f} s."
@@ -179,7 +247,7 @@ def _compare(experiment: Experiment, snapshot: comparison.Snapshot) -> int:
         layers_per_cell=None,
     )
     print(f"\nThe same again with num_partitions={other.num_partitions}:")
-    trainer = Trainer(other, FLAGS.steps)
+    trainer = Trainer(other, FLAGS.steps, None, _path(FLAGS.initial_model))
     again = comparison.Snapshot(snapshot.step)
     _train(trainer, snapshot.step, [again])
     result = comparison.difference(snapshot.weights, again.weights)

@@ -1,6 +1,5 @@
 """Trains an experiment: model, data, checkpoints, evaluation."""
 
-import dataclasses
 import json
 import os
 import pathlib
@@ -9,10 +8,9 @@ from collections.abc import Sequence
 import keras
 
 import tfgpipe
-from params import Experiment, datasets
-from tools.batches import batches, steps_per_epoch
-
-_EVALUATION_BATCH_SIZE = 500
+from models import transfer
+from params import Experiment
+from tfgpipe.saving import spec_config
 
 
 class Trainer:
@@ -25,8 +23,13 @@ class Trainer:
             nothing. It is made if need be. A run of the same experiment that
             was interrupted there is resumed, with the same or another number
             of partitions.
+        initial_model: The trained model that an experiment starts from, a
+            .keras file; for those with `starts_from` alone.
 
     Attributes:
+        experiment: As given.
+        source: Its data.
+        model: The `tfgpipe.GPipe`.
         num_steps: Optimizer updates in the whole run.
         first_step: Updates that an interrupted run had done already.
 
@@ -40,14 +43,14 @@ class Trainer:
         experiment: Experiment,
         num_steps: int | None = None,
         train_dir: pathlib.Path | None = None,
+        initial_model: pathlib.Path | None = None,
     ) -> None:
         self.experiment = experiment
-        self.data = datasets.load(experiment.data)
-        self._per_epoch = steps_per_epoch(
-            len(self.data.x_train), experiment.batch_size
-        )
+        self.source = experiment.data.source()
+        self._per_epoch = self.source.steps_per_epoch(experiment.batch_size)
         self.num_steps = num_steps or self._per_epoch * experiment.epochs
         self._folder = train_dir
+        self._initial_model = initial_model
         model = self._new_model()  # checks the arguments
         if train_dir is not None:
             self._claim_folder(train_dir)
@@ -56,7 +59,7 @@ class Trainer:
 
     def _claim_folder(self, folder: pathlib.Path) -> None:
         """Checks that the folder holds no other run; notes this one there."""
-        run = dataclasses.asdict(self.experiment)
+        run = self.experiment.settings()
         run |= {"num_steps": self.num_steps, "num_partitions": None}
         text = json.dumps(run, indent=2)
         path = folder / "experiment.json"
@@ -93,26 +96,51 @@ class Trainer:
         experiment = self.experiment
         keras.utils.set_random_seed(experiment.seed)
         model = tfgpipe.GPipe(
-            experiment.model.layers(),
+            self._layers(),
             num_partitions=experiment.num_partitions,
             num_micro_batches=experiment.num_micro_batches,
             layers_per_cell=experiment.layers_per_cell,
             schedule=experiment.schedule,
             remat=experiment.remat,
         )
-        model.build((None, *self.data.x_train.shape[1:]))
+        model.build_from_config(spec_config(self.source.input_spec))
         model.compile(
             optimizer=experiment.optimizer.make(self.num_steps),
-            loss="sparse_categorical_crossentropy",
-            metrics=["accuracy"],
+            **experiment.task.compile_arguments(),
         )
         return model
+
+    def _layers(self) -> list[keras.layers.Layer]:
+        """New layers, or trained ones with a new last one."""
+        new, before = self.experiment.model.layers(), self._initial_model
+        starts_from = self.experiment.starts_from
+        if (before is None) != (starts_from is None):
+            raise ValueError(
+                "`initial_model` must be given for an experiment that starts "
+                f"from another, and for no other. Expected: {starts_from}. "
+                f"Received: initial_model={before and str(before)!r}. Train "
+                "the one it starts from with a --train_dir, and give the "
+                "final.keras from there."
+            )
+        if before is None:
+            return new
+        if not before.is_file():
+            raise FileNotFoundError(
+                "`initial_model` must be a file. Received: "
+                f"initial_model={str(before)!r}, which does not exist. Train "
+                f"{starts_from} with a --train_dir first."
+            )
+        trained = tfgpipe.load_model(
+            str(before), num_partitions=1, compile=False
+        )
+        return transfer.replace_classifier(trained.layers, new[-1])
 
     def fit(
         self,
         callbacks: Sequence[keras.callbacks.Callback] = (),
         until: int | None = None,
         verbose: int | str = "auto",
+        checkpoint_every: int | None = None,
     ) -> None:
         """Trains, with a checkpoint after every epoch.
 
@@ -120,47 +148,37 @@ class Trainer:
             callbacks: More of Keras's callbacks.
             until: The step after which to stop; `None` for `num_steps`.
             verbose: As in `keras.Model.fit`.
+            checkpoint_every: Steps after which there is a checkpoint, too,
+                for long epochs; `None` for none.
         """
-        until = until or self.num_steps
-        data = batches(
-            self.data.x_train,
-            self.data.y_train,
-            self.experiment.batch_size,
-            seed=self.experiment.seed,
-            first_step=self.first_step,
-            num_steps=until,
-        )
         callbacks = list(callbacks)
         if self._folder is not None:
-            callbacks.append(_Checkpoint(self._checkpoint))
-        done = self.first_step // self._per_epoch
-        full, rest = divmod(until, self._per_epoch)
-        # Whole epochs, then the rest of one.
-        for first, last, steps in (
-            (done, full, self._per_epoch),
-            (full, full + 1, rest),
-        ):
-            if first < last and steps:
-                self.model.fit(
-                    data.skip((first - done) * self._per_epoch),
-                    initial_epoch=first,
-                    epochs=last,
-                    steps_per_epoch=steps,
-                    callbacks=callbacks,
-                    verbose=verbose,
-                    shuffle=False,  # the data are
-                )
+            callbacks.append(_Checkpoint(self._checkpoint, checkpoint_every))
+        until = until or self.num_steps
+        for start, end in _parts(self.first_step, until, self._per_epoch):
+            self.model.fit(
+                self.source.train(
+                    self.experiment.batch_size,
+                    seed=self.experiment.seed,
+                    first_step=start,
+                    num_steps=end,
+                ),
+                initial_epoch=start // self._per_epoch,
+                epochs=-(-end // self._per_epoch),
+                steps_per_epoch=min(self._per_epoch, end - start),
+                callbacks=callbacks,
+                verbose=verbose,
+                shuffle=False,  # the data are
+            )
 
-    def test_accuracy(self) -> float:
-        """Share of the test examples that the model classifies correctly."""
-        results = self.model.evaluate(
-            self.data.x_test,
-            self.data.y_test,
-            batch_size=_EVALUATION_BATCH_SIZE,
-            verbose=0,
-            return_dict=True,
+    def evaluate(self) -> dict[str, float]:
+        """What the test examples give, by name; see the experiment's task."""
+        experiment = self.experiment
+        data = self.source.evaluation(
+            experiment.evaluation_batch_size or experiment.batch_size
         )
-        return results["accuracy"]
+        logs = self.model.evaluate(data, verbose=0, return_dict=True)
+        return experiment.task.results(logs, self.source)
 
     def export(self) -> pathlib.Path | None:
         """Saves the model as final.keras in `train_dir`; returns its path."""
@@ -171,12 +189,29 @@ class Trainer:
         return path
 
 
-class _Checkpoint(keras.callbacks.Callback):
-    """Saves the model after every epoch; the file is always a whole one."""
+def _parts(start: int, end: int, per_epoch: int) -> list[tuple[int, int]]:
+    """The rest of an epoch, whole epochs, and the beginning of one.
 
-    def __init__(self, path: pathlib.Path) -> None:
+    Each part is the steps from its first number to before its second.
+    """
+    first_whole = min(end, -(-start // per_epoch) * per_epoch)
+    last_whole = max(first_whole, end - end % per_epoch)
+    parts = [(start, first_whole), (first_whole, last_whole), (last_whole, end)]
+    return [(first, last) for first, last in parts if first < last]
+
+
+class _Checkpoint(keras.callbacks.Callback):
+    """Saves the model now and then; the file is always a whole one."""
+
+    def __init__(self, path: pathlib.Path, every: int | None) -> None:
         super().__init__()
         self._path = path
+        self._every = every
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        steps = int(self.model.optimizer.iterations)
+        if self._every and steps % self._every == 0:
+            _save(self.model, self._path)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         _save(self.model, self._path)

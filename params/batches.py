@@ -1,5 +1,7 @@
 """Mini-batches in an order that follows from the seed and the step alone."""
 
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 
@@ -11,6 +13,33 @@ def steps_per_epoch(num_examples: int, batch_size: int) -> int:
     3
     """
     return -(-num_examples // batch_size)
+
+
+def batch_rows(
+    num_examples: int, batch_size: int, seed: int, step: Any
+) -> tf.Tensor:
+    """Indices of the examples of one step.
+
+    Args:
+        num_examples: How many there are. Every epoch takes each once, in an
+            order of its own.
+        batch_size: Examples in a mini-batch; the last one of an epoch has what
+            is left.
+        seed: Determines the order.
+        step: The step, from 0; an int64 tensor.
+
+    Returns:
+        (batch,), int32; of a static shape if all are `batch_size`.
+    """
+    per_epoch = steps_per_epoch(num_examples, batch_size)
+    order = tf.random.experimental.stateless_shuffle(
+        tf.range(num_examples), seed=[seed, step // per_epoch]
+    )
+    start = tf.cast(step % per_epoch, tf.int32) * batch_size
+    rows = order[start : start + batch_size]
+    if num_examples % batch_size == 0:
+        rows = tf.ensure_shape(rows, [batch_size])
+    return rows
 
 
 def batches(
@@ -39,18 +68,10 @@ def batches(
         Pairs (batch of `x`, batch of `y`).
     """
     num_examples = len(x)
-    per_epoch = steps_per_epoch(num_examples, batch_size)
-    even = num_examples % batch_size == 0
     x, y = tf.constant(x), tf.constant(y)
 
     def batch(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        order = tf.random.experimental.stateless_shuffle(
-            tf.range(num_examples), seed=[seed, step // per_epoch]
-        )
-        start = tf.cast(step % per_epoch, tf.int32) * batch_size
-        rows = order[start : start + batch_size]
-        if even:
-            rows = tf.ensure_shape(rows, [batch_size])
+        rows = batch_rows(num_examples, batch_size, seed, step)
         return tf.gather(x, rows), tf.gather(y, rows)
 
     steps = tf.data.Dataset.range(first_step, num_steps)

@@ -1,0 +1,137 @@
+"""Batches of few shapes: how often each example is drawn, and when."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from params.buckets import Buckets, in_order
+from params.language_shares import language_shares
+
+WIDTHS = (4, 8, 16)
+BATCH_SIZE = 32
+RNG = np.random.default_rng(0)
+LENGTHS = RNG.integers(1, 17, 200)
+LANGUAGES = RNG.choice(3, 200, p=[0.8, 0.15, 0.05])
+SIZES = np.bincount(LANGUAGES)
+
+
+def make(temperature=1.0, lengths=LENGTHS, **kwargs):
+    return Buckets(
+        lengths,
+        WIDTHS,
+        LANGUAGES,
+        language_shares(SIZES, temperature),
+        kwargs.pop("batch_size", BATCH_SIZE),
+        **kwargs,
+    )
+
+
+def counted(batches):
+    """How often each example counts in an epoch."""
+    return Counter(
+        int(row) for batch in batches for row in batch.rows[: batch.num_counted]
+    )
+
+
+@pytest.mark.parametrize("number", [0, 1, 7])
+def test_epoch_without_temperature_has_every_example_once(number):
+    buckets = make()
+    assert counted(buckets.epoch(0, number)) == dict.fromkeys(range(200), 1)
+    assert buckets.num_examples == 200
+
+
+def test_there_is_one_shape_a_bucket():
+    batches = make().epoch(0, 0)
+    shapes = {(batch.width, len(batch.rows)) for batch in batches}
+    assert shapes == {(4, 8), (8, 4), (16, 2)}
+    for batch in batches:
+        assert LENGTHS[batch.rows].max() <= batch.width
+        assert LENGTHS[batch.rows].min() > batch.width // 2 or batch.width == 4
+
+
+def test_only_the_last_batch_of_a_bucket_is_filled_up():
+    batches = make().epoch(0, 0)
+    short = [b.width for b in batches if b.num_counted < len(b.rows)]
+    assert len(short) == len(set(short)) > 0
+
+
+def test_every_epoch_has_as_many_batches():
+    buckets = make(temperature=3.0)
+    counts = {len(buckets.epoch(1, number)) for number in range(5)}
+    assert counts == {buckets.num_batches}
+
+
+def test_epoch_follows_from_seed_and_number():
+    def rows(*key):
+        return [batch.rows.tolist() for batch in make().epoch(*key)]
+
+    assert rows(1, 2) == rows(1, 2)
+    assert rows(1, 2) != rows(2, 2)
+    assert rows(1, 2) != rows(1, 3)
+    widths = [batch.width for batch in make().epoch(1, 2)]
+    assert widths != sorted(widths)  # short ones do not come first
+
+
+def test_temperature_gives_languages_their_shares():
+    found = counted(make(temperature=5.0).epoch(0, 0))
+    drawn = np.zeros(3)
+    for row, count in found.items():
+        drawn[LANGUAGES[row]] += count
+    expected = 200 * language_shares(SIZES, 5.0)
+    np.testing.assert_allclose(drawn, expected, rtol=0.15)
+
+
+def test_what_is_drawn_more_than_once_is_drawn_equally_often():
+    found = counted(make(temperature=5.0).epoch(0, 0))
+    for bucket in range(3):
+        rare = (LANGUAGES == 2) & (np.searchsorted(WIDTHS, LENGTHS) == bucket)
+        counts = [found[int(row)] for row in np.nonzero(rare)[0]]
+        assert not counts or max(counts) - min(counts) <= 1
+        assert not counts or max(counts) > 1
+
+
+def test_rare_draws_of_a_large_language_change_from_epoch_to_epoch():
+    buckets = make(temperature=5.0)
+    first, second = (counted(buckets.epoch(0, number)) for number in (0, 1))
+    assert set(first) != set(second)
+
+
+def test_epoch_size_is_about_that():
+    buckets = make(temperature=5.0, epoch_size=60)
+    assert 55 <= buckets.num_examples <= 65
+    assert sum(counted(buckets.epoch(0, 0)).values()) == buckets.num_examples
+
+
+def test_longer_examples_are_left_out():
+    lengths = LENGTHS.copy()
+    lengths[:10] = 17
+    assert set(counted(make(lengths=lengths).epoch(0, 0))) == set(
+        range(10, 200)
+    )
+
+
+def test_test_examples_all_come_once_and_in_order():
+    lengths = np.array([3, 20, 9, 4, 16])
+    batches = in_order(lengths, WIDTHS, 16)
+    assert [(b.width, b.rows[: b.num_counted].tolist()) for b in batches] == [
+        (4, [0, 3]),
+        (16, [1]),
+        (16, [2]),
+        (16, [4]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"batch_size": 15},
+            "`batch_size` must be at least.*16.*batch_size=15",
+        ),
+        ({"lengths": np.full(200, 17)}, "wide enough for some example"),
+    ],
+)
+def test_bad_arguments_are_an_error(given, message):
+    with pytest.raises(ValueError, match=message):
+        make(**given)

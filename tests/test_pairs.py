@@ -1,0 +1,246 @@
+"""Strings in two languages: what a translation model reads and writes."""
+
+import keras
+import numpy as np
+import pytest
+import texts
+
+from params import ragged, text_files
+from params.buckets import Batch
+from params.pairs import Pairs, arrays
+from params.ragged import Ragged
+from params.task import Translation
+from params.text_files import Pair
+from params.tokenizer import BOS_ID, EOS_ID, PAD_ID
+
+SETTINGS = {"vocab_size": 320, "widths": (16, 32, 64)}
+
+
+@pytest.fixture(scope="session")
+def cache_dir(tmp_path_factory):
+    return tmp_path_factory.mktemp("vocabularies")
+
+
+@pytest.fixture(autouse=True)
+def little(monkeypatch, cache_dir):
+    texts.use(monkeypatch, cache_dir)
+
+
+def make(**given):
+    return Pairs(**{**SETTINGS, **given}).source()
+
+
+def batches(source, batch_size=128, **given):
+    given = {
+        "seed": 0,
+        "first_step": 0,
+        "num_steps": source.steps_per_epoch(batch_size),
+        **given,
+    }
+    return [
+        keras.tree.map_structure(np.asarray, element)
+        for element in source.train(batch_size, **given)
+    ]
+
+
+def written(source, element):
+    """Texts of the source and target rows that count."""
+    (read, _), target, weights = element
+    rows = weights.max(axis=1) > 0
+    return list(
+        zip(
+            source.tokenizer.decode(read[rows].tolist()),
+            source.decode(target[rows]),
+        )
+    )
+
+
+def test_parts_are_split_by_english_string():
+    source = make()
+    train, test = (
+        {pair.english for pair in source.examples(part)}
+        for part in ("train", "test")
+    )
+    assert not train & test
+    assert all(map(text_files.is_held_out, test))
+    assert len(source.examples("test")) > 0
+    total = len(source.examples("train")) + len(source.examples("test"))
+    assert total == sum(texts.SIZES.values())
+
+
+def test_languages_come_by_size():
+    source = make()
+    assert source.languages == ("aa", "bb", "cc")
+    assert list(source.sizes.values()) == sorted(
+        source.sizes.values(), reverse=True
+    )
+    assert make(languages=("bb",)).languages == ("bb",)
+
+
+def test_epoch_has_every_training_pair_once():
+    source = make(widths=(16, 64, 256))
+    found = [
+        text
+        for element in batches(source, 512)
+        for text in written(source, element)
+    ]
+    expected = [(p.translation, p.english) for p in source.examples("train")]
+    assert sorted(found) == sorted(expected)
+
+
+def test_model_reads_language_tokens_and_the_end():
+    source = make()
+    (row,) = source.encode(["kalo"], "bb").tolist()
+    ids = [i for i in row if i != PAD_ID]
+    symbol = source.tokenizer.symbol_id
+    assert ids[:2] == [symbol("<2en>"), symbol("<bb>")]
+    assert ids[-1] == EOS_ID
+    assert len(row) == source.max_length == 64
+    assert source.decode([ids]) == ["kalo"]
+
+
+def test_source_token_can_be_left_out():
+    source = make(source_token=False)
+    (row,) = source.encode(["kalo"], "bb").tolist()
+    assert row[0] == source.tokenizer.symbol_id("<2en>")
+    assert source.tokenizer.decode([row[1:]]) == ["kalo"]
+    assert row[1] != source.tokenizer.symbol_id("<bb>")
+
+
+def test_english_can_be_the_source():
+    source = make(to_english=False, languages=("aa",))
+    (row,) = source.encode(["item1"], "aa").tolist()
+    symbol = source.tokenizer.symbol_id
+    assert row[:2] == [symbol("<2aa>"), symbol("<en>")]
+    text, translation = written(source, batches(source)[0])[0]
+    assert translation == f"aa {text[::-1]}"
+
+
+def test_targets_are_shifted_by_one():
+    for (_, shifted), target, weights in batches(make()):
+        assert (shifted[:, 0] == BOS_ID).all()
+        is_token = target != PAD_ID
+        assert ((shifted != PAD_ID) == is_token).all()
+        np.testing.assert_array_equal(
+            shifted[:, 1:][is_token[:, 1:]], target[:, :-1][is_token[:, 1:]]
+        )
+        counts = is_token.sum(axis=1)
+        ends = target[np.arange(len(target)), counts - 1]
+        assert (ends == EOS_ID).all()
+        assert set(np.unique(weights)) <= {0, target.shape[1]}
+        assert (weights[is_token.any(axis=1)] > 0).any()
+
+
+def test_rows_that_fill_up_do_not_count():
+    ids = (Ragged.of([[5, 2], [6, 7, 2]]), Ragged.of([[8, 2], [9, 2]]))
+    batch = Batch(3, np.array([1, 0, 1]), num_counted=2)
+    source, shifted, target, weights = arrays(ids, batch)
+    assert source.tolist() == [[6, 7, 2], [5, 2, 0], [6, 7, 2]]
+    assert shifted.tolist() == [[1, 9, 0], [1, 8, 0], [1, 9, 0]]
+    assert target.tolist() == [[9, 2, 0], [8, 2, 0], [9, 2, 0]]
+    assert weights.tolist() == [[3, 3, 0], [3, 3, 0], [0, 0, 0]]
+
+
+def test_evaluation_has_every_test_pair_once():
+    source = make(widths=(16, 64, 256))
+    found = []
+    for element in source.evaluation(512):
+        element = keras.tree.map_structure(np.asarray, element)
+        found += written(source, element)
+    expected = [(p.translation, p.english) for p in source.examples("test")]
+    assert sorted(found) == sorted(expected)
+
+
+def test_every_token_counts_the_same_whatever_its_batch():
+    source = make()
+    vocab_size = SETTINGS["vocab_size"]
+
+    class ByTarget(keras.layers.Layer):
+        """A loss that differs from token to token."""
+
+        def call(self, inputs):
+            _, shifted = inputs
+            logits = keras.ops.one_hot(shifted, vocab_size)
+            scale = keras.ops.cast(shifted % 7, "float32")
+            return logits * scale[..., None]
+
+    task = Translation(label_smoothing=0.0)
+    inputs = tuple(keras.Input((None,), dtype="int32") for _ in range(2))
+    model = keras.Model(inputs, ByTarget()(inputs))
+    model.compile("sgd", **task.compile_arguments())
+    logs = model.evaluate(source.evaluation(128), verbose=0, return_dict=True)
+    total = count = 0.0
+    for (_, shifted), target, weights in source.evaluation(128):
+        nll = keras.losses.sparse_categorical_crossentropy(
+            target, ByTarget()((None, shifted)), from_logits=True
+        )
+        counts = weights.numpy() > 0
+        total += nll.numpy()[counts].sum()
+        count += counts.sum()
+    assert logs["nll"] == pytest.approx(total / count, rel=1e-5)
+    assert task.results(logs, source)["nll"] == logs["nll"]
+
+
+def test_language_without_training_pair_is_an_error(monkeypatch):
+    held_out = next(filter(text_files.is_held_out, texts.english()))
+
+    def pairs(languages=None):
+        return [*texts.pairs(), Pair("dd", held_out, "x")]
+
+    monkeypatch.setitem(
+        __import__("params.pair_texts").pair_texts.READERS, "nmt102", pairs
+    )
+    with pytest.raises(ValueError, match="'dd', which has none"):
+        _ = make().sizes
+
+
+def test_language_without_test_pair_is_an_error_in_the_end(monkeypatch):
+    kept = next(
+        text for text in texts.english() if not text_files.is_held_out(text)
+    )
+
+    def pairs(languages=None):
+        return [Pair("dd", kept, "x")] * 40
+
+    monkeypatch.setitem(
+        __import__("params.pair_texts").pair_texts.READERS, "nmt102", pairs
+    )
+    with pytest.raises(ValueError, match="must have test examples"):
+        make(vocab_size=290).evaluation(128)
+
+
+def test_language_the_model_does_not_know_is_an_error():
+    with pytest.raises(ValueError, match="Did you mean 'aa'"):
+        make().encode(["x"], "aaa")
+    with pytest.raises(ValueError, match="Did you mean 'test'"):
+        make().examples("tests")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"name": "nmt10"}, "Did you mean 'nmt102'"),
+        ({"languages": ()}, "`languages` must name a language"),
+        ({"widths": ()}, "`widths` must be ascending"),
+        ({"widths": (16, 8)}, "`widths` must be ascending"),
+        ({"widths": (0, 8)}, "`widths` must be positive"),
+        ({"temperature": 0.1}, "`temperature` must be at least 1"),
+        ({"epoch_size": 0}, "`epoch_size` must be positive"),
+    ],
+)
+def test_bad_arguments_are_an_error(given, message):
+    with pytest.raises(ValueError, match=message):
+        Pairs(**given)
+
+
+def test_ragged_rows_may_be_empty():
+    rows = Ragged.of([[], [1, 2], []])
+    assert rows.lengths.tolist() == [0, 2, 0]
+    assert rows.padded(np.array([2, 1]), 3).tolist() == [[0, 0, 0], [1, 2, 0]]
+    assert Ragged.of([[]]).padded(np.array([0]), 2).tolist() == [[0, 0]]
+
+
+def test_examples_in_the_docstrings_run():
+    import doctest
+
+    assert doctest.testmod(ragged).failed == 0

@@ -1,0 +1,149 @@
+"""Running text in windows: no token is lost, none is padded."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+import texts
+
+from params import text
+from params.task import LanguageModel
+from params.text import Text
+from params.tokenizer import EOS_ID
+
+LENGTH, BATCH = 16, 4
+
+
+@pytest.fixture
+def source(monkeypatch, tmp_path):
+    texts.use(monkeypatch, tmp_path)
+    return Text(vocab_size=300, length=LENGTH).source()
+
+
+def epoch(source, number=0, batch_size=BATCH):
+    per_epoch = source.steps_per_epoch(batch_size)
+    first = number * per_epoch
+    return [
+        (x.numpy(), y.numpy())
+        for x, y in source.train(
+            batch_size, seed=5, first_step=first, num_steps=first + per_epoch
+        )
+    ]
+
+
+def test_stream_has_an_end_around_every_paragraph(source):
+    stream = source.train_stream.tolist()
+    assert stream[0] == stream[-1] == EOS_ID
+    assert stream.count(EOS_ID) == 1 + len(texts.novels().train)
+    ends = [i for i, token in enumerate(stream) if token == EOS_ID]
+    first = stream[ends[0] + 1 : ends[1]]
+    assert source.tokenizer.decode([first]) == [texts.novels().train[0]]
+
+
+def test_labels_are_the_tokens_one_position_later(source):
+    for x, y in epoch(source):
+        np.testing.assert_array_equal(x[:, 1:], y[:, :-1])
+
+
+def test_epoch_takes_windows_that_join_to_the_stream(source):
+    rows = np.concatenate([x for x, _ in epoch(source)])
+    stream = source.train_stream
+    starts = []
+    for row in rows:
+        (found,) = [
+            i
+            for i in range(len(stream) - LENGTH)
+            if (stream[i : i + LENGTH] == row).all()
+        ]
+        starts.append(found)
+    offset = min(starts)
+    assert offset < LENGTH
+    expected = offset + LENGTH * np.arange(len(rows))
+    assert sorted(starts) == expected.tolist()
+    assert len(stream) - expected[-1] - LENGTH < 2 * LENGTH
+
+
+def test_epochs_begin_at_different_tokens(source):
+    first = {
+        tuple(
+            sorted(map(tuple, np.concatenate([x for x, _ in epoch(source, n)])))
+        )
+        for n in range(4)
+    }
+    assert len(first) >= 3  # of 16 places to begin
+
+
+def test_every_test_token_counts_once(source):
+    counted = []
+    for x, y, weights in source.evaluation(3):
+        assert x.shape == y.shape == weights.shape
+        assert set(np.unique(weights)) <= {0, 1}
+        counted += [y.numpy()[i] for i in zip(*np.nonzero(weights))]
+    assert counted == source.test_stream[1:].tolist()
+    assert len(counted) == source.num_test_tokens
+
+
+@pytest.mark.parametrize("length", [2, 3, 7, 16])
+@pytest.mark.parametrize("num_tokens", [2, 3, 7, 8, 16, 17, 18, 40])
+def test_windows_cover_streams_of_any_length(length, num_tokens):
+    stream = np.arange(1, num_tokens + 1, dtype=np.int32)
+    counted = []
+    for x, y, weights in text._test_windows(stream, length):
+        assert len(x) == len(y) == len(weights) == length
+        for position in np.nonzero(weights)[0]:
+            assert y[position] == x[position] + 1
+            assert position >= length // 2 or len(counted) < length
+            counted.append(y[position])
+    assert counted == stream[1:].tolist()
+
+
+def test_words_are_those_between_spaces_and_ends(source):
+    expected = sum(len(p.split()) + 1 for p in texts.novels().test)
+    assert source.num_test_words == expected
+
+
+def test_prompt_begins_a_paragraph(source):
+    (ids,) = source.encode_prompt("kalo mi").tolist()
+    assert ids[0] == EOS_ID
+    assert source.tokenizer.decode([ids[1:]]) == ["kalo mi"]
+
+
+def test_text_too_short_for_windows_is_an_error(monkeypatch, tmp_path):
+    texts.use(monkeypatch, tmp_path)
+    source = Text(vocab_size=300, length=5000).source()
+    with pytest.raises(ValueError, match="two windows of training text"):
+        source.steps_per_epoch(2)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"name": "austin"}, "Did you mean 'austen'"),
+        ({"length": 1}, "`length` must be at least 2"),
+    ],
+)
+def test_bad_arguments_are_an_error(given, message):
+    with pytest.raises(ValueError, match=message):
+        Text(**given)
+
+
+def test_uniform_model_has_the_perplexity_of_its_vocabulary(source):
+    vocab_size = 300
+    model = keras.Sequential(
+        [
+            keras.Input((LENGTH,), dtype="int32"),
+            keras.layers.Embedding(
+                vocab_size, vocab_size, embeddings_initializer="zeros"
+            ),
+        ]
+    )
+    task = LanguageModel()
+    model.compile("sgd", **task.compile_arguments())
+    logs = model.evaluate(source.evaluation(3), verbose=0, return_dict=True)
+    results = task.results(logs, source)
+    assert results["perplexity"] == pytest.approx(vocab_size, rel=1e-4)
+    per_word = source.num_test_tokens / source.num_test_words
+    assert results["word_perplexity"] == pytest.approx(
+        math.exp(math.log(vocab_size) * per_word), rel=1e-3
+    )

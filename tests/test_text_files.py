@@ -1,0 +1,162 @@
+"""The texts that come with the source, and the errors of damaged files."""
+
+import doctest
+import lzma
+
+import pytest
+
+from params import text_files
+from params.text_files import Pair
+
+PAIRS = "Yes\nNo\nOpen the door\n\nde\t0\tJa\nde\t1\tNein\nfr\t2\tOuvre\n"
+
+
+@pytest.fixture(scope="module")
+def novels():
+    return text_files.read_novels()
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    return text_files.read_pairs()
+
+
+def write(path, text):
+    path.write_bytes(lzma.compress(text.encode("utf-8")))
+    return path
+
+
+def book(num_chapters):
+    return "A NOVEL\n\n" + "".join(
+        f"CHAPTER {i}\n\nfirst line {i}\nsecond line\n\n\nanother one\n"
+        for i in range(num_chapters)
+    )
+
+
+def test_shipped_novels_are_whole(novels):
+    words = [
+        sum(len(paragraph.split()) for paragraph in part) for part in novels
+    ]
+    assert sum(words) == 717_537
+    assert 0.03 < words[1] / sum(words) < 0.07
+    assert novels.train[0] == "EMMA"
+    assert any(p.startswith("Emma Woodhouse, handsome") for p in novels.train)
+    assert not any("\n" in paragraph for paragraph in novels.train)
+
+
+def test_thirteen_chapters_of_novels_are_held_out(novels):
+    headings = [p for p in novels.test if text_files._CHAPTER.match(p)]
+    assert len(headings) == 13
+    both = set(novels.test) & set(novels.train)
+    assert max(map(len, both)) < 60  # headings, exclamations
+
+
+def test_every_twentieth_chapter_is_held_out(tmp_path):
+    found = text_files.read_novels(write(tmp_path / "book.xz", book(31)))
+    assert [p for p in found.test if p.startswith("first")] == [
+        "first line 10 second line",
+        "first line 30 second line",
+    ]
+    assert found.train[:4] == (
+        "A NOVEL",
+        "CHAPTER 0",
+        "first line 0 second line",
+        "another one",
+    )
+
+
+def test_book_without_enough_chapters_is_an_error(tmp_path):
+    path = write(tmp_path / "book.xz", book(10))
+    with pytest.raises(ValueError, match=r"hold one out: 11.*with 10\."):
+        text_files.read_novels(path)
+
+
+def test_shipped_pairs_are_whole(pairs):
+    assert len(pairs) == 722_371
+    assert len({pair.english for pair in pairs}) <= 23_247
+    counts = {}
+    for pair in pairs:
+        counts[pair.language] = counts.get(pair.language, 0) + 1
+    assert len(counts) == 102
+    assert (counts["ny"], counts["es"]) == (19, 22_120)
+
+
+def test_held_out_pairs_are_one_of_twenty(pairs):
+    held_out = {p.english: text_files.is_held_out(p.english) for p in pairs}
+    assert sum(held_out[pair.english] for pair in pairs) == 35_865
+
+
+def test_strings_that_differ_in_case_are_on_one_side():
+    for text in ("Today", "Tomorrow", "Save"):
+        expected = text_files.is_held_out(text)
+        assert text_files.is_held_out(text.upper()) == expected
+
+
+def test_pairs_of_some_languages_are_those_of_the_file(tmp_path):
+    path = write(tmp_path / "pairs.xz", PAIRS)
+    assert text_files.read_pairs(path, ["fr"]) == [
+        Pair("fr", "Open the door", "Ouvre")
+    ]
+    assert len(text_files.read_pairs(path)) == 3
+
+
+def test_unknown_language_suggests_the_nearest(tmp_path):
+    path = write(tmp_path / "pairs.xz", PAIRS)
+    with pytest.raises(ValueError, match="Did you mean 'de'"):
+        text_files.read_pairs(path, ["fr", "dee"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Yes\nNo\n", "no empty line after the English strings"),
+        ("Yes\n\n", "no empty line|no pairs"),
+        ("Yes\n\nde\t0\n", r"line 3 is 'de\\t0'"),
+        ("Yes\n\nde\t0\tJa\tso\n", "line 3 is"),
+        ("Yes\n\nde\t0\tJa\nde\t1\tNein\n", "line 4 has the index '1'.*1 Engl"),
+        ("Yes\n\nde\t-1\tJa\n", "has the index '-1'"),
+        ("Yes\n\nde\t0\t\n", "line 3 is"),
+    ],
+)
+def test_pairs_in_another_format_are_an_error(tmp_path, text, message):
+    path = write(tmp_path / "pairs.xz", text)
+    with pytest.raises(ValueError, match=message):
+        text_files.read_pairs(path)
+
+
+@pytest.mark.parametrize(
+    "read", [text_files.read_novels, text_files.read_pairs]
+)
+def test_missing_file_names_the_cure(tmp_path, read):
+    with pytest.raises(FileNotFoundError, match="git checkout -- data"):
+        read(tmp_path / "none.xz")
+
+
+@pytest.mark.parametrize(
+    "read", [text_files.read_novels, text_files.read_pairs]
+)
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"not compressed",
+        lzma.compress(PAIRS.encode() * 99)[:-9],
+        lzma.compress(b"\xff\xfe"),
+    ],
+)
+def test_damaged_file_is_an_error(tmp_path, read, content):
+    path = tmp_path / "damaged.xz"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"whole xz file.*git checkout"):
+        read(path)
+
+
+@pytest.mark.parametrize("name", ["nmt102_p4.tsv.xz", "austen.txt.xz"])
+def test_shipped_texts_have_their_notice(name):
+    notice = (text_files.SHIPPED / "NOTICE.md").read_text("utf-8")
+    assert f"## {name}" in notice
+    assert (text_files.SHIPPED / name).is_file()
+
+
+def test_examples_in_the_docstrings_run():
+    assert doctest.testmod(text_files).failed == 0

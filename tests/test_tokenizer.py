@@ -1,0 +1,155 @@
+"""Vocabularies: what they keep of a text, and what is kept of them."""
+
+import os
+
+import pytest
+import texts
+
+from params import tokenizer as tokenizer_lib
+from params.tokenizer import (
+    BOS_ID,
+    EOS_ID,
+    PAD_ID,
+    Tokenizer,
+    train_tokenizer,
+)
+
+SYMBOLS = ("<2en>", "<de>")
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory):
+    return train_tokenizer(
+        texts.english(),
+        330,
+        symbols=SYMBOLS,
+        cache_dir=tmp_path_factory.mktemp("vocabulary"),
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "item3 kalo mi",
+        "never seen: Ünïcödé, ქართული, 日本語 🙂",
+        "“quotes” … %(name)s {entity}",
+        "ﬁ is not fi",
+    ],
+)
+def test_any_text_comes_back(learnt, text):
+    (ids,) = learnt.encode([text])
+    assert max(ids) < learnt.vocab_size <= 330
+    assert learnt.decode([ids]) == [text]
+
+
+def test_text_like_the_training_text_has_few_tokens(learnt):
+    text = texts.english()[14]
+    (ids,) = learnt.encode([text])
+    assert len(ids) < len(text) / 1.5
+    assert not {PAD_ID, BOS_ID, EOS_ID} & set(ids)
+
+
+def test_decoding_ends_before_the_end_and_drops_symbols(learnt):
+    (ids,) = learnt.encode(["item3"])
+    (more,) = learnt.encode(["item4"])
+    row = [BOS_ID, learnt.symbol_id("<de>"), *ids, EOS_ID, *more]
+    assert learnt.decode([row, [PAD_ID], [EOS_ID], []]) == ["item3", "", "", ""]
+
+
+def test_ids_that_only_the_model_has_stand_for_no_text(learnt):
+    (ids,) = learnt.encode(["item3"])
+    assert learnt.decode([[10_000, *ids]]) == ["item3"]
+
+
+def test_nothing_encodes_to_nothing(learnt):
+    assert learnt.encode([]) == []
+    assert learnt.encode([""]) == [[]]
+    assert learnt.decode([]) == []
+
+
+def test_symbols_are_in_no_text(learnt):
+    symbols = {learnt.symbol_id(symbol) for symbol in SYMBOLS}
+    assert len(symbols) == 2
+    (ids,) = learnt.encode(["<2en> <de>"])
+    assert not symbols & set(ids)
+
+
+def test_unknown_symbol_is_an_error(learnt):
+    with pytest.raises(ValueError, match="symbol='<fr>'"):
+        learnt.symbol_id("<fr>")
+
+
+def test_vocabulary_is_learnt_once(tmp_path, monkeypatch):
+    first = train_tokenizer(texts.english(), 300, cache_dir=tmp_path)
+
+    def fail(texts, settings):
+        raise AssertionError("learnt again")
+
+    monkeypatch.setattr(tokenizer_lib, "_train", fail)
+    again = train_tokenizer(texts.english(), 300, cache_dir=tmp_path)
+    assert again.model == first.model
+    for other in (
+        {"texts": texts.english()[1:], "vocab_size": 300},
+        {"texts": texts.english(), "vocab_size": 301},
+        {"texts": texts.english(), "vocab_size": 300, "symbols": SYMBOLS},
+    ):
+        with pytest.raises(AssertionError, match="learnt again"):
+            train_tokenizer(**other, cache_dir=tmp_path)
+
+
+def test_vocabulary_is_the_same_each_time(tmp_path):
+    models = {
+        train_tokenizer(texts.english(), 300, cache_dir=tmp_path / name).model
+        for name in ("a", "b")
+    }
+    assert len(models) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"damaged"])
+def test_damaged_kept_vocabulary_is_learnt_again(tmp_path, content):
+    first = train_tokenizer(texts.english(), 300, cache_dir=tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(content)
+    again = train_tokenizer(texts.english(), 300, cache_dir=tmp_path)
+    assert again.model == first.model == path.read_bytes()
+
+
+def test_folder_is_that_of_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFGPIPE_CACHE", str(tmp_path / "new"))
+    train_tokenizer(texts.english(), 300)
+    assert len(os.listdir(tmp_path / "new")) == 1
+
+
+def test_folder_that_cannot_be_written_to_is_a_warning(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("", "utf-8")
+    with pytest.warns(UserWarning, match="cannot be kept"):
+        found = train_tokenizer(texts.english(), 300, cache_dir=path)
+    assert found.vocab_size > 256
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"texts": []}, "`texts` must hold some text"),
+        ({"texts": ["", ""]}, "`texts` must hold some text"),
+        ({"vocab_size": 262}, "must be more than 262"),
+        ({"vocab_size": 263}, "large enough for the characters"),
+    ],
+)
+def test_bad_arguments_are_an_error(tmp_path, given, message):
+    given = {"texts": texts.english(), "vocab_size": 300, **given}
+    with pytest.raises(ValueError, match=message):
+        train_tokenizer(**given, symbols=SYMBOLS, cache_dir=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_bytes_that_are_no_model_are_an_error():
+    with pytest.raises(ValueError, match="trained SentencePiece model"):
+        Tokenizer(b"damaged")
+
+
+def test_missing_package_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "sentencepiece", None)
+    with pytest.raises(ImportError, match=r"pip install 'tfgpipe\[text\]'"):
+        Tokenizer(b"any")

@@ -1,0 +1,89 @@
+"""What commands have in common that work on trained models.
+
+Each has a set of flags of its own, so that several of them can be imported.
+"""
+
+import copy
+import sys
+from collections.abc import Callable, Sequence
+
+from absl import flags
+
+from tools.bench_flags import BadFlags
+
+
+def new_flags() -> flags.FlagValues:
+    """Flags with --help alone."""
+    values = flags.FlagValues()
+    flags.DEFINE_boolean(
+        "help", False, "Print this.", short_name="h", flag_values=values
+    )
+    return values
+
+
+def define_train_dir(values: flags.FlagValues) -> None:
+    """Defines --train_dir, which names a run of `tools.train`."""
+    flags.DEFINE_string(
+        "train_dir",
+        None,
+        "Folder of a training run: its final.keras is taken, or else its "
+        "checkpoint.",
+        flag_values=values,
+    )
+
+
+def define_format(values: flags.FlagValues) -> None:
+    """Defines --format, the style of a `tools.bench_report.Report`."""
+    flags.DEFINE_enum(
+        "format",
+        "text",
+        ["text", "json", "csv"],
+        "How to print the tables.",
+        flag_values=values,
+    )
+
+
+def run(
+    name: str,
+    values: flags.FlagValues,
+    usage: str | None,
+    body: Callable[[flags.FlagValues], None],
+    argv: Sequence[str],
+) -> int:
+    """Parses flags and does a command's work.
+
+    Args:
+        name: Of the command, such as "tools.generate".
+        values: Its flags, not parsed yet; they stay so.
+        usage: Text of --help before the flags.
+        body: Does the work. Errors about what the user gave are `ValueError`,
+            `FileNotFoundError`, or `ImportError` for a package that is not
+            installed.
+        argv: The program and its flags.
+
+    Returns:
+        The exit code: 0; 2 for bad flags; 130 after Ctrl-C.
+    """
+    values = copy.deepcopy(values)  # can be parsed once
+    try:
+        rest = values(list(argv))[1:]
+        if values.help:
+            print(_help(values, usage))
+            return 0
+        if rest:
+            raise BadFlags(f"Expected only flags. Received: {rest}.")
+        body(values)
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", file=sys.stderr)
+        return 130
+    except (flags.Error, ValueError, FileNotFoundError, ImportError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _help(values: flags.FlagValues, usage: str | None) -> str:
+    listed = values.get_help(include_special_flags=False)
+    # Without the lines that name modules.
+    lines = [line for line in listed.splitlines() if line.startswith(" ")]
+    return "\n".join([usage or "", *lines])

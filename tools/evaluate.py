@@ -1,0 +1,161 @@
+r"""Tests a model that `tools.train` has trained, on its test examples.
+
+    python -m tools.evaluate --train_dir=runs/austen
+    python -m tools.evaluate --train_dir=runs/mt --beam_size=1 --format=json
+
+Images: accuracy. Language models: perplexity a word, which can be compared
+between models, and a token. Translation: perplexity a token, and BLEU and chrF
+of beam search, by groups of languages from data-scarce to data-rich.
+"""
+
+import sys
+
+import keras
+import tqdm
+from absl import flags
+
+from params.pairs import PairSource
+from tools import command_line, trained_run
+from tools import translation_scores as scores
+from tools.bench_report import Column, Report, Table
+from tools.trained_run import TrainedRun
+from tools.translate import Translator, define_search
+
+FLAGS = command_line.new_flags()
+command_line.define_train_dir(FLAGS)
+command_line.define_format(FLAGS)
+define_search(FLAGS)
+flags.DEFINE_integer(
+    "max_pairs",
+    None,
+    "Most test pairs of a language to translate. Default: all.",
+    1,
+    flag_values=FLAGS,
+)
+flags.DEFINE_boolean(
+    "by_language",
+    False,
+    "Score each language with 1,000 training pairs or more, too.",
+    flag_values=FLAGS,
+)
+
+_COLUMNS = [
+    Column("accuracy", "accuracy", ".2%"),
+    Column("word_perplexity", "perplexity a word", ".1f"),
+    Column("perplexity", "a token", ".2f"),
+    Column("nll", "NLL", ".3f"),
+]
+SCORE_COLUMNS = [
+    Column("train_pairs", "training pairs", ","),
+    Column("test_pairs", "test pairs", ","),
+    Column("bleu", "BLEU", ".1f"),
+    Column("chrf", "chrF", ".1f"),
+]
+GROUP_COLUMNS = [
+    Column("group", "training pairs of a language"),
+    Column("num_languages", "languages"),
+    *SCORE_COLUMNS,
+]
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command line; see `command_line.run`."""
+    return command_line.run("tools.evaluate", FLAGS, __doc__, _print, argv)
+
+
+def _print(values: flags.FlagValues) -> None:
+    run = trained_run.load(values.train_dir)
+    is_translation = isinstance(run.source, PairSource)
+    if is_translation:
+        scores.sacrebleu()  # before there is work to lose
+    report = Report("evaluate", values.format)
+    results = evaluate(run)
+    shown = [column for column in _COLUMNS if column.key in results]
+    row = {"experiment": run.experiment.name, "step": run.step, **results}
+    columns = [Column("experiment", "experiment"), Column("step", "step")]
+    report.add(
+        Table("test", f"The test of {run.path}", [*columns, *shown], [row])
+    )
+    if is_translation:
+        _add_scores(report, run, values)
+    report.print()
+
+
+def evaluate(run: TrainedRun) -> dict[str, float]:
+    """What the experiment's task says of the test examples.
+
+    Args:
+        run: A trained model, whose test batches get a progress bar.
+
+    Returns:
+        Numbers by name, see `params.task.Task.results`.
+    """
+    experiment = run.experiment
+    data = run.source.evaluation(
+        experiment.evaluation_batch_size or experiment.batch_size
+    )
+    total = int(data.cardinality())
+    with _Bar(total if total >= 0 else None) as bar:
+        logs = run.model.evaluate(
+            data, callbacks=[bar], verbose=0, return_dict=True
+        )
+    return experiment.task.results(logs, run.source)
+
+
+def _add_scores(
+    report: Report, run: TrainedRun, values: flags.FlagValues
+) -> None:
+    """Adds what the translations of the test pairs are worth."""
+    to_english = run.experiment.data.to_english
+    translated = scores.translate_test(
+        run.source,
+        Translator(run, values.beam_size, values.length_penalty),
+        to_english,
+        values.max_pairs,
+    )
+    sizes = run.source.sizes
+    report.add(
+        Table(
+            "groups",
+            f"Translations with beam search ({values.beam_size})",
+            GROUP_COLUMNS,
+            scores.group_rows(translated, sizes, to_english),
+        )
+    )
+    if values.by_language:
+        report.add(
+            Table(
+                "languages",
+                "The same by language",
+                [Column("language", "language"), *SCORE_COLUMNS],
+                scores.language_rows(translated, sizes, to_english),
+            )
+        )
+
+
+class _Bar(keras.callbacks.Callback):
+    """Shows how many test batches are done, unless there is no terminal."""
+
+    def __init__(self, total: int | None) -> None:
+        super().__init__()
+        self._bar = tqdm.tqdm(
+            desc="testing",
+            total=total,
+            disable=None,
+            leave=False,
+            file=sys.stderr,
+        )
+
+    def __enter__(self) -> "_Bar":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.close()
+
+    def on_test_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        """Counts."""
+        self._bar.update()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

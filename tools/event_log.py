@@ -1,0 +1,93 @@
+"""Scalars of a training run in files that TensorBoard shows.
+
+A run that was interrupted after its last checkpoint does some steps again. What
+an earlier process wrote about those is taken out, so that every step is there
+once. TensorBoard itself is not needed to write the files, or to read them here.
+"""
+
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+
+import tensorflow as tf
+
+_PATTERN = "events.out.tfevents.*"
+_SCALAR = tf.compat.v1.SummaryMetadata(
+    plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars"),
+    data_class=1,  # DATA_CLASS_SCALAR
+)
+
+
+class EventLog:
+    """Writes scalars into a folder; there is one writer at a time.
+
+    Args:
+        folder: Where the files are, or will be.
+        first_step: Steps that the run has done. What the folder says about
+            later ones is taken out.
+    """
+
+    def __init__(self, folder: pathlib.Path, first_step: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        _forget_after(folder, first_step)
+        self._writer = tf.summary.create_file_writer(str(folder))
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Writes numbers by name; a slash in a name makes a group.
+
+        Args:
+            step: Updates that the model has had.
+            scalars: The numbers.
+        """
+        with self._writer.as_default():
+            for tag, value in scalars.items():
+                tf.summary.write(
+                    tag, tf.constant(value, tf.float32), step, _SCALAR
+                )
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Ends the file."""
+        self._writer.close()
+
+
+def read(folder: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
+    """All scalars of a folder.
+
+    Args:
+        folder: Where the files are; may be missing.
+
+    Returns:
+        For each name its steps and values, by step.
+    """
+    found: dict[str, list[tuple[int, float]]] = {}
+    for path in sorted(folder.glob(_PATTERN)):
+        for event in _events(path):
+            for value in event.summary.value:
+                number = float(tf.make_ndarray(value.tensor))
+                found.setdefault(value.tag, []).append((event.step, number))
+    return {tag: sorted(points) for tag, points in found.items()}
+
+
+def _forget_after(folder: pathlib.Path, step: int) -> None:
+    """Takes out what is said about later steps, file by file."""
+    for path in folder.glob(_PATTERN):
+        events = list(_events(path))
+        kept = [event for event in events if event.step <= step]
+        if len(kept) == len(events):
+            continue
+        partial = path.with_name(f"partial.{path.name}")
+        with tf.io.TFRecordWriter(str(partial)) as writer:
+            for event in kept:
+                writer.write(event.SerializeToString())
+        os.replace(partial, path)
+
+
+def _events(path: pathlib.Path) -> Iterator[tf.compat.v1.Event]:
+    """What is in a file, up to where a killed process left it."""
+    records = tf.data.TFRecordDataset(str(path)).as_numpy_iterator()
+    try:
+        for record in records:
+            yield tf.compat.v1.Event.FromString(record)
+    except tf.errors.DataLossError:
+        return

@@ -1,0 +1,85 @@
+r"""Writes text with a language model that `tools.train` has trained.
+
+    python -m tools.train --params=lm.austen --train_dir=runs/austen
+    python -m tools.generate --train_dir=runs/austen \
+        --prompt='It is a truth' --num_tokens=50
+
+The same flags give the same text.
+"""
+
+import sys
+
+import numpy as np
+from absl import flags
+
+from models import sampling
+from params.text import TextSource
+from params.tokenizer import EOS_ID
+from tools import command_line, trained_run
+
+FLAGS = command_line.new_flags()
+command_line.define_train_dir(FLAGS)
+flags.DEFINE_string(
+    "prompt",
+    "",
+    "How the text begins. Empty: a new paragraph.",
+    flag_values=FLAGS,
+)
+flags.DEFINE_integer(
+    "num_tokens", 50, "Tokens to add to it.", 1, flag_values=FLAGS
+)
+flags.DEFINE_float(
+    "temperature",
+    0.8,
+    "What logits are divided by; 0 always takes the most likely token.",
+    0.0,
+    flag_values=FLAGS,
+)
+flags.DEFINE_integer(
+    "top_k",
+    40,
+    "Draw from so many of the most likely tokens. 0: from all.",
+    0,
+    flag_values=FLAGS,
+)
+flags.DEFINE_integer(
+    "seed", 0, "What the drawn tokens follow from.", 0, flag_values=FLAGS
+)
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command line; see `command_line.run`."""
+    return command_line.run("tools.generate", FLAGS, __doc__, _print, argv)
+
+
+def _print(values: flags.FlagValues) -> None:
+    run = trained_run.load(values.train_dir, TextSource, "a language model")
+    ids = sampling.generate(
+        run.model.layers,
+        run.source.encode_prompt(values.prompt),
+        values.num_tokens,
+        temperature=values.temperature,
+        top_k=values.top_k or None,
+        seed=values.seed,
+    )
+    print(text_of(run.source, ids[0]))
+
+
+def text_of(source: TextSource, ids: np.ndarray) -> str:
+    """The text of a stream of tokens.
+
+    Args:
+        source: Where the tokens are from.
+        ids: (tokens,); `EOS_ID` first, and between paragraphs.
+
+    Returns:
+        Paragraphs, with empty lines between them.
+    """
+    (ends,) = np.nonzero(ids == EOS_ID)
+    paragraphs = np.split(ids, ends)[1:]
+    texts = source.tokenizer.decode([part[1:].tolist() for part in paragraphs])
+    return "\n\n".join(texts)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

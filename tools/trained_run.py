@@ -1,0 +1,141 @@
+"""Reads what `tools.train` left in a --train_dir: experiment and model."""
+
+import dataclasses
+import json
+import pathlib
+from typing import Any, NamedTuple
+
+import params
+import tfgpipe
+from params import Experiment
+from params.source import Source
+
+_CURE = "Train one: python -m tools.train --params=NAME --train_dir=FOLDER"
+
+
+class TrainedRun(NamedTuple):
+    """A trained model and what it was trained on.
+
+    Attributes:
+        experiment: With what the flags of the training changed; its number of
+            partitions is the registered one.
+        source: Its data.
+        model: The `tfgpipe.GPipe`, in one cell, compiled as it was.
+        path: The file that the model is from.
+        step: Updates that it has had.
+    """
+
+    experiment: Experiment
+    source: Source
+    model: tfgpipe.GPipe
+    path: pathlib.Path
+    step: int
+
+
+def load(
+    train_dir: str | None, kind: type | None = None, what: str = ""
+) -> TrainedRun:
+    """Loads the trained model of a run, or what it has reached so far.
+
+    Args:
+        train_dir: Folder of the run.
+        kind: The class that its `Source` must have; `None` for any.
+        what: The same in words, for the error: "a language model".
+
+    Returns:
+        The run.
+
+    Raises:
+        ValueError: If the folder holds no run, none of this kind, or one of
+            another version.
+        FileNotFoundError: If there is no model in it yet.
+    """
+    if train_dir is None:
+        raise ValueError(f"--train_dir must name a folder. {_CURE}")
+    folder = pathlib.Path(train_dir)
+    experiment = read_experiment(folder)
+    source = experiment.data.source()
+    if kind is not None and not isinstance(source, kind):
+        raise ValueError(
+            f"--train_dir must hold {what}, on real text. Received: "
+            f"--train_dir={train_dir}, which holds {experiment.name}, on "
+            f"{experiment.data}. See tools.train --list for others."
+        )
+    path = model_path(folder)
+    model = tfgpipe.load_model(
+        str(path),
+        num_partitions=1,
+        num_micro_batches=1,
+        schedule="gpipe",
+        remat="never",
+    )
+    step = int(model.optimizer.iterations)
+    return TrainedRun(experiment, source, model, path, step)
+
+
+def model_path(folder: pathlib.Path) -> pathlib.Path:
+    """The trained model of a run, or else its last checkpoint.
+
+    Raises:
+        FileNotFoundError: If there is neither.
+    """
+    for name in ("final.keras", "checkpoint.keras"):
+        if (folder / name).is_file():
+            return folder / name
+    raise FileNotFoundError(
+        "--train_dir must hold final.keras or checkpoint.keras. Received: "
+        f"--train_dir={folder}, which has neither yet: the first checkpoint "
+        "comes after an epoch. Go on training with the command of that run."
+    )
+
+
+def read_experiment(folder: pathlib.Path) -> Experiment:
+    """The experiment of a run, from its experiment.json.
+
+    Args:
+        folder: The run's --train_dir.
+
+    Returns:
+        The registered experiment with the values that the run has.
+
+    Raises:
+        ValueError: If there is no such file, or it is of another version.
+    """
+    path = folder / "experiment.json"
+    if not path.is_file():
+        raise ValueError(
+            "--train_dir must be the folder of a training run. Received: "
+            f"--train_dir={folder}, which has no experiment.json. {_CURE}"
+        )
+    try:
+        saved = json.loads(path.read_text("utf-8"))
+        base = params.get(saved["name"])
+        for name in ("num_steps", "num_partitions"):  # no part of it
+            del saved[name]
+        for name in ("num_partitions", "description", "expected_result"):
+            saved[name] = getattr(base, name)
+        return _restored(base, saved)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            "--train_dir must hold a run of this version. Received: "
+            f"{path}, which gives: {error}. Train again in a new folder."
+        ) from error
+
+
+def _restored(base: Any, saved: dict[str, Any]) -> Any:
+    """A copy of a dataclass with values that were saved as JSON."""
+    known = {field.name for field in dataclasses.fields(base)}
+    if known != set(saved):
+        odd = sorted(known.symmetric_difference(saved))
+        raise ValueError(f"{type(base).__name__} has other fields: {odd}")
+    changes = {
+        name: _value(getattr(base, name), value)
+        for name, value in saved.items()
+    }
+    return dataclasses.replace(base, **changes)
+
+
+def _value(base: Any, saved: Any) -> Any:
+    if dataclasses.is_dataclass(base):
+        return _restored(base, saved)
+    return tuple(saved) if isinstance(saved, list) else saved
