@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
@@ -29,6 +29,7 @@ class RandomImages:
         num_examples: Images an epoch. ImageNet has 1,281,167.
     """
 
+    name: ClassVar[str] = "random images"
     size: int = 224
     num_classes: int = 1000
     num_examples: int = 1_281_167
@@ -58,6 +59,7 @@ class RandomTokens:
         num_examples: Examples an epoch.
     """
 
+    name: ClassVar[str] = "random tokens"
     length: int = 1024
     vocab_size: int = 32000
     num_examples: int = 32000
@@ -86,6 +88,7 @@ class RandomPairs:
         num_examples: Pairs an epoch.
     """
 
+    name: ClassVar[str] = "random pairs"
     length: int = 64
     vocab_size: int = 64000
     num_examples: int = 1_000_000

@@ -52,7 +52,13 @@ class Source(Protocol):
 
 
 class Data(Protocol):
-    """A frozen dataclass that says which examples, and how they are cut."""
+    """A frozen dataclass that says which examples, and how they are cut.
+
+    Attributes:
+        name: What they are called.
+    """
+
+    name: str
 
     def source(self) -> Source:
         """Makes the source. Files are read when it is first asked for them."""

@@ -142,9 +142,17 @@ def main(argv: list[str]) -> int:
 
 def _list() -> None:
     """Prints every experiment; no weight is allocated."""
+    row = "{:<35}{:>15}{:>5}  {:<18} {}"
+    print(row.format("name", "parameters", "K", "data", "expected result"))
     for experiment in params.all_experiments():
-        count = num_parameters(experiment)
-        print(f"{experiment}\n  parameters {count:,}\n", flush=True)
+        line = row.format(
+            experiment.name,
+            f"{num_parameters(experiment):,}",
+            experiment.num_partitions,
+            experiment.data.name,
+            experiment.expected_result,
+        )
+        print(line, flush=True)  # large ones take a while
 
 
 def _path(text: str | None) -> pathlib.Path | None:
