@@ -584,10 +584,10 @@ print(len(tf.config.list_logical_devices("CPU")))
     assert result.stdout.strip() == "3", result.stderr
 
 
-def test_strategy_around_the_model_is_refused():
+def test_strategy_of_another_kind_around_the_model_is_refused():
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
     with (
         strategy.scope(),
-        pytest.raises(ValueError, match=r"outside of a `tf.distribute`"),
+        pytest.raises(ValueError, match=r"of a `tfgpipe.PipelineStrategy`"),
     ):
         tfgpipe.GPipe([keras.layers.Dense(2)], 1)

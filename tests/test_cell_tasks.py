@@ -75,7 +75,7 @@ def prepared(make, shape, eagerly=False, needs_dx=True):
 def cell_function(layers, x):
     for layer in layers:
         x = layer(x)  # creates the variables
-    return CellFunction(Cell(0, list(layers), "CPU:0"), True, None, True)
+    return CellFunction(Cell(0, list(layers), ["CPU:0"]), True, None, True)
 
 
 def seeds(output):

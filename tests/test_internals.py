@@ -476,6 +476,56 @@ def test_seed_generator_of_keras_keeps_its_value():
     assert not np.array_equal(a, b)
 
 
+# ----------------------------------------------------------------- strategies
+def test_strategy_of_one_replica_is_current_in_its_scope_only():
+    strategy = internals.SingleReplicaStrategy()
+    with strategy.scope() as entered, strategy.scope():
+        assert tf.distribute.get_strategy() is strategy is entered
+        assert tf.distribute.in_cross_replica_context()
+        with internals.without_strategy():
+            assert not tf.distribute.has_strategy()
+            assert not tf.distribute.in_cross_replica_context()
+        assert tf.distribute.get_strategy() is strategy
+    assert not tf.distribute.has_strategy()
+    assert strategy.num_replicas_in_sync == 1
+
+
+def test_strategy_of_one_replica_runs_a_function_once_and_without_it():
+    strategy = internals.SingleReplicaStrategy()
+
+    @tf.function
+    def step(x):
+        assert not tf.distribute.has_strategy()
+        return 2 * x
+
+    assert strategy.run(step, args=(tf.constant(3),)) == 6
+    rows = tf.data.Dataset.range(4).batch(4)
+    (batch,) = strategy.experimental_distribute_dataset(rows)
+    assert batch.shape == (4,)
+
+
+def test_variables_of_the_strategy_are_ordinary_ones():
+    strategy = internals.SingleReplicaStrategy()
+    with strategy.scope(), tf.device("CPU:3"):
+        variable = tf.Variable(1.0)
+    with strategy.extended.colocate_vars_with(variable):
+        slot = tf.Variable(2.0)
+    assert slot.device == variable.device and slot.device.endswith("CPU:3")
+    strategy.extended.update(variable, lambda v: v.assign(5.0))
+    assert variable.numpy() == 5
+
+
+def test_scope_within_that_of_another_strategy_is_an_error():
+    other = tf.distribute.OneDeviceStrategy("CPU:0")
+    strategy = internals.SingleReplicaStrategy()
+    with (
+        other.scope(),
+        pytest.raises(RuntimeError, match="Leave that one first"),
+        strategy.scope(),
+    ):
+        pass
+
+
 def test_every_function_has_a_test():
     """Each is named here, or used by what is."""
     source = pathlib.Path(internals.__file__).read_text()

@@ -8,7 +8,12 @@ import tfgpipe
 
 
 def test_all_is_the_public_interface():
-    assert tfgpipe.__all__ == ["GPipe", "Schedule", "load_model"]
+    assert tfgpipe.__all__ == [
+        "GPipe",
+        "PipelineStrategy",
+        "Schedule",
+        "load_model",
+    ]
 
 
 def parameters(function):
@@ -62,4 +67,5 @@ def test_cells_are_plain_records():
         "device": "/device:CPU:0",
         "cost": 14.0,
         "num_params": 8,
+        "devices": ("/device:CPU:0",),
     }

@@ -12,5 +12,6 @@ if keras.backend.backend() != "tensorflow":
 from tfgpipe.gpipe import GPipe
 from tfgpipe.saving import load_model
 from tfgpipe.schedule import Schedule
+from tfgpipe.strategy import PipelineStrategy
 
-__all__ = ["GPipe", "Schedule", "load_model"]
+__all__ = ["GPipe", "PipelineStrategy", "Schedule", "load_model"]

@@ -6,8 +6,6 @@ import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from tfgpipe.device_list import DeviceList
 from tfgpipe.layer_list import LayerList
 from tfgpipe.named_schedules import SCHEDULES
@@ -31,12 +29,14 @@ class Arguments:
         remat: Name of the rule, or rules by cells.
         remat_groups: Groups a cell.
         gradient_dtype: Dtype of sums of gradients, or None.
+        replicas: The devices of each replica, if a strategy names them.
 
     Attributes:
         layers: The Keras layers.
         costs: For each what the user said of its cost, or None.
         input_spec: `keras.KerasTensor` of a leading `keras.Input`, or None.
-        devices: Full name of each cell's device.
+        devices: Full names of each cell's devices, one a replica.
+        num_replicas: R.
 
     Raises:
         ValueError: With all that is wrong.
@@ -53,6 +53,7 @@ class Arguments:
         remat: str | Mapping[Any, str],
         remat_groups: int,
         gradient_dtype: str | None,
+        replicas: Sequence[Sequence[str]] | None = None,
     ):
         found = LayerList(layers)
         self.layers, self.costs = found.layers, found.costs
@@ -73,6 +74,7 @@ class Arguments:
             else self._count("num_partitions", num_partitions),
             self.num_micro_batches,
             self.schedule,
+            None if replicas is None else replicas[0],
         )
         self._problems += device_list.problems
         self.num_partitions = device_list.num_partitions
@@ -80,19 +82,19 @@ class Arguments:
         self.remat_groups = self._count("remat_groups", remat_groups)
         self.gradient_dtype = self._check_dtype(gradient_dtype)
         self._check_cut(is_default=num_partitions is None)
-        if tf.distribute.has_strategy():
-            self._problems.append(
-                "A `GPipe` must be made outside of a `tf.distribute` strategy. "
-                f"Received: the scope of {tf.distribute.get_strategy()}. Leave "
-                "the scope: replicas are not supported."
-            )
         if self._problems:
             raise ValueError("\n".join(self._problems))
+        rows = replicas or [device_list.devices]
+        self.num_replicas = len(rows)
         self.devices = [
-            device_list.devices[self._device_of(k, len(device_list.devices))]
+            tuple(row[self._device_of(k, len(row))] for row in rows)
             for k in range(self.num_partitions)
         ]
-        check_supported(self.layers, self.num_micro_batches)
+        self.check_supported()
+
+    def check_supported(self) -> None:
+        """Refuses layers that a pipeline would change the meaning of."""
+        check_supported(self.layers, self.num_micro_batches, self.num_replicas)
 
     def config(self) -> dict[str, Any]:
         """The arguments other than the layers, as plain values."""
@@ -128,7 +130,7 @@ class Arguments:
         if isinstance(self.schedule, Schedule):
             schedule = self.schedule.limited_to(num_micro_batches)
         else:
-            num_devices = len(set(self.devices))
+            num_devices = len({own[0] for own in self.devices})
             schedule = SCHEDULES[self.schedule](
                 num_devices,
                 num_micro_batches,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -64,14 +64,18 @@ class Cell(keras.layers.Layer):
     Args:
         index: Position in the pipeline, from 0.
         layers: The layers, in order.
-        device: Name of the device that runs them.
+        devices: Names of the devices that run them, one a replica.
+
+    Attributes:
+        device: The first of them, which has the variables.
     """
 
-    def __init__(self, index: int, layers: list[Any], device: str):
+    def __init__(self, index: int, layers: list[Any], devices: Sequence[str]):
         super().__init__(name=f"cell_{index}", autocast=False, dtype="float32")
         self.index = index
         self.sequence = list(layers)
-        self.device = device
+        self.devices = tuple(devices)
+        self.device = self.devices[0]
         self.supports_masking = True
         self.built = True
 

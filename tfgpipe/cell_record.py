@@ -13,11 +13,12 @@ class CellRecord:
     Attributes:
         index: Position in the pipeline, from 0.
         layers: Names of the layers, in order.
-        device: Full name of the device.
+        device: Full name of the device that has the variables.
         cost: Sum of the layers' costs, in their unit; by default FLOPs of one
             forward pass of one example.
         num_params: Scalars in all variables that were created for this cell. A
             variable that cells share counts in the first of them.
+        devices: Full names of the devices that run the cell, one a replica.
     """
 
     index: int
@@ -25,6 +26,7 @@ class CellRecord:
     device: str
     cost: float
     num_params: int
+    devices: tuple[str, ...] = dataclasses.field(default=(), repr=False)
 
 
 def print_cells(
@@ -44,7 +46,7 @@ def print_cells(
         rows.append(
             (
                 str(cell.index),
-                cell.device.removeprefix("/job:localhost/replica:0/task:0"),
+                " ".join(map(_short, cell.devices or (cell.device,))),
                 cell.layers[0],
                 f"{cell.num_params:,}",
                 f"{cell.cost:.3g}",
@@ -57,3 +59,7 @@ def print_cells(
         left = [c.ljust(w) for c, w in zip(row[:3], widths[:3])]
         right = [c.rjust(w) for c, w in zip(row[3:], widths[3:])]
         write("  ".join([*left, *right]).rstrip())
+
+
+def _short(device: str) -> str:
+    return device.removeprefix("/job:localhost/replica:0/task:0")

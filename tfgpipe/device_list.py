@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tfgpipe import placement
@@ -16,6 +17,7 @@ class DeviceList:
         num_partitions: What the user said of K: a count, or None.
         num_micro_batches: M.
         schedule: Name of the schedule, or the schedule itself.
+        replica: The devices of a replica, if a strategy names them, or None.
 
     Attributes:
         devices: Full names of the devices.
@@ -29,13 +31,12 @@ class DeviceList:
         num_partitions: int | None,
         num_micro_batches: int,
         schedule: str | Schedule,
+        replica: Sequence[str] | None = None,
     ):
         self._names = names
-        self.problems: list[str] = []
-        self.devices = (
-            placement.accelerators() if names is None else self._resolved()
-        )
-        found = len(names or self.devices)
+        self._replica = replica
+        self.devices, self.problems = self._found()
+        found = len(self.devices if names is None or replica else names)
         if isinstance(schedule, Schedule):
             self.num_partitions = schedule.num_cells
             self._check_written(
@@ -47,24 +48,20 @@ class DeviceList:
             self.num_partitions = num_partitions
             self._check_count(schedule, found)
 
-    def _resolved(self) -> list[str]:
-        found: list[str] = []
-        for name in self._names or []:
-            full = placement.resolve_device(name)
-            if full is None:
-                self.problems.append(
-                    "`devices` must be devices that TensorFlow lists: "
-                    f"{placement.all_devices()}. Received: {name!r}."
-                )
-                continue
-            if full in found:
-                self.problems.append(
-                    "`devices` must be different from each other. "
-                    f"Received: {name!r} more than once. Cells that share a "
-                    "device do not run at the same time: use fewer cells."
-                )
-            found.append(full)
-        return found
+    def _found(self) -> tuple[list[str], list[str]]:
+        """The devices, and what is wrong with how they are named."""
+        if self._replica is None:
+            if self._names is None:
+                return placement.accelerators(), []
+            return resolved(self._names)
+        if self._names is None:
+            return list(self._replica), []
+        return list(self._replica), [
+            "`devices` must be those of the strategy. Received: "
+            f"devices={self._names} in the scope of a strategy with the "
+            f"devices {list(self._replica)} in its first replica. Leave them "
+            "out, or pass them to `PipelineStrategy`."
+        ]
 
     def _check_count(self, schedule: str, found: int) -> None:
         """Compares K with the number of devices."""
@@ -76,6 +73,13 @@ class DeviceList:
                     'devices under schedule="interleaved". Received: '
                     f"num_partitions={k} and {found} devices. Change it, or "
                     "name other `devices`."
+                )
+        elif self._replica is not None:
+            if k != found:
+                self.problems.append(
+                    "`num_partitions` must be that of the strategy, "
+                    f"{found}. Received: num_partitions={k}. Leave it out, or "
+                    "make a `PipelineStrategy` of as many devices a replica."
                 )
         elif self._names is None:
             if k > found:
@@ -118,10 +122,32 @@ class DeviceList:
                     "as many."
                 )
         wanted = schedule.num_devices
-        is_named = self._names is not None
+        is_named = self._names is not None or self._replica is not None
         if wanted > found or (is_named and wanted != found):
             self.problems.append(
                 f"`schedule` has tasks for {wanted} devices. Received: the "
                 f"devices {self._names or self.devices}. Write it for as many, "
                 "or name others."
             )
+
+
+def resolved(names: list[Any]) -> tuple[list[str], list[str]]:
+    """The full names of devices, and what is wrong with the names."""
+    found: list[str] = []
+    problems: list[str] = []
+    for name in names:
+        full = placement.resolve_device(name)
+        if full is None:
+            problems.append(
+                "`devices` must be devices that TensorFlow lists: "
+                f"{placement.all_devices()}. Received: {name!r}."
+            )
+            continue
+        if full in found:
+            problems.append(
+                "`devices` must be different from each other. "
+                f"Received: {name!r} more than once. Cells that share a "
+                "device do not run at the same time: use fewer cells."
+            )
+        found.append(full)
+    return found, problems

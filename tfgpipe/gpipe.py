@@ -11,12 +11,12 @@ from keras import tree
 
 from tfgpipe import cost as cost_lib
 from tfgpipe import internals, placement
+from tfgpipe import strategy as strategy_lib
 from tfgpipe.arguments import Arguments
 from tfgpipe.cell import Cell
 from tfgpipe.cell_record import CellRecord, print_cells
 from tfgpipe.micro_batch import shapes
 from tfgpipe.partition import partition
-from tfgpipe.restrictions import check_supported
 from tfgpipe.saving import RandomState, Saved
 from tfgpipe.schedule import Schedule
 from tfgpipe.stepping import Stepped
@@ -109,6 +109,7 @@ class GPipe(Saved, Stepped):
         name: str | None = None,
         **kwargs: Any,
     ):
+        strategy = strategy_lib.current()
         arguments = Arguments(
             layers,
             num_partitions,
@@ -119,6 +120,7 @@ class GPipe(Saved, Stepped):
             remat,
             remat_groups,
             gradient_dtype,
+            None if strategy is None else strategy.devices,
         )
         super().__init__(name=name, **kwargs)
         # XLA would compile the whole step, onto one device.
@@ -138,8 +140,13 @@ class GPipe(Saved, Stepped):
 
     @property
     def num_micro_batches(self) -> int:
-        """M, the number of micro-batches of a mini-batch."""
+        """M, the number of micro-batches of a mini-batch, in each replica."""
         return self._arguments.num_micro_batches
+
+    @property
+    def num_replicas(self) -> int:
+        """R, the number of pipelines, see `PipelineStrategy`."""
+        return self._arguments.num_replicas
 
     # ------------------------------------------------------------------ build
     def build(self, input_shape: Any) -> None:
@@ -155,7 +162,7 @@ class GPipe(Saved, Stepped):
             self._plan.input_spec = tree.map_shape_structure(
                 lambda shape: keras.KerasTensor(shape, dtype), input_shape
             )
-        with tf.init_scope():
+        with tf.init_scope(), internals.without_strategy():
             self._plan.output_spec = self._infer_specs()
             self._make_cells()
         seeds = [s for cell in self._plan.cells for s in cell.seeds]
@@ -185,7 +192,7 @@ class GPipe(Saved, Stepped):
                 costs.append(cost_lib.resolve_cost(layer, cost, spec, known))
                 spec, before = output, f"the outputs of layer '{layer.name}'"
         self._plan.costs = costs
-        check_supported(self.sequence, self.num_micro_batches)
+        self._arguments.check_supported()
         return spec
 
     def _make_cells(self) -> None:
@@ -194,12 +201,12 @@ class GPipe(Saved, Stepped):
         )
         self._check_groups(counts)
         start = 0
-        for device, count in zip(self._arguments.devices, counts):
+        for devices, count in zip(self._arguments.devices, counts):
             costs = self._plan.costs[start : start + count]
             for size in partition(costs, self._arguments.remat_groups):
                 index = len(self._plan.cells)
                 layers = self.sequence[start : start + size]
-                self._plan.cells.append(Cell(index, layers, device))
+                self._plan.cells.append(Cell(index, layers, devices))
                 start += size
         owned: set[int] = set()
         for cell in self._plan.cells:
@@ -243,6 +250,7 @@ class GPipe(Saved, Stepped):
                     num_params=sum(
                         tf.TensorShape(size).num_elements() for size in sizes
                     ),
+                    devices=parts[0].devices,
                 )
             )
             start = stop

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -58,7 +58,7 @@ def joined(total: Any) -> Any:
 
 
 def of_variables(
-    cells: Iterable[tuple[str, list[Any], list[Any]]],
+    cells: Iterable[tuple[str, list[Any], list[list[Any]]]],
 ) -> dict[int, Any]:
     """The gradient of every variable, by its id.
 
@@ -67,14 +67,14 @@ def of_variables(
 
     Args:
         cells: For each cell its device, its variables, and their finished
-            sums.
+            sums in each replica.
     """
     uses: dict[int, tuple[Any, list[Any]]] = {}
     for device, variables, sums in cells:
         with tf.device(device):
             totals = [
                 in_dtype(joined(total), variable.dtype)
-                for total, variable in zip(sums, variables)
+                for total, variable in zip(over_replicas(sums), variables)
             ]
         for variable, total in zip(variables, totals):
             entry = uses.setdefault(id(variable), (variable, []))
@@ -85,6 +85,42 @@ def of_variables(
         with tf.device(variable.value.device):
             found[key] = add_uses(totals)
     return found
+
+
+def over_replicas(sums: list[list[Any]]) -> list[Any]:
+    """The sums over the replicas of a cell, in the order of the rows.
+
+    One operation adds up all weights of the cell, on the current device. Sparse
+    gradients are collected.
+
+    Args:
+        sums: Finished sums, a list a replica.
+    """
+    if len(sums) == 1:
+        return sums[0]
+    columns = list(zip(*sums))
+    dense = [c for c in columns if isinstance(c[0], tf.Tensor)]
+    added = iter(_added(dense))
+    return [
+        next(added)
+        if isinstance(column[0], tf.Tensor)
+        else column[0] and {m: s for own in column for m, s in own.items()}
+        for column in columns
+    ]
+
+
+def _added(columns: list[tuple[tf.Tensor, ...]]) -> list[tf.Tensor]:
+    """The sum of each tuple of tensors, all in one operation."""
+    if not columns or tf.executing_eagerly():
+        return [_in_order(*column) for column in columns]
+    count = len(columns[0])
+    flat = [t for column in columns for t in column]
+
+    def add(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        starts = range(0, len(tensors), count)
+        return [_in_order(*tensors[i : i + count]) for i in starts]
+
+    return _as_written(add, flat)
 
 
 def in_dtype(gradient: Any, dtype: str | None) -> Any:
@@ -103,12 +139,17 @@ def add_uses(totals: list[Any]) -> Any:
     dense = [tf.convert_to_tensor(total) for total in totals]
     if len(dense) < 3 or tf.executing_eagerly():
         return _in_order(*dense)
+    return _as_written(_in_order, dense)[0]
+
+
+def _as_written(function: Callable, tensors: list[tf.Tensor]) -> list[Any]:
+    """Calls a function whose sums TensorFlow must not regroup."""
     traced = tf.function(
-        _in_order,
+        function,
         autograph=False,
         experimental_attributes={"_noinline": True},
-    ).get_concrete_function(*(tf.TensorSpec(t.shape, t.dtype) for t in dense))
-    return internals.Call(traced, as_written=True)(dense)[0]
+    ).get_concrete_function(*(tf.TensorSpec(t.shape, t.dtype) for t in tensors))
+    return internals.Call(traced, as_written=True)(tensors)
 
 
 def _in_order(*tensors: tf.Tensor) -> tf.Tensor:

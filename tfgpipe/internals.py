@@ -20,6 +20,7 @@ from tensorflow.core.framework.attr_value_pb2 import AttrValue as _Attribute
 from tensorflow.core.framework.attr_value_pb2 import (
     NameAttrList as _NameAttrList,
 )
+from tensorflow.python.distribute import distribute_lib as _distribute_lib
 from tensorflow.python.framework import op_def_registry as _op_def_registry
 from tensorflow.python.ops import control_flow_ops as _control_flow_ops
 
@@ -545,3 +546,56 @@ class BuiltBeforeTracing(keras.Model):
         if data_batch is None:
             data_batch = element_spec(iterator)
         self.build_for(data_batch)
+
+
+# ----------------------------------------------------------------- strategies
+class SingleReplicaStrategy(tf.distribute.Strategy):
+    """A strategy under which variables, data and steps are as without one.
+
+    What is made in its scope can be used outside of it, and the reverse.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(_SingleReplicaExtended(self))
+
+
+class _SingleReplicaExtended(_distribute_lib._DefaultDistributionExtended):
+    """TensorFlow's default strategy, with a scope of its own."""
+
+    def _scope(self, strategy: Any) -> Any:
+        return _in_scope(strategy)
+
+    def colocate_vars_with(self, colocate_with_variable: Any) -> Any:
+        return tf.device(colocate_with_variable.device)
+
+    def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        with without_strategy():
+            return fn(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _in_scope(strategy: tf.distribute.Strategy) -> Iterator[Any]:
+    current = tf.distribute.get_strategy()
+    if tf.distribute.has_strategy() and current is not strategy:
+        raise RuntimeError(
+            "A `tf.distribute` strategy must not be entered in the scope of "
+            f"another. Received: {strategy} in the scope of {current}. Leave "
+            "that one first."
+        )
+    with _thread_mode(_distribute_lib._CrossReplicaThreadMode(strategy)):
+        yield strategy
+
+
+def without_strategy() -> Any:
+    """Inside, no strategy is in scope. A context manager."""
+    return _thread_mode(_distribute_lib._get_default_replica_mode())
+
+
+@contextlib.contextmanager
+def _thread_mode(mode: Any) -> Iterator[None]:
+    stack = tf.compat.v1.get_default_graph()._distribution_strategy_stack
+    stack.append(mode)
+    try:
+        yield
+    finally:
+        stack.pop()

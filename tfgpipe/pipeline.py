@@ -14,22 +14,23 @@ micro-batch's activations, and one sum of gradients.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from keras import tree
 
-from tfgpipe import gradients, internals, placement
+from tfgpipe import gradients, internals
 from tfgpipe.cell import Boundary, Cell
 from tfgpipe.cell_function import Arguments, CellFunction
 from tfgpipe.micro_batch import MicroBatches
+from tfgpipe.replicas import Replicas
 from tfgpipe.results import Results
 from tfgpipe.schedule import Schedule, fill_drain
 from tfgpipe.seeds import Seeds
 from tfgpipe.state_flow import StateFlow
 from tfgpipe.tasks import Task
 from tfgpipe.trace import Tracer
+from tfgpipe.weights import Weights
 
 REMAT = ("except_last", "always", "never")
 
@@ -41,7 +42,7 @@ class Pipeline:
         cells: The cells, in order.
         x: The mini-batch, a nest of tensors of shape (batch, ...).
         labels: A nest of the same rows that the head takes, or None.
-        num_micro_batches: M.
+        num_micro_batches: M, those of a replica.
         training: The `training` argument of the layers.
         head: Loss and metrics of a micro-batch, or None.
         remat: For each cell, which micro-batches its backward pass computes
@@ -64,11 +65,18 @@ class Pipeline:
     ):
         self.cells = cells
         x = tracer.led(x)
-        with tf.device(cells[0].device):
-            self.micro_batches = MicroBatches(x, num_micro_batches)
+        devices = [cell.devices for cell in cells]
+        num_replicas = len(devices[0])
+        # Rows for several devices are taken apart where they come from.
+        host = "CPU:0" if num_replicas > 1 else None
+        with tf.device(host or cells[0].device):
+            self.micro_batches = MicroBatches(
+                x, num_replicas * num_micro_batches
+            )
             inputs = self.micro_batches.split(x)
-        with tf.device(cells[-1].device):
+        with tf.device(host or cells[-1].device):
             self._labels = self.micro_batches.split(labels)
+        self.replicas = Replicas(devices, self.micro_batches.count)
         self._remat = remat
         self.functions = [
             CellFunction(
@@ -86,8 +94,10 @@ class Pipeline:
         self._differentiates = [
             training and any(has_weights[: k + 1]) for k in range(len(cells))
         ]
-        self.state = StateFlow(self.functions, self.micro_batches)
-        self._weights = self._read_weights()
+        self.state = StateFlow(
+            self.functions, self.replicas, self.micro_batches
+        )
+        self._weights = Weights(self.functions)
         self._tracer = tracer
         self._clock = clock
         self.is_training = False
@@ -99,24 +109,15 @@ class Pipeline:
             self.micro_batches,
         )
         self.results = Results(
-            self.tasks, [cell.device for cell in cells], self.micro_batches
+            self.tasks,
+            [cell.device for cell in cells],
+            self.replicas,
+            self.micro_batches,
         )
         self.last_op: dict[str, Any] = {}
         self._kept: dict[tuple[int, int], Any] = {}
         self._dy: dict[tuple[int, int], list[Any]] = {}
-        self._sums: list[list[Any]] = [[] for _ in cells]
-
-    def _read_weights(self) -> list[list[list[tf.Tensor]]]:
-        """Reads all trainable variables, once for the mini-batch."""
-        weights = []
-        for function in self.functions:
-            with tf.device(function.device):
-                weights.append(
-                    tree.map_structure(
-                        placement.read_variable, function.weights
-                    )
-                )
-        return weights
+        self._sums: dict[tuple[int, int], list[Any]] = {}
 
     def _labels_of(self, k: int, m: int) -> Any:
         return self._labels[m] if k == len(self.cells) - 1 else None
@@ -124,37 +125,37 @@ class Pipeline:
     def _first_arguments(self, k: int) -> Arguments:
         return Arguments(
             inputs=self._boundaries[0, 0],
-            weights=self._weights[k],
+            weights=self._weights.of(k, self.cells[k].device),
             state=self.state.initial[k],
             labels=self._labels_of(k, 0),
         )
 
     # ------------------------------------------------------------- the tasks
-    def run(self, schedule: Schedule, objective: Any = None) -> None:
+    def run(
+        self, schedule_of: Callable[[int], Schedule], objective: Any = None
+    ) -> None:
         """Runs all tasks of a schedule.
 
         Args:
-            schedule: The schedule, for as many micro-batches as there are.
+            schedule_of: Returns the schedule for a number of micro-batches:
+                those of a replica.
             objective: Says where the backward pass starts, see
                 `objective.Objective`; None for the forward pass alone.
         """
         self.is_training = objective is not None and any(self._differentiates)
+        self.replicas.plan(schedule_of)
         if self.is_training:
-            objective.check(schedule)
+            for schedule in self.replicas.schedules.values():
+                objective.check(schedule)
             self._differentiate(objective)
-            schedule = schedule.with_recompute(
-                lambda k, m: self._keeps(k, m, schedule)
-            )
-        self._cast_weights()
-        tasks = schedule.order()
-        if not self.is_training:
-            tasks = [task for task in tasks if task.kind == "forward"]
+        self._weights.cast(self.tasks)
+        tasks = self.replicas.tasks(self._keeps if self.is_training else None)
         if tf.executing_eagerly():
             tasks = fill_drain(tasks)
         seeds: Seeds | None = None
         for kind, k, m in tasks:
             if kind == "forward":
-                keeps = self._differentiates[k] and self._keeps(k, m, schedule)
+                keeps = self._differentiates[k] and self._keeps(k, m)
                 self._run_forward(k, m, self.is_training and keeps)
             elif self._differentiates[k]:
                 if seeds is None:
@@ -175,30 +176,22 @@ class Pipeline:
                     self.tasks[k], has_gradient
                 )
 
-    def _cast_weights(self) -> None:
-        """Casts weights where a cell would do so for every micro-batch."""
-        for k, cell in enumerate(self.tasks):
-            weights = self._weights[k]
-            with tf.device(self.cells[k].device):
-                self._weights[k] = tf.nest.pack_sequence_as(
-                    weights, cell.cast_weights(tf.nest.flatten(weights))
-                )
-
-    def _keeps(self, k: int, m: int, schedule: Schedule) -> bool:
+    def _keeps(self, k: int, m: int) -> bool:
         """Whether a forward task keeps what the backward pass needs."""
         if self._remat[k] == "except_last":
-            return m == schedule.first_backward(k)
+            return self.replicas.goes_back_first(k, m)
         return self._remat[k] == "never"
 
     @contextlib.contextmanager
-    def _on_device(self, k: int, awaited: list[Any]) -> Iterator[None]:
+    def _on_device(self, k: int, m: int, awaited: list[Any]) -> Iterator[None]:
         """Inside, operations run on the cell's device, after its last task.
 
         Args:
             k: Index of the cell.
+            m: Index of the micro-batch.
             awaited: What the task gets from other devices.
         """
-        device = self.cells[k].device
+        device = self.replicas.device(k, m)
         before = self.last_op.get(device)
         ready = [] if before is None else [before]
         if self._clock is not None:
@@ -217,7 +210,7 @@ class Pipeline:
         op = tensors[0].op
         if op.type == "StatefulPartitionedCall":
             internals.run_independently(op)
-        device = self.cells[task.cell].device
+        device = self.replicas.device(task.cell, task.micro_batch)
         if self._clock is not None:
             op = self._clock.stop(task, device, op)
         self.last_op[device] = op
@@ -225,13 +218,13 @@ class Pipeline:
     def _arguments(self, k: int, m: int) -> Arguments:
         return Arguments(
             inputs=self._boundaries[k, m],
-            weights=self._weights[k],
+            weights=self._weights.of(k, self.replicas.device(k, m)),
             state=self.state.before(k, m),
             labels=self._labels_of(k, m),
         )
 
     def _run_forward(self, k: int, m: int, keeps: bool) -> None:
-        with self._on_device(k, self._boundaries[k, m].tensors):
+        with self._on_device(k, m, self._boundaries[k, m].tensors):
             output, kept = self.tasks[k].forward(self._arguments(k, m), keeps)
             self._finish(Task("forward", k, m), output)
             self.state.after(k, m, output)
@@ -242,7 +235,7 @@ class Pipeline:
             self._boundaries[k + 1, m] = Boundary(output.tensors, output.masks)
 
     def _run_recompute(self, k: int, m: int) -> None:
-        with self._on_device(k, []):
+        with self._on_device(k, m, []):
             kept = self.tasks[k].recompute(self._arguments(k, m))
             self._finish(Task("recompute", k, m), kept)
         self._kept[k, m] = kept
@@ -255,12 +248,13 @@ class Pipeline:
             if is_last:  # the first half did it all
                 return
             kind, is_last = "backward", True
-        dx, sums = self._dy.get((k, m), []), self._sums[k]
+        own = k, self.replicas.of(m)
+        dx, sums = self._dy.get((k, m), []), self._sums.get(own, [])
         is_end = k == len(self.cells) - 1
         dy = seeds.outputs[m] if is_end else self._dy[k + 1, m]
-        with tf.device(self.cells[k].device):
+        with tf.device(self.replicas.device(k, m)):
             dlosses = seeds.of_losses(k, m, self.micro_batches)
-        with self._on_device(k, [*dy, *dlosses]):
+        with self._on_device(k, m, [*dy, *dlosses]):
             values = self._arguments(k, m), self._kept[k, m], dy, dlosses
             if kind == "backward":
                 dx, sums = cell.backward(*values, sums, m)
@@ -271,7 +265,7 @@ class Pipeline:
                 sums = cell.weight_gradient(*values, sums, m)
             results = sums if kind == "weight_gradient" else [dx, sums]
             self._finish(Task(kind, k, m), results)
-        self._dy[k, m], self._sums[k] = dx, sums
+        self._dy[k, m], self._sums[own] = dx, sums
         if is_last:
             del self._kept[k, m], self._boundaries[k, m]
 
@@ -281,7 +275,7 @@ class Pipeline:
         return self.results.head_counts(
             lambda k, m: Arguments(
                 inputs=self._boundaries.get((k, m), Boundary([], [])),
-                weights=self._weights[k],
+                weights=self._weights.of(k, self.replicas.device(k, m)),
                 state=self.state.values(k, m),
                 labels=self._labels_of(k, m),
             )
@@ -290,7 +284,11 @@ class Pipeline:
     def gradients(self) -> dict[int, Any]:
         """The gradient of every trainable variable, by its id."""
         return gradients.of_variables(
-            (function.device, function.flat_weights, self._sums[k])
+            (
+                function.device,
+                function.flat_weights,
+                [self._sums[k, r] for r in self.replicas.busy],
+            )
             for k, function in enumerate(self.functions)
             if self._differentiates[k]
         )

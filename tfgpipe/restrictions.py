@@ -10,7 +10,9 @@ from tfgpipe import internals
 
 
 def check_supported(
-    layers: Sequence[keras.layers.Layer], num_micro_batches: int
+    layers: Sequence[keras.layers.Layer],
+    num_micro_batches: int,
+    num_replicas: int = 1,
 ) -> None:
     """Refuses layers that a pipeline would change the meaning of.
 
@@ -18,13 +20,14 @@ def check_supported(
         layers: Built or not; what a layer makes when it is built is not seen
             before.
         num_micro_batches: M.
+        num_replicas: R.
 
     Raises:
         ValueError: If there is one.
     """
     for layer in layers:
         for inner in internals.flat_layers(layer):
-            if reason := _unsupported(inner, num_micro_batches):
+            if reason := _unsupported(inner, num_micro_batches, num_replicas):
                 raise ValueError(
                     "A layer must treat micro-batches as it treats their "
                     f"mini-batch. Received: layer '{inner.name}' with {reason}"
@@ -32,14 +35,24 @@ def check_supported(
 
 
 def _unsupported(
-    layer: keras.layers.Layer, num_micro_batches: int
+    layer: keras.layers.Layer, num_micro_batches: int, num_replicas: int
 ) -> str | None:
     """What of the layer does not go with a pipeline, or None."""
-    if num_micro_batches > 1 and getattr(layer, "renorm", False) is True:
+    is_split = num_micro_batches * num_replicas > 1
+    if is_split and getattr(layer, "renorm", False) is True:
         return (
             "renorm=True, which normalises by its moving statistics, and "
-            f"num_micro_batches={num_micro_batches}. Pass renorm=False, or "
-            "num_micro_batches=1."
+            f"num_micro_batches={num_micro_batches}"
+            + (f" in {num_replicas} replicas" if num_replicas > 1 else "")
+            + ". Pass renorm=False, or num_micro_batches=1"
+            + (" and no replicas." if num_replicas > 1 else ".")
+        )
+    if num_replicas > 1 and getattr(layer, "synchronized", False) is True:
+        return (
+            "synchronized=True, which takes moments over replicas, and "
+            f"{num_replicas} replicas. Pass synchronized=False: micro-batches "
+            "are normalised by their own moments, and the moving statistics "
+            "are those of the whole mini-batch."
         )
     if getattr(layer, "stateful", False) is True:
         return (

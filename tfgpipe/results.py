@@ -11,6 +11,7 @@ from tfgpipe import state
 from tfgpipe.cell import Boundary, Output
 from tfgpipe.cell_function import Arguments
 from tfgpipe.micro_batch import MicroBatches
+from tfgpipe.replicas import Replicas
 
 
 class Results:
@@ -18,7 +19,8 @@ class Results:
 
     Args:
         tasks: What runs the tasks of each cell.
-        devices: Each cell's device.
+        devices: Each cell's device, the first if there are replicas.
+        replicas: Where cells compute micro-batches.
         micro_batches: How the rows fall into micro-batches.
     """
 
@@ -26,10 +28,12 @@ class Results:
         self,
         tasks: Sequence[Any],
         devices: Sequence[str],
+        replicas: Replicas,
         micro_batches: MicroBatches,
     ):
         self._tasks = tasks
         self._devices = devices
+        self._replicas = replicas
         self._micro_batches = micro_batches
         self._outputs: dict[tuple[int, int], Output] = {}
 
@@ -83,7 +87,7 @@ class Results:
                 values = arguments(k, m)._replace(
                     inputs=tf.nest.pack_sequence_as(inputs, flat)
                 )
-                with tf.device(self._devices[k]):
+                with tf.device(self._replicas.device(k, m)):
                     found = part(self._tasks[k].traced.values(values))
             counts.append(found)
         return counts

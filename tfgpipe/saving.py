@@ -15,6 +15,7 @@ import h5py
 import keras
 from keras import tree
 
+from tfgpipe import strategy as strategy_lib
 from tfgpipe.micro_batch import shapes
 
 _overrides: contextvars.ContextVar[dict[str, Any] | None] = (
@@ -88,6 +89,7 @@ def overridden(config: dict[str, Any]) -> dict[str, Any]:
             fit.
     """
     changes = _overrides.get() or {}
+    changes = {**_of_strategy(config), **changes}
     new = {**config, **changes}
     other_cells = new["num_partitions"] != config["num_partitions"]
     if other_cells:
@@ -107,6 +109,17 @@ def overridden(config: dict[str, Any]) -> dict[str, Any]:
                 f"{new['num_micro_batches']}. Pass `{name}=` as well."
             )
     return new
+
+
+def _of_strategy(config: dict[str, Any]) -> dict[str, Any]:
+    """Arguments that follow from the strategy in whose scope this is called."""
+    strategy = strategy_lib.current()
+    if strategy is None:
+        return {}
+    saved, k = config["num_partitions"], strategy.num_partitions
+    is_interleaved = config["schedule"] == "interleaved"
+    fits = saved % k == 0 if is_interleaved else saved == k
+    return {"num_partitions": saved if fits else k, "devices": None}
 
 
 def spec_config(spec: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from tfgpipe import placement, state
 from tfgpipe.cell import Output
 from tfgpipe.cell_function import CellFunction
 from tfgpipe.micro_batch import MicroBatches
+from tfgpipe.replicas import Replicas
 
 
 class StateFlow:
@@ -20,6 +21,7 @@ class StateFlow:
 
     Args:
         functions: The cells' functions.
+        replicas: Where cells compute micro-batches.
         micro_batches: How the rows fall into micro-batches.
 
     Attributes:
@@ -27,9 +29,13 @@ class StateFlow:
     """
 
     def __init__(
-        self, functions: list[CellFunction], micro_batches: MicroBatches
+        self,
+        functions: list[CellFunction],
+        replicas: Replicas,
+        micro_batches: MicroBatches,
     ):
         self._functions = functions
+        self._replicas = replicas
         self._micro_batches = micro_batches
         self.initial: list[list[tf.Tensor]] = []
         for function in functions:
@@ -37,7 +43,7 @@ class StateFlow:
                 self.initial.append(
                     [placement.read_variable(v) for v in function.state]
                 )
-        self._chain = [list(values) for values in self.initial]
+        self._chains: dict[tuple[int, int], list[tf.Tensor]] = {}
         self._started: dict[tuple[int, int], list[tf.Tensor]] = {}
         self._outputs: dict[tuple[int, int], Output] = {}
         self._owners: dict[int, int] = {}
@@ -58,19 +64,58 @@ class StateFlow:
             self._seed(k, variable, value, self._micro_batches.rank(m))
             if id(variable) in seeds
             else value
-            for variable, value in zip(self._functions[k].state, self._chain[k])
+            for variable, value in zip(
+                self._functions[k].state, self._chain(k, self._replicas.of(m))
+            )
         ]
+
+    def _chain(self, k: int, r: int) -> list[tf.Tensor]:
+        """The values that run on through the micro-batches of replica r.
+
+        What is summed over replicas starts from zero in all but one.
+        """
+        if (k, r) in self._chains:
+            return self._chains[k, r]
+        values = list(self.initial[k])
+        first = self._replicas.micro_batches(r).start
+        if r != self._replicas.busy[0]:
+            function = self._functions[k]
+            with (
+                tf.control_dependencies(None),
+                tf.device(self._replicas.device(k, first)),
+            ):
+                values = [
+                    tf.zeros_like(value)
+                    if id(variable) in function.chained
+                    and variable.aggregation == "sum"
+                    else tf.identity(value)
+                    for variable, value in zip(function.state, values)
+                ]
+        self._chains[k, r] = values
+        return values
+
+    def _last(self, k: int, j: int) -> tf.Tensor:
+        """What runs on, after all micro-batches, by the variable's rule."""
+        values = [self._chain(k, r)[j] for r in self._replicas.busy]
+        rule = self._functions[k].state[j].aggregation
+        if len(values) == 1 or rule not in ("sum", "mean"):
+            return values[0]
+        total = tf.add_n(values)
+        if rule == "sum":
+            return total
+        return tf.cast(total / len(values), total.dtype)
 
     def after(self, k: int, m: int, output: Output) -> None:
         """Takes what cell k made of its state in micro-batch m."""
         function = self._functions[k]
         self._outputs[k, m] = output
-        self._chain[k] = [
+        r = self._replicas.of(m)
+        self._chains[k, r] = [
             self._micro_batches.select(m, new, old)
             if new is not None and id(variable) in function.chained
             else old
             for variable, new, old in zip(
-                function.state, output.state, self._chain[k]
+                function.state, output.state, self._chain(k, r)
             )
         ]
 
@@ -120,7 +165,7 @@ class StateFlow:
                 continue
             self._claim(variable, k)
             if id(variable) in function.chained:
-                variable.assign(self._chain[k][j])
+                variable.assign(self._last(k, j))
             else:
                 variable.assign(
                     state.mean_over_micro_batches(values, self._micro_batches)

@@ -21,7 +21,6 @@ from tfgpipe.loss import Head, streams_loss, streams_metrics
 from tfgpipe.micro_batch import as_specs, check_rows, shapes
 from tfgpipe.objective import Objective
 from tfgpipe.pipeline import Pipeline
-from tfgpipe.schedule import Schedule
 from tfgpipe.trace import Tracer
 from tfgpipe.update import update_on_devices
 
@@ -56,7 +55,7 @@ class Stepped(internals.BuiltBeforeTracing):
         x, y, sample_weight = self._unpack(data)
         head, objective = self._loss_for(x, y, sample_weight, training=True)
         run = self._pipeline(x, (y, sample_weight), head, training=True)
-        run.run(self._schedule(run), objective)
+        run.run(self._arguments.schedule_of, objective)
         objective.finish(run)
         if run.is_training:
             self._update(run, objective)
@@ -71,7 +70,7 @@ class Stepped(internals.BuiltBeforeTracing):
         x, y, sample_weight = self._unpack(data)
         head, objective = self._loss_for(x, y, sample_weight, training=False)
         run = self._pipeline(x, (y, sample_weight), head, training=False)
-        run.run(self._schedule(run))
+        run.run(self._arguments.schedule_of)
         objective.finish(run)
         return self._logs(run, head, objective, (x, y, sample_weight))
 
@@ -79,7 +78,7 @@ class Stepped(internals.BuiltBeforeTracing):
         """Computes one mini-batch's outputs; called by `predict`."""
         x, _, _ = self._unpack(data, with_loss=False)
         run = self._pipeline(x, None, None, training=False)
-        run.run(self._schedule(run))
+        run.run(self._arguments.schedule_of)
         run.state.assign()
         return run.results.joined_outputs()
 
@@ -146,9 +145,6 @@ class Stepped(internals.BuiltBeforeTracing):
             self._plan.clock,
         )
 
-    def _schedule(self, run: Pipeline) -> Schedule:
-        return self._arguments.schedule_of(run.micro_batches.count)
-
     def _update(self, run: Pipeline, objective: Objective) -> None:
         """Applies the gradients, each on the device of its variable."""
         gradients = run.gradients()
@@ -204,7 +200,7 @@ class Stepped(internals.BuiltBeforeTracing):
         self, x: Any, y: Any, sample_weight: Any, with_loss: bool
     ) -> None:
         """Creates all variables, before the step is traced if possible."""
-        with tf.init_scope():
+        with tf.init_scope(), internals.without_strategy():
             if not self.built:
                 self._plan.input_spec = self._data_spec(x)
                 self.build(shapes(self._plan.input_spec))
@@ -226,7 +222,7 @@ class Stepped(internals.BuiltBeforeTracing):
         Keras does so in the first step, and puts all of them on device 0.
         """
         if self.optimizer is not None and not self.optimizer.built:
-            with tf.init_scope():
+            with tf.init_scope(), internals.without_strategy():
                 self.optimizer.build(self.trainable_variables)
 
     def build_for(self, data: Any) -> None:

@@ -87,7 +87,8 @@ def measure(
     for _ in range(num_steps):
         times = step(data)
     seconds = (times - tf.reduce_min(times)).numpy()
-    devices = list(dict.fromkeys(cell.device for cell in model.cells()))
+    replicas = zip(*(cell.devices for cell in model.cells()))
+    devices = list(dict.fromkeys(d for own in replicas for d in own))
     events = [
         Event(
             task._replace(cell=devices.index(device))
