@@ -515,6 +515,20 @@ def test_variables_of_the_strategy_are_ordinary_ones():
     assert variable.numpy() == 5
 
 
+def test_optimizer_made_elsewhere_is_adopted():
+    strategy = internals.SingleReplicaStrategy()
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.5, use_ema=True)
+    )
+    internals.adopt(optimizer, strategy)
+    weight = keras.Variable(1.0)
+    with strategy.scope():
+        optimizer.build([weight])
+        optimizer.apply([tf.constant(2.0**15)])
+        optimizer.finalize_variable_values([weight])
+    assert weight.numpy() < 1
+
+
 def test_scope_within_that_of_another_strategy_is_an_error():
     other = tf.distribute.OneDeviceStrategy("CPU:0")
     strategy = internals.SingleReplicaStrategy()

@@ -62,11 +62,14 @@ def _shape(graph, node, index):
     name = node.name.split("/cond/then/_0/")[-1]
     for candidate in (node.name, name):
         try:
-            return tuple(
-                graph.get_operation_by_name(candidate).outputs[index].shape
-            )
+            outputs = graph.get_operation_by_name(candidate).outputs
         except KeyError:
             continue
+        num_left = len(node.attr["Tout"].list.type)
+        if 0 < num_left < len(outputs):  # those that nothing takes are gone
+            outputs = [t for t in outputs if t.consumers()]
+            assert len(outputs) == num_left
+        return tuple(outputs[index].shape)
     shapes = node.attr["_output_shapes"].list.shape
     if shapes:
         return tuple(d.size for d in shapes[index].dim)

@@ -3,12 +3,14 @@
 R replicas with M micro-batches each are one pipeline with R M micro-batches.
 """
 
+import collections
 import itertools
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from graphs import called, step_graph, tasks
 from keras import layers as kl
 from kinds import KINDS
 from replicated import (
@@ -19,10 +21,14 @@ from replicated import (
     difference,
     point,
     replicas,
+    small,
 )
+from test_placement import sent_tensors, short
 from test_transparency import SCHEDULES, WHOLE, largest_difference
+from tiny import assert_close, compiled, data, fit, random_layers, state
 
 import tfgpipe
+from tfgpipe import internals, timeline
 from tfgpipe.named_schedules import SCHEDULES as NAMED
 from tfgpipe.replicas import Replicas
 from tfgpipe.tasks import Task
@@ -210,3 +216,191 @@ def test_statistics_of_idle_replicas_are_no_business_of_others():
     logs = model.train_on_batch(np.ones((1, 5)), np.ones((1, 6)))
     assert np.isfinite(logs)
     assert all(np.isfinite(v.numpy()).all() for v in model.variables)
+
+
+# -------------------------------------------------------------------- saving
+GRIDS = {(2, 2): 2, (1, 3): 4}  # M for each (R, K): four micro-batches in all
+
+
+def on_grid(grid):
+    """A model that training changes in every way."""
+    keras.utils.set_random_seed(5)
+    with tfgpipe.PipelineStrategy(*grid).scope():
+        return compiled(
+            tfgpipe.GPipe(random_layers(), num_micro_batches=GRIDS[grid]),
+            metrics=["mae"],
+        )
+
+
+def seeds(model):
+    return [v.numpy() for cell in model._plan.cells for v in cell.seeds]
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("before", GRIDS)
+def test_training_goes_on_exactly_at_another_grid(before, tmp_path):
+    """Slots, seeds and statistics too; from every kind of file."""
+    (after,) = set(GRIDS) - {before}
+    first = on_grid(before)
+    fit(first, *data())
+    first.save(tmp_path / "model.keras")
+    first.save_weights(tmp_path / "model.weights.h5")
+    checkpoint = tf.train.Checkpoint(model=first, optimizer=first.optimizer)
+    checkpoint.write(str(tmp_path / "checkpoint"))
+
+    def continued(model):
+        fit(model, *data(), initial_epoch=2, epochs=4)
+        return state(model), seeds(model)
+
+    expected = continued(first)
+    with tfgpipe.PipelineStrategy(*after).scope():
+        loaded = tfgpipe.load_model(
+            tmp_path / "model.keras", num_micro_batches=GRIDS[after]
+        )
+    assert (loaded.num_replicas, loaded.num_partitions) == after
+    read, restored = on_grid(after), on_grid(after)
+    read.load_weights(tmp_path / "model.weights.h5")
+    checkpoint = tf.train.Checkpoint(
+        model=restored, optimizer=restored.optimizer
+    )
+    checkpoint.read(str(tmp_path / "checkpoint"))
+    for model in (loaded, read, restored):
+        assert_close(continued(model), expected)
+
+
+def test_file_of_replicas_is_loaded_without_a_strategy(tmp_path):
+    path = str(tmp_path / "model.keras")
+    model = on_grid((2, 2))
+    x, y = data()
+    fit(model, x, y, epochs=1)
+    model.save(path)
+    loaded = keras.saving.load_model(path)
+    assert (loaded.num_replicas, loaded.num_partitions) == (1, 2)
+    assert_close(
+        loaded.predict(x, verbose=0), model.predict(x, verbose=0), 1e-5
+    )
+
+
+# ------------------------------------------------------- devices and their work
+def send_counts(sent, shape):
+    return collections.Counter(entry[:2] for entry in sent if entry[2] == shape)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "global_clipnorm", "average"])
+def test_weights_and_gradients_stay_in_the_column_of_their_cell(optimizer):
+    """Read from the graphs that TensorFlow runs, one a device."""
+    width, rows = 16, 24
+    layers = [kl.Dense(width, activation="relu") for _ in range(6)]
+    model = replicas(layers, 3, 2, 2)  # devices 0 1, 2 3, 4 5
+    model.compile(OPTIMIZERS[optimizer](), "mse", metrics=["mae"])
+    x = np.ones((rows, width), "float32")
+    sent = sent_tensors(model, x, x)
+    down = {(f"CPU:{k}", f"CPU:{k + 2 * r}"): 3 for k in (0, 1) for r in (1, 2)}
+    up = {(b, a): n for (a, b), n in down.items()}
+    for shape in ((width, width), (width,)):
+        assert send_counts(sent, shape) == {**down, **up}
+    within = collections.Counter()
+    for r in range(3):  # 2 micro-batches forward, and their gradients back
+        a, b = f"CPU:{2 * r}", f"CPU:{2 * r + 1}"
+        within.update({(a, b): 2, (b, a): 2})
+    # inputs and labels come from the host, which is CPU:0, once each
+    for device in ("CPU:2", "CPU:4"):
+        within["CPU:0", device] += 2
+    for device in ("CPU:1", "CPU:3", "CPU:5"):
+        within["CPU:0", device] += 2
+    assert send_counts(sent, (rows // 6, width)) == within
+    known = {(width, width), (width,), (rows // 6, width)}
+    others = [e for e in sent if e[2] not in known and np.prod(e[2]) > 1]
+    assert others == []
+
+
+def test_variables_and_slots_have_one_place_in_their_column():
+    model = replicas(small(), 2, 3, 2)
+    model.compile("adam", "mse")
+    model.train_on_batch(np.ones((4, 5)), np.ones((4, 2)))
+    for variable in [*model.variables, *model.optimizer.variables]:
+        assert variable.value.device[-1] in "012"
+        assert isinstance(variable.value, tf.Variable)
+    for cell in model.cells():
+        (layer,) = (v for v in model.sequence if v.name == cell.layers[0])
+        own = [*layer.weights, *internals.slots(model.optimizer, layer.kernel)]
+        found = {short(v.value.device) for v in own}
+        assert found == {short(cell.device)}
+
+
+def ancestors(op):
+    """All operations that must run before one."""
+    found, waiting = set(), [op]
+    while waiting:
+        op = waiting.pop()
+        before = [t.op for t in op.inputs] + list(op.control_inputs)
+        waiting += [o for o in before if o not in found]
+        found.update(before)
+    return found
+
+
+def test_gradients_are_added_up_while_other_cells_still_work():
+    """The last cell's sum and update wait for no backward task before it."""
+    model = replicas(small(), 2, 3, 2)
+    model.compile(OPTIMIZERS["momentum"](), "mse")
+    graph = step_graph(model, np.ones((8, 5), "f4"), np.ones((8, 2), "f4"))
+    sums = [op for op in tasks(graph) if "sum_over_replicas" in op.name]
+    assert [op.device[-1] for op in sums] == ["0", "1", "2"]
+    other = [op for op in tasks(graph) if op not in sums]
+    for k, op in enumerate(sums):
+        (update, *_) = (
+            o
+            for o in graph.get_operations()
+            if o.device[-1:] == str(k)
+            and "PartitionedCall" in o.type
+            and op in [t.op for t in o.inputs]
+        )
+        before = ancestors(update)
+        for other_k in range(3):
+            own = {
+                o for o in other if o.device[-1] in f"{other_k}{other_k + 3}"
+            }
+            num_waited = len(own & before)
+            # 2 forward tasks a replica; behind them recomputation and gradients
+            if other_k < k:
+                assert num_waited == 4
+            else:
+                assert num_waited > 4
+
+
+def test_replicas_share_their_traces():
+    calls = []
+
+    class Called(kl.Dense):
+        def call(self, x):
+            calls.append(self.name)
+            return super().call(x)
+
+    def num_calls(make):
+        model = make([Called(4) for _ in range(3)])
+        model.build((None, 4))
+        model.compile("sgd", "mse")
+        calls.clear()
+        graph = step_graph(
+            model, np.ones((12, 4), "f4"), np.ones((12, 4), "f4")
+        )
+        return len(calls), len({called(op) for op in tasks(graph)})
+
+    count, functions = num_calls(lambda layers: tfgpipe.GPipe(layers, 3, 2))
+    more, others = num_calls(lambda layers: replicas(layers, 2, 3, 2))
+    assert more == count
+    assert others == functions + 3  # one sum a cell
+
+
+def test_timeline_shows_all_replicas():
+    model = replicas(small(), 2, 2, 2)
+    model.compile("sgd", "mse")
+    x, y = np.ones((8, 5), "f4"), np.ones((8, 2), "f4")
+    events = timeline.measure(model, x, y, num_steps=1)
+    found = {
+        (event.device, event.task.cell, event.task.micro_batch)
+        for event in events
+        if event.task.kind == "forward"
+    }
+    expected = {(2 * (m // 2) + k, k, m) for k in (0, 1) for m in range(4)}
+    assert found == expected

@@ -452,3 +452,13 @@ def test_export_serves_the_predictions(tmp_path):
     served = tf.saved_model.load(str(tmp_path / "served"))
     found = served.serve(tf.constant(x)).numpy()
     assert_close(found, model.predict(x, verbose=0), tolerance=1e-5)
+
+
+def test_weights_of_a_trained_model_are_loaded_without_an_optimizer(tmp_path):
+    path = str(tmp_path / "model.weights.h5")
+    model = compiled(pipeline())
+    fit(model, *data(), epochs=1)
+    model.save_weights(path)
+    other = pipeline()
+    other.load_weights(path)
+    assert_same(weights(other), weights(model))

@@ -100,7 +100,8 @@ def over_replicas(sums: list[list[Any]]) -> list[Any]:
         return sums[0]
     columns = list(zip(*sums))
     dense = [c for c in columns if isinstance(c[0], tf.Tensor)]
-    added = iter(_added(dense))
+    with tf.name_scope("sum_over_replicas"):
+        added = iter(_added(dense))
     return [
         next(added)
         if isinstance(column[0], tf.Tensor)

@@ -247,6 +247,14 @@ def without_all_reduce(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
         yield
 
 
+def adopt(
+    optimizer: keras.optimizers.Optimizer, strategy: tf.distribute.Strategy
+) -> None:
+    """Lets an optimizer be used under a strategy that it was not made under."""
+    for one in with_inner(optimizer):
+        one._distribution_strategy = strategy
+
+
 def with_inner(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     """The optimizer and those it applies to some or all gradients."""
     inner = list(getattr(optimizer, "optimizers", ()))

@@ -221,9 +221,13 @@ class Stepped(internals.BuiltBeforeTracing):
 
         Keras does so in the first step, and puts all of them on device 0.
         """
-        if self.optimizer is not None and not self.optimizer.built:
+        optimizer = getattr(self, "optimizer", None)
+        if optimizer is None:
+            return
+        internals.adopt(optimizer, self.distribute_strategy)
+        if not optimizer.built:
             with tf.init_scope(), internals.without_strategy():
-                self.optimizer.build(self.trainable_variables)
+                optimizer.build(self.trainable_variables)
 
     def build_for(self, data: Any) -> None:
         """Creates all variables before Keras traces a step.

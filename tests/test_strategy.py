@@ -1,0 +1,296 @@
+"""The strategy: its arguments, its scope, and Keras under it."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers as kl
+from replicated import (
+    OPTIMIZERS,
+    all_variables,
+    difference,
+    replicas,
+)
+from test_placement import short
+from tiny import assert_close, data, fit, layers, weights
+
+import tfgpipe
+
+
+def refused(*parts):
+    """Expects a ValueError that mentions all parts."""
+    return pytest.raises(ValueError, match="(?s)" + ".*".join(parts))
+
+
+# ----------------------------------------------------------------- arguments
+def test_devices_are_the_first_in_order_a_replica_after_the_other():
+    strategy = tfgpipe.PipelineStrategy(2, 3)
+    found = [[short(d) for d in own] for own in strategy.devices]
+    assert found == [
+        ["/device:CPU:0", "/device:CPU:1", "/device:CPU:2"],
+        ["/device:CPU:3", "/device:CPU:4", "/device:CPU:5"],
+    ]
+    assert (strategy.num_replicas, strategy.num_partitions) == (2, 3)
+    assert repr(strategy) == (
+        "<PipelineStrategy num_replicas=2 num_partitions=3>"
+    )
+
+
+def test_strategy_is_one_of_tensorflow_with_one_replica_for_it():
+    strategy = tfgpipe.PipelineStrategy(2, 2)
+    assert isinstance(strategy, tf.distribute.Strategy)
+    assert strategy.num_replicas_in_sync == 1
+    with strategy.scope():
+        assert tf.distribute.get_strategy() is strategy
+        model = tfgpipe.GPipe(layers())
+    assert model.distribute_strategy is strategy
+    assert (model.num_replicas, model.num_partitions) == (2, 2)
+    assert tfgpipe.GPipe(layers(), 2).num_replicas == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ((0, 2), ("`num_replicas` must be an integer", "num_replicas=0")),
+        ((2, 1.5), ("`num_partitions` must be", "num_partitions=1.5")),
+        ((True, "2"), ("num_replicas=True", "num_partitions='2'")),
+        (
+            (3, 3),
+            (
+                "must be at most the number of devices",
+                "3 times 3",
+                "set_logical_device_configuration",
+            ),
+        ),
+        (
+            (2, 1, ["CPU:0", "CPU:0"]),
+            ("must be different", "'CPU:0' more than once"),
+        ),
+        ((2, 1, ["CPU:0", "GPU:7"]), ("TensorFlow lists", "'GPU:7'")),
+        (
+            (2, 2, ["CPU:0", "CPU:1", "CPU:2"]),
+            ("`num_replicas` times `num_partitions` devices, 4", "3, devices="),
+        ),
+        ((2, 2, "CPU:0"), ("must be a list of names", "devices='CPU:0'")),
+    ],
+)
+def test_bad_arguments_of_the_strategy_are_refused(arguments, parts):
+    with refused(*parts):
+        tfgpipe.PipelineStrategy(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "parts"),
+    [
+        (
+            {"num_partitions": 3},
+            ("must be that of the strategy, 2", "num_partitions=3"),
+        ),
+        (
+            {"num_partitions": 1},
+            ("must be that of the strategy, 2", "num_partitions=1"),
+        ),
+        (
+            {"num_partitions": 3, "schedule": "interleaved"},
+            ("a multiple", "num_partitions=3 and 2 devices"),
+        ),
+        (
+            {"devices": ["CPU:4", "CPU:5"]},
+            (
+                "must be those of the strategy",
+                r"devices=\['CPU:4', 'CPU:5'\]",
+                "pass them to `PipelineStrategy`",
+            ),
+        ),
+        (
+            {"schedule": [[("forward", 0, 0), ("backward", 0, 0)]]},
+            ("`schedule` has tasks for 1 devices",),
+        ),
+    ],
+)
+def test_arguments_that_contradict_the_strategy_are_refused(kwargs, parts):
+    with tfgpipe.PipelineStrategy(2, 2).scope(), refused(*parts):
+        tfgpipe.GPipe(layers(), **kwargs)
+
+
+def test_more_devices_than_layers_are_refused():
+    with refused("at most the number of layers, 3", "num_partitions=4"):
+        replicas(layers(), 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("layer", "parts"),
+    [
+        (
+            kl.BatchNormalization(renorm=True),
+            ("renorm=True", "num_micro_batches=1 in 2 replicas"),
+        ),
+        (
+            kl.BatchNormalization(synchronized=True),
+            ("synchronized=True", "2 replicas", "Pass synchronized=False"),
+        ),
+    ],
+)
+def test_normalisation_over_replicas_is_refused(layer, parts):
+    with refused(*parts):
+        replicas([layer], 2, 1)
+    replicas([type(layer).from_config(layer.get_config())], 1, 1)
+
+
+@pytest.mark.parametrize(
+    "make", [tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy]
+)
+def test_other_strategies_are_refused_with_the_one_to_use(make):
+    device = "CPU:0" if "OneDevice" in make.__name__ else ["CPU:0"]
+    with (
+        make(device).scope(),
+        refused("PipelineStrategy", "Received: the scope of"),
+    ):
+        tfgpipe.GPipe(layers(), 1)
+
+
+# --------------------------------------------------------------------- cells
+def test_cells_tell_the_devices_of_all_replicas(capsys):
+    devices = ["CPU:5", "CPU:4", "CPU:3", "CPU:2"]
+    model = replicas(layers(), 2, 2, devices=devices)
+    cells = model.cells()
+    assert [short(cell.device)[-1] for cell in cells] == ["5", "4"]
+    found = [[short(d)[-1] for d in cell.devices] for cell in cells]
+    assert found == [["5", "3"], ["4", "2"]]
+    model.summary()
+    assert "/device:CPU:4 /device:CPU:2" in capsys.readouterr().out
+
+
+def test_model_called_without_a_pipeline_gives_the_same():
+    model = replicas(layers(), 2, 2)
+    x, _ = data()
+    assert_close(model(x).numpy(), model.predict(x, verbose=0), 1e-5)
+
+
+# ------------------------------------------------------------- Keras under it
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("inside", [False, True])
+def test_fit_inside_and_outside_of_the_scope(inside):
+    """Also with an optimizer and metrics that were made elsewhere."""
+    strategy = tfgpipe.PipelineStrategy(2, 2)
+    keras.utils.set_random_seed(5)
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True)
+    with strategy.scope():
+        own = keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True)
+        model = tfgpipe.GPipe(layers(), num_micro_batches=2)
+    x, y = data()
+    if inside:
+        with strategy.scope():
+            model.compile(optimizer, "mse", metrics=["mae"])
+            found = fit(model, x, y, validation_data=(x, y))
+            outputs = model.predict(x, verbose=0)
+    else:
+        model.compile(own, "mse", metrics=["mae"])
+        swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+        found = fit(model, x, y, validation_data=(x, y), callbacks=[swap])
+        outputs = model.predict(x, verbose=0)
+    keras.utils.set_random_seed(5)
+    plain = keras.Sequential(layers())
+    plain.compile(
+        keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True),
+        "mse",
+        metrics=["mae"],
+    )
+    callbacks = [] if inside else [keras.callbacks.SwapEMAWeights(True)]
+    expected = fit(plain, x, y, validation_data=(x, y), callbacks=callbacks)
+    assert_close(found, expected)
+    assert_close(weights(model), weights(plain))
+    assert_close(outputs, plain.predict(x, verbose=0))
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(
+    "compiling",
+    [
+        {"run_eagerly": True},
+        {"steps_per_execution": 2},
+        pytest.param({"jit_compile": True}, marks=pytest.mark.slow),
+    ],
+    ids=lambda d: next(iter(d)),
+)
+def test_modes_of_keras_give_its_numbers(compiling):
+    worst = difference(
+        "small_dense",
+        "momentum",
+        lambda layers: replicas(layers, 2, 2, 2),
+        **compiling,
+    )
+    assert worst < 1e-10
+
+
+@pytest.mark.slow
+def test_random_numbers_do_not_depend_on_running_eagerly():
+    found = [
+        all_variables(
+            lambda layers: replicas(layers, 2, 2, 2),
+            epochs=1,
+            run_eagerly=eagerly,
+        )
+        for eagerly in (False, True)
+    ]
+    assert_close(*found, 1e-4)
+
+
+@pytest.mark.usefixtures("float64")
+def test_single_batches_are_split_and_not_repeated():
+    x, y = data(6)
+
+    def run(make):
+        keras.utils.set_random_seed(5)
+        model = make(layers())
+        model.compile(OPTIMIZERS["momentum"](), "mse", metrics=["mae"])
+        return (
+            [model.train_on_batch(x, y, return_dict=True) for _ in range(2)],
+            model.test_on_batch(x, y, return_dict=True),
+            model.predict_on_batch(x),
+            weights(model),
+        )
+
+    found = run(lambda layers: replicas(layers, 2, 2))
+    assert found[2].shape == (6, 2)
+    assert_close(found, run(keras.Sequential))
+
+
+def test_overflow_in_the_last_replica_skips_the_step():
+    keras.config.set_dtype_policy("mixed_float16")
+    model = replicas([keras.Input((4,)), kl.Dense(3), kl.Dense(2)], 2, 2)
+    model.compile("sgd", "mse")
+    x, y = data(4)
+    model.train_on_batch(x, y)
+    before, scale = weights(model), model.optimizer.dynamic_scale.numpy()
+    x[3] = 6e4  # in half precision the sum is infinite
+    model.train_on_batch(x, y)
+    for a, b in zip(weights(model), before):
+        np.testing.assert_array_equal(a, b)
+    assert model.optimizer.dynamic_scale.numpy() == scale / 2
+
+
+def test_callbacks_of_keras_run(tmp_path):
+    x, y = data()
+    path = str(tmp_path / "best.weights.h5")
+    model = replicas(layers(), 2, 2)
+    model.compile("adam", "mse")
+    callbacks = keras.callbacks
+    history = fit(
+        model,
+        x,
+        y,
+        epochs=3,
+        validation_split=0.3,
+        callbacks=[
+            callbacks.LearningRateScheduler(lambda epoch: 0.1 * 0.5**epoch),
+            callbacks.ModelCheckpoint(path, save_weights_only=True),
+            callbacks.BackupAndRestore(str(tmp_path / "backup")),
+            callbacks.TerminateOnNaN(),
+        ],
+    )
+    rates = [float(rate) for rate in history["learning_rate"]]
+    assert rates == pytest.approx([0.1, 0.05, 0.025])
+    other = replicas(layers(), 2, 2)
+    other.load_weights(path)
+    assert_close(weights(other), weights(model))
