@@ -295,8 +295,9 @@ def test_weights_and_gradients_stay_in_the_column_of_their_cell(optimizer):
     model.compile(OPTIMIZERS[optimizer](), "mse", metrics=["mae"])
     x = np.ones((rows, width), "float32")
     sent = sent_tensors(model, x, x)
-    down = {(f"CPU:{k}", f"CPU:{k + 2 * r}"): 3 for k in (0, 1) for r in (1, 2)}
-    up = {(b, a): n for (a, b), n in down.items()}
+    devices = [(f"CPU:{k}", f"CPU:{k + 2}", f"CPU:{k + 4}") for k in (0, 1)]
+    down = {(first, d): 3 for first, *rest in devices for d in rest}
+    up = {(b, a): 3 for d in devices for a, b in itertools.pairwise(d)}
     for shape in ((width, width), (width,)):
         assert send_counts(sent, shape) == {**down, **up}
     within = collections.Counter()

@@ -58,7 +58,7 @@ def joined(total: Any) -> Any:
 
 
 def of_variables(
-    cells: Iterable[tuple[str, list[Any], list[list[Any]]]],
+    cells: Iterable[tuple[str, list[Any], list[tuple[str, list[Any]]]]],
 ) -> dict[int, Any]:
     """The gradient of every variable, by its id.
 
@@ -66,15 +66,16 @@ def of_variables(
     device, in the order of the layers.
 
     Args:
-        cells: For each cell its device, its variables, and their finished
-            sums in each replica.
+        cells: For each cell its device, its variables, and for each replica
+            its device and finished sums.
     """
     uses: dict[int, tuple[Any, list[Any]]] = {}
-    for device, variables, sums in cells:
+    for device, variables, replicas in cells:
+        sums = over_replicas(replicas)
         with tf.device(device):
             totals = [
                 in_dtype(joined(total), variable.dtype)
-                for total, variable in zip(over_replicas(sums), variables)
+                for total, variable in zip(sums, variables)
             ]
         for variable, total in zip(variables, totals):
             entry = uses.setdefault(id(variable), (variable, []))
@@ -87,41 +88,48 @@ def of_variables(
     return found
 
 
-def over_replicas(sums: list[list[Any]]) -> list[Any]:
-    """The sums over the replicas of a cell, in the order of the rows.
+def over_replicas(sums: list[tuple[str, list[Any]]]) -> list[Any]:
+    """The sums over the replicas of a cell, on the first one's device.
 
-    One operation adds up all weights of the cell, on the current device. Sparse
-    gradients are collected.
+    The sum goes from the last replica to the first, and each adds its own: a
+    device holds no more than two. One operation adds all weights of the cell.
+    Sparse gradients are collected, in the order of the rows.
 
     Args:
-        sums: Finished sums, a list a replica.
+        sums: For each replica its device, and its finished sums.
     """
-    if len(sums) == 1:
-        return sums[0]
-    columns = list(zip(*sums))
-    dense = [c for c in columns if isinstance(c[0], tf.Tensor)]
-    with tf.name_scope("sum_over_replicas"):
-        added = iter(_added(dense))
-    return [
-        next(added)
-        if isinstance(column[0], tf.Tensor)
-        else column[0] and {m: s for own in column for m, s in own.items()}
-        for column in columns
-    ]
+    (_, found), *others = reversed(sums)
+    add: Callable | None = None
+    for device, own in others:
+        is_dense = [isinstance(s, tf.Tensor) for s in own]
+        pair = [
+            s
+            for both in (own, found)
+            for s, dense in zip(both, is_dense)
+            if dense
+        ]
+        with tf.name_scope("sum_over_replicas"), tf.device(device):
+            add = add or _adder(pair)
+            dense = iter(add(pair))
+        found = [
+            next(dense)
+            if isinstance(mine, tf.Tensor)
+            else mine and {**mine, **other}
+            for mine, other in zip(own, found)
+        ]
+    return found
 
 
-def _added(columns: list[tuple[tf.Tensor, ...]]) -> list[tf.Tensor]:
-    """The sum of each tuple of tensors, all in one operation."""
-    if not columns or tf.executing_eagerly():
-        return [_in_order(*column) for column in columns]
-    count = len(columns[0])
-    flat = [t for column in columns for t in column]
+def _adder(pair: list[tf.Tensor]) -> Callable:
+    """What adds the second half of some tensors to the first."""
 
-    def add(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        starts = range(0, len(tensors), count)
-        return [_in_order(*tensors[i : i + count]) for i in starts]
+    def add(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        half = len(tensors) // 2
+        return [a + b for a, b in zip(tensors[:half], tensors[half:])]
 
-    return _as_written(add, flat)
+    if not pair or tf.executing_eagerly():
+        return add
+    return _as_written(lambda *tensors: add(list(tensors)), pair)
 
 
 def in_dtype(gradient: Any, dtype: str | None) -> Any:
@@ -140,17 +148,17 @@ def add_uses(totals: list[Any]) -> Any:
     dense = [tf.convert_to_tensor(total) for total in totals]
     if len(dense) < 3 or tf.executing_eagerly():
         return _in_order(*dense)
-    return _as_written(_in_order, dense)[0]
+    return _as_written(_in_order, dense)(dense)[0]
 
 
-def _as_written(function: Callable, tensors: list[tf.Tensor]) -> list[Any]:
-    """Calls a function whose sums TensorFlow must not regroup."""
+def _as_written(function: Callable, tensors: list[tf.Tensor]) -> Callable:
+    """A traced function whose sums TensorFlow does not regroup."""
     traced = tf.function(
         function,
         autograph=False,
         experimental_attributes={"_noinline": True},
     ).get_concrete_function(*(tf.TensorSpec(t.shape, t.dtype) for t in tensors))
-    return internals.Call(traced, as_written=True)(tensors)
+    return internals.Call(traced, as_written=True)
 
 
 def _in_order(*tensors: tf.Tensor) -> tf.Tensor:

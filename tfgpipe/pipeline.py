@@ -287,7 +287,10 @@ class Pipeline:
             (
                 function.device,
                 function.flat_weights,
-                [self._sums[k, r] for r in self.replicas.busy],
+                [
+                    (self.replicas.device_in(r, k), self._sums[k, r])
+                    for r in self.replicas.busy
+                ],
             )
             for k, function in enumerate(self.functions)
             if self._differentiates[k]

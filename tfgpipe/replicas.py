@@ -45,7 +45,11 @@ class Replicas:
 
     def device(self, k: int, m: int) -> str:
         """Where cell k computes micro-batch m."""
-        return self._devices[k][self.of(m)]
+        return self.device_in(self.of(m), k)
+
+    def device_in(self, r: int, k: int) -> str:
+        """Where replica r has cell k."""
+        return self._devices[k][r]
 
     def micro_batches(self, r: int) -> range:
         """The micro-batches of replica r."""

@@ -77,12 +77,11 @@ class StateFlow:
         if (k, r) in self._chains:
             return self._chains[k, r]
         values = list(self.initial[k])
-        first = self._replicas.micro_batches(r).start
         if r != self._replicas.busy[0]:
             function = self._functions[k]
             with (
                 tf.control_dependencies(None),
-                tf.device(self._replicas.device(k, first)),
+                tf.device(self._replicas.device_in(r, k)),
             ):
                 values = [
                     tf.zeros_like(value)
