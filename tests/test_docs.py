@@ -30,6 +30,7 @@ PAGES = [
     "docs/guide.md",
     "docs/performance.md",
     "docs/results.md",
+    "docs/scaling.md",
 ]
 TABLES = ["docs/performance.md", "docs/results.md"]  # no Python blocks
 COMMANDS = {"tools.bench": bench.COMMANDS, "tools.results": results.COMMANDS}

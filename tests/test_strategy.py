@@ -149,6 +149,22 @@ def test_other_strategies_are_refused_with_the_one_to_use(make):
         tfgpipe.GPipe(layers(), 1)
 
 
+def test_model_made_elsewhere_is_refused_in_a_scope():
+    strategy = tfgpipe.PipelineStrategy(2, 2)
+    x, y = data()
+    for make in (
+        lambda: tfgpipe.GPipe(layers(), 2),
+        lambda: replicas(layers(), 2, 2),
+    ):
+        model = make()
+        model.compile("sgd", "mse")
+        with strategy.scope():
+            with refused("made in that of", "in the same scope"):
+                model.evaluate(x, y, verbose=0)
+            with refused("in the scope of the strategy"):
+                model.fit(x, y, verbose=0)
+
+
 # --------------------------------------------------------------------- cells
 def test_cells_tell_the_devices_of_all_replicas(capsys):
     devices = ["CPU:5", "CPU:4", "CPU:3", "CPU:2"]

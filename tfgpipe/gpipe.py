@@ -29,7 +29,8 @@ class _Plan:
     about cells.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, strategy: strategy_lib.PipelineStrategy | None) -> None:
+        self.strategy = strategy
         self.input_spec: Any = None
         self.output_spec: Any = None
         self.cells: list[Cell] = []
@@ -58,9 +59,11 @@ class GPipe(Saved, Stepped):
         num_partitions: K, the number of cells. Defaults to the number of
             devices.
         num_micro_batches: M, at least 1. A mini-batch of fewer rows is split
-            into as many micro-batches as it has rows.
+            into as many micro-batches as it has rows. In the scope of a
+            `PipelineStrategy`, the micro-batches of each replica.
         devices: Names of K devices, such as "GPU:0". Defaults to the first K
-            accelerators that TensorFlow lists: TPUs, or GPUs, or else CPUs.
+            accelerators that TensorFlow lists: TPUs, or GPUs, or else CPUs; in
+            the scope of a `PipelineStrategy`, to those of the strategy.
         layers_per_cell: How many layers each cell has. By default the cells
             are balanced by cost.
         schedule: The order of the tasks on each device: "gpipe", "1f1b",
@@ -127,7 +130,7 @@ class GPipe(Saved, Stepped):
         self.supports_jit = False
         self._jit_cells = False
         self._arguments = arguments
-        self._plan = _Plan()
+        self._plan = _Plan(strategy)
         self.sequence = arguments.layers
         if arguments.input_spec is not None:
             self._plan.input_spec = arguments.input_spec

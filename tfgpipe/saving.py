@@ -36,7 +36,8 @@ def load_model(
 
     Args:
         path: The `.keras` file.
-        num_partitions: K. Defaults to what was saved.
+        num_partitions: K. Defaults to what was saved, or to that of the
+            `PipelineStrategy` in whose scope this is called.
         num_micro_batches: M. Defaults to what was saved.
         devices: Names of the devices. Defaults to what was saved; where no
             names were given then, to the first K accelerators.

@@ -17,6 +17,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
+from tfgpipe import strategy as strategy_lib
 from tfgpipe.loss import Head, streams_loss, streams_metrics
 from tfgpipe.micro_batch import as_specs, check_rows, shapes
 from tfgpipe.objective import Objective
@@ -35,20 +36,34 @@ class Stepped(internals.BuiltBeforeTracing):
     def make_train_function(self, force: bool = False) -> None:
         """Makes what Keras calls with each batch in `fit`."""
         if self.train_function is None or force:
+            self._check_scope()
             super().make_train_function(force)
             self.train_function = _explained(self.train_function)
 
     def make_test_function(self, force: bool = False) -> None:
         """Makes what Keras calls with each batch in `evaluate`."""
         if self.test_function is None or force:
+            self._check_scope()
             super().make_test_function(force)
             self.test_function = _explained(self.test_function)
 
     def make_predict_function(self, force: bool = False) -> None:
         """Makes what Keras calls with each batch in `predict`."""
         if self.predict_function is None or force:
+            self._check_scope()
             super().make_predict_function(force)
             self.predict_function = _explained(self.predict_function)
+
+    def _check_scope(self) -> None:
+        """Refuses strategies that the model does not know of."""
+        strategy = strategy_lib.current()
+        if strategy not in (None, self._plan.strategy):
+            raise ValueError(
+                "A `GPipe` must be used in the scope of the strategy in whose "
+                "scope it was made, or of none. Received: the scope of "
+                f"{strategy}, and a model that was made in that of "
+                f"{self._plan.strategy}. Make the model in the same scope."
+            )
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """Trains on one mini-batch; called by `fit`."""
@@ -224,7 +239,8 @@ class Stepped(internals.BuiltBeforeTracing):
         optimizer = getattr(self, "optimizer", None)
         if optimizer is None:
             return
-        internals.adopt(optimizer, self.distribute_strategy)
+        if self._plan.strategy is not None:
+            internals.adopt(optimizer, self._plan.strategy)
         if not optimizer.built:
             with tf.init_scope(), internals.without_strategy():
                 optimizer.build(self.trainable_variables)
