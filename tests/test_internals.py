@@ -524,7 +524,7 @@ def test_optimizer_made_elsewhere_is_adopted():
     weight = keras.Variable(1.0)
     with strategy.scope():
         optimizer.build([weight])
-        optimizer.apply([tf.constant(2.0**15)])
+        strategy.run(lambda: optimizer.apply([tf.constant(2.0**15)]))
         optimizer.finalize_variable_values([weight])
     assert weight.numpy() < 1
 

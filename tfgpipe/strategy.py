@@ -76,6 +76,7 @@ class PipelineStrategy(internals.SingleReplicaStrategy):
     Example:
 
     >>> import keras
+    >>> import tfgpipe
     >>> strategy = PipelineStrategy(num_replicas=1, num_partitions=1)
     >>> with strategy.scope():
     ...     model = tfgpipe.GPipe(
