@@ -71,7 +71,10 @@ class Keep(kl.Layer):
 
 
 WARNS = pytest.mark.filterwarnings("ignore:Gradients do not exist")
-REMATS = pytest.mark.parametrize("remat", ["except_last", "always", "never"])
+REMATS = pytest.mark.parametrize(
+    "remat",
+    ["except_last", pytest.param("always", marks=pytest.mark.slow), "never"],
+)
 
 
 @WARNS
