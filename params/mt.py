@@ -108,13 +108,19 @@ for _name, _shape in _SHAPES.items():
         "better than mt.bilingual_* for small languages; see the deep and the "
         "wide one beside the shallow one (not measured yet)",
     )
-for _language in ("es", "de", "vi", "hi", "so"):  # from many pairs to few
+for _language, _epochs in (  # from many pairs to few
+    ("es", 10),
+    ("de", 10),
+    ("vi", 20),
+    ("hi", 40),
+    ("so", 60),
+):
     _register_real(
         f"mt.bilingual_{_language}",
         f"{_language} to English alone, the baseline of its language",
         _SHAPES["shallow"],
         Pairs("nmt102", languages=(_language,), vocab_size=2000),
-        10,
+        _epochs,
         "what mt.multilingual_* is compared with (not measured yet)",
     )
 

@@ -23,6 +23,7 @@ from kinds import (
     user_loss,
     weights,
 )
+from test_bugs import Lookup
 from test_transparency import arguments, largest_difference
 
 import tfgpipe
@@ -91,6 +92,11 @@ SMALL = {
         normal(5),
         normal(2),
         lambda: {"loss": user_loss, "metrics": [user_loss]},
+    ),
+    "lookups": Kind(  # by token, with a slice a row, and by position
+        lambda: [kl.Dense(3), Lookup("tokens", "distances"), kl.Dense(3)],
+        normal(5, 3),
+        normal(5, 3),
     ),
     "counters": Kind(counting, normal(5), normal(2)),
 }

@@ -43,11 +43,11 @@ def call(layers: list[keras.layers.Layer], x, training: bool = False):
     ("num_layers", "num_filters", "expected"),
     [
         (18, 208, 81_505_540),
-        (18, 416, 319_024_120),
-        (18, 544, 542_734_840),
+        pytest.param(18, 416, 319_024_120, marks=pytest.mark.slow),
+        pytest.param(18, 544, 542_734_840, marks=pytest.mark.slow),
         (36, 544, 1_055_832_376),
         pytest.param(72, 512, 1_844_858_344, marks=pytest.mark.slow),
-        (18, 256, 122_470_120),
+        pytest.param(18, 256, 122_470_120, marks=pytest.mark.slow),
     ],
 )
 def test_parameters_of_table_1_models_are_exact(
@@ -100,8 +100,7 @@ def test_cifar_stem_keeps_the_size_of_small_images():
     assert [h[1] for h, _ in shapes[:-1]] == [28, 28, 14, 14, 7, 7]
 
 
-@pytest.mark.parametrize("size", [32, 37])
-@pytest.mark.parametrize("stem_reductions", [0, 2])
+@pytest.mark.parametrize(("size", "stem_reductions"), [(32, 2), (37, 0)])
 def test_declared_shapes_are_those_of_the_tensors(size, stem_reductions):
     layers = amoebanet.amoebanet_d(3, 16, 5, stem_reductions=stem_reductions)
     shapes = build(layers, (2, size, size, 2))

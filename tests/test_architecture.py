@@ -40,6 +40,7 @@ ORDER = (
     "stateful_ops",
     "state",
     "gradients",
+    "sparse",
     "update",
     "placement",
     "micro_batch",

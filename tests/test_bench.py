@@ -315,10 +315,12 @@ def test_throughput_worker_steps_when_asked(monkeypatch, capsys):
     assert words == ["READY", "T", "T"]
 
 
-def test_overhead_measures_its_three_parts(capsys):
-    found = tables(
+def overhead(capsys, *parts):
+    """The tables of small models."""
+    return tables(
         capsys,
         "overhead",
+        f"--part={','.join(parts)}",
         "--rounds=2",
         "--model=transformer",
         "--dispatch_k=2",
@@ -327,8 +329,16 @@ def test_overhead_measures_its_three_parts(capsys):
         "--k=1,2,3",
         "--m=2",
     )
-    (step,) = found["step"]
+
+
+@pytest.mark.slow
+def test_overhead_measures_steps(capsys):
+    (step,) = overhead(capsys, "step")["step"]
     assert step["ratio"] > 0
+
+
+def test_overhead_measures_dispatch_and_tracing(capsys):
+    found = overhead(capsys, "dispatch", "tracing")
     pipeline, calls = found["dispatch"]
     assert (pipeline["fewest"], pipeline["most"]) == (4, 8)
     assert calls["what"] == "empty function calls"

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers as kl
 from kinds import Plain
 
@@ -28,9 +29,9 @@ def trained(make, model, x, y, fit=None, **compile_arguments):
     return history.history, [w.numpy() for w in model.weights]
 
 
-def check(make, x, y, k, m, remat="except_last", **arguments):
+def check(make, x, y, k, m, remat="except_last", reference=Plain, **arguments):
     """Compares a pipeline with Keras."""
-    expected = trained(make, Plain, x, y, **arguments)
+    expected = trained(make, reference, x, y, **arguments)
     found = trained(
         make,
         lambda layers: tfgpipe.GPipe(layers, k, m, remat=remat),
@@ -71,7 +72,10 @@ class Keep(kl.Layer):
 
 
 WARNS = pytest.mark.filterwarnings("ignore:Gradients do not exist")
-REMATS = pytest.mark.parametrize("remat", ["except_last", "always", "never"])
+REMATS = pytest.mark.parametrize(
+    "remat",
+    ["except_last", pytest.param("always", marks=pytest.mark.slow), "never"],
+)
 
 
 @WARNS
@@ -231,3 +235,144 @@ def test_weights_of_rows_for_a_loss_of_steps_are_refused(length):
     with pytest.raises(ValueError, match="one weight for each value"):
         model.train_on_batch(ids, y, sample_weight=np.arange(4.0))
     model.train_on_batch(ids, y, sample_weight=np.ones((4, length)))
+
+
+# -------------------------------------------- what layers do with TensorFlow
+class Matrix(kl.Layer):
+    def build(self, shape):
+        self.kernel = self.add_weight((shape[-1], shape[-1]), "glorot_normal")
+        self.make()
+
+    def make(self):
+        pass
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+class WithFunction(Matrix):
+    """Its function reads a weight that is no argument."""
+
+    def make(self):
+        self.function = tf.function(
+            lambda x: tf.tanh(tf.matmul(x, self.kernel))
+        )
+
+    def call(self, x):
+        return x + self.function(x)
+
+
+class WithTape(Matrix):
+    def call(self, x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.tanh(x @ self.kernel)
+        return tape.gradient(y, x)
+
+
+class WithRows(Matrix):
+    """The gradient of its input is sparse, unless there is one row."""
+
+    def call(self, x):
+        return tf.vectorized_map(lambda row: row @ self.kernel, x[:, None])[
+            :, 0
+        ]
+
+
+class SparseForSome(Matrix):
+    """The gradient of its weight is sparse, unless there is one row."""
+
+    def call(self, x):
+        row = self.kernel[1] if x.shape[0] == 1 else tf.gather(self.kernel, 1)
+        return x * row
+
+
+@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eagerly"])
+@pytest.mark.parametrize(
+    "layer", [WithFunction, WithTape, WithRows, SparseForSome]
+)
+def test_layers_may_use_functions_tapes_and_sparse_gradients(layer, eagerly):
+    def make():
+        return [kl.Dense(3, "tanh"), layer(), kl.Dense(3), layer()]
+
+    x = normal(3)[:6]
+    # A functional model leaves the function's weight out.
+    check(
+        make,
+        x,
+        x,
+        3,
+        3,
+        reference=keras.Sequential if layer is WithFunction else Plain,
+        loss="mse",
+        run_eagerly=eagerly,
+    )
+
+
+def test_gradient_of_python_code_is_refused():
+    class Python(kl.Layer):
+        def call(self, x):
+            return tf.ensure_shape(
+                tf.py_function(tf.sin, [x], x.dtype), x.shape
+            )
+
+    model = tfgpipe.GPipe([kl.Dense(3), Python(), kl.Dense(3)], 2, 2)
+    model.compile("sgd", "mse")
+    with (
+        pytest.warns(UserWarning, match="EagerPyFunc, which has side effects"),
+        pytest.raises(ValueError, match=r"gradient of `tf\.py_function`"),
+    ):
+        model.train_on_batch(normal(3), normal(3))
+
+
+# A table of positions has a slice a position, whatever the number of rows; one
+# of tokens has a slice a row and token.
+LOOKUPS = {
+    "constants": lambda x: np.arange(5),
+    "sizes": lambda x: keras.ops.arange(keras.ops.shape(x)[1]),
+    "distances": lambda x: abs(np.arange(5)[:, None] - np.arange(5)),
+    "rows": lambda x: keras.ops.broadcast_to(
+        keras.ops.arange(5), keras.ops.shape(x)[:2]
+    ),
+    "tokens": lambda x: keras.ops.cast(abs(x[..., 0]) * 9, "int32") % 5,
+}
+
+
+class Lookup(kl.Layer):
+    def __init__(self, *names, **kwargs):
+        super().__init__(**kwargs)
+        self.names = names
+        self.table = kl.Embedding(5, 3, embeddings_initializer="normal")
+
+    def build(self, shape):
+        self.table.build(shape)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+    def call(self, x):
+        for name in self.names:
+            found = self.table(LOOKUPS[name](x))
+            if name == "distances":
+                found = keras.ops.sum(found, axis=1)
+            x = x + found
+        return x
+
+
+@pytest.mark.parametrize("rows", [8, 7])
+@pytest.mark.parametrize("names", [*LOOKUPS, "tokens distances"])
+def test_lookups_by_position_and_by_token_are_those_of_keras(names, rows):
+    def make():
+        return [kl.Dense(3), Lookup(*names.split()), kl.Dense(3, "tanh")]
+
+    x = np.random.default_rng(1).standard_normal((rows, 5, 3))
+    check(make, x, x, 2, 3 if rows == 7 else 2, loss="mse")
+
+
+@pytest.mark.parametrize("names", ["constants", "tokens"])
+def test_lookups_are_those_of_keras_eagerly(names):
+    def make():
+        return [kl.Dense(3), Lookup(names), kl.Dense(3)]
+
+    x = np.random.default_rng(1).standard_normal((4, 5, 3))
+    check(make, x, x, 2, 2, loss="mse", run_eagerly=True)

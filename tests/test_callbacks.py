@@ -101,7 +101,10 @@ def test_terminate_on_nan_stops_at_the_batch():
     assert np.isnan(batches[-1])
 
 
-@pytest.mark.parametrize("ending", [".keras", ".weights.h5"])
+@pytest.mark.parametrize(
+    "ending",
+    [".keras", pytest.param(".weights.h5", marks=pytest.mark.slow)],
+)
 def test_model_checkpoint_keeps_the_best_epoch(tmp_path, ending):
     path = str(tmp_path / f"best{ending}")
     model = compiled(pipeline(random_layers))

@@ -237,8 +237,9 @@ def casts(m, **kwargs):
     return len(count(graph.get_operations())), len(count(operations(graph)))
 
 
-@pytest.mark.parametrize("remat", ["always", "never"])
-@pytest.mark.parametrize("schedule", ["gpipe", "zero_bubble"])
+@pytest.mark.parametrize(
+    ("schedule", "remat"), [("gpipe", "always"), ("zero_bubble", "never")]
+)
 def test_weights_are_cast_once_a_mini_batch(schedule, remat):
     found = {m: casts(m, schedule=schedule, remat=remat) for m in (1, 2, 8)}
     assert [outside for outside, _ in found.values()] == [8, 8, 8]

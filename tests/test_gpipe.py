@@ -226,7 +226,9 @@ def test_jit_compile_compiles_each_cell_and_not_the_step(monkeypatch):
     assert_close(weights(model), weights(reference), tolerance=1e-5)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "zero_bubble"])
+@pytest.mark.parametrize(
+    "schedule", ["gpipe", pytest.param("zero_bubble", marks=pytest.mark.slow)]
+)
 def test_recurrent_layers_are_compiled_where_all_is_computed_again(schedule):
     def recurrent():
         units = [kl.LSTM(3, return_sequences=True), kl.GRU(3), kl.Dense(2)]

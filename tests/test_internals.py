@@ -555,3 +555,29 @@ def test_every_function_has_a_test():
         name for name in names - indirectly if f"internals.{name}" not in text
     }
     assert not missing
+
+
+def test_functions_are_traced_anew_inside_and_not_outside():
+    value = tf.constant(1.0)
+    function = tf.function(lambda: value + 1)
+    assert function() == 2
+    value = tf.constant(2.0)
+    with internals.tracing_anew():
+        assert function() == 3
+        value = tf.constant(3.0)
+        assert function() == 3  # once inside
+    assert function() == 2
+
+
+def test_tapes_record_outside_of_functions():
+    x = tf.Variable(2.0)
+    with internals.outside_functions(), tf.GradientTape() as tape:
+        y = x * x
+    assert tape.gradient(y, x) == 4
+
+    @tf.function
+    def function():
+        with internals.outside_functions():
+            return tf.constant(tf.executing_eagerly())
+
+    assert function()

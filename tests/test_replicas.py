@@ -88,6 +88,7 @@ CASES = [
     ("class_weight", 2, 2, 1, "interleaved", "accumulation", 9),
     ("user_loss", 2, 2, 2, "gpipe", "momentum", 9),
     ("counters", 3, 2, 1, "gpipe", "momentum", 9),
+    ("lookups", 3, 2, 1, "gpipe", "adam", 9),
 ]
 
 

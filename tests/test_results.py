@@ -155,7 +155,7 @@ def fake_finish(experiment, values, **options):
     }
     curves = {name: [(1, 9.0), (10, value)] for name, value in results.items()}
     folder = pathlib.Path("runs") / experiment.name
-    return Finished(experiment, folder, 10, 99, results, curves)
+    return Finished(experiment, folder, 10, 99, 1.5, results, curves)
 
 
 def test_transfer_starts_from_the_first_model_and_draws_other_examples(
@@ -296,7 +296,12 @@ def test_run_of_a_few_steps_has_a_folder_of_its_own(
 ):
     def train(trainer, folder, num_tests):
         assert not num_tests
-        return {"num_steps": trainer.num_steps, "num_params": 1, "results": {}}
+        return {
+            "num_steps": trainer.num_steps,
+            "num_params": 1,
+            "minutes": 0.0,
+            "results": {},
+        }
 
     monkeypatch.setattr(results_runs, "_train", train)
     assert finish("--steps=2").num_steps == 2
@@ -326,6 +331,7 @@ def test_interrupted_run_goes_on(finish):
         finish(name="parts", maker=Interrupted)
     parts = finish(name="parts", maker=PlainTrainer)
     assert parts.results == whole.results
+    assert parts.minutes > 0
     assert parts.curves == whole.curves
 
 
@@ -339,7 +345,7 @@ def test_plain_trainer_makes_a_model_without_a_pipeline():
 
 def test_translations_are_kept(tmp_path_factory, tmp_path, monkeypatch):
     folder = runs.saved(runs.MT, tmp_path_factory)
-    run = Finished(runs.MT, folder, 0, 0, {}, {})
+    run = Finished(runs.MT, folder, 0, 0, 0.0, {}, {})
     words = ["--beam_size=1", "--max_pairs=2"]
     values = parsed(results_batch_size, *words)
     found = results_runs.translated(run, values)

@@ -182,7 +182,7 @@ CASES = [
         marks=pytest.mark.xdist_group(name),  # plain Keras trains once
     )
     for seed, name in enumerate(KINDS)
-    for point in points(seed, name)[: 5 if name == "dense" else 3]
+    for point in points(seed, name)[: 5 if name == "dense" else 2]
 ]
 POINT = ("k", "m", "schedule", "remat")
 # Every K with every M and schedule, and each of these with every rule.
@@ -203,7 +203,7 @@ def test_matrix_has_every_value_for_several_kinds(parameter):
             for case in CASES
             if case.values[1 + parameter] == value
         }
-        assert len(kinds) >= 5
+        assert len(kinds) >= 3
 
 
 @pytest.mark.usefixtures("float64")
@@ -322,7 +322,10 @@ def assert_same(found, expected):
 
 @pytest.mark.parametrize(
     ("name", "remat"),
-    [*((name, "except_last") for name in BITWISE), ("pairs", "always")],
+    [
+        *((name, "except_last") for name in BITWISE),
+        pytest.param("pairs", "always", marks=pytest.mark.slow),
+    ],
 )
 def test_weights_are_bit_identical_for_any_number_of_cells(name, remat):
     first = variables(name, 1, remat=remat)
@@ -330,7 +333,9 @@ def test_weights_are_bit_identical_for_any_number_of_cells(name, remat):
         assert_same(variables(name, k, remat=remat), first)
 
 
-@pytest.mark.parametrize("name", ["pairs", "noisy"])
+@pytest.mark.parametrize(
+    "name", ["pairs", pytest.param("noisy", marks=pytest.mark.slow)]
+)
 def test_schedules_that_go_back_in_order_are_bit_identical(name):
     """The gradients of micro-batches are added in the same order."""
     first = variables(name, 1, "1f1b")
@@ -355,7 +360,7 @@ def test_groups_of_recomputation_are_bit_identical():
 def test_dropout_and_statistics_do_not_depend_on_the_schedule():
     """Masks follow from the micro-batch, not from when it is computed."""
     expected = variables("noisy", 4, "gpipe", m=5)
-    for schedule in EARLY:
+    for schedule in ("zero_bubble", "written"):
         found = variables("noisy", 4, schedule, m=5)
         assert largest_difference(found, expected) < 1e-12
 
@@ -402,7 +407,7 @@ def test_mask_that_depends_on_what_layers_compute_is_known_ahead():
             predict=False,
             validate=False,
         )
-        for schedule in SCHEDULES
+        for schedule in ("gpipe", "1f1b", "written")
     ]
     expected = [w.numpy() for w in found[0][0].weights], found[0][1]
     for model, history, _ in found[1:]:
@@ -427,8 +432,7 @@ MODES = {
             mode,
             schedule,
             marks=()
-            if schedule in ("gpipe", "written")
-            or (mode, schedule) == ("eagerly", "1f1b")
+            if schedule == "gpipe" or (mode, schedule) == ("eagerly", "written")
             else pytest.mark.slow,
         )
         for mode in MODES
@@ -456,7 +460,13 @@ def test_modes_of_keras_give_its_numbers_under_each_schedule(mode, schedule):
     assert largest_difference(*results) < 1e-10
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param("mixed_bfloat16", marks=pytest.mark.slow),
+        "mixed_float16",
+    ],
+)
 def test_mixed_precision_does_not_depend_on_the_schedule(policy):
     keras.config.set_dtype_policy(policy)
     expected = variables("pairs", 2, "gpipe")

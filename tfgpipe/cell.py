@@ -87,7 +87,7 @@ class Cell(keras.layers.Layer):
         """
         for i, layer in enumerate(self.sequence):
             before_layer(i)
-            with self.naming(layer):
+            with self.naming(layer), internals.tracing_anew():
                 inputs = layer(Boundary.of(inputs).nest(structure_of(inputs)))
         return inputs
 

@@ -39,6 +39,27 @@ class Arguments(NamedTuple):
         inputs = self.inputs.tensors if with_inputs else []
         return [t for t in inputs if is_float(t)] + tree.flatten(self.weights)
 
+    def of_any_rows(self) -> Arguments:
+        """Specs like these for batches of any number of rows."""
+
+        def spec(tensor: Any) -> tf.TensorSpec | None:
+            if tensor is None:
+                return None
+            shape = tf.TensorShape(tensor.shape)
+            if shape.rank:
+                shape = tf.TensorShape([None]).concatenate(shape[1:])
+            return tf.TensorSpec(shape, tensor.dtype)
+
+        def exact(tensor: Any) -> tf.TensorSpec:
+            return tf.TensorSpec(tensor.shape, tensor.dtype)
+
+        return Arguments(
+            inputs=tf.nest.map_structure(spec, self.inputs),
+            weights=tf.nest.map_structure(exact, self.weights),
+            state=tf.nest.map_structure(exact, self.state),
+            labels=tf.nest.map_structure(spec, self.labels),
+        )
+
 
 class CellFunction:
     """The function of a cell.

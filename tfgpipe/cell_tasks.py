@@ -210,23 +210,31 @@ class CellTasks:
         dw = self.traced.dw
         fetches = [*dx, *tensors(dw)]
         is_dense = [isinstance(d, tf.Tensor) for d in dw]
+        # Sums that are not of the same kind are added outside.
+        alike = all(
+            d is None or gradients.is_sparse(d) == gradients.is_sparse(s)
+            for d, s in zip(dw, sums)
+        )
+        inside = sums if alike else []
         places, place = [], len(dx)
         for d, dense in zip(dw, is_dense):
             if dense:
                 places.append(place)
             place += len(tensors([d]))
         function = self.traced.function(
-            ("backward", len(dx), len(inputs), bool(sums)),
+            ("backward", len(dx), len(inputs), bool(inside)),
             inputs,
             fetches,
-            places if sums else (),
+            places if inside else (),
         )
-        dense_sums = [s for s, dense in zip(sums, is_dense) if dense]
+        dense_sums = [s for s, dense in zip(inside, is_dense) if dense]
         results = iter(function(values, dense_sums))
         found = _like(self.traced.dx, results) if dx else []
         if not dx:
             found = [None] * len(self.traced.dx)
-        return found, gradients.collect(sums, _like(dw, results), m)
+        combine = gradients.collect if inside or not sums else gradients.add
+        new = _like(dw, results)
+        return found, combine(sums, new, m, self.traced.repeated)
 
 
 def _like(nest: Any, values: Any) -> Any:

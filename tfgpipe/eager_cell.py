@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfgpipe import gradients
 from tfgpipe.cell import Output
 from tfgpipe.cell_function import Arguments, CellFunction, is_float
+from tfgpipe.traced_cell import TracedCell
 
 
 class EagerCell:
@@ -40,6 +41,7 @@ class EagerCell:
         self._input_structure = input_structure
         self._needs_dx = needs_dx
         self._gradient_dtype = gradient_dtype
+        self._repeated: list[list[bool]] | None = None
 
     @property
     def output_structure(self) -> Any:
@@ -96,11 +98,40 @@ class EagerCell:
         num_weights = len(arguments.sources(with_inputs=False))
         iterator = iter(found)
         dx = [
-            next(iterator) if self._needs_dx and is_float(t) else None
+            gradients.dense(next(iterator))
+            if self._needs_dx and is_float(t)
+            else None
             for t in arguments.inputs.tensors
         ]
         dw = [
-            gradients.in_dtype(d, self._gradient_dtype)
+            [d]
+            if isinstance(d, tf.IndexedSlices)
+            else gradients.in_dtype(d, self._gradient_dtype)
             for d in found[len(found) - num_weights :]
         ]
-        return dx, gradients.add(sums, dw, m)
+        if self._repeated is None:
+            self._repeated = [[] for _ in dw]
+            if any(isinstance(d, list) for d in dw):
+                has_gradient = [d is not None for d in dy]
+                self._repeated = self._traced_parts(arguments, has_gradient)
+        return dx, gradients.add(sums, dw, m, self._repeated)
+
+    def _traced_parts(
+        self, arguments: Arguments, has_gradient: list[bool]
+    ) -> list[list[bool]]:
+        """What `TracedCell.repeated` says of sparse gradients."""
+        structure = self._input_structure
+        for before in self._before:
+            structure = before.output_structure
+        traced = TracedCell(
+            self._function, arguments.of_any_rows(), structure, False, None
+        )
+        traced.differentiate(has_gradient)
+        kinds = [set(same) for same in traced.repeated]
+        if any(len(kind) > 1 for kind in kinds):
+            raise ValueError(
+                "With `run_eagerly=True` a layer must not look up a weight "
+                "both by its inputs and by constants, such as positions: the "
+                "gradients cannot be told apart. Train without it."
+            )
+        return [list(kind) for kind in kinds]

@@ -165,7 +165,7 @@ class GPipe(Saved, Stepped):
             self._plan.input_spec = tree.map_shape_structure(
                 lambda shape: keras.KerasTensor(shape, dtype), input_shape
             )
-        with tf.init_scope(), internals.without_strategy():
+        with internals.outside_functions(), internals.without_strategy():
             self._plan.output_spec = self._infer_specs()
             self._make_cells()
         seeds = [s for cell in self._plan.cells for s in cell.seeds]
@@ -181,7 +181,7 @@ class GPipe(Saved, Stepped):
         before = "the model's inputs"
         costs = []
         known: dict[Any, float] = {}  # equal layers are estimated once
-        with internals.deferred_variables():
+        with internals.deferred_variables(), internals.tracing_anew():
             for layer, cost in zip(self.sequence, self._arguments.costs):
                 try:
                     output = layer(spec)

@@ -1,15 +1,16 @@
 """Sums of gradients over micro-batches and over uses of a variable.
 
-A dense sum is a tensor. Sparse gradients are kept apart until the end, by
-micro-batch, and then stand one after the other in the order of the rows, as
-those of the whole mini-batch would: Keras's optimizers do not merge duplicates.
+A dense sum is a tensor. A sparse gradient is a list, of a part for each lookup.
+Parts whose slices are those of rows, see `sparse.py`, are kept apart until the
+end, by micro-batch, and then stand one after the other in the order of the
+rows, as those of the whole mini-batch would.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,30 +18,82 @@ import tensorflow as tf
 from tfgpipe import internals
 
 
-def add(sums: list[Any], gradients: list[Any], m: int) -> list[Any]:
-    """Adds a micro-batch's gradients; sparse ones are only collected."""
+def add(
+    sums: list[Any],
+    gradients: list[Any],
+    m: int,
+    repeated: Sequence[Sequence[bool]],
+) -> list[Any]:
+    """Adds a micro-batch's gradients; sparse ones are only collected.
+
+    A gradient that is sparse for some micro-batches alone becomes dense.
+    """
     if not sums:
-        return collect(sums, gradients, m)
-    added = [
-        total + gradient if isinstance(gradient, tf.Tensor) else gradient
+        return collect(sums, gradients, m, repeated)
+    pairs = [
+        (total, gradient)
+        if is_sparse(total) == is_sparse(gradient)
+        else (dense(total), dense(gradient))
         for total, gradient in zip(sums, gradients)
     ]
-    return collect(sums, added, m)
+    added = [
+        total + gradient if isinstance(gradient, tf.Tensor) else gradient
+        for total, gradient in pairs
+    ]
+    return collect([total for total, _ in pairs], added, m, repeated)
 
 
-def collect(sums: list[Any], found: list[Any], m: int) -> list[Any]:
+def is_sparse(gradient: Any) -> bool:
+    """Whether a gradient or a sum is sparse."""
+    return isinstance(gradient, (dict, list))
+
+
+def dense(gradient: Any) -> tf.Tensor | None:
+    """A gradient or a sum as a tensor."""
+    if gradient is None:
+        return None
+    if isinstance(gradient, list):
+        return tf.add_n([tf.convert_to_tensor(part) for part in gradient])
+    return tf.convert_to_tensor(joined(gradient))
+
+
+def collect(
+    sums: list[Any],
+    found: list[Any],
+    m: int,
+    repeated: Sequence[Sequence[bool]],
+) -> list[Any]:
     """New sums of dense sums that are added up already, and sparse gradients.
 
     Args:
         sums: The sums so far; empty at first.
         found: The new dense sums, and the micro-batch's sparse gradients.
         m: Index of the micro-batch.
+        repeated: For each part of each sparse gradient, whether its indices
+            are the same for all micro-batches.
     """
     before = sums or [{}] * len(found)
     return [
-        {**total, m: new} if isinstance(new, tf.IndexedSlices) else new
-        for total, new in zip(before, found)
+        _with_parts(total, new, m, same) if isinstance(new, list) else new
+        for total, new, same in zip(before, found, repeated, strict=True)
     ]
+
+
+def _with_parts(
+    total: dict[tuple[int, int], tf.IndexedSlices],
+    parts: list[tf.IndexedSlices],
+    m: int,
+    repeated: Sequence[bool],
+) -> dict[tuple[int, int], tf.IndexedSlices]:
+    """The slices by part and, unless they are added up, by micro-batch."""
+    result = dict(total)
+    for i, (part, is_same) in enumerate(zip(parts, repeated, strict=True)):
+        key = i, 0 if is_same else m
+        if is_same and key in total:
+            values = total[key].values + part.values
+            part = tf.IndexedSlices(values, part.indices, part.dense_shape)
+        result[key] = part
+    return result
 
 
 def joined(total: Any) -> Any:
@@ -93,31 +146,42 @@ def over_replicas(sums: list[tuple[str, list[Any]]]) -> list[Any]:
 
     The sum goes from the last replica to the first, and each adds its own: a
     device holds no more than two. One operation adds all weights of the cell.
-    Sparse gradients are collected, in the order of the rows.
+    Slices of rows are collected, those of repeated indices are added up.
 
     Args:
         sums: For each replica its device, and its finished sums.
     """
     (_, found), *others = reversed(sums)
-    add: Callable | None = None
+    adder: Callable | None = None
     for device, own in others:
-        is_dense = [isinstance(s, tf.Tensor) for s in own]
-        pair = [
-            s
-            for both in (own, found)
-            for s, dense in zip(both, is_dense)
-            if dense
-        ]
         with tf.name_scope("sum_over_replicas"), tf.device(device):
-            add = add or _adder(pair)
-            dense = iter(add(pair))
-        found = [
-            next(dense)
-            if isinstance(mine, tf.Tensor)
-            else mine and {**mine, **other}
-            for mine, other in zip(own, found)
-        ]
+            pairs: list[tuple[Any, Any]] = [
+                (a, b) if is_sparse(a) == is_sparse(b) else (dense(a), dense(b))
+                for a, b in zip(own, found)
+            ]
+            tensors = [p for p in pairs if isinstance(p[0], tf.Tensor)]
+            flat = [t for both in zip(*tensors) for t in both]
+            adder = adder or _adder(flat)
+            added = iter(adder(flat))
+            found = [
+                next(added) if isinstance(a, tf.Tensor) else a and _merged(a, b)
+                for a, b in pairs
+            ]
     return found
+
+
+def _merged(
+    own: dict[tuple[int, int], tf.IndexedSlices],
+    others: dict[tuple[int, int], tf.IndexedSlices],
+) -> dict[tuple[int, int], tf.IndexedSlices]:
+    """The slices of two replicas; what both have is repeated."""
+    merged = {**others, **own}
+    for key in own.keys() & others.keys():
+        values = own[key].values + others[key].values
+        merged[key] = tf.IndexedSlices(
+            values, own[key].indices, own[key].dense_shape
+        )
+    return merged
 
 
 def _adder(pair: list[tf.Tensor]) -> Callable:

@@ -21,11 +21,47 @@ from tensorflow.core.framework.attr_value_pb2 import (
     NameAttrList as _NameAttrList,
 )
 from tensorflow.python.distribute import distribute_lib as _distribute_lib
+from tensorflow.python.eager.polymorphic_function.polymorphic_function import (
+    Function as _Function,
+)
 from tensorflow.python.framework import op_def_registry as _op_def_registry
 from tensorflow.python.ops import control_flow_ops as _control_flow_ops
 
 _IS_COMPILED = "_XlaMustCompile"
 _UNINITIALIZED = "uninitialized_variables"
+
+
+# --------------------------------------------------------------- tf.functions
+def outside_functions() -> contextlib.AbstractContextManager:
+    """Outside of functions that are being traced.
+
+    `tf.init_scope` also stops the tapes that layers use inside.
+    """
+    if tf.executing_eagerly():
+        return contextlib.nullcontext()
+    return tf.init_scope()
+
+
+@contextlib.contextmanager
+def tracing_anew() -> Iterator[None]:
+    """Inside, each `tf.function` that is called is traced as if never before.
+
+    One that a layer calls holds on to the values that the layer's weights had
+    in its first trace: those of another graph, or of another step.
+    """
+    call = _Function.__call__
+    clones: dict[int, tuple[Any, Any]] = {}
+
+    def anew(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if id(function) not in clones:
+            clones[id(function)] = function, function._clone(None)
+        return call(clones[id(function)][1], *args, **kwargs)
+
+    _Function.__call__ = anew
+    try:
+        yield
+    finally:
+        _Function.__call__ = call
 
 
 # ------------------------------------------------------------------ variables

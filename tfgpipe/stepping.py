@@ -215,7 +215,7 @@ class Stepped(internals.BuiltBeforeTracing):
         self, x: Any, y: Any, sample_weight: Any, with_loss: bool
     ) -> None:
         """Creates all variables, before the step is traced if possible."""
-        with tf.init_scope(), internals.without_strategy():
+        with internals.outside_functions(), internals.without_strategy():
             if not self.built:
                 self._plan.input_spec = self._data_spec(x)
                 self.build(shapes(self._plan.input_spec))

@@ -16,7 +16,8 @@ import tensorflow as tf
 from tfgpipe import internals
 from tfgpipe.cell import Output
 from tfgpipe.cell_function import Arguments, CellFunction, is_float
-from tfgpipe.gradients import in_dtype
+from tfgpipe.gradients import dense, in_dtype
+from tfgpipe.sparse import RowDependence, parts
 from tfgpipe.subgraph import Subfunction, Subgraphs
 
 
@@ -43,7 +44,9 @@ class TracedCell:
         dy: The gradients of the output tensors, None where there are none.
         dlosses: Those of the losses.
         dx: The gradients of the input tensors, None where there are none.
-        dw: Those of the flat weights.
+        dw: Those of the flat weights; lists where they are sparse.
+        repeated: For each of `dw`, and each part of it if it is sparse,
+            whether its indices are the same for all micro-batches.
         casts: For each flat weight its casts, if it is only cast.
     """
 
@@ -87,6 +90,7 @@ class TracedCell:
         self.dlosses: list[Any] = []
         self.dx: list[Any] = []
         self.dw: list[Any] = []
+        self.repeated: list[list[bool]] = []
         self._functions: dict[Any, Subfunction] = {}
 
     def again(self) -> TracedCell:
@@ -134,6 +138,7 @@ class TracedCell:
                     for loss in self.outputs.losses
                 ]
                 self.dx, self.dw = self._gradients()
+            self.repeated = self._repeated_parts(has_gradient)
         return [d is not None for d in self.dx]
 
     def _for_xla(self) -> Any:
@@ -155,12 +160,50 @@ class TracedCell:
             self.inputs.sources(with_inputs=True),
             output_gradients=[*tensors(self.dy), *self.dlosses],
         )
+        self._check_gradients()
         iterator = iter(found)
         dx = [
-            next(iterator) if is_float(t) else None
+            dense(next(iterator)) if is_float(t) else None
             for t in self.inputs.inputs.tensors
         ]
-        return dx, [in_dtype(d, self._gradient_dtype) for d in iterator]
+        return dx, [
+            parts(d)
+            if isinstance(d, tf.IndexedSlices)
+            else in_dtype(d, self._gradient_dtype)
+            for d in iterator
+        ]
+
+    def _repeated_parts(self, has_gradient: Sequence[bool]) -> list[list[bool]]:
+        """See `repeated`."""
+        depends = RowDependence(
+            tensors([self.inputs.inputs, self.inputs.labels, self.dy])
+        )
+        found = [
+            [not depends(part.indices) for part in d]
+            if isinstance(d, list)
+            else []
+            for d in self.dw
+        ]
+        function, specs, *others = self._made_from
+        any_rows = specs.of_any_rows()
+        if any_rows == specs or not any(map(any, found)):
+            return found
+        # What follows from a number of rows that is known looks constant.
+        same = TracedCell(function, any_rows, *others)
+        same.differentiate(has_gradient)
+        return same.repeated
+
+    def _check_gradients(self) -> None:
+        """Refuses what TensorFlow can differentiate once at a time."""
+        new = self._graph.get_operations()[len(self.operations) :]
+        if any(op.type == "EagerPyFunc" for op in new):
+            raise ValueError(
+                "Layers must not need the gradient of `tf.py_function`: it is "
+                "that of its last call, which another micro-batch may have "
+                "made. Received: a layer with such a call, see the warning "
+                "above. Use TensorFlow's operations, or `tf.numpy_function` "
+                "in a `tf.custom_gradient`."
+            )
 
     # ----------------------------------------------------------- what is cut
     def finish(self) -> None:

@@ -29,6 +29,7 @@ _COLUMNS = [
     Column("batch_size", "positions a batch", ","),
     Column("num_micro_batches", "M"),
     Column("num_steps", "steps", ","),
+    Column("minutes", "minutes", ".0f"),
     Column("nll", "test NLL", ".3f"),
     Column("bleu", "BLEU", ".1f"),
     Column("chrf", "chrF", ".1f"),
@@ -51,6 +52,7 @@ def run(values: flags.FlagValues) -> Outcome:
                 "batch_size": experiment.batch_size,
                 "num_micro_batches": experiment.num_micro_batches,
                 "num_steps": found.num_steps,
+                "minutes": found.minutes,
                 **found.results,
                 **scores.score(made, experiment.data.to_english),
             }

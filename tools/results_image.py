@@ -25,6 +25,7 @@ _COLUMNS = [
     Column("model", "model"),
     Column("num_params", "parameters", ","),
     Column("num_steps", "steps", ","),
+    Column("minutes", "minutes", ".0f"),
     Column("accuracy", "test accuracy", ".2%"),
 ]
 
@@ -97,5 +98,6 @@ def _row(model: str, found: Finished) -> dict[str, object]:
         "model": model,
         "num_params": found.num_params,
         "num_steps": found.num_steps,
+        "minutes": found.minutes,
         **found.results,
     }

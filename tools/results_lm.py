@@ -26,6 +26,7 @@ _COLUMNS = [
     Column("model", "model"),
     Column("size", "size"),
     Column("num_steps", "steps", ","),
+    Column("minutes", "minutes", ".0f"),
     Column("word_perplexity", "perplexity a word", ".1f"),
     Column("perplexity", "a token", ".2f"),
 ]
@@ -44,6 +45,7 @@ def run(values: flags.FlagValues) -> Outcome:
             "model": f"Transformer ({experiment.name})",
             "size": f"{found.num_params:,} parameters",
             "num_steps": found.num_steps,
+            "minutes": found.minutes,
             **found.results,
         },
         {

@@ -12,6 +12,8 @@ import json
 import os
 import pathlib
 import sys
+import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -26,6 +28,7 @@ from tools.translation_scores import Translated
 
 _FINISHED = "results.json"
 _TRANSLATED = "translations.json"
+_TIME = "time.json"
 _TEST = "test/"  # what the names of test results begin with in the log
 _NUM_TESTS = 10  # during a whole run
 _NUM_CHECKPOINTS = 40  # at least
@@ -41,6 +44,8 @@ class Finished(NamedTuple):
         folder: Where the model is.
         num_steps: Updates.
         num_params: Scalars in all weights.
+        minutes: What training took, with the tests during the run, on the
+            machine that the table names.
         results: Of the test at the end, see `params.task.Task.results`.
         curves: The same during the run: steps and values by name.
     """
@@ -49,6 +54,7 @@ class Finished(NamedTuple):
     folder: pathlib.Path
     num_steps: int
     num_params: int
+    minutes: float
     results: dict[str, float]
     curves: dict[str, Curve]
 
@@ -146,6 +152,7 @@ def finish(
         folder,
         kept["num_steps"],
         kept["num_params"],
+        kept["minutes"],
         kept["results"],
         _curves(folder, kept["num_steps"], kept["results"]),
     )
@@ -165,21 +172,34 @@ def _train(
     monitor = Monitor.of(trainer, folder / "tensorboard", evaluate_every=every)
     with contextlib.redirect_stdout(sys.stderr):
         print(f"\n{folder}: {trainer.num_steps} steps", flush=True)
-        trainer.fit(
-            [monitor],
-            verbose=1 if sys.stderr.isatty() else 2,
-            checkpoint_every=max(1, trainer.num_steps // _NUM_CHECKPOINTS),
-        )
+        with _adding_time(folder / _TIME):
+            trainer.fit(
+                [monitor],
+                verbose=1 if sys.stderr.isatty() else 2,
+                checkpoint_every=max(1, trainer.num_steps // _NUM_CHECKPOINTS),
+            )
         results = trainer.evaluate()
         trainer.export()
     found = {
         "num_steps": trainer.num_steps,
         "num_params": trainer.model.count_params(),
+        "minutes": _read(folder / _TIME)["minutes"],
         "results": results,
     }
     del trainer, monitor
     _forget_models()
     return found
+
+
+@contextlib.contextmanager
+def _adding_time(path: pathlib.Path) -> Iterator[None]:
+    """Adds the time inside to that of earlier parts of a run."""
+    before = (_read(path) or {"minutes": 0.0})["minutes"]
+    start = time.monotonic()
+    try:
+        yield
+    finally:
+        _write(path, {"minutes": before + (time.monotonic() - start) / 60})
 
 
 def _forget_models() -> None:

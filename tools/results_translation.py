@@ -28,6 +28,7 @@ _MODEL_COLUMNS = [
     Column("model", "model"),
     Column("num_params", "parameters", ","),
     Column("num_steps", "steps", ","),
+    Column("minutes", "minutes", ".0f"),
     Column("nll", "test NLL", ".3f"),
     Column("perplexity", "perplexity a token", ".2f"),
 ]
@@ -80,6 +81,7 @@ def _row(name: str, found: Finished) -> dict[str, Any]:
         "model": name,
         "num_params": found.num_params,
         "num_steps": found.num_steps,
+        "minutes": found.minutes,
         **found.results,
     }
 
