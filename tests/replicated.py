@@ -24,7 +24,7 @@ from kinds import (
     weights,
 )
 from test_bugs import Lookup
-from test_transparency import arguments, largest_difference
+from test_transparency import EPOCHS, arguments, largest_difference
 
 import tfgpipe
 
@@ -166,7 +166,14 @@ def train(
 @functools.cache
 def expected(name, optimizer, batch_size=9, infers=False):
     """What plain Keras gives."""
-    model, *rest = train(ALL[name], Plain, optimizer, batch_size, infers=infers)
+    model, *rest = train(
+        ALL[name],
+        Plain,
+        optimizer,
+        batch_size,
+        EPOCHS.get(name, 4),
+        infers=infers,
+    )
     slots = [v.numpy() for v in model.optimizer.variables]
     return [w.numpy() for w in model.weights], slots, *rest
 
@@ -181,6 +188,7 @@ def difference(name, optimizer, make, batch_size=9, infers=False, **compiling):
         make,
         optimizer,
         batch_size,
+        EPOCHS.get(name, 4),
         infers=infers,
         **compiling,
     )

@@ -25,8 +25,8 @@ would save is to send weights for `evaluate` and `predict`, too; what they would
 cost is the memory of R times the slots.
 
 For TensorFlow and Keras there is one replica: `num_replicas_in_sync` is 1, and
-`run` calls a function once, with all rows, as after `tf.tpu` partitions a
-program over several cores. Keras feeds whole mini-batches, then.
+`run` calls a function once, with all rows: code that was written for a strategy
+divides by no number twice, and Keras feeds whole mini-batches.
 
 Limits: one host. The first replica's devices hold all optimizer state; to
 spread it, give variables other owners in their column.
