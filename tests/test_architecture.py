@@ -31,6 +31,7 @@ ORDER = (
     "cell_tasks",
     "eager_cell",
     "traced_cell",
+    "differentiate",
     "subgraph",
     "likeness",
     "cell_function",
