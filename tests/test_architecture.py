@@ -33,6 +33,7 @@ ORDER = (
     "cell_tasks",
     "eager_cell",
     "traced_cell",
+    "differentiate",
     "subgraph",
     "likeness",
     "cell_function",

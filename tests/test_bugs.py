@@ -376,3 +376,41 @@ def test_lookups_are_those_of_keras_eagerly(names):
 
     x = np.random.default_rng(1).standard_normal((4, 5, 3))
     check(make, x, x, 2, 2, loss="mse", run_eagerly=True)
+
+
+class Branches(kl.Layer):
+    """Four tensors of one, in an order that the next layer does not keep."""
+
+    def __init__(self, order, **kwargs):
+        super().__init__(**kwargs)
+        self.order = order
+        self.branches = [kl.Dense(8, "tanh") for _ in range(4)]
+
+    def build(self, shape):
+        for branch in self.branches:
+            branch.build((None, 8))
+
+    def call(self, xs):
+        x = sum(xs[i] for i in self.order) if self.order else xs
+        return tuple(branch(x) for branch in self.branches)
+
+
+class Product(kl.Layer):
+    def call(self, xs):
+        return xs[0] * xs[1] + xs[2] * xs[3]
+
+
+def test_gradients_of_branches_are_added_in_one_order_wherever_a_cell_ends():
+    x = normal(8)
+
+    def make():
+        return [Branches(()), Branches((3, 1, 0, 2)), Product()]
+
+    def weights(k):
+        def model(layers):
+            return tfgpipe.GPipe(layers, k, 2)
+
+        return trained(make, model, x, x, loss="mse")[1]
+
+    for a, b in zip(weights(1), weights(3), strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -581,3 +581,18 @@ def test_tapes_record_outside_of_functions():
             return tf.constant(tf.executing_eagerly())
 
     assert function()
+
+
+def test_gradients_within_operations_leave_out_other_ways():
+    def slope(names):
+        x = tf.constant(3.0)
+        y = tf.multiply(x, 2.0, name="by_two") + tf.multiply(
+            x, x, name="square"
+        )
+        ops = tf.compat.v1.get_default_graph().get_operations()
+        within = {op.name for op in ops if names(op.name)}
+        with internals.differentiating_within(within):
+            return tf.gradients(y, x)[0]
+
+    assert tf.function(slope)(lambda name: True) == 8
+    assert tf.function(slope)(lambda name: name != "square") == 2

@@ -214,6 +214,22 @@ def test_run_resumes_in_the_middle_of_an_epoch(tmp_path, steps):
     assert found.num_different == 0
 
 
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [(None, "Nothing is kept"), ("run", "goes on from the last checkpoint")],
+)
+def test_stopped_run_says_how_to_go_on(
+    folder, message, tmp_path, capsys, monkeypatch
+):
+    def stop(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "fit", stop)
+    where = {"train_dir": str(tmp_path / folder)} if folder else {}
+    assert run(params="image.tiny", steps=2, **where) == 130
+    assert message in capsys.readouterr().err
+
+
 def test_run_is_watched(tmp_path, capsys):
     given = {"params": "image.tiny", "train_dir": str(tmp_path), "steps": 4}
     assert run(**given, tensorboard=True, evaluate_every=2) == 0

@@ -26,6 +26,7 @@ from tensorflow.python.eager.polymorphic_function.polymorphic_function import (
 )
 from tensorflow.python.framework import op_def_registry as _op_def_registry
 from tensorflow.python.ops import control_flow_ops as _control_flow_ops
+from tensorflow.python.ops import gradients_util as _gradients_util
 
 _IS_COMPILED = "_XlaMustCompile"
 _UNINITIALIZED = "uninitialized_variables"
@@ -456,6 +457,30 @@ def in_xla() -> Iterator[None]:
         yield
     finally:
         context.Exit()
+
+
+@contextlib.contextmanager
+def differentiating_within(names: set[str]) -> Iterator[None]:
+    """Inside, `tf.gradients` looks at the graph's operations of these names.
+
+    Else it goes through all that follows from the sources, in every call. The
+    graphs of loops' bodies and of other functions are gone through as always.
+    """
+    consumers = _gradients_util._Consumers
+    graph = tf.compat.v1.get_default_graph()
+
+    def within(*arguments: Any) -> list[tf.Operation]:
+        return [
+            op
+            for op in consumers(*arguments)
+            if op.graph is not graph or op.name in names
+        ]
+
+    _gradients_util._Consumers = within
+    try:
+        yield
+    finally:
+        _gradients_util._Consumers = consumers
 
 
 def run_independently(op: tf.Operation) -> None:

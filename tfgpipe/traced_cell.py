@@ -1,8 +1,8 @@
 """A cell as one TensorFlow graph, with its backward pass.
 
-Python runs the layers once, in a graph, and a tape adds the operations that
-differentiate them. `cell_tasks.py` has functions cut out of this graph, one
-for each kind of task.
+Python runs the layers once, in a graph, and `differentiate.py` adds the
+operations that differentiate them. `cell_tasks.py` has functions cut out of
+this graph, one for each kind of task.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfgpipe import internals
 from tfgpipe.cell import Output
 from tfgpipe.cell_function import Arguments, CellFunction, is_float
+from tfgpipe.differentiate import differentiate
 from tfgpipe.gradients import dense, in_dtype
 from tfgpipe.sparse import RowDependence, parts
 from tfgpipe.subgraph import Subfunction, Subgraphs
@@ -77,7 +78,6 @@ class TracedCell:
             self._options["jit_compile"] = True
         else:  # inlined, the calls would lose their place in the schedule
             self._options["experimental_attributes"] = {"_noinline": True}
-        self._tape = tf.GradientTape(watch_accessed_variables=False)
         self._graph = self._trace(function, specs, input_structure)
         self._effects = list(self._graph.control_outputs)
         self.operations = list(self._graph.get_operations())
@@ -102,10 +102,7 @@ class TracedCell:
     ) -> Any:
         def run(*arguments: Any) -> Any:
             self.inputs = Arguments(*arguments)
-            with self._tape:
-                if function.training:
-                    self._tape.watch(self.inputs.sources(with_inputs=True))
-                self.outputs = function(self.inputs, input_structure, True)
+            self.outputs = function(self.inputs, input_structure, True)
             return self.outputs
 
         traced = tf.function(run, **self._options)
@@ -155,10 +152,12 @@ class TracedCell:
         if not targets and not self.outputs.losses:
             none = [None] * len(self.inputs.inputs.tensors)
             return none, [None] * num_weights
-        found = self._tape.gradient(
+        found = differentiate(
+            self.operations,
+            self.starts,
             [*targets, *self.outputs.losses],
+            [*tensors(self.dy), *self.dlosses],
             self.inputs.sources(with_inputs=True),
-            output_gradients=[*tensors(self.dy), *self.dlosses],
         )
         self._check_gradients()
         iterator = iter(found)

@@ -107,7 +107,8 @@ def main(argv: list[str]) -> int:
     """Runs the command line.
 
     Returns:
-        The exit code: 0; 1 if compared weights differ; 2 for bad flags.
+        The exit code: 0; 1 if compared weights differ; 2 for bad flags; 130
+        after Ctrl-C.
     """
     if FLAGS.list:
         _list()
@@ -131,7 +132,11 @@ def main(argv: list[str]) -> int:
         return 2
     print(experiment)
     callbacks = [snapshot] if snapshot else []
-    _train(trainer, trainer.num_steps, [*callbacks, _monitor(trainer)])
+    try:
+        _train(trainer, trainer.num_steps, [*callbacks, _monitor(trainer)])
+    except KeyboardInterrupt:
+        print(f"\ntools.train: Stopped. {_how_to_go_on()}", file=sys.stderr)
+        return 130
     print(experiment.task.summary(trainer.evaluate()))
     if experiment == params.get(experiment.name) and not FLAGS.steps:
         print(f"Expected: {experiment.expected_result}")
@@ -210,6 +215,12 @@ def _snapshot(trainer: Trainer) -> comparison.Snapshot | None:
             "another --train_dir, or none."
         )
     return comparison.Snapshot(step, trainer.first_step)
+
+
+def _how_to_go_on() -> str:
+    if not FLAGS.train_dir:
+        return "Nothing is kept without a --train_dir."
+    return "The same command goes on from the last checkpoint, if there is one."
 
 
 def _monitor(trainer: Trainer) -> Monitor:
