@@ -53,7 +53,7 @@ def dense(gradient: Any) -> tf.Tensor | None:
     if gradient is None:
         return None
     if isinstance(gradient, list):
-        return tf.add_n([tf.convert_to_tensor(part) for part in gradient])
+        gradient = in_order(gradient)
     return tf.convert_to_tensor(joined(gradient))
 
 
@@ -151,18 +151,25 @@ def add_uses(totals: list[Any]) -> Any:
     """The sum over the layers that use a variable, None for none."""
     if not totals:
         return None
-    if all(isinstance(t, tf.IndexedSlices) for t in totals):
-        return joined(dict(enumerate(totals)))
-    dense = [tf.convert_to_tensor(total) for total in totals]
-    if len(dense) < 3 or tf.executing_eagerly():
-        return _in_order(*dense)
+    if len(totals) < 3 or tf.executing_eagerly() or _all_sparse(totals):
+        return in_order(totals)
+    tensors = [tf.convert_to_tensor(total) for total in totals]
     traced = tf.function(
-        _in_order,
+        lambda *tensors: in_order(tensors),
         autograph=False,
         experimental_attributes={"_noinline": True},
-    ).get_concrete_function(*(tf.TensorSpec(t.shape, t.dtype) for t in dense))
-    return internals.Call(traced, as_written=True)(dense)[0]
+    ).get_concrete_function(*(tf.TensorSpec(t.shape, t.dtype) for t in tensors))
+    return internals.Call(traced, as_written=True)(tensors)[0]
 
 
-def _in_order(*tensors: tf.Tensor) -> tf.Tensor:
-    return functools.reduce(operator.add, tensors)
+def in_order(gradients: Sequence[Any]) -> Any:
+    """The sum of one or more gradients, in order; sparse ones stay sparse."""
+    if _all_sparse(gradients):
+        return joined(dict(enumerate(gradients)))
+    return functools.reduce(
+        operator.add, [tf.convert_to_tensor(g) for g in gradients]
+    )
+
+
+def _all_sparse(gradients: Sequence[Any]) -> bool:
+    return all(isinstance(g, tf.IndexedSlices) for g in gradients)
