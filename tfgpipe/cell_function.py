@@ -9,6 +9,7 @@ it as it is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -39,26 +40,33 @@ class Arguments(NamedTuple):
         inputs = self.inputs.tensors if with_inputs else []
         return [t for t in inputs if is_float(t)] + tree.flatten(self.weights)
 
-    def of_any_rows(self) -> Arguments:
-        """Specs like these for batches of any number of rows."""
+    def specs(self, of_rows: Callable[[Any], tf.TensorSpec]) -> Arguments:
+        """Shapes and dtypes.
 
-        def spec(tensor: Any) -> tf.TensorSpec | None:
-            if tensor is None:
-                return None
-            shape = tf.TensorShape(tensor.shape)
-            if shape.rank:
-                shape = tf.TensorShape([None]).concatenate(shape[1:])
-            return tf.TensorSpec(shape, tensor.dtype)
+        Args:
+            of_rows: Makes those of what has a row for each of the batch's.
+        """
 
-        def exact(tensor: Any) -> tf.TensorSpec:
+        def batched(tensor: Any) -> Any:
+            return None if tensor is None else of_rows(tensor)
+
+        def exact(tensor: Any) -> Any:
             return tf.TensorSpec(tensor.shape, tensor.dtype)
 
         return Arguments(
-            inputs=tf.nest.map_structure(spec, self.inputs),
+            inputs=tf.nest.map_structure(batched, self.inputs),
             weights=tf.nest.map_structure(exact, self.weights),
             state=tf.nest.map_structure(exact, self.state),
-            labels=tf.nest.map_structure(spec, self.labels),
+            labels=tf.nest.map_structure(batched, self.labels),
         )
+
+
+def any_rows(tensor: Any) -> tf.TensorSpec:
+    """The spec of a tensor like this one with any number of rows."""
+    shape = tf.TensorShape(tensor.shape)
+    if shape.rank:
+        shape = tf.TensorShape([None]).concatenate(shape[1:])
+    return tf.TensorSpec(shape, tensor.dtype)
 
 
 class CellFunction:

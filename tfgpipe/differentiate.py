@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfgpipe import internals
+from tfgpipe.gradients import in_order
 
 
 def differentiate(
@@ -47,14 +48,14 @@ def differentiate(
         ys = [t for t in stage.made if t.ref() in gradients]
         if not ys or not taken:
             continue
-        dys = [_sum(gradients[y.ref()]) for y in ys]
+        dys = [in_order(gradients[y.ref()]) for y in ys]
         with internals.differentiating_within(stage.names):
             found = tf.gradients(ys, taken, dys, stop_gradients=taken)
         for tensor, gradient in zip(taken, found):
             if gradient is not None:
                 gradients[tensor.ref()].append(gradient)
     return [
-        _sum(gradients[source.ref()]) if source.ref() in gradients else None
+        in_order(gradients[source.ref()]) if source.ref() in gradients else None
         for source in sources
     ]
 
@@ -101,19 +102,3 @@ def _stages(
 def _may_have_gradient(dtype: tf.DType) -> bool:
     # A variant: the list of a loop's tensors.
     return dtype.is_floating or dtype.is_complex or dtype == tf.variant
-
-
-def _sum(gradients: list[Any]) -> Any:
-    """The sum of a tensor's gradients, in order."""
-    if len(gradients) == 1:
-        return gradients[0]
-    if all(isinstance(g, tf.IndexedSlices) for g in gradients):
-        return tf.IndexedSlices(
-            tf.concat([g.values for g in gradients], 0),
-            tf.concat([g.indices for g in gradients], 0),
-            gradients[0].dense_shape,
-        )
-    total = tf.convert_to_tensor(gradients[0])
-    for gradient in gradients[1:]:
-        total = total + tf.convert_to_tensor(gradient)
-    return total

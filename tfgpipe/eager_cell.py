@@ -8,7 +8,12 @@ import tensorflow as tf
 
 from tfgpipe import gradients
 from tfgpipe.cell import Output
-from tfgpipe.cell_function import Arguments, CellFunction, is_float
+from tfgpipe.cell_function import (
+    Arguments,
+    CellFunction,
+    any_rows,
+    is_float,
+)
 from tfgpipe.traced_cell import TracedCell
 
 
@@ -53,6 +58,13 @@ class EagerCell:
         """See `CellFunction`."""
         return self._function.num_head_losses
 
+    @property
+    def _structure(self) -> Any:
+        """A nest like the inputs."""
+        if self._before:
+            return self._before[-1].output_structure
+        return self._input_structure
+
     def cast_weights(self, weights: list[Any]) -> list[Any]:
         """The weights."""
         return weights
@@ -71,10 +83,7 @@ class EagerCell:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             if keeps:
                 tape.watch(arguments.sources(self._needs_dx))
-            structure = self._input_structure
-            for before in self._before:
-                structure = before.output_structure
-            output = self._function(arguments, structure, first)
+            output = self._function(arguments, self._structure, first)
         return output, (tape, output)
 
     def backward(
@@ -120,11 +129,12 @@ class EagerCell:
         self, arguments: Arguments, has_gradient: list[bool]
     ) -> list[list[bool]]:
         """What `TracedCell.repeated` says of sparse gradients."""
-        structure = self._input_structure
-        for before in self._before:
-            structure = before.output_structure
         traced = TracedCell(
-            self._function, arguments.of_any_rows(), structure, False, None
+            self._function,
+            arguments.specs(any_rows),
+            self._structure,
+            False,
+            None,
         )
         traced.differentiate(has_gradient)
         kinds = [set(same) for same in traced.repeated]

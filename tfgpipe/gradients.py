@@ -53,7 +53,7 @@ def dense(gradient: Any) -> tf.Tensor | None:
     if gradient is None:
         return None
     if isinstance(gradient, list):
-        return tf.add_n([tf.convert_to_tensor(part) for part in gradient])
+        gradient = in_order(gradient)
     return tf.convert_to_tensor(joined(gradient))
 
 
@@ -207,12 +207,10 @@ def add_uses(totals: list[Any]) -> Any:
     """The sum over the layers that use a variable, None for none."""
     if not totals:
         return None
-    if all(isinstance(t, tf.IndexedSlices) for t in totals):
-        return joined(dict(enumerate(totals)))
-    dense = [tf.convert_to_tensor(total) for total in totals]
-    if len(dense) < 3 or tf.executing_eagerly():
-        return _in_order(*dense)
-    return _as_written(_in_order, dense)(dense)[0]
+    if len(totals) < 3 or tf.executing_eagerly() or _all_sparse(totals):
+        return in_order(totals)
+    tensors = [tf.convert_to_tensor(total) for total in totals]
+    return _as_written(lambda *tensors: in_order(tensors), tensors)(tensors)[0]
 
 
 def _as_written(function: Callable, tensors: list[tf.Tensor]) -> Callable:
@@ -225,5 +223,14 @@ def _as_written(function: Callable, tensors: list[tf.Tensor]) -> Callable:
     return internals.Call(traced, as_written=True)
 
 
-def _in_order(*tensors: tf.Tensor) -> tf.Tensor:
-    return functools.reduce(operator.add, tensors)
+def in_order(gradients: Sequence[Any]) -> Any:
+    """The sum of one or more gradients, in order; sparse ones stay sparse."""
+    if _all_sparse(gradients):
+        return joined(dict(enumerate(gradients)))
+    return functools.reduce(
+        operator.add, [tf.convert_to_tensor(g) for g in gradients]
+    )
+
+
+def _all_sparse(gradients: Sequence[Any]) -> bool:
+    return all(isinstance(g, tf.IndexedSlices) for g in gradients)

@@ -32,6 +32,17 @@ _IS_COMPILED = "_XlaMustCompile"
 _UNINITIALIZED = "uninitialized_variables"
 
 
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Inside, what a class or a module has by this name is something else."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
 # --------------------------------------------------------------- tf.functions
 def outside_functions() -> contextlib.AbstractContextManager:
     """Outside of functions that are being traced.
@@ -58,11 +69,8 @@ def tracing_anew() -> Iterator[None]:
             clones[id(function)] = function, function._clone(None)
         return call(clones[id(function)][1], *args, **kwargs)
 
-    _Function.__call__ = anew
-    try:
+    with _replaced(_Function, "__call__", anew):
         yield
-    finally:
-        _Function.__call__ = call
 
 
 # ------------------------------------------------------------------ variables
@@ -476,11 +484,8 @@ def differentiating_within(names: set[str]) -> Iterator[None]:
             if op.graph is not graph or op.name in names
         ]
 
-    _gradients_util._Consumers = within
-    try:
+    with _replaced(_gradients_util, "_Consumers", within):
         yield
-    finally:
-        _gradients_util._Consumers = consumers
 
 
 def run_independently(op: tf.Operation) -> None:

@@ -18,7 +18,7 @@ def parts(gradient: tf.IndexedSlices) -> list[tf.IndexedSlices]:
     """The gradients of the single lookups, which TensorFlow has joined.
 
     Args:
-        gradient: Made by a tape in a graph.
+        gradient: Made by TensorFlow, in a graph.
     """
     values, indices = gradient.values.op, gradient.indices.op
     joins = values.type == indices.type == "ConcatV2"

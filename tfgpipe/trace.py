@@ -86,7 +86,8 @@ class Tracer:
             return made
         boundary = arguments[0].inputs
         for function, values, needs in zip(functions, arguments, needs_dx):
-            specs = _specs(values._replace(inputs=boundary), micro_batches)
+            values = values._replace(inputs=boundary)
+            specs = values.specs(micro_batches.spec)
             traced = self._traced(function, specs, structure)
             check_operations(
                 function.cell,
@@ -142,20 +143,3 @@ class Tracer:
                 self._known[key] = traced.again()
             tasks.traced = traced = self._known[key]
         return traced.differentiate(has_gradient)
-
-
-def _specs(arguments: Arguments, micro_batches: MicroBatches) -> Arguments:
-    """Shapes and dtypes, of data for all micro-batches."""
-
-    def batched(tensor: Any) -> Any:
-        return None if tensor is None else micro_batches.spec(tensor)
-
-    def exact(tensor: Any) -> Any:
-        return tf.TensorSpec(tensor.shape, tensor.dtype)
-
-    return Arguments(
-        inputs=tf.nest.map_structure(batched, arguments.inputs),
-        weights=tf.nest.map_structure(exact, arguments.weights),
-        state=tf.nest.map_structure(exact, arguments.state),
-        labels=tf.nest.map_structure(batched, arguments.labels),
-    )

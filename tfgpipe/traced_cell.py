@@ -15,7 +15,12 @@ import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.cell import Output
-from tfgpipe.cell_function import Arguments, CellFunction, is_float
+from tfgpipe.cell_function import (
+    Arguments,
+    CellFunction,
+    any_rows,
+    is_float,
+)
 from tfgpipe.differentiate import differentiate
 from tfgpipe.gradients import dense, in_dtype
 from tfgpipe.sparse import RowDependence, parts
@@ -184,11 +189,11 @@ class TracedCell:
             for d in self.dw
         ]
         function, specs, *others = self._made_from
-        any_rows = specs.of_any_rows()
-        if any_rows == specs or not any(map(any, found)):
+        relaxed = specs.specs(any_rows)
+        if relaxed == specs or not any(map(any, found)):
             return found
         # What follows from a number of rows that is known looks constant.
-        same = TracedCell(function, any_rows, *others)
+        same = TracedCell(function, relaxed, *others)
         same.differentiate(has_gradient)
         return same.repeated
 

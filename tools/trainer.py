@@ -209,8 +209,9 @@ class _Checkpoint(keras.callbacks.Callback):
         self._every = every
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        steps = int(self.model.optimizer.iterations)
-        if self._every and steps % self._every == 0:
+        if self._every is None:  # do not wait for the device
+            return
+        if int(self.model.optimizer.iterations) % self._every == 0:
             _save(self.model, self._path)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
