@@ -435,6 +435,8 @@ class Call:
             "Tout": _types(function.outputs),
             "f": _Attribute(func=_NameAttrList(name=function.name)),
             "config_proto": _Attribute(s=config.SerializeToString()),
+            # Else TensorFlow goes through the function for every call.
+            "_disable_call_shape_inference": _Attribute(b=True),
         }
         if _IS_COMPILED in function.function_def.attr:
             self._attributes[_IS_COMPILED] = _Attribute(b=True)
