@@ -35,6 +35,8 @@ ORDER = (
     "traced_cell",
     "differentiate",
     "subgraph",
+    "subfunction",
+    "bundle",
     "likeness",
     "cell_function",
     "cell",

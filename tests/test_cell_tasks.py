@@ -117,6 +117,13 @@ def as_arrays(values):
     ]
 
 
+def packed(tasks, arguments):
+    """The arguments as tasks take them."""
+    weights = tasks.cast_weights(tf.nest.flatten(arguments.weights))
+    weights = tf.nest.pack_sequence_as(arguments.weights, weights)
+    return arguments._replace(weights=tasks.pack_weights(weights))
+
+
 def run(name, halves, keeps, sums=False):
     """Outputs and gradients by the tasks of a cell."""
     tasks, function, arguments, tracer = prepared(*CELLS[name])
@@ -125,21 +132,20 @@ def run(name, halves, keeps, sums=False):
         dy, dlosses = seeds(plain(function, arguments, 0)[0])
         has = [d is not None for d in dy]
         tracer.differentiate(tasks, has)
-        tasks.cast_weights(tf.nest.flatten(arguments.weights))
-        output, kept = tasks.forward(arguments, keeps)
+        values = packed(tasks, arguments)
+        output, kept = tasks.forward(values, keeps)
         if not keeps:
-            kept = tasks.recompute(arguments)
-        known = []
+            kept = tasks.recompute(values)
+        known = None
         if sums:  # the same micro-batch twice
-            _, known = tasks.backward(arguments, kept, dy, dlosses, [], 0)
-        if not halves:
-            return output, tasks.backward(
-                arguments, kept, dy, dlosses, known, 1
-            )
-        dx, more = tasks.input_gradient(arguments, kept, dy, dlosses)
-        kept = [*kept, *more]
-        dw = tasks.weight_gradient(arguments, kept, dy, dlosses, known, 1)
-        return output, (dx, dw)
+            _, known = tasks.backward(values, kept, dy, dlosses, None, 0)
+        if halves:
+            dx, more = tasks.input_gradient(values, kept, dy, dlosses)
+            kept = [*kept, *more]
+            dw = tasks.weight_gradient(values, kept, dy, dlosses, known, 1)
+        else:
+            dx, dw = tasks.backward(values, kept, dy, dlosses, known, 1)
+        return output, (dx, tasks.unpack_sums(dw))
 
     output, (dx, dw) = in_graph(step)
     return output, dx, dw, function, arguments
@@ -195,13 +201,13 @@ def test_each_half_has_its_own_products():
 
     def step():
         output, _ = None, tracer.differentiate(tasks, [True])
-        tasks.cast_weights(tf.nest.flatten(arguments.weights))
-        output, kept = tasks.forward(arguments, True)
+        values = packed(tasks, arguments)
+        output, kept = tasks.forward(values, True)
         dy, dlosses = seeds(output)
-        dx, more = tasks.input_gradient(arguments, kept, dy, dlosses)
+        dx, more = tasks.input_gradient(values, kept, dy, dlosses)
         kept = [*kept, *more]
-        tasks.weight_gradient(arguments, kept, dy, dlosses, [], 0)
-        tasks.backward(arguments, kept, dy, dlosses, [], 0)
+        tasks.weight_gradient(values, kept, dy, dlosses, None, 0)
+        tasks.backward(values, kept, dy, dlosses, None, 0)
         return dx
 
     in_graph(step)

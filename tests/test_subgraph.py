@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 from graphs import types
 
+from tfgpipe.bundle import Bundle
 from tfgpipe.subgraph import Subgraphs
 
 
@@ -18,7 +19,7 @@ def traced(function, *specs):
 
 
 def cut(graph):
-    return Subgraphs(graph, {"autograph": False})
+    return Subgraphs(graph, {"autograph": False}, "CPU")
 
 
 def run(function, values, sums=()):
@@ -28,7 +29,9 @@ def run(function, values, sums=()):
         known = {key: tf.constant(v) for key, v in values().items()}
         return function(known, [tf.constant(total) for total in sums])
 
-    return [t.numpy() for t in tf.function(step, autograph=False)()]
+    return tf.nest.map_structure(
+        lambda t: t.numpy(), tf.function(step, autograph=False)()
+    )
 
 
 def kinds(subfunction):
@@ -87,11 +90,12 @@ def test_function_of_nothing_is_empty(chain):
 
 def test_sum_so_far_is_added(chain):
     graph, t = chain
-    part = cut(graph).function([t["a"]], [t["a"], t["a"]], sums=[1])
+    sums = Bundle([t["a"]], together=True)
+    part = cut(graph).function([t["a"]], [t["a"], sums], sums=sums)
     one = np.ones(2, "float32")
     a, total = run(part, lambda: {t["a"].ref(): one}, [np.full(2, 5.0, "f4")])
     np.testing.assert_array_equal(a, [1, 1])
-    np.testing.assert_array_equal(total, [6, 6])
+    np.testing.assert_array_equal(total, [[6, 6]])
 
 
 def test_what_was_captured_comes_along():
@@ -262,7 +266,9 @@ def test_sums_are_added_in_order_whatever_memory_is_free():
     graph, inputs, _ = traced(function, spec, spec, spec)
     a, b, _ = tensors["sources"]
     options = {"experimental_attributes": {"_noinline": True}}
-    part = Subgraphs(graph, options).function(inputs, [tensors["sum"], a, b])
+    part = Subgraphs(graph, options, "CPU").function(
+        inputs, [tensors["sum"], a, b]
+    )
     values = np.random.default_rng(0).normal(size=(3, 64)).astype("float32")
     known = {t.ref(): value for t, value in zip(inputs, values)}
     x, y, z = 2 * values

@@ -12,20 +12,33 @@ has no place for new state.
 
 The sum of the gradients over micro-batches is an argument: the function adds
 its own. So is a cast of a weight, as mixed precision makes, to be computed once
-a mini-batch.
+a mini-batch. Where there are many tensors, they go in bundles.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tfgpipe import gradients
+from tfgpipe.bundle import Bundle, by_reference, tensors
 from tfgpipe.cell import Output
 from tfgpipe.cell_function import Arguments
-from tfgpipe.subgraph import Subfunction
-from tfgpipe.traced_cell import TracedCell, by_reference, tensors
+from tfgpipe.subfunction import Subfunction
+from tfgpipe.traced_cell import TracedCell
+
+
+class Sums(NamedTuple):
+    """The sums of gradients so far.
+
+    Attributes:
+        dense: Those of `TracedCell.sums`, packed.
+        sparse: For each weight what is sparse, see `gradients.py`, or None.
+    """
+
+    dense: list[tf.Tensor]
+    sparse: list[Any]
 
 
 class CellTasks:
@@ -70,26 +83,31 @@ class CellTasks:
         return self.traced.function(key, [], fetches)
 
     def cast_weights(self, weights: list[Any]) -> list[Any]:
-        """What to pass as flat weights: cast, where the cell only casts."""
+        """The flat weights; cast, where the cell only casts them."""
         self.traced.finish()
         return [
-            w if casts is None else tf.cast(w, casts[0].dtype)
-            for w, casts in zip(weights, self.traced.casts)
+            tf.cast(w, t.dtype)
+            for w, t in zip(weights, self.traced.weights.tensors)
         ]
+
+    def pack_weights(self, weights: list[list[Any]]) -> Any:
+        """What tasks take for weights that are cast, a list a layer."""
+        return self.traced.weights.pack(tf.nest.flatten(weights))
 
     def forward(
         self, arguments: Arguments, keeps: bool
-    ) -> tuple[Output, list[tf.Tensor]]:
+    ) -> tuple[Output, list[Any]]:
         """Computes the outputs.
 
         Args:
-            arguments: The cell's arguments.
+            arguments: The cell's arguments, with packed weights.
             keeps: Whether to return what the backward pass needs.
 
         Returns:
-            The outputs, and what the backward pass needs.
+            The outputs, and what the backward pass needs, packed, in a list;
+            an empty one if that was not asked for.
         """
-        kept = self.traced.kept if keeps else []
+        kept = [self.traced.kept] if keeps else []
         function = self.traced.function(
             ("forward", keeps),
             [],
@@ -100,23 +118,23 @@ class CellTasks:
         output = _like(self.outputs, results)
         return output, list(results)
 
-    def recompute(self, arguments: Arguments) -> list[tf.Tensor]:
-        """Computes again what the backward pass needs."""
+    def recompute(self, arguments: Arguments) -> list[Any]:
+        """Computes again what the backward pass needs, as `forward` does."""
         kept = self.traced.kept
-        if not kept or self.traced.recomputes_in_backward:
+        if not kept.tensors or self.traced.recomputes_in_backward:
             return []
-        function = self.traced.function("recompute", [], kept)
+        function = self.traced.function("recompute", [], [kept])
         return function(self.traced.values(arguments))
 
     def backward(
         self,
         arguments: Arguments,
-        kept: list[tf.Tensor],
+        kept: list[Any],
         dy: list[Any],
         dlosses: list[Any],
-        sums: list[Any],
+        sums: Sums | None,
         m: int,
-    ) -> tuple[list[Any], list[Any]]:
+    ) -> tuple[list[Any], Sums]:
         """Computes the gradients.
 
         Args:
@@ -125,24 +143,24 @@ class CellTasks:
                 kept, it is computed again.
             dy: The gradients of the output tensors.
             dlosses: Those of the losses.
-            sums: The gradients so far, see `gradients.py`; empty at first.
+            sums: The gradients so far; None at first.
             m: Index of the micro-batch.
 
         Returns:
-            The gradients of the input tensors, and the new sums. None where
-            there are none.
+            The gradients of the input tensors, None where there are none, and
+            the new sums.
         """
         values = self._values(arguments, kept, dy, dlosses)
-        inputs = self.traced.kept if kept else []
+        inputs = [self.traced.kept] if kept else []
         return self._summed(self._dx, inputs, values, sums, m)
 
     def input_gradient(
         self,
         arguments: Arguments,
-        kept: list[tf.Tensor],
+        kept: list[Any],
         dy: list[Any],
         dlosses: list[Any],
-    ) -> tuple[list[Any], list[tf.Tensor]]:
+    ) -> tuple[list[Any], list[Any]]:
         """Computes the gradients of the inputs.
 
         Returns:
@@ -150,8 +168,8 @@ class CellTasks:
         """
         function = self.traced.function(
             "input_gradient",
-            self.traced.kept,
-            [*self._dx, *self.traced.crossing],
+            [self.traced.kept],
+            [*self._dx, self.traced.crossing],
         )
         results = iter(function(self._values(arguments, kept, dy, dlosses)))
         return _like(self.traced.dx, results), list(results)
@@ -159,12 +177,12 @@ class CellTasks:
     def weight_gradient(
         self,
         arguments: Arguments,
-        kept: list[tf.Tensor],
+        kept: list[Any],
         dy: list[Any],
         dlosses: list[Any],
-        sums: list[Any],
+        sums: Sums | None,
         m: int,
-    ) -> list[Any]:
+    ) -> Sums:
         """Computes the gradients of the weights.
 
         Args:
@@ -180,20 +198,20 @@ class CellTasks:
             The new sums.
         """
         values = self._values(arguments, kept, dy, dlosses)
-        inputs = [*self.traced.kept, *self.traced.crossing]
+        inputs = [self.traced.kept, self.traced.crossing]
         return self._summed([], inputs, values, sums, m)[1]
 
     def _values(
         self,
         arguments: Arguments,
-        kept: list[tf.Tensor],
+        kept: list[Any],
         dy: list[Any],
         dlosses: list[Any],
     ) -> dict[Any, Any]:
         traced = self.traced
         return {
             **traced.values(arguments),
-            **by_reference([*traced.kept, *traced.crossing], kept),
+            **dict(zip([traced.kept, traced.crossing], kept)),
             **by_reference(traced.dy, dy),
             **by_reference(traced.dlosses, dlosses),
         }
@@ -201,40 +219,39 @@ class CellTasks:
     def _summed(
         self,
         dx: list[tf.Tensor],
-        inputs: list[tf.Tensor],
+        inputs: list[Bundle],
         values: dict[Any, Any],
-        sums: list[Any],
+        sums: Sums | None,
         m: int,
-    ) -> tuple[list[Any], list[Any]]:
+    ) -> tuple[list[Any], Sums]:
         """Calls a function that adds the gradients of the weights to sums."""
-        dw = self.traced.dw
-        fetches = [*dx, *tensors(dw)]
-        is_dense = [isinstance(d, tf.Tensor) for d in dw]
-        # Sums that are not of the same kind are added outside.
-        alike = all(
-            d is None or gradients.is_sparse(d) == gradients.is_sparse(s)
-            for d, s in zip(dw, sums)
-        )
-        inside = sums if alike else []
-        places, place = [], len(dx)
-        for d, dense in zip(dw, is_dense):
-            if dense:
-                places.append(place)
-            place += len(tensors([d]))
-        function = self.traced.function(
-            ("backward", len(dx), len(inputs), bool(inside)),
+        traced = self.traced
+        sparse = [d if gradients.is_sparse(d) else None for d in traced.dw]
+        function = traced.function(
+            ("backward", len(dx), len(inputs), sums is None),
             inputs,
-            fetches,
-            places if inside else (),
+            [*dx, traced.sums, *tensors(sparse)],
+            sums and traced.sums,
         )
-        dense_sums = [s for s, dense in zip(inside, is_dense) if dense]
-        results = iter(function(values, dense_sums))
-        found = _like(self.traced.dx, results) if dx else []
-        if not dx:
-            found = [None] * len(self.traced.dx)
-        combine = gradients.collect if inside or not sums else gradients.add
-        new = _like(dw, results)
-        return found, combine(sums, new, m, self.traced.repeated)
+        results = iter(function(values, sums.dense if sums else ()))
+        found = _like(traced.dx if dx else [None] * len(traced.dx), results)
+        return found, Sums(
+            next(results),
+            gradients.collect(
+                sums.sparse if sums else [],
+                _like(sparse, results),
+                m,
+                traced.repeated,
+            ),
+        )
+
+    def unpack_sums(self, sums: Sums) -> list[Any]:
+        """The finished sums of the weights, see `gradients.py`."""
+        dense = iter(self.traced.sums.unpack(sums.dense))
+        return [
+            next(dense) if isinstance(d, tf.Tensor) else total
+            for d, total in zip(self.traced.dw, sums.sparse)
+        ]
 
 
 def _like(nest: Any, values: Any) -> Any:

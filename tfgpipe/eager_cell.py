@@ -69,6 +69,14 @@ class EagerCell:
         """The weights."""
         return weights
 
+    def pack_weights(self, weights: Any) -> Any:
+        """The weights."""
+        return weights
+
+    def unpack_sums(self, sums: list[Any]) -> list[Any]:
+        """The sums."""
+        return sums
+
     def forward(self, arguments: Arguments, keeps: bool) -> tuple[Output, Any]:
         """Computes the outputs; keeps a tape for the backward pass."""
         return self._run(arguments, keeps, first=True)
@@ -92,7 +100,7 @@ class EagerCell:
         kept: Any,
         dy: list[Any],
         dlosses: list[Any],
-        sums: list[Any],
+        sums: list[Any] | None,
         m: int,
     ) -> tuple[list[Any], list[Any]]:
         """Computes the gradients."""
@@ -123,7 +131,7 @@ class EagerCell:
             if any(isinstance(d, list) for d in dw):
                 has_gradient = [d is not None for d in dy]
                 self._repeated = self._traced_parts(arguments, has_gradient)
-        return dx, gradients.add(sums, dw, m, self._repeated)
+        return dx, gradients.add(sums or [], dw, m, self._repeated)
 
     def _traced_parts(
         self, arguments: Arguments, has_gradient: list[bool]

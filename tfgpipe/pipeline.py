@@ -66,13 +66,11 @@ class Pipeline:
         self.cells = cells
         x = tracer.led(x)
         devices = [cell.devices for cell in cells]
-        num_replicas = len(devices[0])
+        count = len(devices[0]) * num_micro_batches
         # Rows for several devices are taken apart where they come from.
-        host = "CPU:0" if num_replicas > 1 else None
+        host = "CPU:0" if len(devices[0]) > 1 else None
         with tf.device(host or cells[0].device):
-            self.micro_batches = MicroBatches(
-                x, num_replicas * num_micro_batches
-            )
+            self.micro_batches = MicroBatches(x, count)
             inputs = self.micro_batches.split(x)
         with tf.device(host or cells[-1].device):
             self._labels = self.micro_batches.split(labels)
@@ -117,7 +115,7 @@ class Pipeline:
         self.last_op: dict[str, Any] = {}
         self._kept: dict[tuple[int, int], Any] = {}
         self._dy: dict[tuple[int, int], list[Any]] = {}
-        self._sums: dict[tuple[int, int], list[Any]] = {}
+        self._sums: dict[tuple[int, int], Any] = {}
 
     def _labels_of(self, k: int, m: int) -> Any:
         return self._labels[m] if k == len(self.cells) - 1 else None
@@ -125,7 +123,7 @@ class Pipeline:
     def _first_arguments(self, k: int) -> Arguments:
         return Arguments(
             inputs=self._boundaries[0, 0],
-            weights=self._weights.of(k, self.cells[k].device),
+            weights=self._weights.values[k],
             state=self.state.initial[k],
             labels=self._labels_of(k, 0),
         )
@@ -218,7 +216,7 @@ class Pipeline:
     def _arguments(self, k: int, m: int) -> Arguments:
         return Arguments(
             inputs=self._boundaries[k, m],
-            weights=self._weights.of(k, self.replicas.device(k, m)),
+            weights=self._weights.packed(k, self.replicas.device(k, m)),
             state=self.state.before(k, m),
             labels=self._labels_of(k, m),
         )
@@ -249,7 +247,7 @@ class Pipeline:
                 return
             kind, is_last = "backward", True
         own = k, self.replicas.of(m)
-        dx, sums = self._dy.get((k, m), []), self._sums.get(own, [])
+        dx, sums = self._dy.get((k, m), []), self._sums.get(own)
         is_end = k == len(self.cells) - 1
         dy = seeds.outputs[m] if is_end else self._dy[k + 1, m]
         with tf.device(self.replicas.device(k, m)):
@@ -275,7 +273,7 @@ class Pipeline:
         return self.results.head_counts(
             lambda k, m: Arguments(
                 inputs=self._boundaries.get((k, m), Boundary([], [])),
-                weights=self._weights.of(k, self.replicas.device(k, m)),
+                weights=self._weights.packed(k, self.replicas.device(k, m)),
                 state=self.state.values(k, m),
                 labels=self._labels_of(k, m),
             )
@@ -287,11 +285,14 @@ class Pipeline:
             (
                 function.device,
                 function.flat_weights,
-                [
-                    (self.replicas.device_in(r, k), self._sums[k, r])
-                    for r in self.replicas.busy
-                ],
+                [self._finished_sums(k, r) for r in self.replicas.busy],
             )
             for k, function in enumerate(self.functions)
             if self._differentiates[k]
         )
+
+    def _finished_sums(self, k: int, r: int) -> tuple[str, list[Any]]:
+        """The device of cell k in replica r, and what it has added up."""
+        device = self.replicas.device_in(r, k)
+        with tf.device(device):
+            return device, self.tasks[k].unpack_sums(self._sums[k, r])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -68,6 +68,12 @@ def create_or_move(variables: list[keras.Variable], device: str) -> None:
                 internals.create_variable(variable)
             elif not same_device(variable.value.device, device):
                 internals.move_variable(variable)
+
+
+def device_types(names: Iterable[str]) -> list[str]:
+    """The types of devices, such as "GPU", each once."""
+    types = (tf.DeviceSpec.from_string(name).device_type for name in names)
+    return list(dict.fromkeys(types))
 
 
 def same_device(one: str, other: str) -> bool:

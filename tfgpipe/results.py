@@ -98,7 +98,7 @@ class Results:
         wanted = list(self._tasks[-1].outputs.counts)
         for k in reversed(range(len(self._tasks))):
             part = self._tasks[k].slice(wanted)
-            taken = {t.ref() for t in part.inputs}
+            taken = {t.ref() for t in part.inputs if tf.is_tensor(t)}
             inputs = tf.nest.flatten(self._tasks[k].traced.inputs.inputs)
             places = [
                 i

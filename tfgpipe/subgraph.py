@@ -5,18 +5,21 @@ that differentiate it, is the source from which all functions of the cell are
 cut: the forward pass alone, the forward pass with what the backward pass needs
 of it, the backward pass, and each half of that.
 
-A function takes some tensors of the graph and computes others. It holds a copy
-of the operations in between and nothing else.
+A function takes some tensors of the graph, or bundles of them, and computes
+others. It holds a copy of the operations in between and nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfgpipe import internals
+from tfgpipe.bundle import Bundle, as_bundle
+from tfgpipe.subfunction import Subfunction
 
 # Repeated rather than carried from one function to the next, where their
 # inputs are at hand.
@@ -42,10 +45,13 @@ class Subgraphs:
         graph: The graph of a `tf.function`. Operations may be added to it
             under `graph.as_default()` until the first call of a method.
         options: Arguments of `tf.function` for what is cut.
+        device_type: Of the devices that will run it, such as "GPU".
     """
 
-    def __init__(self, graph: Any, options: dict[str, Any]):
+    def __init__(self, graph: Any, options: dict[str, Any], device_type: str):
         self._options = options
+        # Among devices of that type, TensorFlow takes the one of the call.
+        self._where = f"/device:{device_type}:*"
         self._graph = graph
         self._definition = graph.as_graph_def()
         self._nodes = {node.name: node for node in self._definition.node}
@@ -101,32 +107,38 @@ class Subgraphs:
 
     def function(
         self,
-        inputs: Iterable[tf.Tensor],
-        fetches: Sequence[tf.Tensor],
+        inputs: Iterable[tf.Tensor | Bundle],
+        fetches: Sequence[tf.Tensor | Bundle],
         controls: Iterable[tf.Operation] = (),
-        sums: Sequence[int] = (),
+        sums: Bundle | None = None,
     ) -> Subfunction:
         """Cuts out the function that computes some tensors from others.
 
         Args:
-            inputs: Tensors it may take. It takes those that it needs.
-            fetches: Tensors it returns.
+            inputs: What it may take. It takes what it needs.
+            fetches: What it returns.
             controls: Operations it runs for their side effects. Others that
                 no fetch needs are left out.
-            sums: Indices of fetches to be added to an argument of the
-                function's: a sum so far.
+            sums: A fetch that is added to an argument of the function's, the
+                sums so far.
         """
-        known = {t.ref() for t in inputs} | set(self.captures)
-        taken: dict[Any, tf.Tensor] = {}
+        known: dict[Any, tf.Tensor | Bundle] = {
+            ref: ref.deref() for ref in self.captures
+        }
+        for one in inputs:
+            known.update({t.ref(): one for t in as_bundle(one).aliases})
+        taken: dict[int, tf.Tensor | Bundle] = {}
         names: set[str] = set()
         controls = list(controls)
-        waiting = [*fetches, *(op.outputs[0] for op in controls if op.outputs)]
+        waiting = [t for fetch in fetches for t in as_bundle(fetch).tensors]
+        waiting += [op.outputs[0] for op in controls if op.outputs]
         operations = [op for op in controls if not op.outputs]
         while waiting or operations:
             if waiting:
                 tensor = waiting.pop()
                 if tensor.ref() in known:
-                    taken[tensor.ref()] = tensor
+                    one = known[tensor.ref()]
+                    taken[id(one)] = one
                     continue
                 operations.append(tensor.op)
             op = operations.pop()
@@ -134,15 +146,11 @@ class Subgraphs:
                 names.add(op.name)
                 waiting.extend(op.inputs)
                 operations.extend(op.control_inputs if controls else ())
-        return self._import(names, list(taken.values()), fetches, sums)
+        part = self._definition_of(names)
+        return self._import(part, list(taken.values()), fetches, sums)
 
-    def _import(
-        self,
-        names: set[str],
-        inputs: list[tf.Tensor],
-        fetches: Sequence[tf.Tensor],
-        sums: Sequence[int],
-    ) -> Subfunction:
+    def _definition_of(self, names: set[str]) -> Any:
+        """The definition of some operations of the graph."""
         part = tf.compat.v1.GraphDef(
             versions=self._definition.versions,
             library=self._definition.library,
@@ -155,37 +163,55 @@ class Subgraphs:
                 node.ClearField("input")
                 node.input.extend(kept)
         _add_in_order(part)
+        return part
+
+    def _import(
+        self,
+        part: Any,
+        inputs: list[tf.Tensor | Bundle],
+        fetches: Sequence[tf.Tensor | Bundle],
+        sums: Bundle | None,
+    ) -> Subfunction:
         used = {_full(name) for node in part.node for name in node.input}
-        by_name = {t.name: i for i, t in enumerate(inputs)}
-        computed = [t.name for t in fetches if t.name not in by_name]
+        given = {t.name for one in inputs for t in as_bundle(one).aliases}
+        wanted = [t for fetch in fetches for t in as_bundle(fetch).tensors]
+        computed = [t.name for t in wanted if t.name not in given]
 
         def body(*arguments: tf.Tensor) -> list[tf.Tensor]:
+            flat = iter(arguments)
+            found: dict[str, tf.Tensor] = {}
+            for one in inputs:
+                for slot, value in zip(*self._unpacked(one, flat)):
+                    found.update({t.name: value for t in slot})
             imported = tf.graph_util.import_graph_def(
                 part,
-                input_map={
-                    name: arguments[i]
-                    for name, i in by_name.items()
-                    if name in used
-                },
+                input_map={n: v for n, v in found.items() if n in used},
                 return_elements=computed,
                 name="",
             )
-            found = dict(zip(computed, imported))
-            for t in fetches:  # what `set_shape` said is in no definition
-                if t.name in found:
-                    found[t.name].set_shape(t.shape)
-            results = [
-                found[t.name]
-                if t.name in found
-                else tf.identity(arguments[by_name[t.name]])
-                for t in fetches
-            ]
-            for i, total in zip(sums, arguments[len(inputs) :]):
-                results[i] = tf.raw_ops.AddV2(x=total, y=results[i])
+            found.update(zip(computed, imported))
+            for t in wanted:  # what `set_shape` said is in no definition
+                found[t.name].set_shape(t.shape)
+            results = []
+            for fetch in fetches:
+                values = [
+                    tf.identity(found[t.name])
+                    if t.name in given
+                    else found[t.name]
+                    for t in as_bundle(fetch).tensors
+                ]
+                if fetch is sums:
+                    _, so_far = self._unpacked(fetch, flat)
+                    values = [
+                        tf.raw_ops.AddV2(x=total, y=value)
+                        for total, value in zip(so_far, values)
+                    ]
+                with tf.device(self._where):
+                    results += as_bundle(fetch).pack(values)
             return results
 
-        added = [fetches[i] for i in sums]
-        specs = [tf.TensorSpec(t.shape, t.dtype) for t in [*inputs, *added]]
+        taken = [*inputs, sums] if sums else inputs
+        specs = [spec for one in taken for spec in as_bundle(one).specs]
         traced = tf.function(body, **self._options)
         concrete = traced.get_concrete_function(*specs)
         internals.keep(concrete, self._graph)  # and so the functions it calls
@@ -195,46 +221,16 @@ class Subgraphs:
         outer = tf.function(lambda *a: call(list(a)), **self._options)
         wrapper = outer.get_concrete_function(*specs)
         internals.keep(wrapper, concrete)
-        return Subfunction(wrapper, inputs, self.captures)
+        return Subfunction(wrapper, inputs, fetches, self.captures)
 
-
-class Subfunction:
-    """A function cut out of a graph.
-
-    Args:
-        concrete: The function.
-        inputs: The tensors of the graph that it takes.
-        captures: Tensors outside of the graph, by the reference of the graph's
-            own.
-    """
-
-    def __init__(
-        self,
-        concrete: Any,
-        inputs: list[tf.Tensor],
-        captures: Mapping[Any, Any],
-    ):
-        self._call = internals.Call(concrete, as_written=True)
-        self.inputs = inputs
-        self._captures = captures
-
-    def __call__(
-        self, values: Mapping[Any, Any], sums: Sequence[tf.Tensor] = ()
-    ) -> list[tf.Tensor]:
-        """Calls the function.
-
-        Args:
-            values: By the references of the graph's tensors.
-            sums: What to add fetches to.
-
-        Returns:
-            The fetches' values.
-        """
-        arguments = [
-            values[t.ref()] if t.ref() in values else self._captures[t.ref()]
-            for t in self.inputs
-        ]
-        return self._call([*arguments, *sums])
+    def _unpacked(
+        self, one: tf.Tensor | Bundle, arguments: Iterator[tf.Tensor]
+    ) -> tuple[list[list[tf.Tensor]], list[tf.Tensor]]:
+        """The slots of a bundle, and their values in a function."""
+        bundle = as_bundle(one)
+        packed = list(itertools.islice(arguments, len(bundle.specs)))
+        with tf.device(self._where):
+            return bundle.slots, bundle.unpack(packed)
 
 
 def _add_in_order(definition: Any) -> None:

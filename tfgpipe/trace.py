@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfgpipe import internals
+from tfgpipe import internals, placement
 from tfgpipe.cell import Boundary, structure_of
 from tfgpipe.cell_function import Arguments, CellFunction
 from tfgpipe.cell_tasks import CellTasks
@@ -112,6 +112,7 @@ class Tracer:
             tuple(tf.nest.flatten(specs)),
             repr((tf.nest.map_structure(lambda _: 0, specs), structure)),
             id(function.head),
+            tuple(placement.device_types(function.cell.devices)),
         )
         if key not in self._known:
             self._known[key] = TracedCell(

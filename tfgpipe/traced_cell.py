@@ -13,7 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfgpipe import internals
+from tfgpipe import internals, placement
+from tfgpipe.bundle import Bundle, by_reference, tensors
 from tfgpipe.cell import Output
 from tfgpipe.cell_function import (
     Arguments,
@@ -24,7 +25,8 @@ from tfgpipe.cell_function import (
 from tfgpipe.differentiate import differentiate
 from tfgpipe.gradients import dense, in_dtype
 from tfgpipe.sparse import RowDependence, parts
-from tfgpipe.subgraph import Subfunction, Subgraphs
+from tfgpipe.subfunction import Subfunction
+from tfgpipe.subgraph import Subgraphs
 
 
 class TracedCell:
@@ -53,11 +55,18 @@ class TracedCell:
         dw: Those of the flat weights; lists where they are sparse.
         repeated: For each of `dw`, and each part of it if it is sparse,
             whether its indices are the same for all micro-batches.
-        casts: For each flat weight its casts, if it is only cast.
+        weights: The flat weights, or the casts of those that are only cast.
+        kept: What the backward pass needs of the forward pass.
+        crossing: What the second half of the backward pass needs of the first.
+        sums: Those of `dw` that are dense.
     """
 
     inputs: Arguments
     outputs: Output
+    weights: Bundle
+    kept: Bundle
+    crossing: Bundle
+    sums: Bundle
 
     def __init__(
         self,
@@ -214,34 +223,42 @@ class TracedCell:
         """To be called when all operations are there, before what follows."""
         if hasattr(self, "_cut"):
             return
-        self.casts = [
-            _only_cast(w) for w in self.inputs.sources(with_inputs=False)
+        device_types = placement.device_types(self._made_from[0].cell.devices)
+        together = not self._jit_compile and len(device_types) == 1
+        self._cut = Subgraphs(self._graph, self._options, device_types[0])
+        weights = [
+            _only_cast(w) or [w] for w in self.inputs.sources(with_inputs=False)
         ]
-        self._cut = Subgraphs(self._graph, self._options)
-        self._at_hand = tensors([*self.inputs, self.casts, self.dy])
-        self._at_hand += self.dlosses
+        self.weights = Bundle(weights, together)
+        others = tensors([self.inputs._replace(weights=[]), self.dy])
+        others += self.dlosses
+        self._at_hand = [*others, self.weights]
+        at_hand = [*others, *self.weights.aliases]
         start = len(self.operations)
         backward = self._cut.needed(tensors([self.dx, self.dw]), start)
         half = self._cut.needed(tensors(self.dx), start)
-        self.kept = self._cut.entering(backward, self._at_hand)
-        self.crossing = self._cut.entering(
-            backward - half, [*self._at_hand, *self.kept]
+        kept = self._cut.entering(backward, at_hand)
+        crossing = self._cut.entering(backward - half, [*at_hand, *kept])
+        self.kept = Bundle(kept, together)
+        self.crossing = Bundle(crossing, together)
+        self.sums = Bundle(
+            [d for d in self.dw if isinstance(d, tf.Tensor)], together
         )
 
     def function(
         self,
         key: Any,
-        inputs: Sequence[tf.Tensor],
-        fetches: Sequence[tf.Tensor],
-        sums: Sequence[int] = (),
+        inputs: Sequence[Bundle],
+        fetches: Sequence[tf.Tensor | Bundle],
+        sums: Bundle | None = None,
         with_effects: bool = False,
     ) -> Subfunction:
         """A function of the arguments.
 
         Args:
             key: Which function it is: asked for again, it is the same one.
-            inputs: Further tensors of the graph that it may take.
-            fetches: Tensors of the graph that it returns.
+            inputs: What else of the graph it may take.
+            fetches: What of the graph it returns.
             sums: See `Subgraphs.function`.
             with_effects: Whether it has the layers' side effects.
         """
@@ -255,30 +272,16 @@ class TracedCell:
         return self._functions[key]
 
     def values(self, arguments: Arguments) -> dict[Any, Any]:
-        """Arguments by the references of the graph's tensors.
+        """Arguments by what they are of the graph.
 
         Args:
-            arguments: The arguments; weights are cast already where the cell
-                only casts them.
+            arguments: The arguments; weights are packed.
         """
         values = by_reference(
-            tf.nest.flatten(self.inputs), tf.nest.flatten(arguments)
+            tf.nest.flatten(self.inputs._replace(weights=[])),
+            tf.nest.flatten(arguments._replace(weights=[])),
         )
-        weights = tf.nest.flatten(arguments.weights)
-        for casts, value in zip(self.casts, weights):
-            values.update({t.ref(): value for t in casts or ()})
-        return values
-
-
-def tensors(nest: Any) -> list[tf.Tensor]:
-    """All tensors of a nest, those in sparse gradients too."""
-    flat = tf.nest.flatten(nest, expand_composites=True)
-    return [t for t in flat if t is not None]
-
-
-def by_reference(keys: Sequence[Any], values: Sequence[Any]) -> dict[Any, Any]:
-    """Values by the references of tensors; None are skipped."""
-    return {t.ref(): v for t, v in zip(keys, values) if t is not None}
+        return {**values, self.weights: arguments.weights}
 
 
 def _only_cast(weight: tf.Tensor) -> list[tf.Tensor] | None:

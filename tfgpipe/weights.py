@@ -21,19 +21,23 @@ class Weights:
 
     Args:
         functions: The cells' functions.
+
+    Attributes:
+        values: Of each cell, a list a layer, on the variables' devices.
     """
 
     def __init__(self, functions: Sequence[CellFunction]):
         self._functions = functions
-        self._first: list[list[list[tf.Tensor]]] = []
+        self.values: list[list[list[tf.Tensor]]] = []
         for function in functions:
             with tf.device(function.device):
-                self._first.append(
+                self.values.append(
                     tree.map_structure(
                         placement.read_variable, function.weights
                     )
                 )
-        self._sent: dict[tuple[int, str], list[list[tf.Tensor]]] = {}
+        self._tasks: Sequence[Any] = []
+        self._packed: dict[tuple[int, str], Any] = {}
 
     def cast(self, tasks: Sequence[Any]) -> None:
         """Casts weights where a cell would do so for every micro-batch.
@@ -41,21 +45,21 @@ class Weights:
         Args:
             tasks: What runs the tasks of each cell.
         """
+        self._tasks = tasks
         for k, (cell, function) in enumerate(zip(tasks, self._functions)):
-            values = self._first[k]
+            values = self.values[k]
             with tf.device(function.device):
-                self._first[k] = tf.nest.pack_sequence_as(
+                self.values[k] = tf.nest.pack_sequence_as(
                     values, cell.cast_weights(tf.nest.flatten(values))
                 )
 
-    def of(self, k: int, device: str) -> list[list[tf.Tensor]]:
-        """The weights of cell k, a list a layer, on a device."""
-        if device == self._functions[k].device:
-            return self._first[k]
-        if (k, device) not in self._sent:
+    def packed(self, k: int, device: str) -> Any:
+        """The weights of cell k on a device, as its tasks take them."""
+        if (k, device) not in self._packed:
+            values = self.values[k]
             # Sent when the step begins, not when they are used first.
             with tf.control_dependencies(None), tf.device(device):
-                self._sent[k, device] = tree.map_structure(
-                    tf.identity, self._first[k]
-                )
-        return self._sent[k, device]
+                if device != self._functions[k].device:
+                    values = tree.map_structure(tf.identity, values)
+                self._packed[k, device] = self._tasks[k].pack_weights(values)
+        return self._packed[k, device]
