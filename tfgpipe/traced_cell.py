@@ -224,7 +224,8 @@ class TracedCell:
         if hasattr(self, "_cut"):
             return
         device_types = placement.device_types(self._made_from[0].cell.devices)
-        together = not self._jit_compile and len(device_types) == 1
+        is_xla = self._jit_compile or "TPU" in device_types
+        together = len(device_types) == 1 and not is_xla
         self._cut = Subgraphs(self._graph, self._options, device_types[0])
         weights = [
             _only_cast(w) or [w] for w in self.inputs.sources(with_inputs=False)
