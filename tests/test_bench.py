@@ -15,6 +15,7 @@ import time
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from absl import flags
 
 import tfgpipe
@@ -23,6 +24,7 @@ from tools import (
     bench_efficiency,
     bench_models,
     bench_overhead,
+    bench_replicas,
     bench_report,
     bench_throughput,
     devices,
@@ -51,6 +53,7 @@ def tiny(monkeypatch):
     monkeypatch.setitem(bench_models.MODELS, "transformer", TINY)
     monkeypatch.setattr(bench_efficiency, "make_devices", lambda *_: None)
     monkeypatch.setattr(bench_overhead, "make_devices", lambda *_: None)
+    monkeypatch.setattr(bench_replicas, "make_devices", lambda *_: None)
     monkeypatch.setattr(devices, "split_cpu", lambda num_devices: None)
     monkeypatch.setattr(
         os, "sched_setaffinity", lambda pid, cores: None, raising=False
@@ -263,6 +266,44 @@ def test_efficiency_measures_every_setting(capsys):
     assert rows[0]["bound_ms"] == pytest.approx(4 * 2 - 1 + 3)
     assert rows[0]["bound_ms"] < rows[1]["bound_ms"]
     assert all(r["ratio"] > 0 and r["net_ratio"] > 0 for r in rows)
+
+
+def test_replicas_are_timed_and_their_variables_counted(capsys):
+    found = tables(
+        capsys,
+        "replicas",
+        "--r=1,2",
+        "--k=2",
+        "--m=3",
+        "--cell_ms=1",
+        "--exchange_ms=1",
+        "--rounds=1",
+    )
+    speed, memory = found["speed"], found["memory"]
+    assert [r["bound_ms"] for r in speed] == pytest.approx([14, 14])
+    for row in speed:
+        assert 0 < row["efficiency"] <= 1
+        assert 0 <= row["hidden"] <= 1
+        assert row["step_ms"] > row["bound_ms"]
+    one, two = memory
+    # 4 blocks of 4 * 64 * 64 + 2 * 64 * 256 weights and 13 vectors, and slots
+    block = 4 * (64 * 65) + 256 * 65 + 64 * 257 + 4 * 64
+    assert one["owned_mib"] == pytest.approx(4 * 3 * 4 * block / 2**20, 1e-3)
+    assert two["owned_mib"] == pytest.approx(one["owned_mib"] / 2, 0.01)
+    assert one["exchanged_mib"] == 0
+    # half of the weights come in, gradients of as many go out
+    assert two["exchanged_mib"] == pytest.approx(4 * 4 * block / 2**20, 0.01)
+
+
+def test_row_says_whose_device_works():
+    timed = [Device(), Device()]
+    taken = []
+    for index, device in enumerate(timed):
+        device.work = lambda seconds, index=index: taken.append(index)
+    layer = Timed(timed, 0.001)
+    for row in (1.0, 0.0, 1.0):
+        layer(tf.constant([[row]]))
+    assert taken == [1, 0, 1]
 
 
 @pytest.mark.parametrize("name", bench_efficiency.SCHEDULES)

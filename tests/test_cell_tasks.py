@@ -119,7 +119,12 @@ def as_arrays(values):
 
 def packed(tasks, arguments):
     """The arguments as tasks take them."""
-    weights = tasks.cast_weights(tf.nest.flatten(arguments.weights))
+    weights = [
+        tf.cast(weight, dtype)
+        for weight, dtype in zip(
+            tf.nest.flatten(arguments.weights), tasks.weight_dtypes
+        )
+    ]
     weights = tf.nest.pack_sequence_as(arguments.weights, weights)
     return arguments._replace(weights=tasks.pack_weights(weights))
 

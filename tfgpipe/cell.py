@@ -67,7 +67,8 @@ class Cell(keras.layers.Layer):
         devices: Names of the devices that run them, one a replica.
 
     Attributes:
-        device: The first of them, which has the variables.
+        device: The first of them, which has the variables that are not
+            trained. `weights.py` shares out the others.
     """
 
     def __init__(self, index: int, layers: list[Any], devices: Sequence[str]):

@@ -13,12 +13,14 @@ class CellRecord:
     Attributes:
         index: Position in the pipeline, from 0.
         layers: Names of the layers, in order.
-        device: Full name of the device that has the variables.
+        device: Full name of the device that runs it; of the first, if there
+            are replicas.
         cost: Sum of the layers' costs, in their unit; by default FLOPs of one
             forward pass of one example.
         num_params: Scalars in all variables that were created for this cell. A
             variable that cells share counts in the first of them.
-        devices: Full names of the devices that run the cell, one a replica.
+        devices: Full names of the devices that run it, one a replica. They
+            share out the weights.
     """
 
     index: int

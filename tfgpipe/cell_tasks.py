@@ -82,13 +82,14 @@ class CellTasks:
         key = tuple(t.ref() for t in fetches)
         return self.traced.function(key, [], fetches)
 
-    def cast_weights(self, weights: list[Any]) -> list[Any]:
-        """The flat weights; cast, where the cell only casts them."""
+    @property
+    def weight_dtypes(self) -> list[tf.DType]:
+        """Those of the flat weights; where the cell only casts, of the casts.
+
+        No operation may be added to the cell after this.
+        """
         self.traced.finish()
-        return [
-            tf.cast(w, t.dtype)
-            for w, t in zip(weights, self.traced.weights.tensors)
-        ]
+        return [t.dtype for t in self.traced.weights.tensors]
 
     def pack_weights(self, weights: list[list[Any]]) -> Any:
         """What tasks take for weights that are cast, a list a layer."""

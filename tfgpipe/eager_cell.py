@@ -65,9 +65,10 @@ class EagerCell:
             return self._before[-1].output_structure
         return self._input_structure
 
-    def cast_weights(self, weights: list[Any]) -> list[Any]:
-        """The weights."""
-        return weights
+    @property
+    def weight_dtypes(self) -> list[Any]:
+        """Those of the flat weights."""
+        return [v.dtype for v in self._function.flat_weights]
 
     def pack_weights(self, weights: Any) -> Any:
         """The weights."""

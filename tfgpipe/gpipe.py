@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import cost as cost_lib
-from tfgpipe import internals, placement
+from tfgpipe import internals
 from tfgpipe import strategy as strategy_lib
 from tfgpipe.arguments import Arguments
 from tfgpipe.cell import Cell
@@ -20,6 +20,7 @@ from tfgpipe.partition import partition
 from tfgpipe.saving import RandomState, Saved
 from tfgpipe.schedule import Schedule
 from tfgpipe.stepping import Stepped
+from tfgpipe.weights import place_variables
 
 
 class _Plan:
@@ -211,14 +212,7 @@ class GPipe(Saved, Stepped):
                 layers = self.sequence[start : start + size]
                 self._plan.cells.append(Cell(index, layers, devices))
                 start += size
-        owned: set[int] = set()
-        for cell in self._plan.cells:
-            weights = [v for layer in cell.weights_by_layer for v in layer]
-            new = {
-                id(v): v for v in [*weights, *cell.state] if id(v) not in owned
-            }
-            placement.create_or_move(list(new.values()), cell.device)
-            owned.update(new)
+        place_variables(self._plan.cells)
 
     def _check_groups(self, counts: Sequence[int]) -> None:
         if self._arguments.remat_groups > min(counts):

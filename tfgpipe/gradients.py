@@ -111,7 +111,7 @@ def joined(total: Any) -> Any:
 
 
 def of_variables(
-    cells: Iterable[tuple[str, list[Any], list[tuple[str, list[Any]]]]],
+    cells: Iterable[tuple[str, list[Any], list[list[Any]]]],
 ) -> dict[int, Any]:
     """The gradient of every variable, by its id.
 
@@ -119,21 +119,25 @@ def of_variables(
     device, in the order of the layers.
 
     Args:
-        cells: For each cell its device, its variables, and for each replica
-            its device and finished sums.
+        cells: For each cell its device, its variables, and each replica's
+            finished sums.
     """
     uses: dict[int, tuple[Any, list[Any]]] = {}
     for device, variables, replicas in cells:
-        sums = over_replicas(replicas)
-        with tf.device(device):
-            totals = [
-                in_dtype(joined(total), variable.dtype)
-                for total, variable in zip(sums, variables)
-            ]
-        for variable, total in zip(variables, totals):
-            entry = uses.setdefault(id(variable), (variable, []))
-            if total is not None:
-                entry[1].append(total)
+        owners = [device] * len(variables)
+        if len(replicas) > 1:
+            owners = [v.value.device for v in variables]
+        for owner in dict.fromkeys(owners):
+            own = [i for i, name in enumerate(owners) if name == owner]
+            with tf.device(owner):
+                totals = _over_replicas([[r[i] for i in own] for r in replicas])
+                for i, total in zip(own, totals):
+                    entry = uses.setdefault(
+                        id(variables[i]), (variables[i], [])
+                    )
+                    if total is not None:
+                        dtype = variables[i].dtype
+                        entry[1].append(in_dtype(joined(total), dtype))
     found = {}
     for key, (variable, totals) in uses.items():
         with tf.device(variable.value.device):
@@ -141,59 +145,64 @@ def of_variables(
     return found
 
 
-def over_replicas(sums: list[tuple[str, list[Any]]]) -> list[Any]:
-    """The sums over the replicas of a cell, on the first one's device.
+def _over_replicas(replicas: list[list[Any]]) -> list[Any]:
+    """The sums over replicas, from the last to the first.
 
-    The sum goes from the last replica to the first, and each adds its own: a
-    device holds no more than two. One operation adds all weights of the cell.
-    Slices of rows are collected, those of repeated indices are added up.
+    One operation adds all that are dense. Slices of rows are collected, those
+    of repeated indices are added up.
 
     Args:
-        sums: For each replica its device, and its finished sums.
+        replicas: Each one's finished sums.
     """
-    (_, found), *others = reversed(sums)
-    adder: Callable | None = None
-    for device, own in others:
-        with tf.name_scope("sum_over_replicas"), tf.device(device):
-            pairs: list[tuple[Any, Any]] = [
-                (a, b) if is_sparse(a) == is_sparse(b) else (dense(a), dense(b))
-                for a, b in zip(own, found)
-            ]
-            tensors = [p for p in pairs if isinstance(p[0], tf.Tensor)]
-            flat = [t for both in zip(*tensors) for t in both]
-            adder = adder or _adder(flat)
-            added = iter(adder(flat))
-            found = [
-                next(added) if isinstance(a, tf.Tensor) else a and _merged(a, b)
-                for a, b in pairs
-            ]
-    return found
+    columns = [_of_one_kind(column) for column in zip(*replicas)]
+    is_dense = [isinstance(column[0], tf.Tensor) for column in columns]
+    added = iter(
+        _added([column for column, dense in zip(columns, is_dense) if dense])
+    )
+    return [
+        next(added) if dense else column[0] and _merged(column)
+        for column, dense in zip(columns, is_dense)
+    ]
+
+
+def _of_one_kind(sums: Sequence[Any]) -> list[Any]:
+    """Sums of one variable, dense if any of them is."""
+    if len(set(map(is_sparse, sums))) > 1:
+        return [dense(total) for total in sums]
+    return list(sums)
+
+
+def _added(columns: list[list[tf.Tensor]]) -> list[tf.Tensor]:
+    """The sum of each column, from the last tensor to the first."""
+    count = len(columns[0]) if columns else 1
+    flat = [tensor for column in columns for tensor in column]
+    if count == 1:
+        return flat
+
+    def add(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        return [
+            in_order(tensors[i : i + count][::-1])
+            for i in range(0, len(tensors), count)
+        ]
+
+    if tf.executing_eagerly():
+        return add(*flat)
+    with tf.name_scope("sum_over_replicas"):
+        return _as_written(add, flat)(flat)
 
 
 def _merged(
-    own: dict[tuple[int, int], tf.IndexedSlices],
-    others: dict[tuple[int, int], tf.IndexedSlices],
+    sums: list[dict[tuple[int, int], tf.IndexedSlices]],
 ) -> dict[tuple[int, int], tf.IndexedSlices]:
-    """The slices of two replicas; what both have is repeated."""
-    merged = {**others, **own}
-    for key in own.keys() & others.keys():
-        values = own[key].values + others[key].values
-        merged[key] = tf.IndexedSlices(
-            values, own[key].indices, own[key].dense_shape
-        )
+    """The slices of all replicas; what several have is repeated."""
+    merged: dict[tuple[int, int], tf.IndexedSlices] = {}
+    for own in reversed(sums):
+        for key, part in own.items():
+            if key in merged:
+                values = part.values + merged[key].values
+                part = tf.IndexedSlices(values, part.indices, part.dense_shape)
+            merged[key] = part
     return merged
-
-
-def _adder(pair: list[tf.Tensor]) -> Callable:
-    """What adds the second half of some tensors to the first."""
-
-    def add(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        half = len(tensors) // 2
-        return [a + b for a, b in zip(tensors[:half], tensors[half:])]
-
-    if not pair or tf.executing_eagerly():
-        return add
-    return _as_written(lambda *tensors: add(list(tensors)), pair)
 
 
 def in_dtype(gradient: Any, dtype: str | None) -> Any:

@@ -291,8 +291,7 @@ class Pipeline:
             if self._differentiates[k]
         )
 
-    def _finished_sums(self, k: int, r: int) -> tuple[str, list[Any]]:
-        """The device of cell k in replica r, and what it has added up."""
-        device = self.replicas.device_in(r, k)
-        with tf.device(device):
-            return device, self.tasks[k].unpack_sums(self._sums[k, r])
+    def _finished_sums(self, k: int, r: int) -> list[Any]:
+        """What cell k has added up in replica r."""
+        with tf.device(self.replicas.device_in(r, k)):
+            return self.tasks[k].unpack_sums(self._sums[k, r])

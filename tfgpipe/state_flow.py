@@ -147,7 +147,8 @@ class StateFlow:
         variables = [v for layer in self._functions[k].weights for v in layer]
         for variable, value in zip(variables, self._outputs[k, 0].weights):
             if value is not None:
-                variable.assign(value)
+                with tf.device(variable.value.device):
+                    variable.assign(value)
 
     def _assign_values(self, k: int) -> None:
         function = self._functions[k]

@@ -9,13 +9,13 @@ in which micro-batch b of the R M is on the devices of replica b // M. What is
 promised of micro-batches holds without a further word: losses, weights of rows,
 masks, random numbers, statistics, uneven and tiny mini-batches.
 
-A variable, with its slots, has one place: the device of its cell in the first
-replica. A step sends each cell's weights down its column of the grid, to the
-devices that hold the same cell, when it starts, and adds up the column's
-gradients when the cell's last backward tasks are done, while other cells still
-work. That moves what an all-reduce does, sum and broadcast, and no replica can
-drift from the others. Clipping, loss scaling, accumulation and averages see
-finished gradients, once.
+A variable, with its slots, has one owner in the column of the grid that holds
+its cell; each device owns about 1/R of the bytes. A step sends each cell's
+weights to the devices of its column when it starts, and when the cell's last
+backward tasks are done, while other cells still work, the owners add up the
+column's gradients. That moves what an all-reduce does, and no replica can drift
+from the others. Clipping, loss scaling, accumulation and averages see finished
+gradients, once.
 
 Why not `tf.distribute.MirroredStrategy`: it runs a step in one thread a
 replica, each with its own variables, seeds and statistics, traces each of them,
@@ -28,8 +28,7 @@ For TensorFlow and Keras there is one replica: `num_replicas_in_sync` is 1, and
 `run` calls a function once, with all rows: code that was written for a strategy
 divides by no number twice, and Keras feeds whole mini-batches.
 
-Limits: one host. The first replica's devices hold all optimizer state; to
-spread it, give variables other owners in their column.
+Limits: one host. What is not trained is on the first replica's devices.
 
 References: [Huang et al., 2019](https://arxiv.org/abs/1811.06965), section 1,
 on data parallelism beside pipelines;

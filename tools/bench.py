@@ -28,6 +28,7 @@ COMMANDS = {
     "efficiency": "steps of timed cells beside their schedule's lower bound",
     "throughput": "speed-up with more cells and micro-batches, real models",
     "overhead": "one cell beside plain Keras; dispatch and tracing time",
+    "replicas": "replicas of timed cells; what each of their devices owns",
     "memory": "the largest model that fits; memory of an accelerator",
     "peers": "Lingvo, torchgpipe and torch pipelining on the same work",
 }

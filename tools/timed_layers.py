@@ -53,7 +53,8 @@ class Timed(keras.layers.Layer):
     """Returns its inputs, after a while.
 
     Args:
-        device: What does the work.
+        device: What does the work. A list: that of each replica; the inputs
+            are the number of the replica then.
         seconds: For the forward pass, and for each of the two gradients.
         is_first: Whether no layer before it has a weight. Its input would
             need no gradient, and its backward pass be shorter than that of
@@ -63,7 +64,7 @@ class Timed(keras.layers.Layer):
 
     def __init__(
         self,
-        device: Device,
+        device: Device | Sequence[Device],
         seconds: float,
         is_first: bool = False,
         **kwargs: Any,
@@ -75,9 +76,9 @@ class Timed(keras.layers.Layer):
 
     def build(self, input_shape: Any) -> None:
         """Creates the weights."""
-        self._scale = self.add_weight(shape=(), initializer="ones")
+        self._scale = self.add_weight((), "ones", name="scale")
         if self._is_first:
-            self._offset = self.add_weight(shape=(), initializer="zeros")
+            self._offset = self.add_weight((), "zeros", name="offset")
 
     def call(self, inputs: Any) -> Any:
         """Waits; returns the inputs."""
@@ -90,12 +91,15 @@ class Work:
     """A function for graphs that takes some time on a device.
 
     Args:
-        device: What does the work.
+        device: What does the work. A list: its index is the first value of
+            the last tensor.
         seconds: For a call.
     """
 
-    def __init__(self, device: Device, seconds: float) -> None:
-        self._device = device
+    def __init__(
+        self, device: Device | Sequence[Device], seconds: float
+    ) -> None:
+        self._devices = [device] if isinstance(device, Device) else device
         self._seconds = seconds
 
     def __call__(self, *tensors: tf.Tensor) -> tf.Tensor:
@@ -106,9 +110,10 @@ class Work:
         result.set_shape(first.shape)
         return result
 
-    def _run(self, first: np.ndarray, *_: np.ndarray) -> np.ndarray:
-        self._device.work(self._seconds)
-        return first
+    def _run(self, *tensors: np.ndarray) -> np.ndarray:
+        index = int(tensors[-1].flat[0]) if len(self._devices) > 1 else 0
+        self._devices[index].work(self._seconds)
+        return tensors[0]
 
 
 def _timed(work: Work, inputs: Any, weight: Any) -> Any:
