@@ -343,16 +343,23 @@ def test_schedules_that_go_back_in_order_are_bit_identical(name):
         assert_same(variables(name, k, schedule), first)
 
 
-def test_groups_of_recomputation_are_bit_identical():
-    def run(**kwargs):
-        return variables("noisy", 2, layers_per_cell=[5, 5], **kwargs)
-
-    for schedule in ("gpipe", "zero_bubble"):
-        one, several = (
-            run(schedule=schedule, remat="always", remat_groups=n)
-            for n in (1, 4)
+@pytest.mark.parametrize(
+    "schedule",
+    [pytest.param("gpipe", marks=pytest.mark.slow), "zero_bubble"],
+)
+def test_groups_of_recomputation_are_bit_identical(schedule):
+    one, several = (
+        variables(
+            "noisy",
+            2,
+            schedule,
+            "always",
+            layers_per_cell=[5, 5],
+            remat_groups=n,
         )
-        assert_same(several, one)
+        for n in (1, 4)
+    )
+    assert_same(several, one)
 
 
 # ------------------------------------------------------- schedule by schedule
@@ -461,21 +468,30 @@ def test_modes_of_keras_give_its_numbers_under_each_schedule(mode, schedule):
 
 
 @pytest.mark.parametrize(
-    "policy",
+    ("policy", "schedule"),
     [
-        pytest.param("mixed_bfloat16", marks=pytest.mark.slow),
-        "mixed_float16",
+        ("mixed_float16", "zero_bubble"),
+        pytest.param("mixed_float16", "1f1b", marks=pytest.mark.slow),
+        pytest.param("mixed_bfloat16", "zero_bubble", marks=pytest.mark.slow),
     ],
 )
-def test_mixed_precision_does_not_depend_on_the_schedule(policy):
+def test_mixed_precision_does_not_depend_on_the_schedule(policy, schedule):
     keras.config.set_dtype_policy(policy)
     expected = variables("pairs", 2, "gpipe")
-    for schedule in ("1f1b", "zero_bubble"):
-        found = variables("pairs", 2, schedule)
-        assert largest_difference(found, expected) < 1e-2
+    found = variables("pairs", 2, schedule)
+    assert largest_difference(found, expected) < 1e-2
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "gpipe",
+        "zero_bubble",
+        "written",
+        pytest.param("1f1b", marks=pytest.mark.slow),
+        pytest.param("interleaved", marks=pytest.mark.slow),
+    ],
+)
 def test_batch_of_fewer_rows_than_micro_batches(schedule):
     """With rows that are known when the step is traced, and later."""
     keras.config.set_floatx("float64")
@@ -509,8 +525,10 @@ class Overridden(tfgpipe.GPipe):
         return keras.ops.mean((keras.ops.cast(y, y_pred.dtype) - y_pred) ** 2)
 
 
-@pytest.mark.parametrize("schedule", EARLY)
-@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eagerly"])
+@pytest.mark.parametrize(
+    ("schedule", "eagerly"),
+    [*((schedule, False) for schedule in EARLY), ("1f1b", True)],
+)
 @pytest.mark.parametrize(
     ("cls", "loss"),
     [
@@ -536,7 +554,10 @@ def test_loss_of_whole_mini_batches_needs_all_outputs_first(
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+@pytest.mark.parametrize(
+    "schedule",
+    ["1f1b", pytest.param("zero_bubble", marks=pytest.mark.slow)],
+)
 def test_metric_of_whole_mini_batches_may_come_with_any_schedule(schedule):
     """Its outputs are kept, but no gradient waits for them."""
     kind = dataclasses.replace(
