@@ -13,7 +13,7 @@ from params import datasets, registry
 from params.experiment import Experiment
 from params.images import Images
 from params.optimizer import Optimizer
-from tools import comparison, devices, event_log, train
+from tools import comparison, devices, event_log, train, trained_run
 from tools.trainer import Trainer
 
 DEMO = "image.amoebanet_d_demo"
@@ -88,6 +88,42 @@ class Interrupt(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if self.current == self.epoch and batch == 1:
             raise KeyboardInterrupt
+
+
+def test_replicas_resume_and_compare_bit_identically(tmp_path, capsys):
+    """In one file of checkpoints, whatever the number of cells."""
+    given = {"params": "image.tiny", "num_replicas": 2, "seed": 3}
+    given |= {"num_micro_batches": 1, "compare_num_partitions": 1}
+    folder = str(tmp_path)
+    assert run(**given, train_dir=folder) == 0
+    out = capsys.readouterr().out
+    assert "device:CPU:0 /device:CPU:2" in out
+    assert "2 replicas of 2 cells" in out
+    assert "after 12 of 12 steps from the same initial weights: all" in out
+    trained = keras.saving.load_model(tmp_path / "final.keras").get_weights()
+    experiment = dataclasses.replace(TINY, num_micro_batches=1, seed=3)
+    other = tmp_path / "stopped"
+    strategy = devices.strategy(2, experiment)
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(experiment, None, other, strategy=strategy).fit([Interrupt(2)])
+    resumed = Trainer(experiment, None, other, strategy=strategy)
+    assert resumed.first_step == 8
+    resumed.fit(verbose=0)
+    found = comparison.difference(trained, resumed.model.get_weights())
+    assert found.num_different == 0
+    assert run(params="image.tiny", train_dir=folder) == 2
+    assert "only --num_partitions may change" in capsys.readouterr().err
+    assert trained_run.read_experiment(tmp_path).seed == 3
+
+
+def test_interleaved_replicas_take_all_devices():
+    experiment = dataclasses.replace(
+        TINY, schedule="interleaved", num_partitions=4
+    )
+    names = [f"CPU:{index}" for index in range(5)]
+    found = devices.strategy(2, experiment, names)
+    assert [len(row) for row in found.devices] == [2, 2]
+    assert len(devices.strategy(2, experiment).devices[0]) == 4
 
 
 def test_difference_counts_bits_that_differ():
@@ -272,7 +308,10 @@ def test_train_dir_that_is_a_file_is_refused(tmp_path, capsys):
         ({"steps": 1, "epochs": 1}, "must not be given both"),
         ({"compare_steps": 1}, "needs --compare_num_partitions"),
         ({"compare_steps": 99, "compare_num_partitions": 1}, "from 1 to 12"),
-        ({"num_virtual_devices": 1}, "at least the number of cells, 2"),
+        ({"num_virtual_devices": 1}, "at least the number of cells"),
+        ({"num_virtual_devices": 3, "num_replicas": 2}, "replicas, 4."),
+        ({"num_replicas": 5}, "times the micro-batches of each"),
+        ({"num_replicas": 5, "num_micro_batches": 1}, "5 times 2"),
         ({"num_partitions": 6}, "num_partitions=6"),
         ({"num_micro_batches": 9}, "at most `batch_size`"),
         ({"schedule": "gpip"}, "schedule='gpip'"),

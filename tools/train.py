@@ -18,10 +18,11 @@ import time
 from absl import app, flags
 
 import params
+import tfgpipe
 from params import Experiment
 from tfgpipe import schedule
 from tfgpipe.cell_record import print_cells
-from tools import comparison, devices
+from tools import comparison, devices, train_flags
 from tools.model_size import num_parameters
 from tools.monitor import Monitor
 from tools.size_table import print_cell_sizes
@@ -29,68 +30,7 @@ from tools.trainer import Trainer
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_string("params", None, "Name of the experiment; see --list.")
-flags.DEFINE_boolean("list", False, "Print all experiments and stop.")
-flags.DEFINE_boolean(
-    "dry_run",
-    False,
-    "Print what each cell's device would hold, and stop; nothing is allocated.",
-)
-flags.DEFINE_integer("num_partitions", None, "K, the number of cells.", 1)
-flags.DEFINE_integer(
-    "num_micro_batches", None, "M, the micro-batches of a mini-batch.", 1
-)
-flags.DEFINE_string("schedule", None, "Order of the tasks on each device.")
-flags.DEFINE_string("remat", None, "What the backward pass recomputes.")
-flags.DEFINE_integer("batch_size", None, "Examples in a mini-batch.", 1)
-flags.DEFINE_integer("epochs", None, "Times to go through the data.", 1)
-flags.DEFINE_integer("steps", None, "Mini-batches, instead of --epochs.", 1)
-flags.DEFINE_integer("seed", None, "Of initial weights and data order.", 0)
-flags.DEFINE_multi_string(
-    "set", [], "Another field: --set=model.num_filters=64. Repeatable."
-)
-flags.DEFINE_string(
-    "train_dir", None, "Folder for checkpoints and final.keras."
-)
-flags.DEFINE_integer(
-    "checkpoint_every",
-    None,
-    "Steps from one checkpoint to the next. Default: one after every epoch.",
-    1,
-)
-flags.DEFINE_integer(
-    "evaluate_every",
-    None,
-    "Steps from one test to the next. Default: one at the end.",
-    1,
-)
-flags.DEFINE_boolean(
-    "tensorboard",
-    False,
-    "Write loss, speed, bubble and memory to TRAIN_DIR/tensorboard.",
-)
-flags.DEFINE_string(
-    "initial_model",
-    None,
-    "The final.keras to start from, for experiments that start from another.",
-)
-flags.DEFINE_integer(
-    "num_virtual_devices",
-    None,
-    "Split the CPU into so many devices. Default: where there is no "
-    "accelerator, as many as there are cells.",
-    1,
-)
-flags.DEFINE_integer(
-    "compare_num_partitions",
-    None,
-    "Train a second time with so many cells, compare the weights, and exit "
-    "with 1 if any bit differs.",
-    1,
-)
-flags.DEFINE_integer(
-    "compare_steps", None, "Compare after so many steps. Default: all.", 1
-)
+flags.adopt_module_key_flags(train_flags)
 
 _FIELDS = (
     "num_partitions",
@@ -125,6 +65,7 @@ def main(argv: list[str]) -> int:
             FLAGS.steps,
             _path(FLAGS.train_dir),
             _path(FLAGS.initial_model),
+            _strategy(experiment),
         )
         snapshot = _snapshot(trainer)
     except (ValueError, FileNotFoundError, ImportError) as error:
@@ -186,20 +127,43 @@ def _experiment(argv: list[str]) -> Experiment:
     given = {name: FLAGS[name].value for name in _FIELDS}
     given = {name: v for name, v in given.items() if v is not None}
     experiment = params.override(params.get(FLAGS.params), FLAGS.set)
-    return dataclasses.replace(experiment, **given)
+    experiment = dataclasses.replace(experiment, **given)
+    parts = FLAGS.num_replicas * experiment.num_micro_batches
+    if parts > experiment.batch_size:
+        raise ValueError(
+            "--num_replicas times the micro-batches of each must be at most "
+            f"the batch size, {experiment.batch_size}. Received: --num_replicas"
+            f"={FLAGS.num_replicas}, with {experiment.num_micro_batches} "
+            "micro-batches each. Give fewer --num_micro_batches."
+        )
+    return experiment
+
+
+def _num_devices(experiment: Experiment) -> int:
+    """Devices that the flags and the experiment ask for, R K."""
+    k = max(experiment.num_partitions, FLAGS.compare_num_partitions or 1)
+    return FLAGS.num_replicas * k
 
 
 def _make_devices(experiment: Experiment) -> None:
     """Splits the CPU where the experiment or a flag wants it."""
-    needed = max(experiment.num_partitions, FLAGS.compare_num_partitions or 1)
+    needed = _num_devices(experiment)
     asked = FLAGS.num_virtual_devices
     if asked and asked < needed:
         raise ValueError(
             "--num_virtual_devices must be at least the number of cells, "
-            f"{needed}. Received: --num_virtual_devices={asked}."
+            f"those of all replicas, {needed}. Received: "
+            f"--num_virtual_devices={asked}."
         )
     if asked or not devices.has_accelerator():
         devices.split_cpu(asked or needed)
+
+
+def _strategy(experiment: Experiment) -> tfgpipe.PipelineStrategy | None:
+    """The replicas, if there are several."""
+    if FLAGS.num_replicas == 1:
+        return None
+    return devices.strategy(FLAGS.num_replicas, experiment)
 
 
 def _snapshot(trainer: Trainer) -> comparison.Snapshot | None:
@@ -238,6 +202,8 @@ def _train(trainer: Trainer, until: int, callbacks: list) -> None:
     model = trainer.model
     print_cells(model.cells())
     k, m = model.num_partitions, model.num_micro_batches
+    if model.num_replicas > 1:
+        print(f"{model.num_replicas} replicas of {k} cells")
     print(
         f"Ideal bubble of {k} cells and {m} micro-batches: "
         f"{schedule.bubble(k, m):.0%}"
@@ -266,7 +232,13 @@ def _compare(experiment: Experiment, snapshot: comparison.Snapshot) -> int:
         layers_per_cell=None,
     )
     print(f"\nThe same again with num_partitions={other.num_partitions}:")
-    trainer = Trainer(other, FLAGS.steps, None, _path(FLAGS.initial_model))
+    trainer = Trainer(
+        other,
+        FLAGS.steps,
+        None,
+        _path(FLAGS.initial_model),
+        _strategy(other),
+    )
     again = comparison.Snapshot(snapshot.step)
     _train(trainer, snapshot.step, [again])
     result = comparison.difference(snapshot.weights, again.weights)
