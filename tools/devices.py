@@ -31,9 +31,15 @@ def split_cpu(num_devices: int) -> None:
     )
 
 
+def hide_accelerators() -> None:
+    """Leaves those of this host to others. To be called first."""
+    for kind in ("GPU", "TPU"):
+        tf.config.set_visible_devices([], kind)
+
+
 def has_accelerator() -> bool:
     """Whether TensorFlow sees a GPU or a TPU. Starts no device."""
-    return any(tf.config.list_physical_devices(kind) for kind in ("GPU", "TPU"))
+    return any(tf.config.get_visible_devices(kind) for kind in ("GPU", "TPU"))
 
 
 def strategy(

@@ -22,10 +22,10 @@ import tfgpipe
 from params import Experiment
 from tfgpipe import schedule
 from tfgpipe.cell_record import print_cells
-from tools import comparison, devices, train_flags
-from tools.model_size import num_parameters
+from tools import comparison, devices, hosts, train_flags, worker
+from tools.cluster import Cluster
 from tools.monitor import Monitor
-from tools.size_table import print_cell_sizes
+from tools.size_table import print_cell_sizes, print_experiments
 from tools.trainer import Trainer
 
 FLAGS = flags.FLAGS
@@ -47,11 +47,11 @@ def main(argv: list[str]) -> int:
     """Runs the command line.
 
     Returns:
-        The exit code: 0; 1 if compared weights differ; 2 for bad flags; 130
-        after Ctrl-C.
+        The exit code: 0; 1 if compared weights differ; 2 for bad flags; 3 if
+        another host was lost; 130 after Ctrl-C.
     """
     if FLAGS.list:
-        _list()
+        print_experiments()
         return 0
     try:
         experiment = _experiment(argv)
@@ -59,13 +59,29 @@ def main(argv: list[str]) -> int:
             print(experiment)
             print_cell_sizes(experiment)
             return 0
-        _make_devices(experiment)
+        found = hosts.given(FLAGS.workers)
+        num_devices = _split_cpu(experiment, found)
+        if found is not None and found.own not in (None, found.controller):
+            return worker.serve_once(found, num_devices, FLAGS.connect_timeout)
+        cluster = _connect(experiment, found)
+    except (ValueError, FileNotFoundError, ImportError) as error:
+        print(f"tools.train: {error}", file=sys.stderr)
+        return 2
+    if cluster is None:
+        return _run(experiment, None)
+    with cluster:
+        return cluster.end(_run(experiment, cluster.devices))
+
+
+def _run(experiment: Experiment, names: list[str] | None) -> int:
+    """Trains and tests on devices of these names; returns the exit code."""
+    try:
         trainer = Trainer(
             experiment,
             FLAGS.steps,
             _path(FLAGS.train_dir),
             _path(FLAGS.initial_model),
-            _strategy(experiment),
+            _strategy(experiment, names),
         )
         snapshot = _snapshot(trainer)
     except (ValueError, FileNotFoundError, ImportError) as error:
@@ -83,22 +99,7 @@ def main(argv: list[str]) -> int:
         print(f"Expected: {experiment.expected_result}")
     if saved := trainer.export():
         print(f"The trained model: {saved}")
-    return _compare(experiment, snapshot) if snapshot else 0
-
-
-def _list() -> None:
-    """Prints every experiment; no weight is allocated."""
-    row = "{:<35}{:>15}{:>5}  {:<18} {}"
-    print(row.format("name", "parameters", "K", "data", "expected result"))
-    for experiment in params.all_experiments():
-        line = row.format(
-            experiment.name,
-            f"{num_parameters(experiment):,}",
-            experiment.num_partitions,
-            experiment.data.name,
-            experiment.expected_result,
-        )
-        print(line, flush=True)  # large ones take a while
+    return _compare(experiment, snapshot, names) if snapshot else 0
 
 
 def _path(text: str | None) -> pathlib.Path | None:
@@ -145,25 +146,57 @@ def _num_devices(experiment: Experiment) -> int:
     return FLAGS.num_replicas * k
 
 
-def _make_devices(experiment: Experiment) -> None:
-    """Splits the CPU where the experiment or a flag wants it."""
+def _split_cpu(experiment: Experiment, found: hosts.Hosts | None) -> int | None:
+    """Splits the CPU where the experiment or a flag wants it.
+
+    Returns:
+        Devices that it is split into; `None` where accelerators are used.
+    """
     needed = _num_devices(experiment)
     asked = FLAGS.num_virtual_devices
-    if asked and asked < needed:
+    if found is not None and found.own is None:
+        if asked:
+            raise ValueError(
+                "--num_virtual_devices must not be given with --workers. "
+                f"Received: --num_virtual_devices={asked}. Give it to "
+                "tools.worker, on each host."
+            )
+        devices.hide_accelerators()
+        needed = 1
+    elif found is not None:
+        needed = -(-needed // len(found.all))
+    elif asked and asked < needed:
         raise ValueError(
             "--num_virtual_devices must be at least the number of cells, "
             f"those of all replicas, {needed}. Received: "
             f"--num_virtual_devices={asked}."
         )
-    if asked or not devices.has_accelerator():
-        devices.split_cpu(asked or needed)
-
-
-def _strategy(experiment: Experiment) -> tfgpipe.PipelineStrategy | None:
-    """The replicas, if there are several."""
-    if FLAGS.num_replicas == 1:
+    if not asked and devices.has_accelerator():
         return None
-    return devices.strategy(FLAGS.num_replicas, experiment)
+    if found is None or found.own in (None, found.controller):
+        devices.split_cpu(asked or needed)
+    return asked or needed
+
+
+def _connect(
+    experiment: Experiment, found: hosts.Hosts | None
+) -> Cluster | None:
+    """Connects to the workers, if there are any."""
+    if found is None:
+        return None
+    cluster = Cluster(found, FLAGS.connect_timeout, _how_to_go_on())
+    is_shared = experiment.schedule == "interleaved"
+    cluster.check(FLAGS.num_replicas if is_shared else _num_devices(experiment))
+    return cluster
+
+
+def _strategy(
+    experiment: Experiment, names: list[str] | None
+) -> tfgpipe.PipelineStrategy | None:
+    """The replicas and their devices; None for one on the first devices."""
+    if FLAGS.num_replicas == 1 and names is None:
+        return None
+    return devices.strategy(FLAGS.num_replicas, experiment, names)
 
 
 def _snapshot(trainer: Trainer) -> comparison.Snapshot | None:
@@ -223,7 +256,11 @@ def _train(trainer: Trainer, until: int, callbacks: list) -> None:
     )
 
 
-def _compare(experiment: Experiment, snapshot: comparison.Snapshot) -> int:
+def _compare(
+    experiment: Experiment,
+    snapshot: comparison.Snapshot,
+    names: list[str] | None,
+) -> int:
     """Trains again with other cells; returns the exit code."""
     k = experiment.num_partitions
     other = dataclasses.replace(
@@ -237,7 +274,7 @@ def _compare(experiment: Experiment, snapshot: comparison.Snapshot) -> int:
         FLAGS.steps,
         None,
         _path(FLAGS.initial_model),
-        _strategy(other),
+        _strategy(other, names),
     )
     again = comparison.Snapshot(snapshot.step)
     _train(trainer, snapshot.step, [again])

@@ -70,3 +70,13 @@ flags.DEFINE_integer(
 flags.DEFINE_integer(
     "compare_steps", None, "Compare after so many steps. Default: all.", 1
 )
+flags.DEFINE_string(
+    "workers",
+    None,
+    "Hosts with the devices, host:port,host:port; on each of them runs "
+    "tools.worker. Instead, TF_CONFIG may name the hosts of a cluster that "
+    "all run this command.",
+)
+flags.DEFINE_float(
+    "connect_timeout", 60.0, "Seconds to wait for the other hosts.", 1.0
+)

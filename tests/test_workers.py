@@ -1,0 +1,192 @@
+"""Runs over several hosts: their bits, and what happens when one dies."""
+
+import json
+import random
+import socket
+import time
+
+import pytest
+import runs
+from processes import Workers, train, until
+
+import tfgpipe
+from params import datasets
+from tools import comparison, devices
+from tools.trainer import Trainer
+
+pytestmark = pytest.mark.xdist_group("workers")
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory):
+    made = Workers(tmp_path_factory.mktemp("workers"), 2)
+    yield made
+    made.end()
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    monkeypatch.setitem(datasets.LOADERS, "noise", runs.noise)
+
+
+def expected_weights(num_replicas=1, num_steps=None):
+    """Those of a run on one host, in one process."""
+    strategy = devices.strategy(num_replicas, runs.IMAGE)
+    trainer = Trainer(runs.IMAGE, num_steps, strategy=strategy)
+    trainer.fit(verbose=0)
+    return trainer.model.get_weights()
+
+
+def assert_same_weights(folder, expected):
+    found = tfgpipe.load_model(str(folder / "final.keras"), num_partitions=1)
+    difference = comparison.difference(found.get_weights(), expected)
+    assert difference.num_different == 0
+
+
+def test_cells_on_two_hosts_give_the_bits_of_one(workers, tmp_path):
+    """Four cells, on the two devices of each worker."""
+    folder = tmp_path / "run"
+    flags = "--num_partitions=4", f"--train_dir={folder}"
+    run = train(tmp_path, workers.flag, *flags)
+    assert run.wait() == 0, run.output
+    for task in (0, 1):
+        for index in (0, 1):
+            name = f"/job:worker/replica:0/task:{task}/device:CPU:{index}"
+            assert name in run.output
+    assert_same_weights(folder, expected_weights())
+
+
+def test_killed_worker_is_named_and_the_run_resumes_bit_identically(
+    workers, tmp_path
+):
+    folder = tmp_path / "run"
+    flags = (
+        workers.flag,
+        "--num_replicas=2",
+        "--steps=20",
+        "--checkpoint_every=2",
+        f"--train_dir={folder}",
+    )
+    run = train(tmp_path, *flags)
+    until((folder / "checkpoint.keras").exists, run)
+    workers.kill(1)
+    assert run.wait() == 3, run.output
+    assert f"Lost worker 1 at 127.0.0.1:{workers.ports[1]}" in run.output
+    assert "Start it again. The same command goes on" in run.output
+    assert not (folder / "final.keras").exists()
+    until(lambda: "is gone. Waiting" in workers.output(0))
+
+    workers.restart(1)
+    run = train(tmp_path, *flags)
+    assert run.wait() == 0, run.output
+    assert "Resuming after step" in run.output
+    assert_same_weights(folder, expected_weights(2, 20))
+
+
+@pytest.mark.slow
+def test_twenty_kills_at_random_moments_change_no_bit(workers, tmp_path):
+    """Of a worker or the controller: connecting, tracing, training, saving."""
+    rng = random.Random(0)
+    kills = 0
+    while kills < 20:
+        folder = tmp_path / f"run{kills}"
+        flags = (
+            workers.flag,
+            "--num_replicas=2",
+            "--steps=60",
+            "--checkpoint_every=1",
+            f"--train_dir={folder}",
+        )
+        code = None
+        while code != 0:
+            run = train(tmp_path, *flags)
+            moment = time.monotonic() + rng.uniform(0, 25)
+            while kills < 20 and time.monotonic() < moment:
+                if (code := run.popen.poll()) is not None:
+                    break
+                time.sleep(0.01)
+            else:
+                if kills < 20:
+                    kills += 1
+                    code = kill_one(rng.randrange(3), workers, run)
+            if code is None:
+                code = run.wait()
+            assert code in (0, 2, 3, -9), run.output
+            print(f"kill {kills}: exit code {code}")
+        assert_same_weights(folder, expected_weights(2, 60))
+
+
+def kill_one(victim, workers, run):
+    """Kills a worker, or for 2 the controller; returns its exit code."""
+    if victim == 2:
+        run.kill()
+        return -9
+    workers.kill(victim)
+    begun = time.monotonic()
+    code = run.wait()
+    assert time.monotonic() - begun < 70
+    if code != 0:  # it may just have finished
+        address = f"worker {victim} at 127.0.0.1:{workers.ports[victim]}"
+        assert address in run.output
+    workers.restart(victim)
+    return code
+
+
+# ------------------------------------------------------------------ TF_CONFIG
+def free_ports(count):
+    found = [socket.create_server(("", 0)) for _ in range(count)]
+    ports = [listener.getsockname()[1] for listener in found]
+    for listener in found:
+        listener.close()
+    return ports
+
+
+def cluster(tmp_path, *flags):
+    """A chief and a worker with the same command: first the one that serves."""
+    ports = free_ports(2)
+    jobs = {
+        "chief": [f"localhost:{ports[0]}"],
+        "worker": [f"localhost:{ports[1]}"],
+    }
+    return ports, [
+        train(
+            tmp_path,
+            *flags,
+            TF_CONFIG=json.dumps(
+                {"cluster": jobs, "task": {"type": job, "index": 0}}
+            ),
+        )
+        for job in ("worker", "chief")
+    ]
+
+
+def test_hosts_with_tf_config_give_the_bits_of_one_and_end(tmp_path):
+    folder = tmp_path / "run"
+    _, processes = cluster(tmp_path, f"--train_dir={folder}")
+    for process in processes:
+        assert process.wait() == 0, process.output
+    serving, controller = (process.output for process in processes)
+    assert "controller ended with exit code 0" in serving
+    assert "/job:chief/replica:0/task:0/device:CPU:0" in controller
+    assert "/job:worker/replica:0/task:0/device:CPU:0" in controller
+    assert_same_weights(folder, expected_weights())
+
+
+@pytest.mark.parametrize("victim", ["worker", "chief"])
+def test_host_of_a_cluster_that_is_killed_ends_the_others(victim, tmp_path):
+    folder = tmp_path / "run"
+    flags = "--epochs=100000", f"--train_dir={folder}"
+    ports, processes = cluster(tmp_path, *flags)
+    serving, controller = processes
+    until((folder / "checkpoint.keras").exists, *processes)
+    if victim == "worker":
+        serving.kill()
+        assert controller.wait() == 3
+        name = f"Lost worker 0 at localhost:{ports[1]}"
+        assert name in controller.output
+    else:
+        controller.kill()
+        assert serving.wait() == 3
+        name = f"The controller, chief 0 at localhost:{ports[0]}, is gone"
+        assert name in serving.output
+        assert "give the same command on every host" in serving.output

@@ -1,0 +1,270 @@
+"""The controller's side of a run on several hosts.
+
+There is one controller: it traces the step, feeds the data, and writes the
+files. The others run what TensorFlow sends them, on their devices.
+"""
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+import tensorflow as tf
+
+from tools import link
+from tools.hosts import Host, Hosts
+from tools.link import Link
+
+_RETRY = 0.2  # seconds
+
+
+class Cluster:
+    """The workers of a run, connected.
+
+    TensorFlow lists their devices then, under names such as
+    "/job:worker/replica:0/task:1/device:CPU:0".
+
+    Args:
+        hosts: The hosts. This process must be the controller.
+        timeout: Seconds to wait for all of them.
+        advice: What to do when one is lost, after it was started again.
+
+    Raises:
+        ValueError: If a host cannot be reached, is no worker or in use, or
+            has other versions.
+    """
+
+    def __init__(self, hosts: Hosts, timeout: float, advice: str) -> None:
+        self._hosts = hosts
+        self._advice = advice
+        self._links: dict[Host, Link] = {}
+        try:
+            addresses = self._connect(time.monotonic() + timeout, timeout)
+            for host in hosts.others:
+                threading.Thread(
+                    target=self._watch, args=(host,), daemon=True
+                ).start()
+            self._start_tensorflow(addresses)
+            self.devices = self._list_devices()
+        except ValueError:
+            self.end(2)
+            raise
+
+    # ------------------------------------------------------------- connecting
+    def _connect(self, until: float, timeout: float) -> dict[Host, str]:
+        """Reaches all workers; returns where TensorFlow's servers are."""
+        own = self._hosts.controller
+        name = own.address if own else socket.gethostname()
+        addresses = {}
+        problems = []
+        for host in self._hosts.others:
+            try:
+                answer = self._dial(host, name, until)
+            except OSError as error:
+                problems.append(
+                    f"Cannot reach {host} within {timeout:g} s: {error}. Start "
+                    "`python -m tools.worker` there, or this same command "
+                    "with the host's own TF_CONFIG; or wait longer, with "
+                    "--connect_timeout."
+                )
+                continue
+            problems += _compared(host, answer.get("fingerprint"))
+            addresses[host] = f"{host.name}:{answer.get('port')}"
+        if not problems:
+            problems = self._try_ways(addresses)
+        if problems:
+            raise ValueError("\n".join(problems))
+        return addresses
+
+    def _dial(self, host: Host, name: str, until: float) -> dict[str, Any]:
+        """Connects to a worker; returns what it answers."""
+        while True:
+            left = max(2.0, until - time.monotonic())
+            try:
+                connection = Link(
+                    socket.create_connection((host.name, host.port), left)
+                )
+                answer = _introduced(connection, name, min(left, link.ANSWER))
+                self._links[host] = connection
+                return answer
+            except OSError:
+                if time.monotonic() + _RETRY >= until:
+                    raise
+            time.sleep(_RETRY)
+
+    def _try_ways(self, addresses: dict[Host, str]) -> list[str]:
+        """Lets workers reach each other and the controller; what fails."""
+        own = self._hosts.controller
+        name = own.name if own else self._own_name()
+        try:
+            listener = socket.create_server(("", own.port if own else 0))
+        except OSError as error:
+            return [
+                f"The port of {own}, this process, must be free: {error}. End "
+                "what uses it, or name another in every host's TF_CONFIG."
+            ]
+        with listener:  # TensorFlow listens there afterwards
+            self._address = f"{name}:{listener.getsockname()[1]}"
+            problems = []
+            for host, connection in self._links.items():
+                others = {*addresses.values(), self._address}
+                others -= {addresses[host]}
+                try:
+                    connection.send(reach=[_pair(a) for a in sorted(others)])
+                    answer = connection.receive(len(others) * link.ANSWER)
+                except OSError as error:
+                    problems.append(f"Lost {host}: {error}. Start it again.")
+                    continue
+                problems += [
+                    f"{host} cannot reach {why}. All hosts must reach each "
+                    "other and the controller, on any port, under the names "
+                    "that are given. Open the ports between them, and use "
+                    "names that mean the same everywhere."
+                    for why in answer.get("unreachable", [])
+                ]
+        return problems
+
+    def _own_name(self) -> str:
+        """An address of this host that the workers know."""
+        names = [one.own_host for one in self._links.values()]
+        far = [name for name in names if not name.startswith("127.")]
+        return (far or names)[0]
+
+    def _start_tensorflow(self, addresses: dict[Host, str]) -> None:
+        own = self._hosts.controller
+        jobs: dict[str, dict[int, str]] = {}
+        for host, address in addresses.items():
+            jobs.setdefault(host.job, {})[host.index] = address
+        job, index = (own.job, own.index) if own else ("controller", 0)
+        jobs.setdefault(job, {})[index] = self._address
+        tf.get_logger().setLevel("WARNING")  # it would tell its configuration
+        tf.config.experimental_connect_to_cluster(
+            tf.train.ClusterSpec(jobs), job_name=job, task_index=index
+        )
+
+    def _list_devices(self) -> list[str]:
+        """The devices of all hosts, in order: accelerators, or else CPUs."""
+        by_host: dict[Host, list[str]] = {}
+        for kind in ("TPU", "GPU", "CPU"):
+            names = [d.name for d in tf.config.list_logical_devices(kind)]
+            by_host = {
+                host: [n for n in names if n.startswith(f"{host.task}/")]
+                for host in self._hosts.all
+            }
+            if any(by_host.values()):
+                break
+        lacking = [str(host) for host, own in by_host.items() if not own]
+        if lacking:
+            raise ValueError(
+                f"All hosts must have a {kind}, if one has. Received: none on "
+                f"{', '.join(lacking)}. Leave these hosts out, or hide the "
+                "others' with CUDA_VISIBLE_DEVICES."
+            )
+        return [name for names in by_host.values() for name in names]
+
+    def check(self, wanted: int) -> None:
+        """Checks that there are enough devices.
+
+        Args:
+            wanted: R K.
+
+        Raises:
+            ValueError: If there are fewer.
+        """
+        if wanted <= len(self.devices):
+            return
+        counts = ", ".join(
+            f"{sum(n.startswith(f'{host.task}/') for n in self.devices)} of "
+            f"{host}"
+            for host in self._hosts.all
+        )
+        self.end(2)
+        raise ValueError(
+            "The replicas times the cells of each must be at most the number "
+            f"of devices. Received: {wanted} wanted, of {len(self.devices)}: "
+            f"{counts}. Ask for fewer, or start more workers; those without "
+            "accelerators split their CPU with --num_virtual_devices."
+        )
+
+    # --------------------------------------------------------------- the end
+    def _watch(self, host: Host) -> None:
+        """Ends this process when a worker is lost.
+
+        TensorFlow would tell the same in other words, but only if something
+        waits for that worker, and not if its host is cut off.
+        """
+        try:
+            self._links[host].receive()
+            why = "it sent what it should not"
+        except OSError as error:
+            why = str(error)
+        print(
+            f"\ntools.train: Lost {host}: {why}. Start it again. "
+            f"{self._advice}",
+            file=sys.stderr,
+        )
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(link.LOST)  # the other threads may wait for the worker
+
+    def __enter__(self) -> None:
+        """Inside, a failure may be that of a worker."""
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        if kind is not None and issubclass(kind, Exception):
+            # If so, the thread that watches it says which, and ends all.
+            time.sleep(link.ANSWER / 4)
+
+    def end(self, code: int) -> int:
+        """Tells the workers that this is the end.
+
+        They wait for this process to be gone.
+
+        Args:
+            code: The exit code.
+
+        Returns:
+            The same.
+        """
+        for connection in self._links.values():
+            with contextlib.suppress(OSError):  # it is gone
+                connection.send(end=code)
+        return code
+
+
+def _introduced(link_: Link, name: str, timeout: float) -> dict[str, Any]:
+    """Says who calls; returns the answer of a worker that is free."""
+    try:
+        link_.send(fingerprint=link.fingerprint(), controller=name)
+        answer = link_.receive(timeout)
+        if "busy_with" in answer:
+            raise ConnectionError(
+                f"it works for the controller at {answer['busy_with']}"
+            )
+        if "port" not in answer:
+            raise ConnectionError(f"no worker answers: {answer}")
+    except OSError:
+        link_.close()
+        raise
+    return answer
+
+
+def _pair(address: str) -> tuple[str, int]:
+    name, _, port = address.rpartition(":")
+    return name, int(port)
+
+
+def _compared(host: Host, theirs: Any) -> list[str]:
+    """Says whether a worker has other versions."""
+    own = link.fingerprint()
+    theirs = theirs if isinstance(theirs, dict) else {}
+    return [
+        f"All hosts must have the same {what}. Received: {theirs.get(what)} "
+        f"on {host}, and {own[what]} here. Install the same there, and start "
+        "the worker again."
+        for what in own
+        if own[what] != theirs.get(what)
+    ]
