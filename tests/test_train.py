@@ -1,6 +1,8 @@
 """The trainer: runs, resumes, compares, and refuses bad flags early."""
 
 import dataclasses
+import fcntl
+import os
 import re
 
 import keras
@@ -291,6 +293,18 @@ def test_train_dir_of_another_run_is_refused(tmp_path, capsys):
     assert run(**given, steps=1) == 0
     assert run(**given, steps=1, seed=1) == 2
     assert "only --num_partitions may change" in capsys.readouterr().err
+
+
+def test_train_dir_in_use_is_refused_before_anything_is_written(
+    tmp_path, capsys
+):
+    file = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(file, fcntl.LOCK_EX)
+    assert run(params="image.tiny", train_dir=str(tmp_path)) == 2
+    assert "in use by another process" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["lock"]
+    os.close(file)
+    assert run(params="image.tiny", steps=1, train_dir=str(tmp_path)) == 0
 
 
 def test_train_dir_that_is_a_file_is_refused(tmp_path, capsys):

@@ -13,6 +13,7 @@ import tfgpipe
 from models import transfer
 from params import Experiment
 from tfgpipe.saving import spec_config
+from tools import folder_lock
 
 
 class Trainer:
@@ -38,8 +39,8 @@ class Trainer:
         first_step: Updates that an interrupted run had done already.
 
     Raises:
-        ValueError: If `train_dir` holds another run, or the experiment cannot
-            be run.
+        ValueError: If `train_dir` holds another run, or another process writes
+            to it, or the experiment cannot be run.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Trainer:
         self.first_step = int(self.model.optimizer.iterations)
 
     def _claim_folder(self, folder: pathlib.Path) -> None:
-        """Checks that the folder holds no other run; notes this one there."""
+        """Checks that no other run uses the folder; notes this one there."""
         run = self.experiment.settings()
         run |= {"num_steps": self.num_steps, "num_partitions": None}
         if self._strategy and self._strategy.num_replicas > 1:
@@ -73,6 +74,7 @@ class Trainer:
         path = folder / "experiment.json"
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            folder_lock.claim(folder)
             before = path.read_text("utf-8") if path.exists() else text
             path.write_text(before, "utf-8")
         except OSError as error:
