@@ -2,8 +2,10 @@
 
 import dataclasses
 import fcntl
+import json
 import os
 import re
+import socket
 
 import keras
 import numpy as np
@@ -62,6 +64,7 @@ def tiny(monkeypatch):
     monkeypatch.setitem(datasets.LOADERS, "noise", lambda: data)
     monkeypatch.setitem(registry._EXPERIMENTS, TINY.name, TINY)
     monkeypatch.setattr(devices, "split_cpu", lambda num_devices: None)
+    monkeypatch.setattr(devices, "hide_accelerators", lambda: None)
 
 
 def run(**given) -> int:
@@ -324,6 +327,12 @@ def test_train_dir_that_is_a_file_is_refused(tmp_path, capsys):
         ({"compare_steps": 99, "compare_num_partitions": 1}, "from 1 to 12"),
         ({"num_virtual_devices": 1}, "at least the number of cells"),
         ({"num_virtual_devices": 3, "num_replicas": 2}, "replicas, 4."),
+        ({"workers": "a:1,b"}, "host:port"),
+        ({"workers": "a:1", "num_virtual_devices": 2}, "Give it to tools.work"),
+        (
+            {"workers": "no.such.invalid:1", "connect_timeout": 1.0},
+            "Cannot reach worker 0 at no.such.invalid:1 within 1 s",
+        ),
         ({"num_replicas": 5}, "times the micro-batches of each"),
         ({"num_replicas": 5, "num_micro_batches": 1}, "5 times 2"),
         ({"num_partitions": 6}, "num_partitions=6"),
@@ -344,6 +353,27 @@ def test_bad_flags_fail_before_any_work(given, message, capsys, tmp_path):
     assert captured.out == ""
     if "compare_steps" not in given:
         assert not folder.exists()
+
+
+def test_cluster_without_this_task_is_refused(capsys, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}}')
+    assert run(params="image.tiny") == 2
+    assert "which task this process is" in capsys.readouterr().err
+
+
+def test_host_of_a_cluster_waits_for_its_controller_not_forever(
+    capsys, monkeypatch
+):
+    with socket.create_server(("", 0)) as listener:
+        port = listener.getsockname()[1]
+    task = {"type": "worker", "index": 1}
+    jobs = {"worker": ["far:1", f"localhost:{port}"]}
+    text = json.dumps({"cluster": jobs, "task": task})
+    monkeypatch.setenv("TF_CONFIG", text)
+    assert run(params="image.tiny", connect_timeout=1.0) == 3
+    captured = capsys.readouterr()
+    assert f"worker 1 at localhost:{port} is ready" in captured.out
+    assert "worker 0 at far:1, did not come within 1 s" in captured.err
 
 
 def test_leftover_arguments_are_refused(capsys):

@@ -56,6 +56,16 @@ def test_cells_on_two_hosts_give_the_bits_of_one(workers, tmp_path):
     assert_same_weights(folder, expected_weights())
 
 
+def test_more_cells_than_devices_are_refused_with_their_numbers(
+    workers, tmp_path
+):
+    flags = workers.flag, "--num_partitions=3", "--num_replicas=2"
+    run = train(tmp_path, *flags, f"--train_dir={tmp_path / 'run'}")
+    assert run.wait() == 2, run.output
+    assert "6 wanted, of 4: 2 of worker 0 at 127.0.0.1:" in run.output
+    assert not (tmp_path / "run").exists()
+
+
 def test_killed_worker_is_named_and_the_run_resumes_bit_identically(
     workers, tmp_path
 ):

@@ -21,37 +21,52 @@ from tools.link import Link
 _RETRY = 0.2  # seconds
 
 
+class _Busy(ConnectionError):
+    """A worker has a controller; the error's text says which."""
+
+
 class Cluster:
     """The workers of a run, connected.
 
     TensorFlow lists their devices then, under names such as
     "/job:worker/replica:0/task:1/device:CPU:0".
 
+    A context manager: leaving it tells the workers that the work is done. They
+    are free when this process has ended.
+
     Args:
         hosts: The hosts. This process must be the controller.
         timeout: Seconds to wait for all of them.
         advice: What to do when one is lost, after it was started again.
+
+    Attributes:
+        devices: Full names of all devices: those of the first host first.
 
     Raises:
         ValueError: If a host cannot be reached, is no worker or in use, or
             has other versions.
     """
 
-    def __init__(self, hosts: Hosts, timeout: float, advice: str) -> None:
+    def __init__(
+        self, hosts: Hosts, timeout: float = 60.0, advice: str = ""
+    ) -> None:
         self._hosts = hosts
         self._advice = advice
         self._links: dict[Host, Link] = {}
+        self._has_ended = False
         try:
             addresses = self._connect(time.monotonic() + timeout, timeout)
-            for host in hosts.others:
-                threading.Thread(
-                    target=self._watch, args=(host,), daemon=True
-                ).start()
-            self._start_tensorflow(addresses)
-            self.devices = self._list_devices()
         except ValueError:
             self.end(2)
+            for connection in self._links.values():
+                connection.close()
             raise
+        for host in hosts.others:
+            threading.Thread(
+                target=self._watch, args=(host,), daemon=True
+            ).start()
+        self._start_tensorflow(addresses)
+        self.devices = self._list_devices()
 
     # ------------------------------------------------------------- connecting
     def _connect(self, until: float, timeout: float) -> dict[Host, str]:
@@ -63,6 +78,13 @@ class Cluster:
         for host in self._hosts.others:
             try:
                 answer = self._dial(host, name, until)
+            except _Busy as error:
+                problems.append(
+                    f"{host} works for another controller, {error}, and "
+                    f"still did after {timeout:g} s. Wait until that has "
+                    "ended, or end it, or start another worker."
+                )
+                continue
             except OSError as error:
                 problems.append(
                     f"Cannot reach {host} within {timeout:g} s: {error}. Start "
@@ -158,6 +180,7 @@ class Cluster:
                 break
         lacking = [str(host) for host, own in by_host.items() if not own]
         if lacking:
+            self.end(2)
             raise ValueError(
                 f"All hosts must have a {kind}, if one has. Received: none on "
                 f"{', '.join(lacking)}. Leave these hosts out, or hide the "
@@ -210,18 +233,19 @@ class Cluster:
         sys.stderr.flush()
         os._exit(link.LOST)  # the other threads may wait for the worker
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> "Cluster":
         """Inside, a failure may be that of a worker."""
+        return self
 
-    def __exit__(self, kind: Any, *_: object) -> None:
-        if kind is not None and issubclass(kind, Exception):
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.end(0)
+        elif issubclass(kind, Exception):
             # If so, the thread that watches it says which, and ends all.
             time.sleep(link.ANSWER / 4)
 
     def end(self, code: int) -> int:
-        """Tells the workers that this is the end.
-
-        They wait for this process to be gone.
+        """Tells the workers that this is the end; only the first call does.
 
         Args:
             code: The exit code.
@@ -229,6 +253,9 @@ class Cluster:
         Returns:
             The same.
         """
+        if self._has_ended:
+            return code
+        self._has_ended = True
         for connection in self._links.values():
             with contextlib.suppress(OSError):  # it is gone
                 connection.send(end=code)
@@ -241,9 +268,7 @@ def _introduced(link_: Link, name: str, timeout: float) -> dict[str, Any]:
         link_.send(fingerprint=link.fingerprint(), controller=name)
         answer = link_.receive(timeout)
         if "busy_with" in answer:
-            raise ConnectionError(
-                f"it works for the controller at {answer['busy_with']}"
-            )
+            raise _Busy(answer["busy_with"])
         if "port" not in answer:
             raise ConnectionError(f"no worker answers: {answer}")
     except OSError:

@@ -98,6 +98,12 @@ class Worker:
             return self._obey(connection)
         except OSError:
             return None
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        """Takes no more controllers."""
+        self._listener.close()
 
     def _accept(self) -> Link | None:
         """A controller; None if it is something else that connected."""
@@ -207,6 +213,8 @@ def serve_once(
             print(f"tools.train: The controller ended with exit code {code}.")
             return code
         problem = "is gone, in the middle of its work"
+    finally:
+        worker.close()
     print(
         f"tools.train: The controller, {hosts.controller}, {problem}. See what "
         "it says. To go on from the last checkpoint, give the same command on "
