@@ -2,13 +2,15 @@
 
 import json
 import random
+import re
+import shlex
 import signal
 import socket
 import subprocess
 
 import pytest
 import runs
-from processes import Workers, train, until
+from processes import ROOT, Process, Workers, train, until
 
 import tfgpipe
 from params import datasets
@@ -145,6 +147,38 @@ def kill_one(victim, workers, run):
         assert address in run.output
     workers.restart(victim)
     return code
+
+
+@pytest.mark.slow
+def test_commands_of_the_page_do_as_it_says(workers, tmp_path):
+    """Those of the chapter, at the workers' addresses, and for one step."""
+    chapter = (ROOT / "docs" / "scaling.md").read_text("utf-8")
+    chapter = chapter.split("## Several hosts")[1].split("## When")[0]
+    chapter = chapter.replace("\\\n", " ")
+    for index, port in enumerate(workers.ports):
+        chapter = chapter.replace(f"host{index}:2222", f"127.0.0.1:{port}")
+    commands = re.findall(r"^\.venv/bin/python (.*)$", chapter, re.MULTILINE)
+    one, worker, several = map(shlex.split, commands)
+    assert (
+        worker == "-m tools.worker --port=2222 --num_virtual_devices=2".split()
+    )
+    folders = []
+    for index, command in enumerate((one, several)):
+        folders.append(tmp_path / str(index))
+        flags = "--steps=1", f"--train_dir={folders[-1]}"
+        run = Process(tmp_path, "train", *command, *flags)
+        assert run.wait() == 0, run.output
+    rows = chapter.split("```console")[1].split("```")[0].splitlines()[2:]
+    assert len(rows) == 2
+    output = re.sub(" +", " ", run.output)
+    assert all(re.sub(" +", " ", row) in output for row in rows)
+    first = tfgpipe.load_model(str(folders[0] / "final.keras"))
+    assert_same_weights(folders[1], first.get_weights())
+
+    (example,) = re.findall(r"```py\n(.*?)```", chapter, re.DOTALL)
+    names = "import numpy as np, tfgpipe\nfrom keras import layers as kl\n"
+    run = Process(tmp_path, "example", "-c", names + example)
+    assert run.wait() == 0, run.output
 
 
 # ------------------------------------------------------------------ TF_CONFIG
