@@ -23,7 +23,12 @@ class Process:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": path, **environment},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": path,
+                    "PYTHONUNBUFFERED": "1",
+                    **environment,
+                },
             )
 
     @property

@@ -224,6 +224,8 @@ class Cluster:
             why = "it sent what it should not"
         except OSError as error:
             why = str(error)
+        if self._has_ended:  # and so may the worker
+            return
         print(
             f"\ntools.train: Lost {host}: {why}. Start it again. "
             f"{self._advice}",

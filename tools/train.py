@@ -184,6 +184,8 @@ def _connect(
     """Connects to the workers, if there are any."""
     if found is None:
         return None
+    names = ", ".join(str(host) for host in found.others)
+    print(f"tools.train: Connecting to {names}.", file=sys.stderr)
     cluster = Cluster(found, FLAGS.connect_timeout, _how_to_go_on())
     is_shared = experiment.schedule == "interleaved"
     cluster.check(FLAGS.num_replicas if is_shared else _num_devices(experiment))
