@@ -106,7 +106,7 @@ def test_worker_has_one_controller_at_a_time(server, make):
         assert answer == {"busy_with": "me:1"}
         other.close()
         with refused("works for another controller, me:1", "Wait until"):
-            cluster.Cluster(named(one.port), 1)
+            cluster.Cluster(named(one.port), timeout=1)
         connection.close()
 
 
@@ -143,13 +143,13 @@ def test_hosts_that_cannot_be_reached_are_all_named(free_port):
         "Start `python -m tools.worker` there",
         "Cannot reach worker 1 at no.such.host.invalid:1 within 1 s",
     ):
-        cluster.Cluster(found, 1)
+        cluster.Cluster(found, timeout=1)
 
 
 def test_host_that_is_no_worker_is_named(server):
     """It takes the connection, and says nothing."""
     with refused(f"Cannot reach worker 0 at 127.0.0.1:{server} within 1 s"):
-        cluster.Cluster(named(server), 1)
+        cluster.Cluster(named(server), timeout=1)
 
 
 @pytest.mark.parametrize("what", sorted(link.fingerprint()))
@@ -167,7 +167,7 @@ def test_worker_of_another_version_is_refused_and_told(
             f"other on worker 0 at 127.0.0.1:{one.port}, and {own[what]} here",
         ),
     ):
-        cluster.Cluster(named(one.port), 60)
+        cluster.Cluster(named(one.port), timeout=60)
     assert results == [2]
 
 
@@ -183,7 +183,7 @@ def test_worker_that_cannot_reach_another_is_named(free_port, server, make):
             "Open the ports",
         ),
     ):
-        cluster.Cluster(named(first.port, second.port), 60)
+        cluster.Cluster(named(first.port, second.port), timeout=60)
 
 
 def test_fingerprint_is_that_of_the_code():

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tools import link
-from tools.hosts import Host, Hosts
+from tools.hosts import Host, Hosts, device_names
 from tools.link import Link
 
 _RETRY = 0.2  # seconds
@@ -36,7 +36,8 @@ class Cluster:
 
     Args:
         hosts: The hosts. This process must be the controller.
-        timeout: Seconds to wait for all of them.
+        num_devices: Devices that there have to be at least.
+        timeout: Seconds to wait for all of the hosts.
         advice: What to do when one is lost, after it was started again.
 
     Attributes:
@@ -44,11 +45,15 @@ class Cluster:
 
     Raises:
         ValueError: If a host cannot be reached, is no worker or in use, or
-            has other versions.
+            has other versions; or if there are too few devices.
     """
 
     def __init__(
-        self, hosts: Hosts, timeout: float = 60.0, advice: str = ""
+        self,
+        hosts: Hosts,
+        num_devices: int = 1,
+        timeout: float = 60.0,
+        advice: str = "",
     ) -> None:
         self._hosts = hosts
         self._advice = advice
@@ -66,7 +71,15 @@ class Cluster:
                 target=self._watch, args=(host,), daemon=True
             ).start()
         self._start_tensorflow(addresses)
-        self.devices = self._list_devices()
+        names = {
+            kind: [d.name for d in tf.config.list_logical_devices(kind)]
+            for kind in ("TPU", "GPU", "CPU")
+        }
+        try:
+            self.devices = device_names(hosts, names, num_devices)
+        except ValueError:
+            self.end(2)
+            raise
 
     # ------------------------------------------------------------- connecting
     def _connect(self, until: float, timeout: float) -> dict[Host, str]:
@@ -165,51 +178,6 @@ class Cluster:
         tf.get_logger().setLevel("WARNING")  # it would tell its configuration
         tf.config.experimental_connect_to_cluster(
             tf.train.ClusterSpec(jobs), job_name=job, task_index=index
-        )
-
-    def _list_devices(self) -> list[str]:
-        """The devices of all hosts, in order: accelerators, or else CPUs."""
-        by_host: dict[Host, list[str]] = {}
-        for kind in ("TPU", "GPU", "CPU"):
-            names = [d.name for d in tf.config.list_logical_devices(kind)]
-            by_host = {
-                host: [n for n in names if n.startswith(f"{host.task}/")]
-                for host in self._hosts.all
-            }
-            if any(by_host.values()):
-                break
-        lacking = [str(host) for host, own in by_host.items() if not own]
-        if lacking:
-            self.end(2)
-            raise ValueError(
-                f"All hosts must have a {kind}, if one has. Received: none on "
-                f"{', '.join(lacking)}. Leave these hosts out, or hide the "
-                "others' with CUDA_VISIBLE_DEVICES."
-            )
-        return [name for names in by_host.values() for name in names]
-
-    def check(self, wanted: int) -> None:
-        """Checks that there are enough devices.
-
-        Args:
-            wanted: R K.
-
-        Raises:
-            ValueError: If there are fewer.
-        """
-        if wanted <= len(self.devices):
-            return
-        counts = ", ".join(
-            f"{sum(n.startswith(f'{host.task}/') for n in self.devices)} of "
-            f"{host}"
-            for host in self._hosts.all
-        )
-        self.end(2)
-        raise ValueError(
-            "The replicas times the cells of each must be at most the number "
-            f"of devices. Received: {wanted} wanted, of {len(self.devices)}: "
-            f"{counts}. Ask for fewer, or start more workers; those without "
-            "accelerators split their CPU with --num_virtual_devices."
         )
 
     # --------------------------------------------------------------- the end

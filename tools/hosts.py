@@ -94,6 +94,52 @@ def given(
     return Hosts(hosts)
 
 
+def device_names(
+    hosts: Hosts, names: Mapping[str, list[str]], wanted: int
+) -> list[str]:
+    """The devices of all hosts: accelerators, or else CPUs.
+
+    Args:
+        hosts: The hosts.
+        names: By kind, the best first, the devices that TensorFlow lists.
+        wanted: How many there have to be at least.
+
+    Returns:
+        Names: those of the first host first.
+
+    Raises:
+        ValueError: If there are too few, or a host has none of the kind that
+            others have.
+    """
+    tasks = tuple(f"{host.task}/" for host in hosts.all)
+    used = (kind for kind in names if _begin(names[kind], tasks))
+    kind = next(used, "CPU")
+    by_host = {
+        host: _begin(names[kind], (f"{host.task}/",)) for host in hosts.all
+    }
+    lacking = [str(host) for host, own in by_host.items() if not own]
+    if lacking:
+        raise ValueError(
+            f"All hosts must have a {kind} where one has. Received: none on "
+            f"{', '.join(lacking)}. Leave these hosts out, or hide the others' "
+            "with CUDA_VISIBLE_DEVICES."
+        )
+    found = [name for own in by_host.values() for name in own]
+    if len(found) < wanted:
+        counts = [f"{len(own)} of {host}" for host, own in by_host.items()]
+        raise ValueError(
+            "The replicas times the cells of each must be at most the number "
+            f"of devices. Received: {wanted} wanted, of {len(found)}: "
+            f"{', '.join(counts)}. Ask for fewer, or start more workers; those "
+            "without accelerators split their CPU with --num_virtual_devices."
+        )
+    return found
+
+
+def _begin(names: list[str], starts: tuple[str, ...]) -> list[str]:
+    return [name for name in names if name.startswith(starts)]
+
+
 def _from_tf_config(text: str) -> Hosts | None:
     received = f"TF_CONFIG={text}"
     try:

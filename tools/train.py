@@ -186,10 +186,13 @@ def _connect(
         return None
     names = ", ".join(str(host) for host in found.others)
     print(f"tools.train: Connecting to {names}.", file=sys.stderr)
-    cluster = Cluster(found, FLAGS.connect_timeout, _how_to_go_on())
     is_shared = experiment.schedule == "interleaved"
-    cluster.check(FLAGS.num_replicas if is_shared else _num_devices(experiment))
-    return cluster
+    return Cluster(
+        found,
+        FLAGS.num_replicas if is_shared else _num_devices(experiment),
+        FLAGS.connect_timeout,
+        _how_to_go_on(),
+    )
 
 
 def _strategy(
