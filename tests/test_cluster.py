@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import threading
+import types
 
 import pytest
 
@@ -184,6 +185,15 @@ def test_worker_that_cannot_reach_another_is_named(free_port, server, make):
         ),
     ):
         cluster.Cluster(named(first.port, second.port), timeout=60)
+
+
+def test_controller_has_a_name_that_far_workers_know(server):
+    """Not the one under which it knows itself."""
+    with contextlib.closing(linked(server)) as near:
+        assert near.own_host == "127.0.0.1"
+        far = types.SimpleNamespace(own_host="10.0.0.7")
+        assert cluster._own_name([near]) == "127.0.0.1"
+        assert cluster._own_name([near, far]) == "10.0.0.7"
 
 
 def test_fingerprint_is_that_of_the_code():

@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -85,7 +86,8 @@ class Cluster:
     def _connect(self, until: float, timeout: float) -> dict[Host, str]:
         """Reaches all workers; returns where TensorFlow's servers are."""
         own = self._hosts.controller
-        name = own.address if own else socket.gethostname()
+        this = f"process {os.getpid()} on {socket.gethostname()}"
+        name = str(own) if own else this
         addresses = {}
         problems = []
         for host in self._hosts.others:
@@ -133,7 +135,7 @@ class Cluster:
     def _try_ways(self, addresses: dict[Host, str]) -> list[str]:
         """Lets workers reach each other and the controller; what fails."""
         own = self._hosts.controller
-        name = own.name if own else self._own_name()
+        name = own.name if own else _own_name(self._links.values())
         try:
             listener = socket.create_server(("", own.port if own else 0))
         except OSError as error:
@@ -161,12 +163,6 @@ class Cluster:
                     for why in answer.get("unreachable", [])
                 ]
         return problems
-
-    def _own_name(self) -> str:
-        """An address of this host that the workers know."""
-        names = [one.own_host for one in self._links.values()]
-        far = [name for name in names if not name.startswith("127.")]
-        return (far or names)[0]
 
     def _start_tensorflow(self, addresses: dict[Host, str]) -> None:
         own = self._hosts.controller
@@ -245,6 +241,13 @@ def _introduced(link_: Link, name: str, timeout: float) -> dict[str, Any]:
         link_.close()
         raise
     return answer
+
+
+def _own_name(links: Iterable[Link]) -> str:
+    """An address of this host that the workers know: that of the way there."""
+    names = [one.own_host for one in links]
+    far = [name for name in names if not name.startswith("127.")]
+    return (far or names)[0]
 
 
 def _pair(address: str) -> tuple[str, int]:

@@ -7,9 +7,9 @@ knows at once; when a host or the network dies, after `SILENCE` seconds.
 
 Messages, in this order:
 
-    controller  {"fingerprint": {...}, "controller": "host:port"}
+    controller  {"fingerprint": {...}, "controller": "process 7 on host0"}
     worker      {"fingerprint": {...}, "port": of TensorFlow's server}
-                or {"busy_with": "host:port"}, and it hangs up
+                or {"busy_with": the controller that it has}, and it hangs up
     controller  {"reach": [[host, port], ...]}
     worker      {"unreachable": ["host:port: why", ...]}
     controller  {"end": exit code}
@@ -38,14 +38,12 @@ class Link:
         connection: The connected socket.
 
     Attributes:
-        peer: Address of the other end, host:port.
         own_host: Address of this host, as the other one sees it.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._lines = connection.makefile("rb")
-        self.peer = "{}:{}".format(*connection.getpeername()[:2])
         self.own_host = connection.getsockname()[0]
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (  # not all systems have them

@@ -245,7 +245,7 @@ def _run(values: flags.FlagValues) -> None:
     code = worker.serve()
     how = "is gone" if code is None else f"has ended with exit code {code}"
     print(
-        f"tools.worker: The controller at {worker.controller} {how}. "
+        f"tools.worker: The controller, {worker.controller}, {how}. "
         "Waiting for the next.",
         flush=True,
     )
