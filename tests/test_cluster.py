@@ -196,6 +196,21 @@ def test_controller_has_a_name_that_far_workers_know(server):
         assert cluster._own_name([near, far]) == "10.0.0.7"
 
 
+def test_host_that_is_cut_off_is_noticed(server):
+    with contextlib.closing(linked(server)) as near:
+        options = [
+            near._socket.getsockopt(level, option)
+            for level, option in (
+                (socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+                (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE),
+                (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL),
+                (socket.IPPROTO_TCP, socket.TCP_KEEPCNT),
+            )
+        ]
+    is_on, idle, interval, count = options
+    assert is_on and idle + interval * count == link.SILENCE == 25
+
+
 def test_fingerprint_is_that_of_the_code():
     found = link.fingerprint()
     assert set(found) == {"TensorFlow", "Keras", "code of tfgpipe"}

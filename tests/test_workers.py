@@ -218,28 +218,41 @@ def cluster(tmp_path, jobs, *flags):
     ]
 
 
+@pytest.mark.slow
 def test_hosts_with_tf_config_give_the_bits_of_one_and_end(tmp_path):
-    """The first worker is the controller, and has a cell as well."""
+    """The chief is the controller, and has a cell as well."""
     folder = tmp_path / "run"
-    jobs = ["worker", "worker"]
+    jobs = ["chief", "worker"]
     _, processes = cluster(tmp_path, jobs, f"--train_dir={folder}")
     for process in processes:
         assert process.wait() == 0, process.output
     serving, controller = (process.output for process in processes)
     assert "controller ended with exit code 0" in serving
+    assert "/job:chief/replica:0/task:0/device:CPU:0" in controller
     assert "/job:worker/replica:0/task:0/device:CPU:0" in controller
-    assert "/job:worker/replica:0/task:1/device:CPU:0" in controller
     assert_same_weights(folder, expected_weights())
 
 
-def test_controller_of_a_cluster_that_is_killed_ends_the_others(tmp_path):
+def test_cluster_whose_controller_is_killed_ends_and_resumes(tmp_path):
     folder = tmp_path / "run"
-    flags = "--epochs=100000", f"--train_dir={folder}"
-    ports, processes = cluster(tmp_path, ["chief", "worker"], *flags)
+    jobs = ["worker", "worker"]  # the first is the controller
+    flags = "--steps=12", "--checkpoint_every=2", f"--train_dir={folder}"
+    ports, processes = cluster(tmp_path, jobs, *flags)
     serving, controller = processes
     until((folder / "checkpoint.keras").exists, *processes)
     controller.kill()
     assert serving.wait() == 3
-    name = f"The controller, chief 0 at localhost:{ports[0]}, is gone"
+    name = f"The controller, worker 0 at localhost:{ports[0]}, is gone"
     assert name in serving.output
     assert "give the same command on every host" in serving.output
+    assert not (folder / "final.keras").exists()
+
+    _, processes = cluster(tmp_path, jobs, *flags)
+    for process in processes:
+        assert process.wait() == 0, process.output
+    serving, controller = (process.output for process in processes)
+    assert "controller ended with exit code 0" in serving
+    assert "Resuming after step" in controller
+    assert "/job:worker/replica:0/task:0/device:CPU:0" in controller
+    assert "/job:worker/replica:0/task:1/device:CPU:0" in controller
+    assert_same_weights(folder, expected_weights(num_steps=12))

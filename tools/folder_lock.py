@@ -1,10 +1,14 @@
 """One process at a time writes to a folder."""
 
-import fcntl
 import os
 import pathlib
 import socket
 import time
+
+try:
+    import fcntl
+except ImportError:  # on Windows, where nothing is locked
+    fcntl = None  # type: ignore[assignment]
 
 # Open as long as this process lives; the system unlocks what a killed one held.
 _held: dict[pathlib.Path, int] = {}
@@ -21,7 +25,7 @@ def claim(folder: pathlib.Path) -> None:
         OSError: If it cannot be written to.
     """
     path = folder.resolve() / "lock"
-    if path in _held:
+    if path in _held or fcntl is None:
         return
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:

@@ -5,6 +5,8 @@ r"""Trains an experiment of `params` through a pipeline.
     python -m tools.train --params=image.amoebanet_d_demo
     python -m tools.train --params=image.amoebanet_d_demo \
         --num_partitions=3 --set=model.num_filters=64 --train_dir=runs/wide
+    python -m tools.train --params=image.amoebanet_d_demo \
+        --num_replicas=2 --workers=host0:2222,host1:2222
 
 Flags that are not given keep the experiment's own values. The same command
 resumes a run that was killed, if it has a --train_dir.

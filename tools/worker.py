@@ -208,6 +208,8 @@ def serve_once(
         code = worker.serve(timeout)
     except TimeoutError:
         problem = f"did not come within {timeout:g} s"
+    except KeyboardInterrupt:
+        return 130
     else:
         if code is not None:
             print(f"tools.train: The controller ended with exit code {code}.")
@@ -230,8 +232,9 @@ def _start_again(port: int) -> None:
         if int(entry.name) > 2:  # such as devices, and TensorFlow's sockets
             with contextlib.suppress(OSError):  # it was that of the loop
                 os.set_inheritable(int(entry.name), False)
-    arguments = [*sys.orig_argv[1:], f"--port={port}"]
-    os.execv(sys.executable, [sys.executable, *arguments])
+    flag = f"--port={port}"  # the last one counts
+    arguments = [word for word in sys.orig_argv[1:] if word != flag]
+    os.execv(sys.executable, [sys.executable, *arguments, flag])
 
 
 def main(argv: list[str]) -> int:
