@@ -33,7 +33,8 @@ class Cluster:
     "/job:worker/replica:0/task:1/device:CPU:0".
 
     A context manager: leaving it tells the workers that the work is done. They
-    are free when this process has ended.
+    are free when this process has ended. If one is lost before, this process
+    ends, with a message and exit code 3: what was on it cannot be had back.
 
     Args:
         hosts: The hosts. This process must be the controller.
