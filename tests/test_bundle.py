@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.ops import handle_data_util
 
 from tfgpipe.bundle import Bundle, as_bundle
 
@@ -38,6 +39,33 @@ def test_all_but_integers_and_texts_are_one():
         "int32",
         "string",
     ]
+
+
+def test_many_are_a_few():
+    tensors = [
+        tf.constant(i, tf.float32 if i % 3 else tf.int32) for i in range(300)
+    ]
+    bundle = Bundle(tensors, together=True)
+    packed = bundle.pack(tensors)
+    assert 1 < sum(t.dtype == tf.variant for t in packed) < 10
+    assert len(packed) == len(bundle.specs) < 110
+    assert [int(t) for t in bundle.unpack(packed)] == list(range(300))
+
+
+def test_what_is_noted_of_the_types_is_forgotten():
+    """Else each call that takes it takes TensorFlow time to add to a graph."""
+
+    @tf.function
+    def packed():
+        tensors = [tf.zeros([i + 1]) for i in range(3)]
+        (one,) = Bundle(tensors, together=True).pack(tensors)
+        plain = tf.raw_ops.OptionalFromValue(components=tensors)
+        noted.extend(handle_data_util.get_handle_data(t) for t in (plain, one))
+
+    noted = []
+    packed()
+    assert noted[0].is_set
+    assert noted[1] is None or not noted[1].is_set
 
 
 def test_what_is_one_or_must_not_be_joined_stays_as_it_is():

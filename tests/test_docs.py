@@ -246,7 +246,7 @@ def check_parsed(module, arguments):
 
 
 def check_train(arguments):
-    source = text("tools/train.py")
+    source = text("tools/train_flags.py")
     flags = re.findall(r"flags\.DEFINE_\w+\(\s*\"(\w+)\"", source)
     for argument in arguments:
         flag, _, value = argument.removeprefix("--").partition("=")

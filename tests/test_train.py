@@ -1,7 +1,11 @@
 """The trainer: runs, resumes, compares, and refuses bad flags early."""
 
 import dataclasses
+import fcntl
+import json
+import os
 import re
+import socket
 
 import keras
 import numpy as np
@@ -13,7 +17,7 @@ from params import datasets, registry
 from params.experiment import Experiment
 from params.images import Images
 from params.optimizer import Optimizer
-from tools import comparison, devices, event_log, train
+from tools import comparison, devices, event_log, train, trained_run
 from tools.trainer import Trainer
 
 DEMO = "image.amoebanet_d_demo"
@@ -60,6 +64,7 @@ def tiny(monkeypatch):
     monkeypatch.setitem(datasets.LOADERS, "noise", lambda: data)
     monkeypatch.setitem(registry._EXPERIMENTS, TINY.name, TINY)
     monkeypatch.setattr(devices, "split_cpu", lambda num_devices: None)
+    monkeypatch.setattr(devices, "hide_accelerators", lambda: None)
 
 
 def run(**given) -> int:
@@ -88,6 +93,42 @@ class Interrupt(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if self.current == self.epoch and batch == 1:
             raise KeyboardInterrupt
+
+
+def test_replicas_resume_and_compare_bit_identically(tmp_path, capsys):
+    """In one file of checkpoints, whatever the number of cells."""
+    given = {"params": "image.tiny", "num_replicas": 2, "seed": 3}
+    given |= {"num_micro_batches": 1, "compare_num_partitions": 1}
+    folder = str(tmp_path)
+    assert run(**given, train_dir=folder) == 0
+    out = capsys.readouterr().out
+    assert "device:CPU:0 /device:CPU:2" in out
+    assert "2 replicas of 2 cells" in out
+    assert "after 12 of 12 steps from the same initial weights: all" in out
+    trained = keras.saving.load_model(tmp_path / "final.keras").get_weights()
+    experiment = dataclasses.replace(TINY, num_micro_batches=1, seed=3)
+    other = tmp_path / "stopped"
+    strategy = devices.strategy(2, experiment)
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(experiment, None, other, strategy=strategy).fit([Interrupt(2)])
+    resumed = Trainer(experiment, None, other, strategy=strategy)
+    assert resumed.first_step == 8
+    resumed.fit(verbose=0)
+    found = comparison.difference(trained, resumed.model.get_weights())
+    assert found.num_different == 0
+    assert run(params="image.tiny", train_dir=folder) == 2
+    assert "only --num_partitions may change" in capsys.readouterr().err
+    assert trained_run.read_experiment(tmp_path).seed == 3
+
+
+def test_interleaved_replicas_take_all_devices():
+    experiment = dataclasses.replace(
+        TINY, schedule="interleaved", num_partitions=4
+    )
+    names = [f"CPU:{index}" for index in range(5)]
+    found = devices.strategy(2, experiment, names)
+    assert [len(row) for row in found.devices] == [2, 2]
+    assert len(devices.strategy(2, experiment).devices[0]) == 4
 
 
 def test_difference_counts_bits_that_differ():
@@ -257,6 +298,18 @@ def test_train_dir_of_another_run_is_refused(tmp_path, capsys):
     assert "only --num_partitions may change" in capsys.readouterr().err
 
 
+def test_train_dir_in_use_is_refused_before_anything_is_written(
+    tmp_path, capsys
+):
+    file = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(file, fcntl.LOCK_EX)
+    assert run(params="image.tiny", train_dir=str(tmp_path)) == 2
+    assert "in use by another process" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["lock"]
+    os.close(file)
+    assert run(params="image.tiny", steps=1, train_dir=str(tmp_path)) == 0
+
+
 def test_train_dir_that_is_a_file_is_refused(tmp_path, capsys):
     path = tmp_path / "file"
     path.write_text("", "utf-8")
@@ -272,7 +325,16 @@ def test_train_dir_that_is_a_file_is_refused(tmp_path, capsys):
         ({"steps": 1, "epochs": 1}, "must not be given both"),
         ({"compare_steps": 1}, "needs --compare_num_partitions"),
         ({"compare_steps": 99, "compare_num_partitions": 1}, "from 1 to 12"),
-        ({"num_virtual_devices": 1}, "at least the number of cells, 2"),
+        ({"num_virtual_devices": 1}, "at least the number of cells"),
+        ({"num_virtual_devices": 3, "num_replicas": 2}, "replicas, 4."),
+        ({"workers": "a:1,b"}, "host:port"),
+        ({"workers": "a:1", "num_virtual_devices": 2}, "Give it to tools.work"),
+        (
+            {"workers": "no.such.invalid:1", "connect_timeout": 1.0},
+            "Cannot reach worker 0 at no.such.invalid:1 within 1 s",
+        ),
+        ({"num_replicas": 5}, "times the micro-batches of each"),
+        ({"num_replicas": 5, "num_micro_batches": 1}, "5 times 2"),
         ({"num_partitions": 6}, "num_partitions=6"),
         ({"num_micro_batches": 9}, "at most `batch_size`"),
         ({"schedule": "gpip"}, "schedule='gpip'"),
@@ -291,6 +353,27 @@ def test_bad_flags_fail_before_any_work(given, message, capsys, tmp_path):
     assert captured.out == ""
     if "compare_steps" not in given:
         assert not folder.exists()
+
+
+def test_cluster_without_this_task_is_refused(capsys, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}}')
+    assert run(params="image.tiny") == 2
+    assert "which task this process is" in capsys.readouterr().err
+
+
+def test_host_of_a_cluster_waits_for_its_controller_not_forever(
+    capsys, monkeypatch
+):
+    with socket.create_server(("", 0)) as listener:
+        port = listener.getsockname()[1]
+    task = {"type": "worker", "index": 1}
+    jobs = {"worker": ["far:1", f"localhost:{port}"]}
+    text = json.dumps({"cluster": jobs, "task": task})
+    monkeypatch.setenv("TF_CONFIG", text)
+    assert run(params="image.tiny", connect_timeout=1.0) == 3
+    captured = capsys.readouterr()
+    assert f"worker 1 at localhost:{port} is ready" in captured.out
+    assert "worker 0 at far:1, did not come within 1 s" in captured.err
 
 
 def test_leftover_arguments_are_refused(capsys):

@@ -2,8 +2,8 @@
 
 The function of a task has hundreds of them: weights, what the backward pass
 needs, sums of gradients. Each costs time in every call, while TensorFlow makes
-the step's graph, prepares it, and runs it. Together they are one tensor, a
-`tf.experimental.Optional`, which refers to them and copies nothing.
+the step's graph, prepares it, and runs it. Together they are one tensor, or a
+few: a `tf.experimental.Optional`, which refers to them and copies nothing.
 """
 
 from __future__ import annotations
@@ -13,19 +13,29 @@ from typing import Any
 
 import tensorflow as tf
 
+# TensorFlow notes their types with the one, and takes time that grows with the
+# square of their number.
+_MOST = 64
+
 
 class Bundle:
     """Some tensors of a graph.
 
     Args:
         tensors: The tensors. A list in the place of one: they are the same.
-        together: Whether to put them into one. XLA cannot.
+        together: Whether to put them into one, or few. XLA cannot.
     """
 
     def __init__(self, tensors: Sequence[Any], together: bool):
         self.slots = [t if isinstance(t, list) else [t] for t in tensors]
         joined = [i for i, t in enumerate(self.tensors) if _may_be_joined(t)]
-        self._joined = joined if together and len(joined) > 1 else []
+        if not together or len(joined) < 2:
+            joined = []
+        self._groups = [
+            joined[i : i + _MOST] for i in range(0, len(joined), _MOST)
+        ]
+        places = set(joined)
+        self._alone = [i for i in range(len(self.slots)) if i not in places]
 
     @property
     def tensors(self) -> list[tf.Tensor]:
@@ -40,41 +50,36 @@ class Bundle:
     @property
     def specs(self) -> list[tf.TensorSpec]:
         """Shapes and dtypes of what `pack` returns."""
-        alone = [tf.TensorSpec(t.shape, t.dtype) for t in self._alone()]
-        return [tf.TensorSpec([], tf.variant)] * bool(self._joined) + alone
+        tensors = self.tensors
+        return [tf.TensorSpec([], tf.variant)] * len(self._groups) + [
+            tf.TensorSpec(tensors[i].shape, tensors[i].dtype)
+            for i in self._alone
+        ]
 
     def pack(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Puts a value for each slot together."""
-        if not self._joined:
+        if not self._groups:
             return list(values)
-        first = tf.raw_ops.OptionalFromValue(
-            components=[values[i] for i in self._joined]
-        )
-        return [first, *self._alone(values)]
+        joined = [
+            tf.raw_ops.OptionalFromValue(components=[values[i] for i in group])
+            for group in self._groups
+        ]
+        # This operation forgets what is noted with them.
+        joined = tf.raw_ops.IdentityN(input=joined)
+        return [*joined, *(values[i] for i in self._alone)]
 
     def unpack(self, packed: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The values that `pack` was given."""
-        if not self._joined:
-            return list(packed)
-        joined = [self.tensors[i] for i in self._joined]
-        first, *alone = packed
-        found = iter(
-            tf.raw_ops.OptionalGetValue(
-                optional=first,
-                output_types=[t.dtype for t in joined],
-                output_shapes=[t.shape for t in joined],
+        found = dict(zip(self._alone, packed[len(self._groups) :]))
+        tensors = self.tensors
+        for group, one in zip(self._groups, packed):
+            values = tf.raw_ops.OptionalGetValue(
+                optional=one,
+                output_types=[tensors[i].dtype for i in group],
+                output_shapes=[tensors[i].shape for i in group],
             )
-        )
-        others, places = iter(alone), set(self._joined)
-        return [
-            next(found if i in places else others)
-            for i in range(len(self.slots))
-        ]
-
-    def _alone(self, values: Sequence[Any] | None = None) -> list[Any]:
-        values = self.tensors if values is None else values
-        places = set(self._joined)
-        return [v for i, v in enumerate(values) if i not in places]
+            found.update(zip(group, values))
+        return [found[i] for i in range(len(self.slots))]
 
 
 def as_bundle(one: tf.Tensor | Bundle) -> Bundle:

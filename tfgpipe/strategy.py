@@ -1,4 +1,4 @@
-"""Replicas: several equal pipelines that train one model on one host.
+"""Replicas: several equal pipelines that train one model.
 
     grid[r][k]   the device of cell k in replica r
 
@@ -28,7 +28,9 @@ For TensorFlow and Keras there is one replica: `num_replicas_in_sync` is 1, and
 `run` calls a function once, with all rows: code that was written for a strategy
 divides by no number twice, and Keras feeds whole mini-batches.
 
-Limits: one host. What is not trained is on the first replica's devices.
+Devices may be those of other hosts that TensorFlow is connected to: the graph
+is the same. Limits: one process traces it, and feeds the data. What is not
+trained is on the first replica's devices.
 
 References: [Huang et al., 2019](https://arxiv.org/abs/1811.06965), section 1,
 on data parallelism beside pipelines;
@@ -48,7 +50,7 @@ from tfgpipe.device_list import resolved
 
 
 class PipelineStrategy(internals.SingleReplicaStrategy):
-    """R replicas of a pipeline of K devices, on one host.
+    """R replicas of a pipeline of K devices.
 
     A `GPipe` that is made in the `scope()` of this strategy splits every
     mini-batch among R pipelines. With M micro-batches a replica, its loss,
@@ -57,7 +59,8 @@ class PipelineStrategy(internals.SingleReplicaStrategy):
     Args:
         num_replicas: R, at least 1.
         num_partitions: K, the number of devices of a replica, at least 1.
-        devices: Names of R K devices, such as "GPU:0": the K of the first
+        devices: Names of R K devices, such as "GPU:0", or for another host
+            "/job:worker/replica:0/task:1/device:GPU:0": the K of the first
             replica, then those of the second, and so on. Defaults to the first
             R K accelerators that TensorFlow lists: TPUs, or GPUs, or else CPUs.
 

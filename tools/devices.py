@@ -1,6 +1,10 @@
-"""Splits the CPU into several devices, for pipelines without accelerators."""
+"""The devices of a run: a CPU in several parts, replicas, other hosts."""
 
 import tensorflow as tf
+
+import tfgpipe
+from params import Experiment
+from tfgpipe import placement
 
 
 def split_cpu(num_devices: int) -> None:
@@ -27,6 +31,38 @@ def split_cpu(num_devices: int) -> None:
     )
 
 
+def hide_accelerators() -> None:
+    """Leaves those of this host to others. To be called first."""
+    for kind in ("GPU", "TPU"):
+        tf.config.set_visible_devices([], kind)
+
+
 def has_accelerator() -> bool:
     """Whether TensorFlow sees a GPU or a TPU. Starts no device."""
-    return any(tf.config.list_physical_devices(kind) for kind in ("GPU", "TPU"))
+    return any(tf.config.get_visible_devices(kind) for kind in ("GPU", "TPU"))
+
+
+def strategy(
+    num_replicas: int, experiment: Experiment, names: list[str] | None = None
+) -> tfgpipe.PipelineStrategy:
+    """Replicas of an experiment's pipeline.
+
+    An interleaved schedule, which has several cells on a device, gets all
+    devices; others get one for every cell.
+
+    Args:
+        num_replicas: R.
+        experiment: With K, its `num_partitions`.
+        names: Names of the devices, at least as many as are used, those of the
+            first replica first; `None` for this host's.
+
+    Raises:
+        ValueError: If there are too few.
+    """
+    k = experiment.num_partitions
+    if experiment.schedule == "interleaved":
+        names = names or placement.accelerators()
+        k = min(k, max(1, len(names) // num_replicas))
+    if names is not None:
+        names = names[: num_replicas * k]
+    return tfgpipe.PipelineStrategy(num_replicas, k, names)

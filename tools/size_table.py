@@ -1,7 +1,8 @@
-"""Prints what a model and its cells need, without allocating any of it."""
+"""Prints what models and their cells need, without allocating any of it."""
 
+import params
 from params import Experiment
-from tools.model_size import cell_sizes
+from tools.model_size import cell_sizes, num_parameters
 
 
 def print_cell_sizes(experiment: Experiment) -> None:
@@ -47,3 +48,18 @@ def _print_aligned(rows: list[list[str]]) -> None:
             for column, (text, width) in enumerate(zip(row, widths))
         ]
         print("  ".join(cells).rstrip())
+
+
+def print_experiments() -> None:
+    """Prints every experiment; no weight is allocated."""
+    row = "{:<35}{:>15}{:>5}  {:<18} {}"
+    print(row.format("name", "parameters", "K", "data", "expected result"))
+    for experiment in params.all_experiments():
+        line = row.format(
+            experiment.name,
+            f"{num_parameters(experiment):,}",
+            experiment.num_partitions,
+            experiment.data.name,
+            experiment.expected_result,
+        )
+        print(line, flush=True)  # large ones take a while

@@ -5,6 +5,8 @@ r"""Trains an experiment of `params` through a pipeline.
     python -m tools.train --params=image.amoebanet_d_demo
     python -m tools.train --params=image.amoebanet_d_demo \
         --num_partitions=3 --set=model.num_filters=64 --train_dir=runs/wide
+    python -m tools.train --params=image.amoebanet_d_demo \
+        --num_replicas=2 --workers=host0:2222,host1:2222
 
 Flags that are not given keep the experiment's own values. The same command
 resumes a run that was killed, if it has a --train_dir.
@@ -18,79 +20,19 @@ import time
 from absl import app, flags
 
 import params
+import tfgpipe
 from params import Experiment
 from tfgpipe import schedule
 from tfgpipe.cell_record import print_cells
-from tools import comparison, devices
-from tools.model_size import num_parameters
+from tools import comparison, devices, hosts, train_flags, worker
+from tools.cluster import Cluster
 from tools.monitor import Monitor
-from tools.size_table import print_cell_sizes
+from tools.size_table import print_cell_sizes, print_experiments
 from tools.trainer import Trainer
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_string("params", None, "Name of the experiment; see --list.")
-flags.DEFINE_boolean("list", False, "Print all experiments and stop.")
-flags.DEFINE_boolean(
-    "dry_run",
-    False,
-    "Print what each cell's device would hold, and stop; nothing is allocated.",
-)
-flags.DEFINE_integer("num_partitions", None, "K, the number of cells.", 1)
-flags.DEFINE_integer(
-    "num_micro_batches", None, "M, the micro-batches of a mini-batch.", 1
-)
-flags.DEFINE_string("schedule", None, "Order of the tasks on each device.")
-flags.DEFINE_string("remat", None, "What the backward pass recomputes.")
-flags.DEFINE_integer("batch_size", None, "Examples in a mini-batch.", 1)
-flags.DEFINE_integer("epochs", None, "Times to go through the data.", 1)
-flags.DEFINE_integer("steps", None, "Mini-batches, instead of --epochs.", 1)
-flags.DEFINE_integer("seed", None, "Of initial weights and data order.", 0)
-flags.DEFINE_multi_string(
-    "set", [], "Another field: --set=model.num_filters=64. Repeatable."
-)
-flags.DEFINE_string(
-    "train_dir", None, "Folder for checkpoints and final.keras."
-)
-flags.DEFINE_integer(
-    "checkpoint_every",
-    None,
-    "Steps from one checkpoint to the next. Default: one after every epoch.",
-    1,
-)
-flags.DEFINE_integer(
-    "evaluate_every",
-    None,
-    "Steps from one test to the next. Default: one at the end.",
-    1,
-)
-flags.DEFINE_boolean(
-    "tensorboard",
-    False,
-    "Write loss, speed, bubble and memory to TRAIN_DIR/tensorboard.",
-)
-flags.DEFINE_string(
-    "initial_model",
-    None,
-    "The final.keras to start from, for experiments that start from another.",
-)
-flags.DEFINE_integer(
-    "num_virtual_devices",
-    None,
-    "Split the CPU into so many devices. Default: where there is no "
-    "accelerator, as many as there are cells.",
-    1,
-)
-flags.DEFINE_integer(
-    "compare_num_partitions",
-    None,
-    "Train a second time with so many cells, compare the weights, and exit "
-    "with 1 if any bit differs.",
-    1,
-)
-flags.DEFINE_integer(
-    "compare_steps", None, "Compare after so many steps. Default: all.", 1
-)
+flags.adopt_module_key_flags(train_flags)
 
 _FIELDS = (
     "num_partitions",
@@ -107,11 +49,11 @@ def main(argv: list[str]) -> int:
     """Runs the command line.
 
     Returns:
-        The exit code: 0; 1 if compared weights differ; 2 for bad flags; 130
-        after Ctrl-C.
+        The exit code: 0; 1 if compared weights differ; 2 for bad flags; 3 if
+        another host was lost; 130 after Ctrl-C.
     """
     if FLAGS.list:
-        _list()
+        print_experiments()
         return 0
     try:
         experiment = _experiment(argv)
@@ -119,12 +61,29 @@ def main(argv: list[str]) -> int:
             print(experiment)
             print_cell_sizes(experiment)
             return 0
-        _make_devices(experiment)
+        found = hosts.given(FLAGS.workers)
+        num_devices = _split_cpu(experiment, found)
+        if found is not None and found.own not in (None, found.controller):
+            return worker.serve_once(found, num_devices, FLAGS.connect_timeout)
+        cluster = _connect(experiment, found)
+    except (ValueError, FileNotFoundError, ImportError) as error:
+        print(f"tools.train: {error}", file=sys.stderr)
+        return 2
+    if cluster is None:
+        return _run(experiment, None)
+    with cluster:
+        return cluster.end(_run(experiment, cluster.devices))
+
+
+def _run(experiment: Experiment, names: list[str] | None) -> int:
+    """Trains and tests on devices of these names; returns the exit code."""
+    try:
         trainer = Trainer(
             experiment,
             FLAGS.steps,
             _path(FLAGS.train_dir),
             _path(FLAGS.initial_model),
+            _strategy(experiment, names),
         )
         snapshot = _snapshot(trainer)
     except (ValueError, FileNotFoundError, ImportError) as error:
@@ -142,22 +101,7 @@ def main(argv: list[str]) -> int:
         print(f"Expected: {experiment.expected_result}")
     if saved := trainer.export():
         print(f"The trained model: {saved}")
-    return _compare(experiment, snapshot) if snapshot else 0
-
-
-def _list() -> None:
-    """Prints every experiment; no weight is allocated."""
-    row = "{:<35}{:>15}{:>5}  {:<18} {}"
-    print(row.format("name", "parameters", "K", "data", "expected result"))
-    for experiment in params.all_experiments():
-        line = row.format(
-            experiment.name,
-            f"{num_parameters(experiment):,}",
-            experiment.num_partitions,
-            experiment.data.name,
-            experiment.expected_result,
-        )
-        print(line, flush=True)  # large ones take a while
+    return _compare(experiment, snapshot, names) if snapshot else 0
 
 
 def _path(text: str | None) -> pathlib.Path | None:
@@ -186,20 +130,80 @@ def _experiment(argv: list[str]) -> Experiment:
     given = {name: FLAGS[name].value for name in _FIELDS}
     given = {name: v for name, v in given.items() if v is not None}
     experiment = params.override(params.get(FLAGS.params), FLAGS.set)
-    return dataclasses.replace(experiment, **given)
+    experiment = dataclasses.replace(experiment, **given)
+    parts = FLAGS.num_replicas * experiment.num_micro_batches
+    if parts > experiment.batch_size:
+        raise ValueError(
+            "--num_replicas times the micro-batches of each must be at most "
+            f"the batch size, {experiment.batch_size}. Received: --num_replicas"
+            f"={FLAGS.num_replicas}, with {experiment.num_micro_batches} "
+            "micro-batches each. Give fewer --num_micro_batches."
+        )
+    return experiment
 
 
-def _make_devices(experiment: Experiment) -> None:
-    """Splits the CPU where the experiment or a flag wants it."""
-    needed = max(experiment.num_partitions, FLAGS.compare_num_partitions or 1)
+def _num_devices(experiment: Experiment) -> int:
+    """Devices that the flags and the experiment ask for, R K."""
+    k = max(experiment.num_partitions, FLAGS.compare_num_partitions or 1)
+    return FLAGS.num_replicas * k
+
+
+def _split_cpu(experiment: Experiment, found: hosts.Hosts | None) -> int | None:
+    """Splits the CPU where the experiment or a flag wants it.
+
+    Returns:
+        Devices that it is split into; `None` where accelerators are used.
+    """
+    needed = _num_devices(experiment)
     asked = FLAGS.num_virtual_devices
-    if asked and asked < needed:
+    if found is not None and found.own is None:
+        if asked:
+            raise ValueError(
+                "--num_virtual_devices must not be given with --workers. "
+                f"Received: --num_virtual_devices={asked}. Give it to "
+                "tools.worker, on each host."
+            )
+        devices.hide_accelerators()
+        needed = 1
+    elif found is not None:
+        needed = -(-needed // len(found.all))
+    elif asked and asked < needed:
         raise ValueError(
             "--num_virtual_devices must be at least the number of cells, "
-            f"{needed}. Received: --num_virtual_devices={asked}."
+            f"those of all replicas, {needed}. Received: "
+            f"--num_virtual_devices={asked}."
         )
-    if asked or not devices.has_accelerator():
+    if not asked and devices.has_accelerator():
+        return None
+    if found is None or found.own in (None, found.controller):
         devices.split_cpu(asked or needed)
+    return asked or needed
+
+
+def _connect(
+    experiment: Experiment, found: hosts.Hosts | None
+) -> Cluster | None:
+    """Connects to the workers, if there are any."""
+    if found is None:
+        return None
+    names = ", ".join(str(host) for host in found.others)
+    print(f"tools.train: Connecting to {names}.", file=sys.stderr)
+    is_shared = experiment.schedule == "interleaved"
+    return Cluster(
+        found,
+        FLAGS.num_replicas if is_shared else _num_devices(experiment),
+        FLAGS.connect_timeout,
+        _how_to_go_on(),
+    )
+
+
+def _strategy(
+    experiment: Experiment, names: list[str] | None
+) -> tfgpipe.PipelineStrategy | None:
+    """The replicas and their devices; None for one on the first devices."""
+    if FLAGS.num_replicas == 1 and names is None:
+        return None
+    return devices.strategy(FLAGS.num_replicas, experiment, names)
 
 
 def _snapshot(trainer: Trainer) -> comparison.Snapshot | None:
@@ -238,6 +242,8 @@ def _train(trainer: Trainer, until: int, callbacks: list) -> None:
     model = trainer.model
     print_cells(model.cells())
     k, m = model.num_partitions, model.num_micro_batches
+    if model.num_replicas > 1:
+        print(f"{model.num_replicas} replicas of {k} cells")
     print(
         f"Ideal bubble of {k} cells and {m} micro-batches: "
         f"{schedule.bubble(k, m):.0%}"
@@ -257,7 +263,11 @@ def _train(trainer: Trainer, until: int, callbacks: list) -> None:
     )
 
 
-def _compare(experiment: Experiment, snapshot: comparison.Snapshot) -> int:
+def _compare(
+    experiment: Experiment,
+    snapshot: comparison.Snapshot,
+    names: list[str] | None,
+) -> int:
     """Trains again with other cells; returns the exit code."""
     k = experiment.num_partitions
     other = dataclasses.replace(
@@ -266,7 +276,13 @@ def _compare(experiment: Experiment, snapshot: comparison.Snapshot) -> int:
         layers_per_cell=None,
     )
     print(f"\nThe same again with num_partitions={other.num_partitions}:")
-    trainer = Trainer(other, FLAGS.steps, None, _path(FLAGS.initial_model))
+    trainer = Trainer(
+        other,
+        FLAGS.steps,
+        None,
+        _path(FLAGS.initial_model),
+        _strategy(other, names),
+    )
     again = comparison.Snapshot(snapshot.step)
     _train(trainer, snapshot.step, [again])
     result = comparison.difference(snapshot.weights, again.weights)

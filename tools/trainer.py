@@ -1,9 +1,11 @@
 """Trains an experiment: model, data, checkpoints, evaluation."""
 
+import contextlib
 import json
 import os
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 
@@ -11,6 +13,7 @@ import tfgpipe
 from models import transfer
 from params import Experiment
 from tfgpipe.saving import spec_config
+from tools import folder_lock
 
 
 class Trainer:
@@ -25,6 +28,8 @@ class Trainer:
             of partitions.
         initial_model: The trained model that an experiment starts from, a
             .keras file; for those with `starts_from` alone.
+        strategy: Replicas and their devices; `None` for one pipeline on the
+            first devices.
 
     Attributes:
         experiment: As given.
@@ -34,8 +39,8 @@ class Trainer:
         first_step: Updates that an interrupted run had done already.
 
     Raises:
-        ValueError: If `train_dir` holds another run, or the experiment cannot
-            be run.
+        ValueError: If `train_dir` holds another run, or another process writes
+            to it, or the experiment cannot be run.
     """
 
     def __init__(
@@ -44,6 +49,7 @@ class Trainer:
         num_steps: int | None = None,
         train_dir: pathlib.Path | None = None,
         initial_model: pathlib.Path | None = None,
+        strategy: tfgpipe.PipelineStrategy | None = None,
     ) -> None:
         self.experiment = experiment
         self.source = experiment.data.source()
@@ -51,6 +57,7 @@ class Trainer:
         self.num_steps = num_steps or self._per_epoch * experiment.epochs
         self._folder = train_dir
         self._initial_model = initial_model
+        self._strategy = strategy
         model = self._new_model()  # checks the arguments
         if train_dir is not None:
             self._claim_folder(train_dir)
@@ -58,13 +65,16 @@ class Trainer:
         self.first_step = int(self.model.optimizer.iterations)
 
     def _claim_folder(self, folder: pathlib.Path) -> None:
-        """Checks that the folder holds no other run; notes this one there."""
+        """Checks that no other run uses the folder; notes this one there."""
         run = self.experiment.settings()
         run |= {"num_steps": self.num_steps, "num_partitions": None}
+        if self._strategy and self._strategy.num_replicas > 1:
+            run["num_replicas"] = self._strategy.num_replicas
         text = json.dumps(run, indent=2)
         path = folder / "experiment.json"
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            folder_lock.claim(folder)
             before = path.read_text("utf-8") if path.exists() else text
             path.write_text(before, "utf-8")
         except OSError as error:
@@ -83,10 +93,17 @@ class Trainer:
     def _restore(self) -> tfgpipe.GPipe | None:
         if self._folder is None or not self._checkpoint.exists():
             return None
-        return tfgpipe.load_model(
-            str(self._checkpoint),
-            num_partitions=self.experiment.num_partitions,
-        )
+        with self._scope():
+            return tfgpipe.load_model(
+                str(self._checkpoint),
+                num_partitions=self.experiment.num_partitions,
+            )
+
+    def _scope(self) -> Any:
+        """Where pipelines are made. A context manager."""
+        if self._strategy is None:
+            return contextlib.nullcontext()
+        return self._strategy.scope()
 
     @property
     def _checkpoint(self) -> pathlib.Path:
@@ -95,14 +112,16 @@ class Trainer:
     def _new_model(self) -> tfgpipe.GPipe:
         experiment = self.experiment
         keras.utils.set_random_seed(experiment.seed)
-        model = tfgpipe.GPipe(
-            self._layers(),
-            num_partitions=experiment.num_partitions,
-            num_micro_batches=experiment.num_micro_batches,
-            layers_per_cell=experiment.layers_per_cell,
-            schedule=experiment.schedule,
-            remat=experiment.remat,
-        )
+        layers = self._layers()
+        with self._scope():
+            model = tfgpipe.GPipe(
+                layers,
+                num_partitions=experiment.num_partitions,
+                num_micro_batches=experiment.num_micro_batches,
+                layers_per_cell=experiment.layers_per_cell,
+                schedule=experiment.schedule,
+                remat=experiment.remat,
+            )
         model.build_from_config(spec_config(self.source.input_spec))
         model.compile(
             optimizer=experiment.optimizer.make(self.num_steps),

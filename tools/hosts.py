@@ -1,0 +1,207 @@
+"""Which hosts take part in a run: --workers, or TF_CONFIG."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+_EXAMPLE = (
+    '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, '
+    '"task": {"type": "worker", "index": 0}}'
+)
+_JOBS = ("chief", "worker")
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """A process with devices, on some host.
+
+    Attributes:
+        job: "chief" or "worker".
+        index: Its number in the job.
+        name: Name or address of the host.
+        port: Where its `tools.worker` listens.
+    """
+
+    job: str
+    index: int
+    name: str
+    port: int
+
+    @property
+    def task(self) -> str:
+        """How TensorFlow calls it."""
+        return f"/job:{self.job}/replica:0/task:{self.index}"
+
+    @property
+    def address(self) -> str:
+        """Host and port."""
+        return f"{self.name}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{self.job} {self.index} at {self.address}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Hosts:
+    """All of them.
+
+    Attributes:
+        all: Those with devices, in order.
+        own: Which of them is this process; `None` for a controller that has
+            no devices in the run.
+    """
+
+    all: tuple[Host, ...]
+    own: Host | None = None
+
+    @property
+    def controller(self) -> Host | None:
+        """The first, unless the controller is none of them."""
+        return None if self.own is None else self.all[0]
+
+    @property
+    def others(self) -> tuple[Host, ...]:
+        """All but this process."""
+        return tuple(host for host in self.all if host != self.own)
+
+
+def given(
+    workers: str | None, environment: Mapping[str, str] = os.environ
+) -> Hosts | None:
+    """The hosts that a flag or TF_CONFIG names.
+
+    Args:
+        workers: Value of --workers: host:port,host:port.
+        environment: Where TF_CONFIG may be.
+
+    Returns:
+        The hosts; `None` for a run on this one alone.
+
+    Raises:
+        ValueError: If what is given is malformed.
+    """
+    config = environment.get("TF_CONFIG", "").strip()
+    if workers is None:
+        return _from_tf_config(config) if config else None
+    if config:
+        raise ValueError(
+            "--workers and TF_CONFIG must not be given both. Received: "
+            f"--workers={workers} and TF_CONFIG={config}. Unset one of them."
+        )
+    hosts = _hosts("worker", workers.split(","), f"--workers={workers}")
+    return Hosts(hosts)
+
+
+def device_names(
+    hosts: Hosts, names: Mapping[str, list[str]], wanted: int
+) -> list[str]:
+    """The devices of all hosts: accelerators, or else CPUs.
+
+    Args:
+        hosts: The hosts.
+        names: By kind, the best first, the devices that TensorFlow lists.
+        wanted: How many there have to be at least.
+
+    Returns:
+        Names: those of the first host first.
+
+    Raises:
+        ValueError: If there are too few, or a host has none of the kind that
+            others have.
+    """
+    tasks = tuple(f"{host.task}/" for host in hosts.all)
+    used = (kind for kind in names if _begin(names[kind], tasks))
+    kind = next(used, "CPU")
+    by_host = {
+        host: _begin(names[kind], (f"{host.task}/",)) for host in hosts.all
+    }
+    lacking = [str(host) for host, own in by_host.items() if not own]
+    if lacking:
+        raise ValueError(
+            f"All hosts must have a {kind} where one has. Received: none on "
+            f"{', '.join(lacking)}. Leave these hosts out, or hide the others' "
+            "with CUDA_VISIBLE_DEVICES."
+        )
+    found = [name for own in by_host.values() for name in own]
+    if len(found) < wanted:
+        counts = [f"{len(own)} of {host}" for host, own in by_host.items()]
+        raise ValueError(
+            "The replicas times the cells of each must be at most the number "
+            f"of devices. Received: {wanted} wanted, of {len(found)}: "
+            f"{', '.join(counts)}. Ask for fewer, or start more workers; those "
+            "without accelerators split their CPU with --num_virtual_devices."
+        )
+    return found
+
+
+def _begin(names: list[str], starts: tuple[str, ...]) -> list[str]:
+    return [name for name in names if name.startswith(starts)]
+
+
+def _from_tf_config(text: str) -> Hosts | None:
+    received = f"TF_CONFIG={text}"
+    try:
+        config = json.loads(text)
+        cluster = config.get("cluster", {})
+        jobs = {job: list(cluster[job]) for job in cluster if cluster[job]}
+        task = config.get("task", {})
+        own = task.get("type"), int(task.get("index", 0))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"TF_CONFIG must be JSON such as {_EXAMPLE}. "
+            f"Received: {received}, which gives: {error}."
+        ) from error
+    if not jobs:
+        return None
+    odd = [job for job in jobs if job not in _JOBS]
+    if odd or len(jobs.get("chief", [])) > 1:
+        raise ValueError(
+            "TF_CONFIG must have the jobs chief, with one task, and worker. "
+            f"Received: {received}. Leave out other jobs: the controller "
+            "evaluates, and variables are with the cells."
+        )
+    hosts: list[Host] = []
+    for job in _JOBS:
+        hosts += _hosts(job, jobs.get(job, []), received)
+    _check_different(hosts, received)
+    found = [host for host in hosts if (host.job, host.index) == own]
+    if not found:
+        known = ", ".join(f"{host.job} {host.index}" for host in hosts)
+        raise ValueError(
+            "TF_CONFIG must say which task this process is. Expected: one of "
+            f"{known}. Received: {received}. Set its task on each host, as in "
+            f"{_EXAMPLE}."
+        )
+    return Hosts(tuple(hosts), found[0]) if len(hosts) > 1 else None
+
+
+def _hosts(job: str, addresses: list[Any], received: str) -> tuple[Host, ...]:
+    found = []
+    for index, address in enumerate(addresses):
+        name, _, port = str(address).strip().rpartition(":")
+        if not name or "/" in name or not port.isascii() or not port.isdigit():
+            number = 0
+        else:
+            number = int(port)
+        if not 0 < number < 2**16:
+            raise ValueError(
+                "Workers must be given as host:port, with ports from 1 to "
+                f"65535. Received: {address!r} in {received}. Write such as "
+                "--workers=host0:2222,host1:2222."
+            )
+        found.append(Host(job, index, name, number))
+    _check_different(found, received)
+    return tuple(found)
+
+
+def _check_different(hosts: list[Host], received: str) -> None:
+    addresses = [host.address for host in hosts]
+    for address in addresses:
+        if addresses.count(address) > 1:
+            raise ValueError(
+                "Workers must have different addresses. Received: "
+                f"{address} more than once in {received}. Start a worker for "
+                "each, on ports of their own where they share a host."
+            )

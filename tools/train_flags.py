@@ -1,0 +1,82 @@
+"""The flags of `tools.train`."""
+
+from absl import flags
+
+flags.DEFINE_string("params", None, "Name of the experiment; see --list.")
+flags.DEFINE_boolean("list", False, "Print all experiments and stop.")
+flags.DEFINE_boolean(
+    "dry_run",
+    False,
+    "Print what each cell's device would hold, and stop; nothing is allocated.",
+)
+flags.DEFINE_integer("num_partitions", None, "K, the number of cells.", 1)
+flags.DEFINE_integer(
+    "num_replicas", 1, "R, pipelines that share every mini-batch.", 1
+)
+flags.DEFINE_integer(
+    "num_micro_batches",
+    None,
+    "M, the micro-batches of a mini-batch; with replicas, of each replica.",
+    1,
+)
+flags.DEFINE_string("schedule", None, "Order of the tasks on each device.")
+flags.DEFINE_string("remat", None, "What the backward pass recomputes.")
+flags.DEFINE_integer("batch_size", None, "Examples in a mini-batch.", 1)
+flags.DEFINE_integer("epochs", None, "Times to go through the data.", 1)
+flags.DEFINE_integer("steps", None, "Mini-batches, instead of --epochs.", 1)
+flags.DEFINE_integer("seed", None, "Of initial weights and data order.", 0)
+flags.DEFINE_multi_string(
+    "set", [], "Another field: --set=model.num_filters=64. Repeatable."
+)
+flags.DEFINE_string(
+    "train_dir", None, "Folder for checkpoints and final.keras."
+)
+flags.DEFINE_integer(
+    "checkpoint_every",
+    None,
+    "Steps from one checkpoint to the next. Default: one after every epoch.",
+    1,
+)
+flags.DEFINE_integer(
+    "evaluate_every",
+    None,
+    "Steps from one test to the next. Default: one at the end.",
+    1,
+)
+flags.DEFINE_boolean(
+    "tensorboard",
+    False,
+    "Write loss, speed, bubble and memory to TRAIN_DIR/tensorboard.",
+)
+flags.DEFINE_string(
+    "initial_model",
+    None,
+    "The final.keras to start from, for experiments that start from another.",
+)
+flags.DEFINE_integer(
+    "num_virtual_devices",
+    None,
+    "Split the CPU into so many devices. Default: where there is no "
+    "accelerator, as many as are needed.",
+    1,
+)
+flags.DEFINE_integer(
+    "compare_num_partitions",
+    None,
+    "Train a second time with so many cells, compare the weights, and exit "
+    "with 1 if any bit differs.",
+    1,
+)
+flags.DEFINE_integer(
+    "compare_steps", None, "Compare after so many steps. Default: all.", 1
+)
+flags.DEFINE_string(
+    "workers",
+    None,
+    "Hosts with the devices, host:port,host:port; on each of them runs "
+    "tools.worker. Instead, TF_CONFIG may name the hosts of a cluster that "
+    "all run this command.",
+)
+flags.DEFINE_float(
+    "connect_timeout", 60.0, "Seconds to wait for the other hosts.", 1.0
+)
