@@ -325,7 +325,10 @@ def test_train_dir_that_is_a_file_is_refused(tmp_path, capsys):
         ({"steps": 1, "epochs": 1}, "must not be given both"),
         ({"compare_steps": 1}, "needs --compare_num_partitions"),
         ({"compare_steps": 99, "compare_num_partitions": 1}, "from 1 to 12"),
-        ({"num_virtual_devices": 1}, "at least the number of cells"),
+        (
+            {"num_virtual_devices": 1},
+            "number of cells, those of all replicas, 2.",
+        ),
         ({"num_virtual_devices": 3, "num_replicas": 2}, "replicas, 4."),
         ({"workers": "a:1,b"}, "host:port"),
         ({"workers": "a:1", "num_virtual_devices": 2}, "Give it to tools.work"),

@@ -472,6 +472,7 @@ def test_modes_of_keras_give_its_numbers_under_each_schedule(mode, schedule):
     [
         ("mixed_float16", "zero_bubble"),
         pytest.param("mixed_float16", "1f1b", marks=pytest.mark.slow),
+        pytest.param("mixed_bfloat16", "1f1b", marks=pytest.mark.slow),
         pytest.param("mixed_bfloat16", "zero_bubble", marks=pytest.mark.slow),
     ],
 )
@@ -527,7 +528,15 @@ class Overridden(tfgpipe.GPipe):
 
 @pytest.mark.parametrize(
     ("schedule", "eagerly"),
-    [*((schedule, False) for schedule in EARLY), ("1f1b", True)],
+    [
+        pytest.param(
+            schedule,
+            eagerly,
+            marks=pytest.mark.slow if eagerly and schedule != "1f1b" else (),
+        )
+        for schedule in EARLY
+        for eagerly in (False, True)
+    ],
 )
 @pytest.mark.parametrize(
     ("cls", "loss"),

@@ -218,16 +218,22 @@ def cluster(tmp_path, jobs, *flags):
     ]
 
 
+def output_of_controller(processes):
+    """When both tasks of a cluster have ended as they should."""
+    for process in processes:
+        assert process.wait() == 0, process.output
+    serving, controller = (process.output for process in processes)
+    assert "controller ended with exit code 0" in serving
+    return controller
+
+
 @pytest.mark.slow
 def test_hosts_with_tf_config_give_the_bits_of_one_and_end(tmp_path):
     """The chief is the controller, and has a cell as well."""
     folder = tmp_path / "run"
     jobs = ["chief", "worker"]
     _, processes = cluster(tmp_path, jobs, f"--train_dir={folder}")
-    for process in processes:
-        assert process.wait() == 0, process.output
-    serving, controller = (process.output for process in processes)
-    assert "controller ended with exit code 0" in serving
+    controller = output_of_controller(processes)
     assert "/job:chief/replica:0/task:0/device:CPU:0" in controller
     assert "/job:worker/replica:0/task:0/device:CPU:0" in controller
     assert_same_weights(folder, expected_weights())
@@ -248,10 +254,7 @@ def test_cluster_whose_controller_is_killed_ends_and_resumes(tmp_path):
     assert not (folder / "final.keras").exists()
 
     _, processes = cluster(tmp_path, jobs, *flags)
-    for process in processes:
-        assert process.wait() == 0, process.output
-    serving, controller = (process.output for process in processes)
-    assert "controller ended with exit code 0" in serving
+    controller = output_of_controller(processes)
     assert "Resuming after step" in controller
     assert "/job:worker/replica:0/task:0/device:CPU:0" in controller
     assert "/job:worker/replica:0/task:1/device:CPU:0" in controller

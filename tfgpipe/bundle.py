@@ -48,6 +48,11 @@ class Bundle:
         return [t for slot in self.slots for t in slot]
 
     @property
+    def num_packed(self) -> int:
+        """The number of tensors that `pack` returns."""
+        return len(self._groups) + len(self._alone)
+
+    @property
     def specs(self) -> list[tf.TensorSpec]:
         """Shapes and dtypes of what `pack` returns."""
         tensors = self.tensors

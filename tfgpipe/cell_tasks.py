@@ -122,7 +122,7 @@ class CellTasks:
     def recompute(self, arguments: Arguments) -> list[Any]:
         """Computes again what the backward pass needs, as `forward` does."""
         kept = self.traced.kept
-        if not kept.tensors or self.traced.recomputes_in_backward:
+        if not kept.slots or self.traced.recomputes_in_backward:
             return []
         function = self.traced.function("recompute", [], [kept])
         return function(self.traced.values(arguments))

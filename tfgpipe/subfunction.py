@@ -58,7 +58,7 @@ class Subfunction:
                 arguments.append(self._captures[one.ref()])
         results = iter(self._call([*arguments, *sums]))
         return [
-            list(itertools.islice(results, len(fetch.specs)))
+            list(itertools.islice(results, fetch.num_packed))
             if isinstance(fetch, Bundle)
             else next(results)
             for fetch in self._fetches

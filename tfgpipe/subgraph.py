@@ -54,7 +54,6 @@ class Subgraphs:
         self._where = f"/device:{device_type}:*"
         self._graph = graph
         self._definition = graph.as_graph_def()
-        self._nodes = {node.name: node for node in self._definition.node}
         self._operations = graph.get_operations()
         self._place = {op.name: i for i, op in enumerate(self._operations)}
         self.captures = {t.ref(): outer for outer, t in graph.captures}
@@ -228,7 +227,7 @@ class Subgraphs:
     ) -> tuple[list[list[tf.Tensor]], list[tf.Tensor]]:
         """The slots of a bundle, and their values in a function."""
         bundle = as_bundle(one)
-        packed = list(itertools.islice(arguments, len(bundle.specs)))
+        packed = list(itertools.islice(arguments, bundle.num_packed))
         with tf.device(self._where):
             return bundle.slots, bundle.unpack(packed)
 

@@ -2,28 +2,25 @@
 
 speed: every cell waits instead of computing, on a device of its own in every
 replica, and its update waits for --exchange_ms first, as if gradients were
-still on the way from other replicas. The bound is what the tasks
-of one replica take, `efficiency` its share of a step without exchange; `hidden`
-is the share of the exchange during which any device still had a task to do.
+still on the way from other replicas. The bound is what the tasks of one replica
+take, `efficiency` its share of a step without exchange; `hidden` is the share
+of the exchange during which any device still had a task to do.
 
 memory: a Transformer with Adam's slots: the most bytes of variables that a
 device owns, and the most that it exchanges with other replicas in a step:
 weights that it gets, and gradients that it sends.
 """
 
-import math
 import time
 from collections import Counter
 from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 from absl import flags
 
 import tfgpipe
-from tfgpipe.named_schedules import SCHEDULES
-from tools.bench_efficiency import make_devices
+from tools.bench_efficiency import Setting, make_devices
 from tools.bench_flags import define_choices, define_numbers, new_flags
 from tools.bench_models import train_step, transformer
 from tools.bench_report import (
@@ -35,6 +32,7 @@ from tools.bench_report import (
     spread_columns,
     spread_values,
 )
+from tools.kept_tensors import spec_bytes
 from tools.timed_layers import Device, Timed, Work, durations
 
 FLAGS = new_flags(rounds=5)
@@ -96,11 +94,8 @@ def _speed(values: flags.FlagValues, report: Report) -> None:
     settings = [(r, k, m) for r in values.r for k in values.k for m in values.m]
     seconds = values.cell_ms / 1000
     for r, k, m in progress(settings, "speed"):
-        tasks = SCHEDULES["gpipe"](k, m, 1)
-        tasks = tasks.with_recompute(
-            lambda cell, b, tasks=tasks: b == tasks.first_backward(cell)
-        )
-        bound = tasks.length(durations([seconds] * k))
+        one = Setting("gpipe", "except_last", "equal", values.cell_ms, k, m, 1)
+        bound = one.tasks().length(durations(one.seconds()))
         without, _ = _measure(r, k, m, seconds, 0, values.rounds)
         exchange = values.exchange_ms / 1000
         times, hidden = _measure(r, k, m, seconds, exchange, values.rounds)
@@ -204,17 +199,16 @@ def _memory(values: flags.FlagValues, report: Report) -> None:
             notes=["MiB: of the device that has most."],
         )
     )
-    alone: dict[int, float] = {}
     for k in values.k:
+        alone, _ = _held(1, k)
         for r in values.r:
             owned, exchanged = _held(r, k)
-            alone.setdefault(k, _held(1, k)[0])
             table.rows.append(
                 {
                     "r": r,
                     "k": k,
                     "owned_mib": owned,
-                    "of_one": owned / alone[k],
+                    "of_one": owned / alone,
                     "exchanged_mib": exchanged,
                 }
             )
@@ -242,8 +236,7 @@ def _bytes(variables: list[Any]) -> Counter:
     """Bytes by device."""
     held: Counter = Counter()
     for variable in variables:
-        size = tf.as_dtype(variable.dtype).size
-        held[_short(variable.value.device)] += size * math.prod(variable.shape)
+        held[_short(variable.value.device)] += spec_bytes(variable)
     return held
 
 

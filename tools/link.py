@@ -15,6 +15,7 @@ Messages, in this order:
     controller  {"end": exit code}
 """
 
+import functools
 import hashlib
 import json
 import pathlib
@@ -96,6 +97,7 @@ class Link:
         self._socket.close()
 
 
+@functools.cache
 def fingerprint() -> dict[str, str]:
     """What must be the same on all hosts: versions, and this code."""
     root = pathlib.Path(__file__).parent.parent

@@ -34,6 +34,7 @@ FLAGS = flags.FLAGS
 
 flags.adopt_module_key_flags(train_flags)
 
+_REFUSED = (ValueError, FileNotFoundError, ImportError)
 _FIELDS = (
     "num_partitions",
     "num_micro_batches",
@@ -66,9 +67,8 @@ def main(argv: list[str]) -> int:
         if found is not None and found.own not in (None, found.controller):
             return worker.serve_once(found, num_devices, FLAGS.connect_timeout)
         cluster = _connect(experiment, found)
-    except (ValueError, FileNotFoundError, ImportError) as error:
-        print(f"tools.train: {error}", file=sys.stderr)
-        return 2
+    except _REFUSED as error:
+        return _say(error)
     if cluster is None:
         return _run(experiment, None)
     with cluster:
@@ -86,9 +86,8 @@ def _run(experiment: Experiment, names: list[str] | None) -> int:
             _strategy(experiment, names),
         )
         snapshot = _snapshot(trainer)
-    except (ValueError, FileNotFoundError, ImportError) as error:
-        print(f"tools.train: {error}", file=sys.stderr)
-        return 2
+    except _REFUSED as error:
+        return _say(error)
     print(experiment)
     callbacks = [snapshot] if snapshot else []
     try:
@@ -102,6 +101,12 @@ def _run(experiment: Experiment, names: list[str] | None) -> int:
     if saved := trainer.export():
         print(f"The trained model: {saved}")
     return _compare(experiment, snapshot, names) if snapshot else 0
+
+
+def _say(error: Exception) -> int:
+    """Says what cannot be done; returns the exit code."""
+    print(f"tools.train: {error}", file=sys.stderr)
+    return 2
 
 
 def _path(text: str | None) -> pathlib.Path | None:
