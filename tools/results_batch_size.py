@@ -21,7 +21,7 @@ from tools.results_outcome import Outcome, Picture, Series
 FLAGS = results_runs.new_flags()
 results_runs.define_translation(FLAGS)
 flags.DEFINE_integer(
-    "epochs", 30, "Times to go through the data.", 1, flag_values=FLAGS
+    "epochs", 12, "Times to go through the data.", 1, flag_values=FLAGS
 )
 
 _NAMES = [f"mt.t_6_8192_16_batch_{size}_small" for size in ("260k", "1m", "4m")]
