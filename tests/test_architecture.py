@@ -14,6 +14,7 @@ PACKAGE = pathlib.Path(tfgpipe.__file__).parent
 ORDER = (
     "__init__",
     "gpipe",
+    "tpu",
     "timeline",
     "stepping",
     "saving",

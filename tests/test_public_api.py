@@ -12,7 +12,10 @@ def test_all_is_the_public_interface():
         "GPipe",
         "PipelineStrategy",
         "Schedule",
+        "TPUPipelineStrategy",
+        "connect_to_tpu",
         "load_model",
+        "tpu_device_assignment",
     ]
 
 

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from absl import flags
 from absl.testing import flagsaver
+from fabricated_tpu import TPUS, list_cores
 
+import tfgpipe
 from params import datasets, registry
 from params.experiment import Experiment
 from params.images import Images
@@ -384,3 +386,46 @@ def test_leftover_arguments_are_refused(capsys):
     with flagsaver.flagsaver(params="image.tiny"):
         assert train.main(["train", "epochs=3"]) == 2
     assert "only flags. Received: ['epochs=3']" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------- a TPU
+@pytest.fixture
+def fabricated(monkeypatch):
+    """Connecting gives a v2-8; returns what it was asked for."""
+    list_cores(monkeypatch)
+    asked = []
+
+    def connect(*arguments):
+        asked.append(arguments)
+        return TPUS["v2-8"]
+
+    monkeypatch.setattr(tfgpipe, "connect_to_tpu", connect)
+    return asked
+
+
+def test_trainer_uses_the_cores_of_its_tpu(fabricated, capsys):
+    given = {"params": "image.tiny", "steps": 1, "tpu": "local"}
+    assert run(**given, num_replicas=2, connect_timeout=7.0) == 0
+    assert fabricated == [("local", 7.0)]
+    printed = capsys.readouterr().out
+    for core in (0, 1, 2, 3):
+        assert f"device:TPU:{core}" in printed
+    assert "device:TPU:6" not in printed
+    names = devices.tpu_cores("local", 5, 7.0)
+    assert [int(name[-1]) for name in names] == [0, 1, 2, 3, 6, 7, 4, 5]
+
+
+def test_trainer_refuses_what_does_not_go_with_a_tpu(
+    fabricated, capsys, monkeypatch
+):
+    given = {"params": "image.tiny", "tpu": "local"}
+    assert run(**given, num_replicas=2, num_partitions=5) == 2
+    assert "Received: 10 wanted, of 8" in capsys.readouterr().err
+    assert run(**given, workers="host:1") == 2
+    assert "--tpu and --workers must not" in capsys.readouterr().err
+    assert run(**given, num_virtual_devices=2) == 2
+    assert "--tpu and --num_virtual_devices" in capsys.readouterr().err
+    monkeypatch.setenv("TF_CONFIG", "{}")
+    assert run(**given) == 2
+    assert "--tpu and TF_CONFIG" in capsys.readouterr().err
+    assert len(fabricated) == 1

@@ -13,5 +13,18 @@ from tfgpipe.gpipe import GPipe
 from tfgpipe.saving import load_model
 from tfgpipe.schedule import Schedule
 from tfgpipe.strategy import PipelineStrategy
+from tfgpipe.tpu import (
+    TPUPipelineStrategy,
+    connect_to_tpu,
+    tpu_device_assignment,
+)
 
-__all__ = ["GPipe", "PipelineStrategy", "Schedule", "load_model"]
+__all__ = [
+    "GPipe",
+    "PipelineStrategy",
+    "Schedule",
+    "TPUPipelineStrategy",
+    "connect_to_tpu",
+    "load_model",
+    "tpu_device_assignment",
+]

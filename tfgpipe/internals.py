@@ -438,7 +438,7 @@ class Call:
             # Else TensorFlow goes through the function for every call.
             "_disable_call_shape_inference": _Attribute(b=True),
         }
-        if _IS_COMPILED in function.function_def.attr:
+        if function.function_def.attr[_IS_COMPILED].b:
             self._attributes[_IS_COMPILED] = _Attribute(b=True)
 
     def __call__(self, arguments: list[tf.Tensor]) -> list[tf.Tensor]:

@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfgpipe import gradients, internals
+from tfgpipe import gradients, internals, placement
 from tfgpipe.cell import Boundary, Cell
 from tfgpipe.cell_function import Arguments, CellFunction
 from tfgpipe.micro_batch import MicroBatches
@@ -67,8 +67,10 @@ class Pipeline:
         x = tracer.led(x)
         devices = [cell.devices for cell in cells]
         count = len(devices[0]) * num_micro_batches
-        # Rows for several devices are taken apart where they come from.
-        host = "CPU:0" if len(devices[0]) > 1 else None
+        # Rows for several devices are taken apart where they come from, and
+        # those for a TPU where that need not be compiled.
+        from_host = len(devices[0]) > 1 or placement.has_tpu(devices[0])
+        host = "CPU:0" if from_host else None
         with tf.device(host or cells[0].device):
             self.micro_batches = MicroBatches(x, count)
             inputs = self.micro_batches.split(x)

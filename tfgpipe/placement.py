@@ -76,6 +76,11 @@ def device_types(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(types))
 
 
+def has_tpu(names: Iterable[str]) -> bool:
+    """Whether XLA compiles whatever runs on one of these devices."""
+    return "TPU" in device_types(names)
+
+
 def same_device(one: str, other: str) -> bool:
     """Whether two names, full or short, mean one device."""
     a, b = tf.DeviceSpec.from_string(one), tf.DeviceSpec.from_string(other)

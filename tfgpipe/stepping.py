@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from tfgpipe import internals
+from tfgpipe import internals, placement
 from tfgpipe import strategy as strategy_lib
 from tfgpipe.loss import Head, streams_loss, streams_metrics
 from tfgpipe.micro_batch import as_specs, check_rows, shapes
@@ -154,10 +154,16 @@ class Stepped(internals.BuiltBeforeTracing):
             self._arguments.remat_by_cell(),
             Tracer(
                 self.run_eagerly,
-                self._jit_cells,
+                self._jit_cells or self._is_on_tpu,
                 self._arguments.gradient_dtype,
             ),
             self._plan.clock,
+        )
+
+    @property
+    def _is_on_tpu(self) -> bool:
+        return placement.has_tpu(
+            device for cell in self._plan.cells for device in cell.devices
         )
 
     def _update(self, run: Pipeline, objective: Objective) -> None:
@@ -261,7 +267,10 @@ class Stepped(internals.BuiltBeforeTracing):
     # ------------------------------------------------------------- Keras's XLA
     @property
     def jit_compile(self) -> bool:
-        """Always False: `compile(jit_compile=True)` compiles each cell."""
+        """Always False: `compile(jit_compile=True)` compiles each cell.
+
+        On a TPU, cells are compiled in any case.
+        """
         return False
 
     @jit_compile.setter

@@ -95,19 +95,7 @@ class PipelineStrategy(internals.SingleReplicaStrategy):
         num_partitions: int,
         devices: Sequence[str] | None = None,
     ):
-        problems = [
-            f"`{name}` must be an integer of at least 1. "
-            f"Received: {name}={value!r}."
-            for name, value in (
-                ("num_replicas", num_replicas),
-                ("num_partitions", num_partitions),
-            )
-            if isinstance(value, bool)
-            or not isinstance(value, int)
-            or value < 1
-        ]
-        if problems:
-            raise ValueError("\n".join(problems))
+        check_counts(num_replicas, num_partitions)
         self.num_replicas, self.num_partitions = num_replicas, num_partitions
         names = self._names(devices)
         self.devices = tuple(
@@ -152,9 +140,28 @@ class PipelineStrategy(internals.SingleReplicaStrategy):
 
     def __repr__(self) -> str:
         return (
-            f"<PipelineStrategy num_replicas={self.num_replicas} "
+            f"<{type(self).__name__} num_replicas={self.num_replicas} "
             f"num_partitions={self.num_partitions}>"
         )
+
+
+def check_counts(num_replicas: Any, num_partitions: Any) -> None:
+    """Checks R and K.
+
+    Raises:
+        ValueError: If one is no integer of at least 1.
+    """
+    problems = [
+        f"`{name}` must be an integer of at least 1. "
+        f"Received: {name}={value!r}."
+        for name, value in (
+            ("num_replicas", num_replicas),
+            ("num_partitions", num_partitions),
+        )
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1
+    ]
+    if problems:
+        raise ValueError("\n".join(problems))
 
 
 def current() -> PipelineStrategy | None:
@@ -172,6 +179,7 @@ def current() -> PipelineStrategy | None:
             "`tfgpipe.PipelineStrategy`, or of no `tf.distribute` strategy. "
             f"Received: the scope of {strategy}. For replicas of a pipeline, "
             "use `with tfgpipe.PipelineStrategy(num_replicas, "
-            "num_partitions).scope():`."
+            "num_partitions).scope():`, and on a TPU "
+            "`tfgpipe.TPUPipelineStrategy(device_assignment)`."
         )
     return strategy

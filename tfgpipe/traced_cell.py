@@ -224,8 +224,7 @@ class TracedCell:
         if hasattr(self, "_cut"):
             return
         device_types = placement.device_types(self._made_from[0].cell.devices)
-        is_xla = self._jit_compile or "TPU" in device_types
-        together = len(device_types) == 1 and not is_xla
+        together = len(device_types) == 1 and not self._jit_compile
         self._cut = Subgraphs(self._graph, self._options, device_types[0])
         weights = [
             _only_cast(w) or [w] for w in self.inputs.sources(with_inputs=False)

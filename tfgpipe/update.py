@@ -105,11 +105,12 @@ class _SharedUpdate:
             key = (
                 *((tuple(v.shape), v.value.dtype) for v in changing),
                 gradient.dtype,
+                placement.has_tpu([device]),
             )
             tensors = [gradient, *self._scalars[place]]
             if key not in self._functions:
                 self._functions[key] = self._trace(
-                    tensors, own, changing, fixed
+                    tensors, own, changing, fixed, placement.has_tpu([device])
                 )
             handles = [v.value.handle for v in changing]
             self._functions[key]([*tensors, *handles])
@@ -120,6 +121,7 @@ class _SharedUpdate:
         variable: keras.Variable,
         changing: list[keras.Variable],
         fixed: list[keras.Variable],
+        jit_compile: bool,
     ) -> Callable:
         known = [*changing, *fixed]
 
@@ -140,6 +142,7 @@ class _SharedUpdate:
         traced = tf.function(
             update,
             autograph=False,
+            jit_compile=jit_compile or None,
             experimental_attributes={"_noinline": True},
         )
         return internals.Call(

@@ -1,4 +1,4 @@
-"""The devices of a run: a CPU in several parts, replicas, other hosts."""
+"""The devices of a run: parts of a CPU, a TPU's cores, replicas."""
 
 import tensorflow as tf
 
@@ -40,6 +40,33 @@ def hide_accelerators() -> None:
 def has_accelerator() -> bool:
     """Whether TensorFlow sees a GPU or a TPU. Starts no device."""
     return any(tf.config.get_visible_devices(kind) for kind in ("GPU", "TPU"))
+
+
+def tpu_cores(tpu: str, wanted: int, timeout: float) -> list[str]:
+    """Connects to a TPU. To be called before TensorFlow runs anything.
+
+    Args:
+        tpu: As for `tfgpipe.connect_to_tpu`.
+        wanted: How many cores there have to be at least.
+        timeout: Seconds to wait for its hosts.
+
+    Returns:
+        Names of all its cores, neighbours one after the other.
+
+    Raises:
+        ValueError: If it cannot be used, or there are too few.
+    """
+    topology = tfgpipe.connect_to_tpu(tpu, timeout)
+    num_hosts, per_host, _ = topology.device_coordinates.shape
+    found = num_hosts * per_host
+    if found < wanted:
+        raise ValueError(
+            "The replicas times the cells of each must be at most the number "
+            f"of cores of the TPU. Received: {wanted} wanted, of {found}. Ask "
+            "for fewer, or for a larger TPU."
+        )
+    assignment = tfgpipe.tpu_device_assignment(topology, 1, found)
+    return [assignment.tpu_device(0, k) for k in range(found)]
 
 
 def strategy(

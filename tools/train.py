@@ -7,12 +7,14 @@ r"""Trains an experiment of `params` through a pipeline.
         --num_partitions=3 --set=model.num_filters=64 --train_dir=runs/wide
     python -m tools.train --params=image.amoebanet_d_demo \
         --num_replicas=2 --workers=host0:2222,host1:2222
+    python -m tools.train --params=image.amoebanet_d_18_256 --tpu=local
 
 Flags that are not given keep the experiment's own values. The same command
 resumes a run that was killed, if it has a --train_dir.
 """
 
 import dataclasses
+import os
 import pathlib
 import sys
 import time
@@ -62,6 +64,8 @@ def main(argv: list[str]) -> int:
             print(experiment)
             print_cell_sizes(experiment)
             return 0
+        if FLAGS.tpu is not None:
+            return _run(experiment, _tpu_cores(experiment))
         found = hosts.given(FLAGS.workers)
         num_devices = _split_cpu(experiment, found)
         if found is not None and found.own not in (None, found.controller):
@@ -153,6 +157,32 @@ def _num_devices(experiment: Experiment) -> int:
     return FLAGS.num_replicas * k
 
 
+def _fewest_devices(experiment: Experiment) -> int:
+    """Devices that there must be: an interleaved schedule shares them."""
+    if experiment.schedule == "interleaved":
+        return FLAGS.num_replicas
+    return _num_devices(experiment)
+
+
+def _tpu_cores(experiment: Experiment) -> list[str]:
+    """Connects to the TPU; returns its cores."""
+    others = {
+        "--workers": FLAGS.workers,
+        "--num_virtual_devices": FLAGS.num_virtual_devices,
+        "TF_CONFIG": os.environ.get("TF_CONFIG"),
+    }
+    for name, value in others.items():
+        if value:
+            raise ValueError(
+                f"--tpu and {name} must not be given both. Received: "
+                f"--tpu={FLAGS.tpu} and {name}={value}. A TPU's hosts belong "
+                "to it: leave the other out."
+            )
+    return devices.tpu_cores(
+        FLAGS.tpu, _fewest_devices(experiment), FLAGS.connect_timeout
+    )
+
+
 def _split_cpu(experiment: Experiment, found: hosts.Hosts | None) -> int | None:
     """Splits the CPU where the experiment or a flag wants it.
 
@@ -193,10 +223,9 @@ def _connect(
         return None
     names = ", ".join(str(host) for host in found.others)
     print(f"tools.train: Connecting to {names}.", file=sys.stderr)
-    is_shared = experiment.schedule == "interleaved"
     return Cluster(
         found,
-        FLAGS.num_replicas if is_shared else _num_devices(experiment),
+        _fewest_devices(experiment),
         FLAGS.connect_timeout,
         _how_to_go_on(),
     )

@@ -77,6 +77,12 @@ flags.DEFINE_string(
     "tools.worker. Instead, TF_CONFIG may name the hosts of a cluster that "
     "all run this command.",
 )
+flags.DEFINE_string(
+    "tpu",
+    None,
+    'The TPU with the devices: "local" on a TPU VM; else its name, or the '
+    "address of its first host, grpc://host:port.",
+)
 flags.DEFINE_float(
-    "connect_timeout", 60.0, "Seconds to wait for the other hosts.", 1.0
+    "connect_timeout", 60.0, "Seconds to wait for other hosts, or a TPU.", 1.0
 )
