@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from graphs import called, step_graph, tasks
+from graphs import called, operations, step_graph, tasks
 from keras import layers as kl
 from kinds import KINDS
 from replicated import (
@@ -405,6 +405,22 @@ def test_gradients_are_added_up_while_other_cells_still_work():
                 assert num_waited == 4
             else:
                 assert num_waited > 4
+
+
+def test_metric_of_a_layer_is_added_up_in_order():
+    """AddN of three tensors or more adds them as they come in."""
+    model = replicas(SMALL["counters"].layers(), 4, 2)
+    model.compile("sgd", "mse")
+    x, y = np.ones((8, 5), "f4"), np.ones((8, 2), "f4")
+    graph = step_graph(model, x, y)
+    scalars = [
+        op
+        for op in operations(graph)
+        if op.inputs and op.inputs[0].shape == ()  # its total and its count
+    ]
+    assert not [o for o in scalars if o.type == "AddN" and len(o.inputs) > 2]
+    model.train_on_batch(x, y)
+    assert int(model.sequence[1].mean.count) == 8
 
 
 def test_replicas_share_their_traces():
