@@ -7,6 +7,7 @@ import collections
 import itertools
 
 import keras
+import mixed
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -284,6 +285,22 @@ def test_training_goes_on_exactly_at_another_grid(
         checkpoint.read(str(tmp_path / "checkpoint"))
     for model in models:
         assert_close(continued(model), expected)
+
+
+@pytest.mark.usefixtures("float64")
+def test_interleaved_replicas_are_one_pipeline_before_and_after_saving(
+    tmp_path,
+):
+    """Two of four cells on two devices; then R = 4 and K = 1."""
+    path = tmp_path / "model.keras"
+    model = mixed.replicas()
+    assert [len(set(cell.devices)) for cell in model.cells()] == [2] * 4
+    assert len({cell.devices for cell in model.cells()}) == 2
+    fit(model, *data())
+    model.save(path)
+    one = mixed.one_pipeline()
+    assert_close(mixed.numbers(model), mixed.numbers(one))
+    mixed.assert_goes_on(path, one)
 
 
 def test_file_of_replicas_is_loaded_without_a_strategy(tmp_path):

@@ -10,9 +10,12 @@ import socket
 import subprocess
 import time
 
+import mixed
+import numpy as np
 import pytest
 import runs
 from processes import ROOT, Process, Workers, train, until
+from tiny import assert_close, assert_same, data, fit
 
 import tfgpipe
 from params import datasets
@@ -79,6 +82,31 @@ def test_killed_worker_is_named_and_the_run_resumes_bit_identically(
         name = f"/job:worker/replica:0/task:{task}/device:CPU:{index}"
         assert name in run.output
     assert_same_weights(folder, expected_weights(3, 40))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("float64")
+def test_interleaved_replicas_on_workers_have_the_bits_of_one_process(
+    workers, tmp_path
+):
+    """Four cells on the two devices of a worker, a worker for each replica.
+
+    They are one pipeline of all micro-batches, also after they were saved.
+    """
+    program = str(ROOT / "tests" / "mixed.py")
+    run = Process(tmp_path, "mixed", program, workers.flag, str(tmp_path))
+    assert run.wait() == 0, run.output
+    for task in (0, 1):
+        for index in (0, 1):
+            name = f"/job:worker/replica:0/task:{task}/device:CPU:{index}"
+            assert run.output.count(name) == 2
+    found = list(np.load(tmp_path / "numbers.npz").values())
+    here = mixed.replicas()
+    fit(here, *data())
+    assert_same(found, mixed.numbers(here))
+    one = mixed.one_pipeline()
+    assert_close(found, mixed.numbers(one))
+    mixed.assert_goes_on(tmp_path / "model.keras", one)
 
 
 @pytest.mark.slow
