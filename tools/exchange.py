@@ -6,7 +6,7 @@ from typing import Any
 
 import tfgpipe
 from tfgpipe import placement
-from tools.kept_tensors import spec_bytes
+from tfgpipe.weights import num_bytes
 
 
 def exchanged_bytes(model: tfgpipe.GPipe) -> dict[str, int]:
@@ -43,5 +43,5 @@ def bytes_by_device(variables: Iterable[Any]) -> Counter:
     """Bytes of variables, by the full names of their devices."""
     held: Counter = Counter()
     for variable in variables:
-        held[variable.value.device] += spec_bytes(variable)
+        held[variable.value.device] += num_bytes(variable)
     return held
