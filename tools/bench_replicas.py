@@ -56,14 +56,15 @@ define_numbers(
     FLAGS,
     "processes",
     [2],
-    "Worker processes that share the R K devices; where they divide them.",
+    "Workers, for part `processes`, that share the R K devices evenly.",
 )
-flags.DEFINE_float(
+define_numbers(
+    FLAGS,
     "cell_mib",
-    1,
+    [1],
     "MiB of a cell's weights, for part `processes`.",
     0,
-    flag_values=FLAGS,
+    float,
 )
 flags.DEFINE_float(
     "cell_ms", 20, "Milliseconds of a forward task.", 0, flag_values=FLAGS

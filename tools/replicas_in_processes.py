@@ -20,6 +20,7 @@ COLUMNS = [
     Column("r", "R"),
     Column("k", "K"),
     Column("m", "M"),
+    Column("cell_mib", "cell MiB", "g"),
     Column("processes", "processes"),
     Column("bound_ms", "bound ms", ".1f"),
     *spread_columns("step_ms", "step ms", ".1f"),
@@ -36,21 +37,20 @@ def measure(values: flags.FlagValues, report: Report) -> None:
     table = report.add(
         Table(
             "processes",
-            f"Steps of cells of {values.cell_ms:g} ms with weights of "
-            f"{values.cell_mib:g} MiB, in one process and in workers: median "
-            f"and quartiles of {values.rounds}",
+            f"Steps of cells of {values.cell_ms:g} ms in one process and in "
+            f"workers: median and quartiles of {values.rounds}",
             COLUMNS,
             notes=[
-                "more ms: than one process takes. exchanged MiB: weights and "
-                "gradients between replicas in a step. others: share of the "
-                "machine that other processes used meanwhile, those that wait "
-                "for their turn included."
+                "more ms: than one process takes.",
+                "exchanged MiB: weights and gradients, between replicas.",
+                "others: share of the machine that other processes used.",
             ],
         )
     )
     for jobs in _groups(values):
         commands = {job: job.command() for job in jobs}
-        what = f"R={jobs[0].r} K={jobs[0].k} M={jobs[0].m}"
+        r, k, m, _, mib, _ = jobs[0]
+        what = f"R={r} K={k} M={m} {mib:g} MiB"
         workers = in_turns(commands, values.rounds, what)
         table.rows += [_row(job, workers) for job in jobs]
 
@@ -63,11 +63,9 @@ def _groups(values: flags.FlagValues) -> list[list[Job]]:
             counts = [n for n in values.processes if r * k % n == 0]
             counts = list(dict.fromkeys([1, *counts]))
             groups += [
-                [
-                    Job(r, k, m, values.cell_ms, values.cell_mib, count)
-                    for count in counts
-                ]
+                [Job(r, k, m, values.cell_ms, mib, count) for count in counts]
                 for m in values.m
+                for mib in values.cell_mib
                 if len(counts) > 1
             ]
     if not groups:
