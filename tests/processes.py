@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -78,6 +79,10 @@ class Workers:
 
     def kill(self, index):
         self._running[index].kill()
+
+    def stop(self, index):
+        """It does nothing any more, and stays."""
+        self._running[index].popen.send_signal(signal.SIGSTOP)
 
     def restart(self, index):
         self._running[index] = self._started(self.ports[index])

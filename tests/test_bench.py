@@ -9,11 +9,14 @@ import importlib
 import io
 import json
 import os
+import pathlib
+import signal
 import threading
 import time
 
 import keras
 import numpy as np
+import processes
 import pytest
 import tensorflow as tf
 from absl import flags
@@ -26,15 +29,16 @@ from tools import (
     bench_overhead,
     bench_replicas,
     bench_report,
-    bench_throughput,
     devices,
     peer_worker,
+    replica_worker,
     throughput_worker,
     timed_layers,
 )
 from tools.bench_flags import define_choices, define_numbers, new_flags
 from tools.bench_models import BenchModel
 from tools.bench_report import Column, Report, Table, spread
+from tools.sleeping_layers import Sleeping
 from tools.timed_layers import Device, Timed
 
 TINY = BenchModel(
@@ -109,6 +113,10 @@ def test_help_of_a_command_lists_its_flags(name, capsys):
         (["efficiency", "--m=4x"], "such as 4k"),
         (["efficiency", "--m=0"], "Received: '0'"),
         (["efficiency", "--schedule=1f2b"], "of which unknown: ['1f2b']"),
+        (
+            ["replicas", "--part=processes", "--processes=5"],
+            "a number above 1 that divides R K. Received: --processes=[5]",
+        ),
         (["throughput", "--k=4096"], "at most the number of cores"),
         (["throughput", "--k=1", "--m=9"], "at most --batch_size, 8"),
         (["overhead", "--dispatch_m=4"], "two numbers or more"),
@@ -295,6 +303,111 @@ def test_replicas_are_timed_and_their_variables_counted(capsys):
     assert two["exchanged_mib"] == pytest.approx(4 * 4 * block / 2**20, 0.01)
 
 
+def test_replicas_in_processes_take_turns_with_one_process(monkeypatch, capsys):
+    jobs = []
+
+    class Worker:
+        """A second for each process."""
+
+        is_starting = False
+        ready = {"exchanged_mib": 2.0, "first_step": 3.0}  # noqa: RUF012
+
+        def __init__(self, command, environment):
+            self.job = replica_worker.Job(**json.loads(command[-1]))
+            self.steps = []
+            jobs.append(self.job)
+
+        def wait(self, seconds):
+            return True
+
+        def step(self):
+            seconds = float(self.job.processes)
+            self.steps.append(peer_worker.Step(seconds, others=0.0))
+
+        def close(self):
+            jobs.remove(self.job)
+
+    monkeypatch.setattr(peer_worker, "Worker", Worker)
+    words = ["--part=processes", "--r=2", "--k=1,3", "--m=3", "--cell_ms=100"]
+    found = tables(capsys, "replicas", *words, "--processes=2,3")["processes"]
+    shown = [(r["k"], r["processes"], r["more_ms"]) for r in found]
+    # two devices, which three processes cannot share; and six
+    assert shown == [
+        (1, 1, 0),
+        (1, 2, 1e3),
+        (3, 1, 0),
+        (3, 2, 1e3),
+        (3, 3, 2e3),
+    ]
+    # 4 M - 1 tasks of the last cell, and 3 on the way to it and back
+    assert found[0]["bound_ms"] == 1100
+    assert found[3]["efficiency"] == pytest.approx((11 + 2 * 3) / 20)
+    assert jobs == []
+
+
+def test_sleeping_layers_wait_and_return_what_they_get():
+    layers = [Sleeping(0.02, [3, 2], is_first=i == 0) for i in range(2)]
+    model = tfgpipe.GPipe(
+        layers, 2, 3, devices=["CPU:0", "CPU:1"], layers_per_cell=[1, 1]
+    )
+    model.compile("sgd", "mse")
+    x = np.arange(6, dtype=np.float32).reshape(3, 2)
+    with pytest.warns(UserWarning, match="DatasetToSingleElement"):
+        outputs = model.predict(x, verbose=0)
+    np.testing.assert_array_equal(outputs, x)
+    with pytest.warns(UserWarning, match="DatasetToSingleElement"):
+        model.train_on_batch(x, x)
+    start = time.perf_counter()
+    assert model.train_on_batch(x, x) == 0
+    # as above: 4 * 3 - 1 tasks, and 3
+    assert time.perf_counter() - start >= 14 * 0.02
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signal_", [None, signal.SIGINT, signal.SIGKILL])
+def test_processes_of_replicas_end_in_every_case(signal_, tmp_path):
+    """When it is done, is interrupted, or killed."""
+    words = "replicas --part=processes --r=2 --k=1 --m=2 --cell_ms=5".split()
+    words += ["--rounds=3" if signal_ is None else "--rounds=1000000"]
+    # A shell's background jobs, and what they start, ignore Ctrl-C.
+    code = (
+        "import signal, sys; from tools import bench; "
+        "signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "sys.exit(bench.main(['bench', *sys.argv[1:]]))"
+    )
+    run = processes.Process(
+        tmp_path, "bench", "-c", code, *words, "--format=json"
+    )
+    children = set()
+
+    def has_workers():
+        children.update(peer_worker._descendants(run.popen.pid))
+        return sum("tools.worker" in command(pid) for pid in children) == 2
+
+    try:
+        processes.until(has_workers, run)
+        if signal_ is not None:
+            run.popen.send_signal(signal_)
+        code = run.wait()
+    finally:
+        run.kill()
+    assert code == {None: 0, signal.SIGINT: 130}.get(signal_, -9), run.output
+    processes.until(lambda: not any(map(command, children)))
+    if signal_ is None:
+        (table,) = json.loads(run.output)["tables"]
+        one, two = table["rows"]
+        assert 0 < two["efficiency"] < 1 and 0 < one["efficiency"] < 1
+        assert one["exchanged_mib"] == two["exchanged_mib"] > 0
+
+
+def command(pid):
+    """What a process runs; nothing once it has ended."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
 def test_row_says_whose_device_works():
     timed = [Device(), Device()]
     taken = []
@@ -337,7 +450,7 @@ def test_throughput_is_relative_to_one_cell(monkeypatch, capsys):
         def close(self):
             pass
 
-    monkeypatch.setattr(bench_throughput, "Worker", Worker)
+    monkeypatch.setattr(peer_worker, "Worker", Worker)
     monkeypatch.setattr(
         os, "sched_getaffinity", lambda pid: {0, 1}, raising=False
     )

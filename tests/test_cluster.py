@@ -1,13 +1,15 @@
 """How controller and workers find each other, without TensorFlow's servers."""
 
 import contextlib
+import select
 import socket
 import threading
+import time
 import types
 
 import pytest
 
-from tools import cluster, hosts, link, worker
+from tools import cluster, device_memory, hosts, link, worker
 
 
 @pytest.fixture
@@ -134,6 +136,82 @@ def test_worker_without_a_controller_gives_up(server, make):
 def test_port_in_use_is_an_error(server):
     with refused("must be free", f"port={server}", "take another"):
         worker.Worker(server, server)
+
+
+# ------------------------------------------------------------- signs of life
+@pytest.fixture
+def quick(monkeypatch):
+    """Half a second of silence is too long."""
+    monkeypatch.setattr(link, "BEAT", 0.05)
+    monkeypatch.setattr(link, "BEATS", 10)
+    monkeypatch.setattr(device_memory, "_reported", {})
+
+
+@pytest.fixture
+def line():
+    """The controller's end and the worker's."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = linked(listener.getsockname()[1])
+        theirs = link.Link(listener.accept()[0])
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+TASK = "/job:worker/replica:0/task:3"
+
+
+@pytest.mark.usefixtures("quick")
+def test_worker_gives_signs_of_life_with_its_memory(server, make):
+    one = make(0, server)
+    with running(one.serve) as results:
+        connection, _ = hello(one.port)
+        connection.send(reach=[])
+        assert connection.receive(60) == {"unreachable": []}
+        with running(cluster._followed, connection, TASK) as lost:
+            time.sleep(1)  # longer than the silence that is allowed
+            assert lost == []
+            used = device_memory.memory_mib([f"{TASK}/device:CPU:1"])
+            assert set(used) == {
+                "worker_3/process_current",
+                "worker_3/process_peak",
+            }
+            connection.send(end=0)
+            connection._socket.shutdown(socket.SHUT_RDWR)
+        assert lost == ["the connection was closed"]
+        connection.close()
+    assert results == [0]
+
+
+@pytest.mark.usefixtures("quick")
+def test_worker_that_is_silent_is_lost(line):
+    ours, theirs = line
+    theirs.send(beat={})
+    why = cluster._followed(ours, TASK)
+    assert why.startswith("it has given no sign of life for 0.5 s")
+
+
+@pytest.mark.usefixtures("quick")
+def test_time_in_which_the_controller_is_stopped_does_not_count(
+    line, monkeypatch
+):
+    """It waits three times as long as it should, again and again."""
+    ours, theirs = line
+    waits = []
+
+    def stopped(*arguments):
+        waits.append(time.sleep(0.1))
+        if len(waits) % 5 == 0:
+            theirs.send(beat={})
+        if len(waits) == 15:
+            theirs.send(other=1)
+        return found(*arguments)
+
+    found = select.select
+    monkeypatch.setattr(
+        cluster, "select", types.SimpleNamespace(select=stopped)
+    )
+    assert cluster._followed(ours, TASK) == "it sent what it should not"
 
 
 # -------------------------------------------------------------- the controller

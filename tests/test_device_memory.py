@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from tools import device_memory
 from tools.device_memory import memory_mib
 
 
@@ -28,4 +29,26 @@ def test_accelerators_are_asked_one_by_one(monkeypatch):
         "GPU:3_peak": 4.0,
         "GPU:2_current": 2.0,
         "GPU:2_peak": 4.0,
+    }
+
+
+def test_memory_of_workers_is_what_they_report(monkeypatch):
+    """Never that of this process, or of its own accelerators."""
+    monkeypatch.setattr(device_memory, "_reported", {})
+    monkeypatch.setattr(
+        tf.config.experimental, "get_memory_info", lambda device: {"peak": 1}
+    )
+    names = [f"/job:worker/replica:0/task:{i}/device:CPU:0" for i in (0, 1)]
+    gpu = "/job:worker/replica:0/task:1/device:GPU:0"
+    assert memory_mib([*names, gpu]) == {}
+    task = "/job:worker/replica:0/task:1"
+    device_memory.report(task, {"process_peak": 7.0})
+    assert memory_mib([*names, gpu]) == {"worker_1/process_peak": 7.0}
+    # the controller of a cluster has a part in it
+    monkeypatch.setattr(device_memory, "_own_device", lambda: names[0])
+    found = memory_mib([*names, gpu])
+    assert set(found) == {
+        "process_current",
+        "process_peak",
+        "worker_1/process_peak",
     }

@@ -10,7 +10,7 @@ import runs
 
 import tfgpipe
 from tfgpipe.named_schedules import SCHEDULES
-from tools import comparison, event_log, meter
+from tools import comparison, event_log, meter, monitor
 from tools.monitor import Monitor, ideal_bubble
 from tools.trainer import Trainer
 
@@ -115,11 +115,9 @@ def test_tests_in_between_leave_no_trace_in_the_training(tmp_path):
     weights, histories, said = [], [], []
     for every in (None, 1):
         trainer = Trainer(dataclasses.replace(runs.IMAGE, epochs=1))
-        monitor = Monitor.of(
-            trainer, None, evaluate_every=every, say=said.append
-        )
+        watch = Monitor.of(trainer, None, evaluate_every=every, say=said.append)
         losses = Losses()
-        fit(trainer, monitor, losses)
+        fit(trainer, watch, losses)
         weights.append(trainer.model.get_weights())
         histories.append(trainer.model.history.history)
     assert comparison.difference(*weights).num_different == 0
@@ -205,13 +203,22 @@ def test_ideal_bubble_is_that_of_the_schedule(schedule):
 def test_plain_keras_has_no_bubble(tmp_path):
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    monitor = Monitor(tmp_path, input_spec=model.inputs[0], every=1)
+    watch = Monitor(tmp_path, input_spec=model.inputs[0], every=1)
     x = np.ones((8, 4), np.float32)
-    model.fit(x, x[:, :1], batch_size=4, verbose=0, callbacks=[monitor])
+    model.fit(x, x[:, :1], batch_size=4, verbose=0, callbacks=[watch])
     found = event_log.read(tmp_path)
     assert steps(tmp_path, "train/loss") == [1, 2]
     assert "pipeline/ideal_bubble" not in found
     assert "memory_mib/process_peak" in found
+
+
+def test_devices_of_all_replicas_are_watched():
+    with tfgpipe.PipelineStrategy(2, 2).scope():
+        model = tfgpipe.GPipe([keras.layers.Dense(2) for _ in range(3)])
+    model.build((None, 2))
+    assert sorted(name[-5:] for name in monitor._devices(model)) == [
+        f"CPU:{index}" for index in range(4)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,11 @@ import collections
 import itertools
 
 import keras
+import mixed
 import numpy as np
 import pytest
 import tensorflow as tf
-from graphs import called, step_graph, tasks
+from graphs import called, operations, step_graph, tasks
 from keras import layers as kl
 from kinds import KINDS
 from replicated import (
@@ -286,6 +287,22 @@ def test_training_goes_on_exactly_at_another_grid(
         assert_close(continued(model), expected)
 
 
+@pytest.mark.usefixtures("float64")
+def test_interleaved_replicas_are_one_pipeline_before_and_after_saving(
+    tmp_path,
+):
+    """Two of four cells on two devices; then R = 4 and K = 1."""
+    path = tmp_path / "model.keras"
+    model = mixed.replicas()
+    assert [len(set(cell.devices)) for cell in model.cells()] == [2] * 4
+    assert len({cell.devices for cell in model.cells()}) == 2
+    fit(model, *data())
+    model.save(path)
+    one = mixed.one_pipeline()
+    assert_close(mixed.numbers(model), mixed.numbers(one))
+    mixed.assert_goes_on(path, one)
+
+
 def test_file_of_replicas_is_loaded_without_a_strategy(tmp_path):
     path = str(tmp_path / "model.keras")
     model = on_grid((2, 2))
@@ -405,6 +422,22 @@ def test_gradients_are_added_up_while_other_cells_still_work():
                 assert num_waited == 4
             else:
                 assert num_waited > 4
+
+
+def test_metric_of_a_layer_is_added_up_in_order():
+    """AddN of three tensors or more adds them as they come in."""
+    model = replicas(SMALL["counters"].layers(), 4, 2)
+    model.compile("sgd", "mse")
+    x, y = np.ones((8, 5), "f4"), np.ones((8, 2), "f4")
+    graph = step_graph(model, x, y)
+    scalars = [
+        op
+        for op in operations(graph)
+        if op.inputs and op.inputs[0].shape == ()  # its total and its count
+    ]
+    assert not [o for o in scalars if o.type == "AddN" and len(o.inputs) > 2]
+    model.train_on_batch(x, y)
+    assert int(model.sequence[1].mean.count) == 8
 
 
 def test_replicas_share_their_traces():

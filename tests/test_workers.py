@@ -8,14 +8,18 @@ import shlex
 import signal
 import socket
 import subprocess
+import time
 
+import mixed
+import numpy as np
 import pytest
 import runs
 from processes import ROOT, Process, Workers, train, until
+from tiny import assert_close, assert_same, data, fit
 
 import tfgpipe
 from params import datasets
-from tools import comparison, devices
+from tools import comparison, devices, event_log, link
 from tools.trainer import Trainer
 
 pytestmark = pytest.mark.xdist_group("workers")
@@ -78,6 +82,65 @@ def test_killed_worker_is_named_and_the_run_resumes_bit_identically(
         name = f"/job:worker/replica:0/task:{task}/device:CPU:{index}"
         assert name in run.output
     assert_same_weights(folder, expected_weights(3, 40))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("float64")
+def test_interleaved_replicas_on_workers_have_the_bits_of_one_process(
+    workers, tmp_path
+):
+    """Four cells on the two devices of a worker, a worker for each replica.
+
+    They are one pipeline of all micro-batches, also after they were saved.
+    """
+    program = str(ROOT / "tests" / "mixed.py")
+    run = Process(tmp_path, "mixed", program, workers.flag, str(tmp_path))
+    assert run.wait() == 0, run.output
+    for task in (0, 1):
+        for index in (0, 1):
+            name = f"/job:worker/replica:0/task:{task}/device:CPU:{index}"
+            assert run.output.count(name) == 2
+    found = list(np.load(tmp_path / "numbers.npz").values())
+    here = mixed.replicas()
+    fit(here, *data())
+    assert_same(found, mixed.numbers(here))
+    one = mixed.one_pipeline()
+    assert_close(found, mixed.numbers(one))
+    mixed.assert_goes_on(tmp_path / "model.keras", one)
+
+
+@pytest.mark.slow
+def test_stopped_worker_is_named_after_a_minute(tmp_path):
+    """Its memory, which it reported before, is in TensorBoard's log."""
+    workers = Workers(tmp_path, 2)
+    folder = tmp_path / "run"
+    flags = "--num_replicas=2", "--steps=100000", "--checkpoint_every=50"
+    try:
+        run = train(
+            tmp_path,
+            *(workers.flag, *flags, "--tensorboard", f"--train_dir={folder}"),
+        )
+        until((folder / "checkpoint.keras").exists, run)
+        time.sleep(2 * link.BEAT)
+        assert run.popen.poll() is None
+        start = time.monotonic()
+        workers.stop(0)
+        assert run.wait() == 3, run.output
+        assert 55 <= time.monotonic() - start < 90
+    finally:
+        workers.end()
+    assert f"Lost worker 0 at 127.0.0.1:{workers.ports[0]}" in run.output
+    assert "no sign of life for 60 s" in run.output
+    names = {
+        name
+        for name in event_log.read(folder / "tensorboard")
+        if name.startswith("memory_mib/")
+    }
+    assert names == {
+        f"memory_mib/worker_{index}/process_{what}"
+        for index in (0, 1)
+        for what in ("current", "peak")
+    }
 
 
 PHASES = ["connect", "trace", "train", "train"]

@@ -45,15 +45,16 @@ def _shared_out(
 ) -> dict[str, list[keras.Variable]]:
     """Gives each device about as many bytes of variables."""
     owned: dict[str, list[keras.Variable]] = {device: [] for device in devices}
-    num_bytes = dict.fromkeys(devices, 0)
-    for variable in sorted(variables, key=_num_bytes, reverse=True):
-        device = min(devices, key=num_bytes.__getitem__)
+    held = dict.fromkeys(devices, 0)
+    for variable in sorted(variables, key=num_bytes, reverse=True):
+        device = min(devices, key=held.__getitem__)
         owned[device].append(variable)
-        num_bytes[device] += _num_bytes(variable)
+        held[device] += num_bytes(variable)
     return owned
 
 
-def _num_bytes(variable: keras.Variable) -> int:
+def num_bytes(variable: Any) -> int:
+    """Bytes of a variable, or of anything else with a shape and a dtype."""
     return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
 
 

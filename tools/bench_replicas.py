@@ -9,10 +9,15 @@ of the exchange during which any device still had a task to do.
 memory: a Transformer with Adam's slots: the most bytes of variables that a
 device owns, and the most that it exchanges with other replicas in a step:
 weights that it gets, and gradients that it sends.
+
+processes: cells that wait, and have weights of --cell_mib, with R K devices in
+one process, and shared out among workers on this machine, connected as
+`tools.train --workers` does it: for as many processes as replicas, each has
+one. The workers are started, and ended, here. The waiting is TensorFlow's, on
+the worker; the processes of a row take turns with the one process above.
 """
 
 import time
-from collections import Counter
 from typing import Any
 
 import keras
@@ -20,6 +25,7 @@ import numpy as np
 from absl import flags
 
 import tfgpipe
+from tools import replicas_in_processes
 from tools.bench_efficiency import Setting, make_devices
 from tools.bench_flags import define_choices, define_numbers, new_flags
 from tools.bench_models import train_step, transformer
@@ -32,16 +38,34 @@ from tools.bench_report import (
     spread_columns,
     spread_values,
 )
-from tools.kept_tensors import spec_bytes
+from tools.exchange import bytes_by_device, exchanged_bytes
 from tools.timed_layers import Device, Timed, Work, durations
 
 FLAGS = new_flags(rounds=5)
 define_choices(
-    FLAGS, "part", ["speed", "memory"], ["speed", "memory"], "What to measure."
+    FLAGS,
+    "part",
+    ["speed", "memory"],
+    ["speed", "memory", "processes"],
+    "What to measure.",
 )
 define_numbers(FLAGS, "r", [1, 2, 4], "Replicas.")
 define_numbers(FLAGS, "k", [2, 4], "Devices of a replica.")
 define_numbers(FLAGS, "m", [8], "Micro-batches of a replica.")
+define_numbers(
+    FLAGS,
+    "processes",
+    [2],
+    "Workers, for part `processes`, that share the R K devices evenly.",
+)
+define_numbers(
+    FLAGS,
+    "cell_mib",
+    [1],
+    "MiB of a cell's weights, for part `processes`.",
+    0,
+    float,
+)
 flags.DEFINE_float(
     "cell_ms", 20, "Milliseconds of a forward task.", 0, flag_values=FLAGS
 )
@@ -74,8 +98,13 @@ MEMORY_COLUMNS = [
 
 def run(values: flags.FlagValues, report: Report) -> None:
     """Measures what the flags ask for."""
-    make_devices(max(values.r) * max(values.k))
-    parts = {"speed": _speed, "memory": _memory}
+    parts = {
+        "speed": _speed,
+        "memory": _memory,
+        "processes": replicas_in_processes.measure,
+    }
+    if set(values.part) - {"processes"}:
+        make_devices(max(values.r) * max(values.k))
     for part in dict.fromkeys(values.part):
         parts[part](values, report)
 
@@ -222,23 +251,6 @@ def _held(r: int, k: int) -> tuple[float, float]:
         model.compile("adam", "mse")
     model.build((None, 16, 64))
     model.optimizer.build(model.trainable_variables)
-    owned = _bytes([*model.variables, *model.optimizer.variables])
-    weights = _bytes(model.trainable_variables)
-    exchanged = []
-    for cell in model.cells():
-        column = [_short(device) for device in cell.devices]
-        total = sum(weights[device] for device in column)
-        exchanged += [2 * (total - weights[d]) for d in column]
-    return max(owned.values()) / 2**20, max(exchanged) / 2**20
-
-
-def _bytes(variables: list[Any]) -> Counter:
-    """Bytes by device."""
-    held: Counter = Counter()
-    for variable in variables:
-        held[_short(variable.value.device)] += spec_bytes(variable)
-    return held
-
-
-def _short(device: str) -> str:
-    return device.rpartition("/device:")[2]
+    owned = bytes_by_device([*model.variables, *model.optimizer.variables])
+    exchanged = exchanged_bytes(model)
+    return max(owned.values()) / 2**20, max(exchanged.values()) / 2**20

@@ -12,8 +12,6 @@ anything.
 """
 
 import os
-import pathlib
-import time
 
 from absl import flags
 
@@ -29,12 +27,11 @@ from tools.bench_report import (
     Column,
     Report,
     Table,
-    progress,
     spread,
     spread_columns,
     spread_values,
 )
-from tools.peer_worker import Worker
+from tools.peer_worker import Worker, in_turns
 from tools.throughput_worker import Job
 
 FLAGS = new_flags(rounds=7)
@@ -85,9 +82,6 @@ COLUMNS = [
     Column("fraction_same_m", "of ideal", ".0%"),
     Column("others", "others", ".0%"),
 ]
-_ROOT = pathlib.Path(__file__).resolve().parents[1]
-_START_SECONDS = 600.0
-_BUILDERS = 2  # processes that start at the same time
 
 
 def run(values: flags.FlagValues, report: Report) -> None:
@@ -151,27 +145,8 @@ def _jobs(values: flags.FlagValues, model: str) -> list[Job]:
 
 def _rows(jobs: list[Job], rounds: int) -> list[dict]:
     """Runs all jobs at the same time, taking turns."""
-    workers: dict[Job, Worker] = {}
-    try:
-        for job in progress(jobs, f"starting {jobs[0].model}"):
-            while sum(w.is_starting for w in workers.values()) >= _BUILDERS:
-                time.sleep(0.1)
-            path = os.pathsep.join(
-                [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-            )
-            workers[job] = Worker(job.command(), {"PYTHONPATH": path})
-        for job, worker in workers.items():
-            if not worker.wait(_START_SECONDS):
-                raise RuntimeError(f"{job} does not run: {worker.why_not()}")
-        # The first turn is not counted: nothing is in the caches yet.
-        for turn in progress(range(rounds + 1), f"measuring {jobs[0].model}"):
-            for worker in workers.values():
-                worker.step()
-                if turn == 0:
-                    worker.steps.clear()
-    finally:
-        for worker in workers.values():
-            worker.close()
+    commands = {job: job.command() for job in jobs}
+    workers = in_turns(commands, rounds, jobs[0].model)
     return [_row(job, workers) for job in jobs]
 
 

@@ -6,6 +6,7 @@ files. The others run what TensorFlow sends them, on their devices.
 
 import contextlib
 import os
+import select
 import socket
 import sys
 import threading
@@ -15,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tools import link
+from tools import device_memory, link
 from tools.hosts import Host, Hosts, device_names
 from tools.link import Link
 
@@ -182,13 +183,9 @@ class Cluster:
         """Ends this process when a worker is lost.
 
         TensorFlow would tell the same in other words, but only if something
-        waits for that worker, and not if its host is cut off.
+        waits for that worker, and not if its host is cut off, or it is stopped.
         """
-        try:
-            self._links[host].receive()
-            why = "it sent what it should not"
-        except OSError as error:
-            why = str(error)
+        why = _followed(self._links[host], host.task)
         if self._has_ended:  # and so may the worker
             return
         print(
@@ -242,6 +239,31 @@ def _introduced(link_: Link, name: str, timeout: float) -> dict[str, Any]:
         link_.close()
         raise
     return answer
+
+
+def _followed(connection: Link, task: str) -> str:
+    """Listens to a worker until it is lost; returns how that shows.
+
+    Its silence is measured in waits of this thread, not by a clock: so the
+    time does not count in which this process was stopped itself.
+    """
+    silent = 0
+    while silent < link.BEATS:
+        if not select.select([connection], [], [], link.BEAT)[0]:
+            silent += 1
+            continue
+        silent = 0
+        try:
+            message = connection.receive()
+        except OSError as error:
+            return str(error)
+        if "beat" not in message:
+            return "it sent what it should not"
+        device_memory.report(task, message["beat"])
+    return (
+        f"it has given no sign of life for {link.BEATS * link.BEAT:g} s, so it "
+        "is stopped, or hangs. End it, if it is still there"
+    )
 
 
 def _own_name(links: Iterable[Link]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import tensorflow as tf
 
 _MIB = 2**20
+_reported: dict[tuple[str | None, int | None], dict[str, float]] = {}
 
 
 def memory_mib(devices: Iterable[str]) -> dict[str, float]:
@@ -18,13 +19,21 @@ def memory_mib(devices: Iterable[str]) -> dict[str, float]:
     Returns:
         MiB by name: "GPU:0_current" and "GPU:0_peak" of each accelerator that
         counts; for logical devices of a CPU, which share their memory,
-        "process_current" and "process_peak" of the whole process.
+        "process_current" and "process_peak" of the whole process. Of workers
+        "worker_0/process_current" and so on, as they last reported it: what
+        their accelerators use cannot be told.
     """
     found: dict[str, float] = {}
-    for name in dict.fromkeys(devices):
-        spec = tf.DeviceSpec.from_string(name)
+    names = [tf.DeviceSpec.from_string(name) for name in devices]
+    for spec in dict.fromkeys(names):
+        if _is_remote(spec):
+            if spec.device_type == "CPU":
+                reported = _reported.get((spec.job, spec.task), {})
+                host = f"{spec.job}_{spec.task}"
+                found |= {f"{host}/{key}": reported[key] for key in reported}
+            continue
         if spec.device_type == "CPU":
-            found |= _process_mib()
+            found |= process_mib()
             continue
         short = f"{spec.device_type}:{spec.device_index}"
         try:
@@ -35,8 +44,33 @@ def memory_mib(devices: Iterable[str]) -> dict[str, float]:
     return found
 
 
-def _process_mib() -> dict[str, float]:
-    """What is resident of this process, files included."""
+def report(task: str, mib: dict[str, float]) -> None:
+    """Remembers what a worker's process uses.
+
+    Args:
+        task: Of the worker, such as "/job:worker/replica:0/task:1".
+        mib: What `process_mib` returned there.
+    """
+    spec = tf.DeviceSpec.from_string(task)
+    _reported[spec.job, spec.task] = mib
+
+
+def _is_remote(spec: tf.DeviceSpec) -> bool:
+    """Whether a device belongs to another process."""
+    if spec.job in (None, "localhost"):
+        return False
+    own = tf.DeviceSpec.from_string(_own_device())
+    return (spec.job, spec.task) != (own.job, own.task)
+
+
+def _own_device() -> str:
+    """The full name of a device of this process."""
+    with tf.device("CPU:0"):
+        return tf.constant(0).device
+
+
+def process_mib() -> dict[str, float]:
+    """MiB that are resident of this process, files included."""
     try:
         text = pathlib.Path("/proc/self/status").read_text("utf-8")
     except OSError:  # not Linux

@@ -5,11 +5,12 @@ weights; then the graph is asked for gradients. What the operations that this
 adds read of those that were there before has to be kept.
 """
 
-import math
 from typing import Any
 
 import keras
 import tensorflow as tf
+
+from tfgpipe.weights import num_bytes
 
 # Operations that hand on the memory of their first input.
 _ALIASES = {"ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient"}
@@ -108,7 +109,4 @@ def _placeholder(spec: Any) -> Any:
 
 def spec_bytes(spec: Any) -> int:
     """Bytes of a nest of tensors or of specs whose sizes are all known."""
-    return sum(
-        math.prod(leaf.shape) * tf.as_dtype(leaf.dtype).size
-        for leaf in keras.tree.flatten(spec)
-    )
+    return sum(map(num_bytes, keras.tree.flatten(spec)))

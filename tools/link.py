@@ -3,7 +3,8 @@
 A TCP connection that stays open for the whole run; a message is a line of JSON.
 Tensors do not go over it: TensorFlow's servers have connections of their own.
 When either end is killed its system closes the connection, and the other end
-knows at once; when a host or the network dies, after `SILENCE` seconds.
+knows at once; when a host or the network dies, after `SILENCE` seconds; and the
+controller, when a worker is stopped or hangs, after `BEATS` beats, a minute.
 
 Messages, in this order:
 
@@ -12,6 +13,7 @@ Messages, in this order:
                 or {"busy_with": the controller that it has}, and it hangs up
     controller  {"reach": [[host, port], ...]}
     worker      {"unreachable": ["host:port: why", ...]}
+                {"beat": {"process_peak": MiB, ...}}, again and again
     controller  {"end": exit code}
 """
 
@@ -28,6 +30,8 @@ import tensorflow as tf
 _IDLE, _INTERVAL, _COUNT = 10, 5, 3
 SILENCE = _IDLE + _INTERVAL * _COUNT  # seconds without a sign of the other host
 ANSWER = 20.0  # seconds to answer a message in
+BEAT = 5.0  # seconds from one sign of life of a worker to the next
+BEATS = 12  # that may be missing
 LOST = 3  # the exit code where the other side was lost
 _LONGEST = 2**20  # bytes
 

@@ -217,7 +217,7 @@ def ideal_bubble(model: tfgpipe.GPipe) -> float:
 def _devices(model: keras.Model) -> list[str]:
     """Where the weights are."""
     if isinstance(model, tfgpipe.GPipe):
-        return [cell.device for cell in model.cells()]
+        return [name for cell in model.cells() for name in cell.devices]
     return [variable.value.device for variable in model.weights]
 
 

@@ -19,9 +19,16 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
+from tools.bench_report import progress
+
+Job = TypeVar("Job", bound=Hashable)
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_START_SECONDS = 600.0
+_BUILDERS = 2  # processes that start at the same time
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
@@ -139,6 +146,49 @@ class Worker:
         self._process.wait()
         self._process.stdout.close()
         self._errors.close()
+
+
+def in_turns(
+    commands: Mapping[Job, Sequence[str]], rounds: int, what: str
+) -> dict[Job, Worker]:
+    """Runs all jobs at the same time; they take turns, a step at a time.
+
+    So that all of them see the same machine. All have ended afterwards, also
+    after an error or Ctrl-C.
+
+    Args:
+        commands: The program of each job.
+        rounds: Steps that are counted; one before them is not.
+        what: Stands before the progress bars.
+
+    Returns:
+        What did the steps, and what it said.
+
+    Raises:
+        RuntimeError: If a job does not run.
+    """
+    path = os.pathsep.join(
+        [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
+    workers: dict[Job, Worker] = {}
+    try:
+        for job, command in progress(commands.items(), f"starting {what}"):
+            while sum(w.is_starting for w in workers.values()) >= _BUILDERS:
+                time.sleep(0.1)
+            workers[job] = Worker(command, {"PYTHONPATH": path})
+        for job, worker in workers.items():
+            if not worker.wait(_START_SECONDS):
+                raise RuntimeError(f"{job} does not run: {worker.why_not()}")
+        # The first turn is not counted: nothing is in the caches yet.
+        for turn in progress(range(rounds + 1), f"measuring {what}"):
+            for worker in workers.values():
+                worker.step()
+                if turn == 0:
+                    worker.steps.clear()
+    finally:
+        for worker in workers.values():
+            worker.close()
+    return workers
 
 
 def least_disturbed(steps: Sequence[Step], num_steps: int) -> list[Step]:

@@ -25,7 +25,7 @@ import time
 import tensorflow as tf
 from absl import flags
 
-from tools import command_line, devices, link
+from tools import command_line, device_memory, devices, link
 from tools.hosts import Hosts
 from tools.link import Link
 
@@ -120,11 +120,19 @@ class Worker:
 
     def _obey(self, connection: Link) -> int:
         code: int | None = None
+        beat: float | None = None  # when the next one is due
         while True:
-            ready, _, _ = select.select([connection, self._listener], [], [])
+            left = None if beat is None else max(0.0, beat - time.monotonic())
+            ready, _, _ = select.select(
+                [connection, self._listener], [], [], left
+            )
             if self._listener in ready:
                 self._send_away()
             if connection not in ready:
+                if beat is not None and time.monotonic() >= beat:
+                    beat = time.monotonic() + link.BEAT
+                    with contextlib.suppress(OSError):  # seen by `receive`
+                        connection.send(beat=device_memory.process_mib())
                 continue
             try:
                 message = connection.receive()
@@ -134,6 +142,7 @@ class Worker:
                 return code  # it has ended, and its devices are not in use
             if "reach" in message:
                 connection.send(unreachable=_unreachable(message["reach"]))
+                beat = time.monotonic()
             code = message.get("end", code)
 
     def _send_away(self) -> None:

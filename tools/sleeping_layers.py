@@ -1,0 +1,123 @@
+"""Layers that wait inside TensorFlow, on any device of any process.
+
+`timed_layers.Timed` waits in Python, in the process that made it. Here a data
+set takes its time for its only element: operations of TensorFlow, which run
+where the layer's cell is. They occupy none of its threads.
+
+The tasks of a device must follow one another, as those of a schedule do: two
+layers that wait at the same time both take what one takes.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+class Sleeping(keras.layers.Layer):
+    """Returns its inputs, after a while; twice as long for the gradients.
+
+    Args:
+        seconds: For the forward pass.
+        sizes: Of its weights, which training sends to and fro as those of
+            other layers.
+        is_first: Whether no layer before it has a weight. See
+            `timed_layers.Timed`.
+        **kwargs: See `keras.layers.Layer`.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        sizes: Sequence[int] = (1,),
+        is_first: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self._seconds = seconds
+        self._sizes = tuple(sizes)
+        self._is_first = is_first
+
+    def build(self, input_shape: Any) -> None:
+        """Creates the weights."""
+        self._own = [self.add_weight((size,), "zeros") for size in self._sizes]
+        if self._is_first:
+            self._offset = self.add_weight((), "zeros", name="offset")
+
+    def call(self, inputs: Any) -> Any:
+        """Waits; returns the inputs."""
+        if self._is_first:
+            inputs = inputs + self._offset
+        return _slept(self._seconds, inputs, self._own)
+
+
+def _slept(seconds: float, inputs: Any, variables: list[Any]) -> Any:
+    @tf.custom_gradient
+    def slept(inputs: Any, *weights: Any) -> Any:
+        outputs = sleep(seconds, inputs)
+
+        def gradient(dy: Any) -> list[Any]:
+            # The output is needed: it may have to be computed again.
+            dx = sleep(2 * seconds, dy, outputs)
+            total = tf.reduce_sum(dx)
+            return [dx, *(tf.fill(tf.shape(w), total) for w in weights)]
+
+        return outputs, gradient
+
+    return slept(inputs, *map(tf.convert_to_tensor, variables))
+
+
+def sleep(seconds: float, *tensors: tf.Tensor) -> tf.Tensor:
+    """Returns the first of the tensors; waits for all, and then some time.
+
+    Args:
+        seconds: How long.
+        *tensors: Any.
+    """
+    given = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    dtypes, shapes = [t.dtype for t in given], [t.shape for t in given]
+    elements = tf.raw_ops.TensorDataset(components=given, output_shapes=shapes)
+    elements = tf.raw_ops.SleepDataset(
+        input_dataset=elements,
+        sleep_microseconds=tf.constant(round(1e6 * seconds), tf.int64),
+        output_types=dtypes,
+        output_shapes=shapes,
+    )
+    # It would sleep again before it says that there are no more.
+    elements = tf.raw_ops.TakeDataset(
+        input_dataset=elements,
+        count=tf.constant(1, tf.int64),
+        output_types=dtypes,
+        output_shapes=shapes,
+    )
+    return tf.raw_ops.DatasetToSingleElement(
+        dataset=elements, output_types=dtypes, output_shapes=shapes
+    )[0]
+
+
+def call_cost(seconds: float, num_calls: int = 20) -> float:
+    """What `sleep` takes beside the waiting, in seconds.
+
+    The median of several chains of calls in a graph, with nothing else to do.
+
+    Args:
+        seconds: That each call waits.
+        num_calls: Calls in a chain.
+    """
+
+    @tf.function
+    def chain(x: tf.Tensor) -> tf.Tensor:
+        for _ in range(num_calls):
+            x = sleep(seconds, x)
+        return x
+
+    x = tf.zeros((1, 1))
+    chain(x)
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        float(chain(x)[0, 0])
+        times.append((time.perf_counter() - start) / num_calls - seconds)
+    return sorted(times)[1]
