@@ -162,6 +162,29 @@ def test_moments_of_batch_normalization_are_recorded():
     np.testing.assert_allclose(variance, [1.0, 4.0])
 
 
+def test_moments_of_batch_normalization_can_be_computed_in_another_way():
+    layer = kl.BatchNormalization(epsilon=0.0)
+    layer.build((None, 2))
+    x = tf.constant([[1.0, 2.0], [3.0, 6.0]])
+
+    def compute(*arguments):
+        mean, variance = internals.batch_moments(*arguments)
+        return mean + 1.0, variance * 4.0
+
+    with internals.recording_moments([layer], lambda *_: None, compute):
+        y = layer(x, training=True)
+    np.testing.assert_allclose(y, [[-1.0, -0.75], [0.0, 0.25]])
+
+
+def test_own_moments_of_a_batch_normalization_are_found():
+    class Own(kl.BatchNormalization):
+        def _moments(self, inputs, mask):
+            return inputs[0], inputs[0]
+
+    assert internals.has_own_moments(Own())
+    assert not internals.has_own_moments(kl.BatchNormalization())
+
+
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_optimizer_does_not_reduce_over_replicas_inside(wrapped):
     optimizer = keras.optimizers.SGD()

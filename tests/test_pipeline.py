@@ -6,10 +6,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from graphs import called, step_graph, tasks
+from graphs import called, step_graph, tasks, types
 from keras import layers as kl
 
 import tfgpipe
+from tfgpipe import internals
 from tfgpipe.named_schedules import SCHEDULES
 
 REMAT = ("always", "except_last", "never")
@@ -190,6 +191,25 @@ def test_device_has_the_boundaries_of_what_it_holds(schedule):
             most = max(most, alive)
             alive -= sum(last_use[t] == place for t in taken)
         assert most == (8 if schedule == "gpipe" else 3 - k)
+
+
+def test_rows_that_are_not_known_are_counted_without_running_layers():
+    """A loss is divided by them before the last forward task."""
+
+    def products(rows):
+        layers = [kl.Dense(4) for _ in range(4)]
+        model = tfgpipe.GPipe(layers, 2, 2, schedule="1f1b")
+        model.compile("sgd", "mse")
+        spec = tf.TensorSpec([rows, 4])
+        model.build_for((spec, spec))
+        step = tf.function(model.train_step, autograph=False)
+        graph = step.get_concrete_function((spec, spec)).graph
+        functions = [
+            internals.function_graph(op, called(op)) for op in tasks(graph)
+        ]
+        return [types(function).count("MatMul") for function in functions]
+
+    assert products(None) == products(8)
 
 
 # -------------------------------------------------------- re-materialisation

@@ -52,11 +52,15 @@ def test_fewer_micro_batches_than_replicas_leave_some_idle():
     assert [shared.of(m) for m in range(2)] == shared.busy == [1, 2]
 
 
+def flat(groups):
+    return [task for group in groups for task in group]
+
+
 @pytest.mark.parametrize("name", NAMED)
 def test_tasks_of_all_replicas_come_after_those_they_need(name):
     shared = Replicas([("a0", "a1"), ("b0", "b1")], 7)
     shared.plan(lambda count: NAMED[name](2, count, 1))
-    tasks = shared.tasks(lambda k, m: shared.goes_back_first(k, m))
+    tasks = flat(shared.groups(lambda k, m: shared.goes_back_first(k, m)))
     assert len(set(tasks)) == len(tasks)
     recomputed = {t.micro_batch for t in tasks if t.kind == "recompute"}
     first = {"gpipe": {2, 6}}.get(name, {0, 3})
@@ -65,7 +69,7 @@ def test_tasks_of_all_replicas_come_after_those_they_need(name):
     for task, i in places.items():
         needed = [t for t in task.needs(2) if t in places]
         assert all(places[t] < i for t in needed)
-    forward_only = shared.tasks(None)
+    forward_only = flat(shared.groups(None))
     assert sorted(forward_only) == [
         Task("forward", k, m) for k in range(2) for m in range(7)
     ]
@@ -74,7 +78,7 @@ def test_tasks_of_all_replicas_come_after_those_they_need(name):
 def test_all_forward_tasks_of_fill_drain_come_first():
     shared = Replicas([("a0", "a1"), ("b0", "b1")], 5)
     shared.plan(lambda count: NAMED["gpipe"](2, count, 1))
-    kinds = [task.kind for task in shared.tasks(lambda k, m: True)]
+    kinds = [task.kind for (task,) in shared.groups(lambda k, m: True)]
     assert kinds == ["forward"] * 10 + ["backward"] * 10
 
 

@@ -9,14 +9,20 @@ it as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cell import Boundary, Cell, Output, structure_of
+from tfgpipe.moments import (
+    is_synchronized,
+    moments_over_replicas,
+    sum_over_replicas,
+)
 from tfgpipe.state import StateScope
 
 
@@ -28,12 +34,15 @@ class Arguments(NamedTuple):
         weights: Values of the trainable variables, a list a layer.
         state: Values of all other variables.
         labels: What the head takes, a nest or None.
+        totals: What was added up over replicas, once it is known: for each
+            call of a synchronised normalisation.
     """
 
     inputs: Boundary
     weights: list[list[Any]]
     state: list[Any]
     labels: Any
+    totals: Sequence[Any] = ()
 
     def sources(self, with_inputs: bool) -> list[Any]:
         """What the losses are differentiated by: inputs, then weights."""
@@ -82,6 +91,7 @@ class CellFunction:
         weights: The trainable variables, a list a layer.
         state: All other variables, the metrics' among them.
         chained: ids of those that run on from micro-batch to micro-batch.
+        synchronizes: Whether it takes moments over replicas.
         draws: How often each of `seeds` was drawn in the last run.
         starts: For each layer, how many operations the graph had before it,
             and at last, how many after all layers.
@@ -102,6 +112,11 @@ class CellFunction:
         )
         self.seeds = cell.seeds
         self.normalizations = cell.normalizations
+        self.synchronizes = (
+            training
+            and len(cell.devices) > 1
+            and any(map(is_synchronized, self.normalizations))
+        )
         self.draws: list[int] = [0] * len(self.seeds)
         self.starts: list[int] = []
         self.output_structure: Any = None
@@ -113,7 +128,11 @@ class CellFunction:
         return [v for layer in self.weights for v in layer]
 
     def __call__(
-        self, arguments: Arguments, input_structure: Any, first: bool
+        self,
+        arguments: Arguments,
+        input_structure: Any,
+        first: bool,
+        add_up: Callable[[tf.Tensor], tf.Tensor] = sum_over_replicas,
     ) -> Output:
         """Runs layers and head on given values of all variables.
 
@@ -121,6 +140,7 @@ class CellFunction:
             arguments: The values.
             input_structure: A nest like the inputs.
             first: False in a recomputation, which needs no metrics.
+            add_up: Adds up a tensor over replicas.
         """
         scope = StateScope(
             list(zip(self.state, arguments.state)),
@@ -136,12 +156,22 @@ class CellFunction:
                 updated.extend(scope.new_values(self.weights[i - 1]))
             scope.use_weights(list(zip(*weights[i])))
 
+        graph = _graph()
+
+        def moments(layer: Any, inputs: Any, mask: Any) -> Any:
+            if not self.synchronizes or not is_synchronized(layer):
+                return internals.batch_moments(layer, inputs, mask)
+            _check_graph(layer, graph)
+            return moments_over_replicas(layer, inputs, mask, add_up)
+
         updated: list[Any] = []
         sums, counts = [], []
         x = arguments.inputs.nest(input_structure)
         with (
             scope,
-            internals.recording_moments(self.normalizations, scope.record),
+            internals.recording_moments(
+                self.normalizations, scope.record, moments
+            ),
         ):
             y = self.cell(x, before_layer=before_layer, training=self.training)
             self.starts.append(_num_operations())
@@ -186,7 +216,24 @@ def is_float(tensor: Any) -> bool:
     return tensor is not None and tensor.dtype.is_floating
 
 
-def _num_operations() -> int:
+def _graph() -> Any:
+    """The graph that operations are added to, None if they are run."""
     if tf.executing_eagerly():
-        return 0
-    return len(tf.compat.v1.get_default_graph().get_operations())
+        return None
+    return tf.compat.v1.get_default_graph()
+
+
+def _num_operations() -> int:
+    graph = _graph()
+    return 0 if graph is None else len(graph.get_operations())
+
+
+def _check_graph(layer: keras.layers.Layer, graph: Any) -> None:
+    if _graph() is graph:
+        return
+    raise ValueError(
+        "A batch normalisation over replicas must be called by a layer "
+        f"directly. Received: layer '{layer.name}' with synchronized=True in "
+        "a loop, a condition or a `tf.function`, which cannot be left in the "
+        "middle. Call it outside of that, or pass synchronized=False."
+    )

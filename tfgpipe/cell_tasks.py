@@ -13,6 +13,9 @@ has no place for new state.
 The sum of the gradients over micro-batches is an argument: the function adds
 its own. So is a cast of a weight, as mixed precision makes, to be computed once
 a mini-batch. Where there are many tensors, they go in bundles.
+
+A task is a generator: where it adds up over replicas, see `moments.py`, it
+yields its own tensors, and is sent the totals. The recomputation knows them.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from tfgpipe import gradients
 from tfgpipe.bundle import Bundle, by_reference, tensors
 from tfgpipe.cell import Output
 from tfgpipe.cell_function import Arguments
+from tfgpipe.stages import Exchange
 from tfgpipe.subfunction import Subfunction
 from tfgpipe.traced_cell import TracedCell
 
@@ -80,7 +84,7 @@ class CellTasks:
     def slice(self, fetches: list[tf.Tensor]) -> Subfunction:
         """The function that computes tensors of the graph."""
         key = tuple(t.ref() for t in fetches)
-        return self.traced.function(key, [], fetches)
+        return self.traced.function(key, [], fetches).whole
 
     @property
     def weight_dtypes(self) -> list[tf.DType]:
@@ -95,9 +99,7 @@ class CellTasks:
         """What tasks take for weights that are cast, a list a layer."""
         return self.traced.weights.pack(tf.nest.flatten(weights))
 
-    def forward(
-        self, arguments: Arguments, keeps: bool
-    ) -> tuple[Output, list[Any]]:
+    def forward(self, arguments: Arguments, keeps: bool) -> Exchange:
         """Computes the outputs.
 
         Args:
@@ -105,27 +107,28 @@ class CellTasks:
             keeps: Whether to return what the backward pass needs.
 
         Returns:
-            The outputs, and what the backward pass needs, packed, in a list;
-            an empty one if that was not asked for.
+            The outputs; the totals over replicas; and what the backward pass
+            needs, packed, in a list; an empty one if that was not asked for.
         """
+        totals = self.traced.totals
         kept = [self.traced.kept] if keeps else []
         function = self.traced.function(
             ("forward", keeps),
             [],
-            [*tensors(self.outputs), *kept],
+            [*tensors(self.outputs), *totals, *kept],
             with_effects=True,
         )
-        results = iter(function(self.traced.values(arguments)))
+        results = iter((yield from function(self.traced.values(arguments))))
         output = _like(self.outputs, results)
-        return output, list(results)
+        return output, [next(results) for _ in totals], list(results)
 
-    def recompute(self, arguments: Arguments) -> list[Any]:
+    def recompute(self, arguments: Arguments) -> Exchange:
         """Computes again what the backward pass needs, as `forward` does."""
         kept = self.traced.kept
         if not kept.slots or self.traced.recomputes_in_backward:
             return []
-        function = self.traced.function("recompute", [], [kept])
-        return function(self.traced.values(arguments))
+        function = self.traced.function("recompute", self.traced.totals, [kept])
+        return (yield from function(self.traced.values(arguments)))
 
     def backward(
         self,
@@ -135,7 +138,7 @@ class CellTasks:
         dlosses: list[Any],
         sums: Sums | None,
         m: int,
-    ) -> tuple[list[Any], Sums]:
+    ) -> Exchange:
         """Computes the gradients.
 
         Args:
@@ -153,7 +156,7 @@ class CellTasks:
         """
         values = self._values(arguments, kept, dy, dlosses)
         inputs = [self.traced.kept] if kept else []
-        return self._summed(self._dx, inputs, values, sums, m)
+        return (yield from self._summed(self._dx, inputs, values, sums, m))
 
     def input_gradient(
         self,
@@ -161,7 +164,7 @@ class CellTasks:
         kept: list[Any],
         dy: list[Any],
         dlosses: list[Any],
-    ) -> tuple[list[Any], list[Any]]:
+    ) -> Exchange:
         """Computes the gradients of the inputs.
 
         Returns:
@@ -169,10 +172,11 @@ class CellTasks:
         """
         function = self.traced.function(
             "input_gradient",
-            [self.traced.kept],
+            [*self.traced.totals, self.traced.kept],
             [*self._dx, self.traced.crossing],
         )
-        results = iter(function(self._values(arguments, kept, dy, dlosses)))
+        values = self._values(arguments, kept, dy, dlosses)
+        results = iter((yield from function(values)))
         return _like(self.traced.dx, results), list(results)
 
     def weight_gradient(
@@ -183,7 +187,7 @@ class CellTasks:
         dlosses: list[Any],
         sums: Sums | None,
         m: int,
-    ) -> Sums:
+    ) -> Exchange:
         """Computes the gradients of the weights.
 
         Args:
@@ -200,7 +204,7 @@ class CellTasks:
         """
         values = self._values(arguments, kept, dy, dlosses)
         inputs = [self.traced.kept, self.traced.crossing]
-        return self._summed([], inputs, values, sums, m)[1]
+        return (yield from self._summed([], inputs, values, sums, m))[1]
 
     def _values(
         self,
@@ -224,17 +228,18 @@ class CellTasks:
         values: dict[Any, Any],
         sums: Sums | None,
         m: int,
-    ) -> tuple[list[Any], Sums]:
+    ) -> Exchange:
         """Calls a function that adds the gradients of the weights to sums."""
         traced = self.traced
         sparse = [d if gradients.is_sparse(d) else None for d in traced.dw]
         function = traced.function(
             ("backward", len(dx), len(inputs), sums is None),
-            inputs,
+            [*traced.totals, *inputs],
             [*dx, traced.sums, *tensors(sparse)],
             sums and traced.sums,
         )
-        results = iter(function(values, sums.dense if sums else ()))
+        run = function(values, sums.dense if sums else ())
+        results = iter((yield from run))
         found = _like(traced.dx if dx else [None] * len(traced.dx), results)
         return found, Sums(
             next(results),

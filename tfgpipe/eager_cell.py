@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import tensorflow as tf
 
 from tfgpipe import gradients
-from tfgpipe.cell import Output
 from tfgpipe.cell_function import (
     Arguments,
     CellFunction,
     any_rows,
     is_float,
 )
+from tfgpipe.stages import Exchange
 from tfgpipe.traced_cell import TracedCell
+
+
+class _WaitsForTotal(BaseException):
+    """Ends a run of layers; not an error that a layer may catch."""
 
 
 class EagerCell:
@@ -78,22 +83,43 @@ class EagerCell:
         """The sums."""
         return sums
 
-    def forward(self, arguments: Arguments, keeps: bool) -> tuple[Output, Any]:
+    def forward(self, arguments: Arguments, keeps: bool) -> Exchange:
         """Computes the outputs; keeps a tape for the backward pass."""
-        return self._run(arguments, keeps, first=True)
+        return (yield from self._run(arguments, keeps, first=True))
 
-    def recompute(self, arguments: Arguments) -> Any:
+    def recompute(self, arguments: Arguments) -> Exchange:
         """Computes the outputs again, on a tape."""
-        return self._run(arguments, True, first=False)[1]
+        return (yield from self._run(arguments, True, first=False))[-1]
 
-    def _run(
-        self, arguments: Arguments, keeps: bool, first: bool
-    ) -> tuple[Output, Any]:
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            if keeps:
-                tape.watch(arguments.sources(self._needs_dx))
-            output = self._function(arguments, self._structure, first)
-        return output, (tape, output)
+    def _run(self, arguments: Arguments, keeps: bool, first: bool) -> Exchange:
+        """Runs the layers; from the first one again with every new total.
+
+        A total is a constant of the tape: `backward` adds up its gradients.
+        """
+        totals = list(arguments.totals)
+        own: list[tf.Tensor] = []
+
+        def add_up(tensor: tf.Tensor) -> tf.Tensor:
+            own.append(tensor)
+            if len(own) > len(totals):
+                raise _WaitsForTotal
+            return totals[len(own) - 1]
+
+        while True:
+            with tf.GradientTape(
+                persistent=self._function.synchronizes,
+                watch_accessed_variables=False,
+            ) as tape:
+                if keeps:
+                    sources = arguments.sources(self._needs_dx)
+                    tape.watch([*sources, *totals])
+                with contextlib.suppress(_WaitsForTotal):
+                    output = self._function(
+                        arguments, self._structure, first, add_up
+                    )
+                    return output, totals, (tape, output, own, totals)
+            totals += yield own[-1:]
+            own.clear()
 
     def backward(
         self,
@@ -103,16 +129,17 @@ class EagerCell:
         dlosses: list[Any],
         sums: list[Any] | None,
         m: int,
-    ) -> tuple[list[Any], list[Any]]:
+    ) -> Exchange:
         """Computes the gradients."""
-        tape, output = kept
+        tape, output, own, totals = kept
         sources = arguments.sources(self._needs_dx)
-        found = tape.gradient(
-            [t for t, d in zip(output.tensors, dy) if d is not None]
-            + output.losses,
-            sources,
-            output_gradients=[d for d in dy if d is not None] + dlosses,
-        )
+        targets = [t for t, d in zip(output.tensors, dy) if d is not None]
+        targets += output.losses
+        seeds = [d for d in dy if d is not None] + dlosses
+        for tensor, total in zip(reversed(own), reversed(totals)):
+            (d,) = yield tape.gradient(targets, [total], seeds, "zero")
+            targets, seeds = [*targets, tensor], [*seeds, d]
+        found = tape.gradient(targets, sources, output_gradients=seeds)
         num_weights = len(arguments.sources(with_inputs=False))
         iterator = iter(found)
         dx = [

@@ -188,7 +188,7 @@ def _added(columns: list[list[tf.Tensor]]) -> list[tf.Tensor]:
     if tf.executing_eagerly():
         return add(*flat)
     with tf.name_scope("sum_over_replicas"):
-        return _as_written(add, flat)(flat)
+        return as_written(add, flat)(flat)
 
 
 def _merged(
@@ -219,10 +219,10 @@ def add_uses(totals: list[Any]) -> Any:
     if len(totals) < 3 or tf.executing_eagerly() or _all_sparse(totals):
         return in_order(totals)
     tensors = [tf.convert_to_tensor(total) for total in totals]
-    return _as_written(lambda *tensors: in_order(tensors), tensors)(tensors)[0]
+    return as_written(lambda *tensors: in_order(tensors), tensors)(tensors)[0]
 
 
-def _as_written(function: Callable, tensors: list[tf.Tensor]) -> Callable:
+def as_written(function: Callable, tensors: list[tf.Tensor]) -> Callable:
     """A traced function whose sums TensorFlow does not regroup."""
     traced = tf.function(
         function,

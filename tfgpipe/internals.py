@@ -244,10 +244,21 @@ def has_own_call(loss: keras.losses.Loss) -> bool:
 
 
 # -------------------------------------------------------- batch normalization
+def batch_moments(layer: Any, inputs: Any, mask: Any) -> Any:
+    """Mean and variance, as a `BatchNormalization` computes them."""
+    return type(layer)._moments(layer, inputs, mask)
+
+
+def has_own_moments(layer: Any) -> bool:
+    """Whether a `BatchNormalization` computes moments in its own way."""
+    return type(layer)._moments is not keras.layers.BatchNormalization._moments
+
+
 @contextlib.contextmanager
 def recording_moments(
     layers: list[keras.layers.BatchNormalization],
     record: Callable[[keras.layers.Layer, Any, Any, Any, Any], None],
+    compute: Callable[[keras.layers.Layer, Any, Any], Any] = batch_moments,
 ) -> Iterator[None]:
     """Inside, `BatchNormalization`s tell their moments.
 
@@ -255,11 +266,12 @@ def recording_moments(
         layers: The layers.
         record: Called as `record(layer, inputs, mask, mean, variance)` with
             what a layer normalises by, call by call.
+        compute: Called as `compute(layer, inputs, mask)` for mean and variance.
     """
 
     def wrap(layer: Any) -> Callable:
         def moments(inputs: Any, mask: Any) -> Any:
-            mean, variance = type(layer)._moments(layer, inputs, mask)
+            mean, variance = compute(layer, inputs, mask)
             record(layer, inputs, mask, mean, variance)
             return mean, variance
 

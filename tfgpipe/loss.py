@@ -241,8 +241,19 @@ def sum_and_count(
         )
         if weights is not None:
             return total, tf.reduce_sum(weights)
-    count = tf.cast(tf.size(weighted), total.dtype)  # weights may broadcast
+    count = tf.cast(_size(weighted, y_true), total.dtype)  # may broadcast
     if mask is None or loss.reduction == "mean_with_sample_weight":
         return total, count
     valid = tf.reduce_sum(tf.cast(mask, total.dtype))
     return total, valid * count / tf.cast(tf.size(mask), total.dtype)
+
+
+def _size(values: tf.Tensor, rows: tf.Tensor) -> Any:
+    """How many values there are, of as many rows as there are of labels.
+
+    The labels are there before any layer runs.
+    """
+    inner = values.shape[1:]
+    if values.shape[0] is None and inner.is_fully_defined():
+        return tf.shape(rows)[0] * inner.num_elements()
+    return tf.size(values)

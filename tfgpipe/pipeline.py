@@ -5,21 +5,21 @@ in which nothing comes too early. A control dependency from each task to the
 next one on its device keeps the schedule's order there; between devices only
 data does, and TensorFlow runs the devices at the same time.
 
-A task is one function call: for K cells and M micro-batches the graph has 2 K M
-of them, and K (M - 1) more with re-materialisation. A device holds the inputs
-of its cells for the micro-batches between their forward and backward task, one
-micro-batch's activations, and one sum of gradients.
+A task is one function call, or a few where replicas take moments together: for
+K cells and M micro-batches the graph has 2 K M of them, and K (M - 1) more with
+re-materialisation. A device holds the inputs of its cells for the micro-batches
+between their forward and backward task, one micro-batch's activations, and one
+sum of gradients.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from tfgpipe import gradients, internals, placement
+from tfgpipe import gradients, placement
 from tfgpipe.cell import Boundary, Cell
 from tfgpipe.cell_function import Arguments, CellFunction
 from tfgpipe.micro_batch import MicroBatches
@@ -27,9 +27,11 @@ from tfgpipe.replicas import Replicas
 from tfgpipe.results import Results
 from tfgpipe.schedule import Schedule, fill_drain
 from tfgpipe.seeds import Seeds
+from tfgpipe.stages import Exchange
 from tfgpipe.state_flow import StateFlow
 from tfgpipe.tasks import Task
 from tfgpipe.trace import Tracer
+from tfgpipe.turns import Turns
 from tfgpipe.weights import Weights
 
 REMAT = ("except_last", "always", "never")
@@ -99,7 +101,6 @@ class Pipeline:
         )
         self._weights = Weights(self.functions)
         self._tracer = tracer
-        self._clock = clock
         self.is_training = False
         self.tasks = tracer.cells(
             self.functions,
@@ -114,7 +115,8 @@ class Pipeline:
             self.replicas,
             self.micro_batches,
         )
-        self.last_op: dict[str, Any] = {}
+        self.turns = Turns(self.replicas, self.micro_batches, clock)
+        self._totals: dict[tuple[int, int], list[tf.Tensor]] = {}
         self._kept: dict[tuple[int, int], Any] = {}
         self._dy: dict[tuple[int, int], list[Any]] = {}
         self._sums: dict[tuple[int, int], Any] = {}
@@ -143,27 +145,38 @@ class Pipeline:
                 `objective.Objective`; None for the forward pass alone.
         """
         self.is_training = objective is not None and any(self._differentiates)
-        self.replicas.plan(schedule_of)
+        self.replicas.plan(
+            schedule_of, any(f.synchronizes for f in self.functions)
+        )
         if self.is_training:
             for schedule in self.replicas.schedules.values():
                 objective.check(schedule)
             self._differentiate(objective)
         self._weights.cast(self.tasks)
-        tasks = self.replicas.tasks(self._keeps if self.is_training else None)
-        if tf.executing_eagerly():
-            tasks = fill_drain(tasks)
+        groups = self.replicas.groups(
+            self._keeps if self.is_training else None,
+            fill_drain if tf.executing_eagerly() else None,
+        )
         seeds: Seeds | None = None
-        for kind, k, m in tasks:
-            if kind == "forward":
-                keeps = self._differentiates[k] and self._keeps(k, m)
-                self._run_forward(k, m, self.is_training and keeps)
-            elif self._differentiates[k]:
-                if seeds is None:
-                    seeds = objective.start(self)
-                if kind == "recompute":
-                    self._run_recompute(k, m)
-                else:
-                    self._run_backward(kind, k, m, seeds)
+        for tasks in groups:
+            kind, k, _ = tasks[0]
+            if kind != "forward" and not self._differentiates[k]:
+                continue
+            if kind != "forward" and seeds is None:
+                seeds = objective.start(self)
+            self.turns.together(
+                {task.micro_batch: self._running(task, seeds) for task in tasks}
+            )
+
+    def _running(self, task: Task, seeds: Any) -> Exchange:
+        """A task, to be run by `Turns.together`."""
+        kind, k, m = task
+        if kind == "forward":
+            keeps = self._differentiates[k] and self._keeps(k, m)
+            return self._run_forward(k, m, self.is_training and keeps)
+        if kind == "recompute":
+            return self._run_recompute(k, m)
+        return self._run_backward(kind, k, m, seeds)
 
     def _differentiate(self, objective: Any) -> None:
         """Adds the backward pass to the cells, from the last to the first."""
@@ -182,65 +195,40 @@ class Pipeline:
             return self.replicas.goes_back_first(k, m)
         return self._remat[k] == "never"
 
-    @contextlib.contextmanager
-    def _on_device(self, k: int, m: int, awaited: list[Any]) -> Iterator[None]:
-        """Inside, operations run on the cell's device, after its last task.
-
-        Args:
-            k: Index of the cell.
-            m: Index of the micro-batch.
-            awaited: What the task gets from other devices.
-        """
-        device = self.replicas.device(k, m)
-        before = self.last_op.get(device)
-        ready = [] if before is None else [before]
-        if self._clock is not None:
-            ready = [self._clock.start(device, ready, awaited)]
-        with tf.device(device), tf.control_dependencies(ready):
-            yield
-
-    def _finish(self, task: Task, results: Any) -> None:
-        """Remembers a task's operation for the device's next task."""
-        if tf.executing_eagerly():
-            return
-        found = tf.nest.flatten(results, expand_composites=True)
-        tensors = [t for t in found if t is not None]
-        if not tensors:
-            return
-        op = tensors[0].op
-        if op.type == "StatefulPartitionedCall":
-            internals.run_independently(op)
-        device = self.replicas.device(task.cell, task.micro_batch)
-        if self._clock is not None:
-            op = self._clock.stop(task, device, op)
-        self.last_op[device] = op
-
     def _arguments(self, k: int, m: int) -> Arguments:
         return Arguments(
             inputs=self._boundaries[k, m],
             weights=self._weights.packed(k, self.replicas.device(k, m)),
             state=self.state.before(k, m),
             labels=self._labels_of(k, m),
+            totals=self._totals.get((k, m), ()),
         )
 
-    def _run_forward(self, k: int, m: int, keeps: bool) -> None:
-        with self._on_device(k, m, self._boundaries[k, m].tensors):
-            output, kept = self.tasks[k].forward(self._arguments(k, m), keeps)
-            self._finish(Task("forward", k, m), output)
+    def _run_forward(self, k: int, m: int, keeps: bool) -> Exchange:
+        output, totals, kept = yield from self.turns.run(
+            Task("forward", k, m),
+            self._boundaries[k, m].tensors,
+            lambda: self.tasks[k].forward(self._arguments(k, m), keeps),
+        )
+        with tf.device(self.replicas.device(k, m)):
             self.state.after(k, m, output)
         self.results.add(k, m, output)
+        self._totals[k, m] = totals
         if keeps:
             self._kept[k, m] = kept
         if k + 1 < len(self.cells):
             self._boundaries[k + 1, m] = Boundary(output.tensors, output.masks)
 
-    def _run_recompute(self, k: int, m: int) -> None:
-        with self._on_device(k, m, []):
-            kept = self.tasks[k].recompute(self._arguments(k, m))
-            self._finish(Task("recompute", k, m), kept)
-        self._kept[k, m] = kept
+    def _run_recompute(self, k: int, m: int) -> Exchange:
+        self._kept[k, m] = yield from self.turns.run(
+            Task("recompute", k, m),
+            [],
+            lambda: self.tasks[k].recompute(self._arguments(k, m)),
+        )
 
-    def _run_backward(self, kind: str, k: int, m: int, seeds: Seeds) -> None:
+    def _run_backward(
+        self, kind: str, k: int, m: int, seeds: Seeds
+    ) -> Exchange:
         """Runs a backward task, or one of its halves."""
         cell = self.tasks[k]
         is_last = kind != "input_gradient"
@@ -254,17 +242,22 @@ class Pipeline:
         dy = seeds.outputs[m] if is_end else self._dy[k + 1, m]
         with tf.device(self.replicas.device(k, m)):
             dlosses = seeds.of_losses(k, m, self.micro_batches)
-        with self._on_device(k, m, [*dy, *dlosses]):
+
+        def call() -> Exchange:
             values = self._arguments(k, m), self._kept[k, m], dy, dlosses
-            if kind == "backward":
-                dx, sums = cell.backward(*values, sums, m)
-            elif kind == "input_gradient":
-                dx, more = cell.input_gradient(*values)
-                self._kept[k, m] += more
-            else:
-                sums = cell.weight_gradient(*values, sums, m)
-            results = sums if kind == "weight_gradient" else [dx, sums]
-            self._finish(Task(kind, k, m), results)
+            if kind == "input_gradient":
+                return cell.input_gradient(*values)
+            return getattr(cell, kind)(*values, sums, m)
+
+        task = Task(kind, k, m)
+        found = yield from self.turns.run(task, [*dy, *dlosses], call)
+        if kind == "backward":
+            dx, sums = found
+        elif kind == "input_gradient":
+            dx, more = found
+            self._kept[k, m] += more
+        else:
+            sums = found
         self._dy[k, m], self._sums[own] = dx, sums
         if is_last:
             del self._kept[k, m], self._boundaries[k, m]

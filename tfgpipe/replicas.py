@@ -55,14 +55,25 @@ class Replicas:
         """The micro-batches of replica r."""
         return range(self._bounds[r], self._bounds[r + 1])
 
-    def plan(self, schedule_of: Callable[[int], Schedule]) -> None:
+    def plan(
+        self, schedule_of: Callable[[int], Schedule], together: bool = False
+    ) -> None:
         """Gives every replica its schedule.
 
         Args:
             schedule_of: Returns the schedule for a number of micro-batches.
+            together: Whether partners run together: the same tasks of the i-th
+                micro-batches of all replicas. Then all schedules are those of
+                the most micro-batches, without what a replica has not.
         """
+        self._together = together
+        counts = {r: len(self.micro_batches(r)) for r in self.busy}
+        self._longest = schedule_of(max(counts.values()))
         self.schedules = {
-            r: schedule_of(len(self.micro_batches(r))) for r in self.busy
+            r: self._longest.limited_to(count)
+            if together
+            else schedule_of(count)
+            for r, count in counts.items()
         }
 
     def goes_back_first(self, k: int, m: int) -> bool:
@@ -74,37 +85,55 @@ class Replicas:
         first = self.schedules[r].first_backward(k)
         return first == m - self._bounds[r]
 
-    def tasks(self, keeps: Callable[[int, int], bool] | None) -> list[Task]:
-        """The tasks of all replicas, nothing before what it needs.
+    def groups(
+        self,
+        keeps: Callable[[int, int], bool] | None,
+        sort: Callable[[list[Task]], list[Task]] | None = None,
+    ) -> list[list[Task]]:
+        """The tasks of all replicas, those that run together in a list.
 
-        The replicas take turns, but what all begin with, forward tasks, comes
-        first: what is known after the last of them is known before the first
-        backward task.
+        Nothing comes before what it needs. The replicas take turns, but what
+        all begin with, forward tasks, comes first: what is known after the
+        last of them is known before the first backward task.
 
         Args:
             keeps: Says of (cell, micro-batch) whether nothing has to be
                 recomputed. None where there is no backward pass.
+            sort: Sorts tasks, to replace the schedule's order.
         """
-        begins, rests = [], []
-        for r, schedule in self.schedules.items():
-            start = self._bounds[r]
-            if keeps is not None:
-                schedule = schedule.with_recompute(_shifted(keeps, start))
-            own = [
-                task._replace(micro_batch=start + task.micro_batch)
-                for task in schedule.order()
-                if keeps is not None or _is_forward(task)
+        own = {r: self._own_tasks(r, keeps) for r in self.busy}
+        if self._together:
+            every = self._longest.with_recompute(lambda k, m: False).order()
+            groups = [
+                [self._of_replica(r, task) for r in own if task in own[r]]
+                for task in (sort(every) if sort else every)
             ]
-            begin = list(itertools.takewhile(_is_forward, own))
+            return [group for group in groups if group]
+        begins, rests = [], []
+        for r, tasks in own.items():
+            tasks = [self._of_replica(r, task) for task in tasks]
+            begin = list(itertools.takewhile(_is_forward, tasks))
             begins.append(begin)
-            rests.append(own[len(begin) :])
-        return [*_in_turn(begins), *_in_turn(rests)]
+            rests.append(tasks[len(begin) :])
+        every = [*_in_turn(begins), *_in_turn(rests)]
+        return [[task] for task in (sort(every) if sort else every)]
 
+    def _own_tasks(
+        self, r: int, keeps: Callable[[int, int], bool] | None
+    ) -> list[Task]:
+        """The tasks of one replica, with micro-batches from 0."""
+        if keeps is None:
+            order = self.schedules[r].order()
+            return [task for task in order if _is_forward(task)]
+        start = self._bounds[r]
+        return (
+            self.schedules[r]
+            .with_recompute(lambda k, m: keeps(k, start + m))
+            .order()
+        )
 
-def _shifted(
-    keeps: Callable[[int, int], bool], start: int
-) -> Callable[[int, int], bool]:
-    return lambda k, m: keeps(k, start + m)
+    def _of_replica(self, r: int, task: Task) -> Task:
+        return task._replace(micro_batch=self._bounds[r] + task.micro_batch)
 
 
 def _is_forward(task: Task) -> bool:

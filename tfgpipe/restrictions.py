@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import keras
 
 from tfgpipe import internals
+from tfgpipe.moments import is_synchronized
 
 
 def check_supported(
@@ -47,12 +48,12 @@ def _unsupported(
             + ". Pass renorm=False, or num_micro_batches=1"
             + (" and no replicas." if num_replicas > 1 else ".")
         )
-    if num_replicas > 1 and getattr(layer, "synchronized", False) is True:
+    if num_replicas > 1 and is_synchronized(layer) and _is_foreign(layer):
         return (
             "synchronized=True, which takes moments over replicas, and "
-            f"{num_replicas} replicas. Pass synchronized=False: micro-batches "
-            "are normalised by their own moments, and the moving statistics "
-            "are those of the whole mini-batch."
+            f"{num_replicas} replicas. Pass synchronized=False, or use a "
+            "`keras.layers.BatchNormalization`, which computes its moments "
+            "in Keras's way."
         )
     if getattr(layer, "stateful", False) is True:
         return (
@@ -66,3 +67,9 @@ def _unsupported(
             "what is recomputed with `remat`."
         )
     return None
+
+
+def _is_foreign(layer: keras.layers.Layer) -> bool:
+    """Whether nothing is known of how a layer computes moments."""
+    known = isinstance(layer, keras.layers.BatchNormalization)
+    return not known or internals.has_own_moments(layer)

@@ -175,7 +175,7 @@ class Stepped(internals.BuiltBeforeTracing):
         with contextlib.ExitStack() as stack:
             stack.enter_context(update_on_devices(self.optimizer, variables))
             if self._plan.clock is not None:
-                stack.enter_context(self._plan.clock.update(run.last_op))
+                stack.enter_context(self._plan.clock.update(run.turns.last_op))
             self.optimizer.apply_gradients(pairs)
 
     @contextlib.contextmanager

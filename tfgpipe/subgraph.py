@@ -12,7 +12,7 @@ others. It holds a copy of the operations in between and nothing else.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -46,6 +46,10 @@ class Subgraphs:
             under `graph.as_default()` until the first call of a method.
         options: Arguments of `tf.function` for what is cut.
         device_type: Of the devices that will run it, such as "GPU".
+
+    Attributes:
+        operations: All operations of the graph, in order.
+        captures: Tensors outside of it, by the references of its own.
     """
 
     def __init__(self, graph: Any, options: dict[str, Any], device_type: str):
@@ -54,31 +58,22 @@ class Subgraphs:
         self._where = f"/device:{device_type}:*"
         self._graph = graph
         self._definition = graph.as_graph_def()
-        self._operations = graph.get_operations()
-        self._place = {op.name: i for i, op in enumerate(self._operations)}
+        self.operations = graph.get_operations()
+        self._place = {op.name: i for i, op in enumerate(self.operations)}
         self.captures = {t.ref(): outer for outer, t in graph.captures}
 
-    def needed(
-        self,
-        fetches: Iterable[tf.Tensor],
-        start: int = 0,
-        without: Iterable[str] = (),
-    ) -> set[str]:
+    def needed(self, fetches: Iterable[tf.Tensor], start: int = 0) -> set[str]:
         """Names of the operations that tensors depend on.
 
         Args:
             fetches: The tensors.
             start: Leave out the graph's first operations, this many.
-            without: Leave out these, and what only they depend on.
         """
-        without = set(without)
         found: set[str] = set()
         waiting = [t.op for t in fetches]
         while waiting:
             op = waiting.pop()
-            if op.name in found or op.name in without:
-                continue
-            if self._place[op.name] < start:
+            if op.name in found or self._place[op.name] < start:
                 continue
             found.add(op.name)
             waiting.extend(t.op for t in op.inputs)
@@ -96,7 +91,7 @@ class Subgraphs:
         """
         free = {t.ref() for t in at_hand} | set(self.captures)
         found: dict[Any, tf.Tensor] = {}
-        for op in self._operations:
+        for op in self.operations:
             if op.name not in names:
                 continue
             for tensor in op.inputs:
@@ -110,6 +105,7 @@ class Subgraphs:
         fetches: Sequence[tf.Tensor | Bundle],
         controls: Iterable[tf.Operation] = (),
         sums: Bundle | None = None,
+        done: Collection[str] = (),
     ) -> Subfunction:
         """Cuts out the function that computes some tensors from others.
 
@@ -120,6 +116,26 @@ class Subgraphs:
                 no fetch needs are left out.
             sums: A fetch that is added to an argument of the function's, the
                 sums so far.
+            done: See `reached`.
+        """
+        names, taken = self.reached(inputs, fetches, controls, done)
+        part = self._definition_of(names)
+        return self._import(part, taken, fetches, sums)
+
+    def reached(
+        self,
+        inputs: Iterable[tf.Tensor | Bundle],
+        fetches: Iterable[tf.Tensor | Bundle],
+        controls: Iterable[tf.Operation] = (),
+        done: Collection[str] = (),
+    ) -> tuple[set[str], list[tf.Tensor | Bundle]]:
+        """Names of a function's operations, and the inputs that it takes.
+
+        Args:
+            inputs: See `function`, as what follows.
+            fetches: What it returns.
+            controls: What it runs for side effects.
+            done: What another function did: not run for side effects.
         """
         known: dict[Any, tf.Tensor | Bundle] = {
             ref: ref.deref() for ref in self.captures
@@ -128,7 +144,7 @@ class Subgraphs:
             known.update({t.ref(): one for t in as_bundle(one).aliases})
         taken: dict[int, tf.Tensor | Bundle] = {}
         names: set[str] = set()
-        controls = list(controls)
+        controls = [op for op in controls if op.name not in done]
         waiting = [t for fetch in fetches for t in as_bundle(fetch).tensors]
         waiting += [op.outputs[0] for op in controls if op.outputs]
         operations = [op for op in controls if not op.outputs]
@@ -144,9 +160,11 @@ class Subgraphs:
             if op.name not in names:
                 names.add(op.name)
                 waiting.extend(op.inputs)
-                operations.extend(op.control_inputs if controls else ())
-        part = self._definition_of(names)
-        return self._import(part, list(taken.values()), fetches, sums)
+                if controls:
+                    operations += [
+                        o for o in op.control_inputs if o.name not in done
+                    ]
+        return names, list(taken.values())
 
     def _definition_of(self, names: set[str]) -> Any:
         """The definition of some operations of the graph."""

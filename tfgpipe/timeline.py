@@ -116,7 +116,7 @@ class Clock:
     def __init__(self) -> None:
         self.tasks: list[tuple[Task, str]] = []
         self.times: list[tf.Tensor] = []
-        self._started: Any = None
+        self._started: dict[str, tf.Tensor] = {}
 
     def _read(self, device: str, after: list[Any]) -> tf.Tensor:
         host = tf.DeviceSpec.from_string(device)
@@ -139,15 +139,15 @@ class Clock:
             The operation that the task has to follow.
         """
         tensors = [t for t in awaited if t is not None]
-        self._started = self._read(device, [*ready, *tensors])
-        return self._started.op
+        self._started[device] = self._read(device, [*ready, *tensors])
+        return self._started[device].op
 
     def stop(self, task: Task, device: str, op: Any) -> Any:
         """Reads the clock after a task.
 
         Args:
-            task: The task that `start` was called for last.
-            device: Where it runs.
+            task: The task.
+            device: Where it runs; `start` was called for it there last.
             op: Its operation.
 
         Returns:
@@ -155,7 +155,7 @@ class Clock:
         """
         stopped = self._read(device, [op])
         self.tasks.append((task, device))
-        self.times += [self._started, stopped]
+        self.times += [self._started[device], stopped]
         return stopped.op
 
     @contextlib.contextmanager

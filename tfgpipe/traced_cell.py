@@ -24,8 +24,9 @@ from tfgpipe.cell_function import (
 )
 from tfgpipe.differentiate import differentiate
 from tfgpipe.gradients import dense, in_dtype
+from tfgpipe.moments import is_sum
 from tfgpipe.sparse import RowDependence, parts
-from tfgpipe.subfunction import Subfunction
+from tfgpipe.stages import Stages
 from tfgpipe.subgraph import Subgraphs
 
 
@@ -43,6 +44,7 @@ class TracedCell:
         inputs: The arguments, tensors of the graph.
         outputs: The outputs, tensors of the graph.
         operations: The operations of the forward pass.
+        totals: What of it is added up over replicas.
         recomputes_in_backward: Whether `backward` computes again what it needs
             itself.
         draws: See `CellFunction`, as what follows.
@@ -95,6 +97,7 @@ class TracedCell:
         self._graph = self._trace(function, specs, input_structure)
         self._effects = list(self._graph.control_outputs)
         self.operations = list(self._graph.get_operations())
+        self.totals = [op.outputs[0] for op in self.operations if is_sum(op)]
         self.draws = function.draws
         self.starts = function.starts
         self.output_structure = function.output_structure
@@ -105,7 +108,7 @@ class TracedCell:
         self.dx: list[Any] = []
         self.dw: list[Any] = []
         self.repeated: list[list[bool]] = []
-        self._functions: dict[Any, Subfunction] = {}
+        self._functions: dict[Any, Stages] = {}
 
     def again(self) -> TracedCell:
         """Another trace of the same."""
@@ -225,6 +228,7 @@ class TracedCell:
             return
         device_types = placement.device_types(self._made_from[0].cell.devices)
         together = len(device_types) == 1 and not self._jit_compile
+        self._together = together
         self._cut = Subgraphs(self._graph, self._options, device_types[0])
         weights = [
             _only_cast(w) or [w] for w in self.inputs.sources(with_inputs=False)
@@ -233,7 +237,7 @@ class TracedCell:
         others = tensors([self.inputs._replace(weights=[]), self.dy])
         others += self.dlosses
         self._at_hand = [*others, self.weights]
-        at_hand = [*others, *self.weights.aliases]
+        at_hand = [*others, *self.weights.aliases, *self.totals]
         start = len(self.operations)
         backward = self._cut.needed(tensors([self.dx, self.dw]), start)
         half = self._cut.needed(tensors(self.dx), start)
@@ -248,11 +252,11 @@ class TracedCell:
     def function(
         self,
         key: Any,
-        inputs: Sequence[Bundle],
+        inputs: Sequence[tf.Tensor | Bundle],
         fetches: Sequence[tf.Tensor | Bundle],
         sums: Bundle | None = None,
         with_effects: bool = False,
-    ) -> Subfunction:
+    ) -> Stages:
         """A function of the arguments.
 
         Args:
@@ -263,11 +267,13 @@ class TracedCell:
             with_effects: Whether it has the layers' side effects.
         """
         if key not in self._functions:
-            self._functions[key] = self._cut.function(
+            self._functions[key] = Stages(
+                self._cut,
                 [*self._at_hand, *inputs],
                 fetches,
                 self._effects if with_effects else (),
                 sums,
+                self._together,
             )
         return self._functions[key]
 
@@ -277,8 +283,9 @@ class TracedCell:
         Args:
             arguments: The arguments; weights are packed.
         """
+        own = self.inputs._replace(weights=[], totals=self.totals)
         values = by_reference(
-            tf.nest.flatten(self.inputs._replace(weights=[])),
+            tf.nest.flatten(own),
             tf.nest.flatten(arguments._replace(weights=[])),
         )
         return {**values, self.weights: arguments.weights}
