@@ -320,6 +320,19 @@ def test_file_of_replicas_is_loaded_without_a_strategy(tmp_path):
     )
 
 
+def test_strategys_cells_replace_those_of_a_file_with_another_schedule(
+    tmp_path,
+):
+    path = str(tmp_path / "model.keras")
+    model = mixed.replicas()
+    model.optimizer.build(model.trainable_variables)
+    model.save(path)
+    with tfgpipe.PipelineStrategy(2, 2).scope():
+        same = tfgpipe.load_model(path)
+        other = tfgpipe.load_model(path, schedule="gpipe")
+    assert (same.num_partitions, other.num_partitions) == (4, 2)
+
+
 # ------------------------------------------------------- devices and their work
 def send_counts(sent, shape):
     return collections.Counter(entry[:2] for entry in sent if entry[2] == shape)

@@ -188,7 +188,7 @@ def _added(columns: list[list[tf.Tensor]]) -> list[tf.Tensor]:
     if tf.executing_eagerly():
         return add(*flat)
     with tf.name_scope("sum_over_replicas"):
-        return as_written(add, flat)(flat)
+        return _as_written(add, flat)(flat)
 
 
 def _merged(
@@ -218,11 +218,32 @@ def add_uses(totals: list[Any]) -> Any:
         return None
     if len(totals) < 3 or tf.executing_eagerly() or _all_sparse(totals):
         return in_order(totals)
-    tensors = [tf.convert_to_tensor(total) for total in totals]
-    return as_written(lambda *tensors: in_order(tensors), tensors)(tensors)[0]
+    return added([tf.convert_to_tensor(total) for total in totals])
 
 
-def as_written(function: Callable, tensors: list[tf.Tensor]) -> Callable:
+def added(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The sum of dense tensors of one shape, in order.
+
+    TensorFlow would regroup three and more, and round otherwise each time.
+    """
+    if len(tensors) < 3 or tf.executing_eagerly():
+        return in_order(tensors)
+    first = tensors[0]
+    shape = None if first.shape.rank is None else tuple(first.shape)
+    return _adding(first.dtype, shape, len(tensors))(list(tensors))[0]
+
+
+@functools.lru_cache(maxsize=256)
+def _adding(dtype: tf.DType, shape: Any, count: int) -> Callable:
+    """The function that does it, which knows of no device."""
+    with tf.init_scope(), tf.device(None):
+        return _as_written(
+            lambda *tensors: [in_order(tensors)],
+            [tf.TensorSpec(shape, dtype)] * count,
+        )
+
+
+def _as_written(function: Callable, tensors: Sequence[Any]) -> Callable:
     """A traced function whose sums TensorFlow does not regroup."""
     traced = tf.function(
         function,

@@ -90,7 +90,7 @@ def overridden(config: dict[str, Any]) -> dict[str, Any]:
             fit.
     """
     changes = _overrides.get() or {}
-    changes = {**_of_strategy(config), **changes}
+    changes = {**_of_strategy({**config, **changes}), **changes}
     new = {**config, **changes}
     other_cells = new["num_partitions"] != config["num_partitions"]
     if other_cells:

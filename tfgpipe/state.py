@@ -29,6 +29,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfgpipe.gradients import added
 from tfgpipe.micro_batch import MicroBatches
 
 
@@ -149,7 +150,7 @@ def weighted_mean(
 ) -> tf.Tensor:
     """Mean of the micro-batches' values, weighted by their rows."""
     dtype = values[0].dtype
-    return tf.add_n(
+    return added(
         [
             value * micro_batches.fraction(m, dtype)
             for m, value in enumerate(values)
@@ -199,10 +200,10 @@ def combine_moments(
         counts.append(
             micro_batches.select(m, tf.cast(rows, dtype), tf.zeros([], dtype))
         )
-    total = tf.add_n(counts)
+    total = added(counts)
     shares = [tf.math.divide_no_nan(count, total) for count in counts]
-    mean = tf.add_n([w * m for w, m in zip(shares, means)])
-    variance = tf.add_n(
+    mean = added([w * m for w, m in zip(shares, means)])
+    variance = added(
         [
             w * (v + tf.square(m - mean))
             for w, v, m in zip(shares, variances, means)

@@ -99,7 +99,7 @@ class StateFlow:
         rule = self._functions[k].state[j].aggregation
         if len(values) == 1 or rule not in ("sum", "mean"):
             return values[0]
-        total = gradients.add_uses(values)  # in order
+        total = gradients.added(values)
         if rule == "sum":
             return total
         return tf.cast(total / len(values), total.dtype)

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.bundle import tensors
-from tfgpipe.gradients import as_written, in_order
+from tfgpipe.gradients import added
 from tfgpipe.micro_batch import MicroBatches
 from tfgpipe.replicas import Replicas
 from tfgpipe.stages import Exchange
@@ -46,7 +46,6 @@ class Turns:
         self._micro_batches = micro_batches
         self._clock = clock
         self.last_op: dict[str, Any] = {}
-        self._adding: dict[Any, Callable] = {}
 
     def together(self, running: dict[int, Exchange]) -> None:
         """Runs the tasks of partners.
@@ -74,7 +73,7 @@ class Turns:
                     select(m, value, tf.zeros_like(value))
                     for m, value in zip(sent, values)
                 ]
-                totals.append(self._added(counted))
+                totals.append(added(counted))
         found = {}
         for m, own in sent.items():
             with tf.device(own[0].device):
@@ -82,18 +81,6 @@ class Turns:
                     select(m, total, value) for total, value in zip(totals, own)
                 ]
         return found
-
-    def _added(self, values: list[tf.Tensor]) -> tf.Tensor:
-        """The sum, in order: TensorFlow would regroup three and more."""
-        if tf.executing_eagerly() or len(values) < 3:
-            return in_order(values)
-        spec = values[0].dtype, tuple(values[0].shape), len(values)
-        if spec not in self._adding:
-            with tf.device(None):  # it is called on several
-                self._adding[spec] = as_written(
-                    lambda *tensors: [in_order(tensors)], values
-                )
-        return self._adding[spec](values)[0]
 
     def run(
         self, task: Task, awaited: list[Any], call: Callable[[], Exchange]
