@@ -29,7 +29,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfgpipe.gradients import added
 from tfgpipe.micro_batch import MicroBatches
 
 
@@ -150,12 +149,17 @@ def weighted_mean(
 ) -> tf.Tensor:
     """Mean of the micro-batches' values, weighted by their rows."""
     dtype = values[0].dtype
-    return added(
+    return _total(
         [
             value * micro_batches.fraction(m, dtype)
             for m, value in enumerate(values)
         ]
     )
+
+
+def _total(values: list[tf.Tensor]) -> tf.Tensor:
+    """The sum, rounded alike every time, which that of AddN is not."""
+    return tf.reduce_sum(tf.stack(values), axis=0)
 
 
 def moving_statistics(
@@ -200,10 +204,10 @@ def combine_moments(
         counts.append(
             micro_batches.select(m, tf.cast(rows, dtype), tf.zeros([], dtype))
         )
-    total = added(counts)
+    total = _total(counts)
     shares = [tf.math.divide_no_nan(count, total) for count in counts]
-    mean = added([w * m for w, m in zip(shares, means)])
-    variance = added(
+    mean = _total([w * m for w, m in zip(shares, means)])
+    variance = _total(
         [
             w * (v + tf.square(m - mean))
             for w, v, m in zip(shares, variances, means)
