@@ -92,6 +92,13 @@ class RowWise(losses.Loss):
         return keras.ops.mean((y - y_pred) ** 4, -1)
 
 
+class Flat(RowWise):
+    """Several values for a row, one after the other."""
+
+    def call(self, y, y_pred):
+        return keras.ops.reshape((y - y_pred) ** 4, (-1,))
+
+
 class RowWiseOnlyByName(RowWise):
     def call(self, y, y_pred):
         return keras.ops.mean((y - y_pred) ** 4)
@@ -126,16 +133,26 @@ def test_only_losses_of_keras_that_add_rows_stream(loss, streams):
 
 
 @pytest.mark.usefixtures("float64")
-def test_loss_of_the_user_that_adds_rows_goes_with_early_gradients():
+@pytest.mark.parametrize(
+    ("cls", "reduction", "weights"),
+    [
+        (RowWise, "mean_with_sample_weight", np.arange(7.0)),
+        (Flat, "sum_over_batch_size", None),
+    ],
+)
+def test_loss_of_the_user_that_adds_rows_goes_with_early_gradients(
+    cls, reduction, weights
+):
     x = np.random.default_rng(0).standard_normal((7, 3))
-    weights = np.arange(7.0)
 
     def train(make):
         keras.utils.set_random_seed(0)
         model = make([kl.Dense(3), kl.Dense(2)])
-        model.compile("sgd", RowWise(reduction="mean_with_sample_weight"))
-        loss = model.train_on_batch(x, x[:, :2], sample_weight=weights)
-        return [loss, *(w.numpy() for w in model.weights)]
+        model.compile("sgd", cls(reduction=reduction))
+        model.fit(  # of unknown rows
+            x, x[:, :2], 4, sample_weight=weights, shuffle=False, verbose=0
+        )
+        return [w.numpy() for w in model.weights]
 
     found = train(lambda layers: tfgpipe.GPipe(layers, 2, 3, schedule="1f1b"))
     for a, b in zip(found, train(keras.Sequential), strict=True):

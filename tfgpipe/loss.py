@@ -241,7 +241,11 @@ def sum_and_count(
         )
         if weights is not None:
             return total, tf.reduce_sum(weights)
-    count = tf.cast(_size(weighted, y_true), total.dtype)  # may broadcast
+    # Weights may broadcast. How many values the user's own losses have for a
+    # row is not known.
+    is_own = getattr(loss, "is_row_wise", False)
+    size = tf.size(weighted) if is_own else _size(weighted, y_true)
+    count = tf.cast(size, total.dtype)
     if mask is None or loss.reduction == "mean_with_sample_weight":
         return total, count
     valid = tf.reduce_sum(tf.cast(mask, total.dtype))
