@@ -231,6 +231,19 @@ def test_host_that_is_no_worker_is_named(server):
         cluster.Cluster(named(server), timeout=1)
 
 
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
+def test_after_another_failure_workers_may_end(error, monkeypatch):
+    """Or the thread that watches them would end this process untold."""
+    waits = []
+    monkeypatch.setattr(cluster.time, "sleep", waits.append)
+    connected = object.__new__(cluster.Cluster)
+    connected._has_ended = False
+    with pytest.raises(error), connected:
+        raise error
+    assert connected._has_ended
+    assert len(waits) == (error is RuntimeError)  # it may be a worker's
+
+
 @pytest.mark.parametrize("what", sorted(link.fingerprint()))
 def test_worker_of_another_version_is_refused_and_told(
     what, server, monkeypatch, make

@@ -21,6 +21,22 @@ def run(layers, x, y, k, m, optimizer=None, epochs=2, **kwargs):
 
 
 # -------------------------------------------------------- batch normalisation
+class MovedByItself(kl.BatchNormalization):
+    """Has moments of its own."""
+
+    def call(self, x, training=False):
+        mean = keras.ops.mean(x, axis=0)
+        if training:
+            self.moving_mean.assign(0.9 * self.moving_mean + 0.1 * mean)
+        return x - mean
+
+
+def test_batch_norm_whose_moments_are_its_own_is_refused():
+    x = np.ones((8, 2))
+    with pytest.raises(ValueError, match=r"leave its moments.*'own'"):
+        run([kl.Dense(2), MovedByItself(name="own")], x, x, 1, 1)
+
+
 def normalized(momentum=0.9):
     keras.utils.set_random_seed(2)
     return [

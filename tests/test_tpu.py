@@ -92,6 +92,11 @@ def test_assignment_that_cannot_be_is_refused(r, k, message):
         tfgpipe.tpu_device_assignment(TPUS["v2-8"], r, k)
 
 
+def test_assignment_of_no_topology_is_refused():
+    with pytest.raises(ValueError, match="Received: topology=None"):
+        tfgpipe.tpu_device_assignment(None, 1, 1)
+
+
 def test_tensorflow_places_logical_devices_where_cells_are(eight_cores):
     """Its own strategy on the same assignment: logical device k is cell k."""
     assignment = tfgpipe.tpu_device_assignment(TPUS["v2-8"], 2, 3)

@@ -179,6 +179,7 @@ class CellFunction:
             if self.head is not None:
                 sums, counts = self.head(y, arguments.labels, first)
         self._check_unknown(scope)
+        self._check_moved(scope)
         self.draws = [scope.draws[id(v)] for v in self.seeds]
         self.output_structure = structure_of(y)
         self.num_head_losses = len(sums)
@@ -208,6 +209,17 @@ class CellFunction:
             "`self.add_weight(...)`, or give `keras.random` functions a "
             "`seed=self.seed_generator` that is a "
             "`keras.random.SeedGenerator` attribute of the layer."
+        )
+
+    def _check_moved(self, scope: StateScope) -> None:
+        if not scope.moved_alone:
+            return
+        raise ValueError(
+            "A `keras.layers.BatchNormalization` must leave its moments to "
+            f"Keras. Received: {scope.moved_alone} in cell {self.cell.index}, "
+            "which assign their moving statistics in a `call` of their own. "
+            "Call `super().call`, or derive from `keras.layers.Layer`: then "
+            "they are the mean over micro-batches, as other state is."
         )
 
 

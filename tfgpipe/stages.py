@@ -77,9 +77,10 @@ class Stages:
             raise ValueError(
                 "What a loss is divided by must not follow from a batch "
                 "normalisation over replicas, where it has to be known before "
-                "all forward tasks are done. Received: a shape, a mask or a "
-                "weight that does, of a layer with synchronized=True. Pass "
-                'schedule="gpipe", or synchronized=False.'
+                "all forward tasks are done. Received: a size, a mask or a "
+                "weight that does, or a loss class of your own, after a layer "
+                'with synchronized=True. Pass schedule="gpipe", '
+                "synchronized=False, or batches of a fixed shape."
             )
         return self._graph.function(self._inputs, *self._cut)
 

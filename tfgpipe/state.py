@@ -60,13 +60,14 @@ class StateScope(keras.StatelessScope):
         self._seeds = {id(v) for v in seeds}
         self._weights: dict[int, tf.Tensor] = {}
         self._moving = {
-            id(v)
+            id(v): layer
             for layer in normalizations
             for v in (layer.moving_mean, layer.moving_variance)
         }
         self.assigned: set[int] = set()
         self.draws: collections.Counter[int] = collections.Counter()
         self.unknown: list[str] = []
+        self._moved: dict[int, keras.layers.BatchNormalization] = {}
         self.moments: dict[int, list[Any]] = {
             id(layer): [] for layer in normalizations
         }
@@ -89,6 +90,8 @@ class StateScope(keras.StatelessScope):
         variable, value = update
         key = id(variable)
         if key in self._moving:
+            layer = self._moving[key]
+            self._moved[id(layer)] = layer
             return
         if key in self._weights:
             # As in Keras the gradient is that of the new value.
@@ -101,6 +104,15 @@ class StateScope(keras.StatelessScope):
         self.draws[key] += key in self._seeds
         self.assigned.add(key)
         super().add_update((variable, value))
+
+    @property
+    def moved_alone(self) -> list[str]:
+        """Names of normalisations that moved, without moments of Keras's."""
+        return [
+            layer.name
+            for key, layer in self._moved.items()
+            if not self.moments[key]
+        ]
 
     def new_values(self, variables: list[keras.Variable]) -> list[Any]:
         """Their new values so far, None where they were not assigned."""

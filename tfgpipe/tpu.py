@@ -123,8 +123,8 @@ def tpu_device_assignment(
         cores each.
 
     Raises:
-        ValueError: If a number is out of range, or there are not so many
-            cores.
+        ValueError: If it is no topology, a number is out of range, or there
+            are not so many cores.
 
     Example:
 
@@ -136,6 +136,11 @@ def tpu_device_assignment(
     >>> assignment.tpu_device(replica=0, logical_core=1)
     '/task:0/device:TPU:1'
     """
+    if not isinstance(topology, tf.tpu.experimental.Topology):
+        raise ValueError(
+            "`topology` must be a `tf.tpu.experimental.Topology`. Received: "
+            f"topology={topology!r}. Pass what `connect_to_tpu` returned."
+        )
     check_counts(num_replicas, num_partitions)
     path = _path(topology)
     wanted = num_replicas * num_partitions

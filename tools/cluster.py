@@ -204,9 +204,11 @@ class Cluster:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.end(0)
-        elif issubclass(kind, Exception):
+            return
+        if issubclass(kind, Exception):
             # If so, the thread that watches it says which, and ends all.
             time.sleep(link.ANSWER / 4)
+        self._has_ended = True  # it was something else, and is to be told
 
     def end(self, code: int) -> int:
         """Tells the workers that this is the end; only the first call does.

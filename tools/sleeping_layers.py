@@ -8,7 +8,6 @@ The tasks of a device must follow one another, as those of a schedule do: two
 layers that wait at the same time both take what one takes.
 """
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,29 +94,3 @@ def sleep(seconds: float, *tensors: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.DatasetToSingleElement(
         dataset=elements, output_types=dtypes, output_shapes=shapes
     )[0]
-
-
-def call_cost(seconds: float, num_calls: int = 20) -> float:
-    """What `sleep` takes beside the waiting, in seconds.
-
-    The median of several chains of calls in a graph, with nothing else to do.
-
-    Args:
-        seconds: That each call waits.
-        num_calls: Calls in a chain.
-    """
-
-    @tf.function
-    def chain(x: tf.Tensor) -> tf.Tensor:
-        for _ in range(num_calls):
-            x = sleep(seconds, x)
-        return x
-
-    x = tf.zeros((1, 1))
-    chain(x)
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        float(chain(x)[0, 0])
-        times.append((time.perf_counter() - start) / num_calls - seconds)
-    return sorted(times)[1]
