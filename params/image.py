@@ -59,7 +59,7 @@ register(
         num_partitions=2,
         num_micro_batches=2,
         evaluation_batch_size=500,
-        expected_result="a test accuracy of 90% or more (not measured yet)",
+        expected_result="a test accuracy of 90.7%; plain Keras, 89.9%",
     )
 )
 
