@@ -435,7 +435,7 @@ def test_moments_of_mixed_precision_are_float32(policy):
     found = [
         op.outputs[0].dtype
         for op in graph.get_operations()
-        if op.type == "AddV2" and op.outputs[0].shape.rank == 2
+        if op.type == "Sum" and op.outputs[0].shape.rank == 2
     ]
     assert found and set(found) == {tf.float32}
     model.fit(*vectors(9), 9, verbose=0)

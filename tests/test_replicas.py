@@ -414,7 +414,7 @@ def test_gradients_are_added_up_while_other_cells_still_work():
     model = replicas(small(), 2, 3, 2)
     model.compile(OPTIMIZERS["momentum"](), "mse")
     graph = step_graph(model, np.ones((8, 5), "f4"), np.ones((8, 2), "f4"))
-    sums = [op for op in tasks(graph) if "sum_over_replicas" in op.name]
+    sums = [op for op in tasks(graph) if "sum_of_gradients" in op.name]
     # a kernel and a bias, each on its owner's device
     assert sorted(op.device[-1] for op in sums) == list("012345")
     other = [op for op in tasks(graph) if op not in sums]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -156,11 +156,13 @@ def _over_replicas(replicas: list[list[Any]]) -> list[Any]:
     """
     columns = [_of_one_kind(column) for column in zip(*replicas)]
     is_dense = [isinstance(column[0], tf.Tensor) for column in columns]
-    added = iter(
-        _added([column for column, dense in zip(columns, is_dense) if dense])
+    totals = iter(
+        _sums(
+            [column[::-1] for column, dense in zip(columns, is_dense) if dense]
+        )
     )
     return [
-        next(added) if dense else column[0] and _merged(column)
+        next(totals) if dense else column[0] and _merged(column)
         for column, dense in zip(columns, is_dense)
     ]
 
@@ -172,8 +174,12 @@ def _of_one_kind(sums: Sequence[Any]) -> list[Any]:
     return list(sums)
 
 
-def _added(columns: list[list[tf.Tensor]]) -> list[tf.Tensor]:
-    """The sum of each column, from the last tensor to the first."""
+def _sums(columns: list[list[tf.Tensor]]) -> list[tf.Tensor]:
+    """The sum of each column, in order.
+
+    TensorFlow would regroup three tensors and more, and round otherwise each
+    time.
+    """
     count = len(columns[0]) if columns else 1
     flat = [tensor for column in columns for tensor in column]
     if count == 1:
@@ -181,14 +187,20 @@ def _added(columns: list[list[tf.Tensor]]) -> list[tf.Tensor]:
 
     def add(*tensors: tf.Tensor) -> list[tf.Tensor]:
         return [
-            in_order(tensors[i : i + count][::-1])
+            in_order(tensors[i : i + count])
             for i in range(0, len(tensors), count)
         ]
 
     if tf.executing_eagerly():
         return add(*flat)
-    with tf.name_scope("sum_over_replicas"):
-        return _as_written(add, flat)(flat)
+    specs = [tf.TensorSpec(t.shape, t.dtype) for t in flat]
+    traced = tf.function(
+        add,
+        autograph=False,
+        experimental_attributes={"_noinline": True},
+    ).get_concrete_function(*specs)
+    with tf.name_scope("sum_of_gradients"):
+        return internals.Call(traced, as_written=True)(flat)
 
 
 def _merged(
@@ -216,41 +228,10 @@ def add_uses(totals: list[Any]) -> Any:
     """The sum over the layers that use a variable, None for none."""
     if not totals:
         return None
-    if len(totals) < 3 or tf.executing_eagerly() or _all_sparse(totals):
+    if _all_sparse(totals):
         return in_order(totals)
-    return added([tf.convert_to_tensor(total) for total in totals])
-
-
-def added(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The sum of dense tensors of one shape, in order.
-
-    TensorFlow would regroup three and more, and round otherwise each time.
-    """
-    if len(tensors) < 3 or tf.executing_eagerly():
-        return in_order(tensors)
-    first = tensors[0]
-    shape = None if first.shape.rank is None else tuple(first.shape)
-    return _adding(first.dtype, shape, len(tensors))(list(tensors))[0]
-
-
-@functools.lru_cache(maxsize=256)
-def _adding(dtype: tf.DType, shape: Any, count: int) -> Callable:
-    """The function that does it, which knows of no device."""
-    with tf.init_scope(), tf.device(None):
-        return _as_written(
-            lambda *tensors: [in_order(tensors)],
-            [tf.TensorSpec(shape, dtype)] * count,
-        )
-
-
-def _as_written(function: Callable, tensors: Sequence[Any]) -> Callable:
-    """A traced function whose sums TensorFlow does not regroup."""
-    traced = tf.function(
-        function,
-        autograph=False,
-        experimental_attributes={"_noinline": True},
-    ).get_concrete_function(*(tf.TensorSpec(t.shape, t.dtype) for t in tensors))
-    return internals.Call(traced, as_written=True)
+    tensors = [tf.convert_to_tensor(total) for total in totals]
+    return _sums([tensors])[0]
 
 
 def in_order(gradients: Sequence[Any]) -> Any:

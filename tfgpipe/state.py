@@ -161,7 +161,7 @@ def weighted_mean(
 ) -> tf.Tensor:
     """Mean of the micro-batches' values, weighted by their rows."""
     dtype = values[0].dtype
-    return _total(
+    return sum_of(
         [
             value * micro_batches.fraction(m, dtype)
             for m, value in enumerate(values)
@@ -169,7 +169,7 @@ def weighted_mean(
     )
 
 
-def _total(values: list[tf.Tensor]) -> tf.Tensor:
+def sum_of(values: list[tf.Tensor]) -> tf.Tensor:
     """The sum, rounded alike every time, which that of AddN is not."""
     return tf.reduce_sum(tf.stack(values), axis=0)
 
@@ -216,10 +216,10 @@ def combine_moments(
         counts.append(
             micro_batches.select(m, tf.cast(rows, dtype), tf.zeros([], dtype))
         )
-    total = _total(counts)
+    total = sum_of(counts)
     shares = [tf.math.divide_no_nan(count, total) for count in counts]
-    mean = _total([w * m for w, m in zip(shares, means)])
-    variance = _total(
+    mean = sum_of([w * m for w, m in zip(shares, means)])
+    variance = sum_of(
         [
             w * (v + tf.square(m - mean))
             for w, v, m in zip(shares, variances, means)

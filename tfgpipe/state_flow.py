@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfgpipe import gradients, placement, state
+from tfgpipe import placement, state
 from tfgpipe.cell import Output
 from tfgpipe.cell_function import CellFunction
 from tfgpipe.micro_batch import MicroBatches
@@ -99,7 +99,7 @@ class StateFlow:
         rule = self._functions[k].state[j].aggregation
         if len(values) == 1 or rule not in ("sum", "mean"):
             return values[0]
-        total = gradients.added(values)
+        total = state.sum_of(values)
         if rule == "sum":
             return total
         return tf.cast(total / len(values), total.dtype)

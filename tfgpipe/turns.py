@@ -20,10 +20,10 @@ import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.bundle import tensors
-from tfgpipe.gradients import added
 from tfgpipe.micro_batch import MicroBatches
 from tfgpipe.replicas import Replicas
 from tfgpipe.stages import Exchange
+from tfgpipe.state import sum_of
 from tfgpipe.tasks import Task
 
 
@@ -73,7 +73,7 @@ class Turns:
                     select(m, value, tf.zeros_like(value))
                     for m, value in zip(sent, values)
                 ]
-                totals.append(added(counted))
+                totals.append(sum_of(counted))
         found = {}
         for m, own in sent.items():
             with tf.device(own[0].device):

@@ -102,15 +102,16 @@ class _SharedUpdate:
                     tf.identity(getattr(learning_rate, "value", learning_rate)),
                     *(placement.read_variable(v) for v in fixed),
                 ]
+            on_tpu = placement.has_tpu([device])
             key = (
                 *((tuple(v.shape), v.value.dtype) for v in changing),
                 gradient.dtype,
-                placement.has_tpu([device]),
+                on_tpu,
             )
             tensors = [gradient, *self._scalars[place]]
             if key not in self._functions:
                 self._functions[key] = self._trace(
-                    tensors, own, changing, fixed, placement.has_tpu([device])
+                    tensors, own, changing, fixed, jit_compile=on_tpu
                 )
             handles = [v.value.handle for v in changing]
             self._functions[key]([*tensors, *handles])
