@@ -131,6 +131,14 @@ class Setting(NamedTuple):
             lambda cell, m: keeps(m == schedule.first_backward(cell))
         )
 
+    def bound(self, call_cost: float = 0) -> float:
+        """Seconds of a step in which only the tasks take time.
+
+        Args:
+            call_cost: See `durations`.
+        """
+        return self.tasks().length(durations(self.seconds(), call_cost))
+
     def model(self) -> keras.Model:
         """A pipeline of layers that wait."""
         clocks = [Device() for _ in range(self.k)]
@@ -158,15 +166,14 @@ def run(values: flags.FlagValues, report: Report) -> None:
     table = report.add(_table(values.rounds, costs))
     for setting in progress(settings, "efficiency"):
         first, times = measure(setting, values.rounds)
-        tasks, seconds = setting.tasks(), setting.seconds()
-        bound = tasks.length(durations(seconds))
-        cost = costs[min(seconds)]
-        net = tasks.length(durations(seconds, cost))
+        seconds = setting.seconds()
+        bound = setting.bound()
+        net = setting.bound(costs[min(seconds)])
         step = spread(times)
         table.rows.append(
             {
                 **setting._asdict(),
-                "bubble": tasks.bubble(durations(seconds)),
+                "bubble": setting.tasks().bubble(durations(seconds)),
                 "bound_ms": 1000 * bound,
                 **spread_values("step_ms", step.times(1000)),
                 "ratio": step.median / bound if bound else None,

@@ -39,7 +39,7 @@ from tools.bench_report import (
     spread_values,
 )
 from tools.exchange import bytes_by_device, exchanged_bytes
-from tools.timed_layers import Device, Timed, Work, durations
+from tools.timed_layers import Device, Timed, Work
 
 FLAGS = new_flags(rounds=5)
 define_choices(
@@ -124,7 +124,7 @@ def _speed(values: flags.FlagValues, report: Report) -> None:
     seconds = values.cell_ms / 1000
     for r, k, m in progress(settings, "speed"):
         one = Setting("gpipe", "except_last", "equal", values.cell_ms, k, m, 1)
-        bound = one.tasks().length(durations(one.seconds()))
+        bound = one.bound()
         without, _ = _measure(r, k, m, seconds, 0, values.rounds)
         exchange = values.exchange_ms / 1000
         times, hidden = _measure(r, k, m, seconds, exchange, values.rounds)

@@ -14,7 +14,6 @@ from tools.bench_report import (
 )
 from tools.peer_worker import Worker, in_turns
 from tools.replica_worker import Job
-from tools.timed_layers import durations
 
 COLUMNS = [
     Column("r", "R"),
@@ -79,7 +78,7 @@ def _groups(values: flags.FlagValues) -> list[list[Job]]:
 
 def _row(job: Job, workers: dict[Job, Worker]) -> dict:
     one = Setting("gpipe", "except_last", "equal", job.cell_ms, job.k, job.m, 1)
-    bound = 1000 * one.tasks().length(durations(one.seconds()))
+    bound = 1000 * one.bound()
     step, alone = (
         spread([1000 * step.seconds for step in workers[which].steps])
         for which in (job, job._replace(processes=1))
