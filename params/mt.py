@@ -48,7 +48,7 @@ _SHAPES = {
     # name: (layers of each stack, feed-forward dimension, heads)
     "shallow": (2, 512, 4),
     "deep": (8, 512, 4),
-    "wide": (2, 2048, 8),
+    "wide": (4, 1024, 8),  # as many parameters as the deep one
 }
 _VOCAB_SIZE = 8000
 _NUM_PAIRS = 120_000  # of 670,000: what two cores get through in 45 minutes

@@ -150,6 +150,14 @@ def test_full_size_models_have_the_parameters_of_the_paper(name, expected):
     assert count == pytest.approx(expected, rel=0.06)
 
 
+def test_deep_and_wide_translation_models_are_equally_large():
+    deep, wide = (
+        num_parameters(params.get(f"mt.multilingual_{shape}"))
+        for shape in ("deep", "wide")
+    )
+    assert wide == pytest.approx(deep, rel=0.01)
+
+
 @pytest.mark.slow
 def test_largest_model_is_measured_without_allocating_it():
     cells = cell_sizes(params.get("lm.transformer_1663"))

@@ -30,7 +30,6 @@ _FINISHED = "results.json"
 _TRANSLATED = "translations.json"
 _TIME = "time.json"
 _TEST = "test/"  # what the names of test results begin with in the log
-_NUM_TESTS = 10  # during a whole run
 _NUM_CHECKPOINTS = 40  # at least
 
 Curve = list[tuple[int, float]]
@@ -117,6 +116,7 @@ def finish(
     name: str | None = None,
     initial_model: pathlib.Path | None = None,
     maker: type[Trainer] = Trainer,
+    num_tests: int = 10,
 ) -> Finished:
     """Trains to the end, from wherever an earlier call has stopped.
 
@@ -126,6 +126,7 @@ def finish(
         name: Of the run's folder. Defaults to that of the experiment.
         initial_model: As for `Trainer`.
         maker: The class of the trainer.
+        num_tests: Tests during a whole run, before that at its end.
 
     Returns:
         What came out.
@@ -143,7 +144,7 @@ def finish(
         found = _train(
             maker(experiment, values.steps, folder, initial_model),
             folder,
-            num_tests=0 if values.steps else _NUM_TESTS,
+            num_tests=0 if values.steps else num_tests,
         )
         kept = {"run": run, **found}
         _write(folder / _FINISHED, kept)
