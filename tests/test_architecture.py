@@ -50,6 +50,7 @@ ORDER = (
     "sparse",
     "update",
     "placement",
+    "inputs",
     "micro_batch",
     "cell_record",
     "cost",

@@ -85,6 +85,50 @@ def test_data_of_every_kind_gives_what_keras_gives(name):
     assert_close(use(model, FEEDS[name]), expected)
 
 
+class Halves(kl.Layer):
+    """Shows the dtype that it gets."""
+
+    def call(self, x):
+        return keras.ops.cast(keras.ops.floor_divide(x, 2), "float32")
+
+    def compute_output_spec(self, x):
+        return keras.KerasTensor(x.shape, "float32")
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "dtype", "of_data"),
+    [
+        ((4,), "int32", lambda x: 9 * x),
+        ((4,), "float16", lambda x: 9 * x),
+        ((4,), "bool", lambda x: x.round()),
+        ((4,), None, lambda x: (9 * x).astype("int64")),
+        ((4,), None, lambda x: x[..., None]),
+        ((1,), None, lambda x: x[:, 0]),
+    ],
+)
+def test_input_decides_about_dtype_and_rank(
+    shape, dtype, of_data, is_loaded, tmp_path
+):
+    def layers():
+        first = [] if dtype == "bool" else [Halves()]
+        return [keras.Input(shape, dtype=dtype), *first, kl.Dense(3), kl.ReLU()]
+
+    x, y = data()
+    x, y = of_data(x), np.repeat(y[:, :1], 3, axis=1)
+    model, reference = pipeline(layers), compiled(sequential(layers))
+    if is_loaded:
+        path = str(tmp_path / "model.keras")
+        model.save(path)
+        model = keras.saving.load_model(path, {"Halves": Halves})
+    compiled(model)
+    assert_close(fit(model, x, y), fit(reference, x, y), tolerance=1e-5)
+    assert_close(model.predict(x), reference.predict(x), tolerance=1e-5)
+    assert_close(
+        np.array(model(tf.constant(x))), reference.predict(x), tolerance=1e-5
+    )
+
+
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("name", ["data", "split"])
 def test_validation_and_weights_give_what_keras_gives(name):

@@ -33,6 +33,7 @@ class _Plan:
     def __init__(self, strategy: strategy_lib.PipelineStrategy | None) -> None:
         self.strategy = strategy
         self.input_spec: Any = None
+        self.is_declared = False  # by a `keras.Input`
         self.output_spec: Any = None
         self.cells: list[Cell] = []
         self.costs: list[float] = []
@@ -135,6 +136,7 @@ class GPipe(Saved, Stepped):
         self.sequence = arguments.layers
         if arguments.input_spec is not None:
             self._plan.input_spec = arguments.input_spec
+            self._plan.is_declared = True
             self.build(shapes(arguments.input_spec))
 
     @property
@@ -273,7 +275,9 @@ class GPipe(Saved, Stepped):
     # ------------------------------------------------------------- plain call
     @property
     def input_dtype(self) -> str:
-        """As in `keras.Sequential`, floats are cast for the first layer."""
+        """To which `model(x)` casts floats, as in `keras.Sequential`."""
+        if self._plan.is_declared:
+            return self._plan.input_spec.dtype
         return self.sequence[0].compute_dtype
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:

@@ -239,13 +239,17 @@ class Saved(keras.Model):
         """Shapes and dtypes of the inputs."""
         if not self._plan.cells:
             return None
-        return spec_config(self._plan.input_spec)
+        return {
+            **spec_config(self._plan.input_spec),
+            "is_declared": self._plan.is_declared,
+        }
 
     def build_from_config(self, config: dict[str, Any]) -> None:
         """Builds for what `get_build_config` returned."""
         if config is None or self.built:
             return
         self._plan.input_spec = spec_from_config(config)
+        self._plan.is_declared = config.get("is_declared", False)
         self.build(shapes(self._plan.input_spec))
 
 

@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from tfgpipe import internals, placement
+from tfgpipe import inputs, internals, placement
 from tfgpipe import strategy as strategy_lib
 from tfgpipe.loss import Head, streams_loss, streams_metrics
 from tfgpipe.micro_batch import as_specs, check_rows, shapes
@@ -109,29 +109,10 @@ class Stepped(internals.BuiltBeforeTracing):
         self._prepare(x, y, sample_weight, with_loss)
         return self.cast_inputs(x), y, sample_weight
 
-    def _data_spec(self, x: Any) -> Any:
-        """What the layers are built for, where there is no `keras.Input`.
-
-        As in `keras.Sequential`, bytes become floats: pixels, above all.
-        """
-        spec = as_specs(x)
-        is_bytes = not tree.is_nested(spec) and spec.dtype in ("uint8", "bool")
-        if is_bytes and keras.backend.is_float_dtype(self.input_dtype):
-            return keras.KerasTensor(spec.shape, keras.config.floatx())
-        return spec
-
     def cast_inputs(self, x: Any) -> Any:
-        """As `keras.Sequential`, casts integers where floats are expected."""
-        specs = tree.flatten(self._plan.input_spec)
-        tensors = [
-            t
-            if t is None
-            or not keras.backend.is_float_dtype(spec.dtype)
-            or keras.backend.is_float_dtype(t.dtype)
-            else keras.ops.cast(t, keras.config.floatx())
-            for t, spec in zip(tree.flatten(x), specs)
-        ]
-        return tree.pack_sequence_as(x, tensors)
+        """Data as the layers expect it, see `inputs.as_expected`."""
+        plan = self._plan
+        return inputs.as_expected(x, plan.input_spec, plan.is_declared)
 
     def _loss_for(
         self, x: Any, y: Any, sample_weight: Any, training: bool
@@ -223,7 +204,7 @@ class Stepped(internals.BuiltBeforeTracing):
         """Creates all variables, before the step is traced if possible."""
         with internals.outside_functions(), internals.without_strategy():
             if not self.built:
-                self._plan.input_spec = self._data_spec(x)
+                self._plan.input_spec = inputs.data_spec(x, self.input_dtype)
                 self.build(shapes(self._plan.input_spec))
             if not with_loss:
                 return
