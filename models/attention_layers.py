@@ -70,13 +70,25 @@ class _Attention(layers.Layer):
         Returns:
             Pair of (batch, positions, `num_heads`, `head_dim`).
         """
-        return self.attention.key_dense(x), self.attention.value_dense(x)
+        dense = self.attention.key_dense, self.attention.value_dense
+        keys, values = (_as_one_matrix(layer, x) for layer in dense)
+        return keys, values
 
     def _attend(self, h: Any, cache: KeysValues, visible: Any) -> Any:
-        """Attention of normalized positions to known keys and values."""
-        query = self.attention.query_dense(h)
+        """Attention of normalized positions to known keys and values.
+
+        Args:
+            h: (batch, positions, `model_dim`).
+            cache: What `project` has returned.
+            visible: Boolean, of a shape that broadcasts to (batch, 1,
+                positions, positions of `cache`): what may be attended to.
+
+        Returns:
+            Tensor like `h`.
+        """
+        query = _as_one_matrix(self.attention.query_dense, h)
         found = ops.dot_product_attention(query, *cache, mask=visible)
-        return self.attention.output_dense(found)
+        return _as_one_matrix(self.attention.output_dense, found)
 
     def _flops(self, queries: int, keys: int) -> float:
         """FLOPs for so many positions and positions to attend to."""
@@ -148,11 +160,12 @@ class SelfAttention(_Attention):
             Tensor like `x`.
         """
         h = self.norm(x)
-        mask = None if visible is None else ops.expand_dims(visible, 1)
-        found = self.attention(
-            h, h, attention_mask=mask, use_causal_mask=self.causal
-        )
-        return x + self.drop(found)
+        if visible is not None:
+            visible = visible[:, None, None]
+        if self.causal:
+            before = _visible_before(0, ops.shape(x)[1])
+            visible = before if visible is None else visible & before
+        return x + self.drop(self._attend(h, self.project(h), visible))
 
     def empty_cache(self, batch_size: int) -> KeysValues:
         """Keys and values before the first position."""
@@ -178,10 +191,8 @@ class SelfAttention(_Attention):
         h = self.norm(x)
         pairs = zip(cache, self.project(h), strict=True)
         keys, values = (ops.concatenate(pair, axis=1) for pair in pairs)
-        new, total = ops.shape(x)[1], ops.shape(keys)[1]
-        own = ops.expand_dims(ops.arange(new), -1) + (total - new)
-        visible = ops.arange(total) <= own  # (new, total)
-        found = self._attend(h, (keys, values), visible[None, None])
+        visible = _visible_before(ops.shape(cache[0])[1], ops.shape(keys)[1])
+        found = self._attend(h, (keys, values), visible)
         return x + found, (keys, values)
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
@@ -224,9 +235,11 @@ class CrossAttention(_Attention):
         Returns:
             Tensor like `x`.
         """
-        mask = ops.expand_dims(visible, 1)
-        found = self.attention(self.norm(x), memory, attention_mask=mask)
-        return x + self.drop(found)
+        return x + self.drop(
+            self._attend(
+                self.norm(x), self.project(memory), visible[:, None, None]
+            )
+        )
 
     def step(self, x: Any, memory: KeysValues, visible: Any) -> Any:
         """The same, without dropout, for a memory that `project` has seen.
@@ -239,8 +252,7 @@ class CrossAttention(_Attention):
         Returns:
             Tensor like `x`.
         """
-        mask = ops.expand_dims(ops.expand_dims(visible, 1), 1)
-        return x + self._attend(self.norm(x), memory, mask)
+        return x + self._attend(self.norm(x), memory, visible[:, None, None])
 
     def compute_output_shape(
         self, x_shape: Shape, memory_shape: Shape
@@ -258,3 +270,21 @@ class CrossAttention(_Attention):
             flop_counts.size(spec.shape[:-1]) for spec in input_spec
         )
         return self._flops(queries, keys)
+
+
+def _as_one_matrix(dense: layers.EinsumDense, x: Any) -> Any:
+    """`dense(x)`, with the positions of all examples as rows of one matrix.
+
+    Of a batch of matrices, Keras makes a product for each, and the gradient of
+    the kernel is made for each example before they are added up: (batch, rows
+    and columns of the kernel) in memory, and twice the time on a CPU.
+    """
+    batch, length, *rest = ops.shape(x)
+    y = dense(ops.reshape(x, (1, -1, *rest)))
+    return ops.reshape(y, (batch, length, *y.shape[2:]))
+
+
+def _visible_before(start: Any, end: Any) -> Any:
+    """What positions from `start` to `end` - 1 see, (1, 1, new, `end`)."""
+    seen = ops.arange(end)
+    return (seen <= seen[start:, None])[None, None]
