@@ -1,7 +1,8 @@
 """Batches of few shapes from examples of many lengths.
 
-Every example goes into the narrowest bucket that holds it. A batch has examples
-of one bucket, of all languages, and as many rows as `batch_size` positions
+An example has parts, such as a source and a target, and goes into the first
+bucket that is wide enough for all of them. A batch has examples of one bucket,
+of all languages, and as many rows as `batch_size` positions of its widest part
 allow: so there is one shape a bucket. What an epoch does follows from the seed
 and its number alone.
 
@@ -25,13 +26,13 @@ class Batch(NamedTuple):
     """The examples of a mini-batch.
 
     Attributes:
-        width: Positions in a row.
+        widths: Positions in a row of each part.
         rows: Indices of the examples. The last batch of a bucket is filled up
             with examples that do not count.
         num_counted: How many of the first rows count.
     """
 
-    width: int
+    widths: tuple[int, ...]
     rows: np.ndarray
     num_counted: int
 
@@ -40,12 +41,13 @@ class Buckets:
     """Batches of examples that differ in length.
 
     Args:
-        lengths: (examples,), positions of each. Longer ones than the widest
-            bucket are left out.
-        widths: Positions in a row of each bucket, ascending.
+        lengths: (examples, parts), positions of each. What no bucket holds is
+            left out.
+        widths: For each bucket the positions in a row of each part. The last
+            bucket is the widest in all of them.
         languages: (examples,), the language of each, from 0.
         shares: (languages,), p_l of the examples of an epoch.
-        batch_size: Positions in a batch, at least `widths[-1]`.
+        batch_size: Positions in a batch, at least those of the widest row.
         epoch_size: N; `None` for the number of examples.
 
     Raises:
@@ -56,23 +58,23 @@ class Buckets:
     def __init__(
         self,
         lengths: np.ndarray,
-        widths: Sequence[int],
+        widths: Sequence[tuple[int, ...]],
         languages: np.ndarray,
         shares: np.ndarray,
         batch_size: int,
         epoch_size: int | None = None,
     ) -> None:
-        if batch_size < widths[-1]:
+        if batch_size < (widest := max(widths[-1])):
             raise ValueError(
                 "`batch_size` must be at least the positions of the longest "
-                f"example, {widths[-1]}. Received: batch_size={batch_size}. "
+                f"example, {widest}. Received: batch_size={batch_size}. "
                 "Batches are measured in positions here."
             )
         self._widths = tuple(widths)
-        self._rows = [batch_size // width for width in widths]
+        self._rows = [batch_size // max(parts) for parts in widths]
         # Bucket by bucket: what to draw from, and how many examples.
         self._draws: list[list[tuple[np.ndarray, int]]] = [[] for _ in widths]
-        bucket_of = np.searchsorted(widths, lengths)
+        bucket_of = _bucket_of(lengths, widths)
         inside = bucket_of < len(widths)
         total = epoch_size or int(inside.sum())
         for language, share in enumerate(shares):
@@ -110,33 +112,44 @@ class Buckets:
         """
         rng = np.random.default_rng([seed, number])
         batches = []
-        for width, num_rows, draws in zip(
+        for widths, num_rows, draws in zip(
             self._widths, self._rows, self._draws, strict=True
         ):
             if draws:
                 drawn = [_draw(rng, *draw) for draw in draws]
                 rows = rng.permutation(np.concatenate(drawn))
-                batches += _cut(rows, num_rows, width)
+                batches += _cut(rows, num_rows, widths)
         return [batches[i] for i in rng.permutation(len(batches))]
 
 
 def in_order(
-    lengths: np.ndarray, widths: Sequence[int], batch_size: int
+    lengths: np.ndarray, widths: Sequence[tuple[int, ...]], batch_size: int
 ) -> list[Batch]:
     """Batches of every example once, bucket by bucket.
 
     Args:
-        lengths: (examples,). Longer ones than the widest bucket go there, cut.
+        lengths: (examples, parts). Longer parts than those of the last bucket
+            are cut.
         widths: As for `Buckets`.
         batch_size: As for `Buckets`.
     """
-    bucket_of = np.searchsorted(widths, np.minimum(lengths, widths[-1]))
+    bucket_of = _bucket_of(np.minimum(lengths, widths[-1]), widths)
     batches = []
-    for bucket, width in enumerate(widths):
+    for bucket, parts in enumerate(widths):
         (rows,) = np.nonzero(bucket_of == bucket)
         if len(rows):
-            batches += _cut(rows, max(1, batch_size // width), width)
+            batches += _cut(rows, max(1, batch_size // max(parts)), parts)
     return batches
+
+
+def _bucket_of(
+    lengths: np.ndarray, widths: Sequence[tuple[int, ...]]
+) -> np.ndarray:
+    """The bucket of each example; `len(widths)` where none holds it."""
+    buckets = np.full(len(lengths), len(widths))
+    for bucket in reversed(range(len(widths))):
+        buckets[(lengths <= widths[bucket]).all(axis=1)] = bucket
+    return buckets
 
 
 def _draw(
@@ -147,11 +160,13 @@ def _draw(
     return np.concatenate([*[members] * times, rng.permutation(members)[:rest]])
 
 
-def _cut(rows: np.ndarray, num_rows: int, width: int) -> list[Batch]:
+def _cut(
+    rows: np.ndarray, num_rows: int, widths: tuple[int, ...]
+) -> list[Batch]:
     """Batches of `num_rows`; the last one repeats what it lacks."""
     return [
         Batch(
-            width,
+            widths,
             np.take(rows, np.arange(start, start + num_rows), mode="wrap"),
             min(num_rows, len(rows) - start),
         )

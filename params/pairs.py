@@ -30,9 +30,11 @@ class Pairs:
         languages: Languages besides English; `None` for all.
         vocab_size: Most tokens of the vocabulary, which is learnt from the
             training part and shared by all languages.
-        widths: Positions of a row in each bucket, ascending: of the longer one
-            of source and target. Longer training pairs are left out, longer
-            test pairs are cut.
+        widths: Positions of a source in each bucket, ascending. Longer
+            training pairs are left out, longer test pairs are cut.
+        target_widths: Positions of a target in each bucket, where they differ,
+            ascending, too: a width may then come more than once. A pair goes
+            into the first bucket that holds it.
         temperature: T of `params.language_shares.language_shares`.
         epoch_size: Pairs that an epoch draws, about; `None` for as many as
             there are.
@@ -44,6 +46,7 @@ class Pairs:
     languages: tuple[str, ...] | None = None
     vocab_size: int = 16000
     widths: tuple[int, ...] = (8, 16, 32, 64)
+    target_widths: tuple[int, ...] | None = None
     temperature: float = 1.0
     epoch_size: int | None = None
     to_english: bool = True
@@ -58,14 +61,7 @@ class Pairs:
                 "`languages` must name a language, or be None for all. "
                 f"Received: languages={self.languages}."
             )
-        if not self.widths or list(self.widths) != sorted(set(self.widths)):
-            problems.append(
-                f"`widths` must be ascending. Received: widths={self.widths}."
-            )
-        if min(self.widths, default=1) < 1:
-            problems.append(
-                f"`widths` must be positive. Received: widths={self.widths}."
-            )
+        problems += self._width_problems()
         if not self.temperature >= 1:
             problems.append(
                 "`temperature` must be at least 1. "
@@ -79,6 +75,33 @@ class Pairs:
         if problems:
             raise ValueError("\n".join(problems))
 
+    def _width_problems(self) -> list[str]:
+        given = f"Received: widths={self.widths}"
+        if self.target_widths is not None:
+            given += f", target_widths={self.target_widths}"
+            if len(self.widths) != len(self.target_widths):
+                return [
+                    f"`target_widths` must be as many as `widths`. {given}."
+                ]
+        buckets = self.buckets
+        is_ascending = len(buckets) == len(set(buckets)) and all(
+            list(part) == sorted(part) for part in zip(*buckets, strict=True)
+        )
+        problems = []
+        if not buckets or not is_ascending:
+            problems.append(f"`widths` must be ascending. {given}.")
+        if any(min(bucket) < 1 for bucket in buckets):
+            problems.append(f"`widths` must be positive. {given}.")
+        return problems
+
+    @property
+    def buckets(self) -> tuple[tuple[int, int], ...]:
+        """Positions of source and target in each bucket."""
+        targets = self.target_widths
+        if targets is None:
+            targets = self.widths
+        return tuple(zip(self.widths, targets, strict=True))
+
     def source(self) -> PairSource:
         """Makes the source. The file is read when it is first asked."""
         return PairSource(self)
@@ -87,9 +110,10 @@ class Pairs:
 class PairSource(PairTexts):
     """Mini-batches of one width each, see `params.source.Source`.
 
-    `batch_size` is in positions: a batch of width w has batch_size / w rows,
-    rounded down. x is (source ids, target ids shifted right by one, `BOS_ID`
-    first), y the target ids, each (rows, w) and int32.
+    `batch_size` is in positions: a batch with sources of width v and targets of
+    width w has batch_size / max(v, w) rows, rounded down. x is (source ids,
+    target ids shifted right by one, `BOS_ID` first), (rows, v) and (rows, w),
+    y the target ids, (rows, w), all int32.
 
     The sample weights are w where there is a target token and 0 elsewhere, not
     1 and 0: Keras's metrics take the mean over the positions of a row before
@@ -100,7 +124,7 @@ class PairSource(PairTexts):
         data: Which strings, and how they are cut.
 
     Attributes:
-        input_spec: Specs of source and target ids, (batch, width) int32.
+        input_spec: Specs of source and target ids, (batch, width) int32 each.
     """
 
     def __init__(self, data: Pairs) -> None:
@@ -108,14 +132,14 @@ class PairSource(PairTexts):
             data.name,
             data.languages,
             data.vocab_size,
-            data.widths[-1],
+            max(data.buckets[-1]),
             data.to_english,
             data.source_token,
         )
         self._data = data
         self._made: dict[int, Buckets] = {}  # by batch size
         self._epoch: tuple[Any, list[Batch]] = (None, [])
-        self.input_spec = _spec(None, None)
+        self.input_spec = _spec(None, (None, None))
 
     @functools.cached_property
     def _train_ids(self) -> tuple[Ragged, Ragged]:
@@ -134,7 +158,7 @@ class PairSource(PairTexts):
         number = {name: i for i, name in enumerate(self.languages)}
         return Buckets(
             _lengths(self._train_ids),
-            self._data.widths,
+            self._data.buckets,
             np.array([number[p.language] for p in self.examples("train")]),
             language_shares(
                 np.array(list(self.sizes.values())), self._data.temperature
@@ -145,7 +169,8 @@ class PairSource(PairTexts):
 
     def largest_batch(self, batch_size: int) -> Any:
         """Specs of a batch of the widest rows."""
-        return _spec(max(1, batch_size // self.max_length), self.max_length)
+        rows = max(1, batch_size // self.max_length)
+        return _spec(rows, self._data.buckets[-1])
 
     def steps_per_epoch(self, batch_size: int) -> int:
         """Mini-batches an epoch."""
@@ -169,7 +194,7 @@ class PairSource(PairTexts):
     def evaluation(self, batch_size: int) -> tf.data.Dataset:
         """The same of the test examples, bucket by bucket."""
         planned = in_order(
-            _lengths(self._test_ids), self._data.widths, batch_size
+            _lengths(self._test_ids), self._data.buckets, batch_size
         )
         if not planned:
             raise ValueError(
@@ -193,23 +218,28 @@ def arrays(
         batch: Which examples.
 
     Returns:
-        Four arrays (rows, width); the weights are float32, the others int32.
+        Four arrays, (rows, source width) and three (rows, target width); the
+        weights are float32, the others int32.
     """
-    source, target = (part.padded(batch.rows, batch.width) for part in ids)
+    source, target = (
+        part.padded(batch.rows, width)
+        for part, width in zip(ids, batch.widths, strict=True)
+    )
     shifted = np.roll(target, 1, axis=1)
     shifted[:, 0] = BOS_ID
     is_token = target != PAD_ID
-    weights = np.where(is_token, np.float32(batch.width), np.float32(0))
+    width = np.float32(target.shape[1])
+    weights = np.where(is_token, width, np.float32(0))
     weights[batch.num_counted :] = 0
     return source, np.where(is_token, shifted, PAD_ID), target, weights
 
 
 def _lengths(ids: tuple[Ragged, Ragged]) -> np.ndarray:
-    return np.maximum(ids[0].lengths, ids[1].lengths)
+    return np.stack([part.lengths for part in ids], axis=1)
 
 
-def _spec(rows: int | None, width: int | None) -> Any:
-    return tuple(keras.KerasTensor((rows, width), "int32") for _ in range(2))
+def _spec(rows: int | None, widths: tuple[int | None, int | None]) -> Any:
+    return tuple(keras.KerasTensor((rows, width), "int32") for width in widths)
 
 
 def _dataset(batch: Any, first: int, last: int) -> tf.data.Dataset:

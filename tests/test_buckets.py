@@ -8,7 +8,7 @@ import pytest
 from params.buckets import Buckets, in_order
 from params.language_shares import language_shares
 
-WIDTHS = (4, 8, 16)
+WIDTHS = ((4,), (8,), (16,))
 BATCH_SIZE = 32
 RNG = np.random.default_rng(0)
 LENGTHS = RNG.integers(1, 17, 200)
@@ -18,7 +18,7 @@ SIZES = np.bincount(LANGUAGES)
 
 def make(temperature=1.0, lengths=LENGTHS, **kwargs):
     return Buckets(
-        lengths,
+        lengths[:, None],
         WIDTHS,
         LANGUAGES,
         language_shares(SIZES, temperature),
@@ -43,16 +43,39 @@ def test_epoch_without_temperature_has_every_example_once(number):
 
 def test_there_is_one_shape_a_bucket():
     batches = make().epoch(0, 0)
-    shapes = {(batch.width, len(batch.rows)) for batch in batches}
+    shapes = {(*batch.widths, len(batch.rows)) for batch in batches}
     assert shapes == {(4, 8), (8, 4), (16, 2)}
     for batch in batches:
-        assert LENGTHS[batch.rows].max() <= batch.width
-        assert LENGTHS[batch.rows].min() > batch.width // 2 or batch.width == 4
+        (width,) = batch.widths
+        assert LENGTHS[batch.rows].max() <= width
+        assert LENGTHS[batch.rows].min() > width // 2 or width == 4
+
+
+def test_example_goes_into_the_first_bucket_that_holds_all_parts():
+    lengths = np.array([(4, 4), (5, 4), (4, 5), (8, 8), (9, 1), (1, 9)])
+    widths = ((4, 4), (8, 4), (8, 8), (16, 8))
+    batches = Buckets(
+        lengths, widths, np.zeros(6, int), np.ones(1), batch_size=16
+    ).epoch(0, 0)
+    found = {
+        (batch.widths, int(row))
+        for batch in batches
+        for row in batch.rows[: batch.num_counted]
+    }
+    # The last example fits nowhere.
+    assert found == {
+        ((4, 4), 0),
+        ((8, 4), 1),
+        ((8, 8), 2),
+        ((8, 8), 3),
+        ((16, 8), 4),
+    }
+    assert {len(batch.rows) for batch in batches if batch.widths[0] == 8} == {2}
 
 
 def test_only_the_last_batch_of_a_bucket_is_filled_up():
     batches = make().epoch(0, 0)
-    short = [b.width for b in batches if b.num_counted < len(b.rows)]
+    short = [b.widths for b in batches if b.num_counted < len(b.rows)]
     assert len(short) == len(set(short)) > 0
 
 
@@ -69,7 +92,7 @@ def test_epoch_follows_from_seed_and_number():
     assert rows(1, 2) == rows(1, 2)
     assert rows(1, 2) != rows(2, 2)
     assert rows(1, 2) != rows(1, 3)
-    widths = [batch.width for batch in make().epoch(1, 2)]
+    widths = [batch.widths for batch in make().epoch(1, 2)]
     assert widths != sorted(widths)  # short ones do not come first
 
 
@@ -85,7 +108,9 @@ def test_temperature_gives_languages_their_shares():
 def test_what_is_drawn_more_than_once_is_drawn_equally_often():
     found = counted(make(temperature=5.0).epoch(0, 0))
     for bucket in range(3):
-        rare = (LANGUAGES == 2) & (np.searchsorted(WIDTHS, LENGTHS) == bucket)
+        rare = (LANGUAGES == 2) & (
+            np.searchsorted((4, 8, 16), LENGTHS) == bucket
+        )
         counts = [found[int(row)] for row in np.nonzero(rare)[0]]
         assert not counts or max(counts) - min(counts) <= 1
         assert not counts or max(counts) > 1
@@ -112,9 +137,9 @@ def test_longer_examples_are_left_out():
 
 
 def test_test_examples_all_come_once_and_in_order():
-    lengths = np.array([3, 20, 9, 4, 16])
+    lengths = np.array([[3], [20], [9], [4], [16]])
     batches = in_order(lengths, WIDTHS, 16)
-    assert [(b.width, b.rows[: b.num_counted].tolist()) for b in batches] == [
+    assert [(*b.widths, b.rows[: b.num_counted].tolist()) for b in batches] == [
         (4, [0, 3]),
         (16, [1]),
         (16, [2]),

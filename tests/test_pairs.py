@@ -133,7 +133,7 @@ def test_targets_are_shifted_by_one():
 
 def test_rows_that_fill_up_do_not_count():
     ids = (Ragged.of([[5, 2], [6, 7, 2]]), Ragged.of([[8, 2], [9, 2]]))
-    batch = Batch(3, np.array([1, 0, 1]), num_counted=2)
+    batch = Batch((3, 3), np.array([1, 0, 1]), num_counted=2)
     source, shifted, target, weights = arrays(ids, batch)
     assert source.tolist() == [[6, 7, 2], [5, 2, 0], [6, 7, 2]]
     assert shifted.tolist() == [[1, 9, 0], [1, 8, 0], [1, 9, 0]]
@@ -141,8 +141,28 @@ def test_rows_that_fill_up_do_not_count():
     assert weights.tolist() == [[3, 3, 0], [3, 3, 0], [0, 0, 0]]
 
 
-def test_evaluation_has_every_test_pair_once():
-    source = make(widths=(16, 64, 256))
+def test_targets_have_widths_of_their_own():
+    source = make(widths=(16, 32, 64, 64), target_widths=(8, 16, 32, 64))
+    found = batches(source)
+    shapes = {(x[0].shape, x[1].shape) for x, _, _ in found}
+    allowed = {(8, 16, 8), (4, 32, 16), (2, 64, 32), (2, 64, 64)}
+    assert {(*read, written[1]) for read, written in shapes} <= allowed
+    assert len(shapes) > 1
+    for (read, shifted), target, weights in found:
+        assert len(read) == len(shifted)
+        assert shifted.shape == target.shape == weights.shape
+        assert set(np.unique(weights)) <= {0, target.shape[1]}
+    # The same pairs as with one width for both; none is cut.
+    both = [
+        sorted(pair for element in made for pair in written(source, element))
+        for made in (found, batches(make()))
+    ]
+    assert both[0] == both[1]
+
+
+@pytest.mark.parametrize("target_widths", [None, (16, 16, 64)])
+def test_evaluation_has_every_test_pair_once(target_widths):
+    source = make(widths=(16, 64, 256), target_widths=target_widths)
     found = []
     for element in source.evaluation(512):
         element = keras.tree.map_structure(np.asarray, element)
@@ -224,6 +244,15 @@ def test_language_the_model_does_not_know_is_an_error():
         ({"widths": ()}, "`widths` must be ascending"),
         ({"widths": (16, 8)}, "`widths` must be ascending"),
         ({"widths": (0, 8)}, "`widths` must be positive"),
+        ({"widths": (8, 8)}, "`widths` must be ascending"),
+        ({"target_widths": (8, 8)}, "`target_widths` must be as many"),
+        ({"target_widths": ()}, "`target_widths` must be as many"),
+        ({"target_widths": (8, 16, 8, 64)}, "ascending.*target_widths="),
+        ({"target_widths": (0, 8, 8, 8)}, "must be positive.*target_widths="),
+        (
+            {"widths": (8, 8, 16), "target_widths": (8, 8, 16)},
+            "`widths` must be ascending",
+        ),
         ({"temperature": 0.1}, "`temperature` must be at least 1"),
         ({"epoch_size": 0}, "`epoch_size` must be positive"),
     ],
