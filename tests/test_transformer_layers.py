@@ -5,6 +5,7 @@ import itertools
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import ops
 from test_amoebanet import no_weights_allocated
 
@@ -309,6 +310,64 @@ def test_cross_attention_sees_the_visible_part_of_the_memory():
     expected = x + attend(layer, h, memory, seen)
     found = layer(x, memory, visible=VISIBLE)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def gradients(layer, compute, *arrays):
+    """Of the sum of squares of `compute`, with regard to all."""
+    sources = [tf.convert_to_tensor(array) for array in arrays]
+    with tf.GradientTape() as tape:
+        tape.watch(sources)
+        total = tf.reduce_sum(compute(*sources) ** 2)
+    return tape.gradient(
+        total, [*sources, *(w.value for w in layer.trainable_weights)]
+    )
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("kind", ["self", "causal", "cross"])
+def test_gradients_of_attention_are_those_of_keras(kind):
+    x, memory = (normal(2, n, DIM, seed=n) for n in (4, 5))
+    if kind == "cross":
+        layer = CrossAttention(DIM, HEADS, HEAD_DIM)
+        randomized(layer, x.shape, memory.shape)
+        inputs = x, memory
+    else:
+        layer = SelfAttention(DIM, HEADS, HEAD_DIM, causal=kind == "causal")
+        inputs = (memory,)
+        randomized(layer, memory.shape)
+
+    def keras_attention(x, memory=None):
+        h = layer.norm(x)
+        return x + layer.attention(
+            h,
+            h if memory is None else memory,
+            attention_mask=VISIBLE[:, None],
+            use_causal_mask=kind == "causal",
+        )
+
+    found, expected = (
+        gradients(layer, compute, *inputs)
+        for compute in (lambda *x: layer(*x, visible=VISIBLE), keras_attention)
+    )
+    assert len(found) == len(inputs) + 10  # two of the norm, four dense layers
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_no_gradient_of_a_kernel_is_made_for_each_example():
+    batch = 7
+    layer = SelfAttention(DIM, HEADS, HEAD_DIM)
+    layer.build((batch, 5, DIM))
+    compute = tf.function(lambda x: gradients(layer, layer, x))
+    graph = compute.get_concrete_function(tf.zeros((batch, 5, DIM))).graph
+    sizes = {
+        tensor.shape.num_elements()
+        for operation in graph.get_operations()
+        for tensor in operation.outputs
+    }
+    kernel = DIM * HEADS * HEAD_DIM
+    assert kernel in sizes
+    assert batch * kernel not in sizes
 
 
 def test_row_without_anything_visible_is_finite():
