@@ -445,6 +445,22 @@ def test_clone_model_makes_an_equal_model_with_new_weights():
     }
 
 
+def test_copies_keep_the_input():
+    model = pipeline(
+        lambda: [keras.Input((4,), dtype="int32"), kl.Dense(3), kl.Dense(2)],
+        k=2,
+    )
+    config = json.loads(json.dumps(model.get_config()))
+    for copy in (
+        tfgpipe.GPipe.from_config(config),
+        keras.models.clone_model(model),
+    ):
+        assert copy.cells() == model.cells()  # built already
+        found = copy(tf.constant([[0.9, 1.9, 2.9, 3.9]]))
+        expected = copy(tf.constant([[0, 1, 2, 3]]))
+        assert_close(found, expected, tolerance=0)
+
+
 def test_export_serves_the_predictions(tmp_path):
     model = trained(k=2)
     x, _ = data()

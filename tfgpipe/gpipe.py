@@ -33,7 +33,6 @@ class _Plan:
     def __init__(self, strategy: strategy_lib.PipelineStrategy | None) -> None:
         self.strategy = strategy
         self.input_spec: Any = None
-        self.is_declared = False  # by a `keras.Input`
         self.output_spec: Any = None
         self.cells: list[Cell] = []
         self.costs: list[float] = []
@@ -136,7 +135,6 @@ class GPipe(Saved, Stepped):
         self.sequence = arguments.layers
         if arguments.input_spec is not None:
             self._plan.input_spec = arguments.input_spec
-            self._plan.is_declared = True
             self.build(shapes(arguments.input_spec))
 
     @property
@@ -276,8 +274,8 @@ class GPipe(Saved, Stepped):
     @property
     def input_dtype(self) -> str:
         """To which `model(x)` casts floats, as in `keras.Sequential`."""
-        if self._plan.is_declared:
-            return self._plan.input_spec.dtype
+        if self._arguments.input_spec is not None:
+            return self._arguments.input_spec.dtype
         return self.sequence[0].compute_dtype
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:

@@ -180,11 +180,16 @@ class Saved(keras.Model):
         costs = self._plan.costs or [
             c if not callable(c) else None for c in self._arguments.costs
         ]
+        layers, spec = list(self.sequence), self._arguments.input_spec
+        if spec is not None:
+            first = keras.layers.InputLayer(
+                spec.shape[1:], dtype=spec.dtype, name="input_layer"
+            )
+            layers.insert(0, first)
         return {
             **super().get_config(),
             "layers": [
-                keras.saving.serialize_keras_object(layer)
-                for layer in self.sequence
+                keras.saving.serialize_keras_object(layer) for layer in layers
             ],
             "costs": costs,
             **self._arguments.config(),
@@ -203,7 +208,9 @@ class Saved(keras.Model):
             for layer in config.pop("layers")
         ]
         costs = config.pop("costs")
-        return cls(list(zip(layers, costs)), **config)
+        first = layers[: len(layers) - len(costs)]  # a `keras.Input`, or none
+        pairs = zip(layers[len(first) :], costs, strict=True)
+        return cls([*first, *pairs], **config)
 
     def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         """Loads what `save_weights` wrote, see `keras.Model.load_weights`.
@@ -239,17 +246,13 @@ class Saved(keras.Model):
         """Shapes and dtypes of the inputs."""
         if not self._plan.cells:
             return None
-        return {
-            **spec_config(self._plan.input_spec),
-            "is_declared": self._plan.is_declared,
-        }
+        return spec_config(self._plan.input_spec)
 
     def build_from_config(self, config: dict[str, Any]) -> None:
         """Builds for what `get_build_config` returned."""
         if config is None or self.built:
             return
         self._plan.input_spec = spec_from_config(config)
-        self._plan.is_declared = config.get("is_declared", False)
         self.build(shapes(self._plan.input_spec))
 
 

@@ -111,8 +111,8 @@ class Stepped(internals.BuiltBeforeTracing):
 
     def cast_inputs(self, x: Any) -> Any:
         """Data as the layers expect it, see `inputs.as_expected`."""
-        plan = self._plan
-        return inputs.as_expected(x, plan.input_spec, plan.is_declared)
+        is_declared = self._arguments.input_spec is not None
+        return inputs.as_expected(x, self._plan.input_spec, is_declared)
 
     def _loss_for(
         self, x: Any, y: Any, sample_weight: Any, training: bool
