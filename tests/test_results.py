@@ -217,7 +217,7 @@ def untrained(monkeypatch):
 
 
 def test_translation_shows_groups_and_five_languages(
-    untrained, tables, monkeypatch
+    untrained, tables, tmp_path, monkeypatch
 ):
     class Data:
         to_english = True
@@ -245,6 +245,14 @@ def test_translation_shows_groups_and_five_languages(
     languages = made["languages"]["rows"]
     assert "bilingual" in languages[0]["model"]
     assert {row["language"] for row in languages} == {"es"}
+    written = json.loads((tmp_path / "results_translation.json").read_text())
+    lines = written["picture"]["lines"]
+    label, x, baseline = lines[-1]
+    assert label == "bilingual" and len(lines) == 4
+    assert x == ["10,000 and\nmore", "", "es\n20,000"]
+    assert baseline[:2] == [None, None]  # a model of no group
+    for _, _, y in lines[:3]:
+        assert y[1] is None and y[0] == y[2] == baseline[2]
 
 
 def test_batch_sizes_see_equally_many_examples(untrained, tables, monkeypatch):

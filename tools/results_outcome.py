@@ -12,12 +12,12 @@ class Series(NamedTuple):
     Attributes:
         label: What they are.
         x: Where they stand; text for groups that have no scale.
-        y: The numbers.
+        y: The numbers; `None` for none, where a line is interrupted.
     """
 
     label: str
     x: Sequence[float] | Sequence[str]
-    y: Sequence[float]
+    y: Sequence[float | None]
 
 
 class Picture(NamedTuple):

@@ -74,7 +74,7 @@ def run(values: flags.FlagValues) -> Outcome:
         "multilingual ones with each other."
     )
     tables[2].notes.append("A few hundred test pairs or less say little.")
-    return Outcome(tables, _picture(by_group))
+    return Outcome(tables, _picture(by_group, by_language))
 
 
 def _row(name: str, found: Finished) -> dict[str, Any]:
@@ -102,16 +102,28 @@ def _language_columns() -> list[Column]:
     ]
 
 
-def _picture(rows: list[dict[str, Any]]) -> Picture:
-    """The models' chrF by group, from scarce to rich."""
-    lines = []
-    for name in dict.fromkeys(row["model"] for row in rows):
-        own = [r for r in rows if r["model"] == name and r["group"] != "all"]
-        x = [row["group"] for row in own]
-        lines.append(Series(name, x, [row["chrf"] for row in own]))
+def _picture(
+    by_group: list[dict[str, Any]], by_language: list[dict[str, Any]]
+) -> Picture:
+    """The models' chrF, from scarce to rich: of groups, then of languages."""
+    chrf: dict[str, dict[str, float]] = {}
+    places = {}
+    for row in by_group:
+        if row["group"] != "all":
+            places[row["group"]] = "\n".join(row["group"].rsplit(" ", 1))
+            chrf.setdefault(row["model"], {})[row["group"]] = row["chrf"]
+    places[""] = ""  # a gap
+    for row in sorted(by_language, key=lambda row: row["train_pairs"]):
+        name = row["language"]
+        places[name] = f"{name}\n{row['train_pairs']:,}"
+        model = "bilingual" if "bilingual" in row["model"] else row["model"]
+        chrf.setdefault(model, {})[name] = row["chrf"]
     return Picture(
-        "102 languages to English",
+        "Into English: groups of 102 languages, and five of them",
         "training pairs of a language",
         "chrF of the test pairs",
-        lines,
+        [
+            Series(model, list(places.values()), [own.get(p) for p in places])
+            for model, own in chrf.items()
+        ],
     )
