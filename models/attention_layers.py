@@ -1,6 +1,9 @@
-"""Attention of Transformers: `keras.layers.MultiHeadAttention`, and its cache.
+"""Attention of Transformers, for whole sequences and token by token.
 
-Both layers are pre-norm and include their shortcut: x + dropout(f(norm(x))).
+The dense layers are those of `keras.layers.MultiHeadAttention`, between them is
+`keras.ops.dot_product_attention`; see `_as_one_matrix` for why Keras's layer is
+not called as one. Both layers here are pre-norm and include their shortcut:
+x + dropout(f(norm(x))).
 
 Beside the call for whole sequences they have `step`, for decoding token by
 token: it takes the new positions alone, and the keys and values of those
