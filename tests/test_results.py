@@ -249,7 +249,7 @@ def test_translation_shows_groups_and_five_languages(
     lines = written["picture"]["lines"]
     label, x, baseline = lines[-1]
     assert label == "bilingual" and len(lines) == 4
-    assert x == ["10,000 and\nmore", "", "es\n20,000"]
+    assert x == ["10,000\nand\nmore", "", "es\n20,000"]
     assert baseline[:2] == [None, None]  # a model of no group
     for _, _, y in lines[:3]:
         assert y[1] is None and y[0] == y[2] == baseline[2]

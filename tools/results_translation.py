@@ -110,7 +110,7 @@ def _picture(
     places = {}
     for row in by_group:
         if row["group"] != "all":
-            places[row["group"]] = "\n".join(row["group"].rsplit(" ", 1))
+            places[row["group"]] = row["group"].replace(" ", "\n")
             chrf.setdefault(row["model"], {})[row["group"]] = row["chrf"]
     places[""] = ""  # a gap
     for row in sorted(by_language, key=lambda row: row["train_pairs"]):
