@@ -440,7 +440,6 @@ class Plain(keras.Model):
         self.sequence = layers
 
     def call(self, x, training=False):
-        del training  # layers take it from the context of this call
-        for layer in self.sequence:
-            x = layer(x)
+        for layer in self.sequence:  # as `keras.Sequential` does
+            x = layer(x, training=training)
         return x

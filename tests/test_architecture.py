@@ -45,6 +45,7 @@ ORDER = (
     "moments",
     "cell",
     "stateful_ops",
+    "state_scope",
     "state",
     "gradients",
     "sparse",

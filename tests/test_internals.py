@@ -619,3 +619,93 @@ def test_gradients_within_operations_leave_out_other_ways():
 
     assert tf.function(slope)(lambda name: True) == 8
     assert tf.function(slope)(lambda name: name != "square") == 2
+
+
+# ------------------------------------------- graphs and functions in layers
+def test_graphs_of_branches_and_loops_are_told_from_those_of_functions():
+    found = {}
+
+    def note(name, value=0):
+        found[name] = internals.in_control_flow(
+            internals.current_graph(), outside
+        )
+        return value
+
+    @tf.function
+    def step(x):
+        nonlocal outside
+        outside = internals.current_graph()
+        note("direct")
+        tf.cond(x > 0, lambda: note("branch"), lambda: 0)
+        tf.while_loop(lambda i: i < x, lambda i: note("loop", i + 1), [0])
+        tf.function(lambda: note("function"))()
+        tf.cond(x > 0, tf.function(lambda: note("inside")), lambda: 0)
+        return x
+
+    outside = None
+    step(tf.constant(1))
+    assert found == {
+        "direct": False,
+        "branch": True,
+        "loop": True,
+        "function": False,
+        "inside": True,
+    }
+    assert internals.current_graph() is None
+    assert internals.graph_of(tf.ones(1)) is None
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, tf.function])
+def test_functions_with_gradients_of_their_own_are_noticed(wrap):
+    found = {}
+
+    class Variable:
+        def __tf_tensor__(self, dtype=None, name=None):
+            return read("argument")
+
+    variable = Variable()
+
+    def read(name):
+        found[name] = internals.in_custom_gradient(variable)
+        return tf.ones(2)
+
+    @tf.custom_gradient
+    def custom(x):
+        return tf.convert_to_tensor(x) + read("custom"), lambda dy: dy
+
+    @tf.recompute_grad
+    def again(x):
+        return x * read("again")
+
+    @tf.custom_gradient
+    def taking(x):
+        return tf.convert_to_tensor(x) * 2.0, lambda dy: dy
+
+    def run():
+        return custom(read("outside")) + again(tf.ones(2)) + taking(variable)
+
+    wrap(run)()
+    assert found == {
+        "outside": False,
+        "custom": True,
+        "again": True,
+        "argument": False,
+    }
+
+
+def test_tensors_of_graphs_that_are_not_around_are_told():
+    kept, found = [], []
+
+    @tf.function(autograph=False)
+    def step(x):
+        tf.function(lambda: kept.append(x + 1))()
+
+        def inner():
+            return kept[0] + x + variable
+
+        graph = tf.function(inner).get_concrete_function().graph
+        found.extend(internals.captures_of_strangers(graph))
+
+    variable = tf.Variable(1.0)
+    step(tf.constant(1.0))
+    assert len(found) == 1 and found[0] is kept[0]

@@ -69,12 +69,15 @@ class Cell(keras.layers.Layer):
     Attributes:
         device: The first of them, which has the variables that are not
             trained. `weights.py` shares out the others.
+        borrowed: For each layer, the variables that it reads and does not
+            list, as a function does that has another layer in its closure.
     """
 
     def __init__(self, index: int, layers: list[Any], devices: Sequence[str]):
         super().__init__(name=f"cell_{index}", autocast=False, dtype="float32")
         self.index = index
         self.sequence = list(layers)
+        self.borrowed: list[list[keras.Variable]] = [[] for _ in layers]
         self.devices = tuple(devices)
         self.device = self.devices[0]
         self.supports_masking = True
@@ -89,7 +92,10 @@ class Cell(keras.layers.Layer):
         for i, layer in enumerate(self.sequence):
             before_layer(i)
             with self.naming(layer), internals.tracing_anew():
-                inputs = layer(Boundary.of(inputs).nest(structure_of(inputs)))
+                inputs = layer(
+                    Boundary.of(inputs).nest(structure_of(inputs)),
+                    training=training,  # or it is what the last layer left
+                )
         return inputs
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
@@ -98,28 +104,49 @@ class Cell(keras.layers.Layer):
 
     @property
     def weights_by_layer(self) -> list[list[keras.Variable]]:
-        """The trainable variables of each layer."""
-        return [list(layer.trainable_variables) for layer in self.sequence]
+        """The trainable variables of each layer, and those it borrows.
+
+        As in Keras, a variable is trained if it says so itself: what is inside
+        a layer that was made with `trainable=False` may be.
+        """
+        return [
+            [v for v in own if v.trainable] for own in self._variables_by_layer
+        ]
 
     @property
     def state(self) -> list[keras.Variable]:
         """All other variables: frozen weights, statistics, seeds, metrics."""
         variables = {
             id(v): v
-            for layer in self.sequence
-            for v in [*layer.non_trainable_variables, *layer.metrics_variables]
+            for layer, own in zip(self.sequence, self._variables_by_layer)
+            for v in [*own, *layer.metrics_variables]
+            if not v.trainable
         }
         return list(variables.values())
 
     @property
+    def all_borrowed(self) -> list[keras.Variable]:
+        """The borrowed variables of all layers."""
+        return [v for own in self.borrowed for v in own]
+
+    @property
+    def _variables_by_layer(self) -> list[list[keras.Variable]]:
+        return [
+            list({id(v): v for v in [*layer.variables, *borrowed]}.values())
+            for layer, borrowed in zip(self.sequence, self.borrowed)
+        ]
+
+    @property
     def seeds(self) -> list[keras.Variable]:
         """The states of the layers' seed generators."""
-        known = {
-            id(v)
+        weights = {id(v) for layer in self.sequence for v in layer.weights}
+        own = {
+            id(v): v
             for layer in self.sequence
-            for v in [*layer.weights, *layer.metrics_variables]
+            for v in layer.variables
+            if id(v) not in weights
         }
-        return [v for v in self.state if id(v) not in known]
+        return list(own.values())
 
     @property
     def metric_state(self) -> list[keras.Variable]:
@@ -150,6 +177,22 @@ class Cell(keras.layers.Layer):
             if hasattr(error, "add_note"):  # Python 3.11
                 error.add_note(note)
             raise
+
+    def check_by_itself(self, graph: Any) -> None:
+        """Refuses what the layers take of other cells but their outputs.
+
+        Args:
+            graph: Of a function in which they were called.
+        """
+        if internals.captures_of_strangers(graph):
+            raise ValueError(
+                "A layer must take tensors of other layers as its inputs. "
+                f"Received: cell {self.index} with the layers "
+                f"{[layer.name for layer in self.sequence]}, one of which uses "
+                "a tensor of another cell, such as one kept in an attribute. "
+                "Hand it on in a nest, or put both layers into one cell with "
+                "`layers_per_cell`."
+            )
 
 
 def structure_of(nest: Any) -> Any:

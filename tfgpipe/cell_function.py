@@ -23,7 +23,7 @@ from tfgpipe.moments import (
     moments_over_replicas,
     sum_over_replicas,
 )
-from tfgpipe.state import StateScope
+from tfgpipe.state_scope import StateScope
 
 
 class Arguments(NamedTuple):
@@ -34,6 +34,8 @@ class Arguments(NamedTuple):
         weights: Values of the trainable variables, a list a layer.
         state: Values of all other variables.
         labels: What the head takes, a nest or None.
+        assigned: For each flat weight what a layer of an earlier cell has
+            assigned to it, None where none did; empty if none did at all.
         totals: What was added up over replicas, once it is known: for each
             call of a synchronised normalisation.
     """
@@ -42,12 +44,15 @@ class Arguments(NamedTuple):
     weights: list[list[Any]]
     state: list[Any]
     labels: Any
+    assigned: Sequence[Any] = ()
     totals: Sequence[Any] = ()
 
     def sources(self, with_inputs: bool) -> list[Any]:
         """What the losses are differentiated by: inputs, then weights."""
         inputs = self.inputs.tensors if with_inputs else []
-        return [t for t in inputs if is_float(t)] + tree.flatten(self.weights)
+        return [t for t in inputs if is_continuous(t)] + tree.flatten(
+            self.weights
+        )
 
     def specs(self, of_rows: Callable[[Any], tf.TensorSpec]) -> Arguments:
         """Shapes and dtypes.
@@ -67,6 +72,7 @@ class Arguments(NamedTuple):
             weights=tf.nest.map_structure(exact, self.weights),
             state=tf.nest.map_structure(exact, self.state),
             labels=tf.nest.map_structure(batched, self.labels),
+            assigned=[None if t is None else exact(t) for t in self.assigned],
         )
 
 
@@ -76,6 +82,29 @@ def any_rows(tensor: Any) -> tf.TensorSpec:
     if shape.rank:
         shape = tf.TensorShape([None]).concatenate(shape[1:])
     return tf.TensorSpec(shape, tensor.dtype)
+
+
+class Borrows(Exception):
+    """A cell reads variables that its layers do not list.
+
+    What a layer reads shows when it runs: a function may have another layer in
+    its closure. The mini-batch has to begin again, with these variables among
+    the cell's: as those of a tied layer.
+    """
+
+    def __init__(
+        self, cell: Cell, variables: Sequence[tuple[int, keras.Variable]]
+    ):
+        super().__init__(f"{[v.path for _, v in variables]} in {cell.name}")
+        self._cell = cell
+        self._variables = variables
+
+    def note(self) -> None:
+        """Gives the variables to the layers that read them."""
+        for i, variable in self._variables:
+            own = self._cell.borrowed[i]
+            if all(v is not variable for v in own):
+                own.append(variable)
 
 
 class CellFunction:
@@ -92,6 +121,7 @@ class CellFunction:
         state: All other variables, the metrics' among them.
         chained: ids of those that run on from micro-batch to micro-batch.
         synchronizes: Whether it takes moments over replicas.
+        moved: ids of the moving statistics that earlier cells move.
         draws: How often each of `seeds` was drawn in the last run.
         starts: For each layer, how many operations the graph had before it,
             and at last, how many after all layers.
@@ -117,6 +147,7 @@ class CellFunction:
             and len(cell.devices) > 1
             and any(map(is_synchronized, self.normalizations))
         )
+        self.moved: frozenset[int] = frozenset()
         self.draws: list[int] = [0] * len(self.seeds)
         self.starts: list[int] = []
         self.output_structure: Any = None
@@ -146,17 +177,23 @@ class CellFunction:
             list(zip(self.state, arguments.state)),
             self.seeds,
             self.normalizations,
+            self.moved,
+            self.training,
         )
         self.starts = []
-        weights = list(zip(self.weights, arguments.weights))
+        assigned = tf.nest.pack_sequence_as(
+            self.weights,
+            arguments.assigned or [None] * len(self.flat_weights),
+        )
+        weights = list(zip(self.weights, arguments.weights, assigned))
 
         def before_layer(i: int) -> None:
             self.starts.append(_num_operations())
             if i > 0:  # before the next use of a shared weight
                 updated.extend(scope.new_values(self.weights[i - 1]))
-            scope.use_weights(list(zip(*weights[i])))
+            scope.use_weights(i, zip(*weights[i]))
 
-        graph = _graph()
+        graph = internals.current_graph()
 
         def moments(layer: Any, inputs: Any, mask: Any) -> Any:
             if not self.synchronizes or not is_synchronized(layer):
@@ -180,6 +217,8 @@ class CellFunction:
                 sums, counts = self.head(y, arguments.labels, first)
         self._check_unknown(scope)
         self._check_moved(scope)
+        if scope.borrowed:
+            raise Borrows(self.cell, scope.borrowed)
         self.draws = [scope.draws[id(v)] for v in self.seeds]
         self.output_structure = structure_of(y)
         self.num_head_losses = len(sums)
@@ -212,6 +251,15 @@ class CellFunction:
         )
 
     def _check_moved(self, scope: StateScope) -> None:
+        if scope.stale:
+            raise ValueError(
+                "A layer must not read the moving statistics of a "
+                "`keras.layers.BatchNormalization` after it was called with "
+                "`training=True`: they move once, at the end of the "
+                f"mini-batch. Received: reads of {scope.stale} in cell "
+                f"{self.cell.index}. Read them before, or compute the moments "
+                "that you need."
+            )
         if not scope.moved_alone:
             return
         raise ValueError(
@@ -223,25 +271,20 @@ class CellFunction:
         )
 
 
-def is_float(tensor: Any) -> bool:
+def is_continuous(tensor: Any) -> bool:
     """Whether something is a tensor that may have a gradient."""
-    return tensor is not None and tensor.dtype.is_floating
-
-
-def _graph() -> Any:
-    """The graph that operations are added to, None if they are run."""
-    if tf.executing_eagerly():
-        return None
-    return tf.compat.v1.get_default_graph()
+    return tensor is not None and (
+        tensor.dtype.is_floating or tensor.dtype.is_complex
+    )
 
 
 def _num_operations() -> int:
-    graph = _graph()
+    graph = internals.current_graph()
     return 0 if graph is None else len(graph.get_operations())
 
 
 def _check_graph(layer: keras.layers.Layer, graph: Any) -> None:
-    if _graph() is graph:
+    if internals.current_graph() is graph:
         return
     raise ValueError(
         "A batch normalisation over replicas must be called by a layer "

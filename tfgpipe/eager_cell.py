@@ -12,7 +12,7 @@ from tfgpipe.cell_function import (
     Arguments,
     CellFunction,
     any_rows,
-    is_float,
+    is_continuous,
 )
 from tfgpipe.stages import Exchange
 from tfgpipe.traced_cell import TracedCell
@@ -144,7 +144,7 @@ class EagerCell:
         iterator = iter(found)
         dx = [
             gradients.dense(next(iterator))
-            if self._needs_dx and is_float(t)
+            if self._needs_dx and is_continuous(t)
             else None
             for t in arguments.inputs.tensors
         ]

@@ -281,8 +281,10 @@ class GPipe(Saved, Stepped):
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Runs the layers one after the other, without a pipeline."""
         inputs = self.cast_inputs(inputs)
+        # Each layer is told, or it is what the last layer left to others.
+        kwargs = {} if training is None else {"training": training}
         for cell in self._plan.cells:
             with tf.device(cell.device):
                 for layer in cell.sequence:
-                    inputs = layer(inputs)
+                    inputs = layer(inputs, **kwargs)
         return inputs

@@ -8,6 +8,7 @@ new TensorFlow or Keras moves what the function needs.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,7 +27,11 @@ from tensorflow.python.eager.polymorphic_function.polymorphic_function import (
 )
 from tensorflow.python.framework import op_def_registry as _op_def_registry
 from tensorflow.python.ops import control_flow_ops as _control_flow_ops
+from tensorflow.python.ops import custom_gradient as _custom_gradient
 from tensorflow.python.ops import gradients_util as _gradients_util
+from tensorflow.python.ops.control_flow_v2_func_graphs import (
+    ControlFlowFuncGraph as _ControlFlowFuncGraph,
+)
 
 _IS_COMPILED = "_XlaMustCompile"
 _UNINITIALIZED = "uninitialized_variables"
@@ -71,6 +76,63 @@ def tracing_anew() -> Iterator[None]:
 
     with _replaced(_Function, "__call__", anew):
         yield
+
+
+def current_graph() -> Any:
+    """The graph that operations are added to, None if they are run."""
+    if tf.executing_eagerly():
+        return None
+    return tf.compat.v1.get_default_graph()
+
+
+def graph_of(tensor: Any) -> Any:
+    """The graph of a tensor, None if it has a value."""
+    return None if is_eager(tensor) else tensor.graph
+
+
+def in_control_flow(graph: Any, outside: Any) -> bool:
+    """Whether a graph is, or is inside, a branch or a loop's body.
+
+    Args:
+        graph: The graph.
+        outside: A graph around it, where to stop, or None.
+    """
+    while graph is not outside and graph is not None:
+        if isinstance(graph, _ControlFlowFuncGraph):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
+def captures_of_strangers(graph: Any) -> list[tf.Tensor]:
+    """What a function's graph captures of graphs that are not around it."""
+    around = set()
+    outer = graph
+    while outer is not None:
+        outer = getattr(outer, "outer_graph", None)
+        around.add(outer)
+    return [
+        tensor
+        for tensor, _ in graph.captures
+        if graph_of(tensor) not in (around | {None})
+    ]
+
+
+def in_custom_gradient(thing: Any) -> bool:
+    """Whether a function with a gradient of its own reads something.
+
+    It may take it as an argument: then it has a gradient for it.
+    """
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == _custom_gradient.__file__:
+            known = frame.f_locals
+            if "variable_watcher" in known and not any(
+                argument is thing for argument in tf.nest.flatten(known["args"])
+            ):
+                return True
+        frame = frame.f_back
+    return False
 
 
 # ------------------------------------------------------------------ variables

@@ -24,6 +24,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
+from tfgpipe.state_scope import InnerScope
 
 _ROWWISE_LOSSES = (
     keras.losses.BinaryCrossentropy,
@@ -177,7 +178,7 @@ def _sums_and_counts(
         return add_up
 
     with (
-        keras.StatelessScope(),  # Keras's trackers: `objective.py` updates them
+        InnerScope(),  # Keras's trackers: `objective.py` updates them
         internals.replaced_losses(compiled, replace),
     ):
         compiled(y, y_pred, sample_weight)

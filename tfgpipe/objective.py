@@ -10,7 +10,7 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cell import Boundary
-from tfgpipe.cell_function import is_float
+from tfgpipe.cell_function import is_continuous
 from tfgpipe.pipeline import Pipeline
 from tfgpipe.schedule import Schedule
 from tfgpipe.seeds import Seeds
@@ -219,7 +219,7 @@ class Objective:
         """
         x, y, sample_weight = data
         flat = tree.flatten(y_pred)
-        outputs = [t for t in flat if is_float(t)]
+        outputs = [t for t in flat if is_continuous(t)]
         own = [v for losses in extra for v in losses]
         sources = [*outputs, *own, *regularizers]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -232,7 +232,7 @@ class Objective:
         if not self._training:
             return total, [], [], []
         found = iter(tape.gradient(scaled, sources))
-        dy = [next(found) if is_float(t) else None for t in flat]
+        dy = [next(found) if is_continuous(t) else None for t in flat]
         dextra = [
             [
                 tf.zeros_like(v) if d is None else d

@@ -201,6 +201,7 @@ class Pipeline:
             weights=self._weights.packed(k, self.replicas.device(k, m)),
             state=self.state.before(k, m),
             labels=self._labels_of(k, m),
+            assigned=self.state.assigned(k, m),
             totals=self._totals.get((k, m), ()),
         )
 
@@ -271,6 +272,7 @@ class Pipeline:
                 weights=self._weights.packed(k, self.replicas.device(k, m)),
                 state=self.state.values(k, m),
                 labels=self._labels_of(k, m),
+                assigned=self.state.assigned(k, m),
             )
         )
 

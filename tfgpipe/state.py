@@ -22,114 +22,12 @@ above. `BatchNormalization(renorm=True)` normalises by its state: refused.
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfgpipe.micro_batch import MicroBatches
-
-
-class StateScope(keras.StatelessScope):
-    """Runs layers on given values of their variables, and notes new ones.
-
-    Args:
-        state: Pairs of a variable and its value.
-        seeds: The variables among them that are random seeds.
-        normalizations: Batch normalisations whose moments are to be recorded
-            instead of moving their statistics.
-
-    Attributes:
-        assigned: ids of the variables that got a new value.
-        draws: How often the seed of an id was drawn.
-        unknown: Paths of assigned variables that were not given.
-        moments: For each batch normalisation a list of its calls, each a
-            (mean, variance, count), where count is None without a mask.
-    """
-
-    def __init__(
-        self,
-        state: list[tuple[keras.Variable, tf.Tensor]],
-        seeds: Sequence[keras.Variable] = (),
-        normalizations: Sequence[keras.layers.BatchNormalization] = (),
-    ):
-        super().__init__(state, collect_losses=True)
-        self._known = set(self.state_mapping)
-        self._seeds = {id(v) for v in seeds}
-        self._weights: dict[int, tf.Tensor] = {}
-        self._moving = {
-            id(v): layer
-            for layer in normalizations
-            for v in (layer.moving_mean, layer.moving_variance)
-        }
-        self.assigned: set[int] = set()
-        self.draws: collections.Counter[int] = collections.Counter()
-        self.unknown: list[str] = []
-        self._moved: dict[int, keras.layers.BatchNormalization] = {}
-        self.moments: dict[int, list[Any]] = {
-            id(layer): [] for layer in normalizations
-        }
-
-    def use_weights(
-        self, weights: list[tuple[keras.Variable, tf.Tensor]]
-    ) -> None:
-        """Gives the next layer its trainable variables.
-
-        A variable that two layers share comes as two tensors, so that each
-        use has its own gradient: they are summed in the same order wherever
-        the two uses are.
-        """
-        self._weights = {id(v): tensor for v, tensor in weights}
-        for variable, tensor in weights:
-            self.state_mapping[id(variable)] = tensor
-
-    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
-        """Called by `Variable.assign`."""
-        variable, value = update
-        key = id(variable)
-        if key in self._moving:
-            layer = self._moving[key]
-            self._moved[id(layer)] = layer
-            return
-        if key in self._weights:
-            # As in Keras the gradient is that of the new value.
-            weight = self._weights[key]
-            value = weight + tf.stop_gradient(
-                tf.cast(value, weight.dtype) - weight
-            )
-        elif key not in self._known:
-            self.unknown.append(variable.path)
-        self.draws[key] += key in self._seeds
-        self.assigned.add(key)
-        super().add_update((variable, value))
-
-    @property
-    def moved_alone(self) -> list[str]:
-        """Names of normalisations that moved, without moments of Keras's."""
-        return [
-            layer.name
-            for key, layer in self._moved.items()
-            if not self.moments[key]
-        ]
-
-    def new_values(self, variables: list[keras.Variable]) -> list[Any]:
-        """Their new values so far, None where they were not assigned."""
-        return [
-            self.get_current_value(v) if id(v) in self.assigned else None
-            for v in variables
-        ]
-
-    def record(
-        self, layer: Any, inputs: Any, mask: Any, mean: Any, variance: Any
-    ) -> None:
-        """Notes the moments by which a batch normalisation normalises."""
-        del inputs
-        count = None
-        if mask is not None:
-            count = tf.reduce_sum(tf.cast(mask, mean.dtype))
-        self.moments[id(layer)].append((mean, variance, count))
 
 
 def advance_seed(

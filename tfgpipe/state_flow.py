@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import functools
 from typing import Any
 
 import keras
@@ -47,6 +49,7 @@ class StateFlow:
         self._started: dict[tuple[int, int], list[tf.Tensor]] = {}
         self._outputs: dict[tuple[int, int], Output] = {}
         self._owners: dict[int, int] = {}
+        self._seed_ids = {id(v) for f in functions for v in f.seeds}
 
     def before(self, k: int, m: int) -> list[tf.Tensor]:
         """The state with which cell k computes micro-batch m.
@@ -59,15 +62,56 @@ class StateFlow:
 
     def values(self, k: int, m: int) -> list[tf.Tensor]:
         """What `before` would return now."""
-        seeds = {id(v) for v in self._functions[k].seeds}
-        return [
-            self._seed(k, variable, value, self._micro_batches.rank(m))
-            if id(variable) in seeds
-            else value
-            for variable, value in zip(
-                self._functions[k].state, self._chain(k, self._replicas.of(m))
-            )
+        values = []
+        for variable, value in zip(
+            self._functions[k].state, self._chain(k, self._replicas.of(m))
+        ):
+            if id(variable) in self._seed_ids:
+                rank = self._micro_batches.rank(m)
+                value = self._seed(k, variable, value, rank)
+            elif id(variable) in self._shared:
+                value = self._left_before(k, m, variable, value)
+            values.append(value)
+        return values
+
+    def assigned(self, k: int, m: int) -> list[Any]:
+        """What layers of earlier cells have assigned to weights of cell k.
+
+        See `Arguments.assigned`.
+        """
+        found = [
+            self._left_before(k, m, v, None) if id(v) in self._shared else None
+            for v in self._functions[k].flat_weights
         ]
+        return found if any(t is not None for t in found) else []
+
+    def _left_before(
+        self, k: int, m: int, variable: keras.Variable, otherwise: Any
+    ) -> Any:
+        """What the last cell before cell k made of a variable in a micro-batch.
+
+        As in Keras, a layer reads what an earlier layer has assigned.
+        """
+        for i in reversed(range(k)):
+            if (i, m) not in self._outputs:
+                continue
+            function, output = self._functions[i], self._outputs[i, m]
+            variables = [*function.state, *function.flat_weights]
+            values = [*output.state, *output.weights]
+            for own, new in reversed([*zip(variables, values)]):
+                if own is variable and new is not None:
+                    return new
+        return otherwise
+
+    @functools.cached_property
+    def _shared(self) -> set[int]:
+        """The ids of variables that several cells have."""
+        cells = [
+            {id(v) for v in [*f.state, *f.flat_weights]}
+            for f in self._functions
+        ]
+        counts = collections.Counter(key for own in cells for key in own)
+        return {key for key, count in counts.items() if count > 1}
 
     def _chain(self, k: int, r: int) -> list[tf.Tensor]:
         """The values that run on through the micro-batches of replica r.

@@ -18,6 +18,7 @@ from keras import tree
 
 from tfgpipe import inputs, internals, placement
 from tfgpipe import strategy as strategy_lib
+from tfgpipe.cell_function import Borrows
 from tfgpipe.loss import Head, streams_loss, streams_metrics
 from tfgpipe.micro_batch import as_specs, check_rows, shapes
 from tfgpipe.objective import Objective
@@ -69,8 +70,7 @@ class Stepped(internals.BuiltBeforeTracing):
         """Trains on one mini-batch; called by `fit`."""
         x, y, sample_weight = self._unpack(data)
         head, objective = self._loss_for(x, y, sample_weight, training=True)
-        run = self._pipeline(x, (y, sample_weight), head, training=True)
-        run.run(self._arguments.schedule_of, objective)
+        run = self._run(x, (y, sample_weight), head, True, objective)
         objective.finish(run)
         if run.is_training:
             self._update(run, objective)
@@ -84,16 +84,14 @@ class Stepped(internals.BuiltBeforeTracing):
         """Evaluates one mini-batch; called by `evaluate`."""
         x, y, sample_weight = self._unpack(data)
         head, objective = self._loss_for(x, y, sample_weight, training=False)
-        run = self._pipeline(x, (y, sample_weight), head, training=False)
-        run.run(self._arguments.schedule_of)
+        run = self._run(x, (y, sample_weight), head, False)
         objective.finish(run)
         return self._logs(run, head, objective, (x, y, sample_weight))
 
     def predict_step(self, data: Any) -> Any:
         """Computes one mini-batch's outputs; called by `predict`."""
         x, _, _ = self._unpack(data, with_loss=False)
-        run = self._pipeline(x, None, None, training=False)
-        run.run(self._arguments.schedule_of)
+        run = self._run(x, None, None, False)
         run.state.assign()
         return run.results.joined_outputs()
 
@@ -121,6 +119,23 @@ class Stepped(internals.BuiltBeforeTracing):
         with_loss = streams_loss(self, spec)
         head = Head(self, with_loss, streams_metrics(self, spec))
         return head, Objective(self, (x, y, sample_weight), with_loss, training)
+
+    def _run(
+        self,
+        x: Any,
+        labels: Any,
+        head: Any,
+        training: bool,
+        objective: Objective | None = None,
+    ) -> Pipeline:
+        """Runs a mini-batch through the cells."""
+        while True:  # until it is known what each cell reads
+            try:
+                run = self._pipeline(x, labels, head, training)
+                run.run(self._arguments.schedule_of, objective)
+                return run
+            except Borrows as found:
+                found.note()
 
     def _pipeline(
         self, x: Any, labels: Any, head: Any, training: bool

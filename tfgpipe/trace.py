@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe import internals, placement
-from tfgpipe.cell import Boundary, structure_of
+from tfgpipe.cell import Boundary, Output, structure_of
 from tfgpipe.cell_function import Arguments, CellFunction
 from tfgpipe.cell_tasks import CellTasks
 from tfgpipe.eager_cell import EagerCell
@@ -85,10 +85,15 @@ class Tracer:
                 )
             return made
         boundary = arguments[0].inputs
+        before = _Before()
         for function, values, needs in zip(functions, arguments, needs_dx):
-            values = values._replace(inputs=boundary)
+            function.moved = before.moved_of(function)
+            values = values._replace(
+                inputs=boundary, assigned=before.assigned_to(function)
+            )
             specs = values.specs(micro_batches.spec)
             traced = self._traced(function, specs, structure)
+            before.add(function, traced.outputs)
             check_operations(
                 function.cell,
                 traced.operations,
@@ -112,6 +117,8 @@ class Tracer:
             tuple(tf.nest.flatten(specs)),
             repr((tf.nest.map_structure(lambda _: 0, specs), structure)),
             id(function.head),
+            tuple(id(v) in function.moved for v in function.state),
+            tuple(map(id, function.cell.all_borrowed)),
             tuple(placement.device_types(function.cell.devices)),
         )
         if key not in self._known:
@@ -144,3 +151,30 @@ class Tracer:
                 self._known[key] = traced.again()
             tasks.traced = traced = self._known[key]
         return traced.differentiate(has_gradient)
+
+
+class _Before:
+    """What earlier cells have done to variables of a later one."""
+
+    def __init__(self) -> None:
+        self._assigned: dict[int, tf.Tensor] = {}
+        self._moved: set[int] = set()
+
+    def add(self, function: CellFunction, output: Output) -> None:
+        """Takes the outputs of a cell's trace."""
+        for variable, value in zip(function.flat_weights, output.weights):
+            if value is not None:
+                self._assigned[id(variable)] = value
+        for layer, moments in zip(function.normalizations, output.moments):
+            if moments:
+                self._moved |= {id(layer.moving_mean)}
+                self._moved |= {id(layer.moving_variance)}
+
+    def assigned_to(self, function: CellFunction) -> list[Any]:
+        """See `Arguments.assigned`."""
+        found = [self._assigned.get(id(v)) for v in function.flat_weights]
+        return found if any(t is not None for t in found) else []
+
+    def moved_of(self, function: CellFunction) -> frozenset[int]:
+        """The moving statistics that the cell must not read any more."""
+        return frozenset(self._moved & {id(v) for v in function.state})

@@ -20,7 +20,7 @@ from tfgpipe.cell_function import (
     Arguments,
     CellFunction,
     any_rows,
-    is_float,
+    is_continuous,
 )
 from tfgpipe.differentiate import differentiate
 from tfgpipe.gradients import dense, in_dtype
@@ -47,10 +47,8 @@ class TracedCell:
         totals: What of it is added up over replicas.
         recomputes_in_backward: Whether `backward` computes again what it needs
             itself.
-        draws: See `CellFunction`, as what follows.
-        starts: See `CellFunction`.
-        output_structure: See `CellFunction`.
-        num_head_losses: See `CellFunction`.
+        draws: See `CellFunction`, as `starts`, `output_structure` and
+            `num_head_losses`.
         dy: The gradients of the output tensors, None where there are none.
         dlosses: Those of the losses.
         dx: The gradients of the input tensors, None where there are none.
@@ -123,7 +121,9 @@ class TracedCell:
             return self.outputs
 
         traced = tf.function(run, **self._options)
-        return traced.get_concrete_function(*specs).graph
+        graph = traced.get_concrete_function(*specs).graph
+        function.cell.check_by_itself(graph)
+        return graph
 
     # ------------------------------------------------------ the backward pass
     def is_differentiated_for(self, has_gradient: Sequence[bool]) -> bool:
@@ -165,8 +165,8 @@ class TracedCell:
         targets = [
             t for t, d in zip(self.outputs.tensors, self.dy) if d is not None
         ]
-        num_weights = len(self.inputs.sources(with_inputs=False))
         if not targets and not self.outputs.losses:
+            num_weights = len(self.inputs.sources(with_inputs=False))
             none = [None] * len(self.inputs.inputs.tensors)
             return none, [None] * num_weights
         found = differentiate(
@@ -179,7 +179,7 @@ class TracedCell:
         self._check_gradients()
         iterator = iter(found)
         dx = [
-            dense(next(iterator)) if is_float(t) else None
+            dense(next(iterator)) if is_continuous(t) else None
             for t in self.inputs.inputs.tensors
         ]
         return dx, [

@@ -1,0 +1,473 @@
+"""What layers do to each other besides handing on tensors.
+
+One reads a variable of another, assigns one, or changes `training`: the numbers
+must be Keras's wherever a cell ends.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from beside_keras import assert_close, check, normal, pipeline, trained
+from keras import layers as kl
+from kinds import Plain
+
+import tfgpipe
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+# ------------------------------------------------------------- `training`
+class Fixed(kl.Layer):
+    """Calls its layer as if (not) training, whatever the model does."""
+
+    def __init__(self, layer, training, **kwargs):
+        super().__init__(**kwargs)
+        self.layer, self.fixed = layer, training
+
+    def build(self, shape):
+        self.layer.build(shape)
+
+    def call(self, x):
+        return self.layer(x, training=self.fixed)
+
+
+class Held(kl.Layer):
+    """Has a dropout, and no `training` argument to pass on."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dropout = kl.Dropout(0.5, seed=3)
+
+    def call(self, x):
+        return self.dropout(x)
+
+
+@pytest.mark.parametrize("after", [kl.BatchNormalization, Held])
+@pytest.mark.parametrize("training", [False, True])
+def test_training_does_not_leak_into_later_layers(training, after):
+    """Dropout was off, or batch norm frozen; in `predict` they were on."""
+
+    def make():
+        return [
+            keras.Input((3,)),
+            kl.Dense(4),
+            Fixed(kl.Dropout(0.0), training),
+            after(),
+            kl.Dense(2),
+        ]
+
+    check(make, normal(3), normal(2), [(1, 1), (3, 1)])
+    first = trained(make, pipeline(1, 2), normal(3), normal(2))
+    assert_close(trained(make, pipeline(4, 2), normal(3), normal(2)), first)
+
+
+def test_training_does_not_leak_in_a_plain_call():
+    layers = [kl.Dense(4), Fixed(kl.Dropout(0.1), False), kl.Dropout(0.5)]
+    model = tfgpipe.GPipe([keras.Input((4,)), *layers], 2)
+    assert np.any(model(np.ones((8, 4)), training=True) == 0)
+
+
+# --------------------------------------------------- reading what others have
+def built(units, shape, **kwargs):
+    layer = kl.Dense(units, "tanh", **kwargs)
+    layer.build((None, shape))
+    return layer
+
+
+def reads_earlier(**kwargs):
+    dense = built(4, 3, **kwargs)
+    return [
+        keras.Input((3,)),
+        dense,
+        kl.Dense(4),
+        kl.Lambda(lambda h: h @ keras.ops.transpose(dense.kernel)),
+        kl.Dense(2),
+    ]
+
+
+def reads_later():
+    dense = built(4, 3)
+    return [
+        keras.Input((3,)),
+        kl.Dense(3),
+        kl.Lambda(lambda h: h @ dense.kernel @ keras.ops.ones((4, 3))),
+        dense,
+        kl.Dense(2),
+    ]
+
+
+def reads_frozen():
+    return reads_earlier(trainable=False)
+
+
+@pytest.mark.parametrize("make", [reads_earlier, reads_later, reads_frozen])
+def test_weights_read_by_a_closure_are_trained(make):
+    """Their gradient was lost where the reader was in another cell."""
+    check(make, normal(3), normal(2), [(1, 2), (4, 3)])
+
+
+def test_weights_read_by_a_closure_are_trained_eagerly():
+    check(reads_earlier, normal(3), normal(2), [(3, 2)], run_eagerly=True)
+
+
+@keras.saving.register_keras_serializable("between")
+class Penalised(keras.losses.Loss):
+    """A loss of rows that reads a weight of the model."""
+
+    is_row_wise = True
+
+    def __init__(self, layer, **kwargs):
+        super().__init__(**kwargs)
+        self.layer = layer
+
+    def call(self, y_true, y_pred):
+        penalty = keras.ops.mean(self.layer.kernel**2)
+        return keras.ops.mean((y_true - y_pred) ** 2, -1) + penalty
+
+
+def test_weights_read_by_a_loss_of_rows_are_trained():
+    def model(make):
+        def made(layers):
+            model = make(layers)
+            loss = Penalised(layers[1])
+            compile_ = model.compile
+            model.compile = lambda *a, **k: compile_(*a, **{**k, "loss": loss})
+            return model
+
+        return made
+
+    def make():
+        return [keras.Input((3,)), kl.Dense(4, "tanh"), kl.Dense(2)]
+
+    data = normal(3), normal(2)
+    expected = trained(make, model(keras.Sequential), *data)
+    for k in (1, 2):
+        assert_close(trained(make, model(pipeline(k, 2)), *data), expected)
+
+
+class Counter(kl.Layer):
+    """Counts its calls in training, and averages."""
+
+    def build(self, shape):
+        self.steps = self.add_weight(
+            shape=(), initializer="zeros", dtype="int32", trainable=False
+        )
+        self.average = self.add_weight(
+            shape=(shape[-1],), initializer="zeros", trainable=False
+        )
+
+    def call(self, x, training=False):
+        if training:
+            self.steps.assign_add(1)
+            self.average.assign(0.5 * self.average + 1.0)
+        return x
+
+
+class Reader(kl.Layer):
+    def __init__(self, counter, lists, **kwargs):
+        super().__init__(**kwargs)
+        self.counter = counter if lists else lambda: counter
+
+    def build(self, shape):
+        pass
+
+    def call(self, x):
+        counter = self.counter
+        if not isinstance(counter, Counter):
+            counter = counter()
+        steps = keras.ops.cast(counter.steps, x.dtype)
+        return x * steps + keras.ops.sum(counter.average)
+
+
+@pytest.mark.parametrize("lists", [True, False], ids=["lists", "closure"])
+def test_state_read_in_another_cell_is_new(lists):
+    """A step counter was read as it was before the step."""
+
+    def make():
+        counter = Counter()
+        return [
+            keras.Input((3,)),
+            kl.Dense(3),
+            counter,
+            kl.Dense(3, "tanh"),
+            Reader(counter, lists),
+            kl.Dense(2),
+        ]
+
+    check(make, normal(3), normal(2), [(1, 2), (5, 3)])
+
+
+class Tie(kl.Layer):
+    """Multiplies by the kernel of another layer."""
+
+    def __init__(self, layer, **kwargs):
+        super().__init__(**kwargs)
+        self.layer = layer
+
+    def build(self, shape):
+        pass
+
+    def call(self, x):
+        return x @ keras.ops.transpose(self.layer.kernel)
+
+
+def test_weights_that_a_layer_assigned_are_new_for_later_ones():
+    """Spectral normalisation sets the kernel; the tied layer had the old."""
+
+    def make():
+        dense = kl.Dense(4)
+        return [
+            keras.Input((3,)),
+            kl.Dense(3),
+            kl.SpectralNormalization(dense),
+            kl.Activation("tanh"),
+            Tie(dense),
+            kl.Dense(2),
+        ]
+
+    check(make, normal(3), normal(2), [(1, 2), (5, 3)])
+    check(make, normal(3), normal(2), [(5, 2)], run_eagerly=True)
+
+
+class ReadsMoving(kl.Layer):
+    def __init__(self, norm, **kwargs):
+        super().__init__(**kwargs)
+        self.norm = norm
+
+    def build(self, shape):
+        pass
+
+    def call(self, x):
+        return x - self.norm.moving_mean
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_moving_statistics_read_after_they_moved_are_refused(k):
+    """They move at the end of the mini-batch, and would be the old ones."""
+    norm = kl.BatchNormalization()
+    layers = [norm, kl.Activation("tanh"), ReadsMoving(norm)]
+    model = pipeline(k, 2)([keras.Input((2,)), *layers])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="must not read the moving statistics"):
+        model.train_on_batch(normal(2), normal(2))
+    model.predict(normal(2), verbose=0)
+
+
+class Block(kl.Layer):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = kl.Dense(4, "tanh")
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_layers_inside_a_frozen_block_are_trained_as_in_keras():
+    """Keras looks at the variables: `trainable=False` came before them."""
+
+    def make():
+        block = Block(trainable=False)
+        later = Block()
+        later.trainable = False
+        tie = Tie(block.dense, trainable=False)
+        return [keras.Input((3,)), block, later, tie, kl.Dense(2)]
+
+    data = normal(3), normal(2)
+    layers = make()
+    keras.Sequential(layers)
+    assert len(layers[1].dense.trainable_variables) == 2
+    check(make, *data, [(1, 2), (4, 3)])
+
+
+# ---------------------------------------------- functions inside of layers
+class Recomputed(kl.Layer):
+    """Runs in a function that has its own gradient."""
+
+    def __init__(self, how, **kwargs):
+        super().__init__(**kwargs)
+        self.how = how
+
+    def build(self, shape):
+        self.kernel = self.add_weight((shape[-1], 4))
+
+    def call(self, x):
+        return self.how(lambda t: keras.ops.tanh(t @ self.kernel))(x)
+
+
+def custom(function):
+    def with_gradient(x):
+        y = function(x)
+
+        def gradient(dy, variables=()):
+            return dy @ tf.ones((4, 3), dy.dtype), [
+                tf.zeros(v.shape, dy.dtype) for v in variables
+            ]
+
+        return y, gradient
+
+    return tf.custom_gradient(with_gradient)
+
+
+@pytest.mark.parametrize("how", [keras.remat, tf.recompute_grad, custom])
+@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eagerly"])
+def test_weights_in_a_function_with_its_own_gradient_are_refused(how, eagerly):
+    """They were never trained."""
+    model = pipeline(2, 2)([keras.Input((3,)), Recomputed(how), kl.Dense(2)])
+    model.compile("sgd", "mse", run_eagerly=eagerly)
+    with pytest.raises(ValueError, match="a gradient of its own") as error:
+        model.train_on_batch(normal(3), normal(2))
+    assert "In layer 'recomputed" in error.value.__notes__[0]
+    model.predict(normal(3), verbose=0)
+
+
+@tf.custom_gradient
+def straight_through(x):
+    return tf.round(x), lambda dy: dy
+
+
+class Rounded(Recomputed):
+    def call(self, x):
+        return x @ straight_through(4 * self.kernel) + straight_through(
+            self.kernel
+        )
+
+
+def test_weights_as_arguments_of_a_custom_gradient_are_trained():
+    def make():
+        return [keras.Input((4,)), kl.Dense(4), Rounded(None), kl.Dense(2)]
+
+    check(make, normal(4)[:4], normal(2)[:4], [(1, 1), (3, 1)])
+
+
+class ToComplex(kl.Layer):
+    def compute_output_spec(self, x):
+        return keras.KerasTensor(x.shape, "complex128")
+
+    def call(self, x):
+        return tf.complex(x, keras.ops.sin(x))
+
+
+class Rotate(kl.Layer):
+    def compute_output_spec(self, z):
+        return keras.KerasTensor(z.shape, "complex128")
+
+    def call(self, z):
+        return z * tf.complex(tf.math.real(z), tf.cast(0.5, "float64"))
+
+
+class ToFloat(kl.Layer):
+    def compute_output_spec(self, z):
+        return keras.KerasTensor(z.shape, "float64")
+
+    def call(self, z):
+        return tf.math.real(z) + tf.math.imag(z) ** 2
+
+
+@pytest.mark.parametrize("remat", ["except_last", "never"])
+def test_complex_tensors_between_cells_carry_gradients(remat):
+    """Only those of floats went back."""
+
+    def make():
+        options = {"autocast": False}
+        return [
+            kl.Dense(3),
+            ToComplex(),
+            Rotate(**options),
+            Rotate(**options),
+            ToFloat(**options),
+            kl.Dense(2),
+        ]
+
+    data = normal(3), normal(2)
+    expected = trained(make, Plain, *data)
+    for k in (1, 6):
+        found = trained(make, pipeline(k, 2, remat=remat), *data)
+        assert_close(found, expected)
+    eager = trained(make, pipeline(6, 2), *data, run_eagerly=True)
+    assert_close(eager, expected)
+
+
+class Sometimes(kl.Layer):
+    """Has a layer in a branch."""
+
+    def __init__(self, layer, **kwargs):
+        super().__init__(**kwargs)
+        self.layer = layer
+
+    def build(self, shape):
+        self.layer.build(shape)
+
+    def call(self, x, training=False):
+        return keras.ops.cond(
+            keras.ops.sum(x) > 0,
+            lambda: self.layer(x, training=training),
+            lambda: x,
+        )
+
+
+@pytest.mark.parametrize("layer", [kl.Dropout, kl.BatchNormalization, Counter])
+def test_state_in_a_branch_is_refused(layer):
+    """TensorFlow's error named a tensor, not the layer."""
+    args = [0.5] if layer is kl.Dropout else []
+    layers = [keras.Input((3,)), Sometimes(layer(*args)), kl.Dense(2)]
+    model = pipeline(2, 2)(layers)
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="in a branch of a condition") as error:
+        model.train_on_batch(normal(3), normal(2))
+    assert "In layer 'sometimes" in error.value.__notes__[0]
+    model.predict(normal(3), verbose=0)
+
+
+class InFunction(kl.Layer):
+    """Draws in a `tf.function`, twice."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dropout = kl.Dropout(0.4, seed=2)
+        self.function = tf.function(
+            lambda x: self.dropout(self.dropout(x, training=True))
+        )
+
+    def call(self, x, training=False):
+        return self.function(x) if training else x
+
+
+@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eagerly"])
+def test_random_numbers_in_a_function_are_those_of_keras(eagerly):
+    def make():
+        return [keras.Input((3,)), kl.Dense(3), InFunction(), kl.Dense(2)]
+
+    check(make, normal(3), normal(2), [(1, 1), (3, 1)], run_eagerly=eagerly)
+
+
+class Keeps(kl.Layer):
+    def call(self, x):
+        self.kept = x
+        return keras.ops.tanh(x)
+
+
+class Uses(kl.Layer):
+    def __init__(self, keeps, **kwargs):
+        super().__init__(**kwargs)
+        self.keeps = keeps
+
+    def call(self, x):
+        return x + self.keeps.kept
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_tensors_kept_in_attributes_stay_in_their_cell(k):
+    keeps = Keeps()
+    layers = [kl.Dense(2), keeps, Uses(keeps)]
+    model = pipeline(k, 2)([keras.Input((2,)), *layers])
+    model.compile("sgd", "mse")
+    if k == 1:
+        model.train_on_batch(normal(2), normal(2))
+        return
+    with pytest.raises(ValueError, match="kept in an attribute"):
+        model.train_on_batch(normal(2), normal(2))
