@@ -25,6 +25,7 @@ ORDER = (
     "restrictions",
     "objective",
     "loss",
+    "row_wise",
     "pipeline",
     "turns",
     "results",

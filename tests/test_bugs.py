@@ -414,3 +414,77 @@ def test_gradients_of_branches_are_added_in_one_order_wherever_a_cell_ends():
 
     for a, b in zip(weights(1), weights(3), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+# ------------------------------------------------------------ data of all kinds
+def batches(*shapes):
+    """Batches of rows that are known at run time only, and so is their end."""
+
+    def generate():
+        rng = np.random.default_rng(0)
+        for rows in (8, 8, 3):
+            yield tuple(rng.random((rows, *shape)) for shape in shapes)
+
+    return tf.data.Dataset.from_generator(
+        generate,
+        output_signature=tuple(
+            tf.TensorSpec((None, *shape), tf.float64) for shape in shapes
+        ),
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_nothing_is_updated_where_data_ends():
+    """Keras runs the step once more to find the end of the data.
+
+    What did not wait for the data was updated, or not: equal runs differed.
+    """
+
+    def train(k):
+        keras.utils.set_random_seed(1)
+        layers = [kl.Dense(4), kl.Dropout(0.5, seed=1), kl.Dense(4)]
+        model = tfgpipe.GPipe([*layers, kl.Dense(1)], k, 2)
+        model.compile(
+            keras.optimizers.Adam(weight_decay=0.1, use_ema=True),
+            "mse",
+            metrics=["mae"],
+        )
+        history = model.fit(
+            batches((3,), (1,)), epochs=2, shuffle=False, verbose=0
+        ).history
+        history |= model.evaluate(
+            batches((3,), (1,)), return_dict=True, verbose=0
+        )
+        model.predict(batches((3,)), verbose=0)
+        assert model.optimizer.iterations.numpy() == 6
+        assert layers[1].seed_generator.state.numpy()[1] == 6 * 2
+        return history, model.get_weights(), model.optimizer.variables
+
+    first, *others = (train(k) for k in (1, 2, 3, 3))
+    for other in others:
+        assert other[0] == first[0]
+        for a, b in zip([*first[1], *first[2]], [*other[1], *other[2]]):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+def test_inputs_of_other_rows_are_refused_when_they_are_known(method):
+    """The shorter one was split into micro-batches that did not belong."""
+
+    class Sum(kl.Layer):
+        def call(self, x):
+            return keras.ops.sum(x["a"]) + x["b"]
+
+    def longer(a, b, *labels):
+        return ({"a": a, "b": b[:-1]}, *labels)
+
+    model = tfgpipe.GPipe([Sum(), kl.Dense(1)], 2, 2)
+    model.compile("sgd", "mse")
+    shapes = [(3,), (3,)] + [(1,)] * (method != "predict")
+    data = batches(*shapes).map(longer)
+    errors = (tf.errors.InvalidArgumentError, ValueError)
+    with pytest.raises(errors, match="rows everywhere"):
+        getattr(model, method)(
+            data, verbose=0, **{"shuffle": False} if method == "fit" else {}
+        )
+    assert model.optimizer.iterations.numpy() == 0

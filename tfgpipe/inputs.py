@@ -7,9 +7,11 @@ are expected become such. A last axis of size 1 may be missing, or too many.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras import tree
 
 from tfgpipe.micro_batch import as_specs
@@ -29,6 +31,24 @@ def data_spec(x: Any, dtype: str) -> Any:
     if is_bytes and keras.backend.is_float_dtype(dtype):
         return keras.KerasTensor(spec.shape, keras.config.floatx())
     return spec
+
+
+def arrival(data: Any, checks: Sequence[tf.Operation]) -> list[tf.Operation]:
+    """What has run once a mini-batch is there, and is as it must be.
+
+    Of data of unknown length Keras takes a batch too many: the step begins, and
+    fails when there is none. Until then, whatever does not need the batch runs:
+    a variable that is assigned before stays so.
+
+    Args:
+        data: Nest of tensors.
+        checks: Operations that fail if the mini-batch is not as it must be.
+    """
+    if tf.executing_eagerly():
+        return []
+    tensors = [t for t in tree.flatten(data) if t is not None]
+    with tf.device("CPU:0"), tf.control_dependencies([*tensors, *checks]):
+        return [tf.no_op()]
 
 
 def as_expected(x: Any, specs: Any, is_declared: bool) -> Any:

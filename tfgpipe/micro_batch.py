@@ -154,16 +154,20 @@ class MicroBatches:
         return tf.TensorSpec(shape, tensor.dtype)
 
 
-def check_rows(x: Any, y: Any, sample_weight: Any) -> None:
+def check_rows(x: Any, y: Any, sample_weight: Any) -> list[tf.Operation]:
     """Refuses a mini-batch whose parts have different numbers of rows.
 
+    Returns:
+        What checks numbers of rows that are known only at run time. It fails
+        with a `tf.errors.InvalidArgumentError`.
+
     Raises:
-        ValueError: If the numbers are known and differ. Where they are known
-            only at run time, `tf.errors.InvalidArgumentError` then.
+        ValueError: If the numbers are known and differ.
     """
     rows = batch_dimension(x, "x")
     first = next(t for t in tree.flatten(x) if t is not None)
-    for name, nest in (("y", y), ("sample_weight", sample_weight)):
+    checks = []
+    for name, nest in (("x", x), ("y", y), ("sample_weight", sample_weight)):
         other = batch_dimension(nest, name)
         message = f"`{name}` must have as many rows as `x`."
         if rows is not None and other is not None and rows != other:
@@ -171,11 +175,18 @@ def check_rows(x: Any, y: Any, sample_weight: Any) -> None:
                 f"{message} Received: {rows} rows of x and {other} of {name}. "
                 "Check how the data is batched."
             )
+        if name == "x":
+            message = "`x` must have the same number of rows everywhere."
         for leaf in tree.flatten(nest):
-            if leaf is not None and None in (rows, leaf.shape[0]):
-                tf.debugging.assert_equal(
-                    tf.shape(leaf)[0], tf.shape(first)[0], message=message
+            if leaf is None or leaf is first:
+                continue
+            if None in (first.shape[0], leaf.shape[0]):
+                checks.append(
+                    tf.debugging.assert_equal(
+                        tf.shape(leaf)[0], tf.shape(first)[0], message=message
+                    )
                 )
+    return [] if tf.executing_eagerly() else checks
 
 
 def _assert_rows(num_rows: tf.Tensor) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -24,6 +25,7 @@ class Objective:
         data: The mini-batch: x, y and sample_weight.
         streams: Whether the head has computed the loss of micro-batches.
         training: Whether gradients are wanted.
+        arrival: See `inputs.arrival`. Nothing is assigned before.
 
     Attributes:
         total: The loss, a scalar, once `finish` was called.
@@ -35,8 +37,10 @@ class Objective:
         data: tuple[Any, Any, Any],
         streams: bool,
         training: bool,
+        arrival: Sequence[tf.Operation] = (),
     ):
         self._model = model
+        self._arrival = arrival
         self._data = data
         self._streams = streams
         self._training = training
@@ -69,7 +73,10 @@ class Objective:
         A loss that is added up needs only the numbers to divide by; any other
         is computed now, from the outputs of the whole mini-batch.
         """
-        with tf.device(run.cells[-1].device):
+        with (
+            tf.control_dependencies(self._arrival),
+            tf.device(run.cells[-1].device),
+        ):
             if self._streams:
                 return self._seeds_of_sums(run)
             return self._from_outputs(run)
