@@ -24,6 +24,7 @@ ORDER = (
     "device_list",
     "restrictions",
     "objective",
+    "direct",
     "loss",
     "row_wise",
     "pipeline",

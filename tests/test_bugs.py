@@ -488,3 +488,22 @@ def test_inputs_of_other_rows_are_refused_when_they_are_known(method):
             data, verbose=0, **{"shuffle": False} if method == "fit" else {}
         )
     assert model.optimizer.iterations.numpy() == 0
+
+
+class SumOfKeys(kl.Layer):
+    def call(self, x):
+        return keras.ops.sum(list(x.values()), 0)
+
+
+def test_inputs_of_more_keys_than_were_built_for_go_to_the_layer():
+    """They failed with "Too few leaves for PyTreeSpec"."""
+    two = {key: np.ones((4, 3)) for key in "ab"}
+    three = {**two, "aa": np.ones((4, 3))}
+    found = []
+    for make in (keras.Sequential, tfgpipe.GPipe):
+        keras.utils.set_random_seed(1)
+        model = make([SumOfKeys(), kl.Dense(1)])
+        model.compile("sgd", "mse")
+        model.fit(two, np.ones((4, 1)), verbose=0)
+        found.append(model.predict(three, verbose=0))
+    np.testing.assert_allclose(*found, 1e-5)

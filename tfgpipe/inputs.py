@@ -59,10 +59,13 @@ def as_expected(x: Any, specs: Any, is_declared: bool) -> Any:
         specs: What the layers were built for, a nest of `keras.KerasTensor`.
         is_declared: Whether the user gave the specs, as a `keras.Input`.
     """
-    tensors = [
-        None if t is None else _of_rank(_cast(t, spec, is_declared), spec)
-        for t, spec in zip(tree.flatten(x), tree.flatten(specs))
-    ]
+    known = dict(tree.flatten_with_path(specs))
+    tensors = []
+    for path, tensor in tree.flatten_with_path(x):
+        spec = known.get(path)
+        if tensor is not None and spec is not None:
+            tensor = _of_rank(_cast(tensor, spec, is_declared), spec)
+        tensors.append(tensor)  # more than was built for is the layer's affair
     return tree.pack_sequence_as(x, tensors)
 
 

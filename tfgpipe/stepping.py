@@ -161,7 +161,7 @@ class Stepped(internals.BuiltBeforeTracing):
     def _update(self, run: Pipeline, objective: Objective) -> None:
         """Applies the gradients, each on the device of its variable."""
         gradients = run.gradients()
-        objective.add_regularizers(gradients)
+        objective.add_direct(gradients)
         variables = self.trainable_variables
         pairs = [(gradients.get(id(v)), v) for v in variables]
         with contextlib.ExitStack() as stack:
