@@ -500,10 +500,68 @@ def test_inputs_of_more_keys_than_were_built_for_go_to_the_layer():
     two = {key: np.ones((4, 3)) for key in "ab"}
     three = {**two, "aa": np.ones((4, 3))}
     found = []
-    for make in (keras.Sequential, tfgpipe.GPipe):
+    for make in (keras.Sequential, lambda x: tfgpipe.GPipe(x, 2)):
         keras.utils.set_random_seed(1)
         model = make([SumOfKeys(), kl.Dense(1)])
         model.compile("sgd", "mse")
         model.fit(two, np.ones((4, 1)), verbose=0)
         found.append(model.predict(three, verbose=0))
     np.testing.assert_allclose(*found, 1e-5)
+
+
+# ------------------------------------------------ a row of outputs for each row
+class Similarities(kl.Layer):
+    """Of all rows with all rows, as in contrastive losses."""
+
+    def call(self, x):
+        return keras.ops.matmul(x, keras.ops.transpose(x))
+
+
+class OfSequences(kl.Layer):
+    def call(self, x):
+        x = keras.ops.mean(x, 1)
+        return keras.ops.matmul(x, keras.ops.transpose(x))
+
+
+class Constant(kl.Layer):
+    def call(self, x):
+        return keras.ops.sum(x, 0, keepdims=True)
+
+
+class Twice(kl.Layer):
+    def call(self, x):
+        return keras.ops.concatenate([x, x], 0)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [(Similarities, (3,)), (OfSequences, (None, 3)), (Constant, (3,))],
+)
+def test_outputs_across_rows_are_refused_when_built(layer, shape):
+    """They were computed in micro-batches, and joined to a wrong shape."""
+    layers = [keras.Input(shape), kl.Dense(4), layer(name="across")]
+    with pytest.raises(ValueError, match=r"row for each row.*'across'"):
+        tfgpipe.GPipe(layers, 2, 2)
+    tfgpipe.GPipe(layers, 2, 1)
+
+
+@pytest.mark.parametrize("data", [batches((3,)), np.ones((8, 3))])
+def test_outputs_of_more_rows_are_refused(data):
+    model = tfgpipe.GPipe([kl.Dense(4), Twice()], 2, 2)
+    errors = (ValueError, tf.errors.InvalidArgumentError)
+    with pytest.raises(errors, match="row for each row of the inputs"):
+        model.predict(data, verbose=0)
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_outputs_of_any_length_have_rows():
+    """No alarm for sequences, and shapes that are known late."""
+    layers = [
+        keras.Input((None, 4)),
+        kl.Dense(4),
+        kl.Reshape((-1, 2)),
+        kl.LSTM(3, return_sequences=True),
+    ]
+    model = tfgpipe.GPipe(layers, 3, 2)
+    assert model.predict(np.ones((5, 6, 4)), verbose=0).shape == (5, 12, 3)
+    assert model.predict(batches((3, 4)), verbose=0).shape == (19, 6, 3)

@@ -20,6 +20,8 @@ import keras
 import tensorflow as tf
 from keras import tree
 
+from tfgpipe import internals
+
 
 def batch_dimension(nest: Any, name: str) -> int | None:
     """The number of rows of a nest of tensors, None if only known later.
@@ -122,6 +124,31 @@ class MicroBatches:
             return tf.concat(tensors, 0)
 
         return tree.map_structure(concatenate, *nests)
+
+    def check_output(self, tensor: tf.Tensor, m: int) -> None:
+        """Refuses an output that has not a row for each of micro-batch m.
+
+        Raises:
+            ValueError: If that is known. Where it is known only at run time,
+                `tf.errors.InvalidArgumentError` then.
+        """
+        message = (
+            "Outputs must have a row for each row of the inputs, if there is "
+            "more than one micro-batch. Pass num_micro_batches=1."
+        )
+        found = tensor.shape[0] if tensor.shape.rank else 0
+        if not self.is_static and found is None:
+            rows = tf.maximum(self.size(m), 1)
+            check = tf.debugging.assert_equal(
+                tf.shape(tensor)[0], rows, message=message
+            )
+            if check is not None:
+                internals.run_independently(check)
+        elif not self.is_static or found not in (None, self.size(m)):
+            raise ValueError(
+                f"{message} Received: shape {tuple(tensor.shape)} for "
+                f"{'any' if not self.is_static else self.size(m)} rows."
+            )
 
     def size(self, m: int) -> Any:
         """Rows of micro-batch m, an int or a scalar int32 tensor."""
