@@ -46,6 +46,12 @@ def test_only_losses_of_keras_that_add_rows_stream(loss, streams):
     assert streams_loss(model, spec(2), spec(2), None) == streams
 
 
+def test_own_loss_of_class_numbers_streams():
+    model = compiled(loss=RowWise())
+    labels = keras.KerasTensor((None, 2), "int32")
+    assert streams_loss(model, labels, spec(2), None)
+
+
 def test_overridden_compute_loss_does_not_stream():
     model = compiled(Subclassed, loss="mse")
     assert not streams_loss(model, spec(2), spec(2), None)

@@ -177,7 +177,7 @@ def _is_rowwise_loss(loss: Any, y: Any, y_pred: Any) -> bool:
     if internals.function_arguments(loss).get("axis", -1) != -1:
         return False
     if getattr(loss, "is_row_wise", False):
-        return _takes_any_rows(loss.call, y, y_pred)
+        return _takes_any_rows(loss, y, y_pred)
     if tree.is_nested(y) or tree.is_nested(y_pred) or y is None:
         return False
     function = getattr(loss, "fn", None)  # compile(loss="mse") wraps it
@@ -190,18 +190,18 @@ def _is_rowwise_loss(loss: Any, y: Any, y_pred: Any) -> bool:
     return _fits_squeezed(y.shape, y_pred.shape)
 
 
-def _takes_any_rows(function: Callable, y: Any, y_pred: Any) -> bool:
-    """Whether a function accepts labels and outputs of very many rows.
+def _takes_any_rows(loss: Any, y: Any, y_pred: Any) -> bool:
+    """Whether a loss accepts labels and outputs of very many rows.
 
     If labels of one rank and outputs of another fit only for as many rows as
     another axis is long, it fails.
     """
 
-    def many(spec: Any) -> Any:
-        return keras.KerasTensor((_MANY_ROWS, *spec.shape[1:]), spec.dtype)
+    def many(spec: Any) -> Any:  # in the dtype to which Keras casts both
+        return keras.KerasTensor((_MANY_ROWS, *spec.shape[1:]), loss.dtype)
 
     try:
-        internals.output_spec(function, *tree.map_structure(many, (y, y_pred)))
+        internals.output_spec(loss.call, *tree.map_structure(many, (y, y_pred)))
     except Exception:
         return False  # Keras says what is wrong, on the mini-batch
     return True
