@@ -414,3 +414,154 @@ def test_gradients_of_branches_are_added_in_one_order_wherever_a_cell_ends():
 
     for a, b in zip(weights(1), weights(3), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+# ------------------------------------------------------------ data of all kinds
+def batches(*shapes):
+    """Batches of rows that are known at run time only, and so is their end."""
+
+    def generate():
+        rng = np.random.default_rng(0)
+        for rows in (8, 8, 3):
+            yield tuple(rng.random((rows, *shape)) for shape in shapes)
+
+    return tf.data.Dataset.from_generator(
+        generate,
+        output_signature=tuple(
+            tf.TensorSpec((None, *shape), tf.float64) for shape in shapes
+        ),
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_nothing_is_updated_where_data_ends():
+    """Keras runs the step once more to find the end of the data.
+
+    What did not wait for the data was updated, or not: equal runs differed.
+    """
+
+    def train(k):
+        keras.utils.set_random_seed(1)
+        layers = [kl.Dense(4), kl.Dropout(0.5, seed=1), kl.Dense(4)]
+        model = tfgpipe.GPipe([*layers, kl.Dense(1)], k, 2)
+        model.compile(
+            keras.optimizers.Adam(weight_decay=0.1, use_ema=True),
+            "mse",
+            metrics=["mae"],
+        )
+        history = model.fit(
+            batches((3,), (1,)), epochs=2, shuffle=False, verbose=0
+        ).history
+        history |= model.evaluate(
+            batches((3,), (1,)), return_dict=True, verbose=0
+        )
+        model.predict(batches((3,)), verbose=0)
+        assert model.optimizer.iterations.numpy() == 6
+        assert layers[1].seed_generator.state.numpy()[1] == 6 * 2
+        return history, model.get_weights(), model.optimizer.variables
+
+    first, *others = (train(k) for k in (1, 2, 3, 3))
+    for other in others:
+        assert other[0] == first[0]
+        for a, b in zip([*first[1], *first[2]], [*other[1], *other[2]]):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+def test_inputs_of_other_rows_are_refused_when_they_are_known(method):
+    """The shorter one was split into micro-batches that did not belong."""
+
+    class Sum(kl.Layer):
+        def call(self, x):
+            return keras.ops.sum(x["a"]) + x["b"]
+
+    def longer(a, b, *labels):
+        return ({"a": a, "b": b[:-1]}, *labels)
+
+    model = tfgpipe.GPipe([Sum(), kl.Dense(1)], 2, 2)
+    model.compile("sgd", "mse")
+    shapes = [(3,), (3,)] + [(1,)] * (method != "predict")
+    data = batches(*shapes).map(longer)
+    errors = (tf.errors.InvalidArgumentError, ValueError)
+    with pytest.raises(errors, match="rows everywhere"):
+        getattr(model, method)(
+            data, verbose=0, **{"shuffle": False} if method == "fit" else {}
+        )
+    assert model.optimizer.iterations.numpy() == 0
+
+
+class SumOfKeys(kl.Layer):
+    def call(self, x):
+        return keras.ops.sum(list(x.values()), 0)
+
+
+def test_inputs_of_more_keys_than_were_built_for_go_to_the_layer():
+    """They failed with "Too few leaves for PyTreeSpec"."""
+    two = {key: np.ones((4, 3)) for key in "ab"}
+    three = {**two, "aa": np.ones((4, 3))}
+    found = []
+    for make in (keras.Sequential, lambda x: tfgpipe.GPipe(x, 2)):
+        keras.utils.set_random_seed(1)
+        model = make([SumOfKeys(), kl.Dense(1)])
+        model.compile("sgd", "mse")
+        model.fit(two, np.ones((4, 1)), verbose=0)
+        found.append(model.predict(three, verbose=0))
+    np.testing.assert_allclose(*found, 1e-5)
+
+
+# ------------------------------------------------ a row of outputs for each row
+class Similarities(kl.Layer):
+    """Of all rows with all rows, as in contrastive losses."""
+
+    def call(self, x):
+        return keras.ops.matmul(x, keras.ops.transpose(x))
+
+
+class OfSequences(kl.Layer):
+    def call(self, x):
+        x = keras.ops.mean(x, 1)
+        return keras.ops.matmul(x, keras.ops.transpose(x))
+
+
+class Constant(kl.Layer):
+    def call(self, x):
+        return keras.ops.sum(x, 0, keepdims=True)
+
+
+class Twice(kl.Layer):
+    def call(self, x):
+        return keras.ops.concatenate([x, x], 0)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [(Similarities, (3,)), (OfSequences, (None, 3)), (Constant, (3,))],
+)
+def test_outputs_across_rows_are_refused_when_built(layer, shape):
+    """They were computed in micro-batches, and joined to a wrong shape."""
+    layers = [keras.Input(shape), kl.Dense(4), layer(name="across")]
+    with pytest.raises(ValueError, match=r"row for each row.*'across'"):
+        tfgpipe.GPipe(layers, 2, 2)
+    tfgpipe.GPipe(layers, 2, 1)
+
+
+@pytest.mark.parametrize("data", [batches((3,)), np.ones((8, 3))])
+def test_outputs_of_more_rows_are_refused(data):
+    model = tfgpipe.GPipe([kl.Dense(4), Twice()], 2, 2)
+    errors = (ValueError, tf.errors.InvalidArgumentError)
+    with pytest.raises(errors, match="row for each row of the inputs"):
+        model.predict(data, verbose=0)
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_outputs_of_any_length_have_rows():
+    """No alarm for sequences, and shapes that are known late."""
+    layers = [
+        keras.Input((None, 4)),
+        kl.Dense(4),
+        kl.Reshape((-1, 2)),
+        kl.LSTM(3, return_sequences=True),
+    ]
+    model = tfgpipe.GPipe(layers, 3, 2)
+    assert model.predict(np.ones((5, 6, 4)), verbose=0).shape == (5, 12, 3)
+    assert model.predict(batches((3, 4)), verbose=0).shape == (19, 6, 3)

@@ -109,6 +109,30 @@ def test_losses_are_replaced_for_a_while():
     assert float(loss(ones, zeros)) == 1.0
 
 
+def test_calls_of_metrics_are_told():
+    model = keras.Model()
+    model.compile(
+        metrics={"a": ["mae", "mse"]}, weighted_metrics={"b": ["mae"]}
+    )
+    specs = [
+        {name: keras.KerasTensor(shape) for name in "ab"}
+        for shape in [(None, 2), (None, 2), (None,)]
+    ]
+    internals.build_losses_and_metrics(model, None, *specs)
+    metrics = internals.compiled_metrics(model)
+    known = metrics.metrics
+    calls = internals.metric_calls(metrics, *specs)
+    y, y_pred, weight = specs
+    a, b = (y["a"], y_pred["a"], None), (y["b"], y_pred["b"], weight["b"])
+    assert [call[1:] for call in calls] == [a, a, b]
+    assert [call[0] for call in calls] == known == metrics.metrics
+
+
+def test_shape_of_what_a_function_returns_is_found():
+    spec = keras.KerasTensor((7, 2))
+    assert internals.output_spec(keras.ops.outer, spec, spec).shape == (14, 14)
+
+
 def test_arguments_of_wrapped_functions_are_found():
     loss = keras.losses.CosineSimilarity(axis=0)
     assert internals.function_arguments(loss) == {"axis": 0}
@@ -476,6 +500,13 @@ def test_what_keras_defines_is_told():
 )
 def test_side_effects_of_an_operation_are_told(kind, stateful):
     assert internals.is_stateful(kind) == stateful
+
+
+@pytest.mark.parametrize(
+    ("kind", "takes"), [("While", True), ("Case", True), ("MatMul", False)]
+)
+def test_operations_that_call_functions_are_told(kind, takes):
+    assert internals.takes_functions(kind) == takes
 
 
 def test_graph_of_a_called_function_is_found():

@@ -6,7 +6,7 @@ from keras import layers as kl
 
 import tfgpipe
 from tfgpipe import internals
-from tfgpipe.loss import streams_loss, streams_metrics, sum_and_count
+from tfgpipe.loss import sum_and_count
 
 pytestmark = pytest.mark.usefixtures("float64")
 losses = keras.losses
@@ -78,11 +78,6 @@ def test_ignored_classes_count_as_masked():
     np.testing.assert_allclose(found, loss(y, y_pred), 1e-12)
 
 
-class Subclassed(tfgpipe.GPipe):
-    def compute_loss(self, x, y, y_pred, sample_weight, training=True):
-        return keras.ops.mean(keras.ops.abs(y - y_pred))
-
-
 class RowWise(losses.Loss):
     """A loss of the user's that says that it adds up rows."""
 
@@ -109,27 +104,6 @@ def compiled(cls=tfgpipe.GPipe, units=2, **kwargs):
     model.compile("sgd", **kwargs)
     model.train_on_batch(np.ones((4, 2)), np.ones((4, units)))
     return model
-
-
-@pytest.mark.parametrize(
-    ("loss", "streams"),
-    [
-        ("mse", True),
-        ("mean_squared_error", True),
-        (keras.losses.mean_squared_error, True),
-        (losses.Huber(), True),
-        (RowWise(), True),
-        (RowWise(reduction="sum"), True),
-        (losses.CosineSimilarity(axis=0), False),
-        (losses.Dice(), False),
-        (losses.Tversky(), False),
-        (lambda y, y_pred: keras.ops.mean(y_pred - y) ** 2, False),
-        (lambda y, y_pred: keras.ops.mean((y_pred - y) ** 2, -1), False),
-    ],
-)
-def test_only_losses_of_keras_that_add_rows_stream(loss, streams):
-    model = compiled(loss=loss)
-    assert streams_loss(model, model(np.ones((4, 2)))) == streams
 
 
 @pytest.mark.usefixtures("float64")
@@ -162,66 +136,3 @@ def test_loss_of_the_user_that_adds_rows_goes_with_early_gradients(
 def test_loss_of_the_user_that_is_a_scalar_is_refused():
     with pytest.raises(ValueError, match=r"value for each row.*RowWiseOnly"):
         compiled(loss=RowWiseOnlyByName())
-
-
-def test_overridden_compute_loss_does_not_stream():
-    model = compiled(Subclassed, loss="mse")
-    assert not streams_loss(model, model(np.ones((4, 2))))
-
-
-@pytest.mark.parametrize(
-    ("metric", "streams"),
-    [
-        ("mae", True),
-        ("accuracy", True),
-        (keras.metrics.RootMeanSquaredError(), True),
-        (keras.metrics.AUC(), True),
-        (lambda y, y_pred: keras.ops.max(y_pred), False),
-    ],
-)
-def test_only_metrics_of_keras_stream(metric, streams):
-    model = compiled(loss="mse", metrics=[metric])
-    assert streams_metrics(model, model(np.ones((4, 2)))) == streams
-
-
-def metric_list():
-    metrics = keras.metrics
-    return [
-        metrics.AUC(num_thresholds=9),
-        metrics.BinaryAccuracy(),
-        metrics.CosineSimilarity(),
-        metrics.F1Score(),
-        metrics.FalsePositives(),
-        metrics.Precision(),
-        metrics.R2Score(),
-        metrics.Recall(),
-        metrics.RootMeanSquaredError(),
-        lambda y, y_pred: keras.ops.max(y_pred),
-    ]
-
-
-@pytest.mark.parametrize("last", [None, -1], ids=["whole", "streamed"])
-def test_metrics_of_keras_are_those_of_keras(last):
-    rng = np.random.default_rng(0)
-    x, y = rng.random((21, 4)), np.eye(3)[rng.integers(0, 3, 21)]
-
-    def evaluate(make):
-        keras.utils.set_random_seed(1)
-        model = make([kl.Dense(4), kl.Dense(3, activation="sigmoid")])
-        model.compile(
-            "sgd",
-            "mse",
-            metrics=[*metric_list()[:last], keras.metrics.MeanIoU(2)],
-            weighted_metrics=metric_list()[:-1],
-        )
-        logs = model.fit(
-            x, y, batch_size=8, verbose=0, sample_weight=rng_weights
-        )
-        logs = [*logs.history.values(), *model.evaluate(x, y, verbose=0)]
-        return [np.asarray(value).reshape(-1) for value in logs]
-
-    rng_weights = rng.random(21)
-    expected = evaluate(keras.Sequential)
-    found = evaluate(lambda layers: tfgpipe.GPipe(layers, 2, 3))
-    for a, b in zip(found, expected, strict=True):
-        np.testing.assert_allclose(a, b, 1e-9)

@@ -372,8 +372,55 @@ class InAFunction(kl.Layer):
         return self.noise(x)
 
 
+class InBranches(kl.Layer):
+    """Draws in a condition, a loop, one of several branches, or over rows."""
+
+    def __init__(self, kind, **kwargs):
+        super().__init__(**kwargs)
+        self.kind = kind
+
+    @tf.function
+    def noise(self, x):
+        return tf.cond(x[0, 0] > 0, lambda: tf.random.uniform([]), lambda: 1.0)
+
+    def call(self, x):
+        if self.kind == "function":
+            return x + self.noise(x)
+        if self.kind == "cond":
+            return x + tf.cond(
+                x[0, 0] > 0, lambda: tf.random.uniform([]), lambda: 1.0
+            )
+        if self.kind == "while":
+            return tf.while_loop(
+                lambda x: x[0, 0] < 3,
+                lambda x: [x + tf.random.uniform([]) + 1],
+                [x],
+            )[0]
+        if self.kind == "case":
+            index = tf.cast(x[0, 0], tf.int32)
+            branches = [lambda: 1.0, lambda: tf.random.uniform([])]
+            return x + tf.switch_case(index, branches)
+        return tf.map_fn(lambda row: row + tf.random.uniform([]), x)
+
+
+class PrintingAtTimes(kl.Layer):
+    def call(self, x):
+        def loud():
+            with tf.control_dependencies(
+                [tf.print("", output_stream="file:///dev/null")]
+            ):
+                return tf.identity(x)
+
+        return tf.cond(x[0, 0] > 0, loud, lambda: x)
+
+
 @pytest.mark.parametrize(
-    ("layer", "kind"), [(Printing, "PrintV2"), (Callback, "PyFunc")]
+    ("layer", "kind"),
+    [
+        (Printing, "PrintV2"),
+        (Callback, "PyFunc"),
+        (PrintingAtTimes, "PrintV2"),
+    ],
 )
 def test_stateful_operation_warns_and_leaves_devices_concurrent(layer, kind):
     layers = [kl.Dense(4), layer(name="loud"), kl.Dense(4), layer(name="too")]
@@ -400,6 +447,14 @@ def test_random_operation_under_remat_is_refused(layer, kind, remat):
     model = tfgpipe.GPipe(layers, 2, 2, remat=remat)
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match=f"'noise' of cell 1.*{kind}"):
+        model.train_on_batch(ones(4, 4), ones(4, 4))
+
+
+@pytest.mark.parametrize("kind", ["cond", "while", "case", "map", "function"])
+def test_random_operation_in_a_branch_is_refused_too(kind):
+    model = tfgpipe.GPipe([InBranches(kind, name="noise")], 1, 2)
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"'noise' of cell 0.*RandomUniform"):
         model.train_on_batch(ones(4, 4), ones(4, 4))
 
 

@@ -63,6 +63,20 @@ class Slow(keras.optimizers.SGD):
         self.first = weights[0].value
 
 
+class Halving(keras.optimizers.SGD):
+    """A user's optimizer that has its own way to change a variable."""
+
+    def assign_sub(self, variable, value):
+        variable.assign_sub(tf.cast(value / 2, variable.dtype))
+
+
+def with_own_assign():
+    """An attribute in place of a method."""
+    optimizer = keras.optimizers.Adam()
+    optimizer.assign_add = lambda v, value: v.assign_add(value * 0.9)
+    return optimizer
+
+
 class Same(keras.optimizers.Adam):
     """A subclass that keeps the update of its parent."""
 
@@ -96,9 +110,11 @@ OPTIMIZERS = {
         keras.optimizers.Adam(0.1), initial_scale=4.0, dynamic_growth_steps=2
     ),
     "own": lambda: Slow(0.1, momentum=0.5),
+    "own_assign": lambda: Halving(0.1),
+    "own_attribute": with_own_assign,
     "subclass": lambda: Same(0.1),
 }
-DENSE_ONLY = {"Muon", "accumulation", "own"}  # they fail on sparse gradients
+DENSE_ONLY = {"Muon", "accumulation", "own", "own_assign"}  # no sparse ones
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

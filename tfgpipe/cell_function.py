@@ -115,6 +115,7 @@ class CellFunction:
         training: The `training` argument of its layers.
         head: Loss and metrics, computed with the last cell, or None.
         recomputes: Whether any micro-batch is computed again.
+        is_split: Whether there is more than one micro-batch.
 
     Attributes:
         weights: The trainable variables, a list a layer.
@@ -129,12 +130,20 @@ class CellFunction:
         num_head_losses: How many of the last run's losses are the head's.
     """
 
-    def __init__(self, cell: Cell, training: bool, head: Any, recomputes: bool):
+    def __init__(
+        self,
+        cell: Cell,
+        training: bool,
+        head: Any,
+        recomputes: bool,
+        is_split: bool = False,
+    ):
         self.cell = cell
         self.device = cell.device
         self.training = training
         self.head = head
         self.recomputes = recomputes
+        self.is_split = is_split
         self.weights = cell.weights_by_layer
         self.state = cell.state + (head.metric_state if head else [])
         self.chained = {id(v) for v in cell.metric_state} | (
@@ -233,10 +242,30 @@ class CellFunction:
             masks=boundary.masks,
             state=scope.new_values(self.state),
             weights=updated,
-            losses=sums + list(scope.losses),
+            losses=sums + [self._own(loss, x) for loss in scope.losses],
             counts=counts,
             moments=[scope.moments[id(v)] for v in self.normalizations],
         )
+
+    def _own(self, loss: Any, x: Any) -> tf.Tensor:
+        """A loss of `add_loss`, as a number: Keras sums it up."""
+        loss = tf.convert_to_tensor(loss)
+        first = next((t for t in tree.flatten(x) if t is not None), loss)
+        if (
+            self.is_split
+            and loss.shape.rank
+            and loss.shape[0] in (None, first.shape[0])
+        ):
+            raise ValueError(
+                "`add_loss` must be given a scalar, the mean over rows, if "
+                "there is more than one micro-batch: Keras adds up the values "
+                f"of a vector. Received: shape {tuple(loss.shape)} in cell "
+                f"{self.cell.index}. Add `keras.ops.mean(loss)`, or pass "
+                "num_micro_batches=1."
+            )
+        if not loss.dtype.is_floating:
+            loss = tf.cast(loss, keras.config.floatx())
+        return tf.reduce_sum(loss) if loss.shape.rank != 0 else loss
 
     def _check_unknown(self, scope: StateScope) -> None:
         if not scope.unknown:

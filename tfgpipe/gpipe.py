@@ -17,6 +17,7 @@ from tfgpipe.cell import Cell
 from tfgpipe.cell_record import CellRecord, print_cells
 from tfgpipe.micro_batch import shapes
 from tfgpipe.partition import partition
+from tfgpipe.restrictions import check_rows_stay
 from tfgpipe.saving import RandomState, Saved
 from tfgpipe.schedule import Schedule
 from tfgpipe.stepping import Stepped
@@ -193,6 +194,9 @@ class GPipe(Saved, Stepped):
                         f"error: {error}\nCheck the order of the layers and "
                         "their sizes."
                     ) from error
+                if self.num_micro_batches * self.num_replicas > 1:
+                    is_last = layer is self.sequence[-1]
+                    check_rows_stay(layer, spec, output, is_last)
                 costs.append(cost_lib.resolve_cost(layer, cost, spec, known))
                 spec, before = output, f"the outputs of layer '{layer.name}'"
         self._plan.costs = costs

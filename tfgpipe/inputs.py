@@ -7,9 +7,11 @@ are expected become such. A last axis of size 1 may be missing, or too many.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras import tree
 
 from tfgpipe.micro_batch import as_specs
@@ -31,6 +33,24 @@ def data_spec(x: Any, dtype: str) -> Any:
     return spec
 
 
+def arrival(data: Any, checks: Sequence[tf.Operation]) -> list[tf.Operation]:
+    """What has run once a mini-batch is there, and is as it must be.
+
+    Of data of unknown length Keras takes a batch too many: the step begins, and
+    fails when there is none. Until then, whatever does not need the batch runs:
+    a variable that is assigned before stays so.
+
+    Args:
+        data: Nest of tensors.
+        checks: Operations that fail if the mini-batch is not as it must be.
+    """
+    if tf.executing_eagerly():
+        return []
+    tensors = [t for t in tree.flatten(data) if t is not None]
+    with tf.device("CPU:0"), tf.control_dependencies([*tensors, *checks]):
+        return [tf.no_op()]
+
+
 def as_expected(x: Any, specs: Any, is_declared: bool) -> Any:
     """Data in the dtypes and ranks that the layers expect.
 
@@ -39,10 +59,13 @@ def as_expected(x: Any, specs: Any, is_declared: bool) -> Any:
         specs: What the layers were built for, a nest of `keras.KerasTensor`.
         is_declared: Whether the user gave the specs, as a `keras.Input`.
     """
-    tensors = [
-        None if t is None else _of_rank(_cast(t, spec, is_declared), spec)
-        for t, spec in zip(tree.flatten(x), tree.flatten(specs))
-    ]
+    known = dict(tree.flatten_with_path(specs))
+    tensors = []
+    for path, tensor in tree.flatten_with_path(x):
+        spec = known.get(path)
+        if tensor is not None and spec is not None:
+            tensor = _of_rank(_cast(tensor, spec, is_declared), spec)
+        tensors.append(tensor)  # more than was built for is the layer's affair
     return tree.pack_sequence_as(x, tensors)
 
 

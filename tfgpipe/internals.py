@@ -288,6 +288,48 @@ def flat_metrics(compile_metrics: Any) -> list[keras.metrics.Metric]:
     return list(compile_metrics.metrics)
 
 
+def metric_calls(
+    compile_metrics: Any, y: Any, y_pred: Any, sample_weight: Any
+) -> list[tuple[keras.metrics.Metric, Any, Any, Any]]:
+    """What every metric would be called with: (metric, y, y_pred, weight).
+
+    Args:
+        compile_metrics: All compiled metrics, which are built.
+        y: Nest of labels, or of anything that stands for them.
+        y_pred: Outputs.
+        sample_weight: Weights.
+    """
+    calls: list[tuple[keras.metrics.Metric, Any, Any, Any]] = []
+
+    class Recorder:
+        def __init__(self, metrics: Any) -> None:
+            self.metrics = metrics
+
+        def update_state(
+            self, y_true: Any, y_pred: Any, sample_weight: Any = None
+        ) -> None:
+            calls.extend(
+                (metric, y_true, y_pred, sample_weight)
+                for metric in self.metrics.metrics
+            )
+
+    names = ("_flat_metrics", "_flat_weighted_metrics")
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            flat = getattr(compile_metrics, name)
+            recorders = [
+                Recorder(metrics) if metrics else None for metrics in flat
+            ]
+            stack.enter_context(_replaced(compile_metrics, name, recorders))
+        compile_metrics.update_state(y, y_pred, sample_weight)
+    return calls
+
+
+def output_spec(function: Callable, *specs: Any) -> Any:
+    """What a function returns for `keras.KerasTensor`s."""
+    return _backend.compute_output_spec(function, *specs)
+
+
 def metric_function(metric: keras.metrics.Metric) -> Callable | None:
     """The function that a `MeanMetricWrapper` averages, or None."""
     if isinstance(metric, keras.metrics.MeanMetricWrapper):
@@ -649,6 +691,12 @@ def is_stateful(op_type: str) -> bool:
     """Whether operations of a type have side effects."""
     op_def = _op_def_registry.get(op_type)
     return op_def is not None and op_def.is_stateful
+
+
+def takes_functions(op_type: str) -> bool:
+    """Whether operations of a type call functions that they name."""
+    op_def = _op_def_registry.get(op_type)
+    return op_def is not None and any("func" in a.type for a in op_def.attr)
 
 
 def function_graph(op: tf.Operation, name: str) -> tf.Graph:

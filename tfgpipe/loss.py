@@ -8,11 +8,10 @@ divides the sum of the sums by the sum of the numbers:
 
     loss = sum over m of sum_m / sum over m of count_m
 
-That holds for losses and metrics that treat every row by itself, as Keras's own
-do, and losses that say `is_row_wise = True`; `streams_loss` and
-`streams_metrics` tell. Anything else (a function of the
-user's, Dice over the whole batch, an overridden `compute_loss`) is computed by
-Keras on the outputs of the whole mini-batch.
+That holds for losses and metrics that treat every row by itself, see
+`row_wise.py`. Anything else (a function of the user's, Dice over the whole
+batch, an overridden `compute_loss`) is computed by Keras on the outputs of the
+whole mini-batch.
 """
 
 from __future__ import annotations
@@ -21,98 +20,9 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.state_scope import InnerScope
-
-_ROWWISE_LOSSES = (
-    keras.losses.BinaryCrossentropy,
-    keras.losses.BinaryFocalCrossentropy,
-    keras.losses.CategoricalCrossentropy,
-    keras.losses.CategoricalFocalCrossentropy,
-    keras.losses.CategoricalHinge,
-    keras.losses.CosineSimilarity,
-    keras.losses.Hinge,
-    keras.losses.Huber,
-    keras.losses.KLDivergence,
-    keras.losses.LogCosh,
-    keras.losses.MeanAbsoluteError,
-    keras.losses.MeanAbsolutePercentageError,
-    keras.losses.MeanSquaredError,
-    keras.losses.MeanSquaredLogarithmicError,
-    keras.losses.Poisson,
-    keras.losses.SparseCategoricalCrossentropy,
-    keras.losses.SquaredHinge,
-)
-_ROWWISE_FUNCTIONS = {
-    "binary_crossentropy",
-    "categorical_crossentropy",
-    "mean_absolute_error",
-    "mean_squared_error",
-    "sparse_categorical_crossentropy",
-}
-_REDUCTIONS = ("sum_over_batch_size", "mean", "sum", "mean_with_sample_weight")
-
-
-def streams_loss(model: keras.Model, y_pred: Any) -> bool:
-    """Whether a compiled model's loss is a sum over rows.
-
-    Args:
-        model: A model whose compiled loss is built.
-        y_pred: Specs or tensors of the outputs.
-    """
-    compiled = internals.compiled_loss(model)
-    if type(model).compute_loss is not keras.Model.compute_loss:
-        return False
-    if compiled is None:
-        return True  # only `add_loss` and regularisers
-    entries = internals.flat_losses(compiled)
-    if len(entries) > 1 and not tree.is_nested(y_pred):
-        return False  # of several losses for one tensor Keras may drop some
-    return _has_feature_axis(y_pred) and all(
-        _is_rowwise_loss(entry.loss) for entry in entries
-    )
-
-
-def streams_metrics(model: keras.Model, y_pred: Any) -> bool:
-    """Whether a compiled model's metrics only add up rows."""
-    if type(model).compute_metrics is not keras.Model.compute_metrics:
-        return False
-    compiled = internals.compiled_metrics(model)
-    if compiled is None:
-        return True
-    return _has_feature_axis(y_pred) and all(
-        _is_rowwise_metric(metric)
-        for metric in internals.flat_metrics(compiled)
-    )
-
-
-def _has_feature_axis(y_pred: Any) -> bool:
-    """Losses average the last axis, which must not be the batch."""
-    return all(len(t.shape) > 1 for t in tree.flatten(y_pred) if t is not None)
-
-
-def _is_rowwise_loss(loss: Any) -> bool:
-    if internals.has_own_call(loss) or loss.reduction not in _REDUCTIONS:
-        return False
-    if internals.function_arguments(loss).get("axis", -1) != -1:
-        return False
-    if type(loss) in _ROWWISE_LOSSES or getattr(loss, "is_row_wise", False):
-        return True
-    function = getattr(loss, "fn", None)  # compile(loss="mse") wraps it
-    name = getattr(function, "__name__", "")
-    return internals.is_keras(function) and name in _ROWWISE_FUNCTIONS
-
-
-def _is_rowwise_metric(metric: Any) -> bool:
-    if not internals.is_keras(type(metric)):
-        return False
-    function = internals.metric_function(metric)
-    if function is None:
-        return True
-    arguments = internals.function_arguments(metric)
-    return internals.is_keras(function) and arguments.get("axis", -1) == -1
 
 
 class Head:
@@ -185,25 +95,38 @@ def _sums_and_counts(
     return sums, counts
 
 
-def _check_weights(values: tf.Tensor, sample_weight: Any) -> None:
+def _check_weights(values: tf.Tensor, sample_weight: Any, mask: Any) -> None:
     """Refuses weights that would be applied along the wrong axis.
 
     Weights of rows for a loss of, say, time steps fail in Keras, unless there
     are as many rows as steps. Where they do not fail, rows would get the
-    weights of steps.
+    weights of steps. So it is with weights of steps for a loss of rows, which
+    may fit a micro-batch and not its mini-batch.
     """
-    if sample_weight is None:
-        return
-    rank, weights_rank = len(values.shape), len(sample_weight.shape)
-    if weights_rank == rank - 1 and values.shape[-1] == 1:
-        return
-    if 0 < weights_rank < rank:
-        raise ValueError(
-            "`sample_weight` must have one weight for each value of the loss. "
-            f"Expected {rank} dimensions, as the loss has. Received: shape "
-            f"{tuple(sample_weight.shape)} for a loss of shape "
-            f"{tuple(values.shape)}. Repeat the weights along the other axes."
-        )
+    shape = tuple(values.shape)
+    for name, weight in (
+        ("`sample_weight`", sample_weight),
+        ("The Keras mask of the outputs", mask),
+    ):
+        if weight is None or not len(weight.shape):
+            continue
+        if not _have_rows_together(shape, tuple(weight.shape)):
+            raise ValueError(
+                f"{name} must have one weight for each value of the loss. "
+                f"Expected {len(shape)} dimensions, as the loss has. "
+                f"Received: shape {tuple(weight.shape)} for a loss of shape "
+                f"{shape}. Repeat the weights along the other axes."
+            )
+
+
+def _have_rows_together(a: tuple, b: tuple) -> bool:
+    """Whether two shapes broadcast with their first axes together.
+
+    Keras adds or removes a last axis of one value.
+    """
+    small, large = sorted((a, b), key=len)
+    same = len(small) == len(large)
+    return same or (len(small) == len(large) - 1 and large[-1] == 1)
 
 
 def sum_and_count(
@@ -229,7 +152,7 @@ def sum_and_count(
     mask = out_mask if in_mask is None else in_mask
     if in_mask is not None and out_mask is not None:
         mask = in_mask & out_mask
-    _check_weights(values, sample_weight)
+    _check_weights(values, sample_weight, mask)
     weighted = internals.reduce_weighted_values(
         values, sample_weight, mask, "none", dtype
     )

@@ -20,6 +20,8 @@ import keras
 import tensorflow as tf
 from keras import tree
 
+from tfgpipe import internals
+
 
 def batch_dimension(nest: Any, name: str) -> int | None:
     """The number of rows of a nest of tensors, None if only known later.
@@ -123,6 +125,31 @@ class MicroBatches:
 
         return tree.map_structure(concatenate, *nests)
 
+    def check_output(self, tensor: tf.Tensor, m: int) -> None:
+        """Refuses an output that has not a row for each of micro-batch m.
+
+        Raises:
+            ValueError: If that is known. Where it is known only at run time,
+                `tf.errors.InvalidArgumentError` then.
+        """
+        message = (
+            "Outputs must have a row for each row of the inputs, if there is "
+            "more than one micro-batch. Pass num_micro_batches=1."
+        )
+        found = tensor.shape[0] if tensor.shape.rank else 0
+        if not self.is_static and found is None:
+            rows = tf.maximum(self.size(m), 1)
+            check = tf.debugging.assert_equal(
+                tf.shape(tensor)[0], rows, message=message
+            )
+            if check is not None:
+                internals.run_independently(check)
+        elif not self.is_static or found not in (None, self.size(m)):
+            raise ValueError(
+                f"{message} Received: shape {tuple(tensor.shape)} for "
+                f"{'any' if not self.is_static else self.size(m)} rows."
+            )
+
     def size(self, m: int) -> Any:
         """Rows of micro-batch m, an int or a scalar int32 tensor."""
         return self._bounds[m + 1] - self._bounds[m]
@@ -154,16 +181,20 @@ class MicroBatches:
         return tf.TensorSpec(shape, tensor.dtype)
 
 
-def check_rows(x: Any, y: Any, sample_weight: Any) -> None:
+def check_rows(x: Any, y: Any, sample_weight: Any) -> list[tf.Operation]:
     """Refuses a mini-batch whose parts have different numbers of rows.
 
+    Returns:
+        What checks numbers of rows that are known only at run time. It fails
+        with a `tf.errors.InvalidArgumentError`.
+
     Raises:
-        ValueError: If the numbers are known and differ. Where they are known
-            only at run time, `tf.errors.InvalidArgumentError` then.
+        ValueError: If the numbers are known and differ.
     """
     rows = batch_dimension(x, "x")
     first = next(t for t in tree.flatten(x) if t is not None)
-    for name, nest in (("y", y), ("sample_weight", sample_weight)):
+    checks = []
+    for name, nest in (("x", x), ("y", y), ("sample_weight", sample_weight)):
         other = batch_dimension(nest, name)
         message = f"`{name}` must have as many rows as `x`."
         if rows is not None and other is not None and rows != other:
@@ -171,11 +202,18 @@ def check_rows(x: Any, y: Any, sample_weight: Any) -> None:
                 f"{message} Received: {rows} rows of x and {other} of {name}. "
                 "Check how the data is batched."
             )
+        if name == "x":
+            message = "`x` must have the same number of rows everywhere."
         for leaf in tree.flatten(nest):
-            if leaf is not None and None in (rows, leaf.shape[0]):
-                tf.debugging.assert_equal(
-                    tf.shape(leaf)[0], tf.shape(first)[0], message=message
+            if leaf is None or leaf is first:
+                continue
+            if None in (first.shape[0], leaf.shape[0]):
+                checks.append(
+                    tf.debugging.assert_equal(
+                        tf.shape(leaf)[0], tf.shape(first)[0], message=message
+                    )
                 )
+    return [] if tf.executing_eagerly() else checks
 
 
 def _assert_rows(num_rows: tf.Tensor) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -11,6 +12,8 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.cell import Boundary
 from tfgpipe.cell_function import is_continuous
+from tfgpipe.direct import add_to, regularizers
+from tfgpipe.gradients import dense
 from tfgpipe.pipeline import Pipeline
 from tfgpipe.schedule import Schedule
 from tfgpipe.seeds import Seeds
@@ -24,6 +27,7 @@ class Objective:
         data: The mini-batch: x, y and sample_weight.
         streams: Whether the head has computed the loss of micro-batches.
         training: Whether gradients are wanted.
+        arrival: See `inputs.arrival`. Nothing is assigned before.
 
     Attributes:
         total: The loss, a scalar, once `finish` was called.
@@ -35,14 +39,17 @@ class Objective:
         data: tuple[Any, Any, Any],
         streams: bool,
         training: bool,
+        arrival: Sequence[tf.Operation] = (),
     ):
         self._model = model
+        self._arrival = arrival
         self._data = data
         self._streams = streams
         self._training = training
         self._compiled = internals.compiled_loss(model)
         self._regularizers: list[tuple[Any, tf.Tensor, tf.Tensor]] = []
         self._regularizer_seeds: list[Any] = []
+        self._by_weights: list[tuple[keras.Variable, Any]] = []
         self._counts: list[tf.Tensor] | None = None
         self.total: tf.Tensor | None = None
 
@@ -69,7 +76,10 @@ class Objective:
         A loss that is added up needs only the numbers to divide by; any other
         is computed now, from the outputs of the whole mini-batch.
         """
-        with tf.device(run.cells[-1].device):
+        with (
+            tf.control_dependencies(self._arrival),
+            tf.device(run.cells[-1].device),
+        ):
             if self._streams:
                 return self._seeds_of_sums(run)
             return self._from_outputs(run)
@@ -82,8 +92,12 @@ class Objective:
             elif self.total is None:
                 self._from_outputs(run)
 
-    def add_regularizers(self, gradients: dict[int, Any]) -> None:
-        """Adds the weight regularisers' gradients to those of the loss."""
+    def add_direct(self, gradients: dict[int, Any]) -> None:
+        """Adds gradients by weights that do not come through the cells.
+
+        Those of the weight regularisers, and of a loss that reads weights.
+        """
+        found = list(self._by_weights)
         for (variable, _, gradient), seed in zip(
             self._regularizers, self._regularizer_seeds
         ):
@@ -91,10 +105,8 @@ class Objective:
                 continue
             with tf.device(variable.value.device):
                 gradient = tf.cast(seed, gradient.dtype) * gradient
-                known = gradients.get(id(variable))
-                if known is not None:
-                    gradient = tf.convert_to_tensor(known) + gradient
-            gradients[id(variable)] = gradient
+            found.append((variable, gradient))
+        add_to(gradients, found)
 
     def _scaled(self, loss: tf.Tensor) -> tf.Tensor:
         optimizer = self._model.optimizer
@@ -102,7 +114,7 @@ class Objective:
 
     def _find_regularizers(self, run: Pipeline) -> None:
         run.state.assign()  # regularisers see the weights that layers assign
-        self._regularizers = _regularizers(self._model)
+        self._regularizers = regularizers(self._model)
 
     # ------------------------------------------------- a loss that is added up
     def _entries(self, run: Pipeline) -> list[Any]:
@@ -179,9 +191,12 @@ class Objective:
         self._find_regularizers(run)
         extra = run.results.extra_losses()
         values = [value for _, value, _ in self._regularizers]
-        self.total, dy, dextra, self._regularizer_seeds = self._differentiated(
+        self.total, dy, dextra, found = self._differentiated(
             self._data, run.results.joined_outputs(), extra, values
         )
+        self._regularizer_seeds = found[: len(values)]
+        weights = zip(self._model.trainable_variables, found[len(values) :])
+        self._by_weights = [(v, d) for v, d in weights if d is not None]
         if not self._training:
             return Seeds([], [], [])
         return Seeds(
@@ -203,7 +218,7 @@ class Objective:
         data: tuple[Any, Any, Any],
         y_pred: Any,
         extra: list[list[tf.Tensor]],
-        regularizers: list[tf.Tensor],
+        penalties: list[tf.Tensor],
     ) -> tuple[tf.Tensor, list[Any], list[list[Any]], list[Any]]:
         """The loss and its gradients.
 
@@ -211,20 +226,22 @@ class Objective:
             data: x, y and sample_weight.
             y_pred: Outputs of the whole mini-batch.
             extra: The cells' own losses.
-            regularizers: Values of the weight regularisers.
+            penalties: Values of the weight regularisers.
 
         Returns:
             The loss; its gradients by the flat outputs, by the cells' own
-            losses, and by the regularisers.
+            losses, and by the regularisers and then the weights, as far as the
+            loss itself reads some.
         """
         x, y, sample_weight = data
         flat = tree.flatten(y_pred)
         outputs = [t for t in flat if is_continuous(t)]
         own = [v for losses in extra for v in losses]
-        sources = [*outputs, *own, *regularizers]
+        weights = [v.value for v in self._model.trainable_variables]
+        sources = [*outputs, *own, *penalties, *weights]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(sources)
-            with self._model.replaced_losses([*own, *regularizers]):
+            with self._model.replaced_losses([*own, *penalties]):
                 total = internals.compute_loss(
                     self._model, x, y, y_pred, sample_weight, self._training
                 )
@@ -232,7 +249,7 @@ class Objective:
         if not self._training:
             return total, [], [], []
         found = iter(tape.gradient(scaled, sources))
-        dy = [next(found) if is_continuous(t) else None for t in flat]
+        dy = [dense(next(found)) if is_continuous(t) else None for t in flat]
         dextra = [
             [
                 tf.zeros_like(v) if d is None else d
@@ -248,10 +265,8 @@ class Objective:
 
         def trace(data: Any, boundary: Boundary, extra: Any) -> None:
             y_pred = boundary.nest(run.tasks[-1].output_structure)
-            regularizers = [value for _, value, _ in _regularizers(self._model)]
-            _, dy, _, _ = self._differentiated(
-                data, y_pred, extra, regularizers
-            )
+            values = [value for _, value, _ in regularizers(self._model)]
+            _, dy, _, _ = self._differentiated(data, y_pred, extra, values)
             found.extend(d is not None for d in dy)
 
         specs = tree.map_structure(
@@ -279,18 +294,3 @@ def _add_up(
         for tensors in zip(*per_micro_batch)
     ]
     return [tf.reduce_sum(tf.stack(tensors), 0) for tensors in added]
-
-
-def _regularizers(
-    model: keras.Model,
-) -> list[tuple[keras.Variable, tf.Tensor, tf.Tensor]]:
-    """Each regularised weight with its penalty and the penalty's gradient."""
-    found = []
-    for variable in model.trainable_weights:
-        if variable.regularizer is None:
-            continue
-        with tf.device(variable.value.device), tf.GradientTape() as tape:
-            value = variable.regularizer(variable)
-            gradient = tape.gradient(value, variable.value)
-        found.append((variable, value, gradient))
-    return found

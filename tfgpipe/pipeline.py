@@ -86,6 +86,7 @@ class Pipeline:
                 training,
                 head if cell is cells[-1] else None,
                 recomputes=training and remat[k] != "never",
+                is_split=self.micro_batches.count > 1,
             )
             for k, cell in enumerate(cells)
         ]

@@ -40,6 +40,10 @@ class Results:
     def add(self, k: int, m: int, output: Output) -> None:
         """Takes what cell k made of micro-batch m."""
         self._outputs[k, m] = output
+        if k == len(self._tasks) - 1 and self._micro_batches.count > 1:
+            for tensor in output.tensors:
+                if tensor is not None:
+                    self._micro_batches.check_output(tensor, m)
 
     @property
     def are_complete(self) -> bool:

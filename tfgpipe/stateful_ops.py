@@ -32,6 +32,10 @@ _HARMLESS = {
     "CudnnRNNBackpropV3",
 }
 _RANDOM = {
+    "AllCandidateSampler",
+    "FixedUnigramCandidateSampler",
+    "LearnedUnigramCandidateSampler",
+    "LogUniformCandidateSampler",
     "Multinomial",
     "ParameterizedTruncatedNormal",
     "RandomGamma",
@@ -43,6 +47,8 @@ _RANDOM = {
     "RandomUniformInt",
     "RngReadAndSkip",
     "RngSkip",
+    "SampleDistortedBoundingBox",
+    "SampleDistortedBoundingBoxV2",
     "StatefulRandomBinomial",
     "StatefulStandardNormal",
     "StatefulStandardNormalV2",
@@ -50,9 +56,21 @@ _RANDOM = {
     "StatefulUniform",
     "StatefulUniformFullInt",
     "StatefulUniformInt",
+    "ThreadUnsafeUnigramCandidateSampler",
     "TruncatedNormal",
+    "UniformCandidateSampler",
 }
-_CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
+# What they do is what the functions do that they call.
+_CALLS = {
+    "Case",
+    "If",
+    "PartitionedCall",
+    "StatefulPartitionedCall",
+    "StatelessCase",
+    "StatelessIf",
+    "StatelessWhile",
+    "While",
+}
 
 
 def check_operations(
@@ -95,26 +113,32 @@ def check_operations(
 
 
 def _stateful_kinds(operations: list[tf.Operation]) -> set[str]:
-    """The types of the stateful operations, those in called functions too."""
-    kinds: set[str] = set()
-    for operation in operations:
-        if operation.type in _CALLS:
-            kinds |= _kinds_in_function(operation)
-        elif operation.op_def is not None and operation.op_def.is_stateful:
-            kinds.add(operation.type)
-    return kinds - _HARMLESS
+    """The types of the stateful operations, those in called functions too.
 
-
-def _kinds_in_function(call: tf.Operation) -> set[str]:
-    name = call.get_attr("f").name
-    library = {
-        f.signature.name: f for f in call.graph.as_graph_def().library.function
-    }
-    stateful, waiting = set(), [name]
+    A branch of a condition and the body of a loop are such functions.
+    """
+    kinds = {op.type for op in operations}
+    calls = [op for op in operations if internals.takes_functions(op.type)]
+    waiting = {name for op in calls for name in _functions(op.node_def)}
+    if waiting:
+        library = {
+            function.signature.name: function
+            for function in operations[0].graph.as_graph_def().library.function
+        }
+    known: set[str] = set()
     while waiting:
-        for node in library[waiting.pop()].node_def:
-            if node.op in _CALLS:
-                waiting.append(node.attr["f"].func.name)
-            elif internals.is_stateful(node.op):
-                stateful.add(node.op)
-    return stateful
+        name = waiting.pop()
+        known.add(name)
+        for node in library[name].node_def:
+            kinds.add(node.op)
+            waiting |= {*_functions(node)} - known
+    kinds -= _CALLS | _HARMLESS
+    return {kind for kind in kinds if internals.is_stateful(kind)}
+
+
+def _functions(node: Any) -> list[str]:
+    """The names of the functions that an operation may call."""
+    found = []
+    for attribute in node.attr.values():
+        found += [attribute.func, *attribute.list.func]
+    return [function.name for function in found if function.name]

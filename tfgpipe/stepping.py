@@ -19,10 +19,11 @@ from keras import tree
 from tfgpipe import inputs, internals, placement
 from tfgpipe import strategy as strategy_lib
 from tfgpipe.cell_function import Borrows
-from tfgpipe.loss import Head, streams_loss, streams_metrics
+from tfgpipe.loss import Head
 from tfgpipe.micro_batch import as_specs, check_rows, shapes
 from tfgpipe.objective import Objective
 from tfgpipe.pipeline import Pipeline
+from tfgpipe.row_wise import streams_loss, streams_metrics
 from tfgpipe.trace import Tracer
 from tfgpipe.update import update_on_devices
 
@@ -68,44 +69,53 @@ class Stepped(internals.BuiltBeforeTracing):
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """Trains on one mini-batch; called by `fit`."""
-        x, y, sample_weight = self._unpack(data)
-        head, objective = self._loss_for(x, y, sample_weight, training=True)
-        run = self._run(x, (y, sample_weight), head, True, objective)
-        objective.finish(run)
-        if run.is_training:
-            self._update(run, objective)
-        else:
-            warnings.warn(
-                "The model does not have any trainable weights.", stacklevel=2
-            )
-        return self._logs(run, head, objective, (x, y, sample_weight))
+        data, arrival = self._unpack(data)
+        head, objective = self._loss_for(data, arrival, training=True)
+        run = self._run(data[0], data[1:], head, True, objective)
+        with tf.control_dependencies(arrival):
+            objective.finish(run)
+            if run.is_training and self.trainable_variables:
+                self._update(run, objective)
+            else:
+                warnings.warn(
+                    "The model does not have any trainable weights.",
+                    stacklevel=2,
+                )
+            return self._logs(run, head, objective, data)
 
     def test_step(self, data: Any) -> dict[str, Any]:
         """Evaluates one mini-batch; called by `evaluate`."""
-        x, y, sample_weight = self._unpack(data)
-        head, objective = self._loss_for(x, y, sample_weight, training=False)
-        run = self._run(x, (y, sample_weight), head, False)
-        objective.finish(run)
-        return self._logs(run, head, objective, (x, y, sample_weight))
+        data, arrival = self._unpack(data)
+        head, objective = self._loss_for(data, arrival, training=False)
+        run = self._run(data[0], data[1:], head, False)
+        with tf.control_dependencies(arrival):
+            objective.finish(run)
+            return self._logs(run, head, objective, data)
 
     def predict_step(self, data: Any) -> Any:
         """Computes one mini-batch's outputs; called by `predict`."""
-        x, _, _ = self._unpack(data, with_loss=False)
+        (x, _, _), arrival = self._unpack(data, with_loss=False)
         run = self._run(x, None, None, False)
-        run.state.assign()
+        with tf.control_dependencies(arrival):
+            run.state.assign()
         return run.results.joined_outputs()
 
-    def _unpack(self, data: Any, with_loss: bool = True) -> Any:
+    def _unpack(
+        self, data: Any, with_loss: bool = True
+    ) -> tuple[tuple[Any, Any, Any], list[tf.Operation]]:
+        """The mini-batch, and what has run once it is there."""
         kept = (type(None), tf.SparseTensor, tf.RaggedTensor)  # to be refused
         data = tree.map_structure(
             lambda t: t if isinstance(t, kept) else tf.convert_to_tensor(t),
             data,
         )
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        if with_loss:
-            check_rows(x, y, sample_weight)
+        if not with_loss:
+            y = sample_weight = None
+        checks = check_rows(x, y, sample_weight)
         self._prepare(x, y, sample_weight, with_loss)
-        return self.cast_inputs(x), y, sample_weight
+        arrival = inputs.arrival((x, y, sample_weight), checks)
+        return (self.cast_inputs(x), y, sample_weight), arrival
 
     def cast_inputs(self, x: Any) -> Any:
         """Data as the layers expect it, see `inputs.as_expected`."""
@@ -113,12 +123,13 @@ class Stepped(internals.BuiltBeforeTracing):
         return inputs.as_expected(x, self._plan.input_spec, is_declared)
 
     def _loss_for(
-        self, x: Any, y: Any, sample_weight: Any, training: bool
+        self, data: Any, arrival: list[tf.Operation], training: bool
     ) -> tuple[Head, Objective]:
-        spec = self._plan.output_spec
-        with_loss = streams_loss(self, spec)
-        head = Head(self, with_loss, streams_metrics(self, spec))
-        return head, Objective(self, (x, y, sample_weight), with_loss, training)
+        _, y, sample_weight = data
+        specs = as_specs(y), self._plan.output_spec, as_specs(sample_weight)
+        with_loss = streams_loss(self, *specs)
+        head = Head(self, with_loss, streams_metrics(self, *specs))
+        return head, Objective(self, data, with_loss, training, arrival)
 
     def _run(
         self,
@@ -165,7 +176,7 @@ class Stepped(internals.BuiltBeforeTracing):
     def _update(self, run: Pipeline, objective: Objective) -> None:
         """Applies the gradients, each on the device of its variable."""
         gradients = run.gradients()
-        objective.add_regularizers(gradients)
+        objective.add_direct(gradients)
         variables = self.trainable_variables
         pairs = [(gradients.get(id(v)), v) for v in variables]
         with contextlib.ExitStack() as stack:

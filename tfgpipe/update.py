@@ -39,6 +39,15 @@ _ALIKE = {
         keras.optimizers.SGD,
     )
 }
+# What a user's subclass may define: nothing that such an update calls.
+_OUTSIDE_UPDATES = {
+    "apply",
+    "apply_gradients",
+    "build",
+    "from_config",
+    "get_config",
+    "update_step",  # which is looked for in _ALIKE
+}
 
 
 @contextlib.contextmanager
@@ -55,7 +64,7 @@ def update_on_devices(
         stack.enter_context(internals.without_all_reduce(optimizer))
         if not tf.executing_eagerly():
             for one in internals.with_inner(optimizer):
-                if getattr(type(one), "update_step", None) in _ALIKE:
+                if _is_alike(one):
                     shared = _SharedUpdate(one, variables)
                     stack.enter_context(
                         internals.replaced_method(one, "update_step", shared)
@@ -64,6 +73,28 @@ def update_on_devices(
                 placement.follow_inputs([*optimizer.variables, *variables])
             )
         yield
+
+
+def _is_alike(optimizer: Any) -> bool:
+    """Whether an optimizer updates weights as Keras wrote it.
+
+    A subclass or an attribute may replace what `update_step` calls, such as
+    `assign_sub`, and ask it for more than the values of weights.
+    """
+    kind = type(optimizer)
+    own: set[str] = set()
+    for cls in kind.__mro__:
+        if internals.is_keras(cls):
+            break
+        own |= {name for name in vars(cls) if not name.startswith("__")}
+    replaced = {
+        name for name in vars(optimizer) if callable(getattr(kind, name, None))
+    }
+    return (
+        getattr(kind, "update_step", None) in _ALIKE
+        and own <= _OUTSIDE_UPDATES
+        and not replaced
+    )
 
 
 class _SharedUpdate:

@@ -1,0 +1,322 @@
+import inspect
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers as kl
+from test_loss import RowWise, compiled
+
+import tfgpipe
+from tfgpipe import internals
+from tfgpipe.row_wise import streams_loss, streams_metrics
+
+pytestmark = pytest.mark.usefixtures("float64")
+losses, metrics = keras.losses, keras.metrics
+
+
+def spec(*shape):
+    return keras.KerasTensor((None, *shape))
+
+
+class Subclassed(tfgpipe.GPipe):
+    def compute_loss(self, x, y, y_pred, sample_weight, training=True):
+        return keras.ops.mean(keras.ops.abs(y - y_pred))
+
+
+@pytest.mark.parametrize(
+    ("loss", "streams"),
+    [
+        ("mse", True),
+        ("mean_squared_error", True),
+        (keras.losses.mean_squared_error, True),
+        (losses.Huber(), True),
+        (RowWise(), True),
+        (RowWise(reduction="sum"), True),
+        (losses.CosineSimilarity(axis=0), False),
+        (losses.Dice(), False),
+        (losses.Tversky(), False),
+        (losses.Hinge(), False),
+        (lambda y, y_pred: keras.ops.mean(y_pred - y) ** 2, False),
+        (lambda y, y_pred: keras.ops.mean((y_pred - y) ** 2, -1), False),
+    ],
+)
+def test_only_losses_of_keras_that_add_rows_stream(loss, streams):
+    model = compiled(loss=loss)
+    assert streams_loss(model, spec(2), spec(2), None) == streams
+
+
+def test_own_loss_of_class_numbers_streams():
+    model = compiled(loss=RowWise())
+    labels = keras.KerasTensor((None, 2), "int32")
+    assert streams_loss(model, labels, spec(2), None)
+
+
+def test_overridden_compute_loss_does_not_stream():
+    model = compiled(Subclassed, loss="mse")
+    assert not streams_loss(model, spec(2), spec(2), None)
+
+
+@pytest.mark.parametrize(
+    ("metric", "streams"),
+    [
+        ("mae", True),
+        ("accuracy", True),
+        (keras.metrics.RootMeanSquaredError(), True),
+        (keras.metrics.AUC(), True),
+        (keras.metrics.Hinge(), False),
+        (losses.MeanSquaredError(), False),
+        (losses.dice, False),
+        (lambda y, y_pred: keras.ops.max(y_pred), False),
+    ],
+)
+def test_only_metrics_of_keras_stream(metric, streams):
+    model = compiled(loss="mse", metrics=[metric])
+    assert streams_metrics(model, spec(2), spec(2), None) == streams
+
+
+def metric_list():
+    metrics = keras.metrics
+    return [
+        metrics.AUC(num_thresholds=9),
+        metrics.BinaryAccuracy(),
+        metrics.CosineSimilarity(),
+        metrics.F1Score(),
+        metrics.FalsePositives(),
+        metrics.Precision(),
+        metrics.R2Score(),
+        metrics.Recall(),
+        metrics.RootMeanSquaredError(),
+        lambda y, y_pred: keras.ops.max(y_pred),
+    ]
+
+
+@pytest.mark.parametrize("last", [None, -1], ids=["whole", "streamed"])
+def test_metrics_of_keras_are_those_of_keras(last):
+    rng = np.random.default_rng(0)
+    x, y = rng.random((11, 4)), np.eye(3)[rng.integers(0, 3, 11)]
+
+    def evaluate(make):
+        keras.utils.set_random_seed(1)
+        model = make([kl.Dense(4), kl.Dense(3, activation="sigmoid")])
+        model.compile(
+            "sgd",
+            "mse",
+            metrics=[*metric_list()[:last], keras.metrics.MeanIoU(2)],
+            weighted_metrics=metric_list()[:-1],
+        )
+        logs = model.fit(
+            x, y, batch_size=8, verbose=0, sample_weight=rng_weights
+        )
+        logs = [*logs.history.values(), *model.evaluate(x, y, verbose=0)]
+        return [np.asarray(value).reshape(-1) for value in logs]
+
+    rng_weights = rng.random(11)
+    expected = evaluate(keras.Sequential)
+    found = evaluate(lambda layers: tfgpipe.GPipe(layers, 2, 3))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, 1e-9)
+
+
+# --------------------------------------------------- all that Keras has to give
+ARGUMENTS = {
+    "CategoricalGeneralizedCrossEntropy": {"q": 0.5},
+    "IoU": {"num_classes": 3, "target_class_ids": [0, 1]},
+    "MeanIoU": {"num_classes": 2},
+    "OneHotIoU": {"num_classes": 3, "target_class_ids": [0, 2]},
+    "OneHotMeanIoU": {"num_classes": 3},
+    "PrecisionAtRecall": {"recall": 0.5, "num_thresholds": 9},
+    "RecallAtPrecision": {"precision": 0.5, "num_thresholds": 9},
+    "SensitivityAtSpecificity": {"specificity": 0.5, "num_thresholds": 9},
+    "SpecificityAtSensitivity": {"sensitivity": 0.5, "num_thresholds": 9},
+    "categorical_generalized_cross_entropy": {"q": 0.5},
+}
+NO_LOSS = {"Loss", "deserialize", "get", "serialize"}
+# Other outputs, other calls, or of other metrics.
+NO_METRIC = {"Mean", "MeanMetricWrapper", "Metric", "Sum", *NO_LOSS}
+SEQUENCES = {"CTC", "ctc"}
+ROWS, UNITS = 8, 3  # micro-batches of 2, 3 and 3 rows
+
+
+def of(module, left_out):
+    """The losses or metrics of a module: pairs of its name and an object."""
+    found = []
+    for name in dir(module):
+        if name.startswith("_") or name in left_out | SEQUENCES:
+            continue
+        thing, arguments = getattr(module, name), ARGUMENTS.get(name, {})
+        if inspect.isclass(thing):
+            thing = thing(**arguments)
+        elif arguments:
+            continue  # a function that takes more than labels and outputs
+        found.append((name, thing))
+    return found
+
+
+def kind_of(name):
+    if name.lower().startswith(("sparse", "circle", "categoricalgen")):
+        return "sparse"
+    counts = ("Precision", "Recall", "AUC", "Se", "Sp", "True", "False")
+    return "one_hot" if name.startswith(counts) else "mixed"
+
+
+def labels(kind):
+    """Those of micro-batches differ: only 0 and 1, or others."""
+    classes = np.random.default_rng(0).integers(0, UNITS, ROWS)
+    one_hot = np.eye(UNITS)[classes]
+    return {
+        "sparse": classes.astype("float64"),
+        "one_hot": one_hot,
+        "mixed": np.where(np.arange(ROWS)[:, None] < 4, one_hot, 0.7),
+    }[kind]
+
+
+class Copies(kl.Layer):
+    """As many equal outputs as there are losses."""
+
+    def __init__(self, names):
+        super().__init__()
+        self.names = names
+
+    def call(self, x):
+        return dict.fromkeys(self.names, x + 0.0)
+
+
+def trained(make, y, weigh=False, **compiled):
+    """Logs and weights after an epoch; nests are dicts by output."""
+    keras.utils.set_random_seed(1)
+    model = make([kl.Dense(UNITS), kl.Softmax(), Copies(list(y))])
+    model.compile("sgd", **compiled, run_eagerly=True)  # no time to trace
+    weights = np.random.default_rng(2).random(ROWS)
+    x = np.random.default_rng(1).standard_normal((ROWS, 4))
+    logs = model.fit(
+        *(x, y, ROWS),
+        sample_weight=dict.fromkeys(y, weights) if weigh else None,
+        shuffle=False,
+        verbose=0,
+    )
+    return logs.history, model.get_weights()
+
+
+def check_that_of_keras(*arguments, rtol=1e-9, **compiled):
+    (logs, weights), (found, own) = (
+        trained(make, *arguments, **compiled)
+        for make in (keras.Sequential, lambda x: tfgpipe.GPipe(x, 2, 3))
+    )
+    assert set(found) == set(logs)
+    for key, value in logs.items():
+        np.testing.assert_allclose(found[key], value, rtol, err_msg=key)
+    for a, b in zip(own, weights, strict=True):
+        np.testing.assert_allclose(a, b, rtol)
+
+
+def one_by_one(entries, streams, **compiled):
+    """Whether each streams, if it is the only loss or metric."""
+    found = []
+    for name, thing in entries:
+        model = keras.Model()
+        model.compile(**{key: [thing] for key in compiled})
+        y = spec(*labels(kind_of(name)).shape[1:])
+        internals.build_losses_and_metrics(model, None, y, spec(UNITS), None)
+        found.append(streams(model, y, spec(UNITS), None))
+    return found
+
+
+@pytest.mark.parametrize("streams", [True, False], ids=["streamed", "whole"])
+def test_every_loss_of_keras_is_that_of_keras(streams):
+    entries = of(losses, NO_LOSS)
+    known = one_by_one(entries, streams_loss, loss=None)
+    entries = [e for e, known in zip(entries, known) if known == streams]
+    assert len(entries) > 10
+    names = {f"{i}_{name}": name for i, (name, _) in enumerate(entries)}
+    check_that_of_keras(
+        {key: labels(kind_of(name)) for key, name in names.items()},
+        loss=dict(zip(names, [thing for _, thing in entries])),
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "streams"),
+    [("metrics", True), ("metrics", False), ("weighted_metrics", True)],
+)
+def test_every_metric_of_keras_is_that_of_keras(kind, streams):
+    keras.config.set_floatx("float32")  # all that `in_top_k` takes
+    keras.config.set_dtype_policy("float32")
+    entries = of(metrics, NO_METRIC) + of(losses, NO_LOSS)
+    if kind == "weighted_metrics":  # IoU warns of weights that are no integers
+        entries = [e for e in entries if "IoU" not in e[0]]
+    known = one_by_one(entries, streams_metrics, **{kind: None})
+    entries = [e for e, known in zip(entries, known) if known == streams]
+    assert len(entries) > 10
+    grouped = {}
+    for name, thing in entries:
+        grouped.setdefault(kind_of(name), []).append(thing)
+    check_that_of_keras(
+        {key: labels(key).astype("float32") for key in grouped},
+        kind == "weighted_metrics",
+        rtol=1e-5,
+        loss={"mixed": "mse"},
+        **{kind: grouped},
+    )
+
+
+@pytest.mark.parametrize("name", sorted(SEQUENCES))
+def test_losses_of_sequences_do_not_stream(name):
+    thing = getattr(losses, name)
+    thing = thing() if inspect.isclass(thing) else thing
+    model = keras.Model()
+    model.compile(loss=thing)
+    internals.build_losses_and_metrics(
+        model, None, spec(5), spec(9, UNITS), None
+    )
+    assert not streams_loss(model, spec(5), spec(9, UNITS), None)
+
+
+# ----------------------------------------------- rows on one axis, or Keras's
+def outcome(make, loss, shapes, metrics=(), weigh=None):
+    """Logs of a step on 8 rows, or None where it fails."""
+    rng = np.random.default_rng(0)
+    keras.utils.set_random_seed(1)
+    y_shape, outputs = shapes
+    units = int(np.prod(outputs))
+    model = make([kl.Dense(units, "sigmoid"), kl.Reshape(outputs)])
+    kind = "metrics" if weigh is None else "weighted_metrics"
+    model.compile("sgd", loss, **{kind: metrics}, run_eagerly=True)
+    y = rng.integers(0, 2, (8, *y_shape)).astype("float64")
+    weights = None if weigh is None else rng.random((8, *weigh))
+    try:
+        history = model.fit(
+            rng.random((8, 3)), y, 8, sample_weight=weights, verbose=0
+        )
+    except (ValueError, tf.errors.InvalidArgumentError):
+        return None
+    return list(history.history.values())
+
+
+@pytest.mark.parametrize(
+    ("loss", "shapes", "metrics", "weigh"),
+    [
+        ("mse", ((), (4,)), [], None),
+        (RowWise(), ((), (4,)), [], None),
+        ("mse", ((1,), (4,)), ["mse", "r2_score"], None),
+        ("mse", ((4,), (4,)), [], (4,)),
+        ("mse", ((4,), (4,)), [], (1,)),
+        ("mse", ((1,), (1,)), [metrics.binary_crossentropy], None),
+        ("mse", ((), (1,)), [metrics.binary_crossentropy], None),
+        ("mse", ((), (1,)), ["accuracy", "auc", metrics.Recall()], ()),
+        ("mse", ((4,), (4,)), ["accuracy", "auc"], (4,)),
+        ("mse", ((2, 4), (2, 4)), [metrics.AUC(num_thresholds=5)], (2,)),
+        ("mse", ((4,), (4,)), [metrics.F1Score()], (1,)),
+        ("mse", ((4,), (4,)), [metrics.BinaryIoU(dtype="float64")], ()),
+    ],
+)
+def test_labels_and_weights_fit_where_they_do_in_keras(
+    loss, shapes, metrics, weigh
+):
+    expected = outcome(keras.Sequential, loss, shapes, metrics, weigh)
+    found = outcome(
+        lambda layers: tfgpipe.GPipe(layers, 2, 2), loss, shapes, metrics, weigh
+    )
+    assert (found is None) == (expected is None)
+    for a, b in zip(found or [], expected or [], strict=True):
+        np.testing.assert_allclose(a, b, 1e-9)

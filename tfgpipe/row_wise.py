@@ -1,0 +1,280 @@
+"""Which losses and metrics of a mini-batch follow from its micro-batches.
+
+Those that treat every row by itself, so that sums over rows are enough. That is
+known of what is listed here, and of losses that say `is_row_wise = True`. A
+function of the user's, one that looks at all labels (`Hinge` takes 0 and 1 for
+-1 and 1 if there are no others) or returns one number for a batch (`Dice`) is
+not; it is given the outputs of the whole mini-batch.
+
+Labels must have their rows on the axis on which the outputs have theirs, too.
+Labels of shape (8,) for outputs of shape (8, 4) do not broadcast, but a
+micro-batch of four rows would. Where that may happen, Keras decides, on the
+whole mini-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import tree
+
+from tfgpipe import internals
+
+_LOSSES = (
+    keras.losses.BinaryCrossentropy,
+    keras.losses.BinaryFocalCrossentropy,
+    keras.losses.CategoricalCrossentropy,
+    keras.losses.CategoricalFocalCrossentropy,
+    keras.losses.CategoricalHinge,
+    keras.losses.CosineSimilarity,
+    keras.losses.Huber,
+    keras.losses.KLDivergence,
+    keras.losses.LogCosh,
+    keras.losses.MeanAbsoluteError,
+    keras.losses.MeanAbsolutePercentageError,
+    keras.losses.MeanSquaredError,
+    keras.losses.MeanSquaredLogarithmicError,
+    keras.losses.Poisson,
+    keras.losses.SparseCategoricalCrossentropy,
+)
+_LOSS_FUNCTIONS = {
+    "binary_crossentropy",
+    "categorical_crossentropy",
+    "mean_absolute_error",
+    "mean_squared_error",
+    "sparse_categorical_crossentropy",
+}
+_REDUCTIONS = ("sum_over_batch_size", "mean", "sum", "mean_with_sample_weight")
+# What a `MeanMetricWrapper` may average: those that fit ranks by squeezing or
+# expanding the last axis, those that do not, and those of class numbers.
+_SQUEEZING = {
+    "accuracy",
+    "binary_accuracy",
+    "concordance_correlation",
+    "cosine_similarity",
+    "huber",
+    "log_cosh",
+    "mean_absolute_error",
+    "mean_absolute_percentage_error",
+    "mean_squared_error",
+    "mean_squared_logarithmic_error",
+    "pearson_correlation",
+}
+_OF_EQUAL_RANKS = {
+    "binary_crossentropy",
+    "binary_focal_crossentropy",
+    "categorical_accuracy",
+    "categorical_crossentropy",
+    "categorical_focal_crossentropy",
+    "categorical_hinge",
+    "kl_divergence",
+    "poisson",
+    "top_k_categorical_accuracy",
+}
+_SPARSE = {
+    "sparse_categorical_accuracy",
+    "sparse_categorical_crossentropy",
+    "sparse_top_k_categorical_accuracy",
+}
+# Metrics that add up what they count.
+_F_SCORES = (keras.metrics.F1Score, keras.metrics.FBetaScore)
+_INTERSECTIONS = (
+    keras.metrics.BinaryIoU,
+    keras.metrics.IoU,
+    keras.metrics.MeanIoU,
+    keras.metrics.OneHotIoU,
+    keras.metrics.OneHotMeanIoU,
+)
+_COUNTERS = (
+    keras.metrics.AUC,
+    keras.metrics.FalseNegatives,
+    keras.metrics.FalsePositives,
+    keras.metrics.Precision,
+    keras.metrics.PrecisionAtRecall,
+    keras.metrics.R2Score,
+    keras.metrics.Recall,
+    keras.metrics.RecallAtPrecision,
+    keras.metrics.SensitivityAtSpecificity,
+    keras.metrics.SpecificityAtSensitivity,
+    keras.metrics.TrueNegatives,
+    keras.metrics.TruePositives,
+)
+_MANY_ROWS = 7919  # a prime, which no other axis has
+
+
+def streams_loss(
+    model: keras.Model, y: Any, y_pred: Any, sample_weight: Any
+) -> bool:
+    """Whether a compiled model's loss is a sum over rows.
+
+    Args:
+        model: A model whose compiled loss is built.
+        y: Specs of the labels, nests of `keras.KerasTensor`s as what follows.
+        y_pred: Those of the outputs.
+        sample_weight: Those of the weights.
+    """
+    compiled = internals.compiled_loss(model)
+    if type(model).compute_loss is not keras.Model.compute_loss:
+        return False
+    if compiled is None:
+        return True  # only `add_loss` and regularisers
+    entries = internals.flat_losses(compiled)
+    if len(entries) > 1 and not tree.is_nested(y_pred):
+        return False  # of several losses for one tensor Keras may drop some
+    if not _has_feature_axis(y_pred):
+        return False
+    calls: list[bool] = []
+
+    def replace(_: int, loss: Any) -> Callable:
+        def check(y: Any, y_pred: Any, sample_weight: Any) -> Any:
+            calls.append(_is_rowwise_loss(loss, y, y_pred))
+            return tf.zeros([])
+
+        return check
+
+    with (
+        internals.outside_functions(),
+        keras.StatelessScope(),  # for Keras's trackers
+        internals.replaced_losses(compiled, replace),
+    ):
+        compiled(y, y_pred, sample_weight)
+    return all(calls)
+
+
+def streams_metrics(
+    model: keras.Model, y: Any, y_pred: Any, sample_weight: Any
+) -> bool:
+    """Whether a compiled model's metrics only add up rows.
+
+    Args:
+        model: A model whose compiled metrics are built.
+        y: See `streams_loss`, as what follows.
+        y_pred: Specs of the outputs.
+        sample_weight: Specs of the weights.
+    """
+    if type(model).compute_metrics is not keras.Model.compute_metrics:
+        return False
+    compiled = internals.compiled_metrics(model)
+    if compiled is None:
+        return True
+    return _has_feature_axis(y_pred) and all(
+        _is_rowwise_metric(*call)
+        for call in internals.metric_calls(compiled, y, y_pred, sample_weight)
+    )
+
+
+def _has_feature_axis(y_pred: Any) -> bool:
+    """Losses average the last axis, which must not be the batch."""
+    return all(len(t.shape) > 1 for t in tree.flatten(y_pred) if t is not None)
+
+
+def _is_rowwise_loss(loss: Any, y: Any, y_pred: Any) -> bool:
+    if internals.has_own_call(loss) or loss.reduction not in _REDUCTIONS:
+        return False
+    if internals.function_arguments(loss).get("axis", -1) != -1:
+        return False
+    if getattr(loss, "is_row_wise", False):
+        return _takes_any_rows(loss, y, y_pred)
+    if tree.is_nested(y) or tree.is_nested(y_pred) or y is None:
+        return False
+    function = getattr(loss, "fn", None)  # compile(loss="mse") wraps it
+    name = getattr(function, "__name__", "")
+    known = internals.is_keras(function) and name in _LOSS_FUNCTIONS
+    if not known and type(loss) not in _LOSSES:
+        return False
+    if name in _SPARSE:
+        return _fits_sparse(y.shape, y_pred.shape)
+    return _fits_squeezed(y.shape, y_pred.shape)
+
+
+def _takes_any_rows(loss: Any, y: Any, y_pred: Any) -> bool:
+    """Whether a loss accepts labels and outputs of very many rows.
+
+    If labels of one rank and outputs of another fit only for as many rows as
+    another axis is long, it fails.
+    """
+
+    def many(spec: Any) -> Any:  # in the dtype to which Keras casts both
+        return keras.KerasTensor((_MANY_ROWS, *spec.shape[1:]), loss.dtype)
+
+    try:
+        internals.output_spec(loss.call, *tree.map_structure(many, (y, y_pred)))
+    except Exception:
+        return False  # Keras says what is wrong, on the mini-batch
+    return True
+
+
+def _is_rowwise_metric(
+    metric: Any, y: Any, y_pred: Any, sample_weight: Any
+) -> bool:
+    if any(map(tree.is_nested, (y, y_pred, sample_weight))) or y is None:
+        return False
+    kind, rank = type(metric), len(y_pred.shape)
+    weights = None if sample_weight is None else len(sample_weight.shape)
+    if kind in _F_SCORES:
+        return len(y.shape) == rank and weights in (None, 1)
+    if kind in _INTERSECTIONS:
+        return _intersects_rows(metric, y.shape, y_pred.shape, weights)
+    if kind in _COUNTERS:
+        fits = _fits_squeezed(y.shape, y_pred.shape)
+        return fits and weights in (None, 1, rank)
+    return _averages_rows(metric, y, y_pred, weights)
+
+
+def _averages_rows(
+    metric: Any, y: Any, y_pred: Any, weights_rank: int | None
+) -> bool:
+    """Whether a metric is a mean of values that rows have by themselves."""
+    arguments = internals.function_arguments(metric)
+    function = internals.metric_function(metric)
+    if type(metric) is keras.metrics.RootMeanSquaredError:
+        name = "mean_squared_error"
+    elif internals.is_keras(type(metric)) and internals.is_keras(function):
+        name = getattr(function, "__name__", "")
+    else:
+        return False
+    if arguments.get("axis", -1) != -1:
+        return False
+    if weights_rank is not None:
+        mask = internals.get_mask(y_pred)
+        if mask is not None and len(mask.shape) != weights_rank:
+            return False  # Keras multiplies the two
+        ignored = arguments.get("ignore_class") is not None
+        if ignored and len(y_pred.shape) - 1 != weights_rank:
+            return False
+    if name in _OF_EQUAL_RANKS:
+        return len(y.shape) == len(y_pred.shape)
+    if name in _SPARSE:
+        return _fits_sparse(y.shape, y_pred.shape)
+    return name in _SQUEEZING and _fits_squeezed(y.shape, y_pred.shape)
+
+
+def _intersects_rows(
+    metric: Any, y: Any, y_pred: Any, weights_rank: int | None
+) -> bool:
+    """Whether an `IoU` finds as many class numbers in labels as in outputs."""
+    if metric.axis != -1:
+        return False
+    labels = y if metric.sparse_y_true else y[:-1]
+    found = y_pred if metric.sparse_y_pred else y_pred[:-1]
+    ones = len(found) == len(labels) + 1 and found[-1] == 1
+    return (
+        labels[1:] == found[1:] or (labels[1:] == found[1:-1] and ones)
+    ) and weights_rank in (None, len(labels))
+
+
+def _fits_squeezed(y: Any, y_pred: Any) -> bool:
+    """Whether shapes have equal ranks once Keras has adapted the last axis."""
+    if len(y) == len(y_pred) + 1:
+        return y[-1] == 1
+    if len(y_pred) == len(y) + 1:
+        return y_pred[-1] == 1
+    return len(y) == len(y_pred)
+
+
+def _fits_sparse(y: Any, y_pred: Any) -> bool:
+    """Whether labels are class numbers, one for each last axis of outputs."""
+    return len(y) == len(y_pred) - 1 or (len(y) == len(y_pred) and y[-1] == 1)
