@@ -4,13 +4,14 @@ import ast
 import contextlib
 import gc
 import pathlib
+import threading
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers as kl
-from tensorflow.python.ops import control_flow_util
+from tensorflow.python.ops import control_flow_util, gradients_util
 
 import tfgpipe
 from tfgpipe import internals
@@ -619,3 +620,49 @@ def test_gradients_within_operations_leave_out_other_ways():
 
     assert tf.function(slope)(lambda name: True) == 8
     assert tf.function(slope)(lambda name: name != "square") == 2
+
+
+def test_threads_replace_functions_of_tensorflow_for_themselves_alone():
+    """Nothing is left behind, in whichever order the threads leave."""
+    call, consumers = type(tf.function(len)).__call__, gradients_util._Consumers
+    value = tf.constant(1.0)
+    function = tf.function(lambda: value + 1)
+    assert function() == 2
+    value = tf.constant(2.0)
+    inside, leave = threading.Barrier(2), threading.Event()
+    found = []
+
+    def first():
+        with (
+            internals.tracing_anew(),
+            internals.differentiating_within(set()),
+        ):
+            inside.wait()
+            leave.wait()
+            found.append(float(function()))
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    inside.wait()
+    with internals.tracing_anew():
+        leave.set()
+        thread.join()
+        assert function() == 3
+    assert found == [3]
+    assert type(function).__call__ is call
+    assert gradients_util._Consumers is consumers
+
+
+def test_function_of_another_thread_is_not_traced_anew():
+    value = tf.constant(1.0)
+    function = tf.function(lambda: value + 1)
+    assert function() == 2
+    value = tf.constant(2.0)
+    found = []
+    with internals.tracing_anew():
+        thread = threading.Thread(
+            target=lambda: found.append(float(function()))
+        )
+        thread.start()
+        thread.join()
+    assert found == [2]

@@ -8,6 +8,8 @@ new TensorFlow or Keras moves what the function needs.
 from __future__ import annotations
 
 import contextlib
+import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -32,15 +34,56 @@ _IS_COMPILED = "_XlaMustCompile"
 _UNINITIALIZED = "uninitialized_variables"
 
 
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Inside, what a class or a module has by this name is something else."""
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
+class _Replaceable:
+    """A function of TensorFlow's that a thread may replace for itself.
+
+    While a thread does so, a dispatcher stands in for the function. All other
+    threads are led to the original, which is back when the last thread leaves.
+
+    Args:
+        owner: The class or module that has the function.
+        name: Its name there.
+    """
+
+    def __init__(self, owner: Any, name: str):
+        self._owner = owner
+        self._name = name
+        self.original: Callable = getattr(owner, name)
+        self._lock = threading.Lock()
+        self._num_inside = 0
+        self._of_thread = threading.local()
+
+    @contextlib.contextmanager
+    def by(self, function: Callable) -> Iterator[None]:
+        """Inside, this thread calls another function."""
+        before = getattr(self._of_thread, "function", self.original)
+        self._count(1)
+        self._of_thread.function = function
+        try:
+            yield
+        finally:
+            self._of_thread.function = before
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        with self._lock:
+            if self._num_inside == 0:
+                setattr(self._owner, self._name, self._dispatcher())
+            self._num_inside += change
+            if self._num_inside == 0:
+                setattr(self._owner, self._name, self.original)
+
+    def _dispatcher(self) -> Callable:
+        @functools.wraps(self.original)
+        def dispatch(*args: Any, **kwargs: Any) -> Any:
+            own = getattr(self._of_thread, "function", self.original)
+            return own(*args, **kwargs)
+
+        return dispatch
+
+
+_function_call = _Replaceable(_Function, "__call__")
+_consumers = _Replaceable(_gradients_util, "_Consumers")
 
 
 # --------------------------------------------------------------- tf.functions
@@ -61,7 +104,7 @@ def tracing_anew() -> Iterator[None]:
     One that a layer calls holds on to the values that the layer's weights had
     in its first trace: those of another graph, or of another step.
     """
-    call = _Function.__call__
+    call = _function_call.original
     clones: dict[int, tuple[Any, Any]] = {}
 
     def anew(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -69,7 +112,7 @@ def tracing_anew() -> Iterator[None]:
             clones[id(function)] = function, function._clone(None)
         return call(clones[id(function)][1], *args, **kwargs)
 
-    with _replaced(_Function, "__call__", anew):
+    with _function_call.by(anew):
         yield
 
 
@@ -488,17 +531,16 @@ def differentiating_within(names: set[str]) -> Iterator[None]:
     Else it goes through all that follows from the sources, in every call. The
     graphs of loops' bodies and of other functions are gone through as always.
     """
-    consumers = _gradients_util._Consumers
     graph = tf.compat.v1.get_default_graph()
 
     def within(*arguments: Any) -> list[tf.Operation]:
         return [
             op
-            for op in consumers(*arguments)
+            for op in _consumers.original(*arguments)
             if op.graph is not graph or op.name in names
         ]
 
-    with _replaced(_gradients_util, "_Consumers", within):
+    with _consumers.by(within):
         yield
 
 
