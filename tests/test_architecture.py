@@ -41,6 +41,7 @@ ORDER = (
     "subfunction",
     "bundle",
     "likeness",
+    "code_reading",
     "cell_function",
     "moments",
     "cell",

@@ -586,7 +586,7 @@ def remat_mode(layer: keras.layers.Layer) -> Any:
 
 
 # What Keras and TensorFlow note about a layer, or derive from its class.
-_NOTES = set(
+NOTES_ON_LAYERS = set(
     "_auto_config _build_shapes_dict _call_context_args _call_has_context_arg "
     "_call_has_mask_arg _call_has_training_arg _call_signature _called "
     "_inbound_nodes _input_spec _lock _loss_ids _losses _losses_override "
@@ -607,7 +607,7 @@ def own_attributes(thing: Any) -> dict[str, Any]:
     """
     skipped = {"name", "_name"}
     if isinstance(thing, keras.layers.Layer):
-        skipped = _NOTES
+        skipped = NOTES_ON_LAYERS
     elif isinstance(thing, keras.random.SeedGenerator):
         skipped = {"name", "_initial_seed"}  # the state is a variable
     return {k: v for k, v in vars(thing).items() if k not in skipped}
