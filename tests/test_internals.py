@@ -666,3 +666,38 @@ def test_function_of_another_thread_is_not_traced_anew():
         thread.start()
         thread.join()
     assert found == [2]
+
+
+def test_symbolic_calls_of_a_layer_are_known():
+    inputs = keras.Input((2,))
+    dense, other = kl.Dense(2), kl.Dense(2)
+    outputs = other(dense(inputs) + inputs)
+    (call,) = internals.symbolic_calls(dense)
+    assert isinstance(call, internals.SymbolicCall)
+    assert call.inputs == [inputs]
+    (add,) = internals.calls_on(dense)
+    assert add.inputs[0] is call.outputs[0]
+    assert not isinstance(add.operation, kl.Layer)
+    assert internals.producer(outputs) is other
+    assert internals.producer(keras.KerasTensor((None, 2))) is None
+
+
+def test_calls_in_no_graph_are_not_noticed():
+    inputs, dense = keras.Input((2,)), kl.Dense(2)
+    with internals.in_no_graph([dense]):
+        dense(inputs)
+    assert internals.symbolic_calls(dense) == []
+    assert internals.calls_on(internals.producer(inputs)) == []
+    dense(inputs)
+    assert len(internals.symbolic_calls(dense)) == 1
+
+
+def test_variables_are_known_to_be_deferred():
+    assert not internals.variables_are_deferred()
+    with internals.deferred_variables():
+        assert internals.variables_are_deferred()
+        dense = kl.Dense(2)
+        dense.build((None, 2))
+        assert internals.storage(dense.kernel) is None
+    internals.create_variable(dense.kernel)
+    assert internals.storage(dense.kernel) is dense.kernel.value

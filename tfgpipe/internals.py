@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -32,6 +32,7 @@ from tensorflow.python.ops import gradients_util as _gradients_util
 
 _IS_COMPILED = "_XlaMustCompile"
 _UNINITIALIZED = "uninitialized_variables"
+_IN_NO_GRAPH = "tfgpipe_in_no_graph"
 
 
 class _Replaceable:
@@ -136,9 +137,19 @@ def deferred_variables() -> Iterator[None]:
         _global_state.set_global_attribute(_UNINITIALIZED, before)
 
 
+def variables_are_deferred() -> bool:
+    """Whether variables that are made now get no storage."""
+    return _global_state.get_global_attribute("stateless_scope") is not None
+
+
 def is_created(variable: keras.Variable) -> bool:
     """Whether the variable has storage."""
-    return variable._value is not None
+    return storage(variable) is not None
+
+
+def storage(variable: keras.Variable) -> Any:
+    """The `tf.Variable` of a variable, or None."""
+    return variable._value
 
 
 def create_variable(variable: keras.Variable) -> None:
@@ -575,6 +586,54 @@ def is_eager(tensor: Any) -> bool:
 
 
 # --------------------------------------------------------------------- layers
+class SymbolicCall(NamedTuple):
+    """A call of a layer, or of an operation, on `keras.KerasTensor`s.
+
+    Attributes:
+        operation: What was called.
+        inputs: The tensors it took.
+        outputs: Those it returned.
+    """
+
+    operation: Any
+    inputs: list[Any]
+    outputs: list[Any]
+
+
+def symbolic_calls(layer: keras.layers.Layer) -> list[SymbolicCall]:
+    """The calls of a layer in Keras's graphs of layers."""
+    return _calls(layer._inbound_nodes)
+
+
+def calls_on(layer: keras.layers.Layer) -> list[SymbolicCall]:
+    """The calls of layers and operations on a layer's symbolic outputs."""
+    return _calls(layer._outbound_nodes)
+
+
+def _calls(nodes: list[Any]) -> list[SymbolicCall]:
+    return [
+        SymbolicCall(node.operation, node.input_tensors, node.outputs)
+        for node in nodes
+        if not hasattr(node, _IN_NO_GRAPH)
+    ]
+
+
+def producer(tensor: keras.KerasTensor) -> Any:
+    """The layer or operation that a symbolic tensor comes from, or None."""
+    history = getattr(tensor, "_keras_history", None)
+    return None if history is None else history.operation
+
+
+@contextlib.contextmanager
+def in_no_graph(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
+    """Inside, `symbolic_calls` and `calls_on` notice no calls of layers."""
+    before = {id(n) for layer in layers for n in layer._inbound_nodes}
+    yield
+    for node in (n for layer in layers for n in layer._inbound_nodes):
+        if id(node) not in before:
+            setattr(node, _IN_NO_GRAPH, True)
+
+
 def flat_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     """The layer and all layers inside it."""
     return list(layer._flatten_layers())
