@@ -591,3 +591,19 @@ def test_strategy_of_another_kind_around_the_model_is_refused():
         pytest.raises(ValueError, match=r"of a `tfgpipe.PipelineStrategy`"),
     ):
         tfgpipe.GPipe([keras.layers.Dense(2)], 1)
+
+
+def test_schedule_of_forward_tasks_evaluates_and_does_not_train():
+    tasks = [[("forward", k, m) for m in range(2)] for k in range(2)]
+    model = tfgpipe.GPipe(
+        [keras.Input((2,)), kl.Dense(2), kl.Dense(2)],
+        num_micro_batches=2,
+        devices=["CPU:0", "CPU:1"],
+        schedule=Schedule(tasks),
+    )
+    model.compile("sgd", "mse")
+    x = np.ones((4, 2))
+    plain = float(np.mean((model.predict(x, verbose=0) - x) ** 2))
+    assert model.evaluate(x, x, verbose=0) == pytest.approx(plain, 1e-5)
+    with pytest.raises(ValueError, match="must have backward tasks to train"):
+        model.fit(x, x, verbose=0)

@@ -1,5 +1,7 @@
 """Bugs that were found in use: each test tells one's story."""
 
+import threading
+
 import keras
 import numpy as np
 import pytest
@@ -565,3 +567,52 @@ def test_outputs_of_any_length_have_rows():
     model = tfgpipe.GPipe(layers, 3, 2)
     assert model.predict(np.ones((5, 6, 4)), verbose=0).shape == (5, 12, 3)
     assert model.predict(batches((3, 4)), verbose=0).shape == (19, 6, 3)
+
+
+class Called(kl.Layer):
+    """Calls a function of TensorFlow, which is traced anew for each cell."""
+
+    def build(self, shape):
+        self.meet = bool
+        self.kernel = self.add_weight(shape=(shape[-1],), name="kernel")
+        self.function = tf.function(lambda h: tf.tanh(h * self.kernel))
+
+    def call(self, x):
+        y = self.function(x)
+        self.meet()
+        return y
+
+
+def test_models_that_two_threads_train_are_as_if_one_thread_did():
+    """What was replaced in TensorFlow while one traced, the other called.
+
+    Whoever left last put back what the other had put there, for good: later
+    models differentiated within the operations of an earlier one.
+    """
+
+    def train(model):
+        model.fit(normal(4), normal(4), batch_size=7, verbose=0)
+
+    def trained(meet, in_threads):
+        models = []
+        for seed in (1, 2):
+            keras.utils.set_random_seed(seed)
+            layers = [keras.Input((4,)), kl.Dense(4), Called(), kl.Dense(4)]
+            models.append(tfgpipe.GPipe(layers, 2))
+            models[-1].layers[1].meet = meet
+            models[-1].compile("sgd", "mse")
+        threads = [threading.Thread(target=train, args=[m]) for m in models]
+        for thread in threads:
+            thread.start()
+            if not in_threads:
+                thread.join()
+        for thread in threads:
+            thread.join()
+        return [w for model in models for w in model.get_weights()]
+
+    both = threading.Barrier(2, timeout=20)
+    expected = trained(bool, in_threads=False)
+    for a, b in zip(trained(both.wait, in_threads=True), expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+    for a, b in zip(trained(bool, in_threads=False), expected, strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -603,3 +603,71 @@ def test_gradients_are_added_up_in_the_dtype_asked_for(eagerly):
     np.testing.assert_allclose(found, tf.cast(total, "float32"), atol=1e-6)
     exact = x.T @ (x @ before - x[:, :2]) / 8
     assert np.abs(found - exact).max() > 1e-4
+
+
+@pytest.mark.filterwarnings("ignore:Even though the `tf.config.experimental")
+def test_functions_that_run_eagerly_do_what_run_eagerly_does():
+    def trained(run_eagerly=False):
+        keras.utils.set_random_seed(1)
+        layers = [keras.Input((4,)), kl.Dense(4, "tanh"), kl.Dense(2)]
+        model = tfgpipe.GPipe(layers, 2, 3)
+        model.compile("adam", "mse", run_eagerly=run_eagerly)
+        model.fit(np.ones((5, 4)), np.ones((5, 2)), verbose=0)
+        return model.get_weights()
+
+    expected = trained(run_eagerly=True)
+    tf.config.run_functions_eagerly(True)
+    try:
+        found = trained()
+    finally:
+        tf.config.run_functions_eagerly(False)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("is_built", [False, True])
+@pytest.mark.parametrize("around", [keras.Sequential, tfgpipe.GPipe])
+def test_pipeline_in_a_layer_is_as_sequential_there(around, is_built):
+    def trained(inside, around):
+        keras.utils.set_random_seed(1)
+        layers = [keras.Input((4,))] * is_built + [kl.Dense(3), kl.Dense(2)]
+        inner = inside(layers)
+        outer = around(
+            [keras.Input((5, 4)), kl.TimeDistributed(inner), kl.Dense(2)]
+        )
+        keras.utils.set_random_seed(2)
+        outer.set_weights(
+            [np.random.normal(size=w.shape) for w in outer.weights]  # noqa: NPY002
+        )
+        outer.compile("sgd", "mse")
+        outer.fit(np.ones((2, 5, 4)), np.ones((2, 5, 2)), verbose=0)
+        return outer.get_weights()
+
+    def two(layers):
+        return tfgpipe.GPipe(layers, 2)
+
+    expected = trained(keras.Sequential, keras.Sequential)
+    found = trained(two, two if around is tfgpipe.GPipe else around)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, 1e-5, 1e-6)
+
+
+def test_pipeline_that_has_seen_no_data_may_be_inside_another():
+    inner = tfgpipe.GPipe([kl.Dense(3), kl.Dense(2)], 2)
+    outer = tfgpipe.GPipe([keras.Input((4,)), inner, kl.Dense(2)], 2)
+    outer.compile("sgd", "mse")
+    outer.fit(np.ones((2, 4)), np.ones((2, 2)), verbose=0)
+    assert inner.compute_output_shape((None, 4)) == (None, 2)
+    devices = [v.value.device[-1] for v in outer.weights]
+    assert devices == ["0"] * 4 + ["1"] * 2
+
+
+class Silent(kl.Layer):
+    def call(self, x):
+        raise NotImplementedError
+
+
+def test_layer_whose_outputs_cannot_be_inferred_is_refused_with_a_cure():
+    match = "(?s)this NotImplementedError.*give the layer a `compute_output_sp"
+    with pytest.raises(ValueError, match=match):
+        tfgpipe.GPipe([keras.Input((4,)), Silent(), kl.Dense(2)], 2)

@@ -4,13 +4,14 @@ import ast
 import contextlib
 import gc
 import pathlib
+import threading
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers as kl
-from tensorflow.python.ops import control_flow_util
+from tensorflow.python.ops import control_flow_util, gradients_util
 
 import tfgpipe
 from tfgpipe import internals
@@ -740,3 +741,84 @@ def test_tensors_of_graphs_that_are_not_around_are_told():
     variable = tf.Variable(1.0)
     step(tf.constant(1.0))
     assert len(found) == 1 and found[0] is kept[0]
+
+
+def test_threads_replace_functions_of_tensorflow_for_themselves_alone():
+    """Nothing is left behind, in whichever order the threads leave."""
+    call, consumers = type(tf.function(len)).__call__, gradients_util._Consumers
+    value = tf.constant(1.0)
+    function = tf.function(lambda: value + 1)
+    assert function() == 2
+    value = tf.constant(2.0)
+    inside, leave = threading.Barrier(2), threading.Event()
+    found = []
+
+    def first():
+        with (
+            internals.tracing_anew(),
+            internals.differentiating_within(set()),
+        ):
+            inside.wait()
+            leave.wait()
+            found.append(float(function()))
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    inside.wait()
+    with internals.tracing_anew():
+        leave.set()
+        thread.join()
+        assert function() == 3
+    assert found == [3]
+    assert type(function).__call__ is call
+    assert gradients_util._Consumers is consumers
+
+
+def test_function_of_another_thread_is_not_traced_anew():
+    value = tf.constant(1.0)
+    function = tf.function(lambda: value + 1)
+    assert function() == 2
+    value = tf.constant(2.0)
+    found = []
+    with internals.tracing_anew():
+        thread = threading.Thread(
+            target=lambda: found.append(float(function()))
+        )
+        thread.start()
+        thread.join()
+    assert found == [2]
+
+
+def test_symbolic_calls_of_a_layer_are_known():
+    inputs = keras.Input((2,))
+    dense, other = kl.Dense(2), kl.Dense(2)
+    outputs = other(dense(inputs) + inputs)
+    (call,) = internals.symbolic_calls(dense)
+    assert isinstance(call, internals.SymbolicCall)
+    assert call.inputs == [inputs]
+    (add,) = internals.calls_on(dense)
+    assert add.inputs[0] is call.outputs[0]
+    assert not isinstance(add.operation, kl.Layer)
+    assert internals.producer(outputs) is other
+    assert internals.producer(keras.KerasTensor((None, 2))) is None
+
+
+def test_calls_in_no_graph_are_not_noticed():
+    inputs, dense = keras.Input((2,)), kl.Dense(2)
+    with internals.in_no_graph([dense]):
+        dense(inputs)
+    assert internals.symbolic_calls(dense) == []
+    assert internals.calls_on(internals.producer(inputs)) == []
+    dense(inputs)
+    assert len(internals.symbolic_calls(dense)) == 1
+
+
+def test_variables_are_known_to_be_deferred():
+    assert not internals.variables_are_deferred()
+    with internals.deferred_variables():
+        assert internals.variables_are_deferred()
+        dense = kl.Dense(2)
+        dense.build((None, 2))
+        assert internals.storage(dense.kernel) is None
+    internals.create_variable(dense.kernel)
+    assert internals.storage(dense.kernel) is dense.kernel.value

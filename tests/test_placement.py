@@ -188,3 +188,29 @@ def test_resolve_device_finds_the_full_name(name):
 @pytest.mark.parametrize("name", ["CPU:99", "GPU:0", "CPU", "nonsense", 3, ""])
 def test_resolve_device_of_unknown_device_is_none(name):
     assert placement.resolve_device(name) is None
+
+
+def test_model_whose_layers_another_one_moved_is_refused():
+    """It would train variables that are no longer those of its layers."""
+    layers = [kl.Dense(2, name=f"d{i}") for i in range(4)]
+    first = tfgpipe.GPipe([keras.Input((2,)), *layers], 2, name="first")
+    first.compile("sgd", "mse")
+    x = np.ones((4, 2))
+    first.fit(x, x, verbose=0)
+    same = tfgpipe.GPipe([keras.Input((2,)), *layers[:2]], 1, name="same")
+    same.compile("sgd", "mse")
+    for model in (first, same):  # one device each, the one they had
+        model.train_on_batch(x, x)
+    second = tfgpipe.GPipe([keras.Input((2,)), *layers], 4, name="second")
+    second.compile("sgd", "mse")
+    second.fit(x, x, verbose=0)
+    match = "layers of model 'first'.*layer 'd1'.*'second' has moved"
+    for use in (first.train_on_batch, first.fit, first.evaluate):
+        with pytest.raises(ValueError, match=match):
+            use(x, x)
+    with pytest.raises(ValueError, match=match):
+        first.predict(x)
+    copy = keras.models.clone_model(second)
+    copy.compile("sgd", "mse")
+    for model in (second, copy):
+        model.fit(x, x, verbose=0)

@@ -478,3 +478,84 @@ def test_weights_of_a_trained_model_are_loaded_without_an_optimizer(tmp_path):
     other = pipeline()
     other.load_weights(path)
     assert_same(weights(other), weights(model))
+
+
+def shared_seeds():
+    """One dropout in three places, and two layers with one generator."""
+    dropout, one = kl.Dropout(0.3, seed=1), Scale(2.0)
+    other = Scale(0.5)  # which keeps its own generator, too
+    other.seed_generator = one.seed_generator
+    return [keras.Input((4,)), dropout, kl.Dense(4), dropout, one, dropout] + [
+        kl.Dense(4, "relu"),
+        other,
+        kl.Dropout(0.3, seed=2),
+        kl.Dense(2),
+    ]
+
+
+@pytest.mark.parametrize("k", [8, 2])
+def test_seeds_that_cells_share_are_saved_once(tmp_path, k):
+    path = str(tmp_path / "model.weights.h5")
+    model = trained(shared_seeds, k=4)
+    model.save_weights(path)
+    with h5py.File(path) as file:
+        assert len(file["random_state/vars"]) == 4
+    keras.utils.set_random_seed(1)
+    other = compiled(pipeline(shared_seeds, k=k), metrics=["mae"])
+    fit(other, *data(), epochs=1)
+    other.load_weights(path)
+    assert_same(continued_seeds(other), continued_seeds(model))
+
+
+def continued_seeds(model):
+    fit(model, *data(), initial_epoch=2, epochs=3)
+    return state(model) + [v.numpy() for v in model.non_trainable_variables]
+
+
+def test_seeds_of_another_model_are_not_loaded_without_a_word(tmp_path):
+    path = str(tmp_path / "model.weights.h5")
+    pipeline(shared_seeds).save_weights(path)
+    layers = shared_seeds()
+    layers[-2] = kl.Activation("relu")
+    other = tfgpipe.GPipe(layers, 2, 2)
+    with pytest.warns(UserWarning, match="Expected: 3 of them.*Received: 4 in"):
+        other.load_weights(path)
+
+
+@pytest.mark.parametrize("name", ["model.weights.h5", "model.keras"])
+def test_weights_of_another_shape_are_told_by_their_shapes(tmp_path, name):
+    path = str(tmp_path / name)
+    model = pipeline(layers)
+    model.save(path) if name.endswith("keras") else model.save_weights(path)
+    other = pipeline(lambda: [keras.Input((4,)), kl.Dense(6), kl.Dense(2)])
+    with pytest.raises(ValueError, match=r"shape=\(4, 6\), Received.*\(4, 5\)"):
+        other.load_weights(path)
+
+
+@pytest.mark.parametrize("name", ["model.h5", "model.hdf5"])
+def test_older_format_is_refused(tmp_path, name):
+    with pytest.raises(ValueError, match=r"`filepath` must end in '\.keras'"):
+        pipeline().save(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_load_model_changes_groups_cut_and_dtype(tmp_path):
+    path = str(tmp_path / "model.keras")
+    model = trained(k=1, remat_groups=4, gradient_dtype="bfloat16")
+    model.save(path)
+    with pytest.raises(ValueError, match="Ask for fewer groups"):
+        tfgpipe.load_model(path, num_partitions=2)
+    loaded = tfgpipe.load_model(
+        path,
+        num_partitions=2,
+        remat_groups=1,
+        layers_per_cell=[3, 1],
+        gradient_dtype=None,
+    )
+    found = arguments(loaded)
+    assert found["remat_groups"] == 1
+    assert found["layers_per_cell"] == [3, 1]
+    assert found["gradient_dtype"] is None
+    assert_same(state(loaded), state(model))
+    with pytest.raises(ValueError, match="`remat_groups` must be an integer"):
+        tfgpipe.load_model(path, remat_groups=0)

@@ -96,6 +96,17 @@ class Arguments:
         """Refuses layers that a pipeline would change the meaning of."""
         check_supported(self.layers, self.num_micro_batches, self.num_replicas)
 
+    def check_training(self) -> None:
+        """Refuses a schedule that has forward tasks only."""
+        schedule = self.schedule
+        if isinstance(schedule, Schedule) and not schedule.is_training:
+            raise ValueError(
+                "`schedule` must have backward tasks to train with. Received: "
+                f"{schedule!r}, whose tasks are all 'forward', which is enough "
+                "for `evaluate` and `predict`. Make a `Schedule` with a "
+                "'backward' for every 'forward', or pass the name of one."
+            )
+
     def config(self) -> dict[str, Any]:
         """The arguments other than the layers, as plain values."""
         return {
@@ -219,7 +230,8 @@ class Arguments:
             self._problems.append(
                 "`num_partitions` must be at most the number of layers, "
                 f"{num_layers}. Received: num_partitions={k}{default}. Ask for "
-                "fewer cells, or split a nested model into its layers."
+                "fewer cells, or put the layers of a `keras.Sequential` into "
+                "the list instead of the model."
             )
         cut = self.layers_per_cell
         if cut is None:

@@ -9,16 +9,17 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from tfgpipe import cost as cost_lib
 from tfgpipe import internals
 from tfgpipe import strategy as strategy_lib
 from tfgpipe.arguments import Arguments
 from tfgpipe.cell import Cell
 from tfgpipe.cell_record import CellRecord, print_cells
+from tfgpipe.inference import infer
 from tfgpipe.micro_batch import shapes
 from tfgpipe.partition import partition
-from tfgpipe.restrictions import check_rows_stay
-from tfgpipe.saving import RandomState, Saved
+from tfgpipe.placement import Storage
+from tfgpipe.random_state import RandomState
+from tfgpipe.saving import Saved
 from tfgpipe.schedule import Schedule
 from tfgpipe.stepping import Stepped
 from tfgpipe.weights import place_variables
@@ -40,6 +41,7 @@ class _Plan:
         self.random_state: RandomState | None = None
         self.pending_losses: list[Any] | None = None
         self.clock: Any = None
+        self.storage: Storage | None = None
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
@@ -168,40 +170,30 @@ class GPipe(Saved, Stepped):
                 lambda shape: keras.KerasTensor(shape, dtype), input_shape
             )
         with internals.outside_functions(), internals.without_strategy():
-            self._plan.output_spec = self._infer_specs()
+            self._plan.output_spec, self._plan.costs = infer(
+                self.sequence,
+                self._arguments.costs,
+                self._plan.input_spec,
+                self.num_micro_batches * self.num_replicas > 1,
+            )
+            self._arguments.check_supported()
             self._make_cells()
-        seeds = [s for cell in self._plan.cells for s in cell.seeds]
-        self._plan.random_state = RandomState(seeds)
+            if not internals.variables_are_deferred():
+                self._place()
+        seeds = {id(s): s for cell in self._plan.cells for s in cell.seeds}
+        self._plan.random_state = RandomState(self.name, [*seeds.values()])
+        self.built = True
+
+    def _place(self) -> None:
+        """Gives the variables storage on the devices of their cells.
+
+        In a model around this one they are where that model puts them.
+        """
+        place_variables(self._plan.cells)
+        self._plan.storage = Storage(self.name, self.sequence)
         # tf.train.Checkpoint finds nothing in a list of layers.
         self._checkpointed = tf.Module()
         self._checkpointed.values = [v.value for v in self.variables]
-        self.built = True
-
-    def _infer_specs(self) -> Any:
-        """Builds the layers without their variables; finds their costs."""
-        spec = self._plan.input_spec
-        before = "the model's inputs"
-        costs = []
-        known: dict[Any, float] = {}  # equal layers are estimated once
-        with internals.deferred_variables(), internals.tracing_anew():
-            for layer, cost in zip(self.sequence, self._arguments.costs):
-                try:
-                    output = layer(spec)
-                except Exception as error:
-                    raise ValueError(
-                        f"Layer '{layer.name}' must accept {before}. "
-                        f"Received: tensors of shape {shapes(spec)}, and this "
-                        f"error: {error}\nCheck the order of the layers and "
-                        "their sizes."
-                    ) from error
-                if self.num_micro_batches * self.num_replicas > 1:
-                    is_last = layer is self.sequence[-1]
-                    check_rows_stay(layer, spec, output, is_last)
-                costs.append(cost_lib.resolve_cost(layer, cost, spec, known))
-                spec, before = output, f"the outputs of layer '{layer.name}'"
-        self._plan.costs = costs
-        self._arguments.check_supported()
-        return spec
 
     def _make_cells(self) -> None:
         counts = self._arguments.layers_per_cell or partition(
@@ -216,7 +208,6 @@ class GPipe(Saved, Stepped):
                 layers = self.sequence[start : start + size]
                 self._plan.cells.append(Cell(index, layers, devices))
                 start += size
-        place_variables(self._plan.cells)
 
     def _check_groups(self, counts: Sequence[int]) -> None:
         if self._arguments.remat_groups > min(counts):
@@ -224,7 +215,8 @@ class GPipe(Saved, Stepped):
                 "`remat_groups` must be at most the number of layers of every "
                 f"cell. Received: remat_groups={self._arguments.remat_groups} "
                 f"and cells of {list(counts)} layers. Ask for fewer groups, "
-                "or split a nested model into its layers."
+                "or put the layers of a `keras.Sequential` into the list "
+                "instead of the model."
             )
 
     def cells(self) -> list[CellRecord]:
@@ -281,6 +273,16 @@ class GPipe(Saved, Stepped):
         if self._arguments.input_spec is not None:
             return self._arguments.input_spec.dtype
         return self.sequence[0].compute_dtype
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Shapes of the outputs, a nest, by those of the inputs."""
+        dtype = self.input_dtype
+        spec = tree.map_shape_structure(
+            lambda shape: keras.KerasTensor(shape, dtype), input_shape
+        )
+        for layer in self.sequence:
+            spec = layer.compute_output_spec(spec)
+        return shapes(spec)
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Runs the layers one after the other, without a pipeline."""

@@ -8,9 +8,11 @@ new TensorFlow or Keras moves what the function needs.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -35,17 +37,59 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import (
 
 _IS_COMPILED = "_XlaMustCompile"
 _UNINITIALIZED = "uninitialized_variables"
+_IN_NO_GRAPH = "tfgpipe_in_no_graph"
 
 
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Inside, what a class or a module has by this name is something else."""
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
+class _Replaceable:
+    """A function of TensorFlow's that a thread may replace for itself.
+
+    While a thread does so, a dispatcher stands in for the function. All other
+    threads are led to the original, which is back when the last thread leaves.
+
+    Args:
+        owner: The class or module that has the function.
+        name: Its name there.
+    """
+
+    def __init__(self, owner: Any, name: str):
+        self._owner = owner
+        self._name = name
+        self.original: Callable = getattr(owner, name)
+        self._lock = threading.Lock()
+        self._num_inside = 0
+        self._of_thread = threading.local()
+
+    @contextlib.contextmanager
+    def by(self, function: Callable) -> Iterator[None]:
+        """Inside, this thread calls another function."""
+        before = getattr(self._of_thread, "function", self.original)
+        self._count(1)
+        self._of_thread.function = function
+        try:
+            yield
+        finally:
+            self._of_thread.function = before
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        with self._lock:
+            if self._num_inside == 0:
+                setattr(self._owner, self._name, self._dispatcher())
+            self._num_inside += change
+            if self._num_inside == 0:
+                setattr(self._owner, self._name, self.original)
+
+    def _dispatcher(self) -> Callable:
+        @functools.wraps(self.original)
+        def dispatch(*args: Any, **kwargs: Any) -> Any:
+            own = getattr(self._of_thread, "function", self.original)
+            return own(*args, **kwargs)
+
+        return dispatch
+
+
+_function_call = _Replaceable(_Function, "__call__")
+_consumers = _Replaceable(_gradients_util, "_Consumers")
 
 
 # --------------------------------------------------------------- tf.functions
@@ -66,7 +110,7 @@ def tracing_anew() -> Iterator[None]:
     One that a layer calls holds on to the values that the layer's weights had
     in its first trace: those of another graph, or of another step.
     """
-    call = _Function.__call__
+    call = _function_call.original
     clones: dict[int, tuple[Any, Any]] = {}
 
     def anew(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -74,7 +118,7 @@ def tracing_anew() -> Iterator[None]:
             clones[id(function)] = function, function._clone(None)
         return call(clones[id(function)][1], *args, **kwargs)
 
-    with _replaced(_Function, "__call__", anew):
+    with _function_call.by(anew):
         yield
 
 
@@ -155,9 +199,19 @@ def deferred_variables() -> Iterator[None]:
         _global_state.set_global_attribute(_UNINITIALIZED, before)
 
 
+def variables_are_deferred() -> bool:
+    """Whether variables that are made now get no storage."""
+    return _global_state.get_global_attribute("stateless_scope") is not None
+
+
 def is_created(variable: keras.Variable) -> bool:
     """Whether the variable has storage."""
-    return variable._value is not None
+    return storage(variable) is not None
+
+
+def storage(variable: keras.Variable) -> Any:
+    """The `tf.Variable` of a variable, or None."""
+    return variable._value
 
 
 def create_variable(variable: keras.Variable) -> None:
@@ -239,19 +293,27 @@ def flat_losses(compile_loss: Any) -> list[Any]:
 
 
 @contextlib.contextmanager
+def _replaced(thing: Any, name: str, value: Any) -> Iterator[None]:
+    """Inside, an attribute of an object is something else."""
+    before = getattr(thing, name)
+    setattr(thing, name, value)
+    try:
+        yield
+    finally:
+        setattr(thing, name, before)
+
+
+@contextlib.contextmanager
 def replaced_losses(
     compile_loss: Any, replace: Callable[[int, keras.losses.Loss], Callable]
 ) -> Iterator[None]:
     """Inside, loss i of a compiled loss is what `replace(i, loss)` returns."""
-    flat = compile_loss._flat_losses
-    compile_loss._flat_losses = [
+    losses = [
         entry._replace(loss=replace(i, entry.loss))
-        for i, entry in enumerate(flat)
+        for i, entry in enumerate(compile_loss._flat_losses)
     ]
-    try:
+    with _replaced(compile_loss, "_flat_losses", losses):
         yield
-    finally:
-        compile_loss._flat_losses = flat
 
 
 def reduce_weighted_values(
@@ -592,17 +654,16 @@ def differentiating_within(names: set[str]) -> Iterator[None]:
     Else it goes through all that follows from the sources, in every call. The
     graphs of loops' bodies and of other functions are gone through as always.
     """
-    consumers = _gradients_util._Consumers
     graph = tf.compat.v1.get_default_graph()
 
     def within(*arguments: Any) -> list[tf.Operation]:
         return [
             op
-            for op in consumers(*arguments)
+            for op in _consumers.original(*arguments)
             if op.graph is not graph or op.name in names
         ]
 
-    with _replaced(_gradients_util, "_Consumers", within):
+    with _consumers.by(within):
         yield
 
 
@@ -637,6 +698,54 @@ def is_eager(tensor: Any) -> bool:
 
 
 # --------------------------------------------------------------------- layers
+class SymbolicCall(NamedTuple):
+    """A call of a layer, or of an operation, on `keras.KerasTensor`s.
+
+    Attributes:
+        operation: What was called.
+        inputs: The tensors it took.
+        outputs: Those it returned.
+    """
+
+    operation: Any
+    inputs: list[Any]
+    outputs: list[Any]
+
+
+def symbolic_calls(layer: keras.layers.Layer) -> list[SymbolicCall]:
+    """The calls of a layer in Keras's graphs of layers."""
+    return _calls(layer._inbound_nodes)
+
+
+def calls_on(layer: keras.layers.Layer) -> list[SymbolicCall]:
+    """The calls of layers and operations on a layer's symbolic outputs."""
+    return _calls(layer._outbound_nodes)
+
+
+def _calls(nodes: list[Any]) -> list[SymbolicCall]:
+    return [
+        SymbolicCall(node.operation, node.input_tensors, node.outputs)
+        for node in nodes
+        if not hasattr(node, _IN_NO_GRAPH)
+    ]
+
+
+def producer(tensor: keras.KerasTensor) -> Any:
+    """The layer or operation that a symbolic tensor comes from, or None."""
+    history = getattr(tensor, "_keras_history", None)
+    return None if history is None else history.operation
+
+
+@contextlib.contextmanager
+def in_no_graph(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
+    """Inside, `symbolic_calls` and `calls_on` notice no calls of layers."""
+    before = {id(n) for layer in layers for n in layer._inbound_nodes}
+    yield
+    for node in (n for layer in layers for n in layer._inbound_nodes):
+        if id(node) not in before:
+            setattr(node, _IN_NO_GRAPH, True)
+
+
 def flat_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     """The layer and all layers inside it."""
     return list(layer._flatten_layers())
@@ -648,7 +757,7 @@ def remat_mode(layer: keras.layers.Layer) -> Any:
 
 
 # What Keras and TensorFlow note about a layer, or derive from its class.
-_NOTES = set(
+NOTES_ON_LAYERS = set(
     "_auto_config _build_shapes_dict _call_context_args _call_has_context_arg "
     "_call_has_mask_arg _call_has_training_arg _call_signature _called "
     "_inbound_nodes _input_spec _lock _loss_ids _losses _losses_override "
@@ -669,7 +778,7 @@ def own_attributes(thing: Any) -> dict[str, Any]:
     """
     skipped = {"name", "_name"}
     if isinstance(thing, keras.layers.Layer):
-        skipped = _NOTES
+        skipped = NOTES_ON_LAYERS
     elif isinstance(thing, keras.random.SeedGenerator):
         skipped = {"name", "_initial_seed"}  # the state is a variable
     return {k: v for k, v in vars(thing).items() if k not in skipped}

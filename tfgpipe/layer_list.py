@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from tfgpipe import cost as cost_lib
+from tfgpipe.layer_graph import graph_problem
 
 
 class LayerList:
@@ -28,6 +29,7 @@ class LayerList:
         self.input_spec: Any = None
         self.problems: list[str] = []
         found = list(items) if isinstance(items, (list, tuple)) else []
+        first = found[0] if found else None
         if found and _input_spec(found[0]) is not None:
             self.input_spec = _input_spec(found.pop(0))
         if not found:
@@ -39,6 +41,8 @@ class LayerList:
         for index, item in enumerate(found):
             self._add(index, item)
         self._check_names()
+        if not self.problems:
+            self._check_graph(first)
 
     def _add(self, index: int, item: Any) -> None:
         layer, cost = item if _is_pair(item) else (item, None)
@@ -71,6 +75,20 @@ class LayerList:
             self.problems.append(
                 "`layers` must have different names. Received: several layers "
                 f"named {doubles}. Pass `name=` to them."
+            )
+
+    def _check_graph(self, first: Any) -> None:
+        if isinstance(first, keras.layers.InputLayer):
+            first = first.output
+        if problem := graph_problem(self.layers, first):
+            self.problems.append(
+                "`layers` must be a chain: each layer is called on what the "
+                "one before returns. Received the layers of another graph: "
+                f"{problem}. A functional model is not taken, but as one "
+                "layer: put its branches and operations into layers of your "
+                "own, or let tensors travel along in a nest. To put layers of "
+                "a chain into another order, pass copies: "
+                "`layer.from_config(layer.get_config())`."
             )
 
 

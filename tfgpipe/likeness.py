@@ -6,9 +6,10 @@ down all that a layer's code can see: its class and its attributes, and theirs,
 and so on. Two lists of layers with equal likeness run the same code on the same
 data.
 
-What is not understood is compared by identity: too careful, never wrong. Left
-out are what Keras notes about a layer for itself, and initialisers and names,
-unless the code of a user's class mentions them.
+Code that can see more than attributes, such as names, makes a layer unlike all
+others, see `code_reading.py`, and other objects are compared by identity: too
+careful, never wrong. Left out are names and what else Keras notes about a layer
+for itself, and initialisers, unless a user's code mentions them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import enum
 import functools
 import inspect
 import types
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Collection, Hashable
 from typing import Any
 
 import keras
@@ -25,9 +26,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe import internals
+from tfgpipe.code_reading import Reading, own_classes
 
 # Only these very types: a subclass may have attributes.
-_VALUES = (bool, bytes, complex, float, int, str, type, type(None))
+_VALUES = (bool, bytes, complex, float, int, str, type(None))
 _FIXED = (
     enum.Enum,
     inspect.Signature,
@@ -35,7 +37,6 @@ _FIXED = (
     np.generic,
     tf.DType,
     tf.TensorShape,
-    types.ModuleType,
 )
 _LOOKED_INTO = (
     keras.DTypePolicy,
@@ -44,8 +45,6 @@ _LOOKED_INTO = (
     keras.random.SeedGenerator,
     keras.regularizers.Regularizer,
 )
-_NAMES = {"name", "_name", "path", "_path"}
-_MAKING = {"__init__", "build", "compute_output_shape", "get_config"}
 
 
 def likeness(
@@ -70,6 +69,7 @@ class _Writer:
     def __init__(self, variables: Collection[keras.Variable]):
         self._variables = {id(v) for v in variables}
         self._seen: dict[int, int] = {}
+        self._readings: dict[int, Reading] = {}
 
     def of_all(self, values: Any) -> tuple[Hashable, ...]:
         return tuple(self.of(value) for value in values)
@@ -92,10 +92,10 @@ class _Writer:
             parts = value.func, value.args, value.keywords
             return "partial", self.of_all(parts)
         if isinstance(value, types.MethodType):
-            return value.__func__, self.of(value.__self__)
+            return self.of(value.__func__), self.of(value.__self__)
         if isinstance(value, _LOOKED_INTO) and not _has_slots(type(value)):
             return self._of_object(value)
-        return _Same(value)
+        return _Same(value if self._reading(value).reason is None else object())
 
     def _of_variable(self, variable: keras.Variable) -> Hashable:
         if id(variable) not in self._variables:
@@ -109,58 +109,26 @@ class _Writer:
         )
 
     def _of_object(self, thing: Any) -> Hashable:
-        mentioned = _mentioned(type(thing))
+        reading = self._reading(type(thing))
+        if reading.reason is not None:
+            return _Same(object())
         parts: list[Any] = [type(thing)]
-        if mentioned & _NAMES:
-            parts.append(getattr(thing, "name", None))
         for name, value in sorted(internals.own_attributes(thing).items()):
             is_initializer = isinstance(value, keras.initializers.Initializer)
-            if is_initializer and name not in mentioned:
+            if is_initializer and name not in reading.mentioned:
                 continue
             parts.append((name, self.of(value)))
         return tuple(parts)
 
-
-def _own_classes(cls: type) -> list[type]:
-    """The class and its bases, without those of Keras and below."""
-    known = set(keras.layers.Layer.__mro__)
-    return [
-        c for c in cls.__mro__ if c not in known and not internals.is_keras(c)
-    ]
+    def _reading(self, thing: Any) -> Reading:
+        if id(thing) not in self._readings:
+            self._readings[id(thing)] = Reading(thing)
+        return self._readings[id(thing)]
 
 
 def _has_slots(cls: type) -> bool:
     """Whether objects have attributes that `vars` does not show."""
-    return any(vars(c).get("__slots__") for c in _own_classes(cls))
-
-
-def _mentioned(cls: Any) -> frozenset[str]:
-    """Names and texts in the code of a user's class.
-
-    What is done while a layer is made and built shows in its attributes.
-    """
-    found: set[str] = set()
-    for own in _own_classes(cls):
-        for method, value in vars(own).items():
-            if method in _MAKING:
-                continue
-            for code in _codes(value):
-                found.update(code.co_names)
-                found.update(c for c in code.co_consts if type(c) is str)
-    return frozenset(found)
-
-
-def _codes(value: Any) -> Iterator[types.CodeType]:
-    """The code of a function, and of those inside it."""
-    if isinstance(value, property):
-        value = value.fget
-    value = inspect.unwrap(getattr(value, "__func__", value))
-    waiting = [getattr(value, "__code__", None)]
-    while waiting:
-        code = waiting.pop()
-        if isinstance(code, types.CodeType):
-            yield code
-            waiting.extend(code.co_consts)
+    return any(vars(c).get("__slots__") for c in own_classes(cls))
 
 
 class _Same:

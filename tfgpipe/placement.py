@@ -24,6 +24,9 @@ _ANYWHERE = {
 }
 
 
+_PLACED_BY = "tfgpipe_placed_by"  # an attribute of variables
+
+
 def accelerators() -> list[str]:
     """Names of the devices cells go to: TPUs, or GPUs, or else CPUs."""
     for kind in ("TPU", "GPU", "CPU"):
@@ -68,6 +71,43 @@ def create_or_move(variables: list[keras.Variable], device: str) -> None:
                 internals.create_variable(variable)
             elif not same_device(variable.value.device, device):
                 internals.move_variable(variable)
+
+
+class Storage:
+    """Where the variables of a model's layers are.
+
+    Traces and the optimizer know a variable by its storage, which another model
+    that is made of the same layers gives up if it needs them elsewhere.
+
+    Args:
+        model: Name of the model.
+        layers: Its layers, which it has just placed.
+    """
+
+    def __init__(self, model: str, layers: Iterable[keras.layers.Layer]):
+        self._model = model
+        self._held = [
+            (layer.name, variable, internals.storage(variable))
+            for layer in layers
+            for variable in layer.variables
+        ]
+        for _, variable, _ in self._held:
+            setattr(variable, _PLACED_BY, model)
+
+    def check(self) -> None:
+        """Refuses to go on where another model took over a layer."""
+        for layer, variable, before in self._held:
+            if internals.storage(variable) is before:
+                continue
+            other = getattr(variable, _PLACED_BY)
+            raise ValueError(
+                f"The layers of model '{self._model}' must stay where it put "
+                f"them. Received: layer '{layer}', whose variables model "
+                f"'{other}' has moved to other devices, so that what "
+                f"'{self._model}' does would change nothing there. Go on with "
+                f"'{other}', or make a new `GPipe` of the layers; to have two "
+                "models, give one of them copies: `keras.models.clone_model`."
+            )
 
 
 def device_types(names: Iterable[str]) -> list[str]:

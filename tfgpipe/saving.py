@@ -17,7 +17,9 @@ from keras import tree
 
 from tfgpipe import strategy as strategy_lib
 from tfgpipe.micro_batch import shapes
+from tfgpipe.random_state import RandomState
 
+_AS_SAVED = object()
 _overrides: contextvars.ContextVar[dict[str, Any] | None] = (
     contextvars.ContextVar("overrides", default=None)
 )
@@ -30,6 +32,9 @@ def load_model(
     devices: Sequence[str] | None = None,
     schedule: Any = None,
     remat: Any = None,
+    remat_groups: int | None = None,
+    layers_per_cell: Sequence[int] | None = None,
+    gradient_dtype: Any = _AS_SAVED,
     **kwargs: Any,
 ) -> Any:
     """Loads what `model.save("model.keras")` wrote.
@@ -43,6 +48,11 @@ def load_model(
             names were given then, to the first K accelerators.
         schedule: The schedule. Defaults to what was saved.
         remat: The rule, or rules. Defaults to what was saved.
+        remat_groups: Groups a cell. Defaults to what was saved.
+        layers_per_cell: How many layers each cell has. Defaults to what was
+            saved; at another K, to a cut of balanced costs.
+        gradient_dtype: Of sums of gradients; None for that of each weight.
+            Defaults to what was saved.
         **kwargs: Other arguments of `keras.saving.load_model`:
             `custom_objects`, `compile`, `safe_mode`.
 
@@ -59,14 +69,20 @@ def load_model(
         "devices": None if devices is None else list(devices),
         "schedule": schedule,
         "remat": remat,
+        "remat_groups": remat_groups,
+        "layers_per_cell": layers_per_cell,
     }
-    with _overriding({k: v for k, v in changes.items() if v is not None}):
+    changes = {k: v for k, v in changes.items() if v is not None}
+    if gradient_dtype is not _AS_SAVED:
+        changes["gradient_dtype"] = gradient_dtype
+    with _overriding(changes):
         model = keras.saving.load_model(path, **kwargs)
     if not isinstance(model, Saved):
         raise ValueError(
             "`path` must hold a `tfgpipe.GPipe`. Received: "
             f"path={str(path)!r}, which holds a {type(model).__name__}. Load "
-            "it with `keras.saving.load_model` and pass its layers to `GPipe`."
+            "it with `keras.saving.load_model`; pass the layers of a "
+            "`keras.Sequential` to `GPipe`."
         )
     return model
 
@@ -143,30 +159,6 @@ def spec_from_config(config: dict[str, Any]) -> Any:
     return tree.map_structure(lambda i: flat[i], config["structure"])
 
 
-class RandomState(keras.layers.Layer):
-    """Saves the states of seed generators, which Keras does not.
-
-    Without them a resumed run would draw the dropout masks of its first steps
-    again.
-    """
-
-    def __init__(self, seeds: list[keras.Variable]):
-        super().__init__(name="random_state")
-        self._seeds = lambda: seeds  # not tracked: the layers own them
-        self.built = True
-
-    def save_own_variables(self, store: Any) -> None:
-        """Called by Keras to save."""
-        for i, seed in enumerate(self._seeds()):
-            store[str(i)] = seed.numpy()
-
-    def load_own_variables(self, store: Any) -> None:
-        """Called by Keras to load; plain Keras files have no seeds."""
-        if len(store.keys()) == len(self._seeds()):
-            for i, seed in enumerate(self._seeds()):
-                seed.assign(store[str(i)])
-
-
 class Saved(keras.Model):
     """The part of `GPipe` that Keras calls to save, load and copy it."""
 
@@ -211,6 +203,30 @@ class Saved(keras.Model):
         first = layers[: len(layers) - len(costs)]  # a `keras.Input`, or none
         pairs = zip(layers[len(first) :], costs, strict=True)
         return cls([*first, *pairs], **config)
+
+    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """Writes a `.keras` file, see `keras.Model.save`.
+
+        Raises:
+            ValueError: If the file is of the older HDF5 format, which has no
+                place for a `GPipe`.
+        """
+        if str(filepath).endswith((".h5", ".hdf5")):
+            raise ValueError(
+                "`filepath` must end in '.keras'. Received: "
+                f"filepath={str(filepath)!r}, of the older HDF5 format, from "
+                "which Keras cannot load a `GPipe`. Save to '.keras', or the "
+                "weights alone by `save_weights` to '.weights.h5'."
+            )
+        super().save(filepath, *args, **kwargs)
+
+    def __dir__(self) -> list[str]:
+        """All names but `sequence`: Keras saves and loads what it finds here.
+
+        The layers are found as `layers`, each once. A layer that failed to
+        load would be looked for a second time, with an error that says less.
+        """
+        return [name for name in super().__dir__() if name != "sequence"]
 
     def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         """Loads what `save_weights` wrote, see `keras.Model.load_weights`.

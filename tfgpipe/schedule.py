@@ -98,6 +98,11 @@ class Schedule:
         forward = own[: self.num_micro_batches]
         return all(task.kind == "forward" for task in forward)
 
+    @property
+    def is_training(self) -> bool:
+        """Whether there are backward tasks."""
+        return any(task.kind in _LAST for task in self._order)
+
     def device_of(self, cell: int) -> int:
         """Index of the device that runs a cell."""
         return self._devices[cell]
@@ -231,8 +236,7 @@ class Schedule:
             for task in own:
                 now += (task.kind == "forward") - (task.kind in _LAST)
                 most[device] = max(most[device], now)
-        is_training = any(task.kind in _LAST for task in self._order)
-        return most if is_training else [0] * self.num_devices
+        return most if self.is_training else [0] * self.num_devices
 
 
 def fill_drain(tasks: Iterable[Task]) -> list[Task]:

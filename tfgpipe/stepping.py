@@ -37,13 +37,16 @@ class Stepped(internals.BuiltBeforeTracing):
 
     def make_train_function(self, force: bool = False) -> None:
         """Makes what Keras calls with each batch in `fit`."""
+        self._check_storage()
         if self.train_function is None or force:
             self._check_scope()
+            self._arguments.check_training()
             super().make_train_function(force)
             self.train_function = _explained(self.train_function)
 
     def make_test_function(self, force: bool = False) -> None:
         """Makes what Keras calls with each batch in `evaluate`."""
+        self._check_storage()
         if self.test_function is None or force:
             self._check_scope()
             super().make_test_function(force)
@@ -51,10 +54,16 @@ class Stepped(internals.BuiltBeforeTracing):
 
     def make_predict_function(self, force: bool = False) -> None:
         """Makes what Keras calls with each batch in `predict`."""
+        self._check_storage()
         if self.predict_function is None or force:
             self._check_scope()
             super().make_predict_function(force)
             self.predict_function = _explained(self.predict_function)
+
+    def _check_storage(self) -> None:
+        """Refuses layers that another model took over."""
+        if self._plan.storage is not None:
+            self._plan.storage.check()
 
     def _check_scope(self) -> None:
         """Refuses strategies that the model does not know of."""
@@ -160,7 +169,7 @@ class Stepped(internals.BuiltBeforeTracing):
             head,
             self._arguments.remat_by_cell(),
             Tracer(
-                self.run_eagerly,
+                self.run_eagerly or tf.config.functions_run_eagerly(),
                 self._jit_cells or self._is_on_tpu,
                 self._arguments.gradient_dtype,
             ),
