@@ -9,8 +9,9 @@ from keras import layers as kl
 from kinds import Block, Fork, Join, Step
 
 import tfgpipe
-from tfgpipe.cell import Boundary, Cell
-from tfgpipe.cell_function import Arguments, CellFunction
+from tfgpipe.cell import Cell
+from tfgpipe.cell_function import CellFunction
+from tfgpipe.cell_values import Arguments, Boundary
 from tfgpipe.micro_batch import MicroBatches
 from tfgpipe.trace import Tracer
 

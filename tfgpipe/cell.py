@@ -1,59 +1,15 @@
-"""A cell: consecutive layers on one device, and what crosses its ends."""
+"""A cell: consecutive layers on one device."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
-import tensorflow as tf
-from keras import tree
 
 from tfgpipe import internals
-
-
-class Boundary(NamedTuple):
-    """What crosses into or out of a cell: a flat nest, and its Keras masks."""
-
-    tensors: list[Any]
-    masks: list[Any]
-
-    @classmethod
-    def of(cls, nest: Any) -> Boundary:
-        """The boundary that carries a nest of tensors."""
-        tensors = tree.flatten(nest)
-        return cls(tensors, [internals.get_mask(t) for t in tensors])
-
-    def nest(self, structure: Any) -> Any:
-        """The nest, with new tensors that carry the masks."""
-        tensors = [None if t is None else tf.identity(t) for t in self.tensors]
-        for tensor, mask in zip(tensors, self.masks):
-            if mask is not None:
-                internals.set_mask(tensor, mask)
-        return tree.pack_sequence_as(structure, tensors)
-
-
-class Output(NamedTuple):
-    """What the forward function of a cell returns for a micro-batch.
-
-    Attributes:
-        tensors: The outputs, flat.
-        masks: Their Keras masks or None.
-        state: New values of `CellFunctions.state`, None where not assigned.
-        weights: New values of the flat weights, None where not assigned.
-        losses: Scalars to be minimised, the head's first, then the layers'.
-        counts: What the head's losses are to be divided by.
-        moments: For every batch normalisation, its calls' moments.
-    """
-
-    tensors: list[Any]
-    masks: list[Any]
-    state: list[Any]
-    weights: list[Any]
-    losses: list[Any]
-    counts: list[Any]
-    moments: list[Any]
+from tfgpipe.cell_values import Boundary, structure_of
 
 
 class Cell(keras.layers.Layer):
@@ -193,8 +149,3 @@ class Cell(keras.layers.Layer):
                 "Hand it on in a nest, or put both layers into one cell with "
                 "`layers_per_cell`."
             )
-
-
-def structure_of(nest: Any) -> Any:
-    """A nest like this one, to pack tensors into."""
-    return tree.map_structure(lambda _: 0, nest)

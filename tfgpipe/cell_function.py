@@ -10,78 +10,21 @@ it as it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cell import Boundary, Cell, Output, structure_of
+from tfgpipe.cell import Cell
+from tfgpipe.cell_values import Arguments, Boundary, Output, structure_of
 from tfgpipe.moments import (
     is_synchronized,
     moments_over_replicas,
     sum_over_replicas,
 )
 from tfgpipe.state_scope import StateScope
-
-
-class Arguments(NamedTuple):
-    """What a cell is computed from.
-
-    Attributes:
-        inputs: What crosses into the cell.
-        weights: Values of the trainable variables, a list a layer.
-        state: Values of all other variables.
-        labels: What the head takes, a nest or None.
-        assigned: For each flat weight what a layer of an earlier cell has
-            assigned to it, None where none did; empty if none did at all.
-        totals: What was added up over replicas, once it is known: for each
-            call of a synchronised normalisation.
-    """
-
-    inputs: Boundary
-    weights: list[list[Any]]
-    state: list[Any]
-    labels: Any
-    assigned: Sequence[Any] = ()
-    totals: Sequence[Any] = ()
-
-    def sources(self, with_inputs: bool) -> list[Any]:
-        """What the losses are differentiated by: inputs, then weights."""
-        inputs = self.inputs.tensors if with_inputs else []
-        return [t for t in inputs if is_continuous(t)] + tree.flatten(
-            self.weights
-        )
-
-    def specs(self, of_rows: Callable[[Any], tf.TensorSpec]) -> Arguments:
-        """Shapes and dtypes.
-
-        Args:
-            of_rows: Makes those of what has a row for each of the batch's.
-        """
-
-        def batched(tensor: Any) -> Any:
-            return None if tensor is None else of_rows(tensor)
-
-        def exact(tensor: Any) -> Any:
-            return tf.TensorSpec(tensor.shape, tensor.dtype)
-
-        return Arguments(
-            inputs=tf.nest.map_structure(batched, self.inputs),
-            weights=tf.nest.map_structure(exact, self.weights),
-            state=tf.nest.map_structure(exact, self.state),
-            labels=tf.nest.map_structure(batched, self.labels),
-            assigned=[None if t is None else exact(t) for t in self.assigned],
-        )
-
-
-def any_rows(tensor: Any) -> tf.TensorSpec:
-    """The spec of a tensor like this one with any number of rows."""
-    shape = tf.TensorShape(tensor.shape)
-    if shape.rank:
-        shape = tf.TensorShape([None]).concatenate(shape[1:])
-    return tf.TensorSpec(shape, tensor.dtype)
 
 
 class Borrows(Exception):
@@ -298,13 +241,6 @@ class CellFunction:
             "Call `super().call`, or derive from `keras.layers.Layer`: then "
             "they are the mean over micro-batches, as other state is."
         )
-
-
-def is_continuous(tensor: Any) -> bool:
-    """Whether something is a tensor that may have a gradient."""
-    return tensor is not None and (
-        tensor.dtype.is_floating or tensor.dtype.is_complex
-    )
 
 
 def _num_operations() -> int:

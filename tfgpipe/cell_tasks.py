@@ -26,8 +26,7 @@ import tensorflow as tf
 
 from tfgpipe import gradients
 from tfgpipe.bundle import Bundle, by_reference, tensors
-from tfgpipe.cell import Output
-from tfgpipe.cell_function import Arguments
+from tfgpipe.cell_values import Arguments, Output
 from tfgpipe.stages import Exchange
 from tfgpipe.subfunction import Subfunction
 from tfgpipe.traced_cell import TracedCell

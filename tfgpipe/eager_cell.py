@@ -8,12 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe import gradients
-from tfgpipe.cell_function import (
-    Arguments,
-    CellFunction,
-    any_rows,
-    is_continuous,
-)
+from tfgpipe.cell_function import CellFunction
+from tfgpipe.cell_values import Arguments, any_rows, is_continuous
 from tfgpipe.stages import Exchange
 from tfgpipe.traced_cell import TracedCell
 

@@ -10,8 +10,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cell import Boundary
-from tfgpipe.cell_function import is_continuous
+from tfgpipe.cell_values import Boundary, is_continuous
 from tfgpipe.direct import add_to, regularizers
 from tfgpipe.gradients import dense
 from tfgpipe.pipeline import Pipeline

@@ -20,8 +20,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe import gradients, placement
-from tfgpipe.cell import Boundary, Cell
-from tfgpipe.cell_function import Arguments, CellFunction
+from tfgpipe.cell import Cell
+from tfgpipe.cell_function import CellFunction
+from tfgpipe.cell_values import Arguments, Boundary
 from tfgpipe.micro_batch import MicroBatches
 from tfgpipe.replicas import Replicas
 from tfgpipe.results import Results

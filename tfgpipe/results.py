@@ -8,8 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe import state
-from tfgpipe.cell import Boundary, Output
-from tfgpipe.cell_function import Arguments
+from tfgpipe.cell_values import Arguments, Boundary, Output
 from tfgpipe.micro_batch import MicroBatches
 from tfgpipe.replicas import Replicas
 

@@ -10,8 +10,8 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import placement, state
-from tfgpipe.cell import Output
 from tfgpipe.cell_function import CellFunction
+from tfgpipe.cell_values import Output
 from tfgpipe.micro_batch import MicroBatches
 from tfgpipe.replicas import Replicas
 

@@ -7,9 +7,8 @@ graph each.
 from __future__ import annotations
 
 import contextlib
-import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -19,6 +18,7 @@ from keras import tree
 from tfgpipe import inputs, internals, placement
 from tfgpipe import strategy as strategy_lib
 from tfgpipe.cell_function import Borrows
+from tfgpipe.failures import explained
 from tfgpipe.loss import Head
 from tfgpipe.micro_batch import as_specs, check_rows, shapes
 from tfgpipe.objective import Objective
@@ -42,7 +42,7 @@ class Stepped(internals.BuiltBeforeTracing):
             self._check_scope()
             self._arguments.check_training()
             super().make_train_function(force)
-            self.train_function = _explained(self.train_function)
+            self.train_function = explained(self.train_function)
 
     def make_test_function(self, force: bool = False) -> None:
         """Makes what Keras calls with each batch in `evaluate`."""
@@ -50,7 +50,7 @@ class Stepped(internals.BuiltBeforeTracing):
         if self.test_function is None or force:
             self._check_scope()
             super().make_test_function(force)
-            self.test_function = _explained(self.test_function)
+            self.test_function = explained(self.test_function)
 
     def make_predict_function(self, force: bool = False) -> None:
         """Makes what Keras calls with each batch in `predict`."""
@@ -58,7 +58,7 @@ class Stepped(internals.BuiltBeforeTracing):
         if self.predict_function is None or force:
             self._check_scope()
             super().make_predict_function(force)
-            self.predict_function = _explained(self.predict_function)
+            self.predict_function = explained(self.predict_function)
 
     def _check_storage(self) -> None:
         """Refuses layers that another model took over."""
@@ -292,24 +292,3 @@ class Stepped(internals.BuiltBeforeTracing):
     @jit_compile.setter
     def jit_compile(self, value: Any) -> None:
         self._jit_cells = value is True
-
-
-def _explained(function: Callable) -> Callable:
-    """Says what TensorFlow leaves out when a cell fails at run time."""
-
-    @functools.wraps(function)
-    def explaining(*args: Any) -> Any:
-        try:
-            return function(*args)
-        except tf.errors.CancelledError as error:
-            raise tf.errors.CancelledError(
-                error.node_def,
-                error.op,
-                "A layer failed on one device, and TensorFlow reports that it "
-                "cancelled the others. The cause is in TensorFlow's log, "
-                "unless TF_CPP_MIN_LOG_LEVEL hides it; "
-                "`compile(run_eagerly=True)` raises it. Received: "
-                f"{error.message}",
-            ) from error
-
-    return explaining

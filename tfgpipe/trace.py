@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe import internals, placement
-from tfgpipe.cell import Boundary, Output, structure_of
-from tfgpipe.cell_function import Arguments, CellFunction
+from tfgpipe.cell_function import CellFunction
 from tfgpipe.cell_tasks import CellTasks
+from tfgpipe.cell_values import Arguments, Boundary, Output, structure_of
 from tfgpipe.eager_cell import EagerCell
 from tfgpipe.likeness import likeness
 from tfgpipe.micro_batch import MicroBatches

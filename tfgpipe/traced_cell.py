@@ -15,13 +15,8 @@ import tensorflow as tf
 
 from tfgpipe import internals, placement
 from tfgpipe.bundle import Bundle, by_reference, tensors
-from tfgpipe.cell import Output
-from tfgpipe.cell_function import (
-    Arguments,
-    CellFunction,
-    any_rows,
-    is_continuous,
-)
+from tfgpipe.cell_function import CellFunction
+from tfgpipe.cell_values import Arguments, Output, any_rows, is_continuous
 from tfgpipe.differentiate import differentiate
 from tfgpipe.gradients import dense, in_dtype
 from tfgpipe.moments import is_sum
