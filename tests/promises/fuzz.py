@@ -1,0 +1,150 @@
+"""Random cases against plain Keras; failures are made small.
+
+make fuzz FUZZ_FLAGS="--count=2000 --seed=0 --jobs=2"
+
+Case I of seed S is always the same: `--case=S:I` runs it alone, and `--case`
+with what a failure prints, a case as JSON, runs that. `--without=NAMES` leaves
+out cases with these tags, such as "layer branch", to look behind what is known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import os
+import pathlib
+import sys
+import time
+from typing import Any
+
+HERE = pathlib.Path(__file__).resolve().parent
+# Processes that are started here find the same modules.
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent.parent)]
+os.environ["KERAS_BACKEND"] = "tensorflow"
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import conftest  # noqa: F401 (eight logical devices)
+import workers
+from case import Case
+from generate import generate
+from outcome import KINDS, Outcome
+from shrink import shrink
+
+Found = tuple[int, Case, Outcome]
+
+
+def main() -> int:
+    flags = _flags()
+    if flags.case:
+        return _one(flags)
+    start, found, seconds = time.monotonic(), [], 0.0
+    cases = _cases(flags)
+    for job, outcome, cpu in workers.run_all(cases, flags.jobs):
+        index, case = job
+        seconds += cpu
+        found.append((index, case, outcome))
+        _progress(found, flags, outcome, index, time.monotonic() - start)
+    _table(found)
+    print(f"\n{seconds / max(1, len(found)):.1f} CPU seconds a case")
+    return _failures(found, flags)
+
+
+def _flags() -> Any:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--case", help="SEED:INDEX, or JSON")
+    parser.add_argument("--without", default="", help="tags, with commas")
+    parser.add_argument("--shrink", type=int, default=60, help="at most")
+    return parser.parse_args()
+
+
+def _cases(flags: Any) -> Any:
+    without = {tag.strip() for tag in flags.without.split(",")}
+    for index in range(flags.first, flags.first + flags.count):
+        case = generate(flags.seed, index)
+        if not without & set(case.tags()):
+            yield index, case
+
+
+def _one(flags: Any) -> int:
+    """Runs one case, here."""
+    import compare
+
+    if flags.case.startswith("{"):
+        case = Case.parse(flags.case)
+    else:
+        case = generate(*map(int, flags.case.split(":")))
+    print(case)
+    outcome = compare.run(case)
+    print(outcome.kind, outcome.reason)
+    print(outcome.detail)
+    return int(outcome.kind == "failed")
+
+
+# ---------------------------------------------------------------------- output
+def _progress(
+    found: list[Found], flags: Any, outcome: Outcome, index: int, passed: float
+) -> None:
+    if outcome.kind == "failed":
+        print(f"{flags.seed}:{index} failed: {outcome.reason}", flush=True)
+    if len(found) % 20 == 0:
+        counts = collections.Counter(o.kind for _, _, o in found)
+        text = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS)
+        print(f"{len(found)} cases, {passed:.0f} s: {text}", flush=True)
+
+
+def _table(found: list[Found]) -> None:
+    """How many cases had what, and what became of them."""
+    rows: dict[str, Any] = collections.defaultdict(collections.Counter)
+    reasons: Any = collections.Counter()
+    for _, case, outcome in found:
+        for tag in ["all", *case.tags()]:
+            rows[tag][outcome.kind] += 1
+        if outcome.kind in ("refused", "skipped", "unstable"):
+            reasons[outcome.kind, outcome.reason] += 1
+    width = max(map(len, rows), default=0)
+    print("\n" + " " * width, *(f"{kind:>9}" for kind in KINDS))
+    for tag in sorted(rows, key=lambda tag: (tag != "all", tag)):
+        counts = (f"{rows[tag][kind] or '':>9}" for kind in KINDS)
+        print(f"{tag:{width}}", *counts)
+    print()
+    for (kind, reason), count in reasons.most_common():
+        print(f"{count:4} {kind}: {reason}")
+
+
+def _failures(found: list[Found], flags: Any) -> int:
+    """One small case for every way of failing; their number."""
+    groups: dict[str, list[Found]] = collections.defaultdict(list)
+    for index, case, outcome in found:
+        if outcome.kind == "failed":
+            groups[kind_of(outcome)].append((index, case, outcome))
+    for reason, members in groups.items():
+        indices = [f"{flags.seed}:{index}" for index, _, _ in members]
+        print(f"\n{len(members)} failed: {reason}\n  {' '.join(indices)}")
+        _, case, _ = min(members, key=lambda f: len(str(f[1])))
+        small, tried = shrink(
+            case, lambda c: _fails(c, reason), flags.shrink
+        )
+        print(f"  after {tried} simpler ones:\n  --case='{small}'", flush=True)
+    return int(bool(groups))
+
+
+def kind_of(outcome: Outcome) -> str:
+    """What failed, without by how much."""
+    return outcome.reason.split(" differ by")[0]
+
+
+def _fails(case: Case, reason: str) -> bool:
+    outcomes = workers.run_all([(0, case)], 1)
+    return any(
+        o.kind == "failed" and kind_of(o) == reason for _, o, _ in outcomes
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,305 @@
+"""Layers of a user, of the kinds that have gone wrong or might."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+from keras import layers as kl
+from keras import ops
+
+register = keras.saving.register_keras_serializable("promises")
+
+
+@register
+class Fixed(kl.Layer):
+    """Calls a layer with `training` fixed, whatever itself is called with."""
+
+    def __init__(self, inner, value, **kwargs):
+        super().__init__(**kwargs)
+        self.inner, self.value = inner, value
+
+    def build(self, shape):
+        self.inner.build(shape)
+
+    def call(self, x):
+        return self.inner(x, training=self.value)
+
+
+@register
+class Hidden(kl.Layer):
+    """Holds a layer that takes `training`, and takes none itself."""
+
+    def __init__(self, inner, **kwargs):
+        super().__init__(**kwargs)
+        self.inner = inner
+
+    def build(self, shape):
+        self.inner.build(shape)
+
+    def call(self, x):
+        return self.inner(x)
+
+
+@register
+class Block(kl.Layer):
+    """Some sublayers and a skip connection."""
+
+    def __init__(self, norm, inner, dense, **kwargs):
+        super().__init__(**kwargs)
+        self.norm, self.inner, self.dense = norm, inner, dense
+
+    def build(self, shape):
+        self.norm.build(shape)
+        self.inner.build(shape)
+        self.dense.build(shape)
+
+    def call(self, x, training=None):
+        h = self.inner(self.norm(x), training=training)
+        return x + self.dense(h)
+
+
+@register
+class Attention(kl.Layer):
+    def __init__(self, width, dropout=0.0, **kwargs):
+        super().__init__(**kwargs)
+        self.attention = kl.MultiHeadAttention(
+            2, width, use_bias=False, dropout=dropout
+        )
+
+    def build(self, shape):
+        self.attention.build(shape, shape)
+
+    def call(self, x):
+        return x + self.attention(x, x, use_causal_mask=True)
+
+
+@register
+class Tied(kl.Layer):
+    """Multiplies by another layer's kernel, an attribute."""
+
+    def __init__(self, other, **kwargs):
+        super().__init__(**kwargs)
+        self.other = other
+
+    def call(self, x):
+        return ops.matmul(x, ops.transpose(self.other.kernel))
+
+
+@register
+class TiedInner(kl.Layer):
+    """Multiplies by the kernel of the layer in a `SpectralNormalization`."""
+
+    def __init__(self, other, **kwargs):
+        super().__init__(**kwargs)
+        self.other = other
+
+    def call(self, x):
+        return ops.matmul(x, ops.transpose(self.other.layer.kernel))
+
+
+@register
+class Logits(kl.Layer):
+    """A softmax layer whose matrix is an embedding's."""
+
+    def __init__(self, embedding, **kwargs):
+        super().__init__(**kwargs)
+        self.embedding = embedding
+
+    def build(self, shape):
+        if not self.embedding.built:
+            self.embedding.build(None)
+
+    def call(self, x):
+        return ops.matmul(x, ops.transpose(self.embedding.embeddings))
+
+
+@register
+class Penalty(kl.Layer):
+    """Adds the mean of squares to the loss."""
+
+    def call(self, x):
+        self.add_loss(0.1 * ops.mean(ops.square(x)))
+        return x
+
+
+@register
+class Counter(kl.Layer):
+    """Counts steps, averages activations and keeps a metric."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.mean = keras.metrics.Mean(name=f"{self.name}_mean")
+
+    def build(self, shape):
+        self.steps = self.add_weight(
+            shape=(), dtype="int32", trainable=False, initializer="zeros"
+        )
+        self.average = self.add_weight(
+            shape=(shape[-1],), trainable=False, initializer="zeros"
+        )
+
+    def call(self, x, training=False):
+        self.mean.update_state(x)
+        if training:
+            self.steps.assign_add(1)
+            new = ops.mean(x, axis=tuple(range(len(x.shape) - 1)))
+            self.average.assign(0.9 * self.average + 0.1 * new)
+        return x * 1.5
+
+
+@register
+class CountReader(kl.Layer):
+    """Scales by how many steps another layer has counted."""
+
+    def __init__(self, counter, **kwargs):
+        super().__init__(**kwargs)
+        self.counter = counter
+
+    def call(self, x):
+        steps = ops.cast(self.counter.steps, x.dtype)
+        return x * (1.0 + 0.1 * steps)
+
+
+@register
+class Noise(kl.Layer):
+    """Draws from a seed generator, its own or a shared one."""
+
+    def __init__(self, seed=None, seed_generator=None, **kwargs):
+        super().__init__(**kwargs)
+        self.seed = seed
+        self.seed_generator = seed_generator or keras.random.SeedGenerator(seed)
+
+    def call(self, x, training=False):
+        if not training:
+            return x
+        noise = keras.random.normal(
+            ops.shape(x), dtype=x.dtype, seed=self.seed_generator
+        )
+        return x + 0.1 * noise
+
+    def get_config(self):
+        return {**super().get_config(), "seed": self.seed}
+
+
+@register
+class Branch(kl.Layer):
+    """Draws in one branch of a condition only."""
+
+    def __init__(self, seed=3, **kwargs):
+        super().__init__(**kwargs)
+        self.seed = seed
+        self.seed_generator = keras.random.SeedGenerator(seed)
+
+    def call(self, x, training=False):
+        if not training:
+            return x
+
+        def draw():
+            noise = keras.random.normal(
+                ops.shape(x), dtype=x.dtype, seed=self.seed_generator
+            )
+            return x + 0.1 * noise
+
+        return ops.cond(ops.sum(x) > 0, draw, lambda: x * 0.5)
+
+
+@register
+class ToComplex(kl.Layer):
+    def call(self, x):
+        return ops.cast(x, "complex128") * np.complex128(1 + 0.5j)
+
+
+@register
+class Rotate(kl.Layer):
+    """Works on complex tensors, with real weights."""
+
+    def build(self, shape):
+        self.angle = self.add_weight(shape=(shape[-1],))
+
+    def call(self, x):
+        angle = ops.cast(self.angle, "complex128")
+        return x * ops.exp(angle * np.complex128(1j))
+
+
+@register
+class FromComplex(kl.Layer):
+    def call(self, x):
+        return ops.real(x) + 0.5 * ops.imag(x)
+
+
+@register
+class Fork(kl.Layer):
+    """One tensor to a dict of a float, an int, a bool and a tuple."""
+
+    def call(self, x):
+        return {
+            "h": x * 2.0,
+            "index": ops.argmax(x, -1),
+            "positive": x > 0,
+            "skip": (x, ops.mean(x, -1, keepdims=True)),
+        }
+
+
+@register
+class Step(kl.Layer):
+    """Works on the dict; hands most of it on unchanged."""
+
+    def __init__(self, inner, **kwargs):
+        super().__init__(**kwargs)
+        self.inner = inner
+
+    def build(self, shapes):
+        self.inner.build(shapes["h"])
+
+    def call(self, x):
+        skip, mean = x["skip"]
+        h = self.inner(x["h"]) + mean
+        h = ops.where(x["positive"], h, 0.5 * h + skip)
+        return {**x, "h": h, "skip": (h + skip, mean)}
+
+
+@register
+class Join(kl.Layer):
+    def call(self, x):
+        index = ops.expand_dims(ops.cast(x["index"], x["h"].dtype), -1)
+        return ops.tanh(x["h"] * x["skip"][0]) + 0.1 * index
+
+
+@register
+class Combine(kl.Layer):
+    """Takes a dict of inputs."""
+
+    def call(self, x):
+        return ops.concatenate([x["a"], x["b"]], -1)
+
+
+@register
+class Outputs(kl.Layer):
+    """Two outputs, a dict or a list of them."""
+
+    def __init__(self, a, b, named=True, **kwargs):
+        super().__init__(**kwargs)
+        self.a, self.b, self.named = a, b, named
+
+    def build(self, shape):
+        self.a.build(shape)
+        self.b.build(shape)
+
+    def call(self, x):
+        first, second = self.a(x), self.b(x)
+        return {"a": first, "b": second} if self.named else [first, second]
+
+
+@register
+class Rematerialized(kl.Layer):
+    """Recomputes its inner layer by Keras's own means."""
+
+    def __init__(self, inner, **kwargs):
+        super().__init__(**kwargs)
+        self.inner = inner
+
+    def build(self, shape):
+        self.inner.build(shape)
+
+    def call(self, x):
+        return keras.remat(lambda h: ops.tanh(self.inner(h)))(x)
