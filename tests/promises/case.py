@@ -62,7 +62,8 @@ class Case:
         remat_groups: Groups a cell.
         other_partitions: K of the second pipeline.
         other_remat: Rule of the second pipeline.
-        then: What else is checked: "file", "weights", "eager" or None.
+        then: What else is checked: "another K", "file", "weights", "eager" or
+            None.
         seed: Of weights and data.
     """
 

@@ -104,7 +104,9 @@ def _sizes(case: Case) -> list[int]:
     """Rows of each mini-batch."""
     if case.source == "uneven":
         sizes = [1, case.batch_size, 2]
-        return [n for i, n in enumerate(sizes) if sum(sizes[: i + 1]) <= case.rows]
+        return [
+            n for i, n in enumerate(sizes) if sum(sizes[: i + 1]) <= case.rows
+        ]
     whole, rest = divmod(case.rows, case.batch_size)
     return [case.batch_size] * whole + [rest] * (rest > 0)
 

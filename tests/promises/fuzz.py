@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import collections
-import dataclasses
+import functools
 import os
 import pathlib
 import sys
@@ -127,9 +127,8 @@ def _failures(found: list[Found], flags: Any) -> int:
         indices = [f"{flags.seed}:{index}" for index, _, _ in members]
         print(f"\n{len(members)} failed: {reason}\n  {' '.join(indices)}")
         _, case, _ = min(members, key=lambda f: len(str(f[1])))
-        small, tried = shrink(
-            case, lambda c: _fails(c, reason), flags.shrink
-        )
+        fails = functools.partial(_fails, reason)
+        small, tried = shrink(case, fails, flags.shrink)
         print(f"  after {tried} simpler ones:\n  --case='{small}'", flush=True)
     return int(bool(groups))
 
@@ -139,7 +138,7 @@ def kind_of(outcome: Outcome) -> str:
     return outcome.reason.split(" differ by")[0]
 
 
-def _fails(case: Case, reason: str) -> bool:
+def _fails(reason: str, case: Case) -> bool:
     outcomes = workers.run_all([(0, case)], 1)
     return any(
         o.kind == "failed" and kind_of(o) == reason for _, o, _ in outcomes

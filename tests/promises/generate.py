@@ -19,6 +19,7 @@ from objectives import (
 )
 
 NUM_DEVICES = 8
+THEN = ("another K",) * 3 + ("file",) * 3 + ("weights", "eager")
 REMAT = ("except_last", "always", "never", "mixed")
 EARLY = ("1f1b", "interleaved", "zero_bubble")
 
@@ -33,7 +34,7 @@ def generate(seed: int, index: int) -> Case:
     _data(rng, found)
     _pipeline(rng, found)
     found["layers"] = tuple(growth.specs)
-    found["then"] = rng.choice(("file", "file", "weights", "eager", None, None))
+    found["then"] = rng.choice(THEN)
     return Case(**found)
 
 
@@ -167,7 +168,8 @@ def _optimizer(rng: random.Random, found: Options) -> None:
         options.update(rng.choice(OPTIMIZER_OPTIONS))
     if rng.random() < 0.2:
         options["decay"] = rng.choice(sorted(SCHEDULES))
-    if rng.random() < 0.08 and "loss_scale_factor" not in options:
+    unfit = {"loss_scale_factor", "use_ema"} & set(options)
+    if rng.random() < 0.08 and not unfit:
         options["scaled"] = True
     found["optimizer"] = {"name": name, "options": options}
 
@@ -186,7 +188,8 @@ def _data(rng: random.Random, found: Options) -> None:
 def _pipeline(rng: random.Random, found: Options) -> None:
     found["num_replicas"] = rng.choices((1, 2, 3), (10, 2, 1))[0]
     found["num_partitions"] = rng.choice((1, 2, 2, 3, 3, 4))
-    found["other_partitions"] = rng.choice((1, 1, 2, 2, 3, 4))
+    others = {1, 2, 3, 4} - {found["num_partitions"]}
+    found["other_partitions"] = rng.choice(sorted(others))
     found["num_micro_batches"] = rng.choice((1, 1, 2, 2, 3, 4))
     if rng.random() < 0.3:
         names = found["losses"]

@@ -73,7 +73,9 @@ class Growth:
 
     def units(self) -> int:
         """The width again, mostly, so that layers can share."""
-        return self.width if self.rng.random() < 0.7 else self.rng.choice((2, 3))
+        return (
+            self.width if self.rng.random() < 0.7 else self.rng.choice((2, 3))
+        )
 
 
 def dense(g: Growth) -> None:
@@ -138,9 +140,7 @@ def nested(g: Growth) -> None:
     if kind == "block":
         g.add("block", inner=inner, units=g.width)
     elif kind == "functional":
-        g.add(
-            "functional", shape=list(g.shape), inner=inner, units=g.width
-        )
+        g.add("functional", shape=list(g.shape), inner=inner, units=g.width)
     else:
         within = Growth(g.rng, g.shape)
         for _ in range(g.rng.choice((1, 2, 3))):

@@ -180,7 +180,9 @@ def hidden(made: Made, common: Any, inner: str) -> Any:
 @_kind
 def rematerialized(made: Made, common: Any, units: int) -> Any:
     name = f"{common['name']}_inner"
-    return own.Rematerialized(_inner("dense", name, made, units=units), **common)
+    return own.Rematerialized(
+        _inner("dense", name, made, units=units), **common
+    )
 
 
 @_kind

@@ -228,7 +228,10 @@ SCHEDULES: dict[str, Options] = {
         "decay_steps": 2,
         "decay_rate": 0.5,
     },
-    "PiecewiseConstantDecay": {"boundaries": [1, 3], "values": [0.1, 0.01, 0.0]},
+    "PiecewiseConstantDecay": {
+        "boundaries": [1, 3],
+        "values": [0.1, 0.01, 0.0],
+    },
 }
 
 

@@ -10,9 +10,34 @@ from keras import ops
 register = keras.saving.register_keras_serializable("promises")
 
 
+class Holder(kl.Layer):
+    """Can be read from a file with the layers that it was made of."""
+
+    HELD: tuple[str, ...] = ()
+
+    def get_config(self):
+        held = {name: getattr(self, name) for name in self.HELD}
+        return {
+            **super().get_config(),
+            **{
+                name: keras.saving.serialize_keras_object(value)
+                for name, value in held.items()
+            },
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        for name in cls.HELD:
+            value = config[name]
+            config[name] = keras.saving.deserialize_keras_object(value)
+        return cls(**config)
+
+
 @register
-class Fixed(kl.Layer):
+class Fixed(Holder):
     """Calls a layer with `training` fixed, whatever itself is called with."""
+
+    HELD = ("inner", "value")
 
     def __init__(self, inner, value, **kwargs):
         super().__init__(**kwargs)
@@ -26,8 +51,10 @@ class Fixed(kl.Layer):
 
 
 @register
-class Hidden(kl.Layer):
+class Hidden(Holder):
     """Holds a layer that takes `training`, and takes none itself."""
+
+    HELD = ("inner",)
 
     def __init__(self, inner, **kwargs):
         super().__init__(**kwargs)
@@ -41,8 +68,10 @@ class Hidden(kl.Layer):
 
 
 @register
-class Block(kl.Layer):
+class Block(Holder):
     """Some sublayers and a skip connection."""
+
+    HELD = ("norm", "inner", "dense")
 
     def __init__(self, norm, inner, dense, **kwargs):
         super().__init__(**kwargs)
@@ -74,8 +103,10 @@ class Attention(kl.Layer):
 
 
 @register
-class Tied(kl.Layer):
+class Tied(Holder):
     """Multiplies by another layer's kernel, an attribute."""
+
+    HELD = ("other",)
 
     def __init__(self, other, **kwargs):
         super().__init__(**kwargs)
@@ -86,8 +117,10 @@ class Tied(kl.Layer):
 
 
 @register
-class TiedInner(kl.Layer):
+class TiedInner(Holder):
     """Multiplies by the kernel of the layer in a `SpectralNormalization`."""
+
+    HELD = ("other",)
 
     def __init__(self, other, **kwargs):
         super().__init__(**kwargs)
@@ -98,8 +131,10 @@ class TiedInner(kl.Layer):
 
 
 @register
-class Logits(kl.Layer):
+class Logits(Holder):
     """A softmax layer whose matrix is an embedding's."""
+
+    HELD = ("embedding",)
 
     def __init__(self, embedding, **kwargs):
         super().__init__(**kwargs)
@@ -148,8 +183,10 @@ class Counter(kl.Layer):
 
 
 @register
-class CountReader(kl.Layer):
+class CountReader(Holder):
     """Scales by how many steps another layer has counted."""
+
+    HELD = ("counter",)
 
     def __init__(self, counter, **kwargs):
         super().__init__(**kwargs)
@@ -241,8 +278,10 @@ class Fork(kl.Layer):
 
 
 @register
-class Step(kl.Layer):
+class Step(Holder):
     """Works on the dict; hands most of it on unchanged."""
+
+    HELD = ("inner",)
 
     def __init__(self, inner, **kwargs):
         super().__init__(**kwargs)
@@ -274,8 +313,10 @@ class Combine(kl.Layer):
 
 
 @register
-class Outputs(kl.Layer):
+class Outputs(Holder):
     """Two outputs, a dict or a list of them."""
+
+    HELD = ("a", "b", "named")
 
     def __init__(self, a, b, named=True, **kwargs):
         super().__init__(**kwargs)
@@ -291,8 +332,10 @@ class Outputs(kl.Layer):
 
 
 @register
-class Rematerialized(kl.Layer):
+class Rematerialized(Holder):
     """Recomputes its inner layer by Keras's own means."""
+
+    HELD = ("inner",)
 
     def __init__(self, inner, **kwargs):
         super().__init__(**kwargs)

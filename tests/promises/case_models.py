@@ -72,9 +72,7 @@ def pipeline(
         "schedule": schedule,
         "remat": remat,
         "remat_groups": case.remat_groups,
-        "layers_per_cell": generate.cut(
-            case, num_partitions, len(case.layers)
-        ),
+        "layers_per_cell": generate.cut(case, num_partitions, len(case.layers)),
     }
     if remat == "mixed":
         arguments["remat"] = {
