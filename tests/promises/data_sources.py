@@ -56,6 +56,8 @@ def labels(case: Case, rng: np.random.Generator, outputs: Any) -> Any:
             return rng.standard_normal(shape)
         if kind == "positive":
             return rng.random(shape) + 0.1
+        if kind == "ternary":
+            return rng.integers(-1, 2, shape).astype("float64")
         if kind in ("binary", "signs"):
             found = rng.integers(0, 2, shape).astype("float64")
             return found if kind == "binary" else 2 * found - 1

@@ -14,6 +14,7 @@ import collections
 import functools
 import os
 import pathlib
+import re
 import sys
 import time
 from typing import Any
@@ -118,31 +119,43 @@ def _table(found: list[Found]) -> None:
 
 
 def _failures(found: list[Found], flags: Any) -> int:
-    """One small case for every way of failing; their number."""
-    groups: dict[str, list[Found]] = collections.defaultdict(list)
-    for index, case, outcome in found:
-        if outcome.kind == "failed":
-            groups[kind_of(outcome)].append((index, case, outcome))
-    for reason, members in groups.items():
-        indices = [f"{flags.seed}:{index}" for index, _, _ in members]
-        print(f"\n{len(members)} failed: {reason}\n  {' '.join(indices)}")
-        _, case, _ = min(members, key=lambda f: len(str(f[1])))
-        fails = functools.partial(_fails, reason)
+    """Small cases that fail, and which others they may explain."""
+    failed = [f for f in found if f[2].kind == "failed"]
+    failed.sort(key=lambda f: len(str(f[1])))
+    run = workers.Runner() if failed and flags.shrink else None
+    while failed and run:
+        index, case, outcome = failed[0]
+        reason = kind_of(outcome)
+        fails = functools.partial(_fails, run, reason)
         small, tried = shrink(case, fails, flags.shrink)
-        print(f"  after {tried} simpler ones:\n  --case='{small}'", flush=True)
-    return int(bool(groups))
+        alike = [f for f in failed if explains(small, reason, f)]
+        failed = [f for f in failed if f not in alike and f[0] != index]
+        print(f"\n{flags.seed}:{index} failed: {outcome.reason}")
+        print(f"  after {tried} simpler ones: --case='{small}'")
+        others = [f"{flags.seed}:{f[0]}" for f in alike if f[0] != index]
+        print("  perhaps the same:", *others or ["none"], flush=True)
+    if run:
+        run.worker.stop()
+    return int(any(o.kind == "failed" for _, _, o in found))
+
+
+def explains(small: Case, reason: str, other: Found) -> bool:
+    """Whether a case has all that a small one needs to fail."""
+    _, case, outcome = other
+    usual = {tag for tag in small.tags() if tag.startswith("K ")}
+    usual.update(Case(layers=()).tags(), ["layer dense"])
+    needed = set(small.tags()) - usual
+    return kind_of(outcome) == reason and needed <= set(case.tags())
 
 
 def kind_of(outcome: Outcome) -> str:
-    """What failed, without by how much."""
-    return outcome.reason.split(" differ by")[0]
+    """What failed, without which numbers, and by how much."""
+    return re.sub(": [^:]* differ by .*", "", outcome.reason)
 
 
-def _fails(reason: str, case: Case) -> bool:
-    outcomes = workers.run_all([(0, case)], 1)
-    return any(
-        o.kind == "failed" and kind_of(o) == reason for _, o, _ in outcomes
-    )
+def _fails(run: workers.Runner, reason: str, case: Case) -> bool:
+    outcome = run(case)
+    return outcome.kind == "failed" and kind_of(outcome) == reason
 
 
 if __name__ == "__main__":

@@ -102,6 +102,7 @@ def simple(g: Growth) -> None:
     kinds: dict[str, Options] = {
         "activation": {"activation": g.rng.choice(ACTIVATIONS)},
         "activity": {"l2": 0.05},
+        "alpha_dropout": {"rate": 0.3},
         "batch_norm": {"momentum": 0.8},
         "dropout": {"rate": 0.4},
         "gaussian_dropout": {"rate": 0.3},
@@ -248,6 +249,11 @@ def sequence(g: Growth) -> None:
             {"pool_size": 2, "padding": "same"},
             (-(-length // 2), width),
         ),
+        "max_pooling_1d": (
+            {"pool_size": 2, "padding": "same"},
+            (-(-length // 2), width),
+        ),
+        "upsampling_1d": ({"size": 2}, (2 * length, width)),
         "masking": ({}, g.shape),
     }
     kinds = sorted(plain)
@@ -271,6 +277,7 @@ def image(g: Growth) -> None:
             {"kernel_size": 2, "padding": "same"},
             g.shape,
         ),
+        "upsampling_2d": ({"size": 2}, (2 * high, 2 * wide, channels)),
         "max_pooling_2d": (
             {"pool_size": 2, "padding": "same"},
             (-(-high // 2), -(-wide // 2), channels),

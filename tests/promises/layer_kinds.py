@@ -50,7 +50,6 @@ CLASSES = {
     "max_pooling_1d": kl.MaxPooling1D,
     "max_pooling_2d": kl.MaxPooling2D,
     "prelu": kl.PReLU,
-    "repeat": kl.RepeatVector,
     "rescaling": kl.Rescaling,
     "reshape": kl.Reshape,
     "rms_norm": kl.RMSNormalization,

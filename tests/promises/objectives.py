@@ -18,8 +18,8 @@ class Suits:
     """What a loss or metric is used with.
 
     Attributes:
-        labels: Kinds of labels: "real", "positive", "binary", "signs",
-            "one_hot" or "ids".
+        labels: Kinds of labels: "real", "positive", "binary" (0, 1), "signs"
+            (-1, 1), "ternary" (-1, 0, 1), "one_hot" or "ids".
         activation: Of the layer before it, or None for any.
         rank: Most axes that outputs may have, the batch included; None for
             any.
@@ -70,7 +70,7 @@ LOSSES = {
     "Circle": Suits(("ids",), None, 2),
     "CosineSimilarity": REAL,
     "Dice": Suits(("binary", "one_hot"), "sigmoid"),
-    "Hinge": Suits(("binary", "signs")),
+    "Hinge": Suits(("binary", "signs", "ternary")),
     "Huber": REAL,
     "KLDivergence": Suits(("one_hot", "positive"), "softmax"),
     "LogCosh": REAL,
@@ -80,13 +80,13 @@ LOSSES = {
     "MeanSquaredLogarithmicError": POSITIVE,
     "Poisson": POSITIVE,
     "SparseCategoricalCrossentropy": Suits(("ids",), "softmax"),
-    "SquaredHinge": Suits(("binary", "signs")),
+    "SquaredHinge": Suits(("binary", "signs", "ternary")),
     "Tversky": Suits(("binary", "one_hot"), "sigmoid"),
     "binary_crossentropy": Suits(("binary",), "sigmoid"),
     "categorical_crossentropy": Suits(("one_hot",), "softmax"),
     "cosine_similarity": REAL,
     "dice": Suits(("binary",), "sigmoid"),
-    "hinge": Suits(("binary", "signs")),
+    "hinge": Suits(("binary", "signs", "ternary")),
     "huber": REAL,
     "kl_divergence": Suits(("one_hot",), "softmax"),
     "log_cosh": REAL,
@@ -94,7 +94,7 @@ LOSSES = {
     "mse": REAL,
     "poisson": POSITIVE,
     "sparse_categorical_crossentropy": Suits(("ids",), "softmax"),
-    "squared_hinge": Suits(("binary", "signs")),
+    "squared_hinge": Suits(("binary", "signs", "ternary")),
     "tversky": Suits(("binary",), "sigmoid"),
     "own_loss": REAL,
     "own_rows_loss": REAL,
@@ -163,7 +163,7 @@ METRICS = {
     "ConcordanceCorrelation": REAL,
     "CosineSimilarity": REAL,
     "F1Score": Suits(("one_hot",), "softmax", 2),
-    "Hinge": Suits(("binary", "signs")),
+    "Hinge": Suits(("binary", "signs", "ternary")),
     "KLDivergence": Suits(("one_hot",), "softmax"),
     "MeanAbsoluteError": REAL,
     "MeanSquaredError": REAL,
@@ -175,15 +175,15 @@ METRICS = {
     "Recall": Suits(("binary",), "sigmoid"),
     "RootMeanSquaredError": REAL,
     "SparseCategoricalAccuracy": Suits(("ids",)),
-    "SquaredHinge": Suits(("binary", "signs")),
+    "SquaredHinge": Suits(("binary", "signs", "ternary")),
     "accuracy": Suits(("binary", "one_hot", "ids"), "sigmoid"),
     "function dice": Suits(("binary",), "sigmoid"),
     "function tversky": Suits(("binary",), "sigmoid"),
-    "hinge": Suits(("binary", "signs")),
+    "hinge": Suits(("binary", "signs", "ternary")),
     "mae": Suits(("real", "binary", "positive")),
     "mse": REAL,
     "loss Dice": Suits(("binary",), "sigmoid"),
-    "loss Hinge": Suits(("binary", "signs")),
+    "loss Hinge": Suits(("binary", "signs", "ternary")),
     "loss MeanSquaredError": REAL,
     "own_loss": REAL,
     "OwnMetric": REAL,

@@ -3,41 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from case import Case, Spec
 
-# Simplest values, in the order in which they are tried.
-SIMPLEST: tuple[dict[str, Any], ...] = (
-    {"then": None, "infers": False},
-    {"then": None},
-    {"infers": False},
-    {"metrics": (), "weighted_metrics": ()},
-    {"metrics": ()},
-    {"weighted_metrics": ()},
-    {"optimizer": {"name": "SGD"}},
-    {"source": "arrays"},
-    {"weights": None},
-    {"loss_weights": None},
-    {"reduction": None},
-    {"losses": "MeanSquaredError", "labels": None},
-    {"frozen": ()},
-    {"explicit_input": False},
-    {"remat_groups": 1, "cut_seed": 0},
-    {"cut_seed": 0},
-    {"schedule": "gpipe"},
-    {"num_replicas": 1},
-    {"num_micro_batches": 1},
-    {"num_micro_batches": 2},
-    {"num_partitions": 1},
-    {"other_partitions": 1},
-    {"num_partitions": 2},
-    {"other_partitions": 2},
-    {"remat": "except_last"},
-    {"other_remat": "except_last"},
-    {"epochs": 1},
-    {"rows": 6, "batch_size": 6},
+# Simplest values, in the order in which they are tried; the first that fails.
+SIMPLEST: tuple[tuple[dict[str, Any], ...], ...] = (
+    ({"then": None}, {"then": "another K"}),
+    ({"infers": False},),
+    ({"metrics": (), "weighted_metrics": ()}, {"metrics": ()}),
+    ({"weighted_metrics": ()},),
+    ({"optimizer": {"name": "SGD"}},),
+    ({"source": "arrays"},),
+    ({"weights": None},),
+    ({"loss_weights": None},),
+    ({"reduction": None},),
+    ({"losses": "MeanSquaredError", "labels": None},),
+    ({"frozen": ()},),
+    ({"explicit_input": False},),
+    ({"remat_groups": 1, "cut_seed": 0},),
+    ({"cut_seed": 0},),
+    ({"schedule": "gpipe"},),
+    ({"num_replicas": 1},),
+    ({"num_micro_batches": 1}, {"num_micro_batches": 2}),
+    ({"num_partitions": 1}, {"num_partitions": 2}),
+    ({"other_partitions": 1}, {"other_partitions": 2}),
+    ({"remat": "except_last"},),
+    ({"other_remat": "except_last"},),
+    ({"epochs": 1},),
+    ({"rows": 6, "batch_size": 6},),
+    ({"inputs": "vector"},),
 )
 
 
@@ -51,27 +47,20 @@ def shrink(
         fails: Whether a simpler one still does, in the same way.
         most: How many to try.
     """
-    tried, progress = 0, True
-    while progress:
-        progress = False
-        for simpler in _simpler(case):
-            if tried == most:
-                return case, tried
-            tried += 1
-            if fails(simpler):
-                case, progress = simpler, True
-                break
+    tried, before = 0, None
+    while before != case:
+        before = case
+        for change in _CHANGES:
+            for simpler in change(case):
+                if simpler == case:
+                    break  # those that follow are not simpler
+                if tried == most:
+                    return case, tried
+                tried += 1
+                if fails(simpler):
+                    case = simpler
+                    break
     return case, tried
-
-
-def _simpler(case: Case) -> Iterator[Case]:
-    """Cases that have less: half of the layers first."""
-    yield from _fewer_layers(case)
-    for values in SIMPLEST:
-        other = dataclasses.replace(case, **values)
-        if other != case:
-            yield other
-    yield from _plainer_layers(case)
 
 
 def _fewer_layers(case: Case) -> Iterator[Case]:
@@ -112,3 +101,16 @@ def _with(case: Case, layers: Any) -> Case:
     frozen = tuple(name for name in case.frozen if name in names)
     found: tuple[Spec, ...] = tuple(layers)
     return dataclasses.replace(case, layers=found, frozen=frozen)
+
+
+def _values(choices: Any) -> Callable[[Case], list[Case]]:
+    return lambda case: [dataclasses.replace(case, **c) for c in choices]
+
+
+_LAYERS = (_fewer_layers,) * 6
+_CHANGES: tuple[Callable[[Case], Iterable[Case]], ...] = (
+    *_LAYERS,
+    *map(_values, SIMPLEST),
+    _plainer_layers,
+    _plainer_layers,
+)

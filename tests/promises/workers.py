@@ -17,6 +17,7 @@ from outcome import Outcome
 
 CASES_EACH = 40
 LIMIT = 300.0  # seconds for a case
+HANGS = Outcome("failed", f"hangs: over {LIMIT:.0f} s")
 Job = tuple[int, Case]
 
 
@@ -73,6 +74,23 @@ class Worker:
         self.pipe.close()
 
 
+class Runner:
+    """Runs one case after the other in a process."""
+
+    def __init__(self) -> None:
+        self.worker = Worker()
+
+    def __call__(self, case: Case) -> Outcome:
+        if self.worker.is_worn:
+            self.worker.stop()
+            self.worker = Worker()
+        self.worker.send((0, case))
+        if self.worker.pipe.poll(LIMIT):
+            return self.worker.receive()[0]
+        self.worker.stop()
+        return HANGS
+
+
 def run_all(
     jobs: Iterable[Job], num_workers: int
 ) -> Iterator[tuple[Job, Outcome, float]]:
@@ -102,8 +120,7 @@ def run_all(
                     found = worker.receive()
                 elif worker.is_late:
                     worker.stop()
-                    reason = f"hangs: over {LIMIT:.0f} s"
-                    found = Outcome("failed", reason, reason), LIMIT
+                    found = HANGS, LIMIT
                 else:
                     continue
                 busy.remove(worker)
