@@ -62,7 +62,7 @@ def _compare(case: Case, data: Any, expected: Numbers) -> Outcome:
                 return Outcome("unstable", error.check)
             return Outcome("failed", str(error), str(error))
         except Exception as error:
-            return of_error(error, check.__name__.strip("_"))
+            return of_error(error, check.__name__.replace("_", " "))
     return Outcome("passed")
 
 

@@ -7,7 +7,9 @@ from typing import Any
 
 from case import Case, Options, Spec
 from data_sources import SHAPES, SOURCES, VOCABULARY
-from generate_layers import ACTIVATIONS, RANDOM, Growth, grow, summarise
+from generate_layers import ACTIVATIONS, RANDOM, grow
+from grow_positions import summarise
+from growth import Growth
 from objectives import (
     LOSSES,
     METRICS,
@@ -44,7 +46,7 @@ def is_random(layers: Any) -> bool:
         options = spec.options
         if spec.kind in RANDOM or options.get("inner") in RANDOM:
             return True
-        if spec.kind == "self_attention" and options.get("dropout"):
+        if options.get("dropout"):
             return True
         inner = options.get("layers", ())
         if is_random([Spec(**{"options": {}, **i}) for i in inner]):

@@ -6,12 +6,11 @@ shared or read. What comes next is drawn of all kinds that take this shape.
 
 from __future__ import annotations
 
-import dataclasses
-import random
 from collections.abc import Callable
-from typing import Any
 
 from case import Options, Spec
+from grow_positions import image, sequence, summarise
+from growth import Growth
 
 ACTIVATIONS = ("relu", "tanh", "gelu", "sigmoid", "linear", "softplus")
 NOISES = ("dropout", "gaussian_noise", "batch_norm")
@@ -27,55 +26,6 @@ RANDOM = {
     "noise_of_shared_seeds",
     "spatial_dropout_1d",
 }
-
-
-@dataclasses.dataclass
-class Growth:
-    """What is known of the list so far.
-
-    Attributes:
-        rng: Where choices come from.
-        shape: Of a row.
-        specs: The layers.
-        state: "tensor", "nest" or "complex".
-        squares: Names of dense layers, by their units.
-        spectrals: Those of `SpectralNormalization`, by units.
-        keeping: Layers that keep the shape and may be listed again, with it.
-        counters: Names of step counters.
-        has_mask: Whether a mask travels along.
-    """
-
-    rng: random.Random
-    shape: tuple[int, ...]
-    specs: list[Spec] = dataclasses.field(default_factory=list)
-    state: str = "tensor"
-    squares: dict[int, list[str]] = dataclasses.field(default_factory=dict)
-    spectrals: dict[int, list[str]] = dataclasses.field(default_factory=dict)
-    keeping: list[tuple[str, tuple[int, ...]]] = dataclasses.field(
-        default_factory=list
-    )
-    counters: list[str] = dataclasses.field(default_factory=list)
-    has_mask: bool = False
-
-    @property
-    def width(self) -> int:
-        return self.shape[-1]
-
-    def add(self, kind: str, keeps: bool = True, **options: Any) -> str:
-        """Adds a layer, sometimes a frozen one; returns its name."""
-        name = f"l{len(self.specs)}"
-        if kind not in ("again", "closure") and self.rng.random() < 0.08:
-            options["frozen"] = True
-        self.specs.append(Spec(name, kind, options))
-        if keeps:
-            self.keeping.append((name, self.shape))
-        return name
-
-    def units(self) -> int:
-        """The width again, mostly, so that layers can share."""
-        return (
-            self.width if self.rng.random() < 0.7 else self.rng.choice((2, 3))
-        )
 
 
 def dense(g: Growth) -> None:
@@ -214,104 +164,6 @@ def nests(g: Growth) -> None:
 
 def own_remat(g: Growth) -> None:
     g.add("rematerialized", units=g.width)
-
-
-def sequence(g: Growth) -> None:
-    length, width = g.shape
-    units = g.units()
-    plain: dict[str, tuple[Options, tuple[int, ...]]] = {
-        "lstm": (
-            {"units": units, "return_sequences": True},
-            (length, units),
-        ),
-        "gru": ({"units": units, "return_sequences": True}, (length, units)),
-        "simple_rnn": (
-            {"units": units, "return_sequences": True},
-            (length, units),
-        ),
-        "bidirectional": ({"units": 2}, (length, 4)),
-        "conv_1d": (
-            {"filters": units, "kernel_size": 2, "padding": "causal"},
-            (length, units),
-        ),
-        "separable_conv_1d": (
-            {"filters": units, "kernel_size": 2, "padding": "same"},
-            (length, units),
-        ),
-        "self_attention": (
-            {"width": 2, "dropout": g.rng.choice((0.0, 0.0, 0.3))},
-            g.shape,
-        ),
-        "time_distributed": ({"units": units}, (length, units)),
-        "spatial_dropout_1d": ({"rate": 0.4}, g.shape),
-        "zero_padding_1d": ({"padding": 1}, (length + 2, width)),
-        "average_pooling_1d": (
-            {"pool_size": 2, "padding": "same"},
-            (-(-length // 2), width),
-        ),
-        "max_pooling_1d": (
-            {"pool_size": 2, "padding": "same"},
-            (-(-length // 2), width),
-        ),
-        "upsampling_1d": ({"size": 2}, (2 * length, width)),
-        "masking": ({}, g.shape),
-    }
-    kinds = sorted(plain)
-    if g.has_mask:  # convolutions and such do not take one
-        kinds = ["lstm", "gru", "simple_rnn", "bidirectional", "self_attention"]
-    kind = g.rng.choice(kinds)
-    options, shape = plain[kind]
-    g.add(kind, keeps=shape == g.shape, **options)
-    g.shape = shape
-
-
-def image(g: Growth) -> None:
-    high, wide, channels = g.shape
-    filters = g.units()
-    plain: dict[str, tuple[Options, tuple[int, ...]]] = {
-        "conv_2d": (
-            {"filters": filters, "kernel_size": 2, "padding": "same"},
-            (high, wide, filters),
-        ),
-        "depthwise_conv_2d": (
-            {"kernel_size": 2, "padding": "same"},
-            g.shape,
-        ),
-        "upsampling_2d": ({"size": 2}, (2 * high, 2 * wide, channels)),
-        "max_pooling_2d": (
-            {"pool_size": 2, "padding": "same"},
-            (-(-high // 2), -(-wide // 2), channels),
-        ),
-        "average_pooling_2d": (
-            {"pool_size": 2, "padding": "same"},
-            (-(-high // 2), -(-wide // 2), channels),
-        ),
-    }
-    kind = g.rng.choice(sorted(plain))
-    options, shape = plain[kind]
-    g.add(kind, keeps=shape == g.shape, **options)
-    g.shape = shape
-
-
-def summarise(g: Growth) -> None:
-    """From positions to one vector a row."""
-    rank = len(g.shape)
-    kinds = {2: "1d", 3: "2d"}[rank]
-    kind = g.rng.choice((f"global_average_{kinds}", f"global_max_{kinds}"))
-    if rank == 2 and g.rng.random() < 0.3:
-        units = g.units()
-        g.add("lstm", keeps=False, units=units)
-        g.shape = (units,)
-    elif g.rng.random() < 0.3 and not g.has_mask:
-        size = 1
-        for n in g.shape:
-            size *= n
-        g.add("flatten", keeps=False)
-        g.shape = (size,)
-    else:
-        g.add(kind, keeps=False)
-        g.shape = (g.width,)
-    g.has_mask = False
 
 
 # How often each is drawn, beside the others that take the same shape.

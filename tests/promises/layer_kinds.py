@@ -12,6 +12,7 @@ from typing import Any
 
 import keras
 import own_layers as own
+import sharing_layers as sharing
 from case import Spec
 from keras import layers as kl
 from keras import ops
@@ -61,13 +62,13 @@ CLASSES = {
     "upsampling_1d": kl.UpSampling1D,
     "upsampling_2d": kl.UpSampling2D,
     "zero_padding_1d": kl.ZeroPadding1D,
-    "branch": own.Branch,
+    "branch": sharing.Branch,
     "combine": own.Combine,
-    "counter": own.Counter,
+    "counter": sharing.Counter,
     "fork": own.Fork,
     "from_complex": own.FromComplex,
     "join": own.Join,
-    "noise": own.Noise,
+    "noise": sharing.Noise,
     "penalty": own.Penalty,
     "rotate": own.Rotate,
     "self_attention": own.Attention,
@@ -130,17 +131,17 @@ def again(made: Made, common: Any, of: str) -> Any:
 
 @_kind
 def tied(made: Made, common: Any, of: str) -> Any:
-    return own.Tied(made[of], **common)
+    return sharing.Tied(made[of], **common)
 
 
 @_kind
 def tied_inner(made: Made, common: Any, of: str) -> Any:
-    return own.TiedInner(made[of], **common)
+    return sharing.TiedInner(made[of], **common)
 
 
 @_kind
 def logits(made: Made, common: Any, of: str) -> Any:
-    return own.Logits(made[of], **common)
+    return sharing.Logits(made[of], **common)
 
 
 @_kind
@@ -155,13 +156,13 @@ def closure(made: Made, common: Any, of: str) -> Any:
 
 @_kind
 def count_reader(made: Made, common: Any, of: str) -> Any:
-    return own.CountReader(made[of], **common)
+    return sharing.CountReader(made[of], **common)
 
 
 @_kind
 def noise_of_shared_seeds(made: Made, common: Any) -> Any:
     generator = made.setdefault("seeds", keras.random.SeedGenerator(11))
-    return own.Noise(seed_generator=generator, **common)
+    return sharing.Noise(seed_generator=generator, **common)
 
 
 # ------------------------------------------------------------ layers of layers
