@@ -2,9 +2,9 @@
 
 make fuzz FUZZ_FLAGS="--count=2000 --seed=0 --jobs=2"
 
-Case I of seed S is always the same: `--case=S:I` runs it alone, and `--case`
-with what a failure prints, a case as JSON, runs that. `--without=NAMES` leaves
-out cases with these tags, such as "layer branch", to look behind what is known.
+Case I of seed S is always the same: `--case=S:I` runs and shrinks it alone;
+`--case` with what a failure prints, a case as JSON, runs that. To look behind
+what is known, leave out cases with some tags: `--without="layer branch,K 1"`.
 """
 
 from __future__ import annotations
@@ -73,17 +73,21 @@ def _cases(flags: Any) -> Any:
 
 
 def _one(flags: Any) -> int:
-    """Runs one case, here."""
+    """Runs one case, here, and shrinks it if it was drawn and fails."""
     import compare
 
-    if flags.case.startswith("{"):
-        case = Case.parse(flags.case)
+    is_drawn = not flags.case.startswith("{")
+    if is_drawn:
+        flags.seed, index = map(int, flags.case.split(":"))
+        case = generate(flags.seed, index)
     else:
-        case = generate(*map(int, flags.case.split(":")))
+        index, case = 0, Case.parse(flags.case)
     print(case)
     outcome = compare.run(case)
     print(outcome.kind, outcome.reason)
-    print(outcome.detail)
+    print(outcome.detail, flush=True)
+    if is_drawn:
+        return _failures([(index, case, outcome)], flags)
     return int(outcome.kind == "failed")
 
 
