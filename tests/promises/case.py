@@ -13,6 +13,14 @@ import json
 from typing import Any
 
 Options = dict[str, Any]
+HOLDERS = {
+    "bidirectional",
+    "outputs",
+    "self_attention",
+    "spectral",
+    "step",
+    "time_distributed",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,47 +129,50 @@ class Case:
 
     def tags(self) -> list[str]:
         """The categories that the case is in, for the table."""
-        kinds = {f"layer {kind}" for kind in kinds_of(self.layers)}
-        first = kinds_of(s for s in self.layers if s.options.get("frozen"))
-        losses = {f"loss {name}" for name in flat(self.losses)}
-        metrics = {*self.metrics, *self.weighted_metrics}
-        return sorted(
-            {
-                *kinds,
-                *{f"frozen in its constructor: {kind}" for kind in first},
-                *({"frozen later"} if self.frozen else ()),
-                *losses,
-                *{f"metric {name}" for name in metrics},
-                f"optimizer {self.optimizer['name']}",
-                *(
-                    f"optimizer option {name}"
-                    for name in self.optimizer.get("options", ())
-                ),
-                f"data {self.source}",
-                f"inputs {self.inputs}",
-                f"reduction {self.reduction}",
-                f"weights {self.weights}",
-                f"K {self.num_partitions}",
-                f"M {self.num_micro_batches}",
-                f"R {self.num_replicas}",
-                f"schedule {self.schedule}",
-                f"remat {self.remat}",
-                f"remat_groups {self.remat_groups}",
-                f"then {self.then}",
-            }
-        )
+        first = {s.name for s in self.layers if s.options.get("frozen")}
+        frozen = {*first, *self.frozen}
+        held = any(s.name in frozen and _holds(s) for s in self.layers)
+        found = {
+            *(f"layer {kind}" for kind in kinds_of(self.layers)),
+            *(["frozen in its constructor"] if first else []),
+            *(["frozen later"] if self.frozen else []),
+            *(["layers in a frozen layer"] if held else []),
+            *(f"loss {name}" for name in flat(self.losses)),
+            *(f"metric {name}" for name in self.metrics),
+            *(f"metric {name}" for name in self.weighted_metrics),
+            *(f"optimizer {k}" for k in self.optimizer.get("options", ())),
+            f"optimizer {self.optimizer['name']}",
+            f"data {self.source}",
+            f"K {self.num_partitions}",
+            f"M {self.num_micro_batches}",
+            f"R {self.num_replicas}",
+        }
+        for name in (
+            "inputs labels reduction weights schedule remat remat_groups then"
+        ).split():
+            found.add(f"{name} {getattr(self, name)}")
+        return sorted(found)
 
 
 def kinds_of(layers: Any) -> set[str]:
     """The kinds of layers, inner ones too."""
     found = set()
+    kinds = {spec.name: spec.kind for spec in layers}
     for spec in layers:
         found.add(spec.kind)
+        if spec.kind == "again" and spec.options["of"] in kinds:
+            found.add(f"again of {kinds[spec.options['of']]}")
         for inner in spec.options.get("layers", ()):
             found.add(inner["kind"])
         if "inner" in spec.options:
             found.add(f"{spec.kind} of {spec.options['inner']}")
     return found
+
+
+def _holds(spec: Spec) -> bool:
+    """Whether a layer has others inside, or reads others."""
+    plain = {"of", "inner", "layers"} & set(spec.options)
+    return bool(plain) or spec.kind in HOLDERS
 
 
 def flat(losses: Any) -> list[str]:

@@ -4,7 +4,8 @@ make fuzz FUZZ_FLAGS="--count=2000 --seed=0 --jobs=2"
 
 Case I of seed S is always the same: `--case=S:I` runs and shrinks it alone;
 `--case` with what a failure prints, a case as JSON, runs that. To look behind
-what is known, leave out cases with some tags: `--without="layer branch,K 1"`.
+what is known, leave out cases with some tags: `--without="layer branch,K 1"`;
+"open" stands for those of `open_faults.py`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import conftest  # noqa: F401 (eight logical devices)
 import workers
 from case import Case
 from generate import generate
+from open_faults import OPEN
 from outcome import KINDS, Outcome
 from shrink import shrink
 
@@ -66,6 +68,8 @@ def _flags() -> Any:
 
 def _cases(flags: Any) -> Any:
     without = {tag.strip() for tag in flags.without.split(",")}
+    if "open" in without:
+        without.update(OPEN)
     for index in range(flags.first, flags.first + flags.count):
         case = generate(flags.seed, index)
         if not without & set(case.tags()):

@@ -108,6 +108,10 @@ def nested(g: Growth) -> None:
 def shared(g: Growth) -> None:
     """A layer again, or one that reads another one's weight."""
     same = [name for name, shape in g.keeping if shape == g.shape]
+    kinds = {spec.name: spec.kind for spec in g.specs}
+    drawing = [name for name in same if kinds[name] in RANDOM - {"batch_norm"}]
+    if drawing and g.rng.random() < 0.5:
+        same = drawing
     choices: list[tuple[str, list[str]]] = [
         ("again", same),
         ("tied", g.squares.get(g.width, [])),
