@@ -1,6 +1,7 @@
 # make demo       trains a small AmoebaNet-D through two cells, and one
 # make test       lint, types and tests
 # make test-slow  the tests that take long
+# make fuzz       random cases against plain Keras: see FUZZ_FLAGS below
 # make lint       lint and types alone
 # make clean      removes everything made here
 #
@@ -9,6 +10,8 @@
 PYTHON ?= python3
 DEMO_FLAGS ?=
 PYTEST_FLAGS ?= --numprocesses=auto --dist=loadgroup
+# Other ones with another --seed; --case=SEED:INDEX is one of them alone.
+FUZZ_FLAGS ?= --count=2000 --seed=1 --jobs=2
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,7 +22,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 export KERAS_BACKEND := tensorflow
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-slow lint clean
+.PHONY: demo test test-slow fuzz lint clean
 .DEFAULT_GOAL := test
 
 $(STAMP): setup.py
@@ -41,6 +44,9 @@ test: lint
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow $(PYTEST_FLAGS)
+
+fuzz: $(STAMP)
+	$(BIN)/python tests/promises/fuzz.py $(FUZZ_FLAGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,194 @@
+"""A random case: what is trained, how, and what is checked of it.
+
+A case is plain data, so that it can be printed, shrunk and read again. What has
+its default is left out of the text:
+
+    {"layers": [{"name": "a", "kind": "dense"}], "num_micro_batches": 2}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+Options = dict[str, Any]
+HOLDERS = {
+    "bidirectional",
+    "outputs",
+    "self_attention",
+    "spectral",
+    "step",
+    "time_distributed",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """A layer as plain data.
+
+    Attributes:
+        name: Of the layer; others refer to it by this.
+        kind: Which function of `layer_kinds.py` makes it.
+        options: For that function.
+    """
+
+    name: str
+    kind: str
+    options: Options = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """All that is random.
+
+    Attributes:
+        layers: The layers in order.
+        inputs: What `x` is: "vector", "sequence", "image", "tokens" or "dict".
+        explicit_input: Whether the list begins with a `keras.Input`.
+        frozen: Names of layers whose `trainable` is set to False later.
+        labels: What `y` holds, see `objectives.py`; None for what suits the
+            loss.
+        losses: Name of the loss; or a dict or list of them by output.
+        reduction: Of losses that are classes; None for their default.
+        loss_weights: As in `compile`.
+        metrics: Names.
+        weighted_metrics: Names.
+        weights: "rows", "positions", "classes" or None.
+        optimizer: Name, and "options" for it.
+        source: How the data comes, see `data_sources.py`.
+        rows: Of all data.
+        batch_size: Rows of a mini-batch.
+        epochs: Of `fit`.
+        infers: Whether to compare `validation_data`, `evaluate` and `predict`.
+        num_partitions: K.
+        cut_seed: Of `layers_per_cell`; 0 to have the cells balanced.
+        num_micro_batches: M.
+        num_replicas: R.
+        schedule: Its name.
+        remat: Name of the rule, or "mixed" for another one a cell.
+        remat_groups: Groups a cell.
+        other_partitions: K of the second pipeline.
+        other_remat: Rule of the second pipeline.
+        then: What else is checked: "another K", "file", "weights", "eager" or
+            None.
+        seed: Of weights and data.
+    """
+
+    layers: tuple[Spec, ...]
+    inputs: str = "vector"
+    explicit_input: bool = False
+    frozen: tuple[str, ...] = ()
+    labels: str | None = None
+    losses: Any = "MeanSquaredError"
+    reduction: str | None = None
+    loss_weights: Any = None
+    metrics: tuple[str, ...] = ()
+    weighted_metrics: tuple[str, ...] = ()
+    weights: str | None = None
+    optimizer: Options = dataclasses.field(
+        default_factory=lambda: {"name": "SGD"}
+    )
+    source: str = "arrays"
+    rows: int = 6
+    batch_size: int = 6
+    epochs: int = 1
+    infers: bool = False
+    num_partitions: int = 1
+    cut_seed: int = 0
+    num_micro_batches: int = 1
+    num_replicas: int = 1
+    schedule: str = "gpipe"
+    remat: str = "except_last"
+    remat_groups: int = 1
+    other_partitions: int = 1
+    other_remat: str = "except_last"
+    then: str | None = None
+    seed: int = 0
+
+    def __str__(self) -> str:
+        """One line of JSON, without what has its default."""
+        found = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name == "layers":
+                found["layers"] = [_plain(spec) for spec in value]
+            elif value != _default(field):
+                found[field.name] = value
+        return json.dumps(found)
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """The inverse of `str(case)`."""
+        found = json.loads(text)
+        found["layers"] = [Spec(**spec) for spec in found["layers"]]
+        for name in ("layers", "frozen", "metrics", "weighted_metrics"):
+            if found.get(name) is not None:
+                found[name] = tuple(found[name])
+        return cls(**found)
+
+    def tags(self) -> list[str]:
+        """The categories that the case is in, for the table."""
+        first = {s.name for s in self.layers if s.options.get("frozen")}
+        frozen = {*first, *self.frozen}
+        held = any(s.name in frozen and _holds(s) for s in self.layers)
+        found = {
+            *(f"layer {kind}" for kind in kinds_of(self.layers)),
+            *(["frozen in its constructor"] if first else []),
+            *(["frozen later"] if self.frozen else []),
+            *(["layers in a frozen layer"] if held else []),
+            *(f"loss {name}" for name in flat(self.losses)),
+            *(f"metric {name}" for name in self.metrics),
+            *(f"metric {name}" for name in self.weighted_metrics),
+            *(f"optimizer {k}" for k in self.optimizer.get("options", ())),
+            f"optimizer {self.optimizer['name']}",
+            f"data {self.source}",
+            f"K {self.num_partitions}",
+            f"M {self.num_micro_batches}",
+            f"R {self.num_replicas}",
+        }
+        for name in (
+            "inputs labels reduction weights schedule remat remat_groups then"
+        ).split():
+            found.add(f"{name} {getattr(self, name)}")
+        return sorted(found)
+
+
+def kinds_of(layers: Any) -> set[str]:
+    """The kinds of layers, inner ones too."""
+    found = set()
+    kinds = {spec.name: spec.kind for spec in layers}
+    for spec in layers:
+        found.add(spec.kind)
+        if spec.kind == "again" and spec.options["of"] in kinds:
+            found.add(f"again of {kinds[spec.options['of']]}")
+        for inner in spec.options.get("layers", ()):
+            found.add(inner["kind"])
+        if "inner" in spec.options:
+            found.add(f"{spec.kind} of {spec.options['inner']}")
+    return found
+
+
+def _holds(spec: Spec) -> bool:
+    """Whether a layer has others inside, or reads others."""
+    plain = {"of", "inner", "layers"} & set(spec.options)
+    return bool(plain) or spec.kind in HOLDERS
+
+
+def flat(losses: Any) -> list[str]:
+    """The names of all losses."""
+    if isinstance(losses, str):
+        return [losses]
+    values = losses.values() if isinstance(losses, dict) else losses
+    return list(values)
+
+
+def _plain(spec: Spec) -> Options:
+    found = {"name": spec.name, "kind": spec.kind}
+    return {**found, "options": spec.options} if spec.options else found
+
+
+def _default(field: dataclasses.Field) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default

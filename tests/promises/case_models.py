@@ -1,0 +1,88 @@
+"""The models of a case: plain Keras, and pipelines.
+
+Plain Keras is `keras.Sequential`, which hands `training` to every layer that
+takes it. A model whose `call` only runs the layers does not: there `training`
+is what the layer before has left in Keras's context. It runs eagerly, which is
+faster for a few steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import generate
+import keras
+import layer_kinds
+import objectives
+from case import Case, Options
+from data_sources import SHAPES
+
+import tfgpipe
+
+RULES = ("never", "always", "except_last")
+
+
+def layers(case: Case, explicit_input: bool) -> list[Any]:
+    """New layers, the same ones every time."""
+    keras.backend.clear_session(free_memory=False)
+    keras.utils.set_random_seed(case.seed)
+    found = layer_kinds.make(case.layers, case.frozen)
+    if explicit_input:
+        dtype = "int32" if case.inputs == "tokens" else "float64"
+        found.insert(0, keras.Input(SHAPES[case.inputs], dtype=dtype))
+    return found
+
+
+def plain(case: Case) -> Any:
+    """What a pipeline has to be equal to; compiled."""
+    model = keras.Sequential(layers(case, case.explicit_input))
+    model.compile(**objectives.arguments(case), run_eagerly=True)
+    return model
+
+
+def scope(case: Case, num_partitions: int, schedule: str) -> Any:
+    """Where pipelines of several replicas are made."""
+    if case.num_replicas == 1:
+        return contextlib.nullcontext()
+    width = num_devices(num_partitions, schedule)
+    return tfgpipe.PipelineStrategy(case.num_replicas, width).scope()
+
+
+def num_devices(num_partitions: int, schedule: str) -> int:
+    """Those of a replica."""
+    if schedule != "interleaved":
+        return num_partitions
+    return 1 if num_partitions % 2 else num_partitions // 2
+
+
+def pipeline(
+    case: Case,
+    num_partitions: int,
+    schedule: str,
+    remat: str,
+    explicit_input: bool | None = None,
+    **compile_arguments: Any,
+) -> Any:
+    """A `GPipe` of the case; compiled."""
+    explicit = case.explicit_input if explicit_input is None else explicit_input
+    arguments: Options = {
+        "num_micro_batches": case.num_micro_batches,
+        "num_partitions": num_partitions,
+        "schedule": schedule,
+        "remat": remat,
+        "remat_groups": case.remat_groups,
+        "layers_per_cell": generate.cut(case, num_partitions, len(case.layers)),
+    }
+    if remat == "mixed":
+        arguments["remat"] = {
+            k: RULES[k % len(RULES)] for k in range(num_partitions)
+        }
+    if schedule == "interleaved" and case.num_replicas == 1:
+        count = num_devices(num_partitions, schedule)
+        arguments["devices"] = [f"CPU:{i}" for i in range(count)]
+    found = layers(case, explicit)
+    with scope(case, num_partitions, schedule):
+        model = tfgpipe.GPipe(found, **arguments)
+    model.compile(**objectives.arguments(case), **compile_arguments)
+    return model

@@ -1,0 +1,299 @@
+"""Runs a case: trains plain Keras and pipelines, and compares them.
+
+1. Plain Keras: history, weights, the optimizer's variables, `evaluate` and
+   `predict`, to a relative 1e-9 in float64. Where micro-batches differ from
+   their mini-batch by design (dropout, batch normalisation; see "Exactness" in
+   the guide), only at one micro-batch; else inference before training.
+2. One of these, since each takes a trace: another K and `remat` at the same M,
+   bit by bit; or a file, or a file of weights, that is loaded at another K and
+   trained on with, against the model that was not interrupted, bit by bit; or
+   the same eagerly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import case_models
+import data_sources
+import generate
+import keras
+import layer_kinds
+import numpy as np
+import tensorflow as tf
+from case import Case, kinds_of
+from keras import tree
+from outcome import Difference, Outcome, of_error, summary
+
+import tfgpipe
+
+TOLERANCE = 1e-9
+FLOOR = 1e-8  # smaller numbers are as good as zero
+Numbers = dict[str, Any]
+
+
+def run(case: Case) -> Outcome:
+    """What becomes of a case."""
+    with _settings():
+        try:
+            data = _data(case)
+            expected = _reference(case, data)
+        except Exception as error:
+            detail = "".join(traceback.format_exception(error))
+            return Outcome("skipped", f"Keras: {summary(error)}", detail)
+        if not all(np.isfinite(a).all() for a in tree.flatten(expected)):
+            return Outcome("skipped", "Keras: not finite")
+        return _compare(case, data, expected)
+
+
+def _compare(case: Case, data: Any, expected: Numbers) -> Outcome:
+    comparison = _Comparison(case, data, expected)
+    for check in comparison.checks():
+        try:
+            check()
+        except Difference as error:
+            if _is_unstable(case, data, expected, error.size):
+                return Outcome("unstable", error.check)
+            return Outcome("failed", str(error), str(error))
+        except Exception as error:
+            return of_error(error, check.__name__.replace("_", " "))
+    return Outcome("passed")
+
+
+# ------------------------------------------------------------------ plain Keras
+def _data(case: Case) -> tuple[Any, Any, Any]:
+    """`x`, `y` and `sample_weight` of all rows."""
+    rng = np.random.default_rng(case.seed)
+    x = data_sources.inputs(case, rng)
+    tensors = tree.map_structure(tf.constant, x)
+    outputs = case_models.plain(case)(tensors)
+    shapes = tree.map_structure(lambda t: tuple(t.shape), outputs)
+    y = data_sources.labels(case, rng, shapes)
+    return x, y, data_sources.weights(case, rng, shapes)
+
+
+def _reference(
+    case: Case, data: Any, callbacks: tuple[Any, ...] = ()
+) -> Numbers:
+    """The numbers of plain Keras.
+
+    Data of unknown length comes with a known one: at the end of an epoch Keras
+    may run half a step without data.
+    """
+    source = "dataset" if case.source == "unknown" else case.source
+    known = Case(**{**vars(case), "source": source})
+    model = case_models.plain(case)
+    found: Numbers = {}
+    if case.infers and not _is_exact(case):
+        found["inference before training"] = _inference(case, model, data)
+    found.update(_trained(known, model, data, callbacks=callbacks))
+    if case.infers and _is_exact(case):
+        found["inference"] = _inference(case, model, data)
+    return found
+
+
+class _Nudge(keras.callbacks.Callback):
+    """Changes initial weights in their last bits."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        self.rng = np.random.default_rng(seed)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        for w in self.model.trainable_variables:
+            noise = 1e-14 * self.rng.standard_normal(w.shape)
+            w.assign(w.numpy() * (1 + noise))
+
+
+def _is_unstable(case: Case, data: Any, expected: Numbers, size: float) -> bool:
+    """Whether Keras differs from itself by a comparable amount."""
+    found = 0.0
+    for seed in range(3):
+        other = _reference(case, data, (_Nudge(seed),))
+        for name, numbers in expected.items():
+            found = max(found, difference(other[name], numbers))
+    return size <= 1000 * found
+
+
+# -------------------------------------------------------------------- numbers
+def _is_exact(case: Case) -> bool:
+    """Whether training promises Keras's numbers."""
+    one = case.num_micro_batches * case.num_replicas == 1
+    return one or not generate.is_random(case.layers)
+
+
+def _trained(case: Case, model: Any, data: Any, **arguments: Any) -> Numbers:
+    """Trains; everything that has changed."""
+    history = model.fit(
+        **data_sources.fit_arguments(case, *data),
+        **{"epochs": case.epochs, **arguments},
+    ).history
+    return {
+        "history": history,
+        "weights": [w.numpy() for w in model.weights],
+        "optimizer variables": [v.numpy() for v in model.optimizer.variables],
+    }
+
+
+def _inference(case: Case, model: Any, data: Any) -> Any:
+    x, y, sample_weight = data
+    logs = model.evaluate(
+        x,
+        y,
+        case.batch_size,
+        sample_weight=sample_weight,
+        verbose=0,
+        return_dict=True,
+    )
+    return logs, model.predict(x, case.batch_size, verbose=0)
+
+
+def difference(found: Any, expected: Any) -> float:
+    """The largest one, relative to the largest value of each tensor."""
+    if _names(found) != _names(expected):
+        return np.inf
+    worst = 0.0
+    for a, b in zip(tree.flatten(found), tree.flatten(expected)):
+        a, b = np.asarray(a, "float64"), np.asarray(b, "float64")
+        if a.shape != b.shape or not np.isfinite(a).all():
+            return np.inf
+        if a.size:
+            scale = max(np.abs(b).max(), FLOOR)
+            worst = max(worst, np.abs(a - b).max() / scale)
+    return float(worst)
+
+
+def _names(numbers: Any) -> Any:
+    """What must be equal besides values."""
+    keys = sorted(numbers) if isinstance(numbers, dict) else None
+    return keys, len(tree.flatten(numbers))
+
+
+def _check_close(check: str, found: Numbers, expected: Numbers) -> None:
+    for name, numbers in found.items():
+        size = difference(numbers, expected[name])
+        if not size <= TOLERANCE:
+            raise Difference(check, name, size)
+
+
+def _check_bits(check: str, found: Numbers, expected: Numbers) -> None:
+    for name, numbers in found.items():
+        size = difference(numbers, expected[name])
+        if size > 0:
+            raise Difference(check, name, size)
+
+
+# --------------------------------------------------------------------- checks
+class _Comparison:
+    """The checks of a case; later ones use what earlier ones trained."""
+
+    def __init__(self, case: Case, data: Any, expected: Numbers):
+        self.case, self.data, self.expected = case, data, expected
+        self.k = generate.partitions(case, case.num_partitions)
+        self.other_k = generate.partitions(case, case.other_partitions)
+        single = case.num_micro_batches * case.num_replicas == 1
+        in_order = case.schedule == "gpipe" or single
+        self.check_same = _check_bits if in_order else _check_close
+
+    def checks(self) -> Iterator[Callable[[], None]]:
+        yield self.against_keras
+        if self.case.then == "another K":
+            yield self.another_k
+        elif self.case.then in ("file", "weights"):
+            yield self.load_and_go_on
+        elif self.case.then == "eager":
+            yield self.run_eagerly
+
+    def _first(self, **arguments: Any) -> Any:
+        case = self.case
+        return case_models.pipeline(
+            case, self.k, case.schedule, case.remat, **arguments
+        )
+
+    def _other(self, **arguments: Any) -> Any:
+        return case_models.pipeline(
+            self.case,
+            self.other_k,
+            "gpipe",
+            self.case.other_remat,
+            **arguments,
+        )
+
+    def against_keras(self) -> None:
+        case, found = self.case, {}
+        # A file of weights is for a model that is built.
+        built = (
+            True if case.then == "weights" and case.inputs != "dict" else None
+        )
+        self.model = self._first(explicit_input=built)
+        exact = _is_exact(case)
+        if case.infers and not exact:
+            found["inference before training"] = _inference(
+                case, self.model, self.data
+            )
+        self.found = _trained(case, self.model, self.data)
+        found.update(self.found if exact else {})
+        if case.infers and exact:
+            found["inference"] = _inference(case, self.model, self.data)
+        _check_close("against Keras", found, self.expected)
+
+    def another_k(self) -> None:
+        found = _trained(self.case, self._other(), self.data)
+        self.check_same("over K", found, self.found)
+
+    def load_and_go_on(self) -> None:
+        case = self.case
+        with tempfile.TemporaryDirectory() as folder:
+            if case.then == "file" and self._has_file():
+                path = os.path.join(folder, "model.keras")
+                self.model.save(path)
+                with case_models.scope(case, self.other_k, "gpipe"):
+                    other = tfgpipe.load_model(
+                        path,
+                        num_partitions=self.other_k,
+                        schedule="gpipe",
+                        remat=case.other_remat,
+                    )
+            elif case.inputs != "dict":
+                path = os.path.join(folder, "model.weights.h5")
+                self.model.save_weights(path)
+                other = self._other(explicit_input=True)
+                other.load_weights(path)
+            else:
+                return
+        expected = _trained(case, self.model, self.data, epochs=1)
+        found = _trained(case, other, self.data, epochs=1)
+        self.check_same(f"after loading a {case.then}", found, expected)
+
+    def _has_file(self) -> bool:
+        return not kinds_of(self.case.layers) & layer_kinds.WITHOUT_FILE
+
+    def run_eagerly(self) -> None:
+        eager = self._first(run_eagerly=True)
+        found = _trained(self.case, eager, self.data)
+        _check_close("eagerly", found, self.found)
+
+
+@contextlib.contextmanager
+def _settings() -> Iterator[None]:
+    """Double precision, and errors with all their frames."""
+    filtered = keras.config.is_traceback_filtering_enabled()
+    keras.config.disable_traceback_filtering()
+    floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        keras.config.set_floatx(floatx)
+        keras.config.set_dtype_policy(policy)
+        if filtered:
+            keras.config.enable_traceback_filtering()

@@ -1,0 +1,58 @@
+"""A list of layers that grows, and what may come next."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any
+
+from case import Spec
+
+
+@dataclasses.dataclass
+class Growth:
+    """What is known of the list so far.
+
+    Attributes:
+        rng: Where choices come from.
+        shape: Of a row.
+        specs: The layers.
+        state: "tensor", "nest" or "complex".
+        squares: Names of dense layers, by their units.
+        spectrals: Those of `SpectralNormalization`, by units.
+        keeping: Layers that keep the shape and may be listed again, with it.
+        counters: Names of step counters.
+        has_mask: Whether a mask travels along.
+    """
+
+    rng: random.Random
+    shape: tuple[int, ...]
+    specs: list[Spec] = dataclasses.field(default_factory=list)
+    state: str = "tensor"
+    squares: dict[int, list[str]] = dataclasses.field(default_factory=dict)
+    spectrals: dict[int, list[str]] = dataclasses.field(default_factory=dict)
+    keeping: list[tuple[str, tuple[int, ...]]] = dataclasses.field(
+        default_factory=list
+    )
+    counters: list[str] = dataclasses.field(default_factory=list)
+    has_mask: bool = False
+
+    @property
+    def width(self) -> int:
+        return self.shape[-1]
+
+    def add(self, kind: str, keeps: bool = True, **options: Any) -> str:
+        """Adds a layer, sometimes a frozen one; returns its name."""
+        name = f"l{len(self.specs)}"
+        if kind not in ("again", "closure") and self.rng.random() < 0.08:
+            options["frozen"] = True
+        self.specs.append(Spec(name, kind, options))
+        if keeps:
+            self.keeping.append((name, self.shape))
+        return name
+
+    def units(self) -> int:
+        """The width again, mostly, so that layers can share."""
+        return (
+            self.width if self.rng.random() < 0.7 else self.rng.choice((2, 3))
+        )

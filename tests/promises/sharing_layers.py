@@ -1,0 +1,137 @@
+"""Layers that share weights, state or seeds with others."""
+
+from __future__ import annotations
+
+import keras
+from keras import layers as kl
+from keras import ops
+from own_layers import Holder, register
+
+
+@register
+class Tied(Holder):
+    """Multiplies by another layer's kernel, an attribute."""
+
+    HELD = ("other",)
+
+    def __init__(self, other, **kwargs):
+        super().__init__(**kwargs)
+        self.other = other
+
+    def call(self, x):
+        return ops.matmul(x, ops.transpose(self.other.kernel))
+
+
+@register
+class TiedInner(Holder):
+    """Multiplies by the kernel of the layer in a `SpectralNormalization`."""
+
+    HELD = ("other",)
+
+    def __init__(self, other, **kwargs):
+        super().__init__(**kwargs)
+        self.other = other
+
+    def call(self, x):
+        return ops.matmul(x, ops.transpose(self.other.layer.kernel))
+
+
+@register
+class Logits(Holder):
+    """A softmax layer whose matrix is an embedding's."""
+
+    HELD = ("embedding",)
+
+    def __init__(self, embedding, **kwargs):
+        super().__init__(**kwargs)
+        self.embedding = embedding
+
+    def build(self, shape):
+        if not self.embedding.built:
+            self.embedding.build(None)
+
+    def call(self, x):
+        return ops.matmul(x, ops.transpose(self.embedding.embeddings))
+
+
+@register
+class Counter(kl.Layer):
+    """Counts steps, averages activations and keeps a metric."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.mean = keras.metrics.Mean(name=f"{self.name}_mean")
+
+    def build(self, shape):
+        self.steps = self.add_weight(
+            shape=(), dtype="int32", trainable=False, initializer="zeros"
+        )
+        self.average = self.add_weight(
+            shape=(shape[-1],), trainable=False, initializer="zeros"
+        )
+
+    def call(self, x, training=False):
+        self.mean.update_state(x)
+        if training:
+            self.steps.assign_add(1)
+            new = ops.mean(x, axis=tuple(range(len(x.shape) - 1)))
+            self.average.assign(0.9 * self.average + 0.1 * new)
+        return x * 1.5
+
+
+@register
+class CountReader(Holder):
+    """Scales by how many steps another layer has counted."""
+
+    HELD = ("counter",)
+
+    def __init__(self, counter, **kwargs):
+        super().__init__(**kwargs)
+        self.counter = counter
+
+    def call(self, x):
+        steps = ops.cast(self.counter.steps, x.dtype)
+        return x * (1.0 + 0.1 * steps)
+
+
+@register
+class Noise(kl.Layer):
+    """Draws from a seed generator, its own or a shared one."""
+
+    def __init__(self, seed=None, seed_generator=None, **kwargs):
+        super().__init__(**kwargs)
+        self.seed = seed
+        self.seed_generator = seed_generator or keras.random.SeedGenerator(seed)
+
+    def call(self, x, training=False):
+        if not training:
+            return x
+        noise = keras.random.normal(
+            ops.shape(x), dtype=x.dtype, seed=self.seed_generator
+        )
+        return x + 0.1 * noise
+
+    def get_config(self):
+        return {**super().get_config(), "seed": self.seed}
+
+
+@register
+class Branch(kl.Layer):
+    """Draws in one branch of a condition only."""
+
+    def __init__(self, seed=3, **kwargs):
+        super().__init__(**kwargs)
+        self.seed = seed
+        self.seed_generator = keras.random.SeedGenerator(seed)
+
+    def call(self, x, training=False):
+        if not training:
+            return x
+
+        def draw():
+            noise = keras.random.normal(
+                ops.shape(x), dtype=x.dtype, seed=self.seed_generator
+            )
+            return x + 0.1 * noise
+
+        return ops.cond(ops.sum(x) > 0, draw, lambda: x * 0.5)

@@ -1,0 +1,210 @@
+"""Fixed random cases, which are equal to plain Keras or refused by name.
+
+`make fuzz` runs others. What is told here by name went wrong once: the layers,
+losses and files whose faults the random cases must be able to find.
+"""
+
+import collections
+import dataclasses
+
+import compare
+import fuzz
+import outcome
+import pytest
+from case import Case, Spec
+from generate import generate, is_random
+from layer_kinds import CLASSES, KINDS
+from objectives import LOSSES, METRICS, OPTIMIZERS
+from open_faults import OPEN
+from shrink import shrink
+
+SEED, COUNT = 0, 100
+
+
+def random_case(index):
+    marks = [
+        pytest.mark.xfail(reason=OPEN[tag])
+        for tag in generate(SEED, index).tags()
+        if tag in OPEN
+    ]
+    return pytest.param(index, marks=marks)
+
+
+@pytest.mark.parametrize("index", [random_case(i) for i in range(COUNT)])
+def test_random_case_is_equal_to_keras(index):
+    found = compare.run(generate(SEED, index))
+    if found.kind in ("refused", "skipped", "unstable"):
+        pytest.skip(f"{found.kind}: {found.reason}")
+    assert found.kind == "passed", found.detail
+
+
+# ------------------------------------------------------------- told by name
+def dense(name, **options):
+    return Spec(name, "dense", {"units": 4, **options})
+
+
+def dropout(name, **options):
+    return Spec(name, "dropout", {"rate": 0.4, **options})
+
+
+TOLD = {
+    "training leaks out of a layer": Case(
+        layers=(
+            Spec("a", "fixed", {"inner": "dropout", "value": False}),
+            dropout("b"),
+            dense("c"),
+        ),
+        num_partitions=1,
+        other_partitions=3,
+        then="another K",
+    ),
+    "a closure reads a weight of another cell": Case(
+        layers=(
+            dense("a"),
+            Spec("b", "closure", {"of": "a"}),
+            dense("c"),
+        ),
+        num_partitions=3,
+        num_micro_batches=2,
+    ),
+    "a closure reads a weight of a later layer": Case(
+        layers=(
+            Spec("a", "closure", {"of": "b"}),
+            dense("b", built=[None, 4]),
+        ),
+        num_partitions=1,
+        other_partitions=2,
+        then="another K",
+    ),
+    "hinge looks at all labels": Case(
+        layers=(dense("a"),),
+        losses="Hinge",
+        labels="ternary",
+        num_micro_batches=3,
+    ),
+    "squared hinge looks at all labels": Case(
+        layers=(dense("a"),),
+        losses="SquaredHinge",
+        labels="ternary",
+        num_micro_batches=3,
+    ),
+    "hinge as a metric": Case(
+        layers=(dense("a"),),
+        losses="OwnWhole",
+        labels="ternary",
+        metrics=("Hinge",),
+        num_micro_batches=3,
+    ),
+    "a dropout of two cells in a file": Case(
+        layers=(
+            dropout("a"),
+            dense("b"),
+            Spec("c", "again", {"of": "a"}),
+            dense("d"),
+        ),
+        num_partitions=1,
+        other_partitions=4,
+        then="file",
+    ),
+    "seeds of two cells in a file of weights": Case(
+        layers=(
+            Spec("a", "noise_of_shared_seeds"),
+            dense("b"),
+            Spec("c", "noise_of_shared_seeds"),
+            dense("d"),
+        ),
+        num_partitions=4,
+        other_partitions=1,
+        then="weights",
+    ),
+}
+
+
+@pytest.mark.xfail(reason="open", strict=True)
+@pytest.mark.parametrize("story", TOLD)
+def test_story_is_equal_to_keras(story):
+    found = compare.run(TOLD[story])
+    assert found.kind == "passed", found.detail
+
+
+# ------------------------------------------------------------- the generator
+def test_case_is_the_same_every_time_and_can_be_printed():
+    for index in range(200):
+        case = generate(3, index)
+        assert case == generate(3, index) == Case.parse(str(case))
+
+
+def test_cases_cover_every_kind_of_everything():
+    tags = collections.Counter(
+        tag for index in range(2000) for tag in generate(0, index).tags()
+    )
+    expected = [
+        *(f"layer {kind}" for kind in {*CLASSES, *KINDS} - {"reshape"}),
+        *(f"loss {name}" for name in LOSSES),
+        *(f"metric {name}" for name in METRICS),
+        *(f"optimizer {name}" for name in OPTIMIZERS),
+        "layer fixed of dropout",
+        "layer hidden of batch_norm",
+        "then file",
+        "R 3",
+    ]
+    assert not [tag for tag in expected if tags[tag] < 3]
+
+
+def test_random_layers_are_found_inside_of_others():
+    inner = {"name": "b", "kind": "dropout", "options": {"rate": 0.4}}
+    nested = Spec("a", "sequential", {"layers": [inner]})
+    assert is_random([dense("c"), nested])
+    assert is_random([Spec("a", "hidden", {"inner": "batch_norm"})])
+    assert not is_random([dense("a")])
+
+
+# ------------------------------------------------------- what is made of them
+def test_case_shrinks_to_what_fails():
+    """A made-up fault: of a dropout, at more than one micro-batch."""
+
+    def fails(case):
+        kinds = {spec.kind for spec in case.layers}
+        return "dropout" in kinds and case.num_micro_batches > 1
+
+    case = next(c for i in range(500) if fails(c := generate(0, i)))
+    small, tried = shrink(case, fails, most=200)
+    assert len(small.layers) == 1
+    assert small.num_micro_batches > 1
+    assert dataclasses.replace(
+        small, layers=(), num_micro_batches=1, seed=0
+    ) == Case(layers=())
+    assert tried < 200
+
+
+def test_difference_is_a_failure(monkeypatch):
+    """A pipeline with another loss than Keras's."""
+    original = compare.case_models.pipeline
+
+    def wrong(case, *args, **kwargs):
+        other = dataclasses.replace(case, losses="MeanAbsoluteError")
+        return original(other, *args, **kwargs)
+
+    monkeypatch.setattr(compare.case_models, "pipeline", wrong)
+    found = compare.run(Case(layers=(dense("a"),)))
+    assert found.kind == "failed"
+    assert fuzz.kind_of(found) == "against Keras"
+
+
+def test_clear_error_is_a_refusal_and_another_one_is_not():
+    batch_norm = Spec("a", "batch_norm")
+    again = Spec("b", "again", {"of": "a"})
+    found = compare.run(
+        Case(layers=(batch_norm, again, dense("c")), num_partitions=3)
+    )
+    assert found.kind == "refused"
+    assert outcome.of_error(ValueError("nothing"), "x").kind == "failed"
+    assert outcome.of_error(KeyError((0, 0)), "x").kind == "failed"
+
+
+def test_what_keras_refuses_is_skipped():
+    found = compare.run(
+        Case(layers=(Spec("a", "reshape", {"target_shape": [3]}),))
+    )
+    assert found.kind == "skipped"
+    assert found.reason.startswith("Keras: ")
