@@ -120,7 +120,6 @@ TOLD = {
 }
 
 
-@pytest.mark.xfail(reason="open", strict=True)
 @pytest.mark.parametrize("story", TOLD)
 def test_story_is_equal_to_keras(story):
     found = compare.run(TOLD[story])

@@ -1,0 +1,71 @@
+"""The fuzzer finds faults again whose cures are taken out."""
+
+import compare
+import keras
+import pytest
+from test_fuzz import TOLD
+
+import tfgpipe
+from tfgpipe import row_wise, state_scope
+from tfgpipe.cell import Cell
+from tfgpipe.random_state import RandomState
+
+pytestmark = pytest.mark.slow
+
+
+def leave_training_to_layers(monkeypatch):
+    def untold(self, inputs, before_layer, training):
+        for i, layer in enumerate(self.sequence):
+            before_layer(i)
+            inputs = layer(inputs)
+        return inputs
+
+    monkeypatch.setattr(Cell, "call", untold)
+
+
+def bind_no_variables_that_are_read(monkeypatch):
+    monkeypatch.setattr(
+        state_scope.StateScope,
+        "get_current_value",
+        keras.StatelessScope.get_current_value,
+    )
+
+
+def add_up_hinge_losses(monkeypatch):
+    losses = keras.losses.Hinge, keras.losses.SquaredHinge
+    functions = {"hinge", "squared_hinge"}
+    monkeypatch.setattr(row_wise, "_LOSSES", (*row_wise._LOSSES, *losses))
+    monkeypatch.setattr(row_wise, "_SQUEEZING", row_wise._SQUEEZING | functions)
+
+
+def save_seeds_by_cell(monkeypatch):
+    build = tfgpipe.GPipe.build
+
+    def building(self, input_shape):
+        build(self, input_shape)
+        seeds = [seed for cell in self._plan.cells for seed in cell.seeds]
+        self._plan.random_state = RandomState(self.name, seeds)
+
+    monkeypatch.setattr(tfgpipe.GPipe, "build", building)
+
+
+CURES = {
+    "training leaks out of a layer": leave_training_to_layers,
+    "a closure reads a weight of another cell": bind_no_variables_that_are_read,
+    "a closure reads a weight of a later layer": (
+        bind_no_variables_that_are_read
+    ),
+    "hinge looks at all labels": add_up_hinge_losses,
+    "squared hinge looks at all labels": add_up_hinge_losses,
+    "hinge as a metric": add_up_hinge_losses,
+    "a dropout of two cells in a file": save_seeds_by_cell,
+    "seeds of two cells in a file of weights": save_seeds_by_cell,
+}
+
+
+@pytest.mark.parametrize("story", TOLD)
+def test_fault_is_found_without_its_cure(story, monkeypatch):
+    CURES[story](monkeypatch)
+    found = compare.run(TOLD[story])
+    assert found.kind == "failed"
+    assert found.reason.startswith(("against Keras", "over K", "after loading"))
