@@ -18,6 +18,7 @@ ORDER = (
     "timeline",
     "stepping",
     "saving",
+    "described",
     "arguments",
     "layer_list",
     "strategy",

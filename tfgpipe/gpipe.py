@@ -15,6 +15,7 @@ from tfgpipe import strategy as strategy_lib
 from tfgpipe.arguments import Arguments
 from tfgpipe.cell import Cell
 from tfgpipe.cell_record import CellRecord, print_cells
+from tfgpipe.described import Described, input_tensors
 from tfgpipe.micro_batch import shapes
 from tfgpipe.partition import partition
 from tfgpipe.saving import RandomState, Saved
@@ -42,7 +43,7 @@ class _Plan:
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
-class GPipe(Saved, Stepped):
+class GPipe(Described, Saved, Stepped):
     """A sequence of Keras layers that is trained on several devices.
 
     The layers are cut into `num_partitions` cells, one a device. A mini-batch
@@ -160,6 +161,7 @@ class GPipe(Saved, Stepped):
             input_shape: Nest of shapes (batch, ...) of the inputs.
         """
         if self._plan.cells:
+            self.check_input_shape(input_shape)
             return
         if self._plan.input_spec is None:
             dtype = self.input_dtype
@@ -167,6 +169,9 @@ class GPipe(Saved, Stepped):
                 lambda shape: keras.KerasTensor(shape, dtype), input_shape
             )
         with internals.outside_functions(), internals.without_strategy():
+            if self._arguments.input_spec is None:
+                specs = input_tensors(self._plan.input_spec)
+                self._plan.input_spec = specs
             self._plan.output_spec = self._infer_specs()
             self._make_cells()
         seeds = [s for cell in self._plan.cells for s in cell.seeds]

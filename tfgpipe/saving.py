@@ -15,6 +15,7 @@ import h5py
 import keras
 from keras import tree
 
+from tfgpipe import internals
 from tfgpipe import strategy as strategy_lib
 from tfgpipe.micro_batch import shapes
 
@@ -180,12 +181,8 @@ class Saved(keras.Model):
         costs = self._plan.costs or [
             c if not callable(c) else None for c in self._arguments.costs
         ]
-        layers, spec = list(self.sequence), self._arguments.input_spec
-        if spec is not None:
-            first = keras.layers.InputLayer(
-                spec.shape[1:], dtype=spec.dtype, name="input_layer"
-            )
-            layers.insert(0, first)
+        first = internals.input_layer(self._arguments.input_spec)
+        layers = ([first] if first else []) + list(self.sequence)
         return {
             **super().get_config(),
             "layers": [
