@@ -186,3 +186,29 @@ def test_list_of_layers_cannot_be_changed(call):
     model = pipeline()
     with pytest.raises(AttributeError, match="must be given when it is made"):
         getattr(model, call[0])(*call[1:])
+
+
+# ------------------------------------------------------------------ copies
+def test_copy_of_a_layer_listed_twice_is_listed_twice():
+    """Two layers of one name were made of it."""
+    shared = kl.Dense(4, name="shared")
+    model = tfgpipe.GPipe([keras.Input((4,)), shared, kl.ReLU(), shared], 3)
+    for copy in (
+        keras.models.clone_model(model),
+        keras.models.model_from_json(model.to_json()),
+        tfgpipe.GPipe.from_config(model.get_config()),
+    ):
+        assert copy.sequence[0] is copy.sequence[2]
+        assert copy.layers[0] is not shared
+        assert len(copy.weights) == 2
+        copy.set_weights(model.get_weights())
+        x = np.ones((2, 4))
+        assert_close(copy(x).numpy(), model(x).numpy(), 1e-6)
+
+
+def test_copy_of_a_built_model_is_built():
+    for model in (pipeline(), plain()):
+        model.build((None, 4))
+        copy = type(model).from_config(model.get_config())
+        assert copy.built
+        assert copy.input_shape == (None, 4)

@@ -182,13 +182,16 @@ class Saved(keras.Model):
             c if not callable(c) else None for c in self._arguments.costs
         ]
         first = internals.input_layer(self._arguments.input_spec)
-        layers = ([first] if first else []) + list(self.sequence)
+        once = list({id(la): la for la in self.sequence}.values())
         return {
             **super().get_config(),
             "layers": [
-                keras.saving.serialize_keras_object(layer) for layer in layers
+                keras.saving.serialize_keras_object(layer)
+                for layer in ([first] if first else []) + once
             ],
+            "order": [once.index(layer) for layer in self.sequence],
             "costs": costs,
+            "build_config": self.get_build_config(),
             **self._arguments.config(),
         }
 
@@ -204,10 +207,17 @@ class Saved(keras.Model):
             )
             for layer in config.pop("layers")
         ]
-        costs = config.pop("costs")
-        first = layers[: len(layers) - len(costs)]  # a `keras.Input`, or none
-        pairs = zip(layers[len(first) :], costs, strict=True)
-        return cls([*first, *pairs], **config)
+        costs, build_config = (
+            config.pop("costs"),
+            config.pop("build_config", None),
+        )
+        order = config.pop("order", range(len(costs)))
+        first = layers[: len(layers) - max(order) - 1]  # `keras.Input`, or none
+        sequence = [layers[len(first) + i] for i in order]
+        pairs = zip(sequence, costs, strict=True)
+        model = cls([*first, *pairs], **config)
+        model.build_from_config(build_config)
+        return model
 
     def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         """Loads what `save_weights` wrote, see `keras.Model.load_weights`.
