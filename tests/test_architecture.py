@@ -19,6 +19,7 @@ ORDER = (
     "stepping",
     "saving",
     "random_state",
+    "described",
     "arguments",
     "layer_list",
     "layer_graph",

@@ -28,6 +28,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [
     "README.md",
     "docs/guide.md",
+    "docs/keras_compatibility.md",
     "docs/performance.md",
     "docs/results.md",
     "docs/scaling.md",

@@ -39,6 +39,23 @@ def test_moved_variable_keeps_its_value():
     np.testing.assert_array_equal(variable.numpy(), [1.0, 2.0])
 
 
+def test_input_layers_are_found():
+    layer = kl.InputLayer((3,))
+    inputs = keras.Input((3,))
+    assert internals.input_layer(layer) is layer
+    assert internals.input_layer(layer.output) is layer
+    assert internals.input_layer(inputs).output is inputs
+    for other in (kl.Dense(1)(inputs), keras.KerasTensor((None, 3)), kl.ReLU()):
+        assert internals.input_layer(other) is None
+
+
+def test_input_shape_of_a_layer_is_found():
+    assert internals.input_shape_argument(kl.Dense(2)) is None
+    with pytest.warns(UserWarning, match="Do not pass an `input_shape`"):
+        layer = kl.Dense(2, input_shape=(3,))
+    assert internals.input_shape_argument(layer) == (3,)
+
+
 def test_masks_travel_with_tensors():
     tensor = tf.ones([2, 3])
     assert internals.get_mask(tensor) is None

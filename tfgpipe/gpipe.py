@@ -14,6 +14,7 @@ from tfgpipe import strategy as strategy_lib
 from tfgpipe.arguments import Arguments
 from tfgpipe.cell import Cell
 from tfgpipe.cell_record import CellRecord, print_cells
+from tfgpipe.described import Described, input_tensors
 from tfgpipe.inference import infer
 from tfgpipe.micro_batch import shapes
 from tfgpipe.partition import partition
@@ -45,7 +46,7 @@ class _Plan:
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
-class GPipe(Saved, Stepped):
+class GPipe(Described, Saved, Stepped):
     """A sequence of Keras layers that is trained on several devices.
 
     The layers are cut into `num_partitions` cells, one a device. A mini-batch
@@ -163,6 +164,7 @@ class GPipe(Saved, Stepped):
             input_shape: Nest of shapes (batch, ...) of the inputs.
         """
         if self._plan.cells:
+            self.check_input_shape(input_shape)
             return
         if self._plan.input_spec is None:
             dtype = self.input_dtype
@@ -170,6 +172,9 @@ class GPipe(Saved, Stepped):
                 lambda shape: keras.KerasTensor(shape, dtype), input_shape
             )
         with internals.outside_functions(), internals.without_strategy():
+            if self._arguments.input_spec is None:
+                specs = input_tensors(self._plan.input_spec)
+                self._plan.input_spec = specs
             self._plan.output_spec, self._plan.costs = infer(
                 self.sequence,
                 self._arguments.costs,
@@ -273,16 +278,6 @@ class GPipe(Saved, Stepped):
         if self._arguments.input_spec is not None:
             return self._arguments.input_spec.dtype
         return self.sequence[0].compute_dtype
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        """Shapes of the outputs, a nest, by those of the inputs."""
-        dtype = self.input_dtype
-        spec = tree.map_shape_structure(
-            lambda shape: keras.KerasTensor(shape, dtype), input_shape
-        )
-        for layer in self.sequence:
-            spec = layer.compute_output_spec(spec)
-        return shapes(spec)
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Runs the layers one after the other, without a pipeline."""

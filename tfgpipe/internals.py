@@ -227,6 +227,19 @@ def move_variable(variable: keras.Variable) -> None:
     variable._initialize(tf.identity(variable._value))
 
 
+# --------------------------------------------------------------------- inputs
+def input_layer(item: Any) -> keras.layers.InputLayer | None:
+    """An `InputLayer` itself, or that of a `keras.Input`; else None."""
+    if isinstance(item, keras.KerasTensor):
+        item = getattr(item, "_keras_history", (None,))[0]
+    return item if isinstance(item, keras.layers.InputLayer) else None
+
+
+def input_shape_argument(layer: keras.layers.Layer) -> Any:
+    """The `input_shape=` that a layer was given, without the batch; or None."""
+    return getattr(layer, "_input_shape_arg", None)
+
+
 # ---------------------------------------------------------------------- masks
 def get_mask(tensor: Any) -> Any:
     """The Keras mask that travels with a tensor, or None."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+from keras import tree
 
 from tfgpipe import cost as cost_lib
+from tfgpipe import internals
 from tfgpipe.layer_graph import graph_problem
 
 
@@ -19,7 +21,8 @@ class LayerList:
     Attributes:
         layers: The Keras layers.
         costs: For each what the user said of its cost, or None.
-        input_spec: `keras.KerasTensor` of a leading `keras.Input`, or None.
+        input_spec: The tensor of a leading `keras.Input`, or of one that the
+            first layer stands for; or None.
         problems: What is wrong.
     """
 
@@ -40,6 +43,8 @@ class LayerList:
             )
         for index, item in enumerate(found):
             self._add(index, item)
+        if self.input_spec is None and self.layers:
+            self.input_spec = _declared_by(self.layers[0])
         self._check_names()
         if not self.problems:
             self._check_graph(first)
@@ -99,13 +104,30 @@ def _is_pair(item: Any) -> bool:
 
 
 def _is_input(item: Any) -> bool:
-    return isinstance(item, (keras.layers.InputLayer, keras.KerasTensor))
+    return internals.input_layer(item) is not None
 
 
 def _input_spec(item: Any) -> Any:
-    """The spec of a `keras.Input` or `keras.layers.InputLayer`, or None."""
-    if not _is_input(item):
+    """The tensor of a `keras.Input`, for batches of any size; or None."""
+    layer = internals.input_layer(item)
+    if layer is None:
         return None
-    is_tensor = isinstance(item, keras.KerasTensor)
-    shape = item.shape if is_tensor else item.batch_shape
-    return keras.KerasTensor((None, *shape[1:]), item.dtype)
+    if layer.batch_shape[0] is None and not (layer.sparse or layer.ragged):
+        return layer.output
+    shape = layer.batch_shape[1:]
+    return keras.Input(shape, dtype=layer.dtype, name=layer.name)
+
+
+def _declared_by(layer: keras.layers.Layer) -> Any:
+    """The input that a first layer stands for in `keras.Sequential`, or None.
+
+    That of its `input_shape=`, or of a model that is built for one tensor.
+    """
+    shape = internals.input_shape_argument(layer)
+    if shape is not None:
+        return keras.Input(shape)
+    is_model = isinstance(layer, keras.Model)
+    inputs: list[Any] = getattr(layer, "inputs", []) if is_model else []
+    if len(inputs) != 1 or tree.is_nested(getattr(layer, "input", None)):
+        return None
+    return keras.Input(inputs[0].shape[1:], dtype=inputs[0].dtype)

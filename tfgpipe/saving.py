@@ -15,6 +15,7 @@ import h5py
 import keras
 from keras import tree
 
+from tfgpipe import internals
 from tfgpipe import strategy as strategy_lib
 from tfgpipe.micro_batch import shapes
 from tfgpipe.random_state import RandomState
@@ -172,18 +173,17 @@ class Saved(keras.Model):
         costs = self._plan.costs or [
             c if not callable(c) else None for c in self._arguments.costs
         ]
-        layers, spec = list(self.sequence), self._arguments.input_spec
-        if spec is not None:
-            first = keras.layers.InputLayer(
-                spec.shape[1:], dtype=spec.dtype, name="input_layer"
-            )
-            layers.insert(0, first)
+        first = internals.input_layer(self._arguments.input_spec)
+        once = list({id(la): la for la in self.sequence}.values())
         return {
             **super().get_config(),
             "layers": [
-                keras.saving.serialize_keras_object(layer) for layer in layers
+                keras.saving.serialize_keras_object(layer)
+                for layer in ([first] if first else []) + once
             ],
+            "order": [once.index(layer) for layer in self.sequence],
             "costs": costs,
+            "build_config": self.get_build_config(),
             **self._arguments.config(),
         }
 
@@ -199,10 +199,17 @@ class Saved(keras.Model):
             )
             for layer in config.pop("layers")
         ]
-        costs = config.pop("costs")
-        first = layers[: len(layers) - len(costs)]  # a `keras.Input`, or none
-        pairs = zip(layers[len(first) :], costs, strict=True)
-        return cls([*first, *pairs], **config)
+        costs, build_config = (
+            config.pop("costs"),
+            config.pop("build_config", None),
+        )
+        order = config.pop("order", range(len(costs)))
+        first = layers[: len(layers) - max(order) - 1]  # `keras.Input`, or none
+        sequence = [layers[len(first) + i] for i in order]
+        pairs = zip(sequence, costs, strict=True)
+        model = cls([*first, *pairs], **config)
+        model.build_from_config(build_config)
+        return model
 
     def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         """Writes a `.keras` file, see `keras.Model.save`.

@@ -1,0 +1,214 @@
+"""A `GPipe` tells of itself what `keras.Sequential` tells."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers as kl
+from tiny import assert_close, assert_same, weights
+
+import tfgpipe
+
+DESCRIBED = ("inputs", "outputs", "input_shape", "output_shape")
+
+
+def dense():
+    return [kl.Dense(3, "tanh", name="a"), kl.Dense(2, name="b")]
+
+
+def with_input(shape=(4,), **kwargs):
+    return [keras.Input(shape, **kwargs), *dense()]
+
+
+def of_first_layer(**kwargs):
+    with pytest.warns(UserWarning, match="Do not pass an `input_shape`"):
+        return [kl.Dense(3, "tanh", **kwargs), kl.Dense(2)]
+
+
+def functional():
+    inputs = keras.Input((4, 4, 1))
+    return keras.Model(inputs, kl.Conv2D(2, 3)(inputs))
+
+
+def plain(make=dense):
+    keras.utils.set_random_seed(3)
+    return keras.Sequential(make())
+
+
+def pipeline(make=dense, k=2, m=2):
+    keras.utils.set_random_seed(3)
+    return tfgpipe.GPipe(make(), k, m)
+
+
+def described(model):
+    """What a model says, tensors by shape and dtype; no size of the batch."""
+    tensors = [*model.inputs, *model.outputs]
+    return (
+        [(t.shape[1:], t.dtype) for t in tensors],
+        model.input_shape[1:],
+        model.output_shape[1:],
+        [layer.output.shape[1:] for layer in model.layers],
+    )
+
+
+# ------------------------------------------------------- inputs and outputs
+@pytest.mark.parametrize(
+    "make",
+    [
+        with_input,
+        lambda: with_input(dtype="float16", name="pixels"),
+        lambda: [kl.InputLayer((4,)), *dense()],
+        lambda: of_first_layer(input_shape=(4,)),
+        lambda: of_first_layer(input_dim=4),
+        lambda: [functional(), kl.Flatten(), kl.Dense(1)],
+        lambda: [plain(with_input), kl.Dense(1)],
+        lambda: [pipeline(with_input, 1), kl.Dense(1)],
+    ],
+    ids=range(8),
+)
+def test_first_layer_that_declares_the_input_builds_the_model(make):
+    model, expected = pipeline(make), plain(make)
+    assert model.built
+    assert expected.built
+    assert model.input_shape == expected.input_shape
+    assert described(model) == described(expected)
+    assert_same(weights(model), weights(expected))
+
+
+@pytest.mark.parametrize("how", ["build", "call", "predict", "fit"])
+def test_model_is_described_when_it_is_built(how):
+    x = np.ones((6, 4), "float32")
+
+    def found(model):
+        assert not any(hasattr(model, name) for name in DESCRIBED)
+        assert not model.built
+        assert model.weights == []
+        model.compile("sgd", "mse")
+        if how == "build":
+            model.build((None, 4))
+        elif how == "call":
+            model(x)
+        elif how == "predict":
+            model.predict(x, verbose=0)
+        else:
+            model.fit(x, x[:, :2], verbose=0)
+        return described(model)
+
+    assert found(pipeline()) == found(plain())
+
+
+def test_inputs_before_build_are_an_error_with_a_cure():
+    with pytest.raises(AttributeError, match=r"Call `model\.build\(input_sh"):
+        _ = pipeline().output_shape
+
+
+def test_input_is_that_of_the_user():
+    inputs = keras.Input((4,), name="pixels")
+    model = tfgpipe.GPipe([inputs, *dense()], 2)
+    assert model.inputs[0] is inputs
+    assert model.outputs[0] is model.layers[-1].output
+    copy = keras.models.clone_model(model)
+    assert copy.get_config() == model.get_config()
+    assert "pixels" in str(model.get_config()["layers"][0])
+
+
+class Fork(kl.Layer):
+    def call(self, x):
+        return {"h": x["a"] + x["b"], "i": keras.ops.argmax(x["a"], -1)}
+
+
+def test_nests_are_described_by_nests():
+    model = tfgpipe.GPipe([Fork()], 1)
+    model({"a": np.ones((2, 4)), "b": np.ones((2, 1))})
+    assert model.input_shape == {"a": (2, 4), "b": (2, 1)}
+    assert model.output_shape == {"h": (2, 4), "i": (2,)}
+    assert [t.shape for t in model.inputs] == [(2, 4), (2, 1)]
+    assert [t.dtype for t in model.outputs] == ["float32", "int32"]
+
+
+def test_functional_model_of_the_first_layers_shares_their_weights():
+    x = np.random.default_rng(0).random((5, 4), "float32")
+    model = pipeline(with_input)
+    features = keras.Model(model.inputs, model.get_layer("a").output)
+    whole = keras.Model(model.inputs, model.outputs)
+    model.compile("sgd", "mse")
+    model.fit(x, x[:, :2], verbose=0)
+    assert_close(whole.predict(x, verbose=0), model.predict(x, verbose=0), 1e-6)
+    expected = np.tanh(x @ model.weights[0].numpy() + model.weights[1].numpy())
+    assert_close(features.predict(x, verbose=0), expected, 1e-6)
+
+
+def test_output_shape_is_computed_whether_built_or_not():
+    model, expected = pipeline(), plain()
+    for _ in range(2):
+        shape = model.compute_output_shape((7, 4))
+        assert shape == expected.compute_output_shape((7, 4)) == (7, 2)
+        assert model.compute_output_spec(keras.Input((4,))).shape == (None, 2)
+        model.build((None, 4))
+        expected.build((None, 4))
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (3, 4, 1)])
+def test_built_model_is_not_built_for_other_inputs(shape):
+    model = pipeline(with_input)
+    with pytest.raises(ValueError, match="already been configured"):
+        plain(with_input).build(shape)
+    with pytest.raises(ValueError, match="Make a new `GPipe` of new layers"):
+        model.build(shape)
+    model.build((3, 4))  # as it is
+
+
+# --------------------------------------------------------- part of a model
+@pytest.mark.parametrize("is_built", [False, True])
+@pytest.mark.parametrize("outer", ["sequential", "functional"])
+def test_pipeline_is_a_layer_of_another_model(outer, is_built):
+    x = np.random.default_rng(0).random((5, 4), "float32")
+
+    def run(inner):
+        if is_built:
+            inner.build((None, 4))
+        if outer == "sequential":
+            model = keras.Sequential([inner, kl.Dense(1)])
+        else:
+            inputs = keras.Input((4,))
+            model = keras.Model(inputs, kl.Dense(1)(inner(inputs)))
+        model.compile("sgd", "mse")
+        model.fit(x, x[:, :1], verbose=0, shuffle=False, batch_size=2)
+        return model.output_shape, weights(model)
+
+    found, expected = run(pipeline()), run(plain())
+    assert found[0] == expected[0]
+    assert_close(found[1], expected[1], 1e-6)
+
+
+# ------------------------------------------------------------------- layers
+@pytest.mark.parametrize("call", [("add", kl.ReLU()), ("pop",)], ids=str)
+def test_list_of_layers_cannot_be_changed(call):
+    model = pipeline()
+    with pytest.raises(AttributeError, match="must be given when it is made"):
+        getattr(model, call[0])(*call[1:])
+
+
+# ------------------------------------------------------------------ copies
+def test_copy_of_a_layer_listed_twice_is_listed_twice():
+    """Two layers of one name were made of it."""
+    shared = kl.Dense(4, name="shared")
+    model = tfgpipe.GPipe([keras.Input((4,)), shared, kl.ReLU(), shared], 3)
+    for copy in (
+        keras.models.clone_model(model),
+        keras.models.model_from_json(model.to_json()),
+        tfgpipe.GPipe.from_config(model.get_config()),
+    ):
+        assert copy.sequence[0] is copy.sequence[2]
+        assert copy.layers[0] is not shared
+        assert len(copy.weights) == 2
+        copy.set_weights(model.get_weights())
+        x = np.ones((2, 4))
+        assert_close(copy(x).numpy(), model(x).numpy(), 1e-6)
+
+
+def test_copy_of_a_built_model_is_built():
+    for model in (pipeline(), plain()):
+        model.build((None, 4))
+        copy = type(model).from_config(model.get_config())
+        assert copy.built
+        assert copy.input_shape == (None, 4)

@@ -1,0 +1,119 @@
+"""What a `GPipe` says of its inputs and outputs, as `keras.Sequential` does.
+
+`build` calls the layers on symbolic tensors that begin at a `keras.Input`. They
+are the model's `inputs` and `outputs`, and those of its layers: functional
+models can be made of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import keras
+import tensorflow as tf
+from keras import tree
+
+from tfgpipe.micro_batch import shapes
+
+
+def input_tensors(specs: Any) -> Any:
+    """Symbolic inputs at which functional models can begin.
+
+    Args:
+        specs: Nest of `keras.KerasTensor`s; None as a leaf.
+    """
+
+    def as_input(spec: Any) -> Any:
+        if spec is None:
+            return None
+        return keras.Input(batch_shape=spec.shape, dtype=spec.dtype)
+
+    return tree.map_structure(as_input, specs)
+
+
+class Described(keras.Model):
+    """The part of `GPipe` that tells what goes in and what comes out."""
+
+    @property
+    def inputs(self) -> list[keras.KerasTensor]:
+        """Symbolic inputs, once the model is built."""
+        flat = tree.flatten(self._known("input_spec"))
+        return [tensor for tensor in flat if tensor is not None]
+
+    @property
+    def outputs(self) -> list[keras.KerasTensor]:
+        """Symbolic outputs, once the model is built."""
+        return tree.flatten(self._known("output_spec"))
+
+    @property
+    def input_shape(self) -> Any:
+        """Nest of shapes (batch, ...), once the model is built."""
+        return shapes(self._known("input_spec"))
+
+    @property
+    def output_shape(self) -> Any:
+        """Nest of shapes (batch, ...), once the model is built."""
+        return shapes(self._known("output_spec"))
+
+    def _known(self, name: str) -> Any:
+        # Keras, and users, ask by `hasattr`: no other error will do.
+        if not self._plan.cells:
+            raise AttributeError(
+                f"A `GPipe` has inputs and outputs when it is built. Received: "
+                f"'{self.name}', which has seen no data. Call "
+                "`model.build(input_shape)` first, or let the list of layers "
+                "begin with `keras.Input(shape)`."
+            )
+        return getattr(self._plan, name)
+
+    def compute_output_spec(
+        self, inputs: Any, training: bool | None = None
+    ) -> Any:
+        """Shapes and dtypes of outputs, see `keras.Layer`; nothing is run."""
+        for layer in self.sequence:
+            inputs = layer.compute_output_spec(inputs)
+        return inputs
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Shapes of outputs for those of inputs, built or not."""
+        dtype = self.input_dtype
+        specs = tree.map_shape_structure(
+            lambda shape: keras.KerasTensor(shape, dtype), input_shape
+        )
+        return shapes(self.compute_output_spec(specs))
+
+    def check_input_shape(self, input_shape: Any) -> None:
+        """Refuses to be built again for other inputs.
+
+        Raises:
+            ValueError: If a size other than that of the batch differs.
+        """
+        found = tree.flatten(
+            tree.map_shape_structure(
+                lambda shape: tf.TensorShape(shape)[1:], input_shape
+            )
+        )
+        expected = [tf.TensorShape(t.shape)[1:] for t in self.inputs]
+        if len(found) != len(expected) or not all(
+            map(tf.TensorShape.is_compatible_with, found, expected)
+        ):
+            raise ValueError(
+                "`input_shape` must be that for which the model was built. "
+                f"Expected: {self.input_shape}. Received: "
+                f"input_shape={input_shape}. Make a new `GPipe` of new layers."
+            )
+
+    def add(self, layer: Any) -> NoReturn:
+        """Refused: the cells are cut once."""
+        self._refuse("add", f"tfgpipe.GPipe([*layers, {layer!r}], ...)")
+
+    def pop(self, rebuild: bool = True) -> NoReturn:
+        """Refused: the cells are cut once."""
+        self._refuse("pop", "tfgpipe.GPipe(layers[:-1], ...)")
+
+    def _refuse(self, name: str, cure: str) -> NoReturn:
+        raise AttributeError(
+            "The layers of a `GPipe` must be given when it is made. Received: "
+            f"a call of `{name}`. Change the list of layers first, then make "
+            f"the model: `{cure}`."
+        )
