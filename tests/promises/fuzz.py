@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import functools
 import os
 import pathlib
@@ -44,11 +45,12 @@ def main() -> int:
         return _one(flags)
     start, found, seconds = time.monotonic(), [], 0.0
     cases = _cases(flags)
-    for job, outcome, cpu in workers.run_all(cases, flags.jobs):
-        index, case = job
-        seconds += cpu
-        found.append((index, case, outcome))
-        _progress(found, flags, outcome, index, time.monotonic() - start)
+    with contextlib.suppress(KeyboardInterrupt):  # tables of what there is
+        for job, outcome, cpu in workers.run_all(cases, flags.jobs):
+            index, case = job
+            seconds += cpu
+            found.append((index, case, outcome))
+            _progress(found, flags, outcome, index, time.monotonic() - start)
     _table(found)
     print(f"\n{seconds / max(1, len(found)):.1f} CPU seconds a case")
     return _failures(found, flags)

@@ -15,5 +15,8 @@ OPEN = {
     "layers in a frozen layer": "`trainable` of a layer that holds others",
     "metric function dice": "a function of a batch is taken for one of rows",
     "metric function tversky": "a function of a batch is taken for one of rows",
-    "metric loss Dice": "a loss object is taken for a function of rows",
+    **{
+        f"metric loss {name}": "a loss object is taken for a function of rows"
+        for name in ("Dice", "Hinge", "MeanSquaredError")
+    },
 }

@@ -95,6 +95,13 @@ TOLD = {
         metrics=("Hinge",),
         num_micro_batches=3,
     ),
+    "a loss object is a metric": Case(
+        layers=(dense("a"),),
+        metrics=("loss MeanSquaredError",),
+        rows=7,
+        batch_size=7,
+        num_micro_batches=3,
+    ),
     "a dropout of two cells in a file": Case(
         layers=(
             dropout("a"),
