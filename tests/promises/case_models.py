@@ -35,9 +35,14 @@ def layers(case: Case, explicit_input: bool) -> list[Any]:
 
 
 def plain(case: Case) -> Any:
-    """What a pipeline has to be equal to; compiled."""
+    """What a pipeline has to be equal to; compiled.
+
+    Of several outputs, Keras weighs the losses in its logs by rows only if it
+    runs eagerly, where it knows the rows of a batch.
+    """
     model = keras.Sequential(layers(case, case.explicit_input))
-    model.compile(**objectives.arguments(case), run_eagerly=True)
+    eager = isinstance(case.losses, str)
+    model.compile(**objectives.arguments(case), run_eagerly=eager)
     return model
 
 

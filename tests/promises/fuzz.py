@@ -4,14 +4,14 @@ make fuzz FUZZ_FLAGS="--count=2000 --seed=0 --jobs=2"
 
 Case I of seed S is always the same: `--case=S:I` runs and shrinks it alone;
 `--case` with what a failure prints, a case as JSON, runs that. To look behind
-what is known, leave out cases with some tags: `--without="layer branch,K 1"`;
-"open" stands for those of `open_faults.py`.
+what is known, leave out cases with some tags: `--without="layer branch,K 1"`.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import functools
 import os
 import pathlib
@@ -31,7 +31,6 @@ import conftest  # noqa: F401 (eight logical devices)
 import workers
 from case import Case
 from generate import generate
-from open_faults import OPEN
 from outcome import KINDS, Outcome
 from shrink import shrink
 
@@ -44,11 +43,12 @@ def main() -> int:
         return _one(flags)
     start, found, seconds = time.monotonic(), [], 0.0
     cases = _cases(flags)
-    for job, outcome, cpu in workers.run_all(cases, flags.jobs):
-        index, case = job
-        seconds += cpu
-        found.append((index, case, outcome))
-        _progress(found, flags, outcome, index, time.monotonic() - start)
+    with contextlib.suppress(KeyboardInterrupt):  # tables of what there is
+        for job, outcome, cpu in workers.run_all(cases, flags.jobs):
+            index, case = job
+            seconds += cpu
+            found.append((index, case, outcome))
+            _progress(found, flags, outcome, index, time.monotonic() - start)
     _table(found)
     print(f"\n{seconds / max(1, len(found)):.1f} CPU seconds a case")
     return _failures(found, flags)
@@ -68,8 +68,6 @@ def _flags() -> Any:
 
 def _cases(flags: Any) -> Any:
     without = {tag.strip() for tag in flags.without.split(",")}
-    if "open" in without:
-        without.update(OPEN)
     for index in range(flags.first, flags.first + flags.count):
         case = generate(flags.seed, index)
         if not without & set(case.tags()):

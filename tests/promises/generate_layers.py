@@ -166,6 +166,14 @@ def nests(g: Growth) -> None:
     g.add("join", keeps=False)
 
 
+def leaking(g: Growth) -> None:
+    """A fixed `training`, and then layers that ask whether they train."""
+    inner = g.rng.choice(("dropout", "gaussian_noise"))
+    g.add("fixed", inner=inner, value=g.rng.random() < 0.3)
+    g.rng.choice((dense, simple))(g)
+    g.add("hidden", inner=inner)
+
+
 def own_remat(g: Growth) -> None:
     g.add("rematerialized", units=g.width)
 
@@ -179,6 +187,7 @@ ANY: list[tuple[int, Callable[[Growth], None]]] = [
     (1, complex_numbers),
     (1, nests),
     (1, own_remat),
+    (1, leaking),
 ]
 VECTOR = [(1, spectral), (1, counted), (1, early_reader)]
 

@@ -10,6 +10,12 @@ from keras import ops
 register = keras.saving.register_keras_serializable("promises")
 
 
+def build(layer, shape):
+    """Builds an inner layer, but not one that a file had built."""
+    if not layer.built:
+        layer.build(shape)
+
+
 class Holder(kl.Layer):
     """Can be read from a file with the layers that it was made of."""
 
@@ -44,7 +50,7 @@ class Fixed(Holder):
         self.inner, self.value = inner, value
 
     def build(self, shape):
-        self.inner.build(shape)
+        build(self.inner, shape)
 
     def call(self, x):
         return self.inner(x, training=self.value)
@@ -61,7 +67,7 @@ class Hidden(Holder):
         self.inner = inner
 
     def build(self, shape):
-        self.inner.build(shape)
+        build(self.inner, shape)
 
     def call(self, x):
         return self.inner(x)
@@ -78,9 +84,9 @@ class Block(Holder):
         self.norm, self.inner, self.dense = norm, inner, dense
 
     def build(self, shape):
-        self.norm.build(shape)
-        self.inner.build(shape)
-        self.dense.build(shape)
+        build(self.norm, shape)
+        build(self.inner, shape)
+        build(self.dense, shape)
 
     def call(self, x, training=None):
         h = self.inner(self.norm(x), training=training)
@@ -159,7 +165,7 @@ class Step(Holder):
         self.inner = inner
 
     def build(self, shapes):
-        self.inner.build(shapes["h"])
+        build(self.inner, shapes["h"])
 
     def call(self, x):
         skip, mean = x["skip"]
@@ -194,8 +200,8 @@ class Outputs(Holder):
         self.a, self.b, self.named = a, b, named
 
     def build(self, shape):
-        self.a.build(shape)
-        self.b.build(shape)
+        build(self.a, shape)
+        build(self.b, shape)
 
     def call(self, x):
         first, second = self.a(x), self.b(x)
@@ -213,7 +219,7 @@ class Rematerialized(Holder):
         self.inner = inner
 
     def build(self, shape):
-        self.inner.build(shape)
+        build(self.inner, shape)
 
     def call(self, x):
         return keras.remat(lambda h: ops.tanh(self.inner(h)))(x)

@@ -1,0 +1,37 @@
+"""How different numbers are, in nests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from keras import tree
+
+# Numbers that are smaller are as good as zero. A bias that a normalisation
+# takes away again gets the rounding of its gradient, divided by Adam's epsilon.
+FLOOR, OPTIMIZER_FLOOR = 1e-2, 1e-8
+
+
+def difference(found: Any, expected: Any, floor: float = FLOOR) -> float:
+    """The largest one, relative to the largest value of each tensor."""
+    if _names(found) != _names(expected):
+        return np.inf
+    worst = 0.0
+    for a, b in zip(tree.flatten(found), tree.flatten(expected)):
+        a, b = np.asarray(a, "float64"), np.asarray(b, "float64")
+        if a.shape != b.shape or not np.isfinite(a).all():
+            return np.inf
+        if a.size:
+            scale = max(np.abs(b).max(), floor)
+            worst = max(worst, np.abs(a - b).max() / scale)
+    return float(worst)
+
+
+def floor_of(name: str) -> float:
+    return OPTIMIZER_FLOOR if name == "optimizer variables" else FLOOR
+
+
+def _names(numbers: Any) -> Any:
+    """What must be equal besides values."""
+    keys = sorted(numbers) if isinstance(numbers, dict) else None
+    return keys, len(tree.flatten(numbers))
