@@ -12,6 +12,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import layers as kl
 
 ROWS = 19  # in batches of 8: 8, 8 and a last one of 3 rows
@@ -298,6 +299,176 @@ def tied():
     ]
 
 
+# ------------------------------------- what layers do to each other besides
+class Fixed(kl.Layer):
+    """Calls its layer as if (not) training, whatever the model does."""
+
+    def __init__(self, layer, training, **kwargs):
+        super().__init__(**kwargs)
+        self.layer, self.fixed = layer, training
+
+    def build(self, shape):
+        self.layer.build(shape)
+
+    def call(self, x):
+        return self.layer(x, training=self.fixed)
+
+
+class Switch(kl.Layer):
+    """Tells by its outputs whether it is training."""
+
+    def call(self, x, training=False):
+        return 1.5 * x if training else x
+
+
+class Held(kl.Layer):
+    """Has a layer, and no `training` argument to pass on."""
+
+    def __init__(self, layer, **kwargs):
+        super().__init__(**kwargs)
+        self.layer = layer
+
+    def build(self, shape):
+        self.layer.build(shape)
+
+    def call(self, x):
+        return self.layer(x)
+
+
+class Steps(kl.Layer):
+    """Counts its calls in training, and averages."""
+
+    def build(self, shape):
+        self.steps = self.add_weight(
+            shape=(), initializer="zeros", dtype="int32", trainable=False
+        )
+        self.average = self.add_weight(
+            shape=(shape[-1],), initializer="zeros", trainable=False
+        )
+
+    def call(self, x, training=False):
+        if training:
+            self.steps.assign_add(1)
+            self.average.assign(0.5 * self.average + 1.0)
+        return x
+
+
+class Reader(kl.Layer):
+    """Reads what another layer counts."""
+
+    def __init__(self, steps, lists, **kwargs):
+        super().__init__(**kwargs)
+        self.steps = steps if lists else None
+        self.find = lambda: steps
+
+    def build(self, shape):
+        pass
+
+    def call(self, x):
+        found = self.find()
+        steps = keras.ops.cast(found.steps, x.dtype)
+        return x * steps + keras.ops.sum(found.average)
+
+
+class Tie(kl.Layer):
+    """Multiplies by the kernel of another layer."""
+
+    def __init__(self, layer, **kwargs):
+        super().__init__(**kwargs)
+        self.layer = layer
+
+    def build(self, shape):
+        pass
+
+    def call(self, x):
+        return x @ keras.ops.transpose(self.layer.kernel)
+
+
+class Frozen(kl.Layer):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = kl.Dense(4, "tanh")
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def built(units, shape, **kwargs):
+    layer = kl.Dense(units, "tanh", **kwargs)
+    layer.build((None, shape))
+    return layer
+
+
+def between():
+    """Variables and `training` go from layer to layer, not tensors alone."""
+    dense, read = kl.Dense(4), built(5, 4)
+    steps = Steps()
+    return [
+        kl.Dense(4, activation="tanh"),
+        Fixed(Switch(), False),
+        Held(Switch()),
+        Fixed(Switch(), True),
+        steps,
+        read,
+        kl.Lambda(lambda h: h @ keras.ops.transpose(read.kernel)),
+        Reader(steps, lists=False),
+        kl.SpectralNormalization(dense),
+        Tie(dense),
+        Frozen(trainable=False),
+        kl.Dense(2),
+    ]
+
+
+class ToComplex(kl.Layer):
+    def compute_output_spec(self, x):
+        return keras.KerasTensor(x.shape, "complex128")
+
+    def call(self, x):
+        return tf.complex(x, keras.ops.sin(x))
+
+
+class Rotate(kl.Layer):
+    def compute_output_spec(self, z):
+        return keras.KerasTensor(z.shape, "complex128")
+
+    def call(self, z):
+        return z * tf.complex(tf.math.real(z), tf.cast(0.5, "float64"))
+
+
+class ToFloat(kl.Layer):
+    def compute_output_spec(self, z):
+        return keras.KerasTensor(z.shape, "float64")
+
+    def call(self, z):
+        return tf.math.real(z) + tf.math.imag(z) ** 2
+
+
+def complex_numbers():
+    return [
+        kl.Dense(3),
+        ToComplex(),
+        *(Rotate(autocast=False) for _ in range(4)),
+        ToFloat(autocast=False),
+        kl.Dense(2),
+    ]
+
+
+def hinge():
+    """Looks at all labels of the batch; so do these metrics."""
+    return {
+        "loss": "hinge",
+        "metrics": [keras.losses.SquaredHinge(), "hinge", "mae"],
+    }
+
+
+def ternary(*shape):
+    """Labels of which some micro-batches have 0 and 1 alone."""
+    return lambda rng: rng.integers(-1, 2, (ROWS, *shape)).astype("float64")
+
+
 class Split(kl.Layer):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -422,6 +593,9 @@ KINDS = {
         normal(2),
         lambda: {"loss": user_loss, "metrics": [user_loss]},
     ),
+    "between": Kind(between, normal(5), normal(2)),
+    "complex": Kind(complex_numbers, normal(5), normal(2)),
+    "hinge": Kind(dense, normal(5), ternary(2), hinge),
     "class_weight": Kind(
         dense,
         normal(5),

@@ -671,3 +671,26 @@ def test_layer_whose_outputs_cannot_be_inferred_is_refused_with_a_cure():
     match = "(?s)this NotImplementedError.*give the layer a `compute_output_sp"
     with pytest.raises(ValueError, match=match):
         tfgpipe.GPipe([keras.Input((4,)), Silent(), kl.Dense(2)], 2)
+
+
+def test_subclass_with_a_call_of_its_own_is_refused():
+    """`fit` went by the layers, and only `model(x)` used it."""
+
+    class Doubled(tfgpipe.GPipe):
+        def call(self, inputs, training=None):
+            return 2 * super().call(inputs, training)
+
+    with pytest.raises(TypeError, match="must not override `call`"):
+        Doubled([kl.Dense(2)], 1)
+
+
+def test_frozen_model_is_not_trained():
+    """Keras warns, and so did the pipeline: after it had trained the layers."""
+    x = np.ones((4, 3))
+    model = tfgpipe.GPipe([keras.Input((3,)), kl.Dense(2)], 1, trainable=False)
+    before = model.get_weights()
+    model.compile("sgd", "mse")
+    with pytest.warns(UserWarning, match="any trainable weights"):
+        model.train_on_batch(x, x[:, :2])
+    for a, b in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -21,7 +21,7 @@ NAMED = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 SCHEDULES = (*NAMED, "written")
 EARLY = SCHEDULES[1:]  # gradients start before all losses are there
 # Losses that rows do not add up to need all outputs before any gradient.
-WHOLE = {"user_loss"}
+WHOLE = {"hinge", "user_loss"}
 
 
 def written(k, m):

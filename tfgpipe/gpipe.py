@@ -90,6 +90,7 @@ class GPipe(Described, Saved, Stepped):
     Raises:
         ValueError: If an argument is out of range, or a layer cannot take the
             outputs of the one before.
+        TypeError: If a subclass overrides `call`.
 
     Example:
 
@@ -130,6 +131,12 @@ class GPipe(Described, Saved, Stepped):
             gradient_dtype,
             None if strategy is None else strategy.devices,
         )
+        if type(self).call is not GPipe.call:
+            raise TypeError(
+                "A subclass of `GPipe` must not override `call`, which a "
+                f"pipeline does not use. Received: {type(self).__name__}. Put "
+                "what it does into a layer of the list."
+            )
         super().__init__(name=name, **kwargs)
         # XLA would compile the whole step, onto one device.
         self.supports_jit = False

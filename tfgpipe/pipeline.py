@@ -215,7 +215,7 @@ class Pipeline:
         )
         with tf.device(self.replicas.device(k, m)):
             self.state.after(k, m, output)
-        self.results.add(k, m, output)
+            self.results.add(k, m, output)
         self._totals[k, m] = totals
         if keeps:
             self._kept[k, m] = kept
