@@ -38,6 +38,7 @@ ORDER = (
     "state_flow",
     "weights",
     "trace",
+    "added_losses",
     "cell_tasks",
     "eager_cell",
     "traced_cell",

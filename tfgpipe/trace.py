@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe import internals, placement
+from tfgpipe.added_losses import check_added_losses
 from tfgpipe.cell_function import CellFunction
 from tfgpipe.cell_tasks import CellTasks
 from tfgpipe.cell_values import Arguments, Boundary, Output, structure_of
@@ -100,6 +101,14 @@ class Tracer:
                 traced.starts,
                 function.recomputes,
             )
+            if function.is_split:
+                check_added_losses(
+                    function.cell.sequence,
+                    traced.operations,
+                    traced.starts,
+                    traced.outputs.losses[traced.num_head_losses :],
+                    traced.inputs.inputs.tensors,
+                )
             function.draws = traced.draws
             made.append(CellTasks(traced, needs))
             structure = traced.output_structure

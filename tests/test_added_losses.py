@@ -1,0 +1,76 @@
+"""Sums over rows are told from means by the operations that made them."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from keras import layers as kl
+
+import tfgpipe
+
+ops = keras.ops
+
+
+class Adds(kl.Layer):
+    def __init__(self, loss, **kwargs):
+        super().__init__(**kwargs)
+        self.loss = loss
+
+    def build(self, shape):
+        self.kernel = self.add_weight((shape[-1], 3))
+
+    def call(self, x):
+        self.add_loss(self.loss(x, self.kernel))
+        return x @ self.kernel
+
+
+def warned(loss, batch_sizes=(12,), num_micro_batches=2, **kwargs):
+    layers = [keras.Input((5,)), kl.Dense(4), Adds(loss, name="adds", **kwargs)]
+    model = tfgpipe.GPipe([*layers, kl.Dense(2)], 2, num_micro_batches)
+    model.compile("sgd", "mse")
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for size in batch_sizes:
+            model.train_on_batch(np.ones((size, 5)), np.ones((size, 2)))
+    return [str(w.message) for w in found if "add_loss" in str(w.message)]
+
+
+SUMS = {
+    "sum": lambda x, w: ops.sum(ops.square(x)),
+    "scaled": lambda x, w: 0.1 * ops.sum(x) + ops.mean(x),
+    "after means": lambda x, w: -ops.sum(ops.mean(x, -1)),
+    "with weights": lambda x, w: ops.sum(ops.square(x @ w)) * 2,
+}
+MEANS = {
+    "mean": lambda x, w: ops.mean(ops.square(x)),
+    "of weights": lambda x, w: 0.1 * ops.sum(ops.square(w)),
+    "mean of sums": lambda x, w: ops.mean(ops.sum(ops.square(x), -1)),
+    "sum of means": lambda x, w: ops.sum(ops.mean(x, 0)),
+    "divided": lambda x, w: ops.sum(x) / ops.cast(ops.shape(x)[0], "float32"),
+    "constant": lambda x, w: ops.sum(ops.ones((3,))),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sum_over_rows_is_warned_of_with_its_layer(name):
+    (message,) = set(warned(SUMS[name]))
+    assert "Layer 'adds' gives `add_loss` a sum over rows" in message
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_mean_over_rows_is_not_warned_of(name):
+    assert not warned(MEANS[name])
+
+
+def test_sum_over_unknown_rows_is_warned_of():
+    assert warned(SUMS["sum"], batch_sizes=(8, 7))
+
+
+def test_regularizer_of_activities_is_not_warned_of():
+    """Keras divides it by the rows."""
+    assert not warned(MEANS["mean"], activity_regularizer="l2")
+
+
+def test_sum_over_rows_of_one_micro_batch_is_right():
+    assert not warned(SUMS["sum"], num_micro_batches=1)
