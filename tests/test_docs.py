@@ -330,3 +330,11 @@ def test_streaming_losses_of_the_guide_are_those_of_the_library():
     named = re.findall(r"`\"(\w+)\"`", functions.split("* the metrics")[0])
     found = {keras.losses.get(name).__name__ for name in named}
     assert found == loss_lib._ROWWISE_FUNCTIONS
+
+
+def test_tests_of_promises_exist():
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", text("docs/guide.md"))
+    assert len(named) > 10
+    for path, name in named:
+        source = (ROOT / "tests" / path).read_text()
+        assert f"\ndef {name}(" in source
