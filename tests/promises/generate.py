@@ -180,7 +180,7 @@ def _data(rng: random.Random, found: Options) -> None:
     found["rows"] = rng.randint(5, 12)
     found["batch_size"] = rng.randint(3, min(6, found["rows"]))
     found["epochs"] = rng.choice((1, 1, 2))
-    found["infers"] = rng.random() < 0.4
+    found["infers"] = rng.random() < 0.15  # two traces more
     found["source"] = rng.choice(("arrays", "arrays", "arrays", *SOURCES))
     if found.get("weights") == "classes":
         found["source"] = rng.choice(("arrays", "dataset"))
