@@ -19,7 +19,7 @@ import pytest
 from test_architecture import MODULES, own_imports
 
 import params
-from tfgpipe import loss as loss_lib
+from tfgpipe import row_wise
 from tfgpipe.named_schedules import SCHEDULES
 from tfgpipe.pipeline import REMAT
 from tools import bench, results
@@ -326,10 +326,10 @@ def test_streaming_losses_of_the_guide_are_those_of_the_library():
     chapter = text("docs/guide.md").split("## Losses and metrics")[1]
     classes, functions = chapter.split("* the functions")
     named = re.findall(r"`([A-Z]\w+)`", classes.split("* the loss classes")[1])
-    assert named == sorted(loss.__name__ for loss in loss_lib._ROWWISE_LOSSES)
+    assert named == sorted(loss.__name__ for loss in row_wise._LOSSES)
     named = re.findall(r"`\"(\w+)\"`", functions.split("* the metrics")[0])
     found = {keras.losses.get(name).__name__ for name in named}
-    assert found == loss_lib._ROWWISE_FUNCTIONS
+    assert found == row_wise._LOSS_FUNCTIONS
 
 
 def test_tests_of_promises_exist():

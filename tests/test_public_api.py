@@ -55,6 +55,9 @@ def test_load_model_takes_the_arguments_it_promises():
         "devices=None",
         "schedule=None",
         "remat=None",
+        "remat_groups=None",
+        "layers_per_cell=None",
+        "gradient_dtype='saved'",
         "**kwargs",
     ]
 

@@ -20,7 +20,6 @@ from tfgpipe import strategy as strategy_lib
 from tfgpipe.micro_batch import shapes
 from tfgpipe.random_state import RandomState
 
-_AS_SAVED = object()
 _overrides: contextvars.ContextVar[dict[str, Any] | None] = (
     contextvars.ContextVar("overrides", default=None)
 )
@@ -35,7 +34,7 @@ def load_model(
     remat: Any = None,
     remat_groups: int | None = None,
     layers_per_cell: Sequence[int] | None = None,
-    gradient_dtype: Any = _AS_SAVED,
+    gradient_dtype: str | None = "saved",
     **kwargs: Any,
 ) -> Any:
     """Loads what `model.save("model.keras")` wrote.
@@ -53,7 +52,7 @@ def load_model(
         layers_per_cell: How many layers each cell has. Defaults to what was
             saved; at another K, to a cut of balanced costs.
         gradient_dtype: Of sums of gradients; None for that of each weight.
-            Defaults to what was saved.
+            Defaults to "saved": what was saved.
         **kwargs: Other arguments of `keras.saving.load_model`:
             `custom_objects`, `compile`, `safe_mode`.
 
@@ -74,7 +73,7 @@ def load_model(
         "layers_per_cell": layers_per_cell,
     }
     changes = {k: v for k, v in changes.items() if v is not None}
-    if gradient_dtype is not _AS_SAVED:
+    if gradient_dtype != "saved":
         changes["gradient_dtype"] = gradient_dtype
     with _overriding(changes):
         model = keras.saving.load_model(path, **kwargs)

@@ -60,15 +60,15 @@ def update_on_devices(
         optimizer: The optimizer, built.
         variables: The model's trainable variables.
     """
+    alike = [o for o in internals.with_inner(optimizer) if _is_alike(o)]
     with contextlib.ExitStack() as stack:
         stack.enter_context(internals.without_all_reduce(optimizer))
         if not tf.executing_eagerly():
-            for one in internals.with_inner(optimizer):
-                if _is_alike(one):
-                    shared = _SharedUpdate(one, variables)
-                    stack.enter_context(
-                        internals.replaced_method(one, "update_step", shared)
-                    )
+            for one in alike:
+                shared = _SharedUpdate(one, variables)
+                stack.enter_context(
+                    internals.replaced_method(one, "update_step", shared)
+                )
             stack.enter_context(
                 placement.follow_inputs([*optimizer.variables, *variables])
             )

@@ -138,7 +138,11 @@ def _trained(case: Case, model: Any, data: Any, **arguments: Any) -> Numbers:
     return {
         "history": history,
         "weights": [w.numpy() for w in model.weights],
-        "optimizer variables": [v.numpy() for v in model.optimizer.variables],
+        "optimizer variables": [
+            v.numpy()
+            for v in model.optimizer.variables
+            if model.trainable_variables  # else Keras may not have built it
+        ],
     }
 
 
