@@ -90,7 +90,7 @@ def _reference(
     known = Case(**{**vars(case), "source": source})
     model = case_models.plain(case)
     found: Numbers = {}
-    if case.infers and not _is_exact(case):
+    if _infers_before(case):
         found["inference before training"] = _inference(case, model, data)
     found.update(_trained(known, model, data, callbacks=callbacks))
     if case.infers and _is_exact(case):
@@ -127,6 +127,12 @@ def _is_exact(case: Case) -> bool:
     """Whether training promises Keras's numbers."""
     one = case.num_micro_batches * case.num_replicas == 1
     return one or not generate.is_random(case.layers)
+
+
+def _infers_before(case: Case) -> bool:
+    """Whether inference is compared where training is not."""
+    is_fixed = generate.is_random_in_inference(case.layers)
+    return case.infers and not _is_exact(case) and not is_fixed
 
 
 def _trained(case: Case, model: Any, data: Any, **arguments: Any) -> Numbers:
@@ -217,7 +223,7 @@ class _Comparison:
         )
         self.model = self._first(explicit_input=built)
         exact = _is_exact(case)
-        if case.infers and not exact:
+        if _infers_before(case):
             found["inference before training"] = _inference(
                 case, self.model, self.data
             )

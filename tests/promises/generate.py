@@ -54,6 +54,12 @@ def is_random(layers: Any) -> bool:
     return False
 
 
+def is_random_in_inference(layers: Any) -> bool:
+    """Whether a random layer is called as in training all the time."""
+    fixed = [s for s in layers if s.kind == "fixed" and s.options["value"]]
+    return is_random(fixed)
+
+
 # ---------------------------------------------------------------------- layers
 def _layers(rng: random.Random, found: Options) -> Growth:
     kind = rng.choices(
