@@ -34,15 +34,16 @@ def layers(case: Case, explicit_input: bool) -> list[Any]:
     return found
 
 
-def plain(case: Case) -> Any:
+def plain(case: Case, eagerly: bool | None = None) -> Any:
     """What a pipeline has to be equal to; compiled.
 
     Of several outputs, Keras weighs the losses in its logs by rows only if it
     runs eagerly, where it knows the rows of a batch.
     """
     model = keras.Sequential(layers(case, case.explicit_input))
-    eager = isinstance(case.losses, str)
-    model.compile(**objectives.arguments(case), run_eagerly=eager)
+    if eagerly is None:
+        eagerly = isinstance(case.losses, str)
+    model.compile(**objectives.arguments(case), run_eagerly=eagerly)
     return model
 
 
