@@ -126,7 +126,7 @@ class _SharedUpdate:
         changing = [own, *internals.slots(self._optimizer, own)]
         fixed = internals.shared_variables(self._optimizer)
         device = own.value.device
-        place = id(tf.compat.v1.get_default_graph()), device
+        place = tf.compat.v1.get_default_graph(), device
         with tf.device(device):
             if place not in self._scalars:
                 self._scalars[place] = [
