@@ -109,6 +109,9 @@ OPTIMIZERS = {
     "loss_scale": lambda: keras.optimizers.LossScaleOptimizer(
         keras.optimizers.Adam(0.1), initial_scale=4.0, dynamic_growth_steps=2
     ),
+    "scaled_nadam": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Nadam(0.1), initial_scale=4.0
+    ),
     "own": lambda: Slow(0.1, momentum=0.5),
     "own_assign": lambda: Halving(0.1),
     "own_attribute": with_own_assign,

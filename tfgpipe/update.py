@@ -60,7 +60,13 @@ def update_on_devices(
         optimizer: The optimizer, built.
         variables: The model's trainable variables.
     """
-    alike = [o for o in internals.with_inner(optimizer) if _is_alike(o)]
+    alike = [
+        o
+        for o in internals.with_inner(optimizer)
+        if _is_alike(o)
+        # In a branch, what it keeps for all weights can't be handed on.
+        and (o is optimizer or not isinstance(o, keras.optimizers.Nadam))
+    ]
     with contextlib.ExitStack() as stack:
         stack.enter_context(internals.without_all_reduce(optimizer))
         if not tf.executing_eagerly():
