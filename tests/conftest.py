@@ -38,3 +38,17 @@ def float64():
     """Everything in double precision."""
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
+
+
+@pytest.fixture
+def dense_calls(monkeypatch):
+    """The dense layers that Python runs, in order, each as often."""
+    calls = []
+    call = keras.layers.Dense.call
+
+    def counted(self, inputs, training=None):
+        calls.append(self)
+        return call(self, inputs, training=training)
+
+    monkeypatch.setattr(keras.layers.Dense, "call", counted)
+    return calls

@@ -146,24 +146,16 @@ def test_cells_share_across_gradients_that_come_in_or_do_not():
         np.testing.assert_array_equal(a, b)
 
 
-def test_python_runs_a_layer_once_a_trace(monkeypatch):
+def test_python_runs_a_layer_once_a_trace(dense_calls):
     """Whatever M, with the backward pass: forward, gradients, halves."""
-    count = []
-    call = kl.Dense.call
-
-    def counted(self, inputs, training=None):
-        count.append(self)
-        return call(self, inputs, training=training)
-
-    monkeypatch.setattr(kl.Dense, "call", counted)
     layers = [kl.Dense(4) for _ in range(4)]
     model = tfgpipe.GPipe(layers, 4, 8, remat="always", schedule="zero_bubble")
     model.compile("sgd", "mse")
     model.build((None, 4))
-    count.clear()
+    dense_calls.clear()
     ones = np.ones((16, 4), "float32")
     model.train_on_batch(ones, ones)
-    assert len(count) == 2  # three equal cells, and the last
+    assert len(dense_calls) == 2  # three equal cells, and the last
 
 
 def test_eagerly_python_runs_the_cells():
