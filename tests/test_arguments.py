@@ -14,8 +14,8 @@ from keras import layers as kl
 from tiny import compiled, data, fit, layers, pipeline, sequential
 
 import tfgpipe
-from tfgpipe.named_schedules import SCHEDULES
-from tfgpipe.schedule import Schedule
+from tfgpipe.schedules.named import SCHEDULES
+from tfgpipe.schedules.schedule import Schedule
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -249,7 +249,10 @@ BAD_ARGUMENTS = {
     ),
     "schedule_that_is_no_schedule": (
         lambda: tfgpipe.GPipe(dense(), 1, schedule=Schedule),
-        ("`schedule` must be one of ['gpipe'", "tfgpipe.schedule.Schedule"),
+        (
+            "`schedule` must be one of ['gpipe'",
+            "tfgpipe.schedules.schedule.Schedule",
+        ),
     ),
     "schedule_of_bad_tasks": (
         lambda: tfgpipe.GPipe(dense(), 1, schedule=[[("forward", 0)]]),

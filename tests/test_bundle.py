@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.ops import handle_data_util
 
-from tfgpipe.bundle import Bundle, as_bundle
+from tfgpipe.cells.bundle import Bundle, as_bundle
 
 DTYPES = ["float32", "int32", "bool", "float64", "string", "bfloat16"]
 

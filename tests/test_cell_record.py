@@ -5,7 +5,7 @@ import pytest
 from keras import layers as kl
 
 import tfgpipe
-from tfgpipe.cell_record import CellRecord, print_cells
+from tfgpipe.planning.cell_record import CellRecord, print_cells
 
 
 def printed(show):

@@ -9,11 +9,11 @@ from keras import layers as kl
 from kinds import Block, Fork, Join, Step
 
 import tfgpipe
-from tfgpipe.cell import Cell
-from tfgpipe.cell_function import CellFunction
-from tfgpipe.cell_values import Arguments, Boundary
-from tfgpipe.micro_batch import MicroBatches
-from tfgpipe.trace import Tracer
+from tfgpipe.cells.cell import Cell
+from tfgpipe.cells.function import CellFunction
+from tfgpipe.cells.micro_batch import MicroBatches
+from tfgpipe.cells.tracer import Tracer
+from tfgpipe.cells.values import Arguments, Boundary
 
 ROWS = 6
 

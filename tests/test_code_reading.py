@@ -17,8 +17,8 @@ from keras import layers as kl
 
 import models
 import tfgpipe
-from tfgpipe.code_reading import Reading
-from tfgpipe.likeness import likeness
+from tfgpipe.cells.alike import likeness
+from tfgpipe.cells.code_reading import Reading
 
 SCALES = collections.defaultdict(itertools.count(1).__next__)
 COUNTER = itertools.count(1)

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tfgpipe.cost import layer_flops, resolve_cost
+from tfgpipe.planning.cost import layer_flops, resolve_cost
 
 
 def spec(*shape, dtype="float32"):

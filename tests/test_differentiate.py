@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfgpipe.differentiate import differentiate
+from tfgpipe.cells.differentiate import differentiate
 
 X = np.array([0.3, -0.7, 1.1])
 W = np.array([0.5, 0.2, -0.4])

@@ -10,7 +10,7 @@ from keras import layers as kl
 from kinds import Block
 
 import tfgpipe
-from tfgpipe.likeness import likeness
+from tfgpipe.cells.alike import likeness
 
 
 def like(layers):

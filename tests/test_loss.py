@@ -6,7 +6,7 @@ from keras import layers as kl
 
 import tfgpipe
 from tfgpipe import internals
-from tfgpipe.loss import sum_and_count
+from tfgpipe.loss.head import sum_and_count
 
 pytestmark = pytest.mark.usefixtures("float64")
 losses = keras.losses

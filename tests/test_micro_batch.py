@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfgpipe.micro_batch import MicroBatches, as_specs, batch_dimension
+from tfgpipe.cells.micro_batch import MicroBatches, as_specs, batch_dimension
 
 SIZES = [(n, m) for n in (1, 2, 3, 7, 8, 19) for m in (1, 2, 3, 4, 8)]
 

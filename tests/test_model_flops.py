@@ -13,7 +13,7 @@ from test_amoebanet import no_weights_allocated
 import tfgpipe
 from models import amoebanet, transformer_lm, translation
 from models.amoebanet_layers import AmoebaNetCell
-from tfgpipe import cost as cost_lib
+from tfgpipe.planning import cost as cost_lib
 
 ROOT = pathlib.Path(__file__).parent.parent
 # Runs in an interpreter of its own, where Keras uses JAX, whose compiler is

@@ -18,9 +18,9 @@ from test_transparency import REMAT, SCHEDULES, largest_difference
 
 from models import amoebanet, amoebanet_operations
 from tfgpipe import internals, timeline
-from tfgpipe.moments import moments_over_replicas
-from tfgpipe.named_schedules import SCHEDULES as NAMED
-from tfgpipe.replicas import Replicas
+from tfgpipe.cells.moments import moments_over_replicas
+from tfgpipe.run.order import Replicas
+from tfgpipe.schedules.named import SCHEDULES as NAMED
 
 
 def norm(**kwargs):

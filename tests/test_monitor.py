@@ -9,7 +9,7 @@ import pytest
 import runs
 
 import tfgpipe
-from tfgpipe.named_schedules import SCHEDULES
+from tfgpipe.schedules.named import SCHEDULES
 from tools import comparison, event_log, meter, monitor
 from tools.monitor import Monitor, ideal_bubble
 from tools.trainer import Trainer

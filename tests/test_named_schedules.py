@@ -1,8 +1,8 @@
 import pytest
 
-from tfgpipe.ideal import IDEALS, forward_only_ideal
-from tfgpipe.named_schedules import SCHEDULES, forward_only
-from tfgpipe.schedule import bubble
+from tfgpipe.schedules.ideal import IDEALS, forward_only_ideal
+from tfgpipe.schedules.named import SCHEDULES, forward_only
+from tfgpipe.schedules.schedule import bubble
 
 SIZES = [(k, m) for k in range(1, 9) for m in range(1, 33)]
 CHUNKS = [

@@ -7,7 +7,7 @@ import statistics
 import numpy as np
 import pytest
 
-from tfgpipe.partition import partition
+from tfgpipe.planning.partition import partition
 
 SLACK = fractions.Fraction(1, 2**40)
 

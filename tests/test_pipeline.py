@@ -11,7 +11,7 @@ from keras import layers as kl
 
 import tfgpipe
 from tfgpipe import internals
-from tfgpipe.named_schedules import SCHEDULES
+from tfgpipe.schedules.named import SCHEDULES
 
 REMAT = ("always", "except_last", "never")
 

@@ -7,7 +7,7 @@ from kinds import Logits
 from tensorflow.python.eager import context
 
 import tfgpipe
-from tfgpipe import placement
+from tfgpipe.devices import placement
 
 WIDTH, ROWS = 16, 20
 

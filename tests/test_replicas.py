@@ -30,9 +30,9 @@ from tiny import assert_close, compiled, data, fit, random_layers, state
 
 import tfgpipe
 from tfgpipe import internals, timeline
-from tfgpipe.named_schedules import SCHEDULES as NAMED
-from tfgpipe.replicas import Replicas
-from tfgpipe.tasks import Task
+from tfgpipe.run.order import Replicas
+from tfgpipe.schedules.named import SCHEDULES as NAMED
+from tfgpipe.schedules.task import Task
 
 
 # ------------------------------------------------------ who computes what

@@ -9,7 +9,7 @@ from test_loss import RowWise, compiled
 
 import tfgpipe
 from tfgpipe import internals
-from tfgpipe.row_wise import streams_loss, streams_metrics
+from tfgpipe.loss.row_wise import streams_loss, streams_metrics
 
 pytestmark = pytest.mark.usefixtures("float64")
 losses, metrics = keras.losses, keras.metrics

@@ -26,8 +26,8 @@ from tiny import (
 )
 
 import tfgpipe
-from tfgpipe.named_schedules import SCHEDULES
-from tfgpipe.schedule import Schedule
+from tfgpipe.schedules.named import SCHEDULES
+from tfgpipe.schedules.schedule import Schedule
 
 
 def trained(make=random_layers, **kwargs):

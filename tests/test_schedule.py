@@ -2,8 +2,8 @@ import sys
 
 import pytest
 
-from tfgpipe.named_schedules import SCHEDULES, forward_only
-from tfgpipe.schedule import KINDS, Schedule, Task, bubble, fill_drain
+from tfgpipe.schedules.named import SCHEDULES, forward_only
+from tfgpipe.schedules.schedule import KINDS, Schedule, Task, bubble, fill_drain
 
 CASES = [(k, m) for k in (1, 2, 3, 8) for m in (1, 2, 5, 32)]
 F, R, B, X, W = KINDS  # X: input_gradient

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 from graphs import types
 
-from tfgpipe.bundle import Bundle
-from tfgpipe.subgraph import Subgraphs
+from tfgpipe.cells.bundle import Bundle
+from tfgpipe.cells.cut import Subgraphs
 
 
 def traced(function, *specs):

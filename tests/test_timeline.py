@@ -6,7 +6,7 @@ from keras import layers as kl
 
 import tfgpipe
 from tfgpipe import timeline
-from tfgpipe.named_schedules import SCHEDULES
+from tfgpipe.schedules.named import SCHEDULES
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

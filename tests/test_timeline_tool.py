@@ -15,8 +15,8 @@ from params.experiment import Experiment
 from params.images import Images
 from params.optimizer import Optimizer
 from tfgpipe import timeline as library
-from tfgpipe.named_schedules import SCHEDULES
-from tfgpipe.schedule import Task
+from tfgpipe.schedules.named import SCHEDULES
+from tfgpipe.schedules.schedule import Task
 from tfgpipe.timeline import Event, simulated
 from tools import bench_efficiency, devices, gantt, timeline, timeline_text
 from tools import timeline_statistics as statistics

@@ -17,7 +17,8 @@ from tensorflow.python.tpu import tpu_system_metadata
 from tiny import assert_close, data, fit, weights
 
 import tfgpipe
-from tfgpipe import internals, placement
+from tfgpipe import internals
+from tfgpipe.devices import placement
 
 
 @pytest.fixture

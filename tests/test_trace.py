@@ -9,8 +9,8 @@ from keras import layers as kl
 from kinds import Block
 
 import tfgpipe
-from tfgpipe.eager_cell import EagerCell
-from tfgpipe.trace import Tracer
+from tfgpipe.cells.eager import EagerCell
+from tfgpipe.cells.tracer import Tracer
 
 
 def called_functions(layers, k, m=2, **kwargs):

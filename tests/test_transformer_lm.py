@@ -11,7 +11,7 @@ from tiny import assert_close
 import tfgpipe
 from models import transformer_lm
 from models.losses import SmoothedCrossentropy
-from tfgpipe.likeness import likeness
+from tfgpipe.cells.alike import likeness
 
 TABLE_1 = {"model_dim": 2048, "hidden_dim": 8192, "num_heads": 32}
 VOCABULARY = 11

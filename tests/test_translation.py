@@ -12,7 +12,7 @@ from tiny import assert_close
 import tfgpipe
 from models import translation
 from models.losses import SmoothedCrossentropy
-from tfgpipe.likeness import likeness
+from tfgpipe.cells.alike import likeness
 
 VOCABULARY = 12
 BEGIN = 1

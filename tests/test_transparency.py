@@ -10,7 +10,7 @@ from keras import layers as kl
 from kinds import KINDS, Kind, Plain, normal, user_loss
 
 import tfgpipe
-from tfgpipe.schedule import Schedule
+from tfgpipe.schedules.schedule import Schedule
 
 PARTITIONS = (1, 2, 3, 4, 8)
 MICRO_BATCHES = (1, 2, 3, 4, 8)

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tfgpipe import update
+from tfgpipe.devices import update
 
 SHAPES = ((3, 4), (4,), (3, 4), (), (4,), (2, 2, 2))
 

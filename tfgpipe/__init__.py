@@ -9,15 +9,15 @@ if keras.backend.backend() != "tensorflow":
         "KERAS_BACKEND=tensorflow before Keras is imported."
     )
 
-from tfgpipe.gpipe import GPipe
-from tfgpipe.saving import load_model
-from tfgpipe.schedule import Schedule
-from tfgpipe.strategy import PipelineStrategy
-from tfgpipe.tpu import (
+from tfgpipe.devices import (
+    PipelineStrategy,
     TPUPipelineStrategy,
     connect_to_tpu,
     tpu_device_assignment,
 )
+from tfgpipe.gpipe import GPipe
+from tfgpipe.saving import load_model
+from tfgpipe.schedules import Schedule
 
 __all__ = [
     "GPipe",

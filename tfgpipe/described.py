@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from tfgpipe.micro_batch import shapes
+from tfgpipe.cells import shapes
 
 
 def input_tensors(specs: Any) -> Any:

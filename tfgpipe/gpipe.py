@@ -10,20 +10,17 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe import strategy as strategy_lib
-from tfgpipe.arguments import Arguments
-from tfgpipe.cell import Cell
-from tfgpipe.cell_record import CellRecord, print_cells
+from tfgpipe.cells import Cell, shapes
 from tfgpipe.described import Described, input_tensors
-from tfgpipe.inference import infer
-from tfgpipe.micro_batch import shapes
-from tfgpipe.partition import partition
-from tfgpipe.placement import Storage
+from tfgpipe.devices import Storage
+from tfgpipe.devices import strategy as strategy_lib
+from tfgpipe.planning import CellRecord, partition, print_cells
 from tfgpipe.random_state import RandomState
+from tfgpipe.run import place_variables
 from tfgpipe.saving import Saved
-from tfgpipe.schedule import Schedule
-from tfgpipe.stepping import Stepped
-from tfgpipe.weights import place_variables
+from tfgpipe.schedules import Schedule
+from tfgpipe.sequence import Arguments, infer
+from tfgpipe.steps import Stepped
 
 
 class _Plan:

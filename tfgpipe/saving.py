@@ -16,8 +16,8 @@ import keras
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe import strategy as strategy_lib
-from tfgpipe.micro_batch import shapes
+from tfgpipe.cells import shapes
+from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.random_state import RandomState
 
 _overrides: contextvars.ContextVar[dict[str, Any] | None] = (

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfgpipe import internals, placement
-from tfgpipe.schedule import Schedule, Task
+from tfgpipe import internals
+from tfgpipe.devices import placement
+from tfgpipe.schedules import Schedule, Task
 
 
 class Event(NamedTuple):

@@ -21,8 +21,8 @@ import tensorflow as tf
 from absl import flags
 
 import tfgpipe
-from tfgpipe.named_schedules import SCHEDULES
-from tfgpipe.schedule import Schedule
+from tfgpipe.schedules.named import SCHEDULES
+from tfgpipe.schedules.schedule import Schedule
 from tools import devices
 from tools.bench_flags import (
     BadFlags,

@@ -22,7 +22,7 @@ from typing import Any
 
 from absl import flags
 
-from tfgpipe.named_schedules import SCHEDULES
+from tfgpipe.schedules.named import SCHEDULES
 from tools import memory_trial
 from tools.bench_flags import (
     BadFlags,

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
-from tfgpipe.named_schedules import SCHEDULES
+from tfgpipe.schedules.named import SCHEDULES
 from tools import dispatch
 from tools.bench_flags import (
     BadFlags,

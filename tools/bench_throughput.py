@@ -15,7 +15,7 @@ import os
 
 from absl import flags
 
-from tfgpipe.named_schedules import SCHEDULES
+from tfgpipe.schedules.named import SCHEDULES
 from tools.bench_flags import (
     BadFlags,
     define_choices,

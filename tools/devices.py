@@ -4,7 +4,7 @@ import tensorflow as tf
 
 import tfgpipe
 from params import Experiment
-from tfgpipe import placement
+from tfgpipe.devices import placement
 
 
 def split_cpu(num_devices: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfgpipe
-from tfgpipe.named_schedules import SCHEDULES
+from tfgpipe.schedules.named import SCHEDULES
 from tools.bench_models import train_step
 
 

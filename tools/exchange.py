@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import tfgpipe
-from tfgpipe import placement
-from tfgpipe.weights import num_bytes
+from tfgpipe.devices import placement
+from tfgpipe.run.weights import num_bytes
 
 
 def exchanged_bytes(model: tfgpipe.GPipe) -> dict[str, int]:

@@ -27,9 +27,10 @@ import keras
 import tensorflow as tf
 
 from params import Experiment
-from tfgpipe import cost, internals
-from tfgpipe.ideal import IDEALS
-from tfgpipe.partition import partition
+from tfgpipe import internals
+from tfgpipe.planning import cost
+from tfgpipe.planning.partition import partition
+from tfgpipe.schedules.ideal import IDEALS
 from tools.kept_tensors import kept_bytes, spec_bytes
 
 

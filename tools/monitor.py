@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 import tfgpipe
-from tfgpipe.named_schedules import SCHEDULES
-from tfgpipe.schedule import Task
+from tfgpipe.schedules.named import SCHEDULES
+from tfgpipe.schedules.schedule import Task
 from tools.device_memory import memory_mib
 from tools.event_log import EventLog
 from tools.meter import Meter, tokens_of_example

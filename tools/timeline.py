@@ -23,7 +23,7 @@ import sys
 
 from absl import flags
 
-from tfgpipe.named_schedules import SCHEDULES
+from tfgpipe.schedules.named import SCHEDULES
 from tfgpipe.timeline import Event
 from tools import timeline_runs, timeline_text
 from tools import timeline_statistics as statistics

@@ -10,7 +10,7 @@ from absl import flags
 
 import params
 from tfgpipe import timeline
-from tfgpipe.schedule import Task
+from tfgpipe.schedules.schedule import Task
 from tfgpipe.timeline import Event
 from tools import bench_efficiency, devices, trainer
 from tools import timeline_statistics as statistics

@@ -24,8 +24,8 @@ from absl import app, flags
 import params
 import tfgpipe
 from params import Experiment
-from tfgpipe import schedule
-from tfgpipe.cell_record import print_cells
+from tfgpipe.planning.cell_record import print_cells
+from tfgpipe.schedules import schedule
 from tools import comparison, devices, hosts, train_flags, worker
 from tools.cluster import Cluster
 from tools.monitor import Monitor

@@ -6,8 +6,9 @@ import pytest
 from test_fuzz import TOLD
 
 import tfgpipe
-from tfgpipe import row_wise, state_scope
-from tfgpipe.cell import Cell
+from tfgpipe.cells import scope as state_scope
+from tfgpipe.cells.cell import Cell
+from tfgpipe.loss import row_wise
 from tfgpipe.random_state import RandomState
 
 pytestmark = pytest.mark.slow

@@ -1,0 +1,151 @@
+"""A cell: consecutive layers on one device."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+
+from tfgpipe import internals
+from tfgpipe.cells.values import Boundary, structure_of
+
+
+class Cell(keras.layers.Layer):
+    """Calls its layers one after the other.
+
+    The model does not track it: names and files know nothing about cells.
+
+    Args:
+        index: Position in the pipeline, from 0.
+        layers: The layers, in order.
+        devices: Names of the devices that run them, one a replica.
+
+    Attributes:
+        device: The first of them, which has the variables that are not
+            trained. `weights.py` shares out the others.
+        borrowed: For each layer, the variables that it reads and does not
+            list, as a function does that has another layer in its closure.
+    """
+
+    def __init__(self, index: int, layers: list[Any], devices: Sequence[str]):
+        super().__init__(name=f"cell_{index}", autocast=False, dtype="float32")
+        self.index = index
+        self.sequence = list(layers)
+        self.borrowed: list[list[keras.Variable]] = [[] for _ in layers]
+        self.devices = tuple(devices)
+        self.device = self.devices[0]
+        self.supports_masking = True
+        self.built = True
+
+    def call(self, inputs: Any, before_layer: Callable, training: bool) -> Any:
+        """Runs the layers; `before_layer(i)` is called before layer i.
+
+        Each layer gets identities of its inputs, so that the gradients of all
+        its uses of a tensor are summed first, wherever a cell begins.
+        """
+        for i, layer in enumerate(self.sequence):
+            before_layer(i)
+            with self.naming(layer), internals.tracing_anew():
+                inputs = layer(
+                    Boundary.of(inputs).nest(structure_of(inputs)),
+                    training=training,  # or it is what the last layer left
+                )
+        return inputs
+
+    def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
+        """Masks are the layers' own."""
+        return None
+
+    @property
+    def weights_by_layer(self) -> list[list[keras.Variable]]:
+        """The trainable variables of each layer, and those it borrows.
+
+        As in Keras, a variable is trained if it says so itself: what is inside
+        a layer that was made with `trainable=False` may be.
+        """
+        return [
+            [v for v in own if v.trainable] for own in self._variables_by_layer
+        ]
+
+    @property
+    def state(self) -> list[keras.Variable]:
+        """All other variables: frozen weights, statistics, seeds, metrics."""
+        variables = {
+            id(v): v
+            for layer, own in zip(self.sequence, self._variables_by_layer)
+            for v in [*own, *layer.metrics_variables]
+            if not v.trainable
+        }
+        return list(variables.values())
+
+    @property
+    def all_borrowed(self) -> list[keras.Variable]:
+        """The borrowed variables of all layers."""
+        return [v for own in self.borrowed for v in own]
+
+    @property
+    def _variables_by_layer(self) -> list[list[keras.Variable]]:
+        return [
+            list({id(v): v for v in [*layer.variables, *borrowed]}.values())
+            for layer, borrowed in zip(self.sequence, self.borrowed)
+        ]
+
+    @property
+    def seeds(self) -> list[keras.Variable]:
+        """The states of the layers' seed generators."""
+        weights = {id(v) for layer in self.sequence for v in layer.weights}
+        own = {
+            id(v): v
+            for layer in self.sequence
+            for v in layer.variables
+            if id(v) not in weights
+        }
+        return list(own.values())
+
+    @property
+    def metric_state(self) -> list[keras.Variable]:
+        """The variables of the layers' own metrics."""
+        return [v for layer in self.sequence for v in layer.metrics_variables]
+
+    @property
+    def normalizations(self) -> list[keras.layers.BatchNormalization]:
+        """The batch normalisations that update their statistics."""
+        found = {
+            id(layer): layer
+            for layer in internals.flat_layers(self)
+            if isinstance(layer, keras.layers.BatchNormalization)
+            and layer.trainable
+        }
+        return list(found.values())
+
+    @contextlib.contextmanager
+    def naming(self, layer: Any) -> Iterator[None]:
+        """Says in an error where in the pipeline it happened."""
+        try:
+            yield
+        except Exception as error:
+            note = (
+                f"In layer '{layer.name}' of cell {self.index} on "
+                f"{self.device}."
+            )
+            if hasattr(error, "add_note"):  # Python 3.11
+                error.add_note(note)
+            raise
+
+    def check_by_itself(self, graph: Any) -> None:
+        """Refuses what the layers take of other cells but their outputs.
+
+        Args:
+            graph: Of a function in which they were called.
+        """
+        if internals.captures_of_strangers(graph):
+            raise ValueError(
+                "A layer must take tensors of other layers as its inputs. "
+                f"Received: cell {self.index} with the layers "
+                f"{[layer.name for layer in self.sequence]}, one of which uses "
+                "a tensor of another cell, such as one kept in an attribute. "
+                "Hand it on in a nest, or put both layers into one cell with "
+                "`layers_per_cell`."
+            )

@@ -1,0 +1,259 @@
+"""The computation of a cell as a pure function.
+
+    inputs, weights, state, labels -> outputs, new state, losses
+
+Weights are arguments, so nothing is captured, and equal cells can share a
+trace. `traced.py` makes TensorFlow functions of it, `eager.py` runs
+it as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import tree
+
+from tfgpipe import internals
+from tfgpipe.cells.cell import Cell
+from tfgpipe.cells.moments import (
+    is_synchronized,
+    moments_over_replicas,
+    sum_over_replicas,
+)
+from tfgpipe.cells.scope import StateScope
+from tfgpipe.cells.values import Arguments, Boundary, Output, structure_of
+
+
+class Borrows(Exception):
+    """A cell reads variables that its layers do not list.
+
+    What a layer reads shows when it runs: a function may have another layer in
+    its closure. The mini-batch has to begin again, with these variables among
+    the cell's: as those of a tied layer.
+    """
+
+    def __init__(
+        self, cell: Cell, variables: Sequence[tuple[int, keras.Variable]]
+    ):
+        super().__init__(f"{[v.path for _, v in variables]} in {cell.name}")
+        self._cell = cell
+        self._variables = variables
+
+    def note(self) -> None:
+        """Gives the variables to the layers that read them."""
+        for i, variable in self._variables:
+            own = self._cell.borrowed[i]
+            if all(v is not variable for v in own):
+                own.append(variable)
+
+
+class CellFunction:
+    """The function of a cell.
+
+    Args:
+        cell: The cell.
+        training: The `training` argument of its layers.
+        head: Loss and metrics, computed with the last cell, or None.
+        recomputes: Whether any micro-batch is computed again.
+        is_split: Whether there is more than one micro-batch.
+
+    Attributes:
+        weights: The trainable variables, a list a layer.
+        state: All other variables, the metrics' among them.
+        chained: ids of those that run on from micro-batch to micro-batch.
+        synchronizes: Whether it takes moments over replicas.
+        moved: ids of the moving statistics that earlier cells move.
+        draws: How often each of `seeds` was drawn in the last run.
+        starts: For each layer, how many operations the graph had before it,
+            and at last, how many after all layers.
+        output_structure: A nest like the outputs of the last run.
+        num_head_losses: How many of the last run's losses are the head's.
+    """
+
+    def __init__(
+        self,
+        cell: Cell,
+        training: bool,
+        head: Any,
+        recomputes: bool,
+        is_split: bool = False,
+    ):
+        self.cell = cell
+        self.device = cell.device
+        self.training = training
+        self.head = head
+        self.recomputes = recomputes
+        self.is_split = is_split
+        self.weights = cell.weights_by_layer
+        self.state = cell.state + (head.metric_state if head else [])
+        self.chained = {id(v) for v in cell.metric_state} | (
+            {id(v) for v in head.metric_state} if head else set()
+        )
+        self.seeds = cell.seeds
+        self.normalizations = cell.normalizations
+        self.synchronizes = (
+            training
+            and len(cell.devices) > 1
+            and any(map(is_synchronized, self.normalizations))
+        )
+        self.moved: frozenset[int] = frozenset()
+        self.draws: list[int] = [0] * len(self.seeds)
+        self.starts: list[int] = []
+        self.output_structure: Any = None
+        self.num_head_losses = 0
+
+    @property
+    def flat_weights(self) -> list[Any]:
+        """The trainable variables."""
+        return [v for layer in self.weights for v in layer]
+
+    def __call__(
+        self,
+        arguments: Arguments,
+        input_structure: Any,
+        first: bool,
+        add_up: Callable[[tf.Tensor], tf.Tensor] = sum_over_replicas,
+    ) -> Output:
+        """Runs layers and head on given values of all variables.
+
+        Args:
+            arguments: The values.
+            input_structure: A nest like the inputs.
+            first: False in a recomputation, which needs no metrics.
+            add_up: Adds up a tensor over replicas.
+        """
+        scope = StateScope(
+            list(zip(self.state, arguments.state)),
+            self.seeds,
+            self.normalizations,
+            self.moved,
+            self.training,
+        )
+        self.starts = []
+        assigned = tf.nest.pack_sequence_as(
+            self.weights,
+            arguments.assigned or [None] * len(self.flat_weights),
+        )
+        weights = list(zip(self.weights, arguments.weights, assigned))
+
+        def before_layer(i: int) -> None:
+            self.starts.append(_num_operations())
+            if i > 0:  # before the next use of a shared weight
+                updated.extend(scope.new_values(self.weights[i - 1]))
+            scope.use_weights(i, zip(*weights[i]))
+
+        graph = internals.current_graph()
+
+        def moments(layer: Any, inputs: Any, mask: Any) -> Any:
+            if not self.synchronizes or not is_synchronized(layer):
+                return internals.batch_moments(layer, inputs, mask)
+            _check_graph(layer, graph)
+            return moments_over_replicas(layer, inputs, mask, add_up)
+
+        updated: list[Any] = []
+        sums, counts = [], []
+        x = arguments.inputs.nest(input_structure)
+        with (
+            scope,
+            internals.recording_moments(
+                self.normalizations, scope.record, moments
+            ),
+        ):
+            y = self.cell(x, before_layer=before_layer, training=self.training)
+            self.starts.append(_num_operations())
+            updated.extend(scope.new_values(self.weights[-1]))
+            if self.head is not None:
+                sums, counts = self.head(y, arguments.labels, first)
+        self._check_unknown(scope)
+        self._check_moved(scope)
+        if scope.borrowed:
+            raise Borrows(self.cell, scope.borrowed)
+        self.draws = [scope.draws[id(v)] for v in self.seeds]
+        self.output_structure = structure_of(y)
+        self.num_head_losses = len(sums)
+        boundary = Boundary.of(y)
+        # Where the head has the loss, no gradient comes in by the outputs.
+        has_loss = self.head is not None and self.head.streams_loss
+        hand_out = tf.stop_gradient if has_loss else tf.identity
+        return Output(
+            tensors=[
+                None if t is None else hand_out(t) for t in boundary.tensors
+            ],
+            masks=boundary.masks,
+            state=scope.new_values(self.state),
+            weights=updated,
+            losses=sums + [self._own(loss, x) for loss in scope.losses],
+            counts=counts,
+            moments=[scope.moments[id(v)] for v in self.normalizations],
+        )
+
+    def _own(self, loss: Any, x: Any) -> tf.Tensor:
+        """A loss of `add_loss`, as a number: Keras sums it up."""
+        loss = tf.convert_to_tensor(loss)
+        first = next((t for t in tree.flatten(x) if t is not None), loss)
+        if (
+            self.is_split
+            and loss.shape.rank
+            and loss.shape[0] in (None, first.shape[0])
+        ):
+            raise ValueError(
+                "`add_loss` must be given a scalar, the mean over rows, if "
+                "there is more than one micro-batch: Keras adds up the values "
+                f"of a vector. Received: shape {tuple(loss.shape)} in cell "
+                f"{self.cell.index}. Add `keras.ops.mean(loss)`, or pass "
+                "num_micro_batches=1."
+            )
+        if not loss.dtype.is_floating:
+            loss = tf.cast(loss, keras.config.floatx())
+        return tf.reduce_sum(loss) if loss.shape.rank != 0 else loss
+
+    def _check_unknown(self, scope: StateScope) -> None:
+        if not scope.unknown:
+            return
+        raise ValueError(
+            f"A layer must track the variables it assigns. Cell "
+            f"{self.cell.index} assigns {sorted(set(scope.unknown))}, which "
+            "no layer of it lists among its variables. Make the variable with "
+            "`self.add_weight(...)`, or give `keras.random` functions a "
+            "`seed=self.seed_generator` that is a "
+            "`keras.random.SeedGenerator` attribute of the layer."
+        )
+
+    def _check_moved(self, scope: StateScope) -> None:
+        if scope.stale:
+            raise ValueError(
+                "A layer must not read the moving statistics of a "
+                "`keras.layers.BatchNormalization` after it was called with "
+                "`training=True`: they move once, at the end of the "
+                f"mini-batch. Received: reads of {scope.stale} in cell "
+                f"{self.cell.index}. Read them before, or compute the moments "
+                "that you need."
+            )
+        if not scope.moved_alone:
+            return
+        raise ValueError(
+            "A `keras.layers.BatchNormalization` must leave its moments to "
+            f"Keras. Received: {scope.moved_alone} in cell {self.cell.index}, "
+            "which assign their moving statistics in a `call` of their own. "
+            "Call `super().call`, or derive from `keras.layers.Layer`: then "
+            "they are the mean over micro-batches, as other state is."
+        )
+
+
+def _num_operations() -> int:
+    graph = internals.current_graph()
+    return 0 if graph is None else len(graph.get_operations())
+
+
+def _check_graph(layer: keras.layers.Layer, graph: Any) -> None:
+    if internals.current_graph() is graph:
+        return
+    raise ValueError(
+        "A batch normalisation over replicas must be called by a layer "
+        f"directly. Received: layer '{layer.name}' with synchronized=True in "
+        "a loop, a condition or a `tf.function`, which cannot be left in the "
+        "middle. Call it outside of that, or pass synchronized=False."
+    )

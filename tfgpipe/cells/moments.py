@@ -1,0 +1,95 @@
+"""The moments of a micro-batch over replicas: synchronised normalisation.
+
+`BatchNormalization(synchronized=True)` normalises micro-batch i by the moments
+of the rows that all replicas have in their i-th micro-batches, its partners.
+They follow from three sums over rows: 1, x and (x - c)^2. Each replica sums its
+own rows, and the partners' sums are added up. The constant c, the same in all
+replicas, is the moving mean: the nearer to the mean, the less is lost to
+rounding.
+
+The addition is a point in the graph of a cell, in the forward pass and, as it
+is its own derivative, in the backward pass: what a sum over replicas gives to
+each of them, each of them returns a gradient for. `stages.py` cuts the graph
+there, and `chain.py` adds up. Uncut, the sum is that of one replica.
+
+References: [Ioffe and Szegedy, 2015](https://arxiv.org/abs/1502.03167);
+[Peng et al., 2018](https://arxiv.org/abs/1711.07240) on moments over devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+_NAME = "moments_over_replicas"
+_TYPE = "PlaceholderWithDefault"
+
+
+def is_synchronized(layer: Any) -> bool:
+    """Whether a layer asks for moments over replicas."""
+    return getattr(layer, "synchronized", False) is True
+
+
+@tf.custom_gradient
+def sum_over_replicas(tensor: tf.Tensor) -> Any:
+    """The point of a cell's graph where the partners' tensors are added up."""
+
+    def point(value: tf.Tensor) -> tf.Tensor:
+        return tf.raw_ops.PlaceholderWithDefault(
+            input=value, shape=value.shape, name=_NAME
+        )
+
+    return point(tensor), point
+
+
+def is_sum(op: tf.Operation) -> bool:
+    """Whether an operation is what `sum_over_replicas` added to the graph."""
+    return op.type == _TYPE and op.name.split("/")[-1].startswith(_NAME)
+
+
+def moments_over_replicas(
+    layer: keras.layers.BatchNormalization,
+    inputs: tf.Tensor,
+    mask: Any,
+    add_up: Callable[[tf.Tensor], tf.Tensor],
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """What a batch normalisation normalises by.
+
+    Args:
+        layer: The layer.
+        inputs: Its inputs.
+        mask: Which positions count, of the shape of the inputs without the
+            last dimension; None for all.
+        add_up: Adds up a tensor over replicas.
+
+    Returns:
+        Mean and variance.
+    """
+    channels = layer.axis % inputs.shape.rank
+    axes = [i for i in range(inputs.shape.rank) if i != channels]
+    near = tf.cast(tf.convert_to_tensor(layer.moving_mean), inputs.dtype)
+    shape = [1] * len(axes)
+    shape.insert(channels, -1)
+    squares = tf.math.squared_difference(inputs, tf.reshape(near, shape))
+    if mask is None:
+        size = tf.size(inputs) // tf.size(near)
+        count = tf.fill(tf.shape(near), tf.cast(size, inputs.dtype))
+        extra = 0.0
+    else:
+        mask = tf.cast(mask, "bool")[..., tf.newaxis]
+        zeros = tf.zeros_like(inputs)
+        inputs = tf.where(mask, inputs, zeros)
+        squares = tf.where(mask, squares, zeros)
+        count = tf.reduce_sum(tf.cast(mask, inputs.dtype) + zeros, axes)
+        extra = keras.config.epsilon()  # as in Keras
+    own = [count, tf.reduce_sum(inputs, axes), tf.reduce_sum(squares, axes)]
+    count, total, square = tf.unstack(add_up(tf.stack(own)))
+    mean = tf.math.divide_no_nan(total, count + extra)
+    # sum (x - mean)^2 = sum (x - near)^2 - 2 d sum (x - near) + d^2 sum 1
+    d = mean - near
+    square += d * (d * count - 2 * (total - count * near))
+    variance = tf.math.divide_no_nan(square, count + extra)
+    return mean, tf.maximum(variance, 0)

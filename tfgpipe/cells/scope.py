@@ -1,0 +1,229 @@
+"""The variables of layers while they run: values in, new values out.
+
+Layers read and assign Keras variables. In a cell, what they read is an argument
+of the cell's function, and what they assign is a result of it; nothing is
+captured, and nothing is changed on the way. What a layer reads of another one
+is found out here, too, and what can't be carried out of the cell is refused.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfgpipe import internals
+from tfgpipe.cells.state_rules import advance_seed
+
+
+class StateScope(keras.StatelessScope):
+    """Runs layers on given values of their variables, and notes new ones.
+
+    Args:
+        state: Pairs of a variable and its value.
+        seeds: The variables among them that are random seeds.
+        normalizations: Batch normalisations whose moments are to be recorded
+            instead of moving their statistics.
+        moved: ids of the moving statistics that earlier cells have moved.
+        training: Whether gradients are wanted.
+
+    Attributes:
+        assigned: ids of the variables that got a new value.
+        draws: How often the seed of an id was drawn.
+        unknown: Paths of assigned variables that were not given.
+        borrowed: Pairs of a layer's index and a variable that it reads without
+            having been given it.
+        moments: For each batch normalisation a list of its calls, each a
+            (mean, variance, count), where count is None without a mask.
+    """
+
+    def __init__(
+        self,
+        state: list[tuple[keras.Variable, tf.Tensor]],
+        seeds: Sequence[keras.Variable] = (),
+        normalizations: Sequence[keras.layers.BatchNormalization] = (),
+        moved: Collection[int] = (),
+        training: bool = True,
+    ):
+        super().__init__(state, collect_losses=True)
+        self._known = set(self.state_mapping)
+        self._seeds = {id(v): self.state_mapping[id(v)] for v in seeds}
+        self._layer = 0
+        self._weights: dict[int, tf.Tensor] = {}
+        self._new_weights: dict[int, tf.Tensor] = {}
+        self._moving = {
+            id(v): layer
+            for layer in normalizations
+            for v in (layer.moving_mean, layer.moving_variance)
+        }
+        self._moved_before = moved
+        self._moves: collections.Counter[int] = collections.Counter()
+        self._stale: dict[int, str] = {}
+        self._training = training
+        self._graph = internals.current_graph()
+        self.assigned: set[int] = set()
+        self.draws: collections.Counter[int] = collections.Counter()
+        self.unknown: list[str] = []
+        self.borrowed: list[tuple[int, keras.Variable]] = []
+        self._moved: dict[int, keras.layers.BatchNormalization] = {}
+        self.moments: dict[int, list[Any]] = {
+            id(layer): [] for layer in normalizations
+        }
+
+    def use_weights(
+        self,
+        index: int,
+        weights: Iterable[tuple[keras.Variable, tf.Tensor, Any]],
+    ) -> None:
+        """Gives the next layer its trainable variables.
+
+        A variable that two layers share comes as two tensors, so that each
+        use has its own gradient: they are summed in the same order wherever
+        the two uses are.
+
+        Args:
+            index: Which layer of the cell it is.
+            weights: Its variables, their values, and what a layer of an
+                earlier cell has assigned to them, or None.
+        """
+        self._layer = index
+        self._weights = {}
+        for variable, tensor, assigned in weights:
+            key = id(variable)
+            self._weights[key] = tensor
+            new = self._new_weights.get(key, assigned)
+            self.state_mapping[key] = (
+                tensor if new is None else _with_value(tensor, new)
+            )
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """Called where a variable is read."""
+        key = id(variable)
+        if key not in self._weights and key not in self._known:
+            self.borrowed.append((self._layer, variable))
+        elif self._training:
+            self._check_read(variable)
+        return super().get_current_value(variable)
+
+    def _check_read(self, variable: keras.Variable) -> None:
+        """Refuses reads whose gradient would be lost; notes late ones."""
+        key = id(variable)
+        has_function = key in self._weights or key in self._seeds
+        if has_function and internals.in_custom_gradient(variable):
+            raise ValueError(
+                "A layer must not read its variables in a function that has a "
+                "gradient of its own, such as `keras.remat(f)`, "
+                "`tf.recompute_grad(f)` or `tf.custom_gradient`: they would "
+                f"not be trained. Received: a read of '{variable.path}' there. "
+                "Choose what is recomputed with `remat` and `remat_groups` of "
+                "`GPipe`; pass what a custom gradient needs as arguments."
+            )
+        if key in self._moved_before or self._moves[key]:
+            self._stale[key] = variable.path
+
+    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
+        """Called by `Variable.assign`."""
+        variable, value = update
+        key = id(variable)
+        if key in self._moving:
+            layer = self._moving[key]
+            self._moved[id(layer)] = layer
+            self._moves[key] += 1
+            return
+        self.draws[key] += key in self._seeds
+        value = self._value_outside(variable, value)
+        if key in self._weights:
+            # As in Keras the gradient is that of the new value.
+            self._new_weights[key] = value = tf.cast(
+                value, self._weights[key].dtype
+            )
+            value = _with_value(self._weights[key], value)
+        elif key not in self._known:
+            self.unknown.append(variable.path)
+        self.assigned.add(key)
+        super().add_update((variable, value))
+
+    def _value_outside(
+        self, variable: keras.Variable, value: tf.Tensor
+    ) -> tf.Tensor:
+        """A value of a `tf.function` inside a layer in the layer's graph."""
+        current = internals.current_graph()
+        if current is self._graph:
+            return value
+        seed = self._seeds.get(id(variable))
+        is_outside = internals.graph_of(value) in (self._graph, None)
+        if internals.in_control_flow(current, self._graph) or (
+            seed is None and not is_outside
+        ):
+            self._refuse_graph(f"an assignment of '{variable.path}'")
+        if is_outside:
+            return value
+        with self._graph.as_default() if self._graph else tf.init_scope():
+            return advance_seed(seed, self.draws[id(variable)], 0, 0)
+
+    def _refuse_graph(self, what: str) -> None:
+        """Refuses what cannot leave a condition, a loop or a function."""
+        raise ValueError(
+            "Variables must be assigned, random numbers drawn and batches "
+            "normalised by a layer directly. Received: "
+            f"{what} in a branch of a condition, in a loop or in a "
+            "`tf.function`, from which a pipeline cannot take it to the end of "
+            "the mini-batch. Do it before, and choose by `keras.ops.where`."
+        )
+
+    @property
+    def moved_alone(self) -> list[str]:
+        """Names of normalisations that moved, without moments of Keras's."""
+        return [
+            layer.name
+            for key, layer in self._moved.items()
+            if not self.moments[key]
+        ]
+
+    @property
+    def stale(self) -> list[str]:
+        """Paths of moving statistics that were read after they moved.
+
+        Not by the normalisation itself, which goes on to take moments.
+        """
+        return list(self._stale.values())
+
+    def new_values(self, variables: list[keras.Variable]) -> list[Any]:
+        """Their new values so far, None where they were not assigned."""
+        return [
+            self.state_mapping[id(v)] if id(v) in self.assigned else None
+            for v in variables
+        ]
+
+    def record(
+        self, layer: Any, inputs: Any, mask: Any, mean: Any, variance: Any
+    ) -> None:
+        """Notes the moments by which a batch normalisation normalises."""
+        del inputs
+        if internals.current_graph() is not self._graph:
+            self._refuse_graph(f"a call of '{layer.name}'")
+        for variable in (layer.moving_mean, layer.moving_variance):
+            self._stale.pop(id(variable), None)
+        count = None
+        if mask is not None:
+            count = tf.reduce_sum(tf.cast(mask, mean.dtype))
+        self.moments[id(layer)].append((mean, variance, count))
+
+
+class InnerScope(keras.StatelessScope):
+    """Holds assignments back; reads as the scope around it does."""
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """Called where a variable is read."""
+        own = super().get_current_value(variable)
+        if own is None and self.original_scope is not None:
+            return self.original_scope.get_current_value(variable)
+        return own
+
+
+def _with_value(weight: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    """The value, exactly, with the gradient of the weight."""
+    return tf.stop_gradient(value) + (weight - tf.stop_gradient(weight))

@@ -1,0 +1,136 @@
+"""Functions that wait for other replicas, cut into stages.
+
+Where the graph of a cell adds up over replicas, see `moments.py`, a function
+ends, and the next one takes the total:
+
+    sums of stage 1 -> totals -> sums of stage 2 -> totals -> ... -> results
+
+Sums that do not need each other's totals are of one stage. What a stage makes
+and a later one takes is carried, so that nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Generator, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfgpipe.cells.bundle import Bundle, as_bundle, by_reference
+from tfgpipe.cells.cut import Subgraphs
+from tfgpipe.cells.moments import is_sum
+from tfgpipe.cells.subfunction import Subfunction
+
+# A function, the totals that what follows takes, and what else it takes.
+_Stage = tuple[Subfunction, list[tf.Tensor], Bundle]
+# Yields this replica's tensors, is sent the totals, and returns the results.
+Exchange = Generator[list[tf.Tensor], list[tf.Tensor], Any]
+
+
+class Stages:
+    """A function cut out of a graph, in stages.
+
+    Args:
+        graph: What it is cut out of.
+        inputs: What it may take.
+        fetches: What it returns.
+        controls: Operations it runs for their side effects.
+        sums: See `Subgraphs.function`.
+        together: See `Bundle`.
+    """
+
+    def __init__(
+        self,
+        graph: Subgraphs,
+        inputs: Iterable[tf.Tensor | Bundle],
+        fetches: Sequence[tf.Tensor | Bundle],
+        controls: Sequence[tf.Operation],
+        sums: Bundle | None,
+        together: bool,
+    ):
+        self._graph = graph
+        self._inputs = list(inputs)
+        self._cut = fetches, controls, sums
+        self._together = together
+
+    def __call__(
+        self, values: dict[Any, Any], sums: Sequence[tf.Tensor] = ()
+    ) -> Exchange:
+        """Calls the function, see `Subfunction`."""
+        values = dict(values)
+        stages, last = self._stages
+        for stage, received, carried in stages:
+            *own, values[carried] = stage(values)
+            totals = yield own
+            values.update(by_reference(received, totals))
+        return last(values, sums)
+
+    @functools.cached_property
+    def whole(self) -> Subfunction:
+        """The function in one stage.
+
+        Raises:
+            ValueError: If it adds up over replicas.
+        """
+        if self._levels:
+            raise ValueError(
+                "What a loss is divided by must not follow from a batch "
+                "normalisation over replicas, where it has to be known before "
+                "all forward tasks are done. Received: a size, a mask or a "
+                "weight that does, or a loss class of your own, after a layer "
+                'with synchronized=True. Pass schedule="gpipe", '
+                "synchronized=False, or batches of a fixed shape."
+            )
+        return self._graph.function(self._inputs, *self._cut)
+
+    @functools.cached_property
+    def _levels(self) -> list[list[tf.Operation]]:
+        """The additions, those first that need none of the others."""
+        fetches, controls, _ = self._cut
+        names, _ = self._graph.reached(self._inputs, fetches, controls)
+        levels: list[list[tf.Operation]] = []
+        depth: dict[str, int] = {}
+        for op in self._graph.operations:
+            if op.name not in names:
+                continue
+            own = max((depth.get(t.op.name, 0) for t in op.inputs), default=0)
+            if is_sum(op):
+                if own == len(levels):
+                    levels.append([])
+                levels[own].append(op)
+                own += 1
+            depth[op.name] = own
+        return levels
+
+    @functools.cached_property
+    def _stages(self) -> tuple[list[_Stage], Subfunction]:
+        """All stages but the last one, and that."""
+        if not self._levels:
+            return [], self.whole
+        graph, inputs = self._graph, list(self._inputs)
+        fetches, controls, sums = self._cut
+        totals = [op.outputs[0] for level in self._levels for op in level]
+        done: set[str] = set()
+        stages: list[_Stage] = []
+        for i, level in enumerate(self._levels):
+            own_sums = [op.inputs[0] for op in level]
+            received = [op.outputs[0] for op in level]
+            own = graph.reached(inputs, own_sums)[0] - done
+            done |= own
+            wanted = list(fetches)
+            for later in self._levels[i + 1 :]:
+                wanted += [op.inputs[0] for op in later]
+            known = [*inputs, *totals]
+            rest, _ = graph.reached(known, wanted, controls, done)
+            at_hand = [t for one in known for t in as_bundle(one).aliases]
+            taken = graph.entering(rest - done, at_hand)
+            free = {t.ref() for t in at_hand}
+            direct = [t for one in wanted for t in as_bundle(one).tensors]
+            taken += [t for t in direct if t.ref() not in free]
+            made = {t.ref(): t for t in taken if t.op.name in own}
+            carried = Bundle(list(made.values()), self._together)
+            stage = graph.function(inputs, [*own_sums, carried])
+            stages.append((stage, received, carried))
+            inputs += [*received, carried]
+        return stages, graph.function(inputs, fetches, controls, sums, done)

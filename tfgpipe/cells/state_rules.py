@@ -1,0 +1,126 @@
+"""What micro-batches do to the variables that no optimizer updates.
+
+Every micro-batch of a mini-batch starts from the same state, and the variable
+is assigned once, after the last micro-batch:
+
+    random seeds           advance by what every micro-batch draws, in order
+    metrics                run on from micro-batch to micro-batch
+    batch normalisation    one update with the mini-batch's moments
+    other floats           mean of the new values, weighted by rows
+    other integers         the new value of the first micro-batch
+
+The moments of a mini-batch follow from those of its micro-batches exactly
+([Chan et al., 1979](http://i.stanford.edu/pub/cstr/reports/cs/tr/79/773)):
+mean = sum w_m mean_m, variance = sum w_m (variance_m + (mean_m - mean)^2),
+where w_m is the share of the rows (of the unmasked positions) of micro-batch m.
+A backward pass recomputes from the same state, and assigns nothing.
+
+Limits: a seed that is drawn a number of times that depends on the data, and
+state that rows of a mini-batch hand on to each other, cannot be told from the
+above. `BatchNormalization(renorm=True)` normalises by its state: refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfgpipe.cells.micro_batch import MicroBatches
+
+
+def advance_seed(
+    seed: tf.Tensor, draws_before: Any, draws: int, micro_batch: Any
+) -> tf.Tensor:
+    """The seed with which a cell starts micro-batch `micro_batch`.
+
+    Args:
+        seed: State of a `keras.random.SeedGenerator`, shape (2,).
+        draws_before: Draws of one micro-batch in earlier cells.
+        draws: Draws of one micro-batch in all cells.
+        micro_batch: How many micro-batches came before, int or scalar tensor.
+    """
+    steps = tf.cast(micro_batch, seed.dtype) * draws + draws_before
+    return seed + tf.stack([tf.zeros_like(steps), steps])
+
+
+def mean_over_micro_batches(
+    values: list[tf.Tensor], micro_batches: MicroBatches
+) -> tf.Tensor:
+    """One new value of a variable that no micro-batch may update alone."""
+    if not values[0].dtype.is_floating:
+        return values[0]
+    return weighted_mean(values, micro_batches)
+
+
+def weighted_mean(
+    values: list[tf.Tensor], micro_batches: MicroBatches
+) -> tf.Tensor:
+    """Mean of the micro-batches' values, weighted by their rows."""
+    dtype = values[0].dtype
+    return sum_of(
+        [
+            value * micro_batches.fraction(m, dtype)
+            for m, value in enumerate(values)
+        ]
+    )
+
+
+def sum_of(values: list[tf.Tensor]) -> tf.Tensor:
+    """The sum, rounded alike every time, which that of AddN is not."""
+    return tf.reduce_sum(tf.stack(values), axis=0)
+
+
+def moving_statistics(
+    layer: keras.layers.BatchNormalization,
+    initial: tuple[tf.Tensor, tf.Tensor],
+    moments: list[list[Any]],
+    micro_batches: MicroBatches,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Updates a batch normalisation once, with a mini-batch's moments.
+
+    Args:
+        layer: The layer.
+        initial: Its moving mean and variance before the mini-batch.
+        moments: For each micro-batch what `StateScope.moments` recorded.
+        micro_batches: How the rows fall into micro-batches.
+
+    Returns:
+        The new moving mean and variance.
+    """
+
+    def updated(old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+        kept = tf.cast(old, new.dtype) * layer.momentum
+        return tf.cast(kept + new * (1.0 - layer.momentum), old.dtype)
+
+    moving_mean, moving_variance = initial
+    for call in zip(*moments):  # a layer may be called more than once
+        mean, variance = combine_moments(list(call), micro_batches)
+        moving_mean = updated(moving_mean, mean)
+        moving_variance = updated(moving_variance, variance)
+    return moving_mean, moving_variance
+
+
+def combine_moments(
+    moments: list[Any], micro_batches: MicroBatches
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Mean and variance of a mini-batch from those of its micro-batches."""
+    means, variances, unmasked = zip(*moments)
+    dtype = means[0].dtype
+    counts = []
+    for m, count in enumerate(unmasked):
+        rows = micro_batches.size(m) if count is None else count
+        counts.append(
+            micro_batches.select(m, tf.cast(rows, dtype), tf.zeros([], dtype))
+        )
+    total = sum_of(counts)
+    shares = [tf.math.divide_no_nan(count, total) for count in counts]
+    mean = sum_of([w * m for w, m in zip(shares, means)])
+    variance = sum_of(
+        [
+            w * (v + tf.square(m - mean))
+            for w, v, m in zip(shares, variances, means)
+        ]
+    )
+    return mean, variance

@@ -1,0 +1,24 @@
+"""Devices: their names, and what is placed on them."""
+
+from tfgpipe.devices import placement, strategy
+from tfgpipe.devices.names import DeviceList
+from tfgpipe.devices.placement import Storage
+from tfgpipe.devices.strategy import PipelineStrategy
+from tfgpipe.devices.tpu import (
+    TPUPipelineStrategy,
+    connect_to_tpu,
+    tpu_device_assignment,
+)
+from tfgpipe.devices.update import update_on_devices
+
+__all__ = [
+    "DeviceList",
+    "PipelineStrategy",
+    "Storage",
+    "TPUPipelineStrategy",
+    "connect_to_tpu",
+    "placement",
+    "strategy",
+    "tpu_device_assignment",
+    "update_on_devices",
+]

@@ -1,0 +1,153 @@
+"""Finds out how many cells there are, and the devices for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tfgpipe.devices import placement
+from tfgpipe.schedules import Schedule
+
+
+class DeviceList:
+    """The number of cells, and the devices for them.
+
+    Args:
+        names: Names of devices that the user gave, or None.
+        num_partitions: What the user said of K: a count, or None.
+        num_micro_batches: M.
+        schedule: Name of the schedule, or the schedule itself.
+        replica: The devices of a replica, if a strategy names them, or None.
+
+    Attributes:
+        devices: Full names of the devices.
+        num_partitions: K.
+        problems: What is wrong.
+    """
+
+    def __init__(
+        self,
+        names: list[str] | None,
+        num_partitions: int | None,
+        num_micro_batches: int,
+        schedule: str | Schedule,
+        replica: Sequence[str] | None = None,
+    ):
+        self._names = names
+        self._replica = replica
+        self.devices, self.problems = self._found()
+        found = len(self.devices if names is None or replica else names)
+        if isinstance(schedule, Schedule):
+            self.num_partitions = schedule.num_cells
+            self._check_written(
+                schedule, num_partitions, num_micro_batches, found
+            )
+        elif num_partitions is None:
+            self.num_partitions = found
+        else:
+            self.num_partitions = num_partitions
+            self._check_count(schedule, found)
+
+    def _found(self) -> tuple[list[str], list[str]]:
+        """The devices, and what is wrong with how they are named."""
+        if self._replica is None:
+            if self._names is None:
+                return placement.accelerators(), []
+            return resolved(self._names)
+        if self._names is None:
+            return list(self._replica), []
+        return list(self._replica), [
+            "`devices` must be those of the strategy. Received: "
+            f"devices={self._names} in the scope of a strategy with the "
+            f"devices {list(self._replica)} in its first replica. Leave them "
+            "out, or pass them to `PipelineStrategy`."
+        ]
+
+    def _check_count(self, schedule: str, found: int) -> None:
+        """Compares K with the number of devices."""
+        k = self.num_partitions
+        if schedule == "interleaved":
+            if k % found:
+                self.problems.append(
+                    "`num_partitions` must be a multiple of the number of "
+                    'devices under schedule="interleaved". Received: '
+                    f"num_partitions={k} and {found} devices. Change it, or "
+                    "name other `devices`."
+                )
+        elif self._replica is not None:
+            if k != found:
+                self.problems.append(
+                    "`num_partitions` must be that of the strategy, "
+                    f"{found}. Received: num_partitions={k}. Leave it out, or "
+                    "make a `PipelineStrategy` of as many devices a replica."
+                )
+        elif self._names is None:
+            if k > found:
+                self.problems.append(
+                    "`num_partitions` must be at most the number of devices. "
+                    f"Received: num_partitions={k} and the devices "
+                    f"{self.devices}. Ask for fewer cells, or for "
+                    'schedule="interleaved" with a multiple of the devices; '
+                    "to try a pipeline without accelerators, split the CPU "
+                    "with `tf.config.set_logical_device_configuration` first."
+                )
+            self.devices = self.devices[:k]
+        elif k != found:
+            self.problems.append(
+                "`devices` must name one device a cell. Received: "
+                f"devices={self._names} and num_partitions={k}. Name as many "
+                "as there are cells."
+            )
+
+    def _check_written(
+        self,
+        schedule: Schedule,
+        num_partitions: Any,
+        num_micro_batches: int,
+        found: int,
+    ) -> None:
+        """Compares a schedule that the user wrote with the other arguments."""
+        for name, expected, received in (
+            ("num_partitions", schedule.num_cells, num_partitions),
+            (
+                "num_micro_batches",
+                schedule.num_micro_batches,
+                num_micro_batches,
+            ),
+        ):
+            if received not in (None, expected):
+                self.problems.append(
+                    f"`{name}` must be that of `schedule`, {expected}. "
+                    f"Received: {name}={received!r}. Write the schedule for "
+                    "as many."
+                )
+        wanted = schedule.num_devices
+        is_named = self._names is not None or self._replica is not None
+        if wanted > found or (is_named and wanted != found):
+            self.problems.append(
+                f"`schedule` has tasks for {wanted} devices. Received: the "
+                f"devices {self._names or self.devices}. Write it for as many, "
+                "or name others."
+            )
+
+
+def resolved(names: list[Any]) -> tuple[list[str], list[str]]:
+    """The full names of devices, and what is wrong with the names."""
+    found: list[str] = []
+    problems: list[str] = []
+    for name in names:
+        full = placement.resolve_device(name)
+        if full is None:
+            problems.append(
+                "`devices` must be devices that TensorFlow lists: "
+                f"{placement.all_devices()}. Received: {name!r}."
+            )
+            continue
+        if full in found:
+            problems.append(
+                "`devices` must be different from each other. "
+                f"Received: {name!r} more than once. Cells that share a "
+                "device do not run at the same time: use fewer cells."
+            )
+        found.append(full)
+    return found, problems

@@ -1,0 +1,186 @@
+"""Replicas: several equal pipelines that train one model.
+
+    grid[r][k]   the device of cell k in replica r
+
+Every replica runs the whole pipeline, each on its own M micro-batches of the
+mini-batch. So R replicas are one pipeline of R M micro-batches whose devices
+are R times as many, and that is how they are made: one thread traces one graph,
+in which micro-batch b of the R M is on the devices of replica b // M. What is
+promised of micro-batches holds without a further word: losses, weights of rows,
+masks, random numbers, statistics, uneven and tiny mini-batches.
+
+A variable, with its slots, has one owner in the column of the grid that holds
+its cell; each device owns about 1/R of the bytes. A step sends each cell's
+weights to the devices of its column when it starts, and when the cell's last
+backward tasks are done, while other cells still work, the owners add up the
+column's gradients. That moves what an all-reduce does, and no replica can drift
+from the others. Clipping, loss scaling, accumulation and averages see finished
+gradients, once.
+
+Why not `tf.distribute.MirroredStrategy`: it runs a step in one thread a
+replica, each with its own variables, seeds and statistics, traces each of them,
+and leaves the sum over replicas to Keras, which takes means of means, clips
+before it adds, and draws the same masks everywhere. What copies of variables
+would save is to send weights for `evaluate` and `predict`, too; what they would
+cost is the memory of R times the slots.
+
+For TensorFlow and Keras there is one replica: `num_replicas_in_sync` is 1, and
+`run` calls a function once, with all rows: code that was written for a strategy
+divides by no number twice, and Keras feeds whole mini-batches.
+
+Devices may be those of other hosts that TensorFlow is connected to: the graph
+is the same. Limits: one process traces it, and feeds the data. What is not
+trained is on the first replica's devices.
+
+References: [Huang et al., 2019](https://arxiv.org/abs/1811.06965), section 1,
+on data parallelism beside pipelines;
+[Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054) on optimizer state
+that has one owner among replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfgpipe import internals
+from tfgpipe.devices import placement
+from tfgpipe.devices.names import resolved
+
+
+class PipelineStrategy(internals.SingleReplicaStrategy):
+    """R replicas of a pipeline of K devices.
+
+    A `GPipe` that is made in the `scope()` of this strategy splits every
+    mini-batch among R pipelines. With M micro-batches a replica, its loss,
+    metrics and weights are those of one pipeline with R M micro-batches.
+
+    Args:
+        num_replicas: R, at least 1.
+        num_partitions: K, the number of devices of a replica, at least 1.
+        devices: Names of R K devices, such as "GPU:0", or for another host
+            "/job:worker/replica:0/task:1/device:GPU:0": the K of the first
+            replica, then those of the second, and so on. Defaults to the first
+            R K accelerators that TensorFlow lists: TPUs, or GPUs, or else CPUs.
+
+    Attributes:
+        num_replicas: R. For TensorFlow the replicas are one:
+            `num_replicas_in_sync` is 1, and batch sizes are those of whole
+            mini-batches.
+        num_partitions: K.
+        devices: Full names of the devices, a tuple a replica.
+
+    Raises:
+        ValueError: If an argument is out of range, or there are not so many
+            devices.
+
+    Example:
+
+    >>> import keras
+    >>> import tfgpipe
+    >>> strategy = PipelineStrategy(num_replicas=1, num_partitions=1)
+    >>> with strategy.scope():
+    ...     model = tfgpipe.GPipe(
+    ...         [keras.layers.Dense(8) for _ in range(4)], num_micro_batches=2
+    ...     )
+    ...     model.compile("adam", "mse")
+    >>> model.num_replicas
+    1
+    """
+
+    def __init__(
+        self,
+        num_replicas: int,
+        num_partitions: int,
+        devices: Sequence[str] | None = None,
+    ):
+        check_counts(num_replicas, num_partitions)
+        self.num_replicas, self.num_partitions = num_replicas, num_partitions
+        names = self._names(devices)
+        self.devices = tuple(
+            tuple(names[r * num_partitions : (r + 1) * num_partitions])
+            for r in range(num_replicas)
+        )
+        super().__init__()
+
+    def _names(self, devices: Sequence[str] | None) -> list[str]:
+        """Full names of R K devices."""
+        problems: list[str] = []
+        wanted = self.num_replicas * self.num_partitions
+        if devices is None:
+            found = placement.accelerators()
+            if len(found) < wanted:
+                problems.append(
+                    "`num_replicas` times `num_partitions` must be at most the "
+                    f"number of devices. Received: {self.num_replicas} times "
+                    f"{self.num_partitions} and the devices {found}. Ask for "
+                    "fewer; to try replicas without accelerators, split the "
+                    "CPU with `tf.config.set_logical_device_configuration` "
+                    "first."
+                )
+        elif isinstance(devices, str) or not isinstance(devices, Iterable):
+            problems.append(
+                "`devices` must be a list of names. "
+                f"Received: devices={devices!r}."
+            )
+        else:
+            devices = list(devices)
+            found, problems = resolved(devices)
+            if len(devices) != wanted:
+                problems.append(
+                    "`devices` must name `num_replicas` times "
+                    f"`num_partitions` devices, {wanted}. Received: "
+                    f"{len(devices)}, devices={devices}. Name the devices of "
+                    "the first replica, then those of the second, and so on."
+                )
+        if problems:
+            raise ValueError("\n".join(problems))
+        return found
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} num_replicas={self.num_replicas} "
+            f"num_partitions={self.num_partitions}>"
+        )
+
+
+def check_counts(num_replicas: Any, num_partitions: Any) -> None:
+    """Checks R and K.
+
+    Raises:
+        ValueError: If one is no integer of at least 1.
+    """
+    problems = [
+        f"`{name}` must be an integer of at least 1. "
+        f"Received: {name}={value!r}."
+        for name, value in (
+            ("num_replicas", num_replicas),
+            ("num_partitions", num_partitions),
+        )
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1
+    ]
+    if problems:
+        raise ValueError("\n".join(problems))
+
+
+def current() -> PipelineStrategy | None:
+    """The strategy in whose scope this is called, or None.
+
+    Raises:
+        ValueError: If it is one that does not know of pipelines.
+    """
+    if not tf.distribute.has_strategy():
+        return None
+    strategy: Any = tf.distribute.get_strategy()
+    if not isinstance(strategy, PipelineStrategy):
+        raise ValueError(
+            "A `GPipe` must be made in the scope of a "
+            "`tfgpipe.PipelineStrategy`, or of no `tf.distribute` strategy. "
+            f"Received: the scope of {strategy}. For replicas of a pipeline, "
+            "use `with tfgpipe.PipelineStrategy(num_replicas, "
+            "num_partitions).scope():`, and on a TPU "
+            "`tfgpipe.TPUPipelineStrategy(device_assignment)`."
+        )
+    return strategy

@@ -1,0 +1,197 @@
+"""Applies gradients where the variables are.
+
+Keras names no device for an update, so all of it would run on device 0, with a
+copy of every gradient and slot there. And it traces the arithmetic anew for
+every weight: for a deep model, most of the time until the first step.
+
+Here, weights of equal shape share one function of their update, called on the
+device of each: one operation a weight, which reads and assigns the variables.
+What Keras does besides (decay, clipping, averages) is placed operation by
+operation, see `placement.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfgpipe import internals
+from tfgpipe.devices import placement
+
+# Keras's optimizers whose update of a weight depends on nothing but the
+# gradient, the weight, its slots and the optimizer's settings. Others, such as
+# Muon, ask for its name.
+_ALIKE = {
+    optimizer.update_step
+    for optimizer in (
+        keras.optimizers.Adadelta,
+        keras.optimizers.Adafactor,
+        keras.optimizers.Adagrad,
+        keras.optimizers.Adam,
+        keras.optimizers.Adamax,
+        keras.optimizers.Ftrl,
+        keras.optimizers.Lion,
+        keras.optimizers.Nadam,
+        keras.optimizers.RMSprop,
+        keras.optimizers.SGD,
+    )
+}
+# What a user's subclass may define: nothing that such an update calls.
+_OUTSIDE_UPDATES = {
+    "apply",
+    "apply_gradients",
+    "build",
+    "from_config",
+    "get_config",
+    "update_step",  # which is looked for in _ALIKE
+}
+
+
+@contextlib.contextmanager
+def update_on_devices(
+    optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable]
+) -> Iterator[None]:
+    """Inside, an optimizer's arithmetic runs where its variables are.
+
+    Args:
+        optimizer: The optimizer, built.
+        variables: The model's trainable variables.
+    """
+    alike = [
+        o
+        for o in internals.with_inner(optimizer)
+        if _is_alike(o)
+        # In a branch, what it keeps for all weights can't be handed on.
+        and (o is optimizer or not isinstance(o, keras.optimizers.Nadam))
+    ]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(internals.without_all_reduce(optimizer))
+        if not tf.executing_eagerly():
+            for one in alike:
+                shared = _SharedUpdate(one, variables)
+                stack.enter_context(
+                    internals.replaced_method(one, "update_step", shared)
+                )
+            stack.enter_context(
+                placement.follow_inputs([*optimizer.variables, *variables])
+            )
+        yield
+
+
+def _is_alike(optimizer: Any) -> bool:
+    """Whether an optimizer updates weights as Keras wrote it.
+
+    A subclass or an attribute may replace what `update_step` calls, such as
+    `assign_sub`, and ask it for more than the values of weights.
+    """
+    kind = type(optimizer)
+    own: set[str] = set()
+    for cls in kind.__mro__:
+        if internals.is_keras(cls):
+            break
+        own |= {name for name in vars(cls) if not name.startswith("__")}
+    replaced = {
+        name for name in vars(optimizer) if callable(getattr(kind, name, None))
+    }
+    return (
+        getattr(kind, "update_step", None) in _ALIKE
+        and own <= _OUTSIDE_UPDATES
+        and not replaced
+    )
+
+
+class _SharedUpdate:
+    """The `update_step` of an optimizer, traced once for equal weights.
+
+    Args:
+        optimizer: The optimizer.
+        variables: The model's trainable variables.
+    """
+
+    def __init__(self, optimizer: Any, variables: list[keras.Variable]):
+        self._optimizer = optimizer
+        self._plain = optimizer.update_step
+        self._by_storage = {id(v.value): v for v in variables}
+        self._functions: dict[Any, Callable] = {}
+        self._scalars: dict[Any, list[tf.Tensor]] = {}
+
+    def __call__(
+        self, gradient: Any, variable: Any, learning_rate: Any
+    ) -> None:
+        """Updates a variable, as `keras.Optimizer.update_step` does.
+
+        A sparse gradient changes a few rows of a variable in place.
+        """
+        own = self._by_storage.get(id(variable))
+        if own is None or not isinstance(gradient, tf.Tensor):
+            self._plain(gradient, variable, learning_rate)
+            return
+        changing = [own, *internals.slots(self._optimizer, own)]
+        fixed = internals.shared_variables(self._optimizer)
+        device = own.value.device
+        place = tf.compat.v1.get_default_graph(), device
+        with tf.device(device):
+            if place not in self._scalars:
+                self._scalars[place] = [
+                    tf.identity(getattr(learning_rate, "value", learning_rate)),
+                    *(placement.read_variable(v) for v in fixed),
+                ]
+            on_tpu = placement.has_tpu([device])
+            key = (
+                *((tuple(v.shape), v.value.dtype) for v in changing),
+                gradient.dtype,
+                on_tpu,
+            )
+            tensors = [gradient, *self._scalars[place]]
+            if key not in self._functions:
+                self._functions[key] = self._trace(
+                    tensors, own, changing, fixed, jit_compile=on_tpu
+                )
+            handles = [v.value.handle for v in changing]
+            self._functions[key]([*tensors, *handles])
+
+    def _trace(
+        self,
+        tensors: list[tf.Tensor],
+        variable: keras.Variable,
+        changing: list[keras.Variable],
+        fixed: list[keras.Variable],
+        jit_compile: bool,
+    ) -> Callable:
+        known = [*changing, *fixed]
+
+        def update(gradient: Any, learning_rate: Any, *others: Any) -> None:
+            settings, handles = others[: len(fixed)], others[len(fixed) :]
+            values = [
+                _read(handle, v.value) for handle, v in zip(handles, changing)
+            ]
+            scope = keras.StatelessScope(list(zip(known, [*values, *settings])))
+            with internals.updating_in_scope(self._optimizer, variable, scope):
+                self._plain(gradient, variable, learning_rate)
+            for handle, v in zip(handles, changing):
+                new = scope.get_current_value(v)
+                tf.raw_ops.AssignVariableOp(resource=handle, value=new)
+
+        specs = [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
+        specs += [tf.TensorSpec((), tf.resource)] * len(changing)
+        traced = tf.function(
+            update,
+            autograph=False,
+            jit_compile=jit_compile or None,
+            experimental_attributes={"_noinline": True},
+        )
+        return internals.Call(
+            traced.get_concrete_function(*specs),
+            as_written=False,  # as Keras would run it
+        )
+
+
+def _read(handle: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
+    """The value of a variable like this one, by its handle."""
+    value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
+    value.set_shape(variable.shape)
+    return value

@@ -1,0 +1,187 @@
+"""The mini-batch's loss and metrics, from micro-batches where possible.
+
+A Keras loss of a mini-batch is a sum over rows divided by a number: the rows,
+the unmasked positions, or the sum of the weights. `Head` computes sum and
+number of each micro-batch inside the last cell, so the cell's outputs (think of
+a softmax over 32,000 words) live no longer than the micro-batch. The engine
+divides the sum of the sums by the sum of the numbers:
+
+    loss = sum over m of sum_m / sum over m of count_m
+
+That holds for losses and metrics that treat every row by itself, see
+`row_wise.py`. Anything else (a function of the user's, Dice over the whole
+batch, an overridden `compute_loss`) is computed by Keras on the outputs of the
+whole mini-batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfgpipe import internals
+from tfgpipe.cells import InnerScope
+
+
+class Head:
+    """Computes loss and metrics of a micro-batch, as part of the last cell.
+
+    Args:
+        model: A compiled, built model.
+        with_loss: Whether to compute the loss.
+        with_metrics: Whether to update the metrics.
+
+    Attributes:
+        streams_loss: `with_loss`.
+        streams_metrics: `with_metrics`.
+        metric_state: The metrics' variables.
+    """
+
+    def __init__(self, model: keras.Model, with_loss: bool, with_metrics: bool):
+        self.streams_loss = with_loss
+        self.streams_metrics = with_metrics
+        self._loss = internals.compiled_loss(model) if with_loss else None
+        self._metrics = (
+            internals.compiled_metrics(model) if with_metrics else None
+        )
+        self.metric_state: list[keras.Variable] = (
+            list(self._metrics.variables) if self._metrics else []
+        )
+
+    def __call__(
+        self, y_pred: Any, labels: Any, first: bool
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Adds up the loss of each output and updates the metrics.
+
+        Args:
+            y_pred: The last cell's outputs.
+            labels: Pair of y and sample_weight, nests or None.
+            first: False when the cell is recomputed: no metrics then.
+
+        Returns:
+            Sums and counts, a scalar each for each output with a loss.
+        """
+        y, sample_weight = labels
+        if self._metrics is not None and first:
+            self._metrics.update_state(y, y_pred, sample_weight=sample_weight)
+        if self._loss is None:
+            return [], []
+        return _sums_and_counts(self._loss, y, y_pred, sample_weight)
+
+
+def _sums_and_counts(
+    compiled: Any, y: Any, y_pred: Any, sample_weight: Any
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """Has a compiled loss find each output's labels, and adds up instead."""
+    sums: list[tf.Tensor] = []
+    counts: list[tf.Tensor] = []
+
+    def replace(_: int, loss: Any) -> Any:
+        def add_up(y_true: Any, y_pred: Any, sample_weight: Any) -> Any:
+            total, count = sum_and_count(loss, y_true, y_pred, sample_weight)
+            sums.append(tf.cast(total, compiled.dtype))
+            counts.append(tf.cast(count, compiled.dtype))
+            return total
+
+        return add_up
+
+    with (
+        InnerScope(),  # Keras's trackers: `objective.py` updates them
+        internals.replaced_losses(compiled, replace),
+    ):
+        compiled(y, y_pred, sample_weight)
+    return sums, counts
+
+
+def _check_weights(values: tf.Tensor, sample_weight: Any, mask: Any) -> None:
+    """Refuses weights that would be applied along the wrong axis.
+
+    Weights of rows for a loss of, say, time steps fail in Keras, unless there
+    are as many rows as steps. Where they do not fail, rows would get the
+    weights of steps. So it is with weights of steps for a loss of rows, which
+    may fit a micro-batch and not its mini-batch.
+    """
+    shape = tuple(values.shape)
+    for name, weight in (
+        ("`sample_weight`", sample_weight),
+        ("The Keras mask of the outputs", mask),
+    ):
+        if weight is None or not len(weight.shape):
+            continue
+        if not _have_rows_together(shape, tuple(weight.shape)):
+            raise ValueError(
+                f"{name} must have one weight for each value of the loss. "
+                f"Expected {len(shape)} dimensions, as the loss has. "
+                f"Received: shape {tuple(weight.shape)} for a loss of shape "
+                f"{shape}. Repeat the weights along the other axes."
+            )
+
+
+def _have_rows_together(a: tuple, b: tuple) -> bool:
+    """Whether two shapes broadcast with their first axes together.
+
+    Keras adds or removes a last axis of one value.
+    """
+    small, large = sorted((a, b), key=len)
+    same = len(small) == len(large)
+    return same or (len(small) == len(large) - 1 and large[-1] == 1)
+
+
+def sum_and_count(
+    loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The weighted sum of a loss's values, and what Keras divides it by.
+
+    `loss(y_true, y_pred, sample_weight)` is the quotient of the two, and over
+    parts of a mini-batch both add up.
+    """
+    dtype = loss.dtype
+    in_mask = internals.get_mask(y_pred)
+    y_pred = keras.ops.convert_to_tensor(y_pred, dtype=dtype)
+    y_true = keras.ops.convert_to_tensor(y_true, dtype=dtype)
+    values = loss.call(y_true, y_pred)
+    if not len(values.shape):
+        raise ValueError(
+            "A loss with `is_row_wise = True` must return a value for each "
+            "row from `call`, of shape (batch, ...). Received: a scalar from "
+            f"{loss}. Leave the mean over rows to Keras."
+        )
+    out_mask = internals.get_mask(values)
+    mask = out_mask if in_mask is None else in_mask
+    if in_mask is not None and out_mask is not None:
+        mask = in_mask & out_mask
+    _check_weights(values, sample_weight, mask)
+    weighted = internals.reduce_weighted_values(
+        values, sample_weight, mask, "none", dtype
+    )
+    total = tf.reduce_sum(weighted)
+    if loss.reduction == "sum":
+        return total, tf.ones([], total.dtype)
+    if loss.reduction == "mean_with_sample_weight":
+        weights = internals.effective_weights(
+            values, sample_weight, mask, loss.reduction, dtype
+        )
+        if weights is not None:
+            return total, tf.reduce_sum(weights)
+    # Weights may broadcast. How many values the user's own losses have for a
+    # row is not known.
+    is_own = getattr(loss, "is_row_wise", False)
+    size = tf.size(weighted) if is_own else _size(weighted, y_true)
+    count = tf.cast(size, total.dtype)
+    if mask is None or loss.reduction == "mean_with_sample_weight":
+        return total, count
+    valid = tf.reduce_sum(tf.cast(mask, total.dtype))
+    return total, valid * count / tf.cast(tf.size(mask), total.dtype)
+
+
+def _size(values: tf.Tensor, rows: tf.Tensor) -> Any:
+    """How many values there are, of as many rows as there are of labels.
+
+    The labels are there before any layer runs.
+    """
+    inner = values.shape[1:]
+    if values.shape[0] is None and inner.is_fully_defined():
+        return tf.shape(rows)[0] * inner.num_elements()
+    return tf.size(values)

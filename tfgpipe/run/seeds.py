@@ -1,0 +1,36 @@
+"""Where the backward pass starts: gradients of the loss."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfgpipe.cells import MicroBatches
+
+
+class Seeds(NamedTuple):
+    """Where the backward pass starts: gradients of the loss.
+
+    Attributes:
+        outputs: For each micro-batch, by the last cell's flat outputs.
+        head: By the head's losses, the same for every micro-batch.
+        extra: For each cell, by each of its layers' own losses.
+    """
+
+    outputs: list[list[Any]]
+    head: list[tf.Tensor]
+    extra: list[list[tf.Tensor]]
+
+    def of_losses(
+        self, k: int, m: int, micro_batches: MicroBatches
+    ) -> list[tf.Tensor]:
+        """The gradients of cell k's losses for micro-batch m."""
+        is_last = k == len(self.extra) - 1
+        head = [
+            micro_batches.select(m, d, tf.zeros_like(d))
+            for d in (self.head if is_last else [])
+        ]
+        return head + [
+            d * micro_batches.fraction(m, d.dtype) for d in self.extra[k]
+        ]

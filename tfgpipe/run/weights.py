@@ -1,0 +1,117 @@
+"""The values of the trainable variables during one mini-batch.
+
+A variable has one owner among the devices of its cell's column: one a replica.
+It is read once, there, and sent to the others; what a cell only casts is cast
+before that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import tree
+
+from tfgpipe.cells import Cell, CellFunction
+from tfgpipe.devices import placement
+
+
+def place_variables(cells: Iterable[Cell]) -> None:
+    """Puts each variable onto its device.
+
+    The trainable ones of a cell are shared out among its devices. What cells
+    share belongs to the first of them.
+    """
+    known: set[int] = set()
+
+    def new(variables: Iterable[keras.Variable]) -> list[keras.Variable]:
+        found = {id(v): v for v in variables if id(v) not in known}
+        known.update(found)
+        return list(found.values())
+
+    for cell in cells:
+        weights = new(v for layer in cell.weights_by_layer for v in layer)
+        for device, own in _shared_out(weights, cell.devices).items():
+            placement.create_or_move(own, device)
+        placement.create_or_move(new(cell.state), cell.device)
+
+
+def _shared_out(
+    variables: Sequence[keras.Variable], devices: Sequence[str]
+) -> dict[str, list[keras.Variable]]:
+    """Gives each device about as many bytes of variables."""
+    owned: dict[str, list[keras.Variable]] = {device: [] for device in devices}
+    held = dict.fromkeys(devices, 0)
+    for variable in sorted(variables, key=num_bytes, reverse=True):
+        device = min(devices, key=held.__getitem__)
+        owned[device].append(variable)
+        held[device] += num_bytes(variable)
+    return owned
+
+
+def num_bytes(variable: Any) -> int:
+    """Bytes of a variable, or of anything else with a shape and a dtype."""
+    return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
+
+
+class Weights:
+    """The values of all cells' weights, on every device that needs them.
+
+    Args:
+        functions: The cells' functions.
+
+    Attributes:
+        values: Of each cell, a list a layer, on the variables' devices.
+    """
+
+    def __init__(self, functions: Sequence[CellFunction]):
+        self._functions = functions
+        self.values = [
+            tree.map_structure(self._read, function.weights)
+            for function in functions
+        ]
+        self._tasks: Sequence[Any] = []
+        self._packed: dict[tuple[int, str], Any] = {}
+
+    def _read(self, variable: keras.Variable) -> tf.Tensor:
+        with tf.device(variable.value.device):
+            return placement.read_variable(variable)
+
+    def cast(self, tasks: Sequence[Any]) -> None:
+        """Casts weights where a cell would do so for every micro-batch.
+
+        Args:
+            tasks: What runs the tasks of each cell.
+        """
+        self._tasks = tasks
+        for k, function in enumerate(self._functions):
+            values = tf.nest.flatten(self.values[k])
+            for i, dtype in enumerate(tasks[k].weight_dtypes):
+                with tf.device(function.flat_weights[i].value.device):
+                    values[i] = tf.cast(values[i], dtype)
+            self.values[k] = tf.nest.pack_sequence_as(self.values[k], values)
+
+    def packed(self, k: int, device: str) -> Any:
+        """The weights of cell k on a device, as its tasks take them."""
+        if (k, device) not in self._packed:
+            values = self.values[k]
+            # Sent when the step begins, not when they are used first.
+            with tf.control_dependencies(None), tf.device(device):
+                values = tree.map_structure(
+                    lambda variable, value: self._sent(variable, value, device),
+                    self._functions[k].weights,
+                    values,
+                )
+                self._packed[k, device] = self._tasks[k].pack_weights(values)
+        return self._packed[k, device]
+
+    def _sent(
+        self, variable: keras.Variable, value: tf.Tensor, device: str
+    ) -> tf.Tensor:
+        """A value on the current device, which has this name."""
+        if placement.same_device(variable.value.device, device):
+            return value
+        return tf.identity(value)

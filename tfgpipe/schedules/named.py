@@ -1,0 +1,200 @@
+"""Known schedules, by name.
+
+Their lengths, bubbles and what they hold are in `tfgpipe.schedules.ideal`.
+
+Pure Python: nothing here knows TensorFlow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tfgpipe.schedules.ideal import check_counts
+from tfgpipe.schedules.schedule import Schedule, Task
+
+
+def _group_sizes(num_devices: int, num_micro_batches: int) -> list[int]:
+    """Groups of micro-batches that go through a device's cells together.
+
+    A group comes back to a device when it has been on all others: with as many
+    micro-batches as devices, or more, the device has work until then.
+    """
+    num_groups = max(1, num_micro_batches // num_devices)
+    small, large = divmod(num_micro_batches, num_groups)
+    return [small + (i < large) for i in range(num_groups)]
+
+
+def _visits(
+    num_devices: int, num_micro_batches: int, num_chunks: int
+) -> list[tuple[int, int]]:
+    """(chunk, micro-batch) in the order in which a device runs them forward."""
+    visits, start = [], 0
+    for size in _group_sizes(num_devices, num_micro_batches):
+        group = range(start, start + size)
+        visits += [(v, m) for v in range(num_chunks) for m in group]
+        start += size
+    return visits
+
+
+def _warm_up(
+    device: int, num_devices: int, num_micro_batches: int, num_chunks: int
+) -> int:
+    """Forward tasks of a device before backward and forward take turns.
+
+    As many as are under way when the device's first backward task can start:
+    one in each cell that follows on other devices, and a group, which may be
+    larger than there are devices, in each further round through them.
+    """
+    group = max(_group_sizes(num_devices, num_micro_batches))
+    ahead = num_devices - 1 - device + (num_chunks - 1) * group
+    return min(num_chunks * num_micro_batches, ahead)
+
+
+def forward_only(
+    num_devices: int, num_micro_batches: int, num_chunks: int = 1
+) -> Schedule:
+    """Every device only goes forward, for evaluation and prediction.
+
+    Args:
+        num_devices: D, at least 1.
+        num_micro_batches: M, at least 1.
+        num_chunks: V, the cells of a device; cell c is on device c mod D.
+    """
+    check_counts(num_devices, num_micro_batches, num_chunks, num_chunks)
+    visits = _visits(num_devices, num_micro_batches, num_chunks)
+    return Schedule(
+        [Task("forward", v * num_devices + d, m) for v, m in visits]
+        for d in range(num_devices)
+    )
+
+
+def gpipe(
+    num_devices: int, num_micro_batches: int, num_chunks: int = 1
+) -> Schedule:
+    """Fill-drain: all forward, then all backward, last micro-batch first.
+
+    Args:
+        num_devices: K, at least 1.
+        num_micro_batches: M, at least 1.
+        num_chunks: 1.
+
+    Example:
+
+    >>> [f"{kind[0]}{m}" for kind, _, m in gpipe(2, 3).tasks[0]]
+    ['f0', 'f1', 'f2', 'b2', 'b1', 'b0']
+
+    Reference: [Huang et al., 2019](https://arxiv.org/abs/1811.06965), figure 2c
+    """
+    check_counts(num_devices, num_micro_batches, num_chunks, 1)
+    micro_batches = range(num_micro_batches)
+    return Schedule(
+        [Task("forward", k, m) for m in micro_batches]
+        + [Task("backward", k, m) for m in reversed(micro_batches)]
+        for k in range(num_devices)
+    )
+
+
+def one_forward_one_backward(
+    num_devices: int, num_micro_batches: int, num_chunks: int = 1
+) -> Schedule:
+    """Goes backward as soon as possible, then forward and backward in turns.
+
+    Takes as long as `gpipe`, and holds fewer micro-batches.
+
+    Args:
+        num_devices: K, at least 1.
+        num_micro_batches: M, at least 1.
+        num_chunks: 1.
+
+    Example:
+
+    >>> [f"{kind[0]}{m}" for kind, _, m in SCHEDULES["1f1b"](2, 3).tasks[0]]
+    ['f0', 'f1', 'b0', 'f2', 'b1', 'b2']
+
+    Reference: PipeDream-flush,
+    [Narayanan et al., 2021](https://arxiv.org/abs/2006.09503), section 3.2
+    """
+    check_counts(num_devices, num_micro_batches, num_chunks, 1)
+    return interleaved(num_devices, num_micro_batches)
+
+
+def interleaved(
+    num_devices: int, num_micro_batches: int, num_chunks: int = 1
+) -> Schedule:
+    """Several cells on each device, so that pipelines fill and drain faster.
+
+    Micro-batches go through the V cells of a device in groups of at least D,
+    where there are as many, so that M need not be a multiple of D. With V = 1,
+    this is "1f1b". Device d warms up with D - 1 - d forward tasks less than in
+    the reference, and holds as many micro-batches less: that is as short, but,
+    as in "1f1b", slow transfers between devices are not hidden.
+
+    Args:
+        num_devices: D, at least 1.
+        num_micro_batches: M, at least 1.
+        num_chunks: V, the cells of a device; cell c is on device c mod D.
+
+    Reference: [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473), 2.2
+    """
+    check_counts(num_devices, num_micro_batches, num_chunks, num_chunks)
+    shape = num_devices, num_micro_batches, num_chunks
+    visits = _visits(*shape)
+    last = num_chunks - 1
+    tasks = []
+    for d in range(num_devices):
+        forward = [Task("forward", v * num_devices + d, m) for v, m in visits]
+        backward = [
+            Task("backward", (last - v) * num_devices + d, m) for v, m in visits
+        ]
+        warm_up = _warm_up(d, *shape)
+        own = forward[:warm_up]
+        for i, task in enumerate(backward):
+            own += [*forward[warm_up + i : warm_up + i + 1], task]
+        tasks.append(own)
+    return Schedule(tasks)
+
+
+def zero_bubble(
+    num_devices: int, num_micro_batches: int, num_chunks: int = 1
+) -> Schedule:
+    """Fills the bubble with weight gradients, for which no device waits: ZB-H1.
+
+    "1f1b" with the backward tasks in halves; device k runs its weight gradients
+    k micro-batches late, and so holds as many micro-batches as device 0.
+
+    Args:
+        num_devices: K, at least 1.
+        num_micro_batches: M, at least 1.
+        num_chunks: 1.
+
+    Example:
+
+    >>> [f"{kind[0]}{m}" for kind, _, m in zero_bubble(2, 3).tasks[1]]
+    ['f0', 'i0', 'f1', 'i1', 'w0', 'f2', 'i2', 'w1', 'w2']
+
+    Reference: [Qi et al., 2023](https://arxiv.org/abs/2401.10241), section 2.1
+    """
+    check_counts(num_devices, num_micro_batches, num_chunks, 1)
+    tasks = []
+    for k, order in enumerate(
+        interleaved(num_devices, num_micro_batches).tasks
+    ):
+        own = []
+        for kind, _, m in order:
+            if kind == "forward":
+                own.append(Task(kind, k, m))
+                continue
+            own.append(Task("input_gradient", k, m))
+            if m >= k:
+                own.append(Task("weight_gradient", k, m - k))
+        late = range(max(0, num_micro_batches - k), num_micro_batches)
+        tasks.append(own + [Task("weight_gradient", k, m) for m in late])
+    return Schedule(tasks)
+
+
+SCHEDULES: dict[str, Callable[..., Schedule]] = {
+    "gpipe": gpipe,
+    "1f1b": one_forward_one_backward,
+    "interleaved": interleaved,
+    "zero_bubble": zero_bubble,
+}

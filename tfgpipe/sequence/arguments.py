@@ -1,0 +1,272 @@
+"""Checks the arguments of `GPipe` before anything is built."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tfgpipe.devices import DeviceList
+from tfgpipe.run import REMAT
+from tfgpipe.schedules import SCHEDULES, Schedule
+from tfgpipe.sequence.layer_list import LayerList
+from tfgpipe.sequence.restrictions import check_supported
+
+FLOAT_DTYPES = ("bfloat16", "float16", "float32", "float64")
+
+
+class Arguments:
+    """The arguments of a `GPipe`, checked and completed.
+
+    Args:
+        layers: See `GPipe`, as all others.
+        num_partitions: K or None.
+        num_micro_batches: M.
+        devices: Names, or None.
+        layers_per_cell: The cut, or None.
+        schedule: Name of the schedule, or the schedule itself.
+        remat: Name of the rule, or rules by cells.
+        remat_groups: Groups a cell.
+        gradient_dtype: Dtype of sums of gradients, or None.
+        replicas: The devices of each replica, if a strategy names them.
+
+    Attributes:
+        layers: The Keras layers.
+        costs: For each what the user said of its cost, or None.
+        input_spec: `keras.KerasTensor` of a leading `keras.Input`, or None.
+        devices: Full names of each cell's devices, one a replica.
+        num_replicas: R.
+
+    Raises:
+        ValueError: With all that is wrong.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Any],
+        num_partitions: int | None,
+        num_micro_batches: int,
+        devices: Sequence[str] | None,
+        layers_per_cell: Sequence[int] | None,
+        schedule: str | Schedule,
+        remat: str | Mapping[Any, str],
+        remat_groups: int,
+        gradient_dtype: str | None,
+        replicas: Sequence[Sequence[str]] | None = None,
+    ):
+        found = LayerList(layers)
+        self.layers, self.costs = found.layers, found.costs
+        self.input_spec = found.input_spec
+        self._problems = found.problems
+        self._named_devices = self._list_or_none("devices", devices)
+        self.layers_per_cell = self._list_or_none(
+            "layers_per_cell", layers_per_cell
+        )
+        self.schedule = self._check_schedule(schedule)
+        self.num_micro_batches = self._count(
+            "num_micro_batches", num_micro_batches
+        )
+        device_list = DeviceList(
+            self._named_devices,
+            None
+            if num_partitions is None
+            else self._count("num_partitions", num_partitions),
+            self.num_micro_batches,
+            self.schedule,
+            None if replicas is None else replicas[0],
+        )
+        self._problems += device_list.problems
+        self.num_partitions = device_list.num_partitions
+        self.remat = self._check_remat(remat)
+        self.remat_groups = self._count("remat_groups", remat_groups)
+        self.gradient_dtype = self._check_dtype(gradient_dtype)
+        self._check_cut(is_default=num_partitions is None)
+        if self._problems:
+            raise ValueError("\n".join(self._problems))
+        rows = replicas or [device_list.devices]
+        self.num_replicas = len(rows)
+        self.devices = [
+            tuple(row[self._device_of(k, len(row))] for row in rows)
+            for k in range(self.num_partitions)
+        ]
+        self.check_supported()
+
+    def check_supported(self) -> None:
+        """Refuses layers that a pipeline would change the meaning of."""
+        check_supported(self.layers, self.num_micro_batches, self.num_replicas)
+
+    def check_training(self) -> None:
+        """Refuses a schedule that has forward tasks only."""
+        schedule = self.schedule
+        if isinstance(schedule, Schedule) and not schedule.is_training:
+            raise ValueError(
+                "`schedule` must have backward tasks to train with. Received: "
+                f"{schedule!r}, whose tasks are all 'forward', which is enough "
+                "for `evaluate` and `predict`. Make a `Schedule` with a "
+                "'backward' for every 'forward', or pass the name of one."
+            )
+
+    def config(self) -> dict[str, Any]:
+        """The arguments other than the layers, as plain values."""
+        return {
+            "num_partitions": self.num_partitions,
+            "num_micro_batches": self.num_micro_batches,
+            "devices": self._named_devices,
+            "layers_per_cell": self.layers_per_cell,
+            "schedule": _as_lists(self.schedule),
+            "remat": self.remat
+            if isinstance(self.remat, str)
+            else {str(k): rule for k, rule in self.remat.items()},
+            "remat_groups": self.remat_groups,
+            "gradient_dtype": self.gradient_dtype,
+        }
+
+    def remat_by_cell(self) -> list[str]:
+        """The rule of each group of each cell."""
+        rules = [
+            self.remat
+            if isinstance(self.remat, str)
+            else self.remat.get(k, REMAT[0])
+            for k in range(self.num_partitions)
+        ]
+        return [rule for rule in rules for _ in range(self.remat_groups)]
+
+    def schedule_of(self, num_micro_batches: int) -> Schedule:
+        """The schedule for a mini-batch, of the groups of all cells.
+
+        Args:
+            num_micro_batches: How many micro-batches it has, M or fewer.
+        """
+        if isinstance(self.schedule, Schedule):
+            schedule = self.schedule.limited_to(num_micro_batches)
+        else:
+            num_devices = len({own[0] for own in self.devices})
+            schedule = SCHEDULES[self.schedule](
+                num_devices,
+                num_micro_batches,
+                self.num_partitions // num_devices,
+            )
+        if self.remat_groups == 1:
+            return schedule
+        return schedule.split([self.remat_groups] * self.num_partitions)
+
+    def _device_of(self, k: int, num_devices: int) -> int:
+        """Which of the devices runs cell k."""
+        if isinstance(self.schedule, Schedule):
+            return self.schedule.device_of(k)
+        return k % num_devices
+
+    def _check_schedule(self, schedule: Any) -> Any:
+        """The schedule; one from a file as a `Schedule`."""
+        if isinstance(schedule, Schedule):
+            return schedule
+        if isinstance(schedule, (list, tuple)):
+            try:
+                return Schedule(schedule)
+            except ValueError as error:
+                self._problems.append(str(error))
+                return schedule
+        self._check_choice("schedule", schedule, SCHEDULES)
+        return schedule
+
+    def _check_remat(self, remat: Any) -> Any:
+        if not isinstance(remat, Mapping):
+            self._check_choice("remat", remat, REMAT)
+            return remat
+        rules: dict[int, str] = {}
+        for key, rule in remat.items():
+            self._check_choice("remat", rule, REMAT)
+            k = int(key) if str(key).isdigit() else -1
+            if not 0 <= k < self.num_partitions:
+                self._problems.append(
+                    "`remat` must map indices of cells, from 0 to "
+                    f"{self.num_partitions - 1}, to rules. Received: "
+                    f"{key!r}: {rule!r}. Leave it out, or see "
+                    "`model.cells()`."
+                )
+            rules[k] = rule
+        return rules
+
+    def _check_dtype(self, dtype: Any) -> str | None:
+        if dtype is not None:
+            self._check_choice("gradient_dtype", dtype, FLOAT_DTYPES)
+        return dtype
+
+    def _check_choice(self, name: str, value: Any, choices: Any) -> None:
+        if value not in list(choices):
+            self._problems.append(
+                f"`{name}` must be one of {list(choices)}. "
+                f"Received: {name}={value!r}."
+            )
+
+    def _list_or_none(self, name: str, value: Any) -> list[Any] | None:
+        if value is None:
+            return None
+        if isinstance(value, Iterable) and not isinstance(value, str):
+            return [_as_plain(v) for v in value]
+        self._problems.append(
+            f"`{name}` must be a list, one item a cell. "
+            f"Received: {name}={value!r}."
+        )
+        return None
+
+    def _count(self, name: str, value: Any) -> int:
+        """The value, or 1 where it is wrong."""
+        value = _as_plain(value)
+        if _is_count(value):
+            return value
+        self._problems.append(
+            f"`{name}` must be an integer of at least 1. "
+            f"Received: {name}={value!r}."
+        )
+        return 1
+
+    def _check_cut(self, is_default: bool) -> None:
+        num_layers = len(self.layers)
+        k = self.num_partitions
+        if k > num_layers > 0:
+            default = " (the number of devices)" if is_default else ""
+            self._problems.append(
+                "`num_partitions` must be at most the number of layers, "
+                f"{num_layers}. Received: num_partitions={k}{default}. Ask for "
+                "fewer cells, or put the layers of a `keras.Sequential` into "
+                "the list instead of the model."
+            )
+        cut = self.layers_per_cell
+        if cut is None:
+            return
+        if not all(_is_count(n) for n in cut):
+            self._problems.append(
+                "`layers_per_cell` must hold integers of at least 1. "
+                f"Received: layers_per_cell={cut}. Every cell needs a layer."
+            )
+        elif sum(cut) != num_layers:
+            self._problems.append(
+                "`layers_per_cell` must place every layer exactly once. "
+                f"Expected a sum of {num_layers} (the number of layers). "
+                f"Received: layers_per_cell={cut} (sum {sum(cut)}). "
+                "Omit it to let `GPipe` balance the cells by cost."
+            )
+        elif len(cut) != k:
+            self._problems.append(
+                "`layers_per_cell` must have one number for each of the "
+                f"{k} cells. Received: layers_per_cell={cut}. Pass "
+                f"num_partitions={len(cut)} with it."
+            )
+
+
+def _as_lists(schedule: Any) -> Any:
+    """A schedule as a file can hold it."""
+    if not isinstance(schedule, Schedule):
+        return schedule
+    return [[list(task) for task in own] for own in schedule.tasks]
+
+
+def _as_plain(value: Any) -> Any:
+    """NumPy's integers as Python's, for files; else the value."""
+    is_integer = isinstance(value, numbers.Integral)
+    return int(value) if is_integer and value is not True else value
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and value is not True and value >= 1

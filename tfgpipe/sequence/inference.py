@@ -1,0 +1,64 @@
+"""Finds out what layers return and cost, before they have any variables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from tfgpipe import internals
+from tfgpipe.cells import shapes
+from tfgpipe.planning import cost as cost_lib
+from tfgpipe.sequence.restrictions import check_rows_stay
+
+
+def infer(
+    layers: Sequence[keras.layers.Layer],
+    costs: Sequence[Any],
+    spec: Any,
+    is_split: bool,
+) -> tuple[Any, list[float]]:
+    """Builds layers, each for the outputs of the one before.
+
+    Their variables get no storage yet.
+
+    Args:
+        layers: The layers, in order.
+        costs: For each what the user said of its cost, or None.
+        spec: Nest of `keras.KerasTensor`s: what the first layer takes.
+        is_split: Whether mini-batches are split into several micro-batches.
+
+    Returns:
+        What the last layer returns, a nest of `keras.KerasTensor`s, and the
+        costs of the layers.
+
+    Raises:
+        ValueError: If a layer does not take what the one before returns, or
+            its outputs have no row for each row of its inputs.
+    """
+    before = "the model's inputs"
+    found = []
+    known: dict[Any, float] = {}  # equal layers are estimated once
+    with (
+        internals.deferred_variables(),
+        internals.tracing_anew(),
+        internals.in_no_graph(layers),
+    ):
+        for layer, cost in zip(layers, costs):
+            try:
+                output = layer(spec)
+            except Exception as error:
+                raise ValueError(
+                    f"Layer '{layer.name}' must accept {before}. Received: "
+                    f"tensors of shape {shapes(spec)}, and this "
+                    f"{type(error).__name__}: {error}\nCheck the order of the "
+                    "layers and their sizes. If `call` needs values of tensors "
+                    "or raises this on purpose, give the layer a "
+                    "`compute_output_spec`."
+                ) from error
+            if is_split:
+                check_rows_stay(layer, spec, output, layer is layers[-1])
+            found.append(cost_lib.resolve_cost(layer, cost, spec, known))
+            spec, before = output, f"the outputs of layer '{layer.name}'"
+    return spec, found

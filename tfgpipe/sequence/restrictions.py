@@ -1,0 +1,137 @@
+"""Refuses layers that a pipeline cannot train as Keras would."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import tree
+
+from tfgpipe import internals
+from tfgpipe.cells import is_synchronized
+
+
+def check_supported(
+    layers: Sequence[keras.layers.Layer],
+    num_micro_batches: int,
+    num_replicas: int = 1,
+) -> None:
+    """Refuses layers that a pipeline would change the meaning of.
+
+    Args:
+        layers: Built or not; what a layer makes when it is built is not seen
+            before.
+        num_micro_batches: M.
+        num_replicas: R.
+
+    Raises:
+        ValueError: If there is one.
+    """
+    for layer in layers:
+        for inner in internals.flat_layers(layer):
+            if reason := _unsupported(inner, num_micro_batches, num_replicas):
+                raise ValueError(
+                    "A layer must treat micro-batches as it treats their "
+                    f"mini-batch. Received: layer '{inner.name}' with {reason}"
+                )
+
+
+_MANY_ROWS = 7919  # a prime, which no other axis has
+_ANY_LENGTH = 8
+
+
+def check_rows_stay(
+    layer: keras.layers.Layer, inputs: Any, outputs: Any, is_last: bool
+) -> None:
+    """Refuses a layer that makes rows part of another axis.
+
+    As the similarities of all rows with all rows are. It is asked again, with
+    a known number of rows, if an axis of its outputs has an unknown length and
+    none of its inputs, or if it is the last layer.
+
+    Args:
+        layer: A layer of a model with more than one micro-batch.
+        inputs: Nest of specs of its inputs.
+        outputs: Those of its outputs.
+        is_last: Whether nothing follows.
+
+    Raises:
+        ValueError: If it does so, or if a last layer's outputs do not have a
+            row for each row of the inputs.
+    """
+    given, made = tree.flatten(inputs), tree.flatten(outputs)
+    made = [t for t in made if t is not None]
+    rows = next((t.shape[0] for t in given if t is not None and t.shape), None)
+    constant = any(not t.shape or t.shape[0] not in (None, rows) for t in made)
+    if is_last and constant:
+        _refuse_rows(layer, made)
+    unknown = [None in t.shape[1:] for t in given if t is not None]
+    if not any(None in t.shape[1:] for t in made):
+        return
+    if any(unknown) and not is_last:
+        return
+
+    def many(spec: Any) -> Any:
+        if spec is None:
+            return None
+        inner = [_ANY_LENGTH if d is None else d for d in spec.shape[1:]]
+        return keras.KerasTensor((_MANY_ROWS, *inner), spec.dtype)
+
+    try:
+        found = layer(tree.map_structure(many, inputs))
+    except Exception:
+        return  # that length does not suit the layer
+    shapes = [t.shape for t in tree.flatten(found) if t is not None]
+    if any(d and d % _MANY_ROWS == 0 for s in shapes for d in s[1:]):
+        _refuse_rows(layer, made)
+
+
+def _refuse_rows(layer: keras.layers.Layer, outputs: list[Any]) -> None:
+    raise ValueError(
+        "A layer must have outputs with a row for each row of the batch, and "
+        "no other axis as long as the batch, if there is more than one "
+        f"micro-batch. Received: layer '{layer.name}' with outputs of shape "
+        f"{[tuple(t.shape) for t in outputs]}. Compute what needs the whole "
+        "batch in the loss, or pass num_micro_batches=1."
+    )
+
+
+def _unsupported(
+    layer: keras.layers.Layer, num_micro_batches: int, num_replicas: int
+) -> str | None:
+    """What of the layer does not go with a pipeline, or None."""
+    is_split = num_micro_batches * num_replicas > 1
+    if is_split and getattr(layer, "renorm", False) is True:
+        return (
+            "renorm=True, which normalises by its moving statistics, and "
+            f"num_micro_batches={num_micro_batches}"
+            + (f" in {num_replicas} replicas" if num_replicas > 1 else "")
+            + ". Pass renorm=False, or num_micro_batches=1"
+            + (" and no replicas." if num_replicas > 1 else ".")
+        )
+    if num_replicas > 1 and is_synchronized(layer) and _is_foreign(layer):
+        return (
+            "synchronized=True, which takes moments over replicas, and "
+            f"{num_replicas} replicas. Pass synchronized=False, or use a "
+            "`keras.layers.BatchNormalization`, which computes its moments "
+            "in Keras's way."
+        )
+    if getattr(layer, "stateful", False) is True:
+        return (
+            "stateful=True, which keeps a state for every row of a batch. "
+            "Pass stateful=False."
+        )
+    if internals.remat_mode(layer) is not None:
+        return (
+            "a `keras.RematScope` around it, which recomputes the layer in "
+            "its own way. Make the layer outside of the scope, and choose "
+            "what is recomputed with `remat`."
+        )
+    return None
+
+
+def _is_foreign(layer: keras.layers.Layer) -> bool:
+    """Whether nothing is known of how a layer computes moments."""
+    known = isinstance(layer, keras.layers.BatchNormalization)
+    return not known or internals.has_own_moments(layer)
