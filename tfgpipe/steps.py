@@ -16,11 +16,26 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import Borrows, Tracer, as_specs, check_rows, shapes
+from tfgpipe.cells import (
+    Borrows,
+    EagerTracer,
+    Tracer,
+    as_specs,
+    check_rows,
+    shapes,
+)
 from tfgpipe.devices import placement, update_on_devices
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.failures import explained
-from tfgpipe.loss import Head, Objective, streams_loss, streams_metrics
+from tfgpipe.loss import (
+    Head,
+    Objective,
+    SummedLoss,
+    WholeLoss,
+    add_direct,
+    streams_loss,
+    streams_metrics,
+)
 from tfgpipe.run import Pipeline
 from tfgpipe.sequence import inputs
 
@@ -75,33 +90,34 @@ class Stepped(internals.BuiltBeforeTracing):
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """Trains on one mini-batch; called by `fit`."""
-        data, arrival = self._unpack(data)
-        head, objective = self._loss_for(data, arrival, training=True)
-        run = self._run(data[0], data[1:], head, True, objective)
+        batch, arrival = self._unpack(data)
+        head, loss = self._loss_of(batch, training=True)
+        run = self._forward(batch, head, loss, training=True)
         with tf.control_dependencies(arrival):
-            objective.finish(run)
-            if run.is_training and self.trainable_variables:
-                self._update(run, objective)
-            else:
-                warnings.warn(
-                    "The model does not have any trainable weights.",
-                    stacklevel=2,
-                )
-            return self._logs(run, head, objective, data)
+            if run.results.are_complete:  # what follows sees the new state
+                run.state.assign()
+            start = loss.start(run)
+        run.backward(start)
+        with tf.control_dependencies(arrival):
+            run.state.assign()
+            total = loss.total(run)
+            self._update(run, loss)
+            return self._logs(run, head, total, batch)
 
     def test_step(self, data: Any) -> dict[str, Any]:
         """Evaluates one mini-batch; called by `evaluate`."""
-        data, arrival = self._unpack(data)
-        head, objective = self._loss_for(data, arrival, training=False)
-        run = self._run(data[0], data[1:], head, False)
+        batch, arrival = self._unpack(data)
+        head, loss = self._loss_of(batch, training=False)
+        run = self._forward(batch, head, loss, training=False)
         with tf.control_dependencies(arrival):
-            objective.finish(run)
-            return self._logs(run, head, objective, data)
+            run.state.assign()
+            total = loss.total(run)
+            return self._logs(run, head, total, batch)
 
     def predict_step(self, data: Any) -> Any:
         """Computes one mini-batch's outputs; called by `predict`."""
-        (x, _, _), arrival = self._unpack(data, with_loss=False)
-        run = self._run(x, None, None, False)
+        batch, arrival = self._unpack(data, with_loss=False)
+        run = self._forward(batch, None, None, training=False)
         with tf.control_dependencies(arrival):
             run.state.assign()
         return run.results.joined_outputs()
@@ -128,50 +144,60 @@ class Stepped(internals.BuiltBeforeTracing):
         is_declared = self._arguments.input_spec is not None
         return inputs.as_expected(x, self._plan.input_spec, is_declared)
 
-    def _loss_for(
-        self, data: Any, arrival: list[tf.Operation], training: bool
+    def _loss_of(
+        self, batch: tuple[Any, Any, Any], training: bool
     ) -> tuple[Head, Objective]:
-        _, y, sample_weight = data
+        """What the last cell computes of the loss, and the rest of it."""
+        _, y, sample_weight = batch
         specs = as_specs(y), self._plan.output_spec, as_specs(sample_weight)
-        with_loss = streams_loss(self, *specs)
-        head = Head(self, with_loss, streams_metrics(self, *specs))
-        return head, Objective(self, data, with_loss, training, arrival)
+        is_summed = streams_loss(self, *specs)
+        head = Head(self, is_summed, streams_metrics(self, *specs))
+        objective = SummedLoss if is_summed else WholeLoss
+        return head, objective(self, batch, training)
 
-    def _run(
+    def _forward(
         self,
-        x: Any,
-        labels: Any,
-        head: Any,
+        batch: tuple[Any, Any, Any],
+        head: Head | None,
+        loss: Objective | None,
         training: bool,
-        objective: Objective | None = None,
     ) -> Pipeline:
-        """Runs a mini-batch through the cells."""
+        """Runs a mini-batch through the cells, up to the backward pass."""
         while True:  # until it is known what each cell reads
             try:
-                run = self._pipeline(x, labels, head, training)
-                run.run(self._arguments.schedule_of, objective)
+                run = self._pipeline(batch, head, training)
+                run.plan(self._arguments.schedule_of)
+                if loss is not None and run.is_training:
+                    loss.check(run.schedules)
+                    if not self._is_eager:
+                        run.differentiate(loss.has_gradient(run))
+                run.forward()
                 return run
             except Borrows as found:
                 found.note()
 
     def _pipeline(
-        self, x: Any, labels: Any, head: Any, training: bool
+        self, batch: tuple[Any, Any, Any], head: Any, training: bool
     ) -> Pipeline:
+        x, *labels = batch
+        dtype = self._arguments.gradient_dtype
         return Pipeline(
             self._plan.cells,
             x,
-            labels,
+            None if head is None else tuple(labels),
             self.num_micro_batches,
             training,
             head,
             self._arguments.remat_by_cell(),
-            Tracer(
-                self.run_eagerly or tf.config.functions_run_eagerly(),
-                self._jit_cells or self._is_on_tpu,
-                self._arguments.gradient_dtype,
-            ),
+            EagerTracer(dtype)
+            if self._is_eager
+            else Tracer(self._jit_cells or self._is_on_tpu, dtype),
             self._plan.clock,
         )
+
+    @property
+    def _is_eager(self) -> bool:
+        return self.run_eagerly or tf.config.functions_run_eagerly()
 
     @property
     def _is_on_tpu(self) -> bool:
@@ -179,16 +205,21 @@ class Stepped(internals.BuiltBeforeTracing):
             device for cell in self._plan.cells for device in cell.devices
         )
 
-    def _update(self, run: Pipeline, objective: Objective) -> None:
+    def _update(self, run: Pipeline, loss: Objective) -> None:
         """Applies the gradients, each on the device of its variable."""
-        gradients = run.gradients()
-        objective.add_direct(gradients)
         variables = self.trainable_variables
+        if not run.is_training or not variables:
+            warnings.warn(
+                "The model does not have any trainable weights.", stacklevel=3
+            )
+            return
+        gradients = run.gradients()
+        add_direct(gradients, loss.direct_gradients())
         pairs = [(gradients.get(id(v)), v) for v in variables]
         with contextlib.ExitStack() as stack:
             stack.enter_context(update_on_devices(self.optimizer, variables))
             if self._plan.clock is not None:
-                stack.enter_context(self._plan.clock.update(run.turns.last_op))
+                stack.enter_context(self._plan.clock.update(run.chain.last_op))
             self.optimizer.apply_gradients(pairs)
 
     @contextlib.contextmanager
@@ -201,12 +232,17 @@ class Stepped(internals.BuiltBeforeTracing):
             self._plan.clock = None
 
     def _logs(
-        self, run: Pipeline, head: Head, objective: Objective, data: Any
+        self,
+        run: Pipeline,
+        head: Head,
+        total: tf.Tensor,
+        batch: tuple[Any, Any, Any],
     ) -> dict[str, Any]:
-        x, y, sample_weight = data
-        with tf.device(run.cells[-1].device):
+        """What `fit` shows: the loss and the metrics."""
+        x, y, sample_weight = batch
+        with tf.device(run.results.device):
             internals.loss_tracker(self).update_state(
-                objective.total, sample_weight=run.micro_batches.num_rows
+                total, sample_weight=run.micro_batches.num_rows
             )
             if head.streams_metrics:
                 return self.get_metrics_result()

@@ -1,15 +1,21 @@
-"""Cells: layers become functions, forward and backward."""
+"""Cells: layers become functions, forward and backward.
 
-from tfgpipe.cells import gradients, state_rules
-from tfgpipe.cells.bundle import tensors
+The way of a cell: its layers are one `CellFunction`; `Tracer` makes of it a
+graph, then its backward pass, then the functions of its tasks, `CellTasks`.
+`EagerTracer` has Python run the same, for debugging.
+"""
+
+from tfgpipe.cells import gradients
+from tfgpipe.cells.bundle import by_reference, tensors
 from tfgpipe.cells.cell import Cell
+from tfgpipe.cells.eager import EagerTracer
 from tfgpipe.cells.function import Borrows, CellFunction
-from tfgpipe.cells.gradients import dense
+from tfgpipe.cells.gradients import Gradient, as_tensor
 from tfgpipe.cells.micro_batch import MicroBatches, as_specs, check_rows, shapes
 from tfgpipe.cells.moments import is_synchronized
-from tfgpipe.cells.scope import InnerScope
-from tfgpipe.cells.stages import Exchange
-from tfgpipe.cells.state_rules import sum_of
+from tfgpipe.cells.scope import InnerScope, advance_seed
+from tfgpipe.cells.stages import Stages
+from tfgpipe.cells.tasks import CellTasks, Work
 from tfgpipe.cells.tracer import Tracer
 from tfgpipe.cells.values import Arguments, Boundary, Output, is_continuous
 
@@ -19,19 +25,23 @@ __all__ = [
     "Boundary",
     "Cell",
     "CellFunction",
-    "Exchange",
+    "CellTasks",
+    "EagerTracer",
+    "Gradient",
     "InnerScope",
     "MicroBatches",
     "Output",
+    "Stages",
     "Tracer",
+    "Work",
+    "advance_seed",
     "as_specs",
+    "as_tensor",
+    "by_reference",
     "check_rows",
-    "dense",
     "gradients",
     "is_continuous",
     "is_synchronized",
     "shapes",
-    "state_rules",
-    "sum_of",
     "tensors",
 ]

@@ -1,21 +1,75 @@
-"""A cell that runs eagerly, for debugging: see `task.py`."""
+"""Cells that run eagerly, for debugging: see `tracer.py` and `tasks.py`."""
 
 from __future__ import annotations
 
-import contextlib
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfgpipe.cells import gradients
-from tfgpipe.cells.function import CellFunction
-from tfgpipe.cells.stages import Exchange
-from tfgpipe.cells.traced import TracedCell
-from tfgpipe.cells.values import Arguments, any_rows, is_continuous
+from tfgpipe.cells.backward import add_backward, of_lookups
+from tfgpipe.cells.function import CellFunction, Findings
+from tfgpipe.cells.gradients import Gradient, as_tensor
+from tfgpipe.cells.trace import Origin, trace
+from tfgpipe.cells.values import (
+    Arguments,
+    Output,
+    any_rows,
+    is_continuous,
+    structure_of,
+)
 
 
-class _WaitsForTotal(BaseException):
-    """Ends a run of layers; not an error that a layer may catch."""
+class EagerTracer:
+    """Has Python run the tasks of cells; does what `Tracer` does in a graph.
+
+    Args:
+        gradient_dtype: See `Tracer`.
+    """
+
+    def __init__(self, gradient_dtype: str | None):
+        self._gradient_dtype = gradient_dtype
+
+    def led(self, x: Any) -> Any:
+        """The mini-batch."""
+        return x
+
+    def trace(
+        self, functions: Sequence[CellFunction], x: Any, *_: Any
+    ) -> list[EagerCell]:
+        """Makes cells that follow each other; nothing is run."""
+        made: list[EagerCell] = []
+        for function in functions:
+            if function.synchronizes:
+                raise ValueError(
+                    "Batch normalisation over replicas must be trained in a "
+                    "graph, where replicas wait for each other. Received: "
+                    "run_eagerly=True and a layer with synchronized=True in "
+                    f"cell {function.cell.index}. Debug with one replica, or "
+                    "with synchronized=False."
+                )
+            made.append(
+                EagerCell(
+                    function,
+                    made[-1:],
+                    structure_of(x),
+                    self._gradient_dtype,
+                )
+            )
+        return made
+
+    def differentiate(self, cells: list[EagerCell], *_: Any) -> list[EagerCell]:
+        """The cells: tapes do it."""
+        return cells
+
+    def tasks(
+        self, cells: list[EagerCell], needs_dx: Sequence[bool]
+    ) -> list[EagerCell]:
+        """The cells, which know whether gradients of inputs are wanted."""
+        for cell, needs in zip(cells, needs_dx):
+            cell.needs_dx = needs
+        return cells
 
 
 class EagerCell:
@@ -25,11 +79,12 @@ class EagerCell:
         function: The cell's function.
         before: The cell before in a list, empty for the first cell.
         input_structure: A nest like the inputs of the first cell.
-        needs_dx: Whether the gradients of the inputs are wanted.
         gradient_dtype: See `Tracer`.
 
     Attributes:
         is_split: See `CellTasks`.
+        needs_dx: Whether the gradients of the inputs are wanted.
+        findings: What the layers were seen to do when they ran last.
     """
 
     is_split = False
@@ -39,31 +94,21 @@ class EagerCell:
         function: CellFunction,
         before: list[EagerCell],
         input_structure: Any,
-        needs_dx: bool,
         gradient_dtype: str | None,
     ):
         self._function = function
         self._before = before
         self._input_structure = input_structure
-        self._needs_dx = needs_dx
         self._gradient_dtype = gradient_dtype
-        self._repeated: list[list[bool]] | None = None
-
-    @property
-    def output_structure(self) -> Any:
-        """See `CellFunction`."""
-        return self._function.output_structure
-
-    @property
-    def num_head_losses(self) -> int:
-        """See `CellFunction`."""
-        return self._function.num_head_losses
+        self._repeated: Sequence[list[bool]] | None = None
+        self.needs_dx = True
+        self.findings = Findings([0] * len(function.seeds), [], None, 0)
 
     @property
     def _structure(self) -> Any:
         """A nest like the inputs."""
         if self._before:
-            return self._before[-1].output_structure
+            return self._before[-1].findings.output_structure
         return self._input_structure
 
     @property
@@ -75,101 +120,91 @@ class EagerCell:
         """The weights."""
         return weights
 
-    def unpack_sums(self, sums: list[Any]) -> list[Any]:
+    def unpack_sums(self, sums: list[Gradient]) -> list[Gradient]:
         """The sums."""
         return sums
 
-    def forward(self, arguments: Arguments, keeps: bool) -> Exchange:
-        """Computes the outputs; keeps a tape for the backward pass."""
-        return (yield from self._run(arguments, keeps, first=True))
+    def forward(self, arguments: Arguments, keeps: bool) -> Callable:
+        """A task that computes the outputs, on a tape if it is kept."""
+        return functools.partial(self._run, arguments, keeps, first=True)
 
-    def recompute(self, arguments: Arguments) -> Exchange:
-        """Computes the outputs again, on a tape."""
-        return (yield from self._run(arguments, True, first=False))[-1]
+    def recompute(self, arguments: Arguments, kept: Any) -> Callable:
+        """A task that computes the outputs again, on a tape."""
+        del kept
+        return lambda: self._run(arguments, True, first=False)[1]
 
-    def _run(self, arguments: Arguments, keeps: bool, first: bool) -> Exchange:
-        """Runs the layers; from the first one again with every new total.
+    def _run(
+        self, arguments: Arguments, keeps: bool, first: bool
+    ) -> tuple[Output, Any]:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            if keeps:
+                tape.watch(arguments.sources(self.needs_dx))
+            output, self.findings = self._function(
+                arguments, self._structure, first
+            )
+        return output, (tape, output) if keeps else None
 
-        A total is a constant of the tape: `backward` adds up its gradients.
-        """
-        totals = list(arguments.totals)
-        own: list[tf.Tensor] = []
+    def backward(self, *arguments: Any) -> Callable:
+        """A task that computes the gradients, see `CellTasks`."""
+        return functools.partial(self._differentiate, *arguments)
 
-        def add_up(tensor: tf.Tensor) -> tf.Tensor:
-            own.append(tensor)
-            if len(own) > len(totals):
-                raise _WaitsForTotal
-            return totals[len(own) - 1]
-
-        while True:
-            with tf.GradientTape(
-                persistent=self._function.synchronizes,
-                watch_accessed_variables=False,
-            ) as tape:
-                if keeps:
-                    sources = arguments.sources(self._needs_dx)
-                    tape.watch([*sources, *totals])
-                with contextlib.suppress(_WaitsForTotal):
-                    output = self._function(
-                        arguments, self._structure, first, add_up
-                    )
-                    return output, totals, (tape, output, own, totals)
-            totals += yield own[-1:]
-            own.clear()
-
-    def backward(
+    def _differentiate(
         self,
         arguments: Arguments,
         kept: Any,
-        dy: list[Any],
-        dlosses: list[Any],
-        sums: list[Any] | None,
+        dy: Sequence[Any],
+        dlosses: Sequence[Any],
+        sums: list[Gradient] | None,
         m: int,
-    ) -> Exchange:
-        """Computes the gradients."""
-        tape, output, own, totals = kept
-        sources = arguments.sources(self._needs_dx)
+    ) -> tuple[list[Any], list[Gradient]]:
+        tape, output = kept
         targets = [t for t, d in zip(output.tensors, dy) if d is not None]
-        targets += output.losses
-        seeds = [d for d in dy if d is not None] + dlosses
-        for tensor, total in zip(reversed(own), reversed(totals)):
-            (d,) = yield tape.gradient(targets, [total], seeds, "zero")
-            targets, seeds = [*targets, tensor], [*seeds, d]
-        found = tape.gradient(targets, sources, output_gradients=seeds)
+        found = tape.gradient(
+            targets + output.losses,
+            arguments.sources(self.needs_dx),
+            output_gradients=[d for d in dy if d is not None] + [*dlosses],
+        )
         num_weights = len(arguments.sources(with_inputs=False))
         iterator = iter(found)
         dx = [
-            gradients.dense(next(iterator))
-            if self._needs_dx and is_continuous(t)
+            as_tensor(next(iterator))
+            if self.needs_dx and is_continuous(t)
             else None
             for t in arguments.inputs.tensors
         ]
         dw = [
-            [d]
+            Gradient(slices={(0, 0): d})
             if isinstance(d, tf.IndexedSlices)
-            else gradients.in_dtype(d, self._gradient_dtype)
+            else of_lookups(d).in_dtype(self._gradient_dtype)
             for d in found[len(found) - num_weights :]
         ]
         if self._repeated is None:
             self._repeated = [[] for _ in dw]
-            if any(isinstance(d, list) for d in dw):
+            if any(d.slices for d in dw):
                 has_gradient = [d is not None for d in dy]
                 self._repeated = self._traced_parts(arguments, has_gradient)
-        return dx, gradients.add(sums or [], dw, m, self._repeated)
+        own = [
+            d.of_micro_batch(m, repeated if d.slices else [])
+            for d, repeated in zip(dw, self._repeated)
+        ]
+        return dx, own if sums is None else [
+            a.plus(b) for a, b in zip(sums, own)
+        ]
 
     def _traced_parts(
         self, arguments: Arguments, has_gradient: list[bool]
     ) -> list[list[bool]]:
-        """What `TracedCell.repeated` says of sparse gradients."""
-        traced = TracedCell(
+        """What `Backward.repeated` says of sparse gradients."""
+        origin = Origin(
             self._function,
             arguments.specs(any_rows),
             self._structure,
-            False,
-            None,
+            moved=frozenset(),
+            jit_compile=False,
+            gradient_dtype=None,
         )
-        traced.differentiate(has_gradient)
-        kinds = [set(same) for same in traced.repeated]
+        repeated = add_backward(trace(origin), has_gradient).repeated
+        kinds = [set(same) for same in repeated]
         if any(len(kind) > 1 for kind in kinds):
             raise ValueError(
                 "With `run_eagerly=True` a layer must not look up a weight "

@@ -3,14 +3,13 @@
     inputs, weights, state, labels -> outputs, new state, losses
 
 Weights are arguments, so nothing is captured, and equal cells can share a
-trace. `traced.py` makes TensorFlow functions of it, `eager.py` runs
-it as it is.
+trace. `trace.py` makes a graph of it, `eager.py` runs it as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -18,11 +17,7 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells.cell import Cell
-from tfgpipe.cells.moments import (
-    is_synchronized,
-    moments_over_replicas,
-    sum_over_replicas,
-)
+from tfgpipe.cells.moments import choosing_moments, is_synchronized
 from tfgpipe.cells.scope import StateScope
 from tfgpipe.cells.values import Arguments, Boundary, Output, structure_of
 
@@ -50,6 +45,23 @@ class Borrows(Exception):
                 own.append(variable)
 
 
+class Findings(NamedTuple):
+    """What the layers of a cell were seen to do when they ran.
+
+    Attributes:
+        draws: How often each of `CellFunction.seeds` was drawn.
+        starts: For each layer, how many operations the graph had before it,
+            and at last, how many after all layers.
+        output_structure: A nest like the outputs.
+        num_head_losses: How many of the losses are the head's.
+    """
+
+    draws: list[int]
+    starts: list[int]
+    output_structure: Any
+    num_head_losses: int
+
+
 class CellFunction:
     """The function of a cell.
 
@@ -64,13 +76,9 @@ class CellFunction:
         weights: The trainable variables, a list a layer.
         state: All other variables, the metrics' among them.
         chained: ids of those that run on from micro-batch to micro-batch.
+        seeds: Those that are random seeds.
+        normalizations: The batch normalisations that move their statistics.
         synchronizes: Whether it takes moments over replicas.
-        moved: ids of the moving statistics that earlier cells move.
-        draws: How often each of `seeds` was drawn in the last run.
-        starts: For each layer, how many operations the graph had before it,
-            and at last, how many after all layers.
-        output_structure: A nest like the outputs of the last run.
-        num_head_losses: How many of the last run's losses are the head's.
     """
 
     def __init__(
@@ -99,11 +107,6 @@ class CellFunction:
             and len(cell.devices) > 1
             and any(map(is_synchronized, self.normalizations))
         )
-        self.moved: frozenset[int] = frozenset()
-        self.draws: list[int] = [0] * len(self.seeds)
-        self.starts: list[int] = []
-        self.output_structure: Any = None
-        self.num_head_losses = 0
 
     @property
     def flat_weights(self) -> list[Any]:
@@ -114,25 +117,25 @@ class CellFunction:
         self,
         arguments: Arguments,
         input_structure: Any,
-        first: bool,
-        add_up: Callable[[tf.Tensor], tf.Tensor] = sum_over_replicas,
-    ) -> Output:
+        first: bool = True,
+        moved: Collection[int] = (),
+    ) -> tuple[Output, Findings]:
         """Runs layers and head on given values of all variables.
 
         Args:
             arguments: The values.
             input_structure: A nest like the inputs.
             first: False in a recomputation, which needs no metrics.
-            add_up: Adds up a tensor over replicas.
+            moved: ids of the moving statistics that earlier cells have moved.
         """
         scope = StateScope(
             list(zip(self.state, arguments.state)),
             self.seeds,
             self.normalizations,
-            self.moved,
+            moved,
             self.training,
         )
-        self.starts = []
+        starts: list[int] = []
         assigned = tf.nest.pack_sequence_as(
             self.weights,
             arguments.assigned or [None] * len(self.flat_weights),
@@ -140,19 +143,14 @@ class CellFunction:
         weights = list(zip(self.weights, arguments.weights, assigned))
 
         def before_layer(i: int) -> None:
-            self.starts.append(_num_operations())
+            starts.append(_num_operations())
             if i > 0:  # before the next use of a shared weight
                 updated.extend(scope.new_values(self.weights[i - 1]))
             scope.use_weights(i, zip(*weights[i]))
 
-        graph = internals.current_graph()
-
-        def moments(layer: Any, inputs: Any, mask: Any) -> Any:
-            if not self.synchronizes or not is_synchronized(layer):
-                return internals.batch_moments(layer, inputs, mask)
-            _check_graph(layer, graph)
-            return moments_over_replicas(layer, inputs, mask, add_up)
-
+        moments = internals.batch_moments
+        if self.synchronizes:
+            moments = choosing_moments(internals.current_graph())
         updated: list[Any] = []
         sums, counts = [], []
         x = arguments.inputs.nest(input_structure)
@@ -163,7 +161,7 @@ class CellFunction:
             ),
         ):
             y = self.cell(x, before_layer=before_layer, training=self.training)
-            self.starts.append(_num_operations())
+            starts.append(_num_operations())
             updated.extend(scope.new_values(self.weights[-1]))
             if self.head is not None:
                 sums, counts = self.head(y, arguments.labels, first)
@@ -171,14 +169,17 @@ class CellFunction:
         self._check_moved(scope)
         if scope.borrowed:
             raise Borrows(self.cell, scope.borrowed)
-        self.draws = [scope.draws[id(v)] for v in self.seeds]
-        self.output_structure = structure_of(y)
-        self.num_head_losses = len(sums)
+        findings = Findings(
+            draws=[scope.draws[id(v)] for v in self.seeds],
+            starts=starts,
+            output_structure=structure_of(y),
+            num_head_losses=len(sums),
+        )
         boundary = Boundary.of(y)
         # Where the head has the loss, no gradient comes in by the outputs.
         has_loss = self.head is not None and self.head.streams_loss
         hand_out = tf.stop_gradient if has_loss else tf.identity
-        return Output(
+        output = Output(
             tensors=[
                 None if t is None else hand_out(t) for t in boundary.tensors
             ],
@@ -189,6 +190,7 @@ class CellFunction:
             counts=counts,
             moments=[scope.moments[id(v)] for v in self.normalizations],
         )
+        return output, findings
 
     def _own(self, loss: Any, x: Any) -> tf.Tensor:
         """A loss of `add_loss`, as a number: Keras sums it up."""
@@ -246,14 +248,3 @@ class CellFunction:
 def _num_operations() -> int:
     graph = internals.current_graph()
     return 0 if graph is None else len(graph.get_operations())
-
-
-def _check_graph(layer: keras.layers.Layer, graph: Any) -> None:
-    if internals.current_graph() is graph:
-        return
-    raise ValueError(
-        "A batch normalisation over replicas must be called by a layer "
-        f"directly. Received: layer '{layer.name}' with synchronized=True in "
-        "a loop, a condition or a `tf.function`, which cannot be left in the "
-        "middle. Call it outside of that, or pass synchronized=False."
-    )

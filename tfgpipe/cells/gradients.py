@@ -1,106 +1,100 @@
-"""Sums of gradients over micro-batches and over uses of a variable.
+"""Gradients of weights: sums over micro-batches and over uses of a variable.
 
-A dense sum is a tensor. A sparse gradient is a list, of a part for each lookup.
-Parts whose slices are those of rows, see `sparse.py`, are kept apart until the
-end, by micro-batch, and then stand one after the other in the order of the
-rows, as those of the whole mini-batch would.
+From the task of a cell to the optimizer a gradient has one type, `Gradient`:
+dense, or sparse. A sparse one has `tf.IndexedSlices` for each lookup i of the
+weight. Those whose slices are those of rows, see `sparse.py`, are kept apart
+until the end, by micro-batch m, and then stand one after the other in the order
+of the rows, as those of the whole mini-batch would:
+
+    micro-batch 0   {(0, 0): slices of its rows, (1, 0): slices of positions}
+    micro-batch 1   {(0, 1): slices of its rows, (1, 0): slices of positions}
+    sum             {(0, 0): ..., (0, 1): ...,   (1, 0): added up}
+    finished        tf.IndexedSlices, of (0, 0), (0, 1), (1, 0)
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tfgpipe import internals
 
 
-def add(
-    sums: list[Any],
-    gradients: list[Any],
-    m: int,
-    repeated: Sequence[Sequence[bool]],
-) -> list[Any]:
-    """Adds a micro-batch's gradients; sparse ones are only collected.
+class Gradient(NamedTuple):
+    """The gradient of a weight, by one micro-batch or the sum of several.
 
-    A gradient that is sparse for some micro-batches alone becomes dense.
+    Where both attributes are empty, nothing depends on the weight.
+
+    Attributes:
+        dense: Tensor of the weight's shape, or None.
+        slices: By lookup and micro-batch (i, m) `tf.IndexedSlices` of values
+            of shape (slices, ...), as the weight has but for its first axis.
+            For lookups with the same indices in all micro-batches, m is 0.
     """
-    if not sums:
-        return collect(sums, gradients, m, repeated)
-    pairs = [
-        (total, gradient)
-        if is_sparse(total) == is_sparse(gradient)
-        else (dense(total), dense(gradient))
-        for total, gradient in zip(sums, gradients)
-    ]
-    added = [
-        total + gradient if isinstance(gradient, tf.Tensor) else gradient
-        for total, gradient in pairs
-    ]
-    return collect([total for total, _ in pairs], added, m, repeated)
+
+    dense: tf.Tensor | None = None
+    slices: Mapping[tuple[int, int], tf.IndexedSlices] = {}
+
+    def of_micro_batch(self, m: int, repeated: Sequence[bool]) -> Gradient:
+        """The gradient of one micro-batch, to be added to those of others.
+
+        Args:
+            m: Index of the micro-batch.
+            repeated: For each lookup, whether its indices are the same for
+                all micro-batches.
+        """
+        parts = zip(self.slices.values(), repeated, strict=True)
+        slices = {
+            (i, 0 if is_same else m): part
+            for i, (part, is_same) in enumerate(parts)
+        }
+        return Gradient(self.dense, slices)
+
+    def plus(self, other: Gradient) -> Gradient:
+        """The sum; dense if one of the two is."""
+        if self.dense is not None and other.dense is not None:
+            return Gradient(self.dense + other.dense)
+        if self.dense is not None and other.slices:
+            return self.plus(other.as_dense())
+        if self.slices and other.dense is not None:
+            return self.as_dense().plus(other)
+        merged = dict(self.slices)
+        for key, part in other.slices.items():
+            if key in merged:
+                values = merged[key].values + part.values
+                part = tf.IndexedSlices(values, part.indices, part.dense_shape)
+            merged[key] = part
+        dense = other.dense if self.dense is None else self.dense
+        return Gradient(dense, merged)
+
+    def as_dense(self) -> Gradient:
+        """The same with no slices."""
+        return Gradient(as_tensor(self.finished()))
+
+    def finished(self) -> Any:
+        """As an optimizer takes it: a tensor, `tf.IndexedSlices`, or None."""
+        if not self.slices:
+            return self.dense
+        return _joined([self.slices[key] for key in sorted(self.slices)])
+
+    def in_dtype(self, dtype: str | None) -> Gradient:
+        """With a dense part of this dtype; None for as it is."""
+        if dtype is None or self.dense is None:
+            return self
+        return self._replace(dense=tf.cast(self.dense, dtype))
 
 
-def is_sparse(gradient: Any) -> bool:
-    """Whether a gradient or a sum is sparse."""
-    return isinstance(gradient, (dict, list))
+def as_tensor(gradient: Any) -> tf.Tensor | None:
+    """A tensor or `tf.IndexedSlices` as a tensor; None as None."""
+    return None if gradient is None else tf.convert_to_tensor(gradient)
 
 
-def dense(gradient: Any) -> tf.Tensor | None:
-    """A gradient or a sum as a tensor."""
-    if gradient is None:
-        return None
-    if isinstance(gradient, list):
-        gradient = in_order(gradient)
-    return tf.convert_to_tensor(joined(gradient))
-
-
-def collect(
-    sums: list[Any],
-    found: list[Any],
-    m: int,
-    repeated: Sequence[Sequence[bool]],
-) -> list[Any]:
-    """New sums of dense sums that are added up already, and sparse gradients.
-
-    Args:
-        sums: The sums so far; empty at first.
-        found: The new dense sums, and the micro-batch's sparse gradients.
-        m: Index of the micro-batch.
-        repeated: For each part of each sparse gradient, whether its indices
-            are the same for all micro-batches.
-    """
-    before = sums or [{}] * len(found)
-    return [
-        _with_parts(total, new, m, same) if isinstance(new, list) else new
-        for total, new, same in zip(before, found, repeated, strict=True)
-    ]
-
-
-def _with_parts(
-    total: dict[tuple[int, int], tf.IndexedSlices],
-    parts: list[tf.IndexedSlices],
-    m: int,
-    repeated: Sequence[bool],
-) -> dict[tuple[int, int], tf.IndexedSlices]:
-    """The slices by part and, unless they are added up, by micro-batch."""
-    result = dict(total)
-    for i, (part, is_same) in enumerate(zip(parts, repeated, strict=True)):
-        key = i, 0 if is_same else m
-        if is_same and key in total:
-            values = total[key].values + part.values
-            part = tf.IndexedSlices(values, part.indices, part.dense_shape)
-        result[key] = part
-    return result
-
-
-def joined(total: Any) -> Any:
-    """A finished sum; sparse gradients stand in the order of the rows."""
-    if not isinstance(total, dict):
-        return total
-    slices = [total[m] for m in sorted(total)]
+def _joined(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
+    """The slices of one after those of the other."""
     if len(slices) == 1:
         return slices[0]
     return tf.IndexedSlices(
@@ -110,17 +104,35 @@ def joined(total: Any) -> Any:
     )
 
 
+def in_order(gradients: Sequence[Any]) -> Any:
+    """The sum of one or more gradients, in order; sparse ones stay sparse.
+
+    Args:
+        gradients: Tensors or `tf.IndexedSlices`.
+    """
+    if _all_sparse(gradients):
+        return _joined(gradients)
+    return functools.reduce(
+        operator.add, [tf.convert_to_tensor(g) for g in gradients]
+    )
+
+
+def _all_sparse(gradients: Sequence[Any]) -> bool:
+    return all(isinstance(g, tf.IndexedSlices) for g in gradients)
+
+
+# ------------------------------------------------------ from tasks to variables
 def of_variables(
-    cells: Iterable[tuple[str, list[Any], list[list[Any]]]],
+    cells: Iterable[tuple[str, list[Any], list[list[Gradient]]]],
 ) -> dict[int, Any]:
-    """The gradient of every variable, by its id.
+    """The gradient of every variable, by its id, as optimizers take it.
 
     A variable that several layers share gets the sum of its uses', on its own
     device, in the order of the layers.
 
     Args:
         cells: For each cell its device, its variables, and each replica's
-            finished sums.
+            sums.
     """
     uses: dict[int, tuple[Any, list[Any]]] = {}
     for device, variables, replicas in cells:
@@ -132,46 +144,46 @@ def of_variables(
             with tf.device(owner):
                 totals = _over_replicas([[r[i] for i in own] for r in replicas])
                 for i, total in zip(own, totals):
-                    entry = uses.setdefault(
-                        id(variables[i]), (variables[i], [])
-                    )
-                    if total is not None:
-                        dtype = variables[i].dtype
-                        entry[1].append(in_dtype(joined(total), dtype))
-    found = {}
-    for key, (variable, totals) in uses.items():
+                    variable = variables[i]
+                    _, found = uses.setdefault(id(variable), (variable, []))
+                    gradient = total.in_dtype(variable.dtype).finished()
+                    if gradient is not None:
+                        found.append(gradient)
+    gradients = {}
+    for key, (variable, found) in uses.items():
         with tf.device(variable.value.device):
-            found[key] = add_uses(totals)
-    return found
+            gradients[key] = add_uses(found)
+    return gradients
 
 
-def _over_replicas(replicas: list[list[Any]]) -> list[Any]:
+def _over_replicas(replicas: list[list[Gradient]]) -> list[Gradient]:
     """The sums over replicas, from the last to the first.
 
     One operation adds all that are dense. Slices of rows are collected, those
     of repeated indices are added up.
 
     Args:
-        replicas: Each one's finished sums.
+        replicas: Each one's sums.
     """
-    columns = [_of_one_kind(column) for column in zip(*replicas)]
-    is_dense = [isinstance(column[0], tf.Tensor) for column in columns]
-    totals = iter(
-        _sums(
-            [column[::-1] for column, dense in zip(columns, is_dense) if dense]
-        )
-    )
+    columns = [_of_one_kind(column[::-1]) for column in zip(*replicas)]
+    dense = [
+        [g.dense for g in own] for own in columns if own[0].dense is not None
+    ]
+    totals = iter(_sums(dense))
     return [
-        next(totals) if dense else column[0] and _merged(column)
-        for column, dense in zip(columns, is_dense)
+        functools.reduce(Gradient.plus, own)
+        if own[0].dense is None
+        else Gradient(next(totals))
+        for own in columns
     ]
 
 
-def _of_one_kind(sums: Sequence[Any]) -> list[Any]:
+def _of_one_kind(column: Sequence[Gradient]) -> list[Gradient]:
     """Sums of one variable, dense if any of them is."""
-    if len(set(map(is_sparse, sums))) > 1:
-        return [dense(total) for total in sums]
-    return list(sums)
+    is_mixed = any(g.slices for g in column) and any(
+        g.dense is not None for g in column
+    )
+    return [g.as_dense() for g in column] if is_mixed else list(column)
 
 
 def _sums(columns: list[list[tf.Tensor]]) -> list[tf.Tensor]:
@@ -203,45 +215,15 @@ def _sums(columns: list[list[tf.Tensor]]) -> list[tf.Tensor]:
         return internals.Call(traced, as_written=True)(flat)
 
 
-def _merged(
-    sums: list[dict[tuple[int, int], tf.IndexedSlices]],
-) -> dict[tuple[int, int], tf.IndexedSlices]:
-    """The slices of all replicas; what several have is repeated."""
-    merged: dict[tuple[int, int], tf.IndexedSlices] = {}
-    for own in reversed(sums):
-        for key, part in own.items():
-            if key in merged:
-                values = part.values + merged[key].values
-                part = tf.IndexedSlices(values, part.indices, part.dense_shape)
-            merged[key] = part
-    return merged
-
-
-def in_dtype(gradient: Any, dtype: str | None) -> Any:
-    """A dense gradient in another dtype; None for as it is."""
-    if dtype is None or not isinstance(gradient, tf.Tensor):
-        return gradient
-    return tf.cast(gradient, dtype)
-
-
 def add_uses(totals: list[Any]) -> Any:
-    """The sum over the layers that use a variable, None for none."""
+    """The sum over the layers that use a variable, None for none.
+
+    Args:
+        totals: Tensors or `tf.IndexedSlices`.
+    """
     if not totals:
         return None
     if _all_sparse(totals):
         return in_order(totals)
     tensors = [tf.convert_to_tensor(total) for total in totals]
     return _sums([tensors])[0]
-
-
-def in_order(gradients: Sequence[Any]) -> Any:
-    """The sum of one or more gradients, in order; sparse ones stay sparse."""
-    if _all_sparse(gradients):
-        return joined(dict(enumerate(gradients)))
-    return functools.reduce(
-        operator.add, [tf.convert_to_tensor(g) for g in gradients]
-    )
-
-
-def _all_sparse(gradients: Sequence[Any]) -> bool:
-    return all(isinstance(g, tf.IndexedSlices) for g in gradients)

@@ -10,7 +10,7 @@ rounding.
 The addition is a point in the graph of a cell, in the forward pass and, as it
 is its own derivative, in the backward pass: what a sum over replicas gives to
 each of them, each of them returns a gradient for. `stages.py` cuts the graph
-there, and `chain.py` adds up. Uncut, the sum is that of one replica.
+there, and `run/partners.py` adds up. Nothing else knows of it.
 
 References: [Ioffe and Szegedy, 2015](https://arxiv.org/abs/1502.03167);
 [Peng et al., 2018](https://arxiv.org/abs/1711.07240) on moments over devices.
@@ -18,11 +18,13 @@ References: [Ioffe and Szegedy, 2015](https://arxiv.org/abs/1502.03167);
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
 import tensorflow as tf
+
+from tfgpipe import internals
 
 _NAME = "moments_over_replicas"
 _TYPE = "PlaceholderWithDefault"
@@ -50,11 +52,41 @@ def is_sum(op: tf.Operation) -> bool:
     return op.type == _TYPE and op.name.split("/")[-1].startswith(_NAME)
 
 
+def sums_over_replicas(
+    operations: Iterable[tf.Operation],
+) -> list[tf.Tensor]:
+    """What `sum_over_replicas` returned in the graph of some operations."""
+    return [op.outputs[0] for op in operations if is_sum(op)]
+
+
+def choosing_moments(graph: Any) -> Callable:
+    """The moments by which each layer of a cell normalises.
+
+    Args:
+        graph: Of the cell. Only there, partners can add up.
+    """
+
+    def moments(layer: Any, inputs: Any, mask: Any) -> Any:
+        if not is_synchronized(layer):
+            return internals.batch_moments(layer, inputs, mask)
+        if internals.current_graph() is not graph:
+            raise ValueError(
+                "A batch normalisation over replicas must be called by a "
+                f"layer directly. Received: layer '{layer.name}' with "
+                "synchronized=True in a loop, a condition or a `tf.function`, "
+                "which cannot be left in the middle. Call it outside of that, "
+                "or pass synchronized=False."
+            )
+        return moments_over_replicas(layer, inputs, mask)
+
+    return moments
+
+
 def moments_over_replicas(
     layer: keras.layers.BatchNormalization,
     inputs: tf.Tensor,
     mask: Any,
-    add_up: Callable[[tf.Tensor], tf.Tensor],
+    add_up: Callable[[tf.Tensor], tf.Tensor] = sum_over_replicas,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """What a batch normalisation normalises by.
 

@@ -16,7 +16,6 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.cells.state_rules import advance_seed
 
 
 class StateScope(keras.StatelessScope):
@@ -227,3 +226,18 @@ class InnerScope(keras.StatelessScope):
 def _with_value(weight: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     """The value, exactly, with the gradient of the weight."""
     return tf.stop_gradient(value) + (weight - tf.stop_gradient(weight))
+
+
+def advance_seed(
+    seed: tf.Tensor, draws_before: Any, draws: int, micro_batch: Any
+) -> tf.Tensor:
+    """The seed with which a cell starts micro-batch `micro_batch`.
+
+    Args:
+        seed: State of a `keras.random.SeedGenerator`, shape (2,).
+        draws_before: Draws of one micro-batch in earlier cells.
+        draws: Draws of one micro-batch in all cells.
+        micro_batch: How many micro-batches came before, int or scalar tensor.
+    """
+    steps = tf.cast(micro_batch, seed.dtype) * draws + draws_before
+    return seed + tf.stack([tf.zeros_like(steps), steps])

@@ -11,6 +11,7 @@ the forward pass, and the gradient would be wrong. That is an error.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -75,7 +76,7 @@ _CALLS = {
 
 def check_operations(
     cell: Any,
-    operations: list[tf.Operation],
+    operations: Sequence[tf.Operation],
     starts: list[int],
     recomputes: bool,
 ) -> None:
@@ -112,7 +113,7 @@ def check_operations(
             )
 
 
-def _stateful_kinds(operations: list[tf.Operation]) -> set[str]:
+def _stateful_kinds(operations: Sequence[tf.Operation]) -> set[str]:
     """The types of the stateful operations, those in called functions too.
 
     A branch of a condition and the body of a loop are such functions.

@@ -12,20 +12,29 @@ and a later one takes is carried, so that nothing is computed twice.
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfgpipe.cells.bundle import Bundle, as_bundle, by_reference
-from tfgpipe.cells.cut import Subgraphs
+from tfgpipe.cells.bundle import Bundle, as_bundle
 from tfgpipe.cells.moments import is_sum
 from tfgpipe.cells.subfunction import Subfunction
+from tfgpipe.cells.subgraph import Subgraphs
 
-# A function, the totals that what follows takes, and what else it takes.
-_Stage = tuple[Subfunction, list[tf.Tensor], Bundle]
-# Yields this replica's tensors, is sent the totals, and returns the results.
-Exchange = Generator[list[tf.Tensor], list[tf.Tensor], Any]
+
+class Stage(NamedTuple):
+    """A part of a function, up to where partners add up.
+
+    Attributes:
+        function: Returns this replica's sums, and what is carried.
+        received: The totals, tensors of the graph, one for each sum.
+        carried: What later stages take besides.
+    """
+
+    function: Subfunction
+    received: list[tf.Tensor]
+    carried: Bundle
 
 
 class Stages:
@@ -37,7 +46,6 @@ class Stages:
         fetches: What it returns.
         controls: Operations it runs for their side effects.
         sums: See `Subgraphs.function`.
-        together: See `Bundle`.
     """
 
     def __init__(
@@ -47,24 +55,20 @@ class Stages:
         fetches: Sequence[tf.Tensor | Bundle],
         controls: Sequence[tf.Operation],
         sums: Bundle | None,
-        together: bool,
     ):
         self._graph = graph
         self._inputs = list(inputs)
         self._cut = fetches, controls, sums
-        self._together = together
 
-    def __call__(
-        self, values: dict[Any, Any], sums: Sequence[tf.Tensor] = ()
-    ) -> Exchange:
-        """Calls the function, see `Subfunction`."""
-        values = dict(values)
-        stages, last = self._stages
-        for stage, received, carried in stages:
-            *own, values[carried] = stage(values)
-            totals = yield own
-            values.update(by_reference(received, totals))
-        return last(values, sums)
+    @property
+    def before_last(self) -> list[Stage]:
+        """All stages but the last one."""
+        return self._stages[0]
+
+    @property
+    def last(self) -> Subfunction:
+        """The last stage, which returns what the function does."""
+        return self._stages[1]
 
     @functools.cached_property
     def whole(self) -> Subfunction:
@@ -82,7 +86,7 @@ class Stages:
                 'with synchronized=True. Pass schedule="gpipe", '
                 "synchronized=False, or batches of a fixed shape."
             )
-        return self._graph.function(self._inputs, *self._cut)
+        return self.last
 
     @functools.cached_property
     def _levels(self) -> list[list[tf.Operation]]:
@@ -104,15 +108,13 @@ class Stages:
         return levels
 
     @functools.cached_property
-    def _stages(self) -> tuple[list[_Stage], Subfunction]:
+    def _stages(self) -> tuple[list[Stage], Subfunction]:
         """All stages but the last one, and that."""
-        if not self._levels:
-            return [], self.whole
         graph, inputs = self._graph, list(self._inputs)
         fetches, controls, sums = self._cut
         totals = [op.outputs[0] for level in self._levels for op in level]
         done: set[str] = set()
-        stages: list[_Stage] = []
+        stages: list[Stage] = []
         for i, level in enumerate(self._levels):
             own_sums = [op.inputs[0] for op in level]
             received = [op.outputs[0] for op in level]
@@ -129,8 +131,8 @@ class Stages:
             direct = [t for one in wanted for t in as_bundle(one).tensors]
             taken += [t for t in direct if t.ref() not in free]
             made = {t.ref(): t for t in taken if t.op.name in own}
-            carried = Bundle(list(made.values()), self._together)
+            carried = Bundle(list(made.values()), together=False)
             stage = graph.function(inputs, [*own_sums, carried])
-            stages.append((stage, received, carried))
+            stages.append(Stage(stage, received, carried))
             inputs += [*received, carried]
         return stages, graph.function(inputs, fetches, controls, sums, done)

@@ -13,92 +13,112 @@ has no place for new state.
 The sum of the gradients over micro-batches is an argument: the function adds
 its own. So is a cast of a weight, as mixed precision makes, to be computed once
 a mini-batch. Where there are many tensors, they go in bundles.
-
-A task is a generator: where it adds up over replicas, see `moments.py`, it
-yields its own tensors, and is sent the totals. The recomputation knows them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfgpipe.cells import gradients
-from tfgpipe.cells.bundle import Bundle, by_reference, tensors
-from tfgpipe.cells.stages import Exchange
-from tfgpipe.cells.subfunction import Subfunction
-from tfgpipe.cells.traced import TracedCell
+from tfgpipe.cells.bundle import by_reference, tensors
+from tfgpipe.cells.cut import Cut
+from tfgpipe.cells.function import Findings
+from tfgpipe.cells.gradients import Gradient
 from tfgpipe.cells.values import Arguments, Output
 
 
-class Sums(NamedTuple):
-    """The sums of gradients so far.
+class Kept(NamedTuple):
+    """What later tasks of a micro-batch take of earlier ones.
 
     Attributes:
-        dense: Those of `TracedCell.sums`, packed.
-        sparse: For each weight what is sparse, see `gradients.py`, or None.
+        totals: What was added up over replicas.
+        values: What `Cut.kept` names, packed; None if it was dropped.
+        crossing: What `Cut.crossing` names, packed; None before it is there.
+    """
+
+    totals: list[tf.Tensor]
+    values: list[tf.Tensor] | None = None
+    crossing: list[tf.Tensor] | None = None
+
+
+class Work(NamedTuple):
+    """A task, ready to be run: a call without arguments.
+
+    Attributes:
+        function: A `Subfunction`; for a cell that takes moments over replicas
+            `Stages`, see `run/partners.py`.
+        values: What it takes, by what that is of the graph.
+        sums: The sums of gradients so far, packed.
+        finish: Makes what the task returns of what the function does.
+    """
+
+    function: Any
+    values: dict[Any, Any]
+    sums: Sequence[tf.Tensor]
+    finish: Callable[[list[Any]], Any]
+
+    def __call__(self) -> Any:
+        """Runs the task."""
+        return self.finish(self.function(self.values, self.sums))
+
+
+class Sums(NamedTuple):
+    """The gradients of a cell's weights, summed so far.
+
+    Attributes:
+        dense: Those of `Cut.sums`, packed.
+        sparse: For each weight, the slices of its gradient.
     """
 
     dense: list[tf.Tensor]
-    sparse: list[Any]
+    sparse: list[Gradient]
 
 
 class CellTasks:
-    """Runs the tasks of a cell.
+    """Makes the tasks of a cell.
 
     Args:
-        traced: The cell's graph, which equal cells share.
+        cut: The cell's graph, which equal cells share.
         needs_dx: Whether the gradients of the inputs are wanted.
     """
 
-    def __init__(self, traced: TracedCell, needs_dx: bool):
-        self.traced = traced
+    def __init__(self, cut: Cut, needs_dx: bool):
+        self._cut = cut
+        self._backward = cut.backward
+        self._traced = cut.traced
         self._needs_dx = needs_dx
 
     @property
-    def outputs(self) -> Output:
-        """The outputs, tensors of the graph."""
-        return self.traced.outputs
-
-    @property
-    def output_structure(self) -> Any:
-        """See `CellFunction`."""
-        return self.traced.output_structure
-
-    @property
-    def num_head_losses(self) -> int:
-        """See `CellFunction`."""
-        return self.traced.num_head_losses
+    def findings(self) -> Findings:
+        """What the layers were seen to do."""
+        return self._traced.findings
 
     @property
     def is_split(self) -> bool:
         """Whether the backward pass has two halves."""
-        return bool(self._dx) and not self.traced.recomputes_in_backward
+        return bool(self._dx) and not self._cut.recomputes_in_backward
 
     @property
     def _dx(self) -> list[tf.Tensor]:
-        return tensors(self.traced.dx) if self._needs_dx else []
+        return tensors(self._backward.dx) if self._needs_dx else []
 
-    def slice(self, fetches: list[tf.Tensor]) -> Subfunction:
-        """The function that computes tensors of the graph."""
-        key = tuple(t.ref() for t in fetches)
-        return self.traced.function(key, [], fetches).whole
+    @property
+    def graph(self) -> Cut:
+        """The cell's graph."""
+        return self._cut
 
     @property
     def weight_dtypes(self) -> list[tf.DType]:
-        """Those of the flat weights; where the cell only casts, of the casts.
-
-        No operation may be added to the cell after this.
-        """
-        self.traced.finish()
-        return [t.dtype for t in self.traced.weights.tensors]
+        """Those of the flat weights; of their casts, if the cell only casts."""
+        return [t.dtype for t in self._cut.weights.tensors]
 
     def pack_weights(self, weights: list[list[Any]]) -> Any:
         """What tasks take for weights that are cast, a list a layer."""
-        return self.traced.weights.pack(tf.nest.flatten(weights))
+        return self._cut.weights.pack(tf.nest.flatten(weights))
 
-    def forward(self, arguments: Arguments, keeps: bool) -> Exchange:
+    def forward(self, arguments: Arguments, keeps: bool) -> Work:
         """Computes the outputs.
 
         Args:
@@ -106,160 +126,186 @@ class CellTasks:
             keeps: Whether to return what the backward pass needs.
 
         Returns:
-            The outputs; the totals over replicas; and what the backward pass
-            needs, packed, in a list; an empty one if that was not asked for.
+            A task that returns the `Output`, and what is kept.
         """
-        totals = self.traced.totals
-        kept = [self.traced.kept] if keeps else []
-        function = self.traced.function(
+        cut, outputs = self._cut, self._traced.outputs
+        kept = [cut.kept] if keeps else []
+        function = cut.function(
             ("forward", keeps),
             [],
-            [*tensors(self.outputs), *totals, *kept],
+            [*tensors(outputs), *cut.totals, *kept],
             with_effects=True,
         )
-        results = iter((yield from function(self.traced.values(arguments))))
-        output = _like(self.outputs, results)
-        return output, [next(results) for _ in totals], list(results)
 
-    def recompute(self, arguments: Arguments) -> Exchange:
-        """Computes again what the backward pass needs, as `forward` does."""
-        kept = self.traced.kept
-        if not kept.slots or self.traced.recomputes_in_backward:
-            return []
-        function = self.traced.function("recompute", self.traced.totals, [kept])
-        return (yield from function(self.traced.values(arguments)))
+        def finish(results: list[Any]) -> tuple[Output, Kept]:
+            values = iter(results)
+            output = _like(outputs, values)
+            totals = [next(values) for _ in cut.totals]
+            return output, Kept(totals, next(values, None))
+
+        return Work(function, cut.values(arguments), (), finish)
+
+    def recompute(self, arguments: Arguments, kept: Kept) -> Work | None:
+        """Computes again what the backward pass needs, as `forward` does.
+
+        Args:
+            arguments: The cell's arguments.
+            kept: What `forward` did keep.
+
+        Returns:
+            A task that returns what is kept; None if nothing is to be done.
+        """
+        cut = self._cut
+        if not cut.kept.slots or cut.recomputes_in_backward:
+            return None
+        function = cut.function("recompute", cut.totals, [cut.kept])
+        return Work(
+            function,
+            self._values(arguments, kept),
+            (),
+            lambda results: kept._replace(values=results[0]),
+        )
 
     def backward(
         self,
         arguments: Arguments,
-        kept: list[Any],
-        dy: list[Any],
-        dlosses: list[Any],
+        kept: Kept,
+        dy: Sequence[Any],
+        dlosses: Sequence[tf.Tensor],
         sums: Sums | None,
         m: int,
-    ) -> Exchange:
+    ) -> Work:
         """Computes the gradients.
 
         Args:
             arguments: The cell's arguments.
-            kept: What `forward` or `recompute` returned. Where nothing is
-                kept, it is computed again.
-            dy: The gradients of the output tensors.
-            dlosses: Those of the losses.
+            kept: What `forward` or `recompute` kept. What is missing is
+                computed again.
+            dy: The gradients of the output tensors, None where there is none.
+            dlosses: Those of the losses, scalars.
             sums: The gradients so far; None at first.
             m: Index of the micro-batch.
 
         Returns:
-            The gradients of the input tensors, None where there are none, and
-            the new sums.
+            A task that returns the gradients of the input tensors, None where
+            there are none, and the new sums.
         """
         values = self._values(arguments, kept, dy, dlosses)
-        inputs = [self.traced.kept] if kept else []
-        return (yield from self._summed(self._dx, inputs, values, sums, m))
+        return self._summed(self._dx, values, sums, m)
 
     def input_gradient(
         self,
         arguments: Arguments,
-        kept: list[Any],
-        dy: list[Any],
-        dlosses: list[Any],
-    ) -> Exchange:
+        kept: Kept,
+        dy: Sequence[Any],
+        dlosses: Sequence[tf.Tensor],
+    ) -> Work:
         """Computes the gradients of the inputs.
 
         Returns:
-            The gradients, and what else `weight_gradient` needs.
+            A task that returns the gradients, and what is kept by now.
         """
-        function = self.traced.function(
+        cut = self._cut
+        function = cut.function(
             "input_gradient",
-            [*self.traced.totals, self.traced.kept],
-            [*self._dx, self.traced.crossing],
+            [*cut.totals, cut.kept],
+            [*self._dx, cut.crossing],
         )
+
+        def finish(results: list[Any]) -> tuple[list[Any], Kept]:
+            values = iter(results)
+            dx = _like(list(self._backward.dx), values)
+            return dx, kept._replace(crossing=next(values))
+
         values = self._values(arguments, kept, dy, dlosses)
-        results = iter((yield from function(values)))
-        return _like(self.traced.dx, results), list(results)
+        return Work(function, values, (), finish)
 
     def weight_gradient(
         self,
         arguments: Arguments,
-        kept: list[Any],
-        dy: list[Any],
-        dlosses: list[Any],
+        kept: Kept,
+        dy: Sequence[Any],
+        dlosses: Sequence[tf.Tensor],
         sums: Sums | None,
         m: int,
-    ) -> Exchange:
-        """Computes the gradients of the weights.
-
-        Args:
-            arguments: The cell's arguments.
-            kept: What `forward` or `recompute` returned, and then what
-                `input_gradient` did.
-            dy: The gradients of the output tensors.
-            dlosses: Those of the losses.
-            sums: The gradients so far.
-            m: Index of the micro-batch.
+    ) -> Work:
+        """Computes the gradients of the weights, see `backward`.
 
         Returns:
-            The new sums.
+            A task that returns the new sums.
         """
         values = self._values(arguments, kept, dy, dlosses)
-        inputs = [self.traced.kept, self.traced.crossing]
-        return (yield from self._summed([], inputs, values, sums, m))[1]
+        work = self._summed([], values, sums, m)
+        return work._replace(finish=lambda results: work.finish(results)[1])
 
     def _values(
         self,
         arguments: Arguments,
-        kept: list[Any],
-        dy: list[Any],
-        dlosses: list[Any],
+        kept: Kept,
+        dy: Sequence[Any] = (),
+        dlosses: Sequence[Any] = (),
     ) -> dict[Any, Any]:
-        traced = self.traced
+        """What a task may take, by what it is of the graph."""
+        cut = self._cut
+        carried = {cut.kept: kept.values, cut.crossing: kept.crossing}
         return {
-            **traced.values(arguments),
-            **dict(zip([traced.kept, traced.crossing], kept)),
-            **by_reference(traced.dy, dy),
-            **by_reference(traced.dlosses, dlosses),
+            **cut.values(arguments),
+            **by_reference(cut.totals, kept.totals),
+            **{
+                key: value
+                for key, value in carried.items()
+                if value is not None
+            },
+            **by_reference(self._backward.dy, dy),
+            **by_reference(self._backward.dlosses, dlosses),
         }
 
     def _summed(
         self,
         dx: list[tf.Tensor],
-        inputs: list[Bundle],
         values: dict[Any, Any],
         sums: Sums | None,
         m: int,
-    ) -> Exchange:
-        """Calls a function that adds the gradients of the weights to sums."""
-        traced = self.traced
-        sparse = [d if gradients.is_sparse(d) else None for d in traced.dw]
-        function = traced.function(
-            ("backward", len(dx), len(inputs), sums is None),
-            [*traced.totals, *inputs],
-            [*dx, traced.sums, *tensors(sparse)],
-            sums and traced.sums,
-        )
-        run = function(values, sums.dense if sums else ())
-        results = iter((yield from run))
-        found = _like(traced.dx if dx else [None] * len(traced.dx), results)
-        return found, Sums(
-            next(results),
-            gradients.collect(
-                sums.sparse if sums else [],
-                _like(sparse, results),
-                m,
-                traced.repeated,
-            ),
+    ) -> Work:
+        """A function that adds the gradients of the weights to sums."""
+        cut, backward = self._cut, self._backward
+        sparse = [Gradient(None, d.slices) for d in backward.dw]
+        kept = [one for one in (cut.kept, cut.crossing) if one in values]
+        function = cut.function(
+            ("backward", len(dx), len(kept), sums is None),
+            [*cut.totals, *kept],
+            [*dx, cut.sums, *tensors(sparse)],
+            sums and cut.sums,
         )
 
-    def unpack_sums(self, sums: Sums) -> list[Any]:
-        """The finished sums of the weights, see `gradients.py`."""
-        dense = iter(self.traced.sums.unpack(sums.dense))
+        def finish(results: list[Any]) -> tuple[list[Any], Sums]:
+            left = iter(results)
+            found = _like(
+                list(backward.dx if dx else [None] * len(backward.dx)), left
+            )
+            dense = next(left)
+            own = [
+                gradient.of_micro_batch(m, repeated)
+                for gradient, repeated in zip(
+                    _like(sparse, left), backward.repeated
+                )
+            ]
+            if sums is not None:
+                own = [a.plus(b) for a, b in zip(sums.sparse, own)]
+            return found, Sums(dense, own)
+
+        return Work(function, values, sums.dense if sums else (), finish)
+
+    def unpack_sums(self, sums: Sums) -> list[Gradient]:
+        """The finished sums of the weights."""
+        dense = iter(self._cut.sums.unpack(sums.dense))
         return [
-            next(dense) if isinstance(d, tf.Tensor) else total
-            for d, total in zip(self.traced.dw, sums.sparse)
+            total if d.dense is None else Gradient(next(dense))
+            for d, total in zip(self._backward.dw, sums.sparse)
         ]
 
 
-def _like(nest: Any, values: Any) -> Any:
+def _like(nest: Any, values: Iterator[Any]) -> Any:
     """A nest like this one of values taken from an iterator."""
     flat = tf.nest.flatten(nest, expand_composites=True)
     return tf.nest.pack_sequence_as(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -10,115 +11,83 @@ import tensorflow as tf
 from tfgpipe import internals
 from tfgpipe.cells.added_losses import check_added_losses
 from tfgpipe.cells.alike import likeness
-from tfgpipe.cells.eager import EagerCell
+from tfgpipe.cells.backward import Backward, add_backward, without_backward
+from tfgpipe.cells.cut import Cut
 from tfgpipe.cells.function import CellFunction
-from tfgpipe.cells.micro_batch import MicroBatches
 from tfgpipe.cells.side_effects import check_operations
 from tfgpipe.cells.tasks import CellTasks
-from tfgpipe.cells.traced import TracedCell
+from tfgpipe.cells.trace import Origin, Traced, trace
 from tfgpipe.cells.values import Arguments, Boundary, Output, structure_of
 from tfgpipe.devices import placement
 
 
 class Tracer:
-    """Makes what runs the tasks of each cell.
+    """Traces, differentiates and cuts cells; equal ones once.
 
     Args:
-        eagerly: Whether Python runs the tasks, for debugging.
         jit_compile: Whether XLA compiles each function. It draws other random
             numbers from a seed than TensorFlow does, so it is all or none.
         gradient_dtype: In which the gradients of weights are summed; None for
             that of each weight.
     """
 
-    def __init__(
-        self,
-        eagerly: bool,
-        jit_compile: bool,
-        gradient_dtype: str | None = None,
-    ):
-        self._eagerly = eagerly
+    def __init__(self, jit_compile: bool, gradient_dtype: str | None = None):
         self._jit_compile = jit_compile
         self._gradient_dtype = gradient_dtype
-        self._known: dict[Any, TracedCell] = {}
+        self._known: dict[Any, Any] = {}
 
     def led(self, x: Any) -> Any:
         """The mini-batch, after what shortens TensorFlow's first step."""
-        if self._eagerly or self._jit_compile:
+        if self._jit_compile:
             return x
         with tf.control_dependencies([internals.analysis_stopper()]):
             return tf.nest.map_structure(
                 lambda t: None if t is None else tf.identity(t), x
             )
 
-    def cells(
+    def trace(
         self,
         functions: Sequence[CellFunction],
         x: Any,
-        arguments: Sequence[Arguments],
-        needs_dx: Sequence[bool],
-        micro_batches: MicroBatches,
-    ) -> list[Any]:
+        specs: Sequence[Arguments],
+        of_rows: Callable[[Any], tf.TensorSpec],
+    ) -> list[Traced]:
         """Traces cells that follow each other.
 
         Args:
             functions: The cells' functions.
             x: The inputs of the first.
-            arguments: A micro-batch's arguments of each cell; the inputs are
-                only looked at for the first.
-            needs_dx: Whether the gradients of each cell's inputs are wanted.
-            micro_batches: Of whose shapes the traces are.
-
-        Returns:
-            `CellTasks` or `EagerCell`s.
+            specs: What each cell takes, but for the inputs of all but the
+                first.
+            of_rows: Makes the spec of what has a row for each of the batch's.
         """
-        made: list[Any] = []
+        made: list[Traced] = []
         structure = structure_of(x)
-        if self._eagerly:
-            for function, needs in zip(functions, needs_dx):
-                made.append(
-                    EagerCell(
-                        function,
-                        made[-1:],
-                        structure,
-                        needs,
-                        self._gradient_dtype,
-                    )
-                )
-            return made
-        boundary = arguments[0].inputs
+        inputs = specs[0].inputs
         before = _Before()
-        for function, values, needs in zip(functions, arguments, needs_dx):
-            function.moved = before.moved_of(function)
-            values = values._replace(
-                inputs=boundary, assigned=before.assigned_to(function)
+        for function, own in zip(functions, specs):
+            own = own._replace(
+                inputs=inputs, assigned=before.assigned_to(function)
             )
-            specs = values.specs(micro_batches.spec)
-            traced = self._traced(function, specs, structure)
+            moved = before.moved_of(function)
+            traced = self._traced(function, own, structure, moved)
+            _check(function, traced)
             before.add(function, traced.outputs)
-            check_operations(
-                function.cell,
-                traced.operations,
-                traced.starts,
-                function.recomputes,
+            made.append(traced)
+            structure = traced.findings.output_structure
+            outputs = Boundary(traced.outputs.tensors, traced.outputs.masks)
+            inputs = tf.nest.map_structure(
+                lambda t: None if t is None else of_rows(t), outputs
             )
-            if function.is_split:
-                check_added_losses(
-                    function.cell.sequence,
-                    traced.operations,
-                    traced.starts,
-                    traced.outputs.losses[traced.num_head_losses :],
-                    traced.inputs.inputs.tensors,
-                )
-            function.draws = traced.draws
-            made.append(CellTasks(traced, needs))
-            structure = traced.output_structure
-            boundary = Boundary(traced.outputs.tensors, traced.outputs.masks)
         return made
 
     def _traced(
-        self, function: CellFunction, specs: Arguments, structure: Any
-    ) -> TracedCell:
+        self,
+        function: CellFunction,
+        specs: Arguments,
+        structure: Any,
+        moved: frozenset[int],
+    ) -> Traced:
         key = (
             likeness(
                 function.cell.sequence,
@@ -127,40 +96,94 @@ class Tracer:
             tuple(tf.nest.flatten(specs)),
             repr((tf.nest.map_structure(lambda _: 0, specs), structure)),
             id(function.head),
-            tuple(id(v) in function.moved for v in function.state),
+            tuple(id(v) in moved for v in function.state),
             tuple(map(id, function.cell.all_borrowed)),
             tuple(placement.device_types(function.cell.devices)),
         )
+        origin = Origin(
+            function,
+            specs,
+            structure,
+            moved,
+            self._jit_compile,
+            self._gradient_dtype,
+        )
+        return self._once(key, lambda: trace(origin))
+
+    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make` returned when it was called with the key first."""
         if key not in self._known:
-            self._known[key] = TracedCell(
-                function,
-                specs,
-                structure,
-                self._jit_compile,
-                self._gradient_dtype,
-            )
+            self._known[key] = make()
         return self._known[key]
 
     def differentiate(
-        self, tasks: CellTasks, has_gradient: Sequence[bool]
-    ) -> list[bool]:
-        """Adds the backward pass to a cell.
+        self,
+        traced: Sequence[Traced],
+        differentiates: Sequence[bool],
+        has_gradient: Sequence[bool],
+    ) -> list[Backward]:
+        """Adds the backward pass, from the last cell to the first.
 
         Args:
-            tasks: Of the cell.
-            has_gradient: For each of its output tensors, whether there will
-                be a gradient.
-
-        Returns:
-            The same for each input tensor.
+            traced: The cells.
+            differentiates: For each, whether it has a backward pass.
+            has_gradient: For each output tensor of the last cell, whether
+                there will be a gradient.
         """
-        traced = tasks.traced
-        if not traced.is_differentiated_for(has_gradient):
-            key = (traced, tuple(has_gradient))
-            if key not in self._known:
-                self._known[key] = traced.again()
-            tasks.traced = traced = self._known[key]
-        return traced.differentiate(has_gradient)
+        made: list[Backward] = []
+        for cell, does in reversed(list(zip(traced, differentiates))):
+            if does:
+                made.insert(0, self._differentiated(cell, has_gradient))
+                has_gradient = made[0].has_dx
+            else:
+                none = functools.partial(without_backward, cell)
+                made.insert(0, self._once((cell, None), none))
+        return made
+
+    def _differentiated(
+        self, traced: Traced, has_gradient: Sequence[bool]
+    ) -> Backward:
+        """The backward pass of a cell for some gradients of its outputs.
+
+        A graph holds one backward pass: another one begins with a new trace.
+        """
+        key = traced, tuple(has_gradient)
+        if key not in self._known:
+            first = self._once((traced, "first"), lambda: key[1])
+            if first != key[1]:
+                traced = trace(traced.origin)
+            self._known[key] = add_backward(traced, has_gradient)
+        return self._known[key]
+
+    def tasks(
+        self, cells: Sequence[Backward], needs_dx: Sequence[bool]
+    ) -> list[CellTasks]:
+        """Cuts the tasks out.
+
+        Args:
+            cells: The cells' graphs.
+            needs_dx: Whether the gradients of each cell's inputs are wanted.
+        """
+        cuts = [
+            self._once(cell, functools.partial(Cut, cell)) for cell in cells
+        ]
+        return [CellTasks(cut, needs) for cut, needs in zip(cuts, needs_dx)]
+
+
+def _check(function: CellFunction, traced: Traced) -> None:
+    """Refuses, or warns of, what the trace shows of a cell's layers."""
+    starts = traced.findings.starts
+    check_operations(
+        function.cell, traced.operations, starts, function.recomputes
+    )
+    if function.is_split:
+        check_added_losses(
+            function.cell.sequence,
+            traced.operations,
+            starts,
+            traced.outputs.losses[traced.findings.num_head_losses :],
+            traced.inputs.inputs.tensors,
+        )
 
 
 class _Before:

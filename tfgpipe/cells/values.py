@@ -64,8 +64,6 @@ class Arguments(NamedTuple):
         labels: What the head takes, a nest or None.
         assigned: For each flat weight what a layer of an earlier cell has
             assigned to it, None where none did; empty if none did at all.
-        totals: What was added up over replicas, once it is known: for each
-            call of a synchronised normalisation.
     """
 
     inputs: Boundary
@@ -73,7 +71,6 @@ class Arguments(NamedTuple):
     state: list[Any]
     labels: Any
     assigned: Sequence[Any] = ()
-    totals: Sequence[Any] = ()
 
     def sources(self, with_inputs: bool) -> list[Any]:
         """What the losses are differentiated by: inputs, then weights."""

@@ -1,7 +1,17 @@
 """Loss and metrics of a mini-batch, and where its gradients start."""
 
 from tfgpipe.loss.head import Head
-from tfgpipe.loss.objective import Objective
+from tfgpipe.loss.objective import Objective, add_direct
 from tfgpipe.loss.row_wise import streams_loss, streams_metrics
+from tfgpipe.loss.summed import SummedLoss
+from tfgpipe.loss.whole import WholeLoss
 
-__all__ = ["Head", "Objective", "streams_loss", "streams_metrics"]
+__all__ = [
+    "Head",
+    "Objective",
+    "SummedLoss",
+    "WholeLoss",
+    "add_direct",
+    "streams_loss",
+    "streams_metrics",
+]

@@ -1,7 +1,10 @@
-"""Runs one mini-batch through the cells: tasks to tensors."""
+"""Runs one mini-batch through the cells: tasks to tensors.
 
-from tfgpipe.run.pipeline import REMAT, Pipeline
-from tfgpipe.run.seeds import Seeds
+`Pipeline` is the room to begin with.
+"""
+
+from tfgpipe.run.loss_gradients import LossGradients
+from tfgpipe.run.pipeline import Pipeline
 from tfgpipe.run.weights import place_variables
 
-__all__ = ["REMAT", "Pipeline", "Seeds", "place_variables"]
+__all__ = ["LossGradients", "Pipeline", "place_variables"]

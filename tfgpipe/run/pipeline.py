@@ -1,20 +1,18 @@
 """Runs a mini-batch through the cells: tasks to tensors.
 
 The tasks of a schedule become operations of one TensorFlow graph, in an order
-in which nothing comes too early. A control dependency from each task to the
-next one on its device keeps the schedule's order there; between devices only
-data does, and TensorFlow runs the devices at the same time.
+in which nothing comes too early; `chain.py` keeps the schedule's order on each
+device, and TensorFlow runs the devices at the same time.
 
-A task is one function call, or a few where replicas take moments together: for
-K cells and M micro-batches the graph has 2 K M of them, and K (M - 1) more with
-re-materialisation. A device holds the inputs of its cells for the micro-batches
-between their forward and backward task, one micro-batch's activations, and one
-sum of gradients.
+A task is one function call: for K cells and M micro-batches the graph has 2 K M
+of them, and K (M - 1) more with re-materialisation. A device holds the inputs
+of its cells for the micro-batches between their forward and backward task, one
+micro-batch's activations, and one sum of gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -24,25 +22,28 @@ from tfgpipe.cells import (
     Boundary,
     Cell,
     CellFunction,
-    Exchange,
+    Gradient,
     MicroBatches,
-    Tracer,
+    Output,
     gradients,
 )
 from tfgpipe.devices import placement
-from tfgpipe.run.chain import Turns
+from tfgpipe.run.chain import Chain
+from tfgpipe.run.counts import counts_ahead
+from tfgpipe.run.loss_gradients import LossGradients
 from tfgpipe.run.order import Replicas
+from tfgpipe.run.partners import Started, run_together
 from tfgpipe.run.results import Results
-from tfgpipe.run.seeds import Seeds
 from tfgpipe.run.state import StateFlow
 from tfgpipe.run.weights import Weights
-from tfgpipe.schedules import Schedule, Task, fill_drain
-
-REMAT = ("except_last", "always", "never")
+from tfgpipe.schedules import Remat, Schedule, Task, fill_drain
 
 
 class Pipeline:
     """One mini-batch on its way through the cells.
+
+    Made, it has traced the cells. Then come, in this order, `plan`,
+    `differentiate` if it trains, `forward`, and `backward`.
 
     Args:
         cells: The cells, in order.
@@ -51,10 +52,17 @@ class Pipeline:
         num_micro_batches: M, those of a replica.
         training: The `training` argument of the layers.
         head: Loss and metrics of a micro-batch, or None.
-        remat: For each cell, which micro-batches its backward pass computes
-            again.
-        tracer: Makes the cells' functions.
+        remat: Which micro-batches are computed again.
+        tracer: Makes the cells' functions: `Tracer`, or `EagerTracer`.
         clock: Notes when each task runs, see `timeline.Clock`, or None.
+
+    Attributes:
+        cells: The cells.
+        micro_batches: How the rows fall into micro-batches.
+        results: What the cells make of the mini-batch.
+        state: The variables that no optimizer updates.
+        chain: The tasks of every device.
+        is_training: Whether there is a backward pass.
     """
 
     def __init__(
@@ -65,140 +73,179 @@ class Pipeline:
         num_micro_batches: int,
         training: bool,
         head: Any,
-        remat: list[str],
-        tracer: Tracer,
+        remat: Remat,
+        tracer: Any,
         clock: Any = None,
     ):
         self.cells = cells
-        x = tracer.led(x)
-        devices = [cell.devices for cell in cells]
-        count = len(devices[0]) * num_micro_batches
-        # Rows for several devices are taken apart where they come from, and
-        # those for a TPU where that need not be compiled.
-        from_host = len(devices[0]) > 1 or placement.has_tpu(devices[0])
-        host = "CPU:0" if from_host else None
-        with tf.device(host or cells[0].device):
-            self.micro_batches = MicroBatches(x, count)
-            inputs = self.micro_batches.split(x)
-        with tf.device(host or cells[-1].device):
-            self._labels = self.micro_batches.split(labels)
-        self.replicas = Replicas(devices, self.micro_batches.count)
+        self._tracer = tracer
         self._remat = remat
+        x = self._split(tracer.led(x), labels, num_micro_batches)
         self.functions = [
             CellFunction(
                 cell,
                 training,
                 head if cell is cells[-1] else None,
-                recomputes=training and remat[k] != "never",
+                recomputes=training and remat.recomputes(k),
                 is_split=self.micro_batches.count > 1,
             )
             for k, cell in enumerate(cells)
         ]
-        self._boundaries = {
-            (0, m): Boundary.of(nest) for m, nest in enumerate(inputs)
-        }
         has_weights = [any(f.weights) for f in self.functions]
         self._differentiates = [
             training and any(has_weights[: k + 1]) for k in range(len(cells))
         ]
-        self.state = StateFlow(
-            self.functions, self.replicas, self.micro_batches
-        )
-        self._weights = Weights(self.functions)
-        self._tracer = tracer
-        self.is_training = False
-        self.tasks = tracer.cells(
+        self.is_training = any(self._differentiates)
+        self._traced = tracer.trace(
             self.functions,
             x,
-            [self._first_arguments(k) for k in range(len(cells))],
-            [k > 0 and self._differentiates[k - 1] for k in range(len(cells))],
-            self.micro_batches,
+            [self._specs(k) for k in range(len(cells))],
+            self.micro_batches.spec,
+        )
+        self._backward = tracer.differentiate(
+            self._traced, [False] * len(cells), []
         )
         self.results = Results(
-            self.tasks,
-            [cell.device for cell in cells],
-            self.replicas,
-            self.micro_batches,
+            self._traced, [cell.device for cell in cells], self.micro_batches
         )
-        self.turns = Turns(self.replicas, self.micro_batches, clock)
-        self._totals: dict[tuple[int, int], list[tf.Tensor]] = {}
+        self.chain = Chain(clock)
+        self._left: list[list[Task]] = []
         self._kept: dict[tuple[int, int], Any] = {}
         self._dy: dict[tuple[int, int], list[Any]] = {}
         self._sums: dict[tuple[int, int], Any] = {}
 
+    def _split(self, x: Any, labels: Any, num_micro_batches: int) -> Any:
+        """Takes the rows of micro-batches; returns the mini-batch."""
+        grid = [cell.devices for cell in self.cells]
+        # Rows for several devices are taken apart where they come from, and
+        # those for a TPU where that need not be compiled.
+        from_host = len(grid[0]) > 1 or placement.has_tpu(grid[0])
+        host = "CPU:0" if from_host else None
+        with tf.device(host or self.cells[0].device):
+            count = len(grid[0]) * num_micro_batches
+            self.micro_batches = MicroBatches(x, count)
+            inputs = self.micro_batches.split(x)
+        with tf.device(host or self.cells[-1].device):
+            self._labels = self.micro_batches.split(labels)
+        self._boundaries = {
+            (0, m): Boundary.of(nest) for m, nest in enumerate(inputs)
+        }
+        self.replicas = Replicas(grid, self.micro_batches.count)
+        return x
+
+    def _specs(self, k: int) -> Arguments:
+        """What cell k is traced for; of inputs, those of the first cell."""
+
+        def exact(variable: Any) -> tf.TensorSpec:
+            return tf.TensorSpec(variable.shape, variable.value.dtype)
+
+        function = self.functions[k]
+        return Arguments(
+            inputs=self._boundaries[0, 0],
+            weights=[[exact(v) for v in own] for own in function.weights],
+            state=[exact(v) for v in function.state],
+            labels=self._labels_of(k, 0),
+        ).specs(self.micro_batches.spec)
+
     def _labels_of(self, k: int, m: int) -> Any:
         return self._labels[m] if k == len(self.cells) - 1 else None
 
-    def _first_arguments(self, k: int) -> Arguments:
-        return Arguments(
-            inputs=self._boundaries[0, 0],
-            weights=self._weights.values[k],
-            state=self.state.initial[k],
-            labels=self._labels_of(k, 0),
+    def differentiate(self, has_gradient: Sequence[bool]) -> None:
+        """Adds the backward pass to the cells.
+
+        Args:
+            has_gradient: For each output tensor, whether there will be a
+                gradient.
+        """
+        self._backward = self._tracer.differentiate(
+            self._traced, self._differentiates, has_gradient
         )
 
     # ------------------------------------------------------------- the tasks
-    def run(
-        self, schedule_of: Callable[[int], Schedule], objective: Any = None
-    ) -> None:
-        """Runs all tasks of a schedule.
+    def plan(self, schedule_of: Callable[[int], Schedule]) -> None:
+        """Takes the order of the tasks.
 
         Args:
             schedule_of: Returns the schedule for a number of micro-batches:
                 those of a replica.
-            objective: Says where the backward pass starts, see
-                `objective.Objective`; None for the forward pass alone.
         """
-        self.is_training = objective is not None and any(self._differentiates)
         self.replicas.plan(
             schedule_of, any(f.synchronizes for f in self.functions)
         )
-        if self.is_training:
-            for schedule in self.replicas.schedules.values():
-                objective.check(schedule)
-            self._differentiate(objective)
-        self._weights.cast(self.tasks)
+
+    @property
+    def schedules(self) -> Iterable[Schedule]:
+        """Those of the replicas."""
+        return self.replicas.schedules.values()
+
+    def forward(self) -> None:
+        """Runs the tasks before the first backward task."""
+        self.tasks = self._tracer.tasks(
+            self._backward,
+            [
+                k > 0 and self._differentiates[k - 1]
+                for k in range(len(self.cells))
+            ],
+        )
+        self.state = StateFlow(
+            self.functions, self.tasks, self.replicas, self.micro_batches
+        )
+        self._weights = Weights(self.functions, self.tasks)
         groups = self.replicas.groups(
             self._keeps if self.is_training else None,
             fill_drain if tf.executing_eagerly() else None,
         )
-        seeds: Seeds | None = None
-        for tasks in groups:
-            kind, k, _ = tasks[0]
-            if kind != "forward" and not self._differentiates[k]:
-                continue
-            if kind != "forward" and seeds is None:
-                seeds = objective.start(self)
-            self.turns.together(
-                {task.micro_batch: self._running(task, seeds) for task in tasks}
-            )
+        self._left = [
+            group
+            for group in groups
+            if group[0].kind == "forward" or self._differentiates[group[0].cell]
+        ]
+        while self._left and self._left[0][0].kind == "forward":
+            self._run(self._left.pop(0), None)
 
-    def _running(self, task: Task, seeds: Any) -> Exchange:
-        """A task, to be run by `Turns.together`."""
-        kind, k, m = task
-        if kind == "forward":
-            keeps = self._differentiates[k] and self._keeps(k, m)
-            return self._run_forward(k, m, self.is_training and keeps)
-        if kind == "recompute":
-            return self._run_recompute(k, m)
-        return self._run_backward(kind, k, m, seeds)
+    def backward(self, start: LossGradients) -> None:
+        """Runs all other tasks.
 
-    def _differentiate(self, objective: Any) -> None:
-        """Adds the backward pass to the cells, from the last to the first."""
-        if tf.executing_eagerly():
+        Args:
+            start: The gradients of the loss.
+        """
+        while self._left:
+            self._run(self._left.pop(0), start)
+
+    def _run(self, group: list[Task], start: LossGradients | None) -> None:
+        """Runs a task, or those of partners together."""
+        ready = [self._ready(task, start) for task in group]
+        started = [one for one, _ in ready if one is not None]
+        if not started:
             return
-        has_gradient = objective.has_gradient(self)
-        for k in reversed(range(len(self.cells))):
-            if self._differentiates[k]:
-                has_gradient = self._tracer.differentiate(
-                    self.tasks[k], has_gradient
-                )
+        if self.functions[group[0].cell].synchronizes:
+            results = run_together(self.chain, started, self.micro_batches)
+        else:
+            results = [
+                self.chain.run(one.task, one.device, one.awaited, one.work)
+                for one in started
+            ]
+        for (_, take), result in zip(ready, results, strict=True):
+            take(result)
 
-    def _keeps(self, k: int, m: int) -> bool:
-        """Whether a forward task keeps what the backward pass needs."""
-        if self._remat[k] == "except_last":
-            return self.replicas.goes_back_first(k, m)
-        return self._remat[k] == "never"
+    def _ready(
+        self, task: Task, start: LossGradients | None
+    ) -> tuple[Started | None, Callable[[Any], None]]:
+        """A task to be run, and what takes its results; None for no task."""
+        kind, k, m = task
+        device = self.replicas.device(k, m)
+        with tf.device(device):
+            if kind == "forward":
+                awaited, work, take = self._ready_forward(k, m)
+            elif kind == "recompute":
+                awaited, work, take = self._ready_recompute(k, m)
+            elif start is not None:
+                kind, awaited, work, take = self._ready_backward(
+                    kind, k, m, start
+                )
+        if work is None:
+            return None, take
+        return Started(task._replace(kind=kind), device, awaited, work), take
 
     def _arguments(self, k: int, m: int) -> Arguments:
         return Arguments(
@@ -207,82 +254,96 @@ class Pipeline:
             state=self.state.before(k, m),
             labels=self._labels_of(k, m),
             assigned=self.state.assigned(k, m),
-            totals=self._totals.get((k, m), ()),
         )
 
-    def _run_forward(self, k: int, m: int, keeps: bool) -> Exchange:
-        output, totals, kept = yield from self.turns.run(
-            Task("forward", k, m),
-            self._boundaries[k, m].tensors,
-            lambda: self.tasks[k].forward(self._arguments(k, m), keeps),
-        )
-        with tf.device(self.replicas.device(k, m)):
-            self.state.after(k, m, output)
-            self.results.add(k, m, output)
-        self._totals[k, m] = totals
-        if keeps:
+    def _ready_forward(self, k: int, m: int) -> tuple[list[Any], Any, Callable]:
+        is_kept = self.is_training and self._differentiates[k]
+        keeps = is_kept and self._keeps(k, m)
+        work = self.tasks[k].forward(self._arguments(k, m), keeps)
+
+        def take(found: tuple[Output, Any]) -> None:
+            output, kept = found
+            with tf.device(self.replicas.device(k, m)):
+                self.state.after(k, m, output)
+                self.results.add(k, m, output)
+            if is_kept:
+                self._kept[k, m] = kept
+            if k + 1 < len(self.cells):
+                outputs = Boundary(output.tensors, output.masks)
+                self._boundaries[k + 1, m] = outputs
+
+        return self._boundaries[k, m].tensors, work, take
+
+    def _ready_recompute(
+        self, k: int, m: int
+    ) -> tuple[list[Any], Any, Callable]:
+        work = self.tasks[k].recompute(self._arguments(k, m), self._kept[k, m])
+
+        def take(kept: Any) -> None:
             self._kept[k, m] = kept
-        if k + 1 < len(self.cells):
-            self._boundaries[k + 1, m] = Boundary(output.tensors, output.masks)
 
-    def _run_recompute(self, k: int, m: int) -> Exchange:
-        self._kept[k, m] = yield from self.turns.run(
-            Task("recompute", k, m),
-            [],
-            lambda: self.tasks[k].recompute(self._arguments(k, m)),
-        )
+        return [], work, take
 
-    def _run_backward(
-        self, kind: str, k: int, m: int, seeds: Seeds
-    ) -> Exchange:
-        """Runs a backward task, or one of its halves."""
-        cell = self.tasks[k]
-        is_last = kind != "input_gradient"
+    def _ready_backward(
+        self, kind: str, k: int, m: int, start: LossGradients
+    ) -> tuple[str, list[Any], Any, Callable]:
+        """A backward task, or one of its halves."""
+        cell, own = self.tasks[k], (k, self.replicas.of(m))
         if kind != "backward" and not cell.is_split:
-            if is_last:  # the first half did it all
-                return
-            kind, is_last = "backward", True
-        own = k, self.replicas.of(m)
-        dx, sums = self._dy.get((k, m), []), self._sums.get(own)
+            if kind == "weight_gradient":  # the first half did it all
+                return kind, [], None, _nothing
+            kind = "backward"
         is_end = k == len(self.cells) - 1
-        dy = seeds.outputs[m] if is_end else self._dy[k + 1, m]
-        with tf.device(self.replicas.device(k, m)):
-            dlosses = seeds.of_losses(k, m, self.micro_batches)
+        dy = start.outputs[m] if is_end else self._dy[k + 1, m]
+        dlosses = start.of_losses(k, m, self.micro_batches)
+        given = self._arguments(k, m), self._kept[k, m], dy, dlosses
+        sums = self._sums.get(own)
 
-        def call() -> Exchange:
-            values = self._arguments(k, m), self._kept[k, m], dy, dlosses
+        def take(found: Any) -> None:
             if kind == "input_gradient":
-                return cell.input_gradient(*values)
-            return getattr(cell, kind)(*values, sums, m)
-
-        task = Task(kind, k, m)
-        found = yield from self.turns.run(task, [*dy, *dlosses], call)
-        if kind == "backward":
-            dx, sums = found
-        elif kind == "input_gradient":
-            dx, more = found
-            self._kept[k, m] += more
-        else:
-            sums = found
-        self._dy[k, m], self._sums[own] = dx, sums
-        if is_last:
+                self._dy[k, m], self._kept[k, m] = found
+                return
+            if kind == "backward":
+                self._dy[k, m], found = found
+            self._sums[own] = found
             del self._kept[k, m], self._boundaries[k, m]
 
+        if kind == "input_gradient":
+            work = cell.input_gradient(*given)
+        elif kind == "weight_gradient":
+            work = cell.weight_gradient(*given, sums, m)
+        else:
+            work = cell.backward(*given, sums, m)
+        return kind, [*dy, *dlosses], work, take
+
+    def _keeps(self, k: int, m: int) -> bool:
+        """Whether a forward task keeps what the backward pass needs."""
+        return self._remat.keeps(k, self.replicas.goes_back_first(k, m))
+
     # ------------------------------------------------------------ the results
-    def head_counts(self) -> list[list[tf.Tensor]]:
-        """What each micro-batch's losses count, see `Results`."""
-        return self.results.head_counts(
+    def counts(self) -> list[list[tf.Tensor]]:
+        """What the losses of each micro-batch count, scalars."""
+        if self.results.are_complete:
+            last = self.results.of(len(self.cells) - 1)
+            return [output.counts for output in last]
+        return counts_ahead(
+            self.tasks,
             lambda k, m: Arguments(
                 inputs=self._boundaries.get((k, m), Boundary([], [])),
                 weights=self._weights.packed(k, self.replicas.device(k, m)),
                 state=self.state.values(k, m),
                 labels=self._labels_of(k, m),
                 assigned=self.state.assigned(k, m),
-            )
+            ),
+            self.replicas.device,
+            self.micro_batches.count,
         )
 
     def gradients(self) -> dict[int, Any]:
-        """The gradient of every trainable variable, by its id."""
+        """The gradient of every trainable variable, by its id.
+
+        A tensor of the variable's shape, `tf.IndexedSlices`, or None.
+        """
         return gradients.of_variables(
             (
                 function.device,
@@ -293,7 +354,11 @@ class Pipeline:
             if self._differentiates[k]
         )
 
-    def _finished_sums(self, k: int, r: int) -> list[Any]:
+    def _finished_sums(self, k: int, r: int) -> list[Gradient]:
         """What cell k has added up in replica r."""
         with tf.device(self.replicas.device_in(r, k)):
             return self.tasks[k].unpack_sums(self._sums[k, r])
+
+
+def _nothing(_: Any) -> None:
+    """Takes no results."""

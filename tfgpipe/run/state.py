@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import collections
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfgpipe.cells import CellFunction, MicroBatches, Output
-from tfgpipe.cells import state_rules as state
 from tfgpipe.devices import placement
 from tfgpipe.run.order import Replicas
+from tfgpipe.run.state_rules import (
+    First,
+    Mean,
+    RunsOn,
+    Seed,
+    moving_statistics,
+)
 
 
 class StateFlow:
@@ -22,26 +29,26 @@ class StateFlow:
 
     Args:
         functions: The cells' functions.
+        tasks: What runs the tasks of each cell.
         replicas: Where cells compute micro-batches.
         micro_batches: How the rows fall into micro-batches.
-
-    Attributes:
-        initial: For each cell, the values before the mini-batch.
     """
 
     def __init__(
         self,
-        functions: list[CellFunction],
+        functions: Sequence[CellFunction],
+        tasks: Sequence[Any],
         replicas: Replicas,
         micro_batches: MicroBatches,
     ):
         self._functions = functions
+        self._tasks = tasks
         self._replicas = replicas
         self._micro_batches = micro_batches
-        self.initial: list[list[tf.Tensor]] = []
+        self._initial: list[list[tf.Tensor]] = []
         for function in functions:
             with tf.device(function.device):
-                self.initial.append(
+                self._initial.append(
                     [placement.read_variable(v) for v in function.state]
                 )
         self._chains: dict[tuple[int, int], list[tf.Tensor]] = {}
@@ -49,7 +56,27 @@ class StateFlow:
         self._outputs: dict[tuple[int, int], Output] = {}
         self._owners: dict[int, int] = {}
         self._seed_ids = {id(v) for f in functions for v in f.seeds}
+        self._is_assigned = False
 
+    def _rule(self, k: int, variable: keras.Variable) -> Any:
+        """What becomes of a variable of cell k."""
+        if id(variable) in self._seed_ids:
+            draws = [
+                sum(
+                    count
+                    for v, count in zip(function.seeds, own.findings.draws)
+                    if v is variable
+                )
+                for function, own in zip(self._functions, self._tasks)
+            ]
+            return Seed(sum(draws[:k]), sum(draws))
+        if id(variable) in self._functions[k].chained:
+            return RunsOn(variable.aggregation)
+        if tf.as_dtype(variable.dtype).is_floating:
+            return Mean()
+        return First()
+
+    # -------------------------------------------------- from task to task
     def before(self, k: int, m: int) -> list[tf.Tensor]:
         """The state with which cell k computes micro-batch m.
 
@@ -65,9 +92,9 @@ class StateFlow:
         for variable, value in zip(
             self._functions[k].state, self._chain(k, self._replicas.of(m))
         ):
-            if id(variable) in self._seed_ids:
-                rank = self._micro_batches.rank(m)
-                value = self._seed(k, variable, value, rank)
+            rule = self._rule(k, variable)
+            if isinstance(rule, Seed):
+                value = rule.start(value, self._micro_batches.rank(m))
             elif id(variable) in self._shared:
                 value = self._left_before(k, m, variable, value)
             values.append(value)
@@ -113,39 +140,28 @@ class StateFlow:
         return {key for key, count in counts.items() if count > 1}
 
     def _chain(self, k: int, r: int) -> list[tf.Tensor]:
-        """The values that run on through the micro-batches of replica r.
-
-        What is summed over replicas starts from zero in all but one.
-        """
-        if (k, r) in self._chains:
-            return self._chains[k, r]
-        values = list(self.initial[k])
-        if r != self._replicas.busy[0]:
-            function = self._functions[k]
+        """The values that run on through the micro-batches of replica r."""
+        if (k, r) not in self._chains:
+            is_first = r == self._replicas.busy[0]
             with (
                 tf.control_dependencies(None),
                 tf.device(self._replicas.device_in(r, k)),
             ):
-                values = [
-                    tf.zeros_like(value)
-                    if id(variable) in function.chained
-                    and variable.aggregation == "sum"
-                    else tf.identity(value)
-                    for variable, value in zip(function.state, values)
+                self._chains[k, r] = [
+                    self._first_of(k, variable, value, is_first)
+                    for variable, value in zip(
+                        self._functions[k].state, self._initial[k]
+                    )
                 ]
-        self._chains[k, r] = values
-        return values
+        return self._chains[k, r]
 
-    def _last(self, k: int, j: int) -> tf.Tensor:
-        """What runs on, after all micro-batches, by the variable's rule."""
-        values = [self._chain(k, r)[j] for r in self._replicas.busy]
-        rule = self._functions[k].state[j].aggregation
-        if len(values) == 1 or rule not in ("sum", "mean"):
-            return values[0]
-        total = state.sum_of(values)
-        if rule == "sum":
-            return total
-        return tf.cast(total / len(values), total.dtype)
+    def _first_of(
+        self, k: int, variable: Any, value: tf.Tensor, is_first: bool
+    ) -> tf.Tensor:
+        """With what a replica begins."""
+        if id(variable) in self._functions[k].chained:
+            return RunsOn(variable.aggregation).first(value, is_first)
+        return value if is_first else tf.identity(value)
 
     def after(self, k: int, m: int, output: Output) -> None:
         """Takes what cell k made of its state in micro-batch m."""
@@ -161,63 +177,57 @@ class StateFlow:
             )
         ]
 
+    # ------------------------------------------------------- to variables
     def assign(self) -> None:
         """Assigns the variables, once for the mini-batch.
+
+        To be called when all forward tasks have run; again, it does nothing.
 
         Raises:
             ValueError: If two cells would assign the same one.
         """
+        if self._is_assigned:
+            return
+        self._is_assigned = True
         for k, function in enumerate(self._functions):
             with tf.device(function.device):
                 self._assign_weights(k)
                 self._assign_values(k)
                 self._assign_normalizations(k)
 
-    def _seed(
-        self, k: int, variable: keras.Variable, value: Any, rank: Any
-    ) -> tf.Tensor:
-        draws = [
-            sum(d for v, d in zip(f.seeds, f.draws) if v is variable)
-            for f in self._functions
-        ]
-        return state.advance_seed(value, sum(draws[:k]), sum(draws), rank)
-
     def _outputs_of(self, k: int) -> list[Output]:
         return [self._outputs[k, m] for m in range(self._micro_batches.count)]
 
     def _assign_weights(self, k: int) -> None:
         """Weights that a layer itself assigns, as spectral norm does."""
-        variables = [v for layer in self._functions[k].weights for v in layer]
+        variables = self._functions[k].flat_weights
         for variable, value in zip(variables, self._outputs[k, 0].weights):
             if value is not None:
                 with tf.device(variable.value.device):
                     variable.assign(value)
 
     def _assign_values(self, k: int) -> None:
-        function = self._functions[k]
-        seeds = {id(v) for v in function.seeds}
-        rank = self._micro_batches.rank(self._micro_batches.count)
-        for j, variable in enumerate(function.state):
+        for j, variable in enumerate(self._functions[k].state):
             values = [output.state[j] for output in self._outputs_of(k)]
             if values[0] is None:
                 continue
-            if id(variable) in seeds:  # cells that share one draw in turn
+            rule = self._rule(k, variable)
+            if isinstance(rule, Seed):  # cells that share one draw in turn
                 if self._owners.setdefault(id(variable), k) == k:
-                    new = self._seed(0, variable, self.initial[k][j], rank)
-                    variable.assign(new)
+                    initial = self._initial[k][j]
+                    variable.assign(rule.end(initial, self._micro_batches))
                 continue
             self._claim(variable, k)
-            if id(variable) in function.chained:
-                variable.assign(self._last(k, j))
+            if isinstance(rule, RunsOn):
+                lasts = [self._chain(k, r)[j] for r in self._replicas.busy]
+                variable.assign(rule.end(lasts))
             else:
-                variable.assign(
-                    state.mean_over_micro_batches(values, self._micro_batches)
-                )
+                variable.assign(rule.end(values, self._micro_batches))
 
     def _assign_normalizations(self, k: int) -> None:
         function = self._functions[k]
         initial = {
-            id(v): value for v, value in zip(function.state, self.initial[k])
+            id(v): value for v, value in zip(function.state, self._initial[k])
         }
         for i, layer in enumerate(function.normalizations):
             moments = [output.moments[i] for output in self._outputs_of(k)]
@@ -225,7 +235,7 @@ class StateFlow:
                 continue
             mean, variance = layer.moving_mean, layer.moving_variance
             self._claim(mean, k)
-            new_mean, new_variance = state.moving_statistics(
+            new_mean, new_variance = moving_statistics(
                 layer,
                 (initial[id(mean)], initial[id(variance)]),
                 moments,

@@ -60,44 +60,38 @@ def num_bytes(variable: Any) -> int:
 class Weights:
     """The values of all cells' weights, on every device that needs them.
 
+    What a cell only casts, for every micro-batch, is cast once here.
+
     Args:
         functions: The cells' functions.
-
-    Attributes:
-        values: Of each cell, a list a layer, on the variables' devices.
+        tasks: What runs the tasks of each cell.
     """
 
-    def __init__(self, functions: Sequence[CellFunction]):
+    def __init__(self, functions: Sequence[CellFunction], tasks: Sequence[Any]):
         self._functions = functions
-        self.values = [
-            tree.map_structure(self._read, function.weights)
-            for function in functions
+        self._tasks = tasks
+        self._values = [
+            tf.nest.pack_sequence_as(
+                function.weights,
+                [
+                    self._read(variable, dtype)
+                    for variable, dtype in zip(
+                        function.flat_weights, own.weight_dtypes
+                    )
+                ],
+            )
+            for function, own in zip(functions, tasks)
         ]
-        self._tasks: Sequence[Any] = []
         self._packed: dict[tuple[int, str], Any] = {}
 
-    def _read(self, variable: keras.Variable) -> tf.Tensor:
+    def _read(self, variable: keras.Variable, dtype: Any) -> tf.Tensor:
         with tf.device(variable.value.device):
-            return placement.read_variable(variable)
-
-    def cast(self, tasks: Sequence[Any]) -> None:
-        """Casts weights where a cell would do so for every micro-batch.
-
-        Args:
-            tasks: What runs the tasks of each cell.
-        """
-        self._tasks = tasks
-        for k, function in enumerate(self._functions):
-            values = tf.nest.flatten(self.values[k])
-            for i, dtype in enumerate(tasks[k].weight_dtypes):
-                with tf.device(function.flat_weights[i].value.device):
-                    values[i] = tf.cast(values[i], dtype)
-            self.values[k] = tf.nest.pack_sequence_as(self.values[k], values)
+            return tf.cast(placement.read_variable(variable), dtype)
 
     def packed(self, k: int, device: str) -> Any:
         """The weights of cell k on a device, as its tasks take them."""
         if (k, device) not in self._packed:
-            values = self.values[k]
+            values = self._values[k]
             # Sent when the step begins, not when they are used first.
             with tf.control_dependencies(None), tf.device(device):
                 values = tree.map_structure(

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tfgpipe.devices import DeviceList
-from tfgpipe.run import REMAT
-from tfgpipe.schedules import SCHEDULES, Schedule
+from tfgpipe.schedules import REMAT, SCHEDULES, Remat, Schedule
 from tfgpipe.sequence.layer_list import LayerList
 from tfgpipe.sequence.restrictions import check_supported
 
@@ -121,15 +120,9 @@ class Arguments:
             "gradient_dtype": self.gradient_dtype,
         }
 
-    def remat_by_cell(self) -> list[str]:
+    def remat_by_cell(self) -> Remat:
         """The rule of each group of each cell."""
-        rules = [
-            self.remat
-            if isinstance(self.remat, str)
-            else self.remat.get(k, REMAT[0])
-            for k in range(self.num_partitions)
-        ]
-        return [rule for rule in rules for _ in range(self.remat_groups)]
+        return Remat.of(self.remat, self.num_partitions, self.remat_groups)
 
     def schedule_of(self, num_micro_batches: int) -> Schedule:
         """The schedule for a mini-batch, of the groups of all cells.

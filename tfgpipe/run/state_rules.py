@@ -3,11 +3,11 @@
 Every micro-batch of a mini-batch starts from the same state, and the variable
 is assigned once, after the last micro-batch:
 
-    random seeds           advance by what every micro-batch draws, in order
-    metrics                run on from micro-batch to micro-batch
-    batch normalisation    one update with the mini-batch's moments
-    other floats           mean of the new values, weighted by rows
-    other integers         the new value of the first micro-batch
+    random seeds           `Seed`     advance by what every micro-batch draws
+    metrics                `RunsOn`   from micro-batch to micro-batch
+    batch normalisation    `moving_statistics`, with the mini-batch's moments
+    other floats           `Mean`     of the new values, weighted by rows
+    other integers         `First`    the new value of the first micro-batch
 
 The moments of a mini-batch follow from those of its micro-batches exactly
 ([Chan et al., 1979](http://i.stanford.edu/pub/cstr/reports/cs/tr/79/773)):
@@ -22,36 +22,89 @@ above. `BatchNormalization(renorm=True)` normalises by its state: refused.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from tfgpipe.cells.micro_batch import MicroBatches
+from tfgpipe.cells import MicroBatches, advance_seed
 
 
-def advance_seed(
-    seed: tf.Tensor, draws_before: Any, draws: int, micro_batch: Any
-) -> tf.Tensor:
-    """The seed with which a cell starts micro-batch `micro_batch`.
+class Seed(NamedTuple):
+    """A random seed: advances by what every micro-batch draws, in order.
 
-    Args:
-        seed: State of a `keras.random.SeedGenerator`, shape (2,).
+    So bits depend on the micro-batch and not on how layers fall into cells.
+
+    Attributes:
         draws_before: Draws of one micro-batch in earlier cells.
         draws: Draws of one micro-batch in all cells.
-        micro_batch: How many micro-batches came before, int or scalar tensor.
     """
-    steps = tf.cast(micro_batch, seed.dtype) * draws + draws_before
-    return seed + tf.stack([tf.zeros_like(steps), steps])
+
+    draws_before: int
+    draws: int
+
+    def start(self, value: tf.Tensor, rank: Any) -> tf.Tensor:
+        """With what a cell begins a micro-batch.
+
+        Args:
+            value: The value before the mini-batch.
+            rank: How many micro-batches came before.
+        """
+        return advance_seed(value, self.draws_before, self.draws, rank)
+
+    def end(self, value: tf.Tensor, micro_batches: MicroBatches) -> tf.Tensor:
+        """The value after the mini-batch."""
+        rank = micro_batches.rank(micro_batches.count)
+        return advance_seed(value, 0, self.draws, rank)
 
 
-def mean_over_micro_batches(
-    values: list[tf.Tensor], micro_batches: MicroBatches
-) -> tf.Tensor:
-    """One new value of a variable that no micro-batch may update alone."""
-    if not values[0].dtype.is_floating:
+class RunsOn(NamedTuple):
+    """A metric: a micro-batch begins with what the one before has left.
+
+    Attributes:
+        aggregation: What becomes of several replicas' values, see
+            `keras.Variable`.
+    """
+
+    aggregation: str
+
+    def first(self, value: tf.Tensor, is_first_replica: bool) -> tf.Tensor:
+        """With what a replica begins: what is summed is zero in all but one."""
+        if is_first_replica:
+            return value
+        if self.aggregation == "sum":
+            return tf.zeros_like(value)
+        return tf.identity(value)
+
+    def end(self, lasts: list[tf.Tensor]) -> tf.Tensor:
+        """The value after the mini-batch, for what each replica has left."""
+        if len(lasts) == 1 or self.aggregation not in ("sum", "mean"):
+            return lasts[0]
+        total = sum_of(lasts)
+        if self.aggregation == "sum":
+            return total
+        return tf.cast(total / len(lasts), total.dtype)
+
+
+class Mean:
+    """Any other number: the mean of the new values, weighted by rows."""
+
+    def end(
+        self, values: list[tf.Tensor], micro_batches: MicroBatches
+    ) -> tf.Tensor:
+        """The value after the mini-batch, for those of micro-batches."""
+        return weighted_mean(values, micro_batches)
+
+
+class First:
+    """Any other integer, such as a counter: what the first micro-batch left."""
+
+    def end(
+        self, values: list[tf.Tensor], micro_batches: MicroBatches
+    ) -> tf.Tensor:
+        """The value after the mini-batch, for those of micro-batches."""
+        del micro_batches
         return values[0]
-    return weighted_mean(values, micro_batches)
 
 
 def weighted_mean(

@@ -9,13 +9,14 @@ import tensorflow as tf
 from tfgpipe.cells import MicroBatches
 
 
-class Seeds(NamedTuple):
+class LossGradients(NamedTuple):
     """Where the backward pass starts: gradients of the loss.
 
     Attributes:
-        outputs: For each micro-batch, by the last cell's flat outputs.
-        head: By the head's losses, the same for every micro-batch.
-        extra: For each cell, by each of its layers' own losses.
+        outputs: For each micro-batch, by the last cell's flat outputs: of the
+            shape of an output each, or None.
+        head: By the head's losses, scalars, the same for every micro-batch.
+        extra: For each cell, by each of its layers' own losses, scalars.
     """
 
     outputs: list[list[Any]]
@@ -25,7 +26,7 @@ class Seeds(NamedTuple):
     def of_losses(
         self, k: int, m: int, micro_batches: MicroBatches
     ) -> list[tf.Tensor]:
-        """The gradients of cell k's losses for micro-batch m."""
+        """The gradients by cell k's losses for micro-batch m."""
         is_last = k == len(self.extra) - 1
         head = [
             micro_batches.select(m, d, tf.zeros_like(d))

@@ -1,0 +1,157 @@
+"""The backward pass of a cell, added to the graph of its forward pass."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfgpipe.cells.bundle import tensors
+from tfgpipe.cells.differentiate import differentiate
+from tfgpipe.cells.gradients import Gradient, as_tensor
+from tfgpipe.cells.sparse import RowDependence, parts
+from tfgpipe.cells.trace import Traced, trace
+from tfgpipe.cells.values import any_rows, is_continuous
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Backward:
+    """A cell's graph with the operations that differentiate it.
+
+    Attributes:
+        traced: The graph, with the forward pass.
+        dy: Gradients of the output tensors, which a function gets; of a
+            tensor's shape each, None where there is none.
+        dlosses: Those of the losses, scalars.
+        dx: Gradients of the input tensors, None where there are none.
+        dw: Those of the flat weights.
+        repeated: For each of `dw`, and each lookup if it is sparse, whether
+            its indices are the same for all micro-batches.
+    """
+
+    traced: Traced
+    dy: tuple[Any, ...] = ()
+    dlosses: tuple[tf.Tensor, ...] = ()
+    dx: tuple[Any, ...] = ()
+    dw: tuple[Gradient, ...] = ()
+    repeated: tuple[list[bool], ...] = ()
+
+    @property
+    def has_dx(self) -> list[bool]:
+        """For each input tensor, whether it has a gradient."""
+        return [d is not None for d in self.dx]
+
+
+def without_backward(traced: Traced) -> Backward:
+    """A cell that is never differentiated."""
+    inputs = traced.inputs
+    num_weights = len(inputs.sources(with_inputs=False))
+    return Backward(
+        traced,
+        dy=(None,) * len(traced.outputs.tensors),
+        dx=(None,) * len(inputs.inputs.tensors),
+        dw=(Gradient(),) * num_weights,
+        repeated=([],) * num_weights,
+    )
+
+
+def add_backward(traced: Traced, has_gradient: Sequence[bool]) -> Backward:
+    """Adds the backward pass to a graph, which must have none yet.
+
+    Args:
+        traced: The graph.
+        has_gradient: For each output tensor, whether it will have a gradient.
+    """
+    outputs = traced.outputs
+    with traced.graph.as_default(), traced.origin.for_xla():
+        dy = [
+            tf.compat.v1.placeholder(t.dtype, t.shape) if has else None
+            for t, has in zip(outputs.tensors, has_gradient)
+        ]
+        dlosses = [
+            tf.compat.v1.placeholder(loss.dtype, loss.shape)
+            for loss in outputs.losses
+        ]
+        dx, dw = _gradients(traced, dy, dlosses)
+    return Backward(
+        traced,
+        tuple(dy),
+        tuple(dlosses),
+        tuple(dx),
+        tuple(dw),
+        tuple(_repeated(traced, dy, dw, has_gradient)),
+    )
+
+
+def _gradients(
+    traced: Traced, dy: list[Any], dlosses: list[tf.Tensor]
+) -> tuple[Sequence[Any], Sequence[Gradient]]:
+    """By inputs, and by weights."""
+    inputs, outputs = traced.inputs, traced.outputs
+    targets = [t for t, d in zip(outputs.tensors, dy) if d is not None]
+    if not targets and not outputs.losses:
+        nothing = without_backward(traced)
+        return nothing.dx, nothing.dw
+    found = differentiate(
+        traced.operations,
+        traced.findings.starts,
+        [*targets, *outputs.losses],
+        [*tensors(dy), *dlosses],
+        inputs.sources(with_inputs=True),
+    )
+    _check_gradients(traced)
+    iterator = iter(found)
+    dx = [
+        as_tensor(next(iterator)) if is_continuous(t) else None
+        for t in inputs.inputs.tensors
+    ]
+    dtype = traced.origin.gradient_dtype
+    return dx, [of_lookups(d).in_dtype(dtype) for d in iterator]
+
+
+def of_lookups(gradient: Any) -> Gradient:
+    """What TensorFlow returns as a gradient, its lookups apart.
+
+    Args:
+        gradient: A tensor, `tf.IndexedSlices`, or None.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return Gradient(gradient)
+    lookups = parts(gradient)
+    return Gradient(slices={(i, 0): part for i, part in enumerate(lookups)})
+
+
+def _repeated(
+    traced: Traced,
+    dy: list[Any],
+    dw: Sequence[Gradient],
+    has_gradient: Sequence[bool],
+) -> Sequence[list[bool]]:
+    """See `Backward.repeated`."""
+    inputs = traced.inputs
+    depends = RowDependence(tensors([inputs.inputs, inputs.labels, dy]))
+    found = [
+        [not depends(part.indices) for part in d.slices.values()] for d in dw
+    ]
+    origin = traced.origin
+    relaxed = origin.specs.specs(any_rows)
+    if relaxed == origin.specs or not any(map(any, found)):
+        return found
+    # What follows from a number of rows that is known looks constant.
+    again = trace(dataclasses.replace(origin, specs=relaxed))
+    return add_backward(again, has_gradient).repeated
+
+
+def _check_gradients(traced: Traced) -> None:
+    """Refuses what TensorFlow can differentiate once at a time."""
+    new = traced.graph.get_operations()[len(traced.operations) :]
+    if any(op.type == "EagerPyFunc" for op in new):
+        raise ValueError(
+            "Layers must not need the gradient of `tf.py_function`: it is "
+            "that of its last call, which another micro-batch may have "
+            "made. Received: a layer with such a call, see the warning "
+            "above. Use TensorFlow's operations, or `tf.numpy_function` "
+            "in a `tf.custom_gradient`."
+        )

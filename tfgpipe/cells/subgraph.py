@@ -1,0 +1,296 @@
+"""Cuts functions out of one traced graph.
+
+Python runs a cell's layers once. The graph of that run, with the operations
+that differentiate it, is the source from which all functions of the cell are
+cut: the forward pass alone, the forward pass with what the backward pass needs
+of it, the backward pass, and each half of that.
+
+A function takes some tensors of the graph, or bundles of them, and computes
+others. It holds a copy of the operations in between and nothing else.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfgpipe import internals
+from tfgpipe.cells.bundle import Bundle, as_bundle
+from tfgpipe.cells.subfunction import Subfunction
+
+# Repeated rather than carried from one function to the next, where their
+# inputs are at hand.
+_CHEAP = {
+    "BroadcastGradientArgs",
+    "Const",
+    "ExpandDims",
+    "Identity",
+    "Pack",
+    "Prod",
+    "Range",
+    "Reshape",
+    "Shape",
+    "StridedSlice",
+}
+_VARIANT = tf.variant.as_datatype_enum
+
+
+class Subgraphs:
+    """A traced graph to cut functions from.
+
+    Args:
+        graph: The graph of a `tf.function`. Operations may be added to it
+            under `graph.as_default()` until the first call of a method.
+        options: Arguments of `tf.function` for what is cut.
+        device_type: Of the devices that will run it, such as "GPU".
+
+    Attributes:
+        operations: All operations of the graph, in order.
+        captures: Tensors outside of it, by the references of its own.
+    """
+
+    def __init__(self, graph: Any, options: dict[str, Any], device_type: str):
+        self._options = options
+        # Among devices of that type, TensorFlow takes the one of the call.
+        self._where = f"/device:{device_type}:*"
+        self._graph = graph
+        self._definition = graph.as_graph_def()
+        self.operations = graph.get_operations()
+        self._place = {op.name: i for i, op in enumerate(self.operations)}
+        self.captures = {t.ref(): outer for outer, t in graph.captures}
+
+    def needed(self, fetches: Iterable[tf.Tensor], start: int = 0) -> set[str]:
+        """Names of the operations that tensors depend on.
+
+        Args:
+            fetches: The tensors.
+            start: Leave out the graph's first operations, this many.
+        """
+        found: set[str] = set()
+        waiting = [t.op for t in fetches]
+        while waiting:
+            op = waiting.pop()
+            if op.name in found or self._place[op.name] < start:
+                continue
+            found.add(op.name)
+            waiting.extend(t.op for t in op.inputs)
+        return found
+
+    def entering(
+        self, names: set[str], at_hand: Iterable[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """The tensors that operations take from others.
+
+        Args:
+            names: The operations.
+            at_hand: Tensors that need not be carried. What follows cheaply
+                from them need not be, either.
+        """
+        free = {t.ref() for t in at_hand} | set(self.captures)
+        found: dict[Any, tf.Tensor] = {}
+        for op in self.operations:
+            if op.name not in names:
+                continue
+            for tensor in op.inputs:
+                if tensor.op.name not in names and not _follows(tensor, free):
+                    found[tensor.ref()] = tensor
+        return list(found.values())
+
+    def function(
+        self,
+        inputs: Iterable[tf.Tensor | Bundle],
+        fetches: Sequence[tf.Tensor | Bundle],
+        controls: Iterable[tf.Operation] = (),
+        sums: Bundle | None = None,
+        done: Collection[str] = (),
+    ) -> Subfunction:
+        """Cuts out the function that computes some tensors from others.
+
+        Args:
+            inputs: What it may take. It takes what it needs.
+            fetches: What it returns.
+            controls: Operations it runs for their side effects. Others that
+                no fetch needs are left out.
+            sums: A fetch that is added to an argument of the function's, the
+                sums so far.
+            done: See `reached`.
+        """
+        names, taken = self.reached(inputs, fetches, controls, done)
+        part = self._definition_of(names)
+        return self._import(part, taken, fetches, sums)
+
+    def reached(
+        self,
+        inputs: Iterable[tf.Tensor | Bundle],
+        fetches: Iterable[tf.Tensor | Bundle],
+        controls: Iterable[tf.Operation] = (),
+        done: Collection[str] = (),
+    ) -> tuple[set[str], list[tf.Tensor | Bundle]]:
+        """Names of a function's operations, and the inputs that it takes.
+
+        Args:
+            inputs: See `function`, as what follows.
+            fetches: What it returns.
+            controls: What it runs for side effects.
+            done: What another function did: not run for side effects.
+        """
+        known: dict[Any, tf.Tensor | Bundle] = {
+            ref: ref.deref() for ref in self.captures
+        }
+        for one in inputs:
+            known.update({t.ref(): one for t in as_bundle(one).aliases})
+        taken: dict[int, tf.Tensor | Bundle] = {}
+        names: set[str] = set()
+        controls = [op for op in controls if op.name not in done]
+        waiting = [t for fetch in fetches for t in as_bundle(fetch).tensors]
+        waiting += [op.outputs[0] for op in controls if op.outputs]
+        operations = [op for op in controls if not op.outputs]
+        while waiting or operations:
+            if waiting:
+                tensor = waiting.pop()
+                if tensor.ref() in known:
+                    one = known[tensor.ref()]
+                    taken[id(one)] = one
+                    continue
+                operations.append(tensor.op)
+            op = operations.pop()
+            if op.name not in names:
+                names.add(op.name)
+                waiting.extend(op.inputs)
+                if controls:
+                    operations += [
+                        o for o in op.control_inputs if o.name not in done
+                    ]
+        return names, list(taken.values())
+
+    def _definition_of(self, names: set[str]) -> Any:
+        """The definition of some operations of the graph."""
+        part = tf.compat.v1.GraphDef(
+            versions=self._definition.versions,
+            library=self._definition.library,
+            node=[n for n in self._definition.node if n.name in names],
+        )
+        for node in part.node:
+            node.attr.pop("_class", None)  # colocation with what is left out
+            kept = [i for i in node.input if i[0] != "^" or i[1:] in names]
+            if len(kept) < len(node.input):
+                node.ClearField("input")
+                node.input.extend(kept)
+        _add_in_order(part)
+        return part
+
+    def _import(
+        self,
+        part: Any,
+        inputs: list[tf.Tensor | Bundle],
+        fetches: Sequence[tf.Tensor | Bundle],
+        sums: Bundle | None,
+    ) -> Subfunction:
+        used = {_full(name) for node in part.node for name in node.input}
+        given = {t.name for one in inputs for t in as_bundle(one).aliases}
+        wanted = [t for fetch in fetches for t in as_bundle(fetch).tensors]
+        computed = [t.name for t in wanted if t.name not in given]
+
+        def body(*arguments: tf.Tensor) -> list[tf.Tensor]:
+            flat = iter(arguments)
+            found: dict[str, tf.Tensor] = {}
+            for one in inputs:
+                for slot, value in zip(*self._unpacked(one, flat)):
+                    found.update({t.name: value for t in slot})
+            imported = tf.graph_util.import_graph_def(
+                part,
+                input_map={n: v for n, v in found.items() if n in used},
+                return_elements=computed,
+                name="",
+            )
+            found.update(zip(computed, imported))
+            for t in wanted:  # what `set_shape` said is in no definition
+                found[t.name].set_shape(t.shape)
+            results = []
+            for fetch in fetches:
+                values = [
+                    tf.identity(found[t.name])
+                    if t.name in given
+                    else found[t.name]
+                    for t in as_bundle(fetch).tensors
+                ]
+                if fetch is sums:
+                    _, so_far = self._unpacked(fetch, flat)
+                    values = [
+                        tf.raw_ops.AddV2(x=total, y=value)
+                        for total, value in zip(so_far, values)
+                    ]
+                with tf.device(self._where):
+                    results += as_bundle(fetch).pack(values)
+            return results
+
+        taken = [*inputs, sums] if sums else inputs
+        specs = [spec for one in taken for spec in as_bundle(one).specs]
+        traced = tf.function(body, **self._options)
+        concrete = traced.get_concrete_function(*specs)
+        internals.keep(concrete, self._graph)  # and so the functions it calls
+        call = internals.Call(concrete, as_written=True)
+        # A call of a call: TensorFlow builds a called function anew for every
+        # call in the step's graph, and this way only that of one operation.
+        outer = tf.function(lambda *a: call(list(a)), **self._options)
+        wrapper = outer.get_concrete_function(*specs)
+        internals.keep(wrapper, concrete)
+        return Subfunction(wrapper, inputs, fetches, self.captures)
+
+    def _unpacked(
+        self, one: tf.Tensor | Bundle, arguments: Iterator[tf.Tensor]
+    ) -> tuple[list[list[tf.Tensor]], list[tf.Tensor]]:
+        """The slots of a bundle, and their values in a function."""
+        bundle = as_bundle(one)
+        packed = list(itertools.islice(arguments, bundle.num_packed))
+        with tf.device(self._where):
+            return bundle.slots, bundle.unpack(packed)
+
+
+def _add_in_order(definition: Any) -> None:
+    """Replaces sums of three and more tensors by sums of two.
+
+    AddN begins with the first tensor whose memory it may write to. That is
+    not the same one in every run and at every cut, so neither is the rounding.
+    """
+    for node in list(definition.node):
+        if node.op != "AddN" or node.attr["T"].type == _VARIANT:
+            continue
+        *others, last = (i for i in node.input if i[0] != "^")
+        controls = [i for i in node.input if i[0] == "^"]
+        if len(others) < 2:
+            continue
+        total = others[0]
+        for i, other in enumerate(others[1:]):
+            partial = definition.node.add(
+                op="AddV2",
+                name=f"{node.name}/partial_{i}",
+                device=node.device,
+                input=[total, other],
+            )
+            partial.attr["T"].CopyFrom(node.attr["T"])
+            total = partial.name
+        node.op = "AddV2"
+        node.attr.pop("N")
+        node.ClearField("input")
+        node.input.extend([total, last, *controls])
+
+
+def _full(name: str) -> str:
+    """The name of a node's input as a tensor's name."""
+    return name if ":" in name else f"{name}:0"
+
+
+def _follows(tensor: tf.Tensor, free: set[Any]) -> bool:
+    """Whether a tensor is among the free ones or follows cheaply from them."""
+    if tensor.ref() in free:
+        return True
+    if tensor.op.type not in _CHEAP:
+        return False
+    if all(_follows(t, free) for t in tensor.op.inputs):
+        free.add(tensor.ref())
+        return True
+    return False

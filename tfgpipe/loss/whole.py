@@ -1,0 +1,166 @@
+"""A loss that Keras computes from the outputs of the whole mini-batch.
+
+A function of the user's, Dice over the whole batch, an overridden
+`compute_loss`: the outputs of all micro-batches are joined on the last device,
+and the gradients of the loss by them are taken apart again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+from keras import tree
+
+from tfgpipe import internals
+from tfgpipe.cells import Boundary, as_tensor, is_continuous
+from tfgpipe.loss.objective import Objective, penalties
+from tfgpipe.run import LossGradients, Pipeline
+from tfgpipe.schedules import Schedule
+
+
+class _Loss(NamedTuple):
+    """A loss and its gradients; without training, no gradients.
+
+    Attributes:
+        total: The loss, a scalar.
+        outputs: Gradients by the flat outputs, of their shapes, or None.
+        extra: By the cells' own losses, scalars.
+        penalties: By the values of the weight regularisers, scalars or None.
+        weights: By the weights, as far as the loss itself reads some.
+    """
+
+    total: tf.Tensor
+    outputs: list[Any]
+    extra: list[list[Any]]
+    penalties: list[Any]
+    weights: list[Any]
+
+
+class WholeLoss(Objective):
+    """The loss of one mini-batch, from its outputs."""
+
+    _total: tf.Tensor | None = None
+    _direct: list[tuple[keras.Variable, tf.Tensor]]
+
+    def check(self, schedules: Iterable[Schedule]) -> None:
+        """Refuses schedules that begin to go backward before all is known."""
+        if not all(schedule.is_forward_first for schedule in schedules):
+            raise ValueError(
+                "`schedule` must run all forward tasks first for a loss of "
+                "whole mini-batches, which cannot be added up. Received: a "
+                "schedule whose backward pass starts earlier. Pass "
+                'schedule="gpipe", or a loss class of Keras.'
+            )
+
+    def has_gradient(self, run: Pipeline) -> list[bool]:
+        """Traces the loss once, for nothing but what it depends on."""
+        found: list[bool] = []
+        results = run.results
+
+        def trace(data: Any, boundary: Boundary, extra: Any) -> None:
+            y_pred = boundary.nest(results.output_structure)
+            values = [penalty.value for penalty in penalties(self._model)]
+            loss = self._differentiated(data, y_pred, extra, values)
+            found.extend(d is not None for d in loss.outputs)
+
+        specs = tree.map_structure(
+            lambda t: None if t is None else tf.TensorSpec(t.shape, t.dtype),
+            self._data,
+        )
+        tf.function(trace, autograph=False).get_concrete_function(
+            specs, results.output_specs(), results.extra_specs()
+        )
+        return found
+
+    def start(self, run: Pipeline) -> LossGradients:
+        """Computes the loss, and where the backward pass starts."""
+        results, micro_batches = run.results, run.micro_batches
+        with tf.device(results.device):
+            found = penalties(self._model)
+            loss = self._differentiated(
+                self._data,
+                results.joined_outputs(),
+                results.extra_losses(),
+                [penalty.value for penalty in found],
+            )
+            self._total = loss.total
+            variables = self._model.trainable_variables
+            self._direct = [
+                (v, d) for v, d in zip(variables, loss.weights) if d is not None
+            ]
+            for penalty, factor in zip(found, loss.penalties):
+                self._direct += penalty.times(factor)
+            return LossGradients(
+                outputs=[
+                    [
+                        None
+                        if d is None
+                        else micro_batches.select(m, d, tf.zeros_like(d))
+                        for d in part
+                    ]
+                    for m, part in enumerate(micro_batches.split(loss.outputs))
+                ],
+                head=[],
+                extra=loss.extra,
+            )
+
+    def total(self, run: Pipeline) -> tf.Tensor:
+        """The loss, computed now if there was no backward pass."""
+        if self._total is None:
+            self.start(run)
+        return self._total
+
+    def direct_gradients(self) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """Those of a loss that reads weights, and of weight regularisers."""
+        return self._direct
+
+    def _differentiated(
+        self,
+        data: tuple[Any, Any, Any],
+        y_pred: Any,
+        extra: list[list[tf.Tensor]],
+        values: list[tf.Tensor],
+    ) -> _Loss:
+        """The loss and its gradients.
+
+        Args:
+            data: x, y and sample_weight.
+            y_pred: Outputs of the whole mini-batch.
+            extra: The cells' own losses.
+            values: Values of the weight regularisers.
+        """
+        x, y, sample_weight = data
+        flat = tree.flatten(y_pred)
+        outputs = [t for t in flat if is_continuous(t)]
+        own = [v for losses in extra for v in losses]
+        weights = [v.value for v in self._model.trainable_variables]
+        sources = [*outputs, *own, *values, *weights]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(sources)
+            with self._model.replaced_losses([*own, *values]):
+                total = internals.compute_loss(
+                    self._model, x, y, y_pred, sample_weight, self._training
+                )
+            scaled = self._scaled(total) if self._training else None
+        if not self._training:
+            return _Loss(total, [], [], [], [])
+        found = iter(tape.gradient(scaled, sources))
+        return _Loss(
+            total,
+            [
+                as_tensor(next(found)) if is_continuous(t) else None
+                for t in flat
+            ],
+            [
+                [
+                    tf.zeros_like(v) if d is None else d
+                    for v, d in ((v, next(found)) for v in losses)
+                ]
+                for losses in extra
+            ],
+            [next(found) for _ in values],
+            list(found),
+        )

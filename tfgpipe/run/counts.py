@@ -1,0 +1,73 @@
+"""What the losses of a mini-batch count, known before they are.
+
+A loss that is added up is divided by a number of rows, unmasked positions or
+weights. It rarely depends on what the layers compute: a function cut out of
+each cell computes nothing but what the numbers follow from, so that a backward
+pass can start before the last forward pass has ended. Where they do depend on
+it, that is computed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfgpipe.cells import Arguments, CellTasks
+
+
+def counts_ahead(
+    tasks: Sequence[CellTasks],
+    arguments: Callable[[int, int], Arguments],
+    device: Callable[[int, int], str],
+    num_micro_batches: int,
+) -> list[list[tf.Tensor]]:
+    """What each micro-batch's losses count, scalars.
+
+    Args:
+        tasks: Those of each cell.
+        arguments: Of cell k for micro-batch m; of inputs, those of the first
+            cell are enough.
+        device: Where cell k computes micro-batch m.
+        num_micro_batches: How many there are.
+    """
+    parts = _parts(tasks)
+    counts = []
+    for m in range(num_micro_batches):
+        flat = tf.nest.flatten(arguments(0, m).inputs)
+        found = [flat[i] for i in parts[0][1]]
+        for k, (part, places) in enumerate(parts):
+            graph = tasks[k].graph
+            inputs = graph.traced.inputs.inputs
+            flat = [None] * len(tf.nest.flatten(inputs))
+            for i, value in zip(places, found):
+                flat[i] = value
+            values = arguments(k, m)._replace(
+                inputs=tf.nest.pack_sequence_as(inputs, flat)
+            )
+            with tf.device(device(k, m)):
+                found = part(graph.values(values))
+        counts.append(found)
+    return counts
+
+
+def _parts(tasks: Sequence[CellTasks]) -> list[tuple[Any, list[int]]]:
+    """Of each cell what the counts need, and which flat inputs it takes."""
+    parts: list[tuple[Any, list[int]]] = []
+    wanted = list(tasks[-1].graph.traced.outputs.counts)
+    for k in reversed(range(len(tasks))):
+        part = tasks[k].graph.part(wanted)
+        taken = {t.ref() for t in part.inputs if isinstance(t, tf.Tensor)}
+        inputs = tf.nest.flatten(tasks[k].graph.traced.inputs.inputs)
+        places = [
+            i
+            for i, t in enumerate(inputs)
+            if t is not None and t.ref() in taken
+        ]
+        parts.insert(0, (part, places))
+        if k > 0:
+            outputs = tasks[k - 1].graph.traced.outputs
+            flat = [*outputs.tensors, *outputs.masks]
+            wanted = [flat[i] for i in places]
+    return parts

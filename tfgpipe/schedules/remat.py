@@ -1,0 +1,66 @@
+"""What is recomputed: which micro-batches a backward pass computes again.
+
+A forward task either keeps the activations that its backward pass needs, or
+drops them, and a "recompute" task comes before the backward pass.
+
+    "always"       every micro-batch is computed again
+    "except_last"  all but the one that goes back through the cell first, whose
+                   activations are still there: its forward pass is the last
+    "never"        every micro-batch's activations are kept
+
+Reference: [Huang et al., 2019](https://arxiv.org/abs/1811.06965), section 2.3,
+where re-materialisation of all but the last micro-batch is the default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+REMAT = ("except_last", "always", "never")
+
+
+class Remat:
+    """The rule of each cell.
+
+    Args:
+        rules: One of `REMAT` for each cell.
+    """
+
+    def __init__(self, rules: Sequence[str]):
+        self._rules = rules
+
+    @classmethod
+    def of(
+        cls,
+        remat: str | Mapping[int, str],
+        num_partitions: int,
+        num_groups: int,
+    ) -> Remat:
+        """The rules of the groups of all cells.
+
+        Args:
+            remat: A rule, or rules by cells; the first of `REMAT` for others.
+            num_partitions: K.
+            num_groups: In how many groups each cell is computed again.
+        """
+        rules = [
+            remat if isinstance(remat, str) else remat.get(k, REMAT[0])
+            for k in range(num_partitions)
+        ]
+        return cls([rule for rule in rules for _ in range(num_groups)])
+
+    def recomputes(self, k: int) -> bool:
+        """Whether cell k computes any micro-batch again."""
+        return self._rules[k] != "never"
+
+    def keeps(self, k: int, goes_back_first: bool) -> bool:
+        """Whether cell k keeps the activations of a micro-batch.
+
+        Args:
+            k: The cell.
+            goes_back_first: Whether the micro-batch is the first to go back
+                through it.
+        """
+        if self._rules[k] == "except_last":
+            return goes_back_first
+        return self._rules[k] == "never"
