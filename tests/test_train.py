@@ -152,9 +152,15 @@ def test_run_prints_cells_bubble_and_accuracy(capsys):
     assert run(params="image.tiny", set=["epochs=1"]) == 0
     out = capsys.readouterr().out
     assert "device:CPU:1" in out
-    assert "bubble of 2 cells and 2 micro-batches: 33%" in out
+    assert "2 cells and 2 micro-batches, schedule=gpipe: 33%" in out
     assert "Trained 4 steps with num_partitions=2" in out
     assert "Test accuracy: " in out
+
+
+def test_bubble_is_that_of_the_schedule(capsys):
+    assert run(params="image.tiny", steps=1, schedule="zero_bubble") == 0
+    # (K - 1) / (3 M + K - 1)
+    assert "schedule=zero_bubble: 14%" in capsys.readouterr().out
 
 
 def test_list_prints_every_experiment_with_its_size(capsys, monkeypatch):

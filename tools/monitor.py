@@ -15,16 +15,13 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 import tfgpipe
-from tfgpipe.named_schedules import SCHEDULES
-from tfgpipe.schedule import Task
+from tfgpipe.ideal import IDEALS
 from tools.device_memory import memory_mib
 from tools.event_log import EventLog
 from tools.meter import Meter, tokens_of_example
 
 if TYPE_CHECKING:
     from tools.trainer import Trainer
-
-_DURATIONS = {"backward": 2.0}  # of other tasks: 1
 
 
 class Monitor(keras.callbacks.Callback):
@@ -203,15 +200,11 @@ def ideal_bubble(model: tfgpipe.GPipe) -> float:
     if isinstance(schedule, str):
         devices = len({cell.device for cell in model.cells()})
         chunks = model.num_partitions // devices
-        maker = SCHEDULES[schedule]
-        made = maker(devices, model.num_micro_batches, chunks)
-    else:
-        made = tfgpipe.Schedule(schedule)
-
-    def duration(task: Task) -> float:
-        return _DURATIONS.get(task.kind, 1.0)
-
-    return made.bubble(duration)
+        ideal = IDEALS[schedule](devices, model.num_micro_batches, chunks)
+        return ideal.bubble
+    return tfgpipe.Schedule(schedule).bubble(
+        lambda task: 2 if task.kind == "backward" else 1
+    )
 
 
 def _devices(model: keras.Model) -> list[str]:

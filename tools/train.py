@@ -24,11 +24,10 @@ from absl import app, flags
 import params
 import tfgpipe
 from params import Experiment
-from tfgpipe import schedule
 from tfgpipe.cell_record import print_cells
 from tools import comparison, devices, hosts, train_flags, worker
 from tools.cluster import Cluster
-from tools.monitor import Monitor
+from tools.monitor import Monitor, ideal_bubble
 from tools.size_table import print_cell_sizes, print_experiments
 from tools.trainer import Trainer
 
@@ -279,8 +278,8 @@ def _train(trainer: Trainer, until: int, callbacks: list) -> None:
     if model.num_replicas > 1:
         print(f"{model.num_replicas} replicas of {k} cells")
     print(
-        f"Ideal bubble of {k} cells and {m} micro-batches: "
-        f"{schedule.bubble(k, m):.0%}"
+        f"Ideal bubble of {k} cells and {m} micro-batches, "
+        f"schedule={trainer.experiment.schedule}: {ideal_bubble(model):.0%}"
     )
     if trainer.first_step:
         print(f"Resuming after step {trainer.first_step}.")
