@@ -190,13 +190,27 @@ def test_dry_run_prints_what_each_cell_holds(capsys):
     given = {"params": "image.tiny", "dry_run": True, "num_partitions": 3}
     assert run(**given) == 0
     out = capsys.readouterr().out
-    assert "179 parameters, in 3 cells; 2 micro-batches" in out
-    assert [line.split()[2] for line in out.splitlines()[-3:]] == [
+    assert "179 parameters, in 3 cells on 3 devices; 2 micro-batches" in out
+    assert [line.split()[3] for line in out.splitlines()[-3:]] == [
         "flatten",
         "dropout",
         "classes",
     ]
     assert "Trained" not in out
+
+
+def test_dry_run_adds_up_what_shares_a_device(capsys):
+    given = {"params": "image.tiny", "dry_run": True, "num_partitions": 4}
+    given |= {"num_replicas": 2, "num_virtual_devices": 4}
+    assert run(**given, schedule="interleaved") == 0
+    out = capsys.readouterr().out
+    assert "in 4 cells on 2 devices of each of 2 replicas; 2 micro" in out
+    assert [line.split()[:2] for line in out.splitlines()[-2:]] == [
+        ["0", "0,2"],
+        ["1", "1,3"],
+    ]
+    assert run(**given, schedule="gpip") == 2
+    assert "Did you mean 'gpipe'" in capsys.readouterr().err
 
 
 def test_steps_end_in_the_middle_of_an_epoch(capsys):

@@ -28,7 +28,7 @@ from tfgpipe.cell_record import print_cells
 from tools import comparison, devices, hosts, train_flags, worker
 from tools.cluster import Cluster
 from tools.monitor import Monitor, ideal_bubble
-from tools.size_table import print_cell_sizes, print_experiments
+from tools.size_table import print_device_sizes, print_experiments
 from tools.trainer import Trainer
 
 FLAGS = flags.FLAGS
@@ -61,7 +61,9 @@ def main(argv: list[str]) -> int:
         experiment = _experiment(argv)
         if FLAGS.dry_run:
             print(experiment)
-            print_cell_sizes(experiment)
+            print_device_sizes(
+                experiment, _devices_of_dry_run(experiment), FLAGS.num_replicas
+            )
             return 0
         if FLAGS.tpu is not None:
             return _run(experiment, _tpu_cores(experiment))
@@ -163,6 +165,13 @@ def _fewest_devices(experiment: Experiment) -> int:
     return _num_devices(experiment)
 
 
+def _devices_of_dry_run(experiment: Experiment) -> int:
+    """Devices that a replica would have here."""
+    k = experiment.num_partitions
+    found = FLAGS.num_virtual_devices or devices.num_accelerators()
+    return min(k, max(1, found // FLAGS.num_replicas)) if found else k
+
+
 def _tpu_cores(experiment: Experiment) -> list[str]:
     """Connects to the TPU; returns its cores."""
     others = {
@@ -201,10 +210,10 @@ def _split_cpu(experiment: Experiment, found: hosts.Hosts | None) -> int | None:
         needed = 1
     elif found is not None:
         needed = -(-needed // len(found.all))
-    elif asked and asked < needed:
+    elif asked and asked < (fewest := _fewest_devices(experiment)):
         raise ValueError(
             "--num_virtual_devices must be at least the number of cells, "
-            f"those of all replicas, {needed}. Received: "
+            f"those of all replicas, {fewest}. Received: "
             f"--num_virtual_devices={asked}."
         )
     if not asked and devices.has_accelerator():
