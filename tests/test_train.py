@@ -20,6 +20,8 @@ from params.experiment import Experiment
 from params.images import Images
 from params.optimizer import Optimizer
 from tools import comparison, devices, event_log, train, trained_run
+from tools.model_size import num_parameters
+from tools.parameter_counts import PARAMETER_COUNTS
 from tools.trainer import Trainer
 
 DEMO = "image.amoebanet_d_demo"
@@ -175,15 +177,36 @@ def test_list_prints_every_experiment_with_its_size(capsys, monkeypatch):
     assert tiny.split()[:4] == [TINY.name, "179", "2", "noise"]
 
 
-@pytest.mark.slow
-def test_list_of_all_experiments_allocates_no_weight(capsys):
+def test_list_makes_no_model_and_reads_no_data(capsys, monkeypatch):
+    ours = [e for e in registry.all_experiments() if e.name != TINY.name]
+    monkeypatch.setattr(
+        registry,
+        "_EXPERIMENTS",
+        {experiment.name: experiment for experiment in ours},
+    )
+
+    def forbidden(self):
+        raise AssertionError
+
+    for experiment in ours:
+        monkeypatch.setattr(type(experiment.model), "layers", forbidden)
+        monkeypatch.setattr(type(experiment.data), "source", forbidden)
     assert run(list=True) == 0
-    out = capsys.readouterr().out
-    rows = [line.split() for line in out.splitlines()[1:]]
-    names = [experiment.name for experiment in registry.all_experiments()]
-    assert [row[0] for row in rows] == names
-    # More than would fit.
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [row[0] for row in rows] == [e.name for e in ours]
     assert max(int(row[1].replace(",", "")) for row in rows) > 8e10
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if count > 3e4 else ())
+        for name, count in PARAMETER_COUNTS.items()
+    ],
+)
+def test_parameters_are_as_written_down(name):
+    counted = num_parameters(registry.get(name))
+    assert PARAMETER_COUNTS[name] == counted
 
 
 def test_dry_run_prints_what_each_cell_holds(capsys):

@@ -3,6 +3,7 @@
 import params
 from params import Experiment
 from tools.model_size import device_sizes, num_parameters
+from tools.parameter_counts import PARAMETER_COUNTS
 
 
 def print_device_sizes(
@@ -61,15 +62,16 @@ def _print_aligned(rows: list[list[str]]) -> None:
 
 
 def print_experiments() -> None:
-    """Prints every experiment; no weight is allocated."""
+    """Prints every experiment; no model is made that is of this package."""
     row = "{:<35}{:>15}{:>5}  {:<18} {}"
     print(row.format("name", "parameters", "K", "data", "expected result"))
     for experiment in params.all_experiments():
+        known = PARAMETER_COUNTS.get(experiment.name)
         line = row.format(
             experiment.name,
-            f"{num_parameters(experiment):,}",
+            f"{num_parameters(experiment) if known is None else known:,}",
             experiment.num_partitions,
             experiment.data.name,
             experiment.expected_result,
         )
-        print(line, flush=True)  # large ones take a while
+        print(line)
