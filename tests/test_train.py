@@ -365,8 +365,15 @@ def test_train_dir_that_is_a_file_is_refused(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"params": None}, "must name an experiment: one of image."),
-        ({"params": "image.tinny"}, "Did you mean 'image.tiny'"),
+        (
+            {"params": None},
+            "must name an experiment. `python -m tools.train",
+        ),
+        (
+            {"params": "image.tinny"},
+            "Received: params='image.tinny'. Did you mean 'image.tiny'? "
+            "`python -m tools.train --list` shows all.\n",
+        ),
         ({"steps": 1, "epochs": 1}, "must not be given both"),
         ({"compare_steps": 1}, "needs --compare_num_partitions"),
         ({"compare_steps": 99, "compare_num_partitions": 1}, "from 1 to 12"),

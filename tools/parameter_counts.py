@@ -1,8 +1,7 @@
 """How many parameters the registered experiments have.
 
 Written down, because counting those of all takes a minute. A test counts them:
-`pytest -m '' -k written_down tests/test_train.py` says
-what is not so any more.
+`pytest -m '' -k written_down tests/test_train.py` says what is not so any more.
 """
 
 PARAMETER_COUNTS = {

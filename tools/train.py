@@ -23,7 +23,7 @@ from absl import app, flags
 
 import params
 import tfgpipe
-from params import Experiment
+from params import Experiment, registry
 from tfgpipe.cell_record import print_cells
 from tools import comparison, devices, hosts, train_flags, worker
 from tools.cluster import Cluster
@@ -123,9 +123,8 @@ def _experiment(argv: list[str]) -> Experiment:
     if len(argv) > 1:
         raise ValueError(f"Expected only flags. Received: {argv[1:]}.")
     if FLAGS.params is None:
-        known = [experiment.name for experiment in params.all_experiments()]
         raise ValueError(
-            f"--params must name an experiment: one of {', '.join(known)}."
+            f"--params must name an experiment. {registry.HOW_TO_LIST}"
         )
     if FLAGS.steps and FLAGS.epochs:
         raise ValueError(
