@@ -339,8 +339,48 @@ def test_finished_run_is_not_trained_again(tmp_path, capsys):
 def test_train_dir_of_another_run_is_refused(tmp_path, capsys):
     given = {"params": "image.tiny", "train_dir": str(tmp_path)}
     assert run(**given, steps=1) == 0
-    assert run(**given, steps=1, seed=1) == 2
-    assert "only --num_partitions may change" in capsys.readouterr().err
+    changed = {"seed": 1, "set": ["optimizer.learning_rate=0.5"]}
+    assert run(**given, steps=1, **changed) == 2
+    printed = capsys.readouterr().err
+    assert "  seed: 0 there, 1 here\n" in printed
+    assert "  optimizer.learning_rate: 0.01 there, 0.5 here\n" in printed
+    assert "model" not in printed
+    assert "only --num_partitions may change" in printed
+    (tmp_path / "experiment.json").write_text("[]", "utf-8")
+    assert run(**given, steps=1) == 2
+    assert "is not that of a run" in capsys.readouterr().err
+
+
+def test_finished_run_goes_on_if_it_is_made_longer(tmp_path, capsys):
+    given = {"params": "image.tiny", "train_dir": str(tmp_path)}
+    assert run(**given, epochs=1) == 0
+    assert float(trained_run.load(tmp_path).model.optimizer.learning_rate) == 0
+    capsys.readouterr()
+    assert run(**given, steps=7) == 0
+    printed = capsys.readouterr().out
+    assert "had 4 steps at first" in printed
+    assert "schedule of a run of 7 has" in printed
+    assert "Trained 3 steps" in printed
+    assert trained_run.load(tmp_path).step == 7
+    saved = Trainer(TINY, 10, tmp_path, may_grow=True)
+    assert (saved.first_step, saved.earlier_num_steps) == (7, [4, 7])
+    expected = TINY.optimizer.make(10)
+    expected.iterations.assign(7)
+    rate = float(saved.model.optimizer.learning_rate)
+    assert rate == float(expected.learning_rate) > 0
+    assert run(**given, steps=12, compare_num_partitions=1) == 2
+    assert "needs a run of one length" in capsys.readouterr().err
+
+
+def test_run_is_not_made_shorter_nor_longer_by_other_programs(tmp_path, capsys):
+    given = {"params": "image.tiny", "train_dir": str(tmp_path)}
+    assert run(**given, steps=2) == 0
+    assert run(**given, steps=1) == 2
+    printed = capsys.readouterr().err
+    assert "  num_steps: 2 there, 1 here\n" in printed
+    assert "and --steps or --epochs grow" in printed
+    with pytest.raises(ValueError, match="num_steps: 2 there, 3 here"):
+        Trainer(TINY, 3, tmp_path)
 
 
 def test_train_dir_in_use_is_refused_before_anything_is_written(

@@ -89,6 +89,7 @@ def _run(experiment: Experiment, names: list[str] | None) -> int:
             _path(FLAGS.train_dir),
             _path(FLAGS.initial_model),
             _strategy(experiment, names),
+            may_grow=True,
         )
         snapshot = _snapshot(trainer)
     except _REFUSED as error:
@@ -251,6 +252,13 @@ def _snapshot(trainer: Trainer) -> comparison.Snapshot | None:
     """What keeps the weights that a second run is compared with."""
     if not FLAGS.compare_num_partitions:
         return None
+    if trainer.earlier_num_steps:
+        raise ValueError(
+            "--compare_num_partitions needs a run of one length. Received: "
+            f"--train_dir={FLAGS.train_dir}, whose run of "
+            f"{trainer.earlier_num_steps[-1]} steps was made longer. Give "
+            "another --train_dir, or none."
+        )
     step = FLAGS.compare_steps or trainer.num_steps
     if not trainer.first_step < step <= trainer.num_steps:
         raise ValueError(
@@ -291,6 +299,12 @@ def _train(trainer: Trainer, until: int, callbacks: list) -> None:
     )
     if trainer.first_step:
         print(f"Resuming after step {trainer.first_step}.")
+    if trainer.earlier_num_steps:
+        print(
+            f"This run had {trainer.earlier_num_steps[-1]} steps at first. It "
+            "goes on with the learning rates that the schedule of a run of "
+            f"{trainer.num_steps} has for the steps that are left."
+        )
     start = time.monotonic()
     trainer.fit(
         callbacks,
