@@ -325,6 +325,14 @@ def test_run_is_watched(tmp_path, capsys):
     assert event_log.read(tmp_path / "tensorboard")["pipeline/ideal_bubble"]
 
 
+def test_run_without_a_terminal_says_how_it_goes(capsys, monkeypatch):
+    monkeypatch.setattr(train, "_SECONDS", 0.0)
+    assert run(params="image.tiny", steps=2) == 0
+    printed = capsys.readouterr().out
+    found = r"Step 1 of 2: loss \S+\nStep 2 of 2: loss \S+, \S+ examples/s\n"
+    assert re.search(found, printed)
+
+
 def test_finished_run_is_not_trained_again(tmp_path, capsys):
     given = {"params": "image.tiny", "train_dir": str(tmp_path), "epochs": 1}
     assert run(**given) == 0

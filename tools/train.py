@@ -36,6 +36,7 @@ FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(train_flags)
 
 _REFUSED = (ValueError, FileNotFoundError, ImportError)
+_SECONDS = 30.0
 _FIELDS = (
     "num_partitions",
     "num_micro_batches",
@@ -283,7 +284,13 @@ def _monitor(trainer: Trainer) -> Monitor:
         trainer,
         folder if FLAGS.tensorboard else None,
         evaluate_every=FLAGS.evaluate_every,
+        say_every=_say_every(),
     )
+
+
+def _say_every() -> float | None:
+    """Seconds between two lines, where there is no progress bar."""
+    return None if sys.stdout.isatty() else _SECONDS
 
 
 def _train(trainer: Trainer, until: int, callbacks: list) -> None:
@@ -339,7 +346,8 @@ def _compare(
         _strategy(other, names),
     )
     again = comparison.Snapshot(snapshot.step)
-    _train(trainer, snapshot.step, [again])
+    lines = Monitor.of(trainer, None, say_every=_say_every())
+    _train(trainer, snapshot.step, [again, lines])
     result = comparison.difference(snapshot.weights, again.weights)
     print(
         f"num_partitions={k} and num_partitions={other.num_partitions}, "
