@@ -10,7 +10,7 @@ import socket
 import keras
 import numpy as np
 import pytest
-from absl import flags
+from absl import flags, logging
 from absl.testing import flagsaver
 from fabricated_tpu import TPUS, list_cores
 
@@ -175,6 +175,17 @@ def test_list_prints_every_experiment_with_its_size(capsys, monkeypatch):
     assert demo.split()[:4] == [DEMO, "25,730", "2", "fashion_mnist_12k"]
     assert demo.endswith(some[DEMO].expected_result)
     assert tiny.split()[:4] == [TINY.name, "179", "2", "noise"]
+
+
+def test_verbosity_is_that_of_the_flag_if_there_is_one(monkeypatch):
+    """What absl's `app.run` would print by default is of no use to users."""
+    found = []
+    monkeypatch.setattr(logging, "set_verbosity", found.append)
+    assert run(params=None) == 2
+    assert found == [logging.WARNING]
+    monkeypatch.setattr(flags.FLAGS["verbosity"], "present", 1)
+    assert run(params=None) == 2
+    assert len(found) == 1
 
 
 def test_list_makes_no_model_and_reads_no_data(capsys, monkeypatch):

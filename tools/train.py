@@ -19,7 +19,7 @@ import pathlib
 import sys
 import time
 
-from absl import app, flags
+from absl import app, flags, logging
 
 import params
 import tfgpipe
@@ -55,6 +55,8 @@ def main(argv: list[str]) -> int:
         The exit code: 0; 1 if compared weights differ; 2 for bad flags; 3 if
         another host was lost; 130 after Ctrl-C.
     """
+    if not FLAGS["verbosity"].present:  # `app.run` shows what TensorFlow notes
+        logging.set_verbosity(logging.WARNING)
     if FLAGS.list:
         print_experiments()
         return 0
