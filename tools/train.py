@@ -2,6 +2,8 @@ r"""Trains an experiment of `params` through a pipeline.
 
     python -m tools.train --list
     python -m tools.train --params=lm.transformer_1663 --dry_run
+    python -m tools.train --params=lm.transformer_103 --dry_run \
+        --num_partitions=16 --schedule=interleaved --num_virtual_devices=4
     python -m tools.train --params=image.amoebanet_d_demo
     python -m tools.train --params=image.amoebanet_d_demo \
         --num_partitions=3 --set=model.num_filters=64 --train_dir=runs/wide
