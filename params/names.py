@@ -4,13 +4,16 @@ import difflib
 from collections.abc import Iterable
 
 
-def unknown(argument: str, name: str, known: Iterable[str]) -> str:
+def unknown(
+    argument: str, name: str, known: Iterable[str], rest: str | None = None
+) -> str:
     """Says that `name` is unknown, and which name is nearest.
 
     Args:
         argument: What the name was given for.
         name: The name that does not exist.
         known: The names that do.
+        rest: Says where all names are; by default they are listed.
 
     Returns:
         Text for an error.
@@ -18,13 +21,16 @@ def unknown(argument: str, name: str, known: Iterable[str]) -> str:
     Example:
 
     >>> unknown("color", "grren", ["green", "red"])
-    "`color` must be one of green, red. Received: color='grren'. \
-Did you mean 'green'?"
+    "`color` must be a known name. Received: color='grren'. \
+Did you mean 'green'? Known are green, red."
     """
     names = sorted(known)
-    text = (
-        f"`{argument}` must be one of {', '.join(names)}. "
-        f"Received: {argument}={name!r}."
-    )
     nearest = difflib.get_close_matches(name, names, n=1)
-    return f"{text} Did you mean {nearest[0]!r}?" if nearest else text
+    return " ".join(
+        [
+            f"`{argument}` must be a known name.",
+            f"Received: {argument}={name!r}.",
+            *(f"Did you mean {near!r}?" for near in nearest),
+            rest or f"Known are {', '.join(names)}.",
+        ]
+    )

@@ -118,14 +118,15 @@ class Optimizer:
         if self.weight_decay or self.kind == "adamw":  # which takes no None
             options["weight_decay"] = self.weight_decay
         return _KINDS[self.kind](
-            self._rate(num_steps),
+            self.rate(num_steps),
             global_clipnorm=self.clip_norm or None,
             **options,
         )
 
-    def _rate(
+    def rate(
         self, num_steps: int
     ) -> keras.optimizers.schedules.LearningRateSchedule:
+        """The learning rate by step, of a run of so many."""
         warmup = int(num_steps * self.warmup_share)
         if self.decay == "inverse_sqrt":
             return InverseSquareRoot(self.learning_rate, warmup)

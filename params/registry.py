@@ -3,6 +3,7 @@
 from params import names
 from params.experiment import Experiment
 
+HOW_TO_LIST = "`python -m tools.train --list` shows all."
 _EXPERIMENTS: dict[str, Experiment] = {}
 
 
@@ -34,7 +35,9 @@ def get(name: str) -> Experiment:
         ValueError: If there is none; the nearest name is suggested.
     """
     if name not in _EXPERIMENTS:
-        raise ValueError(names.unknown("params", name, _EXPERIMENTS))
+        raise ValueError(
+            names.unknown("params", name, _EXPERIMENTS, HOW_TO_LIST)
+        )
     return _EXPERIMENTS[name]
 
 

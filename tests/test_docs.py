@@ -19,7 +19,7 @@ import pytest
 from test_architecture import MODULES, ORDER
 
 import params
-from tfgpipe.loss import row_wise
+from tfgpipe.loss.head import row_wise
 from tfgpipe.run.pipeline import REMAT
 from tfgpipe.schedules.named import SCHEDULES
 from tools import bench, results

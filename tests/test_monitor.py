@@ -144,6 +144,27 @@ def test_throughput_joins_the_history(monkeypatch):
     assert len(rates) == 2 and rates[1] > 0
 
 
+def test_line_now_and_then_says_how_it_goes(monkeypatch, capsys):
+    times = itertools.count(0, 10)
+
+    class TenSeconds:
+        monotonic = staticmethod(lambda: float(next(times)))
+
+    monkeypatch.setattr(monitor, "time", TenSeconds)
+    trainer = Trainer(runs.IMAGE)
+    losses = Losses()
+    fit(trainer, Monitor.of(trainer, None, say_every=30.0), losses)
+    printed = capsys.readouterr().out
+    lines = printed.splitlines()
+    assert not {"\b", "\r", "\x1b"} & set(printed)
+    assert len(lines) == 4
+    for line, last in zip(lines, (3, 6, 9, 12), strict=True):
+        own = losses.found[last - 3 : last]
+        mean = sum(loss * rows for loss, rows in own) / sum(r for _, r in own)
+        assert line.startswith(f"Step {last} of 12: loss {mean:.3f}"[:-1])
+        assert line.endswith(" examples/s")
+
+
 class NextToken(keras.layers.Layer):
     """Logits of the next target token, from the last one alone."""
 

@@ -3,21 +3,11 @@ import sys
 import pytest
 
 from tfgpipe.schedules.named import SCHEDULES, forward_only
-from tfgpipe.schedules.schedule import KINDS, Schedule, Task, bubble, fill_drain
+from tfgpipe.schedules.schedule import KINDS, Schedule, Task, fill_drain
 
 CASES = [(k, m) for k in (1, 2, 3, 8) for m in (1, 2, 5, 32)]
 F, R, B, X, W = KINDS  # X: input_gradient
 ONE_EACH = [(F, 0, 0), (B, 0, 0)]
-
-
-def unit(task):
-    return 1
-
-
-def test_bubble_is_that_of_fill_drain():
-    for k, m in CASES:
-        schedule = SCHEDULES["gpipe"](k, m, 1)
-        assert bubble(k, m) == pytest.approx(schedule.bubble(unit))
 
 
 # ----------------------------------------------------------------- the order

@@ -10,7 +10,7 @@ import socket
 import keras
 import numpy as np
 import pytest
-from absl import flags
+from absl import flags, logging
 from absl.testing import flagsaver
 from fabricated_tpu import TPUS, list_cores
 
@@ -20,6 +20,8 @@ from params.experiment import Experiment
 from params.images import Images
 from params.optimizer import Optimizer
 from tools import comparison, devices, event_log, train, trained_run
+from tools.model_size import num_parameters
+from tools.parameter_counts import PARAMETER_COUNTS
 from tools.trainer import Trainer
 
 DEMO = "image.amoebanet_d_demo"
@@ -152,9 +154,15 @@ def test_run_prints_cells_bubble_and_accuracy(capsys):
     assert run(params="image.tiny", set=["epochs=1"]) == 0
     out = capsys.readouterr().out
     assert "device:CPU:1" in out
-    assert "bubble of 2 cells and 2 micro-batches: 33%" in out
+    assert "2 cells and 2 micro-batches, schedule=gpipe: 33%" in out
     assert "Trained 4 steps with num_partitions=2" in out
     assert "Test accuracy: " in out
+
+
+def test_bubble_is_that_of_the_schedule(capsys):
+    assert run(params="image.tiny", steps=1, schedule="zero_bubble") == 0
+    # (K - 1) / (3 M + K - 1)
+    assert "schedule=zero_bubble: 14%" in capsys.readouterr().out
 
 
 def test_list_prints_every_experiment_with_its_size(capsys, monkeypatch):
@@ -169,28 +177,74 @@ def test_list_prints_every_experiment_with_its_size(capsys, monkeypatch):
     assert tiny.split()[:4] == [TINY.name, "179", "2", "noise"]
 
 
-@pytest.mark.slow
-def test_list_of_all_experiments_allocates_no_weight(capsys):
+def test_verbosity_is_that_of_the_flag_if_there_is_one(monkeypatch):
+    """What absl's `app.run` would print by default is of no use to users."""
+    found = []
+    monkeypatch.setattr(logging, "set_verbosity", found.append)
+    assert run(params=None) == 2
+    assert found == [logging.WARNING]
+    monkeypatch.setattr(flags.FLAGS["verbosity"], "present", 1)
+    assert run(params=None) == 2
+    assert len(found) == 1
+
+
+def test_list_makes_no_model_and_reads_no_data(capsys, monkeypatch):
+    ours = [e for e in registry.all_experiments() if e.name != TINY.name]
+    monkeypatch.setattr(
+        registry,
+        "_EXPERIMENTS",
+        {experiment.name: experiment for experiment in ours},
+    )
+
+    def forbidden(self):
+        raise AssertionError
+
+    for experiment in ours:
+        monkeypatch.setattr(type(experiment.model), "layers", forbidden)
+        monkeypatch.setattr(type(experiment.data), "source", forbidden)
     assert run(list=True) == 0
-    out = capsys.readouterr().out
-    rows = [line.split() for line in out.splitlines()[1:]]
-    names = [experiment.name for experiment in registry.all_experiments()]
-    assert [row[0] for row in rows] == names
-    # More than would fit.
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [row[0] for row in rows] == [e.name for e in ours]
     assert max(int(row[1].replace(",", "")) for row in rows) > 8e10
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if count > 3e4 else ())
+        for name, count in PARAMETER_COUNTS.items()
+    ],
+)
+def test_parameters_are_as_written_down(name):
+    counted = num_parameters(registry.get(name))
+    assert PARAMETER_COUNTS[name] == counted
 
 
 def test_dry_run_prints_what_each_cell_holds(capsys):
     given = {"params": "image.tiny", "dry_run": True, "num_partitions": 3}
     assert run(**given) == 0
     out = capsys.readouterr().out
-    assert "179 parameters, in 3 cells; 2 micro-batches" in out
-    assert [line.split()[2] for line in out.splitlines()[-3:]] == [
+    assert "179 parameters, in 3 cells on 3 devices; 2 micro-batches" in out
+    assert [line.split()[3] for line in out.splitlines()[-3:]] == [
         "flatten",
         "dropout",
         "classes",
     ]
     assert "Trained" not in out
+
+
+def test_dry_run_adds_up_what_shares_a_device(capsys):
+    given = {"params": "image.tiny", "dry_run": True, "num_partitions": 4}
+    given |= {"num_replicas": 2, "num_virtual_devices": 4}
+    assert run(**given, schedule="interleaved") == 0
+    out = capsys.readouterr().out
+    assert "in 4 cells on 2 devices of each of 2 replicas; 2 micro" in out
+    assert [line.split()[:2] for line in out.splitlines()[-2:]] == [
+        ["0", "0,2"],
+        ["1", "1,3"],
+    ]
+    assert run(**given, schedule="gpip") == 2
+    assert "Did you mean 'gpipe'" in capsys.readouterr().err
 
 
 def test_steps_end_in_the_middle_of_an_epoch(capsys):
@@ -282,6 +336,14 @@ def test_run_is_watched(tmp_path, capsys):
     assert event_log.read(tmp_path / "tensorboard")["pipeline/ideal_bubble"]
 
 
+def test_run_without_a_terminal_says_how_it_goes(capsys, monkeypatch):
+    monkeypatch.setattr(train, "_SECONDS", 0.0)
+    assert run(params="image.tiny", steps=2) == 0
+    printed = capsys.readouterr().out
+    found = r"Step 1 of 2: loss \S+\nStep 2 of 2: loss \S+, \S+ examples/s\n"
+    assert re.search(found, printed)
+
+
 def test_finished_run_is_not_trained_again(tmp_path, capsys):
     given = {"params": "image.tiny", "train_dir": str(tmp_path), "epochs": 1}
     assert run(**given) == 0
@@ -296,8 +358,48 @@ def test_finished_run_is_not_trained_again(tmp_path, capsys):
 def test_train_dir_of_another_run_is_refused(tmp_path, capsys):
     given = {"params": "image.tiny", "train_dir": str(tmp_path)}
     assert run(**given, steps=1) == 0
-    assert run(**given, steps=1, seed=1) == 2
-    assert "only --num_partitions may change" in capsys.readouterr().err
+    changed = {"seed": 1, "set": ["optimizer.learning_rate=0.5"]}
+    assert run(**given, steps=1, **changed) == 2
+    printed = capsys.readouterr().err
+    assert "  seed: 0 there, 1 here\n" in printed
+    assert "  optimizer.learning_rate: 0.01 there, 0.5 here\n" in printed
+    assert "model" not in printed
+    assert "only --num_partitions may change" in printed
+    (tmp_path / "experiment.json").write_text("[]", "utf-8")
+    assert run(**given, steps=1) == 2
+    assert "is not that of a run" in capsys.readouterr().err
+
+
+def test_finished_run_goes_on_if_it_is_made_longer(tmp_path, capsys):
+    given = {"params": "image.tiny", "train_dir": str(tmp_path)}
+    assert run(**given, epochs=1) == 0
+    assert float(trained_run.load(tmp_path).model.optimizer.learning_rate) == 0
+    capsys.readouterr()
+    assert run(**given, steps=7) == 0
+    printed = capsys.readouterr().out
+    assert "had 4 steps at first" in printed
+    assert "schedule of a run of 7 has" in printed
+    assert "Trained 3 steps" in printed
+    assert trained_run.load(tmp_path).step == 7
+    saved = Trainer(TINY, 10, tmp_path, may_grow=True)
+    assert (saved.first_step, saved.earlier_num_steps) == (7, [4, 7])
+    expected = TINY.optimizer.make(10)
+    expected.iterations.assign(7)
+    rate = float(saved.model.optimizer.learning_rate)
+    assert rate == float(expected.learning_rate) > 0
+    assert run(**given, steps=12, compare_num_partitions=1) == 2
+    assert "needs a run of one length" in capsys.readouterr().err
+
+
+def test_run_is_not_made_shorter_nor_longer_by_other_programs(tmp_path, capsys):
+    given = {"params": "image.tiny", "train_dir": str(tmp_path)}
+    assert run(**given, steps=2) == 0
+    assert run(**given, steps=1) == 2
+    printed = capsys.readouterr().err
+    assert "  num_steps: 2 there, 1 here\n" in printed
+    assert "and --steps or --epochs grow" in printed
+    with pytest.raises(ValueError, match="num_steps: 2 there, 3 here"):
+        Trainer(TINY, 3, tmp_path)
 
 
 def test_train_dir_in_use_is_refused_before_anything_is_written(
@@ -322,8 +424,15 @@ def test_train_dir_that_is_a_file_is_refused(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"params": None}, "must name an experiment: one of image."),
-        ({"params": "image.tinny"}, "Did you mean 'image.tiny'"),
+        (
+            {"params": None},
+            "must name an experiment. `python -m tools.train",
+        ),
+        (
+            {"params": "image.tinny"},
+            "Received: params='image.tinny'. Did you mean 'image.tiny'? "
+            "`python -m tools.train --list` shows all.\n",
+        ),
         ({"steps": 1, "epochs": 1}, "must not be given both"),
         ({"compare_steps": 1}, "needs --compare_num_partitions"),
         ({"compare_steps": 99, "compare_num_partitions": 1}, "from 1 to 12"),

@@ -173,7 +173,6 @@ class Cluster:
             jobs.setdefault(host.job, {})[host.index] = address
         job, index = (own.job, own.index) if own else ("controller", 0)
         jobs.setdefault(job, {})[index] = self._address
-        tf.get_logger().setLevel("WARNING")  # it would tell its configuration
         tf.config.experimental_connect_to_cluster(
             tf.train.ClusterSpec(jobs), job_name=job, task_index=index
         )

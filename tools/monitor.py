@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import pathlib
 import sys
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import keras
 
 import tfgpipe
-from tfgpipe.schedules.named import SCHEDULES
-from tfgpipe.schedules.schedule import Task
+from tfgpipe.schedules.ideal import IDEALS
 from tools.device_memory import memory_mib
 from tools.event_log import EventLog
 from tools.meter import Meter, tokens_of_example
 
 if TYPE_CHECKING:
     from tools.trainer import Trainer
-
-_DURATIONS = {"backward": 2.0}  # of other tasks: 1
 
 
 class Monitor(keras.callbacks.Callback):
@@ -48,7 +46,9 @@ class Monitor(keras.callbacks.Callback):
     resumed goes on where its checkpoint was. A test leaves no trace in the
     training: not in its weights, and not in its metrics.
 
-    Each epoch's throughput joins what Keras prints and records about it.
+    Each epoch's throughput joins what Keras prints and records about it. Where
+    there is no progress bar, a line of text now and then gives step, loss and
+    throughput, so that long epochs show that they go on.
 
     Args:
         folder: For the files; `None` writes none. What is in it about steps
@@ -59,6 +59,9 @@ class Monitor(keras.callbacks.Callback):
         evaluate: Tests the model: numbers by name.
         evaluate_every: Steps from one test to the next; `None` for no tests.
             Positive.
+        say_every: Seconds from one line about loss and throughput to the next;
+            `None` for none.
+        last_step: Where the run ends, for that line.
         say: Called with each line of text. Defaults to printing it, on a line
             of its own even if there is a progress bar.
 
@@ -75,6 +78,8 @@ class Monitor(keras.callbacks.Callback):
         every: int = 50,
         evaluate: Callable[[], dict[str, float]] | None = None,
         evaluate_every: int | None = None,
+        say_every: float | None = None,
+        last_step: int | None = None,
         say: Callable[[str], object] | None = None,
     ) -> None:
         super().__init__()
@@ -84,6 +89,8 @@ class Monitor(keras.callbacks.Callback):
         self._every = every
         self._evaluate = evaluate
         self._evaluate_every = evaluate_every
+        self._say_every = say_every
+        self._last_step = last_step
         self._say = say or _say
         self._log: EventLog | None = None
         self._bubble: float | None = None  # not known yet
@@ -99,26 +106,31 @@ class Monitor(keras.callbacks.Callback):
         Args:
             trainer: The run.
             folder: As for the class.
-            **options: `every`, `evaluate_every` and `say`, as for the class.
+            **options: `every`, `evaluate_every`, `say_every` and `say`, as for
+                the class.
         """
         return cls(
             folder,
             input_spec=trainer.source.input_spec,
             evaluate=trainer.evaluate,
+            last_step=trainer.num_steps,
             **options,
         )
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         """Opens the log at the step that the model is at."""
         self._step = self._written = self._updates()
-        self._meter = Meter(self.model, self._length)
-        self._epoch_meter = Meter(self.model, self._length)
+        self._meters = [Meter(self.model, self._length) for _ in range(3)]
+        self._meter, self._epoch_meter, self._line_meter = self._meters
+        if self._say_every is None:
+            self._meters.pop()
+        self._said = time.monotonic()
         if self._folder is not None:
             self._log = EventLog(self._folder, self._step)
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """Goes on taking the time, after what is done between epochs."""
-        for meter in (self._meter, self._epoch_meter):
+        for meter in self._meters:
             meter.metrics_were_reset()
             if meter.is_running:
                 meter.restart()
@@ -127,18 +139,17 @@ class Monitor(keras.callbacks.Callback):
         """Writes and tests when it is time."""
         before, self._step = self._step, self._updates()
         if not self._meter.is_running:
-            self._meter.update()
-            self._epoch_meter.update()
+            self._update_meters()
         if self._is_due(before, self._every):
             self._meter.update()
             self._write()
         if self._evaluate_every and self._is_due(before, self._evaluate_every):
             self._test()
+        self._tell()
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """Adds the epoch's throughput to the logs."""
-        self._meter.update()
-        self._epoch_meter.update()
+        self._update_meters()
         rates = self._epoch_meter.read().rates
         if logs is not None:
             logs.update(rates)
@@ -153,6 +164,10 @@ class Monitor(keras.callbacks.Callback):
 
     def _updates(self) -> int:
         return int(self.model.optimizer.iterations)
+
+    def _update_meters(self) -> None:
+        for meter in self._meters:
+            meter.update()
 
     def _is_due(self, before: int, every: int) -> bool:
         """Whether a multiple of `every` was passed since `before`."""
@@ -177,20 +192,35 @@ class Monitor(keras.callbacks.Callback):
 
     def _test(self) -> None:
         """Evaluates; then the training's metrics are as they were."""
-        self._epoch_meter.update()
-        self._meter.update()
+        self._update_meters()
         variables = [v for m in self.model.metrics for v in m.variables]
         values = [variable.numpy() for variable in variables]
         results = self._evaluate()
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
-        self._meter.restart()
-        self._epoch_meter.restart()
+        for meter in self._meters:
+            meter.restart()
         scalars = {f"test/{name}": value for name, value in results.items()}
         if self._log is not None:
             self._log.write(self._step, scalars)
         text = ", ".join(f"{name} {v:.4g}" for name, v in results.items())
         self._say(f"Step {self._step}, test: {text}")
+
+    def _tell(self) -> None:
+        """Says how the training goes, when it is time."""
+        now = time.monotonic()
+        if self._say_every is None or now - self._said < self._say_every:
+            return
+        self._said = now
+        self._line_meter.update()
+        means, rates = self._line_meter.read()
+        end = f" of {self._last_step}" if self._last_step else ""
+        parts = [f"loss {means['loss']:.4g}"] if "loss" in means else []
+        parts += [
+            f"{rate:,.1f} {name.removesuffix('_per_second')}/s"
+            for name, rate in rates.items()
+        ]
+        self._say(f"Step {self._step}{end}: {', '.join(parts)}")
 
 
 def ideal_bubble(model: tfgpipe.GPipe) -> float:
@@ -203,15 +233,11 @@ def ideal_bubble(model: tfgpipe.GPipe) -> float:
     if isinstance(schedule, str):
         devices = len({cell.device for cell in model.cells()})
         chunks = model.num_partitions // devices
-        maker = SCHEDULES[schedule]
-        made = maker(devices, model.num_micro_batches, chunks)
-    else:
-        made = tfgpipe.Schedule(schedule)
-
-    def duration(task: Task) -> float:
-        return _DURATIONS.get(task.kind, 1.0)
-
-    return made.bubble(duration)
+        ideal = IDEALS[schedule](devices, model.num_micro_batches, chunks)
+        return ideal.bubble
+    return tfgpipe.Schedule(schedule).bubble(
+        lambda task: 2 if task.kind == "backward" else 1
+    )
 
 
 def _devices(model: keras.Model) -> list[str]:

@@ -1,39 +1,50 @@
-"""Prints what models and their cells need, without allocating any of it."""
+"""Prints what models and their devices need, without allocating any of it."""
 
 import params
 from params import Experiment
-from tools.model_size import cell_sizes, num_parameters
+from tools.model_size import device_sizes, num_parameters
+from tools.parameter_counts import PARAMETER_COUNTS
 
 
-def print_cell_sizes(experiment: Experiment) -> None:
-    """Prints a table of the cells, one line each, in GiB."""
-    cells = cell_sizes(experiment)
-    flops = sum(cell.flops for cell in cells) or 1.0
+def print_device_sizes(
+    experiment: Experiment, num_devices: int | None, num_replicas: int
+) -> None:
+    """Prints a table of a replica's devices, one line each, in GiB.
+
+    Args: as of `device_sizes`.
+    """
+    devices = device_sizes(experiment, num_devices, num_replicas)
+    flops = sum(device.flops for device in devices) or 1.0
+    replicas = f" of each of {num_replicas} replicas"
     print(
-        f"{sum(cell.num_params for cell in cells):,} parameters, in "
-        f"{len(cells)} cells; {experiment.num_micro_batches} micro-batches; "
-        f"remat={experiment.remat}; FLOPs of one example: {flops:.3g}\n"
+        f"{sum(device.num_params for device in devices):,} parameters, in "
+        f"{experiment.num_partitions} cells on {len(devices)} devices"
+        f"{replicas if num_replicas > 1 else ''}; "
+        f"{experiment.num_micro_batches} micro-batches; "
+        f"schedule={experiment.schedule}; remat={experiment.remat}; "
+        f"FLOPs of one example: {flops:.3g}\n"
     )
     rows = [
-        "cell,layers,from,to,params,FLOPs,weights,slots,gradients,"
+        "device,cells,layers,from,to,params,FLOPs,weights,slots,gradients,"
         "activations,GiB".split(",")
     ]
-    for index, cell in enumerate(cells):
+    for index, device in enumerate(devices):
         parts = (
-            cell.weight_bytes,
-            cell.slot_bytes,
-            cell.gradient_bytes,
-            cell.activation_bytes,
-            cell.total_bytes,
+            device.weight_bytes,
+            device.slot_bytes,
+            device.gradient_bytes,
+            device.activation_bytes,
+            device.total_bytes,
         )
         rows.append(
             [
                 str(index),
-                str(len(cell.layers)),
-                cell.layers[0],
-                cell.layers[-1],
-                f"{cell.num_values:,}",
-                f"{cell.flops / flops:.0%}",
+                ",".join(map(str, device.cells)),
+                str(sum(map(len, device.layers))),
+                ",".join(layers[0] for layers in device.layers),
+                ",".join(layers[-1] for layers in device.layers),
+                f"{device.num_values:,}",
+                f"{device.flops / flops:.0%}",
                 *(f"{part / 2**30:.2f}" for part in parts),
             ]
         )
@@ -44,22 +55,23 @@ def _print_aligned(rows: list[list[str]]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [
-            text.ljust(width) if column in (2, 3) else text.rjust(width)
+            text.ljust(width) if column in (1, 3, 4) else text.rjust(width)
             for column, (text, width) in enumerate(zip(row, widths))
         ]
         print("  ".join(cells).rstrip())
 
 
 def print_experiments() -> None:
-    """Prints every experiment; no weight is allocated."""
+    """Prints every experiment; no model is made that is of this package."""
     row = "{:<35}{:>15}{:>5}  {:<18} {}"
     print(row.format("name", "parameters", "K", "data", "expected result"))
     for experiment in params.all_experiments():
+        known = PARAMETER_COUNTS.get(experiment.name)
         line = row.format(
             experiment.name,
-            f"{num_parameters(experiment):,}",
+            f"{num_parameters(experiment) if known is None else known:,}",
             experiment.num_partitions,
             experiment.data.name,
             experiment.expected_result,
         )
-        print(line, flush=True)  # large ones take a while
+        print(line)

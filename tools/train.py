@@ -2,6 +2,8 @@ r"""Trains an experiment of `params` through a pipeline.
 
     python -m tools.train --list
     python -m tools.train --params=lm.transformer_1663 --dry_run
+    python -m tools.train --params=lm.transformer_103 --dry_run \
+        --num_partitions=16 --schedule=interleaved --num_virtual_devices=4
     python -m tools.train --params=image.amoebanet_d_demo
     python -m tools.train --params=image.amoebanet_d_demo \
         --num_partitions=3 --set=model.num_filters=64 --train_dir=runs/wide
@@ -19,17 +21,16 @@ import pathlib
 import sys
 import time
 
-from absl import app, flags
+from absl import app, flags, logging
 
 import params
 import tfgpipe
-from params import Experiment
+from params import Experiment, registry
 from tfgpipe.planning.cell_record import print_cells
-from tfgpipe.schedules import schedule
 from tools import comparison, devices, hosts, train_flags, worker
 from tools.cluster import Cluster
-from tools.monitor import Monitor
-from tools.size_table import print_cell_sizes, print_experiments
+from tools.monitor import Monitor, ideal_bubble
+from tools.size_table import print_device_sizes, print_experiments
 from tools.trainer import Trainer
 
 FLAGS = flags.FLAGS
@@ -37,6 +38,7 @@ FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(train_flags)
 
 _REFUSED = (ValueError, FileNotFoundError, ImportError)
+_SECONDS = 30.0
 _FIELDS = (
     "num_partitions",
     "num_micro_batches",
@@ -55,6 +57,8 @@ def main(argv: list[str]) -> int:
         The exit code: 0; 1 if compared weights differ; 2 for bad flags; 3 if
         another host was lost; 130 after Ctrl-C.
     """
+    if not FLAGS["verbosity"].present:  # `app.run` shows what TensorFlow notes
+        logging.set_verbosity(logging.WARNING)
     if FLAGS.list:
         print_experiments()
         return 0
@@ -62,7 +66,9 @@ def main(argv: list[str]) -> int:
         experiment = _experiment(argv)
         if FLAGS.dry_run:
             print(experiment)
-            print_cell_sizes(experiment)
+            print_device_sizes(
+                experiment, _devices_of_dry_run(experiment), FLAGS.num_replicas
+            )
             return 0
         if FLAGS.tpu is not None:
             return _run(experiment, _tpu_cores(experiment))
@@ -88,6 +94,7 @@ def _run(experiment: Experiment, names: list[str] | None) -> int:
             _path(FLAGS.train_dir),
             _path(FLAGS.initial_model),
             _strategy(experiment, names),
+            may_grow=True,
         )
         snapshot = _snapshot(trainer)
     except _REFUSED as error:
@@ -122,9 +129,8 @@ def _experiment(argv: list[str]) -> Experiment:
     if len(argv) > 1:
         raise ValueError(f"Expected only flags. Received: {argv[1:]}.")
     if FLAGS.params is None:
-        known = [experiment.name for experiment in params.all_experiments()]
         raise ValueError(
-            f"--params must name an experiment: one of {', '.join(known)}."
+            f"--params must name an experiment. {registry.HOW_TO_LIST}"
         )
     if FLAGS.steps and FLAGS.epochs:
         raise ValueError(
@@ -162,6 +168,13 @@ def _fewest_devices(experiment: Experiment) -> int:
     if experiment.schedule == "interleaved":
         return FLAGS.num_replicas
     return _num_devices(experiment)
+
+
+def _devices_of_dry_run(experiment: Experiment) -> int:
+    """Devices that a replica would have here."""
+    k = experiment.num_partitions
+    found = FLAGS.num_virtual_devices or devices.num_accelerators()
+    return min(k, max(1, found // FLAGS.num_replicas)) if found else k
 
 
 def _tpu_cores(experiment: Experiment) -> list[str]:
@@ -202,10 +215,10 @@ def _split_cpu(experiment: Experiment, found: hosts.Hosts | None) -> int | None:
         needed = 1
     elif found is not None:
         needed = -(-needed // len(found.all))
-    elif asked and asked < needed:
+    elif asked and asked < (fewest := _fewest_devices(experiment)):
         raise ValueError(
             "--num_virtual_devices must be at least the number of cells, "
-            f"those of all replicas, {needed}. Received: "
+            f"those of all replicas, {fewest}. Received: "
             f"--num_virtual_devices={asked}."
         )
     if not asked and devices.has_accelerator():
@@ -244,6 +257,13 @@ def _snapshot(trainer: Trainer) -> comparison.Snapshot | None:
     """What keeps the weights that a second run is compared with."""
     if not FLAGS.compare_num_partitions:
         return None
+    if trainer.earlier_num_steps:
+        raise ValueError(
+            "--compare_num_partitions needs a run of one length. Received: "
+            f"--train_dir={FLAGS.train_dir}, whose run of "
+            f"{trainer.earlier_num_steps[-1]} steps was made longer. Give "
+            "another --train_dir, or none."
+        )
     step = FLAGS.compare_steps or trainer.num_steps
     if not trainer.first_step < step <= trainer.num_steps:
         raise ValueError(
@@ -268,7 +288,13 @@ def _monitor(trainer: Trainer) -> Monitor:
         trainer,
         folder if FLAGS.tensorboard else None,
         evaluate_every=FLAGS.evaluate_every,
+        say_every=_say_every(),
     )
+
+
+def _say_every() -> float | None:
+    """Seconds between two lines, where there is no progress bar."""
+    return None if sys.stdout.isatty() else _SECONDS
 
 
 def _train(trainer: Trainer, until: int, callbacks: list) -> None:
@@ -279,11 +305,17 @@ def _train(trainer: Trainer, until: int, callbacks: list) -> None:
     if model.num_replicas > 1:
         print(f"{model.num_replicas} replicas of {k} cells")
     print(
-        f"Ideal bubble of {k} cells and {m} micro-batches: "
-        f"{schedule.bubble(k, m):.0%}"
+        f"Ideal bubble of {k} cells and {m} micro-batches, "
+        f"schedule={trainer.experiment.schedule}: {ideal_bubble(model):.0%}"
     )
     if trainer.first_step:
         print(f"Resuming after step {trainer.first_step}.")
+    if trainer.earlier_num_steps:
+        print(
+            f"This run had {trainer.earlier_num_steps[-1]} steps at first. It "
+            "goes on with the learning rates that the schedule of a run of "
+            f"{trainer.num_steps} has for the steps that are left."
+        )
     start = time.monotonic()
     trainer.fit(
         callbacks,
@@ -318,7 +350,8 @@ def _compare(
         _strategy(other, names),
     )
     again = comparison.Snapshot(snapshot.step)
-    _train(trainer, snapshot.step, [again])
+    lines = Monitor.of(trainer, None, say_every=_say_every())
+    _train(trainer, snapshot.step, [again, lines])
     result = comparison.difference(snapshot.weights, again.weights)
     print(
         f"num_partitions={k} and num_partitions={other.num_partitions}, "

@@ -7,7 +7,7 @@ flags.DEFINE_boolean("list", False, "Print all experiments and stop.")
 flags.DEFINE_boolean(
     "dry_run",
     False,
-    "Print what each cell's device would hold, and stop; nothing is allocated.",
+    "Print what each device would hold, and stop; nothing is allocated.",
 )
 flags.DEFINE_integer("num_partitions", None, "K, the number of cells.", 1)
 flags.DEFINE_integer(
@@ -22,7 +22,12 @@ flags.DEFINE_integer(
 flags.DEFINE_string("schedule", None, "Order of the tasks on each device.")
 flags.DEFINE_string("remat", None, "What the backward pass recomputes.")
 flags.DEFINE_integer("batch_size", None, "Examples in a mini-batch.", 1)
-flags.DEFINE_integer("epochs", None, "Times to go through the data.", 1)
+flags.DEFINE_integer(
+    "epochs",
+    None,
+    "Times to go through the data. More make a finished run longer.",
+    1,
+)
 flags.DEFINE_integer("steps", None, "Mini-batches, instead of --epochs.", 1)
 flags.DEFINE_integer("seed", None, "Of initial weights and data order.", 0)
 flags.DEFINE_multi_string(
@@ -56,8 +61,8 @@ flags.DEFINE_string(
 flags.DEFINE_integer(
     "num_virtual_devices",
     None,
-    "Split the CPU into so many devices. Default: where there is no "
-    "accelerator, as many as are needed.",
+    "Split the CPU into so many devices; interleaved cells share them. "
+    "Default: where there is no accelerator, a device for each cell.",
     1,
 )
 flags.DEFINE_integer(

@@ -113,6 +113,7 @@ def read_experiment(folder: pathlib.Path) -> Experiment:
         for name in ("num_steps", "num_partitions"):  # no part of it
             del saved[name]
         saved.pop("num_replicas", None)  # where there are several
+        saved.pop("earlier_num_steps", None)  # where there were fewer
         for name in ("num_partitions", "description", "expected_result"):
             saved[name] = getattr(base, name)
         return _restored(base, saved)

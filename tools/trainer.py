@@ -1,7 +1,6 @@
 """Trains an experiment: model, data, checkpoints, evaluation."""
 
 import contextlib
-import json
 import os
 import pathlib
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ import tfgpipe
 from models import transfer
 from params import Experiment
 from tfgpipe.saving import spec_config
-from tools import folder_lock
+from tools import run_record
 
 
 class Trainer:
@@ -30,6 +29,8 @@ class Trainer:
             .keras file; for those with `starts_from` alone.
         strategy: Replicas and their devices; `None` for one pipeline on the
             first devices.
+        may_grow: Whether `train_dir` may hold this run with fewer steps, which
+            goes on then, with the learning rates of the longer run.
 
     Attributes:
         experiment: As given.
@@ -37,6 +38,7 @@ class Trainer:
         model: The `tfgpipe.GPipe`.
         num_steps: Optimizer updates in the whole run.
         first_step: Updates that an interrupted run had done already.
+        earlier_num_steps: What `num_steps` was before the run grew, in order.
 
     Raises:
         ValueError: If `train_dir` holds another run, or another process writes
@@ -50,6 +52,7 @@ class Trainer:
         train_dir: pathlib.Path | None = None,
         initial_model: pathlib.Path | None = None,
         strategy: tfgpipe.PipelineStrategy | None = None,
+        may_grow: bool = False,
     ) -> None:
         self.experiment = experiment
         self.source = experiment.data.source()
@@ -59,45 +62,32 @@ class Trainer:
         self._initial_model = initial_model
         self._strategy = strategy
         model = self._new_model()  # checks the arguments
+        self.earlier_num_steps: list[int] = []
         if train_dir is not None:
-            self._claim_folder(train_dir)
+            self.earlier_num_steps = self._claim_folder(train_dir, may_grow)
         self.model = self._restore() or model
         self.first_step = int(self.model.optimizer.iterations)
 
-    def _claim_folder(self, folder: pathlib.Path) -> None:
+    def _claim_folder(self, folder: pathlib.Path, may_grow: bool) -> list[int]:
         """Checks that no other run uses the folder; notes this one there."""
         run = self.experiment.settings()
         run |= {"num_steps": self.num_steps, "num_partitions": None}
         if self._strategy and self._strategy.num_replicas > 1:
             run["num_replicas"] = self._strategy.num_replicas
-        text = json.dumps(run, indent=2)
-        path = folder / "experiment.json"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            folder_lock.claim(folder)
-            before = path.read_text("utf-8") if path.exists() else text
-            path.write_text(before, "utf-8")
-        except OSError as error:
-            raise ValueError(
-                "`train_dir` must be a folder that can be written to. "
-                f"Received: train_dir={str(folder)!r}, which gives: {error}."
-            ) from error
-        if before != text:
-            raise ValueError(
-                "`train_dir` must be new, or hold this same run. Received: "
-                f"train_dir={str(folder)!r}, which holds a run with other "
-                f"parameters: see {path}. Give another folder, or the same "
-                "flags as then; only --num_partitions may change."
-            )
+        return run_record.claim(folder, run, may_grow)
 
     def _restore(self) -> tfgpipe.GPipe | None:
         if self._folder is None or not self._checkpoint.exists():
             return None
         with self._scope():
-            return tfgpipe.load_model(
+            model = tfgpipe.load_model(
                 str(self._checkpoint),
                 num_partitions=self.experiment.num_partitions,
             )
+        # That of the checkpoint may be of a shorter run.
+        rate = self.experiment.optimizer.rate(self.num_steps)
+        model.optimizer.learning_rate = rate
+        return model
 
     def _scope(self) -> Any:
         """Where pipelines are made. A context manager."""

@@ -3,7 +3,7 @@
     inputs, weights, state, labels -> outputs, new state, losses
 
 Weights are arguments, so nothing is captured, and equal cells can share a
-trace. `trace.py` makes a graph of it, `eager.py` runs it as it is.
+trace. `tracer.py` makes a graph of it, `eager.py` runs it as it is.
 """
 
 from __future__ import annotations

@@ -249,23 +249,3 @@ def fill_drain(tasks: Iterable[Task]) -> list[Task]:
         return 1, -m, -k, KINDS.index(kind)
 
     return sorted(tasks, key=place)
-
-
-def bubble(num_partitions: int, num_micro_batches: int) -> float:
-    """Share of a step in which a device idles under fill-drain.
-
-    Args:
-        num_partitions: K, at least 1.
-        num_micro_batches: M, at least 1.
-
-    Returns:
-        (K - 1) / (M + K - 1), for cells of equal cost.
-
-    Example:
-
-    >>> bubble(2, 4)
-    0.2
-
-    Reference: [Huang et al., 2019](https://arxiv.org/abs/1811.06965), 2.3
-    """
-    return (num_partitions - 1) / (num_micro_batches + num_partitions - 1)
