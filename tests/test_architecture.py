@@ -74,9 +74,11 @@ ORDER = (
     "schedule",
     "tasks",
     "ideal",
+    "counts",
 )
 WITHOUT_TENSORFLOW = {
     "cell_record",
+    "counts",
     "ideal",
     "named_schedules",
     "partition",

@@ -46,6 +46,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe import internals, placement
+from tfgpipe.counts import checked_counts
 from tfgpipe.device_list import resolved
 
 
@@ -95,7 +96,9 @@ class PipelineStrategy(internals.SingleReplicaStrategy):
         num_partitions: int,
         devices: Sequence[str] | None = None,
     ):
-        check_counts(num_replicas, num_partitions)
+        num_replicas, num_partitions = checked_counts(
+            num_replicas=num_replicas, num_partitions=num_partitions
+        )
         self.num_replicas, self.num_partitions = num_replicas, num_partitions
         names = self._names(devices)
         self.devices = tuple(
@@ -143,25 +146,6 @@ class PipelineStrategy(internals.SingleReplicaStrategy):
             f"<{type(self).__name__} num_replicas={self.num_replicas} "
             f"num_partitions={self.num_partitions}>"
         )
-
-
-def check_counts(num_replicas: Any, num_partitions: Any) -> None:
-    """Checks R and K.
-
-    Raises:
-        ValueError: If one is no integer of at least 1.
-    """
-    problems = [
-        f"`{name}` must be an integer of at least 1. "
-        f"Received: {name}={value!r}."
-        for name, value in (
-            ("num_replicas", num_replicas),
-            ("num_partitions", num_partitions),
-        )
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1
-    ]
-    if problems:
-        raise ValueError("\n".join(problems))
 
 
 def current() -> PipelineStrategy | None:
