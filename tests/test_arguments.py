@@ -59,6 +59,10 @@ BAD_ARGUMENTS = {
         lambda: tfgpipe.GPipe([*dense(), np.tanh], 1),
         ("must hold Keras layers", "ufunc", "at index 4", "Lambda"),
     ),
+    "not_a_layer_after_an_input": (
+        lambda: tfgpipe.GPipe([keras.Input((3,)), *dense(), np.tanh], 1),
+        ("must hold Keras layers", "ufunc", "at index 5"),
+    ),
     "pair_of_layers": (
         lambda: tfgpipe.GPipe([dense(2)], 1),
         ("must hold Keras layers or pairs (layer, cost)", "type list"),

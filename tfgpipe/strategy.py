@@ -148,16 +148,20 @@ class PipelineStrategy(internals.SingleReplicaStrategy):
         )
 
 
+def any_current() -> Any:
+    """The `tf.distribute` strategy in whose scope this is called, or None."""
+    has_one = tf.distribute.has_strategy()
+    return tf.distribute.get_strategy() if has_one else None
+
+
 def current() -> PipelineStrategy | None:
     """The strategy in whose scope this is called, or None.
 
     Raises:
         ValueError: If it is one that does not know of pipelines.
     """
-    if not tf.distribute.has_strategy():
-        return None
-    strategy: Any = tf.distribute.get_strategy()
-    if not isinstance(strategy, PipelineStrategy):
+    strategy = any_current()
+    if strategy is not None and not isinstance(strategy, PipelineStrategy):
         raise ValueError(
             "A `GPipe` must be made in the scope of a "
             "`tfgpipe.PipelineStrategy`, or of no `tf.distribute` strategy. "
