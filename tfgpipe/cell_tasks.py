@@ -20,6 +20,7 @@ yields its own tensors, and is sent the totals. The recomputation knows them.
 
 from __future__ import annotations
 
+from bisect import bisect
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -111,6 +112,8 @@ class CellTasks:
         """
         totals = self.traced.totals
         kept = [self.traced.kept] if keeps else []
+        if keeps and self.traced.recomputes_in_backward:
+            _check_kept(self.traced)
         function = self.traced.function(
             ("forward", keeps),
             [],
@@ -257,6 +260,22 @@ class CellTasks:
             next(dense) if isinstance(d, tf.Tensor) else total
             for d, total in zip(self.traced.dw, sums.sparse)
         ]
+
+
+def _check_kept(traced: TracedCell) -> None:
+    """Refuses what XLA cannot hand from function to function."""
+    places = {op.name: i for i, op in enumerate(traced.operations)}
+    lists = [t for t in traced.kept.tensors if t.dtype == tf.variant]
+    found = {bisect(traced.starts[1:-1], places[t.op.name]) for t in lists}
+    if found:
+        names = [traced.layers[i].name for i in sorted(found)]
+        raise ValueError(
+            "`jit_compile=True` with recurrent layers, or other loops, needs "
+            "re-materialisation of every micro-batch: XLA cannot hand what a "
+            "loop keeps for its gradient (a TensorList) to another function. "
+            f"Received: layers {names} in a cell that keeps it. Pass "
+            'remat="always" to `GPipe`, or jit_compile=False to `compile`.'
+        )
 
 
 def _like(nest: Any, values: Any) -> Any:

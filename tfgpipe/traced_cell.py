@@ -36,6 +36,7 @@ class TracedCell:
         gradient_dtype: See `Tracer`.
 
     Attributes:
+        layers: The layers of the cell.
         inputs: The arguments, tensors of the graph.
         outputs: The outputs, tensors of the graph.
         operations: The operations of the forward pass.
@@ -71,6 +72,7 @@ class TracedCell:
         jit_compile: bool,
         gradient_dtype: str | None,
     ):
+        self.layers = function.cell.sequence
         # XLA cannot hand the state of loops from function to function.
         self.recomputes_in_backward = jit_compile
         self._made_from = (
