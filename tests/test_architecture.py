@@ -18,6 +18,7 @@ ORDER = (
     "timeline",
     "stepping",
     "saving",
+    "files",
     "random_state",
     "described",
     "arguments",
