@@ -58,6 +58,7 @@ ORDER = (
     "stateful_ops",
     "state_scope",
     "state",
+    "single_values",
     "gradients",
     "sparse",
     "update",

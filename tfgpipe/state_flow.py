@@ -13,7 +13,9 @@ from tfgpipe import placement, state
 from tfgpipe.cell_function import CellFunction
 from tfgpipe.cell_values import Output
 from tfgpipe.micro_batch import MicroBatches
+from tfgpipe.moments import is_synchronized
 from tfgpipe.replicas import Replicas
+from tfgpipe.single_values import SingleValues
 
 
 class StateFlow:
@@ -168,11 +170,13 @@ class StateFlow:
         Raises:
             ValueError: If two cells would assign the same one.
         """
+        single = SingleValues(self._micro_batches)
         for k, function in enumerate(self._functions):
             with tf.device(function.device):
                 self._assign_weights(k)
                 self._assign_values(k)
-                self._assign_normalizations(k)
+                self._assign_normalizations(k, single)
+        single.warn()
 
     def _seed(
         self, k: int, variable: keras.Variable, value: Any, rank: Any
@@ -215,7 +219,7 @@ class StateFlow:
                     state.mean_over_micro_batches(values, self._micro_batches)
                 )
 
-    def _assign_normalizations(self, k: int) -> None:
+    def _assign_normalizations(self, k: int, single: SingleValues) -> None:
         function = self._functions[k]
         initial = {
             id(v): value for v, value in zip(function.state, self.initial[k])
@@ -224,6 +228,12 @@ class StateFlow:
             moments = [output.moments[i] for output in self._outputs_of(k)]
             if not moments[0]:
                 continue
+            together = function.synchronizes and is_synchronized(layer)
+            single.look(
+                layer,
+                [[few for *_, few in calls] for calls in moments],
+                self._replicas.normalized_at_once(together),
+            )
             mean, variance = layer.moving_mean, layer.moving_variance
             self._claim(mean, k)
             new_mean, new_variance = state.moving_statistics(
