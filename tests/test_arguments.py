@@ -59,6 +59,10 @@ BAD_ARGUMENTS = {
         lambda: tfgpipe.GPipe([*dense(), np.tanh], 1),
         ("must hold Keras layers", "ufunc", "at index 4", "Lambda"),
     ),
+    "not_a_layer_after_an_input": (
+        lambda: tfgpipe.GPipe([keras.Input((3,)), *dense(), np.tanh], 1),
+        ("must hold Keras layers", "ufunc", "at index 5"),
+    ),
     "pair_of_layers": (
         lambda: tfgpipe.GPipe([dense(2)], 1),
         ("must hold Keras layers or pairs (layer, cost)", "type list"),
@@ -316,6 +320,29 @@ def test_constructor_lists_all_problems_before_any_work():
             remat="no",
         )
     assert not first.built
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs"),
+    [
+        ("num_partitions", {"devices": ["CPU:0", "CPU:1"]}),
+        ("num_partitions", {"layers_per_cell": [2, 2]}),
+        ("num_partitions", {"remat": {1: "never"}, "devices": ["CPU:0"]}),
+        ("num_partitions", {"schedule": "interleaved"}),
+        ("num_partitions", {}),
+        ("num_micro_batches", {"schedule": written()}),
+    ],
+)
+def test_bad_count_is_all_that_is_said(name, kwargs):
+    with pytest.raises(ValueError, match=f"`{name}` must be an") as error:
+        tfgpipe.GPipe(dense(), **{name: 0}, **kwargs)
+    assert str(error.value).endswith(f" Received: {name}=0.")
+
+
+def test_bad_count_in_a_strategy_is_all_that_is_said():
+    with tfgpipe.PipelineStrategy(1, 2).scope(), refused("an integer") as error:
+        tfgpipe.GPipe(dense(), "2")
+    assert str(error.value).endswith(" Received: num_partitions='2'.")
 
 
 def test_schedule_alone_gives_cells_and_devices():

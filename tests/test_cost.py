@@ -415,18 +415,22 @@ def test_layer_flops_not_built_is_an_error():
         layer_flops(layers.Dense(3, name="mine"), spec(3))
 
 
-def test_layer_flops_failing_call_names_layer_shapes_and_cure():
+def test_layer_flops_failing_call_is_the_error_of_the_layer():
     class Picky(layers.Layer):
-        def call(self, x):
-            if x.shape[0] == 1:
-                raise TypeError("one is not enough")
+        def call(self, x, training=False):
+            if training:
+                raise TypeError("no such tensor")
             return x
 
     layer = built(Picky(name="mine"), spec(3))
-    with pytest.raises(ValueError, match="'mine'") as error:
-        layer_flops(layer, {"x": spec(3)}["x"])
-    for part in ("Picky", "(None, 3)", "one is not enough", "(layer, cost)"):
-        assert part in str(error.value)
+    with pytest.raises(
+        ValueError,
+        match=r"(?s)^Layer 'mine' \(Picky\) failed in its `call`.*"
+        r"shape \(None, 3\)\. Received: this TypeError: .*no such tensor.*"
+        r"Correct the layer; .*`\(layer, cost\)`",
+    ) as error:
+        layer_flops(layer, spec(3))
+    assert isinstance(error.value.__cause__, TypeError)
 
 
 @pytest.mark.parametrize(
@@ -445,6 +449,17 @@ def test_resolve_cost_function_gets_layer_and_spec():
     seen = []
     resolve_cost(layer, lambda *args: seen.append(args) or 1, inputs)
     assert seen == [(layer, inputs)]
+
+
+def test_resolve_cost_function_that_fails_is_named_with_its_layer():
+    layer = layers.Dense(3, name="mine")
+    with pytest.raises(
+        ValueError,
+        match=r"`cost` of layer 'mine' .* an input of shape \(None, 4\), "
+        r"raised AttributeError: 'Dense' .*'size'\. Pass the layer without",
+    ) as error:
+        resolve_cost(layer, lambda layer, x: layer.size, spec(4))
+    assert isinstance(error.value.__cause__, AttributeError)
 
 
 def test_resolve_cost_none_is_estimated():

@@ -292,6 +292,20 @@ def test_recurrent_layers_are_compiled_where_all_is_computed_again(schedule):
     assert_close(losses[1], losses[0], tolerance=1e-5)
 
 
+@pytest.mark.parametrize("remat", ["never", "except_last"])
+def test_recurrent_layers_that_xla_cannot_keep_are_refused_with_the_cure(remat):
+    model = tfgpipe.GPipe(
+        [keras.Input((5, 4)), kl.ReLU(), kl.LSTM(3, name="r"), kl.Dense(2)],
+        num_partitions=1,
+        num_micro_batches=2,
+        remat=remat,
+    )
+    compiled(model, "sgd", jit_compile=True)
+    with pytest.raises(ValueError, match=r'layers \[\'r\'\].*remat="always"'):
+        model.train_on_batch(np.ones((4, 5, 4)), np.ones((4, 2)))
+    assert model.optimizer.iterations == 0
+
+
 def test_step_without_jit_compile_has_no_compiled_function():
     whole, functions = compiled_calls(compiled(pipeline()))
     assert not whole

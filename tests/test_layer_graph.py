@@ -80,9 +80,12 @@ def test_graph_that_is_no_chain_is_refused(make):
 
 
 @pytest.mark.parametrize("make", [operation_between, residual, merged, fork])
-def test_graph_that_is_no_chain_is_refused_without_its_input(make):
+def test_graph_that_is_no_chain_is_refused_with_or_without_its_input(make):
+    items = functional(make).layers
+    with pytest.raises(ValueError, match="layer 'b' at index 2"):
+        tfgpipe.GPipe(items, 1)
     with pytest.raises(ValueError, match="layer 'b' at index 1"):
-        tfgpipe.GPipe(functional(make).layers[1:], 1)
+        tfgpipe.GPipe(items[1:], 1)
 
 
 def test_layer_that_is_called_twice_may_be_listed_twice():

@@ -164,10 +164,40 @@ def test_model_made_elsewhere_is_refused_in_a_scope():
         model = make()
         model.compile("sgd", "mse")
         with strategy.scope():
-            with refused("made in that of", "in the same scope"):
+            with refused("the scope of", "model that was made in", "Leave"):
                 model.evaluate(x, y, verbose=0)
             with refused("in the scope of the strategy"):
                 model.fit(x, y, verbose=0)
+
+
+@pytest.mark.parametrize("step", ["fit", "evaluate", "predict"])
+def test_use_in_the_scope_of_another_strategy_is_refused(step):
+    model = tfgpipe.GPipe(layers(), 1)
+    model.compile("sgd", "mse", run_eagerly=True)
+    x, y = data(4)
+    arguments = [x] if step == "predict" else [x, y]
+    getattr(model, step)(*arguments, verbose=0)  # as advised
+    with (
+        tf.distribute.MirroredStrategy(["CPU:0"]).scope(),
+        refused(
+            "must be used in the scope",
+            "MirroredStrategy",
+            "made in no scope",
+            "Leave the scope",
+        ),
+    ):
+        getattr(model, step)(*arguments, verbose=0)
+
+
+@pytest.mark.parametrize("step", ["train_step", "test_step", "predict_step"])
+@pytest.mark.parametrize("devices", [["CPU:0"], ["CPU:0", "CPU:1"]])
+def test_step_that_another_strategy_runs_is_refused(step, devices):
+    model = tfgpipe.GPipe(layers(), 1)
+    model.compile("sgd", "mse")
+    strategy = tf.distribute.MirroredStrategy(devices)
+    with refused("MirroredStrategy", "do without the strategy's `run`"):
+        strategy.run(getattr(model, step), args=(data(4),))
+    assert model.optimizer.iterations == 0
 
 
 # --------------------------------------------------------------------- cells

@@ -11,13 +11,13 @@ import contextvars
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import h5py
 import keras
 from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells import shapes
 from tfgpipe.devices import strategy as strategy_lib
+from tfgpipe.files import Filed, read_whole
 from tfgpipe.random_state import RandomState
 
 _overrides: contextvars.ContextVar[dict[str, Any] | None] = (
@@ -60,8 +60,8 @@ def load_model(
         The `tfgpipe.GPipe`, compiled as it was, optimizer state included.
 
     Raises:
-        ValueError: If the file holds something else, or the arguments do not
-            fit the layers or the devices.
+        ValueError: If the file is damaged or holds something else, or the
+            arguments do not fit the layers or the devices.
     """
     changes = {
         "num_partitions": num_partitions,
@@ -75,7 +75,7 @@ def load_model(
     changes = {k: v for k, v in changes.items() if v is not None}
     if gradient_dtype != "saved":
         changes["gradient_dtype"] = gradient_dtype
-    with _overriding(changes):
+    with _overriding(changes), read_whole(path):
         model = keras.saving.load_model(path, **kwargs)
     if not isinstance(model, Saved):
         raise ValueError(
@@ -159,7 +159,7 @@ def spec_from_config(config: dict[str, Any]) -> Any:
     return tree.map_structure(lambda i: flat[i], config["structure"])
 
 
-class Saved(keras.Model):
+class Saved(Filed):
     """The part of `GPipe` that Keras calls to save, load and copy it."""
 
     @property
@@ -210,22 +210,6 @@ class Saved(keras.Model):
         model.build_from_config(build_config)
         return model
 
-    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
-        """Writes a `.keras` file, see `keras.Model.save`.
-
-        Raises:
-            ValueError: If the file is of the older HDF5 format, which has no
-                place for a `GPipe`.
-        """
-        if str(filepath).endswith((".h5", ".hdf5")):
-            raise ValueError(
-                "`filepath` must end in '.keras'. Received: "
-                f"filepath={str(filepath)!r}, of the older HDF5 format, from "
-                "which Keras cannot load a `GPipe`. Save to '.keras', or the "
-                "weights alone by `save_weights` to '.weights.h5'."
-            )
-        super().save(filepath, *args, **kwargs)
-
     def __dir__(self) -> list[str]:
         """All names but `sequence`: Keras saves and loads what it finds here.
 
@@ -233,15 +217,6 @@ class Saved(keras.Model):
         load would be looked for a second time, with an error that says less.
         """
         return [name for name in super().__dir__() if name != "sequence"]
-
-    def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
-        """Loads what `save_weights` wrote, see `keras.Model.load_weights`.
-
-        The optimizer's state is loaded even if it has made no step yet.
-        """
-        if self.built and _holds_optimizer(filepath):
-            self.build_optimizer()
-        super().load_weights(filepath, *args, **kwargs)
 
     def export(
         self,
@@ -276,11 +251,3 @@ class Saved(keras.Model):
             return
         self._plan.input_spec = spec_from_config(config)
         self.build(shapes(self._plan.input_spec))
-
-
-def _holds_optimizer(path: Any) -> bool:
-    """Whether a file of `save_weights` has the state of an optimizer."""
-    if not str(path).endswith(".weights.h5"):
-        return False
-    with h5py.File(path) as file:
-        return len(file.get("optimizer/vars", ())) > 0

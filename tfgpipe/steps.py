@@ -50,8 +50,8 @@ class Stepped(internals.BuiltBeforeTracing):
     def make_train_function(self, force: bool = False) -> None:
         """Makes what Keras calls with each batch in `fit`."""
         self._check_storage()
+        self._check_scope()
         if self.train_function is None or force:
-            self._check_scope()
             self._arguments.check_training()
             super().make_train_function(force)
             self.train_function = explained(self.train_function)
@@ -59,16 +59,16 @@ class Stepped(internals.BuiltBeforeTracing):
     def make_test_function(self, force: bool = False) -> None:
         """Makes what Keras calls with each batch in `evaluate`."""
         self._check_storage()
+        self._check_scope()
         if self.test_function is None or force:
-            self._check_scope()
             super().make_test_function(force)
             self.test_function = explained(self.test_function)
 
     def make_predict_function(self, force: bool = False) -> None:
         """Makes what Keras calls with each batch in `predict`."""
         self._check_storage()
+        self._check_scope()
         if self.predict_function is None or force:
-            self._check_scope()
             super().make_predict_function(force)
             self.predict_function = explained(self.predict_function)
 
@@ -79,13 +79,16 @@ class Stepped(internals.BuiltBeforeTracing):
 
     def _check_scope(self) -> None:
         """Refuses strategies that the model does not know of."""
-        strategy = strategy_lib.current()
-        if strategy not in (None, self._plan.strategy):
+        strategy, own = strategy_lib.any_current(), self._plan.strategy
+        if strategy not in (None, own):
+            made_in = "no scope" if own is None else f"that of {own}"
             raise ValueError(
                 "A `GPipe` must be used in the scope of the strategy in whose "
                 "scope it was made, or of none. Received: the scope of "
-                f"{strategy}, and a model that was made in that of "
-                f"{self._plan.strategy}. Make the model in the same scope."
+                f"{strategy}, and a model that was made in {made_in}. Leave "
+                "the scope before you use the model, and do without the "
+                "strategy's `run`. For replicas of a pipeline, make the model "
+                "in the scope of a `tfgpipe.PipelineStrategy`."
             )
 
     def train_step(self, data: Any) -> dict[str, Any]:
@@ -126,6 +129,7 @@ class Stepped(internals.BuiltBeforeTracing):
         self, data: Any, with_loss: bool = True
     ) -> tuple[tuple[Any, Any, Any], list[tf.Operation]]:
         """The mini-batch, and what has run once it is there."""
+        self._check_scope()
         kept = (type(None), tf.SparseTensor, tf.RaggedTensor)  # to be refused
         data = tree.map_structure(
             lambda t: t if isinstance(t, kept) else tf.convert_to_tensor(t),

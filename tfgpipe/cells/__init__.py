@@ -14,6 +14,7 @@ from tfgpipe.cells.gradients import Gradient, as_tensor
 from tfgpipe.cells.micro_batch import MicroBatches, as_specs, check_rows, shapes
 from tfgpipe.cells.moments import is_synchronized
 from tfgpipe.cells.scope import InnerScope, advance_seed
+from tfgpipe.cells.single_values import SingleValues
 from tfgpipe.cells.stages import Stages
 from tfgpipe.cells.tasks import CellTasks, Work
 from tfgpipe.cells.tracer import Tracer
@@ -31,6 +32,7 @@ __all__ = [
     "InnerScope",
     "MicroBatches",
     "Output",
+    "SingleValues",
     "Stages",
     "Tracer",
     "Work",

@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import internals
+from tfgpipe.cells.single_values import count_of_few
 
 
 class StateScope(keras.StatelessScope):
@@ -36,7 +37,8 @@ class StateScope(keras.StatelessScope):
         borrowed: Pairs of a layer's index and a variable that it reads without
             having been given it.
         moments: For each batch normalisation a list of its calls, each a
-            (mean, variance, count), where count is None without a mask.
+            (mean, variance, count, few), where count is None without a mask,
+            and few is that of `single_values.count_of_few`.
     """
 
     def __init__(
@@ -201,7 +203,6 @@ class StateScope(keras.StatelessScope):
         self, layer: Any, inputs: Any, mask: Any, mean: Any, variance: Any
     ) -> None:
         """Notes the moments by which a batch normalisation normalises."""
-        del inputs
         if internals.current_graph() is not self._graph:
             self._refuse_graph(f"a call of '{layer.name}'")
         for variable in (layer.moving_mean, layer.moving_variance):
@@ -209,7 +210,8 @@ class StateScope(keras.StatelessScope):
         count = None
         if mask is not None:
             count = tf.reduce_sum(tf.cast(mask, mean.dtype))
-        self.moments[id(layer)].append((mean, variance, count))
+        few = count_of_few(layer, inputs) if mask is None else None
+        self.moments[id(layer)].append((mean, variance, count, few))
 
 
 class InnerScope(keras.StatelessScope):

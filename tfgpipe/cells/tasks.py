@@ -17,6 +17,7 @@ a mini-batch. Where there are many tensors, they go in bundles.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -130,6 +131,8 @@ class CellTasks:
         """
         cut, outputs = self._cut, self._traced.outputs
         kept = [cut.kept] if keeps else []
+        if keeps and cut.recomputes_in_backward:
+            _check_kept(cut)
         function = cut.function(
             ("forward", keeps),
             [],
@@ -303,6 +306,27 @@ class CellTasks:
             total if d.dense is None else Gradient(next(dense))
             for d, total in zip(self._backward.dw, sums.sparse)
         ]
+
+
+def _check_kept(cut: Cut) -> None:
+    """Refuses what XLA cannot hand from function to function."""
+    traced = cut.traced
+    starts, layers = (
+        traced.findings.starts,
+        traced.origin.function.cell.sequence,
+    )
+    places = {op.name: i for i, op in enumerate(traced.operations)}
+    lists = [t for t in cut.kept.tensors if t.dtype == tf.variant]
+    found = {bisect(starts[1:-1], places[t.op.name]) for t in lists}
+    if found:
+        names = [layers[i].name for i in sorted(found)]
+        raise ValueError(
+            "`jit_compile=True` with recurrent layers, or other loops, needs "
+            "re-materialisation of every micro-batch: XLA cannot hand what a "
+            "loop keeps for its gradient (a TensorList) to another function. "
+            f"Received: layers {names} in a cell that keeps it. Pass "
+            'remat="always" to `GPipe`, or jit_compile=False to `compile`.'
+        )
 
 
 def _like(nest: Any, values: Iterator[Any]) -> Any:

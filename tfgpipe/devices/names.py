@@ -14,8 +14,8 @@ class DeviceList:
 
     Args:
         names: Names of devices that the user gave, or None.
-        num_partitions: What the user said of K: a count, or None.
-        num_micro_batches: M.
+        num_partitions: K, or None if the user said none, or no count.
+        num_micro_batches: M, or None if what the user said is no count.
         schedule: Name of the schedule, or the schedule itself.
         replica: The devices of a replica, if a strategy names them, or None.
 
@@ -29,7 +29,7 @@ class DeviceList:
         self,
         names: list[str] | None,
         num_partitions: int | None,
-        num_micro_batches: int,
+        num_micro_batches: int | None,
         schedule: str | Schedule,
         replica: Sequence[str] | None = None,
     ):
@@ -103,7 +103,7 @@ class DeviceList:
         self,
         schedule: Schedule,
         num_partitions: Any,
-        num_micro_batches: int,
+        num_micro_batches: int | None,
         found: int,
     ) -> None:
         """Compares a schedule that the user wrote with the other arguments."""

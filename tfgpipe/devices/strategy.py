@@ -46,6 +46,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe import internals
+from tfgpipe.counts import checked_counts
 from tfgpipe.devices import placement
 from tfgpipe.devices.names import resolved
 
@@ -96,7 +97,9 @@ class PipelineStrategy(internals.SingleReplicaStrategy):
         num_partitions: int,
         devices: Sequence[str] | None = None,
     ):
-        check_counts(num_replicas, num_partitions)
+        num_replicas, num_partitions = checked_counts(
+            num_replicas=num_replicas, num_partitions=num_partitions
+        )
         self.num_replicas, self.num_partitions = num_replicas, num_partitions
         names = self._names(devices)
         self.devices = tuple(
@@ -146,23 +149,10 @@ class PipelineStrategy(internals.SingleReplicaStrategy):
         )
 
 
-def check_counts(num_replicas: Any, num_partitions: Any) -> None:
-    """Checks R and K.
-
-    Raises:
-        ValueError: If one is no integer of at least 1.
-    """
-    problems = [
-        f"`{name}` must be an integer of at least 1. "
-        f"Received: {name}={value!r}."
-        for name, value in (
-            ("num_replicas", num_replicas),
-            ("num_partitions", num_partitions),
-        )
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1
-    ]
-    if problems:
-        raise ValueError("\n".join(problems))
+def any_current() -> Any:
+    """The `tf.distribute` strategy in whose scope this is called, or None."""
+    has_one = tf.distribute.has_strategy()
+    return tf.distribute.get_strategy() if has_one else None
 
 
 def current() -> PipelineStrategy | None:
@@ -171,10 +161,8 @@ def current() -> PipelineStrategy | None:
     Raises:
         ValueError: If it is one that does not know of pipelines.
     """
-    if not tf.distribute.has_strategy():
-        return None
-    strategy: Any = tf.distribute.get_strategy()
-    if not isinstance(strategy, PipelineStrategy):
+    strategy = any_current()
+    if strategy is not None and not isinstance(strategy, PipelineStrategy):
         raise ValueError(
             "A `GPipe` must be made in the scope of a "
             "`tfgpipe.PipelineStrategy`, or of no `tf.distribute` strategy. "

@@ -39,7 +39,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfgpipe.devices.strategy import PipelineStrategy, check_counts
+from tfgpipe.counts import checked_counts
+from tfgpipe.devices.strategy import PipelineStrategy
 
 _RETRY = 1.0  # seconds
 
@@ -141,7 +142,9 @@ def tpu_device_assignment(
             "`topology` must be a `tf.tpu.experimental.Topology`. Received: "
             f"topology={topology!r}. Pass what `connect_to_tpu` returned."
         )
-    check_counts(num_replicas, num_partitions)
+    num_replicas, num_partitions = checked_counts(
+        num_replicas=num_replicas, num_partitions=num_partitions
+    )
     path = _path(topology)
     wanted = num_replicas * num_partitions
     if wanted > len(path):

@@ -59,7 +59,8 @@ def resolve_cost(
         The cost, in the unit of what was given.
 
     Raises:
-        ValueError: If that is not a finite number from 0.
+        ValueError: If that is not a finite number from 0, or the function
+            fails.
 
     Example:
 
@@ -69,14 +70,28 @@ def resolve_cost(
     """
     if cost is None:
         return layer_flops(layer, input_spec, known)
-    value: Any = cost(layer, input_spec) if callable(cost) else cost
+    if not callable(cost):
+        if _is_cost(cost):
+            return float(cost)
+        raise _bad_cost(layer, f"cost={cost!r}")
+    try:
+        value = cost(layer, input_spec)
+    except Exception as error:
+        raise _bad_cost(
+            layer,
+            "its function, called for an input of shape "
+            f"{_shapes(input_spec)}, raised {type(error).__name__}: {error}",
+        ) from error
     if _is_cost(value):
         return float(value)
-    source = "its function returned " if callable(cost) else "cost="
-    raise ValueError(
+    raise _bad_cost(layer, f"its function returned {value!r}")
+
+
+def _bad_cost(layer: keras.layers.Layer, received: str) -> ValueError:
+    return ValueError(
         f"`cost` of layer '{layer.name}' must be a finite number that is not "
         "negative, or a function of (layer, input spec) that returns one. "
-        f"Received: {source}{value!r}. "
+        f"Received: {received}. "
         "Pass the layer without a cost to have its FLOPs estimated."
     )
 
@@ -135,19 +150,23 @@ def layer_flops(
 
 
 def _traced_flops(layer: keras.layers.Layer, input_spec: Any) -> float:
-    failure: Exception | None = None
+    failure: Any = None
     # Unknown sizes count as 1, but a 3x3 convolution, say, fails on an image
     # of one pixel: then they stay unknown.
     for unknown in (1, None):
         try:
-            return graph_flops(_trace(layer, input_spec, unknown))
+            graph = _trace(layer, input_spec, unknown)
         except Exception as error:
             failure = error
+        else:
+            return graph_flops(graph)
     raise ValueError(
-        f"Layer '{layer.name}' ({type(layer).__name__}) must accept one "
-        "example, so that its FLOPs can be estimated. Received: input shapes "
-        f"{_shapes(input_spec)}, and this error: {failure} "
-        "Pass the pair `(layer, cost)` instead of the layer."
+        f"Layer '{layer.name}' ({type(layer).__name__}) failed in its `call`, "
+        "with training=True, on one example of inputs of shape "
+        f"{_shapes(input_spec)}. Received: this {type(failure).__name__}: "
+        f"{failure}\nCorrect the layer; if it is right and needs more than "
+        "one example, pass the pair `(layer, cost)` instead of it, so that it "
+        "is not called to estimate its FLOPs."
     ) from failure
 
 

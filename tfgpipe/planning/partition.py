@@ -45,6 +45,8 @@ import math
 import numbers
 from collections.abc import Sequence
 
+from tfgpipe.counts import as_count
+
 # Largest cells within one part in 2**40 of each other count as equal.
 _SLACK_BITS = 40
 
@@ -93,18 +95,15 @@ def _check_num_partitions(num_partitions: int, num_layers: int) -> int:
             "`costs` must hold the cost of at least one layer. "
             "Received: an empty list. Pass one cost per layer."
         )
-    if (
-        isinstance(num_partitions, bool)
-        or not isinstance(num_partitions, numbers.Integral)
-        or not 1 <= num_partitions <= num_layers
-    ):
+    count = as_count(num_partitions)
+    if count is None or count > num_layers:
         raise ValueError(
             "`num_partitions` must be a whole number of cells, none of them "
             f"empty. Expected 1 to {num_layers} (the number of layers). "
             f"Received: num_partitions={num_partitions!r}. "
             "Ask for fewer cells, or pass more and smaller layers."
         )
-    return int(num_partitions)
+    return count
 
 
 def _check_costs(costs: Sequence[float]) -> list[float]:

@@ -54,6 +54,19 @@ class Replicas:
         """The micro-batches of replica r."""
         return range(self._bounds[r], self._bounds[r + 1])
 
+    def normalized_at_once(self, together: bool) -> list[list[int]]:
+        """The micro-batches whose moments are taken at once.
+
+        Args:
+            together: Whether over replicas: the i-th of all of them. If not,
+                each micro-batch has its own.
+        """
+        every = [self.micro_batches(r) for r in self.busy]
+        if not together:
+            return [[m] for own in every for m in own]
+        partners = itertools.zip_longest(*every)
+        return [[m for m in row if m is not None] for row in partners]
+
     def plan(
         self, schedule_of: Callable[[int], Schedule], together: bool = False
     ) -> None:

@@ -29,7 +29,7 @@ from tfgpipe.cells import (
 )
 from tfgpipe.devices import placement
 from tfgpipe.run.chain import Chain
-from tfgpipe.run.counts import counts_ahead
+from tfgpipe.run.loss_counts import counts_ahead
 from tfgpipe.run.loss_gradients import LossGradients
 from tfgpipe.run.order import Replicas
 from tfgpipe.run.partners import Started, run_together

@@ -10,7 +10,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfgpipe.cells import CellFunction, MicroBatches, Output
+from tfgpipe.cells import (
+    CellFunction,
+    MicroBatches,
+    Output,
+    SingleValues,
+    is_synchronized,
+)
 from tfgpipe.devices import placement
 from tfgpipe.run.order import Replicas
 from tfgpipe.run.state_rules import (
@@ -189,11 +195,13 @@ class StateFlow:
         if self._is_assigned:
             return
         self._is_assigned = True
+        single = SingleValues(self._micro_batches)
         for k, function in enumerate(self._functions):
             with tf.device(function.device):
                 self._assign_weights(k)
                 self._assign_values(k)
-                self._assign_normalizations(k)
+                self._assign_normalizations(k, single)
+        single.warn()
 
     def _outputs_of(self, k: int) -> list[Output]:
         return [self._outputs[k, m] for m in range(self._micro_batches.count)]
@@ -224,7 +232,7 @@ class StateFlow:
             else:
                 variable.assign(rule.end(values, self._micro_batches))
 
-    def _assign_normalizations(self, k: int) -> None:
+    def _assign_normalizations(self, k: int, single: SingleValues) -> None:
         function = self._functions[k]
         initial = {
             id(v): value for v, value in zip(function.state, self._initial[k])
@@ -233,6 +241,12 @@ class StateFlow:
             moments = [output.moments[i] for output in self._outputs_of(k)]
             if not moments[0]:
                 continue
+            together = function.synchronizes and is_synchronized(layer)
+            single.look(
+                layer,
+                [[few for *_, few in calls] for calls in moments],
+                self._replicas.normalized_at_once(together),
+            )
             mean, variance = layer.moving_mean, layer.moving_variance
             self._claim(mean, k)
             new_mean, new_variance = moving_statistics(

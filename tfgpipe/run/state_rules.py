@@ -159,7 +159,7 @@ def combine_moments(
     moments: list[Any], micro_batches: MicroBatches
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Mean and variance of a mini-batch from those of its micro-batches."""
-    means, variances, unmasked = zip(*moments)
+    means, variances, unmasked, _ = zip(*moments)
     dtype = means[0].dtype
     counts = []
     for m, count in enumerate(unmasked):

@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from tfgpipe.counts import checked_counts
+
 
 class Ideal(NamedTuple):
     """What a schedule reaches for cells of equal cost, if nothing is lost.
@@ -39,27 +41,25 @@ def _ideal(length: float, work: float, held: list[int]) -> Ideal:
     return Ideal(length, 1 - work / length, held)
 
 
-def check_counts(
-    num_devices: int, num_micro_batches: int, num_chunks: int, most: int
-) -> None:
-    """Counts are at least 1, and chunks at most as many as allowed."""
-    counts = {
-        "num_devices": num_devices,
-        "num_micro_batches": num_micro_batches,
-        "num_chunks": num_chunks,
-    }
-    for name, count in counts.items():
-        if count < 1:
-            raise ValueError(
-                f"`{name}` must be at least 1. Received: {name}={count}. Omit "
-                "empty ones."
-            )
-    if num_chunks > most:
+def checked_shape(
+    num_devices: int,
+    num_micro_batches: int,
+    num_chunks: int,
+    interleaves: bool = False,
+) -> list[int]:
+    """The counts D, M and V; a schedule that does not interleave has V = 1."""
+    found = checked_counts(
+        num_devices=num_devices,
+        num_micro_batches=num_micro_batches,
+        num_chunks=num_chunks,
+    )
+    if num_chunks > 1 and not interleaves:
         raise ValueError(
             "`num_chunks` must be 1 under this schedule: one cell on every "
             f"device. Received: num_chunks={num_chunks}. Use 'interleaved' "
             "for several cells a device."
         )
+    return found
 
 
 def forward_only_ideal(
@@ -88,10 +88,9 @@ def gpipe_ideal(
 
     Reference: [Huang et al., 2019](https://arxiv.org/abs/1811.06965), 2.3
     """
-    ideal = one_forward_one_backward_ideal(
-        num_devices, num_micro_batches, num_chunks, forward, backward
-    )
-    return ideal._replace(held=[num_micro_batches] * num_devices)
+    k, m, _ = checked_shape(num_devices, num_micro_batches, num_chunks)
+    ideal = interleaved_ideal(k, m, 1, forward, backward)
+    return ideal._replace(held=[m] * k)
 
 
 def one_forward_one_backward_ideal(
@@ -107,7 +106,7 @@ def one_forward_one_backward_ideal(
 
     Reference: [Narayanan et al., 2021](https://arxiv.org/abs/2006.09503), 3.2
     """
-    check_counts(num_devices, num_micro_batches, num_chunks, 1)
+    checked_shape(num_devices, num_micro_batches, num_chunks)
     return interleaved_ideal(
         num_devices, num_micro_batches, 1, forward, backward
     )
@@ -129,8 +128,7 @@ def interleaved_ideal(
 
     Reference: [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473), 2.2
     """
-    check_counts(num_devices, num_micro_batches, num_chunks, num_chunks)
-    d, m, v = num_devices, num_micro_batches, num_chunks
+    d, m, v = checked_shape(num_devices, num_micro_batches, num_chunks, True)
     group = -(-m // max(1, m // d))
     return _ideal(
         max(v * m + d - 1, v * d + m - 1) * (forward + backward),
@@ -161,8 +159,8 @@ def zero_bubble_ideal(
     Reference: [Qi et al., 2023](https://arxiv.org/abs/2401.10241), section 2.3,
     which gives the first of these.
     """
-    check_counts(num_devices, num_micro_batches, num_chunks, 1)
-    k, m, f, half = num_devices, num_micro_batches, forward, backward / 2
+    k, m, _ = checked_shape(num_devices, num_micro_batches, num_chunks)
+    f, half = forward, backward / 2
     work = m * (f + backward)
     length = max(
         work + (k - 1) * f,

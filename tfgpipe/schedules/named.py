@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tfgpipe.schedules.ideal import check_counts
+from tfgpipe.schedules.ideal import checked_shape
 from tfgpipe.schedules.schedule import Schedule, Task
 
 
@@ -60,7 +60,9 @@ def forward_only(
         num_micro_batches: M, at least 1.
         num_chunks: V, the cells of a device; cell c is on device c mod D.
     """
-    check_counts(num_devices, num_micro_batches, num_chunks, num_chunks)
+    num_devices, num_micro_batches, num_chunks = checked_shape(
+        num_devices, num_micro_batches, num_chunks, True
+    )
     visits = _visits(num_devices, num_micro_batches, num_chunks)
     return Schedule(
         [Task("forward", v * num_devices + d, m) for v, m in visits]
@@ -85,7 +87,9 @@ def gpipe(
 
     Reference: [Huang et al., 2019](https://arxiv.org/abs/1811.06965), figure 2c
     """
-    check_counts(num_devices, num_micro_batches, num_chunks, 1)
+    num_devices, num_micro_batches, num_chunks = checked_shape(
+        num_devices, num_micro_batches, num_chunks
+    )
     micro_batches = range(num_micro_batches)
     return Schedule(
         [Task("forward", k, m) for m in micro_batches]
@@ -114,7 +118,9 @@ def one_forward_one_backward(
     Reference: PipeDream-flush,
     [Narayanan et al., 2021](https://arxiv.org/abs/2006.09503), section 3.2
     """
-    check_counts(num_devices, num_micro_batches, num_chunks, 1)
+    num_devices, num_micro_batches, num_chunks = checked_shape(
+        num_devices, num_micro_batches, num_chunks
+    )
     return interleaved(num_devices, num_micro_batches)
 
 
@@ -136,7 +142,9 @@ def interleaved(
 
     Reference: [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473), 2.2
     """
-    check_counts(num_devices, num_micro_batches, num_chunks, num_chunks)
+    num_devices, num_micro_batches, num_chunks = checked_shape(
+        num_devices, num_micro_batches, num_chunks, True
+    )
     shape = num_devices, num_micro_batches, num_chunks
     visits = _visits(*shape)
     last = num_chunks - 1
@@ -174,7 +182,9 @@ def zero_bubble(
 
     Reference: [Qi et al., 2023](https://arxiv.org/abs/2401.10241), section 2.1
     """
-    check_counts(num_devices, num_micro_batches, num_chunks, 1)
+    num_devices, num_micro_batches, num_chunks = checked_shape(
+        num_devices, num_micro_batches, num_chunks
+    )
     tasks = []
     for k, order in enumerate(
         interleaved(num_devices, num_micro_batches).tasks

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from tfgpipe.counts import as_count
 from tfgpipe.schedules.task import KINDS as KINDS
 from tfgpipe.schedules.task import Task as Task
 from tfgpipe.schedules.task import (
@@ -126,16 +127,16 @@ class Schedule:
             num_micro_batches: How many are left, from 1 to as many as there
                 are.
         """
-        if not 1 <= num_micro_batches <= self.num_micro_batches:
+        count = as_count(num_micro_batches)
+        if count is None or count > self.num_micro_batches:
             raise ValueError(
                 "`num_micro_batches` must be from 1 to "
                 f"{self.num_micro_batches}, those of the schedule. Received: "
-                f"num_micro_batches={num_micro_batches}. Make a schedule of "
+                f"num_micro_batches={num_micro_batches!r}. Make a schedule of "
                 "more micro-batches, and limit that."
             )
         return Schedule(
-            [t for t in own if t.micro_batch < num_micro_batches]
-            for own in self.tasks
+            [t for t in own if t.micro_batch < count] for own in self.tasks
         )
 
     def split(self, groups: Sequence[int]) -> Schedule:

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import operator
 from typing import Any, NamedTuple
+
+from tfgpipe.counts import as_integer
 
 KINDS = (
     "forward",
@@ -110,11 +111,8 @@ def _as_task(entry: Any, device: int, position: int) -> Task:
             f"`tasks` must be of the kinds {list(KINDS)}. Received: {kind!r} "
             f"{at}. Choose one of them."
         )
-    try:
-        k, m = (operator.index(index) for index in indices)
-    except TypeError:
-        k = m = -1
-    if min(k, m) < 0 or any(isinstance(index, bool) for index in indices):
+    k, m = (as_integer(index) for index in indices)
+    if k is None or m is None or min(k, m) < 0:
         raise ValueError(
             "`tasks` must have cells and micro-batches that are integers from "
             f"0. Received: {tuple(entry)!r} {at}. Write (kind, cell, "

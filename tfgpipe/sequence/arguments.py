@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tfgpipe.counts import as_count, count_problem
 from tfgpipe.devices import DeviceList
 from tfgpipe.schedules import REMAT, SCHEDULES, Remat, Schedule
 from tfgpipe.sequence.layer_list import LayerList
@@ -62,24 +62,25 @@ class Arguments:
             "layers_per_cell", layers_per_cell
         )
         self.schedule = self._check_schedule(schedule)
-        self.num_micro_batches = self._count(
-            "num_micro_batches", num_micro_batches
-        )
+        m = self._count("num_micro_batches", num_micro_batches)
+        k = num_partitions
+        if k is not None:
+            k = self._count("num_partitions", k)
         device_list = DeviceList(
             self._named_devices,
-            None
-            if num_partitions is None
-            else self._count("num_partitions", num_partitions),
-            self.num_micro_batches,
+            k,
+            m,
             self.schedule,
             None if replicas is None else replicas[0],
         )
         self._problems += device_list.problems
+        self.num_micro_batches = 1 if m is None else m
         self.num_partitions = device_list.num_partitions
-        self.remat = self._check_remat(remat)
-        self.remat_groups = self._count("remat_groups", remat_groups)
+        is_known = k is not None or num_partitions is None
+        self.remat = self._check_remat(remat, is_known)
+        self.remat_groups = self._count("remat_groups", remat_groups) or 1
         self.gradient_dtype = self._check_dtype(gradient_dtype)
-        self._check_cut(is_default=num_partitions is None)
+        self._check_cut(is_known, is_default=num_partitions is None)
         if self._problems:
             raise ValueError("\n".join(self._problems))
         rows = replicas or [device_list.devices]
@@ -162,7 +163,8 @@ class Arguments:
         self._check_choice("schedule", schedule, SCHEDULES)
         return schedule
 
-    def _check_remat(self, remat: Any) -> Any:
+    def _check_remat(self, remat: Any, is_known: bool) -> Any:
+        """The rule or rules; their cells are compared where K is known."""
         if not isinstance(remat, Mapping):
             self._check_choice("remat", remat, REMAT)
             return remat
@@ -170,7 +172,7 @@ class Arguments:
         for key, rule in remat.items():
             self._check_choice("remat", rule, REMAT)
             k = int(key) if str(key).isdigit() else -1
-            if not 0 <= k < self.num_partitions:
+            if is_known and not 0 <= k < self.num_partitions:
                 self._problems.append(
                     "`remat` must map indices of cells, from 0 to "
                     f"{self.num_partitions - 1}, to rules. Received: "
@@ -196,28 +198,24 @@ class Arguments:
         if value is None:
             return None
         if isinstance(value, Iterable) and not isinstance(value, str):
-            return [_as_plain(v) for v in value]
+            return list(value)
         self._problems.append(
             f"`{name}` must be a list, one item a cell. "
             f"Received: {name}={value!r}."
         )
         return None
 
-    def _count(self, name: str, value: Any) -> int:
-        """The value, or 1 where it is wrong."""
-        value = _as_plain(value)
-        if _is_count(value):
-            return value
-        self._problems.append(
-            f"`{name}` must be an integer of at least 1. "
-            f"Received: {name}={value!r}."
-        )
-        return 1
+    def _count(self, name: str, value: Any) -> int | None:
+        """The value, or None where it is wrong."""
+        count = as_count(value)
+        if count is None:
+            self._problems.append(count_problem(name, value))
+        return count
 
-    def _check_cut(self, is_default: bool) -> None:
+    def _check_cut(self, is_known: bool, is_default: bool) -> None:
         num_layers = len(self.layers)
         k = self.num_partitions
-        if k > num_layers > 0:
+        if is_known and k > num_layers > 0:
             default = " (the number of devices)" if is_default else ""
             self._problems.append(
                 "`num_partitions` must be at most the number of layers, "
@@ -228,24 +226,26 @@ class Arguments:
         cut = self.layers_per_cell
         if cut is None:
             return
-        if not all(_is_count(n) for n in cut):
+        counts = [n for n in map(as_count, cut) if n is not None]
+        if len(counts) < len(cut):
             self._problems.append(
                 "`layers_per_cell` must hold integers of at least 1. "
                 f"Received: layers_per_cell={cut}. Every cell needs a layer."
             )
-        elif sum(cut) != num_layers:
+        elif sum(counts) != num_layers:
             self._problems.append(
                 "`layers_per_cell` must place every layer exactly once. "
                 f"Expected a sum of {num_layers} (the number of layers). "
-                f"Received: layers_per_cell={cut} (sum {sum(cut)}). "
+                f"Received: layers_per_cell={cut} (sum {sum(counts)}). "
                 "Omit it to let `GPipe` balance the cells by cost."
             )
-        elif len(cut) != k:
+        elif is_known and len(cut) != k:
             self._problems.append(
                 "`layers_per_cell` must have one number for each of the "
                 f"{k} cells. Received: layers_per_cell={cut}. Pass "
                 f"num_partitions={len(cut)} with it."
             )
+        self.layers_per_cell = counts
 
 
 def _as_lists(schedule: Any) -> Any:
@@ -253,13 +253,3 @@ def _as_lists(schedule: Any) -> Any:
     if not isinstance(schedule, Schedule):
         return schedule
     return [[list(task) for task in own] for own in schedule.tasks]
-
-
-def _as_plain(value: Any) -> Any:
-    """NumPy's integers as Python's, for files; else the value."""
-    is_integer = isinstance(value, numbers.Integral)
-    return int(value) if is_integer and value is not True else value
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and value is not True and value >= 1

@@ -23,15 +23,16 @@ from tfgpipe.internals import SymbolicCall
 
 
 def graph_problem(
-    layers: Sequence[keras.layers.Layer], first: Any = None
+    layers: Sequence[keras.layers.Layer], first: Any = None, start: int = 0
 ) -> str | None:
     """What of the layers' graph is not the chain of the layers, or None.
 
     Args:
         layers: The layers, in order.
         first: The `keras.KerasTensor` before them, if it is given.
+        start: Index of the first layer in the user's list.
     """
-    return _Chain(layers).problem(first)
+    return _Chain(layers).problem(first, start)
 
 
 class _Chain:
@@ -42,10 +43,10 @@ class _Chain:
         self._own = {id(layer) for layer in layers}
         self._taken: set[int] = set()  # tensors that earlier layers take
 
-    def problem(self, first: Any) -> str | None:
+    def problem(self, first: Any, start: int) -> str | None:
         """See `graph_problem`."""
         before = _Outputs(_input_calls(first), "the input")
-        for i, layer in enumerate(self._layers):
+        for i, layer in enumerate(self._layers, start):
             calls = internals.symbolic_calls(layer)
             found = [c for c in calls if self._follows(c, before)]
             if calls and not found:

@@ -33,21 +33,23 @@ class LayerList:
         self.problems: list[str] = []
         found = list(items) if isinstance(items, (list, tuple)) else []
         first = found[0] if found else None
+        start = 0  # index of the first layer
         if found and _input_spec(found[0]) is not None:
             self.input_spec = _input_spec(found.pop(0))
+            start = 1
         if not found:
             self.problems.append(
                 "`layers` must be a list of at least one Keras layer. "
                 f"Received: layers={items!r}. Pass what you would pass to "
                 "`keras.Sequential`."
             )
-        for index, item in enumerate(found):
+        for index, item in enumerate(found, start):
             self._add(index, item)
         if self.input_spec is None and self.layers:
             self.input_spec = _declared_by(self.layers[0])
         self._check_names()
         if not self.problems:
-            self._check_graph(first)
+            self._check_graph(first, start)
 
     def _add(self, index: int, item: Any) -> None:
         layer, cost = item if _is_pair(item) else (item, None)
@@ -82,10 +84,10 @@ class LayerList:
                 f"named {doubles}. Pass `name=` to them."
             )
 
-    def _check_graph(self, first: Any) -> None:
+    def _check_graph(self, first: Any, start: int) -> None:
         if isinstance(first, keras.layers.InputLayer):
             first = first.output
-        if problem := graph_problem(self.layers, first):
+        if problem := graph_problem(self.layers, first, start):
             self.problems.append(
                 "`layers` must be a chain: each layer is called on what the "
                 "one before returns. Received the layers of another graph: "

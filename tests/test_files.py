@@ -1,0 +1,179 @@
+"""Files are written whole or not at all, and errors name them."""
+
+import contextlib
+import errno
+import os
+import re
+import resource
+import zipfile
+
+import keras
+import numpy as np
+import pytest
+from keras import layers as kl
+
+import tfgpipe
+
+NAMES = ["model.keras", "model.weights.h5"]
+
+
+@pytest.fixture(scope="module")
+def model():
+    made = tfgpipe.GPipe([keras.Input((4,)), kl.Dense(50)], 1)
+    made.compile("sgd", "mse")
+    return made
+
+
+def write(model, path):
+    weights_only = str(path).endswith(".weights.h5")
+    (model.save_weights if weights_only else model.save)(path)
+
+
+def read(model, path):
+    if str(path).endswith(".weights.h5"):
+        model.load_weights(path)
+    else:
+        tfgpipe.load_model(path)
+
+
+@contextlib.contextmanager
+def full_disk(name):
+    """Inside, no file grows beyond some bytes."""
+    if name.endswith(".h5"):  # HDF5 itself may crash, later
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(keras.Model, "save_weights", write_a_part)
+            yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def write_a_part(_, path, *__):
+    with open(path, "wb") as file:
+        file.write(b"a part")
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+
+def unwritten(path, *parts):
+    parts = ["must be a file that can be", repr(str(path)), *parts, "again:"]
+    return pytest.raises(
+        OSError, match="(?s)" + ".*".join(map(re.escape, parts))
+    )
+
+
+# ------------------------------------------------------------------- writing
+@pytest.mark.parametrize("name", NAMES)
+def test_full_disk_keeps_the_file_that_was_there(model, tmp_path, name):
+    path = tmp_path / name
+    write(model, path)
+    before = path.read_bytes()
+    with full_disk(name), unwritten(path, "File too large", "is as it was."):
+        write(model, path)
+    assert os.listdir(tmp_path) == [name]
+    assert path.read_bytes() == before
+    write(model, path)  # as advised
+    read(model, path)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_full_disk_leaves_no_part_of_a_file(model, tmp_path, name):
+    path = str(tmp_path / name)
+    with full_disk(name), unwritten(path, "There is no such file now."):
+        write(model, path)
+    assert not os.listdir(tmp_path)
+
+
+def test_folder_that_is_not_there_is_named(model, tmp_path):
+    path = tmp_path / "none" / "model.keras"
+    with unwritten(path, "No such file or directory"):
+        model.save(path)
+
+
+def test_link_stays_a_link(model, tmp_path):
+    target, link = tmp_path / "first.keras", tmp_path / "last.keras"
+    link.symlink_to(target)
+    model.save(link)
+    assert link.is_symlink()
+    assert zipfile.is_zipfile(target)
+
+
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_file_that_must_not_be_replaced_is_asked_for(
+    model, tmp_path, monkeypatch, answer
+):
+    path = tmp_path / "model.keras"
+    path.write_text("old")
+    monkeypatch.setattr("builtins.input", lambda _: answer)
+    model.save(path, overwrite=False)
+    assert zipfile.is_zipfile(path) == (answer == "y")
+
+
+def test_directory_is_written_as_by_keras(model, tmp_path):
+    model.save(tmp_path / "model", zipped=False)
+    assert "config.json" in os.listdir(tmp_path / "model")
+
+
+# ------------------------------------------------------------------- reading
+def damaged(content):
+    return {
+        "cut_off": content[: len(content) // 2],
+        "empty": b"",
+        "other_bytes": content.replace(b'"class_name"', b'"class_nama"'),
+        "text": b"a text",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        (name, damage)
+        for name in NAMES
+        for damage in damaged(b"")
+        if (name, damage) != ("model.weights.h5", "other_bytes")  # is not seen
+    ],
+)
+def test_damaged_file_is_named_as_damaged(model, tmp_path, name, damage):
+    path = tmp_path / name
+    write(model, path)
+    path.write_bytes(damaged(path.read_bytes())[damage])
+    with pytest.raises(
+        ValueError, match=f"{re.escape(repr(str(path)))}, which is damaged"
+    ) as error:
+        read(model, path)
+    assert "take an earlier one" in str(error.value)
+
+
+def test_file_that_is_not_there_is_not_called_damaged(model, tmp_path):
+    with pytest.raises(ValueError, match=r"File not found.*model\.keras"):
+        read(model, tmp_path / "model.keras")
+    with pytest.raises(FileNotFoundError, match=r"model\.weights\.h5"):
+        read(model, tmp_path / "model.weights.h5")
+
+
+def test_error_of_a_layer_while_loading_is_its_own(tmp_path):
+    @keras.saving.register_keras_serializable("files")
+    class Vocabulary(kl.ReLU):
+        @classmethod
+        def from_config(cls, config):
+            open(tmp_path / "words.txt").close()
+
+    tfgpipe.GPipe([keras.Input((2,)), Vocabulary()], 1).save(
+        tmp_path / "model.keras"
+    )
+    with pytest.raises(Exception, match=r"words\.txt") as error:
+        tfgpipe.load_model(tmp_path / "model.keras")
+    assert "damaged" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_written_is_read(model, tmp_path, name):
+    write(model, tmp_path / name)
+    read(model, tmp_path / name)
+    loaded = tfgpipe.GPipe([keras.Input((4,)), kl.Dense(50)], 1)
+    loaded.load_weights(tmp_path / name)
+    for a, b in zip(loaded.get_weights(), model.get_weights()):
+        np.testing.assert_array_equal(a, b)
