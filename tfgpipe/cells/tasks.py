@@ -83,10 +83,13 @@ class CellTasks:
     Args:
         cut: The cell's graph, which equal cells share.
         needs_dx: Whether the gradients of the inputs are wanted.
+
+    Attributes:
+        graph: The cell's graph.
     """
 
     def __init__(self, cut: Cut, needs_dx: bool):
-        self._cut = cut
+        self.graph = self._cut = cut
         self._backward = cut.backward
         self._traced = cut.traced
         self._needs_dx = needs_dx
@@ -104,11 +107,6 @@ class CellTasks:
     @property
     def _dx(self) -> list[tf.Tensor]:
         return tensors(self._backward.dx) if self._needs_dx else []
-
-    @property
-    def graph(self) -> Cut:
-        """The cell's graph."""
-        return self._cut
 
     @property
     def weight_dtypes(self) -> list[tf.DType]:

@@ -190,21 +190,22 @@ class _Before:
     """What earlier cells have done to variables of a later one."""
 
     def __init__(self) -> None:
-        self._assigned: dict[int, tf.Tensor] = {}
+        self._assigned: dict[int, tf.TensorSpec] = {}
         self._moved: set[int] = set()
 
     def add(self, function: CellFunction, output: Output) -> None:
         """Takes the outputs of a cell's trace."""
         for variable, value in zip(function.flat_weights, output.weights):
             if value is not None:
-                self._assigned[id(variable)] = value
+                spec = tf.TensorSpec(value.shape, value.dtype)
+                self._assigned[id(variable)] = spec
         for layer, moments in zip(function.normalizations, output.moments):
             if moments:
                 self._moved |= {id(layer.moving_mean)}
                 self._moved |= {id(layer.moving_variance)}
 
     def assigned_to(self, function: CellFunction) -> list[Any]:
-        """See `Arguments.assigned`."""
+        """Specs of `Arguments.assigned`."""
         found = [self._assigned.get(id(v)) for v in function.flat_weights]
         return found if any(t is not None for t in found) else []
 

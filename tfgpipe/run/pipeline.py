@@ -327,6 +327,7 @@ class Pipeline:
             last = self.results.of(len(self.cells) - 1)
             return [output.counts for output in last]
         return counts_ahead(
+            self.functions,
             self.tasks,
             lambda k, m: Arguments(
                 inputs=self._boundaries.get((k, m), Boundary([], [])),
