@@ -124,8 +124,10 @@ class CellTasks:
     def recompute(self, arguments: Arguments) -> Exchange:
         """Computes again what the backward pass needs, as `forward` does."""
         kept = self.traced.kept
-        if not kept.slots or self.traced.recomputes_in_backward:
+        if self.traced.recomputes_in_backward:
             return []
+        if not kept.slots:
+            return [[]]
         function = self.traced.function("recompute", self.traced.totals, [kept])
         return (yield from function(self.traced.values(arguments)))
 
