@@ -27,6 +27,7 @@ import tensorflow as tf
 from tfgpipe import gradients
 from tfgpipe.bundle import Bundle, by_reference, tensors
 from tfgpipe.cell_values import Arguments, Output
+from tfgpipe.failures import out_of_turn
 from tfgpipe.stages import Exchange
 from tfgpipe.subfunction import Subfunction
 from tfgpipe.traced_cell import TracedCell
@@ -83,7 +84,8 @@ class CellTasks:
     def slice(self, fetches: list[tf.Tensor]) -> Subfunction:
         """The function that computes tensors of the graph."""
         key = tuple(t.ref() for t in fetches)
-        return self.traced.function(key, [], fetches).whole
+        with out_of_turn():
+            return self.traced.function(key, [], fetches).whole
 
     @property
     def weight_dtypes(self) -> list[tf.DType]:

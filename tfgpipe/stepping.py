@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -18,7 +18,7 @@ from keras import tree
 from tfgpipe import inputs, internals, placement
 from tfgpipe import strategy as strategy_lib
 from tfgpipe.cell_function import Borrows
-from tfgpipe.failures import explained
+from tfgpipe.failures import explained, one_step
 from tfgpipe.loss import Head
 from tfgpipe.micro_batch import as_specs, check_rows, shapes
 from tfgpipe.objective import Objective
@@ -42,7 +42,7 @@ class Stepped(internals.BuiltBeforeTracing):
             self._check_scope()
             self._arguments.check_training()
             super().make_train_function(force)
-            self.train_function = explained(self.train_function)
+            self.train_function = self._explained(self.train_function)
 
     def make_test_function(self, force: bool = False) -> None:
         """Makes what Keras calls with each batch in `evaluate`."""
@@ -50,7 +50,7 @@ class Stepped(internals.BuiltBeforeTracing):
         if self.test_function is None or force:
             self._check_scope()
             super().make_test_function(force)
-            self.test_function = explained(self.test_function)
+            self.test_function = self._explained(self.test_function)
 
     def make_predict_function(self, force: bool = False) -> None:
         """Makes what Keras calls with each batch in `predict`."""
@@ -58,7 +58,11 @@ class Stepped(internals.BuiltBeforeTracing):
         if self.predict_function is None or force:
             self._check_scope()
             super().make_predict_function(force)
-            self.predict_function = explained(self.predict_function)
+            self.predict_function = self._explained(self.predict_function)
+
+    def _explained(self, function: Callable) -> Callable:
+        is_alone = self.steps_per_execution == 1
+        return explained(function, self._plan.cells, is_alone)
 
     def _check_storage(self) -> None:
         """Refuses layers that another model took over."""
@@ -140,6 +144,7 @@ class Stepped(internals.BuiltBeforeTracing):
         head = Head(self, with_loss, streams_metrics(self, *specs))
         return head, Objective(self, data, with_loss, training, arrival)
 
+    @one_step
     def _run(
         self,
         x: Any,

@@ -138,7 +138,9 @@ class Tracer:
                 self._jit_compile,
                 self._gradient_dtype,
             )
-        return self._known[key]
+        traced = self._known[key]
+        function.cell.traced_as.add(traced.cell.index)
+        return traced
 
     def differentiate(
         self, tasks: CellTasks, has_gradient: Sequence[bool]

@@ -36,6 +36,7 @@ class TracedCell:
         gradient_dtype: See `Tracer`.
 
     Attributes:
+        cell: The cell, the first of the equal ones.
         inputs: The arguments, tensors of the graph.
         outputs: The outputs, tensors of the graph.
         operations: The operations of the forward pass.
@@ -71,6 +72,7 @@ class TracedCell:
         jit_compile: bool,
         gradient_dtype: str | None,
     ):
+        self.cell = function.cell
         # XLA cannot hand the state of loops from function to function.
         self.recomputes_in_backward = jit_compile
         self._made_from = (
@@ -221,7 +223,7 @@ class TracedCell:
         """To be called when all operations are there, before what follows."""
         if hasattr(self, "_cut"):
             return
-        device_types = placement.device_types(self._made_from[0].cell.devices)
+        device_types = placement.device_types(self.cell.devices)
         together = len(device_types) == 1 and not self._jit_compile
         self._together = together
         self._cut = Subgraphs(self._graph, self._options, device_types[0])
