@@ -42,13 +42,13 @@ def test_moved_variable_keeps_its_value():
 def test_function_that_shares_tells_its_caller_what_fails():
     """Its caller also waits for another device, and would be cancelled."""
 
-    @tf.function(autograph=False)
+    @tf.function(autograph=False, experimental_attributes={"_noinline": True})
     def failing(ids):
         return tf.gather([1.0, 2.0], ids)
 
     def step(ids):
         with tf.device("CPU:2"):
-            slow = tf.linalg.inv(tf.eye(300))[0, :1]
+            slow = tf.linalg.inv(tf.eye(500) * tf.cast(ids, "float32"))[0, :1]
         with tf.device("CPU:1"):
             return call([ids])[0] + slow
 
