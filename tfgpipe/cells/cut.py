@@ -32,6 +32,7 @@ from tfgpipe.cells.subfunction import Subfunction
 from tfgpipe.cells.subgraph import Subgraphs
 from tfgpipe.cells.values import Arguments
 from tfgpipe.devices import placement
+from tfgpipe.failures import out_of_turn
 
 
 class Cut:
@@ -122,8 +123,9 @@ class Cut:
     def part(self, fetches: Sequence[tf.Tensor]) -> Subfunction:
         """The function that computes tensors of the forward pass."""
         key = tuple(t.ref() for t in fetches)
-        function = self.function(key, [], fetches)
-        return function.whole if isinstance(function, Stages) else function
+        with out_of_turn():
+            function = self.function(key, [], fetches)
+            return function.whole if isinstance(function, Stages) else function
 
     def values(self, arguments: Arguments) -> dict[Any, Any]:
         """Arguments by what they are of the graph.
