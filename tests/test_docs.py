@@ -357,6 +357,17 @@ def test_modules_and_functions_that_are_named_exist():
     assert not {m for m in unknown if not (ROOT / f"{m}.py").exists()}
 
 
+def test_functions_of_the_hour_exist():
+    rows = re.findall(
+        r"^\| `([\w/]+)\.py` (\|.*)$", code_chapter("An hour"), re.M
+    )
+    (words,) = map(shlex.split, commands_of_chapter("An hour"))
+    assert [f"tfgpipe/{module}.py" for module, _ in rows] == words[2:]
+    for module, row in rows:
+        known = {name.split(".")[-1] for name in names_of(module)}
+        assert set(re.findall(r"`(\w+)`", row)) <= known
+
+
 def test_table_of_modules_has_all_in_the_order_of_the_wings():
     shown = re.findall(r"^\| `([\w/]+)\.py` \|", code_chapter("Modules"), re.M)
     rooms = [m for m in MODULES if "/" not in m or not m.endswith("__init__")]
