@@ -412,13 +412,13 @@ def walk():
 def test_mini_batch_walks_in_the_order_in_which_it_is_trained():
     model = tiny.compiled(tiny.pipeline())
     x, y = tiny.data()
-    names = {path: module for module, path in MODULES.items()}
+    names = {str(path): module for module, path in MODULES.items()}
     called = {}
 
     def note(frame, event, _):
-        path = pathlib.Path(frame.f_code.co_filename)
-        if event == "call" and path in names:
-            called.setdefault((names[path], frame.f_code.co_name))
+        code = frame.f_code
+        if event == "call" and code.co_filename in names:
+            called.setdefault((names[code.co_filename], code.co_name))
 
     sys.setprofile(note)
     try:
