@@ -2,7 +2,17 @@
 
 TensorFlow adds up the gradients of a tensor's uses in the order in which it
 comes to them, from the end of all layers. So that they are added in the same
-order wherever a cell ends, each layer is differentiated by itself.
+order wherever a cell ends, each layer is differentiated by itself:
+
+    layer 0 -----> layer 1 -----> layer 2      h0, h1: what crosses
+       |     h0      ^|      h1      ^
+       |             |+--------------+         h1 is used twice in layer 2:
+    w: one tensor a layer, shared or not       its two gradients are added
+
+    tf.gradients of layer 2 by (h1, its w), then of layer 1 by (h0, its w), ...
+
+With one call for all layers, the bits of the sum for h1 would depend on what
+follows in the same cell, and so on K.
 """
 
 from __future__ import annotations

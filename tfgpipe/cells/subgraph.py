@@ -1,4 +1,4 @@
-"""Cuts functions out of one traced graph.
+r"""Cuts functions out of one traced graph.
 
 Python runs a cell's layers once. The graph of that run, with the operations
 that differentiate it, is the source from which all functions of the cell are
@@ -6,7 +6,20 @@ cut: the forward pass alone, the forward pass with what the backward pass needs
 of it, the backward pass, and each half of that.
 
 A function takes some tensors of the graph, or bundles of them, and computes
-others. It holds a copy of the operations in between and nothing else.
+others. It holds a copy of the operations in between and nothing else:
+
+    the graph      x --> matmul --> h --> gelu --> y      forward pass
+                    \               \
+                     \               +--> gelu' --> dh    backward pass
+                      +---------------------> x^T dh --> dw
+
+    forward        takes x, w           returns y, and h if it is to be kept
+    recompute      takes x, w           returns h
+    backward       takes x, w, h, dy    returns dx, dw + the sum so far
+
+What one run of Python has made is cut, and not traced a second time: so the
+bits of a recomputed h are those of the first one, and a layer that draws random
+numbers, or prints, is called once a trace.
 """
 
 from __future__ import annotations

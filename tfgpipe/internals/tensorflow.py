@@ -101,7 +101,11 @@ def tracing_anew() -> Iterator[None]:
     """Inside, each `tf.function` that is called is traced as if never before.
 
     One that a layer calls holds on to the values that the layer's weights had
-    in its first trace: those of another graph, or of another step.
+    in its first trace: those of another graph, or of another step. So a clone
+    is called in its place, one for each function, and forgotten at the end:
+
+        layer.call -> self.f(x)      f: traced for good, reads w of cell 0
+                   -> clone(f)(x)    traced here, reads what w is here
     """
     call = _function_call.original
     clones: dict[int, tuple[Any, Any]] = {}
