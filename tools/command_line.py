@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from absl import flags
 
-from tools.bench_flags import BadFlags
+from tools.bench.flags import BadFlags
 
 
 def new_flags() -> flags.FlagValues:
@@ -33,7 +33,7 @@ def define_train_dir(values: flags.FlagValues) -> None:
 
 
 def define_format(values: flags.FlagValues) -> None:
-    """Defines --format, the style of a `tools.bench_report.Report`."""
+    """Defines --format, the style of a `tools.report.Report`."""
     flags.DEFINE_enum(
         "format",
         "text",
