@@ -15,7 +15,7 @@ class Job(NamedTuple):
     """What a process does.
 
     Attributes:
-        model: Name in `bench_models.MODELS`.
+        model: Name in `tools.bench.models.MODELS`.
         schedule: As in `tfgpipe.GPipe`.
         remat: As in `tfgpipe.GPipe`.
         k: Devices, one core each.

@@ -107,8 +107,9 @@ def fingerprint() -> dict[str, str]:
     root = pathlib.Path(__file__).parents[2]
     code = hashlib.sha256()
     for package in ("tfgpipe", "tools"):
-        for path in sorted((root / package).glob("*.py")):
-            code.update(path.name.encode() + b"\0" + path.read_bytes())
+        for path in sorted((root / package).rglob("*.py")):
+            name = path.relative_to(root).as_posix()
+            code.update(name.encode() + b"\0" + path.read_bytes())
     return {
         "TensorFlow": tf.__version__,
         "Keras": keras.__version__,

@@ -128,7 +128,7 @@ def _show(
     argv: list[str],
 ) -> None:
     """Prints the tables; writes the picture and the numbers."""
-    from tools.results import plots
+    from tools.results import plots  # needs matplotlib
 
     trial = f" (tried with {values.steps} steps)" if values.steps else ""
     report = Report(name, values.format)

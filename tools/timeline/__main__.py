@@ -174,6 +174,7 @@ def _write(
     run: Run, events: list[Event], ideal: list[Event], output: pathlib.Path
 ) -> list[pathlib.Path]:
     """Writes the files; returns their paths."""
+    # not needed, nor installed perhaps, without files
     from tools.timeline import gantt
 
     paths = [pathlib.Path(f"{output}.{end}") for end in ("png", "svg", "json")]
