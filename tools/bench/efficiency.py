@@ -24,14 +24,10 @@ import tfgpipe
 from tfgpipe.schedules.named import SCHEDULES
 from tfgpipe.schedules.schedule import Schedule
 from tools import devices
-from tools.bench.flags import (
-    BadFlags,
-    define_choices,
-    define_numbers,
-    new_flags,
-)
+from tools.bench.flags import define_choices, define_numbers, new_flags
 from tools.bench.models import train_step
 from tools.bench.timed_layers import Device, Timed, call_cost, durations
+from tools.command_line import BadFlags
 from tools.report import (
     Column,
     Report,

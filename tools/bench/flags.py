@@ -8,9 +8,7 @@ from typing import Any
 
 from absl import flags
 
-
-class BadFlags(flags.Error):
-    """What the flags ask for cannot be done; the message says why."""
+from tools import command_line
 
 
 def new_flags(rounds: int) -> flags.FlagValues:
@@ -19,23 +17,14 @@ def new_flags(rounds: int) -> flags.FlagValues:
     Args:
         rounds: Default of --rounds.
     """
-    values = flags.FlagValues()
-    flags.DEFINE_enum(
-        "format",
-        "text",
-        ["text", "json", "csv"],
-        "How to print the tables.",
-        flag_values=values,
-    )
+    values = command_line.new_flags()
+    command_line.define_format(values)
     flags.DEFINE_integer(
         "rounds",
         rounds,
         "Times to measure everything; medians and quartiles are printed.",
         1,
         flag_values=values,
-    )
-    flags.DEFINE_boolean(
-        "help", False, "Print this.", short_name="h", flag_values=values
     )
     return values
 

@@ -24,14 +24,10 @@ from absl import flags
 
 from tfgpipe.schedules.named import SCHEDULES
 from tools.bench import memory_trial
-from tools.bench.flags import (
-    BadFlags,
-    define_choices,
-    define_numbers,
-    new_flags,
-)
+from tools.bench.flags import define_choices, define_numbers, new_flags
 from tools.bench.memory_rows import largest, name_of, row_of
 from tools.bench.memory_trial import Job, Outcome, Size
+from tools.command_line import BadFlags
 from tools.report import Column, Report, Table, progress
 
 FLAGS = new_flags(rounds=1)

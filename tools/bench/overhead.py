@@ -21,13 +21,9 @@ from absl import flags
 from tfgpipe.schedules.named import SCHEDULES
 from tools.bench import dispatch
 from tools.bench.dispatch import pipeline, step_of
-from tools.bench.flags import (
-    BadFlags,
-    define_choices,
-    define_numbers,
-    new_flags,
-)
+from tools.bench.flags import define_choices, define_numbers, new_flags
 from tools.bench.models import MODELS, transformer
+from tools.command_line import BadFlags
 from tools.report import (
     Column,
     Report,

@@ -14,21 +14,18 @@ Every sub-command is a module, `tools/results/<name>.py`, with `FLAGS`, its
 flags, and `run(values)`, which returns an `Outcome`.
 """
 
-import difflib
-import importlib
 import importlib.util
 import json
-import logging
-import os
 import pathlib
 import shlex
 import sys
+from types import ModuleType
 from typing import Any
 
 from absl import flags
 
-from tools import command_line
-from tools.bench.flags import BadFlags
+from tools import subcommands
+from tools.command_line import BadFlags
 from tools.report import Report, environment
 from tools.results.outcome import Outcome
 
@@ -42,63 +39,16 @@ COMMANDS = {
 
 
 def main(argv: list[str]) -> int:
-    """Runs the command line.
+    """Runs the command line; see `subcommands.run`.
 
-    Args:
-        argv: The program, the sub-command, its flags.
-
-    Returns:
-        The exit code: 0; 2 for bad flags; 130 after Ctrl-C, after which the
-        same command goes on.
+    After Ctrl-C the same command goes on.
     """
-    # TensorFlow's start-up messages hide what is printed.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    if argv[1:2] in (["--help"], ["-h"], ["help"]):
-        print(_usage())
-        return 0
-    name = argv[1] if len(argv) > 1 else ""
-    if name not in COMMANDS:
-        close = difflib.get_close_matches(name, COMMANDS, 1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        print(
-            "tools.results: The first argument must be a sub-command: one of "
-            f"{', '.join(COMMANDS)}. Received: {name!r}.{hint}",
-            file=sys.stderr,
-        )
-        return 2
-    module = importlib.import_module(f"tools.results.{name}")
-    logging.getLogger("tensorflow").addFilter(_is_worth_showing)
 
-    def body(values: flags.FlagValues) -> None:
+    def body(name: str, module: ModuleType, values: flags.FlagValues) -> None:
         output = _output(values)
         _show(name, module.run(values), values, output, argv)
 
-    usage = f"Usage: python -m tools.results {name} [FLAGS]\n\n"
-    return command_line.run(
-        "tools.results",
-        module.FLAGS,
-        usage + (module.__doc__ or ""),
-        body,
-        [argv[0], *argv[2:]],
-    )
-
-
-def _is_worth_showing(record: logging.LogRecord) -> bool:
-    """Not that many models are traced: that is what these commands do."""
-    return "triggered tf.function retracing" not in record.getMessage()
-
-
-def _usage() -> str:
-    width = max(map(len, COMMANDS))
-    return "\n".join(
-        [
-            "Usage: python -m tools.results SUB-COMMAND [FLAGS]",
-            "",
-            *(f"  {name:{width}}  {what}" for name, what in COMMANDS.items()),
-            "",
-            "python -m tools.results SUB-COMMAND --help lists its flags.",
-        ]
-    )
+    return subcommands.run("tools.results", COMMANDS, body, argv)
 
 
 def _output(values: flags.FlagValues) -> pathlib.Path:

@@ -25,7 +25,8 @@ from absl import flags
 
 from tfgpipe.schedules.named import SCHEDULES
 from tfgpipe.timeline import Event
-from tools.bench.flags import BadFlags
+from tools import command_line
+from tools.command_line import BadFlags
 from tools.report import (
     Column,
     Report,
@@ -40,7 +41,7 @@ from tools.timeline import text as timeline_text
 from tools.timeline.runs import Run
 from tools.timeline.text import seconds
 
-FLAGS = flags.FlagValues()
+FLAGS = command_line.new_flags()
 flags.DEFINE_integer("k", None, "Devices. Default: 4.", 1, flag_values=FLAGS)
 flags.DEFINE_integer(
     "m", None, "Micro-batches. Default: 8.", 1, flag_values=FLAGS
@@ -102,48 +103,24 @@ flags.DEFINE_enum(
     "How to print the numbers; the letters come with text only.",
     flag_values=FLAGS,
 )
-flags.DEFINE_boolean(
-    "help", False, "Print this.", short_name="h", flag_values=FLAGS
-)
 
 
 def main(argv: list[str]) -> int:
-    """Runs the command line.
+    """Runs the command line; see `command_line.run`."""
+    return command_line.run("tools.timeline", FLAGS, __doc__, _draw, argv)
 
-    Args:
-        argv: The program, its flags.
 
-    Returns:
-        The exit code: 0; 2 for bad flags.
-    """
-    try:
-        rest = FLAGS(argv)[1:]
-        if FLAGS.help:
-            print(_help())
-            return 0
-        if rest:
-            raise BadFlags(f"Expected only flags. Received: {rest}.")
-        run = runs.prepare(FLAGS)
-        output = _output(FLAGS.output)
-    except (flags.Error, ValueError) as error:
-        print(f"tools.timeline: {error}", file=sys.stderr)
-        return 2
+def _draw(values: flags.FlagValues) -> None:
+    run = runs.prepare(values)
+    output = _output(values.output)
     events = run.measure()
     ideal = run.ideal(events)
-    _print(run, events, ideal)
+    _print(run, events, ideal, values.format)
     if output:
         made = _write(run, events, ideal, output)
         # Not among numbers that a program may read.
-        where = sys.stdout if FLAGS.format == "text" else sys.stderr
+        where = sys.stdout if values.format == "text" else sys.stderr
         print(f"Wrote {', '.join(map(str, made))}.", file=where)
-    return 0
-
-
-def _help() -> str:
-    listed = FLAGS.get_help(include_special_flags=False)
-    # Without the line that names a module for each group of flags.
-    lines = [line for line in listed.splitlines() if line.startswith(" ")]
-    return "\n".join([__doc__ or "", *lines])
 
 
 def _output(text: str) -> pathlib.Path | None:
@@ -226,14 +203,16 @@ _TASK_COLUMNS = [
 ]
 
 
-def _print(run: Run, events: list[Event], ideal: list[Event]) -> None:
+def _print(
+    run: Run, events: list[Event], ideal: list[Event], style: str
+) -> None:
     """Prints numbers, and letters if the format is text."""
-    report = Report("timeline", FLAGS.format)
+    report = Report("timeline", style)
     report.add(_step_table(run, events, ideal))
     report.add(_task_table(events))
-    if FLAGS.format != "text" or not run.is_simulated:
+    if style != "text" or not run.is_simulated:
         report.print()
-    if FLAGS.format == "text":
+    if style == "text":
         print(f"\n{run.title}\n{_sentence(run, events, ideal)}\n")
         print(timeline_text.text(events))
 

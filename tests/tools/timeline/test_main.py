@@ -282,7 +282,6 @@ def measured(monkeypatch):
 
 
 def run(*words):
-    timeline.FLAGS.unparse_flags()
     return timeline.main(["timeline", *words])
 
 
