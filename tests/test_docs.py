@@ -21,9 +21,10 @@ import tiny
 from test_architecture import MODULES, ORDER, WINGS, parsed
 
 import params
-from tfgpipe.loss import row_wise
+from tfgpipe.loss.head import row_wise
 from tfgpipe.schedules import REMAT, SCHEDULES
-from tools import bench, results
+from tools.bench import __main__ as bench
+from tools.results import __main__ as results
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [
@@ -245,11 +246,13 @@ def check_flags(module, arguments):
     if module in COMMANDS:
         name, *arguments = arguments
         assert name in COMMANDS[module]
-        module = importlib.import_module(f"{module}_{name}")
+        module = importlib.import_module(f"{module}.{name}")
         check_parsed(module, arguments)
     elif module == "tools.train":
         check_train(arguments)
     else:
+        if find_spec(module).submodule_search_locations:  # a package
+            module = f"{module}.__main__"
         check_parsed(importlib.import_module(module), arguments)
 
 
@@ -260,7 +263,7 @@ def check_parsed(module, arguments):
 
 
 def check_train(arguments):
-    source = text("tools/train_flags.py")
+    source = text("tools/train/flags.py")
     flags = re.findall(r"flags\.DEFINE_\w+\(\s*\"(\w+)\"", source)
     for argument in arguments:
         flag, _, value = argument.removeprefix("--").partition("=")
