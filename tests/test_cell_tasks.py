@@ -13,7 +13,7 @@ from tfgpipe.cells.cell import Cell
 from tfgpipe.cells.function import CellFunction
 from tfgpipe.cells.micro_batch import MicroBatches
 from tfgpipe.cells.tracer import Tracer
-from tfgpipe.cells.values import Arguments, Boundary
+from tfgpipe.cells.values import Boundary, CellArguments
 
 ROWS = 6
 
@@ -54,8 +54,8 @@ CELLS = {
 }
 
 
-def prepared(make, shape, eagerly=False, needs_dx=True):
-    """A cell's tasks, and the arguments of a micro-batch."""
+def prepared(make, shape):
+    """A cell's function, and the arguments of a micro-batch."""
     keras.utils.set_random_seed(2)
     x = tf.constant(
         np.random.default_rng(0).standard_normal((ROWS, *shape)),
@@ -65,12 +65,19 @@ def prepared(make, shape, eagerly=False, needs_dx=True):
     weights, state = tf.nest.map_structure(
         lambda v: tf.identity(v.value), (function.weights, function.state)
     )
-    arguments = Arguments(Boundary.of(x), weights, state, None)
-    tracer = Tracer(eagerly, jit_compile=False)
-    (tasks,) = tracer.cells(
-        [function], x, [arguments], [needs_dx], MicroBatches(x, 1)
-    )
-    return tasks, function, arguments, tracer
+    arguments = CellArguments(Boundary.of(x), weights, state, None)
+    return function, arguments
+
+
+def tasks_of(function, arguments, has_gradient, needs_dx=True):
+    """The tasks of a cell."""
+    tracer = Tracer(jit_compile=False)
+    x = arguments.inputs.tensors[0]
+    of_rows = MicroBatches(x, 1).spec
+    traced = tracer.trace([function], x, [arguments.specs(of_rows)], of_rows)
+    cells = tracer.differentiate(traced, [True], has_gradient)
+    (tasks,) = tracer.tasks(cells, [needs_dx])
+    return tasks
 
 
 def cell_function(layers, x):
@@ -101,7 +108,7 @@ def plain(function, arguments, structure):
     sources = arguments.sources(with_inputs=True)
     with tf.GradientTape() as tape:
         tape.watch(sources)
-        output = function(arguments, structure, True)
+        output, _ = function(arguments, structure)
     dy, dlosses = seeds(output)
     targets = [t for t in output.tensors if t.dtype.is_floating]
     found = tape.gradient(
@@ -130,36 +137,29 @@ def packed(tasks, arguments):
     return arguments._replace(weights=tasks.pack_weights(weights))
 
 
-def ended(running):
-    """What a task returns that adds up nothing over replicas."""
-    with pytest.raises(StopIteration) as caught:
-        next(running)
-    return caught.value.value
-
-
 def run(name, halves, keeps, sums=False):
     """Outputs and gradients by the tasks of a cell."""
-    tasks, function, arguments, tracer = prepared(*CELLS[name])
+    function, arguments = prepared(*CELLS[name])
 
     def step():
         dy, dlosses = seeds(plain(function, arguments, 0)[0])
         has = [d is not None for d in dy]
-        tracer.differentiate(tasks, has)
+        tasks = tasks_of(function, arguments, has)
         values = packed(tasks, arguments)
-        output, _, kept = ended(tasks.forward(values, keeps))
-        if not keeps:
-            kept = ended(tasks.recompute(values))
+        output, kept = tasks.forward(values, keeps)()
+        recompute = None if keeps else tasks.recompute(values, kept)
+        if recompute is not None:
+            kept = recompute()
         known = None
         given = values, kept, dy, dlosses
         if sums:  # the same micro-batch twice
-            _, known = ended(tasks.backward(*given, None, 0))
+            _, known = tasks.backward(*given, None, 0)()
         if halves:
-            dx, more = ended(tasks.input_gradient(*given))
-            kept.extend(more)
-            dw = ended(tasks.weight_gradient(*given, known, 1))
+            dx, kept = tasks.input_gradient(*given)()
+            dw = tasks.weight_gradient(values, kept, dy, dlosses, known, 1)()
         else:
-            dx, dw = ended(tasks.backward(*given, known, 1))
-        return output, (dx, tasks.unpack_sums(dw))
+            dx, dw = tasks.backward(*given, known, 1)()
+        return output, (dx, [g.finished() for g in tasks.unpack_sums(dw)])
 
     output, (dx, dw) = in_graph(step)
     return output, dx, dw, function, arguments
@@ -211,30 +211,30 @@ def test_cell_without_weights_has_no_gradients_of_weights(name):
 def test_each_half_has_its_own_products():
     """The first half has the products by the kernels, the second the others."""
     layers = [kl.Dense(5, "tanh") for _ in range(3)]
-    tasks, _, arguments, tracer = prepared(lambda: layers, (4,))
+    function, arguments = prepared(lambda: layers, (4,))
+    tasks = tasks_of(function, arguments, [True])
 
     def step():
-        output, _ = None, tracer.differentiate(tasks, [True])
         values = packed(tasks, arguments)
-        output, _, kept = ended(tasks.forward(values, True))
-        given = values, kept, *seeds(output)
-        dx, more = ended(tasks.input_gradient(*given))
-        kept.extend(more)
-        ended(tasks.weight_gradient(*given, None, 0))
-        ended(tasks.backward(*given, None, 0))
+        output, kept = tasks.forward(values, True)()
+        dy, dlosses = seeds(output)
+        dx, both = tasks.input_gradient(values, kept, dy, dlosses)()
+        tasks.weight_gradient(values, both, dy, dlosses, None, 0)()
+        tasks.backward(values, kept, dy, dlosses, None, 0)()
         return dx
 
     in_graph(step)
     products = {
-        str(key): types(function.whole._call._function.graph).count("MatMul")
-        for key, function in tasks.traced._functions.items()
+        str(key): types(function._call._function.graph).count("MatMul")
+        for key, function in tasks.graph._functions.items()
     }
     assert sorted(products.values()) == [3, 3, 3, 6]
 
 
 def test_cell_whose_inputs_need_no_gradient_is_not_split():
-    tasks, *_ = prepared(*CELLS["dense"], needs_dx=False)
-    assert not tasks.is_split
+    given = prepared(*CELLS["dense"])
+    assert not tasks_of(*given, [True], needs_dx=False).is_split
+    assert tasks_of(*given, [True]).is_split
 
 
 # ----------------------------------------------------- casts of weights

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers as kl
+from kinds import Tie
 
 import tfgpipe
 from tfgpipe import internals
@@ -136,3 +137,26 @@ def test_loss_of_the_user_that_adds_rows_goes_with_early_gradients(
 def test_loss_of_the_user_that_is_a_scalar_is_refused():
     with pytest.raises(ValueError, match=r"value for each row.*RowWiseOnly"):
         compiled(loss=RowWiseOnlyByName())
+
+
+def test_counts_that_follow_from_a_weight_assigned_before_are_refused():
+    """Of a loss of the user's, with rows known at run time only."""
+    x = np.random.default_rng(0).standard_normal((7, 3))
+
+    def fit(schedule):
+        dense = kl.Dense(3)
+        layers = [kl.SpectralNormalization(dense), kl.Dense(3), Tie(dense)]
+        model = tfgpipe.GPipe(
+            [keras.Input((3,)), *layers],
+            2,
+            3,
+            schedule=schedule,
+            layers_per_cell=[2, 1],
+        )
+        model.compile("sgd", RowWise())
+        model.fit(x, x, 4, shuffle=False, verbose=0)
+
+    fit("gpipe")
+    message = r"(?s)kernel.*schedule=\"gpipe\""
+    with pytest.raises(ValueError, match=message):
+        fit("1f1b")

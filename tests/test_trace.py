@@ -9,8 +9,6 @@ from keras import layers as kl
 from kinds import Block
 
 import tfgpipe
-from tfgpipe.cells.eager import EagerCell
-from tfgpipe.cells.tracer import Tracer
 
 
 def called_functions(layers, k, m=2, **kwargs):
@@ -159,9 +157,19 @@ def test_python_runs_a_layer_once_a_trace(dense_calls):
 
 
 def test_eagerly_python_runs_the_cells():
-    tracer = Tracer(eagerly=True, jit_compile=False)
-    made = tracer.cells([None, None], tf.ones([2]), [None] * 2, [0, 1], None)
-    assert [type(cell) for cell in made] == [EagerCell, EagerCell]
+    calls = []
+
+    class Counted(kl.Layer):
+        def call(self, x):
+            calls.append(tf.executing_eagerly())
+            return x * 2.0
+
+    model = tfgpipe.GPipe([Counted(), kl.Dense(1)], 2, 4)
+    model.compile("sgd", "mse", run_eagerly=True)
+    model.build((None, 3))
+    calls.clear()
+    model.train_on_batch(np.ones((4, 3)), np.ones((4, 1)))
+    assert calls == [True] * 4
 
 
 def test_seeded_layers_that_share_draw_their_own_masks():

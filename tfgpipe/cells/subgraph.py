@@ -1,4 +1,4 @@
-"""Cuts functions out of one traced graph.
+r"""Cuts functions out of one traced graph.
 
 Python runs a cell's layers once. The graph of that run, with the operations
 that differentiate it, is the source from which all functions of the cell are
@@ -6,7 +6,20 @@ cut: the forward pass alone, the forward pass with what the backward pass needs
 of it, the backward pass, and each half of that.
 
 A function takes some tensors of the graph, or bundles of them, and computes
-others. It holds a copy of the operations in between and nothing else.
+others. It holds a copy of the operations in between and nothing else:
+
+    the graph      x --> matmul --> h --> gelu --> y      forward pass
+                    \               \
+                     \               +--> gelu' --> dh    backward pass
+                      +---------------------> x^T dh --> dw
+
+    forward        takes x, w           returns y, and h if it is to be kept
+    recompute      takes x, w           returns h
+    backward       takes x, w, h, dy    returns dx, dw + the sum so far
+
+What one run of Python has made is cut, and not traced a second time: so the
+bits of a recomputed h are those of the first one, and a layer that draws random
+numbers, or prints, is called once a trace.
 """
 
 from __future__ import annotations
@@ -20,6 +33,7 @@ import tensorflow as tf
 from tfgpipe import internals
 from tfgpipe.cells.bundle import Bundle, as_bundle
 from tfgpipe.cells.subfunction import Subfunction
+from tfgpipe.failures import traced
 
 # Repeated rather than carried from one function to the next, where their
 # inputs are at hand.
@@ -44,7 +58,7 @@ class Subgraphs:
     Args:
         graph: The graph of a `tf.function`. Operations may be added to it
             under `graph.as_default()` until the first call of a method.
-        options: Arguments of `tf.function` for what is cut.
+        options: CellArguments of `tf.function` for what is cut.
         device_type: Of the devices that will run it, such as "GPU".
 
     Attributes:
@@ -229,14 +243,12 @@ class Subgraphs:
 
         taken = [*inputs, sums] if sums else inputs
         specs = [spec for one in taken for spec in as_bundle(one).specs]
-        traced = tf.function(body, **self._options)
-        concrete = traced.get_concrete_function(*specs)
+        concrete = traced(body, specs, self._options, part)
         internals.keep(concrete, self._graph)  # and so the functions it calls
         call = internals.Call(concrete, as_written=True)
         # A call of a call: TensorFlow builds a called function anew for every
         # call in the step's graph, and this way only that of one operation.
-        outer = tf.function(lambda *a: call(list(a)), **self._options)
-        wrapper = outer.get_concrete_function(*specs)
+        wrapper = traced(lambda *a: call(list(a)), specs, self._options, part)
         internals.keep(wrapper, concrete)
         return Subfunction(wrapper, inputs, fetches, self.captures)
 

@@ -17,7 +17,7 @@ from tfgpipe.cells.function import CellFunction
 from tfgpipe.cells.side_effects import check_operations
 from tfgpipe.cells.tasks import CellTasks
 from tfgpipe.cells.trace import Origin, Traced, trace
-from tfgpipe.cells.values import Arguments, Boundary, Output, structure_of
+from tfgpipe.cells.values import Boundary, CellArguments, Output, structure_of
 from tfgpipe.devices import placement
 
 
@@ -49,7 +49,7 @@ class Tracer:
         self,
         functions: Sequence[CellFunction],
         x: Any,
-        specs: Sequence[Arguments],
+        specs: Sequence[CellArguments],
         of_rows: Callable[[Any], tf.TensorSpec],
     ) -> list[Traced]:
         """Traces cells that follow each other.
@@ -84,7 +84,7 @@ class Tracer:
     def _traced(
         self,
         function: CellFunction,
-        specs: Arguments,
+        specs: CellArguments,
         structure: Any,
         moved: frozenset[int],
     ) -> Traced:
@@ -108,7 +108,10 @@ class Tracer:
             self._jit_compile,
             self._gradient_dtype,
         )
-        return self._once(key, lambda: trace(origin))
+        traced = self._once(key, lambda: trace(origin))
+        first: CellFunction = traced.origin.function
+        function.cell.traced_as.add(first.cell.index)
+        return traced
 
     def _once(self, key: Any, make: Callable[[], Any]) -> Any:
         """What `make` returned when it was called with the key first."""
@@ -190,21 +193,22 @@ class _Before:
     """What earlier cells have done to variables of a later one."""
 
     def __init__(self) -> None:
-        self._assigned: dict[int, tf.Tensor] = {}
+        self._assigned: dict[int, tf.TensorSpec] = {}
         self._moved: set[int] = set()
 
     def add(self, function: CellFunction, output: Output) -> None:
         """Takes the outputs of a cell's trace."""
         for variable, value in zip(function.flat_weights, output.weights):
             if value is not None:
-                self._assigned[id(variable)] = value
+                spec = tf.TensorSpec(value.shape, value.dtype)
+                self._assigned[id(variable)] = spec
         for layer, moments in zip(function.normalizations, output.moments):
             if moments:
                 self._moved |= {id(layer.moving_mean)}
                 self._moved |= {id(layer.moving_variance)}
 
     def assigned_to(self, function: CellFunction) -> list[Any]:
-        """See `Arguments.assigned`."""
+        """Specs of `CellArguments.assigned`."""
         found = [self._assigned.get(id(v)) for v in function.flat_weights]
         return found if any(t is not None for t in found) else []
 

@@ -14,25 +14,32 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfgpipe.cells import Arguments, CellTasks
+from tfgpipe.cells import CellArguments, CellFunction, CellTasks
 
 
 def counts_ahead(
+    functions: Sequence[CellFunction],
     tasks: Sequence[CellTasks],
-    arguments: Callable[[int, int], Arguments],
+    arguments: Callable[[int, int], CellArguments],
     device: Callable[[int, int], str],
     num_micro_batches: int,
 ) -> list[list[tf.Tensor]]:
     """What each micro-batch's losses count, scalars.
 
     Args:
-        tasks: Those of each cell.
+        functions: The cells' functions.
+        tasks: What runs the tasks of each cell.
         arguments: Of cell k for micro-batch m; of inputs, those of the first
             cell are enough.
         device: Where cell k computes micro-batch m.
         num_micro_batches: How many there are.
+
+    Raises:
+        ValueError: If they follow from a variable that an earlier cell
+            assigns, which is not known before that cell has run.
     """
     parts = _parts(tasks)
+    _check_assigned(functions, tasks, [part for part, _ in parts])
     counts = []
     for m in range(num_micro_batches):
         flat = tf.nest.flatten(arguments(0, m).inputs)
@@ -71,3 +78,41 @@ def _parts(tasks: Sequence[CellTasks]) -> list[tuple[Any, list[int]]]:
             flat = [*outputs.tensors, *outputs.masks]
             wanted = [flat[i] for i in places]
     return parts
+
+
+def _check_assigned(
+    functions: Sequence[CellFunction],
+    tasks: Sequence[CellTasks],
+    parts: Sequence[Any],
+) -> None:
+    """Refuses counts that follow from what earlier cells assign."""
+    assigned: set[int] = set()
+    for function, own, part in zip(functions, tasks, parts):
+        traced = own.graph.traced
+        taken = {t.ref() for t in part.inputs if isinstance(t, tf.Tensor)}
+        for variable, tensor in [
+            *zip(function.state, traced.inputs.state),
+            *zip(function.flat_weights, traced.inputs.assigned),
+        ]:
+            is_taken = tensor is not None and tensor.ref() in taken
+            if is_taken and id(variable) in assigned:
+                raise ValueError(
+                    "What a loss is divided by must be known before all "
+                    "forward tasks are done, under a schedule that goes "
+                    f"backward early. Received: '{variable.path}', which a "
+                    f"layer of an earlier cell than cell {function.cell.index} "
+                    "assigns, and from which a size, a mask or a weight "
+                    'follows. Pass schedule="gpipe", put both layers into one '
+                    "cell with `layers_per_cell`, or use batches of a fixed "
+                    "shape."
+                )
+        seeds = {id(v) for v in function.seeds}
+        outputs = traced.outputs
+        assigned |= {
+            id(variable)
+            for variable, new in [
+                *zip(function.state, outputs.state),
+                *zip(function.flat_weights, outputs.weights),
+            ]
+            if new is not None and id(variable) not in seeds
+        }

@@ -1,16 +1,12 @@
-"""Every private TensorFlow and Keras name that tfgpipe uses.
+"""Every private name of Keras that tfgpipe uses.
 
-Nothing else in the library may reach below the public interfaces.
-`tests/test_internals.py` has a test for each function here, which fails when a
-new TensorFlow or Keras moves what the function needs.
+`test_internals.py` has a test for each function here, which fails when a new
+version moves what the function needs.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -19,164 +15,9 @@ import tensorflow as tf
 from keras.src import backend as _backend
 from keras.src.backend.common import global_state as _global_state
 from keras.src.losses import loss as _loss
-from tensorflow.core.framework.attr_value_pb2 import AttrValue as _Attribute
-from tensorflow.core.framework.attr_value_pb2 import (
-    NameAttrList as _NameAttrList,
-)
-from tensorflow.python.distribute import distribute_lib as _distribute_lib
-from tensorflow.python.eager.polymorphic_function.polymorphic_function import (
-    Function as _Function,
-)
-from tensorflow.python.framework import op_def_registry as _op_def_registry
-from tensorflow.python.ops import control_flow_ops as _control_flow_ops
-from tensorflow.python.ops import custom_gradient as _custom_gradient
-from tensorflow.python.ops import gradients_util as _gradients_util
-from tensorflow.python.ops.control_flow_v2_func_graphs import (
-    ControlFlowFuncGraph as _ControlFlowFuncGraph,
-)
 
-_IS_COMPILED = "_XlaMustCompile"
 _UNINITIALIZED = "uninitialized_variables"
 _IN_NO_GRAPH = "tfgpipe_in_no_graph"
-
-
-class _Replaceable:
-    """A function of TensorFlow's that a thread may replace for itself.
-
-    While a thread does so, a dispatcher stands in for the function. All other
-    threads are led to the original, which is back when the last thread leaves.
-
-    Args:
-        owner: The class or module that has the function.
-        name: Its name there.
-    """
-
-    def __init__(self, owner: Any, name: str):
-        self._owner = owner
-        self._name = name
-        self.original: Callable = getattr(owner, name)
-        self._lock = threading.Lock()
-        self._num_inside = 0
-        self._of_thread = threading.local()
-
-    @contextlib.contextmanager
-    def by(self, function: Callable) -> Iterator[None]:
-        """Inside, this thread calls another function."""
-        before = getattr(self._of_thread, "function", self.original)
-        self._count(1)
-        self._of_thread.function = function
-        try:
-            yield
-        finally:
-            self._of_thread.function = before
-            self._count(-1)
-
-    def _count(self, change: int) -> None:
-        with self._lock:
-            if self._num_inside == 0:
-                setattr(self._owner, self._name, self._dispatcher())
-            self._num_inside += change
-            if self._num_inside == 0:
-                setattr(self._owner, self._name, self.original)
-
-    def _dispatcher(self) -> Callable:
-        @functools.wraps(self.original)
-        def dispatch(*args: Any, **kwargs: Any) -> Any:
-            own = getattr(self._of_thread, "function", self.original)
-            return own(*args, **kwargs)
-
-        return dispatch
-
-
-_function_call = _Replaceable(_Function, "__call__")
-_consumers = _Replaceable(_gradients_util, "_Consumers")
-
-
-# --------------------------------------------------------------- tf.functions
-def outside_functions() -> contextlib.AbstractContextManager:
-    """Outside of functions that are being traced.
-
-    `tf.init_scope` also stops the tapes that layers use inside.
-    """
-    if tf.executing_eagerly():
-        return contextlib.nullcontext()
-    return tf.init_scope()
-
-
-@contextlib.contextmanager
-def tracing_anew() -> Iterator[None]:
-    """Inside, each `tf.function` that is called is traced as if never before.
-
-    One that a layer calls holds on to the values that the layer's weights had
-    in its first trace: those of another graph, or of another step.
-    """
-    call = _function_call.original
-    clones: dict[int, tuple[Any, Any]] = {}
-
-    def anew(function: Any, *args: Any, **kwargs: Any) -> Any:
-        if id(function) not in clones:
-            clones[id(function)] = function, function._clone(None)
-        return call(clones[id(function)][1], *args, **kwargs)
-
-    with _function_call.by(anew):
-        yield
-
-
-def current_graph() -> Any:
-    """The graph that operations are added to, None if they are run."""
-    if tf.executing_eagerly():
-        return None
-    return tf.compat.v1.get_default_graph()
-
-
-def graph_of(tensor: Any) -> Any:
-    """The graph of a tensor, None if it has a value."""
-    return None if is_eager(tensor) else tensor.graph
-
-
-def in_control_flow(graph: Any, outside: Any) -> bool:
-    """Whether a graph is, or is inside, a branch or a loop's body.
-
-    Args:
-        graph: The graph.
-        outside: A graph around it, where to stop, or None.
-    """
-    while graph is not outside and graph is not None:
-        if isinstance(graph, _ControlFlowFuncGraph):
-            return True
-        graph = getattr(graph, "outer_graph", None)
-    return False
-
-
-def captures_of_strangers(graph: Any) -> list[tf.Tensor]:
-    """What a function's graph captures of graphs that are not around it."""
-    around = set()
-    outer = graph
-    while outer is not None:
-        outer = getattr(outer, "outer_graph", None)
-        around.add(outer)
-    return [
-        tensor
-        for tensor, _ in graph.captures
-        if graph_of(tensor) not in (around | {None})
-    ]
-
-
-def in_custom_gradient(thing: Any) -> bool:
-    """Whether a function with a gradient of its own reads something.
-
-    It may take it as an argument: then it has a gradient for it.
-    """
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename == _custom_gradient.__file__:
-            known = frame.f_locals
-            if "variable_watcher" in known and not any(
-                argument is thing for argument in tf.nest.flatten(known["args"])
-            ):
-                return True
-        frame = frame.f_back
-    return False
 
 
 # ------------------------------------------------------------------ variables
@@ -358,11 +199,6 @@ def effective_weights(
     return _loss.squeeze_or_expand_to_same_rank(values, weights)[1]
 
 
-def flat_metrics(compile_metrics: Any) -> list[keras.metrics.Metric]:
-    """All metrics of `compile(metrics=..., weighted_metrics=...)`."""
-    return list(compile_metrics.metrics)
-
-
 def metric_calls(
     compile_metrics: Any, y: Any, y_pred: Any, sample_weight: Any
 ) -> list[tuple[keras.metrics.Metric, Any, Any, Any]]:
@@ -415,11 +251,6 @@ def metric_function(metric: keras.metrics.Metric) -> Callable | None:
 def function_arguments(wrapper: Any) -> dict[str, Any]:
     """The keyword arguments that a wrapped loss or metric passes on."""
     return dict(getattr(wrapper, "_fn_kwargs", {}))
-
-
-def has_own_call(loss: keras.losses.Loss) -> bool:
-    """Whether a loss replaces Keras's weighting and reduction by its own."""
-    return type(loss).__call__ is not keras.losses.Loss.__call__
 
 
 # -------------------------------------------------------- batch normalization
@@ -564,152 +395,6 @@ def updating_in_scope(
             yield
 
 
-# -------------------------------------------------------------------- tracing
-def keep(function: Any, thing: Any) -> None:
-    """Keeps an object for as long as a traced function can be called.
-
-    TensorFlow forgets functions that no Python object refers to, also those
-    that others call by name.
-    """
-    function.graph.tfgpipe_keeps = thing
-
-
-def analysis_stopper() -> tf.Operation:
-    """An operation after which TensorFlow's passes for XLA stop looking.
-
-    They look for variables of the old kind, and build the body of every called
-    function twice for that, call by call: with hundreds of calls of large
-    functions, most of the time until the first step. This is such a variable,
-    never written or read. What depends on it is known to, and left alone.
-    """
-    graph = tf.compat.v1.get_default_graph()
-    with tf.device("CPU:0"):
-        return graph.create_op(
-            "VariableV2",
-            [],
-            [tf.float32._as_ref],
-            attrs={
-                "shape": _Attribute(shape=tf.TensorShape([]).as_proto()),
-                "dtype": _Attribute(type=tf.float32.as_datatype_enum),
-                "container": _Attribute(s=b""),
-                "shared_name": _Attribute(s=b""),
-            },
-        )
-
-
-class Call:
-    """Calls a traced function with flat arguments.
-
-    As `function(*arguments)` does, which takes several times as long to trace.
-
-    Args:
-        function: A concrete function that takes and returns flat tensors.
-        as_written: Whether to keep TensorFlow's graph optimiser off. It
-            regroups sums, and does it differently where another operation
-            follows.
-    """
-
-    def __init__(self, function: Any, as_written: bool):
-        self._function = function
-        self._dtypes = [t.dtype for t in function.outputs]
-        self._shapes = [t.shape for t in function.outputs]
-        stateful = any(
-            is_stateful(op.type) for op in function.graph.get_operations()
-        )
-        self._op_type = ("Stateful" if stateful else "") + "PartitionedCall"
-        config = tf.compat.v1.ConfigProto()
-        if as_written:
-            options = config.graph_options.rewrite_options
-            options.disable_meta_optimizer = True
-        self._attributes = {
-            "Tin": _types(function.inputs),
-            "Tout": _types(function.outputs),
-            "f": _Attribute(func=_NameAttrList(name=function.name)),
-            "config_proto": _Attribute(s=config.SerializeToString()),
-            # Else TensorFlow goes through the function for every call.
-            "_disable_call_shape_inference": _Attribute(b=True),
-        }
-        if function.function_def.attr[_IS_COMPILED].b:
-            self._attributes[_IS_COMPILED] = _Attribute(b=True)
-
-    def __call__(self, arguments: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Adds the call to the current graph."""
-        graph = tf.compat.v1.get_default_graph()
-        self._function.add_to_graph(graph)
-        op = graph.create_op(
-            self._op_type, arguments, self._dtypes, attrs=self._attributes
-        )
-        for tensor, shape in zip(op.outputs, self._shapes):
-            tensor.set_shape(shape)
-        return list(op.outputs)
-
-
-def _types(tensors: list[tf.Tensor]) -> Any:
-    types = [t.dtype.as_datatype_enum for t in tensors]
-    return _Attribute(list=_Attribute.ListValue(type=types))
-
-
-@contextlib.contextmanager
-def in_xla() -> Iterator[None]:
-    """Inside, operations are made for XLA, as by `jit_compile=True`."""
-    context = _control_flow_ops.XLAControlFlowContext()
-    try:
-        context.Enter()
-        yield
-    finally:
-        context.Exit()
-
-
-@contextlib.contextmanager
-def differentiating_within(names: set[str]) -> Iterator[None]:
-    """Inside, `tf.gradients` looks at the graph's operations of these names.
-
-    Else it goes through all that follows from the sources, in every call. The
-    graphs of loops' bodies and of other functions are gone through as always.
-    """
-    graph = tf.compat.v1.get_default_graph()
-
-    def within(*arguments: Any) -> list[tf.Operation]:
-        return [
-            op
-            for op in _consumers.original(*arguments)
-            if op.graph is not graph or op.name in names
-        ]
-
-    with _consumers.by(within):
-        yield
-
-
-def run_independently(op: tf.Operation) -> None:
-    """Takes an operation out of TensorFlow's automatic control dependencies.
-
-    They would run everything stateful of a function one after the other.
-    """
-    graph = op.graph
-    manager = getattr(graph, "experimental_acd_manager", None)
-    if manager is not None:
-        manager.run_independently(op)
-
-
-class OuterTensors:
-    """What functions' graphs have captured, by the graphs' own tensors."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, Any] = {}
-
-    def of(self, tensor: tf.Tensor) -> Any:
-        """What a graph captured as this placeholder, or None."""
-        if id(tensor) not in self._known:
-            captures = getattr(tensor.graph, "captures", ())
-            self._known.update({id(own): outer for outer, own in captures})
-        return self._known.get(id(tensor))
-
-
-def is_eager(tensor: Any) -> bool:
-    """Whether a tensor has a value already."""
-    return isinstance(tensor, tf.__internal__.EagerTensor)
-
-
 # --------------------------------------------------------------------- layers
 class SymbolicCall(NamedTuple):
     """A call of a layer, or of an operation, on `keras.KerasTensor`s.
@@ -808,24 +493,6 @@ def is_keras(thing: Any) -> bool:
     return getattr(thing, "__module__", "").startswith("keras.src.")
 
 
-# ----------------------------------------------------------------- operations
-def is_stateful(op_type: str) -> bool:
-    """Whether operations of a type have side effects."""
-    op_def = _op_def_registry.get(op_type)
-    return op_def is not None and op_def.is_stateful
-
-
-def takes_functions(op_type: str) -> bool:
-    """Whether operations of a type call functions that they name."""
-    op_def = _op_def_registry.get(op_type)
-    return op_def is not None and any("func" in a.type for a in op_def.attr)
-
-
-def function_graph(op: tf.Operation, name: str) -> tf.Graph:
-    """The graph of a function that an operation calls by its name."""
-    return op.graph._get_function(name).graph
-
-
 # ---------------------------------------------------------------------- seeds
 @contextlib.contextmanager
 def seed_generator_kept() -> Iterator[None]:
@@ -866,56 +533,3 @@ class BuiltBeforeTracing(keras.Model):
         if data_batch is None:
             data_batch = element_spec(iterator)
         self.build_for(data_batch)
-
-
-# ----------------------------------------------------------------- strategies
-class SingleReplicaStrategy(tf.distribute.Strategy):
-    """A strategy under which variables, data and steps are as without one.
-
-    What is made in its scope can be used outside of it, and the reverse.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(_SingleReplicaExtended(self))
-
-
-class _SingleReplicaExtended(_distribute_lib._DefaultDistributionExtended):
-    """TensorFlow's default strategy, with a scope of its own."""
-
-    def _scope(self, strategy: Any) -> Any:
-        return _in_scope(strategy)
-
-    def colocate_vars_with(self, colocate_with_variable: Any) -> Any:
-        return tf.device(colocate_with_variable.device)
-
-    def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
-        with without_strategy():
-            return fn(*args, **kwargs)
-
-
-@contextlib.contextmanager
-def _in_scope(strategy: tf.distribute.Strategy) -> Iterator[Any]:
-    current = tf.distribute.get_strategy()
-    if tf.distribute.has_strategy() and current is not strategy:
-        raise RuntimeError(
-            "A `tf.distribute` strategy must not be entered in the scope of "
-            f"another. Received: {strategy} in the scope of {current}. Leave "
-            "that one first."
-        )
-    with _thread_mode(_distribute_lib._CrossReplicaThreadMode(strategy)):
-        yield strategy
-
-
-def without_strategy() -> Any:
-    """Inside, no strategy is in scope. A context manager."""
-    return _thread_mode(_distribute_lib._get_default_replica_mode())
-
-
-@contextlib.contextmanager
-def _thread_mode(mode: Any) -> Iterator[None]:
-    stack = tf.compat.v1.get_default_graph()._distribution_strategy_stack
-    stack.append(mode)
-    try:
-        yield
-    finally:
-        stack.pop()
