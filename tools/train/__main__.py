@@ -16,7 +16,6 @@ resumes a run that was killed, if it has a --train_dir.
 """
 
 import dataclasses
-import os
 import pathlib
 import sys
 import time
@@ -24,33 +23,22 @@ import time
 from absl import app, flags, logging
 
 import params
-import tfgpipe
-from params import Experiment, registry
+from params import Experiment
 from tfgpipe.planning.cell_record import print_cells
-from tools import devices, worker
+from tools import worker
 from tools.cluster import hosts
 from tools.cluster.controller import Cluster
 from tools.sizes.table import print_device_sizes, print_experiments
-from tools.train import comparison
+from tools.train import comparison, placement
 from tools.train import flags as train_flags
+from tools.train.flags import FLAGS, experiment_of
 from tools.train.monitor import Monitor, ideal_bubble
 from tools.train.trainer import Trainer
-
-FLAGS = flags.FLAGS
 
 flags.adopt_module_key_flags(train_flags)
 
 _REFUSED = (ValueError, FileNotFoundError, ImportError)
 _SECONDS = 30.0
-_FIELDS = (
-    "num_partitions",
-    "num_micro_batches",
-    "schedule",
-    "remat",
-    "batch_size",
-    "epochs",
-    "seed",
-)
 
 
 def main(argv: list[str]) -> int:
@@ -66,17 +54,19 @@ def main(argv: list[str]) -> int:
         print_experiments()
         return 0
     try:
-        experiment = _experiment(argv)
+        experiment = experiment_of(argv)
         if FLAGS.dry_run:
             print(experiment)
             print_device_sizes(
-                experiment, _devices_of_dry_run(experiment), FLAGS.num_replicas
+                experiment,
+                placement.of_dry_run(experiment),
+                FLAGS.num_replicas,
             )
             return 0
         if FLAGS.tpu is not None:
-            return _run(experiment, _tpu_cores(experiment))
+            return _run(experiment, placement.tpu_cores(experiment))
         found = hosts.given(FLAGS.workers)
-        num_devices = _split_cpu(experiment, found)
+        num_devices = placement.split_cpu(experiment, found)
         if found is not None and found.own not in (None, found.controller):
             return worker.serve_once(found, num_devices, FLAGS.connect_timeout)
         cluster = _connect(experiment, found)
@@ -96,7 +86,7 @@ def _run(experiment: Experiment, names: list[str] | None) -> int:
             FLAGS.steps,
             _path(FLAGS.train_dir),
             _path(FLAGS.initial_model),
-            _strategy(experiment, names),
+            placement.strategy(experiment, names),
             may_grow=True,
         )
         snapshot = _snapshot(trainer)
@@ -127,110 +117,6 @@ def _path(text: str | None) -> pathlib.Path | None:
     return pathlib.Path(text) if text else None
 
 
-def _experiment(argv: list[str]) -> Experiment:
-    """The experiment that the flags describe."""
-    if len(argv) > 1:
-        raise ValueError(f"Expected only flags. Received: {argv[1:]}.")
-    if FLAGS.params is None:
-        raise ValueError(
-            f"--params must name an experiment. {registry.HOW_TO_LIST}"
-        )
-    if FLAGS.steps and FLAGS.epochs:
-        raise ValueError(
-            "--steps and --epochs must not be given both. Received: "
-            f"--steps={FLAGS.steps} and --epochs={FLAGS.epochs}."
-        )
-    if FLAGS.compare_steps and not FLAGS.compare_num_partitions:
-        raise ValueError("--compare_steps needs --compare_num_partitions.")
-    for name in ("checkpoint_every", "tensorboard"):
-        if FLAGS[name].value and not FLAGS.train_dir:
-            raise ValueError(f"--{name} needs a --train_dir to write to.")
-    given = {name: FLAGS[name].value for name in _FIELDS}
-    given = {name: v for name, v in given.items() if v is not None}
-    experiment = params.override(params.get(FLAGS.params), FLAGS.set)
-    experiment = dataclasses.replace(experiment, **given)
-    parts = FLAGS.num_replicas * experiment.num_micro_batches
-    if parts > experiment.batch_size:
-        raise ValueError(
-            "--num_replicas times the micro-batches of each must be at most "
-            f"the batch size, {experiment.batch_size}. Received: --num_replicas"
-            f"={FLAGS.num_replicas}, with {experiment.num_micro_batches} "
-            "micro-batches each. Give fewer --num_micro_batches."
-        )
-    return experiment
-
-
-def _num_devices(experiment: Experiment) -> int:
-    """Devices that the flags and the experiment ask for, R K."""
-    k = max(experiment.num_partitions, FLAGS.compare_num_partitions or 1)
-    return FLAGS.num_replicas * k
-
-
-def _fewest_devices(experiment: Experiment) -> int:
-    """Devices that there must be: an interleaved schedule shares them."""
-    if experiment.schedule == "interleaved":
-        return FLAGS.num_replicas
-    return _num_devices(experiment)
-
-
-def _devices_of_dry_run(experiment: Experiment) -> int:
-    """Devices that a replica would have here."""
-    k = experiment.num_partitions
-    found = FLAGS.num_virtual_devices or devices.num_accelerators()
-    return min(k, max(1, found // FLAGS.num_replicas)) if found else k
-
-
-def _tpu_cores(experiment: Experiment) -> list[str]:
-    """Connects to the TPU; returns its cores."""
-    others = {
-        "--workers": FLAGS.workers,
-        "--num_virtual_devices": FLAGS.num_virtual_devices,
-        "TF_CONFIG": os.environ.get("TF_CONFIG"),
-    }
-    for name, value in others.items():
-        if value:
-            raise ValueError(
-                f"--tpu and {name} must not be given both. Received: "
-                f"--tpu={FLAGS.tpu} and {name}={value}. A TPU's hosts belong "
-                "to it: leave the other out."
-            )
-    return devices.tpu_cores(
-        FLAGS.tpu, _fewest_devices(experiment), FLAGS.connect_timeout
-    )
-
-
-def _split_cpu(experiment: Experiment, found: hosts.Hosts | None) -> int | None:
-    """Splits the CPU where the experiment or a flag wants it.
-
-    Returns:
-        Devices that it is split into; `None` where accelerators are used.
-    """
-    needed = _num_devices(experiment)
-    asked = FLAGS.num_virtual_devices
-    if found is not None and found.own is None:
-        if asked:
-            raise ValueError(
-                "--num_virtual_devices must not be given with --workers. "
-                f"Received: --num_virtual_devices={asked}. Give it to "
-                "tools.worker, on each host."
-            )
-        devices.hide_accelerators()
-        needed = 1
-    elif found is not None:
-        needed = -(-needed // len(found.all))
-    elif asked and asked < (fewest := _fewest_devices(experiment)):
-        raise ValueError(
-            "--num_virtual_devices must be at least the number of cells, "
-            f"those of all replicas, {fewest}. Received: "
-            f"--num_virtual_devices={asked}."
-        )
-    if not asked and devices.has_accelerator():
-        return None
-    if found is None or found.own in (None, found.controller):
-        devices.split_cpu(asked or needed)
-    return asked or needed
-
-
 def _connect(
     experiment: Experiment, found: hosts.Hosts | None
 ) -> Cluster | None:
@@ -241,19 +127,10 @@ def _connect(
     print(f"tools.train: Connecting to {names}.", file=sys.stderr)
     return Cluster(
         found,
-        _fewest_devices(experiment),
+        placement.fewest_devices(experiment),
         FLAGS.connect_timeout,
         _how_to_go_on(),
     )
-
-
-def _strategy(
-    experiment: Experiment, names: list[str] | None
-) -> tfgpipe.PipelineStrategy | None:
-    """The replicas and their devices; None for one on the first devices."""
-    if FLAGS.num_replicas == 1 and names is None:
-        return None
-    return devices.strategy(FLAGS.num_replicas, experiment, names)
 
 
 def _snapshot(trainer: Trainer) -> comparison.Snapshot | None:
@@ -350,7 +227,7 @@ def _compare(
         FLAGS.steps,
         None,
         _path(FLAGS.initial_model),
-        _strategy(other, names),
+        placement.strategy(other, names),
     )
     again = comparison.Snapshot(snapshot.step)
     lines = Monitor.of(trainer, None, say_every=_say_every())

@@ -1,6 +1,13 @@
-"""The flags of `tools.train`."""
+"""The flags of `tools.train`, and the experiment that they describe."""
+
+import dataclasses
 
 from absl import flags
+
+import params
+from params import Experiment, registry
+
+FLAGS = flags.FLAGS
 
 flags.DEFINE_string("params", None, "Name of the experiment; see --list.")
 flags.DEFINE_boolean("list", False, "Print all experiments and stop.")
@@ -91,3 +98,53 @@ flags.DEFINE_string(
 flags.DEFINE_float(
     "connect_timeout", 60.0, "Seconds to wait for other hosts, or a TPU.", 1.0
 )
+
+_FIELDS = (
+    "num_partitions",
+    "num_micro_batches",
+    "schedule",
+    "remat",
+    "batch_size",
+    "epochs",
+    "seed",
+)
+
+
+def experiment_of(argv: list[str]) -> Experiment:
+    """The experiment that the flags describe.
+
+    Args:
+        argv: The program, and what is no flag.
+
+    Raises:
+        ValueError: If they do not go together.
+    """
+    if len(argv) > 1:
+        raise ValueError(f"Expected only flags. Received: {argv[1:]}.")
+    if FLAGS.params is None:
+        raise ValueError(
+            f"--params must name an experiment. {registry.HOW_TO_LIST}"
+        )
+    if FLAGS.steps and FLAGS.epochs:
+        raise ValueError(
+            "--steps and --epochs must not be given both. Received: "
+            f"--steps={FLAGS.steps} and --epochs={FLAGS.epochs}."
+        )
+    if FLAGS.compare_steps and not FLAGS.compare_num_partitions:
+        raise ValueError("--compare_steps needs --compare_num_partitions.")
+    for name in ("checkpoint_every", "tensorboard"):
+        if FLAGS[name].value and not FLAGS.train_dir:
+            raise ValueError(f"--{name} needs a --train_dir to write to.")
+    given = {name: FLAGS[name].value for name in _FIELDS}
+    given = {name: v for name, v in given.items() if v is not None}
+    experiment = params.override(params.get(FLAGS.params), FLAGS.set)
+    experiment = dataclasses.replace(experiment, **given)
+    parts = FLAGS.num_replicas * experiment.num_micro_batches
+    if parts > experiment.batch_size:
+        raise ValueError(
+            "--num_replicas times the micro-batches of each must be at most "
+            f"the batch size, {experiment.batch_size}. Received: --num_replicas"
+            f"={FLAGS.num_replicas}, with {experiment.num_micro_batches} "
+            "micro-batches each. Give fewer --num_micro_batches."
+        )
+    return experiment
