@@ -21,7 +21,7 @@ import tiny
 from test_architecture import MODULES, ORDER, WINGS, parsed
 
 import params
-from tfgpipe.loss.head import row_wise
+from tfgpipe.loss import row_wise
 from tfgpipe.schedules import REMAT, SCHEDULES
 from tools.bench import __main__ as bench
 from tools.results import __main__ as results
