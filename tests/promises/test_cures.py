@@ -8,7 +8,7 @@ from test_fuzz import TOLD
 import tfgpipe
 from tfgpipe.cells import scope as state_scope
 from tfgpipe.cells.cell import Cell
-from tfgpipe.loss.head import row_wise
+from tfgpipe.loss import row_wise
 from tfgpipe.random_state import RandomState
 
 pytestmark = pytest.mark.slow
