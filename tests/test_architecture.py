@@ -22,7 +22,6 @@ ORDER = (
     "random_state",
     "described",
     "timeline",
-    "failures",
     "sequence",
     "planning",
     "loss",
@@ -30,6 +29,7 @@ ORDER = (
     "cells",
     "devices",
     "schedules",
+    "failures",
     "internals",
     "counts",
 )

@@ -368,7 +368,7 @@ def test_interleaved_cells_go_round_the_devices():
 def test_rules_of_remat_that_are_left_out_are_the_default():
     model = tfgpipe.GPipe(dense(), 3, remat={1: "never", np.int64(2): "always"})
     rules = ["except_last", "never", "always"]
-    assert model._arguments.remat_by_cell() == rules
+    assert model._arguments.remat_by_cell().rules == rules
 
 
 def test_unknown_argument_is_an_error():

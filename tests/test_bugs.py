@@ -616,3 +616,35 @@ def test_models_that_two_threads_train_are_as_if_one_thread_did():
         np.testing.assert_array_equal(a, b)
     for a, b in zip(trained(bool, in_threads=False), expected, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("remat", ["always", "except_last"])
+def test_half_of_a_backward_pass_that_needs_nothing_recomputed(remat):
+    """Nothing was taken for the first thing that the other half carries."""
+    layers = [keras.Input((3,)), kl.Dense(3), kl.Dense(3), Doubled()]
+    model = tfgpipe.GPipe(
+        [*layers, kl.Dense(2)],
+        3,
+        3,
+        layers_per_cell=[1, 2, 1],
+        schedule="zero_bubble",
+        remat=remat,
+    )
+    reference = keras.Sequential([*layers, model.layers[-1]])
+    model.compile("sgd", "mse")
+    x, y = normal(3), normal(2)
+    before = model.get_weights()
+    model.train_on_batch(x, y)
+    found = model.get_weights()
+    reference.set_weights(before)
+    reference.compile("sgd", "mse")
+    reference.train_on_batch(x, y)
+    for a, b in zip(found, reference.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, 1e-10, 1e-12)
+
+
+class Doubled(kl.Layer):
+    """Its gradient depends on nothing."""
+
+    def call(self, x):
+        return 2 * x

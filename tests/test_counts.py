@@ -10,7 +10,7 @@ import tfgpipe
 from tfgpipe.counts import checked_counts
 from tfgpipe.planning.partition import partition
 from tfgpipe.schedules.ideal import IDEALS
-from tfgpipe.schedules.named import SCHEDULES, forward_only
+from tfgpipe.schedules.named import SCHEDULES
 from tfgpipe.schedules.schedule import Schedule
 
 
@@ -44,7 +44,6 @@ TAKERS = {
     "partitions_on_a_tpu": lambda n: assignment(1, n),
     "partition": lambda n: partition([1, 2, 3], n),
     "limited_to": lambda n: SCHEDULES["gpipe"](1, 3).limited_to(n),
-    "forward_only": lambda n: forward_only(n, 1, 1),
     **{f"devices_of_{s}": lambda n, s=s: SCHEDULES[s](n, 3) for s in SCHEDULES},
     **{f"schedule_{s}": lambda n, s=s: SCHEDULES[s](3, n) for s in SCHEDULES},
     **{f"devices_{s}_ideal": lambda n, s=s: IDEALS[s](n, 3) for s in IDEALS},

@@ -581,21 +581,6 @@ def test_mixed_precision_is_close_to_keras(policy):
     assert_close(run(pipeline()), run(sequential()), tolerance)
 
 
-@pytest.mark.parametrize("method", ["train_on_batch", "test_on_batch"])
-def test_failure_at_run_time_says_where_its_cause_is(method):
-    """TensorFlow may only report that it cancelled the other devices."""
-    layers = [kl.Embedding(2, 4), kl.Flatten(), kl.Dense(2)]
-    model = tfgpipe.GPipe(layers, 2)
-    model.compile("sgd", "mse")
-    ids = np.full((4, 3), 7)
-    errors = tf.errors.CancelledError, tf.errors.InvalidArgumentError
-    with pytest.raises(errors, match=r"run_eagerly=True|\[0, 2\)"):
-        getattr(model, method)(ids, np.ones((4, 2)))
-    model.compile("sgd", "mse", run_eagerly=True)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[0, 2\)"):
-        getattr(model, method)(ids, np.ones((4, 2)))
-
-
 @pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eagerly"])
 def test_gradients_are_added_up_in_the_dtype_asked_for(eagerly):
     x = np.random.default_rng(0).standard_normal((8, 3), "float32")

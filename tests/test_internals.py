@@ -39,6 +39,28 @@ def test_moved_variable_keeps_its_value():
     np.testing.assert_array_equal(variable.numpy(), [1.0, 2.0])
 
 
+def test_function_that_shares_tells_its_caller_what_fails():
+    """Its caller also waits for another device, and would be cancelled."""
+
+    @tf.function(autograph=False, experimental_attributes={"_noinline": True})
+    def failing(ids):
+        return tf.gather([1.0, 2.0], ids)
+
+    def step(ids):
+        with tf.device("CPU:2"):
+            slow = tf.linalg.inv(tf.eye(500) * tf.cast(ids, "float32"))[0, :1]
+        with tf.device("CPU:1"):
+            return call([ids])[0] + slow
+
+    internals.share_rendezvous(failing)
+    concrete = failing.get_concrete_function(tf.TensorSpec([1], "int32"))
+    assert concrete.function_def.attr["shared_rendezvous"].b
+    call = internals.Call(concrete, as_written=True)
+    for _ in range(5):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="= 7 is not"):
+            tf.function(step, autograph=False)(tf.constant([7]))
+
+
 def test_input_layers_are_found():
     layer = kl.InputLayer((3,))
     inputs = keras.Input((3,))

@@ -199,7 +199,7 @@ def partners(rows, r, m, is_known):
     """The rows that are normalised together, group by group."""
     count = min(r * m, rows) if is_known else r * m
     bounds = [rows * i // count for i in range(count + 1)]
-    shared = Replicas([["CPU:0"] * r], count)
+    shared = Replicas([["CPU:0"]] * r, count)
     groups = [[] for _ in range(m)]
     for replica in shared.busy:
         for i, b in enumerate(shared.micro_batches(replica)):
@@ -321,7 +321,7 @@ def test_weights_are_bit_identical_for_any_number_of_cells():
 @pytest.mark.parametrize("m", [1, 3])
 def test_partners_have_their_tasks_together(m):
     """Three replicas, of which the last ones have a micro-batch more."""
-    shared = Replicas([("a0", "a1", "a2"), ("b0", "b1", "b2")], 3 * m + 2)
+    shared = Replicas([("a0", "b0"), ("a1", "b1"), ("a2", "b2")], 3 * m + 2)
     shared.plan(lambda count: NAMED["1f1b"](2, count, 1), True)
     groups = shared.groups(lambda k, i: i % 2 == 0)
     every = [task for group in groups for task in group]

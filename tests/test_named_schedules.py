@@ -1,7 +1,7 @@
 import pytest
 
-from tfgpipe.schedules.ideal import IDEALS, forward_only_ideal
-from tfgpipe.schedules.named import SCHEDULES, forward_only
+from tfgpipe.schedules.ideal import IDEALS
+from tfgpipe.schedules.named import SCHEDULES
 
 SIZES = [(k, m) for k in range(1, 9) for m in range(1, 33)]
 CHUNKS = [
@@ -36,16 +36,6 @@ def test_simulation_gives_the_closed_forms(name, chunks):
             assert schedule.length(duration) == ideal.length, (devices, m)
             assert schedule.bubble(duration) == pytest.approx(ideal.bubble)
             assert schedule.held() == ideal.held, (devices, m)
-
-
-@pytest.mark.parametrize("chunks", [1, 2, 3, 4])
-def test_simulation_of_evaluation_gives_the_closed_forms(chunks):
-    for devices, m in SIZES:
-        schedule = forward_only(devices, m, chunks)
-        ideal = forward_only_ideal(devices, m, chunks)
-        assert schedule.length(durations(1, 2)) == ideal.length, (devices, m)
-        assert schedule.bubble(durations(1, 2)) == pytest.approx(ideal.bubble)
-        assert schedule.held() == ideal.held
 
 
 def test_closed_forms_are_those_of_the_papers():

@@ -37,7 +37,7 @@ from tfgpipe.schedules.task import Task
 
 # ------------------------------------------------------ who computes what
 def test_micro_batches_are_shared_in_the_order_of_the_rows():
-    shared = Replicas([("a0", "a1", "a2"), ("b0", "b1", "b2")], 7)
+    shared = Replicas([("a0", "b0"), ("a1", "b1"), ("a2", "b2")], 7)
     assert [list(shared.micro_batches(r)) for r in range(3)] == [
         [0, 1],
         [2, 3],
@@ -48,7 +48,7 @@ def test_micro_batches_are_shared_in_the_order_of_the_rows():
 
 
 def test_fewer_micro_batches_than_replicas_leave_some_idle():
-    shared = Replicas([("a0", "a1", "a2")], 2)
+    shared = Replicas([("a0",), ("a1",), ("a2",)], 2)
     assert [shared.of(m) for m in range(2)] == shared.busy == [1, 2]
 
 
@@ -58,7 +58,7 @@ def flat(groups):
 
 @pytest.mark.parametrize("name", NAMED)
 def test_tasks_of_all_replicas_come_after_those_they_need(name):
-    shared = Replicas([("a0", "a1"), ("b0", "b1")], 7)
+    shared = Replicas([("a0", "b0"), ("a1", "b1")], 7)
     shared.plan(lambda count: NAMED[name](2, count, 1))
     tasks = flat(shared.groups(lambda k, m: shared.goes_back_first(k, m)))
     assert len(set(tasks)) == len(tasks)
@@ -76,7 +76,7 @@ def test_tasks_of_all_replicas_come_after_those_they_need(name):
 
 
 def test_all_forward_tasks_of_fill_drain_come_first():
-    shared = Replicas([("a0", "a1"), ("b0", "b1")], 5)
+    shared = Replicas([("a0", "b0"), ("a1", "b1")], 5)
     shared.plan(lambda count: NAMED["gpipe"](2, count, 1))
     kinds = [task.kind for (task,) in shared.groups(lambda k, m: True)]
     assert kinds == ["forward"] * 10 + ["backward"] * 10

@@ -2,12 +2,17 @@ import sys
 
 import pytest
 
-from tfgpipe.schedules.named import SCHEDULES, forward_only
+from tfgpipe.schedules.named import SCHEDULES
 from tfgpipe.schedules.schedule import KINDS, Schedule, Task, fill_drain
 
 CASES = [(k, m) for k in (1, 2, 3, 8) for m in (1, 2, 5, 32)]
 F, R, B, X, W = KINDS  # X: input_gradient
 ONE_EACH = [(F, 0, 0), (B, 0, 0)]
+
+
+def forward_only(k, m):
+    """For evaluation alone."""
+    return Schedule([Task("forward", i, j) for j in range(m)] for i in range(k))
 
 
 # ----------------------------------------------------------------- the order

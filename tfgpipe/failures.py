@@ -1,21 +1,46 @@
-"""Errors that TensorFlow raises while a step runs."""
+"""Errors that TensorFlow raises while a step runs.
+
+A cell's operations are in a function, whose failure cancels what else waits on
+its device, before the function's caller hears of it: then the caller only
+knows that it was cancelled. Tasks share what they wait at with the step instead
+(see `internals.share_rendezvous`), and all devices get the error itself.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Callable
+import re
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tfgpipe import internals
 
-def explained(function: Callable) -> Callable:
-    """Says what TensorFlow leaves out when a cell fails at run time."""
+_LAYER = re.compile(r"\bcell_(\d+)(?:_\d+)?/layer_(\d+)(?:_\d+)?/")
+_in_turn = contextvars.ContextVar("in_turn", default=False)
+_with_step: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def explained(
+    function: Callable, cells: Sequence[Any], is_alone: bool
+) -> Callable:
+    """Says what TensorFlow leaves out when a cell fails at run time.
+
+    Args:
+        function: What Keras calls with a mini-batch.
+        cells: The model's `Cell`s.
+        is_alone: Whether a call of it runs one step.
+    """
 
     @functools.wraps(function)
     def explaining(*args: Any) -> Any:
         try:
-            return function(*args)
+            with _set(is_alone):
+                return function(*args)
         except tf.errors.CancelledError as error:
             raise tf.errors.CancelledError(
                 error.node_def,
@@ -23,8 +48,102 @@ def explained(function: Callable) -> Callable:
                 "A layer failed on one device, and TensorFlow reports that it "
                 "cancelled the others. The cause is in TensorFlow's log, "
                 "unless TF_CPP_MIN_LOG_LEVEL hides it; "
-                "`compile(run_eagerly=True)` raises it. Received: "
+                "`compile(run_eagerly=True)` raises it, and "
+                "`compile(steps_per_execution=1)` may. Received: "
                 f"{error.message}",
             ) from error
+        except tf.errors.OpError as error:
+            _name_layer(error, cells)
+            raise
 
     return explaining
+
+
+def traced(
+    function: Callable,
+    specs: Sequence[Any],
+    options: dict[str, Any],
+    definition: Any,
+) -> Any:
+    """A concrete function, whose caller gets its errors if it runs in turn.
+
+    Args:
+        function: What it does.
+        specs: Of its arguments.
+        options: Of `tf.function`.
+        definition: Of the graph with its operations.
+    """
+    found = tf.function(function, **options)
+    if _in_turn.get() and not _may_leave(specs, definition):
+        internals.share_rendezvous(found)
+    return found.get_concrete_function(*specs)
+
+
+def _may_leave(specs: Sequence[Any], definition: Any) -> bool:
+    """Whether some operations may run elsewhere than where they are called.
+
+    On another host, they would wait for tensors for ever.
+    """
+    bodies = [
+        definition.node,
+        *(f.node_def for f in definition.library.function),
+    ]
+    return any(node.device for nodes in bodies for node in nodes) or any(
+        spec.dtype == tf.resource for spec in specs
+    )
+
+
+def out_of_turn() -> contextlib.AbstractContextManager[None]:
+    """Inside, functions are traced that a device may run at the same time."""
+    return _set(False)
+
+
+def one_step(function: Callable) -> Callable:
+    """Runs a mini-batch; in turn, if no other one runs at the same time.
+
+    Steps of one graph, or those of a loop, may not wait for each other.
+    """
+
+    @functools.wraps(function)
+    def running(*args: Any) -> Any:
+        graph = internals.current_graph()
+        if graph is None:
+            return function(*args)
+        is_alone = graph not in _with_step
+        _with_step.add(graph)
+        in_loop = internals.in_control_flow(graph, None)
+        with _set(_in_turn.get() and is_alone and not in_loop):
+            return function(*args)
+
+    return running
+
+
+@contextlib.contextmanager
+def _set(in_turn: bool) -> Iterator[None]:
+    token = _in_turn.set(in_turn)
+    try:
+        yield
+    finally:
+        _in_turn.reset(token)
+
+
+def add_note(error: Exception, note: str) -> None:
+    """Ends an error with a note, from Python 3.11 on."""
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+
+
+def _name_layer(error: tf.errors.OpError, cells: Sequence[Any]) -> None:
+    """Notes where the layer is whose operation failed.
+
+    Equal cells run operations of one name.
+    """
+    found = _LAYER.search(error.message)
+    if found is not None:
+        k, i = map(int, found.groups())
+        places = [
+            cell.describe(cell.sequence[i])
+            for cell in cells
+            if k in cell.traced_as
+        ]
+        add_note(error, f"In {', or its equal '.join(places)}.")

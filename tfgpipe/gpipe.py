@@ -210,7 +210,7 @@ class GPipe(Described, Saved, Stepped):
         )
         self._check_groups(counts)
         start = 0
-        for devices, count in zip(self._arguments.devices, counts):
+        for devices, count in zip(zip(*self._arguments.grid), counts):
             costs = self._plan.costs[start : start + count]
             for size in partition(costs, self._arguments.remat_groups):
                 index = len(self._plan.cells)

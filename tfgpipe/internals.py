@@ -574,6 +574,17 @@ def keep(function: Any, thing: Any) -> None:
     function.graph.tfgpipe_keeps = thing
 
 
+def share_rendezvous(function: Any) -> None:
+    """Has a `tf.function` exchange tensors where its caller does.
+
+    Then what fails in it also ends what its caller waits for. Otherwise that
+    is only cancelled, and may hide the error: the first one on a device counts.
+    Two calls must not run on one device at the same time: where they leave it,
+    for an operation that it does not have, they take each other's tensors.
+    """
+    function._shared_rendezvous = True
+
+
 def analysis_stopper() -> tf.Operation:
     """An operation after which TensorFlow's passes for XLA stop looking.
 

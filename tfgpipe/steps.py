@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -26,7 +26,7 @@ from tfgpipe.cells import (
 )
 from tfgpipe.devices import placement, update_on_devices
 from tfgpipe.devices import strategy as strategy_lib
-from tfgpipe.failures import explained
+from tfgpipe.failures import explained, one_step
 from tfgpipe.loss import (
     Head,
     Objective,
@@ -54,7 +54,7 @@ class Stepped(internals.BuiltBeforeTracing):
         if self.train_function is None or force:
             self._arguments.check_training()
             super().make_train_function(force)
-            self.train_function = explained(self.train_function)
+            self.train_function = self._explained(self.train_function)
 
     def make_test_function(self, force: bool = False) -> None:
         """Makes what Keras calls with each batch in `evaluate`."""
@@ -62,7 +62,7 @@ class Stepped(internals.BuiltBeforeTracing):
         self._check_scope()
         if self.test_function is None or force:
             super().make_test_function(force)
-            self.test_function = explained(self.test_function)
+            self.test_function = self._explained(self.test_function)
 
     def make_predict_function(self, force: bool = False) -> None:
         """Makes what Keras calls with each batch in `predict`."""
@@ -70,7 +70,11 @@ class Stepped(internals.BuiltBeforeTracing):
         self._check_scope()
         if self.predict_function is None or force:
             super().make_predict_function(force)
-            self.predict_function = explained(self.predict_function)
+            self.predict_function = self._explained(self.predict_function)
+
+    def _explained(self, function: Callable) -> Callable:
+        is_alone = self.steps_per_execution == 1
+        return explained(function, self._plan.cells, is_alone)
 
     def _check_storage(self) -> None:
         """Refuses layers that another model took over."""
@@ -91,6 +95,7 @@ class Stepped(internals.BuiltBeforeTracing):
                 "in the scope of a `tfgpipe.PipelineStrategy`."
             )
 
+    @one_step
     def train_step(self, data: Any) -> dict[str, Any]:
         """Trains on one mini-batch; called by `fit`."""
         batch, arrival = self._unpack(data)
@@ -107,6 +112,7 @@ class Stepped(internals.BuiltBeforeTracing):
             self._update(run, loss)
             return self._logs(run, head, total, batch)
 
+    @one_step
     def test_step(self, data: Any) -> dict[str, Any]:
         """Evaluates one mini-batch; called by `evaluate`."""
         batch, arrival = self._unpack(data)
@@ -117,6 +123,7 @@ class Stepped(internals.BuiltBeforeTracing):
             total = loss.total(run)
             return self._logs(run, head, total, batch)
 
+    @one_step
     def predict_step(self, data: Any) -> Any:
         """Computes one mini-batch's outputs; called by `predict`."""
         batch, arrival = self._unpack(data, with_loss=False)

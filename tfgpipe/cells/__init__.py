@@ -16,7 +16,7 @@ from tfgpipe.cells.moments import is_synchronized
 from tfgpipe.cells.scope import InnerScope, advance_seed
 from tfgpipe.cells.single_values import SingleValues
 from tfgpipe.cells.stages import Stages
-from tfgpipe.cells.tasks import CellTasks, Work
+from tfgpipe.cells.tasks import CellTasks
 from tfgpipe.cells.tracer import Tracer
 from tfgpipe.cells.values import Arguments, Boundary, Output, is_continuous
 
@@ -35,7 +35,6 @@ __all__ = [
     "SingleValues",
     "Stages",
     "Tracer",
-    "Work",
     "advance_seed",
     "as_specs",
     "as_tensor",

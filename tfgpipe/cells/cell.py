@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.cells.values import Boundary, structure_of
+from tfgpipe.failures import add_note
 
 
 class Cell(keras.layers.Layer):
@@ -27,6 +29,8 @@ class Cell(keras.layers.Layer):
             trained. `weights.py` shares out the others.
         borrowed: For each layer, the variables that it reads and does not
             list, as a function does that has another layer in its closure.
+        traced_as: The indices of the cells, equal to this one, in whose names
+            its operations run.
     """
 
     def __init__(self, index: int, layers: list[Any], devices: Sequence[str]):
@@ -34,6 +38,7 @@ class Cell(keras.layers.Layer):
         self.index = index
         self.sequence = list(layers)
         self.borrowed: list[list[keras.Variable]] = [[] for _ in layers]
+        self.traced_as = {index}
         self.devices = tuple(devices)
         self.device = self.devices[0]
         self.supports_masking = True
@@ -47,7 +52,11 @@ class Cell(keras.layers.Layer):
         """
         for i, layer in enumerate(self.sequence):
             before_layer(i)
-            with self.naming(layer), internals.tracing_anew():
+            with (
+                tf.name_scope(f"layer_{i}"),  # `failures.py` finds it
+                self.naming(layer),
+                internals.tracing_anew(),
+            ):
                 inputs = layer(
                     Boundary.of(inputs).nest(structure_of(inputs)),
                     training=training,  # or it is what the last layer left
@@ -126,13 +135,13 @@ class Cell(keras.layers.Layer):
         try:
             yield
         except Exception as error:
-            note = (
-                f"In layer '{layer.name}' of cell {self.index} on "
-                f"{self.device}."
-            )
-            if hasattr(error, "add_note"):  # Python 3.11
-                error.add_note(note)
+            add_note(error, f"In {self.describe(layer)}.")
             raise
+
+    def describe(self, layer: Any) -> str:
+        """Where in the pipeline a layer is."""
+        devices = " or ".join(self.devices)
+        return f"layer '{layer.name}' of cell {self.index} on {devices}"
 
     def check_by_itself(self, graph: Any) -> None:
         """Refuses what the layers take of other cells but their outputs.

@@ -19,6 +19,7 @@ Hundreds of tensors cross; they travel in a `Bundle`.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ from tfgpipe.cells.subfunction import Subfunction
 from tfgpipe.cells.subgraph import Subgraphs
 from tfgpipe.cells.values import Arguments
 from tfgpipe.devices import placement
+from tfgpipe.failures import out_of_turn
 
 
 class Cut:
@@ -122,8 +124,30 @@ class Cut:
     def part(self, fetches: Sequence[tf.Tensor]) -> Subfunction:
         """The function that computes tensors of the forward pass."""
         key = tuple(t.ref() for t in fetches)
-        function = self.function(key, [], fetches)
-        return function.whole if isinstance(function, Stages) else function
+        with out_of_turn():
+            function = self.function(key, [], fetches)
+            return function.whole if isinstance(function, Stages) else function
+
+    def check_kept(self) -> None:
+        """Refuses to keep what XLA cannot hand from function to function."""
+        traced = self.traced
+        starts, layers = (
+            traced.findings.starts,
+            traced.origin.function.cell.sequence,
+        )
+        places = {op.name: i for i, op in enumerate(traced.operations)}
+        lists = [t for t in self.kept.tensors if t.dtype == tf.variant]
+        found = {bisect(starts[1:-1], places[t.op.name]) for t in lists}
+        if found:
+            names = [layers[i].name for i in sorted(found)]
+            raise ValueError(
+                "`jit_compile=True` with recurrent layers, or other loops, "
+                "needs re-materialisation of every micro-batch: XLA cannot "
+                "hand what a loop keeps for its gradient (a TensorList) to "
+                f"another function. Received: layers {names} in a cell that "
+                'keeps it. Pass remat="always" to `GPipe`, or '
+                "jit_compile=False to `compile`."
+            )
 
     def values(self, arguments: Arguments) -> dict[Any, Any]:
         """Arguments by what they are of the graph.

@@ -20,6 +20,7 @@ import tensorflow as tf
 from tfgpipe import internals
 from tfgpipe.cells.bundle import Bundle, as_bundle
 from tfgpipe.cells.subfunction import Subfunction
+from tfgpipe.failures import traced
 
 # Repeated rather than carried from one function to the next, where their
 # inputs are at hand.
@@ -229,14 +230,12 @@ class Subgraphs:
 
         taken = [*inputs, sums] if sums else inputs
         specs = [spec for one in taken for spec in as_bundle(one).specs]
-        traced = tf.function(body, **self._options)
-        concrete = traced.get_concrete_function(*specs)
+        concrete = traced(body, specs, self._options, part)
         internals.keep(concrete, self._graph)  # and so the functions it calls
         call = internals.Call(concrete, as_written=True)
         # A call of a call: TensorFlow builds a called function anew for every
         # call in the step's graph, and this way only that of one operation.
-        outer = tf.function(lambda *a: call(list(a)), **self._options)
-        wrapper = outer.get_concrete_function(*specs)
+        wrapper = traced(lambda *a: call(list(a)), specs, self._options, part)
         internals.keep(wrapper, concrete)
         return Subfunction(wrapper, inputs, fetches, self.captures)
 

@@ -17,9 +17,8 @@ a mini-batch. Where there are many tensors, they go in bundles.
 
 from __future__ import annotations
 
-from bisect import bisect
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -28,53 +27,7 @@ from tfgpipe.cells.cut import Cut
 from tfgpipe.cells.function import Findings
 from tfgpipe.cells.gradients import Gradient
 from tfgpipe.cells.values import Arguments, Output
-
-
-class Kept(NamedTuple):
-    """What later tasks of a micro-batch take of earlier ones.
-
-    Attributes:
-        totals: What was added up over replicas.
-        values: What `Cut.kept` names, packed; None if it was dropped.
-        crossing: What `Cut.crossing` names, packed; None before it is there.
-    """
-
-    totals: list[tf.Tensor]
-    values: list[tf.Tensor] | None = None
-    crossing: list[tf.Tensor] | None = None
-
-
-class Work(NamedTuple):
-    """A task, ready to be run: a call without arguments.
-
-    Attributes:
-        function: A `Subfunction`; for a cell that takes moments over replicas
-            `Stages`, see `run/partners.py`.
-        values: What it takes, by what that is of the graph.
-        sums: The sums of gradients so far, packed.
-        finish: Makes what the task returns of what the function does.
-    """
-
-    function: Any
-    values: dict[Any, Any]
-    sums: Sequence[tf.Tensor]
-    finish: Callable[[list[Any]], Any]
-
-    def __call__(self) -> Any:
-        """Runs the task."""
-        return self.finish(self.function(self.values, self.sums))
-
-
-class Sums(NamedTuple):
-    """The gradients of a cell's weights, summed so far.
-
-    Attributes:
-        dense: Those of `Cut.sums`, packed.
-        sparse: For each weight, the slices of its gradient.
-    """
-
-    dense: list[tf.Tensor]
-    sparse: list[Gradient]
+from tfgpipe.cells.work import Kept, Sums, Work
 
 
 class CellTasks:
@@ -130,7 +83,7 @@ class CellTasks:
         cut, outputs = self._cut, self._traced.outputs
         kept = [cut.kept] if keeps else []
         if keeps and cut.recomputes_in_backward:
-            _check_kept(cut)
+            cut.check_kept()
         function = cut.function(
             ("forward", keeps),
             [],
@@ -304,27 +257,6 @@ class CellTasks:
             total if d.dense is None else Gradient(next(dense))
             for d, total in zip(self._backward.dw, sums.sparse)
         ]
-
-
-def _check_kept(cut: Cut) -> None:
-    """Refuses what XLA cannot hand from function to function."""
-    traced = cut.traced
-    starts, layers = (
-        traced.findings.starts,
-        traced.origin.function.cell.sequence,
-    )
-    places = {op.name: i for i, op in enumerate(traced.operations)}
-    lists = [t for t in cut.kept.tensors if t.dtype == tf.variant]
-    found = {bisect(starts[1:-1], places[t.op.name]) for t in lists}
-    if found:
-        names = [layers[i].name for i in sorted(found)]
-        raise ValueError(
-            "`jit_compile=True` with recurrent layers, or other loops, needs "
-            "re-materialisation of every micro-batch: XLA cannot hand what a "
-            "loop keeps for its gradient (a TensorList) to another function. "
-            f"Received: layers {names} in a cell that keeps it. Pass "
-            'remat="always" to `GPipe`, or jit_compile=False to `compile`.'
-        )
 
 
 def _like(nest: Any, values: Iterator[Any]) -> Any:

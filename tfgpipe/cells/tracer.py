@@ -108,7 +108,10 @@ class Tracer:
             self._jit_compile,
             self._gradient_dtype,
         )
-        return self._once(key, lambda: trace(origin))
+        traced = self._once(key, lambda: trace(origin))
+        first: CellFunction = traced.origin.function
+        function.cell.traced_as.add(first.cell.index)
+        return traced
 
     def _once(self, key: Any, make: Callable[[], Any]) -> Any:
         """What `make` returned when it was called with the key first."""

@@ -18,7 +18,7 @@ class Replicas:
     """How the micro-batches of one mini-batch are shared among replicas.
 
     Args:
-        devices: Of each cell, the devices that run it: one a replica.
+        grid: Names of devices, grid[r][k] that of cell k in replica r.
         num_micro_batches: Micro-batches of the mini-batch.
 
     Attributes:
@@ -27,11 +27,9 @@ class Replicas:
         schedules: Of each busy replica the schedule, once there is a plan.
     """
 
-    def __init__(
-        self, devices: Sequence[Sequence[str]], num_micro_batches: int
-    ):
-        self._devices = devices
-        self.count = len(devices[0])
+    def __init__(self, grid: Sequence[Sequence[str]], num_micro_batches: int):
+        self._grid = grid
+        self.count = len(grid)
         self._bounds = [
             num_micro_batches * r // self.count for r in range(self.count + 1)
         ]
@@ -48,7 +46,7 @@ class Replicas:
 
     def device_in(self, r: int, k: int) -> str:
         """Where replica r has cell k."""
-        return self._devices[k][r]
+        return self._grid[r][k]
 
     def micro_batches(self, r: int) -> range:
         """The micro-batches of replica r."""

@@ -22,17 +22,16 @@ from tfgpipe.cells import (
     Boundary,
     Cell,
     CellFunction,
-    Gradient,
     MicroBatches,
-    Output,
     gradients,
 )
 from tfgpipe.devices import placement
 from tfgpipe.run.chain import Chain
+from tfgpipe.run.flow import TaskFlow
 from tfgpipe.run.loss_counts import counts_ahead
 from tfgpipe.run.loss_gradients import LossGradients
 from tfgpipe.run.order import Replicas
-from tfgpipe.run.partners import Started, run_together
+from tfgpipe.run.partners import run_together
 from tfgpipe.run.results import Results
 from tfgpipe.run.state import StateFlow
 from tfgpipe.run.weights import Weights
@@ -110,26 +109,22 @@ class Pipeline:
         )
         self.chain = Chain(clock)
         self._left: list[list[Task]] = []
-        self._kept: dict[tuple[int, int], Any] = {}
-        self._dy: dict[tuple[int, int], list[Any]] = {}
-        self._sums: dict[tuple[int, int], Any] = {}
 
     def _split(self, x: Any, labels: Any, num_micro_batches: int) -> Any:
         """Takes the rows of micro-batches; returns the mini-batch."""
-        grid = [cell.devices for cell in self.cells]
+        grid = list(zip(*(cell.devices for cell in self.cells)))
         # Rows for several devices are taken apart where they come from, and
         # those for a TPU where that need not be compiled.
-        from_host = len(grid[0]) > 1 or placement.has_tpu(grid[0])
+        first = self.cells[0].devices
+        from_host = len(first) > 1 or placement.has_tpu(first)
         host = "CPU:0" if from_host else None
         with tf.device(host or self.cells[0].device):
-            count = len(grid[0]) * num_micro_batches
+            count = len(grid) * num_micro_batches
             self.micro_batches = MicroBatches(x, count)
             inputs = self.micro_batches.split(x)
         with tf.device(host or self.cells[-1].device):
             self._labels = self.micro_batches.split(labels)
-        self._boundaries = {
-            (0, m): Boundary.of(nest) for m, nest in enumerate(inputs)
-        }
+        self._inputs = [Boundary.of(nest) for nest in inputs]
         self.replicas = Replicas(grid, self.micro_batches.count)
         return x
 
@@ -141,14 +136,11 @@ class Pipeline:
 
         function = self.functions[k]
         return Arguments(
-            inputs=self._boundaries[0, 0],
+            inputs=self._inputs[0],
             weights=[[exact(v) for v in own] for own in function.weights],
             state=[exact(v) for v in function.state],
-            labels=self._labels_of(k, 0),
+            labels=self._labels[0] if k == len(self.cells) - 1 else None,
         ).specs(self.micro_batches.spec)
-
-    def _labels_of(self, k: int, m: int) -> Any:
-        return self._labels[m] if k == len(self.cells) - 1 else None
 
     def differentiate(self, has_gradient: Sequence[bool]) -> None:
         """Adds the backward pass to the cells.
@@ -190,7 +182,17 @@ class Pipeline:
         self.state = StateFlow(
             self.functions, self.tasks, self.replicas, self.micro_batches
         )
-        self._weights = Weights(self.functions, self.tasks)
+        self._flow = TaskFlow(
+            self.tasks,
+            self._inputs,
+            self._labels,
+            Weights(self.functions, self.tasks),
+            self.state,
+            self.results,
+            self.replicas,
+            self.micro_batches,
+            self._keeps_what_is_needed,
+        )
         groups = self.replicas.groups(
             self._keeps if self.is_training else None,
             fill_drain if tf.executing_eagerly() else None,
@@ -214,7 +216,7 @@ class Pipeline:
 
     def _run(self, group: list[Task], start: LossGradients | None) -> None:
         """Runs a task, or those of partners together."""
-        ready = [self._ready(task, start) for task in group]
+        ready = [self._flow.ready(task, start) for task in group]
         started = [one for one, _ in ready if one is not None]
         if not started:
             return
@@ -228,93 +230,10 @@ class Pipeline:
         for (_, take), result in zip(ready, results, strict=True):
             take(result)
 
-    def _ready(
-        self, task: Task, start: LossGradients | None
-    ) -> tuple[Started | None, Callable[[Any], None]]:
-        """A task to be run, and what takes its results; None for no task."""
-        kind, k, m = task
-        device = self.replicas.device(k, m)
-        with tf.device(device):
-            if kind == "forward":
-                awaited, work, take = self._ready_forward(k, m)
-            elif kind == "recompute":
-                awaited, work, take = self._ready_recompute(k, m)
-            elif start is not None:
-                kind, awaited, work, take = self._ready_backward(
-                    kind, k, m, start
-                )
-        if work is None:
-            return None, take
-        return Started(task._replace(kind=kind), device, awaited, work), take
-
-    def _arguments(self, k: int, m: int) -> Arguments:
-        return Arguments(
-            inputs=self._boundaries[k, m],
-            weights=self._weights.packed(k, self.replicas.device(k, m)),
-            state=self.state.before(k, m),
-            labels=self._labels_of(k, m),
-            assigned=self.state.assigned(k, m),
-        )
-
-    def _ready_forward(self, k: int, m: int) -> tuple[list[Any], Any, Callable]:
-        is_kept = self.is_training and self._differentiates[k]
-        keeps = is_kept and self._keeps(k, m)
-        work = self.tasks[k].forward(self._arguments(k, m), keeps)
-
-        def take(found: tuple[Output, Any]) -> None:
-            output, kept = found
-            with tf.device(self.replicas.device(k, m)):
-                self.state.after(k, m, output)
-                self.results.add(k, m, output)
-            if is_kept:
-                self._kept[k, m] = kept
-            if k + 1 < len(self.cells):
-                outputs = Boundary(output.tensors, output.masks)
-                self._boundaries[k + 1, m] = outputs
-
-        return self._boundaries[k, m].tensors, work, take
-
-    def _ready_recompute(
-        self, k: int, m: int
-    ) -> tuple[list[Any], Any, Callable]:
-        work = self.tasks[k].recompute(self._arguments(k, m), self._kept[k, m])
-
-        def take(kept: Any) -> None:
-            self._kept[k, m] = kept
-
-        return [], work, take
-
-    def _ready_backward(
-        self, kind: str, k: int, m: int, start: LossGradients
-    ) -> tuple[str, list[Any], Any, Callable]:
-        """A backward task, or one of its halves."""
-        cell, own = self.tasks[k], (k, self.replicas.of(m))
-        if kind != "backward" and not cell.is_split:
-            if kind == "weight_gradient":  # the first half did it all
-                return kind, [], None, _nothing
-            kind = "backward"
-        is_end = k == len(self.cells) - 1
-        dy = start.outputs[m] if is_end else self._dy[k + 1, m]
-        dlosses = start.of_losses(k, m, self.micro_batches)
-        given = self._arguments(k, m), self._kept[k, m], dy, dlosses
-        sums = self._sums.get(own)
-
-        def take(found: Any) -> None:
-            if kind == "input_gradient":
-                self._dy[k, m], self._kept[k, m] = found
-                return
-            if kind == "backward":
-                self._dy[k, m], found = found
-            self._sums[own] = found
-            del self._kept[k, m], self._boundaries[k, m]
-
-        if kind == "input_gradient":
-            work = cell.input_gradient(*given)
-        elif kind == "weight_gradient":
-            work = cell.weight_gradient(*given, sums, m)
-        else:
-            work = cell.backward(*given, sums, m)
-        return kind, [*dy, *dlosses], work, take
+    def _keeps_what_is_needed(self, k: int, m: int) -> bool | None:
+        """As `_keeps`; None where there is no backward task."""
+        has_backward = self.is_training and self._differentiates[k]
+        return self._keeps(k, m) if has_backward else None
 
     def _keeps(self, k: int, m: int) -> bool:
         """Whether a forward task keeps what the backward pass needs."""
@@ -329,13 +248,7 @@ class Pipeline:
         return counts_ahead(
             self.functions,
             self.tasks,
-            lambda k, m: Arguments(
-                inputs=self._boundaries.get((k, m), Boundary([], [])),
-                weights=self._weights.packed(k, self.replicas.device(k, m)),
-                state=self.state.values(k, m),
-                labels=self._labels_of(k, m),
-                assigned=self.state.assigned(k, m),
-            ),
+            self._flow.counting,
             self.replicas.device,
             self.micro_batches.count,
         )
@@ -349,17 +262,8 @@ class Pipeline:
             (
                 function.device,
                 function.flat_weights,
-                [self._finished_sums(k, r) for r in self.replicas.busy],
+                [self._flow.sums(k, r) for r in self.replicas.busy],
             )
             for k, function in enumerate(self.functions)
             if self._differentiates[k]
         )
-
-    def _finished_sums(self, k: int, r: int) -> list[Gradient]:
-        """What cell k has added up in replica r."""
-        with tf.device(self.replicas.device_in(r, k)):
-            return self.tasks[k].unpack_sums(self._sums[k, r])
-
-
-def _nothing(_: Any) -> None:
-    """Takes no results."""

@@ -62,19 +62,6 @@ def checked_shape(
     return found
 
 
-def forward_only_ideal(
-    num_devices: int,
-    num_micro_batches: int,
-    num_chunks: int = 1,
-    forward: float = 1,
-) -> Ideal:
-    """Of `forward_only`: as `interleaved_ideal`, without the backward tasks."""
-    ideal = interleaved_ideal(
-        num_devices, num_micro_batches, num_chunks, forward, 0
-    )
-    return ideal._replace(held=[0] * num_devices)
-
-
 def gpipe_ideal(
     num_devices: int,
     num_micro_batches: int,

@@ -50,26 +50,6 @@ def _warm_up(
     return min(num_chunks * num_micro_batches, ahead)
 
 
-def forward_only(
-    num_devices: int, num_micro_batches: int, num_chunks: int = 1
-) -> Schedule:
-    """Every device only goes forward, for evaluation and prediction.
-
-    Args:
-        num_devices: D, at least 1.
-        num_micro_batches: M, at least 1.
-        num_chunks: V, the cells of a device; cell c is on device c mod D.
-    """
-    num_devices, num_micro_batches, num_chunks = checked_shape(
-        num_devices, num_micro_batches, num_chunks, True
-    )
-    visits = _visits(num_devices, num_micro_batches, num_chunks)
-    return Schedule(
-        [Task("forward", v * num_devices + d, m) for v, m in visits]
-        for d in range(num_devices)
-    )
-
-
 def gpipe(
     num_devices: int, num_micro_batches: int, num_chunks: int = 1
 ) -> Schedule:

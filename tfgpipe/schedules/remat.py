@@ -24,10 +24,13 @@ class Remat:
 
     Args:
         rules: One of `REMAT` for each cell.
+
+    Attributes:
+        rules: Those.
     """
 
     def __init__(self, rules: Sequence[str]):
-        self._rules = rules
+        self.rules = rules
 
     @classmethod
     def of(
@@ -51,7 +54,7 @@ class Remat:
 
     def recomputes(self, k: int) -> bool:
         """Whether cell k computes any micro-batch again."""
-        return self._rules[k] != "never"
+        return self.rules[k] != "never"
 
     def keeps(self, k: int, goes_back_first: bool) -> bool:
         """Whether cell k keeps the activations of a micro-batch.
@@ -61,6 +64,6 @@ class Remat:
             goes_back_first: Whether the micro-batch is the first to go back
                 through it.
         """
-        if self._rules[k] == "except_last":
+        if self.rules[k] == "except_last":
             return goes_back_first
-        return self._rules[k] == "never"
+        return self.rules[k] == "never"

@@ -33,7 +33,7 @@ class Arguments:
         layers: The Keras layers.
         costs: For each what the user said of its cost, or None.
         input_spec: `keras.KerasTensor` of a leading `keras.Input`, or None.
-        devices: Full names of each cell's devices, one a replica.
+        grid: Full names of devices, grid[r][k] that of cell k in replica r.
         num_replicas: R.
 
     Raises:
@@ -84,11 +84,14 @@ class Arguments:
         if self._problems:
             raise ValueError("\n".join(self._problems))
         rows = replicas or [device_list.devices]
-        self.num_replicas = len(rows)
-        self.devices = [
-            tuple(row[self._device_of(k, len(row))] for row in rows)
-            for k in range(self.num_partitions)
+        self.grid = [
+            tuple(
+                row[self._device_of(k, len(row))]
+                for k in range(self.num_partitions)
+            )
+            for row in rows
         ]
+        self.num_replicas = len(self.grid)
         self.check_supported()
 
     def check_supported(self) -> None:
@@ -134,7 +137,7 @@ class Arguments:
         if isinstance(self.schedule, Schedule):
             schedule = self.schedule.limited_to(num_micro_batches)
         else:
-            num_devices = len({own[0] for own in self.devices})
+            num_devices = len(set(self.grid[0]))
             schedule = SCHEDULES[self.schedule](
                 num_devices,
                 num_micro_batches,
