@@ -174,8 +174,8 @@ TOLD = {
 
 
 # `test_cures.py`, which is slow too, has the same ones without their cures.
-# Each has a fast test of its own: `test_between_layers.py` (what layers do to each
-# other), `test_row_wise.py` and `test_transparency.py` (hinge, losses as
+# Each has a fast test of its own: `test_between_layers.py` (what layers do to
+# each other), `test_row_wise.py` and `test_transparency.py` (hinge, losses as
 # metrics), `test_saving.py` (seeds that cells share).
 @pytest.mark.slow
 @pytest.mark.parametrize("story", TOLD)
