@@ -15,8 +15,7 @@ from params.experiment import Experiment
 from params.images import Images
 from params.optimizer import Optimizer
 from tfgpipe import timeline as library
-from tfgpipe.schedules.named import SCHEDULES
-from tfgpipe.schedules.schedule import Task
+from tfgpipe.schedules import SCHEDULES, Task
 from tfgpipe.timeline import Event, simulated
 from tools import devices
 from tools.bench import efficiency
