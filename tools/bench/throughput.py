@@ -15,7 +15,7 @@ import os
 
 from absl import flags
 
-from tfgpipe.schedules.named import SCHEDULES
+from tfgpipe.schedules import SCHEDULES
 from tools.bench.flags import define_choices, define_numbers, new_flags
 from tools.bench.models import MODELS
 from tools.bench.peer_worker import Worker, in_turns
