@@ -54,7 +54,7 @@ setuptools.setup(
     ),
     python_requires=">=3.10,<3.14",
     # Both are held to one minor version: the library uses private names of
-    # both, all in tfgpipe/internals.py, each with a test.
+    # both, all in tfgpipe/internals/, each with a test.
     install_requires=[
         "tensorflow>=2.21,<2.22",
         "keras>=3.15,<3.16",

@@ -8,7 +8,7 @@ from tfgpipe import internals
 def step_graph(model, x, y):
     """The traced training step of a compiled model."""
     x, y = tf.constant(x), tf.constant(y)
-    model._prepare(x, y, None, True)
+    model.prepare(x, y, None, True)
     step = tf.function(model.train_step, autograph=False)
     return step.get_concrete_function((x, y)).graph
 

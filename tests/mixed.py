@@ -26,7 +26,7 @@ from tiny import (
 )
 
 import tfgpipe
-from tools import cluster, hosts
+from tools.cluster import controller, hosts
 
 
 def replicas(devices=None):
@@ -72,7 +72,7 @@ def main(workers, folder):
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     found = hosts.given(workers.removeprefix("--workers="))
-    with cluster.Cluster(found, 4) as connected:
+    with controller.Cluster(found, 4) as connected:
         model = replicas(connected.devices)
         fit(model, *data())
         model.save(os.path.join(folder, "model.keras"))

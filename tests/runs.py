@@ -18,7 +18,7 @@ from params.task import LanguageModel
 from params.task import Translation as TranslationTask
 from params.text import Text
 from tools import devices
-from tools.trainer import Trainer
+from tools.train.trainer import Trainer
 
 
 @dataclasses.dataclass(frozen=True)

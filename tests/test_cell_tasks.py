@@ -13,7 +13,7 @@ from tfgpipe.cells.cell import Cell
 from tfgpipe.cells.function import CellFunction
 from tfgpipe.cells.micro_batch import MicroBatches
 from tfgpipe.cells.tracer import Tracer
-from tfgpipe.cells.values import Arguments, Boundary
+from tfgpipe.cells.values import Boundary, CellArguments
 
 ROWS = 6
 
@@ -65,7 +65,7 @@ def prepared(make, shape):
     weights, state = tf.nest.map_structure(
         lambda v: tf.identity(v.value), (function.weights, function.state)
     )
-    arguments = Arguments(Boundary.of(x), weights, state, None)
+    arguments = CellArguments(Boundary.of(x), weights, state, None)
     return function, arguments
 
 

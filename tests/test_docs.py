@@ -1,5 +1,6 @@
 """What the documentation says is true: it is run, and its links followed."""
 
+import ast
 import copy
 import doctest
 import importlib
@@ -16,17 +17,19 @@ from importlib.util import find_spec
 import absl.flags
 import keras
 import pytest
-from test_architecture import MODULES, ORDER
+import tiny
+from test_architecture import MODULES, ORDER, WINGS, parsed
 
 import params
-from tfgpipe.loss.head import row_wise
-from tfgpipe.run.pipeline import REMAT
-from tfgpipe.schedules.named import SCHEDULES
-from tools import bench, results
+from tfgpipe.loss import row_wise
+from tfgpipe.schedules import REMAT, SCHEDULES
+from tools.bench import __main__ as bench
+from tools.results import __main__ as results
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [
     "README.md",
+    "docs/code.md",
     "docs/guide.md",
     "docs/keras_compatibility.md",
     "docs/performance.md",
@@ -34,7 +37,8 @@ PAGES = [
     "docs/scaling.md",
     "docs/tpu.md",
 ]
-TABLES = ["docs/performance.md", "docs/results.md"]  # no Python blocks
+# No Python blocks.
+TABLES = ["docs/code.md", "docs/performance.md", "docs/results.md"]
 COMMANDS = {"tools.bench": bench.COMMANDS, "tools.results": results.COMMANDS}
 PACKAGES = ["tfgpipe", "models", "params", "tools"]
 DOCTEST_FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -123,6 +127,10 @@ def test_examples_of_page_run_and_print_what_is_shown(page):
     assert shown
 
 
+def test_readme_is_read_in_minutes():
+    assert len(text("README.md").splitlines()) <= 120
+
+
 def test_first_example_is_short():
     first = next(block for block in blocks("README.md") if block[0] == "python")
     assert len([line for line in first[2].splitlines() if line]) <= 18
@@ -201,7 +209,12 @@ def commands(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_exist(page):
-    check = {"make": check_make, "python": check_python, "pip": check_pip}
+    check = {
+        "make": check_make,
+        "python": check_python,
+        "pip": check_pip,
+        "wc": check_wc,
+    }
     assert commands(page)
     for command in commands(page):
         program, *words = shlex.split(command)
@@ -233,11 +246,13 @@ def check_flags(module, arguments):
     if module in COMMANDS:
         name, *arguments = arguments
         assert name in COMMANDS[module]
-        module = importlib.import_module(f"{module}_{name}")
+        module = importlib.import_module(f"{module}.{name}")
         check_parsed(module, arguments)
     elif module == "tools.train":
         check_train(arguments)
     else:
+        if find_spec(module).submodule_search_locations:  # a package
+            module = f"{module}.__main__"
         check_parsed(importlib.import_module(module), arguments)
 
 
@@ -248,7 +263,7 @@ def check_parsed(module, arguments):
 
 
 def check_train(arguments):
-    source = text("tools/train_flags.py")
+    source = text("tools/train/flags.py")
     flags = re.findall(r"flags\.DEFINE_\w+\(\s*\"(\w+)\"", source)
     for argument in arguments:
         flag, _, value = argument.removeprefix("--").partition("=")
@@ -272,10 +287,15 @@ def check_pip(words):
     assert not found[1] or f'"{found[1]}": ' in requirements
 
 
+def check_wc(words):
+    flag, *paths = words
+    assert flag == "-l"
+    assert all((ROOT / path).is_file() for path in paths)
+
+
 @pytest.mark.parametrize(
     ("page", "module"),
     [
-        ("README.md", "tools.bench"),
         ("docs/performance.md", "tools.bench"),
         ("docs/results.md", "tools.results"),
     ],
@@ -307,15 +327,117 @@ def test_wrong_flags_are_noticed(arguments):
         check_python(["-m", *arguments.split()])
 
 
-# -------------------------------------------------------- names in the text
+# ----------------------------------------------------------------- the code
+def code_chapter(name):
+    return text("docs/code.md").split(f"\n## {name}\n")[1].split("\n## ")[0]
+
+
+def named_functions(markdown):
+    """Pairs of a module and what is named of it, in order."""
+    return re.findall(r"`([\w/]+)\.py`: `([\w.]+)`", markdown)
+
+
+def names_of(module):
+    """What a module defines: names, and those of its classes."""
+    for node in parsed(module).body:
+        if isinstance(node, ast.Assign):
+            yield from (t.id for t in node.targets if isinstance(t, ast.Name))
+        elif isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            yield node.name
+            for inner in getattr(node, "body", []):
+                if isinstance(inner, ast.FunctionDef):
+                    yield f"{node.name}.{inner.name}"
+
+
+def test_modules_and_functions_that_are_named_exist():
+    named = named_functions(text("docs/code.md"))
+    assert len(named) > 30
+    for module, name in named:
+        assert name in set(names_of(module)), (module, name)
+    modules = set(re.findall(r"`([\w/]+)\.py`", text("docs/code.md")))
+    tests = {path.stem for path in (ROOT / "tests").rglob("*.py")}
+    unknown = modules - set(MODULES) - tests
+    assert not {m for m in unknown if not (ROOT / f"{m}.py").exists()}
+
+
+def test_functions_of_the_hour_exist():
+    rows = re.findall(
+        r"^\| `([\w/]+)\.py` (\|.*)$", code_chapter("An hour"), re.M
+    )
+    (words,) = map(shlex.split, commands_of_chapter("An hour"))
+    assert [f"tfgpipe/{module}.py" for module, _ in rows] == words[2:]
+    for module, row in rows:
+        known = {name.split(".")[-1] for name in names_of(module)}
+        assert set(re.findall(r"`(\w+)`", row)) <= known
+
+
 def test_table_of_modules_has_all_in_the_order_of_the_wings():
-    shown = re.findall(r"^\| `([\w/]+)\.py` \|", text("docs/guide.md"), re.M)
-    rooms = [m for m in MODULES if not m.endswith("/__init__")]
+    shown = re.findall(r"^\| `([\w/]+)\.py` \|", code_chapter("Modules"), re.M)
+    rooms = [m for m in MODULES if "/" not in m or not m.endswith("__init__")]
     assert sorted(shown) == sorted(rooms)
     places = [ORDER.index(module.split("/")[0]) for module in shown]
     assert places == sorted(places)
 
 
+def test_table_of_wings_has_all_and_what_their_doors_export():
+    rows = re.findall(
+        r"^\| `(\w+)/` \|.*\|(.*)\|$", code_chapter("Wings"), re.M
+    )
+    assert [wing for wing, _ in rows] == [w for w in ORDER if w in WINGS]
+    for wing, exported in rows:
+        door = importlib.import_module(f"tfgpipe.{wing}")
+        assert set(re.findall(r"`(\w+)`", exported)) <= set(
+            getattr(door, "__all__", vars(door))
+        )
+
+
+def test_hour_of_reading_takes_no_longer():
+    (words,) = map(shlex.split, commands_of_chapter("An hour"))
+    lines = [text(path).count("\n") for path in words[2:]]
+    assert sum(lines) <= 1850
+
+
+def commands_of_chapter(name):
+    shell = re.findall(r"```sh\n(.*?)```", code_chapter(name), re.DOTALL)
+    return "".join(shell).replace("\\\n", " ").splitlines()
+
+
+def test_mini_batch_walks_through_few_modules_and_back_to_one():
+    modules = [module for module, _ in named_functions(walk())]
+    assert len(set(modules)) <= 20
+    again = {m for i, m in enumerate(modules) if m in modules[:i]}
+    assert again == {"run/pipeline"}
+
+
+def walk():
+    """The table of what happens in a training step."""
+    return code_chapter("One mini-batch").split("What is different")[0]
+
+
+def test_mini_batch_walks_in_the_order_in_which_it_is_trained():
+    model = tiny.compiled(tiny.pipeline())
+    x, y = tiny.data()
+    names = {str(path): module for module, path in MODULES.items()}
+    called = {}
+
+    def note(frame, event, _):
+        code = frame.f_code
+        if event == "call" and code.co_filename in names:
+            called.setdefault((names[code.co_filename], code.co_name))
+
+    sys.setprofile(note)
+    try:
+        model.train_on_batch(x, y)
+    finally:
+        sys.setprofile(None)
+    told = [
+        (module, name.split(".")[-1])
+        for module, name in named_functions(walk())
+    ]
+    assert [call for call in called if call in told] == told
+
+
+# -------------------------------------------------------- names in the text
 @pytest.mark.parametrize("page", PAGES)
 def test_choices_that_are_shown_exist(page):
     for name, choices in (("remat", REMAT), ("schedule", SCHEDULES)):
@@ -337,5 +459,5 @@ def test_tests_of_promises_exist():
     named = re.findall(r"`([\w/]+\.py)::(\w+)`", text("docs/guide.md"))
     assert len(named) > 10
     for path, name in named:
-        source = (ROOT / "tests" / path).read_text()
-        assert f"\ndef {name}(" in source
+        (found,) = (ROOT / "tests").rglob(pathlib.Path(path).name)
+        assert f"\ndef {name}(" in found.read_text()

@@ -330,8 +330,8 @@ class Counting(tfgpipe.GPipe):
 
 def test_fit_traces_the_step_once():
     x, y = data()
-    make = lambda: layers()[1:]
-    model = compiled(pipeline(make, cls=Counting), metrics=["mae"])
+    model = pipeline(lambda: layers()[1:], cls=Counting)
+    compiled(model, metrics=["mae"])
     fit(model, x, y, validation_data=(x[:6], y[:6]))
     fit(model, x, y, validation_data=(x[:6], y[:6]))
     assert model.traces == {"train": 1, "test": 1, "predict": 0}

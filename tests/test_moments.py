@@ -381,7 +381,7 @@ def test_inference_exchanges_nothing():
     x, y = (tf.constant(values) for values in vectors(8))
     model.build((None, 4))
     step = tf.function(model.test_step, autograph=False)
-    model._prepare(x, y, None, True)
+    model.prepare(x, y, None, True)
     assert len(tasks(step.get_concrete_function((x, y)).graph)) == 2 * 2 * 2
 
 

@@ -27,7 +27,7 @@ def sent_tensors(model, x, y):
     do not know the shapes of what they send, so those are looked up in the
     graph that was traced.
     """
-    model._prepare(tf.constant(x), tf.constant(y), None, True)
+    model.prepare(tf.constant(x), tf.constant(y), None, True)
     step = tf.function(model.train_step, autograph=False)
     concrete = step.get_concrete_function((tf.constant(x), tf.constant(y)))
     context.enable_graph_collection()

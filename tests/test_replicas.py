@@ -190,7 +190,8 @@ def test_replicas_draw_different_masks():
     @tf.function(autograph=False)
     def step():
         run = model._pipeline((x, None, None), None, training=True)
-        run.run(model._arguments.schedule_of)
+        run.plan(model._arguments.schedule_of)
+        run.forward()
         return run.results.joined_outputs()
 
     first, second = step().numpy()

@@ -13,7 +13,7 @@ import runs
 from absl import app
 
 from params import datasets, registry
-from tools import train
+from tools.train import __main__ as train
 
 if __name__ == "__main__":
     datasets.LOADERS["noise"] = runs.noise

@@ -24,7 +24,7 @@ from tfgpipe.steps import Stepped
 
 
 class _Plan:
-    """What `build` found out.
+    """What `build` found out, and what a step notes for the next call.
 
     A plain object, which Keras does not track: names and files must not know
     about cells.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -22,11 +22,9 @@ from tfgpipe.cells import (
     Tracer,
     as_specs,
     check_rows,
-    shapes,
 )
 from tfgpipe.devices import placement, update_on_devices
-from tfgpipe.devices import strategy as strategy_lib
-from tfgpipe.failures import explained, one_step
+from tfgpipe.failures import one_step
 from tfgpipe.loss import (
     Head,
     Objective,
@@ -36,64 +34,13 @@ from tfgpipe.loss import (
     streams_loss,
     streams_metrics,
 )
+from tfgpipe.prepared import Prepared
 from tfgpipe.run import Pipeline
 from tfgpipe.sequence import inputs
 
 
-class Stepped(internals.BuiltBeforeTracing):
+class Stepped(Prepared):
     """The part of `GPipe` that runs mini-batches through its cells."""
-
-    train_function: Any
-    test_function: Any
-    predict_function: Any
-
-    def make_train_function(self, force: bool = False) -> None:
-        """Makes what Keras calls with each batch in `fit`."""
-        self._check_storage()
-        self._check_scope()
-        if self.train_function is None or force:
-            self._arguments.check_training()
-            super().make_train_function(force)
-            self.train_function = self._explained(self.train_function)
-
-    def make_test_function(self, force: bool = False) -> None:
-        """Makes what Keras calls with each batch in `evaluate`."""
-        self._check_storage()
-        self._check_scope()
-        if self.test_function is None or force:
-            super().make_test_function(force)
-            self.test_function = self._explained(self.test_function)
-
-    def make_predict_function(self, force: bool = False) -> None:
-        """Makes what Keras calls with each batch in `predict`."""
-        self._check_storage()
-        self._check_scope()
-        if self.predict_function is None or force:
-            super().make_predict_function(force)
-            self.predict_function = self._explained(self.predict_function)
-
-    def _explained(self, function: Callable) -> Callable:
-        is_alone = self.steps_per_execution == 1
-        return explained(function, self._plan.cells, is_alone)
-
-    def _check_storage(self) -> None:
-        """Refuses layers that another model took over."""
-        if self._plan.storage is not None:
-            self._plan.storage.check()
-
-    def _check_scope(self) -> None:
-        """Refuses strategies that the model does not know of."""
-        strategy, own = strategy_lib.any_current(), self._plan.strategy
-        if strategy not in (None, own):
-            made_in = "no scope" if own is None else f"that of {own}"
-            raise ValueError(
-                "A `GPipe` must be used in the scope of the strategy in whose "
-                "scope it was made, or of none. Received: the scope of "
-                f"{strategy}, and a model that was made in {made_in}. Leave "
-                "the scope before you use the model, and do without the "
-                "strategy's `run`. For replicas of a pipeline, make the model "
-                "in the scope of a `tfgpipe.PipelineStrategy`."
-            )
 
     @one_step
     def train_step(self, data: Any) -> dict[str, Any]:
@@ -146,7 +93,7 @@ class Stepped(internals.BuiltBeforeTracing):
         if not with_loss:
             y = sample_weight = None
         checks = check_rows(x, y, sample_weight)
-        self._prepare(x, y, sample_weight, with_loss)
+        self.prepare(x, y, sample_weight, with_loss)
         arrival = inputs.arrival((x, y, sample_weight), checks)
         return (self.cast_inputs(x), y, sample_weight), arrival
 
@@ -276,63 +223,3 @@ class Stepped(internals.BuiltBeforeTracing):
         if self._plan.pending_losses is not None:
             return self._plan.pending_losses
         return super().losses
-
-    def _prepare(
-        self, x: Any, y: Any, sample_weight: Any, with_loss: bool
-    ) -> None:
-        """Creates all variables, before the step is traced if possible."""
-        with internals.outside_functions(), internals.without_strategy():
-            if not self.built:
-                self._plan.input_spec = inputs.data_spec(x, self.input_dtype)
-                self.build(shapes(self._plan.input_spec))
-            if not with_loss:
-                return
-            self.build_optimizer()
-            with tf.device(self._plan.cells[-1].device):
-                internals.build_losses_and_metrics(
-                    self,
-                    as_specs(x),
-                    as_specs(y),
-                    self._plan.output_spec,
-                    as_specs(sample_weight),
-                )
-
-    def build_optimizer(self) -> None:
-        """Creates the optimizer's slots, each where its variable is.
-
-        Keras does so in the first step, and puts all of them on device 0.
-        """
-        optimizer = getattr(self, "optimizer", None)
-        if optimizer is None:
-            return
-        if self._plan.strategy is not None:
-            internals.adopt(optimizer, self._plan.strategy)
-        if not optimizer.built:
-            with tf.init_scope(), internals.without_strategy():
-                optimizer.build(self.trainable_variables)
-
-    def build_for(self, data: Any) -> None:
-        """Creates all variables before Keras traces a step.
-
-        A step that creates some would be traced twice.
-
-        Args:
-            data: What the step will get; `tf.TensorSpec`s for tensors.
-        """
-        leaves = tree.flatten(data)
-        if all(t is None or hasattr(t, "shape") for t in leaves):
-            x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
-            self._prepare(x, y, weight, with_loss=True)
-
-    # ------------------------------------------------------------- Keras's XLA
-    @property
-    def jit_compile(self) -> bool:
-        """Always False: `compile(jit_compile=True)` compiles each cell.
-
-        On a TPU, cells are compiled in any case.
-        """
-        return False
-
-    @jit_compile.setter
-    def jit_compile(self, value: Any) -> None:
-        self._jit_cells = value is True

@@ -1,15 +1,18 @@
-"""What commands have in common that work on trained models.
+"""What commands have in common: flags, messages, exit codes.
 
 Each has a set of flags of its own, so that several of them can be imported.
 """
 
 import copy
+import re
 import sys
 from collections.abc import Callable, Sequence
 
 from absl import flags
 
-from tools.bench_flags import BadFlags
+
+class BadFlags(flags.Error):
+    """What the flags ask for cannot be done; the message says why."""
 
 
 def new_flags() -> flags.FlagValues:
@@ -33,7 +36,7 @@ def define_train_dir(values: flags.FlagValues) -> None:
 
 
 def define_format(values: flags.FlagValues) -> None:
-    """Defines --format, the style of a `tools.bench_report.Report`."""
+    """Defines --format, the style of a `tools.report.Report`."""
     flags.DEFINE_enum(
         "format",
         "text",
@@ -84,6 +87,8 @@ def run(
 
 def _help(values: flags.FlagValues, usage: str | None) -> str:
     listed = values.get_help(include_special_flags=False)
-    # Without the lines that name modules.
-    lines = [line for line in listed.splitlines() if line.startswith(" ")]
-    return "\n".join([usage or "", *lines])
+    # Without the lines that name modules; an entry starts with "  -".
+    lines = [line for line in listed.splitlines() if line.startswith("  ")]
+    entries = re.split(r"\n(?=  -)", "\n".join(lines))
+    entries.sort(key=lambda entry: re.sub(r"\W|no", "", entry.split(":")[0]))
+    return "\n".join([usage or "", *entries])

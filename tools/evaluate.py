@@ -15,10 +15,11 @@ import tqdm
 from absl import flags
 
 from params.pairs import PairSource
-from tools import command_line, trained_run
-from tools import translation_scores as scores
-from tools.bench_report import Column, Report, Table
-from tools.trained_run import TrainedRun
+from tools import command_line
+from tools.report import Column, Report, Table
+from tools.text import translation_scores as scores
+from tools.train import trained_run
+from tools.train.trained_run import TrainedRun
 from tools.translate import Translator, define_search
 
 FLAGS = command_line.new_flags()

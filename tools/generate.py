@@ -15,7 +15,8 @@ from absl import flags
 from models import sampling
 from params.text import TextSource
 from params.tokenizer import EOS_ID
-from tools import command_line, trained_run
+from tools import command_line
+from tools.train import trained_run
 
 FLAGS = command_line.new_flags()
 command_line.define_train_dir(FLAGS)

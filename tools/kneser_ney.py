@@ -28,8 +28,8 @@ from absl import flags
 
 from params.text import READERS
 from tools import command_line
-from tools.bench_report import Column, Report, Table
-from tools.ngrams import END, NGrams
+from tools.report import Column, Report, Table
+from tools.text.ngrams import END, NGrams
 
 FLAGS = command_line.new_flags()
 command_line.define_format(FLAGS)

@@ -16,8 +16,9 @@ from absl import flags
 
 from models.beam_search import BeamSearch
 from params.pairs import PairSource
-from tools import command_line, trained_run
-from tools.trained_run import TrainedRun
+from tools import command_line
+from tools.train import trained_run
+from tools.train.trained_run import TrainedRun
 
 FLAGS = command_line.new_flags()
 command_line.define_train_dir(FLAGS)

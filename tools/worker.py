@@ -25,9 +25,10 @@ import time
 import tensorflow as tf
 from absl import flags
 
-from tools import command_line, device_memory, devices, link
-from tools.hosts import Hosts
-from tools.link import Link
+from tools import command_line, device_memory, devices
+from tools.cluster import link
+from tools.cluster.hosts import Hosts
+from tools.cluster.link import Link
 
 FLAGS = command_line.new_flags()
 flags.DEFINE_integer(

@@ -18,13 +18,13 @@ from tfgpipe.cells.single_values import SingleValues
 from tfgpipe.cells.stages import Stages
 from tfgpipe.cells.tasks import CellTasks
 from tfgpipe.cells.tracer import Tracer
-from tfgpipe.cells.values import Arguments, Boundary, Output, is_continuous
+from tfgpipe.cells.values import Boundary, CellArguments, Output, is_continuous
 
 __all__ = [
-    "Arguments",
     "Borrows",
     "Boundary",
     "Cell",
+    "CellArguments",
     "CellFunction",
     "CellTasks",
     "EagerTracer",

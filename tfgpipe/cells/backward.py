@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfgpipe.cells.bundle import tensors
 from tfgpipe.cells.differentiate import differentiate
 from tfgpipe.cells.gradients import Gradient, as_tensor
-from tfgpipe.cells.sparse import RowDependence, parts
+from tfgpipe.cells.sparse import RowDependence, lookups
 from tfgpipe.cells.trace import Traced, trace
 from tfgpipe.cells.values import any_rows, is_continuous
 
@@ -119,8 +119,8 @@ def of_lookups(gradient: Any) -> Gradient:
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return Gradient(gradient)
-    lookups = parts(gradient)
-    return Gradient(slices={(i, 0): part for i, part in enumerate(lookups)})
+    found = lookups(gradient)
+    return Gradient(slices={(i, 0): part for i, part in enumerate(found)})
 
 
 def _repeated(

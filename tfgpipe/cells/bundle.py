@@ -1,9 +1,16 @@
-"""Tensors that travel together, as one argument or result of a function.
+r"""Tensors that travel together, as one argument or result of a function.
 
 The function of a task has hundreds of them: weights, what the backward pass
 needs, sums of gradients. Each costs time in every call, while TensorFlow makes
 the step's graph, prepares it, and runs it. Together they are one tensor, or a
 few: a `tf.experimental.Optional`, which refers to them and copies nothing.
+
+    w0, w1, ... w63, w64, ... w99, ids     100 floats of any shape, an integer
+     \____________/  \__________/   |
+       Optional       Optional      ids    three arguments: two scalars of
+                                           dtype variant, and ids itself
+
+Python unpacks them inside the function, where they are tensors again.
 """
 
 from __future__ import annotations

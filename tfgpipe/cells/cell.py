@@ -26,7 +26,7 @@ class Cell(keras.layers.Layer):
 
     Attributes:
         device: The first of them, which has the variables that are not
-            trained. `weights.py` shares out the others.
+            trained. `run/weights.py` shares out the others.
         borrowed: For each layer, the variables that it reads and does not
             list, as a function does that has another layer in its closure.
         traced_as: The indices of the cells, equal to this one, in whose names

@@ -31,7 +31,7 @@ from tfgpipe.cells.moments import sums_over_replicas
 from tfgpipe.cells.stages import Stages
 from tfgpipe.cells.subfunction import Subfunction
 from tfgpipe.cells.subgraph import Subgraphs
-from tfgpipe.cells.values import Arguments
+from tfgpipe.cells.values import CellArguments
 from tfgpipe.devices import placement
 from tfgpipe.failures import out_of_turn
 
@@ -149,8 +149,8 @@ class Cut:
                 "jit_compile=False to `compile`."
             )
 
-    def values(self, arguments: Arguments) -> dict[Any, Any]:
-        """Arguments by what they are of the graph.
+    def values(self, arguments: CellArguments) -> dict[Any, Any]:
+        """CellArguments by what they are of the graph.
 
         Args:
             arguments: The arguments; weights are packed.

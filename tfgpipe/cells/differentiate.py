@@ -2,7 +2,17 @@
 
 TensorFlow adds up the gradients of a tensor's uses in the order in which it
 comes to them, from the end of all layers. So that they are added in the same
-order wherever a cell ends, each layer is differentiated by itself.
+order wherever a cell ends, each layer is differentiated by itself:
+
+    layer 0 -----> layer 1 -----> layer 2      h0, h1: what crosses
+       |     h0      ^|      h1      ^
+       |             |+--------------+         h1 is used twice in layer 2:
+    w: one tensor a layer, shared or not       its two gradients are added
+
+    tf.gradients of layer 2 by (h1, its w), then of layer 1 by (h0, its w), ...
+
+With one call for all layers, the bits of the sum for h1 would depend on what
+follows in the same cell, and so on K.
 """
 
 from __future__ import annotations
@@ -39,17 +49,17 @@ def differentiate(
         For each source, a tensor, `tf.IndexedSlices`, or None if no target
         depends on it.
     """
-    stages = _stages(operations, starts, sources)
+    sections = _sections(operations, starts, sources)
     gradients: dict[Any, list[Any]] = defaultdict(list)
     for target, gradient in zip(targets, output_gradients):
         gradients[target.ref()].append(gradient)
-    for stage in reversed(stages):
-        taken = list(stage.taken.values())
-        ys = [t for t in stage.made if t.ref() in gradients]
+    for section in reversed(sections):
+        taken = list(section.taken.values())
+        ys = [t for t in section.made if t.ref() in gradients]
         if not ys or not taken:
             continue
         dys = [in_order(gradients[y.ref()]) for y in ys]
-        with internals.differentiating_within(stage.names):
+        with internals.differentiating_within(section.names):
             found = tf.gradients(ys, taken, dys, stop_gradients=taken)
         for tensor, gradient in zip(taken, found):
             if gradient is not None:
@@ -60,14 +70,14 @@ def differentiate(
     ]
 
 
-class _Stage(NamedTuple):
+class _Section(NamedTuple):
     """Operations one after the other that follow from the sources.
 
     Attributes:
         names: Their names.
         made: The tensors that they make.
         taken: Those that they take, by reference: sources, and tensors that
-            an earlier stage makes.
+            an earlier section makes.
     """
 
     names: set[str]
@@ -75,28 +85,28 @@ class _Stage(NamedTuple):
     taken: dict[Any, tf.Tensor]
 
 
-def _stages(
+def _sections(
     operations: Sequence[tf.Operation],
     starts: Sequence[int],
     sources: Sequence[tf.Tensor],
-) -> list[_Stage]:
+) -> list[_Section]:
     """What is before the layers, each layer, and what is after them."""
-    stages = [_Stage(set(), [], {}) for _ in range(len(starts) + 1)]
-    stage_of: dict[Any, _Stage | None] = {s.ref(): None for s in sources}
+    sections = [_Section(set(), [], {}) for _ in range(len(starts) + 1)]
+    section_of: dict[Any, _Section | None] = {s.ref(): None for s in sources}
     for place, op in enumerate(operations):
-        inputs = {t.ref(): t for t in op.inputs if t.ref() in stage_of}
+        inputs = {t.ref(): t for t in op.inputs if t.ref() in section_of}
         if not inputs:
             continue
-        stage = stages[bisect.bisect_right(starts, place)]
-        stage.names.add(op.name)
+        section = sections[bisect.bisect_right(starts, place)]
+        section.names.add(op.name)
         for ref, tensor in inputs.items():
-            if stage_of[ref] is not stage:
-                stage.taken[ref] = tensor
+            if section_of[ref] is not section:
+                section.taken[ref] = tensor
         for tensor in op.outputs:
             if _may_have_gradient(tensor.dtype):
-                stage_of[tensor.ref()] = stage
-                stage.made.append(tensor)
-    return stages
+                section_of[tensor.ref()] = section
+                section.made.append(tensor)
+    return sections
 
 
 def _may_have_gradient(dtype: tf.DType) -> bool:

@@ -13,7 +13,7 @@ from tfgpipe.cells.function import CellFunction, Findings
 from tfgpipe.cells.gradients import Gradient, as_tensor
 from tfgpipe.cells.trace import Origin, trace
 from tfgpipe.cells.values import (
-    Arguments,
+    CellArguments,
     Output,
     any_rows,
     is_continuous,
@@ -124,17 +124,17 @@ class EagerCell:
         """The sums."""
         return sums
 
-    def forward(self, arguments: Arguments, keeps: bool) -> Callable:
+    def forward(self, arguments: CellArguments, keeps: bool) -> Callable:
         """A task that computes the outputs, on a tape if it is kept."""
         return functools.partial(self._run, arguments, keeps, first=True)
 
-    def recompute(self, arguments: Arguments, kept: Any) -> Callable:
+    def recompute(self, arguments: CellArguments, kept: Any) -> Callable:
         """A task that computes the outputs again, on a tape."""
         del kept
         return lambda: self._run(arguments, True, first=False)[1]
 
     def _run(
-        self, arguments: Arguments, keeps: bool, first: bool
+        self, arguments: CellArguments, keeps: bool, first: bool
     ) -> tuple[Output, Any]:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             if keeps:
@@ -150,7 +150,7 @@ class EagerCell:
 
     def _differentiate(
         self,
-        arguments: Arguments,
+        arguments: CellArguments,
         kept: Any,
         dy: Sequence[Any],
         dlosses: Sequence[Any],
@@ -192,7 +192,7 @@ class EagerCell:
         ]
 
     def _traced_parts(
-        self, arguments: Arguments, has_gradient: list[bool]
+        self, arguments: CellArguments, has_gradient: list[bool]
     ) -> list[list[bool]]:
         """What `Backward.repeated` says of sparse gradients."""
         origin = Origin(

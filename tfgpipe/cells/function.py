@@ -19,7 +19,7 @@ from tfgpipe import internals
 from tfgpipe.cells.cell import Cell
 from tfgpipe.cells.moments import choosing_moments, is_synchronized
 from tfgpipe.cells.scope import StateScope
-from tfgpipe.cells.values import Arguments, Boundary, Output, structure_of
+from tfgpipe.cells.values import Boundary, CellArguments, Output, structure_of
 
 
 class Borrows(Exception):
@@ -115,7 +115,7 @@ class CellFunction:
 
     def __call__(
         self,
-        arguments: Arguments,
+        arguments: CellArguments,
         input_structure: Any,
         first: bool = True,
         moved: Collection[int] = (),

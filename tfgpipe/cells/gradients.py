@@ -160,7 +160,12 @@ def _over_replicas(replicas: list[list[Gradient]]) -> list[Gradient]:
     """The sums over replicas, from the last to the first.
 
     One operation adds all that are dense. Slices of rows are collected, those
-    of repeated indices are added up.
+    of repeated indices are added up. It needs nothing but the last backward
+    tasks of one cell, so it is done while earlier cells still drain:
+
+        last cell    B2 B1 B0 s            s: the sum, and then the update
+        cell before     B2 B1 B0 s
+        first cell         B2 B1 B0 s
 
     Args:
         replicas: Each one's sums.

@@ -2,7 +2,7 @@
 
 TensorFlow runs the stateful operations of a function one after the other, so
 a single `tf.print` in a cell would make the whole pipeline run serially.
-`pipeline.py` takes the cells out of that order; what is left to do is to tell
+`run/chain.py` takes the cells out of that order; what is left to do is to tell
 the user that effects happen once a micro-batch, in any order between devices.
 A random operation is worse: re-materialisation would draw other numbers than
 the forward pass, and the gradient would be wrong. That is an error.

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import tensorflow as tf
 
 
-def parts(gradient: tf.IndexedSlices) -> list[tf.IndexedSlices]:
+def lookups(gradient: tf.IndexedSlices) -> list[tf.IndexedSlices]:
     """The gradients of the single lookups, which TensorFlow has joined.
 
     Args:
@@ -28,7 +28,9 @@ def parts(gradient: tf.IndexedSlices) -> list[tf.IndexedSlices]:
     return [
         part
         for value, index in pairs
-        for part in parts(tf.IndexedSlices(value, index, gradient.dense_shape))
+        for part in lookups(
+            tf.IndexedSlices(value, index, gradient.dense_shape)
+        )
     ]
 
 

@@ -1,4 +1,4 @@
-"""Cuts functions out of one traced graph.
+r"""Cuts functions out of one traced graph.
 
 Python runs a cell's layers once. The graph of that run, with the operations
 that differentiate it, is the source from which all functions of the cell are
@@ -6,7 +6,20 @@ cut: the forward pass alone, the forward pass with what the backward pass needs
 of it, the backward pass, and each half of that.
 
 A function takes some tensors of the graph, or bundles of them, and computes
-others. It holds a copy of the operations in between and nothing else.
+others. It holds a copy of the operations in between and nothing else:
+
+    the graph      x --> matmul --> h --> gelu --> y      forward pass
+                    \               \
+                     \               +--> gelu' --> dh    backward pass
+                      +---------------------> x^T dh --> dw
+
+    forward        takes x, w           returns y, and h if it is to be kept
+    recompute      takes x, w           returns h
+    backward       takes x, w, h, dy    returns dx, dw + the sum so far
+
+What one run of Python has made is cut, and not traced a second time: so the
+bits of a recomputed h are those of the first one, and a layer that draws random
+numbers, or prints, is called once a trace.
 """
 
 from __future__ import annotations
@@ -19,6 +32,7 @@ import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.cells.bundle import Bundle, as_bundle
+from tfgpipe.cells.rounding import add_in_order
 from tfgpipe.cells.subfunction import Subfunction
 from tfgpipe.failures import traced
 
@@ -36,7 +50,6 @@ _CHEAP = {
     "Shape",
     "StridedSlice",
 }
-_VARIANT = tf.variant.as_datatype_enum
 
 
 class Subgraphs:
@@ -45,7 +58,7 @@ class Subgraphs:
     Args:
         graph: The graph of a `tf.function`. Operations may be added to it
             under `graph.as_default()` until the first call of a method.
-        options: Arguments of `tf.function` for what is cut.
+        options: CellArguments of `tf.function` for what is cut.
         device_type: Of the devices that will run it, such as "GPU".
 
     Attributes:
@@ -180,7 +193,7 @@ class Subgraphs:
             if len(kept) < len(node.input):
                 node.ClearField("input")
                 node.input.extend(kept)
-        _add_in_order(part)
+        add_in_order(part)
         return part
 
     def _import(
@@ -247,35 +260,6 @@ class Subgraphs:
         packed = list(itertools.islice(arguments, bundle.num_packed))
         with tf.device(self._where):
             return bundle.slots, bundle.unpack(packed)
-
-
-def _add_in_order(definition: Any) -> None:
-    """Replaces sums of three and more tensors by sums of two.
-
-    AddN begins with the first tensor whose memory it may write to. That is
-    not the same one in every run and at every cut, so neither is the rounding.
-    """
-    for node in list(definition.node):
-        if node.op != "AddN" or node.attr["T"].type == _VARIANT:
-            continue
-        *others, last = (i for i in node.input if i[0] != "^")
-        controls = [i for i in node.input if i[0] == "^"]
-        if len(others) < 2:
-            continue
-        total = others[0]
-        for i, other in enumerate(others[1:]):
-            partial = definition.node.add(
-                op="AddV2",
-                name=f"{node.name}/partial_{i}",
-                device=node.device,
-                input=[total, other],
-            )
-            partial.attr["T"].CopyFrom(node.attr["T"])
-            total = partial.name
-        node.op = "AddV2"
-        node.attr.pop("N")
-        node.ClearField("input")
-        node.input.extend([total, last, *controls])
 
 
 def _full(name: str) -> str:

@@ -26,7 +26,7 @@ from tfgpipe.cells.bundle import by_reference, tensors
 from tfgpipe.cells.cut import Cut
 from tfgpipe.cells.function import Findings
 from tfgpipe.cells.gradients import Gradient
-from tfgpipe.cells.values import Arguments, Output
+from tfgpipe.cells.values import CellArguments, Output
 from tfgpipe.cells.work import Kept, Sums, Work
 
 
@@ -70,7 +70,7 @@ class CellTasks:
         """What tasks take for weights that are cast, a list a layer."""
         return self._cut.weights.pack(tf.nest.flatten(weights))
 
-    def forward(self, arguments: Arguments, keeps: bool) -> Work:
+    def forward(self, arguments: CellArguments, keeps: bool) -> Work:
         """Computes the outputs.
 
         Args:
@@ -99,7 +99,7 @@ class CellTasks:
 
         return Work(function, cut.values(arguments), (), finish)
 
-    def recompute(self, arguments: Arguments, kept: Kept) -> Work | None:
+    def recompute(self, arguments: CellArguments, kept: Kept) -> Work | None:
         """Computes again what the backward pass needs, as `forward` does.
 
         Args:
@@ -122,7 +122,7 @@ class CellTasks:
 
     def backward(
         self,
-        arguments: Arguments,
+        arguments: CellArguments,
         kept: Kept,
         dy: Sequence[Any],
         dlosses: Sequence[tf.Tensor],
@@ -149,7 +149,7 @@ class CellTasks:
 
     def input_gradient(
         self,
-        arguments: Arguments,
+        arguments: CellArguments,
         kept: Kept,
         dy: Sequence[Any],
         dlosses: Sequence[tf.Tensor],
@@ -176,7 +176,7 @@ class CellTasks:
 
     def weight_gradient(
         self,
-        arguments: Arguments,
+        arguments: CellArguments,
         kept: Kept,
         dy: Sequence[Any],
         dlosses: Sequence[tf.Tensor],
@@ -194,7 +194,7 @@ class CellTasks:
 
     def _values(
         self,
-        arguments: Arguments,
+        arguments: CellArguments,
         kept: Kept,
         dy: Sequence[Any] = (),
         dlosses: Sequence[Any] = (),

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.cells.function import CellFunction, Findings
-from tfgpipe.cells.values import Arguments, Output
+from tfgpipe.cells.values import CellArguments, Output
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Origin:
 
     Attributes:
         function: The cell's function.
-        specs: `Arguments` of `tf.TensorSpec`s.
+        specs: `CellArguments` of `tf.TensorSpec`s.
         input_structure: A nest like the inputs.
         moved: ids of the moving statistics that earlier cells have moved.
         jit_compile: Whether XLA compiles what is cut out of the graph.
@@ -39,7 +39,7 @@ class Origin:
     """
 
     function: CellFunction
-    specs: Arguments
+    specs: CellArguments
     input_structure: Any
     moved: frozenset[int]
     jit_compile: bool
@@ -47,7 +47,7 @@ class Origin:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Arguments of `tf.function`."""
+        """CellArguments of `tf.function`."""
         if self.jit_compile:
             return {"autograph": False, "jit_compile": True}
         # Inlined, the calls would lose their place in the schedule.
@@ -77,7 +77,7 @@ class Traced:
 
     origin: Origin
     graph: Any
-    inputs: Arguments
+    inputs: CellArguments
     outputs: Output
     findings: Findings
     operations: Sequence[tf.Operation]
@@ -89,7 +89,7 @@ def trace(origin: Origin) -> Traced:
     seen: list[Any] = []
 
     def run(*arguments: Any) -> Any:
-        inputs = Arguments(*arguments)
+        inputs = CellArguments(*arguments)
         outputs, findings = origin.function(
             inputs, origin.input_structure, moved=origin.moved
         )

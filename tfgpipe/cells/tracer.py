@@ -17,7 +17,7 @@ from tfgpipe.cells.function import CellFunction
 from tfgpipe.cells.side_effects import check_operations
 from tfgpipe.cells.tasks import CellTasks
 from tfgpipe.cells.trace import Origin, Traced, trace
-from tfgpipe.cells.values import Arguments, Boundary, Output, structure_of
+from tfgpipe.cells.values import Boundary, CellArguments, Output, structure_of
 from tfgpipe.devices import placement
 
 
@@ -49,7 +49,7 @@ class Tracer:
         self,
         functions: Sequence[CellFunction],
         x: Any,
-        specs: Sequence[Arguments],
+        specs: Sequence[CellArguments],
         of_rows: Callable[[Any], tf.TensorSpec],
     ) -> list[Traced]:
         """Traces cells that follow each other.
@@ -84,7 +84,7 @@ class Tracer:
     def _traced(
         self,
         function: CellFunction,
-        specs: Arguments,
+        specs: CellArguments,
         structure: Any,
         moved: frozenset[int],
     ) -> Traced:
@@ -208,7 +208,7 @@ class _Before:
                 self._moved |= {id(layer.moving_variance)}
 
     def assigned_to(self, function: CellFunction) -> list[Any]:
-        """Specs of `Arguments.assigned`."""
+        """Specs of `CellArguments.assigned`."""
         found = [self._assigned.get(id(v)) for v in function.flat_weights]
         return found if any(t is not None for t in found) else []
 

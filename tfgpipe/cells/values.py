@@ -38,7 +38,7 @@ class Output(NamedTuple):
     Attributes:
         tensors: The outputs, flat.
         masks: Their Keras masks or None.
-        state: New values of `CellFunctions.state`, None where not assigned.
+        state: New values of `CellFunction.state`, None where not assigned.
         weights: New values of the flat weights, None where not assigned.
         losses: Scalars to be minimised, the head's first, then the layers'.
         counts: What the head's losses are to be divided by.
@@ -54,7 +54,7 @@ class Output(NamedTuple):
     moments: list[Any]
 
 
-class Arguments(NamedTuple):
+class CellArguments(NamedTuple):
     """What a cell is computed from.
 
     Attributes:
@@ -79,7 +79,7 @@ class Arguments(NamedTuple):
             self.weights
         )
 
-    def specs(self, of_rows: Callable[[Any], tf.TensorSpec]) -> Arguments:
+    def specs(self, of_rows: Callable[[Any], tf.TensorSpec]) -> CellArguments:
         """Shapes and dtypes.
 
         Args:
@@ -92,7 +92,7 @@ class Arguments(NamedTuple):
         def exact(tensor: Any) -> Any:
             return tf.TensorSpec(tensor.shape, tensor.dtype)
 
-        return Arguments(
+        return CellArguments(
             inputs=tf.nest.map_structure(batched, self.inputs),
             weights=tf.nest.map_structure(exact, self.weights),
             state=tf.nest.map_structure(exact, self.state),

@@ -172,7 +172,7 @@ def _has_feature_axis(y_pred: Any) -> bool:
 
 
 def _is_rowwise_loss(loss: Any, y: Any, y_pred: Any) -> bool:
-    if internals.has_own_call(loss) or loss.reduction not in _REDUCTIONS:
+    if _has_own_call(loss) or loss.reduction not in _REDUCTIONS:
         return False
     if internals.function_arguments(loss).get("axis", -1) != -1:
         return False
@@ -278,3 +278,8 @@ def _fits_squeezed(y: Any, y_pred: Any) -> bool:
 def _fits_sparse(y: Any, y_pred: Any) -> bool:
     """Whether labels are class numbers, one for each last axis of outputs."""
     return len(y) == len(y_pred) - 1 or (len(y) == len(y_pred) and y[-1] == 1)
+
+
+def _has_own_call(loss: keras.losses.Loss) -> bool:
+    """Whether a loss replaces Keras's weighting and reduction by its own."""
+    return type(loss).__call__ is not keras.losses.Loss.__call__

@@ -15,7 +15,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfgpipe.cells import Arguments, Boundary, Gradient, MicroBatches, Output
+from tfgpipe.cells import (
+    Boundary,
+    CellArguments,
+    Gradient,
+    MicroBatches,
+    Output,
+)
 from tfgpipe.run.loss_gradients import LossGradients
 from tfgpipe.run.order import Replicas
 from tfgpipe.run.partners import Started
@@ -38,7 +44,7 @@ class TaskFlow:
         replicas: Where cells compute micro-batches.
         micro_batches: How the rows fall into micro-batches.
         keeps: For (k, m), whether the forward task keeps what the backward
-            pass needs; None where there is no backward pass.
+            pass needs; returns None where there is no backward task.
     """
 
     def __init__(
@@ -85,20 +91,20 @@ class TaskFlow:
             return None, take
         return Started(task._replace(kind=kind), device, awaited, work), take
 
-    def _arguments(self, k: int, m: int) -> Arguments:
+    def _arguments(self, k: int, m: int) -> CellArguments:
         return self._given(
             k, m, self._boundaries[k, m], self._state.before(k, m)
         )
 
-    def counting(self, k: int, m: int) -> Arguments:
+    def counting(self, k: int, m: int) -> CellArguments:
         """What cell k takes, as far as it is known when nothing has run."""
         inputs = self._boundaries.get((k, m), Boundary([], []))
         return self._given(k, m, inputs, self._state.values(k, m))
 
     def _given(
         self, k: int, m: int, inputs: Boundary, state: list[tf.Tensor]
-    ) -> Arguments:
-        return Arguments(
+    ) -> CellArguments:
+        return CellArguments(
             inputs=inputs,
             weights=self._weights.packed(k, self._replicas.device(k, m)),
             state=state,

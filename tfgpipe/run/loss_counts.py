@@ -14,13 +14,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfgpipe.cells import Arguments, CellFunction, CellTasks
+from tfgpipe.cells import CellArguments, CellFunction, CellTasks
 
 
 def counts_ahead(
     functions: Sequence[CellFunction],
     tasks: Sequence[CellTasks],
-    arguments: Callable[[int, int], Arguments],
+    arguments: Callable[[int, int], CellArguments],
     device: Callable[[int, int], str],
     num_micro_batches: int,
 ) -> list[list[tf.Tensor]]:

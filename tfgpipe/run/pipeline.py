@@ -18,9 +18,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe.cells import (
-    Arguments,
     Boundary,
     Cell,
+    CellArguments,
     CellFunction,
     MicroBatches,
     gradients,
@@ -128,14 +128,14 @@ class Pipeline:
         self.replicas = Replicas(grid, self.micro_batches.count)
         return x
 
-    def _specs(self, k: int) -> Arguments:
+    def _specs(self, k: int) -> CellArguments:
         """What cell k is traced for; of inputs, those of the first cell."""
 
         def exact(variable: Any) -> tf.TensorSpec:
             return tf.TensorSpec(variable.shape, variable.value.dtype)
 
         function = self.functions[k]
-        return Arguments(
+        return CellArguments(
             inputs=self._inputs[0],
             weights=[[exact(v) for v in own] for own in function.weights],
             state=[exact(v) for v in function.state],
@@ -172,7 +172,7 @@ class Pipeline:
 
     def forward(self) -> None:
         """Runs the tasks before the first backward task."""
-        self.tasks = self._tracer.tasks(
+        self._cell_tasks = self._tracer.tasks(
             self._backward,
             [
                 k > 0 and self._differentiates[k - 1]
@@ -180,13 +180,13 @@ class Pipeline:
             ],
         )
         self.state = StateFlow(
-            self.functions, self.tasks, self.replicas, self.micro_batches
+            self.functions, self._cell_tasks, self.replicas, self.micro_batches
         )
         self._flow = TaskFlow(
-            self.tasks,
+            self._cell_tasks,
             self._inputs,
             self._labels,
-            Weights(self.functions, self.tasks),
+            Weights(self.functions, self._cell_tasks),
             self.state,
             self.results,
             self.replicas,
@@ -247,7 +247,7 @@ class Pipeline:
             return [output.counts for output in last]
         return counts_ahead(
             self.functions,
-            self.tasks,
+            self._cell_tasks,
             self._flow.counting,
             self.replicas.device,
             self.micro_batches.count,

@@ -109,7 +109,7 @@ class StateFlow:
     def assigned(self, k: int, m: int) -> list[Any]:
         """What layers of earlier cells have assigned to weights of cell k.
 
-        See `Arguments.assigned`.
+        See `CellArguments.assigned`.
         """
         found = [
             self._left_before(k, m, v, None) if id(v) in self._shared else None

@@ -26,7 +26,7 @@ class Remat:
         rules: One of `REMAT` for each cell.
 
     Attributes:
-        rules: Those.
+        rules: One of `REMAT` for each cell.
     """
 
     def __init__(self, rules: Sequence[str]):

@@ -1,0 +1,309 @@
+"""How controller and workers find each other, without TensorFlow's servers."""
+
+import contextlib
+import select
+import socket
+import threading
+import time
+import types
+
+import pytest
+
+from tools import device_memory, worker
+from tools.cluster import controller, hosts, link
+
+
+@pytest.fixture
+def server():
+    """What would be TensorFlow's."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def named(*ports):
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    return hosts.given(",".join(addresses), {})
+
+
+def refused(*parts):
+    return pytest.raises(ValueError, match="(?s)" + ".*".join(parts))
+
+
+@pytest.fixture
+def make():
+    """Makes workers, that are closed at the end."""
+    made = []
+
+    def new(port, server):
+        made.append(worker.Worker(port, server))
+        return made[-1]
+
+    yield new
+    for one in made:
+        one.close()
+
+
+@contextlib.contextmanager
+def running(function, *arguments):
+    """Runs it in another thread; gives the list its result will be in."""
+    results = []
+    thread = threading.Thread(
+        target=lambda: results.append(function(*arguments)), daemon=True
+    )
+    thread.start()
+    yield results
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def linked(port):
+    return link.Link(socket.create_connection(("127.0.0.1", port)))
+
+
+def hello(port):
+    """What a controller says first, and what it gets."""
+    connection = linked(port)
+    connection.send(fingerprint=link.fingerprint(), controller="me:1")
+    return connection, connection.receive(60)
+
+
+@pytest.fixture
+def free_port():
+    with socket.create_server(("", 0)) as listener:
+        port = listener.getsockname()[1]
+    return port
+
+
+# ------------------------------------------------------------------ the worker
+def test_worker_serves_until_the_controller_is_gone_and_knows_how(server, make):
+    one = make(0, server)
+    for end in (None, 0, 7):
+        with running(one.serve) as results:
+            connection, answer = hello(one.port)
+            assert answer == {
+                "fingerprint": link.fingerprint(),
+                "port": server,
+            }
+            if end is not None:
+                connection.send(end=end)
+            connection.close()
+        assert results == [end]
+        assert one.controller == "me:1"
+
+
+def test_worker_tries_the_ways_to_others(server, free_port, make):
+    one = make(0, server)
+    with running(one.serve):
+        connection, _ = hello(one.port)
+        ways = ["127.0.0.1", server], ["127.0.0.1", free_port]
+        connection.send(reach=ways)
+        (found,) = connection.receive(60)["unreachable"]
+        assert found.startswith(f"127.0.0.1:{free_port}: ")
+        connection.close()
+
+
+def test_worker_has_one_controller_at_a_time(server, make):
+    one = make(0, server)
+    with running(one.serve):
+        connection, _ = hello(one.port)
+        other, answer = hello(one.port)
+        assert answer == {"busy_with": "me:1"}
+        other.close()
+        with refused("works for another controller, me:1", "Wait until"):
+            controller.Cluster(named(one.port), timeout=1)
+        connection.close()
+
+
+@pytest.mark.parametrize("text", [b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b"{}\n"])
+def test_stranger_does_not_disturb_a_worker(text, server, make):
+    one = make(0, server)
+    with running(one.serve) as results:
+        with socket.create_connection(("127.0.0.1", one.port)) as stranger:
+            stranger.sendall(text)
+            stranger.settimeout(60)
+            with contextlib.suppress(ConnectionError):
+                assert stranger.recv(100) == b""  # it hangs up
+        connection, _ = hello(one.port)
+        connection.send(end=0)
+        connection.close()
+    assert results == [0]
+
+
+def test_worker_without_a_controller_gives_up(server, make):
+    with pytest.raises(TimeoutError):
+        make(0, server).serve(0.01)
+
+
+def test_port_in_use_is_an_error(server):
+    with refused("must be free", f"port={server}", "take another"):
+        worker.Worker(server, server)
+
+
+# ------------------------------------------------------------- signs of life
+@pytest.fixture
+def quick(monkeypatch):
+    """Half a second of silence is too long."""
+    monkeypatch.setattr(link, "BEAT", 0.05)
+    monkeypatch.setattr(link, "BEATS", 10)
+    monkeypatch.setattr(device_memory, "_reported", {})
+
+
+@pytest.fixture
+def line():
+    """The controller's end and the worker's."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = linked(listener.getsockname()[1])
+        theirs = link.Link(listener.accept()[0])
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+TASK = "/job:worker/replica:0/task:3"
+
+
+@pytest.mark.usefixtures("quick")
+def test_worker_gives_signs_of_life_with_its_memory(server, make):
+    one = make(0, server)
+    with running(one.serve) as results:
+        connection, _ = hello(one.port)
+        connection.send(reach=[])
+        assert connection.receive(60) == {"unreachable": []}
+        with running(controller._followed, connection, TASK) as lost:
+            time.sleep(1)  # longer than the silence that is allowed
+            assert lost == []
+            used = device_memory.memory_mib([f"{TASK}/device:CPU:1"])
+            assert set(used) == {
+                "worker_3/process_current",
+                "worker_3/process_peak",
+            }
+            connection.send(end=0)
+            connection._socket.shutdown(socket.SHUT_RDWR)
+        assert lost == ["the connection was closed"]
+        connection.close()
+    assert results == [0]
+
+
+@pytest.mark.usefixtures("quick")
+def test_worker_that_is_silent_is_lost(line):
+    ours, theirs = line
+    theirs.send(beat={})
+    why = controller._followed(ours, TASK)
+    assert why.startswith("it has given no sign of life for 0.5 s")
+
+
+@pytest.mark.usefixtures("quick")
+def test_time_in_which_the_controller_is_stopped_does_not_count(
+    line, monkeypatch
+):
+    """It waits three times as long as it should, again and again."""
+    ours, theirs = line
+    waits = []
+
+    def stopped(*arguments):
+        waits.append(time.sleep(0.1))
+        if len(waits) % 5 == 0:
+            theirs.send(beat={})
+        if len(waits) == 15:
+            theirs.send(other=1)
+        return found(*arguments)
+
+    found = select.select
+    monkeypatch.setattr(
+        controller, "select", types.SimpleNamespace(select=stopped)
+    )
+    assert controller._followed(ours, TASK) == "it sent what it should not"
+
+
+# -------------------------------------------------------------- the controller
+def test_hosts_that_cannot_be_reached_are_all_named(free_port):
+    found = hosts.given(f"127.0.0.1:{free_port},no.such.host.invalid:1", {})
+    with refused(
+        f"Cannot reach worker 0 at 127.0.0.1:{free_port} within 1 s: ",
+        "Start `python -m tools.worker` there",
+        "Cannot reach worker 1 at no.such.host.invalid:1 within 1 s",
+    ):
+        controller.Cluster(found, timeout=1)
+
+
+def test_host_that_is_no_worker_is_named(server):
+    """It takes the connection, and says nothing."""
+    with refused(f"Cannot reach worker 0 at 127.0.0.1:{server} within 1 s"):
+        controller.Cluster(named(server), timeout=1)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
+def test_after_another_failure_workers_may_end(error, monkeypatch):
+    """Or the thread that watches them would end this process untold."""
+    waits = []
+    monkeypatch.setattr(controller.time, "sleep", waits.append)
+    connected = object.__new__(controller.Cluster)
+    connected._has_ended = False
+    with pytest.raises(error), connected:
+        raise error
+    assert connected._has_ended
+    assert len(waits) == (error is RuntimeError)  # it may be a worker's
+
+
+@pytest.mark.parametrize("what", sorted(link.fingerprint()))
+def test_worker_of_another_version_is_refused_and_told(
+    what, server, monkeypatch, make
+):
+    own = link.fingerprint()
+    answers = iter([own, {**own, what: "other"}, own])  # asked in this order
+    one = make(0, server)
+    monkeypatch.setattr(link, "fingerprint", lambda: next(answers))
+    with (
+        running(one.serve) as results,
+        refused(
+            f"must have the same {what}",
+            f"other on worker 0 at 127.0.0.1:{one.port}, and {own[what]} here",
+        ),
+    ):
+        controller.Cluster(named(one.port), timeout=60)
+    assert results == [2]
+
+
+def test_worker_that_cannot_reach_another_is_named(free_port, server, make):
+    """The second worker's TensorFlow does not answer."""
+    first, second = make(0, server), make(0, free_port)
+    with (
+        running(first.serve),
+        running(second.serve),
+        refused(
+            f"worker 0 at 127.0.0.1:{first.port} cannot reach "
+            f"127.0.0.1:{free_port}",
+            "Open the ports",
+        ),
+    ):
+        controller.Cluster(named(first.port, second.port), timeout=60)
+
+
+def test_controller_has_a_name_that_far_workers_know(server):
+    """Not the one under which it knows itself."""
+    with contextlib.closing(linked(server)) as near:
+        assert near.own_host == "127.0.0.1"
+        far = types.SimpleNamespace(own_host="10.0.0.7")
+        assert controller._own_name([near]) == "127.0.0.1"
+        assert controller._own_name([near, far]) == "10.0.0.7"
+
+
+def test_host_that_is_cut_off_is_noticed(server):
+    with contextlib.closing(linked(server)) as near:
+        options = [
+            near._socket.getsockopt(level, option)
+            for level, option in (
+                (socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+                (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE),
+                (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL),
+                (socket.IPPROTO_TCP, socket.TCP_KEEPCNT),
+            )
+        ]
+    is_on, idle, interval, count = options
+    assert is_on and idle + interval * count == link.SILENCE == 25
+
+
+def test_fingerprint_is_that_of_the_code():
+    found = link.fingerprint()
+    assert set(found) == {"TensorFlow", "Keras", "code of tfgpipe"}
+    assert all(found.values())

@@ -1,0 +1,136 @@
+"""Which hosts a run has."""
+
+import json
+
+import pytest
+
+from tools.cluster import hosts
+
+
+def tf_config(job="worker", index=0, **cluster):
+    cluster = cluster or {"worker": ["a:1", "b:2"]}
+    task = {"type": job, "index": index}
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
+
+
+def test_workers_are_in_the_order_of_the_flag():
+    found = hosts.given("b:2222, 10.0.0.1:1", {})
+    assert [str(host) for host in found.all] == [
+        "worker 0 at b:2222",
+        "worker 1 at 10.0.0.1:1",
+    ]
+    assert found.all[1].task == "/job:worker/replica:0/task:1"
+    assert found.own is None and found.controller is None
+    assert found.others == found.all
+
+
+def test_one_host_needs_neither():
+    assert hosts.given(None, {}) is None
+    assert hosts.given(None, {"TF_CONFIG": " "}) is None
+    assert hosts.given(None, {"TF_CONFIG": "{}"}) is None
+    assert hosts.given(None, tf_config(worker=["a:1"])) is None
+
+
+@pytest.mark.parametrize(
+    ("cluster", "task", "controller"),
+    [
+        ({"worker": ["a:1", "b:2"]}, ("worker", 1), "worker 0 at a:1"),
+        (
+            {"worker": ["a:1", "b:2"], "chief": ["c:3"]},
+            ("worker", 0),
+            "chief 0 at c:3",
+        ),
+    ],
+)
+def test_controller_is_the_chief_or_the_first_worker(cluster, task, controller):
+    found = hosts.given(None, tf_config(*task, **cluster))
+    assert str(found.controller) == controller == str(found.all[0])
+    assert (found.own.job, found.own.index) == task
+    assert found.own not in found.others
+    assert len(found.others) == len(found.all) - 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "a", "a:", ":1", "a:b", "a:0", "a:65536", "a:1,", "http://a:1", "a:²"],
+)
+def test_malformed_workers_are_an_error(text):
+    with pytest.raises(ValueError, match="must be given as host:port"):
+        hosts.given(text, {})
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"TF_CONFIG": "{"}, "must be JSON such as .* Received: TF_CONFIG={,"),
+        ({"TF_CONFIG": "[1]"}, "must be JSON such as"),
+        ({"TF_CONFIG": '{"cluster": {"worker": 3}}'}, "must be JSON such as"),
+        (tf_config(index=2), "which task this process is.* worker 0, worker 1"),
+        (tf_config("chief"), "one of worker 0, worker 1"),
+        (tf_config(index="x"), "must be JSON such as"),
+        (tf_config(worker=["a:1"], ps=["b:1"]), "Leave out other jobs"),
+        (tf_config(worker=["a:1"], chief=["b:1", "c:1"]), "with one task"),
+        (tf_config(worker=["a:1", "b"]), "'b' in TF_CONFIG"),
+        (tf_config(worker=["a:1", "a:1"]), "a:1 more than once"),
+        (tf_config(worker=["a:1"], chief=["a:1"]), "a:1 more than once"),
+    ],
+)
+def test_malformed_tf_config_is_an_error(environment, message):
+    with pytest.raises(ValueError, match=message):
+        hosts.given(None, environment)
+
+
+def test_workers_and_tf_config_exclude_each_other():
+    with pytest.raises(ValueError, match=r"not be given both.* Unset one"):
+        hosts.given("a:1", tf_config())
+
+
+# ------------------------------------------------------------------- devices
+def listed(cpus, gpus):
+    """What TensorFlow lists: so many on each worker, and on the controller."""
+    return {
+        kind: [f"/job:controller/replica:0/task:0/device:{kind}:0"] * (len(ns))
+        + [
+            f"/job:worker/replica:0/task:{task}/device:{kind}:{index}"
+            for task, count in enumerate(ns)
+            for index in range(count)
+        ]
+        for kind, ns in (("GPU", gpus), ("CPU", cpus))
+    }
+
+
+def test_devices_are_in_the_order_of_the_hosts():
+    both = hosts.given("a:1,b:2", {})
+    found = hosts.device_names(both, listed([1, 1], [2, 1]), 3)
+    assert [name[-12:] for name in found] == [
+        "device:GPU:0",
+        "device:GPU:1",
+        "device:GPU:0",
+    ]
+    assert [name[:-13] for name in found] == [
+        "/job:worker/replica:0/task:0",
+        "/job:worker/replica:0/task:0",
+        "/job:worker/replica:0/task:1",
+    ]
+    (name,) = hosts.device_names(hosts.given("a:1", {}), listed([1], [0]), 1)
+    assert name == "/job:worker/replica:0/task:0/device:CPU:0"
+
+
+def test_many_hosts_are_told_apart():
+    many = hosts.given(",".join(f"a:{port}" for port in range(1, 13)), {})
+    found = hosts.device_names(many, listed([1] * 12, [0] * 12), 12)
+    assert len(found) == 12
+    assert "/task:1/" in found[1] and "/task:10/" in found[10]
+
+
+@pytest.mark.parametrize(
+    ("cpus", "gpus", "message"),
+    [
+        ([2, 1], [0, 0], "4 wanted, of 3: 2 of worker 0 at a:1, 1 of worker 1"),
+        ([1, 1], [8, 0], r"have a GPU where.* none on worker 1 at b:2\. Leave"),
+    ],
+)
+def test_too_few_devices_are_an_error(cpus, gpus, message):
+    both = hosts.given("a:1,b:2", {})
+    with pytest.raises(ValueError, match=message):
+        hosts.device_names(both, listed(cpus, gpus), 4)

@@ -1,0 +1,96 @@
+"""The command that writes text."""
+
+import numpy as np
+import pytest
+import runs
+import texts
+
+from models import sampling
+from params.tokenizer import EOS_ID
+from tools import generate
+from tools.generate import text_of
+from tools.train import trained_run
+from tools.train.trainer import Trainer
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch, tmp_path_factory):
+    runs.use(monkeypatch, tmp_path_factory)
+
+
+@pytest.fixture
+def folder(tmp_path_factory):
+    return runs.saved(runs.LM, tmp_path_factory)
+
+
+def run(*words):
+    return generate.main(["generate", *words])
+
+
+def written(capsys, *words):
+    assert run(*words) == 0
+    return capsys.readouterr().out
+
+
+def test_text_is_what_the_model_draws(folder, capsys):
+    flags = ["--prompt=kalo mi", "--num_tokens=6", "--top_k=9", "--seed=3"]
+    out = written(capsys, f"--train_dir={folder}", "--temperature=0.7", *flags)
+    loaded = trained_run.load(str(folder))
+    ids = sampling.generate(
+        loaded.model.layers,
+        loaded.source.encode_prompt("kalo mi"),
+        6,
+        temperature=0.7,
+        top_k=9,
+        seed=3,
+    )
+    assert out == text_of(loaded.source, ids[0]) + "\n"
+    assert out.startswith("kalo mi")
+
+
+def test_same_flags_give_the_same_text_and_another_seed_does_not(
+    folder, capsys
+):
+    flags = ["--num_tokens=9", "--temperature=1", "--top_k=0"]
+    flags.append(f"--train_dir={folder}")
+    first = written(capsys, *flags)
+    assert written(capsys, *flags) == first
+    assert written(capsys, *flags, "--seed=1") != first
+
+
+def test_ends_of_paragraphs_are_empty_lines():
+    novels = texts.novels().train
+    source = runs.LM.data.source()
+    encoded = source.tokenizer.encode(novels[:3])
+    ids = [
+        EOS_ID,
+        *encoded[0],
+        EOS_ID,
+        *encoded[1],
+        EOS_ID,
+        EOS_ID,
+        *encoded[2],
+    ]
+    text = text_of(source, np.array(ids))
+    assert text == f"{novels[0]}\n\n{novels[1]}\n\n\n\n{novels[2]}"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--num_tokens=99"], "ask for fewer tokens"),
+        (["--num_tokens=0"], "positive integer"),
+        (["--temperature=-1"], "temperature"),
+        (["--top_k=-1"], "top_k"),
+        (["--train_dir="], "tools.train --params=NAME"),
+    ],
+)
+def test_bad_flags_are_refused(folder, words, message, capsys):
+    assert run(f"--train_dir={folder}", *words) == 2
+    assert message.lower() in capsys.readouterr().err.lower()
+
+
+def test_run_of_another_kind_is_refused(tmp_path, capsys):
+    Trainer(runs.IMAGE, 1, tmp_path)
+    assert run(f"--train_dir={tmp_path}") == 2
+    assert "must hold a language model" in capsys.readouterr().err

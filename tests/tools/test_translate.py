@@ -1,0 +1,123 @@
+"""The command that translates, and the translator behind it."""
+
+import io
+import sys
+
+import numpy as np
+import pytest
+import runs
+import texts
+
+from models.beam_search import BeamSearch
+from tools import translate
+from tools.train import trained_run
+from tools.train.trainer import Trainer
+from tools.translate import Translator
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch, tmp_path_factory):
+    runs.use(monkeypatch, tmp_path_factory)
+
+
+@pytest.fixture
+def folder(tmp_path_factory):
+    return runs.saved(runs.MT, tmp_path_factory)
+
+
+def run(folder, *words):
+    return translate.main(["translate", f"--train_dir={folder}", *words])
+
+
+@pytest.fixture
+def echo(monkeypatch):
+    """A translator that writes what it reads, with its language."""
+    calls = []
+
+    class Echo(Translator):
+        def translate(self, ids):
+            calls.append(len(ids))
+            return [
+                f"<{t}>" for t in self._source.tokenizer.decode(ids.tolist())
+            ]
+
+    monkeypatch.setattr(translate, "Translator", Echo)
+    return calls
+
+
+def test_translation_is_the_best_of_the_beam(folder):
+    loaded = trained_run.load(str(folder))
+    sentences = [pair.translation for pair in texts.pairs(["bb"])[:5]]
+    translator = Translator(loaded, beam_size=2, length_penalty=1.0)
+    found = translator.translate(translator.encode(sentences, "bb"))
+    source = loaded.source
+    search = BeamSearch(
+        loaded.model.layers,
+        bos_id=source.bos_id,
+        eos_id=source.eos_id,
+        max_length=source.max_length,
+        beam_size=2,
+        length_penalty=1.0,
+    )
+    ids = search(source.encode(sentences, "bb")).ids
+    assert found == source.decode(ids)
+
+
+def test_columns_of_padding_alone_are_left_out(folder):
+    translator = Translator(trained_run.load(str(folder)), 1)
+    source = translator._source
+    ids = translator.encode(["bb ak", "bb ol"], "bb")
+    whole = source.encode(["bb ak", "bb ol"], "bb")
+    assert ids.shape[1] < whole.shape[1]
+    np.testing.assert_array_equal(ids, whole[:, : ids.shape[1]])
+    assert not whole[:, ids.shape[1] :].any()
+    assert translator.is_cut(ids).tolist() == [False, False]
+    assert translator.is_cut(translator.encode(["x" * 200], "bb")).all()
+
+
+def test_lines_come_back_in_order_and_empty_ones_stay_empty(
+    folder, echo, monkeypatch, capsys
+):
+    lines = "kalo\n\nmi nu\n   \npera so\nti\nvu\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    assert run(folder, "--language=bb", "--batch_size=3") == 0
+    captured = capsys.readouterr()
+    assert captured.out == "<kalo>\n\n<mi nu>\n\n<pera so>\n<ti>\n<vu>\n"
+    assert echo == [2, 2, 1]
+
+
+def test_text_of_a_flag_goes_before_the_standard_input(
+    folder, echo, monkeypatch, capsys
+):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("other\n"))
+    assert run(folder, "--language=aa", "--text=kalo", "--text=mi") == 0
+    assert capsys.readouterr().out == "<kalo>\n<mi>\n"
+
+
+def test_line_that_is_too_long_is_told(folder, echo, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"mi\n{'x' * 200}\n"))
+    assert run(folder, "--language=aa") == 0
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) == 2
+    assert "line 2 is longer than the model's 64 tokens" in captured.err
+    assert "line 1" not in captured.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "one of aa, bb, cc. Received: no flag"),
+        (["--language=dd"], "Received: --language=dd"),
+        (["--language=aa", "--beam_size=0"], "beam_size"),
+        (["--language=aa", "--length_penalty=-1"], "length_penalty"),
+    ],
+)
+def test_bad_flags_are_refused(folder, words, message, capsys):
+    assert run(folder, "--text=mi", *words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_run_of_another_kind_is_refused(tmp_path, capsys):
+    Trainer(runs.IMAGE, 1, tmp_path)
+    assert run(tmp_path, "--text=mi") == 2
+    assert "must hold a translation model" in capsys.readouterr().err

@@ -1,0 +1,542 @@
+"""The trainer: runs, resumes, compares, and refuses bad flags early."""
+
+import dataclasses
+import fcntl
+import json
+import os
+import re
+import socket
+
+import keras
+import numpy as np
+import pytest
+from absl import flags, logging
+from absl.testing import flagsaver
+from fabricated_tpu import TPUS, list_cores
+
+import tfgpipe
+from params import datasets, registry
+from params.experiment import Experiment
+from params.images import Images
+from params.optimizer import Optimizer
+from tools import devices
+from tools.sizes.model_size import num_parameters
+from tools.sizes.parameter_counts import PARAMETER_COUNTS
+from tools.train import __main__ as train
+from tools.train import comparison, event_log, trained_run
+from tools.train.trainer import Trainer
+
+DEMO = "image.amoebanet_d_demo"
+
+
+@dataclasses.dataclass(frozen=True)
+class Perceptron:
+    num_units: int = 8
+
+    def layers(self):
+        return [
+            keras.layers.Flatten(name="flatten"),
+            keras.layers.Dense(self.num_units, "relu", name="hidden"),
+            keras.layers.Dropout(0.2, seed=1, name="dropout"),
+            keras.layers.BatchNormalization(name="bn"),
+            keras.layers.Dense(3, "softmax", name="classes"),
+        ]
+
+
+TINY = Experiment(
+    name="image.tiny",
+    description="five layers",
+    model=Perceptron(),
+    data=Images("noise"),
+    optimizer=Optimizer("adam", 0.01),
+    batch_size=8,
+    epochs=3,
+    num_partitions=2,
+    num_micro_batches=2,
+)
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    """Registers TINY and its data; leaves the tests' devices alone."""
+    rng = np.random.default_rng(0)
+
+    def noise():
+        x = rng.random((28, 4, 4, 1), np.float32)
+        y = rng.integers(0, 3, 28, np.int32)
+        return datasets.ImageDataset(x, y, x[:10], y[:10])
+
+    data = noise()
+    monkeypatch.setitem(datasets.LOADERS, "noise", lambda: data)
+    monkeypatch.setitem(registry._EXPERIMENTS, TINY.name, TINY)
+    monkeypatch.setattr(devices, "split_cpu", lambda num_devices: None)
+    monkeypatch.setattr(devices, "hide_accelerators", lambda: None)
+
+
+def run(**given) -> int:
+    """Runs the command with these flags."""
+    flags.FLAGS.mark_as_parsed()
+    with flagsaver.flagsaver(**given):
+        return train.main(["train"])
+
+
+def trained_weights(**kwargs) -> list[np.ndarray]:
+    trainer = Trainer(TINY, **kwargs)
+    trainer.fit(verbose=0)
+    return trainer.model.get_weights()
+
+
+class Interrupt(keras.callbacks.Callback):
+    """Stops training in the middle of the given epoch."""
+
+    def __init__(self, epoch):
+        super().__init__()
+        self.epoch = epoch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.current = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.current == self.epoch and batch == 1:
+            raise KeyboardInterrupt
+
+
+def test_replicas_resume_and_compare_bit_identically(tmp_path, capsys):
+    """In one file of checkpoints, whatever the number of cells."""
+    given = {"params": "image.tiny", "num_replicas": 2, "seed": 3}
+    given |= {"num_micro_batches": 1, "compare_num_partitions": 1}
+    folder = str(tmp_path)
+    assert run(**given, train_dir=folder) == 0
+    out = capsys.readouterr().out
+    assert "device:CPU:0 /device:CPU:2" in out
+    assert "2 replicas of 2 cells" in out
+    assert "after 12 of 12 steps from the same initial weights: all" in out
+    trained = keras.saving.load_model(tmp_path / "final.keras").get_weights()
+    experiment = dataclasses.replace(TINY, num_micro_batches=1, seed=3)
+    other = tmp_path / "stopped"
+    strategy = devices.strategy(2, experiment)
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(experiment, None, other, strategy=strategy).fit([Interrupt(2)])
+    resumed = Trainer(experiment, None, other, strategy=strategy)
+    assert resumed.first_step == 8
+    resumed.fit(verbose=0)
+    found = comparison.difference(trained, resumed.model.get_weights())
+    assert found.num_different == 0
+    assert run(params="image.tiny", train_dir=folder) == 2
+    assert "only --num_partitions may change" in capsys.readouterr().err
+    assert trained_run.read_experiment(tmp_path).seed == 3
+
+
+def test_interleaved_replicas_take_all_devices():
+    experiment = dataclasses.replace(
+        TINY, schedule="interleaved", num_partitions=4
+    )
+    names = [f"CPU:{index}" for index in range(5)]
+    found = devices.strategy(2, experiment, names)
+    assert [len(row) for row in found.devices] == [2, 2]
+    assert len(devices.strategy(2, experiment).devices[0]) == 4
+
+
+def test_difference_counts_bits_that_differ():
+    one = [np.array([1.0, 0.0], np.float32), np.array([3], np.int32)]
+    two = [np.array([1.5, -0.0], np.float32), np.array([3], np.int32)]
+    assert comparison.difference(one, one).num_different == 0
+    assert "all 3 values" in str(comparison.difference(one, one))
+    result = comparison.difference(one, two)
+    assert (result.num_different, result.largest) == (2, 0.5)
+    assert "2 of 3 values in 2 weights differ, by up to 0.5" in str(result)
+
+
+def test_difference_of_other_shapes_is_an_error():
+    with pytest.raises(ValueError, match="same shapes"):
+        comparison.difference([np.zeros(2)], [np.zeros(3)])
+
+
+def test_run_prints_cells_bubble_and_accuracy(capsys):
+    assert run(params="image.tiny", set=["epochs=1"]) == 0
+    out = capsys.readouterr().out
+    assert "device:CPU:1" in out
+    assert "2 cells and 2 micro-batches, schedule=gpipe: 33%" in out
+    assert "Trained 4 steps with num_partitions=2" in out
+    assert "Test accuracy: " in out
+
+
+def test_bubble_is_that_of_the_schedule(capsys):
+    assert run(params="image.tiny", steps=1, schedule="zero_bubble") == 0
+    # (K - 1) / (3 M + K - 1)
+    assert "schedule=zero_bubble: 14%" in capsys.readouterr().out
+
+
+def test_list_prints_every_experiment_with_its_size(capsys, monkeypatch):
+    some = {name: registry.get(name) for name in (DEMO, TINY.name)}
+    monkeypatch.setattr(registry, "_EXPERIMENTS", some)
+    assert run(list=True) == 0
+    out = capsys.readouterr().out
+    names, demo, tiny = out.splitlines()
+    assert names.split()[:4] == ["name", "parameters", "K", "data"]
+    assert demo.split()[:4] == [DEMO, "25,730", "2", "fashion_mnist_12k"]
+    assert demo.endswith(some[DEMO].expected_result)
+    assert tiny.split()[:4] == [TINY.name, "179", "2", "noise"]
+
+
+def test_verbosity_is_that_of_the_flag_if_there_is_one(monkeypatch):
+    """What absl's `app.run` would print by default is of no use to users."""
+    found = []
+    monkeypatch.setattr(logging, "set_verbosity", found.append)
+    assert run(params=None) == 2
+    assert found == [logging.WARNING]
+    monkeypatch.setattr(flags.FLAGS["verbosity"], "present", 1)
+    assert run(params=None) == 2
+    assert len(found) == 1
+
+
+def test_list_makes_no_model_and_reads_no_data(capsys, monkeypatch):
+    ours = [e for e in registry.all_experiments() if e.name != TINY.name]
+    monkeypatch.setattr(
+        registry,
+        "_EXPERIMENTS",
+        {experiment.name: experiment for experiment in ours},
+    )
+
+    def forbidden(self):
+        raise AssertionError
+
+    for experiment in ours:
+        monkeypatch.setattr(type(experiment.model), "layers", forbidden)
+        monkeypatch.setattr(type(experiment.data), "source", forbidden)
+    assert run(list=True) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [row[0] for row in rows] == [e.name for e in ours]
+    assert max(int(row[1].replace(",", "")) for row in rows) > 8e10
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if count > 3e4 else ())
+        for name, count in PARAMETER_COUNTS.items()
+    ],
+)
+def test_parameters_are_as_written_down(name):
+    counted = num_parameters(registry.get(name))
+    assert PARAMETER_COUNTS[name] == counted
+
+
+def test_dry_run_prints_what_each_cell_holds(capsys):
+    given = {"params": "image.tiny", "dry_run": True, "num_partitions": 3}
+    assert run(**given) == 0
+    out = capsys.readouterr().out
+    assert "179 parameters, in 3 cells on 3 devices; 2 micro-batches" in out
+    assert [line.split()[3] for line in out.splitlines()[-3:]] == [
+        "flatten",
+        "dropout",
+        "classes",
+    ]
+    assert "Trained" not in out
+
+
+def test_dry_run_adds_up_what_shares_a_device(capsys):
+    given = {"params": "image.tiny", "dry_run": True, "num_partitions": 4}
+    given |= {"num_replicas": 2, "num_virtual_devices": 4}
+    assert run(**given, schedule="interleaved") == 0
+    out = capsys.readouterr().out
+    assert "in 4 cells on 2 devices of each of 2 replicas; 2 micro" in out
+    assert [line.split()[:2] for line in out.splitlines()[-2:]] == [
+        ["0", "0,2"],
+        ["1", "1,3"],
+    ]
+    assert run(**given, schedule="gpip") == 2
+    assert "Did you mean 'gpipe'" in capsys.readouterr().err
+
+
+def test_steps_end_in_the_middle_of_an_epoch(capsys):
+    assert run(params="image.tiny", steps=6) == 0
+    assert "Trained 6 steps" in capsys.readouterr().out
+
+
+def test_comparison_with_one_cell_finds_the_same_bits(capsys):
+    given = {"params": "image.tiny", "compare_num_partitions": 1}
+    assert run(**given, epochs=1) == 0
+    out = capsys.readouterr().out
+    assert "after 4 of 4 steps from the same initial weights: all" in out
+
+
+def test_comparison_of_the_first_steps_says_so(capsys):
+    given = {"params": "image.tiny", "compare_num_partitions": 1}
+    assert run(**given, epochs=2, compare_steps=3) == 0
+    assert "after 3 of 8 steps" in capsys.readouterr().out
+
+
+def test_comparison_that_fails_exits_with_1(capsys, monkeypatch):
+    original = comparison.Snapshot.on_train_batch_end
+
+    def disturbed(self, batch, logs=None):
+        original(self, batch, logs)
+        if self.weights and self.model.num_partitions == 1:
+            self.weights[0][0] += 1
+
+    monkeypatch.setattr(comparison.Snapshot, "on_train_batch_end", disturbed)
+    given = {"params": "image.tiny", "compare_num_partitions": 1}
+    assert run(**given, steps=1) == 1
+    assert "differ, by up to 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("num_partitions", [1, 2])
+def test_interrupted_run_resumes_bit_identically(tmp_path, num_partitions):
+    expected = trained_weights()
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(TINY, train_dir=tmp_path).fit([Interrupt(2)], verbose=0)
+    same = dataclasses.replace(TINY, num_partitions=num_partitions)
+    resumed = Trainer(same, train_dir=tmp_path)
+    assert resumed.first_step == 8
+    assert resumed.model.num_partitions == num_partitions
+    resumed.fit(verbose=0)
+    weights = resumed.model.get_weights()
+    assert comparison.difference(expected, weights).num_different == 0
+
+
+@pytest.mark.parametrize("steps", [7, None])  # 4 an epoch
+def test_run_resumes_in_the_middle_of_an_epoch(tmp_path, steps):
+    whole = Trainer(TINY, steps)
+    whole.fit(verbose=0)
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(TINY, steps, tmp_path).fit(
+            [Interrupt(1)], verbose=0, checkpoint_every=5
+        )
+    resumed = Trainer(TINY, steps, tmp_path)
+    assert resumed.first_step == 5
+    resumed.fit(verbose=0)
+    assert int(resumed.model.optimizer.iterations) == whole.num_steps
+    found = comparison.difference(
+        whole.model.get_weights(), resumed.model.get_weights()
+    )
+    assert found.num_different == 0
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [(None, "Nothing is kept"), ("run", "goes on from the last checkpoint")],
+)
+def test_stopped_run_says_how_to_go_on(
+    folder, message, tmp_path, capsys, monkeypatch
+):
+    def stop(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "fit", stop)
+    where = {"train_dir": str(tmp_path / folder)} if folder else {}
+    assert run(params="image.tiny", steps=2, **where) == 130
+    assert message in capsys.readouterr().err
+
+
+def test_run_is_watched(tmp_path, capsys):
+    given = {"params": "image.tiny", "train_dir": str(tmp_path), "steps": 4}
+    assert run(**given, tensorboard=True, evaluate_every=2) == 0
+    printed = capsys.readouterr().out
+    assert "examples_per_second" in printed
+    assert re.findall(r"Step (\d+), test: accuracy", printed) == ["2", "4"]
+    assert event_log.read(tmp_path / "tensorboard")["pipeline/ideal_bubble"]
+
+
+def test_run_without_a_terminal_says_how_it_goes(capsys, monkeypatch):
+    monkeypatch.setattr(train, "_SECONDS", 0.0)
+    assert run(params="image.tiny", steps=2) == 0
+    printed = capsys.readouterr().out
+    found = r"Step 1 of 2: loss \S+\nStep 2 of 2: loss \S+, \S+ examples/s\n"
+    assert re.search(found, printed)
+
+
+def test_finished_run_is_not_trained_again(tmp_path, capsys):
+    given = {"params": "image.tiny", "train_dir": str(tmp_path), "epochs": 1}
+    assert run(**given) == 0
+    assert run(**given) == 0
+    assert "Trained 0 steps" in capsys.readouterr().out
+    final = keras.saving.load_model(tmp_path / "final.keras")
+    assert int(final.optimizer.iterations) == 4
+    assert run(**given, compare_num_partitions=1) == 2
+    assert "finished cannot be compared" in capsys.readouterr().err
+
+
+def test_train_dir_of_another_run_is_refused(tmp_path, capsys):
+    given = {"params": "image.tiny", "train_dir": str(tmp_path)}
+    assert run(**given, steps=1) == 0
+    changed = {"seed": 1, "set": ["optimizer.learning_rate=0.5"]}
+    assert run(**given, steps=1, **changed) == 2
+    printed = capsys.readouterr().err
+    assert "  seed: 0 there, 1 here\n" in printed
+    assert "  optimizer.learning_rate: 0.01 there, 0.5 here\n" in printed
+    assert "model" not in printed
+    assert "only --num_partitions may change" in printed
+    (tmp_path / "experiment.json").write_text("[]", "utf-8")
+    assert run(**given, steps=1) == 2
+    assert "is not that of a run" in capsys.readouterr().err
+
+
+def test_finished_run_goes_on_if_it_is_made_longer(tmp_path, capsys):
+    given = {"params": "image.tiny", "train_dir": str(tmp_path)}
+    assert run(**given, epochs=1) == 0
+    assert float(trained_run.load(tmp_path).model.optimizer.learning_rate) == 0
+    capsys.readouterr()
+    assert run(**given, steps=7) == 0
+    printed = capsys.readouterr().out
+    assert "had 4 steps at first" in printed
+    assert "schedule of a run of 7 has" in printed
+    assert "Trained 3 steps" in printed
+    assert trained_run.load(tmp_path).step == 7
+    saved = Trainer(TINY, 10, tmp_path, may_grow=True)
+    assert (saved.first_step, saved.earlier_num_steps) == (7, [4, 7])
+    expected = TINY.optimizer.make(10)
+    expected.iterations.assign(7)
+    rate = float(saved.model.optimizer.learning_rate)
+    assert rate == float(expected.learning_rate) > 0
+    assert run(**given, steps=12, compare_num_partitions=1) == 2
+    assert "needs a run of one length" in capsys.readouterr().err
+
+
+def test_run_is_not_made_shorter_nor_longer_by_other_programs(tmp_path, capsys):
+    given = {"params": "image.tiny", "train_dir": str(tmp_path)}
+    assert run(**given, steps=2) == 0
+    assert run(**given, steps=1) == 2
+    printed = capsys.readouterr().err
+    assert "  num_steps: 2 there, 1 here\n" in printed
+    assert "and --steps or --epochs grow" in printed
+    with pytest.raises(ValueError, match="num_steps: 2 there, 3 here"):
+        Trainer(TINY, 3, tmp_path)
+
+
+def test_train_dir_in_use_is_refused_before_anything_is_written(
+    tmp_path, capsys
+):
+    file = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(file, fcntl.LOCK_EX)
+    assert run(params="image.tiny", train_dir=str(tmp_path)) == 2
+    assert "in use by another process" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["lock"]
+    os.close(file)
+    assert run(params="image.tiny", steps=1, train_dir=str(tmp_path)) == 0
+
+
+def test_train_dir_that_is_a_file_is_refused(tmp_path, capsys):
+    path = tmp_path / "file"
+    path.write_text("", "utf-8")
+    assert run(params="image.tiny", train_dir=str(path)) == 2
+    assert "`train_dir` must be a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"params": None},
+            "must name an experiment. `python -m tools.train",
+        ),
+        (
+            {"params": "image.tinny"},
+            "Received: params='image.tinny'. Did you mean 'image.tiny'? "
+            "`python -m tools.train --list` shows all.\n",
+        ),
+        ({"steps": 1, "epochs": 1}, "must not be given both"),
+        ({"compare_steps": 1}, "needs --compare_num_partitions"),
+        ({"compare_steps": 99, "compare_num_partitions": 1}, "from 1 to 12"),
+        (
+            {"num_virtual_devices": 1},
+            "number of cells, those of all replicas, 2.",
+        ),
+        ({"num_virtual_devices": 3, "num_replicas": 2}, "replicas, 4."),
+        ({"workers": "a:1,b"}, "host:port"),
+        ({"workers": "a:1", "num_virtual_devices": 2}, "Give it to tools.work"),
+        (
+            {"workers": "no.such.invalid:1", "connect_timeout": 1.0},
+            "Cannot reach worker 0 at no.such.invalid:1 within 1 s",
+        ),
+        ({"num_replicas": 5}, "times the micro-batches of each"),
+        ({"num_replicas": 5, "num_micro_batches": 1}, "5 times 2"),
+        ({"num_partitions": 6}, "num_partitions=6"),
+        ({"num_micro_batches": 9}, "at most `batch_size`"),
+        ({"schedule": "gpip"}, "schedule='gpip'"),
+        ({"remat": "sometimes"}, "remat='sometimes'"),
+        ({"set": ["model.num_unit=3"]}, "Did you mean 'model.num_units'"),
+        ({"set": ["data.name=noises"]}, "Did you mean 'noise'"),
+        ({"initial_model": "x.keras"}, "for no other"),
+    ],
+)
+def test_bad_flags_fail_before_any_work(given, message, capsys, tmp_path):
+    folder = tmp_path / "new"
+    base = {"params": "image.tiny", "train_dir": str(folder)}
+    assert run(**{**base, **given}) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
+    if "compare_steps" not in given:
+        assert not folder.exists()
+
+
+def test_cluster_without_this_task_is_refused(capsys, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}}')
+    assert run(params="image.tiny") == 2
+    assert "which task this process is" in capsys.readouterr().err
+
+
+def test_host_of_a_cluster_waits_for_its_controller_not_forever(
+    capsys, monkeypatch
+):
+    with socket.create_server(("", 0)) as listener:
+        port = listener.getsockname()[1]
+    task = {"type": "worker", "index": 1}
+    jobs = {"worker": ["far:1", f"localhost:{port}"]}
+    text = json.dumps({"cluster": jobs, "task": task})
+    monkeypatch.setenv("TF_CONFIG", text)
+    assert run(params="image.tiny", connect_timeout=1.0) == 3
+    captured = capsys.readouterr()
+    assert f"worker 1 at localhost:{port} is ready" in captured.out
+    assert "worker 0 at far:1, did not come within 1 s" in captured.err
+
+
+def test_leftover_arguments_are_refused(capsys):
+    flags.FLAGS.mark_as_parsed()
+    with flagsaver.flagsaver(params="image.tiny"):
+        assert train.main(["train", "epochs=3"]) == 2
+    assert "only flags. Received: ['epochs=3']" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------- a TPU
+@pytest.fixture
+def fabricated(monkeypatch):
+    """Connecting gives a v2-8; returns what it was asked for."""
+    list_cores(monkeypatch)
+    asked = []
+
+    def connect(*arguments):
+        asked.append(arguments)
+        return TPUS["v2-8"]
+
+    monkeypatch.setattr(tfgpipe, "connect_to_tpu", connect)
+    return asked
+
+
+def test_trainer_uses_the_cores_of_its_tpu(fabricated, capsys):
+    given = {"params": "image.tiny", "steps": 1, "tpu": "local"}
+    assert run(**given, num_replicas=2, connect_timeout=7.0) == 0
+    assert fabricated == [("local", 7.0)]
+    printed = capsys.readouterr().out
+    for core in (0, 1, 2, 3):
+        assert f"device:TPU:{core}" in printed
+    assert "device:TPU:6" not in printed
+    names = devices.tpu_cores("local", 5, 7.0)
+    assert [int(name[-1]) for name in names] == [0, 1, 2, 3, 6, 7, 4, 5]
+
+
+def test_trainer_refuses_what_does_not_go_with_a_tpu(
+    fabricated, capsys, monkeypatch
+):
+    given = {"params": "image.tiny", "tpu": "local"}
+    assert run(**given, num_replicas=2, num_partitions=5) == 2
+    assert "Received: 10 wanted, of 8" in capsys.readouterr().err
+    assert run(**given, workers="host:1") == 2
+    assert "--tpu and --workers must not" in capsys.readouterr().err
+    assert run(**given, num_virtual_devices=2) == 2
+    assert "--tpu and --num_virtual_devices" in capsys.readouterr().err
+    monkeypatch.setenv("TF_CONFIG", "{}")
+    assert run(**given) == 2
+    assert "--tpu and TF_CONFIG" in capsys.readouterr().err
+    assert len(fabricated) == 1

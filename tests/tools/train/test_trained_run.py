@@ -1,0 +1,99 @@
+"""Reading what a training run left behind."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import runs
+
+from params.images import ImageSource
+from params.pairs import PairSource
+from tools.train import trained_run
+from tools.train.trainer import Trainer
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch, tmp_path_factory):
+    runs.use(monkeypatch, tmp_path_factory)
+
+
+def change(folder, **values):
+    path = folder / "experiment.json"
+    saved = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps(saved | values), "utf-8")
+
+
+def test_model_is_that_of_the_run_in_one_cell(tmp_path):
+    trainer = Trainer(runs.IMAGE, 2, tmp_path)
+    trainer.fit(verbose=0)
+    trainer.export()
+    run = trained_run.load(str(tmp_path), ImageSource, "images")
+    assert run.experiment == runs.IMAGE
+    assert run.path == tmp_path / "final.keras"
+    assert (run.step, run.model.num_partitions) == (2, 1)
+    for ours, theirs in zip(
+        run.model.get_weights(), trainer.model.get_weights(), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_changed_fields_are_those_of_the_run(tmp_path):
+    changed = dataclasses.replace(
+        runs.IMAGE,
+        seed=3,
+        num_partitions=1,
+        model=runs.Perceptron(2),
+        data=dataclasses.replace(runs.IMAGE.data, classes=(2, 0), flip=True),
+    )
+    Trainer(changed, 1, tmp_path)
+    expected = dataclasses.replace(changed, num_partitions=2)
+    assert trained_run.read_experiment(tmp_path) == expected
+
+
+def test_checkpoint_does_until_the_run_is_finished(tmp_path):
+    Trainer(runs.IMAGE, 1, tmp_path).fit(verbose=0)
+    run = trained_run.load(str(tmp_path))
+    assert (run.path.name, run.step) == ("checkpoint.keras", 1)
+
+
+def test_run_without_a_model_yet_is_an_error(tmp_path):
+    Trainer(runs.IMAGE, 1, tmp_path)
+    with pytest.raises(FileNotFoundError, match="comes after an epoch"):
+        trained_run.load(str(tmp_path))
+
+
+@pytest.mark.parametrize("folder", [None, "nowhere"])
+def test_missing_folder_is_an_error_with_the_cure(folder):
+    with pytest.raises(ValueError, match=r"tools\.train --params=NAME"):
+        trained_run.load(folder)
+
+
+def test_run_of_another_kind_is_an_error(tmp_path):
+    Trainer(runs.IMAGE, 1, tmp_path)
+    with pytest.raises(ValueError, match=r"a translation model.*image\.tiny"):
+        trained_run.load(str(tmp_path), PairSource, "a translation model")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"name": "image.tinny"}, "Did you mean 'image.tiny'"),
+        ({"colour": "red"}, "other fields: .'colour'"),
+        ({"model": {"num_units": 3}}, "Perceptron has other fields"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"model": 3}, "Train again in a new folder"),
+    ],
+)
+def test_run_of_another_version_is_an_error(tmp_path, values, message):
+    Trainer(runs.IMAGE, 1, tmp_path)
+    change(tmp_path, **values)
+    with pytest.raises(ValueError, match=message):
+        trained_run.read_experiment(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"num_steps": 3}'])
+def test_damaged_file_is_an_error(tmp_path, text):
+    (tmp_path / "experiment.json").write_text(text, "utf-8")
+    with pytest.raises(ValueError, match="run of this version"):
+        trained_run.read_experiment(tmp_path)

@@ -1,0 +1,151 @@
+"""The trainer on texts, and from a trained model."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+import texts
+
+from params import datasets
+from params.datasets import ImageDataset
+from params.experiment import Experiment
+from params.images import Images
+from params.lm import TransformerLM
+from params.mt import Translation
+from params.optimizer import Optimizer
+from params.pairs import Pairs
+from params.task import LanguageModel
+from params.task import Translation as TranslationTask
+from params.text import Text
+from tools.train import comparison
+from tools.train.trainer import Trainer
+
+LM = Experiment(
+    name="lm.tiny",
+    description="two blocks",
+    model=TransformerLM(2, 16, 32, 2, 300, 16, dropout=0.1),
+    data=Text(vocab_size=300, length=16),
+    task=LanguageModel(),
+    optimizer=Optimizer("adam", 0.01, decay="inverse_sqrt"),
+    batch_size=8,
+    epochs=2,
+    num_partitions=2,
+    num_micro_batches=2,
+)
+MT = Experiment(
+    name="mt.tiny",
+    description="a block each",
+    model=Translation(1, 16, 32, 2, 320, head_dim=8, dropout=0.1),
+    data=Pairs(vocab_size=320, widths=(32, 64)),
+    task=TranslationTask(),
+    optimizer=Optimizer("adafactor", 0.05, clip_norm=1.0),
+    batch_size=512,
+    epochs=2,
+    num_partitions=2,
+    num_micro_batches=2,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Perceptron:
+    num_classes: int = 3
+
+    def layers(self):
+        return [
+            keras.layers.Flatten(name="flatten"),
+            keras.layers.Dense(4, "relu", name="hidden"),
+            keras.layers.Dense(self.num_classes, "softmax", name="classes"),
+        ]
+
+
+IMAGE = Experiment(
+    name="image.first",
+    description="three classes",
+    model=Perceptron(3),
+    data=Images("noise"),
+    optimizer=Optimizer("sgd", 0.1),
+    batch_size=8,
+    epochs=1,
+    num_partitions=2,
+    num_micro_batches=1,
+)
+SECOND = dataclasses.replace(
+    IMAGE,
+    name="image.second",
+    model=Perceptron(2),
+    data=Images("noise", classes=(1, 2)),
+    num_partitions=1,
+    starts_from="image.first",
+)
+
+
+@pytest.fixture(autouse=True)
+def little(monkeypatch, tmp_path_factory):
+    rng = np.random.default_rng(0)
+    x = rng.random((28, 4, 4, 1), np.float32)
+    y = rng.integers(0, 3, 28, np.int32)
+    noise = ImageDataset(x, y, x[:10], y[:10])
+    monkeypatch.setitem(datasets.LOADERS, "noise", lambda: noise)
+    texts.use(monkeypatch, tmp_path_factory.mktemp("vocabularies"))
+
+
+class Interrupt(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", [LM, MT], ids=["lm", "mt"])
+def test_interrupted_text_run_resumes_bit_identically(tmp_path, experiment):
+    whole = Trainer(experiment)
+    whole.fit(verbose=0)
+    results = whole.evaluate()
+    chance = experiment.model.vocab_size
+    assert 1 < results["perplexity"] < chance
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(experiment, train_dir=tmp_path).fit([Interrupt()], verbose=0)
+    resumed = Trainer(experiment, train_dir=tmp_path)
+    assert 0 < resumed.first_step < resumed.num_steps
+    resumed.fit(verbose=0)
+    found = comparison.difference(
+        whole.model.get_weights(), resumed.model.get_weights()
+    )
+    assert found.num_different == 0
+    assert resumed.evaluate() == results
+
+
+def test_run_that_ended_within_an_epoch_is_not_trained_again(tmp_path):
+    Trainer(IMAGE, 3, tmp_path).fit(verbose=0)
+    again = Trainer(IMAGE, 3, tmp_path)
+    assert again.first_step == 3
+    again.fit(verbose=0)
+    assert int(again.model.optimizer.iterations) == 3
+
+
+def test_trained_layers_are_the_start_of_another_run(tmp_path):
+    first = Trainer(IMAGE, train_dir=tmp_path)
+    first.fit(verbose=0)
+    path = first.export()
+    second = Trainer(SECOND, initial_model=path)
+    trained, started = (
+        {layer.name: layer.get_weights() for layer in t.model.layers}
+        for t in (first, second)
+    )
+    np.testing.assert_array_equal(trained["hidden"][0], started["hidden"][0])
+    assert started["classes"][0].shape == (4, 2)
+    second.fit(verbose=0)
+    assert 0 <= second.evaluate()["accuracy"] <= 1
+
+
+def test_start_without_a_trained_model_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match=r"Expected: image\.first"):
+        Trainer(SECOND)
+    with pytest.raises(FileNotFoundError, match=r"Train image\.first"):
+        Trainer(SECOND, initial_model=tmp_path / "none.keras")
+
+
+def test_trained_model_for_another_experiment_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="and for no other"):
+        Trainer(IMAGE, initial_model=tmp_path / "any.keras")

@@ -1,0 +1,8 @@
+"""Every private TensorFlow and Keras name that tfgpipe uses.
+
+Nothing else in the library may reach below the public interfaces. This is the
+one door that lets all names through.
+"""
+
+from tfgpipe.internals.keras import *
+from tfgpipe.internals.tensorflow import *

@@ -1,0 +1,535 @@
+"""Every private name of Keras that tfgpipe uses.
+
+`test_internals.py` has a test for each function here, which fails when a new
+version moves what the function needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+from keras.src import backend as _backend
+from keras.src.backend.common import global_state as _global_state
+from keras.src.losses import loss as _loss
+
+_UNINITIALIZED = "uninitialized_variables"
+_IN_NO_GRAPH = "tfgpipe_in_no_graph"
+
+
+# ------------------------------------------------------------------ variables
+@contextlib.contextmanager
+def deferred_variables() -> Iterator[None]:
+    """Lets layers build inside without allocating their variables.
+
+    The variables know shape, dtype and initializer, and nothing else, until
+    `create_variable` is called on each of them. Keras itself would allocate
+    them all on the default device when the outermost scope ends.
+    """
+    before = list(_global_state.get_global_attribute(_UNINITIALIZED) or [])
+    try:
+        with (
+            seed_generator_kept(),
+            keras.StatelessScope(initialize_variables=False),
+        ):
+            yield
+    finally:
+        _global_state.set_global_attribute(_UNINITIALIZED, before)
+
+
+def variables_are_deferred() -> bool:
+    """Whether variables that are made now get no storage."""
+    return _global_state.get_global_attribute("stateless_scope") is not None
+
+
+def is_created(variable: keras.Variable) -> bool:
+    """Whether the variable has storage."""
+    return storage(variable) is not None
+
+
+def storage(variable: keras.Variable) -> Any:
+    """The `tf.Variable` of a variable, or None."""
+    return variable._value
+
+
+def create_variable(variable: keras.Variable) -> None:
+    """Allocates a deferred variable on the current device."""
+    variable._deferred_initialize()
+
+
+def move_variable(variable: keras.Variable) -> None:
+    """Gives the variable new storage with its value on the current device.
+
+    To be done before an optimizer or a trace knows the old one.
+    """
+    variable._initialize(tf.identity(variable._value))
+
+
+# --------------------------------------------------------------------- inputs
+def input_layer(item: Any) -> keras.layers.InputLayer | None:
+    """An `InputLayer` itself, or that of a `keras.Input`; else None."""
+    if isinstance(item, keras.KerasTensor):
+        item = getattr(item, "_keras_history", (None,))[0]
+    return item if isinstance(item, keras.layers.InputLayer) else None
+
+
+def input_shape_argument(layer: keras.layers.Layer) -> Any:
+    """The `input_shape=` that a layer was given, without the batch; or None."""
+    return getattr(layer, "_input_shape_arg", None)
+
+
+# ---------------------------------------------------------------------- masks
+def get_mask(tensor: Any) -> Any:
+    """The Keras mask that travels with a tensor, or None."""
+    return _backend.get_keras_mask(tensor)
+
+
+def set_mask(tensor: Any, mask: Any) -> None:
+    """Attaches a Keras mask to a tensor."""
+    _backend.set_keras_mask(tensor, mask)
+
+
+# -------------------------------------------------------- losses and metrics
+def build_losses_and_metrics(
+    model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any
+) -> None:
+    """Creates the variables of compiled losses and metrics.
+
+    Args:
+        model: The compiled model.
+        x: Nest of `keras.KerasTensor`s, as the other arguments.
+        y: Labels.
+        y_pred: Outputs.
+        sample_weight: Weights of the rows.
+    """
+    metrics, loss = model._compile_metrics, model._compile_loss
+    if metrics is not None and not metrics.built:
+        _backend.compute_output_spec(
+            model.compute_metrics, x, y, y_pred, sample_weight=sample_weight
+        )
+    if loss is not None and not loss.built:
+        _backend.compute_output_spec(loss, y, y_pred, sample_weight)
+
+
+def compiled_loss(model: keras.Model) -> Any:
+    """What `compile(loss=...)` became, or None."""
+    return model._compile_loss
+
+
+def compiled_metrics(model: keras.Model) -> Any:
+    """What `compile(metrics=...)` became, or None."""
+    return model._compile_metrics
+
+
+def compute_loss(
+    model: keras.Model,
+    x: Any,
+    y: Any,
+    y_pred: Any,
+    sample_weight: Any,
+    training: bool,
+) -> Any:
+    """`compute_loss`, also where an override takes no `training`."""
+    return model._compute_loss(x, y, y_pred, sample_weight, training=training)
+
+
+def loss_tracker(model: keras.Model) -> keras.metrics.Metric:
+    """The metric behind `logs["loss"]`."""
+    return model._loss_tracker
+
+
+def flat_losses(compile_loss: Any) -> list[Any]:
+    """The `(path, loss, loss_weights, name)` of every output's loss."""
+    return compile_loss._flat_losses
+
+
+@contextlib.contextmanager
+def _replaced(thing: Any, name: str, value: Any) -> Iterator[None]:
+    """Inside, an attribute of an object is something else."""
+    before = getattr(thing, name)
+    setattr(thing, name, value)
+    try:
+        yield
+    finally:
+        setattr(thing, name, before)
+
+
+@contextlib.contextmanager
+def replaced_losses(
+    compile_loss: Any, replace: Callable[[int, keras.losses.Loss], Callable]
+) -> Iterator[None]:
+    """Inside, loss i of a compiled loss is what `replace(i, loss)` returns."""
+    losses = [
+        entry._replace(loss=replace(i, entry.loss))
+        for i, entry in enumerate(compile_loss._flat_losses)
+    ]
+    with _replaced(compile_loss, "_flat_losses", losses):
+        yield
+
+
+def reduce_weighted_values(
+    values: Any, sample_weight: Any, mask: Any, reduction: str, dtype: str
+) -> Any:
+    """Keras's own weighting, masking and reduction of a loss's values."""
+    return _loss.reduce_weighted_values(
+        values,
+        sample_weight=sample_weight,
+        mask=mask,
+        reduction=reduction,
+        dtype=dtype,
+    )
+
+
+def effective_weights(
+    values: Any, sample_weight: Any, mask: Any, reduction: str, dtype: str
+) -> Any:
+    """The weights by which Keras multiplies a loss's values, or None."""
+    if sample_weight is not None:
+        sample_weight = keras.ops.convert_to_tensor(sample_weight, dtype=dtype)
+    if mask is not None:
+        mask = keras.ops.convert_to_tensor(mask, dtype=dtype)
+    weights = _loss.apply_mask(
+        sample_weight, mask, dtype=values.dtype, reduction=reduction
+    )
+    if weights is None:
+        return None
+    return _loss.squeeze_or_expand_to_same_rank(values, weights)[1]
+
+
+def metric_calls(
+    compile_metrics: Any, y: Any, y_pred: Any, sample_weight: Any
+) -> list[tuple[keras.metrics.Metric, Any, Any, Any]]:
+    """What every metric would be called with: (metric, y, y_pred, weight).
+
+    Args:
+        compile_metrics: All compiled metrics, which are built.
+        y: Nest of labels, or of anything that stands for them.
+        y_pred: Outputs.
+        sample_weight: Weights.
+    """
+    calls: list[tuple[keras.metrics.Metric, Any, Any, Any]] = []
+
+    class Recorder:
+        def __init__(self, metrics: Any) -> None:
+            self.metrics = metrics
+
+        def update_state(
+            self, y_true: Any, y_pred: Any, sample_weight: Any = None
+        ) -> None:
+            calls.extend(
+                (metric, y_true, y_pred, sample_weight)
+                for metric in self.metrics.metrics
+            )
+
+    names = ("_flat_metrics", "_flat_weighted_metrics")
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            flat = getattr(compile_metrics, name)
+            recorders = [
+                Recorder(metrics) if metrics else None for metrics in flat
+            ]
+            stack.enter_context(_replaced(compile_metrics, name, recorders))
+        compile_metrics.update_state(y, y_pred, sample_weight)
+    return calls
+
+
+def output_spec(function: Callable, *specs: Any) -> Any:
+    """What a function returns for `keras.KerasTensor`s."""
+    return _backend.compute_output_spec(function, *specs)
+
+
+def metric_function(metric: keras.metrics.Metric) -> Callable | None:
+    """The function that a `MeanMetricWrapper` averages, or None."""
+    if isinstance(metric, keras.metrics.MeanMetricWrapper):
+        return metric._fn
+    return None
+
+
+def function_arguments(wrapper: Any) -> dict[str, Any]:
+    """The keyword arguments that a wrapped loss or metric passes on."""
+    return dict(getattr(wrapper, "_fn_kwargs", {}))
+
+
+# -------------------------------------------------------- batch normalization
+def batch_moments(layer: Any, inputs: Any, mask: Any) -> Any:
+    """Mean and variance, as a `BatchNormalization` computes them."""
+    return type(layer)._moments(layer, inputs, mask)
+
+
+def has_own_moments(layer: Any) -> bool:
+    """Whether a `BatchNormalization` computes moments in its own way."""
+    return type(layer)._moments is not keras.layers.BatchNormalization._moments
+
+
+@contextlib.contextmanager
+def recording_moments(
+    layers: list[keras.layers.BatchNormalization],
+    record: Callable[[keras.layers.Layer, Any, Any, Any, Any], None],
+    compute: Callable[[keras.layers.Layer, Any, Any], Any] = batch_moments,
+) -> Iterator[None]:
+    """Inside, `BatchNormalization`s tell their moments.
+
+    Args:
+        layers: The layers.
+        record: Called as `record(layer, inputs, mask, mean, variance)` with
+            what a layer normalises by, call by call.
+        compute: Called as `compute(layer, inputs, mask)` for mean and variance.
+    """
+
+    def wrap(layer: Any) -> Callable:
+        def moments(inputs: Any, mask: Any) -> Any:
+            mean, variance = compute(layer, inputs, mask)
+            record(layer, inputs, mask, mean, variance)
+            return mean, variance
+
+        return moments
+
+    for layer in layers:
+        object.__setattr__(layer, "_moments", wrap(layer))
+    try:
+        yield
+    finally:
+        for layer in layers:
+            object.__delattr__(layer, "_moments")
+
+
+# ------------------------------------------------------------------ optimizer
+@contextlib.contextmanager
+def without_all_reduce(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Inside, the optimizer does not reduce gradients over replicas.
+
+    Keras wraps all gradients into one operation for that, which would drag
+    every gradient of every cell through one device.
+    """
+    with contextlib.ExitStack() as stack:
+        for o in with_inner(optimizer):
+            stack.enter_context(
+                replaced_method(
+                    o, "_all_reduce_sum_gradients", lambda pairs: pairs
+                )
+            )
+        yield
+
+
+def adopt(
+    optimizer: keras.optimizers.Optimizer, strategy: tf.distribute.Strategy
+) -> None:
+    """Lets an optimizer be used under a strategy that it was not made under."""
+    for one in with_inner(optimizer):
+        one._distribution_strategy = strategy
+
+
+def with_inner(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """The optimizer and those it applies to some or all gradients."""
+    inner = list(getattr(optimizer, "optimizers", ()))
+    if hasattr(optimizer, "inner_optimizer"):
+        inner.append(optimizer.inner_optimizer)
+    return [optimizer, *(o for i in inner for o in with_inner(i))]
+
+
+@contextlib.contextmanager
+def replaced_method(thing: Any, name: str, function: Any) -> Iterator[None]:
+    """Inside, an object's method is this function."""
+    object.__setattr__(thing, name, function)
+    try:
+        yield
+    finally:
+        object.__delattr__(thing, name)
+
+
+def slots(optimizer: Any, variable: keras.Variable) -> list[keras.Variable]:
+    """What an optimizer keeps for a variable."""
+    index = optimizer._get_variable_index(variable)
+    return [own[index] for own in _slot_lists(optimizer)]
+
+
+def shared_variables(optimizer: Any) -> list[keras.Variable]:
+    """What an optimizer keeps for all variables together."""
+    kept = {id(v) for own in _slot_lists(optimizer) for v in own}
+    return [v for v in optimizer.variables if id(v) not in kept]
+
+
+def _slot_lists(optimizer: Any) -> list[list[keras.Variable]]:
+    """The optimizer's lists of one variable for each trainable variable."""
+    number = len(optimizer._trainable_variables)
+    return [
+        value
+        for name, value in vars(optimizer).items()
+        if name not in ("_variables", "_trainable_variables")
+        and isinstance(value, list)
+        and len(value) == number
+        and all(isinstance(v, keras.Variable) for v in value)
+    ]
+
+
+@contextlib.contextmanager
+def updating_in_scope(
+    optimizer: Any, variable: keras.Variable, scope: Any
+) -> Iterator[None]:
+    """Inside, an optimizer may update a variable in a `StatelessScope`."""
+    index = optimizer._get_variable_index(variable)
+
+    def assign(variable: Any, value: Any) -> None:
+        scope.add_update((variable, tf.cast(value, variable.dtype)))
+
+    def assign_add(variable: Any, value: Any) -> None:
+        value = tf.cast(value, variable.dtype)
+        scope.add_update((variable, scope.get_current_value(variable) + value))
+
+    def assign_sub(variable: Any, value: Any) -> None:
+        value = tf.cast(value, variable.dtype)
+        scope.add_update((variable, scope.get_current_value(variable) - value))
+
+    with contextlib.ExitStack() as stack:
+        for function in (assign, assign_add, assign_sub):
+            stack.enter_context(
+                replaced_method(optimizer, function.__name__, function)
+            )
+        stack.enter_context(
+            replaced_method(optimizer, "_get_variable_index", lambda _: index)
+        )
+        with scope:
+            yield
+
+
+# --------------------------------------------------------------------- layers
+class SymbolicCall(NamedTuple):
+    """A call of a layer, or of an operation, on `keras.KerasTensor`s.
+
+    Attributes:
+        operation: What was called.
+        inputs: The tensors it took.
+        outputs: Those it returned.
+    """
+
+    operation: Any
+    inputs: list[Any]
+    outputs: list[Any]
+
+
+def symbolic_calls(layer: keras.layers.Layer) -> list[SymbolicCall]:
+    """The calls of a layer in Keras's graphs of layers."""
+    return _calls(layer._inbound_nodes)
+
+
+def calls_on(layer: keras.layers.Layer) -> list[SymbolicCall]:
+    """The calls of layers and operations on a layer's symbolic outputs."""
+    return _calls(layer._outbound_nodes)
+
+
+def _calls(nodes: list[Any]) -> list[SymbolicCall]:
+    return [
+        SymbolicCall(node.operation, node.input_tensors, node.outputs)
+        for node in nodes
+        if not hasattr(node, _IN_NO_GRAPH)
+    ]
+
+
+def producer(tensor: keras.KerasTensor) -> Any:
+    """The layer or operation that a symbolic tensor comes from, or None."""
+    history = getattr(tensor, "_keras_history", None)
+    return None if history is None else history.operation
+
+
+@contextlib.contextmanager
+def in_no_graph(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
+    """Inside, `symbolic_calls` and `calls_on` notice no calls of layers."""
+    before = {id(n) for layer in layers for n in layer._inbound_nodes}
+    yield
+    for node in (n for layer in layers for n in layer._inbound_nodes):
+        if id(node) not in before:
+            setattr(node, _IN_NO_GRAPH, True)
+
+
+def flat_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
+    """The layer and all layers inside it."""
+    return list(layer._flatten_layers())
+
+
+def remat_mode(layer: keras.layers.Layer) -> Any:
+    """The mode of the `keras.RematScope` that a layer was made in, or None."""
+    return getattr(layer, "_remat_mode", None)
+
+
+# What Keras and TensorFlow note about a layer, or derive from its class.
+NOTES_ON_LAYERS = set(
+    "_auto_config _build_shapes_dict _call_context_args _call_has_context_arg "
+    "_call_has_mask_arg _call_has_training_arg _call_signature _called "
+    "_inbound_nodes _input_spec _lock _loss_ids _losses _losses_override "
+    "_outbound_nodes _parent_path _path _saved_model_arg_spec "
+    "_saved_model_inputs_spec _self_name_based_restores "
+    "_self_saveable_object_factories _self_setattr_tracking "
+    "_self_unconditional_checkpoint_dependencies "
+    "_self_unconditional_deferred_dependencies "
+    "_self_unconditional_dependency_names _self_update_uid _tracked _tracker "
+    "build built call_signature_parameters name quantize".split()
+)
+
+
+def own_attributes(thing: Any) -> dict[str, Any]:
+    """The attributes of an object of Keras that its code may depend on.
+
+    Without its name, and without what is noted about a layer.
+    """
+    skipped = {"name", "_name"}
+    if isinstance(thing, keras.layers.Layer):
+        skipped = NOTES_ON_LAYERS
+    elif isinstance(thing, keras.random.SeedGenerator):
+        skipped = {"name", "_initial_seed"}  # the state is a variable
+    return {k: v for k, v in vars(thing).items() if k not in skipped}
+
+
+def autocasts(variable: keras.Variable) -> bool:
+    """Whether a layer's policy casts the variable."""
+    return variable._autocast
+
+
+# ---------------------------------------------------------------------- names
+def is_keras(thing: Any) -> bool:
+    """Whether Keras defines a class or function."""
+    return getattr(thing, "__module__", "").startswith("keras.src.")
+
+
+# ---------------------------------------------------------------------- seeds
+@contextlib.contextmanager
+def seed_generator_kept() -> Iterator[None]:
+    """Forgets Keras's global seed generator if it is made inside.
+
+    Keras makes it, from Python's random state, when it is first needed. One
+    that is made where variables are deferred has no value.
+    """
+    key = "global_seed_generator"
+    before = _global_state.get_global_attribute(key)
+    try:
+        yield
+    finally:
+        made = _global_state.get_global_attribute(key)
+        if made is not before:
+            _global_state.set_global_attribute(key, before)
+            waiting = _global_state.get_global_attribute(_UNINITIALIZED) or []
+            _global_state.set_global_attribute(
+                _UNINITIALIZED, [v for v in waiting if v is not made.state]
+            )
+
+
+# ---------------------------------------------------------------------- steps
+def element_spec(epoch_iterator: Any) -> Any:
+    """The structure of `tf.TensorSpec` that an epoch's dataset yields."""
+    return epoch_iterator._get_iterator().element_spec
+
+
+class BuiltBeforeTracing(keras.Model):
+    """A model that is told of its data before Keras traces a step."""
+
+    def build_for(self, data: Any) -> None:
+        """Called with what a step will get, or its `tf.TensorSpec`s."""
+
+    def _maybe_symbolic_build(
+        self, iterator: Any = None, data_batch: Any = None
+    ) -> None:
+        if data_batch is None:
+            data_batch = element_spec(iterator)
+        self.build_for(data_batch)

@@ -1,0 +1,404 @@
+"""Every private name of TensorFlow that tfgpipe uses.
+
+`test_internals.py` has a test for each function here, which fails when a new
+version moves what the function needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework.attr_value_pb2 import AttrValue as _Attribute
+from tensorflow.core.framework.attr_value_pb2 import (
+    NameAttrList as _NameAttrList,
+)
+from tensorflow.python.distribute import distribute_lib as _distribute_lib
+from tensorflow.python.eager.polymorphic_function.polymorphic_function import (
+    Function as _Function,
+)
+from tensorflow.python.framework import op_def_registry as _op_def_registry
+from tensorflow.python.ops import control_flow_ops as _control_flow_ops
+from tensorflow.python.ops import custom_gradient as _custom_gradient
+from tensorflow.python.ops import gradients_util as _gradients_util
+from tensorflow.python.ops.control_flow_v2_func_graphs import (
+    ControlFlowFuncGraph as _ControlFlowFuncGraph,
+)
+
+_IS_COMPILED = "_XlaMustCompile"
+
+
+class _Replaceable:
+    """A function of TensorFlow's that a thread may replace for itself.
+
+    While a thread does so, a dispatcher stands in for the function. All other
+    threads are led to the original, which is back when the last thread leaves.
+
+    Args:
+        owner: The class or module that has the function.
+        name: Its name there.
+    """
+
+    def __init__(self, owner: Any, name: str):
+        self._owner = owner
+        self._name = name
+        self.original: Callable = getattr(owner, name)
+        self._lock = threading.Lock()
+        self._num_inside = 0
+        self._of_thread = threading.local()
+
+    @contextlib.contextmanager
+    def by(self, function: Callable) -> Iterator[None]:
+        """Inside, this thread calls another function."""
+        before = getattr(self._of_thread, "function", self.original)
+        self._count(1)
+        self._of_thread.function = function
+        try:
+            yield
+        finally:
+            self._of_thread.function = before
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        with self._lock:
+            if self._num_inside == 0:
+                setattr(self._owner, self._name, self._dispatcher())
+            self._num_inside += change
+            if self._num_inside == 0:
+                setattr(self._owner, self._name, self.original)
+
+    def _dispatcher(self) -> Callable:
+        @functools.wraps(self.original)
+        def dispatch(*args: Any, **kwargs: Any) -> Any:
+            own = getattr(self._of_thread, "function", self.original)
+            return own(*args, **kwargs)
+
+        return dispatch
+
+
+_function_call = _Replaceable(_Function, "__call__")
+_consumers = _Replaceable(_gradients_util, "_Consumers")
+
+
+# --------------------------------------------------------------- tf.functions
+def outside_functions() -> contextlib.AbstractContextManager:
+    """Outside of functions that are being traced.
+
+    `tf.init_scope` also stops the tapes that layers use inside.
+    """
+    if tf.executing_eagerly():
+        return contextlib.nullcontext()
+    return tf.init_scope()
+
+
+@contextlib.contextmanager
+def tracing_anew() -> Iterator[None]:
+    """Inside, each `tf.function` that is called is traced as if never before.
+
+    One that a layer calls holds on to the values that the layer's weights had
+    in its first trace: those of another graph, or of another step. So a clone
+    is called in its place, one for each function, and forgotten at the end:
+
+        layer.call -> self.f(x)      f: traced for good, reads w of cell 0
+                   -> clone(f)(x)    traced here, reads what w is here
+    """
+    call = _function_call.original
+    clones: dict[int, tuple[Any, Any]] = {}
+
+    def anew(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if id(function) not in clones:
+            clones[id(function)] = function, function._clone(None)
+        return call(clones[id(function)][1], *args, **kwargs)
+
+    with _function_call.by(anew):
+        yield
+
+
+def current_graph() -> Any:
+    """The graph that operations are added to, None if they are run."""
+    if tf.executing_eagerly():
+        return None
+    return tf.compat.v1.get_default_graph()
+
+
+def graph_of(tensor: Any) -> Any:
+    """The graph of a tensor, None if it has a value."""
+    return None if is_eager(tensor) else tensor.graph
+
+
+def in_control_flow(graph: Any, outside: Any) -> bool:
+    """Whether a graph is, or is inside, a branch or a loop's body.
+
+    Args:
+        graph: The graph.
+        outside: A graph around it, where to stop, or None.
+    """
+    while graph is not outside and graph is not None:
+        if isinstance(graph, _ControlFlowFuncGraph):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
+def captures_of_strangers(graph: Any) -> list[tf.Tensor]:
+    """What a function's graph captures of graphs that are not around it."""
+    around = set()
+    outer = graph
+    while outer is not None:
+        outer = getattr(outer, "outer_graph", None)
+        around.add(outer)
+    return [
+        tensor
+        for tensor, _ in graph.captures
+        if graph_of(tensor) not in (around | {None})
+    ]
+
+
+def in_custom_gradient(thing: Any) -> bool:
+    """Whether a function with a gradient of its own reads something.
+
+    It may take it as an argument: then it has a gradient for it.
+    """
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == _custom_gradient.__file__:
+            known = frame.f_locals
+            if "variable_watcher" in known and not any(
+                argument is thing for argument in tf.nest.flatten(known["args"])
+            ):
+                return True
+        frame = frame.f_back
+    return False
+
+
+# -------------------------------------------------------------------- tracing
+def keep(function: Any, thing: Any) -> None:
+    """Keeps an object for as long as a traced function can be called.
+
+    TensorFlow forgets functions that no Python object refers to, also those
+    that others call by name.
+    """
+    function.graph.tfgpipe_keeps = thing
+
+
+def share_rendezvous(function: Any) -> None:
+    """Has a `tf.function` exchange tensors where its caller does.
+
+    Then what fails in it also ends what its caller waits for. Otherwise that
+    is only cancelled, and may hide the error: the first one on a device counts.
+    Two calls must not run on one device at the same time: where they leave it,
+    for an operation that it does not have, they take each other's tensors.
+    """
+    function._shared_rendezvous = True
+
+
+def analysis_stopper() -> tf.Operation:
+    """An operation after which TensorFlow's passes for XLA stop looking.
+
+    They look for variables of the old kind, and build the body of every called
+    function twice for that, call by call: with hundreds of calls of large
+    functions, most of the time until the first step. This is such a variable,
+    never written or read. What depends on it is known to, and left alone.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    with tf.device("CPU:0"):
+        return graph.create_op(
+            "VariableV2",
+            [],
+            [tf.float32._as_ref],
+            attrs={
+                "shape": _Attribute(shape=tf.TensorShape([]).as_proto()),
+                "dtype": _Attribute(type=tf.float32.as_datatype_enum),
+                "container": _Attribute(s=b""),
+                "shared_name": _Attribute(s=b""),
+            },
+        )
+
+
+class Call:
+    """Calls a traced function with flat arguments.
+
+    As `function(*arguments)` does, which takes several times as long to trace.
+
+    Args:
+        function: A concrete function that takes and returns flat tensors.
+        as_written: Whether to keep TensorFlow's graph optimiser off. It
+            regroups sums, and does it differently where another operation
+            follows.
+    """
+
+    def __init__(self, function: Any, as_written: bool):
+        self._function = function
+        self._dtypes = [t.dtype for t in function.outputs]
+        self._shapes = [t.shape for t in function.outputs]
+        stateful = any(
+            is_stateful(op.type) for op in function.graph.get_operations()
+        )
+        self._op_type = ("Stateful" if stateful else "") + "PartitionedCall"
+        config = tf.compat.v1.ConfigProto()
+        if as_written:
+            options = config.graph_options.rewrite_options
+            options.disable_meta_optimizer = True
+        self._attributes = {
+            "Tin": _types(function.inputs),
+            "Tout": _types(function.outputs),
+            "f": _Attribute(func=_NameAttrList(name=function.name)),
+            "config_proto": _Attribute(s=config.SerializeToString()),
+            # Else TensorFlow goes through the function for every call.
+            "_disable_call_shape_inference": _Attribute(b=True),
+        }
+        if function.function_def.attr[_IS_COMPILED].b:
+            self._attributes[_IS_COMPILED] = _Attribute(b=True)
+
+    def __call__(self, arguments: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Adds the call to the current graph."""
+        graph = tf.compat.v1.get_default_graph()
+        self._function.add_to_graph(graph)
+        op = graph.create_op(
+            self._op_type, arguments, self._dtypes, attrs=self._attributes
+        )
+        for tensor, shape in zip(op.outputs, self._shapes):
+            tensor.set_shape(shape)
+        return list(op.outputs)
+
+
+def _types(tensors: list[tf.Tensor]) -> Any:
+    types = [t.dtype.as_datatype_enum for t in tensors]
+    return _Attribute(list=_Attribute.ListValue(type=types))
+
+
+@contextlib.contextmanager
+def in_xla() -> Iterator[None]:
+    """Inside, operations are made for XLA, as by `jit_compile=True`."""
+    context = _control_flow_ops.XLAControlFlowContext()
+    try:
+        context.Enter()
+        yield
+    finally:
+        context.Exit()
+
+
+@contextlib.contextmanager
+def differentiating_within(names: set[str]) -> Iterator[None]:
+    """Inside, `tf.gradients` looks at the graph's operations of these names.
+
+    Else it goes through all that follows from the sources, in every call. The
+    graphs of loops' bodies and of other functions are gone through as always.
+    """
+    graph = tf.compat.v1.get_default_graph()
+
+    def within(*arguments: Any) -> list[tf.Operation]:
+        return [
+            op
+            for op in _consumers.original(*arguments)
+            if op.graph is not graph or op.name in names
+        ]
+
+    with _consumers.by(within):
+        yield
+
+
+def run_independently(op: tf.Operation) -> None:
+    """Takes an operation out of TensorFlow's automatic control dependencies.
+
+    They would run everything stateful of a function one after the other.
+    """
+    graph = op.graph
+    manager = getattr(graph, "experimental_acd_manager", None)
+    if manager is not None:
+        manager.run_independently(op)
+
+
+class OuterTensors:
+    """What functions' graphs have captured, by the graphs' own tensors."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Any] = {}
+
+    def of(self, tensor: tf.Tensor) -> Any:
+        """What a graph captured as this placeholder, or None."""
+        if id(tensor) not in self._known:
+            captures = getattr(tensor.graph, "captures", ())
+            self._known.update({id(own): outer for outer, own in captures})
+        return self._known.get(id(tensor))
+
+
+def is_eager(tensor: Any) -> bool:
+    """Whether a tensor has a value already."""
+    return isinstance(tensor, tf.__internal__.EagerTensor)
+
+
+# ----------------------------------------------------------------- operations
+def is_stateful(op_type: str) -> bool:
+    """Whether operations of a type have side effects."""
+    op_def = _op_def_registry.get(op_type)
+    return op_def is not None and op_def.is_stateful
+
+
+def takes_functions(op_type: str) -> bool:
+    """Whether operations of a type call functions that they name."""
+    op_def = _op_def_registry.get(op_type)
+    return op_def is not None and any("func" in a.type for a in op_def.attr)
+
+
+def function_graph(op: tf.Operation, name: str) -> tf.Graph:
+    """The graph of a function that an operation calls by its name."""
+    return op.graph._get_function(name).graph
+
+
+# ----------------------------------------------------------------- strategies
+class SingleReplicaStrategy(tf.distribute.Strategy):
+    """A strategy under which variables, data and steps are as without one.
+
+    What is made in its scope can be used outside of it, and the reverse.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(_SingleReplicaExtended(self))
+
+
+class _SingleReplicaExtended(_distribute_lib._DefaultDistributionExtended):
+    """TensorFlow's default strategy, with a scope of its own."""
+
+    def _scope(self, strategy: Any) -> Any:
+        return _in_scope(strategy)
+
+    def colocate_vars_with(self, colocate_with_variable: Any) -> Any:
+        return tf.device(colocate_with_variable.device)
+
+    def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        with without_strategy():
+            return fn(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _in_scope(strategy: tf.distribute.Strategy) -> Iterator[Any]:
+    current = tf.distribute.get_strategy()
+    if tf.distribute.has_strategy() and current is not strategy:
+        raise RuntimeError(
+            "A `tf.distribute` strategy must not be entered in the scope of "
+            f"another. Received: {strategy} in the scope of {current}. Leave "
+            "that one first."
+        )
+    with _thread_mode(_distribute_lib._CrossReplicaThreadMode(strategy)):
+        yield strategy
+
+
+def without_strategy() -> Any:
+    """Inside, no strategy is in scope. A context manager."""
+    return _thread_mode(_distribute_lib._get_default_replica_mode())
+
+
+@contextlib.contextmanager
+def _thread_mode(mode: Any) -> Iterator[None]:
+    stack = tf.compat.v1.get_default_graph()._distribution_strategy_stack
+    stack.append(mode)
+    try:
+        yield
+    finally:
+        stack.pop()

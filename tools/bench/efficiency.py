@@ -1,0 +1,241 @@
+"""How near the schedules come to their own lower bounds.
+
+Every cell is one layer that waits instead of computing: as long forward as for
+the gradient of its input and for that of its weight. So any number of devices
+can be measured on any machine. The bound is what the tasks of the schedule take
+if nothing but the waiting takes time; `ratio` is the measured step to it. A
+call of a waiting layer costs something by itself: `net` is the ratio to a bound
+that includes it.
+
+Under "interleaved", every device has --chunks cells of a --chunks-th of the
+time.
+"""
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import flags
+
+import tfgpipe
+from tfgpipe.schedules.named import SCHEDULES
+from tfgpipe.schedules.schedule import Schedule
+from tools import devices
+from tools.bench.flags import define_choices, define_numbers, new_flags
+from tools.bench.models import train_step
+from tools.bench.timed_layers import Device, Timed, call_cost, durations
+from tools.command_line import BadFlags
+from tools.report import (
+    Column,
+    Report,
+    Table,
+    progress,
+    spread,
+    spread_columns,
+    spread_values,
+)
+
+# Times of the cells, relative to --cell_ms, by index and number.
+CELLS: dict[str, Callable[[int, int], float]] = {
+    "equal": lambda index, count: 1,
+    "uneven": lambda index, count: 2 if index == count // 2 else 1,
+}
+# Whether the forward pass keeps the activations of a micro-batch, which may
+# be the first that goes backward.
+REMAT: dict[str, Callable[[bool], bool]] = {
+    "except_last": lambda is_first: is_first,
+    "always": lambda is_first: False,
+    "never": lambda is_first: True,
+}
+
+FLAGS = new_flags(rounds=5)
+define_numbers(FLAGS, "k", [2, 4, 8, 16], "Devices.")
+flags.DEFINE_list(
+    "m",
+    ["k", "4k", "32"],
+    "Micro-batches: numbers, or multiples of the number of devices.",
+    flag_values=FLAGS,
+)
+define_numbers(
+    FLAGS, "cell_ms", [20], "Milliseconds of a forward task.", 0, float
+)
+define_choices(FLAGS, "schedule", SCHEDULES, SCHEDULES, "Schedules.")
+define_choices(FLAGS, "remat", ["except_last"], REMAT, "What is recomputed.")
+define_choices(
+    FLAGS,
+    "cells",
+    CELLS,
+    CELLS,
+    "Whether cells take the same time; if uneven, the middle one takes twice "
+    "as long as others.",
+)
+flags.DEFINE_integer(
+    "chunks", 2, "Cells of a device, if interleaved.", 1, flag_values=FLAGS
+)
+
+COLUMNS = [
+    Column("schedule", "schedule"),
+    Column("remat", "remat"),
+    Column("cells", "cells"),
+    Column("cell_ms", "cell ms", "g"),
+    Column("k", "K"),
+    Column("m", "M"),
+    Column("bubble", "bubble", ".0%"),
+    Column("bound_ms", "bound ms", ".1f"),
+    *spread_columns("step_ms", "step ms", ".1f"),
+    Column("ratio", "ratio", ".3f"),
+    Column("net_ratio", "net", ".3f"),
+    Column("first_step_s", "first step s", ".1f"),
+]
+
+
+class Setting(NamedTuple):
+    """One row of the table.
+
+    Attributes:
+        schedule: Its name.
+        remat: What is recomputed.
+        cells: Name of the cells' relative times.
+        cell_ms: Time of a cell's forward task.
+        k: Devices.
+        m: Micro-batches.
+        chunks: Cells of a device.
+    """
+
+    schedule: str
+    remat: str
+    cells: str
+    cell_ms: float
+    k: int
+    m: int
+    chunks: int
+
+    def seconds(self) -> list[float]:
+        """Of the forward task of each cell."""
+        count = self.k * self.chunks
+        relative = [CELLS[self.cells](i, count) for i in range(count)]
+        return [r * self.cell_ms / 1000 / self.chunks for r in relative]
+
+    def tasks(self) -> Schedule:
+        """The tasks of the devices, recomputations included."""
+        schedule = SCHEDULES[self.schedule](self.k, self.m, self.chunks)
+        keeps = REMAT[self.remat]
+        return schedule.with_recompute(
+            lambda cell, m: keeps(m == schedule.first_backward(cell))
+        )
+
+    def bound(self, call_cost: float = 0) -> float:
+        """Seconds of a step in which only the tasks take time.
+
+        Args:
+            call_cost: See `durations`.
+        """
+        return self.tasks().length(durations(self.seconds(), call_cost))
+
+    def model(self) -> keras.Model:
+        """A pipeline of layers that wait."""
+        clocks = [Device() for _ in range(self.k)]
+        layers = [
+            Timed(clocks[index % self.k], seconds, is_first=index == 0)
+            for index, seconds in enumerate(self.seconds())
+        ]
+        return tfgpipe.GPipe(
+            layers,
+            num_partitions=len(layers),
+            num_micro_batches=self.m,
+            devices=[f"CPU:{index}" for index in range(self.k)],
+            layers_per_cell=[1] * len(layers),
+            schedule=self.schedule,
+            remat=self.remat,
+        )
+
+
+def run(values: flags.FlagValues, report: Report) -> None:
+    """Measures what the flags ask for."""
+    settings = _settings(values)
+    make_devices(max(values.k))
+    shortest = {min(setting.seconds()) for setting in settings}
+    costs = {seconds: call_cost(seconds) for seconds in {0.0, *shortest}}
+    table = report.add(_table(values.rounds, costs))
+    for setting in progress(settings, "efficiency"):
+        first, times = measure(setting, values.rounds)
+        seconds = setting.seconds()
+        bound = setting.bound()
+        net = setting.bound(costs[min(seconds)])
+        step = spread(times)
+        table.rows.append(
+            {
+                **setting._asdict(),
+                "bubble": setting.tasks().bubble(durations(seconds)),
+                "bound_ms": 1000 * bound,
+                **spread_values("step_ms", step.times(1000)),
+                "ratio": step.median / bound if bound else None,
+                "net_ratio": step.median / net,
+                "first_step_s": first,
+            }
+        )
+
+
+def make_devices(num_devices: int) -> None:
+    """Splits the CPU; every timed call blocks a thread."""
+    devices.split_cpu(num_devices)
+    tf.config.threading.set_inter_op_parallelism_threads(2 * num_devices + 2)
+
+
+def measure(setting: Setting, rounds: int) -> tuple[float, list[float]]:
+    """Seconds of the first step, which traces, and of later ones."""
+    model = setting.model()
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    rows = np.ones((setting.m, 1), np.float32)
+    step = train_step(model, rows, rows)
+    first, _, *times = [step() for _ in range(rounds + 2)]
+    return first, times
+
+
+def _table(rounds: int, costs: dict[float, float]) -> Table:
+    overheads = [
+        f"{1e3 * seconds:g} ms: {1e6 * cost:.0f} us"
+        for seconds, cost in sorted(costs.items())
+    ]
+    return Table(
+        "efficiency",
+        f"Steps of timed cells: median and quartiles of {rounds}, and the "
+        "ratio to the schedule's bound",
+        COLUMNS,
+        notes=[
+            "A timed call by itself, beside the waiting: "
+            f"{', '.join(overheads)}."
+        ],
+    )
+
+
+def _settings(values: flags.FlagValues) -> list[Setting]:
+    found: list[Setting] = []
+    for k in values.k:
+        for m in dict.fromkeys(_micro_batches(text, k) for text in values.m):
+            for schedule in values.schedule:
+                chunks = values.chunks if schedule == "interleaved" else 1
+                found += [
+                    Setting(schedule, remat, cells, cell_ms, k, m, chunks)
+                    for cell_ms in values.cell_ms
+                    for cells in values.cells
+                    for remat in values.remat
+                ]
+    return found
+
+
+def _micro_batches(text: str, num_devices: int) -> int:
+    """The number that "32", "k" or "4k" stands for."""
+    match = re.fullmatch(r"(\d*)(k?)", text)
+    number = (
+        int(match[1] or 1) * (num_devices if match[2] else 1) if match else 0
+    )
+    if not text or number < 1:
+        raise BadFlags(
+            "--m must be positive integers, or multiples of the number of "
+            f"devices such as 4k, with commas between them. Received: {text!r}."
+        )
+    return number

@@ -1,0 +1,303 @@
+"""The largest model that fits, with more and more accelerators.
+
+The paper's table 1 in miniature. An accelerator is a process that is refused
+more than --limit_mib of memory above what it uses without a model; the cells of
+the pipeline are on the processes' devices. Naive is plain Keras on one of them,
+without micro-batches. Every trial has new processes, and trains two steps, then
+--rounds more, whose peak is measured.
+
+An accelerator holds `held`: weights and the optimizer's slots; for a step a
+gradient for each weight; and at the peak of a step activations. By the paper
+these are N + L/K N/M, with the mini-batch N and L layers: the inputs of a cell
+for the mini-batch, and for a micro-batch what its layers keep, which naive
+keeps for the mini-batch. `other` is TensorFlow's own: the graph of a large
+model, the buffers of a connection. It counts against the limit too, although
+it would be in the memory of the host, beside real accelerators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from absl import flags
+
+from tfgpipe.schedules.named import SCHEDULES
+from tools.bench import memory_trial
+from tools.bench.flags import define_choices, define_numbers, new_flags
+from tools.bench.memory_rows import largest, name_of, row_of
+from tools.bench.memory_trial import Job, Outcome, Size
+from tools.command_line import BadFlags
+from tools.report import Column, Report, Table, progress
+
+FLAGS = new_flags(rounds=1)
+define_choices(
+    FLAGS,
+    "table",
+    ["largest", "layers", "schedules"],
+    ["largest", "layers", "schedules"],
+    "The largest model; activations of one model; those of schedules.",
+)
+define_numbers(FLAGS, "k", [1, 2, 4, 8], "Accelerators of the pipelines.")
+flags.DEFINE_integer("m", 8, "Micro-batches.", 1, flag_values=FLAGS)
+flags.DEFINE_integer(
+    "limit_mib", 300, "What an accelerator may use.", 1, flag_values=FLAGS
+)
+flags.DEFINE_integer(
+    "layers", 8, "Of the model of table `layers`.", 1, flag_values=FLAGS
+)
+define_choices(
+    FLAGS,
+    "schedule",
+    ["gpipe", "1f1b"],
+    SCHEDULES,
+    "For table `schedules`; the others are for the first of them.",
+)
+flags.DEFINE_integer(
+    "schedule_k", 4, "Accelerators for table `schedules`.", 1, flag_values=FLAGS
+)
+flags.DEFINE_integer(
+    "schedule_m", 32, "Micro-batches for it.", 1, flag_values=FLAGS
+)
+flags.DEFINE_integer(
+    "schedule_layers", 4, "Layers for it.", 1, flag_values=FLAGS
+)
+define_choices(
+    FLAGS,
+    "remat",
+    ["except_last", "never"],
+    ["always", "except_last", "never"],
+    "For table `schedules`; the first is for the others.",
+)
+for _name, _default, _meaning in (
+    ("width", Size().width, "Units of a layer; 4 times as many inside."),
+    ("heads", Size().num_heads, "Of the attention."),
+    ("sequence", Size().sequence, "Positions in an example."),
+    ("batch_size", Size().batch_size, "Examples in a mini-batch."),
+):
+    flags.DEFINE_integer(_name, _default, _meaning, 1, flag_values=FLAGS)
+define_numbers(
+    FLAGS,
+    "remat_groups",
+    [1],
+    "Groups of layers in which a cell is computed again; for table "
+    "`schedules`, and the first is for the others.",
+)
+flags.DEFINE_enum(
+    "optimizer",
+    "adam",
+    ["adam", "sgd"],
+    "adam holds two slots for each weight.",
+    flag_values=FLAGS,
+)
+flags.DEFINE_float(
+    "tolerance",
+    0.1,
+    "How near to the largest number of layers, relative to it.",
+    0.0,
+    flag_values=FLAGS,
+)
+
+_USE = [
+    Column("held_mib", "held MiB", ".1f"),
+    Column("gradients_mib", "gradients", ".1f"),
+    Column("activations_mib", "activations", ".1f"),
+    Column("model_mib", "by model", ".1f"),
+    Column("other_mib", "other", ".0f"),
+]
+_WHO = [Column("method", "method"), Column("m", "M")]
+_LARGEST = [
+    *_WHO,
+    Column("layers", "L"),
+    Column("layers_ratio", "/ naive", ".1f"),
+    Column("parameters", "parameters", ",d"),
+    Column("parameters_ratio", "/ naive", ".1f"),
+    *_USE,
+]
+_LAYERS = [
+    *_WHO,
+    Column("layers", "L"),
+    *_USE,
+    Column("activations_mib_ratio", "/ naive", ".2f"),
+]
+_SCHEDULES = [
+    Column("schedule", "schedule"),
+    Column("remat", "remat"),
+    Column("groups", "groups"),
+    Column("k", "K"),
+    Column("m", "M"),
+    Column("layers", "L"),
+    *(column for column in _USE if column.key != "model_mib"),
+    Column("activations_mib_ratio", "/ first", ".2f"),
+    Column("by_device", "activations by accelerator"),
+]
+
+
+def run(values: flags.FlagValues, report: Report) -> None:
+    """Makes the tables that the flags ask for."""
+    size = _size(values)
+    makers = {
+        "largest": _largest,
+        "layers": _same_layers,
+        "schedules": _schedules,
+    }
+    for name in dict.fromkeys(values.table):
+        table = makers[name](values, size, report)
+        table.notes.append("MiB: of the accelerator that has most of it")
+
+
+def _size(values: flags.FlagValues) -> Size:
+    if values.width % values.heads:
+        raise BadFlags(
+            "--heads must divide --width. Received: "
+            f"--heads={values.heads} and --width={values.width}."
+        )
+    most = max(values.m, values.schedule_m)
+    if most > values.batch_size:
+        raise BadFlags(
+            "--m and --schedule_m must be at most --batch_size, "
+            f"{values.batch_size}. Received: {most}."
+        )
+    if max(values.k) > values.layers and "layers" in values.table:
+        raise BadFlags(
+            "--layers must be at least the largest --k. Received: "
+            f"--layers={values.layers} and --k={max(values.k)}."
+        )
+    chunks = max(map(_chunks, values.schedule))
+    if values.schedule_k * chunks > values.schedule_layers:
+        raise BadFlags(
+            "--schedule_layers must be at least the number of cells, "
+            f"{values.schedule_k * chunks} with --schedule_k="
+            f"{values.schedule_k}. Received: {values.schedule_layers}."
+        )
+    return Size(
+        values.width,
+        values.heads,
+        values.sequence,
+        values.batch_size,
+        values.optimizer,
+    )
+
+
+def _about(size: Size) -> str:
+    return (
+        f"Transformer blocks of {size.width} units, {size.num_heads} heads, "
+        f"{size.sequence} positions; batches of {size.batch_size}; "
+        f"{size.optimizer}"
+    )
+
+
+# ------------------------------------------------------------ the largest model
+def _largest(values: flags.FlagValues, size: Size, report: Report) -> Table:
+    title = (
+        f"The largest model with {values.limit_mib} MiB an accelerator. "
+        f"{_about(size)}"
+    )
+    table = report.add(Table("largest", title, _LARGEST))
+    guess = 1  # layers a cell
+    for job in _jobs(values, size, values.limit_mib):
+        found = _Trials(job)
+        count = largest(found.fits, guess, values.tolerance)
+        if not count:
+            table.notes.append(f"{name_of(job)}: not even one layer fits.")
+            continue
+        # The first pipeline keeps less of a mini-batch.
+        guess = count if job.k else count * max(1, values.m // 2)
+        naive = next((r for r in table.rows if r["k"] == 0), None)
+        table.rows.append(row_of(*found.at(count), naive))
+    return table
+
+
+class _Trials:
+    """Trials with more or fewer layers a cell."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._outcomes: dict[int, Outcome] = {}
+
+    def fits(self, count: int) -> bool:
+        """Whether so many layers a cell fit."""
+        job = self._with(count)
+        self._outcomes[count] = memory_trial.run(job)
+        return self._outcomes[count].fits
+
+    def at(self, count: int) -> tuple[Job, Outcome]:
+        """The trial of a number that was tried."""
+        return self._with(count), self._outcomes[count]
+
+    def _with(self, count: int) -> Job:
+        num_cells = max(self._job.k, 1) * self._job.chunks
+        return self._job._replace(num_layers=count * num_cells)
+
+
+def _jobs(
+    values: flags.FlagValues, size: Size, limit_mib: float = 0
+) -> Iterable[Job]:
+    """Naive, then the pipelines, all of --layers layers."""
+    jobs = [
+        Job(
+            size,
+            values.layers,
+            k,
+            values.m if k else 1,
+            values.schedule[0],
+            values.remat[0],
+            limit_mib,
+            _chunks(values.schedule[0]),
+            values.remat_groups[0],
+            values.rounds,
+        )
+        for k in [0, *values.k]
+    ]
+    return progress(jobs, "memory")
+
+
+def _chunks(schedule: str) -> int:
+    """Cells of an accelerator."""
+    return 2 if schedule == "interleaved" else 1
+
+
+# ------------------------------------------------- the same model, by every way
+def _same_layers(values: flags.FlagValues, size: Size, report: Report) -> Table:
+    title = f"The same model, without a limit. {_about(size)}"
+    table = report.add(Table("layers", title, _LAYERS))
+    for job in _jobs(values, size):
+        naive = table.rows[0] if table.rows else None
+        table.rows.append(row_of(job, memory_trial.run(job), naive))
+    return table
+
+
+# ---------------------------------------------------------------- the schedules
+def _schedules(values: flags.FlagValues, size: Size, report: Report) -> Table:
+    title = f"The same model with other schedules. {_about(size)}"
+    table = report.add(Table("schedules", title, _SCHEDULES))
+    ways = [
+        (schedule, remat, groups)
+        for remat in values.remat
+        for groups in (values.remat_groups if remat != "never" else [1])
+        for schedule in values.schedule
+    ]
+    first: dict[Any, float] = {}
+    for schedule, remat, groups in progress(ways, "memory"):
+        job = Job(
+            size,
+            values.schedule_layers,
+            values.schedule_k,
+            values.schedule_m,
+            schedule,
+            remat,
+            chunks=_chunks(schedule),
+            remat_groups=groups,
+            num_steps=values.rounds,
+        )
+        outcome = memory_trial.run(job)
+        row = row_of(job, outcome, None) | {"schedule": schedule}
+        most = row["activations_mib"]
+        row |= {"remat": remat, "groups": groups}
+        base = first.setdefault((remat, groups), most)
+        row["activations_mib_ratio"] = most / base
+        row["by_device"] = " ".join(
+            f"{u.activations:.1f}" for u in outcome.uses
+        )
+        table.rows.append(row)
+    return table

@@ -1,0 +1,235 @@
+"""What the pipeline costs beside the work: one cell, dispatch, tracing.
+
+step: one cell and one micro-batch, nothing recomputed, beside plain Keras: the
+same layers in a `keras.Sequential`, trained on the same data the way `fit`
+does, steps of both in turns; `ratio` is that of neighbouring steps.
+
+dispatch: the slope of the step time with the number of tasks, for layers that
+compute next to nothing; beside it, that of calls of an empty function.
+
+tracing: the first step, which traces, for identical small Transformer blocks.
+"""
+
+import statistics
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import flags
+
+from tfgpipe.schedules.named import SCHEDULES
+from tools.bench import dispatch
+from tools.bench.dispatch import pipeline, step_of
+from tools.bench.flags import define_choices, define_numbers, new_flags
+from tools.bench.models import MODELS, transformer
+from tools.command_line import BadFlags
+from tools.report import (
+    Column,
+    Report,
+    Table,
+    progress,
+    spread,
+    spread_columns,
+    spread_values,
+)
+
+FLAGS = new_flags(rounds=15)
+define_choices(
+    FLAGS,
+    "part",
+    ["step", "dispatch", "tracing"],
+    ["step", "dispatch", "tracing"],
+    "What to measure.",
+)
+define_choices(
+    FLAGS, "model", ["transformer", "convolutions"], MODELS, "In part step."
+)
+define_choices(
+    FLAGS, "schedule", ["gpipe"], SCHEDULES, "In parts dispatch and tracing."
+)
+flags.DEFINE_integer(
+    "dispatch_k", 4, "Cells, in part dispatch.", 1, flag_values=FLAGS
+)
+define_numbers(
+    FLAGS, "dispatch_m", [8, 16, 32, 64], "Micro-batches, in part dispatch."
+)
+define_numbers(FLAGS, "l", [12, 48], "Layers, in part tracing.")
+define_numbers(FLAGS, "k", [2, 8], "Cells, in part tracing.")
+define_numbers(FLAGS, "m", [8, 32], "Micro-batches, in part tracing.")
+flags.DEFINE_integer(
+    "threads",
+    0,
+    "Threads for operations, and for each operation. 0: as TensorFlow does.",
+    0,
+    flag_values=FLAGS,
+)
+flags.DEFINE_boolean(
+    "rewrite_graphs",
+    True,
+    "Whether TensorFlow rewrites graphs before it runs them, as it does if "
+    "nobody says otherwise.",
+    flag_values=FLAGS,
+)
+
+STEP_COLUMNS = [
+    Column("model", "model"),
+    *spread_columns("keras_ms", "Keras ms", ".1f"),
+    *spread_columns("gpipe_ms", "GPipe ms", ".1f"),
+    *spread_columns("ratio", "ratio", ".3f"),
+    Column("keras_first_step_s", "Keras first step s", ".2f"),
+    Column("gpipe_first_step_s", "GPipe first step s", ".2f"),
+]
+DISPATCH_COLUMNS = [
+    Column("what", "what"),
+    Column("k", "K"),
+    Column("fewest", "fewest"),
+    Column("most", "most"),
+    Column("us", "us each", ".0f"),
+    Column("correlation", "correlation", ".3f"),
+]
+TRACING_COLUMNS = [
+    Column("schedule", "schedule"),
+    Column("l", "L"),
+    Column("k", "K"),
+    Column("m", "M"),
+    Column("num_tasks", "tasks"),
+    Column("first_step_s", "first step s", ".1f"),
+    Column("step_ms", "step ms", ".0f"),
+    Column("keras_first_step_s", "Keras first step s", ".1f"),
+]
+
+
+def run(values: flags.FlagValues, report: Report) -> None:
+    """Measures what the flags ask for."""
+    parts = {"step": _steps, "dispatch": _dispatch, "tracing": _tracing}
+    if "dispatch" in values.part and len(set(values.dispatch_m)) < 2:
+        raise BadFlags(
+            "--dispatch_m must have two numbers or more, for a slope. "
+            f"Received: --dispatch_m={values.dispatch_m[0]}."
+        )
+    make_devices(max(values.dispatch_k, *values.k), values)
+    _warm_up()
+    for part in dict.fromkeys(values.part):
+        parts[part](values, report)
+
+
+def make_devices(num_devices: int, values: flags.FlagValues) -> None:
+    """Splits the CPU; more devices than are used do nothing."""
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(
+        cpu, [tf.config.LogicalDeviceConfiguration()] * num_devices
+    )
+    tf.config.threading.set_intra_op_parallelism_threads(values.threads)
+    tf.config.threading.set_inter_op_parallelism_threads(values.threads)
+    if not values.rewrite_graphs:
+        tf.config.optimizer.set_experimental_options(
+            {"disable_meta_optimizer": True}
+        )
+
+
+def _warm_up() -> None:
+    """Pays for what the first model of a process pays for."""
+    for make in (keras.Sequential, pipeline):
+        model = make([keras.layers.Dense(1)])
+        step_of(model, np.ones((2, 1), np.float32))()
+
+
+# ------------------------------------------------------ beside plain Keras
+def _steps(values: flags.FlagValues, report: Report) -> None:
+    table = report.add(
+        Table(
+            "step",
+            f"One cell beside plain Keras: median and quartiles of "
+            f"{values.rounds} steps",
+            STEP_COLUMNS,
+        )
+    )
+    for name in dict.fromkeys(values.model):
+        what = MODELS[name]
+        table.notes.append(f"{name}: {what.description}")
+        models = [keras.Sequential(what.layers()), pipeline(what.layers())]
+        for model in models:
+            model.build((None, *what.x_shape))
+        steps = [what.step(model) for model in models]
+        first = [step() for step in steps]
+        times: list[list[float]] = [[], []]
+        for turn in progress(range(values.rounds + 2), name):
+            # Each goes first every other time.
+            for index in (0, 1) if turn % 2 else (1, 0):
+                seconds = steps[index]()
+                if turn > 1:
+                    times[index].append(seconds)
+        ratios = [after / before for before, after in zip(*times)]
+        table.rows.append(
+            {
+                "model": name,
+                **spread_values("keras_ms", spread(times[0]).times(1000)),
+                **spread_values("gpipe_ms", spread(times[1]).times(1000)),
+                **spread_values("ratio", spread(ratios)),
+                "keras_first_step_s": first[0],
+                "gpipe_first_step_s": first[1],
+            }
+        )
+
+
+# ------------------------------------------------------------------ dispatch
+def _dispatch(values: flags.FlagValues, report: Report) -> None:
+    table = report.add(
+        Table(
+            "dispatch",
+            f"Dispatch: slope of the median of {values.rounds} steps",
+            DISPATCH_COLUMNS,
+        )
+    )
+    k, rounds = values.dispatch_k, values.rounds
+    micro_batches = sorted(set(values.dispatch_m))
+    schedules = list(dict.fromkeys(values.schedule))
+    for schedule in progress(schedules, "dispatch"):
+        slope = dispatch.task_slope(schedule, k, micro_batches, rounds)
+        row = {"what": f"tasks of {schedule}", "k": k}
+        table.rows.append(row | slope._asdict())
+    slope = dispatch.call_slope(rounds)
+    table.rows.append({"what": "empty function calls"} | slope._asdict())
+
+
+# ------------------------------------------------------------------- tracing
+def _tracing(values: flags.FlagValues, report: Report) -> None:
+    table = report.add(
+        Table(
+            "tracing",
+            "The first step, which traces, of identical Transformer blocks "
+            "with 32 units, on 8 positions",
+            TRACING_COLUMNS,
+        )
+    )
+    settings = [
+        (schedule, num_layers, k, m)
+        for num_layers in dict.fromkeys(values.l)
+        for schedule in dict.fromkeys(values.schedule)
+        for k in dict.fromkeys(values.k)
+        if k <= num_layers
+        for m in dict.fromkeys(values.m)
+    ]
+    plain: dict[int, float] = {}
+    for schedule, num_layers, k, m in progress(settings, "tracing"):
+        x = np.ones((m, 8, 32), np.float32)
+
+        def blocks(count: int = num_layers) -> list[Any]:
+            return transformer(count, num_heads=2, hidden_units=64)
+
+        if num_layers not in plain:
+            plain[num_layers] = step_of(keras.Sequential(blocks()), x)()
+        step = step_of(pipeline(blocks(), k, m, schedule), x)
+        table.rows.append(
+            {
+                "schedule": schedule,
+                "l": num_layers,
+                "k": k,
+                "m": m,
+                "num_tasks": len(SCHEDULES[schedule](k, m).order()),
+                "first_step_s": step(),
+                "step_ms": 1000 * statistics.median(step() for _ in range(3)),
+                "keras_first_step_s": plain[num_layers],
+            }
+        )

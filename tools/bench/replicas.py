@@ -1,0 +1,256 @@
+"""R replicas of K devices: speed with timed cells, and what a device holds.
+
+speed: every cell waits instead of computing, on a device of its own in every
+replica, and its update waits for --exchange_ms first, as if gradients were
+still on the way from other replicas. The bound is what the tasks of one replica
+take, `efficiency` its share of a step without exchange; `hidden` is the share
+of the exchange during which any device still had a task to do.
+
+memory: a Transformer with Adam's slots: the most bytes of variables that a
+device owns, and the most that it exchanges with other replicas in a step:
+weights that it gets, and gradients that it sends.
+
+processes: cells that wait, and have weights of --cell_mib, with R K devices in
+one process, and shared out among workers on this machine, connected as
+`tools.train --workers` does it: for as many processes as replicas, each has
+one. The workers are started, and ended, here. The waiting is TensorFlow's, on
+the worker; the processes of a row take turns with the one process above.
+"""
+
+import time
+from typing import Any
+
+import keras
+import numpy as np
+from absl import flags
+
+import tfgpipe
+from tools.bench import replicas_in_processes
+from tools.bench.efficiency import Setting, make_devices
+from tools.bench.exchange import bytes_by_device, exchanged_bytes
+from tools.bench.flags import define_choices, define_numbers, new_flags
+from tools.bench.models import train_step, transformer
+from tools.bench.timed_layers import Device, Timed, Work
+from tools.report import (
+    Column,
+    Report,
+    Table,
+    progress,
+    spread,
+    spread_columns,
+    spread_values,
+)
+
+FLAGS = new_flags(rounds=5)
+define_choices(
+    FLAGS,
+    "part",
+    ["speed", "memory"],
+    ["speed", "memory", "processes"],
+    "What to measure.",
+)
+define_numbers(FLAGS, "r", [1, 2, 4], "Replicas.")
+define_numbers(FLAGS, "k", [2, 4], "Devices of a replica.")
+define_numbers(FLAGS, "m", [8], "Micro-batches of a replica.")
+define_numbers(
+    FLAGS,
+    "processes",
+    [2],
+    "Workers, for part `processes`, that share the R K devices evenly.",
+)
+define_numbers(
+    FLAGS,
+    "cell_mib",
+    [1],
+    "MiB of a cell's weights, for part `processes`.",
+    0,
+    float,
+)
+flags.DEFINE_float(
+    "cell_ms", 20, "Milliseconds of a forward task.", 0, flag_values=FLAGS
+)
+flags.DEFINE_float(
+    "exchange_ms",
+    40,
+    "Milliseconds of a cell's exchange.",
+    0,
+    flag_values=FLAGS,
+)
+
+SPEED_COLUMNS = [
+    Column("r", "R"),
+    Column("k", "K"),
+    Column("m", "M"),
+    Column("bound_ms", "bound ms", ".1f"),
+    *spread_columns("step_ms", "step ms", ".1f"),
+    Column("efficiency", "efficiency", ".3f"),
+    *spread_columns("exchange_step_ms", "with exchange ms", ".1f"),
+    Column("hidden", "hidden", ".0%"),
+]
+MEMORY_COLUMNS = [
+    Column("r", "R"),
+    Column("k", "K"),
+    Column("owned_mib", "owned MiB", ".2f"),
+    Column("of_one", "/ R = 1", ".2f"),
+    Column("exchanged_mib", "exchanged MiB", ".2f"),
+]
+
+
+def run(values: flags.FlagValues, report: Report) -> None:
+    """Measures what the flags ask for."""
+    parts = {
+        "speed": _speed,
+        "memory": _memory,
+        "processes": replicas_in_processes.measure,
+    }
+    if set(values.part) - {"processes"}:
+        make_devices(max(values.r) * max(values.k))
+    for part in dict.fromkeys(values.part):
+        parts[part](values, report)
+
+
+# --------------------------------------------------------------------- speed
+def _speed(values: flags.FlagValues, report: Report) -> None:
+    table = report.add(
+        Table(
+            "speed",
+            f"Steps of cells of {values.cell_ms:g} ms, without exchange and "
+            f"with one of {values.exchange_ms:g} ms a cell: median and "
+            f"quartiles of {values.rounds}",
+            SPEED_COLUMNS,
+        )
+    )
+    settings = [(r, k, m) for r in values.r for k in values.k for m in values.m]
+    seconds = values.cell_ms / 1000
+    for r, k, m in progress(settings, "speed"):
+        one = Setting("gpipe", "except_last", "equal", values.cell_ms, k, m, 1)
+        bound = one.bound()
+        without, _ = _measure(r, k, m, seconds, 0, values.rounds)
+        exchange = values.exchange_ms / 1000
+        times, hidden = _measure(r, k, m, seconds, exchange, values.rounds)
+        step = spread(without)
+        table.rows.append(
+            {
+                "r": r,
+                "k": k,
+                "m": m,
+                "bound_ms": 1000 * bound,
+                **spread_values("step_ms", step.times(1000)),
+                "efficiency": bound / step.median,
+                **spread_values("exchange_step_ms", spread(times).times(1000)),
+                "hidden": hidden,
+            }
+        )
+
+
+class _Timekeeper(Device):
+    """A device that remembers when it worked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: list[tuple[float, float]] = []
+
+    def work(self, seconds: float) -> None:
+        """See `Device`."""
+        start = time.perf_counter()
+        super().work(seconds)
+        self.times.append((start, time.perf_counter()))
+
+
+class Exchanging(keras.optimizers.SGD):
+    """Changes nothing; waits before the update of each cell."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(0.0)
+        self._seconds = seconds
+        self.works: list[Work] = []
+        self.links: list[_Timekeeper] = []
+
+    def update_step(
+        self, gradient: Any, variable: Any, learning_rate: Any
+    ) -> None:
+        """See `keras.Optimizer`."""
+        if self._seconds and "scale" in variable.name:  # one a cell
+            self.links.append(_Timekeeper())
+            # TensorFlow does not keep a function alive while a graph calls it.
+            self.works.append(Work(self.links[-1], self._seconds))
+            gradient = self.works[-1](gradient)
+        super().update_step(gradient, variable, learning_rate)
+
+
+def _measure(
+    r: int, k: int, m: int, seconds: float, exchange: float, rounds: int
+) -> tuple[list[float], float | None]:
+    """Seconds of steps, and the share of the exchange that was hidden."""
+    grid = [[_Timekeeper() for _ in range(k)] for _ in range(r)]
+    layers = [
+        Timed([row[c] for row in grid], seconds, is_first=c == 0)
+        for c in range(k)
+    ]
+    with tfgpipe.PipelineStrategy(
+        r, k, [f"CPU:{index}" for index in range(r * k)]
+    ).scope():
+        model = tfgpipe.GPipe(
+            layers, num_micro_batches=m, layers_per_cell=[1] * k
+        )
+        optimizer = Exchanging(exchange)
+        model.compile(optimizer, "mse")
+    # A row is the number of the replica that computes it.
+    rows = np.repeat(np.arange(r, dtype=np.float32), m)[:, None]
+    step = train_step(model, rows, rows)
+    times, shares = [], []
+    for turn in range(rounds + 2):
+        for one in [*optimizer.links, *(d for row in grid for d in row)]:
+            one.times.clear()
+        taken = step()
+        if turn > 1:  # the first ones trace, and warm up
+            times.append(taken)
+            shares.append(_hidden(grid, optimizer.links))
+    return times, float(np.median(shares)) if exchange else None
+
+
+def _hidden(grid: list[list[_Timekeeper]], links: list[_Timekeeper]) -> float:
+    """The share of the exchange before the last task has ended."""
+    end = max(d.times[-1][1] for row in grid for d in row)
+    spans = [span for link in links for span in link.times]
+    total = sum(stop - start for start, stop in spans)
+    inside = sum(max(0.0, min(stop, end) - start) for start, stop in spans)
+    return inside / total if total else 0.0
+
+
+# -------------------------------------------------------------------- memory
+def _memory(values: flags.FlagValues, report: Report) -> None:
+    table = report.add(
+        Table(
+            "memory",
+            "8 Transformer blocks of 64 units with the slots of Adam",
+            MEMORY_COLUMNS,
+            notes=["MiB: of the device that has most."],
+        )
+    )
+    for k in values.k:
+        alone, _ = _held(1, k)
+        for r in values.r:
+            owned, exchanged = _held(r, k)
+            table.rows.append(
+                {
+                    "r": r,
+                    "k": k,
+                    "owned_mib": owned,
+                    "of_one": owned / alone,
+                    "exchanged_mib": exchanged,
+                }
+            )
+
+
+def _held(r: int, k: int) -> tuple[float, float]:
+    """MiB that a device owns, and that it exchanges; the most of any."""
+    names = [f"CPU:{index}" for index in range(r * k)]
+    with tfgpipe.PipelineStrategy(r, k, names).scope():
+        model = tfgpipe.GPipe(transformer(8, num_heads=4, hidden_units=256))
+        model.compile("adam", "mse")
+    model.build((None, 16, 64))
+    model.optimizer.build(model.trainable_variables)
+    owned = bytes_by_device([*model.variables, *model.optimizer.variables])
+    exchanged = exchanged_bytes(model)
+    return max(owned.values()) / 2**20, max(exchanged.values()) / 2**20

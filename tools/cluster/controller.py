@@ -1,0 +1,293 @@
+"""The controller's side of a run on several hosts.
+
+There is one controller: it traces the step, feeds the data, and writes the
+files. The others run what TensorFlow sends them, on their devices.
+"""
+
+import contextlib
+import os
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from tools import device_memory
+from tools.cluster import link
+from tools.cluster.hosts import Host, Hosts, device_names
+from tools.cluster.link import Link
+
+_RETRY = 0.2  # seconds
+
+
+class _Busy(ConnectionError):
+    """A worker has a controller; the error's text says which."""
+
+
+class Cluster:
+    """The workers of a run, connected.
+
+    TensorFlow lists their devices then, under names such as
+    "/job:worker/replica:0/task:1/device:CPU:0".
+
+    A context manager: leaving it tells the workers that the work is done. They
+    are free when this process has ended. If one is lost before, this process
+    ends, with a message and exit code 3: what was on it cannot be had back.
+
+    Args:
+        hosts: The hosts. This process must be the controller.
+        num_devices: Devices that there have to be at least.
+        timeout: Seconds to wait for all of the hosts.
+        advice: What to do when one is lost, after it was started again.
+
+    Attributes:
+        devices: Full names of all devices: those of the first host first.
+
+    Raises:
+        ValueError: If a host cannot be reached, is no worker or in use, or
+            has other versions; or if there are too few devices.
+    """
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        num_devices: int = 1,
+        timeout: float = 60.0,
+        advice: str = "",
+    ) -> None:
+        self._hosts = hosts
+        self._advice = advice
+        self._links: dict[Host, Link] = {}
+        self._has_ended = False
+        try:
+            addresses = self._connect(time.monotonic() + timeout, timeout)
+        except ValueError:
+            self.end(2)
+            for connection in self._links.values():
+                connection.close()
+            raise
+        for host in hosts.others:
+            threading.Thread(
+                target=self._watch, args=(host,), daemon=True
+            ).start()
+        self._start_tensorflow(addresses)
+        names = {
+            kind: [d.name for d in tf.config.list_logical_devices(kind)]
+            for kind in ("TPU", "GPU", "CPU")
+        }
+        try:
+            self.devices = device_names(hosts, names, num_devices)
+        except ValueError:
+            self.end(2)
+            raise
+
+    # ------------------------------------------------------------- connecting
+    def _connect(self, until: float, timeout: float) -> dict[Host, str]:
+        """Reaches all workers; returns where TensorFlow's servers are."""
+        own = self._hosts.controller
+        this = f"process {os.getpid()} on {socket.gethostname()}"
+        name = str(own) if own else this
+        addresses = {}
+        problems = []
+        for host in self._hosts.others:
+            try:
+                answer = self._dial(host, name, until)
+            except _Busy as error:
+                problems.append(
+                    f"{host} works for another controller, {error}, and "
+                    f"still did after {timeout:g} s. Wait until that has "
+                    "ended, or end it, or start another worker."
+                )
+                continue
+            except OSError as error:
+                problems.append(
+                    f"Cannot reach {host} within {timeout:g} s: {error}. Start "
+                    "`python -m tools.worker` there, or this same command "
+                    "with the host's own TF_CONFIG; or wait longer, with "
+                    "--connect_timeout."
+                )
+                continue
+            problems += _compared(host, answer.get("fingerprint"))
+            addresses[host] = f"{host.name}:{answer.get('port')}"
+        if not problems:
+            problems = self._try_ways(addresses)
+        if problems:
+            raise ValueError("\n".join(problems))
+        return addresses
+
+    def _dial(self, host: Host, name: str, until: float) -> dict[str, Any]:
+        """Connects to a worker; returns what it answers."""
+        while True:
+            left = max(2.0, until - time.monotonic())
+            try:
+                connection = Link(
+                    socket.create_connection((host.name, host.port), left)
+                )
+                answer = _introduced(connection, name, min(left, link.ANSWER))
+                self._links[host] = connection
+                return answer
+            except OSError:
+                if time.monotonic() + _RETRY >= until:
+                    raise
+            time.sleep(_RETRY)
+
+    def _try_ways(self, addresses: dict[Host, str]) -> list[str]:
+        """Lets workers reach each other and the controller; what fails."""
+        own = self._hosts.controller
+        name = own.name if own else _own_name(self._links.values())
+        try:
+            listener = socket.create_server(("", own.port if own else 0))
+        except OSError as error:
+            return [
+                f"The port of {own}, this process, must be free: {error}. End "
+                "what uses it, or name another in every host's TF_CONFIG."
+            ]
+        with listener:  # TensorFlow listens there afterwards
+            self._address = f"{name}:{listener.getsockname()[1]}"
+            problems = []
+            for host, connection in self._links.items():
+                others = {*addresses.values(), self._address}
+                others -= {addresses[host]}
+                try:
+                    connection.send(reach=[_pair(a) for a in sorted(others)])
+                    answer = connection.receive(len(others) * link.ANSWER)
+                except OSError as error:
+                    problems.append(f"Lost {host}: {error}. Start it again.")
+                    continue
+                problems += [
+                    f"{host} cannot reach {why}. All hosts must reach each "
+                    "other and the controller, on any port, under the names "
+                    "that are given. Open the ports between them, and use "
+                    "names that mean the same everywhere."
+                    for why in answer.get("unreachable", [])
+                ]
+        return problems
+
+    def _start_tensorflow(self, addresses: dict[Host, str]) -> None:
+        own = self._hosts.controller
+        jobs: dict[str, dict[int, str]] = {}
+        for host, address in addresses.items():
+            jobs.setdefault(host.job, {})[host.index] = address
+        job, index = (own.job, own.index) if own else ("controller", 0)
+        jobs.setdefault(job, {})[index] = self._address
+        tf.config.experimental_connect_to_cluster(
+            tf.train.ClusterSpec(jobs), job_name=job, task_index=index
+        )
+
+    # --------------------------------------------------------------- the end
+    def _watch(self, host: Host) -> None:
+        """Ends this process when a worker is lost.
+
+        TensorFlow would tell the same in other words, but only if something
+        waits for that worker, and not if its host is cut off, or it is stopped.
+        """
+        why = _followed(self._links[host], host.task)
+        if self._has_ended:  # and so may the worker
+            return
+        print(
+            f"\ntools.train: Lost {host}: {why}. Start it again. "
+            f"{self._advice}",
+            file=sys.stderr,
+        )
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(link.LOST)  # the other threads may wait for the worker
+
+    def __enter__(self) -> "Cluster":
+        """Inside, a failure may be that of a worker."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.end(0)
+            return
+        if issubclass(kind, Exception):
+            # If so, the thread that watches it says which, and ends all.
+            time.sleep(link.ANSWER / 4)
+        self._has_ended = True  # it was something else, and is to be told
+
+    def end(self, code: int) -> int:
+        """Tells the workers that this is the end; only the first call does.
+
+        Args:
+            code: The exit code.
+
+        Returns:
+            The same.
+        """
+        if self._has_ended:
+            return code
+        self._has_ended = True
+        for connection in self._links.values():
+            with contextlib.suppress(OSError):  # it is gone
+                connection.send(end=code)
+        return code
+
+
+def _introduced(link_: Link, name: str, timeout: float) -> dict[str, Any]:
+    """Says who calls; returns the answer of a worker that is free."""
+    try:
+        link_.send(fingerprint=link.fingerprint(), controller=name)
+        answer = link_.receive(timeout)
+        if "busy_with" in answer:
+            raise _Busy(answer["busy_with"])
+        if "port" not in answer:
+            raise ConnectionError(f"no worker answers: {answer}")
+    except OSError:
+        link_.close()
+        raise
+    return answer
+
+
+def _followed(connection: Link, task: str) -> str:
+    """Listens to a worker until it is lost; returns how that shows.
+
+    Its silence is measured in waits of this thread, not by a clock: so the
+    time does not count in which this process was stopped itself.
+    """
+    silent = 0
+    while silent < link.BEATS:
+        if not select.select([connection], [], [], link.BEAT)[0]:
+            silent += 1
+            continue
+        silent = 0
+        try:
+            message = connection.receive()
+        except OSError as error:
+            return str(error)
+        if "beat" not in message:
+            return "it sent what it should not"
+        device_memory.report(task, message["beat"])
+    return (
+        f"it has given no sign of life for {link.BEATS * link.BEAT:g} s, so it "
+        "is stopped, or hangs. End it, if it is still there"
+    )
+
+
+def _own_name(links: Iterable[Link]) -> str:
+    """An address of this host that the workers know: that of the way there."""
+    names = [one.own_host for one in links]
+    far = [name for name in names if not name.startswith("127.")]
+    return (far or names)[0]
+
+
+def _pair(address: str) -> tuple[str, int]:
+    name, _, port = address.rpartition(":")
+    return name, int(port)
+
+
+def _compared(host: Host, theirs: Any) -> list[str]:
+    """Says whether a worker has other versions."""
+    own = link.fingerprint()
+    theirs = theirs if isinstance(theirs, dict) else {}
+    return [
+        f"All hosts must have the same {what}. Received: {theirs.get(what)} "
+        f"on {host}, and {own[what]} here. Install the same there, and start "
+        "the worker again."
+        for what in own
+        if own[what] != theirs.get(what)
+    ]

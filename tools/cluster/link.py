@@ -1,0 +1,117 @@
+"""The line between the controller of a training run and one of its workers.
+
+A TCP connection that stays open for the whole run; a message is a line of JSON.
+Tensors do not go over it: TensorFlow's servers have connections of their own.
+When either end is killed its system closes the connection, and the other end
+knows at once; when a host or the network dies, after `SILENCE` seconds; and the
+controller, when a worker is stopped or hangs, after `BEATS` beats, a minute.
+
+Messages, in this order:
+
+    controller  {"fingerprint": {...}, "controller": "process 7 on host0"}
+    worker      {"fingerprint": {...}, "port": of TensorFlow's server}
+                or {"busy_with": the controller that it has}, and it hangs up
+    controller  {"reach": [[host, port], ...]}
+    worker      {"unreachable": ["host:port: why", ...]}
+                {"beat": {"process_peak": MiB, ...}}, again and again
+    controller  {"end": exit code}
+"""
+
+import functools
+import hashlib
+import json
+import pathlib
+import socket
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+_IDLE, _INTERVAL, _COUNT = 10, 5, 3
+SILENCE = _IDLE + _INTERVAL * _COUNT  # seconds without a sign of the other host
+ANSWER = 20.0  # seconds to answer a message in
+BEAT = 5.0  # seconds from one sign of life of a worker to the next
+BEATS = 12  # that may be missing
+LOST = 3  # the exit code where the other side was lost
+_LONGEST = 2**20  # bytes
+
+
+class Link:
+    """One end of the line.
+
+    Args:
+        connection: The connected socket.
+
+    Attributes:
+        own_host: Address of this host, as the other one sees it.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._lines = connection.makefile("rb")
+        self.own_host = connection.getsockname()[0]
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (  # not all systems have them
+            ("TCP_KEEPIDLE", _IDLE),
+            ("TCP_KEEPINTVL", _INTERVAL),
+            ("TCP_KEEPCNT", _COUNT),
+        ):
+            if hasattr(socket, name):
+                option = getattr(socket, name)
+                connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+    def fileno(self) -> int:
+        """For `select`."""
+        return self._socket.fileno()
+
+    def send(self, **message: Any) -> None:
+        """Sends a message.
+
+        Raises:
+            OSError: If the other end is gone.
+        """
+        self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self, timeout: float | None = None) -> dict[str, Any]:
+        """The next message.
+
+        Args:
+            timeout: Seconds to wait; `None` waits for ever.
+
+        Raises:
+            OSError: If the other end is gone, sends nothing in time, or
+                something else than messages.
+        """
+        self._socket.settimeout(timeout)
+        line = self._lines.readline(_LONGEST)
+        self._socket.settimeout(None)
+        if not line:
+            raise ConnectionError("the connection was closed")
+        try:
+            message = json.loads(line)
+        except ValueError:
+            message = None
+        if not isinstance(message, dict):
+            raise ConnectionError(f"it sent {line[:40]!r}")
+        return message
+
+    def close(self) -> None:
+        """Hangs up."""
+        self._lines.close()
+        self._socket.close()
+
+
+@functools.cache
+def fingerprint() -> dict[str, str]:
+    """What must be the same on all hosts: versions, and this code."""
+    root = pathlib.Path(__file__).parents[2]
+    code = hashlib.sha256()
+    for package in ("tfgpipe", "tools"):
+        for path in sorted((root / package).rglob("*.py")):
+            name = path.relative_to(root).as_posix()
+            code.update(name.encode() + b"\0" + path.read_bytes())
+    return {
+        "TensorFlow": tf.__version__,
+        "Keras": keras.__version__,
+        "code of tfgpipe": code.hexdigest()[:12],
+    }

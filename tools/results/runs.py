@@ -1,0 +1,265 @@
+"""Training runs of the table of results: each is done once, and kept.
+
+A run has a folder of its own. One that was interrupted is resumed, and of one
+that is finished the numbers are read again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import keras
+from absl import flags
+
+from params import Experiment
+from tools import command_line, devices, translate
+from tools.text import translation_scores as scores
+from tools.text.translation_scores import Translated
+from tools.train import event_log, trained_run
+from tools.train.monitor import Monitor
+from tools.train.trainer import Trainer
+
+_FINISHED = "results.json"
+_TRANSLATED = "translations.json"
+_TIME = "time.json"
+_TEST = "test/"  # what the names of test results begin with in the log
+_NUM_CHECKPOINTS = 40  # at least
+
+Curve = list[tuple[int, float]]
+
+
+class Finished(NamedTuple):
+    """What a training run gave.
+
+    Attributes:
+        experiment: What was trained.
+        folder: Where the model is.
+        num_steps: Updates.
+        num_params: Scalars in all weights.
+        minutes: What training took, with the tests during the run, on the
+            machine that the table names.
+        results: Of the test at the end, see `params.task.Task.results`.
+        curves: The same during the run: steps and values by name.
+    """
+
+    experiment: Experiment
+    folder: pathlib.Path
+    num_steps: int
+    num_params: int
+    minutes: float
+    results: dict[str, float]
+    curves: dict[str, Curve]
+
+
+def new_flags() -> flags.FlagValues:
+    """The flags that every row of the results has."""
+    values = command_line.new_flags()
+    command_line.define_format(values)
+    flags.DEFINE_string(
+        "runs_dir",
+        "runs",
+        "Folder for the training runs. Those that are finished are not done "
+        "again.",
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "steps",
+        None,
+        "Try it: mini-batches of each run, instead of all. These runs have "
+        "folders of their own.",
+        1,
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "output",
+        None,
+        "Folder for the picture and the numbers. Default: docs; with --steps, "
+        "that of --runs_dir.",
+        flag_values=values,
+    )
+    return values
+
+
+def define_translation(values: flags.FlagValues) -> None:
+    """Defines how test pairs are translated."""
+    translate.define_search(values)
+    flags.DEFINE_integer(
+        "max_pairs",
+        None,
+        "Most test pairs of a language to translate. Default: all.",
+        1,
+        flag_values=values,
+    )
+
+
+def prepare_devices(num_partitions: int) -> None:
+    """Splits the CPU into enough devices, where there is no accelerator.
+
+    Args:
+        num_partitions: The most cells of any run of this process.
+    """
+    if num_partitions > 1 and not devices.has_accelerator():
+        devices.split_cpu(num_partitions)
+
+
+def finish(
+    experiment: Experiment,
+    values: flags.FlagValues,
+    *,
+    name: str | None = None,
+    initial_model: pathlib.Path | None = None,
+    maker: type[Trainer] = Trainer,
+    num_tests: int = 10,
+) -> Finished:
+    """Trains to the end, from wherever an earlier call has stopped.
+
+    Args:
+        experiment: What to train.
+        values: Parsed flags of `new_flags`.
+        name: Of the run's folder. Defaults to that of the experiment.
+        initial_model: As for `Trainer`.
+        maker: The class of the trainer.
+        num_tests: Tests during a whole run, before that at its end.
+
+    Returns:
+        What came out.
+
+    Raises:
+        ValueError: If the folder holds another run.
+    """
+    folder = pathlib.Path(values.runs_dir) / (name or experiment.name)
+    if values.steps:
+        folder = folder.with_name(f"{folder.name}_{values.steps}_steps")
+    run = json.loads(json.dumps(experiment.settings()))  # as it is read again
+    kept = _read(folder / _FINISHED)
+    if kept is None or kept["run"] != run:
+        # No name for the trainer: its memory is to be freed at the end.
+        found = _train(
+            maker(experiment, values.steps, folder, initial_model),
+            folder,
+            num_tests=0 if values.steps else num_tests,
+        )
+        kept = {"run": run, **found}
+        _write(folder / _FINISHED, kept)
+    return Finished(
+        experiment,
+        folder,
+        kept["num_steps"],
+        kept["num_params"],
+        kept["minutes"],
+        kept["results"],
+        _curves(folder, kept["num_steps"], kept["results"]),
+    )
+
+
+def _train(
+    trainer: Trainer, folder: pathlib.Path, num_tests: int
+) -> dict[str, Any]:
+    """Trains, tests and exports; what is printed goes to the standard error.
+
+    Args:
+        trainer: The run.
+        folder: Where it is kept.
+        num_tests: Tests before that at the end.
+    """
+    every = max(1, trainer.num_steps // num_tests) if num_tests else None
+    monitor = Monitor.of(trainer, folder / "tensorboard", evaluate_every=every)
+    with contextlib.redirect_stdout(sys.stderr):
+        print(f"\n{folder}: {trainer.num_steps} steps", flush=True)
+        with _adding_time(folder / _TIME):
+            trainer.fit(
+                [monitor],
+                verbose=1 if sys.stderr.isatty() else 2,
+                checkpoint_every=max(1, trainer.num_steps // _NUM_CHECKPOINTS),
+            )
+        results = trainer.evaluate()
+        trainer.export()
+    found = {
+        "num_steps": trainer.num_steps,
+        "num_params": trainer.model.count_params(),
+        "minutes": _read(folder / _TIME)["minutes"],
+        "results": results,
+    }
+    del trainer, monitor
+    _forget_models()
+    return found
+
+
+@contextlib.contextmanager
+def _adding_time(path: pathlib.Path) -> Iterator[None]:
+    """Adds the time inside to that of earlier parts of a run."""
+    before = (_read(path) or {"minutes": 0.0})["minutes"]
+    start = time.monotonic()
+    try:
+        yield
+    finally:
+        _write(path, {"minutes": before + (time.monotonic() - start) / 60})
+
+
+def _forget_models() -> None:
+    """Frees the memory of models that nobody uses any more."""
+    keras.backend.clear_session()
+    gc.collect()
+
+
+def _curves(
+    folder: pathlib.Path, num_steps: int, results: dict[str, float]
+) -> dict[str, Curve]:
+    """Test results during a run, and at its end."""
+    found = event_log.read(folder / "tensorboard")
+    curves = {name: dict(found.get(_TEST + name, [])) for name in results}
+    return {
+        name: sorted((curve | {num_steps: results[name]}).items())
+        for name, curve in curves.items()
+    }
+
+
+def translated(run: Finished, values: flags.FlagValues) -> list[Translated]:
+    """The test pairs and their translations, which are kept too.
+
+    Args:
+        run: A run on pairs of sentences.
+        values: Parsed flags, of `define_translation` as well.
+    """
+    settings = {
+        "beam_size": values.beam_size,
+        "length_penalty": values.length_penalty,
+        "max_pairs": values.max_pairs,
+    }
+    kept = _read(run.folder / _TRANSLATED)
+    if kept is None or kept["settings"] != settings:
+        print(f"\n{run.folder}: test pairs", file=sys.stderr, flush=True)
+        loaded = trained_run.load(str(run.folder))
+        translator = translate.Translator(
+            loaded, values.beam_size, values.length_penalty
+        )
+        found = scores.translate_test(
+            loaded.source,
+            translator,
+            run.experiment.data.to_english,
+            values.max_pairs,
+        )
+        kept = {"settings": settings, "translated": found}
+        _write(run.folder / _TRANSLATED, kept)
+        del loaded, translator
+        _forget_models()
+    return [Translated(*one) for one in kept["translated"]]
+
+
+def _read(path: pathlib.Path) -> dict[str, Any] | None:
+    return json.loads(path.read_text("utf-8")) if path.exists() else None
+
+
+def _write(path: pathlib.Path, what: dict[str, Any]) -> None:
+    """The file is always a whole one."""
+    partial = path.with_name(f"partial.{path.name}")
+    partial.write_text(json.dumps(what, indent=1, ensure_ascii=False), "utf-8")
+    os.replace(partial, path)

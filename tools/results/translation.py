@@ -1,0 +1,129 @@
+"""102 languages to English: a shallow, a deep and a wide model.
+
+Beside them, five languages have models of their own (bilingual). Languages are
+grouped by how many training pairs they have, as the paper's figure 3 orders
+them; a group's test pairs are scored together.
+
+Reference: [Huang et al., 2019](https://arxiv.org/abs/1811.06965), section 5
+"""
+
+from typing import Any
+
+from absl import flags
+
+import params
+from tools.evaluate import GROUP_COLUMNS, SCORE_COLUMNS
+from tools.report import Column, Table
+from tools.results import runs
+from tools.results.outcome import Outcome, Picture, Series
+from tools.results.runs import Finished
+from tools.text import translation_scores as scores
+
+FLAGS = runs.new_flags()
+runs.define_translation(FLAGS)
+
+_SHAPES = ("shallow", "deep", "wide")
+_LANGUAGES = ("es", "de", "vi", "hi", "so")
+_MODEL_COLUMNS = [
+    Column("model", "model"),
+    Column("num_params", "parameters", ","),
+    Column("num_steps", "steps", ","),
+    Column("minutes", "minutes", ".0f"),
+    Column("nll", "test NLL", ".3f"),
+    Column("perplexity", "perplexity a token", ".2f"),
+]
+
+
+def run(values: flags.FlagValues) -> Outcome:
+    """Trains all models, and scores their translations."""
+    many = [params.get(f"mt.multilingual_{shape}") for shape in _SHAPES]
+    single = [params.get(f"mt.bilingual_{name}") for name in _LANGUAGES]
+    runs.prepare_devices(
+        max(experiment.num_partitions for experiment in [*many, *single])
+    )
+    sizes = many[0].data.source().sizes
+    models, by_group, by_language = [], [], []
+    for experiment in [*many, *single]:
+        # A test of 102 languages takes as long as a tenth of the training.
+        found = runs.finish(experiment, values, num_tests=0)
+        name = experiment.name.removeprefix("mt.").replace("_", " ")
+        models.append(_row(name, found))
+        is_english = experiment.data.to_english
+        made = runs.translated(found, values)
+        if experiment in many:
+            rows = scores.group_rows(made, sizes, is_english)
+            by_group += [{"model": name, **row} for row in rows]
+        rows = scores.language_rows(made, sizes, is_english, _LANGUAGES)
+        by_language += [{"model": name, **row} for row in rows]
+    # Each language with its own model first.
+    by_language.sort(
+        key=lambda row: (
+            _LANGUAGES.index(row["language"]),
+            "bilingual" not in row["model"],
+        )
+    )
+    tables = [
+        Table("models", "Translation into English", _MODEL_COLUMNS, models),
+        Table("groups", _about(values), [_MODEL_COLUMNS[0], *GROUP_COLUMNS]),
+        Table("languages", "Five languages", _language_columns()),
+    ]
+    tables[1].rows += by_group
+    tables[2].rows += by_language
+    tables[0].notes.append(
+        "Each on its own languages, and in its own tokens: compare the "
+        "multilingual ones with each other."
+    )
+    tables[2].notes.append("A few hundred test pairs or less say little.")
+    return Outcome(tables, _picture(by_group, by_language))
+
+
+def _row(name: str, found: Finished) -> dict[str, Any]:
+    return {
+        "model": name,
+        "num_params": found.num_params,
+        "num_steps": found.num_steps,
+        "minutes": found.minutes,
+        **found.results,
+    }
+
+
+def _about(values: flags.FlagValues) -> str:
+    pairs = "all test pairs"
+    if values.max_pairs:
+        pairs = f"up to {values.max_pairs} test pairs of a language"
+    return f"By size of the language, {pairs}, beam search {values.beam_size}"
+
+
+def _language_columns() -> list[Column]:
+    return [
+        Column("language", "language"),
+        _MODEL_COLUMNS[0],
+        *SCORE_COLUMNS,
+    ]
+
+
+def _picture(
+    by_group: list[dict[str, Any]], by_language: list[dict[str, Any]]
+) -> Picture:
+    """The models' chrF, from scarce to rich: of groups, then of languages."""
+    chrf: dict[str, dict[str, float]] = {}
+    places = {}
+    for row in by_group:
+        if row["group"] != "all":
+            places[row["group"]] = row["group"].replace(" ", "\n")
+            chrf.setdefault(row["model"], {})[row["group"]] = row["chrf"]
+    places[""] = ""  # a gap
+    for row in sorted(by_language, key=lambda row: row["train_pairs"]):
+        name = row["language"]
+        places[name] = f"{name}\n{row['train_pairs']:,}"
+        model = "bilingual" if "bilingual" in row["model"] else row["model"]
+        chrf.setdefault(model, {})[name] = row["chrf"]
+    return Picture(
+        "Into English: groups of 102 languages, and five of them",
+        "training pairs of a language",
+        "chrF of the test pairs",
+        [
+            Series(model, list(places.values()), [own.get(p) for p in places])
+            for model, own in chrf.items()
+        ],
+    )

@@ -1,0 +1,249 @@
+r"""Draws when each task of a training step runs, and on which device.
+
+    python -m tools.timeline --k=4 --m=8 --schedule=1f1b
+    python -m tools.timeline --k=8 --m=32 --schedule=zero_bubble --simulate
+    python -m tools.timeline --params=image.amoebanet_d_demo --k=2 \
+        --set=batch_size=32 --output=pictures/demo
+
+Without --params, every cell is one layer that waits instead of computing: as
+long forward as for the gradient of its input and for that of its weight. So any
+number of devices can be shown on any machine.
+
+It prints one letter a time slot, and the bubble beside the ideal one, which is
+the schedule's own if nothing but its tasks takes time. It writes pictures,
+OUTPUT.png and OUTPUT.svg, and OUTPUT.json for chrome://tracing or
+https://ui.perfetto.dev.
+"""
+
+import importlib.util
+import json
+import os
+import pathlib
+import sys
+
+from absl import flags
+
+from tfgpipe.schedules.named import SCHEDULES
+from tfgpipe.timeline import Event
+from tools import command_line
+from tools.command_line import BadFlags
+from tools.report import (
+    Column,
+    Report,
+    Table,
+    environment,
+    spread,
+    spread_columns,
+    spread_values,
+)
+from tools.timeline import runs, statistics
+from tools.timeline import text as timeline_text
+from tools.timeline.runs import Run
+from tools.timeline.text import seconds
+
+FLAGS = command_line.new_flags()
+flags.DEFINE_integer("k", None, "Devices. Default: 4.", 1, flag_values=FLAGS)
+flags.DEFINE_integer(
+    "m", None, "Micro-batches. Default: 8.", 1, flag_values=FLAGS
+)
+flags.DEFINE_enum(
+    "schedule",
+    None,
+    list(SCHEDULES),
+    "Order of the tasks on each device. Default: gpipe.",
+    flag_values=FLAGS,
+)
+flags.DEFINE_enum(
+    "remat",
+    None,
+    list(runs.REMAT),
+    "What the backward pass recomputes. Default: except_last.",
+    flag_values=FLAGS,
+)
+flags.DEFINE_integer(
+    "num_chunks",
+    None,
+    "Cells of a device, if interleaved. Default: 2.",
+    1,
+    flag_values=FLAGS,
+)
+flags.DEFINE_float(
+    "forward_ms",
+    None,
+    "Milliseconds of a cell's forward task. Default: 20.",
+    0.01,
+    flag_values=FLAGS,
+)
+flags.DEFINE_string(
+    "params",
+    None,
+    "An experiment to run instead of waiting cells; see tools.train --list. "
+    "What is not given is as it says.",
+    flag_values=FLAGS,
+)
+flags.DEFINE_multi_string(
+    "set",
+    [],
+    "Another field of the experiment: --set=batch_size=32.",
+    flag_values=FLAGS,
+)
+flags.DEFINE_boolean(
+    "simulate", False, "Draw the schedule, run nothing.", flag_values=FLAGS
+)
+flags.DEFINE_string(
+    "output",
+    "timeline",
+    "How the names of the files begin, or a folder for them. Empty: no files.",
+    flag_values=FLAGS,
+)
+flags.DEFINE_enum(
+    "format",
+    "text",
+    ["text", "json", "csv"],
+    "How to print the numbers; the letters come with text only.",
+    flag_values=FLAGS,
+)
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command line; see `command_line.run`."""
+    return command_line.run("tools.timeline", FLAGS, __doc__, _draw, argv)
+
+
+def _draw(values: flags.FlagValues) -> None:
+    run = runs.prepare(values)
+    output = _output(values.output)
+    events = run.measure()
+    ideal = run.ideal(events)
+    _print(run, events, ideal, values.format)
+    if output:
+        made = _write(run, events, ideal, output)
+        # Not among numbers that a program may read.
+        where = sys.stdout if values.format == "text" else sys.stderr
+        print(f"Wrote {', '.join(map(str, made))}.", file=where)
+
+
+def _output(text: str) -> pathlib.Path | None:
+    """What the files' names begin with; makes the folder."""
+    if not text:
+        return None
+    if not importlib.util.find_spec("matplotlib"):
+        raise BadFlags(
+            "--output draws with matplotlib, which is not installed. Install "
+            "it with `pip install '.[tools]'`, or give an empty --output=."
+        )
+    path = pathlib.Path(text)
+    if text.endswith(os.sep) or path.is_dir():
+        path = path / "timeline"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(f"{path}.png", "ab"):  # before there is work to lose
+            pass
+    except OSError as error:
+        raise BadFlags(
+            "--output must begin with a folder that can be written to. "
+            f"Received: --output={text}, which gives: {error}."
+        ) from error
+    return path
+
+
+def _write(
+    run: Run, events: list[Event], ideal: list[Event], output: pathlib.Path
+) -> list[pathlib.Path]:
+    """Writes the files; returns their paths."""
+    # not needed, nor installed perhaps, without files
+    from tools.timeline import gantt
+
+    paths = [pathlib.Path(f"{output}.{end}") for end in ("png", "svg", "json")]
+    caption = gantt.Caption(
+        run.title,
+        _sentence(run, events, ideal),
+        None if run.is_simulated else statistics.length(ideal),
+    )
+    gantt.save(events, caption, paths[:2])
+    about = {"title": run.title, "numbers": caption.subtitle, **environment()}
+    trace = timeline_text.chrome_trace(events, about)
+    paths[2].write_text(json.dumps(trace, indent=1), "utf-8")
+    return paths
+
+
+def _sentence(run: Run, events: list[Event], ideal: list[Event]) -> str:
+    """The numbers that matter most."""
+    bubble, length = statistics.bubble(events), statistics.length(events)
+    if run.is_simulated:
+        return (
+            f"{run.what}, simulated: bubble {bubble:.1%}; "
+            f"the tasks take {seconds(length)}"
+        )
+    best = statistics.length(ideal)
+    return (
+        f"{run.what}: bubble {bubble:.1%} measured, "
+        f"{statistics.bubble(ideal):.1%} ideal; the tasks take "
+        f"{seconds(length)}, {length / best:.3f} times the ideal "
+        f"{seconds(best)}"
+    )
+
+
+# ------------------------------------------------------------------- numbers
+_STEP_COLUMNS = [
+    Column("schedule", "schedule"),
+    Column("remat", "remat"),
+    Column("k", "K"),
+    Column("m", "M"),
+    Column("length_ms", "tasks ms", ".1f"),
+    Column("ideal_ms", "ideal ms", ".1f"),
+    Column("ratio", "ratio", ".3f"),
+    Column("bubble", "bubble", ".1%"),
+    Column("ideal_bubble", "ideal bubble", ".1%"),
+]
+_TASK_COLUMNS = [
+    Column("kind", "task"),
+    Column("count", "count"),
+    *spread_columns("ms", "ms", ".2f"),
+]
+
+
+def _print(
+    run: Run, events: list[Event], ideal: list[Event], style: str
+) -> None:
+    """Prints numbers, and letters if the format is text."""
+    report = Report("timeline", style)
+    report.add(_step_table(run, events, ideal))
+    report.add(_task_table(events))
+    if style != "text" or not run.is_simulated:
+        report.print()
+    if style == "text":
+        print(f"\n{run.title}\n{_sentence(run, events, ideal)}\n")
+        print(timeline_text.text(events))
+
+
+def _step_table(run: Run, events: list[Event], ideal: list[Event]) -> Table:
+    length, best = statistics.length(events), statistics.length(ideal)
+    row = {
+        "run": run.what,
+        "is_simulated": run.is_simulated,
+        **run.settings,
+        "length_ms": 1000 * length,
+        "ideal_ms": 1000 * best,
+        "ratio": length / best,
+        "bubble": statistics.bubble(events),
+        "ideal_bubble": statistics.bubble(ideal),
+    }
+    notes = ["Without the updates of the weights, which no schedule has."]
+    title = f"The tasks of a step, {run.what}"
+    return Table("step", title, _STEP_COLUMNS, [row], notes)
+
+
+def _task_table(events: list[Event]) -> Table:
+    rows = []
+    for kind in timeline_text.LETTERS:
+        times = [e.end - e.start for e in events if e.task.kind == kind]
+        if times:
+            values = spread_values("ms", spread(times).times(1000))
+            rows.append({"kind": kind, "count": len(times), **values})
+    title = "Durations of single tasks: median and quartiles"
+    return Table("tasks", title, _TASK_COLUMNS, rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -1,0 +1,268 @@
+"""Draws when each device ran which task: a row a device, a box a task.
+
+Nothing is taken from the machine, neither a display nor fonts nor settings of
+the user, so that equal events give equal files.
+"""
+
+import pathlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import matplotlib.style
+from matplotlib import patches
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from tfgpipe.timeline import Event
+from tools.timeline import statistics
+from tools.timeline.gantt_colors import IDLE, LOOKS, Look, ink
+from tools.timeline.text import name
+
+# Inches, as all sizes of the figure.
+_ROW, _LEFT, _RIGHT, _TOP, _BOTTOM = 0.42, 0.85, 0.8, 0.86, 0.9
+_SLOT, _WIDTH = 0.11, (9.0, 18.0)  # of a forward task, if the limits allow
+_DIGIT = 0.64  # width of a digit in font sizes
+_FONT_SIZES = (5.0, 9.0)  # of micro-batches' numbers, in points
+_SETTINGS = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib
+    "svg.fonttype": "path",
+    "svg.hashsalt": "tfgpipe",  # or identifiers are random
+}
+
+
+class Caption(NamedTuple):
+    """What is written around a picture.
+
+    Attributes:
+        title: What ran.
+        subtitle: What came out.
+        ideal: Seconds that the tasks should take; `None` for no mark.
+    """
+
+    title: str
+    subtitle: str = ""
+    ideal: float | None = None
+
+
+def save(
+    events: Sequence[Event], caption: Caption, paths: Sequence[pathlib.Path]
+) -> None:
+    """Draws the events into files.
+
+    Args:
+        events: What ran. At least one.
+        caption: What to write around it.
+        paths: Where to; the suffixes, ".png" or ".svg", say what.
+    """
+    # Versions and dates would make equal pictures differ.
+    metadata = {".png": {"Software": None}, ".svg": {"Date": None}}
+    with matplotlib.style.context(["default", _SETTINGS]):
+        picture = figure(events, caption)
+        for path in paths:
+            picture.savefig(path, dpi=160, metadata=metadata[path.suffix])
+
+
+def figure(events: Sequence[Event], caption: Caption) -> Figure:
+    """Draws the events.
+
+    Args:
+        events: What ran. At least one.
+        caption: What to write around it.
+
+    Returns:
+        The figure. Each box is called after its task.
+    """
+    num_devices = 1 + max(event.device for event in events)
+    total = max(event.end for event in events)
+    slots = total / max(statistics.forward_time(events), 0.001 * total)
+    width = _LEFT + min(max(_SLOT * slots, _WIDTH[0]), _WIDTH[1]) + _RIGHT
+    rows = num_devices * _ROW
+    height = _TOP + rows + _BOTTOM
+    picture = Figure((width, height))
+    FigureCanvasAgg(picture)
+    inner = (width - _LEFT - _RIGHT) / width
+    axes = picture.add_axes(
+        (_LEFT / width, _BOTTOM / height, inner, rows / height)
+    )
+    axes.set_xlim(0, total)
+    axes.set_ylim(num_devices - 0.5, -0.5)
+    _draw_rows(axes, events)
+    _draw_boxes(axes, events, scale=72 * inner * width / total)
+    _draw_axis(axes, total)
+    _write(picture, axes, caption)
+    _draw_legend(picture, events)
+    return picture
+
+
+def _draw_rows(axes: Axes, events: Sequence[Event]) -> None:
+    """The background of every device, with its name and its idle share."""
+    shares = statistics.idle_shares(events)
+    names = [f"device {device}" for device in range(len(shares))]
+    axes.set_yticks(range(len(shares)), names)
+    total = max(event.end for event in events)
+    for device, share in enumerate(shares):
+        height = LOOKS["forward"].height
+        axes.add_patch(
+            patches.Rectangle(
+                (0, device - height / 2), total, height, color=IDLE, zorder=0
+            )
+        )
+        axes.annotate(
+            f"{share:.1%} idle",
+            (1, device),
+            (6, 0),
+            ("axes fraction", "data"),
+            "offset points",
+            va="center",
+            fontsize=8,
+            color="#444444",
+        )
+
+
+def _draw_boxes(axes: Axes, events: Sequence[Event], scale: float) -> None:
+    """The tasks, with the numbers of their micro-batches where they fit.
+
+    Args:
+        axes: Where to draw.
+        events: What ran.
+        scale: Points a second.
+    """
+    place = statistics.places(events)
+    last = max(place.values())
+    sizes = _font_sizes(events, scale)
+    for task, device, start, end in events:
+        look = LOOKS[task.kind]
+        color = look.color(place.get(task.cell, 0), last)
+        axes.add_patch(
+            patches.Rectangle(
+                (start, device - look.height / 2),
+                end - start,
+                look.height,
+                facecolor=color,
+                edgecolor="white",
+                linewidth=min(0.6, (end - start) * scale / 8),
+                gid=f"{task.kind}-{task.cell}-{task.micro_batch}",
+            )
+        )
+        size, needed, rotation = sizes.get(task.kind, (0, 0, 0))
+        if size and (end - start) * scale >= 0.9 * needed:
+            axes.text(
+                (start + end) / 2,
+                device,
+                str(task.micro_batch),
+                ha="center",
+                va="center_baseline" if not rotation else "center",
+                fontsize=size,
+                color=ink(color),
+                rotation=rotation,
+            )
+
+
+def _font_sizes(
+    events: Sequence[Event], scale: float
+) -> dict[str, tuple[float, float, int]]:
+    """The numbers of each kind: their size, the points they need, rotation.
+
+    Where they do not fit upright, they may if turned; or there are none.
+    """
+    smallest, largest = _FONT_SIZES
+    digits = len(str(max(event.task.micro_batch for event in events)))
+    sizes: dict[str, tuple[float, float, int]] = {}
+    for kind in LOOKS:
+        widths = sorted(
+            (event.end - event.start) * scale
+            for event in statistics.scheduled(events)
+            if event.task.kind == kind and event.end > event.start
+        )
+        if not widths:
+            continue
+        typical = widths[len(widths) // 10]  # nearly all are wider
+        for needed, rotation in ((digits * _DIGIT + 0.15, 0), (0.85, 90)):
+            size = min(typical / needed, largest)
+            if size >= smallest:
+                sizes[kind] = (size, needed, rotation)
+                break
+    # Not too different from each other.
+    most = 1.4 * min((size for size, _, _ in sizes.values()), default=0)
+    return {
+        kind: (min(size, most), min(size, most) * needed, rotation)
+        for kind, (size, needed, rotation) in sizes.items()
+    }
+
+
+def _draw_axis(axes: Axes, total: float) -> None:
+    unit, factor = ("s", 1) if total >= 10 else ("ms", 1000)
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x * factor:,.6g}")
+    axes.set_xlabel(f"time ({unit})", fontsize=9)
+    axes.tick_params("x", labelsize=9)
+    axes.tick_params("y", labelsize=9, length=0)
+    for side in ("top", "left", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _write(picture: Figure, axes: Axes, caption: Caption) -> None:
+    """The title, the line below it, and the mark of the ideal end."""
+    width, height = picture.get_size_inches()
+    for line, inches, size, color in (
+        (caption.title, 0.26, 13, "black"),
+        (caption.subtitle, 0.51, 9.5, "#333333"),
+    ):
+        picture.text(
+            _LEFT / width,
+            1 - inches / height,
+            line,
+            fontsize=size,
+            color=color,
+            va="center",
+        )
+    if caption.ideal is not None:
+        axes.axvline(caption.ideal, color="black", lw=1, ls=(0, (3, 2)))
+        axes.annotate(
+            "ideal end",
+            (caption.ideal, 1),
+            (2, 3),
+            ("data", "axes fraction"),
+            "offset points",
+            ha="right",
+            fontsize=8,
+        )
+
+
+def _draw_legend(picture: Figure, events: Sequence[Event]) -> None:
+    """What the colours mean, and the shades where there are several."""
+    kinds = {event.task.kind for event in events}
+    place = statistics.places(events)
+    last = max(place.values())
+    handles = [
+        patches.Patch(color=LOOKS[kind].dark, label=name(kind))
+        for kind in LOOKS
+        if kind in kinds
+    ]
+    handles.append(patches.Patch(fc=IDLE, ec="#BBBBBB", lw=0.5, label="idle"))
+    for index in range(last + 1 if last else 0):
+        cells = sorted(cell for cell in place if place[cell] == index)
+        color = Look("#505050", "#B8B8B8").color(index, last)
+        handles.append(patches.Patch(color=color, label=_cells(cells)))
+    width, height = picture.get_size_inches()
+    picture.legend(
+        handles=handles,
+        loc="lower left",
+        bbox_to_anchor=(_LEFT / width, 0.1 / height),
+        borderaxespad=0,
+        borderpad=0,
+        ncols=len(handles),
+        frameon=False,
+        fontsize=9,
+        handlelength=1.2,
+        handleheight=1.0,
+        columnspacing=1.6,
+    )
+
+
+def _cells(cells: list[int]) -> str:
+    if len(cells) == 1:
+        return f"cell {cells[0]}"
+    if cells == list(range(cells[0], cells[-1] + 1)):
+        return f"cells {cells[0]} to {cells[-1]}"
+    return f"cells {', '.join(map(str, cells))}"

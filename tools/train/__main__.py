@@ -1,0 +1,245 @@
+r"""Trains an experiment of `params` through a pipeline.
+
+    python -m tools.train --list
+    python -m tools.train --params=lm.transformer_1663 --dry_run
+    python -m tools.train --params=lm.transformer_103 --dry_run \
+        --num_partitions=16 --schedule=interleaved --num_virtual_devices=4
+    python -m tools.train --params=image.amoebanet_d_demo
+    python -m tools.train --params=image.amoebanet_d_demo \
+        --num_partitions=3 --set=model.num_filters=64 --train_dir=runs/wide
+    python -m tools.train --params=image.amoebanet_d_demo \
+        --num_replicas=2 --workers=host0:2222,host1:2222
+    python -m tools.train --params=image.amoebanet_d_18_256 --tpu=local
+
+Flags that are not given keep the experiment's own values. The same command
+resumes a run that was killed, if it has a --train_dir.
+"""
+
+import dataclasses
+import pathlib
+import sys
+import time
+
+from absl import app, flags, logging
+
+import params
+from params import Experiment
+from tfgpipe.planning.cell_record import print_cells
+from tools import worker
+from tools.cluster import hosts
+from tools.cluster.controller import Cluster
+from tools.sizes.table import print_device_sizes, print_experiments
+from tools.train import comparison, placement
+from tools.train import flags as train_flags
+from tools.train.flags import FLAGS, experiment_of
+from tools.train.monitor import Monitor, ideal_bubble
+from tools.train.trainer import Trainer
+
+flags.adopt_module_key_flags(train_flags)
+
+_REFUSED = (ValueError, FileNotFoundError, ImportError)
+_SECONDS = 30.0
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command line.
+
+    Returns:
+        The exit code: 0; 1 if compared weights differ; 2 for bad flags; 3 if
+        another host was lost; 130 after Ctrl-C.
+    """
+    if not FLAGS["verbosity"].present:  # `app.run` shows what TensorFlow notes
+        logging.set_verbosity(logging.WARNING)
+    if FLAGS.list:
+        print_experiments()
+        return 0
+    try:
+        experiment = experiment_of(argv)
+        if FLAGS.dry_run:
+            print(experiment)
+            print_device_sizes(
+                experiment,
+                placement.of_dry_run(experiment),
+                FLAGS.num_replicas,
+            )
+            return 0
+        if FLAGS.tpu is not None:
+            return _run(experiment, placement.tpu_cores(experiment))
+        found = hosts.given(FLAGS.workers)
+        num_devices = placement.split_cpu(experiment, found)
+        if found is not None and found.own not in (None, found.controller):
+            return worker.serve_once(found, num_devices, FLAGS.connect_timeout)
+        cluster = _connect(experiment, found)
+    except _REFUSED as error:
+        return _say(error)
+    if cluster is None:
+        return _run(experiment, None)
+    with cluster:
+        return cluster.end(_run(experiment, cluster.devices))
+
+
+def _run(experiment: Experiment, names: list[str] | None) -> int:
+    """Trains and tests on devices of these names; returns the exit code."""
+    try:
+        trainer = Trainer(
+            experiment,
+            FLAGS.steps,
+            _path(FLAGS.train_dir),
+            _path(FLAGS.initial_model),
+            placement.strategy(experiment, names),
+            may_grow=True,
+        )
+        snapshot = _snapshot(trainer)
+    except _REFUSED as error:
+        return _say(error)
+    print(experiment)
+    callbacks = [snapshot] if snapshot else []
+    try:
+        _train(trainer, trainer.num_steps, [*callbacks, _monitor(trainer)])
+    except KeyboardInterrupt:
+        print(f"\ntools.train: Stopped. {_how_to_go_on()}", file=sys.stderr)
+        return 130
+    print(experiment.task.summary(trainer.evaluate()))
+    if experiment == params.get(experiment.name) and not FLAGS.steps:
+        print(f"Expected: {experiment.expected_result}")
+    if saved := trainer.export():
+        print(f"The trained model: {saved}")
+    return _compare(experiment, snapshot, names) if snapshot else 0
+
+
+def _say(error: Exception) -> int:
+    """Says what cannot be done; returns the exit code."""
+    print(f"tools.train: {error}", file=sys.stderr)
+    return 2
+
+
+def _path(text: str | None) -> pathlib.Path | None:
+    return pathlib.Path(text) if text else None
+
+
+def _connect(
+    experiment: Experiment, found: hosts.Hosts | None
+) -> Cluster | None:
+    """Connects to the workers, if there are any."""
+    if found is None:
+        return None
+    names = ", ".join(str(host) for host in found.others)
+    print(f"tools.train: Connecting to {names}.", file=sys.stderr)
+    return Cluster(
+        found,
+        placement.fewest_devices(experiment),
+        FLAGS.connect_timeout,
+        _how_to_go_on(),
+    )
+
+
+def _snapshot(trainer: Trainer) -> comparison.Snapshot | None:
+    """What keeps the weights that a second run is compared with."""
+    if not FLAGS.compare_num_partitions:
+        return None
+    if trainer.earlier_num_steps:
+        raise ValueError(
+            "--compare_num_partitions needs a run of one length. Received: "
+            f"--train_dir={FLAGS.train_dir}, whose run of "
+            f"{trainer.earlier_num_steps[-1]} steps was made longer. Give "
+            "another --train_dir, or none."
+        )
+    step = FLAGS.compare_steps or trainer.num_steps
+    if not trainer.first_step < step <= trainer.num_steps:
+        raise ValueError(
+            "--compare_steps must be a step that this run will do, from "
+            f"{trainer.first_step + 1} to {trainer.num_steps}. Received: "
+            f"{step}. A run that is finished cannot be compared: give "
+            "another --train_dir, or none."
+        )
+    return comparison.Snapshot(step, trainer.first_step)
+
+
+def _how_to_go_on() -> str:
+    if not FLAGS.train_dir:
+        return "Nothing is kept without a --train_dir."
+    return "The same command goes on from the last checkpoint, if there is one."
+
+
+def _monitor(trainer: Trainer) -> Monitor:
+    """What measures and tests during the run."""
+    folder = pathlib.Path(FLAGS.train_dir or "", "tensorboard")
+    return Monitor.of(
+        trainer,
+        folder if FLAGS.tensorboard else None,
+        evaluate_every=FLAGS.evaluate_every,
+        say_every=_say_every(),
+    )
+
+
+def _say_every() -> float | None:
+    """Seconds between two lines, where there is no progress bar."""
+    return None if sys.stdout.isatty() else _SECONDS
+
+
+def _train(trainer: Trainer, until: int, callbacks: list) -> None:
+    """Trains up to a step, and prints on what and how long."""
+    model = trainer.model
+    print_cells(model.cells())
+    k, m = model.num_partitions, model.num_micro_batches
+    if model.num_replicas > 1:
+        print(f"{model.num_replicas} replicas of {k} cells")
+    print(
+        f"Ideal bubble of {k} cells and {m} micro-batches, "
+        f"schedule={trainer.experiment.schedule}: {ideal_bubble(model):.0%}"
+    )
+    if trainer.first_step:
+        print(f"Resuming after step {trainer.first_step}.")
+    if trainer.earlier_num_steps:
+        print(
+            f"This run had {trainer.earlier_num_steps[-1]} steps at first. It "
+            "goes on with the learning rates that the schedule of a run of "
+            f"{trainer.num_steps} has for the steps that are left."
+        )
+    start = time.monotonic()
+    trainer.fit(
+        callbacks,
+        until,
+        verbose=1 if sys.stdout.isatty() else 2,
+        checkpoint_every=FLAGS.checkpoint_every,
+    )
+    print(
+        f"Trained {until - trainer.first_step} steps with "
+        f"num_partitions={k} in {time.monotonic() - start:.0f} s."
+    )
+
+
+def _compare(
+    experiment: Experiment,
+    snapshot: comparison.Snapshot,
+    names: list[str] | None,
+) -> int:
+    """Trains again with other cells; returns the exit code."""
+    k = experiment.num_partitions
+    other = dataclasses.replace(
+        experiment,
+        num_partitions=FLAGS.compare_num_partitions,
+        layers_per_cell=None,
+    )
+    print(f"\nThe same again with num_partitions={other.num_partitions}:")
+    trainer = Trainer(
+        other,
+        FLAGS.steps,
+        None,
+        _path(FLAGS.initial_model),
+        placement.strategy(other, names),
+    )
+    again = comparison.Snapshot(snapshot.step)
+    lines = Monitor.of(trainer, None, say_every=_say_every())
+    _train(trainer, snapshot.step, [again, lines])
+    result = comparison.difference(snapshot.weights, again.weights)
+    print(
+        f"num_partitions={k} and num_partitions={other.num_partitions}, "
+        f"seed {experiment.seed}, after {snapshot.step} of "
+        f"{trainer.num_steps} steps from the same initial weights: {result}."
+    )
+    return 1 if result.num_different else 0
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,96 @@
+"""The devices that the flags of `tools.train` and an experiment ask for."""
+
+import os
+
+import tfgpipe
+from params import Experiment
+from tools import devices
+from tools.cluster import hosts
+from tools.train.flags import FLAGS
+
+
+def _num_devices(experiment: Experiment) -> int:
+    """Devices that the flags and the experiment ask for, R K."""
+    k = max(experiment.num_partitions, FLAGS.compare_num_partitions or 1)
+    return FLAGS.num_replicas * k
+
+
+def fewest_devices(experiment: Experiment) -> int:
+    """Devices that there must be: an interleaved schedule shares them."""
+    if experiment.schedule == "interleaved":
+        return FLAGS.num_replicas
+    return _num_devices(experiment)
+
+
+def of_dry_run(experiment: Experiment) -> int:
+    """Devices that a replica would have here."""
+    k = experiment.num_partitions
+    found = FLAGS.num_virtual_devices or devices.num_accelerators()
+    return min(k, max(1, found // FLAGS.num_replicas)) if found else k
+
+
+def tpu_cores(experiment: Experiment) -> list[str]:
+    """Connects to the TPU; returns its cores.
+
+    Raises:
+        ValueError: If it cannot be used, or other flags name other devices.
+    """
+    others = {
+        "--workers": FLAGS.workers,
+        "--num_virtual_devices": FLAGS.num_virtual_devices,
+        "TF_CONFIG": os.environ.get("TF_CONFIG"),
+    }
+    for name, value in others.items():
+        if value:
+            raise ValueError(
+                f"--tpu and {name} must not be given both. Received: "
+                f"--tpu={FLAGS.tpu} and {name}={value}. A TPU's hosts belong "
+                "to it: leave the other out."
+            )
+    return devices.tpu_cores(
+        FLAGS.tpu, fewest_devices(experiment), FLAGS.connect_timeout
+    )
+
+
+def split_cpu(experiment: Experiment, found: hosts.Hosts | None) -> int | None:
+    """Splits the CPU where the experiment or a flag wants it.
+
+    Returns:
+        Devices that it is split into; `None` where accelerators are used.
+
+    Raises:
+        ValueError: If --num_virtual_devices says something else.
+    """
+    needed = _num_devices(experiment)
+    asked = FLAGS.num_virtual_devices
+    if found is not None and found.own is None:
+        if asked:
+            raise ValueError(
+                "--num_virtual_devices must not be given with --workers. "
+                f"Received: --num_virtual_devices={asked}. Give it to "
+                "tools.worker, on each host."
+            )
+        devices.hide_accelerators()
+        needed = 1
+    elif found is not None:
+        needed = -(-needed // len(found.all))
+    elif asked and asked < (fewest := fewest_devices(experiment)):
+        raise ValueError(
+            "--num_virtual_devices must be at least the number of cells, "
+            f"those of all replicas, {fewest}. Received: "
+            f"--num_virtual_devices={asked}."
+        )
+    if not asked and devices.has_accelerator():
+        return None
+    if found is None or found.own in (None, found.controller):
+        devices.split_cpu(asked or needed)
+    return asked or needed
+
+
+def strategy(
+    experiment: Experiment, names: list[str] | None
+) -> tfgpipe.PipelineStrategy | None:
+    """The replicas and their devices; None for one on the first devices."""
+    if FLAGS.num_replicas == 1 and names is None:
+        return None
+    return devices.strategy(FLAGS.num_replicas, experiment, names)
