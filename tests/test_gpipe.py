@@ -254,7 +254,7 @@ def test_jit_compile_compiles_each_cell_and_not_the_step(monkeypatch):
     def two_layers():
         return [keras.Input((4,)), kl.Dense(3, "tanh"), kl.Dense(2)]
 
-    model = compiled(pipeline(two_layers, m=2), jit_compile=True)
+    model = compiled(pipeline(two_layers, m=1), jit_compile=True)
     whole, functions = compiled_calls(model)
     assert not whole
     assert sum(functions) >= 2 * model.num_partitions
