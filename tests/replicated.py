@@ -24,7 +24,7 @@ from kinds import (
     weights,
 )
 from test_bugs import Lookup
-from test_transparency import EPOCHS, arguments, largest_difference
+from test_transparency import arguments, largest_difference
 
 import tfgpipe
 
@@ -171,7 +171,7 @@ def expected(name, optimizer, batch_size=9, infers=False):
         Plain,
         optimizer,
         batch_size,
-        EPOCHS.get(name, 4),
+        2,
         infers=infers,
     )
     slots = [v.numpy() for v in model.optimizer.variables]
@@ -188,7 +188,7 @@ def difference(name, optimizer, make, batch_size=9, infers=False, **compiling):
         make,
         optimizer,
         batch_size,
-        EPOCHS.get(name, 4),
+        2,
         infers=infers,
         **compiling,
     )

@@ -1,4 +1,4 @@
-"""Cells that run eagerly, for debugging: see `tracer.py` and `tasks.py`."""
+"""Cells that run eagerly, for debugging: see `tracer.py` and `task.py`."""
 
 from __future__ import annotations
 

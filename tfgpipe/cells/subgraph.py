@@ -32,6 +32,7 @@ import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.cells.bundle import Bundle, as_bundle
+from tfgpipe.cells.rounding import add_in_order
 from tfgpipe.cells.subfunction import Subfunction
 from tfgpipe.failures import traced
 
@@ -49,7 +50,6 @@ _CHEAP = {
     "Shape",
     "StridedSlice",
 }
-_VARIANT = tf.variant.as_datatype_enum
 
 
 class Subgraphs:
@@ -193,7 +193,7 @@ class Subgraphs:
             if len(kept) < len(node.input):
                 node.ClearField("input")
                 node.input.extend(kept)
-        _add_in_order(part)
+        add_in_order(part)
         return part
 
     def _import(
@@ -260,35 +260,6 @@ class Subgraphs:
         packed = list(itertools.islice(arguments, bundle.num_packed))
         with tf.device(self._where):
             return bundle.slots, bundle.unpack(packed)
-
-
-def _add_in_order(definition: Any) -> None:
-    """Replaces sums of three and more tensors by sums of two.
-
-    AddN begins with the first tensor whose memory it may write to. That is
-    not the same one in every run and at every cut, so neither is the rounding.
-    """
-    for node in list(definition.node):
-        if node.op != "AddN" or node.attr["T"].type == _VARIANT:
-            continue
-        *others, last = (i for i in node.input if i[0] != "^")
-        controls = [i for i in node.input if i[0] == "^"]
-        if len(others) < 2:
-            continue
-        total = others[0]
-        for i, other in enumerate(others[1:]):
-            partial = definition.node.add(
-                op="AddV2",
-                name=f"{node.name}/partial_{i}",
-                device=node.device,
-                input=[total, other],
-            )
-            partial.attr["T"].CopyFrom(node.attr["T"])
-            total = partial.name
-        node.op = "AddV2"
-        node.attr.pop("N")
-        node.ClearField("input")
-        node.input.extend([total, last, *controls])
 
 
 def _full(name: str) -> str:
