@@ -7,7 +7,7 @@ import signal
 import processes
 import pytest
 
-from tools.bench import peer_worker, replica_worker
+from tools.bench import replica_worker, step_worker
 
 
 def test_replicas_in_processes_take_turns_with_one_process(monkeypatch, tables):
@@ -29,12 +29,12 @@ def test_replicas_in_processes_take_turns_with_one_process(monkeypatch, tables):
 
         def step(self):
             seconds = float(self.job.processes)
-            self.steps.append(peer_worker.Step(seconds, others=0.0))
+            self.steps.append(step_worker.Step(seconds, others=0.0))
 
         def close(self):
             jobs.remove(self.job)
 
-    monkeypatch.setattr(peer_worker, "Worker", Worker)
+    monkeypatch.setattr(step_worker, "Worker", Worker)
     words = ["--part=processes", "--r=2", "--k=1,3", "--m=3", "--cell_ms=100"]
     found = tables("replicas", *words, "--processes=2,3")["processes"]
     shown = [(r["k"], r["processes"], r["more_ms"]) for r in found]
@@ -70,7 +70,7 @@ def test_processes_of_replicas_end_in_every_case(signal_, tmp_path):
     children = set()
 
     def has_workers():
-        children.update(peer_worker._descendants(run.popen.pid))
+        children.update(step_worker._descendants(run.popen.pid))
         return sum("tools.worker" in command(pid) for pid in children) == 2
 
     try:

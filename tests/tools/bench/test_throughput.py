@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tools.bench import peer_worker, throughput_worker
+from tools.bench import step_worker, throughput_worker
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -25,12 +25,12 @@ def test_throughput_is_relative_to_one_cell(monkeypatch, tables):
             return True
 
         def step(self):
-            self.steps.append(peer_worker.Step(self._seconds, others=0.0))
+            self.steps.append(step_worker.Step(self._seconds, others=0.0))
 
         def close(self):
             pass
 
-    monkeypatch.setattr(peer_worker, "Worker", Worker)
+    monkeypatch.setattr(step_worker, "Worker", Worker)
     monkeypatch.setattr(
         os, "sched_getaffinity", lambda pid: {0, 1}, raising=False
     )
