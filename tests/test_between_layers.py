@@ -28,27 +28,30 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 
 # ------------------------------------------------------------- `training`
+def held():
+    return Held(kl.Dropout(0.5, seed=3))
+
+
 @pytest.mark.parametrize(
-    "after",
-    [kl.BatchNormalization, lambda: Held(kl.Dropout(0.5, seed=3))],
-    ids=["normalized", "held"],
+    "after", [(kl.BatchNormalization, held), (held, kl.BatchNormalization)]
 )
-@pytest.mark.parametrize("training", [False, True])
-def test_training_does_not_leak_into_later_layers(training, after):
+def test_training_does_not_leak_into_later_layers(after):
     """Dropout was off, or batch norm frozen; in `predict` they were on."""
 
     def make():
         return [
             keras.Input((3,)),
             kl.Dense(4),
-            Fixed(kl.Dropout(0.0), training),
-            after(),
+            Fixed(kl.Dropout(0.0), False),
+            after[0](),
+            Fixed(kl.Dropout(0.0), True),
+            after[1](),
             kl.Dense(2),
         ]
 
-    check(make, normal(3), normal(2), [(1, 1), (3, 1)])
+    check(make, normal(3), normal(2), [(6, 1)])
     first = trained(make, pipeline(1, 2), normal(3), normal(2))
-    assert_close(trained(make, pipeline(4, 2), normal(3), normal(2)), first)
+    assert_close(trained(make, pipeline(6, 2), normal(3), normal(2)), first)
 
 
 def test_training_does_not_leak_in_a_plain_call():
@@ -87,7 +90,7 @@ def reads_frozen():
 @pytest.mark.parametrize("make", [reads_earlier, reads_later, reads_frozen])
 def test_weights_read_by_a_closure_are_trained(make):
     """Their gradient was lost where the reader was in another cell."""
-    check(make, normal(3), normal(2), [(1, 2), (4, 3)])
+    check(make, normal(3), normal(2), [(4, 3)])
 
 
 def test_weights_read_by_a_closure_are_trained_eagerly():
@@ -144,7 +147,7 @@ def test_state_read_in_another_cell_is_new(lists):
             kl.Dense(2),
         ]
 
-    check(make, normal(3), normal(2), [(1, 2), (5, 3)])
+    check(make, normal(3), normal(2), [(5, 3)])
 
 
 def test_weights_that_a_layer_assigned_are_new_for_later_ones():
@@ -161,7 +164,7 @@ def test_weights_that_a_layer_assigned_are_new_for_later_ones():
             kl.Dense(2),
         ]
 
-    check(make, normal(3), normal(2), [(1, 2), (5, 3)])
+    check(make, normal(3), normal(2), [(5, 3)])
     check(make, normal(3), normal(2), [(5, 2)], run_eagerly=True)
 
 
@@ -204,7 +207,7 @@ def test_layers_inside_a_frozen_block_are_trained_as_in_keras():
     layers = make()
     keras.Sequential(layers)
     assert len(layers[1].dense.trainable_variables) == 2
-    check(make, *data, [(1, 2), (4, 3)])
+    check(make, *data, [(4, 3)])
 
 
 # ---------------------------------------------- functions inside of layers
@@ -264,18 +267,16 @@ def test_weights_as_arguments_of_a_custom_gradient_are_trained():
     def make():
         return [keras.Input((4,)), kl.Dense(4), Rounded(None), kl.Dense(2)]
 
-    check(make, normal(4)[:4], normal(2)[:4], [(1, 1), (3, 1)])
+    check(make, normal(4)[:4], normal(2)[:4], [(3, 1)])
 
 
-@pytest.mark.parametrize("remat", ["except_last", "never"])
-def test_complex_tensors_between_cells_carry_gradients(remat):
+def test_complex_tensors_between_cells_carry_gradients():
     """Only those of floats went back."""
-
     make, data = complex_numbers, (normal(3), normal(2))
     expected = trained(make, Plain, *data)
-    found = trained(make, pipeline(8, 2, remat=remat), *data)
+    found = trained(make, pipeline(6, 2, remat="never"), *data)
     assert_close(found, expected)
-    eager = trained(make, pipeline(8, 2), *data, run_eagerly=True)
+    eager = trained(make, pipeline(6, 2), *data, run_eagerly=True)
     assert_close(eager, expected)
 
 
@@ -329,7 +330,7 @@ def test_random_numbers_in_a_function_are_those_of_keras(eagerly):
     def make():
         return [keras.Input((3,)), kl.Dense(3), InFunction(), kl.Dense(2)]
 
-    check(make, normal(3), normal(2), [(1, 1), (3, 1)], run_eagerly=eagerly)
+    check(make, normal(3), normal(2), [(3, 1)], run_eagerly=eagerly)
 
 
 class Keeps(kl.Layer):

@@ -27,7 +27,7 @@ def convolution():
 
 
 def recurrent():
-    return [kl.LSTM(3, return_sequences=True), kl.GRU(2)]
+    return [kl.GRU(2)]
 
 
 def nests():

@@ -59,16 +59,14 @@ def gathering(layers):
 
 
 @pytest.mark.parametrize("loss", [reading, gathering])
-@pytest.mark.parametrize(
-    ("k", "m", "eagerly"), [(1, 1, False), (3, 3, False), (3, 3, True)]
-)
-def test_gradients_of_a_loss_of_the_user_are_those_of_keras(
-    loss, k, m, eagerly
-):
+def test_gradients_of_a_loss_of_the_user_are_those_of_keras(loss):
     expected = trained(keras.Sequential, loss)
-    found = trained(lambda layers: tfgpipe.GPipe(layers, k, m), loss, eagerly)
-    for a, b in zip(found, expected, strict=True):
-        np.testing.assert_allclose(a, b, 1e-10, 1e-14)
+    for eagerly in (False, True):
+        found = trained(
+            lambda layers: tfgpipe.GPipe(layers, 3, 3), loss, eagerly
+        )
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_allclose(a, b, 1e-10, 1e-14)
 
 
 class Adding(kl.Layer):
@@ -97,7 +95,7 @@ def added(make, kind, rows):
 
 @pytest.mark.parametrize(
     ("kind", "m", "rows"),
-    [("integer", 3, 7), ("units", 3, 7), ("units", 2, 6), ("rows", 1, 7)],
+    [("integer", 2, 6), ("units", 3, 7), ("rows", 1, 7)],
 )
 def test_numbers_that_layers_add_to_the_loss_are_summed(kind, m, rows):
     expected = added(keras.Sequential, kind, rows)

@@ -42,7 +42,7 @@ class Subclassed(tfgpipe.GPipe):
     ],
 )
 def test_only_losses_of_keras_that_add_rows_stream(loss, streams):
-    model = compiled(loss=loss)
+    model = compiled(loss=loss, run_eagerly=True)
     assert streams_loss(model, spec(2), spec(2), None) == streams
 
 
@@ -71,7 +71,7 @@ def test_overridden_compute_loss_does_not_stream():
     ],
 )
 def test_only_metrics_of_keras_stream(metric, streams):
-    model = compiled(loss="mse", metrics=[metric])
+    model = compiled(loss="mse", metrics=[metric], run_eagerly=True)
     assert streams_metrics(model, spec(2), spec(2), None) == streams
 
 
@@ -79,14 +79,8 @@ def metric_list():
     metrics = keras.metrics
     return [
         metrics.AUC(num_thresholds=9),
-        metrics.BinaryAccuracy(),
-        metrics.CosineSimilarity(),
         metrics.F1Score(),
-        metrics.FalsePositives(),
-        metrics.Precision(),
         metrics.R2Score(),
-        metrics.Recall(),
-        metrics.RootMeanSquaredError(),
         lambda y, y_pred: keras.ops.max(y_pred),
     ]
 
@@ -102,7 +96,7 @@ def test_metrics_of_keras_are_those_of_keras(last):
         model.compile(
             "sgd",
             "mse",
-            metrics=[*metric_list()[:last], keras.metrics.MeanIoU(2)],
+            metrics=[*metric_list()[1:last], keras.metrics.MeanIoU(2)],
             weighted_metrics=metric_list()[:-1],
         )
         logs = model.fit(

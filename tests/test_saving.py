@@ -36,6 +36,13 @@ def trained(make=random_layers, **kwargs):
     return model
 
 
+def untrained(make=layers, **kwargs):
+    """As it comes out of training, but for values."""
+    model = compiled(pipeline(make, **kwargs), metrics=["mae"])
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
 def continued(model):
     """Trains on; everything that must be equal afterwards."""
     fit(model, *data(), initial_epoch=2, epochs=4)
@@ -70,7 +77,7 @@ def saved(tmp_path_factory):
 
 
 # -------------------------------------------------------------------- files
-@pytest.mark.parametrize("k", [4, 2, 1])
+@pytest.mark.parametrize("k", [2, 1])
 def test_keras_file_trains_on_bit_identically(saved, k):
     folder, expected = saved
     model = tfgpipe.load_model(folder / "model.keras", num_partitions=k)
@@ -106,7 +113,7 @@ def test_weights_file_trains_on_bit_identically(saved):
 
 def test_load_model_changes_micro_batches_and_devices(tmp_path):
     path = str(tmp_path / "model.keras")
-    model = trained(k=2)
+    model = untrained(k=2)
     model.save(path)
     loaded = tfgpipe.load_model(
         path, num_micro_batches=2, devices=["CPU:5", "CPU:3"]
@@ -161,7 +168,7 @@ def test_schedule_and_rules_are_saved(tmp_path, name):
         loaded = load(path)
         assert arguments(loaded) == arguments(model)
         assert loaded._arguments.schedule == model._arguments.schedule
-        assert loaded._arguments.remat_by_cell() == ["always", "never"]
+        assert loaded._arguments.remat_by_cell().rules == ["always", "never"]
         assert loaded.cells() == model.cells()
         x, y = data()
         before = state(model)
@@ -199,7 +206,7 @@ def test_what_was_written_for_other_cells_has_to_be_passed(
 ):
     path = str(tmp_path / "model.keras")
     own = Schedule(SCHEDULES["1f1b"](2, 3).tasks)
-    trained(k=2, m=3, schedule=own, remat={1: "never"}).save(path)
+    untrained(k=2, m=3, schedule=own, remat={1: "never"}).save(path)
     with pytest.raises(
         ValueError, match=f"`{name}` was saved for 2 cells and 3 micro-batches"
     ):
@@ -211,7 +218,7 @@ def test_what_was_written_for_other_cells_has_to_be_passed(
 
 def test_named_schedule_is_loaded_at_another_number_of_cells(tmp_path):
     path = str(tmp_path / "model.keras")
-    trained(k=3, m=3, schedule="zero_bubble").save(path)
+    untrained(k=3, m=3, schedule="zero_bubble").save(path)
     loaded = tfgpipe.load_model(path, num_partitions=2, num_micro_batches=2)
     assert loaded.get_config()["schedule"] == "zero_bubble"
     fit(loaded, *data(), epochs=1)
@@ -219,7 +226,8 @@ def test_named_schedule_is_loaded_at_another_number_of_cells(tmp_path):
 
 def test_another_number_of_cells_drops_cut_and_devices(tmp_path):
     path = str(tmp_path / "model.keras")
-    trained(k=2, layers_per_cell=[3, 1], devices=["CPU:1", "CPU:6"]).save(path)
+    model = untrained(k=2, layers_per_cell=[2, 1], devices=["CPU:1", "CPU:6"])
+    model.save(path)
     loaded = tfgpipe.load_model(path, num_partitions=3)
     assert len(loaded.cells()) == 3
     assert set(devices_of(loaded)) <= {0, 1, 2}
@@ -227,14 +235,14 @@ def test_another_number_of_cells_drops_cut_and_devices(tmp_path):
 
 def test_devices_alone_give_the_number_of_cells_that_was_saved(tmp_path):
     path = str(tmp_path / "model.keras")
-    trained(k=2).save(path)
+    untrained(k=2).save(path)
     with pytest.raises(ValueError, match="`devices` must name one device a"):
         tfgpipe.load_model(path, devices=["CPU:0", "CPU:1", "CPU:2"])
 
 
 def test_load_model_passes_keras_arguments_on(tmp_path):
     path = str(tmp_path / "model.keras")
-    trained(k=2).save(path)
+    untrained(k=2).save(path)
     assert not tfgpipe.load_model(path, compile=False).compiled
 
 
@@ -493,15 +501,14 @@ def shared_seeds():
     ]
 
 
-@pytest.mark.parametrize("k", [8, 2])
-def test_seeds_that_cells_share_are_saved_once(tmp_path, k):
+def test_seeds_that_cells_share_are_saved_once(tmp_path):
     path = str(tmp_path / "model.weights.h5")
     model = trained(shared_seeds, k=4)
     model.save_weights(path)
     with h5py.File(path) as file:
         assert len(file["random_state/vars"]) == 4
     keras.utils.set_random_seed(1)
-    other = compiled(pipeline(shared_seeds, k=k), metrics=["mae"])
+    other = compiled(pipeline(shared_seeds, k=2), metrics=["mae"])
     fit(other, *data(), epochs=1)
     other.load_weights(path)
     assert_same(continued_seeds(other), continued_seeds(model))
@@ -541,7 +548,7 @@ def test_older_format_is_refused(tmp_path, name):
 
 def test_load_model_changes_groups_cut_and_dtype(tmp_path):
     path = str(tmp_path / "model.keras")
-    model = trained(k=1, remat_groups=4, gradient_dtype="bfloat16")
+    model = untrained(k=1, remat_groups=3, gradient_dtype="bfloat16")
     model.save(path)
     with pytest.raises(ValueError, match="Ask for fewer groups"):
         tfgpipe.load_model(path, num_partitions=2)
@@ -549,12 +556,12 @@ def test_load_model_changes_groups_cut_and_dtype(tmp_path):
         path,
         num_partitions=2,
         remat_groups=1,
-        layers_per_cell=[3, 1],
+        layers_per_cell=[2, 1],
         gradient_dtype=None,
     )
     found = arguments(loaded)
     assert found["remat_groups"] == 1
-    assert found["layers_per_cell"] == [3, 1]
+    assert found["layers_per_cell"] == [2, 1]
     assert found["gradient_dtype"] is None
     assert_same(state(loaded), state(model))
     with pytest.raises(ValueError, match="`remat_groups` must be an integer"):

@@ -93,12 +93,7 @@ def reference_step(layers, x, y, m, learning_rate):
 
 @pytest.mark.parametrize(
     ("k", "m", "remat"),
-    [
-        (1, 4, "never"),
-        (2, 3, "always"),
-        (4, 8, "except_last"),
-        (8, 2, "always"),
-    ],
+    [(2, 3, "always"), (4, 8, "except_last")],
 )
 def test_batch_norm_follows_the_papers_rule(k, m, remat):
     x, y = images(19)
@@ -242,11 +237,13 @@ def test_micro_batches_draw_different_masks():
     assert len({mask.tobytes() for mask in masks}) == 4
 
 
-@pytest.mark.parametrize("remat", ["always", "except_last", "never"])
-def test_gradient_belongs_to_the_masks_of_the_forward_pass(remat):
-    """Against finite differences of the loss, with the same seeds."""
+def test_gradient_belongs_to_the_masks_of_the_forward_pass():
+    """Against finite differences of the loss, with the same seeds.
+
+    Some micro-batches are computed again, and the last is not.
+    """
     x, y = rows(8)
-    model = tfgpipe.GPipe(noisy(), 3, 3, remat=remat)
+    model = tfgpipe.GPipe(noisy(), 3, 3, remat="except_last")
     model.compile(keras.optimizers.SGD(1.0), "mse")
     model.build((None, 5))
     start = [v.numpy() for v in model.variables]

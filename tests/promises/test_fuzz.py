@@ -174,9 +174,9 @@ TOLD = {
 
 
 # `test_cures.py`, which is slow too, has the same ones without their cures.
-# Each has a fast test of its own: `test_between_layers.py` (what layers do to
-# each other), `test_row_wise.py` and `test_transparency.py` (hinge, losses as
-# metrics), `test_saving.py` (seeds that cells share).
+# Each has a fast test of its own: what layers do to each other in
+# `test_between_layers.py`, hinge and losses as metrics in `test_row_wise.py`,
+# seeds that cells share in `test_saving.py`.
 @pytest.mark.slow
 @pytest.mark.parametrize("story", TOLD)
 def test_story_is_equal_to_keras(story):
