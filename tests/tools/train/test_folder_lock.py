@@ -12,7 +12,7 @@ from tools.train import folder_lock
 
 HOLDER = """
 import pathlib, signal, sys
-from tools import folder_lock
+from tools.train import folder_lock
 folder_lock.claim(pathlib.Path(sys.argv[1]))
 print("claimed", flush=True)
 signal.pause()
