@@ -18,9 +18,9 @@ from params.pairs import PairSource
 from tools import command_line
 from tools.report import Column, Report, Table
 from tools.text import translation_scores as scores
+from tools.text.translator import Translator, define_search
 from tools.train import trained_run
 from tools.train.trained_run import TrainedRun
-from tools.translate import Translator, define_search
 
 FLAGS = command_line.new_flags()
 command_line.define_train_dir(FLAGS)

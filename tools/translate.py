@@ -10,15 +10,13 @@ Without --text it translates the lines of the standard input, each on its own.
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
-import numpy as np
 import tqdm
 from absl import flags
 
-from models.beam_search import BeamSearch
 from params.pairs import PairSource
 from tools import command_line
+from tools.text.translator import Translator, define_search
 from tools.train import trained_run
-from tools.train.trained_run import TrainedRun
 
 FLAGS = command_line.new_flags()
 command_line.define_train_dir(FLAGS)
@@ -44,72 +42,7 @@ flags.DEFINE_integer(
 )
 
 
-def define_search(values: flags.FlagValues) -> None:
-    """Defines the flags of a beam search."""
-    flags.DEFINE_integer(
-        "beam_size",
-        4,
-        "Beginnings of translations to keep; 1 takes the most likely token "
-        "each time.",
-        1,
-        flag_values=values,
-    )
-    flags.DEFINE_float(
-        "length_penalty",
-        0.6,
-        "Exponent of the length penalty; larger ones favour longer "
-        "translations.",
-        0.0,
-        flag_values=values,
-    )
-
-
 define_search(FLAGS)
-
-
-class Translator:
-    """Translates texts with a trained model.
-
-    Args:
-        run: A run on pairs of sentences.
-        beam_size: As in `models.beam_search.BeamSearch`.
-        length_penalty: As in `models.beam_search.BeamSearch`.
-    """
-
-    def __init__(
-        self, run: TrainedRun, beam_size: int = 4, length_penalty: float = 0.6
-    ) -> None:
-        self._source = run.source
-        self._search = BeamSearch(
-            run.model.layers,
-            bos_id=run.source.bos_id,
-            eos_id=run.source.eos_id,
-            max_length=run.source.max_length,
-            beam_size=beam_size,
-            length_penalty=length_penalty,
-        )
-
-    def encode(self, texts: Sequence[str], language: str) -> np.ndarray:
-        """What the model reads, without columns of padding alone.
-
-        Args:
-            texts: What to translate, at least one.
-            language: The language besides English.
-
-        Returns:
-            Token ids (texts, length), int32.
-        """
-        ids = self._source.encode(texts, language)
-        width = np.flatnonzero(ids.any(axis=0))[-1] + 1
-        return ids[:, :width]
-
-    def is_cut(self, ids: np.ndarray) -> np.ndarray:
-        """Which rows of `encode` are too long, and have lost their end."""
-        return ~(ids == self._source.eos_id).any(axis=1)
-
-    def translate(self, ids: np.ndarray) -> list[str]:
-        """Translations of what `encode` returned."""
-        return self._source.decode(self._search(ids).ids)
 
 
 def main(argv: list[str]) -> int:

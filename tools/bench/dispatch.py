@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfgpipe
-from tfgpipe.schedules.named import SCHEDULES
+from tfgpipe.schedules import SCHEDULES
 from tools.bench.models import train_step
 
 

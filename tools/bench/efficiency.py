@@ -21,8 +21,7 @@ import tensorflow as tf
 from absl import flags
 
 import tfgpipe
-from tfgpipe.schedules.named import SCHEDULES
-from tfgpipe.schedules.schedule import Schedule
+from tfgpipe.schedules import SCHEDULES, Schedule
 from tools import devices
 from tools.bench.flags import define_choices, define_numbers, new_flags
 from tools.bench.models import train_step

@@ -22,7 +22,7 @@ from typing import Any
 
 from absl import flags
 
-from tfgpipe.schedules.named import SCHEDULES
+from tfgpipe.schedules import SCHEDULES
 from tools.bench import memory_trial
 from tools.bench.flags import define_choices, define_numbers, new_flags
 from tools.bench.memory_rows import largest, name_of, row_of
@@ -39,28 +39,12 @@ define_choices(
     "The largest model; activations of one model; those of schedules.",
 )
 define_numbers(FLAGS, "k", [1, 2, 4, 8], "Accelerators of the pipelines.")
-flags.DEFINE_integer("m", 8, "Micro-batches.", 1, flag_values=FLAGS)
-flags.DEFINE_integer(
-    "limit_mib", 300, "What an accelerator may use.", 1, flag_values=FLAGS
-)
-flags.DEFINE_integer(
-    "layers", 8, "Of the model of table `layers`.", 1, flag_values=FLAGS
-)
 define_choices(
     FLAGS,
     "schedule",
     ["gpipe", "1f1b"],
     SCHEDULES,
     "For table `schedules`; the others are for the first of them.",
-)
-flags.DEFINE_integer(
-    "schedule_k", 4, "Accelerators for table `schedules`.", 1, flag_values=FLAGS
-)
-flags.DEFINE_integer(
-    "schedule_m", 32, "Micro-batches for it.", 1, flag_values=FLAGS
-)
-flags.DEFINE_integer(
-    "schedule_layers", 4, "Layers for it.", 1, flag_values=FLAGS
 )
 define_choices(
     FLAGS,
@@ -70,6 +54,12 @@ define_choices(
     "For table `schedules`; the first is for the others.",
 )
 for _name, _default, _meaning in (
+    ("m", 8, "Micro-batches."),
+    ("limit_mib", 300, "What an accelerator may use."),
+    ("layers", 8, "Of the model of table `layers`."),
+    ("schedule_k", 4, "Accelerators for table `schedules`."),
+    ("schedule_m", 32, "Micro-batches for it."),
+    ("schedule_layers", 4, "Layers for it."),
     ("width", Size().width, "Units of a layer; 4 times as many inside."),
     ("heads", Size().num_heads, "Of the attention."),
     ("sequence", Size().sequence, "Positions in an example."),

@@ -54,7 +54,7 @@ def by_model(job: Job, layer_mib: float) -> float:
 
     Example:
 
-    >>> from tools.memory_trial import Size
+    >>> from tools.bench.memory_trial import Size
     >>> size = Size(width=64, sequence=64, batch_size=256)  # N is 4 MiB
     >>> by_model(Job(size, num_layers=12, k=4, m=8), layer_mib=16.0)
     10.0

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
-from tfgpipe.schedules.named import SCHEDULES
+from tfgpipe.schedules import SCHEDULES
 from tools.bench import dispatch
 from tools.bench.dispatch import pipeline, step_of
 from tools.bench.flags import define_choices, define_numbers, new_flags

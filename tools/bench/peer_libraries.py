@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tools.bench.peer_worker import Worker
+from tools.bench.step_worker import Worker
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 

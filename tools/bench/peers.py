@@ -32,7 +32,7 @@ from tools.bench.peer_libraries import (
     not_installed,
     start,
 )
-from tools.bench.peer_worker import Worker, least_disturbed, median
+from tools.bench.step_worker import Worker, least_disturbed, median
 from tools.command_line import BadFlags
 from tools.report import (
     Column,

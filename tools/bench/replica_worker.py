@@ -12,7 +12,9 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from tools.bench.step_worker import answer, command_of
 
 
 class Job(NamedTuple):
@@ -36,8 +38,7 @@ class Job(NamedTuple):
 
     def command(self) -> list[str]:
         """The program that does it."""
-        module = "tools.bench.replica_worker"
-        return [sys.executable, "-m", module, json.dumps(self._asdict())]
+        return command_of("tools.bench.replica_worker", self)
 
 
 def main(argv: list[str]) -> None:
@@ -47,11 +48,7 @@ def main(argv: list[str]) -> None:
     warnings.filterwarnings("ignore", category=UserWarning)
     with contextlib.ExitStack() as stack:
         step, mib = _prepared(job, _devices(job, stack))
-        _say("READY", first_step=step(), exchanged_mib=mib)
-        for line in sys.stdin:
-            if line.strip() != "step":
-                break
-            _say("T", s=step())
+        answer(step, exchanged_mib=mib)
 
 
 def _devices(job: Job, stack: contextlib.ExitStack) -> list[str]:
@@ -97,10 +94,6 @@ def _prepared(job: Job, names: list[str]) -> tuple[Callable[[], float], float]:
     model.build((None, 1))
     mib = sum(exchanged_bytes(model).values()) / 2**20
     return train_step(model, rows, rows), mib
-
-
-def _say(word: str, **values: Any) -> None:
-    print(word, json.dumps(values), flush=True)
 
 
 if __name__ == "__main__":

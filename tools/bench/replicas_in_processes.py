@@ -3,8 +3,8 @@
 from absl import flags
 
 from tools.bench.efficiency import Setting
-from tools.bench.peer_worker import Worker, in_turns
 from tools.bench.replica_worker import Job
+from tools.bench.step_worker import Worker, in_turns
 from tools.command_line import BadFlags
 from tools.report import (
     Column,

@@ -10,6 +10,8 @@ import os
 import sys
 from typing import Any, NamedTuple
 
+from tools.bench.step_worker import answer, command_of
+
 
 class Job(NamedTuple):
     """What a process does.
@@ -36,8 +38,7 @@ class Job(NamedTuple):
 
     def command(self) -> list[str]:
         """The program that does it."""
-        module = "tools.bench.throughput_worker"
-        return [sys.executable, "-m", module, json.dumps(self._asdict())]
+        return command_of("tools.bench.throughput_worker", self)
 
 
 def main(argv: list[str]) -> None:
@@ -46,12 +47,7 @@ def main(argv: list[str]) -> None:
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, cores[-job.k :])
-    step = _prepare(job)
-    _say("READY", first_step=step())
-    for line in sys.stdin:
-        if line.strip() != "step":
-            break
-        _say("T", s=step())
+    answer(_prepare(job))
 
 
 def _prepare(job: Job) -> Any:
@@ -75,10 +71,6 @@ def _prepare(job: Job) -> Any:
     )
     model.build((None, *what.x_shape))
     return what.step(model, job.batch_size, job.jit == "on")
-
-
-def _say(word: str, **values: Any) -> None:
-    print(word, json.dumps(values), flush=True)
 
 
 if __name__ == "__main__":

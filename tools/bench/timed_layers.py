@@ -19,7 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfgpipe.schedules.schedule import Task
+from tfgpipe.schedules import Task
 
 _MOST_LATE = 1e-3
 

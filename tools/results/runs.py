@@ -20,9 +20,10 @@ import keras
 from absl import flags
 
 from params import Experiment
-from tools import command_line, devices, translate
+from tools import command_line, devices
 from tools.text import translation_scores as scores
 from tools.text.translation_scores import Translated
+from tools.text.translator import Translator, define_search
 from tools.train import event_log, trained_run
 from tools.train.monitor import Monitor
 from tools.train.trainer import Trainer
@@ -90,7 +91,7 @@ def new_flags() -> flags.FlagValues:
 
 def define_translation(values: flags.FlagValues) -> None:
     """Defines how test pairs are translated."""
-    translate.define_search(values)
+    define_search(values)
     flags.DEFINE_integer(
         "max_pairs",
         None,
@@ -238,9 +239,7 @@ def translated(run: Finished, values: flags.FlagValues) -> list[Translated]:
     if kept is None or kept["settings"] != settings:
         print(f"\n{run.folder}: test pairs", file=sys.stderr, flush=True)
         loaded = trained_run.load(str(run.folder))
-        translator = translate.Translator(
-            loaded, values.beam_size, values.length_penalty
-        )
+        translator = Translator(loaded, values.beam_size, values.length_penalty)
         found = scores.translate_test(
             loaded.source,
             translator,

@@ -26,10 +26,8 @@ import tensorflow as tf
 
 from params import Experiment, names
 from tfgpipe import internals
-from tfgpipe.planning import cost
-from tfgpipe.planning.partition import partition
-from tfgpipe.schedules.named import SCHEDULES
-from tfgpipe.schedules.task import Task
+from tfgpipe.planning import cost, partition
+from tfgpipe.schedules import SCHEDULES, Task
 from tools.sizes.kept_tensors import kept_bytes, spec_bytes
 
 

@@ -1,5 +1,5 @@
 """Language models and translation, beside the training of them.
 
-`ngrams` are the models that `tools.kneser_ney` learns, and
-`translation_scores` what `tools.evaluate` says of translations.
+`ngrams` are the models that `tools.kneser_ney` learns. A `translator` works for
+`tools.translate`; `translation_scores` are what `tools.evaluate` says of it.
 """

@@ -20,7 +20,7 @@ import numpy as np
 from params.pairs import PairSource
 from params.text_files import Pair
 from tools.report import progress
-from tools.translate import Translator
+from tools.text.translator import Translator
 
 # Scarce, less scarce, less rich, rich: fewer training pairs than these.
 _BOUNDS = (1000, 3000, 10000)

@@ -23,7 +23,7 @@ import sys
 
 from absl import flags
 
-from tfgpipe.schedules.named import SCHEDULES
+from tfgpipe.schedules import SCHEDULES
 from tfgpipe.timeline import Event
 from tools import command_line
 from tools.command_line import BadFlags

@@ -10,7 +10,7 @@ from absl import flags
 
 import params
 from tfgpipe import timeline
-from tfgpipe.schedules.schedule import Task
+from tfgpipe.schedules import Task
 from tfgpipe.timeline import Event
 from tools import devices
 from tools.bench import efficiency

@@ -6,7 +6,7 @@ Updates of weights are left out of all numbers: no schedule has them.
 import statistics
 from collections.abc import Callable, Sequence
 
-from tfgpipe.schedules.schedule import Schedule, Task
+from tfgpipe.schedules import Schedule, Task
 from tfgpipe.timeline import Event
 
 

@@ -24,7 +24,7 @@ from absl import app, flags, logging
 
 import params
 from params import Experiment
-from tfgpipe.planning.cell_record import print_cells
+from tfgpipe.planning import print_cells
 from tools import worker
 from tools.cluster import hosts
 from tools.cluster.controller import Cluster

@@ -1,6 +1,6 @@
 """Watches a training run: TensorBoard, throughput, tests in between.
 
-from tools.monitor import Monitor
+from tools.train.monitor import Monitor
 
 trainer.fit([Monitor.of(trainer, train_dir / "tensorboard")])
 """

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from tools.bench import __main__ as bench
-from tools.bench import peer_libraries, peer_worker
+from tools.bench import peer_libraries, step_worker
 from tools.bench import peers as bench_peers
 from tools.bench.peer_libraries import PEERS, Configuration
-from tools.bench.peer_worker import Step, Worker
+from tools.bench.step_worker import Step, Worker
 
 WORKER = """
     import json, sys
@@ -144,9 +144,9 @@ def test_every_baseline_is_a_peer_of_the_same_python():
 # ----------------------------------------------------------------- the workers
 def test_least_disturbed_steps_are_chosen():
     steps = [Step(3.0, 0.5), Step(1.0, 0.0), Step(2.0, 0.1)]
-    chosen = peer_worker.least_disturbed(steps, 2)
+    chosen = step_worker.least_disturbed(steps, 2)
     assert chosen == [Step(1.0, 0.0), Step(2.0, 0.1)]
-    assert peer_worker.median(chosen) == 1.5
+    assert step_worker.median(chosen) == 1.5
 
 
 def test_worker_that_dies_says_why():

@@ -1,41 +1,21 @@
-"""The table of results: what is trained, kept, compared and drawn."""
+"""The rows of the results: what is refused, trained and compared."""
 
-import copy
 import dataclasses
-import importlib
 import json
 import pathlib
 import types
 
-import keras
 import pytest
-import runs
 import texts
 
 import params
-import tfgpipe
 from params import registry
 from tools import kneser_ney
 from tools.results import __main__ as results
-from tools.results import batch_size, image, lm, plots, translation
+from tools.results import batch_size, image, lm, translation
 from tools.results import runs as results_runs
-from tools.results.image import PlainTrainer
-from tools.results.outcome import Picture, Series
 from tools.results.runs import Finished
 from tools.text.translation_scores import Translated
-from tools.train.trainer import Trainer
-
-
-@pytest.fixture(autouse=True)
-def tiny(monkeypatch, tmp_path_factory):
-    """The images of the results, and the text, are tiny ones."""
-    runs.use(monkeypatch, tmp_path_factory)
-    for name, experiment in {
-        "image.amoebanet_d_fashion": runs.IMAGE,
-        "lm.austen": runs.LM,
-    }.items():
-        registered = dataclasses.replace(experiment, name=name)
-        monkeypatch.setitem(registry._EXPERIMENTS, name, registered)
 
 
 def run(*words):
@@ -51,32 +31,6 @@ def tables(tmp_path, capsys):
         return {table["name"]: table for table in made["tables"]}
 
     return tables
-
-
-def parsed(module, *words):
-    values = copy.deepcopy(module.FLAGS)
-    values(["results", *words])
-    return values
-
-
-# -------------------------------------------------------------- command line
-@pytest.mark.parametrize("word", ["--help", "-h", "help"])
-def test_help_lists_the_commands(word, capsys):
-    assert run(word) == 0
-    shown = capsys.readouterr().out
-    for name, what in results.COMMANDS.items():
-        assert name in shown and what in shown
-
-
-@pytest.mark.parametrize("name", results.COMMANDS)
-def test_help_of_a_command_lists_its_flags(name, capsys):
-    assert run(name, "--help") == 0
-    shown = capsys.readouterr().out
-    module = importlib.import_module(f"tools.results.{name}")
-    assert module.__doc__ in shown
-    assert f"Usage: python -m tools.results {name}" in shown
-    for flag in ("runs_dir", "steps", "output", "format"):
-        assert f"--{flag}:" in shown
 
 
 @pytest.mark.parametrize(
@@ -120,7 +74,6 @@ def test_experiments_of_the_results_exist(monkeypatch):
         assert params.get(f"image.transfer_{kind}").data.per_class == 20
 
 
-# ---------------------------------------------------------------------- rows
 def test_image_is_trained_twice_once_without_a_pipeline(tables, tmp_path):
     table = tables("image")["image"]
     gpipe, plain = table["rows"]
@@ -264,159 +217,3 @@ def test_batch_sizes_see_equally_many_examples(untrained, tables, monkeypatch):
     ratios = {row["batch_size"] / row["num_micro_batches"] for row in rows}
     assert len(ratios) == 1
     assert all(row["nll"] == 3.0 and row["bleu"] > 0 for row in rows)
-
-
-# ---------------------------------------------------------------------- runs
-@pytest.fixture
-def finish(tmp_path):
-    def finish(*words, experiment=runs.IMAGE, **options):
-        values = parsed(image, f"--runs_dir={tmp_path}", *words)
-        return results_runs.finish(experiment, values, **options)
-
-    return finish
-
-
-class NoTrainer(Trainer):
-    def fit(self, *args, **kwargs):
-        raise AssertionError("trained again")
-
-
-def test_finished_run_is_not_trained_again(finish):
-    first = finish()
-    assert first.num_steps == 12
-    curve = first.curves["accuracy"]
-    assert [step for step, _ in curve] == list(range(1, 13))
-    assert curve[-1] == (12, first.results["accuracy"])
-    assert finish(maker=NoTrainer) == first
-    other_text = dataclasses.replace(runs.IMAGE, expected_result="better")
-    again = finish(maker=NoTrainer, experiment=other_text)
-    assert again.results == first.results
-
-
-def test_run_of_a_few_steps_has_a_folder_of_its_own(
-    finish, tmp_path, monkeypatch
-):
-    def train(trainer, folder, num_tests):
-        assert not num_tests
-        return {
-            "num_steps": trainer.num_steps,
-            "num_params": 1,
-            "minutes": 0.0,
-            "results": {},
-        }
-
-    monkeypatch.setattr(results_runs, "_train", train)
-    assert finish("--steps=2").num_steps == 2
-    assert finish("--steps=3").num_steps == 3
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"image.tiny_2_steps", "image.tiny_3_steps"}
-    other = dataclasses.replace(runs.IMAGE, seed=5)
-    with pytest.raises(ValueError, match="run with other parameters"):
-        finish("--steps=2", experiment=other)
-
-
-class Interrupted(PlainTrainer):
-    """Is stopped in its second epoch."""
-
-    def fit(self, callbacks, **options):
-        class Stop(keras.callbacks.Callback):
-            def on_epoch_begin(self, epoch, logs=None):
-                if epoch == 1:
-                    raise KeyboardInterrupt
-
-        super().fit([*callbacks, Stop()], **options)
-
-
-def test_interrupted_run_goes_on(finish):
-    whole = finish(name="whole", maker=PlainTrainer)
-    with pytest.raises(KeyboardInterrupt):
-        finish(name="parts", maker=Interrupted)
-    parts = finish(name="parts", maker=PlainTrainer)
-    assert parts.results == whole.results
-    assert parts.minutes > 0
-    assert parts.curves == whole.curves
-
-
-def test_plain_trainer_makes_a_model_without_a_pipeline():
-    trainer = PlainTrainer(runs.IMAGE, 1)
-    assert not isinstance(trainer.model, tfgpipe.GPipe)
-    assert trainer.model.count_params() == (
-        Trainer(runs.IMAGE, 1).model.count_params()
-    )
-
-
-def test_translations_are_kept(tmp_path_factory, tmp_path, monkeypatch):
-    folder = runs.saved(runs.MT, tmp_path_factory)
-    run = Finished(runs.MT, folder, 0, 0, 0.0, {}, {})
-    words = ["--beam_size=1", "--max_pairs=2"]
-    values = parsed(batch_size, *words)
-    found = results_runs.translated(run, values)
-    assert {one.language for one in found} == {"aa", "bb"}
-
-    def load(folder):
-        raise AssertionError("translated again")
-
-    monkeypatch.setattr(results_runs.trained_run, "load", load)
-    assert results_runs.translated(run, values) == found
-    (folder / "translations.json").unlink()
-
-
-# -------------------------------------------------------------------- pictures
-PICTURES = {
-    "lines": Picture(
-        "Two models",
-        "step",
-        "perplexity",
-        [Series("one", [1, 2, 3], [9.0, 4.0, 2.0]), Series("two", [1], [3.0])],
-        levels={"baseline": 5.0},
-        is_log=True,
-    ),
-    "groups": Picture(
-        "Groups",
-        "pairs",
-        "chrF",
-        [Series("one", ["few", "many"], [9.0, 40.0])],
-    ),
-    "dots": Picture(
-        "Runs",
-        "",
-        "accuracy",
-        dots=[Series("a", [], [0.5, 0.7]), Series("b", [], [0.6])],
-        is_percent=True,
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", PICTURES)
-def test_picture_is_the_same_for_the_same_numbers(kind, tmp_path):
-    paths = [tmp_path / name for name in ("one.png", "two.png")]
-    for path in paths:
-        plots.save(PICTURES[kind], " (tried)", path)
-    assert paths[0].read_bytes() == paths[1].read_bytes()
-
-
-def test_lines_differ_by_more_than_their_colour():
-    axes = plots.figure(PICTURES["lines"]).axes[0]
-    one, two, level = axes.get_lines()
-    looks = {
-        (line.get_color(), line.get_linestyle()) for line in (one, two, level)
-    }
-    assert len(looks) == 3
-    assert one.get_marker() != two.get_marker()
-    assert list(one.get_ydata()) == [9.0, 4.0, 2.0]
-    assert axes.get_yscale() == "log"
-
-
-def test_means_of_dots_are_written():
-    axes = plots.figure(PICTURES["dots"]).axes[0]
-    assert [text.get_text() for text in axes.texts] == [
-        "mean 60.0%",
-        "mean 60.0%",
-    ]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["a", "b"]
-
-
-def test_styles_are_all_different():
-    for number in range(3):
-        assert len({style[0] for style in plots._STYLES}) == 7
-        assert len({style[number] for style in plots._STYLES}) > 3

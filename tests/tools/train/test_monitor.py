@@ -9,7 +9,7 @@ import pytest
 import runs
 
 import tfgpipe
-from tfgpipe.schedules.named import SCHEDULES
+from tfgpipe.schedules import SCHEDULES
 from tools.train import comparison, event_log, meter, monitor
 from tools.train.monitor import Monitor, ideal_bubble
 from tools.train.trainer import Trainer

@@ -16,10 +16,11 @@ import pathlib
 import signal
 import statistics
 import subprocess
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from tools.report import progress
@@ -189,6 +190,27 @@ def in_turns(
         for worker in workers.values():
             worker.close()
     return workers
+
+
+def command_of(module: str, job: NamedTuple) -> list[str]:
+    """The program that is a module of ours, with a job in JSON."""
+    return [sys.executable, "-m", module, json.dumps(job._asdict())]
+
+
+def answer(step: Callable[[], float], **facts: Any) -> None:
+    """Does a first step, and then one whenever it is asked for one.
+
+    Called by a worker. Anything else that it is asked ends it.
+
+    Args:
+        step: Does a step; returns its seconds.
+        facts: What else to say when it is ready.
+    """
+    print("READY", json.dumps({"first_step": step(), **facts}), flush=True)
+    for line in sys.stdin:
+        if line.strip() != "step":
+            break
+        print("T", json.dumps({"s": step()}), flush=True)
 
 
 def least_disturbed(steps: Sequence[Step], num_steps: int) -> list[Step]:

@@ -1,0 +1,51 @@
+"""Benchmarks at a tiny size.
+
+No test says anything about how long something takes.
+"""
+
+import json
+import os
+
+import keras
+import pytest
+
+from tools import devices
+from tools.bench import __main__ as bench
+from tools.bench import efficiency, models, replicas
+from tools.bench import overhead as bench_overhead
+from tools.bench.models import BenchModel
+
+TINY = BenchModel(
+    "two layers",
+    lambda: [keras.layers.Dense(3, "relu"), keras.layers.Dense(2)],
+    (4,),
+    (2,),
+    "mse",
+    8,
+)
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """A tiny model; leaves the tests' devices and cores alone."""
+    monkeypatch.setitem(models.MODELS, "transformer", TINY)
+    monkeypatch.setattr(efficiency, "make_devices", lambda *_: None)
+    monkeypatch.setattr(bench_overhead, "make_devices", lambda *_: None)
+    monkeypatch.setattr(replicas, "make_devices", lambda *_: None)
+    monkeypatch.setattr(devices, "split_cpu", lambda num_devices: None)
+    monkeypatch.setattr(
+        os, "sched_setaffinity", lambda pid, cores: None, raising=False
+    )
+
+
+@pytest.fixture
+def tables(tiny, capsys):
+    """The rows of each table that a command prints as JSON."""
+
+    def tables(*words):
+        assert bench.main(["bench", *words, "--format=json"]) == 0
+        made = json.loads(capsys.readouterr().out)
+        assert made["command"] == words[0]
+        return {table["name"]: table["rows"] for table in made["tables"]}
+
+    return tables

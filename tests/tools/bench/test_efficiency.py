@@ -1,0 +1,35 @@
+"""Timed cells beside their bounds."""
+
+import pytest
+
+from tools.bench import efficiency, timed_layers
+
+
+def test_efficiency_measures_every_setting(tables):
+    rows = tables(
+        "efficiency",
+        "--k=2",
+        "--m=k,1k,3",
+        "--cell_ms=1",
+        "--rounds=1",
+        "--schedule=gpipe",
+        "--cells=equal,uneven",
+        "--remat=except_last",
+    )["efficiency"]
+    assert [(r["m"], r["cells"]) for r in rows] == [
+        (m, cells) for m in (2, 3) for cells in ("equal", "uneven")
+    ]
+    # Fill-drain: 4 M - 1 tasks of the last cell, and 3 on the way to it.
+    assert rows[0]["bound_ms"] == pytest.approx(4 * 2 - 1 + 3)
+    assert rows[0]["bound_ms"] < rows[1]["bound_ms"]
+    assert all(r["ratio"] > 0 and r["net_ratio"] > 0 for r in rows)
+
+
+@pytest.mark.parametrize("name", efficiency.SCHEDULES)
+def test_bound_of_uneven_cells_is_that_of_the_slowest_at_least(name):
+    for cells, slowest in (("equal", 1), ("uneven", 2)):
+        chunks = 2 if name == "interleaved" else 1
+        setting = efficiency.Setting(name, "never", cells, 1, 4, 32, chunks)
+        duration = timed_layers.durations(setting.seconds())
+        work = 3 * 32 * slowest / chunks if chunks == 1 else 3 * 32
+        assert setting.tasks().length(duration) > work / 1000

@@ -1,0 +1,31 @@
+"""Colours that can be told apart."""
+
+import itertools
+
+import pytest
+
+from tools.timeline.gantt_colors import LOOKS
+
+
+def luminance(color):
+    red, green, blue = (part**2.2 for part in color)
+    light = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    return 116 * light ** (1 / 3) - 16
+
+
+@pytest.mark.parametrize(
+    ("kinds", "last"),
+    [
+        (("forward", "backward"), 0),
+        (("forward", "backward"), 1),  # two cells a device
+        (("forward", "input_gradient", "weight_gradient"), 0),
+    ],
+)
+def test_colors_differ_in_greyscale(kinds, last):
+    shades = [luminance(LOOKS["update"].color(0, last)), 100]
+    for kind, place in itertools.product(kinds, range(last + 1)):
+        shades.append(luminance(LOOKS[kind].color(place, last)))
+    shades.sort()
+    assert min(b - a for a, b in itertools.pairwise(shades)) > 10
+    # Recomputations have lower boxes instead.
+    assert LOOKS["recompute"].height < 0.6 * LOOKS["forward"].height

@@ -1,0 +1,46 @@
+"""What follows from the events of a step."""
+
+import pytest
+from simulated import events, seconds
+
+from tfgpipe.schedules import SCHEDULES, Task
+from tfgpipe.timeline import Event, simulated
+from tools.timeline import statistics
+
+
+def test_numbers_are_those_of_the_schedule():
+    made = events(k=4, m=8)
+    schedule = statistics.schedule_of(made)
+    assert simulated(schedule, seconds) == made
+    assert statistics.length(made) == schedule.length(seconds)
+    assert statistics.bubble(made) == pytest.approx(schedule.bubble(seconds))
+    assert statistics.idle_shares(made) == pytest.approx([9 / 40] * 4)
+
+
+def test_updates_are_in_no_number():
+    for function in (
+        statistics.length,
+        statistics.bubble,
+        statistics.schedule_of,
+        statistics.idle_shares,
+    ):
+        assert function(events(updates=True)) == function(events())
+
+
+def test_order_of_tasks_that_take_no_time_is_kept():
+    schedule = SCHEDULES["zero_bubble"](2, 3)
+    made = simulated(
+        schedule, lambda task: float(task.kind != "input_gradient")
+    )
+    assert statistics.schedule_of(made) == schedule
+
+
+def test_mean_duration_is_that_of_a_kind_in_a_cell():
+    made = [
+        Event(Task("forward", 0, 0), 0, 0.0, 1.0),
+        Event(Task("forward", 0, 1), 0, 2.0, 5.0),
+        Event(Task("forward", 1, 0), 1, 2.0, 9.0),
+    ]
+    duration = statistics.mean_durations(made)
+    assert duration(Task("forward", 0, 1)) == 2
+    assert duration(Task("forward", 1, 1)) == 7
