@@ -450,6 +450,40 @@ def ternary(*shape):
     return lambda rng: rng.integers(-1, 2, (ROWS, *shape)).astype("float64")
 
 
+# A table of positions has a slice a position, whatever the number of rows; one
+# of tokens has a slice a row and token.
+LOOKUPS = {
+    "constants": lambda x: np.arange(5),
+    "sizes": lambda x: keras.ops.arange(keras.ops.shape(x)[1]),
+    "distances": lambda x: abs(np.arange(5)[:, None] - np.arange(5)),
+    "rows": lambda x: keras.ops.broadcast_to(
+        keras.ops.arange(5), keras.ops.shape(x)[:2]
+    ),
+    "tokens": lambda x: keras.ops.cast(abs(x[..., 0]) * 9, "int32") % 5,
+}
+
+
+class Lookup(kl.Layer):
+    def __init__(self, *names, **kwargs):
+        super().__init__(**kwargs)
+        self.names = names
+        self.table = kl.Embedding(5, 3, embeddings_initializer="normal")
+
+    def build(self, shape):
+        self.table.build(shape)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+    def call(self, x):
+        for name in self.names:
+            found = self.table(LOOKUPS[name](x))
+            if name == "distances":
+                found = keras.ops.sum(found, axis=1)
+            x = x + found
+        return x
+
+
 class Split(kl.Layer):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)

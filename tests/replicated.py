@@ -4,6 +4,7 @@ import functools
 
 import keras
 import numpy as np
+import pytest
 from keras import layers as kl
 from kinds import (
     KINDS,
@@ -11,6 +12,7 @@ from kinds import (
     Counter,
     Kind,
     Logits,
+    Lookup,
     Plain,
     Split,
     classes,
@@ -22,8 +24,7 @@ from kinds import (
     user_loss,
     weights,
 )
-from test_bugs import Lookup
-from test_transparency import arguments, largest_difference
+from matrix import arguments, largest_difference
 
 import tfgpipe
 
@@ -202,3 +203,8 @@ def all_variables(make, kind=NOISY, batch_size=9, epochs=2, **compiling):
     """All variables after some steps."""
     model, _ = train(kind, make, "momentum", batch_size, epochs, **compiling)
     return [v.numpy() for v in [*model.variables, *model.optimizer.variables]]
+
+
+def refused(*parts):
+    """Expects a ValueError that mentions all parts."""
+    return pytest.raises(ValueError, match="(?s)" + ".*".join(parts))

@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 import pytest
+from crossing import sent_tensors
 from keras import layers as kl
 from replicated import replicas
-from test_placement import sent_tensors
 
 from tools.bench import exchange
 

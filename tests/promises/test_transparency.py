@@ -10,61 +10,20 @@ import pytest
 from all_pairs import all_pairs
 from keras import layers as kl
 from kinds import KINDS, Counter, Kind, Plain, normal, user_loss
+from matrix import (
+    EARLY,
+    NAMED,
+    REMAT,
+    SCHEDULES,
+    WHOLE,
+    arguments,
+    largest_difference,
+)
 
 import tfgpipe
-from tfgpipe.schedules.schedule import Schedule
 
 PARTITIONS = (1, 2, 3, 4, 5)
 MICRO_BATCHES = (1, 2, 3, 4, 8)
-REMAT = ("except_last", "always", "never", "mapping")
-NAMED = ("gpipe", "1f1b", "interleaved", "zero_bubble")
-SCHEDULES = (*NAMED, "written")
-EARLY = SCHEDULES[1:]  # gradients start before all losses are there
-# Losses that rows do not add up to need all outputs before any gradient.
-WHOLE = {"hinge", "user_loss"}
-
-
-def written(k, m):
-    """A schedule that no name stands for.
-
-    Two neighbouring cells a device. Micro-batches go in an odd order, each one
-    through all cells before the next one starts, but one ahead of the
-    gradients. Every second cell has its backward pass in halves, and the last
-    recomputes as soon as it can.
-    """
-    micro_batches = [*range(1, m, 2), *range(0, m, 2)]
-    order, waiting = [], []
-    for i, b in enumerate(micro_batches):
-        order += [("forward", c, b) for c in range(k)]
-        for b in micro_batches[i - 1 : i] + micro_batches[i:] * (i == m - 1):
-            order.append(("recompute", k - 1, b))
-            for c in reversed(range(k)):
-                if c % 2:
-                    order.append(("input_gradient", c, b))
-                    waiting.append(("weight_gradient", c, b))
-                else:
-                    order.append(("backward", c, b))
-            order += waiting[: -k or None] if i < m - 1 else waiting
-            waiting = waiting[-k:] if i < m - 1 else []
-    devices = range(-(-k // 2))
-    return Schedule([t for t in order if t[1] // 2 == d] for d in devices)
-
-
-def arguments(k, m, schedule, remat):
-    """The arguments of a `GPipe` for a point of the matrix."""
-    found = {"num_partitions": k, "num_micro_batches": m, "remat": remat}
-    if remat == "mapping":
-        rules = ("never", "always", "except_last")
-        found["remat"] = {i: rules[i % 3] for i in range(0, k, 2)}
-    found["schedule"] = schedule
-    if schedule == "interleaved":
-        count = k // 2 if k % 2 == 0 else 1
-        found["devices"] = [f"CPU:{i}" for i in range(count)]
-    if k == 1:  # all layers in one cell
-        found["remat_groups"] = 3
-    if schedule == "written":
-        found["schedule"] = written(k, m)
-    return found
 
 
 def train(kind, make, optimizer, epochs, infers=False):
@@ -105,18 +64,6 @@ def optimizers(name):
     if name == "momentum":
         return keras.optimizers.SGD(0.01, momentum=0.9)
     return keras.optimizers.Adam(0.01)
-
-
-def largest_difference(found, expected):
-    """Largest difference, relative to the largest value of each tensor."""
-    worst = 0.0
-    for a, b in zip(
-        keras.tree.flatten(found), keras.tree.flatten(expected), strict=True
-    ):
-        a, b = np.asarray(a, "float64"), np.asarray(b, "float64")
-        scale = max(np.abs(b).max(), 1e-3)
-        worst = max(worst, np.abs(a - b).max() / scale)
-    return worst
 
 
 def check(name, k, m, schedule, remat, optimizer, epochs, infers=False):

@@ -17,7 +17,7 @@ import tfgpipe
 from tfgpipe.schedules.named import SCHEDULES
 from tfgpipe.schedules.schedule import Schedule
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parents[3]
 
 
 def dense(count=4):

@@ -3,8 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from test_amoebanet import build, call
-from test_transformer_lm import VOCABULARY, tiny, tokens
+from stacks import VOCABULARY, build, call, tiny, tokens
 
 import tfgpipe
 from models import sampling

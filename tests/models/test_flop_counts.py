@@ -8,14 +8,14 @@ import sys
 
 import keras
 import pytest
-from test_amoebanet import no_weights_allocated
+from stacks import no_weights_allocated
 
 import tfgpipe
 from models import amoebanet, transformer_lm, translation
 from models.amoebanet_layers import AmoebaNetCell
 from tfgpipe.planning import cost as cost_lib
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parents[2]
 # Runs in an interpreter of its own, where Keras uses JAX, whose compiler is
 # XLA. It prints pairs of a layer's own count and XLA's, of a batch of one.
 COUNT = """

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers as kl
-from test_amoebanet import call
+from stacks import call
 
 import tfgpipe
 from models import transfer

@@ -12,9 +12,8 @@ import pytest
 import tensorflow as tf
 from graphs import called, operations, step_graph, tasks
 from keras import layers as kl
-from replicated import OPTIMIZERS, point, replicas
-from test_strategy import refused
-from test_transparency import REMAT, SCHEDULES, largest_difference
+from matrix import REMAT, SCHEDULES, largest_difference
+from replicated import OPTIMIZERS, point, refused, replicas
 
 from models import amoebanet, amoebanet_operations
 from tfgpipe import internals, timeline

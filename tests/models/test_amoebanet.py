@@ -1,42 +1,16 @@
 """AmoebaNet-D: sizes to the unit, shapes, saving, and what a cell computes."""
 
-import contextlib
 import doctest
 import itertools
-from collections.abc import Iterator
 
 import keras
 import numpy as np
 import pytest
-from keras.src.backend.common import global_state
+from stacks import build, call, no_weights_allocated
 
 from models import amoebanet
 from models.amoebanet_layers import AmoebaNetCell
 from models.amoebanet_operations import FactorizedReduction
-
-
-@contextlib.contextmanager
-def no_weights_allocated() -> Iterator[None]:
-    """Variables made inside have a shape, and never get a value."""
-    with keras.StatelessScope(initialize_variables=False):
-        yield
-    global_state.set_global_attribute("uninitialized_variables", [])
-
-
-def build(layers: list[keras.layers.Layer], shape: tuple) -> list[tuple]:
-    """Builds layer after layer; returns the shape each one returns."""
-    shapes = []
-    for layer in layers:
-        layer.build(shape)
-        shape = layer.compute_output_shape(shape)
-        shapes.append(shape)
-    return shapes
-
-
-def call(layers: list[keras.layers.Layer], x, training: bool = False):
-    for layer in layers:
-        x = layer(x, training=training)
-    return x
 
 
 @pytest.mark.parametrize(

@@ -4,22 +4,18 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from crossing import short
 from keras import layers as kl
 from replicated import (
     OPTIMIZERS,
     all_variables,
     difference,
+    refused,
     replicas,
 )
-from test_placement import short
 from tiny import assert_close, data, fit, layers, weights
 
 import tfgpipe
-
-
-def refused(*parts):
-    """Expects a ValueError that mentions all parts."""
-    return pytest.raises(ValueError, match="(?s)" + ".*".join(parts))
 
 
 # ----------------------------------------------------------------- arguments

@@ -5,7 +5,7 @@ import functools
 import keras
 import numpy as np
 import pytest
-from test_amoebanet import call
+from stacks import call
 
 import tfgpipe
 from models import translation

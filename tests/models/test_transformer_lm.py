@@ -5,7 +5,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from kinds import Plain
-from test_amoebanet import build, call, no_weights_allocated
+from stacks import (
+    VOCABULARY,
+    build,
+    call,
+    count,
+    no_weights_allocated,
+    tiny,
+    tokens,
+)
 from tiny import assert_close
 
 import tfgpipe
@@ -14,23 +22,6 @@ from models.losses import SmoothedCrossentropy
 from tfgpipe.cells.alike import likeness
 
 TABLE_1 = {"model_dim": 2048, "hidden_dim": 8192, "num_heads": 32}
-VOCABULARY = 11
-
-
-def tiny(num_layers=2, **kwargs):
-    kwargs = {"max_length": 6, **kwargs}
-    return transformer_lm.transformer_lm(
-        num_layers, 8, 16, 2, VOCABULARY, **kwargs
-    )
-
-
-def tokens(rows=2, length=6, seed=0):
-    rng = np.random.default_rng(seed)
-    return rng.integers(0, VOCABULARY, (rows, length)).astype("int32")
-
-
-def count(weights):
-    return sum(int(np.prod(w.shape)) for w in weights)
 
 
 # --------------------------------------------------------------------- sizes

@@ -11,9 +11,11 @@ import mixed
 import numpy as np
 import pytest
 import tensorflow as tf
+from crossing import sent_tensors, short
 from graphs import called, operations, step_graph, tasks
 from keras import layers as kl
 from kinds import KINDS
+from matrix import REMAT, SCHEDULES, WHOLE, largest_difference
 from replicated import (
     NOISY,
     OPTIMIZERS,
@@ -24,8 +26,6 @@ from replicated import (
     replicas,
     small,
 )
-from test_placement import sent_tensors, short
-from test_transparency import REMAT, SCHEDULES, WHOLE, largest_difference
 from tiny import assert_close, compiled, data, fit, random_layers, state
 
 import tfgpipe

@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 from keras import layers as kl
 from kinds import Tie
+from own_losses import RowWise, compiled
 
 import tfgpipe
 from tfgpipe import internals
@@ -79,15 +80,6 @@ def test_ignored_classes_count_as_masked():
     np.testing.assert_allclose(found, loss(y, y_pred), 1e-12)
 
 
-class RowWise(losses.Loss):
-    """A loss of the user's that says that it adds up rows."""
-
-    is_row_wise = True
-
-    def call(self, y, y_pred):
-        return keras.ops.mean((y - y_pred) ** 4, -1)
-
-
 class Flat(RowWise):
     """Several values for a row, one after the other."""
 
@@ -98,13 +90,6 @@ class Flat(RowWise):
 class RowWiseOnlyByName(RowWise):
     def call(self, y, y_pred):
         return keras.ops.mean((y - y_pred) ** 4)
-
-
-def compiled(cls=tfgpipe.GPipe, units=2, **kwargs):
-    model = cls([kl.Dense(units), kl.Dense(units)], 2, 2)
-    model.compile("sgd", **kwargs)
-    model.train_on_batch(np.ones((4, 2)), np.ones((4, units)))
-    return model
 
 
 @pytest.mark.usefixtures("float64")

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from kinds import Plain
-from test_amoebanet import call, no_weights_allocated
-from test_transformer_lm import count
+from stacks import call, count, no_weights_allocated
 from tiny import assert_close
 
 import tfgpipe

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
-from test_amoebanet import no_weights_allocated
+from stacks import no_weights_allocated
 
 from models.attention_layers import CrossAttention, SelfAttention
 from models.transformer_block import TransformerBlock

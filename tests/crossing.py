@@ -1,0 +1,66 @@
+"""What crosses devices in a step."""
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+
+def short(device):
+    return device.removeprefix("/job:localhost/replica:0/task:0")
+
+
+def sent_tensors(model, x, y):
+    """All that crosses devices in one step: (from, to, shape, name).
+
+    Read from the graphs that TensorFlow's executors run, one a device. They
+    do not know the shapes of what they send, so those are looked up in the
+    graph that was traced.
+    """
+    model.prepare(tf.constant(x), tf.constant(y), None, True)
+    step = tf.function(model.train_step, autograph=False)
+    concrete = step.get_concrete_function((tf.constant(x), tf.constant(y)))
+    context.enable_graph_collection()
+    try:
+        concrete(tf.constant(x), tf.constant(y))
+        graphs = context.context().export_run_metadata().function_graphs
+    finally:
+        context.disable_graph_collection()
+    found = []
+    for partition in max(
+        (g.partition_graphs for g in graphs), key=lambda p: len(p)
+    ):
+        nodes = {node.name: node for node in partition.node}
+        for node in partition.node:
+            if node.op not in ("_Send", "_HostSend"):
+                continue
+            name, _, index = node.input[0].partition(":")
+            found.append(
+                (
+                    node.attr["send_device"].s.decode()[-5:],
+                    node.attr["recv_device"].s.decode()[-5:],
+                    _shape(concrete.graph, nodes[name], int(index or 0)),
+                    name,
+                )
+            )
+    return found
+
+
+def _shape(graph, node, index):
+    if node.op == "Const":
+        return tuple(d.size for d in node.attr["value"].tensor.tensor_shape.dim)
+    name = node.name.split("/cond/then/_0/")[-1]
+    for candidate in (node.name, name):
+        try:
+            outputs = graph.get_operation_by_name(candidate).outputs
+        except KeyError:
+            continue
+        num_left = len(node.attr["Tout"].list.type)
+        if 0 < num_left < len(outputs):  # those that nothing takes are gone
+            outputs = [t for t in outputs if t.consumers()]
+            assert len(outputs) == num_left
+        return tuple(outputs[index].shape)
+    shapes = node.attr["_output_shapes"].list.shape
+    if shapes:
+        return tuple(d.size for d in shapes[index].dim)
+    if node.op in ("RealDiv", "Sum", "Mul", "AddV2", "All", "ReadVariableOp"):
+        return ()  # inside a branch of the optimizer: checked by its bytes
+    raise AssertionError(f"unknown shape: {node.name} ({node.op})")
