@@ -242,7 +242,7 @@ def test_jit_compile_auto_compiles_nothing(monkeypatch):
 
 def compiled_calls(model):
     """Of the train step's functions: which of them XLA must compile."""
-    step = tf.function(model.train_step).get_concrete_function(
+    step = tf.function(model.train_step, autograph=False).get_concrete_function(
         tuple(map(tf.constant, data()))
     )
     library = step.graph.as_graph_def().library.function
