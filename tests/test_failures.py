@@ -172,9 +172,8 @@ def shares(dtype="float32", device=None):
     specs = [tf.TensorSpec([], dtype)]
     with tf.Graph().as_default() as graph, tf.device(device):
         tf.constant(1)
-    traced = failures.traced(
-        lambda _: 1, specs, {"autograph": False}, graph.as_graph_def()
-    )
+    stays = failures.stays_where_called(specs, graph.as_graph_def())
+    traced = failures.traced(lambda _: 1, specs, {"autograph": False}, stays)
     return traced.function_def.attr["shared_rendezvous"].b
 
 

@@ -63,7 +63,7 @@ def traced(
     function: Callable,
     specs: Sequence[Any],
     options: dict[str, Any],
-    definition: Any,
+    stays: bool,
 ) -> Any:
     """A concrete function, whose caller gets its errors if it runs in turn.
 
@@ -71,25 +71,30 @@ def traced(
         function: What it does.
         specs: Of its arguments.
         options: Of `tf.function`.
-        definition: Of the graph with its operations.
+        stays: Whether it runs where it is called, see `stays_where_called`.
     """
     found = tf.function(function, **options)
-    if _in_turn.get() and not _may_leave(specs, definition):
+    if _in_turn.get() and stays:
         internals.share_rendezvous(found)
     return found.get_concrete_function(*specs)
 
 
-def _may_leave(specs: Sequence[Any], definition: Any) -> bool:
-    """Whether some operations may run elsewhere than where they are called.
+def stays_where_called(specs: Sequence[Any], definition: Any) -> bool:
+    """Whether all operations of a function run where it is called.
 
-    On another host, they would wait for tensors for ever.
+    On another host, some would wait for tensors for ever.
+
+    Args:
+        specs: Of its arguments.
+        definition: Of the graph with its operations.
     """
     bodies = [
         definition.node,
         *(f.node_def for f in definition.library.function),
     ]
-    return any(node.device for nodes in bodies for node in nodes) or any(
-        spec.dtype == tf.resource for spec in specs
+    return not (
+        any(spec.dtype == tf.resource for spec in specs)
+        or any(node.device for nodes in bodies for node in nodes)
     )
 
 

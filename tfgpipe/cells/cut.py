@@ -150,7 +150,7 @@ class Cut:
             )
 
     def values(self, arguments: CellArguments) -> dict[Any, Any]:
-        """CellArguments by what they are of the graph.
+        """Arguments by what they are of the graph.
 
         Args:
             arguments: The arguments; weights are packed.

@@ -34,7 +34,7 @@ from tfgpipe import internals
 from tfgpipe.cells.bundle import Bundle, as_bundle
 from tfgpipe.cells.rounding import add_in_order
 from tfgpipe.cells.subfunction import Subfunction
-from tfgpipe.failures import traced
+from tfgpipe.failures import stays_where_called, traced
 
 # Repeated rather than carried from one function to the next, where their
 # inputs are at hand.
@@ -243,12 +243,13 @@ class Subgraphs:
 
         taken = [*inputs, sums] if sums else inputs
         specs = [spec for one in taken for spec in as_bundle(one).specs]
-        concrete = traced(body, specs, self._options, part)
+        stays = stays_where_called(specs, part)
+        concrete = traced(body, specs, self._options, stays)
         internals.keep(concrete, self._graph)  # and so the functions it calls
         call = internals.Call(concrete, as_written=True)
         # A call of a call: TensorFlow builds a called function anew for every
         # call in the step's graph, and this way only that of one operation.
-        wrapper = traced(lambda *a: call(list(a)), specs, self._options, part)
+        wrapper = traced(lambda *a: call(list(a)), specs, self._options, stays)
         internals.keep(wrapper, concrete)
         return Subfunction(wrapper, inputs, fetches, self.captures)
 

@@ -42,33 +42,31 @@ class CellTasks:
     """
 
     def __init__(self, cut: Cut, needs_dx: bool):
-        self.graph = self._cut = cut
-        self._backward = cut.backward
-        self._traced = cut.traced
+        self.graph = cut
         self._needs_dx = needs_dx
 
     @property
     def findings(self) -> Findings:
         """What the layers were seen to do."""
-        return self._traced.findings
+        return self.graph.traced.findings
 
     @property
     def is_split(self) -> bool:
         """Whether the backward pass has two halves."""
-        return bool(self._dx) and not self._cut.recomputes_in_backward
+        return bool(self._dx) and not self.graph.recomputes_in_backward
 
     @property
     def _dx(self) -> list[tf.Tensor]:
-        return tensors(self._backward.dx) if self._needs_dx else []
+        return tensors(self.graph.backward.dx) if self._needs_dx else []
 
     @property
     def weight_dtypes(self) -> list[tf.DType]:
         """Those of the flat weights; of their casts, if the cell only casts."""
-        return [t.dtype for t in self._cut.weights.tensors]
+        return [t.dtype for t in self.graph.weights.tensors]
 
     def pack_weights(self, weights: list[list[Any]]) -> Any:
         """What tasks take for weights that are cast, a list a layer."""
-        return self._cut.weights.pack(tf.nest.flatten(weights))
+        return self.graph.weights.pack(tf.nest.flatten(weights))
 
     def forward(self, arguments: CellArguments, keeps: bool) -> Work:
         """Computes the outputs.
@@ -80,7 +78,7 @@ class CellTasks:
         Returns:
             A task that returns the `Output`, and what is kept.
         """
-        cut, outputs = self._cut, self._traced.outputs
+        cut, outputs = self.graph, self.graph.traced.outputs
         kept = [cut.kept] if keeps else []
         if keeps and cut.recomputes_in_backward:
             cut.check_kept()
@@ -109,7 +107,7 @@ class CellTasks:
         Returns:
             A task that returns what is kept; None if nothing is to be done.
         """
-        cut = self._cut
+        cut = self.graph
         if not cut.kept.slots or cut.recomputes_in_backward:
             return None
         function = cut.function("recompute", cut.totals, [cut.kept])
@@ -159,7 +157,7 @@ class CellTasks:
         Returns:
             A task that returns the gradients, and what is kept by now.
         """
-        cut = self._cut
+        cut = self.graph
         function = cut.function(
             "input_gradient",
             [*cut.totals, cut.kept],
@@ -168,7 +166,7 @@ class CellTasks:
 
         def finish(results: list[Any]) -> tuple[list[Any], Kept]:
             values = iter(results)
-            dx = _like(list(self._backward.dx), values)
+            dx = _like(list(self.graph.backward.dx), values)
             return dx, kept._replace(crossing=next(values))
 
         values = self._values(arguments, kept, dy, dlosses)
@@ -200,7 +198,7 @@ class CellTasks:
         dlosses: Sequence[Any] = (),
     ) -> dict[Any, Any]:
         """What a task may take, by what it is of the graph."""
-        cut = self._cut
+        cut = self.graph
         carried = {cut.kept: kept.values, cut.crossing: kept.crossing}
         return {
             **cut.values(arguments),
@@ -210,8 +208,8 @@ class CellTasks:
                 for key, value in carried.items()
                 if value is not None
             },
-            **by_reference(self._backward.dy, dy),
-            **by_reference(self._backward.dlosses, dlosses),
+            **by_reference(self.graph.backward.dy, dy),
+            **by_reference(self.graph.backward.dlosses, dlosses),
         }
 
     def _summed(
@@ -222,7 +220,7 @@ class CellTasks:
         m: int,
     ) -> Work:
         """A function that adds the gradients of the weights to sums."""
-        cut, backward = self._cut, self._backward
+        cut, backward = self.graph, self.graph.backward
         sparse = [Gradient(None, d.slices) for d in backward.dw]
         kept = [one for one in (cut.kept, cut.crossing) if one in values]
         function = cut.function(
@@ -252,10 +250,10 @@ class CellTasks:
 
     def unpack_sums(self, sums: Sums) -> list[Gradient]:
         """The finished sums of the weights."""
-        dense = iter(self._cut.sums.unpack(sums.dense))
+        dense = iter(self.graph.sums.unpack(sums.dense))
         return [
             total if d.dense is None else Gradient(next(dense))
-            for d, total in zip(self._backward.dw, sums.sparse)
+            for d, total in zip(self.graph.backward.dw, sums.sparse)
         ]
 
 

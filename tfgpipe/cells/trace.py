@@ -47,7 +47,7 @@ class Origin:
 
     @property
     def options(self) -> dict[str, Any]:
-        """CellArguments of `tf.function`."""
+        """Arguments of `tf.function`."""
         if self.jit_compile:
             return {"autograph": False, "jit_compile": True}
         # Inlined, the calls would lose their place in the schedule.

@@ -35,6 +35,7 @@ class Tracer:
         self._jit_compile = jit_compile
         self._gradient_dtype = gradient_dtype
         self._known: dict[Any, Any] = {}
+        self._with_backward: set[Traced] = set()
 
     def led(self, x: Any) -> Any:
         """The mini-batch, after what shortens TensorFlow's first step."""
@@ -152,9 +153,9 @@ class Tracer:
         """
         key = traced, tuple(has_gradient)
         if key not in self._known:
-            first = self._once((traced, "first"), lambda: key[1])
-            if first != key[1]:
+            if traced in self._with_backward:
                 traced = trace(traced.origin)
+            self._with_backward.add(traced)
             self._known[key] = add_backward(traced, has_gradient)
         return self._known[key]
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.loss.objective import Objective, Penalty, penalties
@@ -26,17 +25,17 @@ class SummedLoss(Objective):
 
     def has_gradient(self, run: Pipeline) -> list[bool]:
         """None has: the head has the loss."""
-        return [False] * len(run.results.output_specs().tensors)
+        return [False] * run.results.num_outputs
 
     def start(self, run: Pipeline) -> LossGradients:
         """Where the backward pass starts."""
         results = run.results
+        none = [None] * results.num_outputs  # the head has the loss
         with tf.device(results.device):
             counts = self._counts(run)
             scale = self._scaled(tf.ones([], self._dtype(run)))
-            num_outputs = len(tree.flatten(results.output_structure))
             return LossGradients(
-                outputs=[[None] * num_outputs] * run.micro_batches.count,
+                outputs=[none] * run.micro_batches.count,
                 head=[
                     tf.math.divide_no_nan(tf.cast(scale, c.dtype) * w, c)
                     for w, c in zip(self._weights(run), counts)

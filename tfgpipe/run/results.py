@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+from keras import tree
 
 from tfgpipe.cells import Boundary, MicroBatches, Output
 from tfgpipe.run.state_rules import weighted_mean
@@ -102,6 +103,11 @@ class Results:
     def output_structure(self) -> Any:
         """A nest like the outputs."""
         return self._cells[-1].findings.output_structure
+
+    @property
+    def num_outputs(self) -> int:
+        """How many flat outputs there are, None among them."""
+        return len(tree.flatten(self.output_structure))
 
     def output_specs(self) -> Boundary:
         """Shapes and dtypes of the whole mini-batch's outputs."""

@@ -165,8 +165,9 @@ class StateFlow:
         self, k: int, variable: Any, value: tf.Tensor, is_first: bool
     ) -> tf.Tensor:
         """With what a replica begins."""
-        if id(variable) in self._functions[k].chained:
-            return RunsOn(variable.aggregation).first(value, is_first)
+        rule = self._rule(k, variable)
+        if isinstance(rule, RunsOn):
+            return rule.first(value, is_first)
         return value if is_first else tf.identity(value)
 
     def after(self, k: int, m: int, output: Output) -> None:

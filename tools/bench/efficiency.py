@@ -21,7 +21,7 @@ import tensorflow as tf
 from absl import flags
 
 import tfgpipe
-from tfgpipe.schedules import SCHEDULES, Schedule
+from tfgpipe.schedules import REMAT, SCHEDULES, Remat, Schedule
 from tools import devices
 from tools.bench.flags import define_choices, define_numbers, new_flags
 from tools.bench.models import train_step
@@ -41,13 +41,6 @@ from tools.report import (
 CELLS: dict[str, Callable[[int, int], float]] = {
     "equal": lambda index, count: 1,
     "uneven": lambda index, count: 2 if index == count // 2 else 1,
-}
-# Whether the forward pass keeps the activations of a micro-batch, which may
-# be the first that goes backward.
-REMAT: dict[str, Callable[[bool], bool]] = {
-    "except_last": lambda is_first: is_first,
-    "always": lambda is_first: False,
-    "never": lambda is_first: True,
 }
 
 FLAGS = new_flags(rounds=5)
@@ -121,9 +114,11 @@ class Setting(NamedTuple):
     def tasks(self) -> Schedule:
         """The tasks of the devices, recomputations included."""
         schedule = SCHEDULES[self.schedule](self.k, self.m, self.chunks)
-        keeps = REMAT[self.remat]
+        remat = Remat.of(self.remat, schedule.num_cells, 1)
         return schedule.with_recompute(
-            lambda cell, m: keeps(m == schedule.first_backward(cell))
+            lambda cell, m: remat.keeps(
+                cell, m == schedule.first_backward(cell)
+            )
         )
 
     def bound(self, call_cost: float = 0) -> float:

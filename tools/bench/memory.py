@@ -22,7 +22,7 @@ from typing import Any
 
 from absl import flags
 
-from tfgpipe.schedules import SCHEDULES
+from tfgpipe.schedules import REMAT, SCHEDULES
 from tools.bench import memory_trial
 from tools.bench.flags import define_choices, define_numbers, new_flags
 from tools.bench.memory_rows import largest, name_of, row_of
@@ -50,7 +50,7 @@ define_choices(
     FLAGS,
     "remat",
     ["except_last", "never"],
-    ["always", "except_last", "never"],
+    REMAT,
     "For table `schedules`; the first is for the others.",
 )
 for _name, _default, _meaning in (

@@ -15,7 +15,7 @@ import os
 
 from absl import flags
 
-from tfgpipe.schedules import SCHEDULES
+from tfgpipe.schedules import REMAT, SCHEDULES
 from tools.bench.flags import define_choices, define_numbers, new_flags
 from tools.bench.models import MODELS
 from tools.bench.step_worker import Worker, in_turns
@@ -48,7 +48,7 @@ define_choices(
     FLAGS,
     "remat",
     ["always"],
-    ["always", "except_last", "never"],
+    REMAT,
     "What is recomputed; with always, all configurations compute the same.",
 )
 define_choices(

@@ -23,7 +23,7 @@ import sys
 
 from absl import flags
 
-from tfgpipe.schedules import SCHEDULES
+from tfgpipe.schedules import REMAT, SCHEDULES
 from tfgpipe.timeline import Event
 from tools import command_line
 from tools.command_line import BadFlags
@@ -56,7 +56,7 @@ flags.DEFINE_enum(
 flags.DEFINE_enum(
     "remat",
     None,
-    list(runs.REMAT),
+    list(REMAT),
     "What the backward pass recomputes. Default: except_last.",
     flag_values=FLAGS,
 )

@@ -14,7 +14,6 @@ from tfgpipe.schedules import Task
 from tfgpipe.timeline import Event
 from tools import devices
 from tools.bench import efficiency
-from tools.bench.efficiency import REMAT as REMAT
 from tools.bench.timed_layers import durations
 from tools.command_line import BadFlags
 from tools.timeline import statistics

@@ -1,7 +1,6 @@
 """Trains an experiment: model, data, checkpoints, evaluation."""
 
 import contextlib
-import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -194,7 +193,7 @@ class Trainer:
         if self._folder is None:
             return None
         path = self._folder / "final.keras"
-        _save(self.model, path)
+        self.model.save(path)
         return path
 
 
@@ -221,13 +220,7 @@ class _Checkpoint(keras.callbacks.Callback):
         if self._every is None:  # do not wait for the device
             return
         if int(self.model.optimizer.iterations) % self._every == 0:
-            _save(self.model, self._path)
+            self.model.save(self._path)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        _save(self.model, self._path)
-
-
-def _save(model: keras.Model, path: pathlib.Path) -> None:
-    partial = path.with_name(f"partial.{path.name}")
-    model.save(partial)
-    os.replace(partial, path)
+        self.model.save(self._path)
