@@ -17,6 +17,7 @@ import layer_kinds
 import objectives
 from case import Case, Options
 from data_sources import SHAPES
+from kinds import Plain
 
 import tfgpipe
 
@@ -40,11 +41,22 @@ def plain(case: Case, eagerly: bool | None = None) -> Any:
     Of several outputs, Keras weighs the losses in its logs by rows only if it
     runs eagerly, where it knows the rows of a batch.
     """
-    model = keras.Sequential(layers(case, case.explicit_input))
+    model = _reference(case)(layers(case, case.explicit_input))
     if eagerly is None:
         eagerly = isinstance(case.losses, str)
     model.compile(**objectives.arguments(case), run_eagerly=eagerly)
     return model
+
+
+def _reference(case: Case) -> Any:
+    """`keras.Sequential`, but where it lets `training` leak.
+
+    Of one tensor it is a functional model, which tells each layer; of a nest a
+    loop, which tells those that take `training`. Another one gets what a layer
+    before it told its own layers.
+    """
+    leaks = case.inputs == "dict" and '"fixed"' in str(case)
+    return Plain if leaks else keras.Sequential
 
 
 def scope(case: Case, num_partitions: int, schedule: str) -> Any:

@@ -80,6 +80,8 @@ def simple(g: Growth) -> None:
         "hidden": {"inner": g.rng.choice(NOISES)},
     }
     kind = g.rng.choice(sorted(kinds))
+    if kind == "branch" and len(g.specs) % 2:
+        kinds, kind = {"choice": {}}, "choice"  # one that is not refused
     name = g.add(kind, **kinds[kind])
     if kind == "counter":
         g.counters.append(name)

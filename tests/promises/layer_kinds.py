@@ -63,6 +63,7 @@ CLASSES = {
     "upsampling_2d": kl.UpSampling2D,
     "zero_padding_1d": kl.ZeroPadding1D,
     "branch": sharing.Branch,
+    "choice": sharing.Choice,
     "combine": own.Combine,
     "counter": sharing.Counter,
     "fork": own.Fork,

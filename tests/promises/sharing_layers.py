@@ -135,3 +135,20 @@ class Branch(kl.Layer):
             return x + 0.1 * noise
 
         return ops.cond(ops.sum(x) > 0, draw, lambda: x * 0.5)
+
+
+@register
+class Choice(kl.Layer):
+    """Scales in one of two ways, by the sign of a weight."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(
+            shape=shape[-1:], initializer="random_normal"
+        )
+
+    def call(self, x):
+        return ops.cond(
+            self.scale[0] > 0,
+            lambda: x * self.scale,
+            lambda: ops.tanh(x) + self.scale,
+        )
