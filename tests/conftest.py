@@ -18,6 +18,25 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],
     [tf.config.LogicalDeviceConfiguration()] * NUM_DEVICES,
 )
+
+
+def _with_slots(make_train_function):
+    """Makes what plain Keras trains with, once its optimizer has its slots.
+
+    It creates them in the first step, and traces that step twice.
+    """
+
+    def make(self, force=False):
+        optimizer = getattr(self, "optimizer", None)
+        is_ready = self.built and not tf.distribute.has_strategy()
+        if is_ready and optimizer is not None and not optimizer.built:
+            optimizer.build(self.trainable_variables)
+        make_train_function(self, force)
+
+    return make
+
+
+keras.Model.make_train_function = _with_slots(keras.Model.make_train_function)
 # What was imported stays: collections need not look at it every time.
 gc.collect()
 gc.freeze()

@@ -37,6 +37,7 @@ PAGES = [
     "docs/scaling.md",
     "docs/tpu.md",
 ]
+READ_FIRST = ["README.md", "docs/guide.md"]
 # No Python blocks.
 TABLES = ["docs/code.md", "docs/performance.md", "docs/results.md"]
 COMMANDS = {"tools.bench": bench.COMMANDS, "tools.results": results.COMMANDS}
@@ -108,7 +109,13 @@ def run_blocks(page):
     return json.loads(result.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=() if page in READ_FIRST else pytest.mark.slow)
+        for page in PAGES
+    ],
+)
 def test_examples_of_page_run_and_print_what_is_shown(page):
     if not any(block[0] == "python" for block in blocks(page)):
         assert page in TABLES

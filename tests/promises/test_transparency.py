@@ -52,8 +52,17 @@ def train(kind, make, optimizer, epochs, infers=False):
 @functools.cache
 def reference(name, optimizer, epochs, infers):
     """What plain Keras gives."""
+    kind = KINDS[name]
+    options = kind.compile()
+    # Eagerly it need not be traced, but weighs several losses otherwise.
+    if not isinstance(options.get("loss"), (dict, list)):
+        options["run_eagerly"] = True
     model, history, outputs = train(
-        KINDS[name], Plain, optimizers(optimizer), epochs, infers
+        dataclasses.replace(kind, compile=lambda: options),
+        Plain,
+        optimizers(optimizer),
+        epochs,
+        infers,
     )
     return [w.numpy() for w in model.weights], history, outputs
 
@@ -111,13 +120,25 @@ def dealt():
 
 
 CASES = dealt()
-# Every K with every M and schedule, and each of these with every rule.
+# Every K with every M and schedule.
 MATRIX = [
     (*point, REMAT[i % 4])
     for i, point in enumerate(
         itertools.product(PARTITIONS, MICRO_BATCHES, SCHEDULES)
     )
 ]
+
+
+def dealt_by_pairs():
+    """A fifth of the matrix for each kind: all pairs of K, M and schedule."""
+    found = []
+    for k, m, schedule, remat in MATRIX:
+        group = k + MICRO_BATCHES.index(m) + list(SCHEDULES).index(schedule)
+        for name in list(KINDS)[group % 5 :: 5]:
+            # A loss of whole mini-batches: other schedules refuse it.
+            if name not in WHOLE or schedule == "gpipe":
+                found.append((name, k, m, schedule, remat))
+    return found
 
 
 def test_cases_have_every_kind_and_every_pair_of_values():
@@ -139,16 +160,7 @@ def test_fit_in_float64_equals_keras(name, k, m, schedule, remat, optimizer):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(
-    ("name", *POINT),
-    [
-        (name, *point)
-        for point in MATRIX
-        for name in KINDS
-        # A loss of whole mini-batches: other schedules refuse it.
-        if name not in WHOLE or point[2] == "gpipe"
-    ],
-)
+@pytest.mark.parametrize(("name", *POINT), dealt_by_pairs())
 def test_fit_of_the_whole_matrix_equals_keras(name, k, m, schedule, remat):
     check(name, k, m, schedule, remat, "momentum", epochs=2, infers=True)
 

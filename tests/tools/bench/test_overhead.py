@@ -24,6 +24,7 @@ def test_overhead_measures_steps(tables):
     assert step["ratio"] > 0
 
 
+@pytest.mark.slow
 def test_overhead_measures_dispatch_and_tracing(tables):
     found = overhead(tables, "dispatch", "tracing")
     pipeline, calls = found["dispatch"]

@@ -3,6 +3,7 @@
 import pytest
 
 
+@pytest.mark.slow
 def test_replicas_are_timed_and_their_variables_counted(tables):
     found = tables(
         "replicas",

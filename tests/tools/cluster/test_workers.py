@@ -305,6 +305,7 @@ def test_hosts_with_tf_config_give_the_bits_of_one_and_end(tmp_path):
     assert_same_weights(folder, expected_weights())
 
 
+@pytest.mark.slow
 def test_cluster_whose_controller_is_killed_ends_and_resumes(tmp_path):
     folder = tmp_path / "run"
     jobs = ["worker", "worker"]  # the first is the controller
