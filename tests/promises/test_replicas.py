@@ -113,14 +113,15 @@ def test_replicas_in_float64_equal_keras(
     assert worst < 1e-10
 
 
-# Every R, K and M with some kind, schedule, rule and optimizer.
+# Every R, K and M with some kind, schedule, rule and optimizer; but three
+# replicas of three cells, which need nine devices.
 POINTS = [
     pytest.param(name, i, *point, marks=pytest.mark.xdist_group(name))
     for j, name in enumerate(KINDS)
     for i, point in enumerate(
         itertools.product((1, 2, 3), (1, 2, 3), (1, 2, 4))
     )
-    if (i + j) % 4 == 0
+    if (i + j) % 4 == 0 and point[:2] != (3, 3)
 ]
 
 
