@@ -70,6 +70,12 @@ class Described(keras.Model):
         return model
 
     @property
+    def layers(self) -> list[keras.layers.Layer]:
+        """The layers, each once; in the order of the `model`, if it has one."""
+        model = self._source.model
+        return super().layers if model is None else model.layers
+
+    @property
     def output_names(self) -> list[str]:
         """Those of the `model`, by which losses and labels may be given."""
         return self.model.output_names

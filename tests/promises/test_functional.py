@@ -132,14 +132,29 @@ def test_model_itself_has_what_was_trained():
     assert [v.path for v in pipeline.weights] == paths
 
 
-def test_weights_files_are_those_of_the_model(tmp_path):
+class Backbone(keras.Model):
+    """A functional model that keeps a layer in an attribute, as many do."""
+
+    def __init__(self, **kwargs):
+        self.last = keras.layers.Dense(2)
+        x = keras.Input((3,))
+        h = keras.layers.Dense(3)(x)
+        super().__init__(inputs=x, outputs=self.last(h), **kwargs)
+
+    def get_config(self):
+        return {"name": self.name}
+
+
+@pytest.mark.parametrize("make", [nested, Backbone])
+def test_weights_files_are_those_of_the_model(make, tmp_path):
     paths = tmp_path / "a.weights.h5", tmp_path / "b.weights.h5"
-    model, other = nested(), nested()
-    pipeline = tfgpipe.GPipe(nested(), 2, 2)
+    model, other = make(), make()
+    pipeline = tfgpipe.GPipe(make(), 2, 2)
     model.save_weights(paths[0])
     pipeline.load_weights(paths[0])
     pipeline.save_weights(paths[1])
     other.load_weights(paths[1])
+    assert len(pipeline.weights) == len(model.weights)
     for a, b, c in zip(model.weights, pipeline.weights, other.weights):
         np.testing.assert_array_equal(a, b)
         np.testing.assert_array_equal(a, c)
@@ -206,3 +221,10 @@ def test_unused_outputs_of_a_nested_model_are_computed():
     before = norm.moving_mean.numpy()
     model.fit(normal(3), normal(2), verbose=0)
     assert not np.array_equal(norm.moving_mean.numpy(), before)
+
+
+def test_class_of_the_model_is_restored(tmp_path):
+    path = str(tmp_path / "model.keras")
+    tfgpipe.GPipe(Backbone(), 2, 2).save(path)
+    found = tfgpipe.load_model(path, custom_objects={"Backbone": Backbone})
+    assert type(found.model) is Backbone

@@ -914,3 +914,21 @@ def test_state_that_is_never_trained_is_told_from_frozen_weights():
     assert internals.has_state(norm)
     assert internals.has_state(keras.Sequential([norm]))
     assert not internals.has_state(dense)
+
+
+def test_layers_are_found_in_the_order_of_the_weights():
+    x = keras.Input((2,))
+    second = kl.Dense(2)
+    model = OwnLayers(x, kl.Dense(3), second)
+    found = [w for la in internals.direct_layers(model) for w in la.weights]
+    assert [*map(id, found)] == [*map(id, model.weights)]
+    assert internals.direct_layers(model)[0] is second
+    assert model.layers[1] is not second
+
+
+class OwnLayers(keras.Model):
+    """Tracks its second layer before it is a functional model."""
+
+    def __init__(self, x, first, second):
+        self.second = second
+        super().__init__(inputs=x, outputs=second(first(x)))

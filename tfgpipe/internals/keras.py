@@ -506,6 +506,14 @@ def flat_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     return list(layer._flatten_layers())
 
 
+def direct_layers(model: keras.Model) -> list[keras.layers.Layer]:
+    """The layers of a model in the order of its weights.
+
+    `model.layers` of a functional one has them in the order of their calls.
+    """
+    return list(model._flatten_layers(include_self=False, recursive=False))
+
+
 def has_state(layer: keras.layers.Layer) -> bool:
     """Whether a layer, or one inside, has variables that are never trained."""
     return any(la._non_trainable_variables for la in flat_layers(layer))

@@ -28,7 +28,7 @@ class ModelGraph:
 
     Attributes:
         model: The model.
-        layers: Those of the model, as Keras lists them.
+        layers: Those of the model, in the order of its weights.
         steps: Calls of its layers and operations, in order.
         costs: For each what the user said of its cost, or None.
         specs: For each, shapes and dtypes of the tensors that come in.
@@ -38,7 +38,7 @@ class ModelGraph:
 
     def __init__(self, model: keras.Model, costs: Any = None):
         self.model = model
-        self.layers = model.layers
+        self.layers = internals.direct_layers(model)
         self.input_spec = model.input
         self.problems = _problems(model)
         calls = GraphCalls()
