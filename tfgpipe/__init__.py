@@ -18,6 +18,7 @@ from tfgpipe.devices import (
 from tfgpipe.gpipe import GPipe
 from tfgpipe.saving import load_model
 from tfgpipe.schedules import Schedule
+from tfgpipe.sequence import layers_of
 
 __all__ = [
     "GPipe",
@@ -25,6 +26,7 @@ __all__ = [
     "Schedule",
     "TPUPipelineStrategy",
     "connect_to_tpu",
+    "layers_of",
     "load_model",
     "tpu_device_assignment",
 ]

@@ -43,7 +43,9 @@ class Described(keras.Model):
     @property
     def outputs(self) -> list[keras.KerasTensor]:
         """Symbolic outputs, once the model is built."""
-        return tree.flatten(self._known("output_spec"))
+        spec = self._known("output_spec")
+        model = self._source.model
+        return tree.flatten(spec) if model is None else model.outputs
 
     @property
     def input_shape(self) -> Any:
@@ -54,6 +56,29 @@ class Described(keras.Model):
     def output_shape(self) -> Any:
         """Nest of shapes (batch, ...), once the model is built."""
         return shapes(self._known("output_spec"))
+
+    @property
+    def model(self) -> keras.Model:
+        """The functional model that it was made of; it has the weights."""
+        model = self._source.model
+        if model is None:
+            raise AttributeError(
+                "A `GPipe` of a functional model has a `model`. Received: "
+                f"'{self.name}', which was made of a list of layers. See "
+                "`model.layers`."
+            )
+        return model
+
+    @property
+    def layers(self) -> list[keras.layers.Layer]:
+        """The layers, each once; in the order of the `model`, if it has one."""
+        model = self._source.model
+        return super().layers if model is None else model.layers
+
+    @property
+    def output_names(self) -> list[str]:
+        """Those of the `model`, by which losses and labels may be given."""
+        return self.model.output_names
 
     def _known(self, name: str) -> Any:
         # Keras, and users, ask by `hasattr`: no other error will do.
@@ -70,6 +95,8 @@ class Described(keras.Model):
         self, inputs: Any, training: bool | None = None
     ) -> Any:
         """Shapes and dtypes of outputs, see `keras.Layer`; nothing is run."""
+        if self._source.model is not None:
+            return self._source.model.compute_output_spec(inputs)
         for layer in self.sequence:
             inputs = layer.compute_output_spec(inputs)
         return inputs

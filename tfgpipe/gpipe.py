@@ -19,7 +19,7 @@ from tfgpipe.random_state import RandomState
 from tfgpipe.run import place_variables
 from tfgpipe.saving import Saved
 from tfgpipe.schedules import Schedule
-from tfgpipe.sequence import Arguments, infer
+from tfgpipe.sequence import Arguments
 from tfgpipe.steps import Stepped
 
 
@@ -140,10 +140,14 @@ class GPipe(Described, Saved, Stepped):
         self._jit_cells = False
         self._arguments = arguments
         self._plan = _Plan(strategy)
-        self.sequence = arguments.layers
-        if arguments.input_spec is not None:
-            self._plan.input_spec = arguments.input_spec
-            self.build(shapes(arguments.input_spec))
+        self.sequence = self._source.layers
+        if self._source.input_spec is not None:
+            self._plan.input_spec = self._source.input_spec
+            self.build(shapes(self._plan.input_spec))
+
+    @property
+    def _source(self) -> Any:
+        return self._arguments.source
 
     @property
     def num_partitions(self) -> int:
@@ -176,12 +180,10 @@ class GPipe(Described, Saved, Stepped):
                 lambda shape: keras.KerasTensor(shape, dtype), input_shape
             )
         with internals.outside_functions(), internals.without_strategy():
-            if self._arguments.input_spec is None:
+            if self._source.input_spec is None:
                 specs = input_tensors(self._plan.input_spec)
                 self._plan.input_spec = specs
-            self._plan.output_spec, self._plan.costs = infer(
-                self.sequence,
-                self._arguments.costs,
+            self._plan.output_spec, self._plan.costs = self._source.infer(
                 self._plan.input_spec,
                 self.num_micro_batches * self.num_replicas > 1,
             )
@@ -205,7 +207,7 @@ class GPipe(Described, Saved, Stepped):
         self._checkpointed.values = [v.value for v in self.variables]
 
     def _make_cells(self) -> None:
-        counts = self._arguments.layers_per_cell or partition(
+        counts = self._arguments.layers_per_cell or self._source.cut(
             self._plan.costs, self.num_partitions
         )
         self._check_groups(counts)
@@ -214,8 +216,8 @@ class GPipe(Described, Saved, Stepped):
             costs = self._plan.costs[start : start + count]
             for size in partition(costs, self._arguments.remat_groups):
                 index = len(self._plan.cells)
-                layers = self.sequence[start : start + size]
-                self._plan.cells.append(Cell(index, layers, devices))
+                steps = self._source.steps[start : start + size]
+                self._plan.cells.append(Cell(index, steps, devices))
                 start += size
 
     def _check_groups(self, counts: Sequence[int]) -> None:
@@ -279,13 +281,15 @@ class GPipe(Described, Saved, Stepped):
     @property
     def input_dtype(self) -> str:
         """To which `model(x)` casts floats, as in `keras.Sequential`."""
-        if self._arguments.input_spec is not None:
-            return self._arguments.input_spec.dtype
+        if self._source.input_spec is not None:
+            return tree.flatten(self._source.input_spec)[0].dtype
         return self.sequence[0].compute_dtype
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Runs the layers one after the other, without a pipeline."""
         inputs = self.cast_inputs(inputs)
+        if self._source.model is not None:
+            return self._source.model(inputs, training=training)
         # Each layer is told, or it is what the last layer left to others.
         kwargs = {} if training is None else {"training": training}
         for cell in self._plan.cells:

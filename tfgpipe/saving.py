@@ -14,11 +14,11 @@ from typing import Any
 import keras
 from keras import tree
 
-from tfgpipe import internals
 from tfgpipe.cells import shapes
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.files import Filed, read_whole
 from tfgpipe.random_state import RandomState
+from tfgpipe.sequence import items_from_config
 
 _overrides: contextvars.ContextVar[dict[str, Any] | None] = (
     contextvars.ContextVar("overrides", default=None)
@@ -170,17 +170,11 @@ class Saved(Filed):
     def get_config(self) -> dict[str, Any]:
         """The arguments; costs as numbers, if they are known."""
         costs = self._plan.costs or [
-            c if not callable(c) else None for c in self._arguments.costs
+            c if not callable(c) else None for c in self._source.costs
         ]
-        first = internals.input_layer(self._arguments.input_spec)
-        once = list({id(la): la for la in self.sequence}.values())
         return {
             **super().get_config(),
-            "layers": [
-                keras.saving.serialize_keras_object(layer)
-                for layer in ([first] if first else []) + once
-            ],
-            "order": [once.index(layer) for layer in self.sequence],
+            **self._source.config(),
             "costs": costs,
             "build_config": self.get_build_config(),
             **self._arguments.config(),
@@ -192,21 +186,9 @@ class Saved(Filed):
     ) -> Any:
         """Makes a model of what `get_config` returned."""
         config = overridden(dict(config))
-        layers = [
-            keras.saving.deserialize_keras_object(
-                layer, custom_objects=custom_objects
-            )
-            for layer in config.pop("layers")
-        ]
-        costs, build_config = (
-            config.pop("costs"),
-            config.pop("build_config", None),
-        )
-        order = config.pop("order", range(len(costs)))
-        first = layers[: len(layers) - max(order) - 1]  # `keras.Input`, or none
-        sequence = [layers[len(first) + i] for i in order]
-        pairs = zip(sequence, costs, strict=True)
-        model = cls([*first, *pairs], **config)
+        build_config = config.pop("build_config", None)
+        items = items_from_config(config, custom_objects)
+        model = cls(items, **config)
         model.build_from_config(build_config)
         return model
 

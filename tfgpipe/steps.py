@@ -99,7 +99,8 @@ class Stepped(Prepared):
 
     def cast_inputs(self, x: Any) -> Any:
         """Data as the layers expect it, see `inputs.as_expected`."""
-        is_declared = self._arguments.input_spec is not None
+        is_declared = self._source.input_spec is not None
+        x = self._source.arranged(x)
         return inputs.as_expected(x, self._plan.input_spec, is_declared)
 
     def _loss_of(

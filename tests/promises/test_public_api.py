@@ -14,6 +14,7 @@ def test_all_is_the_public_interface():
         "Schedule",
         "TPUPipelineStrategy",
         "connect_to_tpu",
+        "layers_of",
         "load_model",
         "tpu_device_assignment",
     ]

@@ -854,3 +854,81 @@ def test_variables_are_known_to_be_deferred():
         assert internals.storage(dense.kernel) is None
     internals.create_variable(dense.kernel)
     assert internals.storage(dense.kernel) is dense.kernel.value
+
+
+class FunctionalSubclass(keras.Model):
+    def __init__(self, x, y):
+        super().__init__(inputs=x, outputs=y)
+
+
+class OwnCall(FunctionalSubclass):
+    def call(self, x, training=None):
+        return super().call(x, training=training) + 1
+
+
+def test_functional_models_are_told_from_those_with_a_call_of_their_own():
+    x = keras.Input((2,))
+    y = kl.Dense(1)(x)
+    assert internals.is_functional(keras.Model(x, y))
+    assert internals.is_functional(FunctionalSubclass(x, y))
+    assert not internals.is_functional(OwnCall(x, y))
+    assert not internals.is_functional(keras.Sequential([x, kl.Dense(1)]))
+
+
+def test_functional_model_of_a_sequential_is_found():
+    model = keras.Sequential([kl.Dense(1)])
+    assert internals.functional_of(model) is None
+    model.build((None, 2))
+    assert internals.is_functional(internals.functional_of(model))
+
+    class Other(keras.Sequential):
+        def call(self, x):
+            return x
+
+    assert internals.functional_of(Other([keras.Input((2,))])) is None
+
+
+def test_calls_of_a_graph_come_in_an_order_that_can_be_run():
+    x = keras.Input((2,))
+    dense = kl.Dense(2)
+    h = dense(x)
+    y = kl.Add()([dense(h), h * 2.0])
+    calls = internals.graph_calls(keras.Model(x, y))
+    assert [call.operation for call in calls].count(dense) == 2
+    known = {id(x)}
+    for call in calls:
+        tensors = [
+            t
+            for t in keras.tree.flatten((call.args, call.kwargs))
+            if isinstance(t, keras.KerasTensor)
+        ]
+        assert tensors and known.issuperset(map(id, tensors))
+        known.update(map(id, call.outputs))
+    assert id(y) in known
+
+
+def test_state_that_is_never_trained_is_told_from_frozen_weights():
+    norm, dense = kl.BatchNormalization(), kl.Dense(2, trainable=False)
+    for layer in (norm, dense):
+        layer.build((None, 2))
+    assert internals.has_state(norm)
+    assert internals.has_state(keras.Sequential([norm]))
+    assert not internals.has_state(dense)
+
+
+def test_layers_are_found_in_the_order_of_the_weights():
+    x = keras.Input((2,))
+    second = kl.Dense(2)
+    model = OwnLayers(x, kl.Dense(3), second)
+    found = [w for la in internals.direct_layers(model) for w in la.weights]
+    assert [*map(id, found)] == [*map(id, model.weights)]
+    assert internals.direct_layers(model)[0] is second
+    assert model.layers[1] is not second
+
+
+class OwnLayers(keras.Model):
+    """Tracks its second layer before it is a functional model."""
+
+    def __init__(self, x, first, second):
+        self.second = second
+        super().__init__(inputs=x, outputs=second(first(x)))

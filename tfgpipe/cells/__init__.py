@@ -16,6 +16,7 @@ from tfgpipe.cells.moments import is_synchronized
 from tfgpipe.cells.scope import InnerScope, advance_seed
 from tfgpipe.cells.single_values import SingleValues
 from tfgpipe.cells.stages import Stages
+from tfgpipe.cells.step import GraphStep, Live, Made, Step
 from tfgpipe.cells.tasks import CellTasks
 from tfgpipe.cells.tracer import Tracer
 from tfgpipe.cells.values import Boundary, CellArguments, Output, is_continuous
@@ -29,11 +30,15 @@ __all__ = [
     "CellTasks",
     "EagerTracer",
     "Gradient",
+    "GraphStep",
     "InnerScope",
+    "Live",
+    "Made",
     "MicroBatches",
     "Output",
     "SingleValues",
     "Stages",
+    "Step",
     "Tracer",
     "advance_seed",
     "as_specs",

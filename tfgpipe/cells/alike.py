@@ -18,7 +18,7 @@ import enum
 import functools
 import inspect
 import types
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any
 
 import keras
@@ -40,20 +40,20 @@ _FIXED = (
 )
 _LOOKED_INTO = (
     keras.DTypePolicy,
+    keras.Operation,  # layers among them
     keras.constraints.Constraint,
-    keras.layers.Layer,
     keras.random.SeedGenerator,
     keras.regularizers.Regularizer,
 )
 
 
 def likeness(
-    layers: list[keras.layers.Layer], variables: Collection[keras.Variable]
+    layers: Sequence[Any], variables: Collection[keras.Variable]
 ) -> Hashable:
-    """What the layers compute, as something that can be compared.
+    """What layers compute, as something that can be compared.
 
     Args:
-        layers: Built layers.
+        layers: Built layers, maybe in nests with other values.
         variables: Those whose values do not matter.
 
     Returns:

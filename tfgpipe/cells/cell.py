@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.cells.values import Boundary, structure_of
+from tfgpipe.cells.step import Step
 from tfgpipe.failures import add_note
 
 
@@ -21,10 +21,11 @@ class Cell(keras.layers.Layer):
 
     Args:
         index: Position in the pipeline, from 0.
-        layers: The layers, in order.
+        steps: Calls of its layers, in order.
         devices: Names of the devices that run them, one a replica.
 
     Attributes:
+        sequence: The layer of each step.
         device: The first of them, which has the variables that are not
             trained. `run/weights.py` shares out the others.
         borrowed: For each layer, the variables that it reads and does not
@@ -33,11 +34,14 @@ class Cell(keras.layers.Layer):
             its operations run.
     """
 
-    def __init__(self, index: int, layers: list[Any], devices: Sequence[str]):
+    def __init__(
+        self, index: int, steps: Sequence[Step], devices: Sequence[str]
+    ):
         super().__init__(name=f"cell_{index}", autocast=False, dtype="float32")
         self.index = index
-        self.sequence = list(layers)
-        self.borrowed: list[list[keras.Variable]] = [[] for _ in layers]
+        self.steps = tuple(steps)
+        self.sequence = [step.layer for step in steps]
+        self.borrowed: list[list[keras.Variable]] = [[] for _ in steps]
         self.traced_as = {index}
         self.devices = tuple(devices)
         self.device = self.devices[0]
@@ -45,22 +49,15 @@ class Cell(keras.layers.Layer):
         self.built = True
 
     def call(self, inputs: Any, before_layer: Callable, training: bool) -> Any:
-        """Runs the layers; `before_layer(i)` is called before layer i.
-
-        Each layer gets identities of its inputs, so that the gradients of all
-        its uses of a tensor are summed first, wherever a cell begins.
-        """
-        for i, layer in enumerate(self.sequence):
+        """Runs the steps; `before_layer(i)` is called before step i."""
+        for i, step in enumerate(self.steps):
             before_layer(i)
             with (
                 tf.name_scope(f"layer_{i}"),  # `failures.py` finds it
-                self.naming(layer),
+                self.naming(step.layer),
                 internals.tracing_anew(),
             ):
-                inputs = layer(
-                    Boundary.of(inputs).nest(structure_of(inputs)),
-                    training=training,  # or it is what the last layer left
-                )
+                inputs = step(inputs, training)
         return inputs
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
@@ -137,6 +134,11 @@ class Cell(keras.layers.Layer):
         except Exception as error:
             add_note(error, f"In {self.describe(layer)}.")
             raise
+
+    @property
+    def likeness(self) -> list[Any]:
+        """What is compared to tell whether two cells compute the same."""
+        return [step.likeness for step in self.steps]
 
     def describe(self, layer: Any) -> str:
         """Where in the pipeline a layer is."""

@@ -91,7 +91,7 @@ class Tracer:
     ) -> Traced:
         key = (
             likeness(
-                function.cell.sequence,
+                function.cell.likeness,
                 [*function.flat_weights, *function.state],
             ),
             tuple(tf.nest.flatten(specs)),

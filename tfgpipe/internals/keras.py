@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras.src import backend as _backend
 from keras.src.backend.common import global_state as _global_state
 from keras.src.losses import loss as _loss
+from keras.src.models.functional import Functional as _Functional
 
 _UNINITIALIZED = "uninitialized_variables"
 _IN_NO_GRAPH = "tfgpipe_in_no_graph"
@@ -434,6 +435,62 @@ def producer(tensor: keras.KerasTensor) -> Any:
     return None if history is None else history.operation
 
 
+class GraphCall(NamedTuple):
+    """A call in the graph of a functional model.
+
+    Attributes:
+        operation: The layer or `keras.Operation` that is called.
+        args: Its positional arguments; `keras.KerasTensor`s for tensors.
+        kwargs: Its keyword arguments.
+        outputs: The `keras.KerasTensor`s it returns, flat.
+    """
+
+    operation: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: list[Any]
+
+
+def is_functional(model: Any) -> bool:
+    """Whether a model is a graph of layers, and its call runs just that.
+
+    So is one of a subclass that hands `inputs` and `outputs` to `keras.Model`
+    and leaves `call` alone.
+    """
+    return (
+        isinstance(model, _Functional)
+        and type(model).call is _Functional.call
+        and type(model).__call__ is _Functional.__call__
+    )
+
+
+def functional_of(model: keras.Sequential) -> Any:
+    """The functional model that a `keras.Sequential` is, or None.
+
+    It is none before it is built, and where it takes a nest of tensors.
+    """
+    if type(model).call is not keras.Sequential.call:
+        return None
+    return model._functional
+
+
+def graph_calls(model: keras.Model) -> list[GraphCall]:
+    """The calls in the graph of a functional model, in Keras's own order."""
+    by_depth = model._nodes_by_depth
+    depths = sorted(by_depth, reverse=True)
+    nodes = [node for depth in depths for node in by_depth[depth]]
+    return [
+        GraphCall(
+            node.operation,
+            node.arguments.args,
+            node.arguments.kwargs,
+            list(node.outputs),
+        )
+        for node in nodes
+        if node.operation is not None and not node.is_input
+    ]
+
+
 @contextlib.contextmanager
 def in_no_graph(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
     """Inside, `symbolic_calls` and `calls_on` notice no calls of layers."""
@@ -447,6 +504,19 @@ def in_no_graph(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
 def flat_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     """The layer and all layers inside it."""
     return list(layer._flatten_layers())
+
+
+def direct_layers(model: keras.Model) -> list[keras.layers.Layer]:
+    """The layers of a model in the order of its weights.
+
+    `model.layers` of a functional one has them in the order of their calls.
+    """
+    return list(model._flatten_layers(include_self=False, recursive=False))
+
+
+def has_state(layer: keras.layers.Layer) -> bool:
+    """Whether a layer, or one inside, has variables that are never trained."""
+    return any(la._non_trainable_variables for la in flat_layers(layer))
 
 
 def remat_mode(layer: keras.layers.Layer) -> Any:
@@ -479,6 +549,8 @@ def own_attributes(thing: Any) -> dict[str, Any]:
         skipped = NOTES_ON_LAYERS
     elif isinstance(thing, keras.random.SeedGenerator):
         skipped = {"name", "_initial_seed"}  # the state is a variable
+    elif isinstance(thing, keras.Operation):
+        skipped = NOTES_ON_LAYERS | {"_name"}
     return {k: v for k, v in vars(thing).items() if k not in skipped}
 
 

@@ -2,6 +2,7 @@
 
 from tfgpipe.planning import cost
 from tfgpipe.planning.cell_record import CellRecord, print_cells
+from tfgpipe.planning.graph_cut import cut_graph
 from tfgpipe.planning.partition import partition
 
-__all__ = ["CellRecord", "cost", "partition", "print_cells"]
+__all__ = ["CellRecord", "cost", "cut_graph", "partition", "print_cells"]

@@ -44,6 +44,7 @@ def resolve_cost(
     cost: Cost,
     input_spec: Any,
     known: dict[Any, float] | None = None,
+    step: Any = None,
 ) -> float:
     """Returns what a layer costs: as given, or else its estimated FLOPs.
 
@@ -54,6 +55,7 @@ def resolve_cost(
             FLOPs of one example, see `layer_flops`.
         input_spec: Nest of `keras.KerasTensor` that the layer is called on.
         known: As for `layer_flops`.
+        step: The same.
 
     Returns:
         The cost, in the unit of what was given.
@@ -69,7 +71,7 @@ def resolve_cost(
     4.0
     """
     if cost is None:
-        return layer_flops(layer, input_spec, known)
+        return layer_flops(layer, input_spec, known, step)
     if not callable(cost):
         if _is_cost(cost):
             return float(cost)
@@ -109,6 +111,7 @@ def layer_flops(
     layer: keras.layers.Layer,
     input_spec: Any,
     known: dict[Any, float] | None = None,
+    step: Any = None,
 ) -> float:
     """Estimates the FLOPs of a layer's forward pass for one example.
 
@@ -121,6 +124,8 @@ def layer_flops(
             the same (at first empty) dict for all layers of a model, and
             layers of one class, config, input and variable shapes are traced
             once.
+        step: The `cells.GraphStep` that calls it, on arguments by position;
+            None for a layer that is called on the inputs alone.
 
     Returns:
         Floating-point operations of one example.
@@ -141,21 +146,24 @@ def layer_flops(
             f"estimated. Received: a {type(layer).__name__} without variables. "
             "Call `layer.build(input_shape)`, or call the layer, first."
         )
-    key = None if known is None else _key(layer, input_spec)
+    call = layer if step is None else step.run
+    key = None if known is None else _key(layer, input_spec, step)
     if known is None or key is None:
-        return _traced_flops(layer, input_spec)
+        return _traced_flops(layer, input_spec, call)
     if key not in known:
-        known[key] = _traced_flops(layer, input_spec)
+        known[key] = _traced_flops(layer, input_spec, call)
     return known[key]
 
 
-def _traced_flops(layer: keras.layers.Layer, input_spec: Any) -> float:
+def _traced_flops(
+    layer: keras.layers.Layer, input_spec: Any, call: Callable
+) -> float:
     failure: Any = None
     # Unknown sizes count as 1, but a 3x3 convolution, say, fails on an image
     # of one pixel: then they stay unknown.
     for unknown in (1, None):
         try:
-            graph = _trace(layer, input_spec, unknown)
+            graph = _trace(call, input_spec, unknown)
         except Exception as error:
             failure = error
         else:
@@ -170,9 +178,7 @@ def _traced_flops(layer: keras.layers.Layer, input_spec: Any) -> float:
     ) from failure
 
 
-def _trace(
-    layer: keras.layers.Layer, input_spec: Any, unknown: int | None
-) -> tf.Graph:
+def _trace(call: Callable, input_spec: Any, unknown: int | None) -> tf.Graph:
     def one_example(leaf: Any) -> Any:
         if not isinstance(leaf, keras.KerasTensor):
             return leaf
@@ -180,15 +186,15 @@ def _trace(
         shape = [1, *sizes] if leaf.shape else []
         return tf.compat.v1.placeholder(leaf.dtype, shape)
 
-    def call() -> list[Any]:
+    def run() -> list[Any]:
         inputs = keras.tree.map_structure(one_example, input_spec)
         with _PlaceholderScope(tf.compat.v1.get_default_graph()):
-            outputs = layer(inputs, training=True)
+            outputs = call(inputs, training=True)
         return [t for t in keras.tree.flatten(outputs) if tf.is_tensor(t)]
 
     with _random_state_kept(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the real calls will warn
-        return tf.function(call, autograph=False).get_concrete_function().graph
+        return tf.function(run, autograph=False).get_concrete_function().graph
 
 
 def _shapes(input_spec: Any) -> Any:
@@ -197,10 +203,12 @@ def _shapes(input_spec: Any) -> Any:
     )
 
 
-def _key(layer: keras.layers.Layer, input_spec: Any) -> Any:
+def _key(layer: keras.layers.Layer, input_spec: Any, step: Any) -> Any:
     """What equal layers have in common, or None if that cannot be told."""
+    called = layer if step is None else step.operation
+    wiring = None if step is None else str((step.args, step.kwargs))
     try:
-        config = {**layer.get_config(), "name": None}
+        config = {**called.get_config(), "name": None}
         text = json.dumps(config, sort_keys=True)
     except Exception:  # a user's method may raise anything; then: no sharing
         return None
@@ -209,7 +217,7 @@ def _key(layer: keras.layers.Layer, input_spec: Any) -> Any:
         lambda x: (getattr(x, "shape", None), getattr(x, "dtype", None)),
         input_spec,
     )
-    return type(layer), text, str(variables), str(inputs)
+    return type(called), text, wiring, str(variables), str(inputs)
 
 
 class _PlaceholderScope(keras.StatelessScope):

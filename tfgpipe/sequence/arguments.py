@@ -8,8 +8,8 @@ from typing import Any
 from tfgpipe.counts import as_count, count_problem
 from tfgpipe.devices import DeviceList
 from tfgpipe.schedules import REMAT, SCHEDULES, Remat, Schedule
-from tfgpipe.sequence.layer_list import LayerList
 from tfgpipe.sequence.restrictions import check_supported
+from tfgpipe.sequence.source import source_of
 
 FLOAT_DTYPES = ("bfloat16", "float16", "float32", "float64")
 
@@ -30,9 +30,7 @@ class Arguments:
         replicas: The devices of each replica, if a strategy names them.
 
     Attributes:
-        layers: The Keras layers.
-        costs: For each what the user said of its cost, or None.
-        input_spec: `keras.KerasTensor` of a leading `keras.Input`, or None.
+        source: The layers, and how they are called.
         grid: Full names of devices, grid[r][k] that of cell k in replica r.
         num_replicas: R.
 
@@ -53,10 +51,8 @@ class Arguments:
         gradient_dtype: str | None,
         replicas: Sequence[Sequence[str]] | None = None,
     ):
-        found = LayerList(layers)
-        self.layers, self.costs = found.layers, found.costs
-        self.input_spec = found.input_spec
-        self._problems = found.problems
+        self.source = source_of(layers)
+        self._problems = self.source.problems
         self._named_devices = self._list_or_none("devices", devices)
         self.layers_per_cell = self._list_or_none(
             "layers_per_cell", layers_per_cell
@@ -96,7 +92,9 @@ class Arguments:
 
     def check_supported(self) -> None:
         """Refuses layers that a pipeline would change the meaning of."""
-        check_supported(self.layers, self.num_micro_batches, self.num_replicas)
+        check_supported(
+            self.source.layers, self.num_micro_batches, self.num_replicas
+        )
 
     def check_training(self) -> None:
         """Refuses a schedule that has forward tasks only."""
@@ -216,7 +214,7 @@ class Arguments:
         return count
 
     def _check_cut(self, is_known: bool, is_default: bool) -> None:
-        num_layers = len(self.layers)
+        num_layers = len(self.source.steps)
         k = self.num_partitions
         if is_known and k > num_layers > 0:
             default = " (the number of devices)" if is_default else ""

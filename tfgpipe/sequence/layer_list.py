@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 from keras import tree
 
 from tfgpipe import internals
+from tfgpipe.cells import Step
 from tfgpipe.planning import cost as cost_lib
+from tfgpipe.planning import partition
+from tfgpipe.sequence.inference import infer
 from tfgpipe.sequence.layer_graph import graph_problem
 
 
@@ -19,12 +23,16 @@ class LayerList:
         items: What the user gave.
 
     Attributes:
+        model: The model that the layers are of, if that was given.
         layers: The Keras layers.
+        steps: Calls of them, one after the other.
         costs: For each what the user said of its cost, or None.
         input_spec: The tensor of a leading `keras.Input`, or of one that the
             first layer stands for; or None.
         problems: What is wrong.
     """
+
+    model: keras.Model | None = None
 
     def __init__(self, items: Any):
         self.layers: list[keras.layers.Layer] = []
@@ -50,6 +58,35 @@ class LayerList:
         self._check_names()
         if not self.problems:
             self._check_graph(first, start)
+
+    @property
+    def steps(self) -> list[Step]:
+        """See the class."""
+        return [Step(layer) for layer in self.layers]
+
+    def infer(self, spec: Any, is_split: bool) -> tuple[Any, list[float]]:
+        """What the last layer returns, and costs; see `inference.infer`."""
+        return infer(self.layers, self.costs, spec, is_split)
+
+    def arranged(self, x: Any) -> Any:
+        """Data as the first layer takes it: as it is."""
+        return x
+
+    def cut(self, costs: Sequence[float], num_partitions: int) -> list[int]:
+        """The number of steps of each cell."""
+        return partition(costs, num_partitions)
+
+    def config(self) -> dict[str, Any]:
+        """The layers as plain values; a layer that comes again is one."""
+        first = internals.input_layer(self.input_spec)
+        once = list({id(la): la for la in self.layers}.values())
+        return {
+            "layers": [
+                keras.saving.serialize_keras_object(layer)
+                for layer in ([first] if first else []) + once
+            ],
+            "order": [once.index(layer) for layer in self.layers],
+        }
 
     def _add(self, index: int, item: Any) -> None:
         layer, cost = item if _is_pair(item) else (item, None)
@@ -91,9 +128,9 @@ class LayerList:
             self.problems.append(
                 "`layers` must be a chain: each layer is called on what the "
                 "one before returns. Received the layers of another graph: "
-                f"{problem}. A functional model is not taken, but as one "
-                "layer: put its branches and operations into layers of your "
-                "own, or let tensors travel along in a nest. To put layers of "
+                f"{problem}. Pass the functional model itself, "
+                "`keras.Model(inputs, outputs)`: it is taken apart by its "
+                "graph. To put layers of "
                 "a chain into another order, pass copies: "
                 "`layer.from_config(layer.get_config())`."
             )

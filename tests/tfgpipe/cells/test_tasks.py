@@ -9,6 +9,7 @@ from keras import layers as kl
 from kinds import Block, Fork, Join, Step
 
 import tfgpipe
+from tfgpipe.cells import step
 from tfgpipe.cells.cell import Cell
 from tfgpipe.cells.function import CellFunction
 from tfgpipe.cells.micro_batch import MicroBatches
@@ -83,7 +84,8 @@ def tasks_of(function, arguments, has_gradient, needs_dx=True):
 def cell_function(layers, x):
     for layer in layers:
         x = layer(x)  # creates the variables
-    return CellFunction(Cell(0, list(layers), ["CPU:0"]), True, None, True)
+    steps = [step.Step(layer) for layer in layers]
+    return CellFunction(Cell(0, steps, ["CPU:0"]), True, None, True)
 
 
 def seeds(output):

@@ -20,6 +20,11 @@ from tfgpipe.schedules.schedule import Schedule
 ROOT = pathlib.Path(__file__).parents[3]
 
 
+class Subclassed(keras.Model):
+    def call(self, x):
+        return x
+
+
 def dense(count=4):
     return [kl.Dense(3, name=f"layer_{i}") for i in range(count)]
 
@@ -52,8 +57,8 @@ BAD_ARGUMENTS = {
         ("`layers` must be a list of at least one Keras layer",),
     ),
     "a_model": (
-        lambda: tfgpipe.GPipe(keras.Sequential(dense()), 1),
-        ("`layers` must be a list", "Received: layers=<Sequential"),
+        lambda: tfgpipe.GPipe(Subclassed(), 1),
+        ("A model must be functional", "a Subclassed with a `call` of its own"),
     ),
     "not_a_layer": (
         lambda: tfgpipe.GPipe([*dense(), np.tanh], 1),

@@ -76,7 +76,7 @@ def test_graph_that_is_no_chain_is_refused(make):
     with pytest.raises(ValueError, match="must be a chain") as error:
         tfgpipe.GPipe(functional(make).layers, 1)
     assert "'b' at" in str(error.value) or "'a' at" in str(error.value)
-    assert "put its branches and operations into layers" in str(error.value)
+    assert "Pass the functional model itself" in str(error.value)
 
 
 @pytest.mark.parametrize("make", [operation_between, residual, merged, fork])

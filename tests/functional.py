@@ -1,0 +1,93 @@
+"""Functional models, small ones of the kinds that people have."""
+
+import keras
+from keras import layers as kl
+from keras import ops
+
+
+def unet():
+    """Long skips."""
+    x = keras.Input((8, 8, 2))
+    skips, h = [], x
+    for filters in (4, 6):
+        h = kl.Conv2D(filters, 3, padding="same", activation="relu")(h)
+        skips.append(h)
+        h = kl.MaxPooling2D()(h)
+    h = kl.Conv2D(8, 3, padding="same", activation="relu")(h)
+    for filters, skip in ((6, skips[1]), (4, skips[0])):
+        h = kl.UpSampling2D()(h)
+        h = kl.Concatenate()([h, skip])
+        h = kl.Conv2D(filters, 3, padding="same", activation="tanh")(h)
+    return keras.Model(x, kl.Conv2D(1, 1)(h))
+
+
+def residual():
+    """Short skips, and one tensor that many use."""
+    x = keras.Input((5,))
+    first = kl.Dense(6, "tanh")(x)
+    h = first
+    for _ in range(3):
+        h = kl.Add()([h, kl.Dense(6, "tanh")(h)])
+        h = h + first * 0.5
+    return keras.Model(x, kl.Dense(2)(h))
+
+
+def siamese():
+    """A tower that is called twice, and a distance of `keras.ops`."""
+    a, b = keras.Input((4,), name="a"), keras.Input((4,), name="b")
+    tower = keras.Sequential([kl.Dense(5, "tanh"), kl.Dense(3)])
+    distance = ops.sum(ops.square(tower(a) - tower(b)), -1, keepdims=True)
+    return keras.Model([a, b], kl.Dense(1)(distance))
+
+
+def dicts():
+    """Dicts of inputs and outputs, not in the order of their names."""
+    inputs = {
+        "z": keras.Input((3,), name="z"),
+        "a": keras.Input((2,), name="a"),
+    }
+    h = kl.Concatenate()([kl.Dense(4, "tanh")(inputs["z"]), inputs["a"]])
+    h = kl.Dense(5, "tanh")(h)
+    outputs = {"value": kl.Dense(2)(h), "label": kl.Dense(3)(h)}
+    return keras.Model(inputs, outputs)
+
+
+def named_outputs():
+    """A list of outputs, which losses know by their names."""
+    x = keras.Input((5,))
+    h = kl.Dense(6, "tanh")(x)
+    return keras.Model(
+        x, [kl.Dense(2, name="value")(h), kl.Dense(3, name="label")(h)]
+    )
+
+
+def translator():
+    """Two recurrent networks; masks, states, and keyword tensors."""
+    source = keras.Input((6,), dtype="int32", name="source")
+    target = keras.Input((5,), dtype="int32", name="target")
+    embedding = kl.Embedding(9, 4, mask_zero=True)
+    _, *state = kl.LSTM(4, return_state=True)(embedding(source))
+    h = kl.LSTM(4, return_sequences=True)(
+        embedding(target), initial_state=state
+    )
+    h = kl.MultiHeadAttention(2, 3)(query=h, value=h, use_causal_mask=True)
+    return keras.Model([source, target], kl.Dense(3)(h))
+
+
+def nested():
+    """A model inside a model, called with other dtypes and ranks."""
+    x = keras.Input((4,))
+    inner = keras.Model(x, [kl.Dense(4, "tanh")(x), kl.Dense(2)(x)])
+    y = keras.Input((4,), dtype="int32")
+    first, second = inner(y)
+    third, _ = inner(first)
+    return keras.Model(y, kl.Concatenate()([third, second, first[:, 1:3]]))
+
+
+def normalized():
+    """Batch norm and dropout, one with `training` in the graph."""
+    x = keras.Input((5,))
+    h = kl.BatchNormalization()(kl.Dense(4)(x))
+    h = kl.Dropout(0.5, seed=1)(h, training=False)
+    h = kl.Add()([h, kl.Dropout(0.3, seed=2)(h)])
+    return keras.Model(x, kl.Dense(2)(h))

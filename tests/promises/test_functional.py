@@ -1,0 +1,230 @@
+"""A functional model trains in a pipeline as it does by itself."""
+
+import keras
+import numpy as np
+import pytest
+from crossing import sent_tensors, short
+from functional import (
+    dicts,
+    named_outputs,
+    nested,
+    normalized,
+    residual,
+    siamese,
+    translator,
+    unet,
+)
+
+import tfgpipe
+
+pytestmark = pytest.mark.usefixtures("float64")
+ROWS = 7
+
+
+def normal(*shape):
+    return np.random.default_rng(len(shape)).standard_normal((ROWS, *shape))
+
+
+def tokens(length, size):
+    return np.random.default_rng(length).integers(0, size, (ROWS, length))
+
+
+def two_outputs():
+    return {"value": normal(2), "label": normal(3)}
+
+
+LOSSES = {
+    "loss": {"value": "mse", "label": "mae"},
+    "loss_weights": {"value": 0.5, "label": 2.0},
+    "metrics": {"label": ["mse"]},
+}
+# Model, inputs, labels, arguments of `compile`, largest M that is exact.
+CASES = {
+    "unet": (unet, normal(8, 8, 2), normal(8, 8, 1), {}, 3),
+    "residual": (residual, normal(5), normal(2), {}, 3),
+    "siamese": (siamese, [normal(4), normal(4)[::-1]], normal(1), {}, 3),
+    "siamese by names": (
+        siamese,
+        {"b": normal(4)[::-1], "a": normal(4)},
+        normal(1),
+        {},
+        3,
+    ),
+    "dicts": (
+        dicts,
+        {"z": normal(3), "a": normal(2)},
+        two_outputs(),
+        LOSSES,
+        3,
+    ),
+    "named outputs": (named_outputs, normal(5), two_outputs(), LOSSES, 3),
+    "translator": (
+        translator,
+        [tokens(6, 9), tokens(5, 9)],
+        normal(5, 3),
+        {},
+        3,
+    ),
+    "nested": (nested, tokens(4, 9), normal(8), {}, 3),
+    "normalized": (normalized, normal(5), normal(2), {}, 1),
+}
+
+
+def trained(make, x, y, arguments, wrap=None):
+    """The history, all variables and the outputs after two epochs."""
+    keras.utils.set_random_seed(5)
+    model = make() if wrap is None else wrap(make())
+    model.compile(
+        keras.optimizers.SGD(0.05, momentum=0.9),
+        **{"loss": "mse", **arguments},
+    )
+    history = model.fit(x, y, 4, epochs=2, shuffle=False, verbose=0).history
+    outputs = model.predict(x, 4, verbose=0)
+    return history, [v.numpy() for v in model.variables], outputs
+
+
+def assert_close(found, expected):
+    assert found[0].keys() == expected[0].keys()
+    for a, b in zip(
+        keras.tree.flatten(found), keras.tree.flatten(expected), strict=True
+    ):
+        np.testing.assert_allclose(a, b, 1e-10, 1e-12)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_functional_model_trains_as_in_keras_at_any_k(name):
+    make, x, y, arguments, m = CASES[name]
+    found = [
+        trained(
+            make, x, y, arguments, lambda model, k=k: tfgpipe.GPipe(model, k, m)
+        )
+        for k in (1, 3)
+    ]
+    assert_close(found[0], trained(make, x, y, arguments))
+    for a, b in zip(*map(keras.tree.flatten, found), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+def test_skips_under_other_schedules(schedule):
+    make, x, y, arguments, m = CASES["unet"]
+    found = trained(
+        make,
+        x,
+        y,
+        arguments,
+        lambda model: tfgpipe.GPipe(model, 3, m, schedule=schedule),
+    )
+    assert_close(found, trained(make, x, y, arguments))
+
+
+def test_model_itself_has_what_was_trained():
+    model = unet()
+    paths = [v.path for v in model.weights]
+    pipeline = tfgpipe.GPipe(model, 2, 2)
+    pipeline.compile("sgd", "mse")
+    pipeline.fit(normal(8, 8, 2), normal(8, 8, 1), verbose=0)
+    x = normal(8, 8, 2)
+    np.testing.assert_array_equal(
+        model.predict(x, verbose=0), pipeline(x).numpy()
+    )
+    assert [id(v) for v in model.weights] == [id(v) for v in pipeline.weights]
+    assert [v.path for v in pipeline.weights] == paths
+
+
+class Backbone(keras.Model):
+    """A functional model that keeps a layer in an attribute, as many do."""
+
+    def __init__(self, **kwargs):
+        self.last = keras.layers.Dense(2)
+        x = keras.Input((3,))
+        h = keras.layers.Dense(3)(x)
+        super().__init__(inputs=x, outputs=self.last(h), **kwargs)
+
+    def get_config(self):
+        return {"name": self.name}
+
+
+@pytest.mark.parametrize("make", [nested, Backbone])
+def test_weights_files_are_those_of_the_model(make, tmp_path):
+    paths = tmp_path / "a.weights.h5", tmp_path / "b.weights.h5"
+    model, other = make(), make()
+    pipeline = tfgpipe.GPipe(make(), 2, 2)
+    model.save_weights(paths[0])
+    pipeline.load_weights(paths[0])
+    pipeline.save_weights(paths[1])
+    other.load_weights(paths[1])
+    assert len(pipeline.weights) == len(model.weights)
+    for a, b, c in zip(model.weights, pipeline.weights, other.weights):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(a, c)
+
+
+def test_keras_file_goes_on_at_another_k(tmp_path):
+    make, x, y, _, _ = CASES["siamese"]
+    path = str(tmp_path / "model.keras")
+    first = tfgpipe.GPipe(make(), 3, 2)
+    first.compile("adam", "mse")
+    first.fit(x, y, 4, shuffle=False, verbose=0)
+    first.save(path)
+    second = tfgpipe.load_model(path, num_partitions=2)
+    for model in (first, second):
+        model.fit(x, y, 4, shuffle=False, verbose=0)
+    assert len(second.cells()) == 2
+    for a, b in zip(first.variables, second.variables, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_what_is_alive_crosses_each_boundary_once_a_micro_batch():
+    model = tfgpipe.GPipe(unet(), 3, 2)
+    model.compile("sgd", "mse")
+    sent = [
+        (short(start), shape)
+        for start, end, shape, name in sent_tensors(
+            model, normal(8, 8, 2), normal(8, 8, 1)
+        )
+        if short(start) < short(end) and name.startswith("PartitionedCall")
+    ]
+    calls = tfgpipe.layers_of(model.model)
+    end = 0
+    for cell in model.cells()[:-1]:
+        end += len(cell.layers)
+        alive = [t.shape[1:] for t in calls[0].graph.specs[end]]
+        found = [s[1:] for d, s in sent if d == short(cell.device)[-5:]]
+        assert sorted(found) == sorted(alive * 2)
+
+
+def test_equal_cells_of_a_graph_share_a_trace(dense_calls):
+    x = h = keras.Input((4,))
+    for _ in range(4):
+        h = keras.layers.Add()([h, keras.layers.Dense(4)(h)]) * 2.0
+    model = tfgpipe.GPipe(keras.Model(x, h), 4, 2, layers_per_cell=[3] * 4)
+    model.compile("sgd", "mse")
+    dense_calls.clear()
+    model.fit(normal(4), normal(4), verbose=0)
+    # The first takes what the model takes, the last has the loss.
+    assert len(dense_calls) == 3
+
+
+def test_unused_outputs_of_a_nested_model_are_computed():
+    """Batch norm moves in a branch that nothing needs."""
+    y = keras.Input((3,))
+    norm = keras.layers.BatchNormalization(center=False, scale=False)
+    inner = keras.Model(y, [keras.layers.Dense(2)(y), norm(y)])
+
+    def make():
+        x = keras.Input((3,))
+        return keras.Model(x, inner(keras.layers.Dense(3)(x))[0])
+
+    model = tfgpipe.GPipe(make(), 2, 1)
+    model.compile("sgd", "mse")
+    before = norm.moving_mean.numpy()
+    model.fit(normal(3), normal(2), verbose=0)
+    assert not np.array_equal(norm.moving_mean.numpy(), before)
+
+
+def test_class_of_the_model_is_restored(tmp_path):
+    path = str(tmp_path / "model.keras")
+    tfgpipe.GPipe(Backbone(), 2, 2).save(path)
+    found = tfgpipe.load_model(path, custom_objects={"Backbone": Backbone})
+    assert type(found.model) is Backbone

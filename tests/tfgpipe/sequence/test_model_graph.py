@@ -1,0 +1,135 @@
+"""A functional model as a row of calls."""
+
+import keras
+import numpy as np
+import pytest
+from functional import dicts, nested, residual, siamese, translator, unet
+from keras import layers as kl
+
+import tfgpipe
+from tfgpipe.sequence.model_graph import ModelGraph
+
+MODELS = [dicts, nested, residual, siamese, translator, unet]
+
+
+def data(model):
+    rng = np.random.default_rng(0)
+
+    def of(spec):
+        shape = (3, *spec.shape[1:])
+        if spec.dtype == "int32":
+            return rng.integers(0, 9, shape).astype("int32")
+        return rng.standard_normal(shape).astype("float32")
+
+    return keras.tree.map_structure(of, model.input)
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_calls_one_after_the_other_are_the_model(make):
+    model = make()
+    x = keras.tree.map_structure(keras.ops.convert_to_tensor, data(model))
+    values = x
+    for call, specs in zip(
+        graph := ModelGraph(model).steps, graph[0].graph.specs
+    ):
+        shapes = [t.shape[1:] for t in keras.tree.flatten(values)]
+        assert shapes == [t.shape[1:] for t in specs]
+        values = call(values, training=False)
+    keras.tree.map_structure(
+        np.testing.assert_array_equal, values, model(x, training=False)
+    )
+
+
+def test_layer_is_its_own_and_is_listed_for_each_call():
+    model = siamese()
+    calls = tfgpipe.layers_of(model)
+    dense = [c for c in calls if isinstance(c.operation, kl.Dense)]
+    tower = model.get_layer(index=2)
+    assert [c.operation for c in dense].count(tower.layers[0]) == 2
+    operations = [type(c.operation).__name__ for c in calls]
+    assert operations.count("Subtract") == 1
+
+
+def test_order_with_fewer_live_bytes_is_taken():
+    """Two long branches: one after the other, not side by side."""
+    x = keras.Input((4,))
+    branches = []
+    for _ in range(2):
+        h = x
+        for _ in range(3):
+            h = kl.Dense(100)(h)
+        branches.append(kl.Dense(1)(h))
+    graph = ModelGraph(keras.Model(x, kl.Add()(branches)))
+    assert max(graph._live_bytes) <= 4 * (4 + 100 + 1)
+
+
+def test_layers_with_state_are_called_in_turn_and_in_one_cell():
+    x = keras.Input((4,))
+    norm = kl.BatchNormalization()
+    h = kl.Dense(4)(norm(kl.Dense(4)(x)))
+    y = kl.Dense(2)(norm(h))
+    model = tfgpipe.GPipe(keras.Model(x, y), 2, 1)
+    holders = [cell for cell in model.cells() if norm.name in cell.layers]
+    assert len(holders) == 1
+
+
+def test_costs_and_cuts_by_hand():
+    calls = tfgpipe.layers_of(residual())
+    count = len(calls)
+    model = tfgpipe.GPipe(
+        [(call, 1.0) for call in calls], 2, layers_per_cell=[3, count - 3]
+    )
+    assert [cell.cost for cell in model.cells()] == [3, count - 3]
+    assert [len(cell.layers) for cell in model.cells()] == [3, count - 3]
+    with pytest.raises(ValueError, match="all that `layers_of` returned"):
+        tfgpipe.GPipe(calls[1:], 2)
+
+
+def test_cost_may_be_a_function_of_what_a_layer_is_called_on():
+    calls = tfgpipe.layers_of(residual())
+    seen = []
+
+    def cost(layer, spec):
+        seen.append((layer.name, spec.shape))
+        return 1
+
+    tfgpipe.GPipe([(calls[0], cost), *calls[1:]], 2)
+    assert seen == [(calls[0].layer.name, (None, 5))]
+
+
+def test_sequential_is_taken_as_its_layers():
+    layers = [keras.Input((4,)), kl.Dense(3), kl.Dense(2)]
+    model = keras.Sequential(layers)
+    pipeline = tfgpipe.GPipe(model, 2, 2)
+    assert pipeline.layers == model.layers
+    assert pipeline.input_shape == (None, 4)
+    unbuilt = tfgpipe.GPipe(keras.Sequential(layers[1:]), 2, 2)
+    assert not unbuilt.built
+
+
+def test_sequential_for_one_size_of_batches_is_one_for_any():
+    model = keras.Sequential([keras.Input(batch_shape=(2, 3)), kl.Dense(1)])
+    assert tfgpipe.GPipe(model, 1, 2).input_shape == (None, 3)
+
+
+def test_inputs_of_one_size_of_batches_are_refused():
+    x = keras.Input(batch_shape=(4, 3), name="pixels")
+    with pytest.raises(ValueError, match="batches of any size") as error:
+        tfgpipe.GPipe(keras.Model(x, kl.Dense(1)(x)), 1, 2)
+    assert "input 'pixels'" in str(error.value)
+
+
+def test_other_inputs_are_refused_by_name():
+    model = tfgpipe.GPipe(siamese(), 2, 2)
+    model.compile("sgd", "mse")
+    with pytest.raises(
+        ValueError, match=r"the inputs of model .*, \['a', 'b'\]"
+    ):
+        model.predict({"a": np.ones((2, 4))}, verbose=0)
+
+
+def test_sparse_inputs_are_refused():
+    x = keras.Input((3,), sparse=True, name="counts")
+    with pytest.raises(ValueError, match="must be dense") as error:
+        tfgpipe.GPipe(keras.Model(x, kl.Dense(1)(x)), 1, 2)
+    assert "input 'counts'" in str(error.value)

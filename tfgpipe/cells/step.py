@@ -1,0 +1,160 @@
+"""A step of a cell: a call of a layer on what the step before has left."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+from keras import tree
+
+from tfgpipe.cells.values import Boundary, structure_of
+
+
+class Step:
+    """Calls a layer on all that the step before returned.
+
+    Args:
+        layer: The layer.
+    """
+
+    def __init__(self, layer: keras.layers.Layer):
+        self.layer = layer
+
+    @property
+    def likeness(self) -> Any:
+        """What is compared to tell whether two steps compute the same."""
+        return self.layer
+
+    def __call__(self, values: Any, training: bool) -> Any:
+        """Runs the layer.
+
+        It gets identities of its inputs, so that the gradients of all its uses
+        of a tensor are summed first, wherever a cell begins.
+
+        Args:
+            values: What the step before returned, a nest of tensors.
+            training: For the layer, or it is what the last layer left.
+        """
+        return self.layer(_copied(values), training=training)
+
+
+@dataclasses.dataclass(frozen=True)
+class Live:
+    """A tensor that comes into a `GraphStep`, by its position."""
+
+    index: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """An output of the operation of a `GraphStep`, by its position."""
+
+    index: int
+
+
+class GraphStep(Step):
+    """Calls a layer, or an operation, of a model's graph.
+
+    The tensors that are alive before it come in, flat; those that are alive
+    afterwards go out. One that several steps use goes from one to the next:
+
+        t ---+---------+--- ...     gradient of t = that of its first use
+             |         |                            + gradient of what goes on
+           step 3    step 7
+
+    so the gradients of its uses are added one by one, from the last one on,
+    and the sum does not depend on where cells begin.
+
+    Args:
+        operation: The layer or the `keras.Operation`.
+        args: Its positional arguments, with `Live` for tensors.
+        kwargs: Its keyword arguments.
+        gives: What goes out: a nest of `Live` and `Made`.
+
+    Attributes:
+        graph: What knows the whole model.
+        uses: The positions of the tensors that the operation takes.
+    """
+
+    def __init__(
+        self,
+        operation: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        gives: Any,
+    ):
+        is_layer = isinstance(operation, keras.layers.Layer)
+        super().__init__(operation if is_layer else _stand_in(operation))
+        self.graph: Any = None
+        self.operation = operation
+        self.args = args
+        self.kwargs = kwargs
+        self.gives = gives
+        self.uses = list(
+            dict.fromkeys(
+                leaf.index
+                for leaf in tree.flatten((args, kwargs))
+                if isinstance(leaf, Live)
+            )
+        )
+
+    @property
+    def likeness(self) -> Any:
+        """See `Step`."""
+        wiring = tree.map_structure(
+            _plain, (self.args, self.kwargs, self.gives)
+        )
+        return self.operation, wiring
+
+    def __call__(self, values: Any, training: bool) -> Any:
+        """See `Step`."""
+        live = tree.flatten(values)
+        given = {i: _copied(live[i]) for i in self.uses}
+        made = tree.flatten(self.run(given, training))
+
+        def give(leaf: Live | Made) -> Any:
+            if isinstance(leaf, Made):
+                return made[leaf.index]
+            tensor = live[leaf.index]
+            return _copied(tensor) if leaf.index in given else tensor
+
+        return tree.map_structure(give, self.gives)
+
+    def run(self, given: Mapping[int, Any], training: bool) -> Any:
+        """Calls the operation.
+
+        Args:
+            given: The tensors that it takes, by their positions.
+            training: For layers.
+        """
+        args, kwargs = self.arguments(given)
+        if isinstance(self.operation, keras.layers.Layer):
+            kwargs["training"] = training
+        return self.operation(*args, **kwargs)
+
+    def arguments(self, given: Mapping[int, Any]) -> tuple[Any, Any]:
+        """Positional and keyword arguments, with these tensors."""
+        return tree.map_structure(
+            lambda leaf: given[leaf.index] if isinstance(leaf, Live) else leaf,
+            (self.args, self.kwargs),
+        )
+
+
+def _copied(nest: Any) -> Any:
+    """Identities of tensors, with their masks."""
+    return Boundary.of(nest).nest(structure_of(nest))
+
+
+def _stand_in(operation: keras.Operation) -> keras.layers.Layer:
+    """A layer without variables, for all that is noted by layers."""
+    layer = keras.layers.Layer(name=operation.name)
+    layer.built = True
+    return layer
+
+
+def _plain(leaf: Any) -> Any:
+    if isinstance(leaf, (Live, Made)):
+        return type(leaf).__name__, leaf.index
+    return leaf

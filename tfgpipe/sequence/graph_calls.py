@@ -1,0 +1,154 @@
+"""The calls in a functional model, and in the models inside it.
+
+Keras has the graph: every call of a layer or operation on symbolic tensors. A
+nested model is opened up where it is called: its own calls take its place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import tree
+
+from tfgpipe import internals
+
+
+@dataclasses.dataclass(eq=False)
+class Value:
+    """A tensor of the graph.
+
+    Attributes:
+        spec: Its shape and dtype.
+    """
+
+    spec: keras.KerasTensor
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one row; unknown sizes count as 1."""
+        sizes = [size or 1 for size in self.spec.shape[1:]]
+        return math.prod(sizes) * tf.as_dtype(self.spec.dtype).size
+
+
+@dataclasses.dataclass(eq=False)
+class Call:
+    """A call of a layer or operation; `Value`s for tensors."""
+
+    operation: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: list[Value]
+
+    @property
+    def inputs(self) -> list[Value]:
+        """The tensors it takes, each once."""
+        return list(values_in((self.args, self.kwargs)))
+
+
+class GraphCalls:
+    """Collects the calls of a model, and of those inside it.
+
+    Attributes:
+        found: The calls, in an order in which they can be run.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[Call] = []
+        self._known: dict[int, Value] = {}
+
+    def value(self, tensor: keras.KerasTensor) -> Value:
+        """What a symbolic tensor is here."""
+        return self._known[id(tensor)]
+
+    def inline(self, model: keras.Model, inputs: dict[int, Value]) -> None:
+        """Adds the calls of a model, called on these inputs."""
+        # A model that is called twice has the same symbolic tensors.
+        before, self._known = self._known, dict(inputs)
+        for call in internals.graph_calls(model):
+            self._add(call)
+        inside, self._known = self._known, before
+        self._known.update(inside)
+
+    def _add(self, call: internals.GraphCall) -> None:
+        def of(leaf: Any) -> Any:
+            is_tensor = isinstance(leaf, keras.KerasTensor)
+            return self.value(leaf) if is_tensor else leaf
+
+        args = tree.map_structure(of, call.args)
+        kwargs = tree.map_structure(of, call.kwargs)
+        # Keras hands its own to every layer, whatever the graph was made with.
+        kwargs.pop("training", None)
+        inner = _opened(call.operation)
+        if inner is not None and len(args) == 1 and not _hasvalues_in(kwargs):
+            outputs = self._inside(inner, args[0])
+        else:
+            outputs = [Value(t) for t in call.outputs]
+            self.found.append(Call(call.operation, args, kwargs, outputs))
+        self._known.update(zip(map(id, call.outputs), outputs))
+
+    def _inside(self, model: keras.Model, inputs: Any) -> list[Value]:
+        """Adds the calls of a nested model; returns its outputs."""
+        given = [
+            self._as_input(value, tensor)
+            for value, tensor in zip(_flat(inputs, model), model.inputs)
+        ]
+        self.inline(model, dict(zip(map(id, model.inputs), given)))
+        return [self.value(t) for t in model.outputs]
+
+    def _as_input(self, value: Value, tensor: keras.KerasTensor) -> Value:
+        """The dtype and rank that a nested model gives its inputs."""
+        same_rank = len(value.spec.shape) == len(tensor.shape)
+        if value.spec.dtype == tensor.dtype and same_rank:
+            return value
+        made = Value(keras.KerasTensor(tensor.shape, tensor.dtype))
+        operation = AsInput(tensor.dtype, len(tensor.shape))
+        self.found.append(Call(operation, (value,), {}, [made]))
+        return made
+
+
+class AsInput(keras.Operation):
+    """Gives a tensor the dtype and rank of a nested model's input."""
+
+    def __init__(self, dtype: str, rank: int):
+        super().__init__()
+        self.dtype = dtype
+        self.rank = rank
+
+    def call(self, x: Any) -> Any:
+        """Casts; adds a last axis of size 1, or removes it."""
+        x = keras.ops.convert_to_tensor(x, self.dtype)
+        if len(x.shape) == self.rank + 1:
+            return keras.ops.squeeze(x, -1)
+        if len(x.shape) == self.rank - 1:
+            return keras.ops.expand_dims(x, -1)
+        return x
+
+
+def _opened(operation: Any) -> keras.Model | None:
+    """The functional model that a nested model is, or None."""
+    if isinstance(operation, keras.Sequential):
+        operation = internals.functional_of(operation)
+    return operation if internals.is_functional(operation) else None
+
+
+def _flat(inputs: Any, model: keras.Model) -> list[Value]:
+    """What a nested model is called on, in the order of its inputs."""
+    if isinstance(inputs, dict) and not isinstance(model.input, dict):
+        return [inputs[t.name] for t in model.inputs]
+    return tree.flatten(inputs)
+
+
+def _hasvalues_in(kwargs: dict[str, Any]) -> bool:
+    """Whether an argument, such as a mask, is more than None."""
+    return any(leaf is not None for leaf in tree.flatten(kwargs))
+
+
+def values_in(nest: Any) -> Iterable[Value]:
+    """The tensors of a nest, each once."""
+    leaves = tree.flatten(nest)
+    return dict.fromkeys(v for v in leaves if isinstance(v, Value))

@@ -1,0 +1,136 @@
+"""A functional model as steps, each a call of one of its layers.
+
+Of two orders, Keras's own and depth first, the one is taken in which fewer
+bytes are alive between steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import tree
+
+from tfgpipe import internals
+from tfgpipe.planning import cost as cost_lib
+from tfgpipe.planning import cut_graph
+from tfgpipe.sequence.graph_calls import GraphCalls, Value
+from tfgpipe.sequence.live_row import LiveRow, depth_first, in_turn
+
+
+class ModelGraph:
+    """The steps of a functional model.
+
+    Args:
+        model: A functional `keras.Model`.
+        costs: For each step what the user said of its cost, or None.
+
+    Attributes:
+        model: The model.
+        layers: Those of the model, in the order of its weights.
+        steps: Calls of its layers and operations, in order.
+        costs: For each what the user said of its cost, or None.
+        specs: For each, shapes and dtypes of the tensors that come in.
+        input_spec: The model's inputs, a nest of `keras.KerasTensor`s.
+        problems: What is wrong.
+    """
+
+    def __init__(self, model: keras.Model, costs: Any = None):
+        self.model = model
+        self.layers = internals.direct_layers(model)
+        self.input_spec = model.input
+        self.problems = _problems(model)
+        calls = GraphCalls()
+        inputs = [Value(t) for t in model.inputs]
+        calls.inline(model, dict(zip(map(id, model.inputs), inputs)))
+        outputs = tree.map_structure(calls.value, model.output)
+        orders = [calls.found, depth_first(calls.found, outputs)]
+        # A layer that is called again updates its state, and draws, in turn.
+        row = min(
+            (
+                LiveRow(inputs, order, outputs)
+                for order in orders
+                if in_turn(order) == in_turn(calls.found)
+            ),
+            key=lambda row: sum(row.live_bytes),
+        )
+        self.steps = row.steps()
+        for step in self.steps:
+            step.graph = self
+        self.costs = costs or [None] * len(self.steps)
+        self.specs = row.specs
+        self._live_bytes = row.live_bytes
+        self._together = row.together()
+
+    def infer(self, spec: Any, is_split: bool) -> tuple[Any, list[float]]:
+        """The model's outputs, and the costs of the steps."""
+        known: dict[Any, float] = {}
+        costs = []
+        with internals.in_no_graph(internals.flat_layers(self.model)):
+            for step, cost, live in zip(self.steps, self.costs, self.specs):
+                given = {i: live[i] for i in step.uses}
+                if callable(cost):
+                    args, _ = step.arguments(given)
+                    given = args[0] if len(args) == 1 else args
+                costs.append(
+                    cost_lib.resolve_cost(step.layer, cost, given, known, step)
+                )
+        # Keras takes `x * 2.0`, of a dense x, for sparse.
+        output = tree.map_structure(
+            lambda t: keras.KerasTensor(t.shape, t.dtype), self.model.output
+        )
+        return output, costs
+
+    def arranged(self, x: Any) -> Any:
+        """Data in the structure of the model's inputs.
+
+        As a functional model, it takes a dict by the names of inputs, and
+        lists for tuples.
+
+        Raises:
+            ValueError: If there are other inputs.
+        """
+        names = [tensor.name for tensor in self.model.inputs]
+        spec, flat = self.input_spec, tree.flatten(x)
+        if isinstance(x, dict) and isinstance(spec, dict):
+            flat = tree.flatten({k: v for k, v in x.items() if k in spec})
+        elif isinstance(x, dict) and set(names) <= set(x):
+            flat = [x[name] for name in names]
+        if len(flat) != len(names):
+            raise ValueError(
+                f"`x` must have the inputs of model '{self.model.name}', "
+                f"{names}. Received: {len(tree.flatten(x))} tensors"
+                + (f" named {sorted(x)}." if isinstance(x, dict) else ".")
+            )
+        return tree.pack_sequence_as(spec, flat)
+
+    def cut(self, costs: Sequence[float], num_partitions: int) -> list[int]:
+        """The number of steps of each cell."""
+        return cut_graph(
+            costs, self._live_bytes, self._together, num_partitions
+        )
+
+    def config(self) -> dict[str, Any]:
+        """The model as plain values."""
+        return {"model": keras.saving.serialize_keras_object(self.model)}
+
+
+def _problems(model: keras.Model) -> list[str]:
+    """What of the inputs a pipeline cannot take."""
+    found = []
+    for tensor in model.inputs:
+        of = f"the input '{tensor.name}' of model '{model.name}'"
+        if not tensor.shape or tensor.shape[0] is not None:
+            found.append(
+                f"A model must take batches of any size. Received: {of}, of "
+                f"shape {tensor.shape}. Make it with `keras.Input(shape)`, "
+                "where `shape` is that of a row."
+            )
+        if tensor.sparse or tensor.ragged:
+            found.append(
+                f"The inputs of a model must be dense. Received: {of}, which "
+                "is sparse or ragged. Turn the data into dense tensors, and "
+                "leave `sparse` and `ragged` of `keras.Input` out."
+            )
+    return found

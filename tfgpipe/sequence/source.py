@@ -1,0 +1,112 @@
+"""What a `GPipe` is made of: a list of layers, or a model."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import keras
+
+from tfgpipe import internals
+from tfgpipe.cells import GraphStep
+from tfgpipe.sequence.layer_list import LayerList
+from tfgpipe.sequence.model_graph import ModelGraph
+
+Source: TypeAlias = LayerList | ModelGraph
+
+
+def source_of(layers: Any) -> Source:
+    """What the user gave, as steps.
+
+    Args:
+        layers: A list of layers, a model, or what `layers_of` returned; each
+            item may be a pair with its cost.
+
+    Raises:
+        ValueError: If it is a model that cannot be taken apart.
+    """
+    if isinstance(layers, keras.Sequential):
+        return LayerList(_items(layers))
+    if isinstance(layers, keras.Model):
+        if internals.is_functional(layers):
+            return ModelGraph(layers)
+        raise ValueError(
+            "A model must be functional, made as `keras.Model(inputs, "
+            "outputs)`, or a `keras.Sequential`: then its layers can be told "
+            f"apart. Received: '{layers.name}', a {type(layers).__name__} with "
+            "a `call` of its own. Pass the layers that its `call` runs one "
+            "after the other as a list; or call them on a `keras.Input`, and "
+            "pass `keras.Model(inputs, outputs)` of the result."
+        )
+    calls, costs = _calls(layers)
+    if not calls:
+        return LayerList(layers)
+    graph = calls[0].graph
+    if [*map(id, calls)] != [*map(id, graph.steps)]:
+        raise ValueError(
+            "`layers` must hold all that `layers_of` returned for a model, in "
+            f"that order. Received: {len(calls)} of the {len(graph.steps)} "
+            f"calls of model '{graph.model.name}', or others. To leave some "
+            "out, make a model of the rest: `keras.Model(inputs, outputs)`."
+        )
+    return ModelGraph(graph.model, costs)
+
+
+def _calls(items: Any) -> tuple[list[GraphStep], list[Any]]:
+    """The calls of a model's graph in a list, and what is said of costs."""
+    if not isinstance(items, (list, tuple)):
+        return [], []
+    pairs = [
+        item if isinstance(item, tuple) and len(item) == 2 else (item, None)
+        for item in items
+    ]
+    calls = [call for call, _ in pairs if isinstance(call, GraphStep)]
+    return calls, [cost for _, cost in pairs]
+
+
+def _items(model: keras.Sequential) -> list[Any]:
+    """The layers of a model, after its `keras.Input` if it has one."""
+    first = model.inputs[:1] if model.built and model.inputs else []
+    return [*first, *model.layers]
+
+
+def layers_of(model: keras.Model) -> list[Any]:
+    """Takes a model apart into what `GPipe` makes cells of.
+
+    Args:
+        model: A functional `keras.Model`, or a `keras.Sequential`.
+
+    Returns:
+        The layers of a `keras.Sequential`. Of a functional model its calls of
+        layers and operations, in order, each with the `layer` and the
+        `operation` that it calls. Put a cost to some of them, `(call, cost)`,
+        or count them for `layers_per_cell`; all of them, in this order, make a
+        `GPipe`, as the model itself does.
+
+    Raises:
+        ValueError: If the model is neither.
+    """
+    source = source_of(model)
+    is_graph = isinstance(source, ModelGraph)
+    return source.steps if is_graph else _items(model)
+
+
+def items_from_config(config: dict[str, Any], custom_objects: Any) -> list[Any]:
+    """Takes what the sources' `config` returned out of a model's config.
+
+    Returns:
+        The layers, or the calls of a model, each with its cost.
+    """
+
+    def made(value: Any) -> Any:
+        return keras.saving.deserialize_keras_object(
+            value, custom_objects=custom_objects
+        )
+
+    costs = config.pop("costs")
+    if "model" in config:
+        return [*zip(layers_of(made(config.pop("model"))), costs, strict=True)]
+    layers = [made(layer) for layer in config.pop("layers")]
+    order = config.pop("order", range(len(costs)))
+    first = layers[: len(layers) - max(order) - 1]  # `keras.Input`, or none
+    sequence = [layers[len(first) + i] for i in order]
+    return [*first, *zip(sequence, costs, strict=True)]
