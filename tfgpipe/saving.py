@@ -193,12 +193,13 @@ class Saved(Filed):
         return model
 
     def __dir__(self) -> list[str]:
-        """All names but `sequence`: Keras saves and loads what it finds here.
+        """All names but two: Keras saves and loads what it finds here.
 
         The layers are found as `layers`, each once. A layer that failed to
         load would be looked for a second time, with an error that says less.
         """
-        return [name for name in super().__dir__() if name != "sequence"]
+        others = {"sequence", "model"}
+        return [name for name in super().__dir__() if name not in others]
 
     def export(
         self,

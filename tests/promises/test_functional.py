@@ -1,5 +1,6 @@
 """A functional model trains in a pipeline as it does by itself."""
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -118,6 +119,24 @@ def test_skips_under_other_schedules(schedule):
     assert_close(found, trained(make, x, y, arguments))
 
 
+def test_skips_in_replicas_and_eagerly():
+    make, x, y, arguments, m = CASES["unet"]
+    expected = trained(make, x, y, arguments)
+    with tfgpipe.PipelineStrategy(2, 2).scope():
+        found = trained(
+            make, x, y, arguments, lambda model: tfgpipe.GPipe(model, 2, m)
+        )
+    assert_close(found, expected)
+    found = trained(
+        make,
+        x,
+        y,
+        {**arguments, "run_eagerly": True},
+        lambda model: tfgpipe.GPipe(model, 2, m),
+    )
+    assert_close(found, expected)
+
+
 def test_model_itself_has_what_was_trained():
     model = unet()
     paths = [v.path for v in model.weights]
@@ -130,6 +149,14 @@ def test_model_itself_has_what_was_trained():
     )
     assert [id(v) for v in model.weights] == [id(v) for v in pipeline.weights]
     assert [v.path for v in pipeline.weights] == paths
+
+
+def groups(path):
+    """The names of all groups of a file."""
+    found = set()
+    with h5py.File(path) as file:
+        file.visit(found.add)
+    return found
 
 
 class Backbone(keras.Model):
@@ -154,6 +181,9 @@ def test_weights_files_are_those_of_the_model(make, tmp_path):
     pipeline.load_weights(paths[0])
     pipeline.save_weights(paths[1])
     other.load_weights(paths[1])
+    first, second = map(groups, paths)
+    assert second - first == {"random_state", "random_state/vars"}
+    assert first <= second
     assert len(pipeline.weights) == len(model.weights)
     for a, b, c in zip(model.weights, pipeline.weights, other.weights):
         np.testing.assert_array_equal(a, b)
