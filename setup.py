@@ -1,6 +1,7 @@
 """Package metadata of tfgpipe."""
 
 import pathlib
+import re
 
 import setuptools
 
@@ -25,11 +26,17 @@ TEXT = [
     "sentencepiece>=0.2",  # cuts words into pieces
 ]
 
-README = pathlib.Path(__file__).parent / "README.md"
+ROOT = pathlib.Path(__file__).parent
+README = ROOT / "README.md"
+(VERSION,) = re.findall(
+    r'^__version__ = "(.*)"$',
+    (ROOT / "tfgpipe" / "__init__.py").read_text("utf-8"),
+    re.MULTILINE,
+)
 
 setuptools.setup(
     name="tfgpipe",
-    version="0.1.0",
+    version=VERSION,
     description="GPipe pipeline parallelism for TensorFlow and Keras 3",
     long_description=README.read_text("utf-8") if README.exists() else "",
     long_description_content_type="text/markdown",
@@ -45,13 +52,10 @@ setuptools.setup(
         "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
-    packages=setuptools.find_packages(
-        include=[
-            f"{package}{suffix}"
-            for package in ("tfgpipe", "models", "params", "tools")
-            for suffix in ("", ".*")
-        ]
-    ),
+    # The library alone: the programs beside it run in the checkout, and have
+    # names that other people's packages have, too.
+    packages=setuptools.find_packages(include=["tfgpipe", "tfgpipe.*"]),
+    package_data={"tfgpipe": ["py.typed"]},
     python_requires=">=3.10,<3.14",
     # Both are held to one minor version: the library uses private names of
     # both, all in tfgpipe/internals/, each with a test.

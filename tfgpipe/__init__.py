@@ -9,6 +9,7 @@ if keras.backend.backend() != "tensorflow":
         "KERAS_BACKEND=tensorflow before Keras is imported."
     )
 
+from tfgpipe import timeline
 from tfgpipe.devices import (
     PipelineStrategy,
     TPUPipelineStrategy,
@@ -20,6 +21,8 @@ from tfgpipe.saving import load_model
 from tfgpipe.schedules import Schedule
 from tfgpipe.sequence import layers_of
 
+__version__ = "0.1.0"
+
 __all__ = [
     "GPipe",
     "PipelineStrategy",
@@ -28,5 +31,6 @@ __all__ = [
     "connect_to_tpu",
     "layers_of",
     "load_model",
+    "timeline",
     "tpu_device_assignment",
 ]

@@ -16,6 +16,7 @@ def test_all_is_the_public_interface():
         "connect_to_tpu",
         "layers_of",
         "load_model",
+        "timeline",
         "tpu_device_assignment",
     ]
 

@@ -1,0 +1,50 @@
+"""What is installed: the library, and nothing else."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+SCRIPT = """
+import keras, models, numpy as np, tfgpipe
+assert models.OWNER == "someone else"
+layers = [keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)]
+model = tfgpipe.GPipe(layers, num_partitions=1, num_micro_batches=2)
+model.compile("sgd", "mse")
+model.fit(np.ones((4, 4)), np.ones((4, 1)), verbose=0)
+print(tfgpipe.__version__, tfgpipe.__file__)
+"""
+
+
+def run(*command, cwd, **environment):
+    result = subprocess.run(
+        [sys.executable, *command],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.slow
+def test_wheel_trains_away_from_the_checkout_beside_another_models(tmp_path):
+    pip = "-m", "pip", "--quiet", "--disable-pip-version-check"
+    run(*pip, "wheel", "--no-deps", f"--wheel-dir={tmp_path}", ROOT, cwd="/")
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    folders = {name.split("/")[0] for name in names}
+    version = wheel.name.split("-")[1]
+    assert folders == {"tfgpipe", f"tfgpipe-{version}.dist-info"}
+    assert "tfgpipe/py.typed" in names
+    site = tmp_path / "site"
+    run(*pip, "install", "--no-deps", f"--target={site}", wheel, cwd="/")
+    (tmp_path / "models.py").write_text('OWNER = "someone else"\n')
+    printed = run("-c", SCRIPT, cwd=tmp_path, PYTHONPATH=str(site))
+    assert printed.split() == [version, str(site / "tfgpipe" / "__init__.py")]
