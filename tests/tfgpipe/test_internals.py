@@ -894,6 +894,7 @@ def test_calls_of_a_graph_come_in_an_order_that_can_be_run():
     h = dense(x)
     y = kl.Add()([dense(h), h * 2.0])
     calls = internals.graph_calls(keras.Model(x, y))
+    assert all(isinstance(call, internals.GraphCall) for call in calls)
     assert [call.operation for call in calls].count(dense) == 2
     known = {id(x)}
     for call in calls:
