@@ -224,6 +224,7 @@ def two_cells(layers):
     return tfgpipe.GPipe(layers, 2, 2, layers_per_cell=[2, 3])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("float64")
 def test_training_by_a_pipeline_equals_a_loop_of_layers():
     losses, weights = train(

@@ -33,7 +33,11 @@ def held():
 
 
 @pytest.mark.parametrize(
-    "after", [(kl.BatchNormalization, held), (held, kl.BatchNormalization)]
+    "after",
+    [
+        (kl.BatchNormalization, held),
+        pytest.param((held, kl.BatchNormalization), marks=pytest.mark.slow),
+    ],
 )
 def test_training_does_not_leak_into_later_layers(after):
     """Dropout was off, or batch norm frozen; in `predict` they were on."""

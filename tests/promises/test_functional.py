@@ -75,9 +75,11 @@ def trained(make, x, y, arguments, wrap=None):
     """The history, all variables and the outputs after two epochs."""
     keras.utils.set_random_seed(5)
     model = make() if wrap is None else wrap(make())
+    # Plain Keras need not be traced, but weighs several losses otherwise then.
+    eagerly = wrap is None and "loss" not in arguments
     model.compile(
         keras.optimizers.SGD(0.05, momentum=0.9),
-        **{"loss": "mse", **arguments},
+        **{"loss": "mse", "run_eagerly": eagerly, **arguments},
     )
     history = model.fit(x, y, 4, epochs=2, shuffle=False, verbose=0).history
     outputs = model.predict(x, 4, verbose=0)

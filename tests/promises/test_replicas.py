@@ -253,7 +253,9 @@ def seeds(model):
     ("before", "after", "files"),
     [
         (*GRIDS, ["keras", "checkpoint"]),
-        (*reversed(GRIDS), ["weights.h5"]),
+        pytest.param(
+            *(*reversed(GRIDS), ["weights.h5"]), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_training_goes_on_exactly_at_another_grid(

@@ -233,7 +233,13 @@ def assert_same(found, expected):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("name", BITWISE)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "pairs" else pytest.mark.slow)
+        for name in BITWISE
+    ],
+)
 def test_weights_are_bit_identical_for_any_number_of_cells(name):
     assert_same(variables(name, 4), variables(name, 1))
 
@@ -306,7 +312,6 @@ MODES = {
 MODES_WITH_SCHEDULES = [
     ("eagerly", "written"),
     ("compiled", "gpipe"),
-    ("several_steps", "1f1b"),
 ]
 
 

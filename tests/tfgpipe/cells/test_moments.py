@@ -150,7 +150,9 @@ CASES = {
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] * (name == "jit_compile"))
+        pytest.param(
+            name, marks=[pytest.mark.slow] * (name in ("jit_compile", "nested"))
+        )
         for name in CASES
     ],
 )

@@ -221,6 +221,7 @@ def test_no_kernel_is_used_that_a_tpu_lacks(eight_cores):
         assert not (op.type == "StridedSlice" and "TPU" in op.device)
 
 
+@pytest.mark.slow
 def test_updates_are_compiled_where_variables_are_on_a_tpu(
     float64, monkeypatch
 ):

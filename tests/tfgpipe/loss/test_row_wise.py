@@ -231,7 +231,11 @@ def test_every_loss_of_keras_is_that_of_keras(streams):
 
 @pytest.mark.parametrize(
     ("kind", "streams"),
-    [("metrics", True), ("metrics", False), ("weighted_metrics", True)],
+    [
+        pytest.param("metrics", False, marks=pytest.mark.slow),
+        ("metrics", True),
+        pytest.param("weighted_metrics", True, marks=pytest.mark.slow),
+    ],
 )
 def test_every_metric_of_keras_is_that_of_keras(kind, streams):
     keras.config.set_floatx("float32")  # all that `in_top_k` takes

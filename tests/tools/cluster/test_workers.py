@@ -54,6 +54,7 @@ def assert_same_weights(folder, expected):
     assert difference.num_different == 0
 
 
+@pytest.mark.slow
 def test_killed_worker_is_named_and_the_run_resumes_bit_identically(
     workers, tmp_path
 ):

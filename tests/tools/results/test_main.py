@@ -74,6 +74,7 @@ def test_experiments_of_the_results_exist(monkeypatch):
         assert params.get(f"image.transfer_{kind}").data.per_class == 20
 
 
+@pytest.mark.slow
 def test_image_is_trained_twice_once_without_a_pipeline(tables, tmp_path):
     table = tables("image")["image"]
     gpipe, plain = table["rows"]

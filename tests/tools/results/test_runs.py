@@ -80,6 +80,7 @@ class Interrupted(PlainTrainer):
         super().fit([*callbacks, Stop()], **options)
 
 
+@pytest.mark.slow
 def test_interrupted_run_goes_on(finish):
     whole = finish(name="whole", maker=PlainTrainer)
     with pytest.raises(KeyboardInterrupt):

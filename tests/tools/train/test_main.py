@@ -101,6 +101,7 @@ class Interrupt(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_replicas_resume_and_compare_bit_identically(tmp_path, capsys):
     """In one file of checkpoints, whatever the number of cells."""
     given = {"params": "image.tiny", "num_replicas": 2, "seed": 3}
@@ -281,7 +282,9 @@ def test_comparison_that_fails_exits_with_1(capsys, monkeypatch):
     assert "differ, by up to 1" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("num_partitions", [1, 2])
+@pytest.mark.parametrize(
+    "num_partitions", [pytest.param(1, marks=pytest.mark.slow), 2]
+)
 def test_interrupted_run_resumes_bit_identically(tmp_path, num_partitions):
     expected = trained_weights()
     with pytest.raises(KeyboardInterrupt):
@@ -295,7 +298,10 @@ def test_interrupted_run_resumes_bit_identically(tmp_path, num_partitions):
     assert comparison.difference(expected, weights).num_different == 0
 
 
-@pytest.mark.parametrize("steps", [7, None])  # 4 an epoch
+# Four an epoch.
+@pytest.mark.parametrize(
+    "steps", [7, pytest.param(None, marks=pytest.mark.slow)]
+)
 def test_run_resumes_in_the_middle_of_an_epoch(tmp_path, steps):
     whole = Trainer(TINY, steps)
     whole.fit(verbose=0)
