@@ -91,3 +91,12 @@ def normalized():
     h = kl.Dropout(0.5, seed=1)(h, training=False)
     h = kl.Add()([h, kl.Dropout(0.3, seed=2)(h)])
     return keras.Model(x, kl.Dense(2)(h))
+
+
+def masked():
+    """Masks that go into a model inside, through a cast."""
+    tokens = keras.Input((6,), dtype="int32")
+    y = keras.Input((6, 4), dtype="float32")
+    inner = keras.Model(y, kl.GRU(3)(y))
+    h = kl.Embedding(9, 4, mask_zero=True)(tokens)
+    return keras.Model(tokens, kl.Dense(2)(inner(h)))

@@ -7,6 +7,7 @@ import pytest
 from crossing import sent_tensors, short
 from functional import (
     dicts,
+    masked,
     named_outputs,
     nested,
     normalized,
@@ -67,6 +68,7 @@ CASES = {
         3,
     ),
     "nested": (nested, tokens(4, 9), normal(8), {}, 3),
+    "masked": (masked, tokens(6, 9), normal(2), {}, 3),
     "normalized": (normalized, normal(5), normal(2), {}, 1),
 }
 
@@ -94,6 +96,8 @@ def assert_close(found, expected):
         np.testing.assert_allclose(a, b, 1e-10, 1e-12)
 
 
+# Keras takes it that nothing outside of a model wants the mask of its inputs.
+@pytest.mark.filterwarnings("ignore:Layer 'functional.*was passed an input")
 @pytest.mark.parametrize("name", CASES)
 def test_functional_model_trains_as_in_keras_at_any_k(name):
     make, x, y, arguments, m = CASES[name]

@@ -84,7 +84,7 @@ class GraphCalls:
         # Keras hands its own to every layer, whatever the graph was made with.
         kwargs.pop("training", None)
         inner = _opened(call.operation)
-        if inner is not None and len(args) == 1 and not _hasvalues_in(kwargs):
+        if inner is not None and len(args) == 1 and not _has_values(kwargs):
             outputs = self._inside(inner, args[0])
         else:
             outputs = [Value(t) for t in call.outputs]
@@ -120,12 +120,15 @@ class AsInput(keras.Operation):
         self.rank = rank
 
     def call(self, x: Any) -> Any:
-        """Casts; adds a last axis of size 1, or removes it."""
+        """Casts; adds a last axis of size 1, or removes it. Masks stay."""
+        mask = internals.get_mask(x)
         x = keras.ops.convert_to_tensor(x, self.dtype)
         if len(x.shape) == self.rank + 1:
-            return keras.ops.squeeze(x, -1)
-        if len(x.shape) == self.rank - 1:
-            return keras.ops.expand_dims(x, -1)
+            x = keras.ops.squeeze(x, -1)
+        elif len(x.shape) == self.rank - 1:
+            x = keras.ops.expand_dims(x, -1)
+        if mask is not None:
+            internals.set_mask(x, mask)
         return x
 
 
@@ -143,7 +146,7 @@ def _flat(inputs: Any, model: keras.Model) -> list[Value]:
     return tree.flatten(inputs)
 
 
-def _hasvalues_in(kwargs: dict[str, Any]) -> bool:
+def _has_values(kwargs: dict[str, Any]) -> bool:
     """Whether an argument, such as a mask, is more than None."""
     return any(leaf is not None for leaf in tree.flatten(kwargs))
 

@@ -24,19 +24,11 @@ def source_of(layers: Any) -> Source:
     Raises:
         ValueError: If it is a model that cannot be taken apart.
     """
-    if isinstance(layers, keras.Sequential):
-        return LayerList(_items(layers))
     if isinstance(layers, keras.Model):
-        if internals.is_functional(layers):
-            return ModelGraph(layers)
-        raise ValueError(
-            "A model must be functional, made as `keras.Model(inputs, "
-            "outputs)`, or a `keras.Sequential`: then its layers can be told "
-            f"apart. Received: '{layers.name}', a {type(layers).__name__} with "
-            "a `call` of its own. Pass the layers that its `call` runs one "
-            "after the other as a list; or call them on a `keras.Input`, and "
-            "pass `keras.Model(inputs, outputs)` of the result."
-        )
+        _check_model(layers)
+        if isinstance(layers, keras.Sequential):
+            return LayerList(_items(layers))
+        return ModelGraph(layers)
     calls, costs = _calls(layers)
     if not calls:
         return LayerList(layers)
@@ -49,6 +41,45 @@ def source_of(layers: Any) -> Source:
             "out, make a model of the rest: `keras.Model(inputs, outputs)`."
         )
     return ModelGraph(graph.model, costs)
+
+
+# What trains, evaluates and predicts: of a `GPipe`, its own.
+_STEPS = (
+    "train_step",
+    "test_step",
+    "predict_step",
+    "compute_loss",
+    "compute_metrics",
+)
+
+
+def _check_model(model: keras.Model) -> None:
+    """Refuses a model whose class does more than its layers."""
+    cls = type(model)
+    is_list = isinstance(model, keras.Sequential)
+    has_own_call = (
+        cls.call is not keras.Sequential.call
+        if is_list
+        else not internals.is_functional(model)
+    )
+    if has_own_call:
+        raise ValueError(
+            "A model must be functional, made as `keras.Model(inputs, "
+            "outputs)`, or a `keras.Sequential`: then its layers can be told "
+            f"apart. Received: '{model.name}', a {cls.__name__} with a `call` "
+            "of its own. Pass the layers that its `call` runs one after the "
+            "other as a list; or call them on a `keras.Input`, and pass "
+            "`keras.Model(inputs, outputs)` of the result."
+        )
+    own = [n for n in _STEPS if getattr(cls, n) is not getattr(keras.Model, n)]
+    if own:
+        raise ValueError(
+            "A model must be trained in Keras's way: a `GPipe` has steps of "
+            f"its own. Received: '{model.name}', a {cls.__name__} that "
+            f"overrides {', '.join(own)}. Override them in a subclass of "
+            "`tfgpipe.GPipe`, and pass `keras.Model(model.inputs, "
+            "model.outputs)`."
+        )
 
 
 def _calls(items: Any) -> tuple[list[GraphStep], list[Any]]:

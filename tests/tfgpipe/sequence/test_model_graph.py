@@ -133,3 +133,22 @@ def test_sparse_inputs_are_refused():
     with pytest.raises(ValueError, match="must be dense") as error:
         tfgpipe.GPipe(keras.Model(x, kl.Dense(1)(x)), 1, 2)
     assert "input 'counts'" in str(error.value)
+
+
+class OwnStep(keras.Model):
+    def compute_loss(self, *args, **kwargs):
+        return 0.0
+
+
+class OwnSequentialCall(keras.Sequential):
+    def call(self, x, training=None):
+        return super().call(x, training=training) * 2.0
+
+
+def test_what_a_class_does_beside_its_layers_is_refused():
+    x = keras.Input((3,))
+    with pytest.raises(ValueError, match="overrides compute_loss") as error:
+        tfgpipe.GPipe(OwnStep(x, kl.Dense(1)(x)), 1)
+    assert "in a subclass of `tfgpipe.GPipe`" in str(error.value)
+    with pytest.raises(ValueError, match="with a `call` of its own"):
+        tfgpipe.GPipe(OwnSequentialCall([x, kl.Dense(1)]), 1)
