@@ -84,30 +84,39 @@ class GraphCalls:
         # Keras hands its own to every layer, whatever the graph was made with.
         kwargs.pop("training", None)
         inner = _opened(call.operation)
-        if inner is not None and len(args) == 1 and not _has_values(kwargs):
-            outputs = self._inside(inner, args[0])
+        others = {k: v for k, v in kwargs.items() if k != "mask"}
+        if inner is not None and len(args) == 1 and not _has_values(others):
+            outputs = self._inside(inner, args[0], kwargs.get("mask"))
         else:
             outputs = [Value(t) for t in call.outputs]
             self.found.append(Call(call.operation, args, kwargs, outputs))
         self._known.update(zip(map(id, call.outputs), outputs))
 
-    def _inside(self, model: keras.Model, inputs: Any) -> list[Value]:
+    def _inside(
+        self, model: keras.Model, inputs: Any, masks: Any
+    ) -> list[Value]:
         """Adds the calls of a nested model; returns its outputs."""
+        flat = _flat(inputs, model)
+        flat_masks = (
+            [None] * len(flat) if masks is None else tree.flatten(masks)
+        )
         given = [
-            self._as_input(value, tensor)
-            for value, tensor in zip(_flat(inputs, model), model.inputs)
+            self._as_input(*of_input)
+            for of_input in zip(flat, flat_masks, model.inputs)
         ]
         self.inline(model, dict(zip(map(id, model.inputs), given)))
         return [self.value(t) for t in model.outputs]
 
-    def _as_input(self, value: Value, tensor: keras.KerasTensor) -> Value:
-        """The dtype and rank that a nested model gives its inputs."""
+    def _as_input(
+        self, value: Value, mask: Value | None, tensor: keras.KerasTensor
+    ) -> Value:
+        """What a nested model makes of its input: dtype, rank, mask."""
         same_rank = len(value.spec.shape) == len(tensor.shape)
-        if value.spec.dtype == tensor.dtype and same_rank:
+        if value.spec.dtype == tensor.dtype and same_rank and mask is None:
             return value
         made = Value(keras.KerasTensor(tensor.shape, tensor.dtype))
         operation = AsInput(tensor.dtype, len(tensor.shape))
-        self.found.append(Call(operation, (value,), {}, [made]))
+        self.found.append(Call(operation, (value, mask), {}, [made]))
         return made
 
 
@@ -119,9 +128,9 @@ class AsInput(keras.Operation):
         self.dtype = dtype
         self.rank = rank
 
-    def call(self, x: Any) -> Any:
-        """Casts; adds a last axis of size 1, or removes it. Masks stay."""
-        mask = internals.get_mask(x)
+    def call(self, x: Any, mask: Any = None) -> Any:
+        """Casts; adds a last axis of size 1, or removes it; sets the mask."""
+        mask = internals.get_mask(x) if mask is None else mask
         x = keras.ops.convert_to_tensor(x, self.dtype)
         if len(x.shape) == self.rank + 1:
             x = keras.ops.squeeze(x, -1)
