@@ -4,6 +4,7 @@ import h5py
 import keras
 import numpy as np
 import pytest
+from beside_keras import ROWS, assert_close, normal, pipeline, trained
 from crossing import sent_tensors, short
 from functional import (
     dicts,
@@ -20,11 +21,6 @@ from functional import (
 import tfgpipe
 
 pytestmark = pytest.mark.usefixtures("float64")
-ROWS = 7
-
-
-def normal(*shape):
-    return np.random.default_rng(len(shape)).standard_normal((ROWS, *shape))
 
 
 def tokens(length, size):
@@ -73,27 +69,13 @@ CASES = {
 }
 
 
-def trained(make, x, y, arguments, wrap=None):
-    """The history, all variables and the outputs after two epochs."""
-    keras.utils.set_random_seed(5)
-    model = make() if wrap is None else wrap(make())
-    # Plain Keras need not be traced, but weighs several losses otherwise then.
-    eagerly = wrap is None and "loss" not in arguments
-    model.compile(
-        keras.optimizers.SGD(0.05, momentum=0.9),
-        **{"loss": "mse", "run_eagerly": eagerly, **arguments},
+def by_itself(make, x, y, arguments):
+    """What plain Keras makes of the model."""
+    # It need not be traced, but then weighs several losses otherwise.
+    eagerly = "loss" not in arguments
+    return trained(
+        make, lambda model: model, x, y, run_eagerly=eagerly, **arguments
     )
-    history = model.fit(x, y, 4, epochs=2, shuffle=False, verbose=0).history
-    outputs = model.predict(x, 4, verbose=0)
-    return history, [v.numpy() for v in model.variables], outputs
-
-
-def assert_close(found, expected):
-    assert found[0].keys() == expected[0].keys()
-    for a, b in zip(
-        keras.tree.flatten(found), keras.tree.flatten(expected), strict=True
-    ):
-        np.testing.assert_allclose(a, b, 1e-10, 1e-12)
 
 
 # Keras takes it that nothing outside of a model wants the mask of its inputs.
@@ -101,13 +83,8 @@ def assert_close(found, expected):
 @pytest.mark.parametrize("name", CASES)
 def test_functional_model_trains_as_in_keras_at_any_k(name):
     make, x, y, arguments, m = CASES[name]
-    found = [
-        trained(
-            make, x, y, arguments, lambda model, k=k: tfgpipe.GPipe(model, k, m)
-        )
-        for k in (1, 3)
-    ]
-    assert_close(found[0], trained(make, x, y, arguments))
+    found = [trained(make, pipeline(k, m), x, y, **arguments) for k in (1, 3)]
+    assert_close(found[0], by_itself(make, x, y, arguments))
     for a, b in zip(*map(keras.tree.flatten, found), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -115,30 +92,18 @@ def test_functional_model_trains_as_in_keras_at_any_k(name):
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
 def test_skips_under_other_schedules(schedule):
     make, x, y, arguments, m = CASES["unet"]
-    found = trained(
-        make,
-        x,
-        y,
-        arguments,
-        lambda model: tfgpipe.GPipe(model, 3, m, schedule=schedule),
-    )
-    assert_close(found, trained(make, x, y, arguments))
+    found = trained(make, pipeline(3, m, schedule=schedule), x, y, **arguments)
+    assert_close(found, by_itself(make, x, y, arguments))
 
 
 def test_skips_in_replicas_and_eagerly():
     make, x, y, arguments, m = CASES["unet"]
-    expected = trained(make, x, y, arguments)
+    expected = by_itself(make, x, y, arguments)
     with tfgpipe.PipelineStrategy(2, 2).scope():
-        found = trained(
-            make, x, y, arguments, lambda model: tfgpipe.GPipe(model, 2, m)
-        )
+        found = trained(make, pipeline(2, m), x, y, **arguments)
     assert_close(found, expected)
     found = trained(
-        make,
-        x,
-        y,
-        {**arguments, "run_eagerly": True},
-        lambda model: tfgpipe.GPipe(model, 2, m),
+        make, pipeline(2, m), x, y, **{**arguments, "run_eagerly": True}
     )
     assert_close(found, expected)
 

@@ -53,16 +53,12 @@ class LayerList:
             )
         for index, item in enumerate(found, start):
             self._add(index, item)
+        self.steps = [Step(layer) for layer in self.layers]
         if self.input_spec is None and self.layers:
             self.input_spec = _declared_by(self.layers[0])
         self._check_names()
         if not self.problems:
             self._check_graph(first, start)
-
-    @property
-    def steps(self) -> list[Step]:
-        """See the class."""
-        return [Step(layer) for layer in self.layers]
 
     def infer(self, spec: Any, is_split: bool) -> tuple[Any, list[float]]:
         """What the last layer returns, and costs; see `inference.infer`."""

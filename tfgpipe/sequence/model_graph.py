@@ -6,6 +6,7 @@ bytes are alive between steps.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +25,6 @@ class ModelGraph:
 
     Args:
         model: A functional `keras.Model`.
-        costs: For each step what the user said of its cost, or None.
 
     Attributes:
         model: The model.
@@ -36,7 +36,7 @@ class ModelGraph:
         problems: What is wrong.
     """
 
-    def __init__(self, model: keras.Model, costs: Any = None):
+    def __init__(self, model: keras.Model):
         self.model = model
         self.layers = internals.direct_layers(model)
         self.input_spec = model.input
@@ -58,10 +58,16 @@ class ModelGraph:
         self.steps = row.steps()
         for step in self.steps:
             step.graph = self
-        self.costs = costs or [None] * len(self.steps)
+        self.costs: list[Any] = [None] * len(self.steps)
         self.specs = row.specs
         self._live_bytes = row.live_bytes
         self._together = row.together()
+
+    def with_costs(self, costs: list[Any]) -> ModelGraph:
+        """The same graph, of whose steps the user says other costs."""
+        graph = copy.copy(self)
+        graph.costs = costs
+        return graph
 
     def infer(self, spec: Any, is_split: bool) -> tuple[Any, list[float]]:
         """The model's outputs, and the costs of the steps."""

@@ -40,7 +40,7 @@ def source_of(layers: Any) -> Source:
             f"calls of model '{graph.model.name}', or others. To leave some "
             "out, make a model of the rest: `keras.Model(inputs, outputs)`."
         )
-    return ModelGraph(graph.model, costs)
+    return graph.with_costs(costs)
 
 
 # What trains, evaluates and predicts: of a `GPipe`, its own.
