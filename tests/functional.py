@@ -100,3 +100,53 @@ def masked():
     inner = keras.Model(y, kl.GRU(3)(y))
     h = kl.Embedding(9, 4, mask_zero=True)(tokens)
     return keras.Model(tokens, kl.Dense(2)(inner(h)))
+
+
+class Block(kl.Layer):
+    """Calls layers, and tells the dropout `training` itself."""
+
+    def build(self, shape):
+        width = shape[-1]
+        self.norm = kl.LayerNormalization()
+        self.attention = kl.MultiHeadAttention(2, 3)
+        self.first = kl.Dense(8, "gelu")
+        self.dropout = kl.Dropout(0.5, seed=3)
+        self.second = kl.Dense(width)
+        self.attention.build(shape, shape)
+        self.norm.build(shape)
+        self.first.build(shape)
+        self.second.build((*shape[:-1], 8))
+
+    def call(self, x, scale=1.0, training=None):
+        h = self.norm(x)
+        x = x + self.attention(h, h)
+        h = self.dropout(self.first(x), training=training)
+        return x + scale * self.second(h)
+
+
+class Encoder(kl.Layer):
+    """All blocks in one layer, and a variable of its own."""
+
+    def __init__(self, num_blocks, **kwargs):
+        super().__init__(**kwargs)
+        self.blocks = [Block() for _ in range(num_blocks)]
+
+    def build(self, shape):
+        for block in self.blocks:
+            block.build(shape)
+        self.position = self.add_weight(
+            shape[1:], "normal", regularizer=keras.regularizers.L2(0.01)
+        )
+
+    def call(self, x):
+        x = x + self.position
+        for block in self.blocks:
+            x = block(x, scale=0.5)
+        return x
+
+
+def encoder():
+    """A layer that has most of the model inside."""
+    x = keras.Input((5, 4))
+    h = Encoder(3)(kl.Dense(4)(x))
+    return keras.Model(x, kl.Dense(2)(h[:, 0]))

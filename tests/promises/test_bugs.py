@@ -338,15 +338,16 @@ def test_gradient_of_python_code_is_refused():
 @pytest.mark.parametrize(
     ("names", "rows"),
     [
-        ("constants tokens", 8),
+        ("constants,tokens", 8),
+        ("constants,known rows", 8),
         ("sizes", 7),
         ("rows", 8),
-        ("tokens distances", 7),
+        ("tokens,distances", 7),
     ],
 )
 def test_lookups_by_position_and_by_token_are_those_of_keras(names, rows):
     def make():
-        return [kl.Dense(3), Lookup(*names.split()), kl.Dense(3, "tanh")]
+        return [kl.Dense(3), Lookup(*names.split(",")), kl.Dense(3, "tanh")]
 
     x = np.random.default_rng(1).standard_normal((rows, 5, 3))
     check(make, x, x, 2, 3 if rows == 7 else 2, loss="mse")

@@ -8,6 +8,7 @@ from beside_keras import ROWS, assert_close, normal, pipeline, trained
 from crossing import sent_tensors, short
 from functional import (
     dicts,
+    encoder,
     masked,
     named_outputs,
     nested,
@@ -50,6 +51,7 @@ CASES = {
     ),
     "dicts": (
         dicts,
+        encoder,
         {"z": normal(3), "a": normal(2)},
         two_outputs(),
         LOSSES,
@@ -66,6 +68,7 @@ CASES = {
     "nested": (nested, tokens(4, 9), normal(8), {}, 3),
     "masked": (masked, tokens(6, 9), normal(2), {}, 3),
     "normalized": (normalized, normal(5), normal(2), {}, 1),
+    "opened": (encoder, normal(5, 4), normal(2), {}, 1),
 }
 
 

@@ -845,6 +845,32 @@ def test_calls_in_no_graph_are_not_noticed():
     assert len(internals.symbolic_calls(dense)) == 1
 
 
+def test_names_are_as_if_nothing_was_made_inside():
+    with internals.names_kept():
+        names = [kl.Dense(2).name for _ in range(2)]
+    assert kl.Dense(2).name == names[0] != names[1]
+
+
+def test_calls_inherit_what_the_layer_around_was_told():
+    around, dropout = kl.Layer(), kl.Dropout(0.5)
+    inputs = keras.Input((2,))
+    for told in (True, False):
+        with internals.told_training(around, told) as last_told:
+            output = dropout(inputs)
+            assert last_told() is told
+            dropout(inputs, training=not told)
+            assert last_told() is not told
+        call = internals.graph_calls(keras.Model(inputs, output))[0]
+        assert call.kwargs == {"training": told}
+
+
+def test_context_of_inner_calls_is_known():
+    assert internals.own_context_arguments(kl.Dense(2)) == set()
+    layer = kl.Dense(2)
+    layer._register_call_context_args("step")
+    assert internals.own_context_arguments(layer) == {"step"}
+
+
 def test_variables_are_known_to_be_deferred():
     assert not internals.variables_are_deferred()
     with internals.deferred_variables():

@@ -13,7 +13,12 @@ from tfgpipe.cells.differentiate import differentiate
 from tfgpipe.cells.gradients import Gradient, as_tensor
 from tfgpipe.cells.sparse import RowDependence, lookups
 from tfgpipe.cells.trace import Traced, trace
-from tfgpipe.cells.values import any_rows, is_continuous
+from tfgpipe.cells.values import (
+    CellArguments,
+    any_rows,
+    is_continuous,
+    one_more_row,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,6 +69,12 @@ def add_backward(traced: Traced, has_gradient: Sequence[bool]) -> Backward:
         traced: The graph.
         has_gradient: For each output tensor, whether it will have a gradient.
     """
+    made = _differentiated(traced, has_gradient)
+    return dataclasses.replace(made, repeated=tuple(_repeated(made)))
+
+
+def _differentiated(traced: Traced, has_gradient: Sequence[bool]) -> Backward:
+    """As `add_backward`, without `repeated`."""
     outputs = traced.outputs
     with traced.graph.as_default(), traced.origin.for_xla():
         dy = [
@@ -75,14 +86,7 @@ def add_backward(traced: Traced, has_gradient: Sequence[bool]) -> Backward:
             for loss in outputs.losses
         ]
         dx, dw = _gradients(traced, dy, dlosses)
-    return Backward(
-        traced,
-        tuple(dy),
-        tuple(dlosses),
-        tuple(dx),
-        tuple(dw),
-        tuple(_repeated(traced, dy, dw, has_gradient)),
-    )
+    return Backward(traced, tuple(dy), tuple(dlosses), tuple(dx), tuple(dw))
 
 
 def _gradients(
@@ -123,25 +127,44 @@ def of_lookups(gradient: Any) -> Gradient:
     return Gradient(slices={(i, 0): part for i, part in enumerate(found)})
 
 
-def _repeated(
-    traced: Traced,
-    dy: list[Any],
-    dw: Sequence[Gradient],
-    has_gradient: Sequence[bool],
-) -> Sequence[list[bool]]:
+def _repeated(made: Backward) -> Sequence[list[bool]]:
     """See `Backward.repeated`."""
-    inputs = traced.inputs
-    depends = RowDependence(tensors([inputs.inputs, inputs.labels, dy]))
-    found = [
-        [not depends(part.indices) for part in d.slices.values()] for d in dw
-    ]
-    origin = traced.origin
+    found = _row_independent(made)
+    origin = made.traced.origin
     relaxed = origin.specs.specs(any_rows)
     if relaxed == origin.specs or not any(map(any, found)):
         return found
     # What follows from a number of rows that is known looks constant.
-    again = trace(dataclasses.replace(origin, specs=relaxed))
-    return add_backward(again, has_gradient).repeated
+    has_gradient = [d is not None for d in made.dy]
+
+    def again(specs: CellArguments) -> Backward:
+        traced = trace(dataclasses.replace(origin, specs=specs))
+        return _differentiated(traced, has_gradient)
+
+    try:
+        return _row_independent(again(relaxed))
+    except Exception:  # its layers must know how many rows there are
+        more = again(origin.specs.specs(one_more_row))
+    return [
+        [
+            is_same and a.indices.shape == b.indices.shape
+            for is_same, a, b in zip(
+                same, d.slices.values(), other.slices.values()
+            )
+        ]
+        for same, d, other in zip(found, made.dw, more.dw)
+    ]
+
+
+def _row_independent(made: Backward) -> Sequence[list[bool]]:
+    """For each lookup, whether its indices depend on no row."""
+    inputs = made.traced.inputs
+    given = [inputs.inputs, inputs.labels, list(made.dy)]
+    depends = RowDependence(tensors(given))
+    return [
+        [not depends(part.indices) for part in d.slices.values()]
+        for d in made.dw
+    ]
 
 
 def _check_gradients(traced: Traced) -> None:

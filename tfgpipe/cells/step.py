@@ -86,7 +86,12 @@ class GraphStep(Step):
         gives: Any,
     ):
         is_layer = isinstance(operation, keras.layers.Layer)
-        super().__init__(operation if is_layer else _stand_in(operation))
+        read = [
+            leaf
+            for leaf in tree.flatten((args, kwargs))
+            if isinstance(leaf, keras.Variable)
+        ]
+        super().__init__(operation if is_layer else _stand_in(operation, read))
         self.graph: Any = None
         self.operation = operation
         self.args = args
@@ -147,9 +152,12 @@ def _copied(nest: Any) -> Any:
     return Boundary.of(nest).nest(structure_of(nest))
 
 
-def _stand_in(operation: keras.Operation) -> keras.layers.Layer:
-    """A layer without variables, for all that is noted by layers."""
+def _stand_in(
+    operation: keras.Operation, variables: list[keras.Variable]
+) -> keras.layers.Layer:
+    """A layer for all that is noted by layers, with what it reads."""
     layer = keras.layers.Layer(name=operation.name)
+    layer.read = variables
     layer.built = True
     return layer
 

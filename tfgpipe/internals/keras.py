@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 from keras.src import backend as _backend
 from keras.src.backend.common import global_state as _global_state
+from keras.src.layers import layer as _layer
 from keras.src.losses import loss as _loss
 from keras.src.models.functional import Functional as _Functional
 
@@ -559,10 +560,46 @@ def autocasts(variable: keras.Variable) -> bool:
     return variable._autocast
 
 
+@contextlib.contextmanager
+def told_training(
+    layer: keras.layers.Layer, training: bool
+) -> Iterator[Callable[[], Any]]:
+    """Inside, layers are called as inside a layer that was told `training`.
+
+    Yields what returns the `training` that the next call would inherit.
+    """
+    key = "current_call_ctx"
+    before = _global_state.get_global_attribute(key)
+    context: Any = _layer.CallContext(entry_layer=layer)
+    context.training = training
+    _global_state.set_global_attribute(key, context)
+    try:
+        yield lambda: context.training
+    finally:
+        _global_state.set_global_attribute(key, before)
+
+
+def own_context_arguments(layer: keras.layers.Layer) -> set[str]:
+    """What a layer's call tells the calls inside it, besides `training`."""
+    return set(getattr(layer, "_call_context_args", ())) - {"training"}
+
+
 # ---------------------------------------------------------------------- names
 def is_keras(thing: Any) -> bool:
     """Whether Keras defines a class or function."""
     return getattr(thing, "__module__", "").startswith("keras.src.")
+
+
+@contextlib.contextmanager
+def names_kept() -> Iterator[None]:
+    """Keras names what is made afterwards as if nothing were made inside."""
+    key = "object_name_uids"
+    before = _global_state.get_global_attribute(key)
+    kept = None if before is None else before.copy()
+    try:
+        yield
+    finally:
+        _global_state.set_global_attribute(key, kept)
 
 
 # ---------------------------------------------------------------------- seeds

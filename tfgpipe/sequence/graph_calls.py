@@ -1,12 +1,14 @@
 """The calls in a functional model, and in the models inside it.
 
 Keras has the graph: every call of a layer or operation on symbolic tensors. A
-nested model is opened up where it is called: its own calls take its place.
+nested model is opened up where it is called: its own calls take its place. So
+are large layers that only call others, see `opened_layer.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -16,6 +18,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
+from tfgpipe.sequence.opened_layer import large_layers, opened
 
 
 @dataclasses.dataclass(eq=False)
@@ -53,59 +56,66 @@ class Call:
 class GraphCalls:
     """Collects the calls of a model, and of those inside it.
 
+    Args:
+        model: The model.
+
     Attributes:
+        inputs: Those of the model.
         found: The calls, in an order in which they can be run.
+        outputs: A nest of those of the model.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model: keras.Model) -> None:
+        self.inputs = [Value(t) for t in model.inputs]
         self.found: list[Call] = []
         self._known: dict[int, Value] = {}
+        self._large = large_layers(model)
+        self._inline(model, self.inputs)
+        self.outputs = tree.map_structure(self._value, model.output)
 
-    def value(self, tensor: keras.KerasTensor) -> Value:
-        """What a symbolic tensor is here."""
-        return self._known[id(tensor)]
+    def _value(self, leaf: Any) -> Any:
+        """A `Value` for a symbolic tensor; what else there is, as it is."""
+        is_tensor = isinstance(leaf, keras.KerasTensor)
+        return self._known[id(leaf)] if is_tensor else leaf
 
-    def inline(self, model: keras.Model, inputs: dict[int, Value]) -> None:
+    def _inline(self, model: keras.Model, inputs: list[Value]) -> None:
         """Adds the calls of a model, called on these inputs."""
         # A model that is called twice has the same symbolic tensors.
-        before, self._known = self._known, dict(inputs)
+        before = self._known
+        self._known = dict(zip(map(id, model.inputs), inputs))
         for call in internals.graph_calls(model):
             self._add(call)
         inside, self._known = self._known, before
         self._known.update(inside)
 
     def _add(self, call: internals.GraphCall) -> None:
-        def of(leaf: Any) -> Any:
-            is_tensor = isinstance(leaf, keras.KerasTensor)
-            return self.value(leaf) if is_tensor else leaf
-
-        args = tree.map_structure(of, call.args)
-        kwargs = tree.map_structure(of, call.kwargs)
+        args = tree.map_structure(self._value, call.args)
+        kwargs = tree.map_structure(self._value, call.kwargs)
         # Keras hands its own to every layer, whatever the graph was made with.
         kwargs.pop("training", None)
-        inner = _opened(call.operation)
+        inner = _functional(call.operation)
         others = {k: v for k, v in kwargs.items() if k != "mask"}
         if inner is not None and len(args) == 1 and not _has_values(others):
-            outputs = self._inside(inner, args[0], kwargs.get("mask"))
+            masks = tree.flatten(kwargs.get("mask"))
+            outputs = self._inside(inner, _flat(args[0], inner), masks)
+        elif id(call.operation) in self._large and (inner := opened(call)):
+            given = list(values_in((args, kwargs)))
+            outputs = self._inside(inner, given, [])
         else:
             outputs = [Value(t) for t in call.outputs]
             self.found.append(Call(call.operation, args, kwargs, outputs))
         self._known.update(zip(map(id, call.outputs), outputs))
 
     def _inside(
-        self, model: keras.Model, inputs: Any, masks: Any
+        self, model: keras.Model, inputs: list[Value], masks: list[Any]
     ) -> list[Value]:
         """Adds the calls of a nested model; returns its outputs."""
-        flat = _flat(inputs, model)
-        flat_masks = (
-            [None] * len(flat) if masks is None else tree.flatten(masks)
-        )
         given = [
             self._as_input(*of_input)
-            for of_input in zip(flat, flat_masks, model.inputs)
+            for of_input in itertools.zip_longest(inputs, masks, model.inputs)
         ]
-        self.inline(model, dict(zip(map(id, model.inputs), given)))
-        return [self.value(t) for t in model.outputs]
+        self._inline(model, given)
+        return [self._value(t) for t in model.outputs]
 
     def _as_input(
         self, value: Value, mask: Value | None, tensor: keras.KerasTensor
@@ -141,7 +151,7 @@ class AsInput(keras.Operation):
         return x
 
 
-def _opened(operation: Any) -> keras.Model | None:
+def _functional(operation: Any) -> keras.Model | None:
     """The functional model that a nested model is, or None."""
     if isinstance(operation, keras.Sequential):
         operation = internals.functional_of(operation)

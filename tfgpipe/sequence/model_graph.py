@@ -16,7 +16,7 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.planning import cost as cost_lib
 from tfgpipe.planning import cut_graph
-from tfgpipe.sequence.graph_calls import GraphCalls, Value
+from tfgpipe.sequence.graph_calls import GraphCalls
 from tfgpipe.sequence.live_row import LiveRow, depth_first, in_turn
 
 
@@ -41,15 +41,12 @@ class ModelGraph:
         self.layers = internals.direct_layers(model)
         self.input_spec = model.input
         self.problems = _problems(model)
-        calls = GraphCalls()
-        inputs = [Value(t) for t in model.inputs]
-        calls.inline(model, dict(zip(map(id, model.inputs), inputs)))
-        outputs = tree.map_structure(calls.value, model.output)
-        orders = [calls.found, depth_first(calls.found, outputs)]
+        calls = GraphCalls(model)
+        orders = [calls.found, depth_first(calls.found, calls.outputs)]
         # A layer that is called again updates its state, and draws, in turn.
         row = min(
             (
-                LiveRow(inputs, order, outputs)
+                LiveRow(calls.inputs, order, calls.outputs)
                 for order in orders
                 if in_turn(order) == in_turn(calls.found)
             ),

@@ -1,0 +1,206 @@
+"""Layers whose inner calls take their place, and those that stay closed."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+from functional import Block, Encoder, encoder
+from keras import layers as kl
+from keras import ops
+
+import tfgpipe
+from tfgpipe import internals
+from tfgpipe.sequence.opened_layer import opened
+
+
+class Around(kl.Layer):
+    """Two layers, and whatever a test adds."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.first, self.second = kl.Dense(4), kl.Dense(4)
+
+    def build(self, shape):
+        self.first.build(shape)
+        self.second.build((*shape[:-1], 4))
+        self.built = True
+
+    def call(self, x, training=None):
+        return self.second(self.first(x))
+
+
+class Branches(Around):
+    def call(self, x, training=None):
+        return self.second(self.first(x)) if training else self.first(x)
+
+
+class Fixed(Around):
+    def __init__(self):
+        super().__init__()
+        self.norm = kl.BatchNormalization()
+
+    def build(self, shape):
+        super().build(shape)
+        self.norm.build((*shape[:-1], 4))
+
+    def call(self, x, training=None):
+        return self.norm(self.second(self.first(x)), training=True)
+
+
+class Leaks(Around):
+    """What it tells a layer inside is what the next one inherits."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = Fixed()
+        self.dropout = kl.Dropout(0.5)
+
+    def build(self, shape):
+        super().build(shape)
+        self.norm.build(shape)
+
+    def call(self, x):
+        return self.second(self.first(self.dropout(self.norm(x))))
+
+
+class Counts(Around):
+    def build(self, shape):
+        super().build(shape)
+        self.count = self.add_weight(
+            (), "zeros", dtype="int32", trainable=False
+        )
+
+    def call(self, x, training=None):
+        self.count.assign_add(1)
+        return self.second(self.first(x))
+
+
+class Reads(Counts):
+    def call(self, x, training=None):
+        return self.second(self.first(x)) * ops.square(self.first.kernel)[0, 0]
+
+
+class Draws(Around):
+    def __init__(self):
+        super().__init__()
+        self.seed_generator = keras.random.SeedGenerator(1)
+
+    def call(self, x, training=None):
+        noise = keras.random.normal((4,), seed=self.seed_generator)
+        return self.second(self.first(x)) + noise
+
+
+class Constant(Around):
+    def call(self, x, training=None):
+        return self.second(self.first(x)) + np.random.rand(4)  # noqa: NPY002
+
+
+class Drops(Around):
+    def call(self, x, training=None):
+        self.second(x)
+        return self.first(x)
+
+
+class Masks(Around):
+    def compute_mask(self, inputs, previous_mask=None):
+        return None
+
+
+class Masking(Around):
+    def call(self, x, training=None):
+        return self.second(kl.Masking()(self.first(x)))
+
+
+class NeedsRows(Around):
+    def call(self, x, training=None):
+        rows = ops.shape(x)[0]
+        return self.second(self.first(x)) + ops.zeros((rows, 4))
+
+
+class AddsLoss(Around):
+    def call(self, x, training=None):
+        y = self.second(self.first(x))
+        self.add_loss(ops.mean(y))
+        return y
+
+
+CLOSED = {
+    "one layer": lambda: kl.Dense(4),
+    "of Keras": lambda: kl.TimeDistributed(kl.Dense(4)),
+    "branches": Branches,
+    "another training": Fixed,
+    "leaks": Leaks,
+    "assigns": Counts,
+    "reads": Reads,
+    "draws": Draws,
+    "other constants": Constant,
+    "calls that lead nowhere": Drops,
+    "masks": Masks,
+    "makes layers": Masking,
+    "needs rows": NeedsRows,
+    "adds a loss": AddsLoss,
+    "activity regularizer": functools.partial(
+        Around, activity_regularizer="l2"
+    ),
+}
+
+
+def only_call(layer, shape=(3, 4)):
+    x = keras.Input(shape)
+    (call,) = internals.graph_calls(keras.Model(x, layer(x)))
+    return call
+
+
+def test_layer_that_only_calls_layers_is_opened():
+    call = only_call(Around())
+    model = opened(call)
+    found = [c.operation for c in internals.graph_calls(model)]
+    assert found == [call.operation.first, call.operation.second]
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_layer_that_does_more_stays_closed(name):
+    assert opened(only_call(CLOSED[name]())) is None
+
+
+def test_nothing_is_left_of_looking_inside():
+    layer = Counts()
+    call = only_call(layer)
+    before = len(internals.symbolic_calls(layer.first)), layer.count.numpy()
+    name = keras.layers.Add().name
+    opened(call)
+    after = len(internals.symbolic_calls(layer.first)), layer.count.numpy()
+    assert before == after
+    number = int(name.rpartition("_")[2]) if "_" in name else 0
+    assert keras.layers.Add().name == f"add_{number + 1}"
+
+
+def test_blocks_inside_are_opened_and_spread_over_cells():
+    model = tfgpipe.GPipe(encoder(), 4, 2)
+    calls = [call.operation for call in tfgpipe.layers_of(model.model)]
+    assert not any(isinstance(c, (Encoder, Block)) for c in calls)
+    costs = [cell.cost for cell in model.cells()]
+    assert max(costs) < 1.35 * np.mean(costs)
+    assert model.weights == model.model.weights
+    on = {w.path: w.value.device for w in model.weights}
+    assert len(set(on.values())) == 4
+
+
+def test_small_layers_stay_closed():
+    x = keras.Input((4,))
+    model = keras.Model(x, kl.Dense(500)(Around()(x)))
+    operations = [c.operation for c in tfgpipe.layers_of(model)]
+    assert [type(o) for o in operations] == [Around, kl.Dense]
+
+
+def test_mixed_precision_casts_as_in_keras():
+    x = keras.Input((3, 4))
+    layer = Around(dtype="mixed_bfloat16")
+    for one in (layer.first, layer.second):
+        one.dtype_policy = keras.DTypePolicy("mixed_bfloat16")
+    model = keras.Model(x, layer(x))
+    data = np.random.default_rng(0).standard_normal((4, 3, 4))
+    found = tfgpipe.GPipe(model, 2, 2).predict(data, verbose=0)
+    np.testing.assert_array_equal(found, model.predict(data, verbose=0))
+    assert len(tfgpipe.layers_of(model)) == 3

@@ -1,0 +1,193 @@
+"""Opens a layer that calls other layers: their calls take its place.
+
+A backbone may hold all of its blocks in one layer, which would be one cell.
+What the `call` of that layer does to symbolic tensors is a graph:
+
+    encoder(x)    is    norm(block_1(block_0(x)))
+
+It is opened only where that graph is all it does, whenever it is called. A
+layer stays closed that draws, assigns or reads variables beside its inner
+calls; that takes or makes masks; whose code fails on symbolic tensors, or
+makes another graph the next time, or for another `training`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from typing import Any
+
+import keras
+from keras import tree
+
+from tfgpipe import internals
+from tfgpipe.cells import likeness
+
+# So that four cells of such layers can be even to a tenth.
+SHARE = 1 / 40
+
+
+def large_layers(model: keras.Model) -> set[int]:
+    """The ids of layers that hold a good share of a model's weights."""
+    total = _num_weights(model)
+    return {
+        id(layer)
+        for layer in internals.flat_layers(model)
+        if _num_weights(layer) > SHARE * total
+    }
+
+
+def opened(call: internals.GraphCall) -> keras.Model | None:
+    """What a call of a layer does, as a functional model.
+
+    Args:
+        call: The call of a layer in the graph of a model.
+
+    Returns:
+        A model of the call's tensors, each once, in the order of its
+        arguments. None if the layer stays closed.
+    """
+    layer = call.operation
+    tensors = {
+        id(leaf): leaf
+        for leaf in tree.flatten((call.args, call.kwargs))
+        if isinstance(leaf, keras.KerasTensor)
+    }
+    masks = map(internals.get_mask, [*tensors.values(), *call.outputs])
+    if not _is_plain(layer, call) or any(mask is not None for mask in masks):
+        return None
+    inner = internals.flat_layers(layer)
+    with (
+        internals.in_no_graph(inner),
+        internals.names_kept(),
+        internals.seed_generator_kept(),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")  # the real calls will warn
+        made = [_called(call, tensors, told) for told in (True, False)]
+    (first, written), (_, again) = made
+    return first if written is not None and written == again else None
+
+
+def _is_plain(layer: keras.layers.Layer, call: internals.GraphCall) -> bool:
+    """Whether what is around a layer's `call` does nothing."""
+    cls = type(layer)
+    base = keras.layers.Layer
+    return (
+        len(internals.flat_layers(layer)) > 1
+        and not internals.is_keras(cls.call)
+        and cls.__call__ is base.__call__
+        and cls.compute_mask is base.compute_mask
+        and "call" not in vars(layer)
+        and layer.activity_regularizer is None
+        and layer.quantization_mode is None
+        and internals.remat_mode(layer) is None
+        and not internals.own_context_arguments(layer) & set(call.kwargs)
+    )
+
+
+def _called(
+    call: internals.GraphCall, tensors: dict[int, Any], training: bool
+) -> tuple[Any, Any]:
+    """The model of one call, and what it computes as a value to compare."""
+    layer = call.operation
+    fresh = {
+        key: keras.Input(
+            batch_shape=tensor.shape,
+            dtype=_converted(layer, tensor),
+            name=f"input_{i}",
+        )
+        for i, (key, tensor) in enumerate(tensors.items())
+    }
+    args, kwargs = tree.map_structure(
+        lambda leaf: fresh.get(id(leaf), leaf), (call.args, call.kwargs)
+    )
+    if "training" in inspect.signature(type(layer).call).parameters:
+        kwargs["training"] = training
+    before = _num_calls(layer)
+    scope = _WatchingScope()
+    try:
+        with scope, internals.told_training(layer, training) as last_told:
+            outputs = tree.flatten(layer.call(*args, **kwargs))
+        model = keras.Model([*fresh.values()], outputs, name=layer.name)
+    except Exception:  # a user's code may raise anything; then: closed
+        return None, None
+    calls = internals.graph_calls(model)
+    is_layer = [isinstance(c.operation, keras.layers.Layer) for c in calls]
+    if (
+        scope.is_used
+        or last_told() is not training  # what a layer inside has left
+        or _specs(outputs) != _specs(call.outputs)
+        or any(internals.get_mask(t) is not None for t in outputs)
+        or sum(is_layer) != _num_calls(layer) - before  # some lead nowhere
+    ):
+        return None, None
+    return model, _written(model, calls, layer, training)
+
+
+def _written(
+    model: keras.Model,
+    calls: list[internals.GraphCall],
+    layer: keras.layers.Layer,
+    training: bool,
+) -> Any:
+    """What the calls compute; None if they are told another `training`."""
+    numbers = {id(t): i for i, t in enumerate(model.inputs)}
+    rows = []
+
+    def plain(leaf: Any) -> Any:
+        is_tensor = isinstance(leaf, keras.KerasTensor)
+        return ("tensor", numbers[id(leaf)]) if is_tensor else leaf
+
+    for call in calls:
+        kwargs = dict(call.kwargs)
+        if kwargs.pop("training", training) not in (training, None):
+            return None
+        operation = call.operation
+        if isinstance(operation, keras.layers.Layer):
+            operation = id(operation)
+        leaves = tree.flatten((call.args, kwargs))
+        is_mixed = layer.compute_dtype != layer.variable_dtype
+        if is_mixed and any(isinstance(v, keras.Variable) for v in leaves):
+            return None  # the layer would cast it
+        rows.append(
+            (operation, *tree.map_structure(plain, (call.args, kwargs)))
+        )
+        for tensor in call.outputs:
+            numbers[id(tensor)] = len(numbers)
+    return likeness([rows, [numbers[id(t)] for t in model.outputs]], ())
+
+
+class _WatchingScope(keras.StatelessScope):
+    """Notes whether a variable is read or assigned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_used = False
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        self.is_used = True
+        return super().get_current_value(variable)
+
+    def add_update(self, update: Any) -> None:
+        self.is_used = True
+
+
+def _converted(layer: keras.layers.Layer, tensor: Any) -> str:
+    """The dtype in which a layer's `call` gets a tensor."""
+    is_float = keras.backend.is_float_dtype(tensor.dtype)
+    return layer.input_dtype if is_float and layer.autocast else tensor.dtype
+
+
+def _num_calls(layer: keras.layers.Layer) -> int:
+    inner = internals.flat_layers(layer)
+    return sum(len(internals.symbolic_calls(one)) for one in inner)
+
+
+def _num_weights(layer: keras.layers.Layer) -> int:
+    return sum(math.prod(w.shape) for w in layer.weights)
+
+
+def _specs(tensors: list[Any]) -> list[Any]:
+    return [(tuple(t.shape), t.dtype) for t in tensors]
