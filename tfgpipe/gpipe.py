@@ -16,7 +16,6 @@ from tfgpipe.devices import Storage
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.planning import CellRecord, partition, print_cells
 from tfgpipe.random_state import RandomState
-from tfgpipe.run import place_variables
 from tfgpipe.saving import Saved
 from tfgpipe.schedules import Schedule
 from tfgpipe.sequence import Arguments
@@ -190,21 +189,10 @@ class GPipe(Described, Saved, Stepped):
             self._arguments.check_supported()
             self._make_cells()
             if not internals.variables_are_deferred():
-                self._place()
+                self.place()
         seeds = {id(s): s for cell in self._plan.cells for s in cell.seeds}
         self._plan.random_state = RandomState(self.name, [*seeds.values()])
         self.built = True
-
-    def _place(self) -> None:
-        """Gives the variables storage on the devices of their cells.
-
-        In a model around this one they are where that model puts them.
-        """
-        place_variables(self._plan.cells)
-        self._plan.storage = Storage(self.name, self.sequence)
-        # tf.train.Checkpoint finds nothing in a list of layers.
-        self._checkpointed = tf.Module()
-        self._checkpointed.values = [v.value for v in self.variables]
 
     def _make_cells(self) -> None:
         counts = self._arguments.layers_per_cell or self._source.cut(

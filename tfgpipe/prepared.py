@@ -11,8 +11,10 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells import as_specs, shapes
+from tfgpipe.devices import Storage
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.failures import explained
+from tfgpipe.run import place_variables
 from tfgpipe.sequence import inputs
 
 
@@ -52,10 +54,34 @@ class Prepared(internals.BuiltBeforeTracing):
         is_alone = self.steps_per_execution == 1
         return explained(function, self._plan.cells, is_alone)
 
+    def place(self) -> None:
+        """Gives the variables storage on the devices of their cells.
+
+        In a model around this one they are where that model puts them.
+        """
+        storage = self._plan.storage
+        known = set() if storage is None else storage.known
+        place_variables(self._plan.cells, known)
+        self._plan.storage = Storage(self.name, self.sequence)
+        # tf.train.Checkpoint finds nothing in a list of layers.
+        self._checkpointed = tf.Module()
+        self._checkpointed.values = [v.value for v in self.variables]
+
     def _check_storage(self) -> None:
         """Refuses layers that another model took over."""
         if self._plan.storage is not None:
             self._plan.storage.check()
+            self._place_new()
+
+    def _place_new(self) -> None:
+        """Places the weights that `enable_lora` or `quantize` have added."""
+        storage = self._plan.storage
+        if storage is not None and any(
+            id(variable) not in storage.known
+            for layer in self.sequence
+            for variable in layer.variables
+        ):
+            self.place()
 
     def _check_scope(self) -> None:
         """Refuses strategies that the model does not know of."""
@@ -81,6 +107,7 @@ class Prepared(internals.BuiltBeforeTracing):
                 self.build(shapes(self._plan.input_spec))
             if not with_loss:
                 return
+            self._place_new()  # an optimizer knows where they are
             self.build_optimizer()
             with tf.device(self._plan.cells[-1].device):
                 internals.build_losses_and_metrics(

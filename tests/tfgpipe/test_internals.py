@@ -887,6 +887,17 @@ class FunctionalSubclass(keras.Model):
         super().__init__(inputs=x, outputs=y)
 
 
+class Looks(keras.Model):
+    def __call__(self, inputs, **kwargs):
+        assert inputs is not None
+        return super().__call__(inputs, **kwargs)
+
+
+class Doubles(keras.Model):
+    def __call__(self, inputs, **kwargs):
+        return super().__call__(2 * inputs, **kwargs)
+
+
 class OwnCall(FunctionalSubclass):
     def call(self, x, training=None):
         return super().call(x, training=training) + 1
@@ -897,6 +908,8 @@ def test_functional_models_are_told_from_those_with_a_call_of_their_own():
     y = kl.Dense(1)(x)
     assert internals.is_functional(keras.Model(x, y))
     assert internals.is_functional(FunctionalSubclass(x, y))
+    assert internals.is_functional(Looks(x, y))
+    assert not internals.is_functional(Doubles(x, y))
     assert not internals.is_functional(OwnCall(x, y))
     assert not internals.is_functional(keras.Sequential([x, kl.Dense(1)]))
 

@@ -94,6 +94,11 @@ class Storage:
         for _, variable, _ in self._held:
             setattr(variable, _PLACED_BY, model)
 
+    @property
+    def known(self) -> set[int]:
+        """The ids of the variables."""
+        return {id(variable) for _, variable, _ in self._held}
+
     def check(self) -> None:
         """Refuses to go on where another model took over a layer."""
         for layer, variable, before in self._held:

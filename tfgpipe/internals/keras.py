@@ -456,13 +456,30 @@ def is_functional(model: Any) -> bool:
     """Whether a model is a graph of layers, and its call runs just that.
 
     So is one of a subclass that hands `inputs` and `outputs` to `keras.Model`
-    and leaves `call` alone.
+    and leaves `call` alone. It may have a `__call__` that looks at tensors and
+    hands them on.
     """
     return (
         isinstance(model, _Functional)
         and type(model).call is _Functional.call
-        and type(model).__call__ is _Functional.__call__
+        and (type(model).__call__ is _Functional.__call__ or _hands_on(model))
     )
+
+
+def _hands_on(model: Any) -> bool:
+    """Whether a `__call__` runs the graph on the tensors that it gets."""
+    inputs = keras.tree.map_structure(
+        lambda t: keras.KerasTensor(t.shape, t.dtype), model.input
+    )
+    with in_no_graph(flat_layers(model)), names_kept():
+        outputs = keras.tree.flatten(model(inputs))
+    found = [getattr(t, "_keras_history", None) for t in outputs]
+    if any(h is None or h.operation is not model for h in found):
+        return False
+    node = model._inbound_nodes[-1]
+    return [*map(id, outputs)] == [*map(id, node.outputs)] and [
+        *map(id, keras.tree.flatten(inputs))
+    ] == [*map(id, node.input_tensors)]
 
 
 def functional_of(model: keras.Sequential) -> Any:

@@ -8,7 +8,7 @@ before that.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -19,13 +19,17 @@ from tfgpipe.cells import Cell, CellFunction
 from tfgpipe.devices import placement
 
 
-def place_variables(cells: Iterable[Cell]) -> None:
+def place_variables(cells: Iterable[Cell], placed: Collection[int]) -> None:
     """Puts each variable onto its device.
 
     The trainable ones of a cell are shared out among its devices. What cells
     share belongs to the first of them.
+
+    Args:
+        cells: The cells.
+        placed: ids of variables that stay where they are.
     """
-    known: set[int] = set()
+    known = set(placed)
 
     def new(variables: Iterable[keras.Variable]) -> list[keras.Variable]:
         found = {id(v): v for v in variables if id(v) not in known}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, TypeAlias
 
 import keras
@@ -80,6 +81,22 @@ def _check_model(model: keras.Model) -> None:
             "`tfgpipe.GPipe`, and pass `keras.Model(model.inputs, "
             "model.outputs)`."
         )
+    if cls.fit is not keras.Model.fit and _may_preprocess(model):
+        warnings.warn(
+            "A `GPipe` does not call the `fit` of a model's class, which may "
+            "prepare the data. Received: "
+            f"'{model.name}', a {cls.__name__} with a `fit` of its own. Hand "
+            "over data as the layers take them. A KerasHub task has them from "
+            "`data.map(task.preprocessor)`; say that you do so by "
+            "`task.preprocessor = None` before you make the `GPipe`, and set "
+            "it again to generate.",
+            stacklevel=2,
+        )
+
+
+def _may_preprocess(model: keras.Model) -> bool:
+    """Not if it is a task of KerasHub that has no preprocessor now."""
+    return getattr(model, "preprocessor", True) is not None
 
 
 def _calls(items: Any) -> tuple[list[GraphStep], list[Any]]:

@@ -152,3 +152,29 @@ def test_what_a_class_does_beside_its_layers_is_refused():
     assert "in a subclass of `tfgpipe.GPipe`" in str(error.value)
     with pytest.raises(ValueError, match="with a `call` of its own"):
         tfgpipe.GPipe(OwnSequentialCall([x, kl.Dense(1)]), 1)
+
+
+class Task(keras.Model):
+    """As one of KerasHub: it looks at what it is called on, and prepares."""
+
+    def __init__(self, preprocessor=None):
+        self.preprocessor = preprocessor
+        x = keras.Input((3,))
+        super().__init__(x, kl.Dense(2)(kl.Dense(3)(x)))
+
+    def __call__(self, *args, **kwargs):
+        if isinstance(args[0], str):
+            raise ValueError("no text")
+        return super().__call__(*args, **kwargs)
+
+    def fit(self, x, *args, **kwargs):
+        return super().fit(self.preprocessor(x), *args, **kwargs)
+
+
+def test_call_that_hands_its_tensors_on_is_that_of_keras():
+    assert len(tfgpipe.layers_of(Task())) == 2
+
+
+def test_fit_that_prepares_data_is_warned_of():
+    with pytest.warns(UserWarning, match=r"a Task with a `fit` of its own"):
+        tfgpipe.GPipe(Task(preprocessor=abs), 2, 1)
