@@ -101,6 +101,8 @@ class GraphCalls:
         elif id(call.operation) in self._large and (inner := opened(call)):
             given = list(values_in((args, kwargs)))
             outputs = self._inside(inner, given, [])
+            for value, tensor in zip(outputs, call.outputs):
+                value.spec = tensor  # in which sizes may be known that got lost
         else:
             outputs = [Value(t) for t in call.outputs]
             self.found.append(Call(call.operation, args, kwargs, outputs))

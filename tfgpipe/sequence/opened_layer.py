@@ -111,6 +111,8 @@ def _called(
         with scope, internals.told_training(layer, training) as last_told:
             outputs = tree.flatten(layer.call(*args, **kwargs))
         model = keras.Model([*fresh.values()], outputs, name=layer.name)
+        # Symbolic calls do not notice, say, a None among sizes to reshape to.
+        internals.output_spec(model, model.inputs)
     except Exception:  # a user's code may raise anything; then: closed
         return None, None
     calls = internals.graph_calls(model)
@@ -118,7 +120,7 @@ def _called(
     if (
         scope.is_used
         or last_told() is not training  # what a layer inside has left
-        or _specs(outputs) != _specs(call.outputs)
+        or not _are_like(outputs, call.outputs)
         or any(internals.get_mask(t) is not None for t in outputs)
         or sum(is_layer) != _num_calls(layer) - before  # some lead nowhere
     ):
@@ -189,5 +191,11 @@ def _num_weights(layer: keras.layers.Layer) -> int:
     return sum(math.prod(w.shape) for w in layer.weights)
 
 
-def _specs(tensors: list[Any]) -> list[Any]:
-    return [(tuple(t.shape), t.dtype) for t in tensors]
+def _are_like(found: list[Any], expected: list[Any]) -> bool:
+    """Whether dtypes are equal, and shapes but for sizes that got lost."""
+    return len(found) == len(expected) and all(
+        a.dtype == b.dtype
+        and len(a.shape) == len(b.shape)
+        and all(i in (None, j) for i, j in zip(a.shape, b.shape))
+        for a, b in zip(found, expected)
+    )

@@ -118,6 +118,13 @@ class NeedsRows(Around):
         return self.second(self.first(x)) + ops.zeros((rows, 4))
 
 
+class Reshapes(Around):
+    def call(self, x, training=None):
+        rows, length, width = ops.shape(x)
+        y = ops.reshape(self.first(x), (rows, width, length))
+        return self.second(ops.transpose(y, (0, 2, 1)))
+
+
 class AddsLoss(Around):
     def call(self, x, training=None):
         y = self.second(self.first(x))
@@ -139,6 +146,7 @@ CLOSED = {
     "masks": Masks,
     "makes layers": Masking,
     "needs rows": NeedsRows,
+    "reshapes to unknown sizes": Reshapes,
     "adds a loss": AddsLoss,
     "activity regularizer": functools.partial(
         Around, activity_regularizer="l2"

@@ -1,0 +1,127 @@
+"""Writes what the zoo's trials found as a page of Markdown."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Sequence
+
+from tools.zoo.trial import EXACT, K, Row
+
+_HEAD = (
+    "model",
+    "M",
+    "steps",
+    "loss",
+    "weights",
+    "outputs",
+    "Keras",
+    "bits",
+    "balance",
+    "tensors",
+    "KB a row",
+    "first step",
+)
+
+_TEXT = """\
+# Models
+
+Published models, made small, as they train in a `GPipe` of {k} cells: three
+steps of a mini-batch of four rows, then `evaluate` and `predict`, in float64,
+beside plain Keras from the same weights. Those of KerasHub need
+`pip install keras-hub` in the environment. This page is what
+
+```sh
+.venv/bin/python -m tools.zoo --output=docs/models.md
+```
+
+wrote, with {versions}.
+
+{summary}
+
+* M: micro-batches; 1 where there is batch normalisation, or dropout that no
+  argument turns off, since a micro-batch has moments and draws of its own.
+* steps: calls of layers and operations, between which cells may begin.
+* loss, weights, outputs: the largest difference from plain Keras, relative for
+  losses; for variables, and what `predict` returns, by the largest value.
+* Keras: where the weights differ by more than {exact:.0e}, by how much those of
+  plain Keras differ if it runs eagerly.
+* bits: whether two and four cells give the same weights to the last bit.
+* balance: cost of the largest cell by that of the mean.
+* tensors, KB a row: what crosses from each cell to the next.
+* first step: seconds until it is done, by those of plain Keras.
+
+## keras.applications
+
+{applications}
+
+## KerasHub
+
+{kerashub}
+
+## What does not work
+
+{problems}
+"""
+
+
+def page(applications: Sequence[Row], kerashub: Sequence[Row]) -> str:
+    """The page.
+
+    Args:
+        applications: What was found of `keras.applications`.
+        kerashub: Of KerasHub.
+    """
+    rows = [*applications, *kerashub]
+    trained = [row for row in rows if not row.problem]
+    exact = [row for row in trained if row.weights <= EXACT]
+    same = [row for row in trained if row.is_bit_identical]
+    even = [row for row in trained if row.balance <= 1.1]
+    names = ("tensorflow", "keras", "keras-hub")
+    failed = [f"* {row.name}: {row.problem}" for row in rows if row.problem]
+    return _TEXT.format(
+        k=K,
+        exact=EXACT,
+        versions=", ".join(f"{name} {_version(name)}" for name in names),
+        summary=(
+            f"Of {len(rows)} models {len(trained)} train; {len(exact)} of them "
+            f"with weights that differ by at most {EXACT:.0e}, {len(same)} "
+            "bit-identically in two and in four cells, and in "
+            f"{len(even)} the largest cell is at most 1.1 of the mean."
+        ),
+        applications=_table(applications),
+        kerashub=_table(kerashub),
+        problems="\n".join(failed) or "None of these fails.",
+    )
+
+
+def _table(rows: Sequence[Row]) -> str:
+    lines = ["| " + " | ".join(_HEAD) + " |", "| --- " * len(_HEAD) + "|"]
+    for row in rows:
+        cells = [row.name, *_cells(row)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cells(row: Row) -> list[str]:
+    if row.problem:
+        return ["fails, see below", *[""] * (len(_HEAD) - 2)]
+    return [
+        str(row.num_micro_batches),
+        str(row.num_steps),
+        f"{row.loss:.0e}",
+        f"{row.weights:.0e}",
+        f"{row.outputs:.0e}",
+        "" if row.keras is None else f"{row.keras:.0e}",
+        "same" if row.is_bit_identical else "differ",
+        f"{row.balance:.2f}",
+        " ".join(map(str, row.tensors)),
+        " ".join(f"{size:g}" for size in row.kilobytes),
+        f"{row.first_step:.1f}",
+    ]
+
+
+def _version(name: str) -> str:
+    try:
+        return f"{name} {importlib.metadata.version(name)}"
+    except importlib.metadata.PackageNotFoundError:
+        return f"no {name}"
