@@ -85,7 +85,7 @@ class LayerList:
         }
 
     def _add(self, index: int, item: Any) -> None:
-        layer, cost = item if _is_pair(item) else (item, None)
+        layer, cost = item if is_pair(item) else (item, None)
         if not isinstance(layer, keras.layers.Layer) or _is_input(layer):
             self.problems.append(
                 "`layers` must hold Keras layers or pairs (layer, cost). "
@@ -132,7 +132,8 @@ class LayerList:
             )
 
 
-def _is_pair(item: Any) -> bool:
+def is_pair(item: Any) -> bool:
+    """Whether an item of a list is one with its cost."""
     if not isinstance(item, (tuple, list)) or len(item) != 2:
         return False
     return not isinstance(item[1], (keras.layers.Layer, keras.KerasTensor))

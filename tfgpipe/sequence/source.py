@@ -9,7 +9,7 @@ import keras
 
 from tfgpipe import internals
 from tfgpipe.cells import GraphStep
-from tfgpipe.sequence.layer_list import LayerList
+from tfgpipe.sequence.layer_list import LayerList, is_pair
 from tfgpipe.sequence.model_graph import ModelGraph
 
 Source: TypeAlias = LayerList | ModelGraph
@@ -103,10 +103,7 @@ def _calls(items: Any) -> tuple[list[GraphStep], list[Any]]:
     """The calls of a model's graph in a list, and what is said of costs."""
     if not isinstance(items, (list, tuple)):
         return [], []
-    pairs = [
-        item if isinstance(item, tuple) and len(item) == 2 else (item, None)
-        for item in items
-    ]
+    pairs = [item if is_pair(item) else (item, None) for item in items]
     calls = [call for call, _ in pairs if isinstance(call, GraphStep)]
     return calls, [cost for _, cost in pairs]
 

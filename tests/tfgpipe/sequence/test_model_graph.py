@@ -77,7 +77,7 @@ def test_costs_and_cuts_by_hand():
     calls = tfgpipe.layers_of(residual())
     count = len(calls)
     model = tfgpipe.GPipe(
-        [(call, 1.0) for call in calls], 2, layers_per_cell=[3, count - 3]
+        [[call, 1.0] for call in calls], 2, layers_per_cell=[3, count - 3]
     )
     assert [cell.cost for cell in model.cells()] == [3, count - 3]
     assert [len(cell.layers) for cell in model.cells()] == [3, count - 3]

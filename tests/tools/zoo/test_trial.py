@@ -1,0 +1,110 @@
+"""What the zoo says of a model that it trains."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers as kl
+
+from tools.zoo import __main__ as program
+from tools.zoo import table, trial
+from tools.zoo.sample import ROWS, Sample
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def small():
+    x = h = keras.Input((3,))
+    for _ in range(4):
+        h = kl.Add()([h, kl.Dense(3, "tanh")(h)])
+    return keras.Model(x, kl.Dense(2)(h))
+
+
+def fails():
+    raise ValueError("no such\x1b[1m weights")
+
+
+def data():
+    return np.random.default_rng(0).standard_normal((ROWS, 3))
+
+
+@pytest.fixture
+def row(monkeypatch):
+    def of(make, **kwargs):
+        sample = Sample(make, data, **kwargs)
+        monkeypatch.setitem(trial.SAMPLES, "small", sample)
+        return trial.compare("small")
+
+    return of
+
+
+def test_model_is_compared_with_keras(row):
+    found = row(small)
+    assert found.problem == ""
+    assert found.num_micro_batches == 4
+    assert max(found.loss, found.weights, found.outputs) < 1e-12
+    assert found.is_bit_identical
+    assert found.keras is None
+    assert found.num_steps == 9
+    assert found.tensors == [1, 1, 1]
+    assert found.kilobytes == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.slow
+def test_difference_from_keras_is_seen(row):
+    """Batch norm of micro-batches of one row is not that of Keras."""
+
+    def normalized():
+        x = keras.Input((3,))
+        h = x
+        for _ in range(3):
+            h = kl.BatchNormalization()(kl.Dense(3)(h))
+        return keras.Model(x, kl.Dense(2)(h))
+
+    with pytest.warns(UserWarning, match="normalises single values"):
+        found = row(normalized)
+    assert found.weights > 0.01
+    assert found.keras < 1e-6
+    assert row(normalized, is_whole=True).weights < 1e-6
+
+
+def test_model_that_fails_is_a_row_with_the_reason(row):
+    found = row(fails)
+    assert found.problem == "plain Keras: ValueError: no such weights"
+    page = table.page([found], [])
+    assert "Of 1 models 0 train" in page
+    assert "| small | fails, see below |" in page
+    assert f"* small: {found.problem}\n" in page
+
+
+def test_page_has_what_was_found():
+    found = trial.Row(
+        "small",
+        num_micro_batches=4,
+        num_steps=9,
+        loss=1.23e-16,
+        weights=2e-8,
+        outputs=3e-16,
+        keras=4e-8,
+        is_bit_identical=True,
+        balance=1.05,
+        tensors=[1, 2, 1],
+        kilobytes=[0.5, 1.0, 16.0],
+        first_step=1.25,
+    )
+    line = (
+        "| small | 4 | 9 | 1e-16 | 2e-08 | 3e-16 | 4e-08 | same | 1.05 | "
+        "1 2 1 | 0.5 1 16 | 1.2 |"
+    )
+    page = table.page([], [found])
+    assert line in page
+    assert "Of 1 models 1 train; 0 of them with weights" in page
+
+
+def test_unknown_model_is_refused(capsys):
+    assert program.main(["zoo", "--models=ViT,VGG20"]) == 2
+    assert "Received: ['VGG20']" in capsys.readouterr().err
+
+
+def test_model_in_a_process_that_fails_is_a_row():
+    found = program._tried("no such model", timeout=100.0)
+    assert found.problem.startswith("exit code 1: KeyError: 'no such model'")
