@@ -9,7 +9,9 @@
 
 PYTHON ?= python3
 DEMO_FLAGS ?=
-PYTEST_FLAGS ?= --numprocesses=auto --dist=loadgroup
+# Three workers for two cores: a test leaves a core idle now and then.
+PYTEST_WORKERS ?= $(shell expr 3 \* $$(nproc) / 2 2>/dev/null || echo auto)
+PYTEST_FLAGS ?= --numprocesses=$(PYTEST_WORKERS) --dist=loadgroup
 # Other ones with another --seed; --case=SEED:INDEX is one of them alone.
 FUZZ_FLAGS ?= --count=2000 --seed=1 --jobs=2
 
