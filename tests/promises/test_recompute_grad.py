@@ -23,7 +23,7 @@ def as_written():
     """Without TensorFlow's graph optimiser.
 
     With it, plain Keras that trains convolutions with `tf.recompute_grad` makes
-    a wrong step now and then, in TensorFlow 2.21: one run of 20 of these.
+    a wrong step now and then, in TensorFlow 2.21: in one run of 25.
     """
     before = tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options(

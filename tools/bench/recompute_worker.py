@@ -22,7 +22,9 @@ class Job(NamedTuple):
     """What a process does.
 
     Attributes:
-        way: "keras", which keeps everything, "recompute_grad" or "gpipe".
+        way: "keras", which keeps everything; "recompute_grad"; the same with
+            graphs "as written", so without TensorFlow's graph optimiser; or
+            "gpipe".
         groups: Groups of blocks that are computed again by themselves.
         m: Micro-batches.
         layers: Transformer blocks.
@@ -62,7 +64,10 @@ def _prepare(job: Job) -> Callable[[], float]:
 def compiled(job: Job) -> Any:
     """The model, ready to be trained."""
     import keras
+    import tensorflow as tf
 
+    off = {"disable_meta_optimizer": "as written" in job.way}
+    tf.config.optimizer.set_experimental_options(off)
     keras.utils.set_random_seed(0)
     model = _model(job)
     model.compile(keras.optimizers.SGD(0.001), "mse", jit_compile=False)
@@ -106,7 +111,7 @@ def _model(job: Job) -> Any:
     inputs = keras.Input((job.sequence, job.width))
     if job.way == "keras":
         return keras.Sequential([inputs, *blocks])
-    if job.way == "recompute_grad":
+    if job.way.startswith("recompute_grad"):
         ends = [job.layers * g // job.groups for g in range(job.groups + 1)]
         groups = [blocks[a:b] for a, b in itertools.pairwise(ends)]
         return keras.Sequential([inputs, *map(Recomputed, groups)])
