@@ -3,6 +3,7 @@
 # make test-slow  the tests that take long
 # make fuzz       random cases against plain Keras: see FUZZ_FLAGS below
 # make lint       lint and types alone
+# make docs       the documentation as a site, in site/
 # make clean      removes everything made here
 #
 # Each target makes a virtual environment in .venv first if there is none.
@@ -18,18 +19,23 @@ FUZZ_FLAGS ?= --count=2000 --seed=1 --jobs=2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.installed-docs
 
 # TensorFlow's start-up messages hide what the targets print.
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 export KERAS_BACKEND := tensorflow
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-slow fuzz lint clean
+.PHONY: demo test test-slow fuzz lint docs clean
 .DEFAULT_GOAL := test
 
 $(STAMP): setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	touch $@
+
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	touch $@
 
 demo: $(STAMP)
@@ -50,7 +56,10 @@ test-slow: $(STAMP)
 fuzz: $(STAMP)
 	$(BIN)/python tests/promises/fuzz.py $(FUZZ_FLAGS)
 
+docs: $(DOCS_STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) build dist site *.egg-info
 	rm -rf .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -25,6 +25,16 @@ TEXT = [
     "sacrebleu>=2.4",  # scores translations
     "sentencepiece>=0.2",  # cuts words into pieces
 ]
+# What two of the examples need.
+EXAMPLES = ["keras-hub>=0.32"]
+# What `make docs` needs. MkDocs ends with warnings that other versions lack.
+DOCS = [
+    "mdx-truly-sane-lists==1.3",
+    "mkdocs==1.6.1",
+    "mkdocs-material==9.8.1",
+    "mkdocstrings[python]==1.0.8",
+    "ruff==0.17.5",  # formats signatures
+]
 
 ROOT = pathlib.Path(__file__).parent
 README = ROOT / "README.md"
@@ -67,6 +77,8 @@ setuptools.setup(
         "absl-py>=2.1",
     ],
     extras_require={
+        "docs": DOCS,
+        "examples": EXAMPLES,
         "text": TEXT,
         "tools": TOOLS,
         "test": TEST_TOOLS + TOOLS + TEXT,

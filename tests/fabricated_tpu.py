@@ -1,7 +1,10 @@
 """TPUs that are not there."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.tpu import tpu_system_metadata
 
 REAL = tf.config.list_logical_devices
 
@@ -45,3 +48,24 @@ def list_cores(monkeypatch):
         return REAL(kind) + ([] if kind else cores)
 
     monkeypatch.setattr(tf.config, "list_logical_devices", listed)
+
+
+def tensorflows_strategy(assignment=None):
+    """A `TPUStrategy` of a v2-8 whose cores are listed, see `list_cores`."""
+
+    class Resolver:
+        def get_tpu_system_metadata(self):
+            return tpu_system_metadata.TPUSystemMetadata(
+                num_cores=8,
+                num_hosts=1,
+                num_of_cores_per_host=8,
+                topology=TPUS["v2-8"],
+                devices=[
+                    SimpleNamespace(name=d.name)
+                    for d in tf.config.list_logical_devices("TPU")
+                ],
+            )
+
+    return tf.distribute.TPUStrategy(
+        Resolver(), experimental_device_assignment=assignment
+    )

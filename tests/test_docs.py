@@ -30,6 +30,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [
     "README.md",
     "docs/code.md",
+    "docs/examples.md",
     "docs/guide.md",
     "docs/keras_compatibility.md",
     "docs/performance.md",
@@ -39,7 +40,12 @@ PAGES = [
 ]
 READ_FIRST = ["README.md", "docs/guide.md"]
 # No Python blocks.
-TABLES = ["docs/code.md", "docs/performance.md", "docs/results.md"]
+TABLES = [
+    "docs/code.md",
+    "docs/examples.md",
+    "docs/performance.md",
+    "docs/results.md",
+]
 COMMANDS = {"tools.bench": bench.COMMANDS, "tools.results": results.COMMANDS}
 PACKAGES = ["tfgpipe", "models", "params", "tools"]
 DOCTEST_FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -203,6 +209,35 @@ def test_contents_of_a_page_are_its_chapters(page):
     assert found == [c.lower().replace(" ", "-") for c in chapters]
 
 
+def test_every_example_is_shown():
+    shown = re.findall(
+        r"\]\(\.\./(examples/\w+\.py)\)", text("docs/examples.md")
+    )
+    scripts = sorted(map(str, (ROOT / "examples").glob("*.py")))
+    assert sorted(str(ROOT / path) for path in shown) == scripts
+
+
+# ----------------------------------------------------------------- the site
+def test_site_has_every_page():
+    pages = re.findall(r"^  - .*: (\w+\.md)$", text("mkdocs.yml"), re.MULTILINE)
+    # Made of the README and of docstrings.
+    written = [p for p in pages if p not in ("index.md", "reference.md")]
+    assert sorted(f"docs/{p}" for p in written) == PAGES[1:]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    find_spec("mkdocs") is None,
+    reason="MkDocs is not installed: pip install '.[docs]'",
+)
+def test_site_is_built_without_a_warning(tmp_path):
+    build = "-m", "mkdocs", "build", "--strict", f"--site-dir={tmp_path}"
+    subprocess.run([sys.executable, *build], cwd=ROOT, check=True)
+    names = importlib.import_module("tfgpipe").__all__
+    reference = (tmp_path / "reference.html").read_text("utf-8")
+    assert not [n for n in names if f'id="tfgpipe.{n}"' not in reference]
+
+
 # ----------------------------------------------------------------- commands
 def commands(page):
     """Commands of the shell blocks, and those in backticks in the text."""
@@ -243,6 +278,9 @@ def check_make(words):
 
 
 def check_python(words):
+    if words[0].endswith(".py"):
+        assert (ROOT / words[0]).is_file()
+        return
     dash_m, module, *arguments = words
     assert dash_m == "-m"
     check_flags(module, arguments)

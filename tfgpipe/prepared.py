@@ -11,7 +11,7 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells import as_specs, shapes
-from tfgpipe.devices import Storage
+from tfgpipe.devices import Storage, other_strategies
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.failures import explained
 from tfgpipe.run import place_variables
@@ -93,8 +93,7 @@ class Prepared(internals.BuiltBeforeTracing):
                 "scope it was made, or of none. Received: the scope of "
                 f"{strategy}, and a model that was made in {made_in}. Leave "
                 "the scope before you use the model, and do without the "
-                "strategy's `run`. For replicas of a pipeline, make the model "
-                "in the scope of a `tfgpipe.PipelineStrategy`."
+                f"strategy's `run`. {other_strategies.instead_of(strategy)}"
             )
 
     def prepare(

@@ -118,8 +118,17 @@ def test_shared_variable_has_one_owner_and_one_update():
     assert [c.num_params for c in model.cells()] == [54, 42, 42, 0]
 
 
-@pytest.mark.parametrize("name", ["CPU:3", "/CPU:3", "/device:CPU:3", "cpu:3"])
-def test_resolve_device_finds_the_full_name(name):
+@pytest.mark.parametrize(
+    "name",
+    [
+        "CPU:3",
+        "/CPU:3",
+        "/device:CPU:3",
+        "cpu:3",
+        "/job:localhost/replica:0/task:0/device:CPU:3",
+    ],
+)
+def test_resolve_device_finds_the_name_that_is_listed(name):
     assert short(placement.resolve_device(name)) == "/device:CPU:3"
 
 

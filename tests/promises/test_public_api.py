@@ -64,6 +64,17 @@ def test_load_model_takes_the_arguments_it_promises():
     ]
 
 
+def test_strategies_take_the_arguments_they_promise():
+    assert parameters(tfgpipe.PipelineStrategy.__init__) == [
+        "self",
+        "num_replicas",
+        "num_partitions",
+        "devices=None",
+    ]
+    for cls in (tfgpipe.PipelineStrategy, tfgpipe.TPUPipelineStrategy):
+        assert parameters(cls.from_strategy) == ["strategy", "num_partitions"]
+
+
 def test_cells_are_plain_records():
     model = tfgpipe.GPipe(
         [keras.Input((3,)), keras.layers.Dense(2, name="a")], 1

@@ -6,6 +6,7 @@ import gc
 import pathlib
 import threading
 
+import fabricated_tpu
 import keras
 import numpy as np
 import pytest
@@ -612,6 +613,17 @@ def test_optimizer_made_elsewhere_is_adopted():
         strategy.run(lambda: optimizer.apply([tf.constant(2.0**15)]))
         optimizer.finalize_variable_values([weight])
     assert weight.numpy() < 1
+
+
+def test_strategy_of_a_tpu_has_the_assignment_it_was_made_with(monkeypatch):
+    fabricated_tpu.list_cores(monkeypatch)
+    topology = fabricated_tpu.TPUS["v2-8"]
+    assignment = tf.tpu.experimental.DeviceAssignment.build(
+        topology, num_replicas=8
+    )
+    for given in (None, assignment):
+        strategy = fabricated_tpu.tensorflows_strategy(given)
+        assert internals.device_assignment(strategy) is given
 
 
 def test_scope_within_that_of_another_strategy_is_an_error():

@@ -23,7 +23,8 @@ _ANYWHERE = {
     "While",
 }
 
-
+# What names leave out.
+_LOCAL = tf.DeviceSpec(job="localhost", replica=0, task=0)
 _PLACED_BY = "tfgpipe_placed_by"  # an attribute of variables
 
 
@@ -42,7 +43,7 @@ def all_devices() -> list[str]:
 
 
 def resolve_device(name: Any) -> str | None:
-    """The full name of a device that TensorFlow lists, or None."""
+    """The name by which TensorFlow lists a device, or None."""
     if not isinstance(name, str):
         return None
     try:
@@ -53,10 +54,11 @@ def resolve_device(name: Any) -> str | None:
         return None
     if wanted.device_type is None or wanted.device_index is None:
         return None
-    for full in all_devices():
-        spec = tf.DeviceSpec.from_string(full)
+    for listed in all_devices():
+        # Of CPUs TensorFlow lists short names, and other strategies use full.
+        spec = _LOCAL.make_merged_spec(tf.DeviceSpec.from_string(listed))
         if spec.make_merged_spec(wanted) == spec:
-            return full
+            return listed
     return None
 
 
@@ -69,8 +71,17 @@ def create_or_move(variables: list[keras.Variable], device: str) -> None:
         for variable in variables:
             if not internals.is_created(variable):
                 internals.create_variable(variable)
-            elif not same_device(variable.value.device, device):
+            elif _is_mirrored(variable) or not same_device(
+                variable.value.device, device
+            ):
                 internals.move_variable(variable)
+
+
+def _is_mirrored(variable: keras.Variable) -> bool:
+    """Whether another strategy has made a copy of it for each device."""
+    return isinstance(
+        internals.storage(variable), tf.distribute.DistributedValues
+    )
 
 
 class Storage:

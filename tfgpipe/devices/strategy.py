@@ -22,7 +22,7 @@ replica, each with its own variables, seeds and statistics, traces each of them,
 and leaves the sum over replicas to Keras, which takes means of means, clips
 before it adds, and draws the same masks everywhere. What copies of variables
 would save is to send weights for `evaluate` and `predict`, too; what they would
-cost is the memory of R times the slots.
+cost is the memory of R times the slots. `from_strategy` takes its devices.
 
 For TensorFlow and Keras there is one replica: `num_replicas_in_sync` is 1, and
 `run` calls a function once, with all rows: code that was written for a strategy
@@ -47,7 +47,7 @@ import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.counts import checked_counts
-from tfgpipe.devices import placement
+from tfgpipe.devices import other_strategies, placement
 from tfgpipe.devices.names import resolved
 
 
@@ -108,6 +108,37 @@ class PipelineStrategy(internals.SingleReplicaStrategy):
         )
         super().__init__()
 
+    @classmethod
+    def from_strategy(
+        cls, strategy: tf.distribute.Strategy, num_partitions: int
+    ) -> PipelineStrategy:
+        """Replicas of pipelines on the devices of a strategy of TensorFlow.
+
+        Args:
+            strategy: A `tf.distribute.MirroredStrategy`, `OneDeviceStrategy`
+                or `TPUStrategy`. Only its devices are taken: the first K become
+                the first replica, and so on.
+            num_partitions: K, which divides the number of devices.
+
+        Returns:
+            A `PipelineStrategy`. For a `TPUStrategy`, a `TPUPipelineStrategy`
+            with its `DeviceAssignment`, which must be of K cores a replica.
+
+        Raises:
+            ValueError: If it is another strategy, or K does not divide the
+                number of devices.
+
+        Example:
+
+        >>> mirrored = tf.distribute.MirroredStrategy(["CPU:0"])
+        >>> PipelineStrategy.from_strategy(mirrored, num_partitions=1)
+        <PipelineStrategy num_replicas=1 num_partitions=1>
+        """
+        if other_strategies.is_of_tpu(strategy):
+            return TPUPipelineStrategy.from_strategy(strategy, num_partitions)
+        devices = other_strategies.devices_of(strategy, num_partitions)
+        return cls(len(devices) // num_partitions, num_partitions, devices)
+
     def _names(self, devices: Sequence[str] | None) -> list[str]:
         """Full names of R K devices."""
         problems: list[str] = []
@@ -149,6 +180,64 @@ class PipelineStrategy(internals.SingleReplicaStrategy):
         )
 
 
+class TPUPipelineStrategy(PipelineStrategy):
+    """R replicas of a pipeline of K cells on the cores of a TPU.
+
+    Args:
+        device_assignment: A `tf.tpu.experimental.DeviceAssignment`, such as
+            that of `tpu_device_assignment`: cell k of replica r goes to the
+            core that it has for replica r and logical core k.
+
+    Attributes:
+        device_assignment: The same.
+
+    Raises:
+        ValueError: If it is none, or TensorFlow does not list its cores.
+
+    See `PipelineStrategy` for the rest. Not run on a TPU so far.
+    """
+
+    def __init__(self, device_assignment: Any):
+        if not isinstance(
+            device_assignment, tf.tpu.experimental.DeviceAssignment
+        ):
+            raise ValueError(
+                "`device_assignment` must be a "
+                "`tf.tpu.experimental.DeviceAssignment`. Received: "
+                f"device_assignment={device_assignment!r}. Make one with "
+                "`tfgpipe.tpu_device_assignment`."
+            )
+        self.device_assignment = device_assignment
+        num_replicas = device_assignment.num_replicas
+        num_partitions = device_assignment.num_cores_per_replica
+        super().__init__(
+            num_replicas,
+            num_partitions,
+            [
+                device_assignment.tpu_device(r, k)
+                for r in range(num_replicas)
+                for k in range(num_partitions)
+            ],
+        )
+
+    @classmethod
+    def from_strategy(
+        cls, strategy: tf.distribute.Strategy, num_partitions: int
+    ) -> PipelineStrategy:
+        """Pipelines on the cores of a `tf.distribute.TPUStrategy`.
+
+        Args:
+            strategy: A `TPUStrategy` that was made with a `DeviceAssignment` of
+                K logical cores a replica, which becomes that of this strategy.
+            num_partitions: K, at least 1.
+
+        Raises:
+            ValueError: If it is another strategy, or has no such assignment.
+                Without one it does not say how its cores lie in the TPU.
+        """
+        return cls(other_strategies.assignment_of(strategy, num_partitions))
+
+
 def any_current() -> Any:
     """The `tf.distribute` strategy in whose scope this is called, or None."""
     has_one = tf.distribute.has_strategy()
@@ -166,9 +255,7 @@ def current() -> PipelineStrategy | None:
         raise ValueError(
             "A `GPipe` must be made in the scope of a "
             "`tfgpipe.PipelineStrategy`, or of no `tf.distribute` strategy. "
-            f"Received: the scope of {strategy}. For replicas of a pipeline, "
-            "use `with tfgpipe.PipelineStrategy(num_replicas, "
-            "num_partitions).scope():`, and on a TPU "
-            "`tfgpipe.TPUPipelineStrategy(device_assignment)`."
+            f"Received: the scope of {strategy}. "
+            f"{other_strategies.instead_of(strategy)}"
         )
     return strategy

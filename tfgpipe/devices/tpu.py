@@ -40,7 +40,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe.counts import checked_counts
-from tfgpipe.devices.strategy import PipelineStrategy
 
 _RETRY = 1.0  # seconds
 
@@ -174,44 +173,3 @@ def _path(topology: Any) -> np.ndarray:
             for c in sorted(own, key=place)
         ]
     )
-
-
-class TPUPipelineStrategy(PipelineStrategy):
-    """R replicas of a pipeline of K cells on the cores of a TPU.
-
-    Args:
-        device_assignment: A `tf.tpu.experimental.DeviceAssignment`, such as
-            that of `tpu_device_assignment`: cell k of replica r goes to the
-            core that it has for replica r and logical core k.
-
-    Attributes:
-        device_assignment: The same.
-
-    Raises:
-        ValueError: If it is none, or TensorFlow does not list its cores.
-
-    See `PipelineStrategy` for the rest. Not run on a TPU so far.
-    """
-
-    def __init__(self, device_assignment: Any):
-        if not isinstance(
-            device_assignment, tf.tpu.experimental.DeviceAssignment
-        ):
-            raise ValueError(
-                "`device_assignment` must be a "
-                "`tf.tpu.experimental.DeviceAssignment`. Received: "
-                f"device_assignment={device_assignment!r}. Make one with "
-                "`tfgpipe.tpu_device_assignment`."
-            )
-        self.device_assignment = device_assignment
-        num_replicas = device_assignment.num_replicas
-        num_partitions = device_assignment.num_cores_per_replica
-        super().__init__(
-            num_replicas,
-            num_partitions,
-            [
-                device_assignment.tpu_device(r, k)
-                for r in range(num_replicas)
-                for k in range(num_partitions)
-            ],
-        )

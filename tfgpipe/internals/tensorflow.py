@@ -389,6 +389,11 @@ def _in_scope(strategy: tf.distribute.Strategy) -> Iterator[Any]:
         yield strategy
 
 
+def device_assignment(strategy: tf.distribute.Strategy) -> Any:
+    """The `DeviceAssignment` with which a TPU's strategy was made, or None."""
+    return strategy.extended._device_assignment
+
+
 def without_strategy() -> Any:
     """Inside, no strategy is in scope. A context manager."""
     return _thread_mode(_distribute_lib._get_default_replica_mode())

@@ -24,6 +24,7 @@ COMMANDS = {
     "overhead": "one cell beside plain Keras; dispatch and tracing time",
     "replicas": "replicas of timed cells; what each of their devices owns",
     "memory": "the largest model that fits; memory of an accelerator",
+    "recompute": "recomputation beside tf.recompute_grad in plain Keras",
     "peers": "Lingvo, torchgpipe and torch pipelining on the same work",
 }
 

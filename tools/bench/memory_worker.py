@@ -155,6 +155,20 @@ def stop(process: BaseProcess) -> None:
     process.join()
 
 
+def peak_of(step: Callable[[], Any]) -> float:
+    """MiB that a step takes in this process, above what it rests at.
+
+    Args:
+        step: Is called three times; what grows once is not counted.
+    """
+    step()
+    _rest()
+    rest = _memory().resident
+    for _ in range(2):
+        step()
+    return _memory().peak - rest
+
+
 def log_to(path: pathlib.Path) -> None:
     """Appends to a file what this process writes to its standard error."""
     with path.open("a") as file:

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from tools.bench import memory_worker
 from tools.report import progress
 
 Job = TypeVar("Job", bound=Hashable)
@@ -168,15 +169,12 @@ def in_turns(
     Raises:
         RuntimeError: If a job does not run.
     """
-    path = os.pathsep.join(
-        [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    )
     workers: dict[Job, Worker] = {}
     try:
         for job, command in progress(commands.items(), f"starting {what}"):
             while sum(w.is_starting for w in workers.values()) >= _BUILDERS:
                 time.sleep(0.1)
-            workers[job] = Worker(command, {"PYTHONPATH": path})
+            workers[job] = Worker(command, _imports())
         for job, worker in workers.items():
             if not worker.wait(_START_SECONDS):
                 raise RuntimeError(f"{job} does not run: {worker.why_not()}")
@@ -192,6 +190,40 @@ def in_turns(
     return workers
 
 
+def _imports() -> dict[str, str]:
+    """The environment in which a worker finds this package."""
+    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def measure_memory(
+    commands: Mapping[Job, Sequence[str]], what: str
+) -> dict[Job, float]:
+    """Runs one job after the other; each does steps for its peak of memory.
+
+    Args:
+        commands: The program of each job.
+        what: Stands before the progress bar.
+
+    Returns:
+        MiB that a step takes above what the process rests at.
+
+    Raises:
+        RuntimeError: If a job does not run.
+    """
+    found: dict[Job, float] = {}
+    for job, command in progress(commands.items(), f"measuring {what}"):
+        environment = {**_imports(), **memory_worker.EXACT_MEMORY}
+        worker = Worker(command, environment)
+        try:
+            if not worker.wait(_START_SECONDS):
+                raise RuntimeError(f"{job} does not run: {worker.why_not()}")
+            found[job] = worker.ask("mem")["mib"]
+        finally:
+            worker.close()
+    return found
+
+
 def command_of(module: str, job: NamedTuple) -> list[str]:
     """The program that is a module of ours, with a job in JSON."""
     return [sys.executable, "-m", module, json.dumps(job._asdict())]
@@ -200,17 +232,22 @@ def command_of(module: str, job: NamedTuple) -> list[str]:
 def answer(step: Callable[[], float], **facts: Any) -> None:
     """Does a first step, and then one whenever it is asked for one.
 
-    Called by a worker. Anything else that it is asked ends it.
+    Called by a worker. "mem" is asked for the memory of steps. Anything else
+    ends it.
 
     Args:
         step: Does a step; returns its seconds.
         facts: What else to say when it is ready.
     """
     print("READY", json.dumps({"first_step": step(), **facts}), flush=True)
+    answers = {
+        "step": lambda: {"s": step()},
+        "mem": lambda: {"mib": memory_worker.peak_of(step)},
+    }
     for line in sys.stdin:
-        if line.strip() != "step":
+        if line.strip() not in answers:
             break
-        print("T", json.dumps({"s": step()}), flush=True)
+        print("T", json.dumps(answers[line.strip()]()), flush=True)
 
 
 def least_disturbed(steps: Sequence[Step], num_steps: int) -> list[Step]:

@@ -13,7 +13,7 @@ from replicated import (
     refused,
     replicas,
 )
-from tiny import assert_close, data, fit, layers, weights
+from tiny import assert_close, data, fit, layers, random_layers, weights
 
 import tfgpipe
 
@@ -138,16 +138,30 @@ def test_normalisation_over_replicas_is_refused(layer, parts):
     replicas([type(layer).from_config(layer.get_config())], 1, 1)
 
 
-@pytest.mark.parametrize(
-    "make", [tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy]
+def mirrored(count=4):
+    return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(count)])
+
+
+LINE = (
+    r"`tfgpipe\.PipelineStrategy\.from_strategy\("
+    r"strategy, num_partitions=K\)`"
 )
-def test_other_strategies_are_refused_with_the_one_to_use(make):
-    device = "CPU:0" if "OneDevice" in make.__name__ else ["CPU:0"]
-    with (
-        make(device).scope(),
-        refused("PipelineStrategy", "Received: the scope of"),
-    ):
-        tfgpipe.GPipe(layers(), 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (mirrored, LINE),
+        (lambda: tf.distribute.OneDeviceStrategy("CPU:0"), LINE),
+        (
+            tf.distribute.experimental.CentralStorageStrategy,
+            r"`tfgpipe.PipelineStrategy\(num_replicas, num_partitions\)`",
+        ),
+    ],
+)
+def test_other_strategies_are_refused_with_what_to_type(make, line):
+    with make().scope(), refused("Received: the scope of", line):
+        tfgpipe.GPipe(layers(), num_partitions=2)
 
 
 def test_model_made_elsewhere_is_refused_in_a_scope():
@@ -180,6 +194,7 @@ def test_use_in_the_scope_of_another_strategy_is_refused(step):
             "MirroredStrategy",
             "made in no scope",
             "Leave the scope",
+            LINE,
         ),
     ):
         getattr(model, step)(*arguments, verbose=0)
@@ -194,6 +209,75 @@ def test_step_that_another_strategy_runs_is_refused(step, devices):
     with refused("MirroredStrategy", "do without the strategy's `run`"):
         strategy.run(getattr(model, step), args=(data(4),))
     assert model.optimizer.iterations == 0
+
+
+# ------------------------------------------------ from TensorFlow's strategies
+def test_devices_of_a_mirrored_strategy_become_those_of_replicas():
+    strategy = tfgpipe.PipelineStrategy.from_strategy(
+        mirrored(), num_partitions=2
+    )
+    found = [[short(d)[-1] for d in own] for own in strategy.devices]
+    assert found == [["0", "1"], ["2", "3"]]
+    one = tf.distribute.OneDeviceStrategy("CPU:5")
+    strategy = tfgpipe.PipelineStrategy.from_strategy(one, 1)
+    assert [short(d) for d in strategy.devices[0]] == ["/device:CPU:5"]
+
+
+def test_subclass_is_made_from_a_strategy_as_the_class_is():
+    class Own(tfgpipe.PipelineStrategy):
+        pass
+
+    assert type(Own.from_strategy(mirrored(2), 2)) is Own
+
+
+@pytest.mark.parametrize(
+    ("strategy", "k", "parts"),
+    [
+        (mirrored, 3, ("must divide the number of devices", "4", "CPU:3")),
+        (mirrored, 8, ("num_partitions=8", "name the devices")),
+        (mirrored, 0, ("`num_partitions` must be an integer",)),
+        (
+            tf.distribute.experimental.CentralStorageStrategy,
+            1,
+            ("`tf.distribute.MirroredStrategy`", "CentralStorageStrategy"),
+        ),
+        (lambda: None, 1, ("Received: None", "Name devices")),
+    ],
+)
+def test_strategies_without_fitting_devices_are_refused(strategy, k, parts):
+    with refused(*parts):
+        tfgpipe.PipelineStrategy.from_strategy(strategy(), k)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(("name", "m"), [("small_dense", 1), ("small_tied", 2)])
+def test_training_on_the_devices_of_a_mirrored_strategy_is_keras(name, m):
+    def make(layers):
+        strategy = tfgpipe.PipelineStrategy.from_strategy(mirrored(), 2)
+        with strategy.scope():
+            return tfgpipe.GPipe(layers, 2, m)
+
+    assert difference(name, "momentum", make) < 1e-10
+
+
+def test_model_made_under_a_mirrored_strategy_is_trained_in_replicas():
+    """Its variables, a copy for each device, become ordinary ones."""
+    theirs = mirrored(2)
+    with theirs.scope():
+        model = keras.Sequential(random_layers())
+    assert isinstance(model.weights[0].value, tf.distribute.DistributedValues)
+    before = weights(model)
+    with tfgpipe.PipelineStrategy.from_strategy(theirs, 2).scope():
+        pipeline = tfgpipe.GPipe(model, num_micro_batches=2)
+        pipeline.compile("adam", "mse")
+    assert_close(weights(pipeline), before)
+    fit(pipeline, *data())
+    for variable in pipeline.variables:
+        assert isinstance(variable.value, tf.Variable)
+        assert not isinstance(variable.value, tf.distribute.DistributedValues)
+    assert not np.allclose(weights(pipeline)[0], before[0])
+    x, _ = data()
+    assert_close(model(x).numpy(), pipeline.predict(x, verbose=0), 1e-5)
 
 
 # --------------------------------------------------------------------- cells

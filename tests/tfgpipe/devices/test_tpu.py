@@ -4,16 +4,13 @@ TensorFlow's soft placement moves to a CPU what names a device that is not
 there. So everything runs, but not on the TPU's own kernels.
 """
 
-from types import SimpleNamespace
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from fabricated_tpu import TPUS, list_cores
+from fabricated_tpu import TPUS, list_cores, tensorflows_strategy
 from graphs import called, is_task, operations, step_graph, tasks, types
 from keras import layers as kl
-from tensorflow.python.tpu import tpu_system_metadata
 from tiny import assert_close, data, fit, weights
 
 import tfgpipe
@@ -101,23 +98,7 @@ def test_assignment_of_no_topology_is_refused():
 def test_tensorflow_places_logical_devices_where_cells_are(eight_cores):
     """Its own strategy on the same assignment: logical device k is cell k."""
     assignment = tfgpipe.tpu_device_assignment(TPUS["v2-8"], 2, 3)
-
-    class Resolver:
-        def get_tpu_system_metadata(self):
-            return tpu_system_metadata.TPUSystemMetadata(
-                num_cores=8,
-                num_hosts=1,
-                num_of_cores_per_host=8,
-                topology=assignment.topology,
-                devices=[
-                    SimpleNamespace(name=d.name)
-                    for d in tf.config.list_logical_devices("TPU")
-                ],
-            )
-
-    theirs = tf.distribute.TPUStrategy(
-        Resolver(), experimental_device_assignment=assignment
-    )
+    theirs = tensorflows_strategy(assignment)
     ours = tfgpipe.TPUPipelineStrategy(assignment)
     assert theirs.num_replicas_in_sync == ours.num_replicas == 2
     grid = theirs.extended._tpu_devices
@@ -138,6 +119,51 @@ def test_strategy_has_the_devices_of_its_assignment(eight_cores):
 def test_cells_go_to_cores_without_a_strategy(eight_cores):
     model = tfgpipe.GPipe([keras.Input((2,)), kl.Dense(1), kl.Dense(1)], 2)
     assert [cell.device[-5:] for cell in model.cells()] == ["TPU:0", "TPU:1"]
+
+
+@pytest.mark.parametrize(
+    "cls", [tfgpipe.PipelineStrategy, tfgpipe.TPUPipelineStrategy]
+)
+def test_assignment_of_tensorflows_strategy_is_taken_over(eight_cores, cls):
+    assignment = tfgpipe.tpu_device_assignment(TPUS["v2-8"], 2, 3)
+    found = cls.from_strategy(tensorflows_strategy(assignment), 3)
+    assert type(found) is tfgpipe.TPUPipelineStrategy
+    assert found.device_assignment is assignment
+    assert (found.num_replicas, found.num_partitions) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "received"),
+    [
+        (None, "with none"),
+        (tfgpipe.tpu_device_assignment(TPUS["v2-8"], 2, 3), "with one of 3"),
+    ],
+)
+def test_strategy_that_does_not_say_which_cores_are_neighbours_is_refused(
+    eight_cores, assignment, received
+):
+    with pytest.raises(ValueError, match=received) as raised:
+        tfgpipe.PipelineStrategy.from_strategy(
+            tensorflows_strategy(assignment), num_partitions=2
+        )
+    assert (
+        "`tfgpipe.TPUPipelineStrategy(tfgpipe.tpu_device_assignment(topology, "
+        "num_replicas, num_partitions=2))`"
+    ) in str(raised.value)
+
+
+def test_strategy_of_other_devices_is_none_of_a_tpu():
+    mirrored = tf.distribute.MirroredStrategy(["CPU:0"])
+    with pytest.raises(ValueError, match=r"PipelineStrategy\.from_strategy"):
+        tfgpipe.TPUPipelineStrategy.from_strategy(mirrored, 1)
+
+
+def test_model_in_the_scope_of_tensorflows_strategy_is_refused(eight_cores):
+    with (
+        tensorflows_strategy().scope(),
+        pytest.raises(ValueError, match=r"from_strategy\(strategy, num_part"),
+    ):
+        tfgpipe.GPipe([kl.Dense(1)], 1)
 
 
 def test_strategy_without_its_tpu_is_refused():
