@@ -14,7 +14,7 @@ _HEAD = (
     "loss",
     "weights",
     "outputs",
-    "Keras",
+    "last bit",
     "bits",
     "balance",
     "tensors",
@@ -43,8 +43,8 @@ wrote, with {versions}.
 * steps: calls of layers and operations, between which cells may begin.
 * loss, weights, outputs: the largest difference from plain Keras, relative for
   losses; for variables, and what `predict` returns, by the largest value.
-* Keras: where the weights differ by more than {exact:.0e}, by how much those of
-  plain Keras differ if it runs eagerly.
+* last bit: where the weights differ by more than {exact:.0e}, by how much those
+  of plain Keras differ if it begins with weights whose last bit is another.
 * bits: whether two and four cells give the same weights to the last bit.
 * balance: cost of the largest cell by that of the mean.
 * tensors, KB a row: what crosses from each cell to the next.
