@@ -82,7 +82,7 @@ SAMPLES = {
     ),
     "BART": _sample("BartBackbone", _pairs, **_language),
     "BERT": _sample("BertBackbone", _masked_segments, **_language),
-    "BERT, text classifier": _sample(
+    "BERT text classifier": _sample(
         "BertTextClassifier",
         _masked_segments,
         _task,
@@ -153,7 +153,7 @@ SAMPLES = {
     ),
     "Gemma": _sample("GemmaBackbone", _text, head_dim=4, **_TEXT, **_GROUPED),
     "GPT-2": _sample("GPT2Backbone", _text, **_language),
-    "GPT-2, language model": _sample(
+    "GPT-2 language model": _sample(
         "GPT2CausalLM",
         _text,
         _task,
@@ -163,7 +163,7 @@ SAMPLES = {
     ),
     "GPT-NeoX": _sample("GPTNeoXBackbone", _text, **_language),
     "Llama": _sample("LlamaBackbone", _text, **_TEXT, **_GROUPED),
-    "Llama, LoRA": _sample(
+    "Llama with LoRA": _sample(
         "LlamaBackbone", _text, _with_adapters, **_TEXT, **_GROUPED
     ),
     "MiT": _sample(
@@ -222,7 +222,7 @@ SAMPLES = {
     "ViT": _sample(
         "ViTBackbone", _small_images, hidden_dim=8, mlp_dim=16, **_PATCHES
     ),
-    "ViT, image classifier": _sample(
+    "ViT image classifier": _sample(
         "ViTImageClassifier",
         _small_images,
         _task,
