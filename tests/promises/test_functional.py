@@ -17,6 +17,7 @@ from functional import (
     translator,
     unet,
 )
+from keras_versions import MASKED_LOSS_RTOL, NAMES_METRICS_OF_DICTS
 
 import tfgpipe
 
@@ -82,9 +83,12 @@ def by_itself(make, x, y, arguments):
 @pytest.mark.filterwarnings("ignore:Layer 'functional.*was passed an input")
 @pytest.mark.parametrize("name", CASES)
 def test_functional_model_trains_as_in_keras_at_any_k(name):
+    if name == "dicts" and not NAMES_METRICS_OF_DICTS:
+        pytest.skip(f"Keras {keras.__version__} refuses the metrics")
     make, x, y, arguments, m = CASES[name]
     found = [trained(make, pipeline(k, m), x, y, **arguments) for k in (1, 3)]
-    assert_close(found[0], by_itself(make, x, y, arguments))
+    rtol = MASKED_LOSS_RTOL if name == "translator" else 1e-10
+    assert_close(found[0], by_itself(make, x, y, arguments), rtol)
     for a, b in zip(*map(keras.tree.flatten, found), strict=True):
         np.testing.assert_array_equal(a, b)
 
