@@ -73,10 +73,10 @@ setuptools.setup(
     ],
     # The library alone: the programs beside it run in the checkout, and have
     # names that other people's packages have, too.
-    # With the folder named, an editable install puts it on the path. Else it
-    # leaves a hook that comes after the path, and in a folder that holds a
-    # checkout named tfgpipe, `import tfgpipe` is the checkout: an empty package
-    # of packages.
+    # With the folder named, an editable install puts the checkout at the end of
+    # the path. Else it leaves a hook that comes after the path, and beside a
+    # checkout named tfgpipe, `import tfgpipe` takes that folder for a package,
+    # one without a `GPipe`.
     package_dir={"": "."},
     packages=setuptools.find_packages(include=["tfgpipe", "tfgpipe.*"]),
     package_data={"tfgpipe": ["py.typed"]},

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -17,6 +18,12 @@ model = tfgpipe.GPipe(layers, num_partitions=1, num_micro_batches=2)
 model.compile("sgd", "mse")
 model.fit(np.ones((4, 4)), np.ones((4, 1)), verbose=0)
 print(tfgpipe.__version__, tfgpipe.__file__)
+"""
+
+# Without TensorFlow it can be found, but not imported.
+FIND = """
+import importlib.util
+print(importlib.util.find_spec("tfgpipe").origin)
 """
 
 
@@ -48,3 +55,27 @@ def test_wheel_trains_away_from_the_checkout_beside_another_models(tmp_path):
     (tmp_path / "models.py").write_text('OWNER = "someone else"\n')
     printed = run("-c", SCRIPT, cwd=tmp_path, PYTHONPATH=str(site))
     assert printed.split() == [version, str(site / "tfgpipe" / "__init__.py")]
+
+
+@pytest.mark.slow
+def test_editable_install_is_found_beside_a_checkout_of_that_name(tmp_path):
+    """The folder is no package, and must not be taken for one."""
+    checkout, environment = tmp_path / "tfgpipe", tmp_path / "environment"
+    checkout.mkdir()
+    for name in ("LICENSE", "README.md", "pyproject.toml", "setup.py"):
+        shutil.copy(ROOT / name, checkout)
+    leftovers = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "tfgpipe", checkout / "tfgpipe", ignore=leftovers)
+    run("-m", "venv", "--without-pip", environment, cwd="/")
+    python = environment / "bin" / "python"
+    pip = "-m", "pip", "--quiet", "--disable-pip-version-check"
+    install = "install", "--no-deps", "--editable", checkout
+    run(*pip, "--python", python, *install, cwd="/")
+    found = subprocess.run(
+        [python, "-c", FIND],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert found.strip() == str(checkout / "tfgpipe" / "__init__.py")
