@@ -37,11 +37,14 @@ class Corner(NamedTuple):
         python: Such as "3.10".
         packages: What is asked of pip beside tfgpipe.
         what: Why it is a corner.
+        is_nightly: Whether the packages have other names than those that
+            tfgpipe requires, and stand for them.
     """
 
     python: str
     packages: list[str]
     what: str
+    is_nightly: bool = False
 
 
 def _released(python: str, tensorflow: str, keras: str, what: str) -> Corner:
@@ -64,7 +67,10 @@ CORNERS = {
     "middle": _released("3.12", "2.20", "3.13", "between the others"),
     "newest": _released("3.13", "2.21", "3.15", "the newest of all three"),
     "nightly": Corner(
-        "3.12", ["--pre", "tf-nightly", "keras-nightly"], "what comes next"
+        "3.12",
+        ["--pre", "tf-nightly", "keras-nightly"],
+        "what comes next",
+        is_nightly=True,
     ),
 }
 # What the library promises, where versions could make a difference, in minutes.
@@ -169,9 +175,19 @@ def make_environment(corner: Corner, folder: pathlib.Path) -> str:
     )
     python = str(folder / "bin" / "python")
     tools = [f"{t}=={importlib.metadata.version(t)}" for t in TEST_TOOLS]
-    pip = [python, "-m", "pip", "install", "--quiet"]
+    library = ["--editable", str(ROOT)]
+    if corner.is_nightly:
+        # Keras itself would be written over what stands for it.
+        _install(python, [*corner.packages, *tools])
+        _install(python, ["--no-deps", *library])
+    else:
+        _install(python, [*library, *corner.packages, *tools])
+    return python
+
+
+def _install(python: str, arguments: list[str]) -> None:
     installed = subprocess.run(
-        [*pip, "--editable", str(ROOT), *corner.packages, *tools],
+        [python, "-m", "pip", "install", "--quiet", *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -180,7 +196,6 @@ def make_environment(corner: Corner, folder: pathlib.Path) -> str:
         lines = installed.stderr.splitlines()
         errors = [line for line in lines if line.startswith("ERROR")]
         raise Unavailable(" ".join(errors or lines[-1:]))
-    return python
 
 
 def versions_of(python: str) -> dict[str, str]:
