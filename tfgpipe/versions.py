@@ -41,7 +41,7 @@ TENSORFLOW = Range(
     (2, 18),
     (2, 21),
     # No requirement of the package: see setup.py.
-    "Install it, `pip install 'tfgpipe[tensorflow]'` or a build of TensorFlow "
+    "Install it: `pip install --upgrade 'tensorflow>=2.18'`, or a build of it "
     "for your hardware, such as `tensorflow-cpu` or `tensorflow-tpu`.",
 )
 KERAS = Range(

@@ -37,7 +37,7 @@ def test_tested_versions_are_taken_without_a_word(tensorflow, keras_):
             "2.17.1",
             "3.15.0",
             r"needs TensorFlow 2\.18 to 2\.21\. Received: TensorFlow 2\.17\.1\."
-            r" Install it, `pip install 'tfgpipe\[tensorflow\]'`",
+            r" Install it: `pip install --upgrade 'tensorflow>=2\.18'`, or",
         ),
         (
             "2.22.0",
@@ -126,7 +126,7 @@ def test_import_warns_once_where_it_is_imported():
 def test_import_without_tensorflow_names_the_cure():
     assert run(MISSING).startswith(
         "tfgpipe needs TensorFlow 2.18 to 2.21. Received: no module named "
-        "'tensorflow'. Install it, `pip install 'tfgpipe[tensorflow]'`"
+        "'tensorflow'. Install it: `pip install --upgrade 'tensorflow>=2.18'`"
     )
 
 
@@ -148,4 +148,5 @@ def test_setup_requires_the_oldest_versions():
     }
     assert {name for name, _ in bounds} == set(oldest)
     assert all(bound == oldest[name] for name, bound in bounds)
-    assert f">={oldest['keras']}'" in KERAS.cure
+    assert f"'keras>={oldest['keras']}'" in KERAS.cure
+    assert f"'tensorflow>={oldest['tensorflow']}'" in TENSORFLOW.cure
