@@ -206,9 +206,9 @@ def versions_of(python: str) -> dict[str, str]:
         text=True,
         check=True,
     ).stdout
-    found = dict(
-        line.split("==", 1) for line in listed.splitlines() if "==" in line
-    )
+    lines = [line for line in listed.splitlines() if "==" in line]
+    pairs = (line.split("==", 1) for line in lines)
+    found = {name.replace("_", "-"): version for name, version in pairs}
     version = subprocess.run(
         [python, "--version"], capture_output=True, text=True, check=True
     ).stdout.split()[1]
