@@ -2,6 +2,8 @@
 # make test       lint, types and tests
 # make test-slow  the tests that take long
 # make fuzz       random cases against plain Keras: see FUZZ_FLAGS below
+# make test-versions  tests with other versions of TensorFlow, Keras and Python,
+#                 each in an environment of its own: see VERSIONS_FLAGS below
 # make lint       lint and types alone
 # make docs       the documentation as a site, in site/
 # make clean      removes everything made here
@@ -15,6 +17,8 @@ PYTEST_WORKERS ?= $(shell expr 3 \* $$(nproc) / 2 2>/dev/null || echo auto)
 PYTEST_FLAGS ?= --numprocesses=$(PYTEST_WORKERS) --dist=loadgroup
 # Other ones with another --seed; --case=SEED:INDEX is one of them alone.
 FUZZ_FLAGS ?= --count=2000 --seed=1 --jobs=2
+# Others with --corners=oldest,nightly and --tests=tests/promises.
+VERSIONS_FLAGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -26,7 +30,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 export KERAS_BACKEND := tensorflow
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-slow fuzz lint docs clean
+.PHONY: demo test test-slow test-versions fuzz lint docs clean
 .DEFAULT_GOAL := test
 
 $(STAMP): setup.py
@@ -52,6 +56,9 @@ test: lint
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow $(PYTEST_FLAGS)
+
+test-versions: $(STAMP)
+	$(BIN)/python -m tools.versions $(VERSIONS_FLAGS)
 
 fuzz: $(STAMP)
 	$(BIN)/python tests/promises/fuzz.py $(FUZZ_FLAGS)

@@ -5,8 +5,27 @@ import re
 
 import setuptools
 
-# Pinned: another version formats, checks or warns differently.
+# No requirement of the library by itself: TensorFlow comes in several packages,
+# `tensorflow`, `tensorflow-cpu`, `tensorflow-tpu` and builds of vendors, which
+# write to the same folder, and none is taken for another by pip. If one were
+# required, the others could be used with `--no-deps` alone. So the user names
+# one, by an extra or by hand, as for Keras and TensorFlow Probability, and
+# tfgpipe/versions.py says so where there is none.
+#
+# No upper bounds: what is newer than was tested is warned of on import, and pip
+# can go on to resolve. The lower ones are those of tfgpipe/versions.py.
+TENSORFLOW = {
+    "tensorflow": ["tensorflow>=2.18"],
+    "cpu": ["tensorflow-cpu>=2.18"],
+    "gpu": ["tensorflow[and-cuda]>=2.18"],
+    "tpu": ["tensorflow-tpu>=2.18"],
+}
+# Pinned: another version formats, checks or warns differently, and measures
+# and trains differently, too. See `make test-versions` for others.
 TEST_TOOLS = [
+    # The newest Keras for Python 3.10 is 3.12.
+    "keras==3.15.*; python_version >= '3.11'",
+    "tensorflow==2.21.*",
     # Counts FLOPs as XLA does, to compare with.
     "jax==0.10.2; python_version >= '3.11'",
     "mypy==2.4.1",
@@ -64,19 +83,23 @@ setuptools.setup(
     ],
     # The library alone: the programs beside it run in the checkout, and have
     # names that other people's packages have, too.
+    # With the folder named, an editable install puts the checkout at the end of
+    # the path. Else it leaves a hook that comes after the path, and beside a
+    # checkout named tfgpipe, `import tfgpipe` takes that folder for a package,
+    # one without a `GPipe`.
+    package_dir={"": "."},
     packages=setuptools.find_packages(include=["tfgpipe", "tfgpipe.*"]),
     package_data={"tfgpipe": ["py.typed"]},
+    # tfgpipe/cells/code_reading.py reads the instructions of each of these.
     python_requires=">=3.10,<3.14",
-    # Both are held to one minor version: the library uses private names of
-    # both, all in tfgpipe/internals/, each with a test.
     install_requires=[
-        "tensorflow>=2.21,<2.22",
-        "keras>=3.15,<3.16",
+        "keras>=3.10",
         "h5py",
         "numpy>=1.26",
         "absl-py>=2.1",
     ],
     extras_require={
+        **TENSORFLOW,
         "docs": DOCS,
         "examples": EXAMPLES,
         "text": TEXT,

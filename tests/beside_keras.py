@@ -34,18 +34,18 @@ def pipeline(k, m, **arguments):
     return lambda layers: tfgpipe.GPipe(layers, k, m, **arguments)
 
 
-def assert_close(found, expected):
+def assert_close(found, expected, rtol=1e-10):
     assert found[0].keys() == expected[0].keys()
     for name, values in expected[0].items():
-        np.testing.assert_allclose(found[0][name], values, 1e-10)
+        np.testing.assert_allclose(found[0][name], values, rtol)
     for a, b in zip(found[1], expected[1], strict=True):
-        np.testing.assert_allclose(a, b, 1e-10, 1e-12)
+        np.testing.assert_allclose(a, b, rtol, 1e-2 * rtol)
     for a, b in zip(
         keras.tree.flatten(found[2]),
         keras.tree.flatten(expected[2]),
         strict=True,
     ):
-        np.testing.assert_allclose(a, b, 1e-10, 1e-12)
+        np.testing.assert_allclose(a, b, rtol, 1e-2 * rtol)
 
 
 def check(make, x, y, points, reference=keras.Sequential, **arguments):

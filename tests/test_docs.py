@@ -37,6 +37,7 @@ PAGES = [
     "docs/results.md",
     "docs/scaling.md",
     "docs/tpu.md",
+    "docs/versions.md",
 ]
 READ_FIRST = ["README.md", "docs/guide.md"]
 # No Python blocks.
@@ -45,6 +46,8 @@ TABLES = [
     "docs/examples.md",
     "docs/performance.md",
     "docs/results.md",
+    "docs/models.md",
+    "docs/versions.md",
 ]
 COMMANDS = {"tools.bench": bench.COMMANDS, "tools.results": results.COMMANDS}
 PACKAGES = ["tfgpipe", "models", "params", "tools"]
@@ -327,9 +330,10 @@ def check_pip(words):
     requirements = text("setup.py")
     if all(f'"{word}"' in requirements for word in what):
         return
-    found = re.fullmatch(r"(?:-e )?\.(?:\[(\w+)\])?", " ".join(what))
+    found = re.fullmatch(r"(?:-e )?\.(?:\[([\w,]+)\])?", " ".join(what))
     assert found
-    assert not found[1] or f'"{found[1]}": ' in requirements
+    extras = found[1].split(",") if found[1] else []
+    assert all(f'"{extra}": ' in requirements for extra in extras)
 
 
 def check_wc(words):

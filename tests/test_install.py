@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -17,6 +18,21 @@ model = tfgpipe.GPipe(layers, num_partitions=1, num_micro_batches=2)
 model.compile("sgd", "mse")
 model.fit(np.ones((4, 4)), np.ones((4, 1)), verbose=0)
 print(tfgpipe.__version__, tfgpipe.__file__)
+"""
+
+# Without TensorFlow it can be found, but not imported.
+FIND = """
+import importlib.util
+print(importlib.util.find_spec("tfgpipe").origin)
+"""
+IMPORT = """
+import keras, tensorflow as tf, time
+started = time.process_time()
+import tfgpipe
+print(time.process_time() - started)
+cpu = tf.config.list_physical_devices("CPU")[0]
+half = tf.config.LogicalDeviceConfiguration()
+tf.config.set_logical_device_configuration(cpu, [half, half])  # none has begun
 """
 
 
@@ -48,3 +64,34 @@ def test_wheel_trains_away_from_the_checkout_beside_another_models(tmp_path):
     (tmp_path / "models.py").write_text('OWNER = "someone else"\n')
     printed = run("-c", SCRIPT, cwd=tmp_path, PYTHONPATH=str(site))
     assert printed.split() == [version, str(site / "tfgpipe" / "__init__.py")]
+
+
+@pytest.mark.slow
+def test_editable_install_is_found_beside_a_checkout_of_that_name(tmp_path):
+    """The folder is no package, and must not be taken for one."""
+    checkout, environment = tmp_path / "tfgpipe", tmp_path / "environment"
+    checkout.mkdir()
+    for name in ("LICENSE", "README.md", "pyproject.toml", "setup.py"):
+        shutil.copy(ROOT / name, checkout)
+    leftovers = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "tfgpipe", checkout / "tfgpipe", ignore=leftovers)
+    run("-m", "venv", "--without-pip", environment, cwd="/")
+    python = environment / "bin" / "python"
+    pip = "-m", "pip", "--quiet", "--disable-pip-version-check"
+    install = "install", "--no-deps", "--editable", checkout
+    run(*pip, "--python", python, *install, cwd="/")
+    found = subprocess.run(
+        [python, "-c", FIND],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert found.strip() == str(checkout / "tfgpipe" / "__init__.py")
+
+
+@pytest.mark.slow
+def test_import_is_quick_and_starts_no_device():
+    """Beside what TensorFlow and Keras take."""
+    seconds = float(run("-c", IMPORT, cwd=ROOT))
+    assert seconds < 0.3

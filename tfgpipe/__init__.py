@@ -1,5 +1,9 @@
 """GPipe for TensorFlow and Keras: models too big for one accelerator."""
 
+from tfgpipe import versions
+
+versions.check()  # before anything needs what an old version lacks
+
 import keras
 
 if keras.backend.backend() != "tensorflow":

@@ -62,9 +62,9 @@ class GPipe(Described, Saved, Stepped):
         num_micro_batches: M, at least 1. A mini-batch of fewer rows is split
             into as many micro-batches as it has rows. In the scope of a
             `PipelineStrategy`, the micro-batches of each replica.
-        devices: Names of K devices, such as "GPU:0". Defaults to the first K
-            accelerators that TensorFlow lists: TPUs, or GPUs, or else CPUs; in
-            the scope of a `PipelineStrategy`, to those of the strategy.
+        devices: K names, such as "GPU:0", or `tf.config.LogicalDevice`s.
+            Defaults to the first K accelerators: TPUs, or GPUs, or else CPUs;
+            in the scope of a `PipelineStrategy`, to those of the strategy.
         layers_per_cell: How many layers each cell has. By default the cells
             are balanced by cost.
         schedule: The order of the tasks on each device: "gpipe", "1f1b",
@@ -105,7 +105,7 @@ class GPipe(Described, Saved, Stepped):
         num_partitions: int | None = None,
         num_micro_batches: int = 1,
         *,
-        devices: Sequence[str] | None = None,
+        devices: Sequence[str | tf.config.LogicalDevice] | None = None,
         layers_per_cell: Sequence[int] | None = None,
         schedule: str | Schedule = "gpipe",
         remat: str | Mapping[int, str] = "except_last",

@@ -29,7 +29,7 @@ def load_model(
     path: str,
     num_partitions: int | None = None,
     num_micro_batches: int | None = None,
-    devices: Sequence[str] | None = None,
+    devices: Sequence[Any] | None = None,
     schedule: Any = None,
     remat: Any = None,
     remat_groups: int | None = None,
@@ -44,8 +44,8 @@ def load_model(
         num_partitions: K. Defaults to what was saved, or to that of the
             `PipelineStrategy` in whose scope this is called.
         num_micro_batches: M. Defaults to what was saved.
-        devices: Names of the devices. Defaults to what was saved; where no
-            names were given then, to the first K accelerators.
+        devices: The devices, as for `GPipe`. Defaults to what was saved; where
+            none were given then, to the first K accelerators.
         schedule: The schedule. Defaults to what was saved.
         remat: The rule, or rules. Defaults to what was saved.
         remat_groups: Groups a cell. Defaults to what was saved.

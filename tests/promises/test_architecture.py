@@ -33,6 +33,7 @@ ORDER = (
     "failures",
     "internals",
     "counts",
+    "versions",
 )
 WITHOUT_TENSORFLOW = {
     "counts",
@@ -40,6 +41,7 @@ WITHOUT_TENSORFLOW = {
     "planning/partition",
     "run/order",
     "schedules",
+    "versions",
 }
 # Longer than it should be: to be cut when it is next worked on. The list of
 # private names are lists, however long.

@@ -18,6 +18,7 @@ from functional import (
     translator,
     unet,
 )
+from keras_versions import MASKED_LOSS_RTOL, NAMES_METRICS_OF_DICTS
 
 import tfgpipe
 
@@ -84,9 +85,12 @@ def by_itself(make, x, y, arguments):
 @pytest.mark.filterwarnings("ignore:Layer 'functional.*was passed an input")
 @pytest.mark.parametrize("name", CASES)
 def test_functional_model_trains_as_in_keras(name):
+    if name == "dicts" and not NAMES_METRICS_OF_DICTS:
+        pytest.skip(f"Keras {keras.__version__} refuses the metrics")
     make, x, y, arguments, m = CASES[name]
     found = trained(make, pipeline(3, m), x, y, **arguments)
-    assert_close(found, by_itself(make, x, y, arguments))
+    rtol = MASKED_LOSS_RTOL if name == "translator" else 1e-10
+    assert_close(found, by_itself(make, x, y, arguments), rtol)
 
 
 QUICK = ["residual", "siamese", "opened"]

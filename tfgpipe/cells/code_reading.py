@@ -159,6 +159,9 @@ class Reading:
             self._read_all([value.__func__, value.__self__])
         elif isinstance(value, types.BuiltinFunctionType):
             self._read_builtin(value)
+        elif isinstance(value, np.ufunc):
+            if getattr(np, value.__name__, None) is not value:
+                self._reject("calls a ufunc")  # maybe one of `np.frompyfunc`
         elif hasattr(value, "python_function"):  # a `tf.function`
             self._read(value.python_function)
         else:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from tfgpipe.devices import placement
 from tfgpipe.schedules import Schedule
 
@@ -13,13 +15,14 @@ class DeviceList:
     """The number of cells, and the devices for them.
 
     Args:
-        names: Names of devices that the user gave, or None.
+        names: Devices that the user gave, or None.
         num_partitions: K, or None if the user said none, or no count.
         num_micro_batches: M, or None if what the user said is no count.
         schedule: Name of the schedule, or the schedule itself.
         replica: The devices of a replica, if a strategy names them, or None.
 
     Attributes:
+        names: The names that the user gave, or of what the user gave; or None.
         devices: Full names of the devices.
         num_partitions: K.
         problems: What is wrong.
@@ -27,13 +30,13 @@ class DeviceList:
 
     def __init__(
         self,
-        names: list[str] | None,
+        names: list[Any] | None,
         num_partitions: int | None,
         num_micro_batches: int | None,
         schedule: str | Schedule,
         replica: Sequence[str] | None = None,
     ):
-        self._names = names
+        self.names = None if names is None else [*map(name_of, names)]
         self._replica = replica
         self.devices, self.problems = self._found()
         found = len(self.devices if names is None or replica else names)
@@ -51,14 +54,14 @@ class DeviceList:
     def _found(self) -> tuple[list[str], list[str]]:
         """The devices, and what is wrong with how they are named."""
         if self._replica is None:
-            if self._names is None:
+            if self.names is None:
                 return placement.accelerators(), []
-            return resolved(self._names)
-        if self._names is None:
+            return resolved(self.names)
+        if self.names is None:
             return list(self._replica), []
         return list(self._replica), [
             "`devices` must be those of the strategy. Received: "
-            f"devices={self._names} in the scope of a strategy with the "
+            f"devices={self.names} in the scope of a strategy with the "
             f"devices {list(self._replica)} in its first replica. Leave them "
             "out, or pass them to `PipelineStrategy`."
         ]
@@ -81,7 +84,7 @@ class DeviceList:
                     f"{found}. Received: num_partitions={k}. Leave it out, or "
                     "make a `PipelineStrategy` of as many devices a replica."
                 )
-        elif self._names is None:
+        elif self.names is None:
             if k > found:
                 self.problems.append(
                     "`num_partitions` must be at most the number of devices. "
@@ -95,7 +98,7 @@ class DeviceList:
         elif k != found:
             self.problems.append(
                 "`devices` must name one device a cell. Received: "
-                f"devices={self._names} and num_partitions={k}. Name as many "
+                f"devices={self.names} and num_partitions={k}. Name as many "
                 "as there are cells."
             )
 
@@ -122,20 +125,27 @@ class DeviceList:
                     "as many."
                 )
         wanted = schedule.num_devices
-        is_named = self._names is not None or self._replica is not None
+        is_named = self.names is not None or self._replica is not None
         if wanted > found or (is_named and wanted != found):
             self.problems.append(
                 f"`schedule` has tasks for {wanted} devices. Received: the "
-                f"devices {self._names or self.devices}. Write it for as many, "
+                f"devices {self.names or self.devices}. Write it for as many, "
                 "or name others."
             )
 
 
-def resolved(names: list[Any]) -> tuple[list[str], list[str]]:
-    """The full names of devices, and what is wrong with the names."""
+def name_of(device: Any) -> Any:
+    """The name of a `tf.config.LogicalDevice`; all else as it is."""
+    return (
+        device.name if isinstance(device, tf.config.LogicalDevice) else device
+    )
+
+
+def resolved(devices: list[Any]) -> tuple[list[str], list[str]]:
+    """The full names of devices, and what is wrong with them."""
     found: list[str] = []
     problems: list[str] = []
-    for name in names:
+    for name in map(name_of, devices):
         full = placement.resolve_device(name)
         if full is None:
             problems.append(

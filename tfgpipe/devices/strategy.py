@@ -61,8 +61,9 @@ class PipelineStrategy(internals.SingleReplicaStrategy):
     Args:
         num_replicas: R, at least 1.
         num_partitions: K, the number of devices of a replica, at least 1.
-        devices: Names of R K devices, such as "GPU:0", or for another host
-            "/job:worker/replica:0/task:1/device:GPU:0": the K of the first
+        devices: R K devices: names, such as "GPU:0", or for another host
+            "/job:worker/replica:0/task:1/device:GPU:0", or what
+            `tf.config.list_logical_devices` returns: the K of the first
             replica, then those of the second, and so on. Defaults to the first
             R K accelerators that TensorFlow lists: TPUs, or GPUs, or else CPUs.
 
@@ -95,7 +96,7 @@ class PipelineStrategy(internals.SingleReplicaStrategy):
         self,
         num_replicas: int,
         num_partitions: int,
-        devices: Sequence[str] | None = None,
+        devices: Sequence[str | tf.config.LogicalDevice] | None = None,
     ):
         num_replicas, num_partitions = checked_counts(
             num_replicas=num_replicas, num_partitions=num_partitions
@@ -139,7 +140,7 @@ class PipelineStrategy(internals.SingleReplicaStrategy):
         devices = other_strategies.devices_of(strategy, num_partitions)
         return cls(len(devices) // num_partitions, num_partitions, devices)
 
-    def _names(self, devices: Sequence[str] | None) -> list[str]:
+    def _names(self, devices: Sequence[Any] | None) -> list[str]:
         """Full names of R K devices."""
         problems: list[str] = []
         wanted = self.num_replicas * self.num_partitions

@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 from keras.src import backend as _backend
 from keras.src.backend.common import global_state as _global_state
+from keras.src.backend.common import masking as _masking
 from keras.src.layers import layer as _layer
 from keras.src.losses import loss as _loss
 from keras.src.models.functional import Functional as _Functional
@@ -86,12 +87,12 @@ def input_shape_argument(layer: keras.layers.Layer) -> Any:
 # ---------------------------------------------------------------------- masks
 def get_mask(tensor: Any) -> Any:
     """The Keras mask that travels with a tensor, or None."""
-    return _backend.get_keras_mask(tensor)
+    return _masking.get_keras_mask(tensor)
 
 
 def set_mask(tensor: Any, mask: Any) -> None:
     """Attaches a Keras mask to a tensor."""
-    _backend.set_keras_mask(tensor, mask)
+    _masking.set_keras_mask(tensor, mask)
 
 
 # -------------------------------------------------------- losses and metrics

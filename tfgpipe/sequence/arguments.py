@@ -21,7 +21,7 @@ class Arguments:
         layers: See `GPipe`, as all others.
         num_partitions: K or None.
         num_micro_batches: M.
-        devices: Names, or None.
+        devices: Names or `tf.config.LogicalDevice`s, or None.
         layers_per_cell: The cut, or None.
         schedule: Name of the schedule, or the schedule itself.
         remat: Name of the rule, or rules by cells.
@@ -43,7 +43,7 @@ class Arguments:
         layers: Sequence[Any],
         num_partitions: int | None,
         num_micro_batches: int,
-        devices: Sequence[str] | None,
+        devices: Sequence[Any] | None,
         layers_per_cell: Sequence[int] | None,
         schedule: str | Schedule,
         remat: str | Mapping[Any, str],
@@ -53,7 +53,7 @@ class Arguments:
     ):
         self.source = source_of(layers)
         self._problems = self.source.problems
-        self._named_devices = self._list_or_none("devices", devices)
+        named_devices = self._list_or_none("devices", devices)
         self.layers_per_cell = self._list_or_none(
             "layers_per_cell", layers_per_cell
         )
@@ -63,12 +63,13 @@ class Arguments:
         if k is not None:
             k = self._count("num_partitions", k)
         device_list = DeviceList(
-            self._named_devices,
+            named_devices,
             k,
             m,
             self.schedule,
             None if replicas is None else replicas[0],
         )
+        self._named_devices = device_list.names
         self._problems += device_list.problems
         self.num_micro_batches = 1 if m is None else m
         self.num_partitions = device_list.num_partitions

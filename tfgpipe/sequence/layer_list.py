@@ -65,8 +65,28 @@ class LayerList:
         return infer(self.layers, self.costs, spec, is_split)
 
     def arranged(self, x: Any) -> Any:
-        """Data as the first layer takes it: as it is."""
-        return x
+        """Data as the first layer takes it.
+
+        As in `keras.Sequential`, where there is a `keras.Input` it may be in a
+        dict by its name, which may hold more, or in a list by itself.
+
+        Raises:
+            ValueError: If there are other inputs.
+        """
+        if self.input_spec is None or not isinstance(x, (dict, list, tuple)):
+            return x
+        name, is_dict = self.input_spec.name, isinstance(x, dict)
+        if is_dict and name in x:
+            return x[name]
+        if not is_dict and len(x) == 1:
+            return x[0]
+        found = f"a dict of {[*x]}" if is_dict else f"{len(x)} tensors"
+        raise ValueError(
+            f"`x` must have the input of the list of layers, '{name}'. "
+            f"Received: {found}. Pass one tensor, or a dict that has it by "
+            "this name; for several inputs, make a `GPipe` of a functional "
+            "model."
+        )
 
     def cut(self, costs: Sequence[float], num_partitions: int) -> list[int]:
         """The number of steps of each cell."""

@@ -75,7 +75,7 @@ PEERS = {
     "torch-interleaved": _torch("interleaved"),
 }
 INSTALL = {
-    "tfgpipe": "pip install .",
+    "tfgpipe": "pip install '.[tensorflow]'",
     "lingvo": (
         "in an environment of its own, pip install tensorflow-cpu==2.21.0; "
         "pip install --no-deps lingvo==0.14.2; pip install sympy "

@@ -1,0 +1,90 @@
+"""Data for a list of layers come as `keras.Sequential` takes them."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from beside_keras import ROWS, assert_close, normal, pipeline, trained
+from keras import layers as kl
+
+import tfgpipe
+
+pytestmark = pytest.mark.usefixtures("float64")
+X, Y = normal(3), normal(2)
+GIVEN = {
+    "dict": {"rows": X},
+    "dict with more": {"other": Y, "rows": X},
+    "list": [X],
+    "tuple": (X,),
+}
+
+
+def named():
+    return [keras.Input((3,), name="rows"), kl.Dense(4, "tanh"), kl.Dense(2)]
+
+
+# Keras warns of what it takes.
+@pytest.mark.filterwarnings("ignore:The structure of `inputs`")
+@pytest.mark.parametrize("given", GIVEN)
+def test_one_input_by_name_or_in_a_list_is_taken_as_by_keras(given):
+    x = GIVEN[given]
+    found = trained(named, pipeline(2, 2), x, Y)
+    # In older versions of Keras a list of one is none.
+    assert_close(found, trained(named, keras.Sequential, X, Y))
+    if isinstance(x, dict):
+        assert_close(found, trained(named, keras.Sequential, x, Y))
+
+
+def test_data_by_name_are_taken_of_a_dataset_and_in_a_plain_call():
+    dataset = tf.data.Dataset.from_tensor_slices(({"rows": X}, Y)).batch(4)
+    model = tfgpipe.GPipe(named(), 2, 2)
+    model.compile("sgd", "mse")
+    found = model.evaluate(dataset, verbose=0)
+    assert found == pytest.approx(model.evaluate(X, Y, 4, verbose=0))
+    outputs = model.predict(dataset, verbose=0)
+    np.testing.assert_array_equal(model({"rows": X}), model(X))
+    np.testing.assert_allclose(outputs, model(X), 1e-12)
+
+
+def test_name_is_saved(tmp_path):
+    path = tmp_path / "model.keras"
+    model = tfgpipe.GPipe(named(), 2, 2)
+    model.save(path)
+    found = tfgpipe.load_model(path).predict({"rows": X}, verbose=0)
+    np.testing.assert_array_equal(found, model.predict(X, verbose=0))
+
+
+@pytest.mark.parametrize(
+    ("x", "received"),
+    [
+        ({"lines": X}, r"a dict of \['lines'\]"),
+        ([X, X], "2 tensors"),
+    ],
+)
+def test_other_inputs_are_refused(x, received):
+    model = tfgpipe.GPipe(named(), 2, 2)
+    model.compile("sgd", "mse")
+    message = (
+        "`x` must have the input of the list of layers, 'rows'. Received: "
+        f"{received}"
+    )
+    with pytest.raises(ValueError, match=message):
+        model.fit(x, Y, verbose=0)
+
+
+def test_first_layer_may_take_a_dict_where_no_input_is_declared():
+    layers = [kl.Lambda(lambda x: x["a"] + x["b"]), kl.Dense(2)]
+    model = tfgpipe.GPipe(layers, 2, 2)
+    assert model.predict({"a": X, "b": X}, verbose=0).shape == (ROWS, 2)
+
+
+@pytest.mark.filterwarnings("ignore:Do not pass an `input_shape`")
+@pytest.mark.parametrize("argument", [{"input_shape": (3,)}, {"input_dim": 3}])
+def test_shape_may_be_that_of_the_first_layer(argument):
+    def make():
+        return [kl.Dense(4, "tanh", **argument), kl.Dense(2)]
+
+    model = tfgpipe.GPipe(make(), 2, 2)
+    assert model.built and model.input_shape == (None, 3)
+    found = trained(make, pipeline(2, 2), X, Y)
+    assert_close(found, trained(make, keras.Sequential, X, Y))

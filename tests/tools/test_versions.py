@@ -1,0 +1,112 @@
+"""Which corners are tested, with which Python, and what is told of them."""
+
+import pathlib
+
+import pytest
+
+from tfgpipe.versions import KERAS, TENSORFLOW
+from tools import versions
+from tools.versions import CORNERS, Corner, Result, Unavailable
+
+ROOT = pathlib.Path(versions.__file__).parent.parent
+RESULT = Result(
+    {"python": "3.10.13", "tensorflow": "2.18.1", "keras": "3.10.0"},
+    {"passed": 12, "skipped": 3},
+    61.4,
+    [],
+)
+
+
+def python(path, version):
+    """A program that says it is a Python."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\necho Python {version}\n")
+    path.chmod(0o755)
+
+
+def test_corners_reach_both_ends_of_what_is_supported():
+    asked = {p for corner in CORNERS.values() for p in corner.packages}
+    for name, supported in (("tensorflow", TENSORFLOW), ("keras", KERAS)):
+        for end in (supported.oldest, supported.newest):
+            assert f"{name}=={'.'.join(map(str, end))}.*" in asked
+    pythons = {corner.python for corner in CORNERS.values()}
+    setup = (ROOT / "setup.py").read_text()
+    assert all(f"Python :: {version}" in setup for version in pythons)
+
+
+def test_tests_exist():
+    assert all((ROOT / path).exists() for path in versions.TESTS)
+
+
+def test_python_is_found_where_the_one_on_the_path_is_another(
+    tmp_path, monkeypatch
+):
+    shim, real = tmp_path / "python3.10", "versions/3.10.1/bin/python"
+    python(shim, "3.9.2")
+    python(tmp_path / "pyenv" / real, "3.10.1")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
+    assert versions.find_python("3.10") == str(tmp_path / "pyenv" / real)
+    python(shim, "3.10.2")
+    assert versions.find_python("3.10") == str(shim)
+    with pytest.raises(Unavailable, match=r"there is no Python 3\.99"):
+        versions.find_python("3.99")
+
+
+def test_line_of_a_corner_tells_versions_and_counts():
+    assert versions.row("oldest", RESULT) == (
+        "| oldest | 3.10.13 | 2.18.1 | 3.10.0 | - | 12 | 0 | 3 | 61 s |"
+    )
+
+
+@pytest.mark.parametrize(
+    ("counts", "is_good"),
+    [
+        ({"passed": 12, "skipped": 3}, True),
+        ({"passed": 12, "failed": 1}, False),
+        ({"passed": 12, "errors": 1}, False),
+        ({}, False),
+    ],
+)
+def test_corner_is_good_if_tests_ran_and_none_failed(counts, is_good):
+    assert RESULT._replace(counts=counts).is_good is is_good
+
+
+def run(monkeypatch, result, *words):
+    """Runs the command where nothing is installed or tested."""
+    made = []
+
+    def make(corner, folder):
+        if corner is CORNERS["nightly"]:
+            raise Unavailable("ERROR: no tf-nightly")
+        made.append(corner)
+        return "python"
+
+    monkeypatch.setattr(versions, "make_environment", make)
+    monkeypatch.setattr(versions, "run_tests", lambda *_: result)
+    return versions.main(["versions", *words]), made
+
+
+def test_corner_that_cannot_be_made_is_left_out(monkeypatch, capsys):
+    code, made = run(monkeypatch, RESULT, "--corners=oldest,nightly")
+    assert (code, made) == (0, [CORNERS["oldest"]])
+    shown = capsys.readouterr().out
+    assert "| oldest | 3.10.13 |" in shown
+    assert "nightly was left out: ERROR: no tf-nightly" in shown
+
+
+def test_failures_are_listed_and_exit_with_1(monkeypatch, capsys):
+    bad = RESULT._replace(counts={"failed": 1}, failures=["FAILED a.py::b"])
+    with pytest.raises(SystemExit, match="1"):
+        run(monkeypatch, bad, "--corners=oldest")
+    assert capsys.readouterr().out.endswith("oldest\nFAILED a.py::b\n")
+
+
+def test_unknown_corner_is_refused(capsys):
+    assert versions.main(["versions", "--corners=oldest,odd"]) == 2
+    assert "Received: odd." in capsys.readouterr().err
+
+
+def test_environment_without_its_python_cannot_be_made(tmp_path):
+    with pytest.raises(Unavailable, match="no Python"):
+        versions.make_environment(Corner("3.99", [], ""), tmp_path)

@@ -1,0 +1,123 @@
+"""The versions of TensorFlow and Keras that the library works with.
+
+It uses private names of both, all in `internals`, each with a test, and
+`make test-versions` runs the tests at the corners of these ranges. An older
+version is known to lack something, so it is refused. A newer one may well work:
+it is used, with a warning.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import warnings
+from typing import Any, NamedTuple
+
+
+class Range(NamedTuple):
+    """The tested versions of a package, by their first two numbers.
+
+    Attributes:
+        name: What people call the package.
+        oldest: The first version that works.
+        newest: The last one that was tested.
+        cure: What to do where there is an older one, or none.
+    """
+
+    name: str
+    oldest: tuple[int, int]
+    newest: tuple[int, int]
+    cure: str
+
+    def __str__(self) -> str:
+        first, last = (
+            ".".join(map(str, v)) for v in (self.oldest, self.newest)
+        )
+        return f"{self.name} {first} to {last}"
+
+
+TENSORFLOW = Range(
+    "TensorFlow",
+    (2, 18),
+    (2, 21),
+    # No requirement of the package: see setup.py.
+    "Install it: `pip install --upgrade 'tensorflow>=2.18'`, or a build of it "
+    "for your hardware, such as `tensorflow-cpu` or `tensorflow-tpu`.",
+)
+KERAS = Range(
+    "Keras",
+    (3, 10),
+    (3, 15),
+    "Install it: `pip install --upgrade 'keras>=3.10'`.",
+)
+
+
+def check() -> None:
+    """Imports TensorFlow and Keras, and looks at their versions.
+
+    Raises:
+        ImportError: If one is missing or too old.
+    """
+    # Keras needs TensorFlow, and would say less of what is missing.
+    found = {
+        supported: imported(module, supported).__version__
+        for module, supported in (("tensorflow", TENSORFLOW), ("keras", KERAS))
+    }
+    check_versions(found)
+
+
+def imported(module: str, supported: Range) -> Any:
+    """A package.
+
+    Args:
+        module: Its name.
+        supported: Which versions would do.
+
+    Raises:
+        ImportError: If it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise  # it is there, but something that it needs is not
+        raise ImportError(
+            f"tfgpipe needs {supported}. Received: no module named {module!r}. "
+            f"{supported.cure}",
+            name=module,
+        ) from error
+
+
+def check_versions(found: dict[Range, str]) -> None:
+    """Refuses versions that are too old, and warns of those that are too new.
+
+    Args:
+        found: The version of each package, such as "2.21.0", or
+            "2.22.0-dev20260102".
+
+    Raises:
+        ImportError: If one is too old.
+    """
+    newer = []
+    for supported, version in found.items():
+        numbers = first_two(version)
+        if numbers is None or numbers > supported.newest:
+            newer.append(f"{supported.name} {version}")
+        elif numbers < supported.oldest:
+            raise ImportError(
+                f"tfgpipe needs {supported}. Received: {supported.name} "
+                f"{version}. {supported.cure}"
+            )
+    if newer:
+        warnings.warn(
+            f"tfgpipe has been tested with {' and '.join(map(str, found))}. "
+            f"Received: {' and '.join(newer)}. If something fails that did "
+            "not before, install a version that was tested.",
+            stacklevel=4,  # where tfgpipe is imported
+        )
+
+
+def first_two(version: str) -> tuple[int, int] | None:
+    """The first two numbers of a version, or None if it has none."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return None if match is None else (int(match[1]), int(match[2]))
