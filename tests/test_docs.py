@@ -44,9 +44,9 @@ READ_FIRST = ["README.md", "docs/guide.md"]
 TABLES = [
     "docs/code.md",
     "docs/examples.md",
+    "docs/models.md",
     "docs/performance.md",
     "docs/results.md",
-    "docs/models.md",
     "docs/versions.md",
 ]
 COMMANDS = {"tools.bench": bench.COMMANDS, "tools.results": results.COMMANDS}

@@ -78,6 +78,8 @@ TESTS = [
     "tests/tfgpipe/test_internals.py",
     "tests/tfgpipe/test_versions.py",
     "tests/tfgpipe/cells/test_code_reading.py",
+    "tests/tfgpipe/sequence/test_opened_layer.py",
+    "tests/promises/test_adapters.py",
     "tests/promises/test_between_layers.py",
     "tests/promises/test_bugs.py",
     "tests/promises/test_functional.py",

@@ -101,7 +101,7 @@ SAMPLES = {
         stackwise_depth=[1, 2, 1],
         stackwise_strides=[1, 2, 2],
         stackwise_num_filters=[8, 8, 16],
-        block_type="dark_block",
+        block_type="dark",
         **_IMAGE,
     ),
     "DeBERTa v3": _sample(
