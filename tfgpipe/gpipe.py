@@ -53,10 +53,11 @@ class GPipe(Described, Saved, Stepped):
 
     Args:
         layers: Keras layers, each called on the outputs of the one before, any
-            nest of tensors. An item may be a pair (layer, cost), where the
-            cost is a number or a function of (layer, input spec) that returns
-            one; other costs are estimated, in FLOPs of one example, so the
-            ones given must be in that unit too.
+            nest of tensors; or a functional model; or a `keras.Sequential`. An
+            item may be a pair (layer, cost), where the cost is a number or a
+            function of (layer, input spec) that returns one; other costs are
+            estimated, in FLOPs of one example, so the ones given must be in
+            that unit too. See `layers_of` for the costs of a model's calls.
         num_partitions: K, the number of cells. Defaults to the number of
             devices.
         num_micro_batches: M, at least 1. A mini-batch of fewer rows is split
