@@ -161,7 +161,9 @@ SAMPLES = {
         head={},
         **_language,
     ),
-    "GPT-NeoX": _sample("GPTNeoXBackbone", _text, **_language),
+    "GPT-NeoX": _sample(
+        "GPTNeoXBackbone", _text, rotary_percentage=0.5, **_language
+    ),
     "Llama": _sample("LlamaBackbone", _text, **_TEXT, **_GROUPED),
     "Llama with LoRA": _sample(
         "LlamaBackbone", _text, _with_adapters, **_TEXT, **_GROUPED
