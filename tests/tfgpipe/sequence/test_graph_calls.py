@@ -1,0 +1,49 @@
+"""The calls of a model, and of the models inside it."""
+
+import keras
+import numpy as np
+from functional import nested, siamese
+from keras import layers as kl
+
+from tfgpipe import internals
+from tfgpipe.sequence.graph_calls import AsInput, GraphCalls
+
+
+def names(model):
+    return [type(call.operation).__name__ for call in GraphCalls(model).found]
+
+
+def test_calls_of_a_nested_model_take_its_place():
+    assert names(siamese()).count("Dense") == 5
+    assert "Sequential" not in names(siamese())
+
+
+def test_inputs_of_a_nested_model_are_made_to_fit_it():
+    """It is called on integers, and on what is of its dtype already."""
+    assert names(nested()).count("AsInput") == 1
+
+
+def test_value_of_a_model_that_is_called_twice_is_that_of_each_call():
+    x = keras.Input((3,))
+    inner = keras.Sequential([keras.Input((3,)), kl.Dense(3)])
+    first, second, add = GraphCalls(
+        keras.Model(x, kl.Add()([inner(x), inner(inner.layers[0](x))]))
+    ).found[-3:]
+    assert first.operation is second.operation
+    assert first.outputs != second.outputs
+    assert add.operation.__class__ is kl.Add
+
+
+def test_inputs_are_cast_and_their_ranks_fitted():
+    x = np.arange(6).reshape(2, 3)
+    assert AsInput("float32", 2)(x).dtype == "float32"
+    assert AsInput("float32", 3)(x).shape == (2, 3, 1)
+    assert AsInput("int32", 1)(x[:, :1]).shape == (2,)
+
+
+def test_mask_goes_along_with_an_input_that_is_cast():
+    x = keras.ops.ones((2, 3), "int32")
+    mask = keras.ops.ones((2,), "bool")
+    assert internals.get_mask(AsInput("float32", 2)(x, mask)) is mask
+    internals.set_mask(x, mask)
+    assert internals.get_mask(AsInput("float32", 2)(x)) is mask
