@@ -150,3 +150,16 @@ def encoder():
     x = keras.Input((5, 4))
     h = Encoder(3)(kl.Dense(4)(x))
     return keras.Model(x, kl.Dense(2)(h[:, 0]))
+
+
+class Noise(kl.Layer):
+    """Adds what it draws from a generator, maybe another layer's."""
+
+    def __init__(self, generator, **kwargs):
+        super().__init__(**kwargs)
+        self.generator = generator
+
+    def call(self, x, training=None):
+        if not training:
+            return x
+        return x + keras.random.normal(ops.shape(x), seed=self.generator)

@@ -30,6 +30,7 @@ class Prepared(internals.BuiltBeforeTracing):
         self._check_storage()
         self._check_scope()
         if self.train_function is None or force:
+            self._source.check()
             self._arguments.check_training()
             super().make_train_function(force)
             self.train_function = self._explained(self.train_function)
@@ -39,6 +40,7 @@ class Prepared(internals.BuiltBeforeTracing):
         self._check_storage()
         self._check_scope()
         if self.test_function is None or force:
+            self._source.check()
             super().make_test_function(force)
             self.test_function = self._explained(self.test_function)
 
@@ -47,6 +49,7 @@ class Prepared(internals.BuiltBeforeTracing):
         self._check_storage()
         self._check_scope()
         if self.predict_function is None or force:
+            self._source.check()
             super().make_predict_function(force)
             self.predict_function = self._explained(self.predict_function)
 

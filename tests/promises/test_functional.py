@@ -7,6 +7,7 @@ import pytest
 from beside_keras import ROWS, assert_close, normal, pipeline, trained
 from crossing import sent_tensors, short
 from functional import (
+    Noise,
     dicts,
     encoder,
     masked,
@@ -244,6 +245,33 @@ def test_unused_outputs_of_a_nested_model_are_computed():
     before = norm.moving_mean.numpy()
     model.fit(normal(3), normal(2), verbose=0)
     assert not np.array_equal(norm.moving_mean.numpy(), before)
+
+
+def shared_generator():
+    """Two layers that draw from one generator, in Keras's order."""
+    x = keras.Input((5,))
+    generator = keras.random.SeedGenerator(1)
+    first, second = Noise(generator), Noise(generator)
+    h = second(keras.layers.Dense(5)(keras.layers.Dense(5)(x)))
+    return keras.Model(x, keras.layers.Dense(2)(h + first(x)))
+
+
+def shared_statistics():
+    """Two layers that have one batch norm inside."""
+    x = keras.Input((1, 5))
+    norm = keras.layers.BatchNormalization()
+    first, second = (keras.layers.TimeDistributed(norm) for _ in range(2))
+    h = second(keras.layers.Dense(5)(keras.layers.Dense(5)(x)))
+    return keras.Model(x, keras.layers.Dense(2)(h + first(x)))
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"), [(shared_generator, (5,)), (shared_statistics, (1, 5))]
+)
+def test_layers_that_share_state_are_called_in_the_order_of_keras(make, shape):
+    x, y = normal(*shape), normal(*shape[:-1], 2)
+    found = trained(make, pipeline(2, 1), x, y)
+    assert_close(found, by_itself(make, x, y, {}))
 
 
 def test_class_of_the_model_is_restored(tmp_path):

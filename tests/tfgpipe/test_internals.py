@@ -906,6 +906,24 @@ class Looks(keras.Model):
         return super().__call__(inputs, **kwargs)
 
 
+class Trains(keras.Model):
+    def __call__(self, inputs, training=None):
+        inputs = inputs * 0.5 if training else inputs
+        return super().__call__(inputs, training=training)
+
+
+class Prepares(keras.Model):
+    def __call__(self, inputs, **kwargs):
+        if not isinstance(inputs, keras.KerasTensor):
+            inputs = keras.ops.tanh(inputs)
+        return super().__call__(inputs, **kwargs)
+
+
+class Names(keras.Model):
+    def __call__(self, inputs, **kwargs):
+        return {"output": super().__call__(inputs, **kwargs)}
+
+
 class Doubles(keras.Model):
     def __call__(self, inputs, **kwargs):
         return super().__call__(2 * inputs, **kwargs)
@@ -922,7 +940,8 @@ def test_functional_models_are_told_from_those_with_a_call_of_their_own():
     assert internals.is_functional(keras.Model(x, y))
     assert internals.is_functional(FunctionalSubclass(x, y))
     assert internals.is_functional(Looks(x, y))
-    assert not internals.is_functional(Doubles(x, y))
+    for does_more in (Doubles, Trains, Prepares, Names):
+        assert not internals.is_functional(does_more(x, y))
     assert not internals.is_functional(OwnCall(x, y))
     assert not internals.is_functional(keras.Sequential([x, kl.Dense(1)]))
 
@@ -964,9 +983,18 @@ def test_state_that_is_never_trained_is_told_from_frozen_weights():
     norm, dense = kl.BatchNormalization(), kl.Dense(2, trainable=False)
     for layer in (norm, dense):
         layer.build((None, 2))
-    assert internals.has_state(norm)
-    assert internals.has_state(keras.Sequential([norm]))
-    assert not internals.has_state(dense)
+    moving = {id(norm.moving_mean), id(norm.moving_variance)}
+    assert internals.state_of(norm) == internals.State(moving, set())
+    assert internals.state_of(keras.Sequential([norm])).updated == moving
+    assert internals.state_of(dense).all == set()
+    dropout = kl.Dropout(0.5)
+    assert internals.state_of(dropout).drawn == {
+        id(dropout.seed_generator.state)
+    }
+    assert internals.state_of(keras.Operation()).all == set()
+    around = keras.Sequential([dropout, norm])
+    assert internals.shared_state([dense, norm, dropout]) == set()
+    assert internals.shared_state([norm, around]) == moving
 
 
 def test_layers_are_found_in_the_order_of_the_weights():

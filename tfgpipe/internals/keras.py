@@ -6,8 +6,9 @@ version moves what the function needs.
 
 from __future__ import annotations
 
+import collections
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -468,19 +469,47 @@ def is_functional(model: Any) -> bool:
 
 
 def _hands_on(model: Any) -> bool:
-    """Whether a `__call__` runs the graph on the tensors that it gets."""
-    inputs = keras.tree.map_structure(
-        lambda t: keras.KerasTensor(t.shape, t.dtype), model.input
+    """Whether a `__call__` runs `call` on the tensors that it gets.
+
+    And returns what that returned: in Python and in graphs, told `training` or
+    not.
+    """
+    return "call" not in vars(model) and all(
+        _is_handed_on(model, told, in_graph)
+        for told in (None, True, False)
+        for in_graph in (False, True)
     )
-    with in_no_graph(flat_layers(model)), names_kept():
-        outputs = keras.tree.flatten(model(inputs))
-    found = [getattr(t, "_keras_history", None) for t in outputs]
-    if any(h is None or h.operation is not model for h in found):
+
+
+def _is_handed_on(model: Any, training: bool | None, in_graph: bool) -> bool:
+    """Whether a `__call__` does so for one way to call it."""
+    kwargs = {} if training is None else {"training": training}
+    seen: list[Any] = []
+
+    def record(inputs: Any, **told: Any) -> Any:
+        seen.append((inputs, told.get("training"), tf.zeros(())))
+        return seen[-1][-1]
+
+    def call() -> Any:
+        inputs = keras.tree.map_structure(
+            lambda t: tf.zeros([d or 1 for d in t.shape], t.dtype), model.input
+        )
+        with replaced_method(model, "call", record):
+            outputs = model(inputs, **kwargs)
+        ((got, told, returned),) = seen
+        same_inputs = [*map(id, keras.tree.flatten(got))] == [
+            *map(id, keras.tree.flatten(inputs))
+        ]
+        is_told = training is None or told is training
+        return same_inputs and is_told and outputs is returned
+
+    try:
+        if not in_graph:
+            return call()
+        with tf.Graph().as_default():
+            return call()
+    except Exception:  # a user's code may raise anything
         return False
-    node = model._inbound_nodes[-1]
-    return [*map(id, outputs)] == [*map(id, node.outputs)] and [
-        *map(id, keras.tree.flatten(inputs))
-    ] == [*map(id, node.input_tensors)]
 
 
 def functional_of(model: keras.Sequential) -> Any:
@@ -533,9 +562,51 @@ def direct_layers(model: keras.Model) -> list[keras.layers.Layer]:
     return list(model._flatten_layers(include_self=False, recursive=False))
 
 
-def has_state(layer: keras.layers.Layer) -> bool:
-    """Whether a layer, or one inside, has variables that are never trained."""
-    return any(la._non_trainable_variables for la in flat_layers(layer))
+class State(NamedTuple):
+    """The ids of what a call of a layer may change.
+
+    Attributes:
+        updated: Variables that no optimizer trains: statistics, metrics.
+        drawn: The states of seed generators.
+    """
+
+    updated: set[int]
+    drawn: set[int]
+
+    @property
+    def all(self) -> set[int]:
+        """Both."""
+        return self.updated | self.drawn
+
+
+def state_of(operation: Any) -> State:
+    """What a call of a layer, or of those inside it, may change."""
+    if not isinstance(operation, keras.layers.Layer):
+        return State(set(), set())
+    weights = {id(v) for v in operation.weights}
+    return State(
+        {
+            id(v)
+            for layer in flat_layers(operation)
+            for v in [
+                *layer._non_trainable_variables,
+                *layer.metrics_variables,
+            ]
+        },
+        {id(v) for v in operation.variables} - weights,
+    )
+
+
+def shared_state(operations: Sequence[Any]) -> set[int]:
+    """The ids of what several calls may change.
+
+    Args:
+        operations: What is called, once for each call.
+    """
+    found = collections.Counter(
+        key for operation in operations for key in state_of(operation).all
+    )
+    return {key for key, count in found.items() if count > 1}
 
 
 def remat_mode(layer: keras.layers.Layer) -> Any:

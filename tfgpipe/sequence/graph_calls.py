@@ -18,7 +18,11 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.sequence.opened_layer import large_layers, opened
+from tfgpipe.sequence.opened_layer import (
+    large_layers,
+    opened,
+    tensors_of,
+)
 
 
 @dataclasses.dataclass(eq=False)
@@ -70,8 +74,17 @@ class GraphCalls:
         self.found: list[Call] = []
         self._known: dict[int, Value] = {}
         self._large = large_layers(model)
+        self._opened: list[tuple[internals.GraphCall, Any]] = []
         self._inline(model, self.inputs)
         self.outputs = tree.map_structure(self._value, model.output)
+
+    def changed(self) -> list[str]:
+        """The names of opened layers that compute something else now."""
+        return [
+            call.operation.name
+            for call, written in self._opened
+            if (found := opened(call)) is None or found.written != written
+        ]
 
     def _value(self, leaf: Any) -> Any:
         """A `Value` for a symbolic tensor; what else there is, as it is."""
@@ -98,9 +111,10 @@ class GraphCalls:
         if inner is not None and len(args) == 1 and not _has_values(others):
             masks = tree.flatten(kwargs.get("mask"))
             outputs = self._inside(inner, _flat(args[0], inner), masks)
-        elif id(call.operation) in self._large and (inner := opened(call)):
-            given = list(values_in((args, kwargs)))
-            outputs = self._inside(inner, given, [])
+        elif id(call.operation) in self._large and (found := opened(call)):
+            self._opened.append((call, found.written))
+            given = [self._value(t) for t in tensors_of(call)]
+            outputs = self._inside(found.model, given, [])
             for value, tensor in zip(outputs, call.outputs):
                 value.spec = tensor  # in which sizes may be known that got lost
         else:

@@ -60,6 +60,9 @@ class LayerList:
         if not self.problems:
             self._check_graph(first, start)
 
+    def check(self) -> None:
+        """What a layer computes may be changed until it is traced."""
+
     def infer(self, spec: Any, is_split: bool) -> tuple[Any, list[float]]:
         """What the last layer returns, and costs; see `inference.infer`."""
         return infer(self.layers, self.costs, spec, is_split)

@@ -17,7 +17,6 @@ import collections
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 from keras import tree
 
 from tfgpipe import internals
@@ -75,12 +74,10 @@ class LiveRow:
         """See `ModelGraph`."""
         uses = collections.defaultdict(list)
         for i, call in enumerate(self._calls):
-            uses[id(call.operation)].append(i)
+            for key in internals.state_of(call.operation).updated:
+                uses[key].append(i)
         return {
-            i
-            for own in uses.values()
-            if len(own) > 1 and _updates_itself(self._calls[own[0]].operation)
-            for i in range(own[0] + 1, own[-1] + 1)
+            i for own in uses.values() for i in range(own[0] + 1, own[-1] + 1)
         }
 
 
@@ -105,26 +102,13 @@ def depth_first(calls: list[Call], outputs: Any) -> list[Call]:
 
 
 def in_turn(calls: Sequence[Call]) -> list[int]:
-    """Calls of layers whose calls depend on their earlier ones, in order."""
-    often = collections.Counter(id(call.operation) for call in calls)
+    """Calls that depend on the state that earlier ones leave, in order."""
+    shared = internals.shared_state([call.operation for call in calls])
     return [
         id(call)
         for call in calls
-        if often[id(call.operation)] > 1
-        and (_updates_itself(call.operation) or _draws(call.operation))
+        if not shared.isdisjoint(internals.state_of(call.operation).all)
     ]
-
-
-def _updates_itself(operation: Any) -> bool:
-    """Whether a layer may assign variables of its own when it is called."""
-    is_layer = isinstance(operation, keras.layers.Layer)
-    return is_layer and internals.has_state(operation)
-
-
-def _draws(operation: Any) -> bool:
-    """Whether a layer may draw random numbers."""
-    is_layer = isinstance(operation, keras.layers.Layer)
-    return is_layer and len(operation.variables) > len(operation.weights)
 
 
 def _replaced(by: dict[int, Any]) -> Any:

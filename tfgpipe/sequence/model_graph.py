@@ -41,7 +41,7 @@ class ModelGraph:
         self.layers = internals.direct_layers(model)
         self.input_spec = model.input
         self.problems = _problems(model)
-        calls = GraphCalls(model)
+        self._calls = calls = GraphCalls(model)
         orders = [calls.found, depth_first(calls.found, calls.outputs)]
         # A layer that is called again updates its state, and draws, in turn.
         row = min(
@@ -65,6 +65,20 @@ class ModelGraph:
         graph = copy.copy(self)
         graph.costs = costs
         return graph
+
+    def check(self) -> None:
+        """Refuses layers that were changed since they were opened.
+
+        Raises:
+            ValueError: If one computes something else now.
+        """
+        if changed := self._calls.changed():
+            raise ValueError(
+                "The layers of a model must compute what they did when the "
+                f"`GPipe` was made of it. Received: {changed}, of model "
+                f"'{self.model.name}', whose attributes were changed since. "
+                "Change them first, then make the `GPipe`."
+            )
 
     def infer(self, spec: Any, is_split: bool) -> tuple[Any, list[float]]:
         """The model's outputs, and the costs of the steps."""

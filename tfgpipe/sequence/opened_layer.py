@@ -7,8 +7,10 @@ What the `call` of that layer does to symbolic tensors is a graph:
 
 It is opened only where that graph is all it does, whenever it is called. A
 layer stays closed that draws, assigns or reads variables beside its inner
-calls; that takes or makes masks; whose code fails on symbolic tensors, or
-makes another graph the next time, or for another `training`.
+calls; that takes or makes masks; two of whose calls draw from one generator or
+assign to one variable, as their order in the graph may be another; whose code
+fails on symbolic tensors; or makes another graph the next time, for another
+`training`, or for sizes that are known.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 from keras import tree
@@ -38,22 +40,36 @@ def large_layers(model: keras.Model) -> set[int]:
     }
 
 
-def opened(call: internals.GraphCall) -> keras.Model | None:
+class Opened(NamedTuple):
+    """What a call of a layer does.
+
+    Attributes:
+        model: A functional model of the call's tensors.
+        written: What it computes, as a value to compare.
+    """
+
+    model: keras.Model
+    written: Any
+
+
+def tensors_of(call: internals.GraphCall) -> list[keras.KerasTensor]:
+    """The tensors of a call, each once, in the order of its arguments."""
+    leaves = tree.flatten((call.args, call.kwargs))
+    found = {id(t): t for t in leaves if isinstance(t, keras.KerasTensor)}
+    return list(found.values())
+
+
+def opened(call: internals.GraphCall) -> Opened | None:
     """What a call of a layer does, as a functional model.
 
     Args:
         call: The call of a layer in the graph of a model.
 
     Returns:
-        A model of the call's tensors, each once, in the order of its
-        arguments. None if the layer stays closed.
+        A model of `tensors_of` the call. None if the layer stays closed.
     """
     layer = call.operation
-    tensors = {
-        id(leaf): leaf
-        for leaf in tree.flatten((call.args, call.kwargs))
-        if isinstance(leaf, keras.KerasTensor)
-    }
+    tensors = {id(t): t for t in tensors_of(call)}
     masks = map(internals.get_mask, [*tensors.values(), *call.outputs])
     if not _is_plain(layer, call) or any(mask is not None for mask in masks):
         return None
@@ -65,9 +81,13 @@ def opened(call: internals.GraphCall) -> keras.Model | None:
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # the real calls will warn
-        made = [_called(call, tensors, told) for told in (True, False)]
-    (first, written), (_, again) = made
-    return first if written is not None and written == again else None
+        first = _called(call, tensors, True)
+        # The batch, and other sizes, may be known when it is called.
+        for told, size in ((False, None), (False, 7)):
+            again = first and _called(call, tensors, told, size)
+            if first is None or again is None or again.written != first.written:
+                return None
+    return first
 
 
 def _is_plain(layer: keras.layers.Layer, call: internals.GraphCall) -> bool:
@@ -88,13 +108,16 @@ def _is_plain(layer: keras.layers.Layer, call: internals.GraphCall) -> bool:
 
 
 def _called(
-    call: internals.GraphCall, tensors: dict[int, Any], training: bool
-) -> tuple[Any, Any]:
-    """The model of one call, and what it computes as a value to compare."""
+    call: internals.GraphCall,
+    tensors: dict[int, Any],
+    training: bool,
+    size: int | None = None,
+) -> Opened | None:
+    """The model of one call, where unknown sizes may be known."""
     layer = call.operation
     fresh = {
         key: keras.Input(
-            batch_shape=tensor.shape,
+            batch_shape=[size if d is None else d for d in tensor.shape],
             dtype=_converted(layer, tensor),
             name=f"input_{i}",
         )
@@ -114,18 +137,20 @@ def _called(
         # Symbolic calls do not notice, say, a None among sizes to reshape to.
         internals.output_spec(model, model.inputs)
     except Exception:  # a user's code may raise anything; then: closed
-        return None, None
+        return None
     calls = internals.graph_calls(model)
     is_layer = [isinstance(c.operation, keras.layers.Layer) for c in calls]
     if (
         scope.is_used
         or last_told() is not training  # what a layer inside has left
-        or not _are_like(outputs, call.outputs)
+        or not (size is not None or _are_like(outputs, call.outputs))
         or any(internals.get_mask(t) is not None for t in outputs)
         or sum(is_layer) != _num_calls(layer) - before  # some lead nowhere
+        or internals.shared_state([c.operation for c in calls])
     ):
-        return None, None
-    return model, _written(model, calls, layer, training)
+        return None
+    written = _written(model, calls, layer, training)
+    return None if written is None else Opened(model, written)
 
 
 def _written(

@@ -44,8 +44,8 @@ wrote, with {versions}.
 * loss, weights, outputs: the largest difference from plain Keras, relative for
   losses; for variables, and what `predict` returns, by the largest value.
 * last bit: where the weights differ by more than {exact:.0e}, by how much those
-  of plain Keras differ if it begins with weights whose last bit is another. Some
-  models compute in float32 inside, which does not see that bit.
+  of plain Keras differ if it begins with weights whose last bit is another.
+  Some models compute in float32 inside, which does not see that bit.
 * bits: whether two and four cells give the same weights to the last bit.
 * balance: cost of the largest cell by that of the mean.
 * tensors, KB a row: what crosses from each cell to the next.

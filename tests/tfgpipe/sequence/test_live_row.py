@@ -2,7 +2,7 @@
 
 import keras
 import numpy as np
-from functional import normalized, residual
+from functional import Noise, normalized, residual
 from keras import layers as kl
 
 from tfgpipe.sequence.graph_calls import GraphCalls
@@ -71,3 +71,22 @@ def test_no_cell_begins_between_calls_of_a_layer_with_state():
     h = kl.Dense(5)(norm(kl.Dense(5)(x)))
     row = row_of(keras.Model(x, kl.Dense(2)(norm(h))))
     assert row.together() == {2, 3}
+
+
+def test_layers_that_share_a_generator_are_called_in_turn():
+    x = keras.Input((5,))
+    generator = keras.random.SeedGenerator(1)
+    first, second = Noise(generator), Noise(generator)
+    model = keras.Model(x, kl.Add()([second(kl.Dense(5)(x)), first(x)]))
+    calls = GraphCalls(model).found
+    assert len(in_turn(calls)) == 2
+
+
+def test_layers_that_have_one_state_inside_are_in_one_cell():
+    x = keras.Input((5,))
+    norm = kl.BatchNormalization()
+    first = keras.layers.TimeDistributed(norm)
+    second = keras.layers.TimeDistributed(norm)
+    h = kl.Reshape((1, 5))(kl.Dense(5)(x))
+    h = second(kl.Dense(5)(first(h)))
+    assert row_of(keras.Model(x, h)).together() == {3, 4}

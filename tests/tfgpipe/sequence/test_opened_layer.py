@@ -5,7 +5,7 @@ import functools
 import keras
 import numpy as np
 import pytest
-from functional import Block, Encoder, encoder
+from functional import Block, Encoder, Noise, encoder
 from keras import layers as kl
 from keras import ops
 
@@ -125,6 +125,37 @@ class Reshapes(Around):
         return self.second(ops.transpose(y, (0, 2, 1)))
 
 
+class KnowsSizes(Around):
+    def call(self, x, training=None):
+        y = self.second(self.first(x))
+        return y if ops.shape(x)[0] is None else 2.0 * y
+
+
+class DrawsTwice(Around):
+    """Draws for what is first in the code and last in the graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = kl.Dropout(0.5)
+
+    def call(self, x, training=None):
+        skip = self.dropout(x)
+        return self.second(self.dropout(self.first(x))) + skip
+
+
+class Shared(Around):
+    """Two layers that draw from one generator."""
+
+    def __init__(self):
+        super().__init__()
+        generator = keras.random.SeedGenerator(1)
+        self.noises = [Noise(generator), Noise(generator)]
+
+    def call(self, x, training=None):
+        skip = self.noises[0](x)
+        return self.second(self.noises[1](self.first(x))) + skip
+
+
 class AddsLoss(Around):
     def call(self, x, training=None):
         y = self.second(self.first(x))
@@ -147,6 +178,9 @@ CLOSED = {
     "makes layers": Masking,
     "needs rows": NeedsRows,
     "reshapes to unknown sizes": Reshapes,
+    "knows sizes": KnowsSizes,
+    "draws twice": DrawsTwice,
+    "shares a generator": Shared,
     "adds a loss": AddsLoss,
     "activity regularizer": functools.partial(
         Around, activity_regularizer="l2"
@@ -162,8 +196,7 @@ def only_call(layer, shape=(3, 4)):
 
 def test_layer_that_only_calls_layers_is_opened():
     call = only_call(Around())
-    model = opened(call)
-    found = [c.operation for c in internals.graph_calls(model)]
+    found = [c.operation for c in internals.graph_calls(opened(call).model)]
     assert found == [call.operation.first, call.operation.second]
 
 
@@ -212,3 +245,45 @@ def test_mixed_precision_casts_as_in_keras():
     found = tfgpipe.GPipe(model, 2, 2).predict(data, verbose=0)
     np.testing.assert_array_equal(found, model.predict(data, verbose=0))
     assert len(tfgpipe.layers_of(model)) == 3
+
+
+class Scaled(Around):
+    scale = 1.0
+
+    def call(self, x, training=None):
+        return self.scale * self.second(self.first(x))
+
+
+def test_layer_that_is_changed_after_it_was_opened_is_refused():
+    x = keras.Input((4,))
+    layer = Scaled()
+    model = tfgpipe.GPipe(keras.Model(x, layer(x)), 2, 1)
+    model.compile("sgd", "mse")
+    data = np.zeros((4, 4), "float32")
+    model.predict(data, verbose=0)
+    layer.scale = 2.0
+    with pytest.raises(ValueError, match=r"Received: \['scaled'\], of model"):
+        model.fit(data, data, verbose=0)
+
+
+class Passes(Around):
+    """Returns what it got, beside what it made of it."""
+
+    def call(self, x, training=None):
+        return self.second(self.first(x)), x
+
+
+class Joins(Around):
+    def call(self, x, other, training=None):
+        return self.second(self.first(x)) + other
+
+
+def test_tensor_that_an_opened_layer_passes_on_is_one():
+    x = keras.Input((4,))
+    model = keras.Model(x, Joins()(*reversed(Passes()(x))))
+    other = keras.Model(x, Joins()(Passes()(x)[1], x))
+    data = np.random.default_rng(0).standard_normal((4, 4)).astype("float32")
+    for one in (model, other):
+        assert len(tfgpipe.layers_of(one)) > 2
+        found = tfgpipe.GPipe(one, 2, 2).predict(data, verbose=0)
+        np.testing.assert_allclose(found, one.predict(data, verbose=0), 1e-5)
