@@ -19,6 +19,7 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.sequence.opened_layer import (
+    called,
     large_layers,
     opened,
     tensors_of,
@@ -83,7 +84,7 @@ class GraphCalls:
         return [
             call.operation.name
             for call, written in self._opened
-            if (found := opened(call)) is None or found.written != written
+            if (now := called(call, True)) is None or now.written != written
         ]
 
     def _value(self, leaf: Any) -> Any:

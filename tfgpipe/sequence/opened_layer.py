@@ -28,6 +28,9 @@ from tfgpipe.cells import likeness
 
 # So that four cells of such layers can be even to a tenth.
 SHARE = 1 / 40
+# Sizes that are unknown may be known when the layer is called: a short one and
+# a long one must make no difference.
+_SIZES = (7, 1031)
 
 
 def large_layers(model: keras.Model) -> set[int]:
@@ -68,26 +71,30 @@ def opened(call: internals.GraphCall) -> Opened | None:
     Returns:
         A model of `tensors_of` the call. None if the layer stays closed.
     """
+    first = called(call, True)
+    for told, size in ((False, None), *((False, n) for n in _SIZES)):
+        again = first and called(call, told, size)
+        if first is None or again is None or again.written != first.written:
+            return None
+    return first
+
+
+def called(
+    call: internals.GraphCall, training: bool, size: int | None = None
+) -> Opened | None:
+    """What one call does, for one `training`, where unknown sizes are known."""
     layer = call.operation
-    tensors = {id(t): t for t in tensors_of(call)}
-    masks = map(internals.get_mask, [*tensors.values(), *call.outputs])
+    masks = map(internals.get_mask, [*tensors_of(call), *call.outputs])
     if not _is_plain(layer, call) or any(mask is not None for mask in masks):
         return None
-    inner = internals.flat_layers(layer)
     with (
-        internals.in_no_graph(inner),
+        internals.in_no_graph(internals.flat_layers(layer)),
         internals.names_kept(),
         internals.seed_generator_kept(),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # the real calls will warn
-        first = _called(call, tensors, True)
-        # The batch, and other sizes, may be known when it is called.
-        for told, size in ((False, None), (False, 7)):
-            again = first and _called(call, tensors, told, size)
-            if first is None or again is None or again.written != first.written:
-                return None
-    return first
+        return _called(call, training, size)
 
 
 def _is_plain(layer: keras.layers.Layer, call: internals.GraphCall) -> bool:
@@ -108,20 +115,16 @@ def _is_plain(layer: keras.layers.Layer, call: internals.GraphCall) -> bool:
 
 
 def _called(
-    call: internals.GraphCall,
-    tensors: dict[int, Any],
-    training: bool,
-    size: int | None = None,
+    call: internals.GraphCall, training: bool, size: int | None
 ) -> Opened | None:
-    """The model of one call, where unknown sizes may be known."""
     layer = call.operation
     fresh = {
-        key: keras.Input(
+        id(tensor): keras.Input(
             batch_shape=[size if d is None else d for d in tensor.shape],
             dtype=_converted(layer, tensor),
             name=f"input_{i}",
         )
-        for i, (key, tensor) in enumerate(tensors.items())
+        for i, tensor in enumerate(tensors_of(call))
     }
     args, kwargs = tree.map_structure(
         lambda leaf: fresh.get(id(leaf), leaf), (call.args, call.kwargs)

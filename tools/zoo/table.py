@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import textwrap
 from collections.abc import Sequence
 
 from tools.zoo.trial import EXACT, K, Row
@@ -82,12 +83,13 @@ def page(applications: Sequence[Row], kerashub: Sequence[Row]) -> str:
     return _TEXT.format(
         k=K,
         exact=EXACT,
-        versions=", ".join(f"{name} {_version(name)}" for name in names),
-        summary=(
+        versions=", ".join(map(_version, names)),
+        summary=textwrap.fill(
             f"Of {len(rows)} models {len(trained)} train; {len(exact)} of them "
             f"with weights that differ by at most {EXACT:.0e}, {len(same)} "
             "bit-identically in two and in four cells, and in "
-            f"{len(even)} the largest cell is at most 1.1 of the mean."
+            f"{len(even)} the largest cell is at most 1.1 of the mean.",
+            80,
         ),
         applications=_table(applications),
         kerashub=_table(kerashub),
