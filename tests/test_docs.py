@@ -33,6 +33,7 @@ PAGES = [
     "docs/examples.md",
     "docs/guide.md",
     "docs/keras_compatibility.md",
+    "docs/models.md",
     "docs/performance.md",
     "docs/results.md",
     "docs/scaling.md",

@@ -28,8 +28,9 @@ _TEXT = """\
 
 Published models, made small, as they train in a `GPipe` of {k} cells: three
 steps of a mini-batch of four rows, then `evaluate` and `predict`, in float64,
-beside plain Keras from the same weights. Those of KerasHub need
-`pip install keras-hub` in the environment. This page is what
+beside plain Keras from the same weights; see
+[functional models](guide.md#functional-models). Those of KerasHub need
+`pip install '.[examples]'`. This page is what
 
 ```sh
 .venv/bin/python -m tools.zoo --output=docs/models.md
@@ -38,6 +39,12 @@ beside plain Keras from the same weights. Those of KerasHub need
 wrote, with {versions}.
 
 {summary}
+
+* [Keras Applications](#keras-applications)
+* [KerasHub](#kerashub)
+* [What does not work](#what-does-not-work)
+
+In the tables:
 
 * M: micro-batches; 1 where there is batch normalisation, or dropout that no
   argument turns off, since a micro-batch has moments and draws of its own.
@@ -52,7 +59,7 @@ wrote, with {versions}.
 * tensors, KB a row: what crosses from each cell to the next.
 * first step: seconds until it is done, by those of plain Keras.
 
-## keras.applications
+## Keras Applications
 
 {applications}
 
