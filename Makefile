@@ -12,9 +12,7 @@
 
 PYTHON ?= python3
 DEMO_FLAGS ?=
-# Three workers for two cores: a test leaves a core idle now and then.
-PYTEST_WORKERS ?= $(shell expr 3 \* $$(nproc) / 2 2>/dev/null || echo auto)
-PYTEST_FLAGS ?= --numprocesses=$(PYTEST_WORKERS) --dist=loadgroup
+PYTEST_FLAGS ?= --numprocesses=auto --dist=loadgroup
 # Other ones with another --seed; --case=SEED:INDEX is one of them alone.
 FUZZ_FLAGS ?= --count=2000 --seed=1 --jobs=2
 # Others with --corners=oldest,nightly and --tests=tests/promises.
