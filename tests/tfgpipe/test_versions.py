@@ -141,7 +141,9 @@ def test_package_that_lacks_another_one_says_so_itself(monkeypatch):
 
 def test_setup_requires_the_oldest_versions():
     source = SETUP.read_text()
-    bounds = re.findall(r'"(tensorflow|keras)(?!-hub)[^"=>;]*>=([^",]*)"', source)
+    bounds = re.findall(
+        r'"(tensorflow|keras)(?!-hub)[^"=>;]*>=([^",]*)"', source
+    )
     oldest = {
         "tensorflow": ".".join(map(str, TENSORFLOW.oldest)),
         "keras": ".".join(map(str, KERAS.oldest)),
