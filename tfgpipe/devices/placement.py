@@ -93,6 +93,9 @@ class Storage:
     Args:
         model: Name of the model.
         layers: Its layers, which it has just placed.
+
+    Attributes:
+        known: The ids of the variables.
     """
 
     def __init__(self, model: str, layers: Iterable[keras.layers.Layer]):
@@ -104,11 +107,7 @@ class Storage:
         ]
         for _, variable, _ in self._held:
             setattr(variable, _PLACED_BY, model)
-
-    @property
-    def known(self) -> set[int]:
-        """The ids of the variables."""
-        return {id(variable) for _, variable, _ in self._held}
+        self.known = {id(variable) for _, variable, _ in self._held}
 
     def check(self) -> None:
         """Refuses to go on where another model took over a layer."""

@@ -32,6 +32,7 @@ class ModelGraph:
         steps: Calls of its layers and operations, in order.
         costs: For each what the user said of its cost, or None.
         specs: For each, shapes and dtypes of the tensors that come in.
+        live_bytes: For each, the bytes of a row of them.
         input_spec: The model's inputs, a nest of `keras.KerasTensor`s.
         problems: What is wrong.
     """
@@ -42,14 +43,13 @@ class ModelGraph:
         self.input_spec = model.input
         self.problems = _problems(model)
         self._calls = calls = GraphCalls(model)
-        orders = [calls.found, depth_first(calls.found, calls.outputs)]
+        orders = [calls.found]
+        other = depth_first(calls.found, calls.outputs)
         # A layer that is called again updates its state, and draws, in turn.
+        if in_turn(other) == in_turn(calls.found):
+            orders.append(other)
         row = min(
-            (
-                LiveRow(calls.inputs, order, calls.outputs)
-                for order in orders
-                if in_turn(order) == in_turn(calls.found)
-            ),
+            (LiveRow(calls.inputs, order, calls.outputs) for order in orders),
             key=lambda row: sum(row.live_bytes),
         )
         self.steps = row.steps()
@@ -57,7 +57,7 @@ class ModelGraph:
             step.graph = self
         self.costs: list[Any] = [None] * len(self.steps)
         self.specs = row.specs
-        self._live_bytes = row.live_bytes
+        self.live_bytes = row.live_bytes
         self._together = row.together()
 
     def with_costs(self, costs: list[Any]) -> ModelGraph:
@@ -124,9 +124,7 @@ class ModelGraph:
 
     def cut(self, costs: Sequence[float], num_partitions: int) -> list[int]:
         """The number of steps of each cell."""
-        return cut_graph(
-            costs, self._live_bytes, self._together, num_partitions
-        )
+        return cut_graph(costs, self.live_bytes, self._together, num_partitions)
 
     def config(self) -> dict[str, Any]:
         """The model as plain values."""

@@ -15,9 +15,11 @@ fails on symbolic tensors; or makes another graph the next time, for another
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import warnings
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -72,9 +74,13 @@ def opened(call: internals.GraphCall) -> Opened | None:
         A model of `tensors_of` the call. None if the layer stays closed.
     """
     first = called(call, True)
+    if first is None or not _runs(first):
+        return None
     for told, size in ((False, None), *((False, n) for n in _SIZES)):
-        again = first and called(call, told, size)
-        if first is None or again is None or again.written != first.written:
+        again = called(call, told, size)
+        if again is None or again.written != first.written:
+            return None
+        if size is not None and not _runs(again):
             return None
     return first
 
@@ -87,6 +93,26 @@ def called(
     masks = map(internals.get_mask, [*tensors_of(call), *call.outputs])
     if not _is_plain(layer, call) or any(mask is not None for mask in masks):
         return None
+    with _unnoticed(layer):
+        return _called(call, training, size)
+
+
+def _runs(found: Opened) -> bool:
+    """Whether it is right for tensors, too.
+
+    Symbolic calls do not notice, say, a None among sizes to reshape to.
+    """
+    with _unnoticed(found.model):
+        try:
+            internals.output_spec(found.model, found.model.inputs)
+        except Exception:  # as below
+            return False
+    return True
+
+
+@contextlib.contextmanager
+def _unnoticed(layer: keras.layers.Layer) -> Iterator[None]:
+    """Inside, calls of the layers inside a layer leave nothing behind."""
     with (
         internals.in_no_graph(internals.flat_layers(layer)),
         internals.names_kept(),
@@ -94,7 +120,7 @@ def called(
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # the real calls will warn
-        return _called(call, training, size)
+        yield
 
 
 def _is_plain(layer: keras.layers.Layer, call: internals.GraphCall) -> bool:
@@ -137,8 +163,6 @@ def _called(
         with scope, internals.told_training(layer, training) as last_told:
             outputs = tree.flatten(layer.call(*args, **kwargs))
         model = keras.Model([*fresh.values()], outputs, name=layer.name)
-        # Symbolic calls do not notice, say, a None among sizes to reshape to.
-        internals.output_spec(model, model.inputs)
     except Exception:  # a user's code may raise anything; then: closed
         return None
     calls = internals.graph_calls(model)

@@ -16,7 +16,7 @@ class Sample(NamedTuple):
 
     Attributes:
         make: Returns a new model.
-        inputs: A nest of arrays of `ROWS` rows, or a function that returns it.
+        inputs: Returns a nest of arrays of `ROWS` rows.
         is_whole: Whether the mini-batch must be one micro-batch, for numbers
             like those of Keras: with batch norm, or dropout that no argument
             turns off.

@@ -179,13 +179,8 @@ def _describe(row: Row, model: tfgpipe.GPipe) -> None:
     row.num_steps = len(graph.steps)
     ends = itertools.accumulate(len(cell.layers) for cell in cells[:-1])
     for end in ends:
-        alive = graph.specs[end]
-        sizes = (
-            np.prod([d or 1 for d in t.shape[1:]]) * np.dtype(t.dtype).itemsize
-            for t in alive
-        )
-        row.tensors.append(len(alive))
-        row.kilobytes.append(round(float(sum(sizes)) / 1024, 1))
+        row.tensors.append(len(graph.specs[end]))
+        row.kilobytes.append(round(graph.live_bytes[end] / 1024, 1))
 
 
 def main(argv: list[str]) -> None:

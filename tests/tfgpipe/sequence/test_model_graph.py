@@ -60,7 +60,7 @@ def test_order_with_fewer_live_bytes_is_taken():
             h = kl.Dense(100)(h)
         branches.append(kl.Dense(1)(h))
     graph = ModelGraph(keras.Model(x, kl.Add()(branches)))
-    assert max(graph._live_bytes) <= 4 * (4 + 100 + 1)
+    assert max(graph.live_bytes) <= 4 * (4 + 100 + 1)
 
 
 def test_layers_with_state_are_called_in_turn_and_in_one_cell():
