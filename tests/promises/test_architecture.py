@@ -38,7 +38,9 @@ ORDER = (
 WITHOUT_TENSORFLOW = {
     "counts",
     "planning/cell_record",
+    "planning/machine",
     "planning/partition",
+    "planning/workload",
     "run/order",
     "schedules",
     "versions",

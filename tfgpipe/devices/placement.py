@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -26,6 +27,11 @@ _ANYWHERE = {
 # What names leave out.
 _LOCAL = tf.DeviceSpec(job="localhost", replica=0, task=0)
 _PLACED_BY = "tfgpipe_placed_by"  # an attribute of variables
+
+
+def num_bytes(variable: Any) -> int:
+    """Bytes of a variable, or of anything else with a shape and a dtype."""
+    return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
 
 
 def accelerators() -> list[str]:

@@ -147,7 +147,7 @@ def layer_flops(
             "Call `layer.build(input_shape)`, or call the layer, first."
         )
     call = layer if step is None else step.run
-    key = None if known is None else _key(layer, input_spec, step)
+    key = None if known is None else key_of(layer, input_spec, step)
     if known is None or key is None:
         return _traced_flops(layer, input_spec, call)
     if key not in known:
@@ -203,7 +203,7 @@ def _shapes(input_spec: Any) -> Any:
     )
 
 
-def _key(layer: keras.layers.Layer, input_spec: Any, step: Any) -> Any:
+def key_of(layer: keras.layers.Layer, input_spec: Any, step: Any) -> Any:
     """What equal layers have in common, or None if that cannot be told."""
     called = layer if step is None else step.operation
     wiring = None if step is None else str((step.args, step.kwargs))

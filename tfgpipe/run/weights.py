@@ -7,7 +7,6 @@ before that.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -49,16 +48,11 @@ def _shared_out(
     """Gives each device about as many bytes of variables."""
     owned: dict[str, list[keras.Variable]] = {device: [] for device in devices}
     held = dict.fromkeys(devices, 0)
-    for variable in sorted(variables, key=num_bytes, reverse=True):
+    for variable in sorted(variables, key=placement.num_bytes, reverse=True):
         device = min(devices, key=held.__getitem__)
         owned[device].append(variable)
-        held[device] += num_bytes(variable)
+        held[device] += placement.num_bytes(variable)
     return owned
-
-
-def num_bytes(variable: Any) -> int:
-    """Bytes of a variable, or of anything else with a shape and a dtype."""
-    return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
 
 
 class Weights:

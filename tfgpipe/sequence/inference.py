@@ -9,6 +9,7 @@ import keras
 
 from tfgpipe import internals
 from tfgpipe.cells import shapes
+from tfgpipe.planning import PlacedStep
 from tfgpipe.planning import cost as cost_lib
 from tfgpipe.sequence.restrictions import check_rows_stay
 
@@ -46,19 +47,53 @@ def infer(
         internals.in_no_graph(layers),
     ):
         for layer, cost in zip(layers, costs):
-            try:
-                output = layer(spec)
-            except Exception as error:
-                raise ValueError(
-                    f"Layer '{layer.name}' must accept {before}. Received: "
-                    f"tensors of shape {shapes(spec)}, and this "
-                    f"{type(error).__name__}: {error}\nCheck the order of the "
-                    "layers and their sizes. If `call` needs values of tensors "
-                    "or raises this on purpose, give the layer a "
-                    "`compute_output_spec`."
-                ) from error
+            output = _called(layer, spec, before)
             if is_split:
                 check_rows_stay(layer, spec, output, layer is layers[-1])
             found.append(cost_lib.resolve_cost(layer, cost, spec, known))
             spec, before = output, f"the outputs of layer '{layer.name}'"
     return spec, found
+
+
+def placed_steps(
+    layers: Sequence[keras.layers.Layer], spec: Any
+) -> tuple[list[PlacedStep], Any]:
+    """What comes into each layer; of equal ones, only the first is built.
+
+    Args:
+        layers: The layers, in order.
+        spec: As for `infer`.
+
+    Returns:
+        A step for each layer, and what the last one returns.
+    """
+    before = "the model's inputs"
+    steps = []
+    known: dict[Any, Any] = {}
+    with (
+        internals.deferred_variables(),
+        internals.tracing_anew(),
+        internals.in_no_graph(layers),
+    ):
+        for layer in layers:
+            key = cost_lib.key_of(layer, spec, None)
+            key = id(layer) if key is None else key
+            if key not in known:
+                known[key] = _called(layer, spec, before)
+            steps.append(PlacedStep(layer, spec, spec, key))
+            spec, before = known[key], f"the outputs of layer '{layer.name}'"
+    return steps, spec
+
+
+def _called(layer: keras.layers.Layer, spec: Any, before: str) -> Any:
+    """What a layer returns for what comes before it."""
+    try:
+        return layer(spec)
+    except Exception as error:
+        raise ValueError(
+            f"Layer '{layer.name}' must accept {before}. Received: tensors of "
+            f"shape {shapes(spec)}, and this {type(error).__name__}: {error}\n"
+            "Check the order of the layers and their sizes. If `call` needs "
+            "values of tensors or raises this on purpose, give the layer a "
+            "`compute_output_spec`."
+        ) from error

@@ -10,9 +10,9 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells import Step
+from tfgpipe.planning import PlacedStep, partition
 from tfgpipe.planning import cost as cost_lib
-from tfgpipe.planning import partition
-from tfgpipe.sequence.inference import infer
+from tfgpipe.sequence.inference import infer, placed_steps
 from tfgpipe.sequence.layer_graph import graph_problem
 
 
@@ -66,6 +66,10 @@ class LayerList:
     def infer(self, spec: Any, is_split: bool) -> tuple[Any, list[float]]:
         """What the last layer returns, and costs; see `inference.infer`."""
         return infer(self.layers, self.costs, spec, is_split)
+
+    def placed_steps(self, spec: Any) -> tuple[list[PlacedStep], Any]:
+        """What comes into each step, and goes out of the last one."""
+        return placed_steps(self.layers, spec)
 
     def arranged(self, x: Any) -> Any:
         """Data as the first layer takes it.

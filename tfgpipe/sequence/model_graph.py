@@ -14,8 +14,8 @@ import keras
 from keras import tree
 
 from tfgpipe import internals
+from tfgpipe.planning import PlacedStep, cut_graph
 from tfgpipe.planning import cost as cost_lib
-from tfgpipe.planning import cut_graph
 from tfgpipe.sequence.graph_calls import GraphCalls
 from tfgpipe.sequence.live_row import LiveRow, depth_first, in_turn
 
@@ -98,6 +98,16 @@ class ModelGraph:
             lambda t: keras.KerasTensor(t.shape, t.dtype), self.model.output
         )
         return output, costs
+
+    def placed_steps(self, spec: Any) -> tuple[list[PlacedStep], Any]:
+        """What comes into each step, and goes out of the last one."""
+        steps = []
+        for step, live in zip(self.steps, self.specs, strict=True):
+            given = {i: live[i] for i in step.uses}
+            key = cost_lib.key_of(step.layer, given, step)
+            key = id(step) if key is None else key
+            steps.append(PlacedStep(step.layer, given, live, key, step))
+        return steps, self.model.output
 
     def arranged(self, x: Any) -> Any:
         """Data in the structure of the model's inputs.

@@ -6,7 +6,6 @@ from typing import Any
 
 import tfgpipe
 from tfgpipe.devices import placement
-from tfgpipe.run.weights import num_bytes
 
 
 def exchanged_bytes(model: tfgpipe.GPipe) -> dict[str, int]:
@@ -43,5 +42,5 @@ def bytes_by_device(variables: Iterable[Any]) -> Counter:
     """Bytes of variables, by the full names of their devices."""
     held: Counter = Counter()
     for variable in variables:
-        held[variable.value.device] += num_bytes(variable)
+        held[variable.value.device] += placement.num_bytes(variable)
     return held

@@ -26,9 +26,10 @@ import tensorflow as tf
 
 from params import Experiment, names
 from tfgpipe import internals
+from tfgpipe.devices import placement
 from tfgpipe.planning import cost, partition
+from tfgpipe.planning.kept_tensors import kept_bytes
 from tfgpipe.schedules import SCHEDULES, Task
-from tools.sizes.kept_tensors import kept_bytes, spec_bytes
 
 
 class LayerSize(NamedTuple):
@@ -137,7 +138,7 @@ def layer_sizes(
             gradient_bytes=_bytes(trainable),
             flops=cost.layer_flops(layer, spec),
             input_bytes=spec_bytes(micro_batch),
-            kept_bytes=kept_bytes(layer, micro_batch),
+            kept_bytes=sum(kept_bytes(layer, micro_batch)),
             output_bytes=spec_bytes(outputs[1]),
         )
 
@@ -282,6 +283,11 @@ def _key(layer: keras.layers.Layer, specs: Any) -> Any:
         text = str(id(layer))
     inputs = [(x.shape, x.dtype) for x in keras.tree.flatten(specs)]
     return type(layer), text, str(inputs)
+
+
+def spec_bytes(spec: Any) -> int:
+    """Bytes of a nest of specs whose sizes are all known."""
+    return sum(map(placement.num_bytes, keras.tree.flatten(spec)))
 
 
 def _count(variables: Iterable[keras.Variable]) -> int:

@@ -5,39 +5,56 @@ weights; then the graph is asked for gradients. What the operations that this
 adds read of those that were there before has to be kept.
 """
 
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from tfgpipe.run.weights import num_bytes
+from tfgpipe import internals
+from tfgpipe.devices import placement
 
 # Operations that hand on the memory of their first input.
 _ALIASES = {"ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient"}
 
 
-def kept_bytes(layer: keras.layers.Layer, spec: Any) -> int:
+class Kept(NamedTuple):
     """Bytes that are kept between a layer's forward and backward pass.
 
-    Weights and constants do not count; the layer's inputs do, where they are
-    needed.
+    Two layers in a row may both keep the tensor between them: it is one.
+
+    Attributes:
+        inputs: Of the layer's inputs.
+        outputs: Of its outputs.
+        others: Of all else; weights and constants do not count.
+    """
+
+    inputs: int
+    outputs: int
+    others: int
+
+
+def kept_bytes(
+    layer: keras.layers.Layer, spec: Any, call: Callable | None = None
+) -> Kept:
+    """Bytes that are kept between a layer's forward and backward pass.
 
     Args:
         layer: A layer that is built; its variables need no values.
         spec: Nest of `keras.KerasTensor` that it is called on, all of whose
             sizes are known.
-
-    Returns:
-        Bytes.
+        call: Calls it on such a nest, for a `training`; None for the layer.
 
     Example:
 
     >>> layer = keras.layers.Dense(4, activation="relu")
     >>> layer.build((2, 3))
     >>> kept_bytes(layer, keras.KerasTensor((2, 3)))  # 2 x 3 in, 2 x 4 out
-    56
+    Kept(inputs=24, outputs=32, others=0)
     """
-    found: list[int] = []
+    found: list[Kept] = []
 
     def trace() -> None:
         inputs = keras.tree.map_structure(_placeholder, spec)
@@ -47,39 +64,48 @@ def kept_bytes(layer: keras.layers.Layer, spec: Any) -> int:
             initialize_variables=False,
         )
         with scope:
-            outputs = layer(inputs, training=True)
+            outputs = (call or layer)(inputs, training=True)
         of_trainable = {id(v) for v in layer.trainable_variables}
         sources = [
             weight
             for variable, weight in zip(layer.variables, weights, strict=True)
             if id(variable) in of_trainable
         ]
-        sources += keras.tree.flatten(inputs)
-        found.append(_kept(keras.tree.flatten(outputs), sources, weights))
+        given = [t for t in keras.tree.flatten(inputs) if tf.is_tensor(t)]
+        made = [t for t in keras.tree.flatten(outputs) if tf.is_tensor(t)]
+        found.append(_kept(made, sources, weights, given))
 
-    tf.function(trace, autograph=False).get_concrete_function()
+    with internals.seed_generator_kept():
+        tf.function(trace, autograph=False).get_concrete_function()
     return found[0]
 
 
-def _kept(outputs: list[Any], sources: list[Any], weights: list[Any]) -> int:
+def _kept(
+    outputs: list[Any], sources: list[Any], weights: list[Any], given: list[Any]
+) -> Kept:
     """Bytes of the tensors that the gradient's operations read."""
     graph = tf.compat.v1.get_default_graph()
     forward = set(graph.get_operations())
-    targets = [t for t in outputs if tf.is_tensor(t) and t.dtype.is_floating]
-    floats = [t for t in sources if t.dtype.is_floating]
+    targets = [t for t in outputs if t.dtype.is_floating]
+    floats = [t for t in [*sources, *given] if t.dtype.is_floating]
     if not (targets and floats):
-        return 0
+        return Kept(0, 0, 0)
     gradients = tf.nest.flatten(
         [g for g in tf.gradients(targets, floats) if g is not None],
         expand_composites=True,  # those of embeddings
     )
     free = {weight.ref() for weight in weights}
     kept = {_owner(tensor).ref() for tensor in _read(gradients, forward)}
-    return sum(
-        spec_bytes(ref.deref())
-        for ref in kept - free
-        if ref.deref().op.type != "Const"
+    kept = {r for r in kept - free if r.deref().op.type != "Const"}
+    first = {t.ref() for t in given}
+    last = {_owner(t).ref() for t in outputs} - first
+    return Kept(
+        _bytes(kept & first), _bytes(kept & last), _bytes(kept - first - last)
     )
+
+
+def _bytes(references: set[Any]) -> int:
+    return sum(placement.num_bytes(ref.deref()) for ref in references)
 
 
 def _read(gradients: list[Any], forward: set[Any]) -> list[Any]:
@@ -104,9 +130,6 @@ def _owner(tensor: Any) -> Any:
 
 
 def _placeholder(spec: Any) -> Any:
+    if spec is None:
+        return None
     return tf.compat.v1.placeholder(spec.dtype, spec.shape)
-
-
-def spec_bytes(spec: Any) -> int:
-    """Bytes of a nest of tensors or of specs whose sizes are all known."""
-    return sum(map(num_bytes, keras.tree.flatten(spec)))

@@ -1,0 +1,77 @@
+"""What steps need, beside what Keras makes of them."""
+
+import keras
+import numpy as np
+from keras import layers as kl
+
+import tfgpipe
+from tfgpipe.planning import layer_sizes
+from tfgpipe.sequence.source import source_of
+
+
+def sizes_of(layers, spec=None):
+    source = source_of(layers)
+    spec = source.input_spec if spec is None else spec
+    steps, output = source.placed_steps(spec)
+    # Two slots, in float32.
+    return layer_sizes(steps, lambda v: 8 * int(np.prod(v.shape))), output
+
+
+def test_layer_by_hand():
+    [size], output = sizes_of([keras.Input((3,)), kl.Dense(4, "relu")])
+    assert output.shape == (None, 4)
+    assert size.num_params == size.num_values == 3 * 4 + 4
+    assert size.weight_bytes == size.gradient_bytes == 4 * 16
+    assert size.slot_bytes == 2 * 4 * 16
+    assert size.live_bytes == size.float_bytes == 4 * 3
+    assert size.kept_inputs.of(5) == 5 * 4 * 3
+    assert size.kept_outputs.of(5) == 5 * 4 * 4
+    assert size.kept_others.of(5) == 0
+
+
+def test_only_the_first_of_equal_layers_is_built():
+    layers = [kl.Dense(3, name=f"dense_{i}") for i in range(4)]
+    sizes, _ = sizes_of([keras.Input((3,)), *layers])
+    assert [layer.built for layer in layers] == [True, False, False, False]
+    assert [size.name for size in sizes] == [layer.name for layer in layers]
+    assert len({size._replace(name="") for size in sizes}) == 1
+    model = tfgpipe.GPipe([keras.Input((3,)), *layers], num_partitions=1)
+    assert len(model.weights) == 8
+    assert model.predict(np.ones((2, 3)), verbose=0).shape == (2, 3)
+
+
+def test_tied_weights_count_in_the_first_layer():
+    shared = kl.Dense(3)
+    sizes, _ = sizes_of([keras.Input((3,)), shared, kl.ReLU(), shared])
+    assert [size.num_values for size in sizes] == [12, 0, 0]
+
+
+def test_frozen_weights_have_no_gradients_and_slots():
+    layer = kl.Dense(3, trainable=False)
+    [size], _ = sizes_of([keras.Input((3,)), layer])
+    assert (size.num_params, size.num_values) == (0, 12)
+    assert size.gradient_bytes == size.slot_bytes == 0
+    assert size.weight_bytes == 4 * 12
+
+
+def test_what_passes_by_is_alive():
+    """Of ids beside floats, only floats have gradients."""
+    ids = keras.Input((5,), dtype="int32")
+    first = kl.Embedding(7, 2)(ids)
+    second = kl.Dense(2)(first)
+    model = keras.Model(ids, kl.Add()([first, second]))
+    sizes, _ = sizes_of(model)
+    assert [s.name.split("_")[0] for s in sizes] == [
+        "embedding",
+        "dense",
+        "add",
+    ]
+    assert [s.live_bytes for s in sizes] == [4 * 5, 4 * 10, 2 * 4 * 10]
+    assert [s.float_bytes for s in sizes] == [0, 4 * 10, 2 * 4 * 10]
+
+
+def test_nothing_is_left_to_be_allocated():
+    from keras.src.backend.common import global_state
+
+    sizes_of([keras.Input((3,)), kl.Dense(10**6), kl.Dense(10**6)])
+    assert not global_state.get_global_attribute("uninitialized_variables")

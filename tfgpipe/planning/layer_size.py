@@ -1,0 +1,187 @@
+"""What layers need, without allocating any of it.
+
+Each layer is traced for two numbers of rows, into graphs that never run; equal
+ones are traced once. What grows with the rows is a line through both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+
+from tfgpipe import internals
+from tfgpipe.devices import placement
+from tfgpipe.planning import cost as cost_lib
+from tfgpipe.planning.kept_tensors import kept_bytes
+
+# A row more must show, and a layer may fail on a single one.
+_ROWS = (2, 4)
+
+
+class PlacedStep(NamedTuple):
+    """A step, and what is alive before it.
+
+    Attributes:
+        layer: Its layer.
+        inputs: Nest of `keras.KerasTensor`s that the layer takes.
+        live: All tensors that are alive, which cross if a cell begins here.
+        key: What equal steps have in common.
+        step: The `cells.GraphStep` that calls it on `inputs` by position; None
+            for a layer that is called on them.
+    """
+
+    layer: keras.layers.Layer
+    inputs: Any
+    live: Any
+    key: Any
+    step: Any = None
+
+    @property
+    def call(self) -> Callable:
+        """Calls the layer on `inputs`, for a `training`."""
+        return self.layer if self.step is None else self.step.run
+
+
+class Bytes(NamedTuple):
+    """Bytes for a number of rows.
+
+    Attributes:
+        fixed: Whatever the rows.
+        per_row: For each row.
+    """
+
+    fixed: float
+    per_row: float
+
+    def of(self, rows: float) -> float:
+        """Bytes for so many rows."""
+        return self.fixed + rows * self.per_row
+
+
+class LayerSize(NamedTuple):
+    """What one step needs; of tied weights, the first step has all.
+
+    Attributes:
+        name: Of its layer.
+        num_params: Numbers in its trainable weights.
+        num_values: Numbers in all its weights.
+        weight_bytes: Bytes of these.
+        slot_bytes: Bytes that the optimizer keeps for them.
+        gradient_bytes: Bytes of a gradient for each trainable weight.
+        flops: Of a row's forward pass.
+        live_bytes: Of a row of what is alive before it, which crosses if a
+            cell begins with it.
+        float_bytes: Of these, what has a gradient, which crosses back.
+        kept_inputs: What its backward pass keeps of the layer's inputs.
+        kept_outputs: What it keeps of its outputs.
+        kept_others: What it keeps of all else.
+    """
+
+    name: str
+    num_params: int
+    num_values: int
+    weight_bytes: int
+    slot_bytes: int
+    gradient_bytes: int
+    flops: float
+    live_bytes: float
+    float_bytes: float
+    kept_inputs: Bytes
+    kept_outputs: Bytes
+    kept_others: Bytes
+
+
+def layer_sizes(
+    steps: Sequence[PlacedStep], num_slot_bytes: Callable[[Any], int]
+) -> list[LayerSize]:
+    """What each step needs, in order.
+
+    Args:
+        steps: The steps. Of equal ones the layer of the first is built; its
+            weights need no values.
+        num_slot_bytes: What the optimizer keeps for a variable, in bytes.
+    """
+    found: list[LayerSize] = []
+    known: dict[Any, LayerSize] = {}
+    flops: dict[Any, float] = {}
+    seen: set[int] = set()  # variables
+    with internals.in_no_graph([s.layer for s in steps]):
+        for step in steps:
+            tied = tuple(
+                i for i, v in enumerate(step.layer.weights) if id(v) in seen
+            )
+            key = step.key, _specs(step.live), tied
+            if key not in known:
+                own = [v for v in step.layer.weights if id(v) not in seen]
+                known[key] = _measured(step, own, num_slot_bytes, flops)
+            seen |= {id(v) for v in step.layer.weights}
+            found.append(known[key]._replace(name=step.layer.name))
+    return found
+
+
+def _measured(
+    step: PlacedStep,
+    own: list[keras.Variable],
+    num_slot_bytes: Callable[[Any], int],
+    flops: dict[Any, float],
+) -> LayerSize:
+    trainable = [v for v in own if v.trainable]
+    kept = [
+        kept_bytes(step.layer, _of_rows(step.inputs, rows), step.call)
+        for rows in _ROWS
+    ]
+    leaves = _tensors(step.live)
+    sizes = [placement.num_bytes(_of_rows(t, 1)) for t in leaves]
+    floats = [
+        size
+        for size, leaf in zip(sizes, leaves)
+        if keras.backend.is_float_dtype(leaf.dtype)
+    ]
+    return LayerSize(
+        name=step.layer.name,
+        num_params=sum(map(_count, trainable)),
+        num_values=sum(map(_count, own)),
+        weight_bytes=sum(map(placement.num_bytes, own)),
+        slot_bytes=sum(num_slot_bytes(v) for v in trainable),
+        gradient_bytes=sum(map(placement.num_bytes, trainable)),
+        flops=cost_lib.layer_flops(step.layer, step.inputs, flops, step.step),
+        live_bytes=sum(sizes),
+        float_bytes=sum(floats),
+        kept_inputs=_line([one.inputs for one in kept]),
+        kept_outputs=_line([one.outputs for one in kept]),
+        kept_others=_line([one.others for one in kept]),
+    )
+
+
+def _of_rows(spec: Any, rows: int) -> Any:
+    """Specs of so many rows."""
+    return keras.tree.map_structure(
+        lambda leaf: (
+            keras.KerasTensor((rows, *leaf.shape[1:]), leaf.dtype)
+            if isinstance(leaf, keras.KerasTensor) and leaf.shape
+            else leaf
+        ),
+        spec,
+    )
+
+
+def _line(values: Sequence[float]) -> Bytes:
+    """Through what was found for `_ROWS`; never below what is fixed."""
+    (a, b), (first, second) = _ROWS, values
+    per_row = (second - first) / (b - a)
+    return Bytes(max(first - a * per_row, 0.0), per_row)
+
+
+def _tensors(nest: Any) -> list[Any]:
+    return [t for t in keras.tree.flatten(nest) if t is not None]
+
+
+def _specs(nest: Any) -> str:
+    return str([(t.shape, t.dtype) for t in _tensors(nest)])
+
+
+def _count(variable: keras.Variable) -> int:
+    return math.prod(variable.shape)

@@ -1,0 +1,198 @@
+"""What consecutive layers take and hold, for a micro-batch: sums of the layers.
+
+Pure Python: nothing here knows TensorFlow.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from tfgpipe.planning.machine import Machine
+
+KINDS = ("forward", "recompute", "input_gradient", "weight_gradient")
+
+
+class LayerSeconds(NamedTuple):
+    """Seconds of a layer's tasks, for one micro-batch.
+
+    Attributes:
+        forward: Its outputs.
+        recompute: What its backward pass needs, again.
+        input_gradient: The gradients of its inputs.
+        weight_gradient: Those of its weights.
+    """
+
+    forward: float
+    recompute: float
+    input_gradient: float
+    weight_gradient: float
+
+
+def seconds_by_flops(size: Any, rows: float, machine: Machine) -> LayerSeconds:
+    """Estimates a layer's seconds: that of its FLOPs, or of its bytes if more.
+
+    A backward pass has twice the operations of a forward pass: a matrix
+    product has two gradients, of its input and of its weights. A layer whose
+    weights are frozen computes one of them.
+
+    Args:
+        size: A `LayerSize`.
+        rows: Of a micro-batch.
+        machine: What computes.
+    """
+    kept = (size.kept_inputs, size.kept_outputs, size.kept_others)
+    moved = size.weight_bytes + sum(part.of(rows) for part in kept)
+    forward = max(
+        rows * size.flops / (machine.flops * machine.efficiency),
+        moved / machine.memory_bandwidth,
+    )
+    is_trained = size.num_params > 0
+    is_frozen = size.num_values > 0 and not is_trained
+    return LayerSeconds(
+        forward,
+        forward,
+        forward if is_trained or is_frozen else 2 * forward,
+        forward if is_trained else 0.0,
+    )
+
+
+class CellNeeds(NamedTuple):
+    """What consecutive layers need for a micro-batch.
+
+    Attributes:
+        seconds: By the kind of the task.
+        inputs: Bytes that come in.
+        outputs: Bytes that go out.
+        gradient_bytes: Bytes of the gradients of what comes in.
+        kept: Bytes that the backward pass needs, inputs among them.
+        kept_inputs: Of these, those of inputs.
+        working: Bytes that a task needs besides, while it runs.
+        weights: Bytes of weights.
+        slots: Bytes of the optimizer's slots.
+        gradients: Bytes of one gradient of each weight.
+    """
+
+    seconds: dict[str, float]
+    inputs: float
+    outputs: float
+    gradient_bytes: float
+    kept: float
+    kept_inputs: float
+    working: float
+    weights: int
+    slots: int
+    gradients: int
+
+
+class Workload:
+    """The layers of a model, for micro-batches of some size.
+
+    Sums over layers i to j take constant time.
+
+    Args:
+        sizes: A `LayerSize` for each layer.
+        output_bytes: Of a row of the last layer's outputs.
+        seconds: Those of each layer's tasks.
+        task_seconds: What a task takes besides its layers.
+        rows: Of a micro-batch.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[Any],
+        output_bytes: float,
+        seconds: Sequence[LayerSeconds],
+        task_seconds: float,
+        rows: float,
+    ):
+        self.sizes = sizes
+        self.rows = rows
+        self.task_seconds = task_seconds
+        self._first = next(
+            (i for i, size in enumerate(sizes) if size.num_params), len(sizes)
+        )
+        self._seconds = {
+            kind: _sums(self._own(i, kind, s) for i, s in enumerate(seconds))
+            for kind in KINDS
+        }
+        live = [rows * size.live_bytes for size in sizes]
+        self._live = [*live, rows * output_bytes]
+        self._floats = [rows * size.float_bytes for size in sizes]
+        self._inputs = [size.kept_inputs.of(rows) for size in sizes]
+        self._outputs = [size.kept_outputs.of(rows) for size in sizes]
+        others = [size.kept_others.of(rows) for size in sizes]
+        self._others = _sums(others)
+        self._between = _sums(  # what either of two neighbours keeps
+            max(a, b) for a, b in zip(self._outputs, self._inputs[1:])
+        )
+        self._working = [
+            before + after + other
+            for before, after, other in zip(
+                self._live, self._live[1:], others, strict=False
+            )
+        ]
+        self._weights = _sums(size.weight_bytes for size in sizes)
+        self._slots = _sums(size.slot_bytes for size in sizes)
+        self._gradients = _sums(size.gradient_bytes for size in sizes)
+
+    def _own(self, i: int, kind: str, seconds: LayerSeconds) -> float:
+        """Seconds of layer i; without gradients that nothing asks for."""
+        if kind == "input_gradient" and i <= self._first:
+            return 0.0
+        if kind == "recompute" and i < self._first:
+            return 0.0
+        return getattr(seconds, kind)
+
+    @property
+    def costs(self) -> list[float]:
+        """Seconds of each layer's tasks, for the cut."""
+        sums = [self._seconds[kind] for kind in KINDS if kind != "recompute"]
+        return [
+            sum(own[i + 1] - own[i] for own in sums)
+            for i in range(len(self.sizes))
+        ]
+
+    def has_backward(self, stop: int) -> bool:
+        """Whether cells that end before layer `stop` have backward tasks."""
+        return stop > self._first
+
+    def cell(self, start: int, stop: int) -> CellNeeds:
+        """What the layers from `start` to before `stop` need."""
+
+        def between(sums: Sequence[float], last: int = stop) -> float:
+            return sums[last] - sums[start]
+
+        seconds = {
+            kind: between(sums) + self.task_seconds
+            for kind, sums in self._seconds.items()
+        }
+        seconds["backward"] = (
+            seconds["input_gradient"]
+            + seconds["weight_gradient"]
+            - self.task_seconds
+        )
+        inputs = self._inputs[start]
+        return CellNeeds(
+            seconds,
+            inputs=self._live[start],
+            outputs=self._live[stop],
+            gradient_bytes=self._floats[start] if start > self._first else 0.0,
+            kept=inputs
+            + between(self._others)
+            + between(self._between, stop - 1)
+            + self._outputs[stop - 1],
+            kept_inputs=inputs,
+            working=max(self._working[start:stop]),
+            weights=int(between(self._weights)),
+            slots=int(between(self._slots)),
+            gradients=int(between(self._gradients)),
+        )
+
+
+def _sums(values: Any) -> list[float]:
+    return [*itertools.accumulate(values, initial=0)]
+
+
+Cut = Callable[[Sequence[float], int], list[int]]
