@@ -21,6 +21,8 @@ from tfgpipe.devices import (
     tpu_device_assignment,
 )
 from tfgpipe.gpipe import GPipe
+from tfgpipe.planner import plan
+from tfgpipe.planning import MACHINES, Machine
 from tfgpipe.saving import load_model
 from tfgpipe.schedules import Schedule
 from tfgpipe.sequence import layers_of
@@ -28,13 +30,16 @@ from tfgpipe.sequence import layers_of
 __version__ = "0.1.0"
 
 __all__ = [
+    "MACHINES",
     "GPipe",
+    "Machine",
     "PipelineStrategy",
     "Schedule",
     "TPUPipelineStrategy",
     "connect_to_tpu",
     "layers_of",
     "load_model",
+    "plan",
     "timeline",
     "tpu_device_assignment",
 ]

@@ -9,13 +9,16 @@ import tfgpipe
 
 def test_all_is_the_public_interface():
     assert tfgpipe.__all__ == [
+        "MACHINES",
         "GPipe",
+        "Machine",
         "PipelineStrategy",
         "Schedule",
         "TPUPipelineStrategy",
         "connect_to_tpu",
         "layers_of",
         "load_model",
+        "plan",
         "timeline",
         "tpu_device_assignment",
     ]

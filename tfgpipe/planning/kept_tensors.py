@@ -1,13 +1,25 @@
-"""What a layer keeps of its forward pass for its backward pass.
+"""What a layer keeps of its forward pass for its backward pass, and needs.
 
 The layer is called in a graph that never runs, with placeholders for its
 weights; then the graph is asked for gradients. What the operations that this
-adds read of those that were there before has to be kept.
+adds read of those that were there before has to be kept:
+
+    x ----> forward operations ----> y
+              |  kept: what these hand down
+              v
+    dx <--- backward operations <--- dy
+              |  crossing: what the gradients of inputs hand to those of weights
+              v
+             dw
+
+What else is there while they run is found by letting tensors die after their
+last reader, in the order of the graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import collections
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -18,28 +30,57 @@ from tfgpipe.devices import placement
 
 # Operations that hand on the memory of their first input.
 _ALIASES = {"ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient"}
+# Operations that write over an input that nothing else reads.
+_IN_PLACE = {
+    "AddN",
+    "AddV2",
+    "Cast",
+    "Exp",
+    "Mul",
+    "Neg",
+    "RealDiv",
+    "Relu",
+    "ReluGrad",
+    "Rsqrt",
+    "Softmax",
+    "Sqrt",
+    "Square",
+    "Sub",
+    "Tanh",
+    "TanhGrad",
+}
 
 
 class Kept(NamedTuple):
-    """Bytes that are kept between a layer's forward and backward pass.
+    """Bytes that the tasks of a layer keep, and need while they run.
 
     Two layers in a row may both keep the tensor between them: it is one.
+    Weights and constants do not count.
 
     Attributes:
-        inputs: Of the layer's inputs.
+        inputs: Kept of the layer's inputs, from its forward pass.
         outputs: Of its outputs.
-        others: Of all else; weights and constants do not count.
+        others: Of all else.
+        crossing: Kept from the gradients of inputs to those of weights.
+        sparse: Slices of gradients that are not added up, but kept.
+        forward: Needed at most while the forward pass runs, with outputs.
+        backward: Needed at most, beside what is kept, while the backward pass
+            runs, with the gradients of outputs and inputs.
     """
 
     inputs: int
     outputs: int
     others: int
+    crossing: int
+    sparse: int
+    forward: int
+    backward: int
 
 
 def kept_bytes(
     layer: keras.layers.Layer, spec: Any, call: Callable | None = None
 ) -> Kept:
-    """Bytes that are kept between a layer's forward and backward pass.
+    """What a layer keeps, and needs.
 
     Args:
         layer: A layer that is built; its variables need no values.
@@ -51,8 +92,8 @@ def kept_bytes(
 
     >>> layer = keras.layers.Dense(4, activation="relu")
     >>> layer.build((2, 3))
-    >>> kept_bytes(layer, keras.KerasTensor((2, 3)))  # 2 x 3 in, 2 x 4 out
-    Kept(inputs=24, outputs=32, others=0)
+    >>> kept_bytes(layer, keras.KerasTensor((2, 3)))[:3]  # 2 x 3 in, 2 x 4 out
+    (24, 32, 0)
     """
     found: list[Kept] = []
 
@@ -83,43 +124,135 @@ def kept_bytes(
 def _kept(
     outputs: list[Any], sources: list[Any], weights: list[Any], given: list[Any]
 ) -> Kept:
-    """Bytes of the tensors that the gradient's operations read."""
+    """See `kept_bytes`.
+
+    Args:
+        outputs: What the layer returned.
+        sources: Its trainable weights.
+        weights: All its weights.
+        given: Its inputs.
+    """
     graph = tf.compat.v1.get_default_graph()
-    forward = set(graph.get_operations())
+    forward = graph.get_operations()
+    free = {weight.ref() for weight in weights}
+    needed = _peak(forward, free, outputs)
     targets = [t for t in outputs if t.dtype.is_floating]
     floats = [t for t in [*sources, *given] if t.dtype.is_floating]
     if not (targets and floats):
-        return Kept(0, 0, 0)
-    gradients = tf.nest.flatten(
-        [g for g in tf.gradients(targets, floats) if g is not None],
-        expand_composites=True,  # those of embeddings
-    )
-    free = {weight.ref() for weight in weights}
-    kept = {_owner(tensor).ref() for tensor in _read(gradients, forward)}
-    kept = {r for r in kept - free if r.deref().op.type != "Const"}
-    first = {t.ref() for t in given}
-    last = {_owner(t).ref() for t in outputs} - first
+        return Kept(0, 0, 0, 0, 0, needed, 0)
+    dy = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in targets]
+    found = tf.gradients(targets, floats, dy)
+    dw, dx = found[: len(sources)], found[len(sources) :]
+    sparse = [g for g in dw if isinstance(g, tf.IndexedSlices)]
+    by_weight, by_input = _flat(dw), _flat(dx)
+    backward = graph.get_operations()[len(forward) :]
+    own = set(backward)
+    kept = {
+        ref
+        for ref in _owners(_boundary([*by_weight, *by_input], own)) - free
+        if ref.deref().op.type != "Const"
+    }
+    first = _owners(given)
+    last = _owners(outputs) - first
+    # What the gradients of inputs make is there before those of weights are.
+    made = _ancestors(by_input, own)
+    late = _boundary(by_weight, own - made)
+    crossing = _owners(t for t in late if t.op in own) if by_input else set()
+    dead = free | kept | _owners(by_weight)
+    # TensorFlow computes the gradients of weights as soon as it can, or later.
+    late_by = _bytes(_owners(t for t in late if t.op in own)) / 2
     return Kept(
-        _bytes(kept & first), _bytes(kept & last), _bytes(kept - first - last)
+        _bytes(kept & first),
+        _bytes(kept & last),
+        _bytes(kept - first - last),
+        _bytes(crossing),
+        _bytes(_owners(_flat(sparse))),
+        needed,
+        _peak(backward, dead, by_input) + round(late_by),
     )
 
 
-def _bytes(references: set[Any]) -> int:
-    return sum(placement.num_bytes(ref.deref()) for ref in references)
+def _flat(gradients: list[Any]) -> list[tf.Tensor]:
+    """The tensors of gradients; those of embeddings have several."""
+    return tf.nest.flatten(
+        [g for g in gradients if g is not None], expand_composites=True
+    )
 
 
-def _read(gradients: list[Any], forward: set[Any]) -> list[Any]:
-    """The tensors of the forward pass that these gradients need."""
-    found, seen = [], set()
-    waiting = list(gradients)
+def _ancestors(tensors: list[Any], within: set[Any]) -> set[Any]:
+    """The operations that some tensors need, among these."""
+    found: set[Any] = set()
+    waiting = [tensor.op for tensor in tensors]
     while waiting:
-        tensor = waiting.pop()
-        if tensor.op in forward:
-            found.append(tensor)
-        elif tensor.op not in seen:
-            seen.add(tensor.op)
-            waiting += tensor.op.inputs
+        op = waiting.pop()
+        if op in within and op not in found:
+            found.add(op)
+            waiting += [t.op for t in op.inputs]
     return found
+
+
+def _boundary(tensors: list[Any], within: set[Any]) -> list[Any]:
+    """What the operations that some tensors need, among these, read of others.
+
+    Also the tensors themselves that others make.
+    """
+    ops = _ancestors(tensors, within)
+    read = [t for op in ops for t in op.inputs]
+    return [t for t in [*read, *tensors] if t.op not in ops]
+
+
+def _owners(tensors: Iterable[Any]) -> set[Any]:
+    return {_owner(tensor).ref() for tensor in tensors}
+
+
+def _peak(ops: Sequence[Any], free: set[Any], results: Iterable[Any]) -> int:
+    """Bytes that are there at most, if operations run in this order.
+
+    A tensor is there until its last reader has run; one that has the size of
+    an input that dies takes its place.
+
+    Args:
+        ops: The operations.
+        free: References of tensors that do not count.
+        results: Tensors that stay.
+    """
+    inside = set(ops)
+    readers: collections.Counter[Any] = collections.Counter()
+    for op in ops:
+        readers.update({_owner(t).ref() for t in op.inputs})
+    readers.update(_owners(results))
+    now = most = 0
+    for op in ops:
+        read = {_owner(t).ref() for t in op.inputs}
+        readers.subtract(read)
+        dead = [
+            _size(r.deref())
+            for r in read - free
+            if not readers[r] and r.deref().op in inside
+        ]
+        is_new = op.type not in _ALIASES and op.type != "Const"
+        new = [t for t in op.outputs if is_new and t.ref() not in free]
+        sizes = [_size(t) for t in new]
+        if op.type in _IN_PLACE and sizes[:1] and sizes[0] in dead:
+            dead.remove(sizes[0])
+            now -= sizes[0]
+        now += sum(sizes)
+        most = max(most, now)
+        now -= sum(dead)
+        now -= sum(n for t, n in zip(new, sizes) if not readers[t.ref()])
+    return most
+
+
+def _size(tensor: Any) -> int:
+    """Bytes; those of the largest input where the size is unknown."""
+    if tensor.shape.is_fully_defined():
+        return placement.num_bytes(tensor)
+    known = [t for t in tensor.op.inputs if t.shape.is_fully_defined()]
+    return max(map(placement.num_bytes, known), default=0)
+
+
+def _bytes(references: Iterable[Any]) -> int:
+    return sum(_size(ref.deref()) for ref in references)
 
 
 def _owner(tensor: Any) -> Any:

@@ -78,6 +78,10 @@ class LayerSize(NamedTuple):
         kept_inputs: What its backward pass keeps of the layer's inputs.
         kept_outputs: What it keeps of its outputs.
         kept_others: What it keeps of all else.
+        crossing: What the gradients of its inputs keep for those of weights.
+        sparse: Slices of gradients, which are not added up.
+        forward: What its forward pass needs while it runs.
+        backward: What its backward pass does, beside what is kept.
     """
 
     name: str
@@ -92,6 +96,10 @@ class LayerSize(NamedTuple):
     kept_inputs: Bytes
     kept_outputs: Bytes
     kept_others: Bytes
+    crossing: Bytes
+    sparse: Bytes
+    forward: Bytes
+    backward: Bytes
 
 
 def layer_sizes(
@@ -153,6 +161,10 @@ def _measured(
         kept_inputs=_line([one.inputs for one in kept]),
         kept_outputs=_line([one.outputs for one in kept]),
         kept_others=_line([one.others for one in kept]),
+        crossing=_line([one.crossing for one in kept]),
+        sparse=_line([one.sparse for one in kept]),
+        forward=_line([one.forward for one in kept]),
+        backward=_line([one.backward for one in kept]),
     )
 
 

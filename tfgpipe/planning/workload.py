@@ -5,11 +5,13 @@ Pure Python: nothing here knows TensorFlow.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tfgpipe.planning.machine import Machine
+from tfgpipe.planning.partition import partition
 
 KINDS = ("forward", "recompute", "input_gradient", "weight_gradient")
 
@@ -63,24 +65,32 @@ class CellNeeds(NamedTuple):
 
     Attributes:
         seconds: By the kind of the task.
+        has_backward: Whether there are backward tasks.
         inputs: Bytes that come in.
         outputs: Bytes that go out.
         gradient_bytes: Bytes of the gradients of what comes in.
         kept: Bytes that the backward pass needs, inputs among them.
         kept_inputs: Of these, those of inputs.
-        working: Bytes that a task needs besides, while it runs.
+        crossing: What the gradients of inputs keep for those of weights.
+        sparse: Slices of gradients, which are not added up.
+        forward: Bytes that a forward task needs besides, while it runs.
+        backward: Bytes that a backward task needs besides.
         weights: Bytes of weights.
         slots: Bytes of the optimizer's slots.
         gradients: Bytes of one gradient of each weight.
     """
 
     seconds: dict[str, float]
+    has_backward: bool
     inputs: float
     outputs: float
     gradient_bytes: float
     kept: float
     kept_inputs: float
-    working: float
+    crossing: float
+    sparse: float
+    forward: float
+    backward: float
     weights: int
     slots: int
     gradients: int
@@ -107,6 +117,7 @@ class Workload:
         task_seconds: float,
         rows: float,
     ):
+        self._known: dict[Any, list[list[CellNeeds]]] = {}
         self.sizes = sizes
         self.rows = rows
         self.task_seconds = task_seconds
@@ -127,12 +138,13 @@ class Workload:
         self._between = _sums(  # what either of two neighbours keeps
             max(a, b) for a, b in zip(self._outputs, self._inputs[1:])
         )
-        self._working = [
-            before + after + other
-            for before, after, other in zip(
-                self._live, self._live[1:], others, strict=False
-            )
+        self._crossing = _sums(size.crossing.of(rows) for size in sizes)
+        self._sparse = _sums(size.sparse.of(rows) for size in sizes)
+        self._forward = [  # its inputs are there, too
+            before + size.forward.of(rows)
+            for before, size in zip(self._live, sizes)
         ]
+        self._backward = [size.backward.of(rows) for size in sizes]
         self._weights = _sums(size.weight_bytes for size in sizes)
         self._slots = _sums(size.slot_bytes for size in sizes)
         self._gradients = _sums(size.gradient_bytes for size in sizes)
@@ -145,18 +157,38 @@ class Workload:
             return 0.0
         return getattr(seconds, kind)
 
-    @property
+    @functools.cached_property
     def costs(self) -> list[float]:
         """Seconds of each layer's tasks, for the cut."""
-        sums = [self._seconds[kind] for kind in KINDS if kind != "recompute"]
+        sums = [s for kind, s in self._seconds.items() if kind != "recompute"]
         return [
             sum(own[i + 1] - own[i] for own in sums)
             for i in range(len(self.sizes))
         ]
 
-    def has_backward(self, stop: int) -> bool:
-        """Whether cells that end before layer `stop` have backward tasks."""
-        return stop > self._first
+    def cells(
+        self, layers_per_cell: Sequence[int], num_groups: int = 1
+    ) -> list[list[CellNeeds]]:
+        """What the groups of each cell need, as `GPipe` cuts them."""
+        key = tuple(layers_per_cell), num_groups
+        if key not in self._known:
+            self._known[key] = [*self._cells(*key)]
+        return self._known[key]
+
+    def _cells(
+        self, layers_per_cell: tuple[int, ...], num_groups: int
+    ) -> Iterator[list[CellNeeds]]:
+        costs, start = self.costs, 0
+        cut = functools.cache(lambda own: partition(own, num_groups))
+        for count in layers_per_cell:
+            sizes = [count]
+            if num_groups > 1:
+                sizes = cut(tuple(costs[start : start + count]))
+            groups = []
+            for size in sizes:
+                groups.append(self.cell(start, start + size))
+                start += size
+            yield groups
 
     def cell(self, start: int, stop: int) -> CellNeeds:
         """What the layers from `start` to before `stop` need."""
@@ -176,6 +208,7 @@ class Workload:
         inputs = self._inputs[start]
         return CellNeeds(
             seconds,
+            stop > self._first,
             inputs=self._live[start],
             outputs=self._live[stop],
             gradient_bytes=self._floats[start] if start > self._first else 0.0,
@@ -184,7 +217,10 @@ class Workload:
             + between(self._between, stop - 1)
             + self._outputs[stop - 1],
             kept_inputs=inputs,
-            working=max(self._working[start:stop]),
+            crossing=between(self._crossing),
+            sparse=between(self._sparse),
+            forward=max(self._forward[start:stop]),
+            backward=max(self._backward[start:stop]),
             weights=int(between(self._weights)),
             slots=int(between(self._slots)),
             gradients=int(between(self._gradients)),
@@ -193,6 +229,3 @@ class Workload:
 
 def _sums(values: Any) -> list[float]:
     return [*itertools.accumulate(values, initial=0)]
-
-
-Cut = Callable[[Sequence[float], int], list[int]]

@@ -194,16 +194,12 @@ class Schedule:
         return None
 
     def simulate(
-        self,
-        duration: Callable[[Task], float],
-        delay: Callable[[Task], float] | None = None,
+        self, duration: Callable[[Task], float]
     ) -> dict[Task, tuple[float, float]]:
-        """When every task runs, if nothing but tasks and transfers takes time.
+        """When every task runs, if nothing but the tasks takes time.
 
         Args:
             duration: How long a task takes, in any unit.
-            delay: How long what a task hands on is under way to another
-                device. Transfers do not keep devices busy. None: no time.
 
         Returns:
             Start and end of every task: as early as its device and the tasks
@@ -213,23 +209,16 @@ class Schedule:
         free: list[float] = [0] * self.num_devices
         for task in self._order:
             device = self.device_of(task.cell)
-            start = free[device]
-            for need in self.needs(task):
-                there = times[need][1]
-                if delay and self.device_of(need.cell) != device:
-                    there += delay(need)
-                start = max(start, there)
+            start = max(
+                [free[device], *(times[t][1] for t in self.needs(task))]
+            )
             free[device] = start + duration(task)
             times[task] = start, free[device]
         return times
 
-    def length(
-        self,
-        duration: Callable[[Task], float],
-        delay: Callable[[Task], float] | None = None,
-    ) -> float:
+    def length(self, duration: Callable[[Task], float]) -> float:
         """When the last task ends; see `simulate`."""
-        return max(end for _, end in self.simulate(duration, delay).values())
+        return max(end for _, end in self.simulate(duration).values())
 
     def bubble(self, duration: Callable[[Task], float]) -> float:
         """Share of the length in which the devices idle; see `simulate`."""

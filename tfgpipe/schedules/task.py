@@ -68,6 +68,12 @@ class Task(NamedTuple):
         return needs
 
 
+def _is_right(task: Task) -> bool:
+    """Whether a task is as the named schedules make it; a quick look."""
+    kind, k, m = task
+    return kind in KINDS and type(k) is type(m) is int and min(k, m) >= 0
+
+
 # Device and position of every task, device by device.
 Places = dict[Task, tuple[int, int]]
 
@@ -98,6 +104,8 @@ def as_tasks(tasks: Any) -> tuple[tuple[Task, ...], ...]:
 
 def _as_task(entry: Any, device: int, position: int) -> Task:
     """A task that the user wrote, checked on its own."""
+    if type(entry) is Task and _is_right(entry):
+        return entry
     at = f"at position {position} of device {device}"
     if not isinstance(entry, (tuple, list)) or len(entry) != 3:
         raise ValueError(

@@ -2,6 +2,6 @@
 
 from tfgpipe.sequence import inputs
 from tfgpipe.sequence.arguments import Arguments
-from tfgpipe.sequence.source import items_from_config, layers_of
+from tfgpipe.sequence.source import items_from_config, layers_of, source_of
 
-__all__ = ["Arguments", "inputs", "items_from_config", "layers_of"]
+__all__ = ["Arguments", "inputs", "items_from_config", "layers_of", "source_of"]

@@ -95,6 +95,10 @@ class LayerList:
             "model."
         )
 
+    def starts(self) -> list[int]:
+        """The steps with which a cell can begin."""
+        return [*range(len(self.steps))]
+
     def cut(self, costs: Sequence[float], num_partitions: int) -> list[int]:
         """The number of steps of each cell."""
         return partition(costs, num_partitions)

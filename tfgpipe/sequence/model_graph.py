@@ -132,6 +132,11 @@ class ModelGraph:
             )
         return tree.pack_sequence_as(spec, flat)
 
+    def starts(self) -> list[int]:
+        """The steps with which a cell can begin."""
+        count = len(self.steps)
+        return [i for i in range(count) if i == 0 or i not in self._together]
+
     def cut(self, costs: Sequence[float], num_partitions: int) -> list[int]:
         """The number of steps of each cell."""
         return cut_graph(costs, self.live_bytes, self._together, num_partitions)

@@ -1,0 +1,41 @@
+"""Layers that are only numbers."""
+
+import random
+
+from tfgpipe.planning.layer_size import Bytes, LayerSize
+from tfgpipe.planning.workload import LayerSeconds, Workload
+
+NOTHING = Bytes(0, 0)
+
+
+def size(weights=0, live=8, kept=16, others=0, name="layer", crossing=4):
+    return LayerSize(
+        name=name,
+        num_params=weights,
+        num_values=weights,
+        weight_bytes=4 * weights,
+        slot_bytes=8 * weights,
+        gradient_bytes=4 * weights,
+        flops=1.0,
+        live_bytes=live,
+        float_bytes=live,
+        kept_inputs=Bytes(0, live),
+        kept_outputs=NOTHING,
+        kept_others=Bytes(0, kept),
+        crossing=Bytes(0, crossing),
+        sparse=NOTHING,
+        forward=Bytes(0, others),
+        backward=Bytes(0, others),
+    )
+
+
+def workload(seconds, rows=1.0, task_seconds=0.0, **of_size):
+    """Layers with weights, that take `seconds` forward and twice backward."""
+    sizes = [size(1, **of_size) for _ in seconds]
+    times = [LayerSeconds(s, s, s, s) for s in seconds]
+    return Workload(sizes, 8, times, task_seconds, rows)
+
+
+def random_seconds(count, seed):
+    rng = random.Random(seed)
+    return [rng.choice([1, 1, 2, 3, 5]) for _ in range(count)]

@@ -1,0 +1,253 @@
+"""`plan`: which arguments make a `GPipe` that trains fastest, and fits."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import tree
+
+from tfgpipe.counts import as_count, count_problem
+from tfgpipe.devices import DeviceList, placement
+from tfgpipe.planning import (
+    KINDS,
+    LayerSeconds,
+    LayerSize,
+    Machine,
+    Plan,
+    Problem,
+    Workload,
+    layer_sizes,
+    machine_of,
+    search,
+    seconds_by_flops,
+    slot_bytes_of,
+    smallest,
+)
+from tfgpipe.sequence import source_of
+
+NUM_CHOICES = 5
+_MIB = 2**20
+
+
+def plan(
+    layers: Any,
+    batch_size: int,
+    profile: Any = None,
+    *,
+    devices: int | Sequence[str | tf.config.LogicalDevice] | None = None,
+    memory_limit: float | None = None,
+    machine: str | Machine | None = None,
+    optimizer: Any = "adam",
+    num_replicas: int | None = 1,
+    inputs: Any = None,
+) -> Plan:
+    """Chooses the arguments of `GPipe`: predicts them, and takes the fastest.
+
+    Nothing is allocated, and nothing is run. Of equal layers of a list the
+    first is built, without values, which it gets in a `GPipe`.
+
+    Args:
+        layers: What `GPipe` takes: layers, or a model.
+        batch_size: Rows of a mini-batch, of all replicas together.
+        profile: Measured seconds, see `profile`. None: from FLOPs and the
+            machine.
+        devices: How many devices there are, or which. Defaults to all
+            accelerators.
+        memory_limit: Bytes that a device may hold. Defaults to the machine's
+            memory; without a machine there is no limit.
+        machine: What the devices are: one of `MACHINES`, or a `Machine`. It
+            tells how fast they send and update and, without a profile, compute.
+        optimizer: As `compile` takes it; for its slots.
+        num_replicas: R, see `PipelineStrategy`; None to have it chosen.
+        inputs: Nest of `keras.Input`s: what a list of layers without one takes.
+
+    Returns:
+        The plan. Print it, and see `Plan.arguments`.
+
+    Raises:
+        ValueError: If an argument is wrong, or nothing fits into the memory.
+
+    Example:
+
+    >>> layers = [keras.Input((8,))] + [keras.layers.Dense(8)] * 4
+    >>> found = plan(layers, 64, devices=["CPU:0"], machine="v100")
+    >>> found.arguments["num_partitions"]
+    1
+
+    References:
+        * [Huang et al., 2019](https://arxiv.org/abs/1811.06965), section 2
+        * [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473), section 3,
+          on choosing among replicas, cells and micro-batches
+    """
+    source = source_of(layers)
+    _raise_if(source.problems)
+    rows = _count("batch_size", batch_size)
+    known = None if machine is None else machine_of(machine)
+    if profile is None and known is None:
+        raise ValueError(
+            "`profile` or `machine` must be given: a plan needs seconds. "
+            "Received: neither. Measure, `profile=tfgpipe.profile(layers, x)`, "
+            "or say what the devices are, such as machine='a100'; see "
+            "`tfgpipe.MACHINES`."
+        )
+    names, are_given = _devices(devices)
+    num_devices = len(names)
+    limit = memory_limit
+    if limit is None and known is not None:
+        limit = known.memory
+    if limit is not None and not limit > 0:
+        raise ValueError(
+            "`memory_limit` must be a positive number of bytes. Received: "
+            f"memory_limit={memory_limit!r}."
+        )
+    spec = _checked_inputs(source, inputs)
+    steps, outputs = source.placed_steps(spec)
+    sizes = layer_sizes(steps, slot_bytes_of(optimizer))
+    if profile is not None:
+        profile.check([size.name for size in sizes])
+    problem = Problem(
+        _workloads(sizes, outputs, profile, known),
+        source.cut,
+        tuple(source.starts()),
+        rows,
+        num_devices,
+        _replicas(num_replicas, num_devices),
+        limit,
+        known,
+    )
+    choices = search(problem, NUM_CHOICES)
+    if not choices:
+        _raise_nothing_fits(problem, sizes)
+    basis = "seconds as measured"
+    if profile is None and known is not None:
+        basis = f"seconds from FLOPs on {known.name}"
+    return Plan(tuple(choices), rows, names, are_given, limit, basis)
+
+
+def _workloads(
+    sizes: list[LayerSize],
+    outputs: Any,
+    profile: Any,
+    machine: Machine | None,
+) -> Any:
+    """The layers for micro-batches of a number of rows, a function."""
+    leaves = [t for t in tree.flatten(outputs) if t is not None]
+    output_bytes = sum(
+        placement.num_bytes(keras.KerasTensor((1, *t.shape[1:]), t.dtype))
+        for t in leaves
+    )
+
+    @functools.cache
+    def workload_of(rows: float) -> Workload:
+        if profile is not None:
+            seconds = [
+                LayerSeconds(
+                    *(profile.seconds(i, kind, rows) for kind in KINDS)
+                )
+                for i in range(len(sizes))
+            ]
+            task_seconds = profile.call_seconds
+        elif machine is not None:
+            seconds = [seconds_by_flops(size, rows, machine) for size in sizes]
+            task_seconds = machine.task_seconds
+        return Workload(sizes, output_bytes, seconds, task_seconds, rows)
+
+    return workload_of
+
+
+def _devices(devices: Any) -> tuple[tuple[str, ...], bool]:
+    """Names of all devices, and whether they were given."""
+    if isinstance(devices, (list, tuple)):
+        checked = DeviceList([*devices], None, 1, "gpipe")
+        _raise_if(checked.problems)
+        return tuple(checked.names or ()), True
+    found = placement.accelerators()
+    if devices is None:
+        return tuple(found), False
+    kind = tf.DeviceSpec.from_string(found[0]).device_type
+    count = _count("devices", devices)
+    return tuple(f"{kind}:{i}" for i in range(count)), False
+
+
+def _replicas(num_replicas: Any, num_devices: int) -> tuple[int, ...]:
+    if num_replicas is None:
+        return tuple(
+            r for r in range(1, num_devices + 1) if num_devices % r == 0
+        )
+    count = _count("num_replicas", num_replicas)
+    if count > num_devices:
+        raise ValueError(
+            "`num_replicas` must be at most the number of devices, "
+            f"{num_devices}. Received: num_replicas={num_replicas}."
+        )
+    return (count,)
+
+
+def _count(name: str, value: Any) -> int:
+    count = as_count(value)
+    if count is None:
+        raise ValueError(count_problem(name, value))
+    return count
+
+
+def _raise_if(problems: Sequence[str]) -> None:
+    if problems:
+        raise ValueError("\n".join(problems))
+
+
+def _checked_inputs(source: Any, inputs: Any) -> Any:
+    """What the first layer takes, all sizes but the rows known."""
+    spec = source.input_spec if inputs is None else inputs
+    if inputs is not None and source.model is not None:
+        raise ValueError(
+            "`inputs` must be left out for a model, which has its own. "
+            f"Received: inputs={inputs}. Make the model of inputs whose sizes "
+            "are known."
+        )
+    if spec is None:
+        raise ValueError(
+            "`inputs` must tell what a list of layers without a `keras.Input` "
+            "takes. Received: inputs=None. Let the list begin with "
+            "`keras.Input(shape)`, or pass `inputs=keras.Input(shape)`."
+        )
+    for leaf in tree.flatten(spec):
+        if leaf is not None and None in leaf.shape[1:]:
+            raise ValueError(
+                "`inputs` must have known sizes: what layers take depends on "
+                f"them. Received: an input of shape {tuple(leaf.shape)}. Make "
+                "it of the sizes that are usual, as `keras.Input((512,))`."
+            )
+    return spec
+
+
+def _raise_nothing_fits(problem: Problem, sizes: Sequence[LayerSize]) -> None:
+    """Says what would fit, and which layer is largest."""
+    limit = f"{problem.limit / _MIB:,.0f} MiB"
+    largest = max(sizes, key=_held_for_weights)
+    nearest = smallest(problem)
+    if nearest is None:
+        text = "No cut has that many cells."
+    else:
+        setting = nearest.setting
+        text = (
+            f"The nearest needs {max(nearest.device_bytes) / _MIB:,.0f} MiB: "
+            f"num_partitions={setting.num_partitions}, num_micro_batches="
+            f"{setting.num_micro_batches}, schedule={setting.schedule!r}, "
+            f"remat={setting.remat[0]!r}, remat_groups={setting.remat_groups}."
+        )
+    raise ValueError(
+        "`memory_limit` must be enough for some number of cells and "
+        f"micro-batches. Received: {limit} for each of {problem.num_devices} "
+        f"devices. {text} The largest layer is '{largest.name}', whose "
+        "weights, slots and gradients take "
+        f"{_held_for_weights(largest) / _MIB:,.0f} MiB. Use more devices, a "
+        "smaller mini-batch, or smaller layers."
+    )
+
+
+def _held_for_weights(size: LayerSize) -> int:
+    return size.weight_bytes + size.slot_bytes + size.gradient_bytes

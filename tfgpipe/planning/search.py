@@ -1,0 +1,159 @@
+"""Finds the settings that train fastest within a memory limit.
+
+For every number of replicas, devices, cells and micro-batches, and every
+schedule, there is a time that no order of the tasks is below. Settings are
+predicted in the order of these bounds, until the next bound is above the best
+predictions: so the search is exact, and most settings are never simulated.
+
+Pure Python: nothing here knows TensorFlow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from tfgpipe.planning.fit import Problem, fitted, may_fit
+from tfgpipe.planning.prediction import Prediction, predict
+from tfgpipe.planning.setting import Setting
+from tfgpipe.planning.workload import Workload
+
+CHUNKS = (2, 4)
+# Of a step: beyond, its graph takes minutes to trace.
+_MOST_MICRO_BATCHES = 512
+_MOST_TASKS = 40_000
+
+
+class _Candidate(NamedTuple):
+    bound: float
+    setting: Setting
+
+
+def search(problem: Problem, count: int) -> list[Prediction]:
+    """The fastest settings, best first.
+
+    Args:
+        problem: What is to be planned.
+        count: How many to return; fewer, if there are fewer that fit.
+    """
+    found: list[Prediction] = []
+    for bound, setting in sorted(_candidates(problem)):
+        if len(found) >= count and bound >= found[count - 1].step_seconds:
+            break
+        prediction = fitted(problem, setting)
+        if prediction is not None:
+            found.append(prediction)
+            # Of equally fast ones, what holds less.
+            found.sort(key=lambda p: (p.step_seconds, max(p.device_bytes)))
+    return found[:count]
+
+
+def _candidates(problem: Problem) -> Iterator[_Candidate]:
+    most = len(problem.starts)
+    for replicas, d in _grids(problem):
+        if not may_fit(problem, replicas, d):
+            continue
+        for m in _micro_batches(problem.batch_size // replicas, d):
+            shapes = [("gpipe", 1)]
+            if d > 1:
+                shapes += [("1f1b", 1), ("zero_bubble", 1)]
+                shapes += [("interleaved", v) for v in CHUNKS if d * v <= most]
+            for schedule, chunks in shapes:
+                if d * chunks > most or 3 * m * d * chunks > _MOST_TASKS:
+                    continue
+                workload = problem.workload_of(
+                    problem.batch_size / (replicas * m)
+                )
+                cut = _even_cut(problem, workload, d * chunks)
+                if cut is None:
+                    continue
+                setting = Setting(
+                    replicas, d, cut, m, schedule, ("never",) * len(cut)
+                )
+                yield _Candidate(_bound(workload, setting), setting)
+
+
+def _grids(problem: Problem) -> Iterator[tuple[int, int]]:
+    """Numbers of replicas, and of the devices of each."""
+    for replicas in problem.num_replicas:
+        most = min(problem.num_devices // replicas, len(problem.starts))
+        for d in range(1, most + 1):
+            is_round = d & (d - 1) == 0 or d == most
+            if d <= 8 or is_round or problem.num_devices % d == 0:
+                yield replicas, d
+
+
+def _micro_batches(rows: int, num_devices: int) -> list[int]:
+    """Powers of two, and multiples of the devices, that leave a row each."""
+    most = min(rows, _MOST_MICRO_BATCHES)
+    powers = [2**i for i in range(most.bit_length()) if 2**i <= most]
+    multiples = [num_devices * i for i in (1, 2, 3, 4, 8)]
+    return sorted({*powers, *(m for m in multiples if m <= most)})
+
+
+def _even_cut(
+    problem: Problem, workload: Workload, k: int
+) -> tuple[int, ...] | None:
+    # Proportional costs are cut alike, so that one cut serves many settings.
+    total = sum(workload.costs) or 1.0
+    costs = tuple(round(cost / total, 9) for cost in workload.costs)
+    return _cut(problem.cut, costs, k)
+
+
+@functools.lru_cache(maxsize=1024)
+def _cut(
+    cut: Callable[[Sequence[float], int], list[int]],
+    costs: tuple[float, ...],
+    k: int,
+) -> tuple[int, ...] | None:
+    whole = [round(1e9 * cost) for cost in costs]
+    try:
+        return tuple(cut(whole, k))
+    except ValueError:  # there are not as many places to cut
+        return None
+
+
+def _bound(workload: Workload, setting: Setting) -> float:
+    """Seconds that no order of a step's tasks is below.
+
+    A device works on all micro-batches, after the first one has come through
+    the devices before it; then the last one goes back through these. Where the
+    backward pass is split, it may have gone back earlier.
+    """
+    cells = [own for (own,) in workload.cells(setting.layers_per_cell)]
+    m, d = setting.num_micro_batches, setting.num_devices
+    forward = [one.seconds["forward"] for one in cells]
+    backward = [one.has_backward * one.seconds["backward"] for one in cells]
+    work = [f + b for f, b in zip(forward, backward)]
+    busy = [m * sum(work[device::d]) for device in range(d)]
+    if setting.chunks > 1:
+        return max(busy)
+    way = forward if setting.schedule == "zero_bubble" else work
+    before = itertools.accumulate(way, initial=0.0)
+    return max(own + more for own, more in zip(busy, before))
+
+
+def smallest(problem: Problem) -> Prediction | None:
+    """Of the settings with most cells and micro-batches, what holds least."""
+    rows = problem.batch_size // min(problem.num_replicas)
+    replicas, d = max(_grids(problem), key=lambda grid: grid[1])
+    m = max(_micro_batches(rows, d))
+    workload = problem.workload_of(problem.batch_size / (replicas * m))
+    cut = _even_cut(problem, workload, d)
+    if cut is None:
+        return None
+    setting = Setting(replicas, d, cut, m, "1f1b", ("always",) * d)
+    found = predict(workload, setting, problem.machine)
+    low, high = 0.0, float(max(found.device_bytes))
+    while high - low > 0.01 * high:
+        middle = (low + high) / 2
+        trial = dataclasses.replace(problem, memory_limit=middle)
+        fits = fitted(trial, setting)
+        if fits is None:
+            low = middle
+        else:
+            found, high = fits, middle
+    return found
