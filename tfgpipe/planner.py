@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -84,7 +84,6 @@ def plan(
           on choosing among replicas, cells and micro-batches
     """
     source = source_of(layers)
-    _raise_if(source.problems)
     rows = _count("batch_size", batch_size)
     known = None if machine is None else machine_of(machine)
     if profile is None and known is None:
@@ -104,13 +103,11 @@ def plan(
             "`memory_limit` must be a positive number of bytes. Received: "
             f"memory_limit={memory_limit!r}."
         )
-    spec = _checked_inputs(source, inputs)
-    steps, outputs = source.placed_steps(spec)
-    sizes = layer_sizes(steps, slot_bytes_of(optimizer))
+    model = sized(source, inputs, optimizer)
     if profile is not None:
-        profile.check([size.name for size in sizes])
+        profile.check([size.name for size in model.sizes])
     problem = Problem(
-        _workloads(sizes, outputs, profile, known),
+        functools.cache(lambda rows: _workload(model, profile, known, rows)),
         source.cut,
         tuple(source.starts()),
         rows,
@@ -121,42 +118,70 @@ def plan(
     )
     choices = search(problem, NUM_CHOICES)
     if not choices:
-        _raise_nothing_fits(problem, sizes)
+        _raise_nothing_fits(problem, model.sizes)
     basis = "seconds as measured"
     if profile is None and known is not None:
         basis = f"seconds from FLOPs on {known.name}"
     return Plan(tuple(choices), rows, names, are_given, limit, basis)
 
 
-def _workloads(
-    sizes: list[LayerSize],
-    outputs: Any,
-    profile: Any,
-    machine: Machine | None,
-) -> Any:
-    """The layers for micro-batches of a number of rows, a function."""
+class SizedModel(NamedTuple):
+    """The layers of a model, and what each needs.
+
+    Attributes:
+        source: The layers, and how they are called.
+        sizes: What each needs.
+        output_bytes: Of a row of the last layer's outputs.
+    """
+
+    source: Any
+    sizes: list[LayerSize]
+    output_bytes: int
+
+    def workload(
+        self, seconds: Sequence[LayerSeconds], task_seconds: float, rows: float
+    ) -> Workload:
+        """The layers with their seconds, for micro-batches of so many rows."""
+        return Workload(
+            self.sizes, self.output_bytes, seconds, task_seconds, rows
+        )
+
+
+def sized(source: Any, inputs: Any, optimizer: Any) -> SizedModel:
+    """What each layer needs, without allocating any of it.
+
+    Args:
+        source: What `source_of` made of the layers.
+        inputs: As of `plan`.
+        optimizer: As of `plan`.
+
+    Raises:
+        ValueError: If the layers or their inputs cannot be planned for.
+    """
+    _raise_if(source.problems)
+    steps, outputs = source.placed_steps(_checked_inputs(source, inputs))
     leaves = [t for t in tree.flatten(outputs) if t is not None]
-    output_bytes = sum(
-        placement.num_bytes(keras.KerasTensor((1, *t.shape[1:]), t.dtype))
-        for t in leaves
+    rows = [keras.KerasTensor((1, *t.shape[1:]), t.dtype) for t in leaves]
+    return SizedModel(
+        source,
+        layer_sizes(steps, slot_bytes_of(optimizer)),
+        sum(map(placement.num_bytes, rows)),
     )
 
-    @functools.cache
-    def workload_of(rows: float) -> Workload:
-        if profile is not None:
-            seconds = [
-                LayerSeconds(
-                    *(profile.seconds(i, kind, rows) for kind in KINDS)
-                )
-                for i in range(len(sizes))
-            ]
-            task_seconds = profile.call_seconds
-        elif machine is not None:
-            seconds = [seconds_by_flops(size, rows, machine) for size in sizes]
-            task_seconds = machine.task_seconds
-        return Workload(sizes, output_bytes, seconds, task_seconds, rows)
 
-    return workload_of
+def _workload(
+    model: SizedModel, profile: Any, machine: Machine | None, rows: float
+) -> Workload:
+    """The layers, with seconds as measured or from FLOPs."""
+    if profile is not None:
+        seconds = [
+            LayerSeconds(*(profile.seconds(i, kind, rows) for kind in KINDS))
+            for i in range(len(model.sizes))
+        ]
+        return model.workload(seconds, profile.call_seconds, rows)
+    known = machine_of(machine)
+    seconds = [seconds_by_flops(size, rows, known) for size in model.sizes]
+    return model.workload(seconds, known.task_seconds, rows)
 
 
 def _devices(devices: Any) -> tuple[tuple[str, ...], bool]:

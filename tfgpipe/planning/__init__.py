@@ -8,7 +8,9 @@ from tfgpipe.planning.layer_size import LayerSize, PlacedStep, layer_sizes
 from tfgpipe.planning.machine import MACHINES, Machine, machine_of
 from tfgpipe.planning.partition import partition
 from tfgpipe.planning.plan_record import Plan
+from tfgpipe.planning.prediction import Prediction, predict
 from tfgpipe.planning.search import search, smallest
+from tfgpipe.planning.setting import Setting
 from tfgpipe.planning.slots import slot_bytes_of
 from tfgpipe.planning.workload import (
     KINDS,
@@ -26,13 +28,16 @@ __all__ = [
     "Machine",
     "PlacedStep",
     "Plan",
+    "Prediction",
     "Problem",
+    "Setting",
     "Workload",
     "cost",
     "cut_graph",
     "layer_sizes",
     "machine_of",
     "partition",
+    "predict",
     "print_cells",
     "search",
     "seconds_by_flops",

@@ -115,28 +115,28 @@ def layer_sizes(
     found: list[LayerSize] = []
     known: dict[Any, LayerSize] = {}
     flops: dict[Any, float] = {}
-    seen: set[int] = set()  # variables
+    seen: set[int] = set()  # layers, which may not be built, and variables
     with internals.in_no_graph([s.layer for s in steps]):
         for step in steps:
-            tied = tuple(
-                i for i, v in enumerate(step.layer.weights) if id(v) in seen
-            )
-            key = step.key, _specs(step.live), tied
+            layer = step.layer
+            key = step.key, _specs(step.live)
             if key not in known:
-                own = [v for v in step.layer.weights if id(v) not in seen]
-                known[key] = _measured(step, own, num_slot_bytes, flops)
-            seen |= {id(v) for v in step.layer.weights}
-            found.append(known[key]._replace(name=step.layer.name))
+                known[key] = _measured(step, num_slot_bytes, flops)
+            size = known[key]
+            if id(layer) in seen or any(id(v) in seen for v in layer.weights):
+                own = [] if id(layer) in seen else layer.weights
+                own = [v for v in own if id(v) not in seen]
+                size = size._replace(**_of_weights(own, num_slot_bytes))
+            seen |= {id(layer), *map(id, layer.weights)}
+            found.append(size._replace(name=layer.name))
     return found
 
 
 def _measured(
     step: PlacedStep,
-    own: list[keras.Variable],
     num_slot_bytes: Callable[[Any], int],
     flops: dict[Any, float],
 ) -> LayerSize:
-    trainable = [v for v in own if v.trainable]
     kept = [
         kept_bytes(step.layer, _of_rows(step.inputs, rows), step.call)
         for rows in _ROWS
@@ -150,11 +150,7 @@ def _measured(
     ]
     return LayerSize(
         name=step.layer.name,
-        num_params=sum(map(_count, trainable)),
-        num_values=sum(map(_count, own)),
-        weight_bytes=sum(map(placement.num_bytes, own)),
-        slot_bytes=sum(num_slot_bytes(v) for v in trainable),
-        gradient_bytes=sum(map(placement.num_bytes, trainable)),
+        **_of_weights(step.layer.weights, num_slot_bytes),
         flops=cost_lib.layer_flops(step.layer, step.inputs, flops, step.step),
         live_bytes=sum(sizes),
         float_bytes=sum(floats),
@@ -166,6 +162,21 @@ def _measured(
         forward=_line([one.forward for one in kept]),
         backward=_line([one.backward for one in kept]),
     )
+
+
+def _of_weights(
+    weights: Sequence[keras.Variable],
+    num_slot_bytes: Callable[[keras.Variable], int],
+) -> dict[str, int]:
+    """The part of `LayerSize` that follows from the weights."""
+    trainable = [v for v in weights if v.trainable]
+    return {
+        "num_params": sum(map(_count, trainable)),
+        "num_values": sum(map(_count, weights)),
+        "weight_bytes": sum(map(placement.num_bytes, weights)),
+        "slot_bytes": sum(map(num_slot_bytes, trainable)),
+        "gradient_bytes": sum(map(placement.num_bytes, trainable)),
+    }
 
 
 def _of_rows(spec: Any, rows: int) -> Any:

@@ -98,7 +98,7 @@ MACHINES = {
 }
 
 
-def machine_of(machine: str | Machine) -> Machine:
+def machine_of(machine: str | Machine | None) -> Machine:
     """A machine, or the one of this name.
 
     Raises:
@@ -106,7 +106,7 @@ def machine_of(machine: str | Machine) -> Machine:
     """
     if isinstance(machine, Machine):
         return machine
-    if machine in MACHINES:
+    if isinstance(machine, str) and machine in MACHINES:
         return MACHINES[machine]
     raise ValueError(
         f"`machine` must be one of {sorted(MACHINES)}, or a "

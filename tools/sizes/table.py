@@ -1,9 +1,14 @@
 """Prints what models and their devices need, without allocating any of it."""
 
+import itertools
+
 import params
 from params import Experiment
-from tools.sizes.model_size import device_sizes, num_parameters
+from tfgpipe.planning import LayerSize, Prediction
+from tools.sizes.model_size import num_parameters, predicted
 from tools.sizes.parameter_counts import PARAMETER_COUNTS
+
+_GIB = 2**30
 
 
 def print_device_sizes(
@@ -11,44 +16,54 @@ def print_device_sizes(
 ) -> None:
     """Prints a table of a replica's devices, one line each, in GiB.
 
-    Args: as of `device_sizes`.
+    Args: as of `predicted`.
     """
-    devices = device_sizes(experiment, num_devices, num_replicas)
-    flops = sum(device.flops for device in devices) or 1.0
+    sizes, prediction = predicted(experiment, num_devices, num_replicas)
+    setting = prediction.setting
+    flops = sum(size.flops for size in sizes)
     replicas = f" of each of {num_replicas} replicas"
     print(
-        f"{sum(device.num_params for device in devices):,} parameters, in "
-        f"{experiment.num_partitions} cells on {len(devices)} devices"
+        f"{sum(size.num_params for size in sizes):,} parameters, in "
+        f"{setting.num_partitions} cells on {setting.num_devices} devices"
         f"{replicas if num_replicas > 1 else ''}; "
-        f"{experiment.num_micro_batches} micro-batches; "
-        f"schedule={experiment.schedule}; remat={experiment.remat}; "
+        f"{setting.num_micro_batches} micro-batches; "
+        f"schedule={setting.schedule}; remat={experiment.remat}; "
         f"FLOPs of one example: {flops:.3g}\n"
     )
     rows = [
         "device,cells,layers,from,to,params,FLOPs,weights,slots,gradients,"
-        "activations,GiB".split(",")
+        "activations,working,GiB".split(",")
     ]
-    for index, device in enumerate(devices):
-        parts = (
-            device.weight_bytes,
-            device.slot_bytes,
-            device.gradient_bytes,
-            device.activation_bytes,
-            device.total_bytes,
-        )
+    _print_aligned([*rows, *_device_rows(sizes, prediction)])
+
+
+def _device_rows(
+    sizes: list[LayerSize], prediction: Prediction
+) -> list[list[str]]:
+    setting = prediction.setting
+    layers = iter(sizes)
+    cells = [
+        [*itertools.islice(layers, count)] for count in setting.layers_per_cell
+    ]
+    flops = sum(size.flops for size in sizes) or 1.0
+    rows = []
+    for device, memory in enumerate(prediction.memory):
+        numbers = range(device, len(cells), setting.num_devices)
+        own = [cells[k] for k in numbers]
+        held = [size for cell in own for size in cell]
         rows.append(
             [
-                str(index),
-                ",".join(map(str, device.cells)),
-                str(sum(map(len, device.layers))),
-                ",".join(layers[0] for layers in device.layers),
-                ",".join(layers[-1] for layers in device.layers),
-                f"{device.num_values:,}",
-                f"{device.flops / flops:.0%}",
-                *(f"{part / 2**30:.2f}" for part in parts),
+                str(device),
+                ",".join(map(str, numbers)),
+                str(len(held)),
+                ",".join(cell[0].name for cell in own),
+                ",".join(cell[-1].name for cell in own),
+                f"{sum(size.num_values for size in held):,}",
+                f"{sum(size.flops for size in held) / flops:.0%}",
+                *(f"{part / _GIB:.2f}" for part in (*memory, memory.total)),
             ]
         )
-    _print_aligned(rows)
+    return rows
 
 
 def _print_aligned(rows: list[list[str]]) -> None:

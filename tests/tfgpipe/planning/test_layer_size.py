@@ -41,9 +41,10 @@ def test_only_the_first_of_equal_layers_is_built():
 
 
 def test_tied_weights_count_in_the_first_layer():
-    shared = kl.Dense(3)
-    sizes, _ = sizes_of([keras.Input((3,)), shared, kl.ReLU(), shared])
-    assert [size.num_values for size in sizes] == [12, 0, 0]
+    other, shared = kl.Dense(3, name="a"), kl.Dense(3, name="b")
+    sizes, _ = sizes_of([keras.Input((3,)), other, shared, kl.ReLU(), shared])
+    assert [size.num_values for size in sizes] == [12, 12, 0, 0]
+    assert not shared.built
 
 
 def test_frozen_weights_have_no_gradients_and_slots():
