@@ -36,7 +36,8 @@ class Experiment:
         layers_per_cell: The cut, by hand; `None` lets `tfgpipe.GPipe` balance
             the cells by estimated cost.
         schedule: As in `tfgpipe.GPipe`.
-        remat: As in `tfgpipe.GPipe`.
+        remat: As in `tfgpipe.GPipe`: a rule, or one for each cell, "a,b,c".
+        remat_groups: As in `tfgpipe.GPipe`.
         seed: What the initial weights and the order of the data follow from.
         task: Loss, metrics and result.
         evaluation_batch_size: As `batch_size`, for the test; `None` for the
@@ -59,6 +60,7 @@ class Experiment:
     layers_per_cell: tuple[int, ...] | None = None
     schedule: str = "gpipe"
     remat: str = "except_last"
+    remat_groups: int = 1
     seed: int = 0
     task: Task = dataclasses.field(default_factory=Classification)
     evaluation_batch_size: int | None = None
@@ -74,6 +76,7 @@ class Experiment:
                 "epochs",
                 "num_partitions",
                 "num_micro_batches",
+                "remat_groups",
                 "evaluation_batch_size",
             )
             if (getattr(self, field) or 0) < 1
@@ -86,8 +89,19 @@ class Experiment:
                 f"batch_size={self.batch_size}. "
                 "Raise `batch_size` or make fewer micro-batches."
             )
+        if len(self.remat_rules) != self.num_partitions:
+            problems.append(
+                "`remat` must be one rule, or one for each of the "
+                f"{self.num_partitions} cells. Received: remat={self.remat!r}."
+            )
         if problems:
             raise ValueError("\n".join(problems))
+
+    @property
+    def remat_rules(self) -> list[str]:
+        """The rule of each cell."""
+        rules = self.remat.split(",")
+        return rules if len(rules) > 1 else rules * self.num_partitions
 
     def settings(self) -> dict[str, Any]:
         """What a run's numbers depend on: all but the texts about it."""
@@ -97,6 +111,7 @@ class Experiment:
 
     def __str__(self) -> str:
         cut = f", layers_per_cell={self.layers_per_cell}"
+        groups = f", remat_groups={self.remat_groups}"
         start = f", starts_from={self.starts_from}"
         return (
             f"{self.name}: {self.description}\n"
@@ -110,6 +125,7 @@ class Experiment:
             f"  pipeline   num_partitions={self.num_partitions}, "
             f"num_micro_batches={self.num_micro_batches}, "
             f"schedule={self.schedule}, remat={self.remat}"
+            f"{groups if self.remat_groups > 1 else ''}"
             f"{cut if self.layers_per_cell else ''}\n"
             f"  expected   {self.expected_result}"
         )

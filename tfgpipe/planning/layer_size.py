@@ -167,7 +167,7 @@ def _measured(
 def _of_weights(
     weights: Sequence[keras.Variable],
     num_slot_bytes: Callable[[keras.Variable], int],
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """The part of `LayerSize` that follows from the weights."""
     trainable = [v for v in weights if v.trainable]
     return {

@@ -117,5 +117,6 @@ def _setting(
         tuple(cut),
         experiment.num_micro_batches,
         name,
-        (experiment.remat,) * k,
+        tuple(experiment.remat_rules),
+        experiment.remat_groups,
     )

@@ -5,6 +5,7 @@ r"""Trains an experiment of `params` through a pipeline.
     python -m tools.train --params=lm.transformer_103 --dry_run \
         --num_partitions=16 --schedule=interleaved --num_virtual_devices=4
     python -m tools.train --params=image.amoebanet_d_demo
+    python -m tools.train --params=lm.austen --plan=v100
     python -m tools.train --params=image.amoebanet_d_demo \
         --num_partitions=3 --set=model.num_filters=64 --train_dir=runs/wide
     python -m tools.train --params=image.amoebanet_d_demo \
@@ -55,6 +56,8 @@ def main(argv: list[str]) -> int:
         return 0
     try:
         experiment = experiment_of(argv)
+        if FLAGS.plan is not None:
+            experiment = placement.planned(experiment)
         if FLAGS.dry_run:
             print(experiment)
             print_device_sizes(

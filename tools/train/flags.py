@@ -16,6 +16,12 @@ flags.DEFINE_boolean(
     False,
     "Print what each device would hold, and stop; nothing is allocated.",
 )
+flags.DEFINE_string(
+    "plan",
+    None,
+    "Choose cells, micro-batches, schedule, remat and cut: those that are "
+    "predicted to be fastest on this machine, such as v100. See tools.plan.",
+)
 flags.DEFINE_integer("num_partitions", None, "K, the number of cells.", 1)
 flags.DEFINE_integer(
     "num_replicas", 1, "R, pipelines that share every mini-batch.", 1
@@ -99,6 +105,7 @@ flags.DEFINE_float(
     "connect_timeout", 60.0, "Seconds to wait for other hosts, or a TPU.", 1.0
 )
 
+_PLANNED = ("num_partitions", "num_micro_batches", "schedule", "remat")
 _FIELDS = (
     "num_partitions",
     "num_micro_batches",
@@ -130,6 +137,19 @@ def experiment_of(argv: list[str]) -> Experiment:
             "--steps and --epochs must not be given both. Received: "
             f"--steps={FLAGS.steps} and --epochs={FLAGS.epochs}."
         )
+    if FLAGS.plan is not None:
+        for name in (
+            "num_partitions",
+            "num_micro_batches",
+            "schedule",
+            "remat",
+        ):
+            if FLAGS[name].value is not None:
+                raise ValueError(
+                    f"--plan and --{name} must not be given both. Received: "
+                    f"--plan={FLAGS.plan} and --{name}={FLAGS[name].value}. "
+                    "The plan chooses it: leave one out."
+                )
     if FLAGS.compare_steps and not FLAGS.compare_num_partitions:
         raise ValueError("--compare_steps needs --compare_num_partitions.")
     for name in ("checkpoint_every", "tensorboard"):

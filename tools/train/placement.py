@@ -6,6 +6,7 @@ import tfgpipe
 from params import Experiment
 from tools import devices
 from tools.cluster import hosts
+from tools.plan import plan_of, with_plan
 from tools.train.flags import FLAGS
 
 
@@ -27,6 +28,23 @@ def of_dry_run(experiment: Experiment) -> int:
     k = experiment.num_partitions
     found = FLAGS.num_virtual_devices or devices.num_accelerators()
     return min(k, max(1, found // FLAGS.num_replicas)) if found else k
+
+
+def planned(experiment: Experiment) -> Experiment:
+    """The experiment, trained as --plan says; prints the plan.
+
+    Raises:
+        ValueError: If there is no such machine, or nothing fits.
+    """
+    found = FLAGS.num_virtual_devices or devices.num_accelerators()
+    plan = plan_of(
+        experiment,
+        FLAGS.plan,
+        found or _num_devices(experiment),
+        num_replicas=FLAGS.num_replicas,
+    )
+    print(plan)
+    return with_plan(experiment, plan)
 
 
 def tpu_cores(experiment: Experiment) -> list[str]:

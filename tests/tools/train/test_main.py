@@ -546,3 +546,13 @@ def test_trainer_refuses_what_does_not_go_with_a_tpu(
     assert run(**given) == 2
     assert "--tpu and TF_CONFIG" in capsys.readouterr().err
     assert len(fabricated) == 1
+
+
+def test_plan_chooses_the_settings(capsys):
+    given = {"params": "image.tiny", "plan": "v100", "dry_run": True}
+    assert run(**given, num_virtual_devices=2) == 0
+    out = capsys.readouterr().out
+    assert "seconds from FLOPs on v100" in out
+    assert "num_partitions=1, num_micro_batches=1" in out
+    assert run(**given, num_partitions=2) == 2
+    assert "--plan and --num_partitions" in capsys.readouterr().err

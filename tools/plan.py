@@ -1,0 +1,138 @@
+r"""Chooses how an experiment is trained: cells, micro-batches, schedule, remat.
+
+    python -m tools.plan --params=lm.transformer_1663 --num_devices=128 \
+        --machine=tpu_v3_core
+    python -m tools.plan --params=lm.austen --machine=v100 --memory_gib=1
+
+Nothing is allocated. The last line is a command that trains so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import keras
+from absl import flags
+
+import params
+import tfgpipe
+from params import Experiment
+from tfgpipe import internals
+from tfgpipe.planning import Plan
+from tools import command_line
+
+FLAGS = command_line.new_flags()
+flags.DEFINE_string(
+    "params", None, "Name of the experiment.", flag_values=FLAGS
+)
+flags.DEFINE_multi_string(
+    "set", [], "A field: --set=batch_size=64. Repeatable.", flag_values=FLAGS
+)
+flags.DEFINE_string(
+    "machine",
+    None,
+    f"What the devices are: {', '.join(tfgpipe.MACHINES)}.",
+    flag_values=FLAGS,
+)
+flags.DEFINE_integer(
+    "num_devices",
+    None,
+    "How many there are. Default: the accelerators here.",
+    1,
+    flag_values=FLAGS,
+)
+flags.DEFINE_float(
+    "memory_gib",
+    None,
+    "GiB that a device may hold. Default: the machine's.",
+    0,
+    flag_values=FLAGS,
+)
+flags.DEFINE_integer(
+    "num_replicas", 1, "R; 0 to have it chosen.", 0, flag_values=FLAGS
+)
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command line; see `command_line.run`."""
+    return command_line.run("tools.plan", FLAGS, __doc__, _print, argv)
+
+
+def _print(values: flags.FlagValues) -> None:
+    if values.params is None:
+        raise command_line.BadFlags("--params must name an experiment.")
+    experiment = params.override(params.get(values.params), values.set)
+    limit = values.memory_gib
+    found = plan_of(
+        experiment,
+        values.machine,
+        values.num_devices,
+        None if limit is None else limit * 2**30,
+        values.num_replicas or None,
+    )
+    print(found)
+    planned = with_plan(experiment, found)
+    fields = ("num_partitions", "num_micro_batches", "schedule", "remat")
+    given = [f"--{name}={getattr(planned, name)}" for name in fields]
+    cut = ",".join(map(str, planned.layers_per_cell or ()))
+    given += [f"--set={text}" for text in values.set]
+    given += [f"--set=layers_per_cell={cut}"]
+    given += [f"--set=remat_groups={planned.remat_groups}"]
+    if found.num_replicas > 1:
+        given += [f"--num_replicas={found.num_replicas}"]
+    print(f"\npython -m tools.train --params={values.params} {' '.join(given)}")
+
+
+def plan_of(
+    experiment: Experiment,
+    machine: str | None,
+    num_devices: int | None = None,
+    memory_limit: float | None = None,
+    num_replicas: int | None = 1,
+) -> Plan:
+    """The plan for an experiment's model, optimizer and mini-batches.
+
+    Args:
+        experiment: What is trained.
+        machine: Name of what the devices are.
+        num_devices: See `tfgpipe.plan`, as for the others.
+        memory_limit: Bytes.
+        num_replicas: R, or None.
+    """
+    batch = experiment.data.source().largest_batch(experiment.batch_size)
+    inputs = keras.tree.map_structure(
+        lambda leaf: keras.KerasTensor((None, *leaf.shape[1:]), leaf.dtype),
+        batch,
+    )
+    with internals.deferred_variables():
+        layers = experiment.model.layers()
+    return tfgpipe.plan(
+        layers,
+        keras.tree.flatten(batch)[0].shape[0],
+        devices=num_devices,
+        memory_limit=memory_limit,
+        machine=machine,
+        optimizer=experiment.optimizer.make(10),
+        num_replicas=num_replicas,
+        inputs=inputs,
+    )
+
+
+def with_plan(experiment: Experiment, plan: Plan) -> Experiment:
+    """The experiment, trained as planned."""
+    setting = plan.best.setting
+    rules = list(dict.fromkeys(setting.remat))
+    return dataclasses.replace(
+        experiment,
+        num_partitions=setting.num_partitions,
+        num_micro_batches=setting.num_micro_batches,
+        layers_per_cell=setting.layers_per_cell,
+        schedule=setting.schedule,
+        remat=rules[0] if len(rules) == 1 else ",".join(setting.remat),
+        remat_groups=setting.remat_groups,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
