@@ -2,7 +2,7 @@
 
 from tfgpipe.planning import cost
 from tfgpipe.planning.cell_record import CellRecord, print_cells
-from tfgpipe.planning.fit import Problem
+from tfgpipe.planning.fit import Problem, fitted
 from tfgpipe.planning.graph_cut import cut_graph
 from tfgpipe.planning.layer_size import LayerSize, PlacedStep, layer_sizes
 from tfgpipe.planning.machine import MACHINES, Machine, machine_of
@@ -34,6 +34,7 @@ __all__ = [
     "Workload",
     "cost",
     "cut_graph",
+    "fitted",
     "layer_sizes",
     "machine_of",
     "partition",

@@ -25,6 +25,7 @@ COMMANDS = {
     "replicas": "replicas of timed cells; what each of their devices owns",
     "memory": "the largest model that fits; memory of an accelerator",
     "recompute": "recomputation beside tf.recompute_grad in plain Keras",
+    "plan": "what the planner predicts beside what is measured",
     "peers": "Lingvo, torchgpipe and torch pipelining on the same work",
 }
 

@@ -208,24 +208,11 @@ def _model(job: Job) -> tuple[Any, Callable[[], Any]]:
     import tensorflow as tf
 
     import tfgpipe
-    from tools.bench.models import TransformerBlock
 
     size = job.size
     keras.utils.set_random_seed(0)
-    layers = [
-        keras.Input((size.sequence,), dtype="int32"),
-        keras.layers.Embedding(_VOCABULARY, size.width),
-    ]
-    layers += [
-        TransformerBlock(size.num_heads, 4 * size.width)
-        for _ in range(job.num_layers)
-    ]
-    layers.append(keras.layers.Dense(1))
-    optimizers = {
-        "adam": keras.optimizers.Adam(1e-3),
-        "sgd": keras.optimizers.SGD(1e-3),
-    }
-    optimizer = optimizers[size.optimizer]
+    layers = layers_of(job)
+    optimizer = keras.optimizers.get(optimizer_of(job))
     if job.k == 0:
         device = memory_worker.device(0)
 
@@ -243,7 +230,7 @@ def _model(job: Job) -> tuple[Any, Callable[[], Any]]:
             num_partitions=job.k * job.chunks,
             num_micro_batches=job.m,
             devices=[memory_worker.device(k) for k in range(job.k)],
-            layers_per_cell=_cut(job),
+            layers_per_cell=cut_of(job),
             schedule=job.schedule,
             remat=job.remat,
             remat_groups=job.remat_groups,
@@ -255,7 +242,32 @@ def _model(job: Job) -> tuple[Any, Callable[[], Any]]:
     return model, lambda: model.train_on_batch(x, y)
 
 
-def _cut(job: Job) -> list[int]:
+def layers_of(job: Job) -> list[Any]:
+    """What is trained, after its `keras.Input`."""
+    import keras
+
+    from tools.bench.models import TransformerBlock
+
+    size = job.size
+    layers = [
+        keras.Input((size.sequence,), dtype="int32"),
+        keras.layers.Embedding(_VOCABULARY, size.width),
+    ]
+    layers += [
+        TransformerBlock(size.num_heads, 4 * size.width)
+        for _ in range(job.num_layers)
+    ]
+    return [*layers, keras.layers.Dense(1)]
+
+
+def optimizer_of(job: Job) -> dict[str, Any]:
+    """Its optimizer, as `keras.optimizers.get` takes it."""
+    names = {"adam": "Adam", "sgd": "SGD"}
+    name = names[job.size.optimizer]
+    return {"class_name": name, "config": {"learning_rate": 1e-3}}
+
+
+def cut_of(job: Job) -> list[int]:
     """Layers a cell: blocks, and a layer more at either end."""
     num_cells = job.k * job.chunks
     blocks, rest = divmod(job.num_layers, num_cells)

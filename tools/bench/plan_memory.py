@@ -1,0 +1,117 @@
+"""Predicted bytes of an accelerator beside those of a worker process."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+
+import keras
+
+from tfgpipe import planner
+from tfgpipe.planning import (
+    LayerSeconds,
+    Prediction,
+    Setting,
+    predict,
+)
+from tfgpipe.sequence import source_of
+from tools.bench import memory_trial
+from tools.bench.memory_trial import Job, Size, cut_of, layers_of, optimizer_of
+from tools.report import Column, Table, progress
+
+_MIB = 2**20
+# Activations outweigh weights, or weights outweigh activations.
+_WIDE = Size(width=512, sequence=16, batch_size=32)
+_LONG = Size(sequence=128, batch_size=64)
+JOBS = [
+    Job(Size(), 4, 2, 4, "gpipe", "never"),
+    Job(Size(), 4, 2, 8, "gpipe", "except_last"),
+    Job(Size(), 8, 2, 8, "gpipe", "always"),
+    Job(Size(), 4, 2, 8, "1f1b", "never"),
+    Job(Size(), 8, 2, 8, "1f1b", "except_last"),
+    Job(Size(), 4, 4, 16, "1f1b", "always"),
+    Job(Size(), 8, 4, 8, "1f1b", "never"),
+    Job(Size(), 8, 2, 4, "zero_bubble", "except_last"),
+    Job(Size(), 4, 2, 8, "zero_bubble", "never"),
+    Job(Size(), 4, 2, 8, "interleaved", "except_last", chunks=2),
+    Job(Size(), 8, 2, 8, "interleaved", "never", chunks=2),
+    Job(Size(), 8, 2, 4, "gpipe", "always", remat_groups=2),
+    Job(Size(), 8, 1, 8, "gpipe", "except_last"),
+    Job(Size(), 8, 1, 4, "gpipe", "always", remat_groups=4),
+    Job(_LONG, 4, 2, 4, "gpipe", "except_last"),
+    Job(_LONG, 4, 2, 8, "1f1b", "never"),
+    Job(_WIDE, 4, 2, 4, "gpipe", "never"),
+    Job(_WIDE, 4, 2, 4, "1f1b", "always"),
+    Job(_WIDE._replace(optimizer="sgd"), 4, 2, 8, "zero_bubble", "never"),
+    Job(_WIDE, 4, 1, 1, "gpipe", "never"),
+]
+_COLUMNS = [
+    Column("schedule", "schedule"),
+    Column("remat", "remat"),
+    Column("width", "width"),
+    Column("layers", "L"),
+    Column("k", "K"),
+    Column("m", "M"),
+    Column("groups", "groups"),
+    Column("device", "device"),
+    Column("measured_mib", "measured MiB", ".1f"),
+    Column("predicted_mib", "predicted", ".1f"),
+    Column("error", "error", "+.1%"),
+]
+
+
+def table(rounds: int) -> Table:
+    """Every setting, a line an accelerator; the errors below.
+
+    Args:
+        rounds: Steps whose peak is measured.
+    """
+    found = Table(
+        "memory",
+        f"Memory of accelerators that are processes, {len(JOBS)} settings: "
+        "weights, slots, gradients and activations at the peak of a step",
+        _COLUMNS,
+    )
+    for job in progress(JOBS, "memory"):
+        outcome = memory_trial.run(job._replace(num_steps=rounds))
+        prediction = predicted(job)
+        for device, use in enumerate(outcome.uses):
+            measured = use.held + use.gradients + use.activations
+            expected = prediction.memory[device].total / _MIB
+            found.rows.append(
+                {
+                    "schedule": job.schedule,
+                    "remat": job.remat,
+                    "width": job.size.width,
+                    "layers": job.num_layers,
+                    "k": job.k,
+                    "m": job.m,
+                    "groups": job.remat_groups,
+                    "device": device,
+                    "measured_mib": measured,
+                    "predicted_mib": expected,
+                    "error": expected / measured - 1,
+                }
+            )
+    errors = [abs(row["error"]) for row in found.rows]
+    found.notes.append(
+        f"Errors: median {statistics.median(errors):.1%}, worst "
+        f"{max(errors):.1%}"
+    )
+    return found
+
+
+def predicted(job: Job) -> Prediction:
+    """What the planner says of a trial."""
+    model = planner.sized(
+        source_of(layers_of(job)), None, keras.optimizers.get(optimizer_of(job))
+    )
+    # Seconds decide nothing but how a cell falls into groups.
+    seconds = [LayerSeconds(*4 * [size.flops]) for size in model.sizes]
+    workload = model.workload(seconds, 0.0, job.size.batch_size / job.m)
+    cut = tuple(cut_of(job))
+    rules = tuple(itertools.repeat(job.remat, len(cut)))
+    setting = Setting(
+        1, job.k, cut, job.m, job.schedule, rules, job.remat_groups
+    )
+    return predict(workload, setting, None)
