@@ -1,11 +1,14 @@
 import itertools
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers as kl
 
 import tfgpipe
 from tfgpipe import timeline
+from tfgpipe.schedules import Task
 from tfgpipe.schedules.named import SCHEDULES
 
 
@@ -46,3 +49,58 @@ def test_a_task_starts_after_those_that_it_needs():
             if needed in at:
                 assert at[needed].start < event.start
     assert model.optimizer.iterations.numpy() == 1
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "zero_bubble"])
+def test_bytes_are_those_that_cells_take_from_each_other(schedule):
+    layers = [
+        keras.Input((3,), dtype="int32"),
+        kl.Embedding(9, 4, mask_zero=True),
+        kl.Dense(5),
+        kl.Dense(2),
+    ]
+    model = tfgpipe.GPipe(layers, 3, 2, schedule=schedule)
+    model.compile("sgd", "mse")
+    clock = timeline.Clock()
+
+    def step(data):
+        with model.timed_by(clock):
+            model.train_step(data)
+        return clock.sent_bytes()
+
+    x = np.ones((5, 3), "int32")
+    data = tf.constant(x), tf.zeros((5, 3, 2))
+    model.build_for(data)
+    # floats forward, a mask, and the floats' gradients
+    expected = sum(5 * 3 * (4 * n + 1 + 4 * n) for n in (4, 5))
+    assert tf.function(step, autograph=False)(data) == expected
+
+
+def test_an_accelerator_is_waited_for():
+    """For the host, an operation has ended when it is in the queue."""
+    gpu, other = "/device:GPU:0", "/device:GPU:1"
+
+    def step(x):
+        with tf.device(other):
+            awaited = x + 1.0
+        clock = timeline.Clock()
+        clock.start(gpu, [], [awaited, None])
+        with tf.device(gpu):
+            result = awaited * 2.0
+        clock.stop(Task("forward", 1, 0), gpu, result.op)
+        for time, op in zip(clock.times, (awaited.op, result.op)):
+            (fetched,) = (
+                before
+                for before in time.op.control_inputs
+                if before.type == "Identity"
+            )
+            (number,) = fetched.inputs
+            assert fetched.device == time.op.device == "/device:CPU:0"
+            assert number.op.device == gpu
+            flat = number.op.inputs[0].op  # of which it is a slice
+            assert op in [*flat.control_inputs, *(t.op for t in flat.inputs)]
+        return clock.sent_bytes()
+
+    function = tf.function(step, autograph=False)
+    graph = function.get_concrete_function(tf.TensorSpec((5, 2))).graph
+    assert tf.get_static_value(graph.outputs[0]) in (None, 40)

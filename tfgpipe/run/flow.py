@@ -127,7 +127,8 @@ class TaskFlow:
                 outputs = Boundary(output.tensors, output.masks)
                 self._boundaries[k + 1, m] = outputs
 
-        return self._boundaries[k, m].tensors, work, take
+        boundary = self._boundaries[k, m]
+        return [*boundary.tensors, *boundary.masks], work, take
 
     def _ready_recompute(
         self, k: int, m: int
