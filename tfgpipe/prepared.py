@@ -53,6 +53,23 @@ class Prepared(internals.BuiltBeforeTracing):
             super().make_predict_function(force)
             self.predict_function = self._explained(self.predict_function)
 
+    def train_function_of(self, train_step: Callable) -> Callable:
+        """What `fit` would call with each batch, were this the training step.
+
+        Args:
+            train_step: Takes a mini-batch; returns a nest of tensors.
+        """
+        own = self.train_function
+        with internals.replaced_method(self, "train_step", train_step):
+            self.make_train_function(force=True)
+        made, self.train_function = self.train_function, own
+
+        def function(iterator: Any) -> Any:
+            with internals.replaced_method(self, "train_step", train_step):
+                return made(iterator)  # in some versions it looks for the step
+
+        return function
+
     def _explained(self, function: Callable) -> Callable:
         is_alone = self.steps_per_execution == 1
         return explained(function, self._plan.cells, is_alone)

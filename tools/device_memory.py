@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
-_MIB = 2**20
+from tfgpipe.monitor import accelerator_mib, is_remote
+
 _reported: dict[tuple[str | None, int | None], dict[str, float]] = {}
 
 
@@ -26,7 +27,7 @@ def memory_mib(devices: Iterable[str]) -> dict[str, float]:
     found: dict[str, float] = {}
     names = [tf.DeviceSpec.from_string(name) for name in devices]
     for spec in dict.fromkeys(names):
-        if _is_remote(spec):
+        if is_remote(spec):
             if spec.device_type == "CPU":
                 reported = _reported.get((spec.job, spec.task), {})
                 host = f"{spec.job}_{spec.task}"
@@ -35,12 +36,7 @@ def memory_mib(devices: Iterable[str]) -> dict[str, float]:
         if spec.device_type == "CPU":
             found |= process_mib()
             continue
-        short = f"{spec.device_type}:{spec.device_index}"
-        try:
-            info = tf.config.experimental.get_memory_info(short)
-        except ValueError:  # this kind of device does not count
-            continue
-        found |= {f"{short}_{key}": info[key] / _MIB for key in info}
+        found |= accelerator_mib([spec.to_string()])
     return found
 
 
@@ -53,20 +49,6 @@ def report(task: str, mib: dict[str, float]) -> None:
     """
     spec = tf.DeviceSpec.from_string(task)
     _reported[spec.job, spec.task] = mib
-
-
-def _is_remote(spec: tf.DeviceSpec) -> bool:
-    """Whether a device belongs to another process."""
-    if spec.job in (None, "localhost"):
-        return False
-    own = tf.DeviceSpec.from_string(_own_device())
-    return (spec.job, spec.task) != (own.job, own.task)
-
-
-def _own_device() -> str:
-    """The full name of a device of this process."""
-    with tf.device("CPU:0"):
-        return tf.constant(0).device
 
 
 def process_mib() -> dict[str, float]:
@@ -91,4 +73,4 @@ def _peak_mib() -> dict[str, float]:
         return {}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     unit = 1 if sys.platform == "darwin" else 1024  # bytes
-    return {"process_peak": peak * unit / _MIB}
+    return {"process_peak": peak * unit / 2**20}

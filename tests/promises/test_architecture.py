@@ -22,6 +22,7 @@ ORDER = (
     "files",
     "random_state",
     "described",
+    "monitor",
     "timeline",
     "planner",
     "sequence",

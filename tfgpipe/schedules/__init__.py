@@ -1,8 +1,17 @@
 """The order of tasks on each device; knows no TensorFlow."""
 
+from tfgpipe.schedules.ideal import IDEALS
 from tfgpipe.schedules.named import SCHEDULES
 from tfgpipe.schedules.remat import REMAT, Remat
 from tfgpipe.schedules.schedule import Schedule, fill_drain
 from tfgpipe.schedules.task import Task
 
-__all__ = ["REMAT", "SCHEDULES", "Remat", "Schedule", "Task", "fill_drain"]
+__all__ = [
+    "IDEALS",
+    "REMAT",
+    "SCHEDULES",
+    "Remat",
+    "Schedule",
+    "Task",
+    "fill_drain",
+]

@@ -23,6 +23,7 @@ import sys
 
 from absl import flags
 
+from tfgpipe.monitor import seconds, statistics
 from tfgpipe.schedules import REMAT, SCHEDULES
 from tfgpipe.timeline import Event
 from tools import command_line
@@ -36,10 +37,9 @@ from tools.report import (
     spread_columns,
     spread_values,
 )
-from tools.timeline import runs, statistics
+from tools.timeline import runs
 from tools.timeline import text as timeline_text
 from tools.timeline.runs import Run
-from tools.timeline.text import seconds
 
 FLAGS = command_line.new_flags()
 flags.DEFINE_integer("k", None, "Devices. Default: 4.", 1, flag_values=FLAGS)
@@ -152,7 +152,7 @@ def _write(
 ) -> list[pathlib.Path]:
     """Writes the files; returns their paths."""
     # not needed, nor installed perhaps, without files
-    from tools.timeline import gantt
+    from tfgpipe.monitor import gantt
 
     paths = [pathlib.Path(f"{output}.{end}") for end in ("png", "svg", "json")]
     caption = gantt.Caption(

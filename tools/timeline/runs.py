@@ -10,13 +10,13 @@ from absl import flags
 
 import params
 from tfgpipe import timeline
+from tfgpipe.monitor import statistics
 from tfgpipe.schedules import Task
 from tfgpipe.timeline import Event
 from tools import devices
 from tools.bench import efficiency
 from tools.bench.timed_layers import durations
 from tools.command_line import BadFlags
-from tools.timeline import statistics
 from tools.train import trainer
 
 

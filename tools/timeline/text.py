@@ -4,8 +4,8 @@ import collections
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from tfgpipe.monitor import name, seconds, statistics
 from tfgpipe.timeline import Event
-from tools.timeline import statistics
 
 LETTERS = {
     "forward": "F",
@@ -26,24 +26,6 @@ _CHROME_COLORS = {
     "weight_gradient": "yellow",
     "update": "grey",
 }
-
-
-def name(kind: str) -> str:
-    """A kind of task, in words."""
-    return kind.replace("_", " ")
-
-
-def seconds(value: float) -> str:
-    """A time with its unit.
-
-    Example:
-
-    >>> seconds(0.0123), seconds(1.234), seconds(81.2)
-    ('12.3 ms', '1,234 ms', '81.2 s')
-    """
-    if value >= 10:
-        return f"{value:,.1f} s"
-    return f"{1000 * value:,.{0 if value >= 0.1 else 1}f} ms"
 
 
 def text(events: Sequence[Event], width: int = 100) -> str:

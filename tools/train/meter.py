@@ -107,17 +107,3 @@ class Meter:
             for part in getattr(metric, "metrics", [metric]):
                 if isinstance(part, keras.metrics.Mean):
                     yield part
-
-
-def tokens_of_example(input_spec: Any) -> int | None:
-    """How many tokens an example has, for `Meter`.
-
-    Args:
-        input_spec: As in `params.source.Source`.
-
-    Returns:
-        0 if the inputs are no token ids; `None` if examples differ.
-    """
-    first = keras.tree.flatten(input_spec)[0]
-    is_ids = len(first.shape) == 2 and "int" in first.dtype
-    return first.shape[1] if is_ids else 0

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 import tfgpipe
-from tfgpipe.schedules.ideal import IDEALS
+from tfgpipe.monitor import EventLog, ideal_bubble, tokens_of_example
 from tools.device_memory import memory_mib
-from tools.train.event_log import EventLog
-from tools.train.meter import Meter, tokens_of_example
+from tools.train.meter import Meter
 
 if TYPE_CHECKING:
     from tools.train.trainer import Trainer
@@ -35,7 +34,7 @@ class Monitor(keras.callbacks.Callback):
     * speed/examples_per_second, and tokens_per_second of models of text,
       without the first step of each `fit`, which traces, without tests, and
       without what other callbacks do between epochs, such as to save
-    * pipeline/ideal_bubble: see `ideal_bubble`
+    * pipeline/ideal_bubble: see `tfgpipe.monitor.ideal_bubble`
     * memory_mib/NAME: see `device_memory.memory_mib`
 
     and after every `evaluate_every` steps, and as a line of text too:
@@ -221,23 +220,6 @@ class Monitor(keras.callbacks.Callback):
             for name, rate in rates.items()
         ]
         self._say(f"Step {self._step}{end}: {', '.join(parts)}")
-
-
-def ideal_bubble(model: tfgpipe.GPipe) -> float:
-    """The share of a step in which devices idle if nothing is lost.
-
-    That is so for cells of equal cost, whose backward tasks take twice as long
-    as their forward ones, under the model's schedule.
-    """
-    schedule = model.get_config()["schedule"]
-    if isinstance(schedule, str):
-        devices = len({cell.device for cell in model.cells()})
-        chunks = model.num_partitions // devices
-        ideal = IDEALS[schedule](devices, model.num_micro_batches, chunks)
-        return ideal.bubble
-    return tfgpipe.Schedule(schedule).bubble(
-        lambda task: 2 if task.kind == "backward" else 1
-    )
 
 
 def _devices(model: keras.Model) -> list[str]:

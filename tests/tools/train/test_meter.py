@@ -4,7 +4,7 @@ import keras
 import pytest
 
 from tools.train import meter
-from tools.train.meter import Meter, tokens_of_example
+from tools.train.meter import Meter
 
 
 class Clock:
@@ -102,17 +102,3 @@ def test_tokens_are_counted_by_examples_of_one_length(clock, length, expected):
     clock.now += 2
     read.update()
     assert read.read().rates.get("tokens_per_second") == expected
-
-
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        (keras.KerasTensor((None, 28, 28, 1), "float32"), 0),
-        (keras.KerasTensor((None, 7), "float32"), 0),
-        (keras.KerasTensor((None, 128), "int32"), 128),
-        ((keras.KerasTensor((None, None), "int32"),) * 2, None),
-        ((keras.KerasTensor((None, 64), "int32"),) * 2, 64),
-    ],
-)
-def test_length_of_an_example_is_that_of_its_token_ids(spec, expected):
-    assert tokens_of_example(spec) == expected

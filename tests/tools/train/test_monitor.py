@@ -9,9 +9,9 @@ import pytest
 import runs
 
 import tfgpipe
-from tfgpipe.schedules import SCHEDULES
-from tools.train import comparison, event_log, meter, monitor
-from tools.train.monitor import Monitor, ideal_bubble
+from tfgpipe.monitor import event_log
+from tools.train import comparison, meter, monitor
+from tools.train.monitor import Monitor
 from tools.train.trainer import Trainer
 
 PER_EPOCH = 4  # steps: 28 images in batches of 8
@@ -192,33 +192,6 @@ def test_tokens_of_pairs_are_those_that_are_no_padding(tmp_path):
     rows = sum(len(y) for _, y, _ in batches[1:])
     counted = sum(np.count_nonzero(w) for _, _, w in batches[1:])
     assert tokens / examples == pytest.approx(counted / rows, rel=1e-4)
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_ideal_bubble_is_that_of_the_schedule(schedule):
-    layers = [keras.layers.Dense(2) for _ in range(4)]
-    chunks = 2 if schedule == "interleaved" else 1
-    model = tfgpipe.GPipe(
-        [keras.Input((2,)), *layers],
-        num_partitions=2 * chunks,
-        num_micro_batches=4,
-        devices=["CPU:0", "CPU:1"],
-        schedule=schedule,
-    )
-    found = ideal_bubble(model)
-    made = SCHEDULES[schedule](2, 4, chunks)
-    own = tfgpipe.GPipe(
-        [keras.Input((2,)), *[keras.layers.Dense(2) for _ in range(4)]],
-        num_partitions=2 * chunks,
-        num_micro_batches=4,
-        devices=["CPU:0", "CPU:1"],
-        schedule=made,
-    )
-    assert ideal_bubble(own) == pytest.approx(found)
-    if schedule in ("gpipe", "1f1b"):
-        assert found == pytest.approx(1 / 5)
-    else:
-        assert found < 1 / 5
 
 
 def test_plain_keras_has_no_bubble(tmp_path):

@@ -5,8 +5,8 @@ import pathlib
 import pytest
 import tensorflow as tf
 
-from tools.train import event_log
-from tools.train.event_log import EventLog
+from tfgpipe.monitor import event_log
+from tfgpipe.monitor.event_log import EventLog
 
 
 def write(folder, steps, first_step=0):

@@ -5,8 +5,8 @@ import re
 import pytest
 from simulated import events
 
+from tfgpipe.monitor import gantt
 from tfgpipe.schedules import SCHEDULES
-from tools.timeline import gantt
 
 
 def drawn(made, tmp_path, name="a", **caption):

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from tools.timeline.gantt_colors import LOOKS
+from tfgpipe.monitor.gantt_colors import LOOKS
 
 
 def luminance(color):

@@ -72,3 +72,39 @@ def places(events: Sequence[Event]) -> dict[int, int]:
         for of_device in cells.values()
         for place, cell in enumerate(sorted(of_device))
     }
+
+
+def cell_seconds(events: Sequence[Event], groups: int = 1) -> list[float]:
+    """How long the tasks of each cell take together, over all replicas.
+
+    Args:
+        events: What ran. At least one task.
+        groups: How many cells of tasks are one cell of the model.
+    """
+    found = scheduled(events)
+    seconds = [0.0] * (1 + max(event.task.cell for event in found) // groups)
+    for task, _, start, end in found:
+        seconds[task.cell // groups] += end - start
+    return seconds
+
+
+def summary(events: Sequence[Event], groups: int = 1) -> dict[str, float]:
+    """What `callbacks.PipelineMonitor` tells of a step, by name.
+
+    Args:
+        events: What ran. At least one task.
+        groups: As for `cell_seconds`.
+    """
+    idle = idle_shares(events)
+    busiest = min(range(len(idle)), key=idle.__getitem__)
+    seconds = cell_seconds(events, groups)
+    slowest = max(range(len(seconds)), key=seconds.__getitem__)
+    mean = statistics.fmean(seconds)
+    return {
+        "bubble": bubble(events),
+        "busiest_device": busiest,
+        "busiest_share": 1 - idle[busiest],
+        "slowest_cell": slowest,
+        "slowest_ratio": seconds[slowest] / mean if mean else 1.0,
+        "step_seconds": max(event.end for event in events),
+    }

@@ -14,10 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from tfgpipe.monitor import statistics
+from tfgpipe.monitor.gantt_colors import IDLE, LOOKS, Look, ink
+from tfgpipe.monitor.words import name
 from tfgpipe.timeline import Event
-from tools.timeline import statistics
-from tools.timeline.gantt_colors import IDLE, LOOKS, Look, ink
-from tools.timeline.text import name
 
 # Inches, as all sizes of the figure.
 _ROW, _LEFT, _RIGHT, _TOP, _BOTTOM = 0.42, 0.85, 0.8, 0.86, 0.9

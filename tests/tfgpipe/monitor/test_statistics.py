@@ -3,9 +3,9 @@
 import pytest
 from simulated import events, seconds
 
+from tfgpipe.monitor import statistics
 from tfgpipe.schedules import SCHEDULES, Task
 from tfgpipe.timeline import Event, simulated
-from tools.timeline import statistics
 
 
 def test_numbers_are_those_of_the_schedule():

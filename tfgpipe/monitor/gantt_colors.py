@@ -25,7 +25,7 @@ class Look(NamedTuple):
     light: str
     height: float = 0.84
 
-    def color(self, place: int, last: int) -> tuple[float, ...]:
+    def color(self, place: int, last: int) -> tuple[float, float, float]:
         """The colour of a cell: red, green and blue, up to 1.
 
         Args:
@@ -34,7 +34,10 @@ class Look(NamedTuple):
         """
         share = place / last if last else 0
         ends = zip(to_rgb(self.dark), to_rgb(self.light))
-        return tuple((1 - share) * dark + share * light for dark, light in ends)
+        red, green, blue = (
+            (1 - share) * dark + share * light for dark, light in ends
+        )
+        return red, green, blue
 
 
 LOOKS = {

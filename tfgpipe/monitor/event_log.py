@@ -12,10 +12,19 @@ from collections.abc import Iterator, Mapping
 import tensorflow as tf
 
 _PATTERN = "events.out.tfevents.*"
-_SCALAR = tf.compat.v1.SummaryMetadata(
-    plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars"),
-    data_class=1,  # DATA_CLASS_SCALAR
-)
+_SCALARS = "scalars"  # what TensorBoard calls them
+
+
+def _metadata(plugin: str, data_class: int) -> tf.compat.v1.SummaryMetadata:
+    return tf.compat.v1.SummaryMetadata(
+        plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name=plugin),
+        data_class=data_class,
+    )
+
+
+_SCALAR = _metadata(_SCALARS, 1)  # DATA_CLASS_SCALAR
+_TEXT = _metadata("text", 2)  # DATA_CLASS_TENSOR
+_PICTURE = _metadata("images", 3)  # DATA_CLASS_BLOB_SEQUENCE
 
 
 class EventLog:
@@ -24,12 +33,15 @@ class EventLog:
     Args:
         folder: Where the files are, or will be.
         first_step: Steps that the run has done. What the folder says about
-            later ones is taken out.
+            later ones is taken out. None takes out nothing.
     """
 
-    def __init__(self, folder: pathlib.Path, first_step: int) -> None:
+    def __init__(
+        self, folder: pathlib.Path, first_step: int | None = None
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        _forget_after(folder, first_step)
+        if first_step is not None:
+            _forget_after(folder, first_step)
         self._writer = tf.summary.create_file_writer(str(folder))
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -44,6 +56,41 @@ class EventLog:
                 tf.summary.write(
                     tag, tf.constant(value, tf.float32), step, _SCALAR
                 )
+        self._writer.flush()
+
+    def write_text(self, step: int, tag: str, text: str) -> None:
+        """Writes a text.
+
+        Args:
+            step: As for `write`.
+            tag: Its name.
+            text: Markdown.
+        """
+        self._write(step, tag, tf.constant(text), _TEXT)
+
+    def write_picture(self, step: int, tag: str, path: pathlib.Path) -> None:
+        """Writes a picture.
+
+        Args:
+            step: As for `write`.
+            tag: Its name.
+            path: A PNG file.
+        """
+        png = path.read_bytes()
+        # As a PNG file begins: 16 bytes, then its width and its height.
+        sizes = [str(int.from_bytes(png[i : i + 4], "big")) for i in (16, 20)]
+        values = [size.encode() for size in sizes]
+        self._write(step, tag, tf.constant([*values, png]), _PICTURE)
+
+    def _write(
+        self,
+        step: int,
+        tag: str,
+        value: tf.Tensor,
+        metadata: tf.compat.v1.SummaryMetadata,
+    ) -> None:
+        with self._writer.as_default():
+            tf.summary.write(tag, value, step, metadata)
         self._writer.flush()
 
     def close(self) -> None:
@@ -61,9 +108,14 @@ def read(folder: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
         For each name its steps and values, by step.
     """
     found: dict[str, list[tuple[int, float]]] = {}
+    kinds: dict[str, str] = {}
     for path in sorted(folder.glob(_PATTERN)):
         for event in _events(path):
             for value in event.summary.value:
+                kind = value.metadata.plugin_data.plugin_name
+                kinds.setdefault(value.tag, kind)  # told the first time
+                if kinds[value.tag] != _SCALARS:
+                    continue
                 number = float(tf.make_ndarray(value.tensor))
                 found.setdefault(value.tag, []).append((event.step, number))
     return {tag: sorted(points) for tag, points in found.items()}

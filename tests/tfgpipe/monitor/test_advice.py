@@ -1,0 +1,129 @@
+"""What is said of steps that are made up."""
+
+import pytest
+
+from tfgpipe.monitor import Layout, advise, statistics
+from tfgpipe.schedules import SCHEDULES
+from tfgpipe.schedules.ideal import IDEALS
+from tfgpipe.timeline import simulated
+
+
+def layout(*costs, devices=None, groups=1, starts=None):
+    """Cells of layers named by cell and place: '1b' is second in cell 1."""
+    return Layout(
+        [
+            [f"{k}{'abcdefg'[i]}" for i in range(len(c))]
+            for k, c in enumerate(costs)
+        ],
+        [list(c) for c in costs],
+        devices or list(range(len(costs))),
+        groups,
+        starts,
+    )
+
+
+def advice(seconds, cells, m=16, most=16, name="gpipe", ideal=True):
+    """What is said where a forward task of each cell takes so many seconds."""
+    devices = 1 + max(cells.devices)
+    chunks = len(seconds) // devices
+    schedule = SCHEDULES[name](devices, m, chunks)
+    if cells.groups > 1:
+        schedule = schedule.split([cells.groups] * len(seconds))
+
+    def duration(task):
+        own = seconds[task.cell // cells.groups] / cells.groups
+        return own if task.kind == "forward" else 2 * own
+
+    def bubble(count):
+        return IDEALS[name](devices, count, chunks).bubble
+
+    events = simulated(schedule, duration)
+    made = statistics.cell_seconds(events, cells.groups)
+    assert made == pytest.approx([3 * m * s for s in seconds])
+    return advise(events, cells, m, most, bubble if ideal else None)
+
+
+def test_layer_moves_from_the_slowest_cell_to_its_quicker_neighbour():
+    cells = layout([1, 1], [1, 1], [1, 3, 1], [1])
+    assert advice([1.0, 1.2, 2.0, 0.8], cells) == (
+        "cell 2 takes 1.60 times the mean: move layer '2c' to cell 3 "
+        "(layers_per_cell=[2, 2, 2, 2]), and the slowest would take about 1.28 "
+        "times the mean"
+    )
+
+
+def test_layers_of_measured_cells_share_their_seconds_by_cost():
+    # 4 seconds: 1 and 3, whatever the unit of the costs
+    assert advice([1.0, 4.0], layout([50], [100, 300])).startswith(
+        "cell 1 takes 1.60 times the mean: move layer '1a' to cell 0"
+    )
+    # without costs, all alike
+    assert advice([1.0, 4.0], layout([0], [0, 0])).startswith(
+        "cell 1 takes 1.60 times the mean: move layer '1a' to cell 0 "
+        "(layers_per_cell=[2, 1]), and the slowest would take about 1.20"
+    )
+
+
+def test_as_many_layers_move_as_help_most():
+    cells = layout([1] * 6, [1])
+    assert "move layers '0e' to '0f' to cell 1 (layers_per_cell=[4, 3])" in (
+        advice([6.0, 2.0], cells)
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "cells"),
+    [
+        ([1.0, 3.0], layout([1], [1])),  # a cell has a layer
+        ([2.0, 4.0], layout([1, 1], [1, 1], groups=2)),  # or one a group
+        ([1.0, 4.0], layout([1], [1, 1], starts=[0, 1])),
+        ([2.0, 3.0], layout([1], [1, 1])),  # the other would be slower
+        ([1.0, 3.0], layout([1], [2, 98])),  # or too little is won
+    ],
+)
+def test_no_move_is_told_where_none_helps(seconds, cells):
+    assert advice(seconds, cells) == (
+        f"cell 1 takes {seconds[1] / sum(seconds) * 2:.2f} times the mean, and "
+        "no move of layers to its neighbours would help"
+    )
+
+
+def test_no_cell_begins_where_the_graph_forbids_it():
+    cells = layout([1], [1, 1, 1], starts=[0, 1, 3])
+    assert "move layers '1a' to '1b' to cell 0" in advice([0.5, 4.5], cells)
+
+
+def test_move_must_make_no_device_busier():
+    # cell 2 is slow, but its device has little else to do
+    cells = layout([1], [1], [1, 1], [1], devices=[0, 1, 0, 1])
+    found = advice([0.2, 1.3, 1.6, 0.6], cells, name="interleaved")
+    assert found.startswith("cell 2 takes 1.73 times the mean, and no move")
+    # here the other device can take a layer
+    found = advice([0.8, 0.4, 1.6, 0.5], cells, name="interleaved")
+    assert found.startswith("cell 2 takes 1.94 times the mean: move layer '2a'")
+
+
+def test_few_micro_batches_are_told_with_what_more_would_give():
+    cells = layout([1], [1], [1], [1])
+    assert advice([1.0] * 4, cells, m=4, most=64) == (
+        "bubble 43%, ideal at M = 4: 43%: more micro-batches would help, "
+        "num_micro_batches=16 has an ideal of 16%"
+    )
+    # there cannot be more than rows
+    assert "num_micro_batches=6 has" in advice([1.0] * 4, cells, m=4, most=6)
+    assert advice([1.0] * 4, cells, m=4, most=4).startswith("balanced")
+    # a schedule of the user's has one M
+    found = advice([1.0] * 4, cells, m=4, most=64, ideal=False)
+    assert found.startswith("balanced")
+
+
+def test_uneven_cells_come_before_the_bubble():
+    cells = layout([1], [1, 1, 1])
+    assert "move layer '1a'" in advice([1.0, 3.0], cells, m=2, most=64)
+
+
+def test_balanced_cells_are_said_to_be_so():
+    assert advice([1.0, 1.05], layout([1], [1])) == (
+        "balanced: cell 1 takes 1.02 times the mean, and is the slowest; "
+        "bubble 8%, ideal 6%"
+    )

@@ -1,0 +1,41 @@
+"""A picture of a measured step."""
+
+import ast
+import pathlib
+
+from simulated import events
+
+import tfgpipe
+from tfgpipe.monitor import gantt, save_picture
+
+
+def test_picture_has_the_numbers_and_the_advice(tmp_path, monkeypatch):
+    captions = []
+    save = gantt.save
+    monkeypatch.setattr(
+        gantt,
+        "save",
+        lambda made, caption, paths: (
+            captions.append(caption) or save(made, caption, paths)
+        ),
+    )
+    path = tmp_path / "a.png"
+    save_picture(events(), "Epoch 3", "move " + "layer 'a' " * 30, path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    (caption,) = captions
+    assert caption.title == "Epoch 3: bubble 21%, the tasks take 14.0 s"
+    assert caption.subtitle.startswith("move layer 'a'")
+    assert caption.subtitle.endswith(" ...") and len(caption.subtitle) <= 110
+
+
+def test_nothing_but_pictures_needs_matplotlib():
+    """It is no requirement of the library."""
+    package = pathlib.Path(tfgpipe.__file__).parent
+    found = set()
+    for path in package.rglob("*.py"):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            names = [alias.name for alias in getattr(node, "names", [])]
+            names.append(getattr(node, "module", None) or "")
+            if any("matplotlib" in name or "gantt" in name for name in names):
+                found.add(path.stem)
+    assert found == {"gantt", "gantt_colors"}

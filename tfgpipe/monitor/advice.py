@@ -1,0 +1,124 @@
+"""What would make a pipeline faster, in a sentence.
+
+Pure Python: from the events of a step and the layout of the cells. A cell's
+measured seconds are shared out over its layers by their costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from tfgpipe.monitor import statistics
+from tfgpipe.monitor.layout import Layout
+from tfgpipe.timeline import Event
+
+# A cell that takes more times the mean than this is worth a move, if the
+# slowest is this much quicker then; a larger ideal bubble than this is worth
+# more micro-batches.
+_UNEVEN, _GAIN, _LARGE = 1.1, 0.05, 0.1
+
+
+class _Move(NamedTuple):
+    """Layers that go from the end of a cell to its neighbour."""
+
+    layers: list[str]
+    target: int
+    counts: list[int]
+    largest: float
+
+
+def advise(
+    events: Sequence[Event],
+    layout: Layout,
+    num_micro_batches: int,
+    most_micro_batches: int,
+    ideal: Callable[[int], float] | None,
+) -> str:
+    """Says what would help, or that the cells are balanced.
+
+    Args:
+        events: What ran in a step.
+        layout: Of the model.
+        num_micro_batches: M.
+        most_micro_batches: How many there can be: the rows of a replica.
+        ideal: The ideal bubble by M; None if M cannot be changed.
+    """
+    seconds = statistics.cell_seconds(events, layout.groups)
+    mean = sum(seconds) / len(seconds)
+    slowest = max(range(len(seconds)), key=seconds.__getitem__)
+    ratio = seconds[slowest] / mean if mean else 1.0
+    takes = f"cell {slowest} takes {ratio:.2f} times the mean"
+    move = _best_move(slowest, seconds, layout) if ratio > _UNEVEN else None
+    if move is not None:
+        return (
+            f"{takes}: move {_named(move.layers)} to cell {move.target} "
+            f"(layers_per_cell={move.counts}), and the slowest would take "
+            f"about {move.largest / mean:.2f} times the mean"
+        )
+    bubble = statistics.bubble(events)
+    # Four a device, from where on the bubble is negligible in the paper.
+    more = min(4 * (1 + max(layout.devices)), most_micro_batches)
+    if ideal is not None and more > num_micro_batches:
+        before, after = ideal(num_micro_batches), ideal(more)
+        if min(before, bubble) > _LARGE and after < before:
+            return (
+                f"bubble {bubble:.0%}, ideal at M = {num_micro_batches}: "
+                f"{before:.0%}: more micro-batches would help, "
+                f"num_micro_batches={more} has an ideal of {after:.0%}"
+            )
+    if ratio > _UNEVEN:
+        return f"{takes}, and no move of layers to its neighbours would help"
+    best = "" if ideal is None else f", ideal {ideal(num_micro_batches):.0%}"
+    return f"balanced: {takes}, and is the slowest; bubble {bubble:.0%}{best}"
+
+
+def _named(layers: Sequence[str]) -> str:
+    if len(layers) == 1:
+        return f"layer '{layers[0]}'"
+    return f"layers '{layers[0]}' to '{layers[-1]}'"
+
+
+def _best_move(
+    cell: int, seconds: Sequence[float], layout: Layout
+) -> _Move | None:
+    """What makes the slowest cell quickest, and no device busier."""
+    enough, busiest = (1 - _GAIN) * max(seconds), _busiest(seconds, layout)
+    moves = [
+        move
+        for move, after in _moves(cell, seconds, layout)
+        if move.largest <= enough and _busiest(after, layout) <= busiest
+    ]
+    return min(moves, key=lambda move: move.largest, default=None)
+
+
+def _busiest(seconds: Sequence[float], layout: Layout) -> float:
+    """Of all devices, the most seconds."""
+    total = [0.0] * (1 + max(layout.devices))
+    for device, own in zip(layout.devices, seconds):
+        total[device] += own
+    return max(total)
+
+
+def _moves(
+    cell: int, seconds: Sequence[float], layout: Layout
+) -> Iterator[tuple[_Move, list[float]]]:
+    """What a cell can give, and the seconds of all cells afterwards."""
+    names, costs = layout.layers[cell], layout.costs[cell]
+    total = sum(costs)
+    shares = [c / total if total else 1 / len(costs) for c in costs]
+    for target in (cell - 1, cell + 1):
+        if not 0 <= target < len(seconds):
+            continue
+        for count in range(1, len(names) - layout.groups + 1):
+            given = slice(count) if target < cell else slice(-count, None)
+            moved = seconds[cell] * sum(shares[given])
+            after, counts = list(seconds), [*map(len, layout.layers)]
+            after[cell] -= moved
+            after[target] += moved
+            counts[cell] -= count
+            counts[target] += count
+            start = sum(counts[: max(cell, target)])
+            if layout.starts is not None and start not in layout.starts:
+                continue
+            yield _Move(names[given], target, counts, max(after)), after

@@ -1,0 +1,71 @@
+"""What is kept of a training: numbers for TensorBoard, and pictures."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from tfgpipe.monitor.event_log import EventLog
+from tfgpipe.monitor.picture import save_picture
+from tfgpipe.timeline import Event
+
+Path: TypeAlias = str | os.PathLike[str]
+
+
+class Record:
+    """Writes the numbers of epochs, where there is a folder for them.
+
+    Args:
+        log_dir: For TensorBoard: a folder "pipeline" in this one. Or None.
+        pictures: For a picture of each measured step. Or None.
+
+    Raises:
+        ValueError: If there are to be pictures, and no matplotlib.
+    """
+
+    def __init__(self, log_dir: Path | None, pictures: Path | None) -> None:
+        self._folder = None if log_dir is None else pathlib.Path(log_dir)
+        self._pictures = None if pictures is None else pathlib.Path(pictures)
+        self._log: EventLog | None = None
+        if self._pictures is None:
+            return
+        if not importlib.util.find_spec("matplotlib"):
+            raise ValueError(
+                "`pictures` needs matplotlib, which is not installed. "
+                f"Received: pictures={str(pictures)!r}. Install it with `pip "
+                "install matplotlib`, or leave `pictures` out."
+            )
+        self._pictures.mkdir(parents=True, exist_ok=True)
+
+    def open(self) -> None:
+        """Begins a file, beside those that are there."""
+        if self._folder is not None:
+            self._log = EventLog(self._folder / "pipeline")
+
+    def write(self, epoch: int, numbers: Mapping[str, float]) -> None:
+        """Writes the numbers of an epoch, by name."""
+        if self._log is not None:
+            tagged = {f"pipeline/{name}": v for name, v in numbers.items()}
+            self._log.write(epoch, tagged)
+
+    def write_step(
+        self, epoch: int, events: Sequence[Event], advice: str
+    ) -> None:
+        """Writes what is said about a measured step, and draws it."""
+        if self._log is not None:
+            self._log.write_text(epoch, "pipeline/advice", advice)
+        if self._pictures is None:
+            return
+        path = self._pictures / f"epoch_{epoch + 1:04}.png"
+        save_picture(events, f"Epoch {epoch + 1}", advice, path)
+        if self._log is not None:
+            self._log.write_picture(epoch, "pipeline/timeline", path)
+
+    def close(self) -> None:
+        """Ends the files."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
