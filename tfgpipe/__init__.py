@@ -13,7 +13,7 @@ if keras.backend.backend() != "tensorflow":
         "KERAS_BACKEND=tensorflow before Keras is imported."
     )
 
-from tfgpipe import timeline
+from tfgpipe import callbacks, timeline
 from tfgpipe.devices import (
     PipelineStrategy,
     TPUPipelineStrategy,
@@ -36,6 +36,7 @@ __all__ = [
     "PipelineStrategy",
     "Schedule",
     "TPUPipelineStrategy",
+    "callbacks",
     "connect_to_tpu",
     "layers_of",
     "load_model",

@@ -15,6 +15,7 @@ PACKAGE = pathlib.Path(tfgpipe.__file__).parent
 # Wings, and single modules of the top floor. Imports only go down this list.
 ORDER = (
     "__init__",
+    "callbacks",
     "gpipe",
     "steps",
     "prepared",

@@ -15,6 +15,7 @@ def test_all_is_the_public_interface():
         "PipelineStrategy",
         "Schedule",
         "TPUPipelineStrategy",
+        "callbacks",
         "connect_to_tpu",
         "layers_of",
         "load_model",

@@ -25,6 +25,8 @@ from absl import app, flags, logging
 
 import params
 from params import Experiment
+from tfgpipe.callbacks import PipelineMonitor
+from tfgpipe.monitor import ideal_bubble
 from tfgpipe.planning import print_cells
 from tools import worker
 from tools.cluster import hosts
@@ -33,7 +35,7 @@ from tools.sizes.table import print_device_sizes, print_experiments
 from tools.train import comparison, placement
 from tools.train import flags as train_flags
 from tools.train.flags import FLAGS, experiment_of
-from tools.train.monitor import Monitor, ideal_bubble
+from tools.train.monitor import Monitor
 from tools.train.trainer import Trainer
 
 flags.adopt_module_key_flags(train_flags)
@@ -96,7 +98,9 @@ def _run(experiment: Experiment, names: list[str] | None) -> int:
     except _REFUSED as error:
         return _say(error)
     print(experiment)
-    callbacks = [snapshot] if snapshot else []
+    callbacks: list = [snapshot] if snapshot else []
+    if FLAGS.pipeline_monitor:
+        callbacks.append(PipelineMonitor(log_dir=_log_dir()))
     try:
         _train(trainer, trainer.num_steps, [*callbacks, _monitor(trainer)])
     except KeyboardInterrupt:
@@ -166,13 +170,19 @@ def _how_to_go_on() -> str:
 
 def _monitor(trainer: Trainer) -> Monitor:
     """What measures and tests during the run."""
-    folder = pathlib.Path(FLAGS.train_dir or "", "tensorboard")
     return Monitor.of(
         trainer,
-        folder if FLAGS.tensorboard else None,
+        _log_dir(),
         evaluate_every=FLAGS.evaluate_every,
         say_every=_say_every(),
     )
+
+
+def _log_dir() -> pathlib.Path | None:
+    """For TensorBoard."""
+    if not FLAGS.tensorboard:
+        return None
+    return pathlib.Path(FLAGS.train_dir, "tensorboard")
 
 
 def _say_every() -> float | None:

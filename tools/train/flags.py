@@ -66,6 +66,11 @@ flags.DEFINE_boolean(
     False,
     "Write loss, speed, bubble and memory to TRAIN_DIR/tensorboard.",
 )
+flags.DEFINE_boolean(
+    "pipeline_monitor",
+    False,
+    "Measure a step an epoch: bubble, slowest cell, and what would help.",
+)
 flags.DEFINE_string(
     "initial_model",
     None,

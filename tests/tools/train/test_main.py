@@ -338,11 +338,16 @@ def test_stopped_run_says_how_to_go_on(
 
 def test_run_is_watched(tmp_path, capsys):
     given = {"params": "image.tiny", "train_dir": str(tmp_path), "steps": 4}
-    assert run(**given, tensorboard=True, evaluate_every=2) == 0
+    watched = {"tensorboard": True, "pipeline_monitor": True}
+    assert run(**given, **watched, evaluate_every=2) == 0
     printed = capsys.readouterr().out
+    assert " - boundary_mib: " in printed
+    assert re.findall(r"^Epoch 1: (?:cell|bubble|balanced)", printed, re.M)
     assert "examples_per_second" in printed
     assert re.findall(r"Step (\d+), test: accuracy", printed) == ["2", "4"]
-    assert event_log.read(tmp_path / "tensorboard")["pipeline/ideal_bubble"]
+    folder = tmp_path / "tensorboard"
+    assert event_log.read(folder)["pipeline/ideal_bubble"]
+    assert event_log.read(folder / "pipeline")["pipeline/bubble"]
 
 
 def test_run_without_a_terminal_says_how_it_goes(capsys, monkeypatch):

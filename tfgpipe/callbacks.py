@@ -1,0 +1,274 @@
+"""Numbers of a pipeline while `fit` trains it."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import os
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfgpipe.counts import checked_counts
+from tfgpipe.gpipe import GPipe
+from tfgpipe.monitor import (
+    Measured,
+    Rates,
+    Record,
+    TimedStep,
+    accelerator_mib,
+    advise,
+    flops_of_example,
+    ideal_bubbles,
+    layout_of,
+    statistics,
+    tokens_of_example,
+)
+from tfgpipe.timeline import Event, devices_of
+
+
+class PipelineMonitor(keras.callbacks.Callback):
+    """Measures the pipeline while `fit` trains it, and says what would help.
+
+    In every `every`-th epoch one of the training's own steps is run with a
+    clock. Nothing is trained besides: weights and metrics are the same to the
+    bit. The step is traced once more for that, in the first measured epoch,
+    and that mini-batch is not measured; where an epoch has one mini-batch, the
+    next epoch is measured. Other steps run as without the monitor.
+
+    At the end of an epoch that was measured, `logs` get
+
+    * `bubble`: the share of the time of the tasks in which devices idle, from 0
+      to 1
+    * `busiest_device`, its index, and `busiest_share`, the share in which it
+      runs tasks
+    * `slowest_cell`: the index of the cell whose tasks take longest together,
+      and `slowest_ratio`, how many times the mean of the cells
+    * `step_seconds`: from the start of the first task to the end of the update
+    * `boundary_mib`: MiB that tasks take from other devices in the step: what
+      crosses between cells, and the gradients that come back
+
+    and at the end of every epoch
+
+    * `examples_per_second`, and `tokens_per_second` where the inputs are token
+      ids of one length: of all steps but those that trace. They are left out
+      where there are none, or where another callback has reset the metrics
+      within the epoch, as by calling `evaluate`
+    * `model_flops_utilisation`, if `peak_flops` is given: three times the
+      forward pass's FLOPs, a second, as a share of what all devices could do.
+      What is computed again is not counted
+    * `memory_mib/GPU:0_current` and `memory_mib/GPU:0_peak`, in MiB, for each
+      accelerator whose memory TensorFlow counts; nothing of CPUs
+
+    An accelerator is waited for after each task of the measured step, which is
+    slower than others. Devices of several hosts have several clocks: their
+    bubble is as exact as these agree. Put the monitor before callbacks that
+    read the logs, such as `keras.callbacks.CSVLogger`.
+
+    Args:
+        every: Epochs from one measurement to the next, the first one in the
+            first epoch of a `fit`. Positive.
+        log_dir: Folder for TensorBoard, or None. The numbers are written to
+            "pipeline" in it, by epoch, as "pipeline/bubble" and so on, the
+            advice as "pipeline/advice", pictures as "pipeline/timeline".
+        pictures: Folder for a picture of each measured step, or None:
+            "epoch_0001.png" is that of the first epoch. Needs matplotlib.
+        peak_flops: FLOP/s of one device at its best, or None. Positive.
+        flops_of_example: FLOPs of the forward pass of one example. By default
+            estimated as `GPipe` estimates the costs of layers, if
+            `peak_flops` is given.
+        say: Called with each sentence of advice. Defaults to printing it.
+
+    Attributes:
+        advice: The last sentence of advice; None before there is one.
+        events: The `tfgpipe.timeline.Event`s of the last measured step.
+
+    Raises:
+        ValueError: If a number is not positive, or matplotlib is missing.
+
+    Example:
+
+    >>> import numpy as np
+    >>> layers = [keras.layers.Dense(4) for _ in range(2)]
+    >>> model = GPipe(layers, num_partitions=1, num_micro_batches=2)
+    >>> model.compile("sgd", "mse")
+    >>> x = np.ones((16, 4))
+    >>> monitor = PipelineMonitor(say=lambda sentence: None)
+    >>> history = model.fit(x, x, 4, verbose=0, callbacks=[monitor])
+    >>> history.history["slowest_cell"]
+    [0]
+    """
+
+    def __init__(
+        self,
+        every: int = 1,
+        *,
+        log_dir: str | os.PathLike[str] | None = None,
+        pictures: str | os.PathLike[str] | None = None,
+        peak_flops: float | None = None,
+        flops_of_example: float | None = None,
+        say: Callable[[str], object] = print,
+    ) -> None:
+        super().__init__()
+        (self._every,) = checked_counts(every=every)
+        self._record = Record(log_dir, pictures)
+        self._peak = _positive("peak_flops", peak_flops)
+        self._given_flops = _positive("flops_of_example", flops_of_example)
+        self._flops: float | None = None
+        self._say = say
+        self._rates: Any = None
+        self._step: TimedStep | None = None
+        self._measured: Measured | None = None
+        self._spec: Any = None
+        self._is_traced = self._is_timed = False
+        self._due: int | None = None
+        self._epoch = 0
+        self.advice: str | None = None
+        self.events: list[Event] = []
+
+    # ------------------------------------------------------ what Keras calls
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        """Makes ready for the first epoch."""
+        self._check_model()
+        step = self._step
+        if step is not None:
+            step.withdraw()  # the last `fit` may have failed
+        if step is None or step.replaced is not self.model.train_function:
+            self._step = self._spec = None  # compiled again, or another
+            self._is_traced = False
+            self._flops = self._given_flops
+        self._rates = Rates(self.model)
+        self._due = None
+        self._record.open()
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        """Starts to count examples."""
+        if self._due is None:
+            self._due = epoch
+        self._epoch = epoch
+        self._measured = None
+        self._rates.clear()
+        self._rates.start()
+
+    def on_train_batch_begin(
+        self, batch: int, logs: dict | None = None
+    ) -> None:
+        """Has the step timed if it is due."""
+        is_due = self._due is not None and self._epoch >= self._due
+        self._is_timed = is_due and self._measured is None
+        if self._is_timed:
+            if self._step is None:
+                self._step = TimedStep(self.model)
+            self._step.install()
+        if self._is_timed or not self._is_traced:
+            self._rates.stop()
+            self._rates.start()
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        """Takes what was measured."""
+        traces = not self._is_traced
+        if self._is_timed and self._step is not None:
+            self._measured = self._step.measured
+            traces = self._measured is None
+        else:
+            self._is_traced = True
+        if traces:  # do not count it
+            self._rates.start()
+
+    def on_test_begin(self, logs: dict | None = None) -> None:
+        """Stops counting: what `fit` validates is not trained."""
+        if self._rates is not None:  # `evaluate` may be called before
+            self._rates.stop()
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        """Adds the numbers to the logs, and gives advice."""
+        self._rates.stop()
+        found: dict[str, float] = {}
+        if self._measured is not None:
+            self._due = epoch + self._every
+            self._spec = self._measured.input_spec
+            found |= self._take(self._measured)
+        found |= self._speed()
+        used = accelerator_mib(devices_of(self.model))
+        found |= {f"memory_mib/{name}": mib for name, mib in used.items()}
+        if logs is not None:
+            logs.update(found)
+        self._record.write(epoch, found)
+        if self._measured is not None and self.advice is not None:
+            self._record.write_step(epoch, self.events, self.advice)
+
+    def on_train_end(self, logs: dict | None = None) -> None:
+        """Closes the log."""
+        self._record.close()
+
+    # ---------------------------------------------------------- what it does
+    def _check_model(self) -> None:
+        model = self.model
+        if not isinstance(model, GPipe):
+            raise ValueError(
+                "`PipelineMonitor` must watch a `GPipe`. Received: "
+                f"'{model.name}', a {type(model).__name__}. Pass it to the "
+                "`fit` of the `GPipe`, or leave it out."
+            )
+        if model.run_eagerly or tf.config.functions_run_eagerly():
+            raise ValueError(
+                "`PipelineMonitor` must have steps that are traced: eager "
+                "tasks run one after the other. Received: a model that runs "
+                "eagerly. Compile it with run_eagerly=False, without "
+                "`tf.config.run_functions_eagerly(True)`, or leave the "
+                "monitor out."
+            )
+
+    def _take(self, measured: Measured) -> dict[str, float]:
+        """Numbers of the measured step, and advice."""
+        model, self.events = self.model, measured.events
+        layout = layout_of(model)
+        self.advice = advise(
+            self.events,
+            layout,
+            model.num_micro_batches,
+            measured.num_rows // model.num_replicas,
+            ideal_bubbles(model),
+        )
+        # After a progress bar, which ends in the middle of a line.
+        start = "\n" if self.params.get("verbose") == 1 else ""
+        self._say(f"{start}Epoch {self._epoch + 1}: {self.advice}")
+        return {
+            **statistics.summary(self.events, layout.groups),
+            "boundary_mib": measured.sent_bytes / 2**20,
+        }
+
+    def _speed(self) -> dict[str, float]:
+        """Numbers of the whole epoch."""
+        rate = self._rates.examples_per_second
+        if rate is None or self._spec is None:
+            return {} if rate is None else {"examples_per_second": rate}
+        found = {"examples_per_second": rate}
+        tokens = tokens_of_example(self._spec)
+        if tokens:
+            found["tokens_per_second"] = tokens * rate
+        if self._peak is not None:
+            if self._flops is None:
+                self._flops = flops_of_example(self.model, self._spec)
+            if self._flops is not None:
+                peak = self._peak * len(devices_of(self.model))
+                used = 3 * self._flops * rate
+                found["model_flops_utilisation"] = used / peak
+        return found
+
+
+def _positive(name: str, value: float | None) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        is_good = False
+    else:
+        is_good = 0 < float(value) < math.inf
+    if not is_good:
+        raise ValueError(
+            f"`{name}` must be a finite number above 0. Received: "
+            f"{name}={value!r}. Leave it out if it is not known."
+        )
+    return float(value)
