@@ -32,8 +32,13 @@ def size(weights=0, live=8, kept=16, others=0, name="layer", crossing=4):
 def workload(seconds, rows=1.0, task_seconds=0.0, **of_size):
     """Layers with weights, that take `seconds` forward and twice backward."""
     sizes = [size(1, **of_size) for _ in seconds]
-    times = [LayerSeconds(s, s, s, s) for s in seconds]
+    times = [equal_tasks(s) for s in seconds]
     return Workload(sizes, 8, times, task_seconds, rows)
+
+
+def equal_tasks(seconds):
+    """Each of the tasks takes so long; the whole backward pass twice."""
+    return LayerSeconds(*[seconds] * 3, 2 * seconds, seconds, seconds)
 
 
 def random_seconds(count, seed):

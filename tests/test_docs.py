@@ -35,6 +35,7 @@ PAGES = [
     "docs/keras_compatibility.md",
     "docs/models.md",
     "docs/performance.md",
+    "docs/planning.md",
     "docs/results.md",
     "docs/scaling.md",
     "docs/tpu.md",

@@ -106,8 +106,14 @@ def plan(
     model = sized(source, inputs, optimizer)
     if profile is not None:
         profile.check([size.name for size in model.sizes])
+
+    def workload_of(rows: float) -> Workload:
+        if profile is not None:
+            return model.by_profile(profile, rows)
+        return model.by_flops(machine_of(known), rows)
+
     problem = Problem(
-        functools.cache(lambda rows: _workload(model, profile, known, rows)),
+        functools.cache(workload_of),
         source.cut,
         tuple(source.starts()),
         rows,
@@ -138,6 +144,24 @@ class SizedModel(NamedTuple):
     sizes: list[LayerSize]
     output_bytes: int
 
+    def by_flops(self, machine: Machine, rows: float) -> Workload:
+        """For micro-batches of so many rows, with seconds from FLOPs."""
+        seconds = [seconds_by_flops(size, rows, machine) for size in self.sizes]
+        return self.workload(seconds, machine.task_seconds, rows)
+
+    def by_profile(self, profile: Any, rows: float) -> Workload:
+        """For micro-batches of so many rows, with seconds as measured."""
+        seconds = [
+            LayerSeconds(*(profile.seconds(i, kind, rows) for kind in KINDS))
+            for i in range(len(self.sizes))
+        ]
+        return self.workload(seconds, profile.call_seconds, rows)
+
+    def by_cost(self, rows: float) -> Workload:
+        """For micro-batches of so many rows, where seconds mean nothing."""
+        seconds = [LayerSeconds(*[size.flops] * 6) for size in self.sizes]
+        return self.workload(seconds, 0.0, rows)
+
     def workload(
         self, seconds: Sequence[LayerSeconds], task_seconds: float, rows: float
     ) -> Workload:
@@ -167,21 +191,6 @@ def sized(source: Any, inputs: Any, optimizer: Any) -> SizedModel:
         layer_sizes(steps, slot_bytes_of(optimizer)),
         sum(map(placement.num_bytes, rows)),
     )
-
-
-def _workload(
-    model: SizedModel, profile: Any, machine: Machine | None, rows: float
-) -> Workload:
-    """The layers, with seconds as measured or from FLOPs."""
-    if profile is not None:
-        seconds = [
-            LayerSeconds(*(profile.seconds(i, kind, rows) for kind in KINDS))
-            for i in range(len(model.sizes))
-        ]
-        return model.workload(seconds, profile.call_seconds, rows)
-    known = machine_of(machine)
-    seconds = [seconds_by_flops(size, rows, known) for size in model.sizes]
-    return model.workload(seconds, known.task_seconds, rows)
 
 
 def _devices(devices: Any) -> tuple[tuple[str, ...], bool]:

@@ -13,7 +13,14 @@ from typing import Any, NamedTuple
 from tfgpipe.planning.machine import Machine
 from tfgpipe.planning.partition import partition
 
-KINDS = ("forward", "recompute", "input_gradient", "weight_gradient")
+KINDS = (
+    "forward",
+    "recompute",
+    "recompute_last",
+    "backward",
+    "input_gradient",
+    "weight_gradient",
+)
 
 
 class LayerSeconds(NamedTuple):
@@ -21,13 +28,17 @@ class LayerSeconds(NamedTuple):
 
     Attributes:
         forward: Its outputs.
-        recompute: What its backward pass needs, again.
-        input_gradient: The gradients of its inputs.
-        weight_gradient: Those of its weights.
+        recompute: What its backward pass needs, again, and its outputs.
+        recompute_last: The same without outputs, as the last layer of a cell.
+        backward: The gradients of its inputs and weights.
+        input_gradient: Those of its inputs alone.
+        weight_gradient: Those of its weights, after that.
     """
 
     forward: float
     recompute: float
+    recompute_last: float
+    backward: float
     input_gradient: float
     weight_gradient: float
 
@@ -37,26 +48,26 @@ def seconds_by_flops(size: Any, rows: float, machine: Machine) -> LayerSeconds:
 
     A backward pass has twice the operations of a forward pass: a matrix
     product has two gradients, of its input and of its weights. A layer whose
-    weights are frozen computes one of them.
+    weights are frozen computes one of them. The last layer of a cell is not
+    computed again if it keeps nothing but its inputs.
 
     Args:
         size: A `LayerSize`.
         rows: Of a micro-batch.
         machine: What computes.
     """
-    kept = (size.kept_inputs, size.kept_outputs, size.kept_others)
-    moved = size.weight_bytes + sum(part.of(rows) for part in kept)
+    results = size.kept_outputs.of(rows) + size.kept_others.of(rows)
+    moved = size.weight_bytes + size.kept_inputs.of(rows) + results
     forward = max(
         rows * size.flops / (machine.flops * machine.efficiency),
         moved / machine.memory_bandwidth,
     )
     is_trained = size.num_params > 0
     is_frozen = size.num_values > 0 and not is_trained
+    half = forward if is_trained else 0.0
+    other = forward if is_trained or is_frozen else 2 * forward
     return LayerSeconds(
-        forward,
-        forward,
-        forward if is_trained or is_frozen else 2 * forward,
-        forward if is_trained else 0.0,
+        forward, forward, forward if results else 0.0, half + other, other, half
     )
 
 
@@ -151,16 +162,18 @@ class Workload:
 
     def _own(self, i: int, kind: str, seconds: LayerSeconds) -> float:
         """Seconds of layer i; without gradients that nothing asks for."""
-        if kind == "input_gradient" and i <= self._first:
+        if i > self._first or kind == "forward":
+            return getattr(seconds, kind)
+        if i < self._first or kind == "input_gradient":
             return 0.0
-        if kind == "recompute" and i < self._first:
-            return 0.0
+        if kind == "backward":  # no gradient of its inputs
+            return min(seconds.backward, seconds.weight_gradient)
         return getattr(seconds, kind)
 
     @functools.cached_property
     def costs(self) -> list[float]:
         """Seconds of each layer's tasks, for the cut."""
-        sums = [s for kind, s in self._seconds.items() if kind != "recompute"]
+        sums = [self._seconds[kind] for kind in ("forward", "backward")]
         return [
             sum(own[i + 1] - own[i] for own in sums)
             for i in range(len(self.sizes))
@@ -200,10 +213,11 @@ class Workload:
             kind: between(sums) + self.task_seconds
             for kind, sums in self._seconds.items()
         }
-        seconds["backward"] = (
-            seconds["input_gradient"]
-            + seconds["weight_gradient"]
-            - self.task_seconds
+        last = self._seconds["recompute_last"]
+        seconds["recompute"] = (
+            between(self._seconds["recompute"], stop - 1)
+            + (last[stop] - last[stop - 1])
+            + self.task_seconds
         )
         inputs = self._inputs[start]
         return CellNeeds(

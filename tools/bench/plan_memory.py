@@ -9,7 +9,6 @@ import keras
 
 from tfgpipe import planner
 from tfgpipe.planning import (
-    LayerSeconds,
     Prediction,
     Setting,
     predict,
@@ -107,8 +106,7 @@ def predicted(job: Job) -> Prediction:
         source_of(layers_of(job)), None, keras.optimizers.get(optimizer_of(job))
     )
     # Seconds decide nothing but how a cell falls into groups.
-    seconds = [LayerSeconds(*4 * [size.flops]) for size in model.sizes]
-    workload = model.workload(seconds, 0.0, job.size.batch_size / job.m)
+    workload = model.by_cost(job.size.batch_size / job.m)
     cut = tuple(cut_of(job))
     rules = tuple(itertools.repeat(job.remat, len(cut)))
     setting = Setting(

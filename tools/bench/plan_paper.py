@@ -15,19 +15,17 @@ from params.image import AmoebaNetD
 from params.lm import TransformerLM
 from tfgpipe.planning import (
     MACHINES,
-    LayerSize,
     Problem,
     Setting,
-    Workload,
     fitted,
     predict,
-    seconds_by_flops,
 )
 from tools.bench.memory_rows import largest
 from tools.report import Column, Table, progress
 from tools.sizes.model_size import sized
 
 _GIB = 2**30
+_MACHINE = MACHINES["tpu_v3_core"]
 
 
 class Largest(NamedTuple):
@@ -129,7 +127,7 @@ def _table_1() -> Table:
         def fits(size: int, row: Largest = row) -> bool:
             return _fits(row, row.of_size(size))
 
-        size = largest(fits, row.guess, 0.005)
+        size = largest(fits, row.guess, 0.03)
         sizes = sized(row.of_size(max(size, 1))).sizes
         count = sum(s.num_params for s in sizes) / 1e6
         step = 16 if row.model.startswith("Amoeba") else 1
@@ -158,13 +156,8 @@ def _fits(row: Largest, experiment: Experiment) -> bool:
     cut = tuple(model.source.cut([s.flops for s in model.sizes], k))
     setting = Setting(1, k, cut, m, "gpipe", ("never",) * k)
 
-    def workload_of(rows: float) -> Workload:
-        return model.workload(
-            [_seconds(size, rows) for size in model.sizes], 0.0, rows
-        )
-
     problem = Problem(
-        workload_of,
+        lambda rows: model.by_flops(_MACHINE, rows),
         model.source.cut,
         tuple(model.source.starts()),
         rows,
@@ -180,10 +173,6 @@ def _fits(row: Largest, experiment: Experiment) -> bool:
     )
 
 
-def _seconds(size: LayerSize, rows: float):  # noqa: ANN202
-    return seconds_by_flops(size, rows, MACHINES["tpu_v3_core"])
-
-
 def _table_2() -> Table:
     table = Table(
         "table_2",
@@ -192,7 +181,6 @@ def _table_2() -> Table:
         _TABLE_2,
         notes=["At M = 4 the paper made mini-batches larger."],
     )
-    machine = MACHINES["tpu_v3_core"]
     for name, known in TABLE_2.items():
         experiment = params.get(name)
         model = sized(experiment)
@@ -201,11 +189,10 @@ def _table_2() -> Table:
             cut = tuple(model.source.cut([s.flops for s in model.sizes], k))
             for m, expected in zip((1, 4, 32), paper):
                 rows = experiment.batch_size / m
-                seconds = [_seconds(size, rows) for size in model.sizes]
-                workload = model.workload(seconds, machine.task_seconds, rows)
+                workload = model.by_flops(_MACHINE, rows)
                 rules = ("except_last",) * k
                 setting = Setting(1, k, cut, m, "gpipe", rules)
-                found = predict(workload, setting, machine)
+                found = predict(workload, setting, _MACHINE)
                 speeds[k, m] = 1 / found.step_seconds
                 speed = speeds[k, m] / speeds[2, 1]
                 table.rows.append(

@@ -10,14 +10,11 @@ import keras
 from params import Experiment, names
 from tfgpipe import internals, planner
 from tfgpipe.planning import (
-    LayerSeconds,
     LayerSize,
     Machine,
     Prediction,
     Setting,
-    Workload,
     predict,
-    seconds_by_flops,
 )
 from tfgpipe.schedules import SCHEDULES
 from tfgpipe.sequence import source_of
@@ -72,18 +69,12 @@ def predicted(
     leaves = keras.tree.flatten(batch)
     parts = num_replicas * setting.num_micro_batches
     rows = -(-leaves[0].shape[0] // parts)
-    workload = _workload(model, machine, rows)
+    workload = (
+        model.by_cost(rows)
+        if machine is None
+        else model.by_flops(machine, rows)
+    )
     return model.sizes, predict(workload, setting, machine)
-
-
-def _workload(
-    model: planner.SizedModel, machine: Machine | None, rows: float
-) -> Workload:
-    if machine is None:
-        seconds = [LayerSeconds(*4 * [size.flops]) for size in model.sizes]
-        return model.workload(seconds, 0.0, rows)
-    seconds = [seconds_by_flops(size, rows, machine) for size in model.sizes]
-    return model.workload(seconds, machine.task_seconds, rows)
 
 
 def _setting(

@@ -3,12 +3,12 @@
 import itertools
 
 import pytest
-from simple_layers import random_seconds, size, workload
+from simple_layers import equal_tasks, random_seconds, size, workload
 
 from tfgpipe.planning.machine import Machine
 from tfgpipe.planning.prediction import predict
 from tfgpipe.planning.setting import Setting
-from tfgpipe.planning.workload import LayerSeconds, Workload
+from tfgpipe.planning.workload import Workload
 from tfgpipe.schedules import SCHEDULES, Remat
 from tfgpipe.schedules.ideal import IDEALS
 
@@ -100,7 +100,7 @@ def test_tasks_cost_something_by_themselves():
 
 def test_layers_before_the_first_weights_go_forward_only():
     sizes = [size(0), size(0), size(1)]
-    work = Workload(sizes, 8, [LayerSeconds(1, 1, 1, 1)] * 3, 0, 1)
+    work = Workload(sizes, 8, [equal_tasks(1)] * 3, 0, 1)
     found = predict(work, setting([2, 1], m=1, remat="always"), None)
     # 2 and 1 forward; computed again, and the gradient of the weights.
     assert found.step_seconds == 2 + 1 + 1 + 1

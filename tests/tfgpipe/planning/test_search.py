@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from simple_layers import random_seconds, size
+from simple_layers import equal_tasks, random_seconds, size
 
 from tfgpipe.planning import partition
 from tfgpipe.planning.fit import RULES, Problem, fitted
@@ -11,7 +11,7 @@ from tfgpipe.planning.machine import Machine
 from tfgpipe.planning.prediction import predict
 from tfgpipe.planning.search import _candidates, search, smallest
 from tfgpipe.planning.setting import Setting
-from tfgpipe.planning.workload import LayerSeconds, Workload
+from tfgpipe.planning.workload import Workload
 
 LINK = Machine(1, 1, 1e3, 1e3, latency=0.05, task_seconds=0, efficiency=1)
 
@@ -22,7 +22,7 @@ def problem(seconds, limit=None, devices=4, machine=LINK, **changed):
     ]
 
     def workload_of(rows):
-        times = [LayerSeconds(*[rows * s / 8] * 4) for s in seconds]
+        times = [equal_tasks(rows * s / 8) for s in seconds]
         return Workload(sizes, 8, times, 0.1, rows)
 
     options = {
@@ -91,9 +91,7 @@ def test_cut_moves_where_weights_do_not_fit():
     sizes = [size(100), size(100), size(100), size(1)]
 
     def workload_of(rows):
-        return Workload(
-            sizes, 8, [LayerSeconds(*[s] * 4) for s in seconds], 0, 1
-        )
+        return Workload(sizes, 8, [equal_tasks(s) for s in seconds], 0, 1)
 
     setting = Setting(1, 2, (3, 1), 1, "gpipe", ("never",) * 2)
     three = 3 * 100 * 16
