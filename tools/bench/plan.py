@@ -1,9 +1,11 @@
 """What the planner predicts, beside what is measured.
 
-Tables: `memory`, bytes of an accelerator beside worker processes whose memory
-is measured; `paper`, the paper's tables 1 and 2 from FLOPs and bytes alone;
-`partition`, the cut of random costs beside the best one and the cuts of Lingvo
-and torchgpipe.
+Tables: `steps`, steps from layers that were measured one by one, and the cut by
+these beside that by FLOPs; `waiting`, the same of cells that wait, on up to 16
+devices, which takes a run of its own; `memory`, bytes of an accelerator beside
+worker processes whose memory is measured; `paper`, the paper's tables 1 and 2
+from FLOPs and bytes alone; `partition`, the cut of random costs beside the best
+one and the cuts of Lingvo and torchgpipe.
 
 What Lingvo does is told in words: layer i goes into cell floor(K c / C), where
 c is the cost of the layers up to it, and C of all. torchgpipe's own function is
@@ -17,27 +19,35 @@ import importlib.util
 import itertools
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from absl import flags
 
 from tfgpipe.planning import partition
-from tools.bench import plan_memory, plan_paper
+from tools.bench import plan_memory, plan_paper, plan_steps
 from tools.bench.flags import define_choices, new_flags
+from tools.command_line import BadFlags
 from tools.report import Column, Report, Table
 
-FLAGS = new_flags(rounds=1)
+FLAGS = new_flags(rounds=5)
 define_choices(
     FLAGS,
     "table",
-    ["partition", "paper", "memory"],
-    ["partition", "paper", "memory"],
+    ["partition", "paper", "memory", "steps"],
+    ["partition", "paper", "memory", "steps", "waiting"],
     "What to compare.",
 )
 flags.DEFINE_integer(
     "cases", 1000, "Random lists of costs.", 1, flag_values=FLAGS
+)
+flags.DEFINE_float(
+    "seconds",
+    30.0,
+    "For which the layers of a model are measured.",
+    0.1,
+    flag_values=FLAGS,
 )
 flags.DEFINE_integer("seed", 0, "Of the lists.", flag_values=FLAGS)
 
@@ -51,11 +61,18 @@ _PARTITION = [
 
 def run(values: flags.FlagValues, report: Report) -> None:
     """Makes the tables that the flags ask for."""
-    makers: dict[str, Callable[[], list[Table]]] = {
+    makers: dict[str, Callable[[], Iterable[Table]]] = {
         "partition": lambda: [_partition(values.cases, values.seed)],
         "paper": plan_paper.tables,
         "memory": lambda: [plan_memory.table(values.rounds)],
+        "waiting": lambda: plan_steps.waiting(values.rounds),
+        "steps": lambda: plan_steps.tables(values.rounds, values.seconds),
     }
+    if {"steps", "waiting"} <= set(values.table):
+        raise BadFlags(
+            "--table must not have `steps` and `waiting` both: the CPU can be "
+            f"split once. Received: --table={','.join(values.table)}."
+        )
     for name in dict.fromkeys(values.table):
         for table in makers[name]():
             report.add(table)

@@ -1,0 +1,270 @@
+"""Predicted steps beside measured ones; cuts by seconds beside those by FLOPs.
+
+Layers are measured one by one, on one device with nothing beside it. No setting
+is used to calibrate.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+import tfgpipe
+from tfgpipe import planner
+from tfgpipe.planning import Setting, predict
+from tfgpipe.sequence import source_of
+from tools import devices
+from tools.bench import efficiency
+from tools.bench.models import MODELS, BenchModel, train_step
+from tools.report import Column, Table, progress, spread
+
+_COLUMNS = [
+    Column("model", "model"),
+    Column("schedule", "schedule"),
+    Column("remat", "remat"),
+    Column("k", "K"),
+    Column("m", "M"),
+    Column("measured_ms", "measured ms", ".1f"),
+    Column("predicted_ms", "predicted", ".1f"),
+    Column("error", "error", "+.1%"),
+]
+_CUTS = [
+    Column("model", "model"),
+    Column("cut", "cut by"),
+    Column("layers", "layers of cells"),
+    Column("step_ms", "step ms", ".1f"),
+    Column("ratio", "/ FLOPs", ".3f"),
+]
+SETTINGS = [
+    ("gpipe", "never", 4),
+    ("gpipe", "except_last", 8),
+    ("gpipe", "always", 4),
+    ("1f1b", "never", 8),
+    ("1f1b", "except_last", 4),
+    ("zero_bubble", "never", 4),
+    ("zero_bubble", "except_last", 8),
+    ("interleaved", "except_last", 4),
+]
+TIMED = [
+    efficiency.Setting(schedule, remat, cells, 20, k, m, 1)
+    for schedule, remat, cells, k, m in (
+        ("gpipe", "except_last", "equal", 4, 8),
+        ("1f1b", "never", "uneven", 8, 16),
+        ("zero_bubble", "never", "equal", 8, 16),
+        ("1f1b", "except_last", "equal", 16, 16),
+        ("gpipe", "never", "uneven", 16, 32),
+        ("zero_bubble", "except_last", "uneven", 4, 8),
+    )
+]
+
+
+class _Measured(NamedTuple):
+    """A model of which layers are measured.
+
+    Attributes:
+        name: Its name.
+        model: What is trained.
+        profile: What its layers take.
+        sized: What they need.
+    """
+
+    name: str
+    model: BenchModel
+    profile: Any
+    sized: planner.SizedModel
+
+
+def tables(rounds: int, seconds: float) -> Iterator[Table]:
+    """Steps of real models, and cuts of them.
+
+    Args:
+        rounds: Steps of a setting; the median counts.
+        seconds: For which a model's layers are measured.
+    """
+    devices.split_cpu(2)
+    table = Table(
+        "steps",
+        "Steps as predicted from layers that were measured one by one, and as "
+        "measured: two devices of a core each",
+        _COLUMNS,
+    )
+    models = [
+        _measured(name, MODELS[name], seconds)
+        for name in progress(MODELS, "layers")
+    ]
+    runs = list(itertools.product(models, SETTINGS))
+    for model, setting in progress(runs, "steps"):
+        table.rows.append(_row(model, *setting, rounds))
+    yield _with_errors(table)
+    yield _cuts(models, rounds)
+
+
+def waiting(rounds: int) -> Iterator[Table]:
+    """Steps of cells that wait, on up to 16 devices.
+
+    Args:
+        rounds: Steps of a setting; the median counts.
+    """
+    efficiency.make_devices(16)
+    table = Table(
+        "waiting",
+        "Steps of cells that wait instead of computing, as predicted from "
+        "layers that were measured one by one, and as measured",
+        _COLUMNS,
+    )
+    for setting in progress(TIMED, "waiting cells"):
+        table.rows.append(_timed_row(setting, rounds))
+    yield _with_errors(table)
+
+
+def _with_errors(table: Table) -> Table:
+    errors = [abs(row["error"]) for row in table.rows]
+    table.notes.append(
+        f"Errors: median {statistics.median(errors):.1%}, worst "
+        f"{max(errors):.1%}, of {len(errors)} settings"
+    )
+    return table
+
+
+def _measured(name: str, model: BenchModel, seconds: float) -> _Measured:
+    layers = [keras.Input(model.x_shape), *model.layers()]
+    x, y = model.data(model.batch_size // 2)
+    rows = [model.batch_size // 16, model.batch_size // 2]
+    profile = tfgpipe.profile(
+        layers,
+        x,
+        y,
+        loss=model.loss,
+        micro_batch_sizes=rows,
+        device="CPU:0",
+        seconds=seconds,
+        optimizer="sgd",
+        verbose=0,
+    )
+    return _Measured(
+        name, model, profile, planner.sized(source_of(layers), None, "sgd")
+    )
+
+
+def _row(
+    own: _Measured, schedule: str, remat: str, m: int, rounds: int
+) -> dict[str, Any]:
+    """A setting with two devices."""
+    k = 4 if schedule == "interleaved" else 2
+    workload = own.sized.by_profile(own.profile, own.model.batch_size / m)
+    cut = tuple(own.sized.source.cut(workload.costs, k))
+    setting = Setting(1, 2, cut, m, schedule, (remat,) * k)
+    expected = predict(workload, setting, None).step_seconds
+    measured = _step_seconds(own.model, rounds, cut, m, schedule, remat)
+    return {
+        "model": own.name,
+        "schedule": schedule,
+        "remat": remat,
+        "k": k,
+        "m": m,
+        "measured_ms": 1e3 * measured,
+        "predicted_ms": 1e3 * expected,
+        "error": expected / measured - 1,
+    }
+
+
+def _step_seconds(
+    model: BenchModel,
+    rounds: int,
+    cut: tuple[int, ...],
+    m: int,
+    schedule: str,
+    remat: str,
+) -> float:
+    """The median of some steps, after two."""
+    pipeline = tfgpipe.GPipe(
+        [keras.Input(model.x_shape), *model.layers()],
+        num_partitions=len(cut),
+        num_micro_batches=m,
+        devices=["CPU:0", "CPU:1"],
+        layers_per_cell=cut,
+        schedule=schedule,
+        remat=remat,
+    )
+    step = model.step(pipeline)
+    _, _, *times = [step() for _ in range(rounds + 2)]
+    return spread(times).median
+
+
+def _timed_row(setting: efficiency.Setting, rounds: int) -> dict[str, Any]:
+    """Cells that wait, on as many devices."""
+    model = setting.model()
+    rows = np.ones((1, 1), np.float32)
+    layers = [keras.Input((1,)), *model.sequence]
+    profile = tfgpipe.profile(
+        layers, rows, device="CPU:0", seconds=1.0, optimizer="sgd", verbose=0
+    )
+    sized = planner.sized(source_of(layers), None, "sgd")
+    k = setting.k
+    planned = Setting(
+        1, k, (1,) * k, setting.m, setting.schedule, (setting.remat,) * k
+    )
+    expected = predict(sized.by_profile(profile, 1), planned, None).step_seconds
+    model = setting.model()
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    data = np.ones((setting.m, 1), np.float32)
+    step = train_step(model, data, data)
+    _, _, *times = [step() for _ in range(rounds + 2)]
+    measured = spread(times).median
+    return {
+        "model": f"waiting, {setting.cells}",
+        "schedule": setting.schedule,
+        "remat": setting.remat,
+        "k": k,
+        "m": setting.m,
+        "measured_ms": 1e3 * measured,
+        "predicted_ms": 1e3 * expected,
+        "error": expected / measured - 1,
+    }
+
+
+def _cuts(models: list[_Measured], rounds: int) -> Table:
+    """One cut by FLOPs, one by seconds, and the best of those beside them."""
+    table = Table(
+        "cuts",
+        "Steps of cuts into two cells: gpipe, M = 8, never recomputed; by "
+        "hand: the fastest of the cuts up to two layers away",
+        _CUTS,
+    )
+    for own in progress(models, "cuts"):
+        sized = own.sized
+        workload = sized.by_profile(own.profile, own.model.batch_size / 8)
+        by_flops = tuple(sized.source.cut([s.flops for s in sized.sizes], 2))
+        by_seconds = tuple(sized.source.cut(workload.costs, 2))
+        count = len(sized.sizes)
+        near = {
+            (first + d, count - first - d)
+            for first in (by_flops[0], by_seconds[0])
+            for d in range(-2, 3)
+            if 0 < first + d < count
+        }
+        times = {
+            cut: _step_seconds(own.model, rounds, cut, 8, "gpipe", "never")
+            for cut in sorted(near)
+        }
+        best = min(times, key=times.__getitem__)
+        for name, cut in (
+            ("FLOPs", by_flops),
+            ("seconds", by_seconds),
+            ("hand", best),
+        ):
+            table.rows.append(
+                {
+                    "model": own.name,
+                    "cut": name,
+                    "layers": " ".join(map(str, cut)),
+                    "step_ms": 1e3 * times[cut],
+                    "ratio": times[cut] / times[by_flops],
+                }
+            )
+    return table
