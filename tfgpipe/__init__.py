@@ -22,7 +22,8 @@ from tfgpipe.devices import (
 )
 from tfgpipe.gpipe import GPipe
 from tfgpipe.planner import plan
-from tfgpipe.planning import MACHINES, Machine
+from tfgpipe.planning import MACHINES, Machine, Profile
+from tfgpipe.profiling import profile
 from tfgpipe.saving import load_model
 from tfgpipe.schedules import Schedule
 from tfgpipe.sequence import layers_of
@@ -34,6 +35,7 @@ __all__ = [
     "GPipe",
     "Machine",
     "PipelineStrategy",
+    "Profile",
     "Schedule",
     "TPUPipelineStrategy",
     "callbacks",
@@ -41,6 +43,7 @@ __all__ = [
     "layers_of",
     "load_model",
     "plan",
+    "profile",
     "timeline",
     "tpu_device_assignment",
 ]

@@ -14,7 +14,7 @@ from tfgpipe.cells import Cell, shapes
 from tfgpipe.described import Described, input_tensors
 from tfgpipe.devices import Storage
 from tfgpipe.devices import strategy as strategy_lib
-from tfgpipe.planning import CellRecord, partition, print_cells
+from tfgpipe.planning import CellRecord, Profile, partition, print_cells
 from tfgpipe.random_state import RandomState
 from tfgpipe.saving import Saved
 from tfgpipe.schedules import Schedule
@@ -82,6 +82,11 @@ class GPipe(Described, Saved, Stepped):
         gradient_dtype: Dtype in which the gradients of weights are summed over
             micro-batches, such as "bfloat16" to halve the memory of the sums.
             None for that of each weight.
+        costs: By what cells are balanced, if no layer has a cost of its own:
+            "flops", as above; what `tfgpipe.profile` measured of these layers,
+            in seconds for the largest of its micro-batches; "bytes", of their
+            weights, gradients and slots (Adam's) and of what the backward pass
+            keeps of one row; or a list of numbers, one a layer.
         name: Name of the model.
 
     Raises:
@@ -112,6 +117,7 @@ class GPipe(Described, Saved, Stepped):
         remat: str | Mapping[int, str] = "except_last",
         remat_groups: int = 1,
         gradient_dtype: str | None = None,
+        costs: str | Profile | Sequence[float] = "flops",
         name: str | None = None,
         **kwargs: Any,
     ):
@@ -126,6 +132,7 @@ class GPipe(Described, Saved, Stepped):
             remat,
             remat_groups,
             gradient_dtype,
+            costs,
             None if strategy is None else strategy.devices,
         )
         if type(self).call is not GPipe.call:
@@ -183,11 +190,14 @@ class GPipe(Described, Saved, Stepped):
             if self._source.input_spec is None:
                 specs = input_tensors(self._plan.input_spec)
                 self._plan.input_spec = specs
-            self._plan.output_spec, self._plan.costs = self._source.infer(
+            self._plan.output_spec, costs = self._source.infer(
                 self._plan.input_spec,
                 self.num_micro_batches * self.num_replicas > 1,
             )
             self._arguments.check_supported()
+            self._plan.costs = self._arguments.costs.resolved(
+                costs, self._plan.input_spec
+            )
             self._make_cells()
             if not internals.variables_are_deferred():
                 self.place()
@@ -202,8 +212,8 @@ class GPipe(Described, Saved, Stepped):
         self._check_groups(counts)
         start = 0
         for devices, count in zip(zip(*self._arguments.grid), counts):
-            costs = self._plan.costs[start : start + count]
-            for size in partition(costs, self._arguments.remat_groups):
+            own = self._plan.costs[start : start + count]
+            for size in partition(own, self._arguments.remat_groups):
                 index = len(self._plan.cells)
                 steps = self._source.steps[start : start + size]
                 self._plan.cells.append(Cell(index, steps, devices))
@@ -244,6 +254,7 @@ class GPipe(Described, Saved, Stepped):
                         tf.TensorShape(size).num_elements() for size in sizes
                     ),
                     devices=parts[0].devices,
+                    unit=self._arguments.costs.unit,
                 )
             )
             start = stop

@@ -176,6 +176,7 @@ class Saved(Filed):
             **super().get_config(),
             **self._source.config(),
             "costs": costs,
+            "cost_unit": self._arguments.costs.unit,
             "build_config": self.get_build_config(),
             **self._arguments.config(),
         }
@@ -187,8 +188,14 @@ class Saved(Filed):
         """Makes a model of what `get_config` returned."""
         config = overridden(dict(config))
         build_config = config.pop("build_config", None)
+        unit = config.pop("cost_unit", None)
+        is_later = unit == "bytes" and None in config["costs"]  # not built
         items = items_from_config(config, custom_objects)
+        if is_later:
+            config["costs"] = unit
         model = cls(items, **config)
+        if unit is not None:
+            model._arguments.costs.unit = unit
         model.build_from_config(build_config)
         return model
 

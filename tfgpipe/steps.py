@@ -183,7 +183,7 @@ class Stepped(Prepared):
 
     @contextlib.contextmanager
     def timed_by(self, clock: Any) -> Iterator[None]:
-        """Inside, training steps are traced with a `timeline.Clock`."""
+        """Inside, training steps are traced with a `run.Clock`."""
         self._plan.clock = clock
         try:
             yield

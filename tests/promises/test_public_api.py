@@ -13,6 +13,7 @@ def test_all_is_the_public_interface():
         "GPipe",
         "Machine",
         "PipelineStrategy",
+        "Profile",
         "Schedule",
         "TPUPipelineStrategy",
         "callbacks",
@@ -20,6 +21,7 @@ def test_all_is_the_public_interface():
         "layers_of",
         "load_model",
         "plan",
+        "profile",
         "timeline",
         "tpu_device_assignment",
     ]

@@ -64,6 +64,13 @@ def create_variable(variable: keras.Variable) -> None:
     variable._deferred_initialize()
 
 
+def initial_value(variable: keras.Variable) -> tf.Tensor:
+    """What a deferred variable would start with, on the current device."""
+    with keras.StatelessScope():
+        value = variable._initializer(variable.shape, dtype=variable.dtype)
+    return tf.cast(value, variable.dtype)
+
+
 def move_variable(variable: keras.Variable) -> None:
     """Gives the variable new storage with its value on the current device.
 

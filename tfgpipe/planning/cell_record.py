@@ -21,6 +21,7 @@ class CellRecord:
             variable that cells share counts in the first of them.
         devices: Full names of the devices that run it, one a replica. They
             share out the weights.
+        unit: Of the cost: "FLOPs", "s" or "bytes"; empty if the user gave it.
     """
 
     index: int
@@ -29,6 +30,7 @@ class CellRecord:
     cost: float
     num_params: int
     devices: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+    unit: str = ""
 
 
 def print_cells(
@@ -42,7 +44,8 @@ def print_cells(
     """
     write = print_fn or print
     total = sum(cell.cost for cell in cells)
-    rows = [("cell", "device", "layers", "params", "cost", "share")]
+    unit = f" ({cells[0].unit})" if cells[0].unit else ""
+    rows = [("cell", "device", "layers", "params", f"cost{unit}", "share")]
     for cell in cells:
         share = cell.cost / total if total else 1 / len(cells)
         rows.append(

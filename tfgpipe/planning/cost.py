@@ -73,7 +73,7 @@ def resolve_cost(
     if cost is None:
         return layer_flops(layer, input_spec, known, step)
     if not callable(cost):
-        if _is_cost(cost):
+        if is_cost(cost):
             return float(cost)
         raise _bad_cost(layer, f"cost={cost!r}")
     try:
@@ -84,7 +84,7 @@ def resolve_cost(
             "its function, called for an input of shape "
             f"{_shapes(input_spec)}, raised {type(error).__name__}: {error}",
         ) from error
-    if _is_cost(value):
+    if is_cost(value):
         return float(value)
     raise _bad_cost(layer, f"its function returned {value!r}")
 
@@ -98,7 +98,8 @@ def _bad_cost(layer: keras.layers.Layer, received: str) -> ValueError:
     )
 
 
-def _is_cost(value: Any) -> bool:
+def is_cost(value: Any) -> bool:
+    """Whether a value is a finite number from 0."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return False
     try:
@@ -192,7 +193,7 @@ def _trace(call: Callable, input_spec: Any, unknown: int | None) -> tf.Graph:
             outputs = call(inputs, training=True)
         return [t for t in keras.tree.flatten(outputs) if tf.is_tensor(t)]
 
-    with _random_state_kept(), warnings.catch_warnings():
+    with random_state_kept(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the real calls will warn
         return tf.function(run, autograph=False).get_concrete_function().graph
 
@@ -242,7 +243,7 @@ class _PlaceholderScope(keras.StatelessScope):
 
 
 @contextlib.contextmanager
-def _random_state_kept() -> Iterator[None]:
+def random_state_kept() -> Iterator[None]:
     """Undoes what a trace does to the random state of Python, NumPy, Keras."""
     states = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:

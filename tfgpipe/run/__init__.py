@@ -3,8 +3,17 @@
 `Pipeline` is the room to begin with.
 """
 
+from tfgpipe.run.chain import Chain
+from tfgpipe.run.clock import Clock, Event
 from tfgpipe.run.loss_gradients import LossGradients
 from tfgpipe.run.pipeline import Pipeline
 from tfgpipe.run.weights import place_variables
 
-__all__ = ["LossGradients", "Pipeline", "place_variables"]
+__all__ = [
+    "Chain",
+    "Clock",
+    "Event",
+    "LossGradients",
+    "Pipeline",
+    "place_variables",
+]

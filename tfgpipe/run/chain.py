@@ -28,7 +28,7 @@ class Chain:
     """The tasks of every device.
 
     Args:
-        clock: Notes when each task runs, see `timeline.Clock`, or None.
+        clock: Notes when each task runs, see `clock.py`, or None.
 
     Attributes:
         last_op: By device, the operation that the next task follows.

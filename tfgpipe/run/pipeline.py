@@ -53,7 +53,7 @@ class Pipeline:
         head: Loss and metrics of a micro-batch, or None.
         remat: Which micro-batches are computed again.
         tracer: Makes the cells' functions: `Tracer`, or `EagerTracer`.
-        clock: Notes when each task runs, see `timeline.Clock`, or None.
+        clock: Notes when each task runs, see `clock.py`, or None.
 
     Attributes:
         cells: The cells.

@@ -8,6 +8,7 @@ from typing import Any
 from tfgpipe.counts import as_count, count_problem
 from tfgpipe.devices import DeviceList
 from tfgpipe.schedules import REMAT, SCHEDULES, Remat, Schedule
+from tfgpipe.sequence.given_costs import GivenCosts
 from tfgpipe.sequence.restrictions import check_supported
 from tfgpipe.sequence.source import source_of
 
@@ -27,10 +28,12 @@ class Arguments:
         remat: Name of the rule, or rules by cells.
         remat_groups: Groups a cell.
         gradient_dtype: Dtype of sums of gradients, or None.
+        costs: What the layers cost, or by what to estimate it.
         replicas: The devices of each replica, if a strategy names them.
 
     Attributes:
         source: The layers, and how they are called.
+        costs: What they cost.
         grid: Full names of devices, grid[r][k] that of cell k in replica r.
         num_replicas: R.
 
@@ -49,10 +52,13 @@ class Arguments:
         remat: str | Mapping[Any, str],
         remat_groups: int,
         gradient_dtype: str | None,
+        costs: Any = "flops",
         replicas: Sequence[Sequence[str]] | None = None,
     ):
         self.source = source_of(layers)
         self._problems = self.source.problems
+        self.costs = GivenCosts(costs, self.source)
+        self._problems += self.costs.problems
         named_devices = self._list_or_none("devices", devices)
         self.layers_per_cell = self._list_or_none(
             "layers_per_cell", layers_per_cell

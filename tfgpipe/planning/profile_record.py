@@ -1,0 +1,244 @@
+"""What the tasks of each layer take, as it was measured.
+
+A record, in plain Python, which a file can hold: see `measure.py` for how it is
+made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from tfgpipe.planning.layer_record import MEASURED, LayerProfile, layer_from
+from tfgpipe.planning.profile_file import read_profile, write_profile
+from tfgpipe.planning.profile_table import table_of
+
+_CURE = (
+    "Measure these: `tfgpipe.profile(layers, x)`, with the same layers and no "
+    "others."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """What `tfgpipe.profile` has measured. It is printed as a table.
+
+    Attributes:
+        layers: The layers, in order.
+        loss: The loss, which is computed behind the last layer; or None.
+        device: Where it was measured.
+        call_seconds: What a task takes beside what it computes.
+        jit_compile: Whether XLA compiled the tasks.
+        optimizer: The class whose slots are counted.
+        versions: Of Python and packages, by their names.
+    """
+
+    layers: tuple[LayerProfile, ...]
+    loss: LayerProfile | None
+    device: str
+    call_seconds: float
+    jit_compile: bool
+    optimizer: str
+    versions: dict[str, str]
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The sizes of micro-batches that were measured, rising."""
+        return tuple(one.rows for one in self.layers[0].measured)
+
+    def seconds(self, index: int, kind: str, rows: float) -> float:
+        """What a task takes for one layer, without the cost of a call.
+
+        Between the sizes that were measured, and beyond them, it is on a line.
+
+        Args:
+            index: Of the layer. The last one's has the loss in it.
+            kind: "forward", "recompute", "backward"; or one of its halves,
+                "input_gradient" or "weight_gradient". Where it has no halves,
+                all is in the second.
+            rows: Of the micro-batch.
+        """
+        self._check_kind(kind)
+        return sum(
+            self._of(layer, kind, rows) for layer in self._with_loss(index)
+        )
+
+    def task_seconds(
+        self, start: int, stop: int, kind: str, rows: float
+    ) -> float:
+        """What a task of a cell takes.
+
+        Args:
+            start: Index of its first layer.
+            stop: Index behind its last one.
+            kind: As for `seconds`.
+            rows: Of the micro-batch.
+
+        Returns:
+            The cost of a call and the seconds of its layers; 0.0 if it has
+            nothing to compute.
+        """
+        total = sum(self.seconds(i, kind, rows) for i in range(start, stop))
+        if kind == "recompute":
+            has_backward = any(
+                self.seconds(i, "backward", rows) for i in range(start, stop)
+            )
+            if not has_backward:
+                return 0.0
+            last = self._with_loss(stop - 1)[-1]
+            total -= self._of(last, "recompute", rows)
+            total += self._of(last, "recompute_last", rows)
+        return total + self.call_seconds if total else 0.0
+
+    def costs(self, rows: int | None = None) -> list[float]:
+        """Seconds of all tasks of each layer for a micro-batch.
+
+        Args:
+            rows: Of the micro-batch. Defaults to the most that were measured.
+        """
+        rows = self.rows[-1] if rows is None else rows
+        return [
+            sum(
+                self.seconds(i, kind, rows)
+                for kind in ("forward", "recompute", "backward")
+            )
+            for i in range(len(self.layers))
+        ]
+
+    def bytes(self, rows: int | None = None) -> list[float]:
+        """Bytes of each layer: weights, slots, gradients, and what is kept.
+
+        Args:
+            rows: Of the micro-batch, of which the backward pass keeps what it
+                needs. Defaults to the most that were measured.
+        """
+        rows = self.rows[-1] if rows is None else rows
+        return [
+            layer.weight_bytes
+            + layer.slot_bytes
+            + layer.gradient_bytes
+            + _on_line([(o.rows, o.kept_bytes) for o in layer.measured], rows)
+            for layer in self.layers
+        ]
+
+    def _check_kind(self, kind: str) -> None:
+        if kind not in MEASURED:
+            raise ValueError(
+                f"`kind` must be one of {[*MEASURED]}. Received: kind={kind!r}."
+            )
+
+    def _with_loss(self, index: int) -> list[LayerProfile]:
+        is_last = index == len(self.layers) - 1
+        loss = [self.loss] if is_last and self.loss is not None else []
+        return [self.layers[index], *loss]
+
+    def _of(self, layer: LayerProfile, kind: str, rows: float) -> float:
+        points = []
+        for own in layer.measured:
+            spread = getattr(own, kind)
+            if kind == "weight_gradient" and own.input_gradient is None:
+                spread = own.backward
+            if spread is None:
+                return 0.0
+            points.append((own.rows, spread.median - self.call_seconds))
+        return _on_line([(n, max(0.0, y)) for n, y in points], rows)
+
+    def check(
+        self, names: Sequence[str], keys: Sequence[str] | None = None
+    ) -> None:
+        """Refuses to be used for other layers.
+
+        Args:
+            names: Of the layers. The numbers that Keras appends to them do
+                not count: they are others where layers are made again.
+            keys: Those of `layer_key`, if the layers are built. They say more
+                than names, which are not compared then.
+
+        Raises:
+            ValueError: If the layers are not those that were measured.
+        """
+        measured = [layer.name for layer in self.layers]
+        if len(names) != len(measured):
+            raise ValueError(
+                "A profile must be one of the model's layers. Received: one of "
+                f"{len(measured)} layers, from '{measured[0]}' to "
+                f"'{measured[-1]}', for {len(names)} layers. {_CURE}"
+            )
+        expected = [*map(_stem, measured)]
+        found = [*map(_stem, names)]
+        what = "name"
+        if keys is not None:
+            expected = [layer.key for layer in self.layers]
+            found = [*keys]
+            what = "class, configuration or shape of weights"
+        for i, (own, other) in enumerate(zip(expected, found)):
+            if own != other:
+                raise ValueError(
+                    "A profile must be one of the model's layers. Received: "
+                    f"one whose layer {i}, '{measured[i]}', has another {what} "
+                    f"than layer '{names[i]}' of the model. {_CURE}"
+                )
+
+    def __str__(self) -> str:
+        return table_of(self)
+
+    def save(self, path: Any) -> None:
+        """Writes it as JSON, whole or not at all.
+
+        Args:
+            path: Of the file.
+        """
+        write_profile(self, path)
+
+    @classmethod
+    def load(cls, path: Any) -> Profile:
+        """Reads what `save` wrote.
+
+        Args:
+            path: Of the file.
+
+        Raises:
+            ValueError: If the file holds something else.
+        """
+        with open(path, encoding="utf-8") as file:
+            try:
+                return cls._from_values(read_profile(file))
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                raise ValueError(
+                    "`path` must be that of a profile, as `Profile.save` "
+                    f"writes it. Received: {os.fspath(path)!r}, and this "
+                    f"{type(error).__name__}: {error}. It may be damaged, or "
+                    "of another kind or version: measure again, and save."
+                ) from error
+
+    @classmethod
+    def _from_values(cls, values: dict[str, Any]) -> Profile:
+        loss = values.pop("loss")
+        found = cls(
+            layers=tuple(map(layer_from, values.pop("layers"))),
+            loss=None if loss is None else layer_from(loss),
+            **values,
+        )
+        rows = {tuple(t.rows for t in own.measured) for own in found.layers}
+        if len(rows) != 1 or not all(rows):
+            raise ValueError("its layers have not all been measured")
+        return found
+
+
+def _stem(name: str) -> str:
+    """A name without the number that Keras appends."""
+    return re.sub(r"_\d+$", "", name)
+
+
+def _on_line(points: Sequence[tuple[float, float]], at: float) -> float:
+    """The value there on lines through points; through zero, of one point."""
+    if len(points) == 1:
+        ((x, y),) = points
+        return y * at / x
+    places = [i for i, (x, _) in enumerate(points) if x <= at]
+    i = min(places[-1] if places else 0, len(points) - 2)
+    (a, first), (b, second) = points[i : i + 2]
+    return max(0.0, first + (second - first) * (at - a) / (b - a))

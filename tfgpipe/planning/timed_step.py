@@ -1,0 +1,271 @@
+"""A step as the pipeline runs it, timed.
+
+The step is made a cell by itself, whose tasks are traced, differentiated and
+cut out as a pipeline's are. On one device they run one after the other, and all
+of them again:
+
+    forward -> recompute -> backward -> its two halves -> forward -> ...
+
+Weights, state and inputs are arguments: nothing is assigned, and no variable
+needs storage.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from keras import tree
+
+from tfgpipe.cells import (
+    Borrows,
+    Boundary,
+    Cell,
+    CellArguments,
+    CellFunction,
+    Step,
+    Tracer,
+    is_continuous,
+    tensors,
+)
+from tfgpipe.devices import placement
+from tfgpipe.planning.as_written import AsWritten
+from tfgpipe.planning.step_values import KeptBytes, Place, StepValues
+from tfgpipe.run import Chain, Clock
+from tfgpipe.schedules import Task
+
+_FORWARD = ("forward", "recompute", "recompute_last")
+
+# How often all tasks run in a call; the first time warms up.
+_TURNS = 4
+
+
+class TimedStep:
+    """The tasks of a step, for micro-batches of one size.
+
+    Args:
+        step: The step. Its layer is built.
+        inputs: What crosses into it: tensors, or their specs.
+        structure: A nest like its inputs.
+        place: Where it is in the model.
+        device: Where it runs.
+        jit_compile: Whether XLA compiles its tasks.
+        head: The loss, computed behind it, or None.
+        labels: What that takes: specs.
+
+    Attributes:
+        weights: The trainable variables, those of others that it reads among
+            them.
+        state: All other variables.
+        structure: A nest like its outputs.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        inputs: Boundary,
+        structure: Any,
+        place: Place,
+        device: str,
+        jit_compile: bool,
+        head: Any = None,
+        labels: Any = None,
+    ):
+        self._place = place
+        self._device = device
+        self._tracer = Tracer(jit_compile)
+        cell = Cell(0, [step], [device])
+        while True:  # until it is known what the layer reads
+            # What random numbers a recomputation draws is for `GPipe` to judge.
+            function = CellFunction(
+                cell, True, head, recomputes=False, is_split=True
+            )
+            try:
+                made = self._made(function, inputs, structure, labels)
+                break
+            except Borrows as found:
+                found.note()
+        self.weights = function.flat_weights
+        self.state = function.state
+        self.structure = made.traced.findings.output_structure
+        self._backward = made
+        self._tasks = self._tracer.tasks([made], [place.needs_dx])[0]
+        self._is_of_weights = any(
+            d.dense is not None or d.slices for d in made.dw
+        )
+        self._kinds: list[str] = []
+        self._read: set[Any] = set()  # what gradients are computed from
+        self._timed = AsWritten(self._run)
+        self._outputs = AsWritten(self._forward)
+
+    def _made(
+        self,
+        function: CellFunction,
+        inputs: Boundary,
+        structure: Any,
+        labels: Any,
+    ) -> Any:
+        """The cell's graph, differentiated."""
+        specs = CellArguments(
+            inputs,
+            [[_spec(v) for v in own] for own in function.weights],
+            [_spec(v) for v in function.state],
+            labels,
+        ).specs(_spec)
+        x = tree.map_structure(lambda _: 0, structure)
+        traced = self._tracer.trace([function], x, [specs], _spec)
+        has_loss = function.head is not None
+        has_gradient = [
+            is_continuous(t) and not has_loss for t in traced[0].outputs.tensors
+        ]
+        return self._tracer.differentiate(
+            traced, [self._place.differentiates], has_gradient
+        )[0]
+
+    @property
+    def is_by_itself(self) -> bool:
+        """Whether the step reads its own variables only."""
+        return not self._backward.traced.origin.function.cell.all_borrowed
+
+    @property
+    def output_bytes(self) -> int:
+        """Of the outputs."""
+        outputs = self._backward.traced.outputs
+        return _bytes([*outputs.tensors, *outputs.masks])
+
+    @property
+    def kept(self) -> KeptBytes:
+        """What the backward pass needs of the forward pass."""
+        if not self._place.differentiates:
+            return KeptBytes(0, 0, 0)
+        cut = self._tasks.graph
+        traced = self._backward.traced
+        found = {t.ref() for t in map(_owner, cut.kept.tensors)}
+        made = {_owner(t).ref() for t in tensors(traced.outputs.tensors)}
+        given = {t.ref() for t in tensors(traced.inputs.inputs)}
+        return KeptBytes(
+            _bytes([ref.deref() for ref in given & self._read]),
+            _bytes([ref.deref() for ref in found & made]),
+            _bytes([ref.deref() for ref in found - made]),
+        )
+
+    def outputs(self, values: StepValues) -> Boundary:
+        """What the step returns."""
+        results = iter(self._outputs(values))
+        flat = [
+            None if t is None else next(results)
+            for own in self._backward.traced.outputs[:2]
+            for t in own
+        ]
+        half = len(flat) // 2
+        return Boundary(flat[:half], flat[half:])
+
+    def seconds(self, values: StepValues) -> dict[str, list[float]]:
+        """Runs all tasks some times: what each took, by its kind."""
+        dy, dlosses = self._ones()
+        times = self._timed(values, dy, dlosses)[0].numpy()
+        found = collections.defaultdict(list)
+        for kind, start, end in zip(self._kinds, times[::2], times[1::2]):
+            found[kind].append(float(end - start))
+        return {kind: own[1:] for kind, own in found.items()}
+
+    def _ones(self) -> tuple[list[Any], list[Any]]:
+        """Gradients of the outputs and of the losses."""
+        made = self._backward
+
+        def ones(like: Any) -> Any:
+            return None if like is None else tf.ones(like.shape, like.dtype)
+
+        with tf.device(self._device):
+            return [*map(ones, made.dy)], [*map(ones, made.dlosses)]
+
+    def _arguments(self, values: StepValues) -> CellArguments:
+        weights = [
+            tf.cast(value, dtype)
+            for value, dtype in zip(values.weights, self._tasks.weight_dtypes)
+        ]
+        return CellArguments(
+            self._tracer.led(values.inputs),
+            self._tasks.pack_weights([weights]),
+            values.state,
+            values.labels,
+        )
+
+    def _forward(self, values: StepValues) -> list[tf.Tensor]:
+        with tf.device(self._device):
+            work = self._tasks.forward(self._arguments(values), keeps=False)
+            output, _ = work()
+        return tensors([output.tensors, output.masks])
+
+    def _run(
+        self, values: StepValues, dy: list[Any], dlosses: list[Any]
+    ) -> list[tf.Tensor]:
+        """All tasks, some times; returns when each started and ended."""
+        clock = Clock()
+        chain = Chain(clock)
+
+        def run(kind: str, work: Any) -> Any:
+            if work is None:
+                return None
+            if kind not in _FORWARD:
+                of_graph = [t for t in work.function.inputs if tf.is_tensor(t)]
+                self._read |= {t.ref() for t in of_graph}
+            task = Task(kind, 0, 0)
+            return chain.run(task, self._device, [], work)
+
+        with tf.device(self._device):
+            arguments = self._arguments(values)
+            sums: dict[str, Any] = {}
+            for _ in range(_TURNS):
+                self._turn(run, arguments, (dy, dlosses), sums)
+        self._kinds = [task.kind for task, _ in clock.tasks]
+        with tf.device("CPU:0"):
+            return [tf.stack(clock.times)]
+
+    def _turn(
+        self,
+        run: Callable[[str, Any], Any],
+        arguments: CellArguments,
+        gradients: tuple[list[Any], list[Any]],
+        sums: dict[str, Any],
+    ) -> None:
+        """Each task once."""
+        tasks = self._tasks
+        _, kept = run("forward", tasks.forward(arguments, keeps=False))
+        if not self._place.differentiates:
+            return
+        if not tasks.graph.recomputes_in_backward:
+            run("recompute", tasks.forward(arguments, keeps=True))
+            again = run("recompute_last", tasks.recompute(arguments, kept))
+            kept = kept if again is None else again
+        given = arguments, kept, *gradients
+        if not (self._place.needs_dx or self._is_of_weights):
+            return
+        work = tasks.backward(*given, sums.get("backward"), 0)
+        _, sums["backward"] = run("backward", work)
+        if not tasks.is_split:
+            return
+        _, kept = run("input_gradient", tasks.input_gradient(*given))
+        if self._is_of_weights:
+            given = arguments, kept, *gradients
+            work = tasks.weight_gradient(*given, sums.get("halves"), 0)
+            sums["halves"] = run("weight_gradient", work)
+
+
+def _owner(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor that another one is an identity of."""
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _spec(like: Any) -> tf.TensorSpec:
+    return tf.TensorSpec(like.shape, like.dtype)
+
+
+def _bytes(found: list[Any]) -> int:
+    """Of tensors whose shapes are known."""
+    known = [t for t in found if t is not None and t.dtype != tf.variant]
+    return sum(placement.num_bytes(t) for t in known)

@@ -1,0 +1,250 @@
+"""Measures what the layers of a model take: `tfgpipe.profile`."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import tree
+
+from tfgpipe import internals
+from tfgpipe.cells import as_specs, check_rows
+from tfgpipe.counts import as_count
+from tfgpipe.devices import placement
+from tfgpipe.loss import Head, streams_loss
+from tfgpipe.planning import (
+    MeasureSetting,
+    Measuring,
+    Profile,
+    cost,
+    layer_profiles,
+    slot_bytes_of,
+)
+from tfgpipe.sequence import inputs, source_of
+
+
+def profile(
+    layers: Any,
+    x: Any,
+    y: Any = None,
+    *,
+    loss: Any = None,
+    micro_batch_sizes: Sequence[int] | None = None,
+    device: Any = None,
+    seconds: float = 30.0,
+    jit_compile: bool = False,
+    optimizer: Any = "adam",
+    verbose: str | int = "auto",
+) -> Profile:
+    """Measures what each layer of a model takes on one device.
+
+    The layers' tasks run there as in a pipeline, one layer after the other, so
+    that the device holds no more than one of them; equal layers are measured
+    once. Nothing is trained: variables, states and random seeds stay as they
+    are. Layers that were not built are built, without storage for their
+    variables, which a `GPipe` gives them.
+
+    Args:
+        layers: As for `GPipe`: a list of layers, or a model.
+        x: The inputs of a micro-batch, or more.
+        y: Its labels, to measure the loss as well; or None.
+        loss: The loss, as for `compile`. Defaults to that of a compiled model.
+        micro_batch_sizes: Rows of the micro-batches to measure, the first ones
+            of `x`. Defaults to all rows, and a quarter of them, so that other
+            sizes are on a line.
+        device: A name, or a `tf.config.LogicalDevice`. Defaults to the first
+            accelerator.
+        seconds: For how long to measure, all in all, but for what is traced
+            and compiled. Every task runs three times at least.
+        jit_compile: Whether XLA compiles the tasks, as `compile` can ask for.
+            On a TPU, it always does.
+        optimizer: Whose slots are counted; None for none.
+        verbose: 1 for a progress bar, 2 for a line a layer, 0 for silence.
+
+    Returns:
+        The record; `print` shows a table of it.
+
+    Raises:
+        ValueError: If an argument is wrong, or a layer cannot be measured. It
+            is named then.
+    """
+    _check(seconds, verbose)
+    num_slot_bytes = _slot_bytes(optimizer)
+    source = source_of(layers)
+    if source.problems:
+        raise ValueError("\n".join(source.problems))
+    name = _device(device)
+    data = _data(x, y)
+    sizes = _sizes(micro_batch_sizes, _num_rows(data[0]))
+    setting = MeasureSetting(
+        name, jit_compile or placement.has_tpu([name]), float(seconds)
+    )
+    with (
+        internals.outside_functions(),
+        internals.without_strategy(),
+        cost.random_state_kept(),
+    ):
+        x, spec = _as_taken(source, data[0])
+        placed, output = source.placed_steps(spec)
+        head = _head(layers, loss, x, data[1], output)
+        own = Measuring(source.steps, placed, _rows(x, sizes), setting)
+        found = [own.layer(i) for i in _progress(placed, verbose)]
+        of_loss = None
+        if head is not None:
+            of_loss = own.loss(head, _rows((data[1], None), sizes))
+        records = layer_profiles(placed, found, of_loss, num_slot_bytes)
+    return Profile(
+        layers=tuple(records[0]),
+        loss=records[1],
+        device=name,
+        call_seconds=own.call_seconds,
+        jit_compile=setting.jit_compile,
+        optimizer=_class_name(optimizer),
+        versions=_versions(),
+    )
+
+
+def _check(seconds: Any, verbose: Any) -> None:
+    """Refuses what needs no data to be refused."""
+    is_number = isinstance(seconds, (int, float))
+    if not is_number or isinstance(seconds, bool) or not 0 < seconds < math.inf:
+        raise ValueError(
+            "`seconds` must be a positive number, for how long to measure. "
+            f"Received: seconds={seconds!r}."
+        )
+    if verbose not in ("auto", 0, 1, 2):
+        raise ValueError(
+            '`verbose` must be "auto", 0, 1 or 2. '
+            f"Received: verbose={verbose!r}."
+        )
+
+
+def _device(device: Any) -> str:
+    """The full name of a device; that of the first accelerator by default."""
+    if device is None:
+        return placement.accelerators()[0]
+    name = placement.resolve_device(getattr(device, "name", device))
+    if name is None:
+        raise ValueError(
+            "`device` must be the name of one that TensorFlow lists, one of "
+            f"{placement.all_devices()}. Received: device={device!r}."
+        )
+    return name
+
+
+def _data(x: Any, y: Any) -> tuple[Any, Any]:
+    """Inputs and labels as tensors of as many rows."""
+    try:
+        x, y = tree.map_structure(
+            lambda t: None if t is None else tf.convert_to_tensor(t), (x, y)
+        )
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "`x` and `y` must be arrays or tensors, or nests of them. "
+            f"Received: {type(x).__name__} and {type(y).__name__}, and this "
+            f"{type(error).__name__}: {error}. Take a batch out of a dataset: "
+            "`x, y = next(iter(dataset))`."
+        ) from error
+    check_rows(x, y, None)
+    return x, y
+
+
+def _num_rows(x: Any) -> int:
+    return next(t.shape[0] for t in tree.flatten(x) if t is not None)
+
+
+def _sizes(sizes: Any, num_rows: int) -> list[int]:
+    """The micro-batch sizes to measure."""
+    if sizes is None:
+        return [num_rows // 4, num_rows] if num_rows >= 4 else [num_rows]
+    listed = list(sizes) if isinstance(sizes, Sequence) else []
+    counts = [as_count(n) for n in listed]
+    if not counts or any(n is None or n > num_rows for n in counts):
+        raise ValueError(
+            "`micro_batch_sizes` must be a list of integers from 1 to the "
+            f"rows of `x`, {num_rows}. Received: micro_batch_sizes={sizes!r}. "
+            "Pass a larger `x`, or smaller sizes."
+        )
+    return sorted({n for n in counts if n is not None})
+
+
+def _rows(nest: Any, sizes: Sequence[int]) -> dict[int, Any]:
+    """The first rows of a nest, by their number."""
+    return {
+        rows: tree.map_structure(
+            lambda t, rows=rows: None if t is None else t[:rows], nest
+        )
+        for rows in sizes
+    }
+
+
+def _as_taken(source: Any, x: Any) -> tuple[Any, Any]:
+    """Data as the first step takes it, and what the layers are built for."""
+    x = source.arranged(x)
+    spec = source.input_spec
+    is_declared = spec is not None
+    if not is_declared:
+        spec = inputs.data_spec(x, source.layers[0].compute_dtype)
+    return inputs.as_expected(x, spec, is_declared), spec
+
+
+def _head(layers: Any, loss: Any, x: Any, y: Any, output: Any) -> Head | None:
+    """What computes the loss, or None where there are no labels."""
+    if y is not None and loss is None and isinstance(layers, keras.Model):
+        loss = getattr(layers, "loss", None)
+    if y is None and loss is None:
+        return None
+    if y is None or loss is None:
+        raise ValueError(
+            "`y` and `loss` must be given together: a loss needs labels. "
+            f"Received: y={'None' if y is None else 'given'}, loss={loss!r}. "
+            "Pass both, or none to leave the loss unmeasured."
+        )
+    holder = keras.Model()
+    holder.compile(loss=loss)
+    specs = as_specs(y), output, None
+    internals.build_losses_and_metrics(holder, as_specs(x), *specs)
+    if not streams_loss(holder, *specs):
+        raise ValueError(
+            "`loss` must add up over rows to be measured by micro-batches: "
+            "other losses are computed of the whole mini-batch, by no cell. "
+            f"Received: loss={loss!r}. Leave out `y` and `loss`."
+        )
+    return Head(holder, True, False)
+
+
+def _progress(placed: Sequence[Any], verbose: str | int) -> Iterator[int]:
+    """Goes through the steps, and shows how far it is."""
+    bar = keras.utils.Progbar(
+        len(placed),
+        verbose=1 if verbose == "auto" else verbose,
+        unit_name="layer",
+    )
+    for i in range(len(placed)):
+        yield i
+        bar.update(i + 1)
+
+
+def _slot_bytes(optimizer: Any) -> Callable[[Any], int]:
+    """What an optimizer keeps for a variable."""
+    return (lambda _: 0) if optimizer is None else slot_bytes_of(optimizer)
+
+
+def _class_name(optimizer: Any) -> str:
+    if optimizer is None:
+        return "none"
+    return type(keras.optimizers.get(optimizer)).__name__
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "python": platform.python_version(),
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "numpy": np.__version__,
+    }

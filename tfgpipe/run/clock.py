@@ -1,0 +1,200 @@
+"""Notes when each task of a step runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfgpipe import internals
+from tfgpipe.devices import placement
+from tfgpipe.schedules import Task
+
+
+class Event(NamedTuple):
+    """One task and when it ran.
+
+    Attributes:
+        task: What ran. An update of weights is `Task("update", device, -1)`:
+            it belongs to no cell and no micro-batch.
+        device: Index of the device, from 0.
+        start: Seconds from the start of the step.
+        end: Seconds from the start of the step.
+    """
+
+    task: Task
+    device: int
+    start: float
+    end: float
+
+
+class Clock:
+    """Notes when each task of a step runs; see `timeline.measure`.
+
+    Attributes:
+        tasks: The tasks, each with its device.
+        times: Two for each task, its start and its end: seconds.
+    """
+
+    def __init__(self) -> None:
+        self.tasks: list[tuple[Task, str]] = []
+        self.times: list[tf.Tensor] = []
+        self._started: dict[str, tf.Tensor] = {}
+        self._awaited: dict[str, list[Any]] = {}
+        # By tensor and device: what several tasks take is sent once.
+        self._sent: dict[tuple[int, str], tf.Tensor] = {}
+
+    def _read(
+        self, device: str, after: list[Any], tensors: Sequence[Any] = ()
+    ) -> tf.Tensor:
+        """The time when operations have ended, and tensors are there."""
+        spec = tf.DeviceSpec.from_string(device)
+        after = [*after, *tensors]
+        if spec.device_type != "CPU":
+            spec = spec.replace(device_type="CPU", device_index=0)
+            after += _seen(device, spec.to_string(), after)
+        with tf.device(spec.to_string()), tf.control_dependencies(after):
+            time = tf.timestamp()
+        internals.run_independently(time.op)
+        return time
+
+    def start(self, device: str, ready: list[Any], awaited: list[Any]) -> Any:
+        """Reads the clock when a task can run.
+
+        Args:
+            device: Where it runs.
+            ready: Operations that it follows.
+            awaited: Tensors that it takes, or None.
+
+        Returns:
+            The operation that the task has to follow.
+        """
+        tensors = [t for t in awaited if t is not None]
+        self._awaited[device] = tensors
+        self._started[device] = self._read(device, ready, tensors)
+        return self._started[device].op
+
+    def stop(self, task: Task, device: str, op: Any) -> Any:
+        """Reads the clock after a task.
+
+        Args:
+            task: The task.
+            device: Where it runs; `start` was called for it there last.
+            op: Its operation.
+
+        Returns:
+            The operation that the device's next task has to follow.
+        """
+        stopped = self._read(device, [op])
+        self.tasks.append((task, device))
+        self.times += [self._started[device], stopped]
+        is_fed = task.kind == "forward" and task.cell == 0  # by the host
+        self._sent |= {
+            (id(tensor), device): tensor
+            for tensor in self._awaited.pop(device, [])
+            if not is_fed and not placement.same_device(tensor.device, device)
+        }
+        return stopped.op
+
+    def sent_bytes(self) -> tf.Tensor:
+        """What the tasks took from other devices in a step, a scalar.
+
+        Outputs of the cells before, with their masks, and gradients by them. A
+        mini-batch and its labels, which come from the host, are not counted.
+        """
+        found = [tf.constant(0, tf.int64)]
+        for tensor in self._sent.values():
+            with tf.device(tensor.device):
+                found.append(tf.size(tensor, tf.int64) * tensor.dtype.size)
+        with tf.device("CPU:0"):
+            return tf.add_n(found)
+
+    def events(
+        self, times: Sequence[float], devices: Sequence[str]
+    ) -> list[Event]:
+        """What ran in a step.
+
+        Args:
+            times: The values of `times` in it.
+            devices: See `timeline.devices_of`.
+
+        Returns:
+            An event a task, by their start.
+        """
+        first = min(times)
+        events = [
+            Event(
+                task._replace(cell=devices.index(device))
+                if task.kind == "update"
+                else task,
+                devices.index(device),
+                float(start - first),
+                float(end - first),
+            )
+            for (task, device), start, end in zip(
+                self.tasks, times[::2], times[1::2]
+            )
+        ]
+        return sorted(events, key=lambda event: event.start)
+
+    @contextlib.contextmanager
+    def update(self, last_op: dict[str, Any]) -> Iterator[None]:
+        """Inside, weights are updated.
+
+        Args:
+            last_op: By device, the operation that its update follows.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        num_before = len(graph.get_operations())
+        yield
+        operations = graph.get_operations()[num_before:]
+        for device, before in last_op.items():
+            own = [
+                op
+                for op in operations
+                if op.device and placement.same_device(op.device, device)
+            ]
+            self.start(device, [before], [])
+            done = self._read(device, [before, *own]).op
+            self.stop(Task("update", -1, -1), device, done)
+
+
+def _seen(device: str, host: str, after: list[Any]) -> list[tf.Tensor]:
+    """A number from an accelerator that is there when some results are.
+
+    For the host, an operation ends when it is in the device's queue. What is
+    copied to the host waits for all that is in the queue before.
+
+    Args:
+        device: The accelerator.
+        host: Its CPU.
+        after: Operations, and tensors that come from other devices.
+
+    Returns:
+        A tensor on the host; none if nothing on the device is waited for.
+    """
+    operations = [
+        one if isinstance(one, tf.Operation) else one.op for one in after
+    ]
+    own = [
+        op
+        for op in operations
+        if op.type != "Const" and not placement.same_device(op.device, host)
+    ]
+    if not own:
+        return []
+    results = [
+        result
+        for op in own
+        for result in op.outputs
+        if result.dtype.is_floating  # the host may have integers
+    ]
+    with tf.device(device), tf.control_dependencies(after):
+        if results:
+            number = tf.reshape(results[0], [-1])[:1]
+        else:  # bundles
+            number = tf.identity(tf.constant([0.0]))
+    with tf.device(host):
+        return [tf.identity(number)]
