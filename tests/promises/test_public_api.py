@@ -50,8 +50,24 @@ def test_constructor_takes_the_arguments_it_promises():
         "{remat='except_last'}",
         "{remat_groups=1}",
         "{gradient_dtype=None}",
+        "{costs='flops'}",
         "{name=None}",
         "**kwargs",
+    ]
+
+
+def test_profile_takes_the_arguments_it_promises():
+    assert parameters(tfgpipe.profile) == [
+        "layers",
+        "x",
+        "y=None",
+        "{loss=None}",
+        "{micro_batch_sizes=None}",
+        "{device=None}",
+        "{seconds=30.0}",
+        "{jit_compile=False}",
+        "{optimizer='adam'}",
+        "{verbose='auto'}",
     ]
 
 
@@ -93,4 +109,5 @@ def test_cells_are_plain_records():
         "cost": 14.0,
         "num_params": 8,
         "devices": ("/device:CPU:0",),
+        "unit": "FLOPs",
     }

@@ -33,16 +33,25 @@ def _config(called: Any) -> Any:
         json.dumps(config)
     except Exception:  # a user's method may raise anything
         return None
-    return _unnamed(config, {})
+    names = dict.fromkeys(_names(config))
+    return _renamed(config, {name: f"#{i}" for i, name in enumerate(names)})
 
 
-def _unnamed(value: Any, numbers: dict[str, str]) -> Any:
-    """The same, with numbers for names, in the order in which they come."""
+def _names(value: Any) -> list[str]:
+    """The names in a configuration, in the order of its layers."""
     if isinstance(value, dict):
         name = value.get("name")
-        if isinstance(name, str):
-            numbers.setdefault(name, f"#{len(numbers)}")
-        return {k: _unnamed(value[k], numbers) for k in sorted(value)}
+        own = [name] if isinstance(name, str) else []
+        return own + [n for k in sorted(value) for n in _names(value[k])]
     if isinstance(value, (list, tuple)):
-        return [_unnamed(own, numbers) for own in value]
-    return numbers.get(value, value) if isinstance(value, str) else value
+        return [name for one in value for name in _names(one)]
+    return []
+
+
+def _renamed(value: Any, names: dict[str, str]) -> Any:
+    """The same, with other names wherever they stand."""
+    if isinstance(value, dict):
+        return {key: _renamed(own, names) for key, own in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_renamed(own, names) for own in value]
+    return names.get(value, value) if isinstance(value, str) else value

@@ -1,0 +1,152 @@
+"""What a profile says, by hand."""
+
+import math
+
+import pytest
+from fabricated_profile import layer, profile, tasks
+
+
+def test_seconds_are_on_a_line_without_the_cost_of_a_call():
+    found = profile(layer("a", tasks(2, 3.0), tasks(6, 7.0)), call_seconds=1.0)
+    seconds = [found.seconds(0, "forward", rows) for rows in (2, 4, 6, 10, 1)]
+    assert seconds == [2, 4, 6, 10, 1]
+    assert found.seconds(0, "recompute", 4) == 0.0
+
+
+def test_seconds_of_three_sizes_are_on_the_lines_between_neighbours():
+    found = profile(layer("a", tasks(1, 1.0), tasks(2, 4.0), tasks(4, 6.0)))
+    seconds = [found.seconds(0, "forward", rows) for rows in (1.5, 3, 6)]
+    assert seconds == [2.5, 5, 8]
+
+
+def test_seconds_of_one_size_are_on_a_line_through_zero():
+    found = profile(layer("a", tasks(4, 3.0)), call_seconds=1.0)
+    assert found.seconds(0, "forward", 8) == 4.0
+
+
+def test_seconds_are_never_negative():
+    found = profile(layer("a", tasks(2, 0.5), tasks(4, 9.0)), call_seconds=1.0)
+    assert [found.seconds(0, "forward", rows) for rows in (1, 2)] == [0, 0]
+
+
+def test_halves_of_a_whole_are_all_in_the_second():
+    whole = layer("a", tasks(1, 1.0, 1.0, 1.0, 5.0))
+    split = layer("b", tasks(1, 1.0, 1.0, 1.0, 5.0, (2.0, 4.0)))
+    found = profile(whole, split)
+    kinds = ("backward", "input_gradient", "weight_gradient")
+    assert [found.seconds(0, kind, 1) for kind in kinds] == [5, 0, 5]
+    assert [found.seconds(1, kind, 1) for kind in kinds] == [5, 2, 4]
+
+
+def test_seconds_of_an_unknown_kind_are_refused():
+    with pytest.raises(ValueError, match=r"`kind` must be one of .*'update'"):
+        profile(layer("a", tasks(1, 1.0))).seconds(0, "update", 1)
+
+
+def test_cell_takes_its_layers_and_one_call():
+    layers = [
+        layer(name, tasks(1, 2.0, 3.0, 1.5, 5.0)) for name in ("a", "b", "c")
+    ]
+    loss = layer("loss", tasks(1, 1.5, 1.5, 1.25, 1.25), weights=0)
+    found = profile(*layers, loss=loss, call_seconds=1.0)
+    assert found.task_seconds(0, 2, "forward", 1) == 1 + 1 + 1
+    # The last layer of a cell computes no outputs again: here 0.5 for 2.
+    assert found.task_seconds(0, 2, "recompute", 1) == 1 + 2 + 0.5
+    # Of the last cell that is the loss.
+    assert found.task_seconds(1, 3, "forward", 1) == 1 + 1 + 1 + 0.5
+    assert found.task_seconds(1, 3, "recompute", 1) == 1 + 2 + 2 + 0.25
+    assert found.task_seconds(1, 3, "backward", 1) == 1 + 4 + 4 + 0.25
+
+
+def test_cell_without_a_task_takes_no_time():
+    frozen = layer("a", tasks(1, 2.0), weights=0)
+    found = profile(frozen, frozen, call_seconds=1.0)
+    assert found.task_seconds(0, 2, "forward", 1) == 3.0
+    for kind in ("recompute", "backward"):
+        assert found.task_seconds(0, 2, kind, 1) == 0.0
+
+
+def test_costs_are_the_seconds_of_all_tasks():
+    found = profile(
+        layer("a", tasks(1, 2.0, 3.0, 1.5, 5.0), tasks(2, 3.0, 4.0, 2.5, 6.0)),
+        layer("b", tasks(1, 2.0), tasks(2, 2.0)),
+        loss=layer("loss", tasks(1, 1.0), tasks(2, 1.0)),
+    )
+    assert found.rows == (1, 2)
+    assert found.costs() == [3 + 4 + 6, 3]
+    assert found.costs(1) == [2 + 3 + 5, 3]
+
+
+def test_bytes_are_those_held_while_training():
+    found = profile(layer("a", tasks(2, 1.0)), layer("b", tasks(2, 1.0)))
+    assert found.bytes() == [8 + 16 + 8 + 40] * 2
+    assert found.bytes(4) == [8 + 16 + 8 + 80] * 2
+
+
+def test_names_may_have_other_numbers():
+    found = profile(layer("dense", tasks(1, 1.0)), layer("relu_3", tasks(1, 1)))
+    found.check(["dense_7", "relu"])
+    with pytest.raises(ValueError, match=r"layer 1, 'relu_3', .* name .*'elu'"):
+        found.check(["dense_7", "elu"])
+    with pytest.raises(ValueError, match=r"one of 2 layers, .* for 1 layers"):
+        found.check(["dense"])
+
+
+def test_keys_count_more_than_names():
+    found = profile(layer("a", tasks(1, 1.0), key="Dense 1"))
+    found.check(["other"], ["Dense 1"])
+    with pytest.raises(ValueError, match=r"configuration .* 'a' of the model"):
+        found.check(["a"], ["Dense 2"])
+
+
+def test_file_holds_the_same(tmp_path):
+    found = profile(
+        layer("a", tasks(1, 1 / 3, 1.0, None, math.pi, (1.0, 2.0))),
+        loss=layer("loss", tasks(1, 0.1)),
+        call_seconds=1e-6,
+    )
+    found.save(tmp_path / "own.json")
+    assert type(found).load(str(tmp_path / "own.json")) == found
+    assert [path.name for path in tmp_path.iterdir()] == ["own.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "JSONDecodeError"),
+        ("[]", 'no "format"'),
+        ('{"format": "another"}', 'no "format"'),
+        ('{"format": "tfgpipe.profile 1"}', "KeyError"),
+        (
+            '{"format": "tfgpipe.profile 1", "loss": null, "layers": [], '
+            '"device": "", "call_seconds": 0, "jit_compile": false, '
+            '"optimizer": "", "versions": {}}',
+            "not all been measured",
+        ),
+    ],
+)
+def test_other_files_are_refused_by_name(tmp_path, text, reason):
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"other.json.*{reason}"):
+        type(profile(layer("a", tasks(1, 1.0)))).load(path)
+
+
+def test_file_cut_short_is_refused_and_written_over(tmp_path):
+    path = tmp_path / "own.json"
+    found = profile(layer("a", tasks(1, 1.0)))
+    found.save(path)
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(ValueError, match=r"own\.json.*JSONDecodeError"):
+        type(found).load(path)
+    found.save(path)
+    assert type(found).load(path) == found
+
+
+def test_file_with_texts_for_seconds_is_refused(tmp_path):
+    path = tmp_path / "own.json"
+    found = profile(layer("a", tasks(1, 1.0)))
+    found.save(path)
+    path.write_text(path.read_text().replace("1.0", '"1.0"', 1))
+    with pytest.raises(ValueError, match="must hold seconds"):
+        type(found).load(path)
