@@ -33,6 +33,16 @@ def test_deferred_variables_are_created_only_when_asked():
     assert layer.kernel.value.device.endswith("CPU:3")
 
 
+def test_initial_value_is_that_of_a_created_variable():
+    layer = kl.Dense(3)
+    with internals.deferred_variables():
+        layer.build((None, 2))
+    value = internals.initial_value(layer.kernel)
+    assert not internals.is_created(layer.kernel)
+    internals.create_variable(layer.kernel)
+    np.testing.assert_array_equal(value, layer.kernel.numpy())
+
+
 def test_moved_variable_keeps_its_value():
     variable = keras.Variable([1.0, 2.0])
     with tf.device("CPU:2"):
