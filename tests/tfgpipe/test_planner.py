@@ -155,3 +155,17 @@ def test_inputs_of_a_list_may_be_given():
     assert plan.best.memory[0].weights == 4 * (5 * 3 + 3)
     with pytest.raises(ValueError, match="left out for a model"):
         planned(functional.residual(), inputs=keras.Input((5,)))
+
+
+def test_measured_seconds_make_a_plan():
+    layers = [keras.Input((8,))] + [
+        kl.Dense(8, name=f"dense_{i}") for i in range(4)
+    ]
+    x = np.ones((16, 8), np.float32)
+    profile = tfgpipe.profile(layers, x, seconds=0.2, device="CPU:0", verbose=0)
+    plan = tfgpipe.plan(layers, 32, profile, devices=CPUS[:2])
+    assert plan.basis == "seconds as measured"
+    assert plan.memory_limit is None
+    tfgpipe.GPipe(layers, **plan.arguments)
+    with pytest.raises(ValueError, match="profile must be one of the model's"):
+        tfgpipe.plan(dense(), 32, profile, devices=CPUS[:2])
