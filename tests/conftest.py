@@ -37,6 +37,23 @@ def _with_slots(make_train_function):
 
 
 keras.Model.make_train_function = _with_slots(keras.Model.make_train_function)
+
+
+def _as_it_is(make_iterator):
+    """Reads datasets without a thread that tunes how.
+
+    Who lets an iterator go waits for that thread: ten seconds, now and then.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+
+    def make(dataset):
+        return make_iterator(dataset.with_options(options))
+
+    return make
+
+
+tf.data.Dataset.__iter__ = _as_it_is(tf.data.Dataset.__iter__)
 # What was imported stays: collections need not look at it every time.
 gc.collect()
 gc.freeze()
