@@ -159,6 +159,7 @@ def is_private(name):
     return name.startswith("_") and not name.endswith("__")
 
 
+@functools.cache
 def defined_names():
     """Private names that the package itself defines."""
     names = {"_asdict", "_replace"}  # of named tuples, and public
