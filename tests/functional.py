@@ -145,10 +145,10 @@ class Encoder(kl.Layer):
         return x
 
 
-def encoder():
+def encoder(num_blocks=2):
     """A layer that has most of the model inside."""
     x = keras.Input((5, 4))
-    h = Encoder(3)(kl.Dense(4)(x))
+    h = Encoder(num_blocks)(kl.Dense(4)(x))
     return keras.Model(x, kl.Dense(2)(h[:, 0]))
 
 

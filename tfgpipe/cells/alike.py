@@ -48,28 +48,37 @@ _LOOKED_INTO = (
 
 
 def likeness(
-    layers: Sequence[Any], variables: Collection[keras.Variable]
+    layers: Sequence[Any],
+    variables: Collection[keras.Variable],
+    readings: dict[int, Reading] | None = None,
 ) -> Hashable:
     """What layers compute, as something that can be compared.
 
     Args:
         layers: Built layers, maybe in nests with other values.
         variables: Those whose values do not matter.
+        readings: What was read of code before, which this call reads and adds
+            to. Pass the same (at first empty) dict where nothing runs between
+            calls that could change what code refers to.
 
     Returns:
         Equal values for lists of layers that compute the same function of
         their inputs and variables.
     """
-    return _Writer(variables).of_all(layers)
+    return _Writer(variables, readings).of_all(layers)
 
 
 class _Writer:
     """Writes down values; one that comes again by its number."""
 
-    def __init__(self, variables: Collection[keras.Variable]):
+    def __init__(
+        self,
+        variables: Collection[keras.Variable],
+        readings: dict[int, Reading] | None,
+    ):
         self._variables = {id(v) for v in variables}
         self._seen: dict[int, int] = {}
-        self._readings: dict[int, Reading] = {}
+        self._readings = {} if readings is None else readings
 
     def of_all(self, values: Any) -> tuple[Hashable, ...]:
         return tuple(self.of(value) for value in values)

@@ -19,9 +19,10 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.sequence.opened_layer import (
+    Kinds,
+    Opened,
     called,
     large_layers,
-    opened,
     tensors_of,
 )
 
@@ -75,17 +76,26 @@ class GraphCalls:
         self.found: list[Call] = []
         self._known: dict[int, Value] = {}
         self._large = large_layers(model)
-        self._opened: list[tuple[internals.GraphCall, Any]] = []
+        self._kinds = Kinds()
+        self._opened: list[tuple[internals.GraphCall, Opened]] = []
         self._inline(model, self.inputs)
         self.outputs = tree.map_structure(self._value, model.output)
 
     def changed(self) -> list[str]:
         """The names of opened layers that compute something else now."""
-        return [
-            call.operation.name
-            for call, written in self._opened
-            if (now := called(call, True)) is None or now.written != written
-        ]
+        kinds, found = Kinds(), []
+        as_before: set[Any] = set()
+        for call, before in self._opened:
+            # Of those that were alike, and are still, one is called.
+            both = before.kind, kinds.of(call)
+            if both in as_before:
+                continue
+            now = called(call, True)
+            if now is None or now.written != before.written:
+                found.append(call.operation.name)
+            else:
+                as_before.add(both)
+        return found
 
     def _value(self, leaf: Any) -> Any:
         """A `Value` for a symbolic tensor; what else there is, as it is."""
@@ -112,8 +122,10 @@ class GraphCalls:
         if inner is not None and len(args) == 1 and not _has_values(others):
             masks = tree.flatten(kwargs.get("mask"))
             outputs = self._inside(inner, _flat(args[0], inner), masks)
-        elif id(call.operation) in self._large and (found := opened(call)):
-            self._opened.append((call, found.written))
+        elif id(call.operation) in self._large and (
+            found := self._kinds.opened(call)
+        ):
+            self._opened.append((call, found))
             given = [self._value(t) for t in tensors_of(call)]
             outputs = self._inside(found.model, given, [])
             for value, tensor in zip(outputs, call.outputs):

@@ -19,7 +19,7 @@ import contextlib
 import inspect
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -51,10 +51,12 @@ class Opened(NamedTuple):
     Attributes:
         model: A functional model of the call's tensors.
         written: What it computes, as a value to compare.
+        kind: That of the call, see `Kinds.of`, where it was asked for.
     """
 
     model: keras.Model
     written: Any
+    kind: Hashable = None
 
 
 def tensors_of(call: internals.GraphCall) -> list[keras.KerasTensor]:
@@ -64,25 +66,61 @@ def tensors_of(call: internals.GraphCall) -> list[keras.KerasTensor]:
     return list(found.values())
 
 
-def opened(call: internals.GraphCall) -> Opened | None:
-    """What a call of a layer does, as a functional model.
+class Kinds:
+    """Tells calls of equal layers: the blocks of a model are checked once."""
 
-    Args:
-        call: The call of a layer in the graph of a model.
+    def __init__(self) -> None:
+        self._readings: dict[int, Any] = {}
+        self._can_be_opened: dict[Hashable, bool] = {}
 
-    Returns:
-        A model of `tensors_of` the call. None if the layer stays closed.
-    """
-    first = called(call, True)
-    if first is None or not _runs(first):
-        return None
+    def of(self, call: internals.GraphCall) -> Hashable:
+        """Equal values for calls that do the same, but for variables."""
+        layer, numbers = call.operation, _numbers(tensors_of(call))
+
+        def plain(leaf: Any) -> Any:
+            if not isinstance(leaf, keras.KerasTensor):
+                return leaf
+            return numbers.get(id(leaf)), tuple(leaf.shape), leaf.dtype
+
+        told = (call.args, call.kwargs, call.outputs)
+        told = tree.map_structure(plain, told)
+        return likeness([layer, told], layer.variables, self._readings)
+
+    def opened(self, call: internals.GraphCall) -> Opened | None:
+        """What a call of a layer does, as a functional model.
+
+        Args:
+            call: The call of a layer in the graph of a model.
+
+        Returns:
+            A model of `tensors_of` the call. None if the layer stays closed.
+        """
+        first = called(call, True)
+        if first is None:
+            return None
+        kind = self.of(call)
+        if kind not in self._can_be_opened:
+            self._can_be_opened[kind] = _is_all_it_does(first, call)
+        if not self._can_be_opened[kind]:
+            return None
+        return first._replace(kind=kind)
+
+
+def _is_all_it_does(first: Opened, call: internals.GraphCall) -> bool:
+    """Whether a call always does what it did first."""
+    if not _runs(first):
+        return False
     for told, size in ((False, None), *((False, n) for n in _SIZES)):
         again = called(call, told, size)
         if again is None or again.written != first.written:
-            return None
+            return False
         if size is not None and not _runs(again):
-            return None
-    return first
+            return False
+    return True
+
+
+def _numbers(tensors: list[keras.KerasTensor]) -> dict[int, int]:
+    return {id(tensor): i for i, tensor in enumerate(tensors)}
 
 
 def called(
@@ -187,7 +225,7 @@ def _written(
     training: bool,
 ) -> Any:
     """What the calls compute; None if they are told another `training`."""
-    numbers = {id(t): i for i, t in enumerate(model.inputs)}
+    numbers = _numbers(model.inputs)
     rows = []
 
     def plain(leaf: Any) -> Any:

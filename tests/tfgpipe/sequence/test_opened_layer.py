@@ -11,7 +11,8 @@ from keras import ops
 
 import tfgpipe
 from tfgpipe import internals
-from tfgpipe.sequence.opened_layer import opened
+from tfgpipe.sequence import opened_layer
+from tfgpipe.sequence.opened_layer import Kinds
 
 
 class Around(kl.Layer):
@@ -196,13 +197,15 @@ def only_call(layer, shape=(3, 4)):
 
 def test_layer_that_only_calls_layers_is_opened():
     call = only_call(Around())
-    found = [c.operation for c in internals.graph_calls(opened(call).model)]
+    found = [
+        c.operation for c in internals.graph_calls(Kinds().opened(call).model)
+    ]
     assert found == [call.operation.first, call.operation.second]
 
 
 @pytest.mark.parametrize("name", CLOSED)
 def test_layer_that_does_more_stays_closed(name):
-    assert opened(only_call(CLOSED[name]())) is None
+    assert Kinds().opened(only_call(CLOSED[name]())) is None
 
 
 def test_nothing_is_left_of_looking_inside():
@@ -210,7 +213,7 @@ def test_nothing_is_left_of_looking_inside():
     call = only_call(layer)
     before = len(internals.symbolic_calls(layer.first)), layer.count.numpy()
     name = keras.layers.Add().name
-    opened(call)
+    Kinds().opened(call)
     after = len(internals.symbolic_calls(layer.first)), layer.count.numpy()
     assert before == after
     number = int(name.rpartition("_")[2]) if "_" in name else 0
@@ -218,7 +221,7 @@ def test_nothing_is_left_of_looking_inside():
 
 
 def test_blocks_inside_are_opened_and_spread_over_cells():
-    model = tfgpipe.GPipe(encoder(), 4, 2)
+    model = tfgpipe.GPipe(encoder(3), 4, 2)
     calls = [call.operation for call in tfgpipe.layers_of(model.model)]
     assert not any(isinstance(c, (Encoder, Block)) for c in calls)
     costs = [cell.cost for cell in model.cells()]
@@ -226,6 +229,52 @@ def test_blocks_inside_are_opened_and_spread_over_cells():
     assert model.weights == model.model.weights
     on = {w.path: w.value.device for w in model.weights}
     assert len(set(on.values())) == 4
+
+
+class Chooses(Around):
+    """Whether it can be opened is no part of its config."""
+
+    def __init__(self, is_the_same=True):
+        super().__init__()
+        self.is_the_same = is_the_same
+
+    def call(self, x, training=None):
+        y = self.first(x)
+        return self.second(y) if self.is_the_same or training else y
+
+
+def test_equal_layers_are_checked_once(monkeypatch):
+    checked = []
+    check = opened_layer._is_all_it_does
+
+    def noted(first, call):
+        checked.append(call.operation.is_the_same)
+        return check(first, call)
+
+    monkeypatch.setattr(opened_layer, "_is_all_it_does", noted)
+    x = h = keras.Input((4,))
+    for layer in map(Chooses, (True, False, True, False, True)):
+        h = layer(h)
+    calls = internals.graph_calls(keras.Model(x, h))
+    kinds = Kinds()
+    found = [kinds.opened(call) is not None for call in calls]
+    assert found == [True, False, True, False, True]
+    assert checked == [True, False]
+
+
+def test_calls_of_equal_layers_are_of_a_kind_where_they_take_alike():
+    """Not of another shape, dtype or argument, or of one tensor twice."""
+    x, other = keras.Input((4,)), keras.Input((4,))
+    y, z = keras.Input((3, 4)), keras.Input((4,), dtype="float16")
+    layers = Joins(), Joins()
+    given = [(x, x), (x, other), (x, y), (x, z), (x, 2.0), (x, 3.0)]
+    outputs = [layer(a, other=b) for layer in layers for a, b in given]
+    calls = internals.graph_calls(keras.Model([x, other, y, z], outputs))
+    kinds = {}
+    for call in calls:
+        kind = Kinds().of(call)
+        kinds.setdefault(kind, []).append(layers.index(call.operation))
+    assert list(map(sorted, kinds.values())) == [[0, 1]] * len(given)
 
 
 def test_small_layers_stay_closed():
@@ -263,6 +312,19 @@ def test_layer_that_is_changed_after_it_was_opened_is_refused():
     model.predict(data, verbose=0)
     layer.scale = 2.0
     with pytest.raises(ValueError, match=r"Received: \['scaled'\], of model"):
+        model.fit(data, data, verbose=0)
+
+
+def test_one_of_equal_layers_that_is_changed_is_named():
+    x = h = keras.Input((4,))
+    layers = [Scaled() for _ in range(3)]
+    for layer in layers:
+        h = layer(h)
+    model = tfgpipe.GPipe(keras.Model(x, h), 2, 1)
+    model.compile("sgd", "mse")
+    layers[1].scale = 2.0
+    data = np.zeros((4, 4), "float32")
+    with pytest.raises(ValueError, match=r"Received: \['scaled_1'\], of model"):
         model.fit(data, data, verbose=0)
 
 
