@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+from tiny import quickly
 
 import tfgpipe
 
@@ -21,7 +22,7 @@ def trained(make, model, x, y, fit=None, optimizer=None, **arguments):
     model = model(make())
     model.compile(
         optimizer or keras.optimizers.SGD(0.05, momentum=0.9),
-        **{"loss": "mse", **arguments},
+        **quickly(model, {"loss": "mse", **arguments}),
     )
     history = model.fit(
         x, y, batch_size=4, epochs=2, shuffle=False, verbose=0, **(fit or {})

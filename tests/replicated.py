@@ -25,6 +25,7 @@ from kinds import (
     weights,
 )
 from matrix import arguments, largest_difference
+from tiny import quickly
 
 import tfgpipe
 
@@ -144,7 +145,8 @@ def train(
     rng = np.random.default_rng(3)
     keras.utils.set_random_seed(5)
     model = make(kind.layers())
-    model.compile(OPTIMIZERS[optimizer](), **kind.compile(), **compiling)
+    compiling = quickly(model, {**kind.compile(), **compiling})
+    model.compile(OPTIMIZERS[optimizer](), **compiling)
     x, y, fit = kind.x(rng), kind.y(rng), kind.fit(rng)
     history = model.fit(
         x,

@@ -45,7 +45,30 @@ def sequential(make=layers):
     return keras.Sequential(make())
 
 
+def quickly(model, compiling):
+    """Arguments of `compile` with which plain Keras has least to do.
+
+    Its few steps take less time than a trace of one. Of several losses, it
+    makes something else then.
+    """
+    is_traced = isinstance(model, tfgpipe.GPipe) or isinstance(
+        compiling.get("loss"), (dict, list)
+    )
+    is_fixed = {"jit_compile", "run_eagerly", "steps_per_execution"} & {
+        *compiling
+    }
+    return (
+        compiling
+        if is_traced or is_fixed
+        else {
+            **compiling,
+            "run_eagerly": True,
+        }
+    )
+
+
 def compiled(model, optimizer=None, **kwargs):
+    kwargs = quickly(model, kwargs)
     optimizer = optimizer or keras.optimizers.Adam(0.01)
     model.compile(optimizer, kwargs.pop("loss", "mse"), **kwargs)
     return model

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from beside_keras import normal
 from keras import layers as kl
+from tiny import quickly
 
 import tfgpipe
 from tfgpipe import timeline
@@ -43,7 +44,8 @@ CHANGES = {
 
 
 def fit(model):
-    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
+    optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
+    model.compile(optimizer, **quickly(model, {"loss": "mse"}))
     history = model.fit(
         normal(4), normal(2), 4, epochs=2, shuffle=False, verbose=0
     )

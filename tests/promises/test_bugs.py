@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from keras import layers as kl
 from kinds import Lookup, Plain
+from tiny import quickly
 
 import tfgpipe
 
@@ -23,7 +24,8 @@ def trained(make, model, x, y, fit=None, **compile_arguments):
     keras.utils.set_random_seed(5)
     model = model(make())
     model.compile(
-        keras.optimizers.AdamW(0.1, weight_decay=0.5), **compile_arguments
+        keras.optimizers.AdamW(0.1, weight_decay=0.5),
+        **quickly(model, compile_arguments),
     )
     history = model.fit(
         x, y, batch_size=4, epochs=2, shuffle=False, verbose=0, **(fit or {})

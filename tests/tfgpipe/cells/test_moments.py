@@ -14,6 +14,7 @@ from graphs import called, operations, step_graph, tasks
 from keras import layers as kl
 from matrix import REMAT, SCHEDULES, largest_difference
 from replicated import OPTIMIZERS, point, refused, replicas
+from tiny import quickly
 
 from models import amoebanet, amoebanet_operations
 from tfgpipe import internals, timeline
@@ -49,7 +50,8 @@ def fitted(make, layers, optimizer, data, **compiling):
     x, y = data()
     keras.utils.set_random_seed(5)
     model = make(layers())
-    model.compile(OPTIMIZERS[optimizer](), "mse", **compiling)
+    compiling = quickly(model, {"loss": "mse", **compiling})
+    model.compile(OPTIMIZERS[optimizer](), **compiling)
     losses = model.fit(x, y, 9, 2, shuffle=False, verbose=0).history["loss"]
     return [w.numpy() for w in model.weights], losses
 
