@@ -19,7 +19,7 @@ DEMO = "image.amoebanet_d_demo"
 KINDS = ["adafactor", "adam", "adamw", "rmsprop", "sgd"]
 
 
-# Slow to make; their small twins are as good.
+# Too large to make at all; their small twins are as good.
 FULL_SIZE = (
     "image.amoebanet_d_36_544",
     "image.amoebanet_d_72_512",
@@ -29,8 +29,14 @@ FULL_SIZE = (
     "mt.t_32_16384_32",
     "mt.t_64_16384_32",
 )
+NAMES = {experiment.name for experiment in params.all_experiments()}
 EXPERIMENTS = [
-    pytest.param(experiment, id=experiment.name)
+    pytest.param(
+        experiment,
+        id=experiment.name,
+        # Their small twins have as many cells, of fewer layers.
+        marks=pytest.mark.slow if f"{experiment.name}_small" in NAMES else (),
+    )
     for experiment in params.all_experiments()
     if experiment.name not in FULL_SIZE
 ]
