@@ -94,7 +94,9 @@ def notes(call, model, error, match):
 )
 def test_error_of_a_middle_cell_is_raised_and_names_the_layer(cls, schedule):
     model = embedding(cls, schedule=schedule)
-    for call in CALLS.values():
+    # Schedules differ in training, and all of Keras's calls explain alike.
+    of_all = (cls, schedule) == (kl.Embedding, "gpipe")
+    for call in CALLS.values() if of_all else [CALLS["fit"]]:
         note = notes(
             call, model, tf.errors.InvalidArgumentError, r"= 7 is not in \[0, 4"
         )
