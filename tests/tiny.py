@@ -51,20 +51,14 @@ def quickly(model, compiling):
     Its few steps take less time than a trace of one. Of several losses, it
     makes something else then.
     """
-    is_traced = isinstance(model, tfgpipe.GPipe) or isinstance(
-        compiling.get("loss"), (dict, list)
-    )
-    is_fixed = {"jit_compile", "run_eagerly", "steps_per_execution"} & {
-        *compiling
-    }
-    return (
-        compiling
-        if is_traced or is_fixed
-        else {
-            **compiling,
-            "run_eagerly": True,
-        }
-    )
+    modes = {"jit_compile", "run_eagerly", "steps_per_execution"}
+    if (
+        isinstance(model, tfgpipe.GPipe)
+        or isinstance(compiling.get("loss"), (dict, list))
+        or modes & set(compiling)
+    ):
+        return compiling
+    return {**compiling, "run_eagerly": True}
 
 
 def compiled(model, optimizer=None, **kwargs):
