@@ -155,18 +155,14 @@ def test_difference_of_other_shapes_is_an_error():
 
 
 def test_run_prints_cells_bubble_and_accuracy(capsys):
-    assert run(params="image.tiny", set=["epochs=1"]) == 0
+    """Of steps that end in the middle of an epoch."""
+    assert run(params="image.tiny", steps=6, set=["model.num_units=7"]) == 0
     out = capsys.readouterr().out
+    assert "Perceptron(num_units=7)" in out
     assert "device:CPU:1" in out
     assert "2 cells and 2 micro-batches, schedule=gpipe: 33%" in out
-    assert "Trained 4 steps with num_partitions=2" in out
+    assert "Trained 6 steps with num_partitions=2" in out
     assert "Test accuracy: " in out
-
-
-def test_bubble_is_that_of_the_schedule(capsys):
-    assert run(params="image.tiny", steps=1, schedule="zero_bubble") == 0
-    # (K - 1) / (3 M + K - 1)
-    assert "schedule=zero_bubble: 14%" in capsys.readouterr().out
 
 
 def test_list_prints_every_experiment_with_its_size(capsys, monkeypatch):
@@ -251,22 +247,12 @@ def test_dry_run_adds_up_what_shares_a_device(capsys):
     assert "Did you mean 'gpipe'" in capsys.readouterr().err
 
 
-def test_steps_end_in_the_middle_of_an_epoch(capsys):
-    assert run(params="image.tiny", steps=6) == 0
-    assert "Trained 6 steps" in capsys.readouterr().out
-
-
 def test_comparison_with_one_cell_finds_the_same_bits(capsys):
-    given = {"params": "image.tiny", "compare_num_partitions": 1}
-    assert run(**given, epochs=1) == 0
-    out = capsys.readouterr().out
-    assert "after 4 of 4 steps from the same initial weights: all" in out
-
-
-def test_comparison_of_the_first_steps_says_so(capsys):
+    """After the steps that were asked for; after all by default, see below."""
     given = {"params": "image.tiny", "compare_num_partitions": 1}
     assert run(**given, epochs=2, compare_steps=3) == 0
-    assert "after 3 of 8 steps" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "after 3 of 8 steps from the same initial weights: all" in out
 
 
 def test_comparison_that_fails_exits_with_1(capsys, monkeypatch):
@@ -279,8 +265,10 @@ def test_comparison_that_fails_exits_with_1(capsys, monkeypatch):
 
     monkeypatch.setattr(comparison.Snapshot, "on_train_batch_end", disturbed)
     given = {"params": "image.tiny", "compare_num_partitions": 1}
-    assert run(**given, steps=1) == 1
-    assert "differ, by up to 1" in capsys.readouterr().out
+    assert run(**given, steps=2) == 1
+    out = capsys.readouterr().out
+    assert "after 2 of 2 steps from the same initial weights: " in out
+    assert "differ, by up to 1" in out
 
 
 @pytest.mark.parametrize(
@@ -351,9 +339,12 @@ def test_run_is_watched(tmp_path, capsys):
 
 
 def test_run_without_a_terminal_says_how_it_goes(capsys, monkeypatch):
+    """And the bubble of its schedule."""
     monkeypatch.setattr(train, "_SECONDS", 0.0)
-    assert run(params="image.tiny", steps=2) == 0
+    assert run(params="image.tiny", steps=2, schedule="zero_bubble") == 0
     printed = capsys.readouterr().out
+    # (K - 1) / (3 M + K - 1)
+    assert "schedule=zero_bubble: 14%" in printed
     found = r"Step 1 of 2: loss \S+\nStep 2 of 2: loss \S+, \S+ examples/s\n"
     assert re.search(found, printed)
 
