@@ -1,6 +1,5 @@
 """AmoebaNet-D: sizes to the unit, shapes, saving, and what a cell computes."""
 
-import doctest
 import itertools
 
 import keras
@@ -227,7 +226,3 @@ def test_bad_arguments_give_one_error_that_names_all():
         "bn_momentum=2",
     ):
         assert received in str(error.value)
-
-
-def test_example_in_the_docstring_runs():
-    assert doctest.testmod(amoebanet).failed == 0
