@@ -26,7 +26,15 @@ from replicated import (
     replicas,
     small,
 )
-from tiny import assert_close, compiled, data, fit, random_layers, state
+from tiny import (
+    assert_close,
+    compiled,
+    data,
+    fit,
+    quickly,
+    random_layers,
+    state,
+)
 
 import tfgpipe
 from tfgpipe import internals, timeline
@@ -208,7 +216,8 @@ def test_batches_of_a_known_size_that_replicas_do_not_divide():
     def run(make):
         keras.utils.set_random_seed(5)
         model = make(kind.layers())
-        model.compile(OPTIMIZERS["momentum"](), "mse")
+        compiling = quickly(model, {"loss": "mse"})
+        model.compile(OPTIMIZERS["momentum"](), **compiling)
         for rows in (7, 3, 1):
             batches = tf.data.Dataset.from_tensor_slices((x, y))
             batches = batches.batch(rows, drop_remainder=True).take(2)

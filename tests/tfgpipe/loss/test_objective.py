@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers as kl
+from tiny import quickly
 
 import tfgpipe
 
@@ -25,7 +26,9 @@ def trained(make, loss, eagerly=False, rows=7):
     layers = stack()
     model = make(layers)
     optimizer = keras.optimizers.SGD(0.1, momentum=0.5)
-    model.compile(optimizer, loss(layers), run_eagerly=eagerly)
+    modes = {"run_eagerly": True} if eagerly else {}
+    compiling = quickly(model, {"loss": loss(layers), **modes})
+    model.compile(optimizer, **compiling)
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 5, (rows, 2)), rng.random((rows, 2, 3))
     history = model.fit(x, y, rows, epochs=2, verbose=0).history["loss"]

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from keras import layers as kl
 from own_losses import RowWise, compiled
+from tiny import quickly
 
 import tfgpipe
 from tfgpipe import internals
@@ -93,12 +94,12 @@ def test_metrics_of_keras_are_those_of_keras(last):
     def evaluate(make):
         keras.utils.set_random_seed(1)
         model = make([kl.Dense(4), kl.Dense(3, activation="sigmoid")])
-        model.compile(
-            "sgd",
-            "mse",
-            metrics=[*metric_list()[1:last], keras.metrics.MeanIoU(2)],
-            weighted_metrics=metric_list()[:-1],
-        )
+        compiling = {
+            "loss": "mse",
+            "metrics": [*metric_list()[1:last], keras.metrics.MeanIoU(2)],
+            "weighted_metrics": metric_list()[:-1],
+        }
+        model.compile("sgd", **quickly(model, compiling))
         logs = model.fit(
             x, y, batch_size=8, verbose=0, sample_weight=rng_weights
         )
