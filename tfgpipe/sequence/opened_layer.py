@@ -10,7 +10,8 @@ layer stays closed that draws, assigns or reads variables beside its inner
 calls; that takes or makes masks; two of whose calls draw from one generator or
 assign to one variable, as their order in the graph may be another; whose code
 fails on symbolic tensors; or makes another graph the next time, for another
-`training`, or for sizes that are known.
+`training`, or for sizes that are known. To find out takes five calls; of layers
+that are equal in all that their code can see, one is asked.
 """
 
 from __future__ import annotations
@@ -112,7 +113,8 @@ def _is_all_it_does(first: Opened, call: internals.GraphCall) -> bool:
         return False
     for told, size in ((False, None), *((False, n) for n in _SIZES)):
         again = called(call, told, size)
-        # What runs where sizes are unknown does where they are known.
+        # It has the same constants: sizes that it was told are not among them,
+        # and to run it once more, for those, would find nothing.
         if again is None or again.written != first.written:
             return False
     return True

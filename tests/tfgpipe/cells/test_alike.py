@@ -10,6 +10,7 @@ from keras import layers as kl
 from kinds import Block
 
 import tfgpipe
+from tfgpipe.cells import alike
 from tfgpipe.cells.alike import likeness
 
 
@@ -21,6 +22,21 @@ def of(layer, shape=(None, 6, 4)):
     if not layer.built:
         layer.build(shape)
     return likeness([layer], layer.variables)
+
+
+def test_code_is_read_once_for_all_calls_that_share_what_was_read(monkeypatch):
+    read = []
+
+    class Noted(alike.Reading):
+        def __init__(self, *roots):
+            read.append(roots)
+            super().__init__(*roots)
+
+    monkeypatch.setattr(alike, "Reading", Noted)
+    layers, readings = [Scale(2.0), Scale(2.0), Scale(3.0)], {}
+    found = [likeness([layer], [], readings) for layer in layers]
+    assert found[0] == found[1] != found[2]
+    assert (Scale,) in read and len(read) == len(set(read))
 
 
 # -------------------------------------------------------------------- alike
