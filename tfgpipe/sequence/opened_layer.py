@@ -10,8 +10,8 @@ layer stays closed that draws, assigns or reads variables beside its inner
 calls; that takes or makes masks; two of whose calls draw from one generator or
 assign to one variable, as their order in the graph may be another; whose code
 fails on symbolic tensors; or makes another graph the next time, for another
-`training`, or for sizes that are known. To find out takes five calls; of layers
-that are equal in all that their code can see, one is asked.
+`training`, or for sizes that are known. To find out takes four calls and a run;
+of layers that are equal in all that their code can see, one is asked.
 """
 
 from __future__ import annotations
