@@ -15,11 +15,14 @@ torch for this).
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import importlib.util
 import itertools
 import random
+import signal
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,7 +59,9 @@ _PARTITION = [
     Column("mean", "largest / best, mean", ".4f"),
     Column("worst", "worst", ".3f"),
     Column("best_share", "as good as the best", ".1%"),
+    Column("endless", "without an end", "d"),
 ]
+_PATIENCE_SECONDS = 2
 
 
 def run(values: flags.FlagValues, report: Report) -> None:
@@ -81,6 +86,7 @@ def run(values: flags.FlagValues, report: Report) -> None:
 def _partition(cases: int, seed: int) -> Table:
     """The largest cell of each way to cut, relative to the best."""
     found: dict[str, list[float]] = {}
+    endless: collections.Counter[str] = collections.Counter()
     rng = random.Random(seed)
     ways = _ways()
     for _ in range(cases):
@@ -90,12 +96,18 @@ def _partition(cases: int, seed: int) -> Table:
         costs = [rng.randint(1, top) for _ in range(count)]
         best = _exhaustive(costs, k)
         for name, way in ways.items():
-            largest = max(map(sum, way(costs, k)))
-            found.setdefault(name, []).append(largest / best)
+            try:
+                with _patience():
+                    largest = max(map(sum, way(costs, k)))
+            except TimeoutError:
+                endless[name] += 1
+            else:
+                found.setdefault(name, []).append(largest / best)
     table = Table(
         "partition",
         f"Largest cell of {cases:,} random lists of costs, 3 to 14 layers in 2 "
-        "to 6 cells, relative to the best of all cuts",
+        "to 6 cells, relative to the best of all cuts; what has not ended "
+        f"after {_PATIENCE_SECONDS} s does not count",
         _PARTITION,
     )
     for name, ratios in found.items():
@@ -105,9 +117,26 @@ def _partition(cases: int, seed: int) -> Table:
                 "mean": statistics.mean(ratios),
                 "worst": max(ratios),
                 "best_share": sum(r == 1 for r in ratios) / len(ratios),
+                "endless": endless[name],
             }
         )
     return table
+
+
+@contextlib.contextmanager
+def _patience() -> Iterator[None]:
+    """Raises `TimeoutError` in what takes longer than some seconds."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(_PATIENCE_SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _exhaustive(costs: Sequence[int], k: int) -> int:
