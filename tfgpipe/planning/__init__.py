@@ -6,7 +6,12 @@ from tfgpipe.planning.fit import Problem, fitted
 from tfgpipe.planning.graph_cut import cut_graph
 from tfgpipe.planning.layer_key import layer_key
 from tfgpipe.planning.layer_profiles import kept_in_row, layer_profiles
-from tfgpipe.planning.layer_size import LayerSize, PlacedStep, layer_sizes
+from tfgpipe.planning.layer_size import (
+    LayerSize,
+    PlacedStep,
+    layer_sizes,
+    num_params,
+)
 from tfgpipe.planning.machine import MACHINES, Machine, machine_of
 from tfgpipe.planning.measure import MeasureSetting, Measuring
 from tfgpipe.planning.partition import partition
@@ -47,6 +52,7 @@ __all__ = [
     "layer_profiles",
     "layer_sizes",
     "machine_of",
+    "num_params",
     "partition",
     "predict",
     "print_cells",

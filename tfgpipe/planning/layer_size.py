@@ -7,7 +7,7 @@ ones are traced once. What grows with the rows is a line through both.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -113,23 +113,51 @@ def layer_sizes(
         num_slot_bytes: What the optimizer keeps for a variable, in bytes.
     """
     found: list[LayerSize] = []
-    known: dict[Any, LayerSize] = {}
+    known: dict[int, LayerSize] = {}
     flops: dict[Any, float] = {}
-    seen: set[int] = set()  # layers, which may not be built, and variables
     with internals.in_no_graph([s.layer for s in steps]):
-        for step in steps:
-            layer = step.layer
-            key = step.key, _specs(step.live)
-            if key not in known:
-                known[key] = _measured(step, num_slot_bytes, flops)
-            size = known[key]
-            if id(layer) in seen or any(id(v) in seen for v in layer.weights):
-                own = [] if id(layer) in seen else layer.weights
-                own = [v for v in own if id(v) not in seen]
-                size = size._replace(**_of_weights(own, num_slot_bytes))
-            seen |= {id(layer), *map(id, layer.weights)}
-            found.append(size._replace(name=layer.name))
+        for step, first, weights in _with_weights(steps):
+            if id(first) not in known:
+                known[id(first)] = _measured(first, num_slot_bytes, flops)
+            size = known[id(first)]._replace(
+                **_of_weights(weights, num_slot_bytes)
+            )
+            found.append(size._replace(name=step.layer.name))
     return found
+
+
+def num_params(steps: Sequence[PlacedStep]) -> int:
+    """Numbers in the trainable weights of the steps, tied ones once.
+
+    Args:
+        steps: As for `layer_sizes`.
+    """
+    return sum(
+        _count(weight)
+        for _, _, weights in _with_weights(steps)
+        for weight in weights
+        if weight.trainable
+    )
+
+
+def _with_weights(
+    steps: Sequence[PlacedStep],
+) -> Iterator[tuple[PlacedStep, PlacedStep, list[keras.Variable]]]:
+    """Each step, the first that is equal, and weights like its own.
+
+    Without those of steps before it.
+    """
+    known: dict[Any, PlacedStep] = {}
+    seen: set[int] = set()  # layers, which may not be built, and variables
+    for step in steps:
+        layer = step.layer
+        first = known.setdefault((step.key, _specs(step.live)), step)
+        weights = first.layer.weights
+        if id(layer) in seen or any(id(v) in seen for v in layer.weights):
+            weights = [] if id(layer) in seen else layer.weights
+            weights = [v for v in weights if id(v) not in seen]
+        seen |= {id(layer), *map(id, layer.weights)}
+        yield step, first, weights
 
 
 def _measured(

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 
 from params import Experiment, names
@@ -14,6 +16,7 @@ from tfgpipe.planning import (
     Machine,
     Prediction,
     Setting,
+    num_params,
     predict,
 )
 from tfgpipe.schedules import SCHEDULES
@@ -22,20 +25,29 @@ from tfgpipe.sequence import source_of
 
 def num_parameters(experiment: Experiment) -> int:
     """Numbers in a model's trainable weights, tied ones once."""
-    return sum(size.num_params for size in sized(experiment).sizes)
+    steps, _ = source_of(_layers(experiment)).placed_steps(_inputs(experiment))
+    return num_params(steps)
 
 
 def sized(experiment: Experiment) -> planner.SizedModel:
     """The model's layers, for the inputs that need most memory."""
-    source = experiment.data.source()
-    inputs = keras.tree.map_structure(
-        lambda leaf: keras.KerasTensor((None, *leaf.shape[1:]), leaf.dtype),
-        source.largest_batch(experiment.batch_size),
-    )
-    with internals.deferred_variables():
-        layers = experiment.model.layers()
     return planner.sized(
-        source_of(layers), inputs, experiment.optimizer.make(10)
+        source_of(_layers(experiment)),
+        _inputs(experiment),
+        experiment.optimizer.make(10),
+    )
+
+
+def _layers(experiment: Experiment) -> list[keras.layers.Layer]:
+    with internals.deferred_variables():
+        return experiment.model.layers()
+
+
+def _inputs(experiment: Experiment) -> Any:
+    """Those that need most memory, but for the number of rows."""
+    return keras.tree.map_structure(
+        lambda leaf: keras.KerasTensor((None, *leaf.shape[1:]), leaf.dtype),
+        experiment.data.source().largest_batch(experiment.batch_size),
     )
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from keras import layers as kl
 
 import tfgpipe
-from tfgpipe.planning import layer_sizes
+from tfgpipe.planning import layer_sizes, num_params
 from tfgpipe.sequence.source import source_of
 
 
@@ -45,6 +45,10 @@ def test_tied_weights_count_in_the_first_layer():
     sizes, _ = sizes_of([keras.Input((3,)), other, shared, kl.ReLU(), shared])
     assert [size.num_values for size in sizes] == [12, 12, 0, 0]
     assert not shared.built
+    steps, _ = source_of([other, shared, shared]).placed_steps(
+        keras.KerasTensor((None, 3))
+    )
+    assert num_params(steps) == 24
 
 
 def test_frozen_weights_have_no_gradients_and_slots():
