@@ -214,6 +214,7 @@ class Subgraphs:
             for one in inputs:
                 for slot, value in zip(*self._unpacked(one, flat)):
                     found.update({t.name: value for t in slot})
+            found.update(_by_themselves(part, found))
             imported = tf.graph_util.import_graph_def(
                 part,
                 input_map={n: v for n, v in found.items() if n in used},
@@ -261,6 +262,24 @@ class Subgraphs:
         packed = list(itertools.islice(arguments, bundle.num_packed))
         with tf.device(self._where):
             return bundle.slots, bundle.unpack(packed)
+
+
+def _by_themselves(
+    part: Any, found: dict[str, tf.Tensor]
+) -> dict[str, tf.Tensor]:
+    """What gradients of biases take, each from an operation of its own.
+
+    On CPUs, TensorFlow fuses the gradient of a convolution's filters with that
+    of its bias, which it knows by the operation that both take `dy` from:
+
+        unpack --0--> Conv2DBackpropFilter        dy of one convolution
+               --1--> BiasAddGrad                 dy of another one
+
+    It does not ask which output (`mkl_layout_pass.cc`, for float32).
+    """
+    read = [n.input[0] for n in part.node if n.op == "BiasAddGrad"]
+    names = dict.fromkeys(map(_full, read))
+    return {n: tf.identity(found[n]) for n in names if n in found}
 
 
 def _full(name: str) -> str:

@@ -1,10 +1,13 @@
 """Functions cut out of a traced graph."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from graphs import types
+from keras import layers as kl
 
+import tfgpipe
 from tfgpipe.cells.bundle import Bundle
 from tfgpipe.cells.cut import Subgraphs
 
@@ -275,3 +278,24 @@ def test_sums_are_added_in_order_whatever_memory_is_free():
     found = run(part, lambda: known)[0]
     np.testing.assert_array_equal(found, x + y + z)
     assert (found != z + y + x).any()
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+def test_biases_of_convolutions_get_their_own_gradients(schedule):
+    """In float32, in which TensorFlow fuses them with those of filters."""
+    rng = np.random.default_rng(0)
+    x, y = (rng.normal(size=(4, 5, 5, 2)).astype("float32") for _ in range(2))
+
+    def trained(make):
+        keras.utils.set_random_seed(1)
+        layers = [kl.Conv2D(2, 3, padding="same") for _ in range(4)]
+        model = make([keras.Input((5, 5, 2)), *layers])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        model.fit(x, y, epochs=2, verbose=0)
+        return model.get_weights()
+
+    found = trained(
+        lambda layers: tfgpipe.GPipe(layers, 2, 2, schedule=schedule)
+    )
+    for a, b in zip(found, trained(keras.Sequential), strict=True):
+        np.testing.assert_allclose(a, b, 1e-4, 1e-6)
