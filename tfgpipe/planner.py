@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import functools
+import numbers
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import keras
 import tensorflow as tf
-from keras import tree
 
+from tfgpipe import internals
 from tfgpipe.counts import as_count, count_problem
 from tfgpipe.devices import DeviceList, placement
 from tfgpipe.planning import (
-    KINDS,
-    LayerSeconds,
     LayerSize,
     Machine,
     Plan,
     Problem,
+    Profile,
     Workload,
-    layer_sizes,
     machine_of,
     search,
-    seconds_by_flops,
-    slot_bytes_of,
     smallest,
 )
 from tfgpipe.sequence import source_of
+from tfgpipe.sized_model import sized
 
 NUM_CHOICES = 5
 _MIB = 2**20
@@ -48,7 +45,8 @@ def plan(
     """Chooses the arguments of `GPipe`: predicts them, and takes the fastest.
 
     Nothing is allocated, and nothing is run. Of equal layers of a list the
-    first is built, without values, which it gets in a `GPipe`.
+    first is built, without values, which it gets in a `GPipe`; plain Keras
+    cannot train such layers.
 
     Args:
         layers: What `GPipe` takes: layers, or a model.
@@ -73,6 +71,7 @@ def plan(
 
     Example:
 
+    >>> import keras
     >>> layers = [keras.Input((8,))] + [keras.layers.Dense(8)] * 4
     >>> found = plan(layers, 64, devices=["CPU:0"], machine="v100")
     >>> found.arguments["num_partitions"]
@@ -86,6 +85,12 @@ def plan(
     source = source_of(layers)
     rows = _count("batch_size", batch_size)
     known = None if machine is None else machine_of(machine)
+    if profile is not None and not isinstance(profile, Profile):
+        raise ValueError(
+            "`profile` must be what `tfgpipe.profile` returns. Received: "
+            f"{profile!r}. Read a file by `tfgpipe.Profile.load(path)`; a "
+            "machine is given as `machine=`."
+        )
     if profile is None and known is None:
         raise ValueError(
             "`profile` or `machine` must be given: a plan needs seconds. "
@@ -98,14 +103,22 @@ def plan(
     limit = memory_limit
     if limit is None and known is not None:
         limit = known.memory
-    if limit is not None and not limit > 0:
+    is_number = isinstance(limit, numbers.Real) and not isinstance(limit, bool)
+    if limit is not None and not (is_number and limit > 0):
         raise ValueError(
             "`memory_limit` must be a positive number of bytes. Received: "
             f"memory_limit={memory_limit!r}."
         )
-    model = sized(source, inputs, optimizer)
+    replicas = _replicas(num_replicas, num_devices)
+    if rows < min(replicas):
+        raise ValueError(
+            "`batch_size` must be at least the number of replicas. Received: "
+            f"batch_size={rows} and num_replicas={num_replicas}."
+        )
+    with internals.outside_functions(), internals.without_strategy():
+        model = sized(source, inputs, optimizer)
     if profile is not None:
-        profile.check([size.name for size in model.sizes])
+        profile.check([size.name for size in model.sizes], model.keys)
 
     def workload_of(rows: float) -> Workload:
         if profile is not None:
@@ -118,7 +131,7 @@ def plan(
         tuple(source.starts()),
         rows,
         num_devices,
-        _replicas(num_replicas, num_devices),
+        replicas,
         limit,
         known,
     )
@@ -131,71 +144,9 @@ def plan(
     return Plan(tuple(choices), rows, names, are_given, limit, basis)
 
 
-class SizedModel(NamedTuple):
-    """The layers of a model, and what each needs.
-
-    Attributes:
-        source: The layers, and how they are called.
-        sizes: What each needs.
-        output_bytes: Of a row of the last layer's outputs.
-    """
-
-    source: Any
-    sizes: list[LayerSize]
-    output_bytes: int
-
-    def by_flops(self, machine: Machine, rows: float) -> Workload:
-        """For micro-batches of so many rows, with seconds from FLOPs."""
-        seconds = [seconds_by_flops(size, rows, machine) for size in self.sizes]
-        return self.workload(seconds, machine.task_seconds, rows)
-
-    def by_profile(self, profile: Any, rows: float) -> Workload:
-        """For micro-batches of so many rows, with seconds as measured."""
-        seconds = [
-            LayerSeconds(*(profile.seconds(i, kind, rows) for kind in KINDS))
-            for i in range(len(self.sizes))
-        ]
-        return self.workload(seconds, profile.call_seconds, rows)
-
-    def by_cost(self, rows: float) -> Workload:
-        """For micro-batches of so many rows, where seconds mean nothing."""
-        seconds = [LayerSeconds(*[size.flops] * 6) for size in self.sizes]
-        return self.workload(seconds, 0.0, rows)
-
-    def workload(
-        self, seconds: Sequence[LayerSeconds], task_seconds: float, rows: float
-    ) -> Workload:
-        """The layers with their seconds, for micro-batches of so many rows."""
-        return Workload(
-            self.sizes, self.output_bytes, seconds, task_seconds, rows
-        )
-
-
-def sized(source: Any, inputs: Any, optimizer: Any) -> SizedModel:
-    """What each layer needs, without allocating any of it.
-
-    Args:
-        source: What `source_of` made of the layers.
-        inputs: As of `plan`.
-        optimizer: As of `plan`.
-
-    Raises:
-        ValueError: If the layers or their inputs cannot be planned for.
-    """
-    _raise_if(source.problems)
-    steps, outputs = source.placed_steps(_checked_inputs(source, inputs))
-    leaves = [t for t in tree.flatten(outputs) if t is not None]
-    rows = [keras.KerasTensor((1, *t.shape[1:]), t.dtype) for t in leaves]
-    return SizedModel(
-        source,
-        layer_sizes(steps, slot_bytes_of(optimizer)),
-        sum(map(placement.num_bytes, rows)),
-    )
-
-
 def _devices(devices: Any) -> tuple[tuple[str, ...], bool]:
     """Names of all devices, and whether they were given."""
-    if isinstance(devices, (list, tuple)):
+    if isinstance(devices, (list, tuple)) and devices:
         checked = DeviceList([*devices], None, 1, "gpipe")
         _raise_if(checked.problems)
         return tuple(checked.names or ()), True
@@ -203,7 +154,12 @@ def _devices(devices: Any) -> tuple[tuple[str, ...], bool]:
     if devices is None:
         return tuple(found), False
     kind = tf.DeviceSpec.from_string(found[0]).device_type
-    count = _count("devices", devices)
+    count = as_count(devices)
+    if count is None:
+        raise ValueError(
+            "`devices` must be how many there are, at least 1, or a list of "
+            f"names. Received: devices={devices!r}."
+        )
     return tuple(f"{kind}:{i}" for i in range(count)), False
 
 
@@ -233,34 +189,9 @@ def _raise_if(problems: Sequence[str]) -> None:
         raise ValueError("\n".join(problems))
 
 
-def _checked_inputs(source: Any, inputs: Any) -> Any:
-    """What the first layer takes, all sizes but the rows known."""
-    spec = source.input_spec if inputs is None else inputs
-    if inputs is not None and source.model is not None:
-        raise ValueError(
-            "`inputs` must be left out for a model, which has its own. "
-            f"Received: inputs={inputs}. Make the model of inputs whose sizes "
-            "are known."
-        )
-    if spec is None:
-        raise ValueError(
-            "`inputs` must tell what a list of layers without a `keras.Input` "
-            "takes. Received: inputs=None. Let the list begin with "
-            "`keras.Input(shape)`, or pass `inputs=keras.Input(shape)`."
-        )
-    for leaf in tree.flatten(spec):
-        if leaf is not None and None in leaf.shape[1:]:
-            raise ValueError(
-                "`inputs` must have known sizes: what layers take depends on "
-                f"them. Received: an input of shape {tuple(leaf.shape)}. Make "
-                "it of the sizes that are usual, as `keras.Input((512,))`."
-            )
-    return spec
-
-
 def _raise_nothing_fits(problem: Problem, sizes: Sequence[LayerSize]) -> None:
     """Says what would fit, and which layer is largest."""
-    limit = f"{problem.limit / _MIB:,.0f} MiB"
+    limit = _mib(problem.limit)
     largest = max(sizes, key=_held_for_weights)
     nearest = smallest(problem)
     if nearest is None:
@@ -268,7 +199,7 @@ def _raise_nothing_fits(problem: Problem, sizes: Sequence[LayerSize]) -> None:
     else:
         setting = nearest.setting
         text = (
-            f"The nearest needs {max(nearest.device_bytes) / _MIB:,.0f} MiB: "
+            f"The nearest needs {_mib(max(nearest.device_bytes))}: "
             f"num_partitions={setting.num_partitions}, num_micro_batches="
             f"{setting.num_micro_batches}, schedule={setting.schedule!r}, "
             f"remat={setting.remat[0]!r}, remat_groups={setting.remat_groups}."
@@ -278,9 +209,15 @@ def _raise_nothing_fits(problem: Problem, sizes: Sequence[LayerSize]) -> None:
         f"micro-batches. Received: {limit} for each of {problem.num_devices} "
         f"devices. {text} The largest layer is '{largest.name}', whose "
         "weights, slots and gradients take "
-        f"{_held_for_weights(largest) / _MIB:,.0f} MiB. Use more devices, a "
+        f"{_mib(_held_for_weights(largest))}. Use more devices, a "
         "smaller mini-batch, or smaller layers."
     )
+
+
+def _mib(count: float) -> str:
+    """Bytes as text."""
+    mib = count / _MIB
+    return f"{mib:,.0f} MiB" if mib >= 10 else f"{mib:.3g} MiB"
 
 
 def _held_for_weights(size: LayerSize) -> int:

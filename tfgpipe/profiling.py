@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import numbers
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -47,7 +48,7 @@ def profile(
     that the device holds no more than one of them; equal layers are measured
     once. Nothing is trained: variables, states and random seeds stay as they
     are. Layers that were not built are built, without storage for their
-    variables, which a `GPipe` gives them.
+    variables, which a `GPipe` gives them; plain Keras cannot train these.
 
     Args:
         layers: As for `GPipe`: a list of layers, or a model.
@@ -73,8 +74,8 @@ def profile(
         ValueError: If an argument is wrong, or a layer cannot be measured. It
             is named then.
     """
-    _check(seconds, verbose)
-    num_slot_bytes = _slot_bytes(optimizer)
+    _check(seconds, verbose, jit_compile)
+    num_slot_bytes = slot_bytes_of(optimizer)
     source = source_of(layers)
     if source.problems:
         raise ValueError("\n".join(source.problems))
@@ -109,13 +110,18 @@ def profile(
     )
 
 
-def _check(seconds: Any, verbose: Any) -> None:
+def _check(seconds: Any, verbose: Any, jit_compile: Any) -> None:
     """Refuses what needs no data to be refused."""
-    is_number = isinstance(seconds, (int, float))
+    is_number = isinstance(seconds, numbers.Real)
     if not is_number or isinstance(seconds, bool) or not 0 < seconds < math.inf:
         raise ValueError(
             "`seconds` must be a positive number, for how long to measure. "
             f"Received: seconds={seconds!r}."
+        )
+    if not isinstance(jit_compile, bool):
+        raise ValueError(
+            "`jit_compile` must be True or False. Received: "
+            f"jit_compile={jit_compile!r}."
         )
     if verbose not in ("auto", 0, 1, 2):
         raise ValueError(
@@ -228,11 +234,6 @@ def _progress(placed: Sequence[Any], verbose: str | int) -> Iterator[int]:
     for i in range(len(placed)):
         yield i
         bar.update(i + 1)
-
-
-def _slot_bytes(optimizer: Any) -> Callable[[Any], int]:
-    """What an optimizer keeps for a variable."""
-    return (lambda _: 0) if optimizer is None else slot_bytes_of(optimizer)
 
 
 def _class_name(optimizer: Any) -> str:

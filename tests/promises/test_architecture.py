@@ -27,6 +27,7 @@ ORDER = (
     "monitor",
     "timeline",
     "planner",
+    "sized_model",
     "sequence",
     "planning",
     "loss",

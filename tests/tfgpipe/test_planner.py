@@ -88,7 +88,7 @@ def test_what_does_not_fit_is_named():
     with pytest.raises(ValueError, match="largest layer is 'huge'") as info:
         planned(layers, memory_limit=1000)
     text = str(info.value)
-    assert "The nearest needs 1 MiB: num_partitions=2" in text
+    assert "The nearest needs 1." in text
     assert "Use more devices" in text
 
 
@@ -135,6 +135,13 @@ def test_more_devices_than_there_are_can_be_planned_for():
         ({"machine": "abacus"}, "`machine` must be one of"),
         ({"devices": 0}, "`devices` must be"),
         ({"devices": ["CPU:9"]}, "CPU:9"),
+        ({"devices": []}, "`devices` must be how many"),
+        ({"devices": "CPU:0"}, "or a list of names"),
+        ({"memory_limit": "1GB"}, "Received: memory_limit='1GB'"),
+        ({"profile": "a.json"}, "Read a file by `tfgpipe.Profile.load"),
+        ({"inputs": keras.Input((9,))}, "`inputs` must be left out"),
+        ({"layers": [kl.Dense(3)], "inputs": (8,)}, "must hold `keras.Input`s"),
+        ({"batch_size": 2, "num_replicas": 4}, "at least the number of replic"),
         ({"memory_limit": -1}, "`memory_limit` must be a positive"),
         ({"num_replicas": 5}, "at most the number of devices, 4"),
         ({"layers": [kl.Dense(3)]}, "`inputs` must tell"),
@@ -167,5 +174,9 @@ def test_measured_seconds_make_a_plan():
     assert plan.basis == "seconds as measured"
     assert plan.memory_limit is None
     tfgpipe.GPipe(layers, **plan.arguments)
-    with pytest.raises(ValueError, match="profile must be one of the model's"):
-        tfgpipe.plan(dense(), 32, profile, devices=CPUS[:2])
+    others = [keras.Input((8,))] + [
+        kl.Dense(8, "relu", name=f"dense_{i}") for i in range(4)
+    ]
+    for wrong in (dense(), others):
+        with pytest.raises(ValueError, match="profile must be one of the mod"):
+            tfgpipe.plan(wrong, 32, profile, devices=CPUS[:2])

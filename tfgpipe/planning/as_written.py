@@ -14,7 +14,8 @@ from tfgpipe.cells import tensors
 class AsWritten:
     """Calls a function, which TensorFlow's graph optimiser leaves as it is.
 
-    It would take out tasks whose results are not used.
+    It would take out tasks whose results are not used. The function is not
+    inlined into its caller, which the optimiser does change.
 
     Args:
         function: Takes tensors in nests, and returns a flat list of tensors;
@@ -36,7 +37,11 @@ class AsWritten:
             lambda t: None if t is None else tf.TensorSpec(t.shape, t.dtype),
             arguments,
         )
-        inner = tf.function(self._function, autograph=False)
+        inner = tf.function(
+            self._function,
+            autograph=False,
+            experimental_attributes={"_noinline": True},
+        )
         call = internals.Call(
             inner.get_concrete_function(*specs), as_written=True
         )

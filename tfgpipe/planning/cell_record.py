@@ -30,7 +30,7 @@ class CellRecord:
     cost: float
     num_params: int
     devices: tuple[str, ...] = dataclasses.field(default=(), repr=False)
-    unit: str = ""
+    unit: str = dataclasses.field(default="", repr=False)
 
 
 def print_cells(

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,17 +55,21 @@ class Machine:
             value = getattr(self, field.name)
             if field.name == "name":
                 continue
-            is_number = isinstance(value, (int, float))
-            least_is_zero = field.name in ("latency", "task_seconds")
+            is_number = isinstance(value, numbers.Real)
+            is_time = field.name in ("latency", "task_seconds")
+            most = 1 if field.name == "efficiency" else math.inf
             if (
                 not is_number
                 or isinstance(value, bool)
-                or not (0 <= value < math.inf)
-                or (value == 0 and not least_is_zero)
+                or not (0 <= value <= most)
+                or value == math.inf
+                or (value == 0 and not is_time)
             ):
+                kind = "a number from 0" if is_time else "a positive number"
                 raise ValueError(
-                    f"`{field.name}` of a machine must be a positive number, "
-                    "in bytes, seconds, or operations or bytes a second. "
+                    f"`{field.name}` of a machine must be {kind}"
+                    f"{' of at most 1' if most == 1 else ''}, in bytes, "
+                    "seconds, or operations or bytes a second. "
                     f"Received: {field.name}={value!r}."
                 )
 

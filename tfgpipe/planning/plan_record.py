@@ -94,14 +94,17 @@ class Plan:
 
     def _check_scope(self, num_replicas: int) -> None:
         current = strategy.current()
-        found = 1 if current is None else current.num_replicas
-        if found != num_replicas:
+        wanted = (num_replicas, self.best.setting.num_devices)
+        found = None
+        if current is not None:
+            found = current.num_replicas, current.num_partitions
+        if found != (None if num_replicas == 1 and found is None else wanted):
             raise ValueError(
-                f"A plan with {num_replicas} replicas must be used in the "
-                "scope of a strategy that has them. Received: the scope of "
-                f"{'none' if current is None else current}. Write `with "
-                "plan.strategy().scope():` around the making of the model, "
-                "or plan with num_replicas=1."
+                f"A plan with {wanted[0]} replicas of {wanted[1]} devices must "
+                "be used in the scope of a strategy that has them. Received: "
+                f"the scope of {'none' if current is None else current}. Write "
+                "`with plan.strategy().scope():` around the making of the "
+                "model, or plan with num_replicas=1."
             )
 
     def __str__(self) -> str:

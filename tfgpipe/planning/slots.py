@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,16 +23,21 @@ def slot_bytes_of(optimizer: Any) -> Callable[[keras.Variable], int]:
     slot's axes are axes of the variable.
 
     Args:
-        optimizer: As `compile` takes it. It is left alone.
+        optimizer: As `compile` takes it; None for none. It is left alone.
+
+    Raises:
+        ValueError: If an optimizer cannot be made again of its configuration.
     """
-    config = keras.optimizers.serialize(keras.optimizers.get(optimizer))
+    if optimizer is None:
+        return lambda _: 0
+    given = keras.optimizers.get(optimizer)
     known: dict[Any, list[tuple[tuple[int, ...], int]]] = {}
 
     def slot_bytes(variable: keras.Variable) -> int:
         axes = dict(zip(_PRIMES, variable.shape))
         key = len(axes), variable.dtype
         if key not in known:
-            known[key] = _slots(config, [*axes], variable.dtype)
+            known[key] = _slots(given, [*axes], variable.dtype)
         return sum(
             itemsize * math.prod(axes.get(size, size) for size in shape)
             for shape, itemsize in known[key]
@@ -41,14 +47,34 @@ def slot_bytes_of(optimizer: Any) -> Callable[[keras.Variable], int]:
 
 
 def _slots(
-    config: Any, shape: Sequence[int], dtype: str
+    optimizer: Any, shape: Sequence[int], dtype: str
 ) -> list[tuple[tuple[int, ...], int]]:
     """Shapes, and bytes of a number, of the slots of a tiny variable."""
-    twin = keras.optimizers.deserialize(config)
-    with tf.init_scope(), tf.device("CPU:0"), internals.names_kept():
+    with (
+        tf.init_scope(),
+        internals.without_strategy(),
+        tf.device("CPU:0"),
+        internals.names_kept(),
+    ):
+        twin = _twin(optimizer)
         weight = keras.Variable("zeros", shape=shape, dtype=dtype)
         twin.build([weight])
     return [
         (tuple(slot.shape), tf.as_dtype(slot.dtype).size)
-        for slot in internals.slots(twin, weight)
+        for one in internals.with_inner(twin)
+        for slot in internals.slots(one, weight)
     ]
+
+
+def _twin(optimizer: Any) -> Any:
+    """An equal optimizer that is not built."""
+    try:
+        config = copy.deepcopy(optimizer.get_config())
+        return type(optimizer).from_config(config)
+    except Exception as error:
+        raise ValueError(
+            "`optimizer` must be one that can be made again of what its "
+            "`get_config` returns, so that its slots can be counted. Received: "
+            f"{optimizer!r}, and this {type(error).__name__}: {error}. Pass "
+            "the name of one with as many slots, such as 'adam'."
+        ) from error

@@ -7,7 +7,7 @@ import statistics
 
 import keras
 
-from tfgpipe import planner
+from tfgpipe import sized_model
 from tfgpipe.planning import (
     Prediction,
     Setting,
@@ -102,7 +102,7 @@ def table(rounds: int) -> Table:
 
 def predicted(job: Job) -> Prediction:
     """What the planner says of a trial."""
-    model = planner.sized(
+    model = sized_model.sized(
         source_of(layers_of(job)), None, keras.optimizers.get(optimizer_of(job))
     )
     # Seconds decide nothing but how a cell falls into groups.

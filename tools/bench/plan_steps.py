@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 import tfgpipe
-from tfgpipe import planner
+from tfgpipe import sized_model
 from tfgpipe.planning import Setting, predict
 from tfgpipe.sequence import source_of
 from tools import devices
@@ -76,7 +76,7 @@ class _Measured(NamedTuple):
     name: str
     model: BenchModel
     profile: Any
-    sized: planner.SizedModel
+    sized: sized_model.SizedModel
 
 
 def tables(rounds: int, seconds: float) -> Iterator[Table]:
@@ -147,7 +147,7 @@ def _measured(name: str, model: BenchModel, seconds: float) -> _Measured:
         verbose=0,
     )
     return _Measured(
-        name, model, profile, planner.sized(source_of(layers), None, "sgd")
+        name, model, profile, sized_model.sized(source_of(layers), None, "sgd")
     )
 
 
@@ -204,7 +204,7 @@ def _timed_row(setting: efficiency.Setting, rounds: int) -> dict[str, Any]:
     profile = tfgpipe.profile(
         layers, rows, device="CPU:0", seconds=1.0, optimizer="sgd", verbose=0
     )
-    sized = planner.sized(source_of(layers), None, "sgd")
+    sized = sized_model.sized(source_of(layers), None, "sgd")
     k = setting.k
     planned = Setting(
         1, k, (1,) * k, setting.m, setting.schedule, (setting.remat,) * k

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from params import Experiment, names
-from tfgpipe import internals, planner
+from tfgpipe import internals, sized_model
 from tfgpipe.planning import (
     LayerSize,
     Machine,
@@ -29,9 +29,9 @@ def num_parameters(experiment: Experiment) -> int:
     return num_params(steps)
 
 
-def sized(experiment: Experiment) -> planner.SizedModel:
+def sized(experiment: Experiment) -> sized_model.SizedModel:
     """The model's layers, for the inputs that need most memory."""
-    return planner.sized(
+    return sized_model.sized(
         source_of(_layers(experiment)),
         _inputs(experiment),
         experiment.optimizer.make(10),
@@ -91,7 +91,7 @@ def predicted(
 
 def _setting(
     experiment: Experiment,
-    model: planner.SizedModel,
+    model: sized_model.SizedModel,
     num_devices: int | None,
     num_replicas: int,
 ) -> Setting:

@@ -34,5 +34,10 @@ def test_figures_are_positive_numbers(name, value):
 
 def test_latency_may_be_nothing():
     assert Machine(**FIGURES, latency=0).latency == 0
-    with pytest.raises(ValueError, match="`latency`"):
+    with pytest.raises(ValueError, match=r"`latency`.*a number from 0"):
         Machine(**FIGURES, latency=-1)
+
+
+def test_efficiency_is_a_share():
+    with pytest.raises(ValueError, match=r"`efficiency`.*at most 1"):
+        Machine(**FIGURES, efficiency=2)
