@@ -103,10 +103,19 @@ class Experiment:
         rules = self.remat.split(",")
         return rules if len(rules) > 1 else rules * self.num_partitions
 
+    @property
+    def remat_argument(self) -> str | dict[int, str]:
+        """As `tfgpipe.GPipe` takes it; one rule is that of any cells."""
+        if "," not in self.remat:
+            return self.remat
+        return dict(enumerate(self.remat_rules))
+
     def settings(self) -> dict[str, Any]:
         """What a run's numbers depend on: all but the texts about it."""
         found = dataclasses.asdict(self)
         del found["description"], found["expected_result"]
+        if self.remat_groups == 1:  # runs from before there were groups
+            del found["remat_groups"]
         return found
 
     def __str__(self) -> str:

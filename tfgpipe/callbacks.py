@@ -79,7 +79,8 @@ class PipelineMonitor(keras.callbacks.Callback):
         flops_of_example: FLOPs of the forward pass of one example. By default
             estimated as `GPipe` estimates the costs of layers, if
             `peak_flops` is given.
-        say: Called with each sentence of advice. Defaults to printing it.
+        say: Called with each sentence of advice. Defaults to printing it; None
+            for silence.
 
     Attributes:
         advice: The last sentence of advice; None before there is one.
@@ -109,7 +110,7 @@ class PipelineMonitor(keras.callbacks.Callback):
         pictures: str | os.PathLike[str] | None = None,
         peak_flops: float | None = None,
         flops_of_example: float | None = None,
-        say: Callable[[str], object] = print,
+        say: Callable[[str], object] | None = print,
     ) -> None:
         super().__init__()
         (self._every,) = checked_counts(every=every)
@@ -117,7 +118,7 @@ class PipelineMonitor(keras.callbacks.Callback):
         self._peak = _positive("peak_flops", peak_flops)
         self._given_flops = _positive("flops_of_example", flops_of_example)
         self._flops: float | None = None
-        self._say = say
+        self._say = say or (lambda sentence: None)
         self._rates: Any = None
         self._step: TimedStep | None = None
         self._measured: Measured | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -156,6 +156,11 @@ def _data(x: Any, y: Any) -> tuple[Any, Any]:
             f"{type(error).__name__}: {error}. Take a batch out of a dataset: "
             "`x, y = next(iter(dataset))`."
         ) from error
+    if all(t is None for t in tree.flatten(x)):
+        raise ValueError(
+            "`x` must hold the inputs of a micro-batch, for layers take what "
+            "is there. Received: x without any tensor. Pass real rows."
+        )
     check_rows(x, y, None)
     return x, y
 
@@ -168,7 +173,8 @@ def _sizes(sizes: Any, num_rows: int) -> list[int]:
     """The micro-batch sizes to measure."""
     if sizes is None:
         return [num_rows // 4, num_rows] if num_rows >= 4 else [num_rows]
-    listed = list(sizes) if isinstance(sizes, Sequence) else []
+    is_list = isinstance(sizes, Iterable) and not isinstance(sizes, str)
+    listed = [*sizes] if is_list else []
     counts = [as_count(n) for n in listed]
     if not counts or any(n is None or n > num_rows for n in counts):
         raise ValueError(
@@ -196,7 +202,17 @@ def _as_taken(source: Any, x: Any) -> tuple[Any, Any]:
     is_declared = spec is not None
     if not is_declared:
         spec = inputs.data_spec(x, source.layers[0].compute_dtype)
-    return inputs.as_expected(x, spec, is_declared), spec
+    taken = inputs.as_expected(x, spec, is_declared)
+    for own, given in zip(tree.flatten(spec), tree.flatten(taken)):
+        if own is None or given is None:
+            continue
+        expected, found = (tf.TensorShape(t.shape)[1:] for t in (own, given))
+        if not expected.is_compatible_with(found):
+            raise ValueError(
+                "`x` must have the shapes of the model's inputs. Expected: "
+                f"rows of shape {expected}. Received: rows of shape {found}."
+            )
+    return taken, spec
 
 
 def _head(layers: Any, loss: Any, x: Any, y: Any, output: Any) -> Head | None:

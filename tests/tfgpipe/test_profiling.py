@@ -196,6 +196,8 @@ def test_progress_is_shown_if_asked_for(capsys):
         ({"y": ONES, "loss": keras.losses.Dice()}, "`loss` must add up"),
         ({"x": iter([])}, "`x` and `y` must be arrays"),
         ({"optimizer": "gradually"}, "gradually"),
+        ({"x": {}}, "`x` must hold the inputs"),
+        ({"jit_compile": "auto"}, "`jit_compile` must be True or False"),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_is_measured(
@@ -204,6 +206,11 @@ def test_bad_arguments_are_refused_before_anything_is_measured(
     monkeypatch.setattr(tfgpipe.profiling, "Measuring", None)
     with pytest.raises(ValueError, match=message):
         profile([kl.Dense(4)], **arguments)
+
+
+def test_rows_of_another_shape_are_refused():
+    with pytest.raises(ValueError, match=r"Expected: rows of shape \(5,\)"):
+        profile([keras.Input((5,)), kl.Dense(4)])
 
 
 class Failing(kl.Layer):

@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from tfgpipe.counts import as_count, count_problem
 from tfgpipe.planning.layer_record import MEASURED, LayerProfile, layer_from
 from tfgpipe.planning.profile_file import read_profile, write_profile
 from tfgpipe.planning.profile_table import table_of
@@ -99,7 +100,7 @@ class Profile:
         Args:
             rows: Of the micro-batch. Defaults to the most that were measured.
         """
-        rows = self.rows[-1] if rows is None else rows
+        rows = self._checked_rows(rows)
         return [
             sum(
                 self.seconds(i, kind, rows)
@@ -115,7 +116,7 @@ class Profile:
             rows: Of the micro-batch, of which the backward pass keeps what it
                 needs. Defaults to the most that were measured.
         """
-        rows = self.rows[-1] if rows is None else rows
+        rows = self._checked_rows(rows)
         return [
             layer.weight_bytes
             + layer.slot_bytes
@@ -123,6 +124,13 @@ class Profile:
             + _on_line([(o.rows, o.kept_bytes) for o in layer.measured], rows)
             for layer in self.layers
         ]
+
+    def _checked_rows(self, rows: Any) -> int:
+        """The rows of a micro-batch; the most that were measured for None."""
+        count = self.rows[-1] if rows is None else as_count(rows)
+        if count is None:
+            raise ValueError(count_problem("rows", rows))
+        return count
 
     def _check_kind(self, kind: str) -> None:
         if kind not in MEASURED:

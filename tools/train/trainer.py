@@ -109,7 +109,7 @@ class Trainer:
                 num_micro_batches=experiment.num_micro_batches,
                 layers_per_cell=experiment.layers_per_cell,
                 schedule=experiment.schedule,
-                remat=dict(enumerate(experiment.remat_rules)),
+                remat=experiment.remat_argument,
                 remat_groups=experiment.remat_groups,
             )
         model.build_from_config(spec_config(self.source.input_spec))

@@ -64,9 +64,9 @@ def test_row_has_the_accelerator_with_most_and_ratios_to_naive():
 
 
 def test_cells_have_even_numbers_of_blocks_and_the_layers_at_the_ends():
-    assert memory_trial._cut(Job(SIZE, 7, k=3)) == [4, 2, 3]
-    assert memory_trial._cut(Job(SIZE, 4, k=2, chunks=2)) == [2, 1, 1, 2]
-    assert memory_trial._cut(Job(SIZE, 5, k=1)) == [7]
+    assert memory_trial.cut_of(Job(SIZE, 7, k=3)) == [4, 2, 3]
+    assert memory_trial.cut_of(Job(SIZE, 4, k=2, chunks=2)) == [2, 1, 1, 2]
+    assert memory_trial.cut_of(Job(SIZE, 5, k=1)) == [7]
 
 
 # ---------------------------------------------------------------- the commands
