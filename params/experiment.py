@@ -114,8 +114,6 @@ class Experiment:
         """What a run's numbers depend on: all but the texts about it."""
         found = dataclasses.asdict(self)
         del found["description"], found["expected_result"]
-        if self.remat_groups == 1:  # runs from before there were groups
-            del found["remat_groups"]
         return found
 
     def __str__(self) -> str:
