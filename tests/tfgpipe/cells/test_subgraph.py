@@ -282,14 +282,17 @@ def test_sums_are_added_in_order_whatever_memory_is_free():
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
 def test_biases_of_convolutions_get_their_own_gradients(schedule):
-    """In float32, in which TensorFlow fuses them with those of filters."""
+    """In float32, in which TensorFlow fuses them with those of filters.
+
+    Not those of very small images.
+    """
     rng = np.random.default_rng(0)
-    x, y = (rng.normal(size=(4, 5, 5, 2)).astype("float32") for _ in range(2))
+    x, y = (rng.normal(size=(8, 8, 8, 4)).astype("float32") for _ in range(2))
 
     def trained(make):
         keras.utils.set_random_seed(1)
-        layers = [kl.Conv2D(2, 3, padding="same") for _ in range(4)]
-        model = make([keras.Input((5, 5, 2)), *layers])
+        layers = [kl.Conv2D(4, 3, padding="same") for _ in range(6)]
+        model = make([keras.Input((8, 8, 4)), *layers])
         model.compile(keras.optimizers.SGD(0.1), "mse")
         model.fit(x, y, epochs=2, verbose=0)
         return model.get_weights()
