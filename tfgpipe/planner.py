@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.counts import as_count, count_problem
+from tfgpipe.counts import as_count, checked_counts
 from tfgpipe.devices import DeviceList, placement
 from tfgpipe.planning import (
     LayerSize,
@@ -83,7 +83,7 @@ def plan(
           on choosing among replicas, cells and micro-batches
     """
     source = source_of(layers)
-    rows = _count("batch_size", batch_size)
+    (rows,) = checked_counts(batch_size=batch_size)
     known = None if machine is None else machine_of(machine)
     if profile is not None and not isinstance(profile, Profile):
         raise ValueError(
@@ -127,7 +127,7 @@ def plan(
 
     problem = Problem(
         functools.cache(workload_of),
-        source.cut,
+        functools.cache(source.cut),
         tuple(source.starts()),
         rows,
         num_devices,
@@ -168,20 +168,13 @@ def _replicas(num_replicas: Any, num_devices: int) -> tuple[int, ...]:
         return tuple(
             r for r in range(1, num_devices + 1) if num_devices % r == 0
         )
-    count = _count("num_replicas", num_replicas)
+    (count,) = checked_counts(num_replicas=num_replicas)
     if count > num_devices:
         raise ValueError(
             "`num_replicas` must be at most the number of devices, "
             f"{num_devices}. Received: num_replicas={num_replicas}."
         )
     return (count,)
-
-
-def _count(name: str, value: Any) -> int:
-    count = as_count(value)
-    if count is None:
-        raise ValueError(count_problem(name, value))
-    return count
 
 
 def _raise_if(problems: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from keras import tree
 
 from tfgpipe.devices import placement
 from tfgpipe.planning import (
-    KINDS,
+    MEASURED,
     LayerSeconds,
     LayerSize,
     Machine,
@@ -46,14 +46,16 @@ class SizedModel(NamedTuple):
     def by_profile(self, profile: Any, rows: float) -> Workload:
         """For micro-batches of so many rows, with seconds as measured."""
         seconds = [
-            LayerSeconds(*(profile.seconds(i, kind, rows) for kind in KINDS))
+            LayerSeconds(*(profile.seconds(i, kind, rows) for kind in MEASURED))
             for i in range(len(self.sizes))
         ]
         return self.workload(seconds, profile.call_seconds, rows)
 
     def by_cost(self, rows: float) -> Workload:
         """For micro-batches of so many rows, where seconds mean nothing."""
-        seconds = [LayerSeconds(*[size.flops] * 6) for size in self.sizes]
+        seconds = [
+            LayerSeconds(*[size.flops] * len(MEASURED)) for size in self.sizes
+        ]
         return self.workload(seconds, 0.0, rows)
 
     def workload(

@@ -6,6 +6,7 @@ from tfgpipe.planning.fit import Problem, fitted
 from tfgpipe.planning.graph_cut import cut_graph
 from tfgpipe.planning.layer_key import layer_key
 from tfgpipe.planning.layer_profiles import kept_in_row, layer_profiles
+from tfgpipe.planning.layer_record import MEASURED
 from tfgpipe.planning.layer_size import (
     LayerSize,
     PlacedStep,
@@ -21,16 +22,11 @@ from tfgpipe.planning.profile_record import Profile
 from tfgpipe.planning.search import search, smallest
 from tfgpipe.planning.setting import Setting
 from tfgpipe.planning.slots import slot_bytes_of
-from tfgpipe.planning.workload import (
-    KINDS,
-    LayerSeconds,
-    Workload,
-    seconds_by_flops,
-)
+from tfgpipe.planning.workload import LayerSeconds, Workload, seconds_by_flops
 
 __all__ = [
-    "KINDS",
     "MACHINES",
+    "MEASURED",
     "CellRecord",
     "LayerSeconds",
     "LayerSize",

@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from tfgpipe.planning.machine import Machine
 from tfgpipe.planning.memory import memory
@@ -35,7 +35,8 @@ class Problem:
 
     Attributes:
         workload_of: The layers, for micro-batches of so many rows.
-        cut: Cuts costs into cells; raises ValueError where it cannot.
+        cut: Cuts a tuple of costs into cells; raises ValueError where it
+            cannot.
         starts: Indices of the layers with which a cell can begin.
         batch_size: Rows of a mini-batch.
         num_devices: All devices.
@@ -45,7 +46,7 @@ class Problem:
     """
 
     workload_of: Callable[[float], Workload]
-    cut: Callable[[Sequence[float], int], list[int]]
+    cut: Callable[[tuple[float, ...], int], list[int]]
     starts: tuple[int, ...]
     batch_size: int
     num_devices: int
@@ -53,9 +54,9 @@ class Problem:
     memory_limit: float | None
     machine: Machine | None
 
-    def workload(self, setting: Setting) -> Workload:
-        """The layers, for the micro-batches of a setting."""
-        parts = setting.num_replicas * setting.num_micro_batches
+    def workload(self, num_replicas: int, num_micro_batches: int) -> Workload:
+        """The layers, for micro-batches of a part of the mini-batch each."""
+        parts = num_replicas * num_micro_batches
         return self.workload_of(self.batch_size / parts)
 
     @property
@@ -66,7 +67,7 @@ class Problem:
 
 def fitted(problem: Problem, setting: Setting) -> Prediction | None:
     """The prediction for a setting that is changed until it fits, or None."""
-    workload = problem.workload(setting)
+    workload = problem.workload(setting.num_replicas, setting.num_micro_batches)
     held = memory(workload.cells(setting.layers_per_cell), setting)
     if max(own.total for own in held) <= problem.limit:
         return predict(workload, setting, problem.machine)

@@ -92,17 +92,19 @@ def _peak(
     has_sum: set[int] = set()
     for kind, k, m in own:
         keeps = rules.keeps(k, first.get(k) == m)
+        is_last = kind in ("backward", "weight_gradient")
         groups = cells[k] if kind == "forward" else reversed(cells[k])
         for group in groups:
+            first_kept = group.kept if keeps else group.inputs
+            again = 0.0 if keeps else group.kept - group.kept_inputs
             crossing = group.crossing if group.gradient_bytes else 0.0
-            is_last = kind in ("backward", "weight_gradient")
             if kind == "forward":
-                now += group.kept if keeps else group.inputs
+                now += first_kept
                 working = group.outputs if keeps else group.forward
             else:
                 working = group.backward
             if kind in ("backward", "input_gradient") and not keeps:
-                now += group.kept - group.kept_inputs
+                now += again
                 working = max(working, group.forward)
             if is_last and k in has_sum:
                 working += group.gradients
@@ -110,11 +112,10 @@ def _peak(
             if kind == "input_gradient":
                 now += crossing
             if is_last:
-                now -= group.kept if keeps else group.inputs
-                now -= 0.0 if keeps else group.kept - group.kept_inputs
+                now -= first_kept + again
                 now -= crossing if kind == "weight_gradient" else 0.0
                 now += group.sparse
-        if kind in ("backward", "weight_gradient"):
+        if is_last:
             has_sum.add(k)
     return most
 

@@ -11,9 +11,8 @@ Pure Python: nothing here knows TensorFlow.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from tfgpipe.planning.fit import Problem, fitted, may_fit
@@ -61,12 +60,10 @@ def _candidates(problem: Problem) -> Iterator[_Candidate]:
             if d > 1:
                 shapes += [("1f1b", 1), ("zero_bubble", 1)]
                 shapes += [("interleaved", v) for v in CHUNKS if d * v <= most]
+            workload = problem.workload(replicas, m)
             for schedule, chunks in shapes:
-                if d * chunks > most or 3 * m * d * chunks > _MOST_TASKS:
+                if 3 * m * d * chunks > _MOST_TASKS:
                     continue
-                workload = problem.workload_of(
-                    problem.batch_size / (replicas * m)
-                )
                 cut = _even_cut(problem, workload, d * chunks)
                 if cut is None:
                     continue
@@ -99,19 +96,9 @@ def _even_cut(
 ) -> tuple[int, ...] | None:
     # Proportional costs are cut alike, so that one cut serves many settings.
     total = sum(workload.costs) or 1.0
-    costs = tuple(round(cost / total, 9) for cost in workload.costs)
-    return _cut(problem.cut, costs, k)
-
-
-@functools.lru_cache(maxsize=1024)
-def _cut(
-    cut: Callable[[Sequence[float], int], list[int]],
-    costs: tuple[float, ...],
-    k: int,
-) -> tuple[int, ...] | None:
-    whole = [round(1e9 * cost) for cost in costs]
+    whole = tuple(round(1e9 * cost / total) for cost in workload.costs)
     try:
-        return tuple(cut(whole, k))
+        return tuple(problem.cut(whole, k))
     except ValueError:  # there are not as many places to cut
         return None
 
@@ -141,7 +128,7 @@ def smallest(problem: Problem) -> Prediction | None:
     rows = problem.batch_size // min(problem.num_replicas)
     replicas, d = max(_grids(problem), key=lambda grid: grid[1])
     m = max(_micro_batches(rows, d))
-    workload = problem.workload_of(problem.batch_size / (replicas * m))
+    workload = problem.workload(replicas, m)
     cut = _even_cut(problem, workload, d)
     if cut is None:
         return None

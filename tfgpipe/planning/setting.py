@@ -50,6 +50,7 @@ class Setting(NamedTuple):
         )
 
 
-@functools.lru_cache(maxsize=32)
+# A search asks for the same again and again, before it goes to the next.
+@functools.lru_cache(maxsize=2)
 def _tasks(name: str, d: int, m: int, chunks: int) -> Schedule:
     return SCHEDULES[name](d, m, chunks)

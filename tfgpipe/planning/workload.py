@@ -10,21 +10,13 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from tfgpipe.planning.layer_record import MEASURED
 from tfgpipe.planning.machine import Machine
 from tfgpipe.planning.partition import partition
 
-KINDS = (
-    "forward",
-    "recompute",
-    "recompute_last",
-    "backward",
-    "input_gradient",
-    "weight_gradient",
-)
-
 
 class LayerSeconds(NamedTuple):
-    """Seconds of a layer's tasks, for one micro-batch.
+    """Seconds of a layer's tasks, for one micro-batch; those of `MEASURED`.
 
     Attributes:
         forward: Its outputs.
@@ -137,7 +129,7 @@ class Workload:
         )
         self._seconds = {
             kind: _sums(self._own(i, kind, s) for i, s in enumerate(seconds))
-            for kind in KINDS
+            for kind in MEASURED
         }
         live = [rows * size.live_bytes for size in sizes]
         self._live = [*live, rows * output_bytes]

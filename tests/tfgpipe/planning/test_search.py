@@ -38,6 +38,10 @@ def problem(seconds, limit=None, devices=4, machine=LINK, **changed):
     return Problem(**{**options, **changed})
 
 
+def workload_for(given, setting):
+    return given.workload(setting.num_replicas, setting.num_micro_batches)
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("limit", [None, 1200, 700])
 def test_best_of_all_candidates_is_found(seed, limit):
@@ -54,7 +58,7 @@ def test_best_of_all_candidates_is_found(seed, limit):
 def test_bounds_are_bounds(seed):
     given = problem(random_seconds(8, seed))
     for bound, setting in _candidates(given):
-        found = predict(given.workload(setting), setting, given.machine)
+        found = predict(workload_for(given, setting), setting, given.machine)
         assert bound <= found.step_seconds * (1 + 1e-9)
 
 
@@ -70,7 +74,7 @@ def test_rules_are_the_fastest_that_fit():
     """Cell by cell: under 1F1B later cells hold less, and keep more."""
     given = problem([1.0] * 8, machine=None)
     setting = Setting(1, 4, (2,) * 4, 8, "1f1b", ("never",) * 4)
-    workload = given.workload(setting)
+    workload = workload_for(given, setting)
     everything = predict(workload, setting, None).device_bytes
     limit = sorted(everything)[1]
     tight = problem([1.0] * 8, limit, machine=None)
@@ -106,7 +110,7 @@ def test_groups_are_the_last_resort():
     given = problem([1.0] * 8, machine=None)
     setting = Setting(1, 1, (8,), 4, "gpipe", ("never",))
     always = setting._replace(remat=("always",))
-    [needed] = predict(given.workload(setting), always, None).device_bytes
+    [needed] = predict(workload_for(given, setting), always, None).device_bytes
     tight = problem([1.0] * 8, needed - 1, machine=None)
     found = fitted(tight, setting)
     assert found.setting.remat_groups > 1
