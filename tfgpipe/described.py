@@ -1,4 +1,4 @@
-"""What a `GPipe` says of its inputs and outputs, as `keras.Sequential` does.
+"""What a `GPipe` says of its cells, its inputs and its outputs.
 
 `build` calls the layers on symbolic tensors that begin at a `keras.Input`. They
 are the model's `inputs` and `outputs`, and those of its layers: functional
@@ -14,6 +14,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe.cells import shapes
+from tfgpipe.planning import CellRecord, print_cells
 
 
 def input_tensors(specs: Any) -> Any:
@@ -32,7 +33,7 @@ def input_tensors(specs: Any) -> Any:
 
 
 class Described(keras.Model):
-    """The part of `GPipe` that tells what goes in and what comes out."""
+    """The part of `GPipe` that tells what it is, without running it."""
 
     @property
     def inputs(self) -> list[keras.KerasTensor]:
@@ -144,3 +145,52 @@ class Described(keras.Model):
             f"a call of `{name}`. Change the list of layers first, then make "
             f"the model: `{cure}`."
         )
+
+    # ------------------------------------------------------------- the cells
+    def cells(self) -> list[CellRecord]:
+        """What each cell holds, in order. The model must be built."""
+        self._check_built("cells()")
+        records, start = [], 0
+        counted: set[int] = set()
+        groups = self._arguments.remat_groups
+        for first in range(0, len(self._plan.cells), groups):
+            parts = self._plan.cells[first : first + groups]
+            layers = [layer for part in parts for layer in part.sequence]
+            weights = {id(w): w for layer in layers for w in layer.weights}
+            sizes = [
+                w.shape for key, w in weights.items() if key not in counted
+            ]
+            counted.update(weights)
+            stop = start + len(layers)
+            records.append(
+                CellRecord(
+                    index=first // groups,
+                    layers=tuple(layer.name for layer in layers),
+                    device=parts[0].device,
+                    cost=sum(self._plan.costs[start:stop]),
+                    num_params=sum(
+                        tf.TensorShape(size).num_elements() for size in sizes
+                    ),
+                    devices=parts[0].devices,
+                    unit=self._arguments.costs.unit,
+                )
+            )
+            start = stop
+        return records
+
+    def _check_built(self, what: str) -> None:
+        if not self._plan.cells:
+            raise ValueError(
+                f"`{what}` needs a model that is built. Received: a model that "
+                "has seen no data. Call `model.build(input_shape)` first, or "
+                "let the list of layers begin with `keras.Input(shape)`."
+            )
+
+    def summary(self, *args: Any, **kwargs: Any) -> None:
+        """Prints Keras's summary, and the cell of each layer.
+
+        Takes the arguments of `keras.Model.summary`.
+        """
+        super().summary(*args, **kwargs)
+        if self._plan.cells:
+            print_cells(self.cells(), kwargs.get("print_fn"))

@@ -14,7 +14,8 @@ from tfgpipe.cells import Cell, shapes
 from tfgpipe.described import Described, input_tensors
 from tfgpipe.devices import Storage
 from tfgpipe.devices import strategy as strategy_lib
-from tfgpipe.planning import CellRecord, Profile, partition, print_cells
+from tfgpipe.nonfinite import Skips
+from tfgpipe.planning import Profile, partition
 from tfgpipe.random_state import RandomState
 from tfgpipe.saving import Saved
 from tfgpipe.schedules import Schedule
@@ -39,6 +40,7 @@ class _Plan:
         self.pending_losses: list[Any] | None = None
         self.clock: Any = None
         self.storage: Storage | None = None
+        self.skips: Skips | None = None
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
@@ -82,6 +84,10 @@ class GPipe(Described, Saved, Stepped):
         gradient_dtype: Dtype in which the gradients of weights are summed over
             micro-batches, such as "bfloat16" to halve the memory of the sums.
             None for that of each weight.
+        skip_nonfinite: Whether a mini-batch with a loss or a gradient that is
+            not finite changes nothing: no weight, slot, state, seed or metric,
+            and no iteration is counted. `fit`'s logs get `skipped_steps`, the
+            number of those in the epoch. A loss scale is lowered all the same.
         costs: By what cells are balanced, if no layer has a cost of its own:
             "flops", as above; what `tfgpipe.profile` measured of these layers,
             in seconds for the largest of its micro-batches; "bytes", of their
@@ -117,6 +123,7 @@ class GPipe(Described, Saved, Stepped):
         remat: str | Mapping[int, str] = "except_last",
         remat_groups: int = 1,
         gradient_dtype: str | None = None,
+        skip_nonfinite: bool = False,
         costs: str | Profile | Sequence[float] = "flops",
         name: str | None = None,
         **kwargs: Any,
@@ -132,6 +139,7 @@ class GPipe(Described, Saved, Stepped):
             remat,
             remat_groups,
             gradient_dtype,
+            skip_nonfinite,
             costs,
             None if strategy is None else strategy.devices,
         )
@@ -228,54 +236,6 @@ class GPipe(Described, Saved, Stepped):
                 "or put the layers of a `keras.Sequential` into the list "
                 "instead of the model."
             )
-
-    def cells(self) -> list[CellRecord]:
-        """What each cell holds, in order. The model must be built."""
-        self._check_built("cells()")
-        records, start = [], 0
-        counted: set[int] = set()
-        groups = self._arguments.remat_groups
-        for first in range(0, len(self._plan.cells), groups):
-            parts = self._plan.cells[first : first + groups]
-            layers = [layer for part in parts for layer in part.sequence]
-            weights = {id(w): w for layer in layers for w in layer.weights}
-            sizes = [
-                w.shape for key, w in weights.items() if key not in counted
-            ]
-            counted.update(weights)
-            stop = start + len(layers)
-            records.append(
-                CellRecord(
-                    index=first // groups,
-                    layers=tuple(layer.name for layer in layers),
-                    device=parts[0].device,
-                    cost=sum(self._plan.costs[start:stop]),
-                    num_params=sum(
-                        tf.TensorShape(size).num_elements() for size in sizes
-                    ),
-                    devices=parts[0].devices,
-                    unit=self._arguments.costs.unit,
-                )
-            )
-            start = stop
-        return records
-
-    def _check_built(self, what: str) -> None:
-        if not self._plan.cells:
-            raise ValueError(
-                f"`{what}` needs a model that is built. Received: a model that "
-                "has seen no data. Call `model.build(input_shape)` first, or "
-                "let the list of layers begin with `keras.Input(shape)`."
-            )
-
-    def summary(self, *args: Any, **kwargs: Any) -> None:
-        """Prints Keras's summary, and the cell of each layer.
-
-        Takes the arguments of `keras.Model.summary`.
-        """
-        super().summary(*args, **kwargs)
-        if self._plan.cells:
-            print_cells(self.cells(), kwargs.get("print_fn"))
 
     # ------------------------------------------------------------- plain call
     @property

@@ -14,6 +14,7 @@ from tfgpipe.cells import as_specs, shapes
 from tfgpipe.devices import Storage, other_strategies
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.failures import explained
+from tfgpipe.nonfinite import Skips
 from tfgpipe.run import place_variables
 from tfgpipe.sequence import inputs
 
@@ -86,6 +87,8 @@ class Prepared(internals.BuiltBeforeTracing):
         # tf.train.Checkpoint finds nothing in a list of layers.
         self._checkpointed = tf.Module()
         self._checkpointed.values = [v.value for v in self.variables]
+        if self._arguments.skip_nonfinite and self._plan.skips is None:
+            self._plan.skips = Skips(self._plan.cells[-1].device)
 
     def _check_storage(self) -> None:
         """Refuses layers that another model took over."""

@@ -17,6 +17,7 @@ from keras import tree
 from tfgpipe.cells import shapes
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.files import Filed, read_whole
+from tfgpipe.nonfinite import Skips
 from tfgpipe.random_state import RandomState
 from tfgpipe.sequence import items_from_config
 
@@ -35,6 +36,7 @@ def load_model(
     remat_groups: int | None = None,
     layers_per_cell: Sequence[int] | None = None,
     gradient_dtype: str | None = "saved",
+    skip_nonfinite: bool | None = None,
     **kwargs: Any,
 ) -> Any:
     """Loads what `model.save("model.keras")` wrote.
@@ -53,6 +55,8 @@ def load_model(
             saved; at another K, to a cut of balanced costs.
         gradient_dtype: Of sums of gradients; None for that of each weight.
             Defaults to "saved": what was saved.
+        skip_nonfinite: Whether mini-batches that are not finite are skipped.
+            Defaults to what was saved.
         **kwargs: Other arguments of `keras.saving.load_model`:
             `custom_objects`, `compile`, `safe_mode`.
 
@@ -71,6 +75,7 @@ def load_model(
         "remat": remat,
         "remat_groups": remat_groups,
         "layers_per_cell": layers_per_cell,
+        "skip_nonfinite": skip_nonfinite,
     }
     changes = {k: v for k, v in changes.items() if v is not None}
     if gradient_dtype != "saved":
@@ -166,6 +171,11 @@ class Saved(Filed):
     def random_state(self) -> RandomState | None:
         """The random seeds, which Keras itself does not save."""
         return self._plan.random_state
+
+    @property
+    def skips(self) -> Skips | None:
+        """The number of mini-batches that were skipped, for files."""
+        return self._plan.skips
 
     def get_config(self) -> dict[str, Any]:
         """The arguments; costs as numbers, if they are known."""

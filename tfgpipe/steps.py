@@ -7,8 +7,7 @@ graph each.
 from __future__ import annotations
 
 import contextlib
-import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -23,23 +22,23 @@ from tfgpipe.cells import (
     as_specs,
     check_rows,
 )
-from tfgpipe.devices import placement, update_on_devices
+from tfgpipe.devices import placement
 from tfgpipe.failures import one_step
 from tfgpipe.loss import (
     Head,
     Objective,
     SummedLoss,
     WholeLoss,
-    add_direct,
     streams_loss,
     streams_metrics,
 )
-from tfgpipe.prepared import Prepared
+from tfgpipe.nonfinite import Guard
 from tfgpipe.run import Pipeline
 from tfgpipe.sequence import inputs
+from tfgpipe.updating import Updating
 
 
-class Stepped(Prepared):
+class Stepped(Updating):
     """The part of `GPipe` that runs mini-batches through its cells."""
 
     @one_step
@@ -48,6 +47,7 @@ class Stepped(Prepared):
         batch, arrival = self._unpack(data)
         head, loss = self._loss_of(batch, training=True)
         run = self._forward(batch, head, loss, training=True)
+        guard = self._guard(run)
         with tf.control_dependencies(arrival):
             if run.results.are_complete:  # what follows sees the new state
                 run.state.assign()
@@ -56,8 +56,9 @@ class Stepped(Prepared):
         with tf.control_dependencies(arrival):
             run.state.assign()
             total = loss.total(run)
-            self._update(run, loss)
-            return self._logs(run, head, total, batch)
+            self._update(run, loss, total, guard)
+            logs = self._logs(run, head, total, batch)
+            return logs if guard is None else self._guarded(logs, guard)
 
     @one_step
     def test_step(self, data: Any) -> dict[str, Any]:
@@ -164,22 +165,36 @@ class Stepped(Prepared):
             device for cell in self._plan.cells for device in cell.devices
         )
 
-    def _update(self, run: Pipeline, loss: Objective) -> None:
-        """Applies the gradients, each on the device of its variable."""
-        variables = self.trainable_variables
-        if not run.is_training or not variables:
-            warnings.warn(
-                "The model does not have any trainable weights.", stacklevel=3
-            )
-            return
-        gradients = run.gradients()
-        add_direct(gradients, loss.direct_gradients())
-        pairs = [(gradients.get(id(v)), v) for v in variables]
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(update_on_devices(self.optimizer, variables))
-            if self._plan.clock is not None:
-                stack.enter_context(self._plan.clock.update(run.chain.last_op))
-            self.optimizer.apply_gradients(pairs)
+    def rehearse(
+        self, data: Any, watch: Callable
+    ) -> tuple[tf.Tensor, list[tuple[Any, keras.Variable]]]:
+        """Runs a training step eagerly, which changes nothing.
+
+        Args:
+            data: A mini-batch, as `train_step` takes it.
+            watch: Runs each step of the cells: called with the step, its
+                inputs and `training`.
+
+        Returns:
+            The loss, and pairs of gradients and weights.
+        """
+        was_eager = bool(self._is_eager)
+        self.run_eagerly = True
+        for cell in self._plan.cells:
+            cell.watch = watch
+        try:
+            batch, _ = self._unpack(data)
+            head, loss = self._loss_of(batch, training=True)
+            run = self._forward(batch, head, loss, training=True)
+            guard = Guard(self._kept(run), None)
+            run.backward(loss.start(run))
+            total, pairs = loss.total(run), self._gradients(run, loss)
+            guard.put_back()
+            return total, pairs
+        finally:
+            self.run_eagerly = was_eager
+            for cell in self._plan.cells:
+                cell.watch = None
 
     @contextlib.contextmanager
     def timed_by(self, clock: Any) -> Iterator[None]:

@@ -73,6 +73,8 @@ class Case:
         then: What else is checked: "another K", "file", "weights", "eager" or
             None.
         seed: Of weights and data.
+        dtype: Of all that is computed. TensorFlow has faster kernels for
+            "float32", and other rewrites of its graphs.
     """
 
     layers: tuple[Spec, ...]
@@ -105,6 +107,7 @@ class Case:
     other_remat: str = "except_last"
     then: str | None = None
     seed: int = 0
+    dtype: str = "float64"
 
     def __str__(self) -> str:
         """One line of JSON, without what has its default."""
@@ -148,7 +151,8 @@ class Case:
             f"R {self.num_replicas}",
         }
         for name in (
-            "inputs labels reduction weights schedule remat remat_groups then"
+            "inputs labels reduction weights schedule remat remat_groups then "
+            "dtype"
         ).split():
             found.add(f"{name} {getattr(self, name)}")
         return sorted(found)

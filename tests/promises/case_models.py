@@ -30,7 +30,7 @@ def layers(case: Case, explicit_input: bool) -> list[Any]:
     keras.utils.set_random_seed(case.seed)
     found = layer_kinds.make(case.layers, case.frozen)
     if explicit_input:
-        dtype = "int32" if case.inputs == "tokens" else "float64"
+        dtype = "int32" if case.inputs == "tokens" else case.dtype
         found.insert(0, keras.Input(SHAPES[case.inputs], dtype=dtype))
     return found
 

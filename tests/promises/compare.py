@@ -1,9 +1,10 @@
 """Runs a case: trains plain Keras and pipelines, and compares them.
 
 1. Plain Keras: history, weights, the optimizer's variables, `evaluate` and
-   `predict`, to a relative 1e-9 in float64. Where micro-batches differ from
-   their mini-batch by design (dropout, batch normalisation; see "Exactness" in
-   the guide), only at one micro-batch; else inference before training.
+   `predict`, to a relative 1e-9 in float64, 1e-4 in float32. Where
+   micro-batches differ from their mini-batch by design (dropout, batch
+   normalisation; see "Exactness" in the guide), only at one micro-batch; else
+   inference before training.
 2. One of these, since each takes a trace: another K and `remat` at the same M,
    bit by bit; or a file, or a file of weights, that is loaded at another K and
    trained on with, against the model that was not interrupted, bit by bit; or
@@ -13,6 +14,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import tempfile
 import traceback
@@ -34,13 +36,14 @@ from outcome import Difference, Outcome, of_error, summary
 
 import tfgpipe
 
-TOLERANCE = 1e-9
+TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
+NUDGE = {"float64": 1e-14, "float32": 1e-6}  # a few last bits
 Numbers = dict[str, Any]
 
 
 def run(case: Case) -> Outcome:
     """What becomes of a case."""
-    with _settings():
+    with _settings(case.dtype):
         try:
             data = _data(case)
             expected = _reference(case, data)
@@ -106,13 +109,14 @@ class _Nudge(keras.callbacks.Callback):
 
     Args:
         seed: For the changes.
+        size: Of the changes.
         x: Inputs, for which the model is built.
     """
 
-    def __init__(self, seed: int, x: Any):
+    def __init__(self, seed: int, size: float, x: Any):
         super().__init__()
         self.rng = np.random.default_rng(seed)
-        self.x = x
+        self.size, self.x = size, x
 
     def on_train_begin(self, logs: Any = None) -> None:
         if not self.model.built:
@@ -122,7 +126,7 @@ class _Nudge(keras.callbacks.Callback):
             )
             self.model(specs)
         for w in self.model.trainable_variables:
-            noise = 1e-14 * self.rng.standard_normal(w.shape)
+            noise = self.size * self.rng.standard_normal(w.shape)
             w.assign(w.numpy() + noise * (1 + np.abs(w.numpy())))
 
 
@@ -136,14 +140,14 @@ def _is_unstable(case: Case, data: Any, expected: Numbers, size: float) -> bool:
     found = 0.0
     ways: list[Any] = [
         ((), False),
-        *(((_Nudge(i, data[0]),), None) for i in range(3)),
+        *(((_Nudge(i, NUDGE[case.dtype], data[0]),), None) for i in range(3)),
     ]
     for way in ways:
         other = _reference(case, data, *way)
         for name, numbers in expected.items():
-            size_here = difference(other[name], numbers, floor_of(name))
-            found = max(found, size_here)
-    return size <= 1000 * found
+            floor = floor_of(name, case.dtype)
+            found = max(found, difference(other[name], numbers, floor))
+    return size <= {"float64": 1000, "float32": 10}[case.dtype] * found
 
 
 # -------------------------------------------------------------------- numbers
@@ -189,14 +193,19 @@ def _inference(case: Case, model: Any, data: Any) -> Any:
     return logs, model.predict(x, case.batch_size, verbose=0)
 
 
-def _check_close(check: str, found: Numbers, expected: Numbers) -> None:
+def _check_close(
+    case: Case, check: str, found: Numbers, expected: Numbers
+) -> None:
     for name, numbers in found.items():
-        size = difference(numbers, expected[name], floor_of(name))
-        if not size <= TOLERANCE:
+        floor = floor_of(name, case.dtype)
+        size = difference(numbers, expected[name], floor)
+        if not size <= TOLERANCE[case.dtype]:
             raise Difference(check, name, size)
 
 
-def _check_bits(check: str, found: Numbers, expected: Numbers) -> None:
+def _check_bits(
+    case: Case, check: str, found: Numbers, expected: Numbers
+) -> None:
     for name, numbers in found.items():
         size = difference(numbers, expected[name])
         if size > 0:
@@ -213,7 +222,8 @@ class _Comparison:
         self.other_k = generate.partitions(case, case.other_partitions)
         single = case.num_micro_batches * case.num_replicas == 1
         in_order = case.schedule == "gpipe" or single
-        self.check_same = _check_bits if in_order else _check_close
+        check = _check_bits if in_order else _check_close
+        self.check_same = functools.partial(check, case)
 
     def checks(self) -> Iterator[Callable[[], None]]:
         yield self.against_keras
@@ -255,7 +265,7 @@ class _Comparison:
         found.update(self.found if exact else {})
         if case.infers and exact:
             found["inference"] = _inference(case, self.model, self.data)
-        _check_close("against Keras", found, self.expected)
+        _check_close(case, "against Keras", found, self.expected)
 
     def another_k(self) -> None:
         found = _trained(self.case, self._other(), self.data)
@@ -293,17 +303,17 @@ class _Comparison:
         found = _trained(self.case, eager, self.data)
         if not isinstance(self.case.losses, str):
             del found["history"]  # see `case_models.plain`
-        _check_close("eagerly", found, self.found)
+        _check_close(self.case, "eagerly", found, self.found)
 
 
 @contextlib.contextmanager
-def _settings() -> Iterator[None]:
-    """Double precision, and errors with all their frames."""
+def _settings(dtype: str) -> Iterator[None]:
+    """A precision, and errors with all their frames."""
     filtered = keras.config.is_traceback_filtering_enabled()
     keras.config.disable_traceback_filtering()
     floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
+    keras.config.set_floatx(dtype)
+    keras.config.set_dtype_policy(dtype)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -17,7 +17,7 @@ VOCABULARY = 7
 SHAPES: dict[str, tuple[int, ...]] = {
     "vector": (4,),
     "sequence": (3, 4),
-    "image": (4, 4, 2),
+    "image": (8, 8, 4),  # smaller ones have kernels of their own
     "tokens": (4,),
 }
 SOURCES = (

@@ -9,7 +9,8 @@ from keras import tree
 
 # Numbers that are smaller are as good as zero. A bias that a normalisation
 # takes away again gets the rounding of its gradient, divided by Adam's epsilon.
-FLOOR, OPTIMIZER_FLOOR = 1e-2, 1e-8
+FLOOR = 1e-2
+OPTIMIZER_FLOORS = {"float64": 1e-8, "float32": 1e-3}
 
 
 def difference(found: Any, expected: Any, floor: float = FLOOR) -> float:
@@ -32,8 +33,10 @@ def difference(found: Any, expected: Any, floor: float = FLOOR) -> float:
     return float(worst)
 
 
-def floor_of(name: str) -> float:
-    return OPTIMIZER_FLOOR if name == "optimizer variables" else FLOOR
+def floor_of(name: str, dtype: str) -> float:
+    """What is as good as zero, among numbers computed in a dtype."""
+    is_state = name == "optimizer variables"
+    return OPTIMIZER_FLOORS[dtype] if is_state else FLOOR
 
 
 def _names(numbers: Any) -> Any:

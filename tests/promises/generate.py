@@ -37,6 +37,7 @@ def generate(seed: int, index: int) -> Case:
     _pipeline(rng, found)
     found["layers"] = tuple(growth.specs)
     found["then"] = rng.choice(THEN)
+    found["dtype"] = rng.choices(("float64", "float32"), (3, 1))[0]
     return Case(**found)
 
 

@@ -34,6 +34,7 @@ SIMPLEST: tuple[tuple[dict[str, Any], ...], ...] = (
     ({"epochs": 1},),
     ({"rows": 6, "batch_size": 6},),
     ({"inputs": "vector"},),
+    ({"dtype": "float64"},),
 )
 
 

@@ -50,6 +50,7 @@ def test_constructor_takes_the_arguments_it_promises():
         "{remat='except_last'}",
         "{remat_groups=1}",
         "{gradient_dtype=None}",
+        "{skip_nonfinite=False}",
         "{costs='flops'}",
         "{name=None}",
         "**kwargs",
@@ -82,6 +83,7 @@ def test_load_model_takes_the_arguments_it_promises():
         "remat_groups=None",
         "layers_per_cell=None",
         "gradient_dtype='saved'",
+        "skip_nonfinite=None",
         "**kwargs",
     ]
 

@@ -324,6 +324,16 @@ def test_optimizer_updates_inside_a_scope():
     assert optimizer._get_variable_index(variables[1]) == 1
 
 
+def test_loss_scale_falls_where_there_is_one():
+    scaled = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(), initial_scale=8.0
+    )
+    scaled.build([keras.Variable([1.0])])
+    internals.lower_loss_scale(scaled)
+    assert float(scaled.dynamic_scale) == 4.0
+    internals.lower_loss_scale(keras.optimizers.SGD())
+
+
 def test_optimizers_inside_others_are_found():
     inner = keras.optimizers.SGD()
     outer = keras.optimizers.LossScaleOptimizer(inner)

@@ -20,7 +20,13 @@ from tfgpipe.cells.stages import Stages
 from tfgpipe.cells.step import GraphStep, Live, Made, Step
 from tfgpipe.cells.tasks import CellTasks
 from tfgpipe.cells.tracer import Tracer
-from tfgpipe.cells.values import Boundary, CellArguments, Output, is_continuous
+from tfgpipe.cells.values import (
+    Boundary,
+    CellArguments,
+    Output,
+    is_continuous,
+    structure_of,
+)
 
 __all__ = [
     "Borrows",
@@ -51,5 +57,6 @@ __all__ = [
     "is_synchronized",
     "likeness",
     "shapes",
+    "structure_of",
     "tensors",
 ]

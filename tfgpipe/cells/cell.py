@@ -32,6 +32,7 @@ class Cell(keras.layers.Layer):
             list, as a function does that has another layer in its closure.
         traced_as: The indices of the cells, equal to this one, in whose names
             its operations run.
+        watch: Calls the steps instead, see `call`; or None.
     """
 
     def __init__(
@@ -43,13 +44,17 @@ class Cell(keras.layers.Layer):
         self.sequence = [step.layer for step in steps]
         self.borrowed: list[list[keras.Variable]] = [[] for _ in steps]
         self.traced_as = {index}
+        self.watch: Callable | None = None
         self.devices = tuple(devices)
         self.device = self.devices[0]
         self.supports_masking = True
         self.built = True
 
     def call(self, inputs: Any, before_layer: Callable, training: bool) -> Any:
-        """Runs the steps; `before_layer(i)` is called before step i."""
+        """Runs the steps; `before_layer(i)` is called before step i.
+
+        Or has `watch(step, inputs, training)` run each.
+        """
         for i, step in enumerate(self.steps):
             before_layer(i)
             with (
@@ -57,7 +62,10 @@ class Cell(keras.layers.Layer):
                 self.naming(step.layer),
                 internals.tracing_anew(),
             ):
-                inputs = step(inputs, training)
+                if self.watch is None:
+                    inputs = step(inputs, training)
+                else:
+                    inputs = self.watch(step, inputs, training)
         return inputs
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:

@@ -53,20 +53,26 @@ _OUTSIDE_UPDATES = {
 
 @contextlib.contextmanager
 def update_on_devices(
-    optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable]
+    optimizer: keras.optimizers.Optimizer,
+    variables: list[keras.Variable],
+    in_branch: bool = False,
 ) -> Iterator[None]:
     """Inside, an optimizer's arithmetic runs where its variables are.
 
     Args:
         optimizer: The optimizer, built.
         variables: The model's trainable variables.
+        in_branch: Whether it is applied in a branch of a condition.
     """
     alike = [
         o
         for o in internals.with_inner(optimizer)
         if _is_alike(o)
         # In a branch, what it keeps for all weights can't be handed on.
-        and (o is optimizer or not isinstance(o, keras.optimizers.Nadam))
+        and not (
+            isinstance(o, keras.optimizers.Nadam)
+            and (in_branch or o is not optimizer)
+        )
     ]
     with contextlib.ExitStack() as stack:
         stack.enter_context(internals.without_all_reduce(optimizer))

@@ -341,6 +341,12 @@ def with_inner(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     return [optimizer, *(o for i in inner for o in with_inner(i))]
 
 
+def lower_loss_scale(optimizer: Any) -> None:
+    """As a loss scale that is adapted falls when gradients are not finite."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer._stateful_handle_non_finite_grads()
+
+
 @contextlib.contextmanager
 def replaced_method(thing: Any, name: str, function: Any) -> Iterator[None]:
     """Inside, an object's method is this function."""

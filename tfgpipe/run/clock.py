@@ -12,6 +12,9 @@ from tfgpipe import internals
 from tfgpipe.devices import placement
 from tfgpipe.schedules import Task
 
+# What is inside may be on any device.
+_BRANCHES = {"If", "StatelessIf"}
+
 
 class Event(NamedTuple):
     """One task and when it ran.
@@ -154,7 +157,8 @@ class Clock:
             own = [
                 op
                 for op in operations
-                if op.device and placement.same_device(op.device, device)
+                if op.type in _BRANCHES
+                or (op.device and placement.same_device(op.device, device))
             ]
             self.start(device, [before], [])
             done = self._read(device, [before, *own]).op

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfgpipe.cells import (
@@ -252,6 +253,16 @@ class Pipeline:
             self.replicas.device,
             self.micro_batches.count,
         )
+
+    def assigned_variables(self) -> list[keras.Variable]:
+        """Those that cells may assign."""
+        found: list[keras.Variable] = []
+        for k, function in enumerate(self.functions):
+            new = self.results.assigned_weights(k)
+            pairs = zip(function.flat_weights, new, strict=True)
+            found += function.state
+            found += [v for v, value in pairs if value is not None]
+        return found
 
     def gradients(self) -> dict[int, Any]:
         """The gradient of every trainable variable, by its id.

@@ -98,6 +98,13 @@ class Results:
         known = self._outputs.get((k, 0))
         return self._cells[k].outputs if known is None else known
 
+    def assigned_weights(self, k: int) -> list[Any]:
+        """For each flat weight of cell k, what a layer assigns to it, or None.
+
+        Values, or what they were traced to be.
+        """
+        return self._output(k).weights
+
     # ---------------------------------------------------------------- outputs
     @property
     def output_structure(self) -> Any:

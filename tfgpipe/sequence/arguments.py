@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from tfgpipe.counts import as_count, count_problem
 from tfgpipe.devices import DeviceList
 from tfgpipe.schedules import REMAT, SCHEDULES, Remat, Schedule
@@ -28,6 +30,7 @@ class Arguments:
         remat: Name of the rule, or rules by cells.
         remat_groups: Groups a cell.
         gradient_dtype: Dtype of sums of gradients, or None.
+        skip_nonfinite: Whether mini-batches that are not finite are skipped.
         costs: What the layers cost, or by what to estimate it.
         replicas: The devices of each replica, if a strategy names them.
 
@@ -52,6 +55,7 @@ class Arguments:
         remat: str | Mapping[Any, str],
         remat_groups: int,
         gradient_dtype: str | None,
+        skip_nonfinite: bool = False,
         costs: Any = "flops",
         replicas: Sequence[Sequence[str]] | None = None,
     ):
@@ -83,6 +87,7 @@ class Arguments:
         self.remat = self._check_remat(remat, is_known)
         self.remat_groups = self._count("remat_groups", remat_groups) or 1
         self.gradient_dtype = self._check_dtype(gradient_dtype)
+        self.skip_nonfinite = self._check_bool("skip_nonfinite", skip_nonfinite)
         self._check_cut(is_known, is_default=num_partitions is None)
         if self._problems:
             raise ValueError("\n".join(self._problems))
@@ -127,6 +132,7 @@ class Arguments:
             else {str(k): rule for k, rule in self.remat.items()},
             "remat_groups": self.remat_groups,
             "gradient_dtype": self.gradient_dtype,
+            "skip_nonfinite": self.skip_nonfinite,
         }
 
     def remat_by_cell(self) -> Remat:
@@ -194,6 +200,13 @@ class Arguments:
         if dtype is not None:
             self._check_choice("gradient_dtype", dtype, FLOAT_DTYPES)
         return dtype
+
+    def _check_bool(self, name: str, value: Any) -> bool:
+        if not isinstance(value, (bool, np.bool_)):
+            self._problems.append(
+                f"`{name}` must be True or False. Received: {name}={value!r}."
+            )
+        return bool(value)
 
     def _check_choice(self, name: str, value: Any, choices: Any) -> None:
         if value not in list(choices):

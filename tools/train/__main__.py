@@ -49,7 +49,8 @@ def main(argv: list[str]) -> int:
 
     Returns:
         The exit code: 0; 1 if compared weights differ; 2 for bad flags; 3 if
-        another host was lost; 130 after Ctrl-C.
+        another host was lost; 4 if too many mini-batches were not finite; 130
+        after Ctrl-C.
     """
     if not FLAGS["verbosity"].present:  # `app.run` shows what TensorFlow notes
         logging.set_verbosity(logging.WARNING)
@@ -92,6 +93,7 @@ def _run(experiment: Experiment, names: list[str] | None) -> int:
             _path(FLAGS.train_dir),
             _path(FLAGS.initial_model),
             placement.strategy(experiment, names),
+            FLAGS.skip_nonfinite,
             may_grow=True,
         )
         snapshot = _snapshot(trainer)
@@ -106,6 +108,14 @@ def _run(experiment: Experiment, names: list[str] | None) -> int:
     except KeyboardInterrupt:
         print(f"\ntools.train: Stopped. {_how_to_go_on()}", file=sys.stderr)
         return 130
+    if trainer.failure is not None:
+        print(f"tools.train: {trainer.failure}", file=sys.stderr)
+        return 4
+    if trainer.model.num_skipped:
+        print(
+            f"Skipped {trainer.model.num_skipped} mini-batches that were not "
+            "finite."
+        )
     print(experiment.task.summary(trainer.evaluate()))
     if experiment == params.get(experiment.name) and not FLAGS.steps:
         print(f"Expected: {experiment.expected_result}")
@@ -216,10 +226,11 @@ def _train(trainer: Trainer, until: int, callbacks: list) -> None:
         verbose=1 if sys.stdout.isatty() else 2,
         checkpoint_every=FLAGS.checkpoint_every,
     )
-    print(
-        f"Trained {until - trainer.first_step} steps with "
-        f"num_partitions={k} in {time.monotonic() - start:.0f} s."
-    )
+    if trainer.failure is None:
+        print(
+            f"Trained {until - trainer.first_step} steps with "
+            f"num_partitions={k} in {time.monotonic() - start:.0f} s."
+        )
 
 
 def _compare(
@@ -241,6 +252,7 @@ def _compare(
         None,
         _path(FLAGS.initial_model),
         placement.strategy(other, names),
+        FLAGS.skip_nonfinite,
     )
     again = comparison.Snapshot(snapshot.step)
     lines = Monitor.of(trainer, None, say_every=_say_every())

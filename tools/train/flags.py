@@ -49,6 +49,12 @@ flags.DEFINE_multi_string(
 flags.DEFINE_string(
     "train_dir", None, "Folder for checkpoints and final.keras."
 )
+flags.DEFINE_boolean(
+    "skip_nonfinite",
+    True,
+    "Skip mini-batches with a loss or a gradient that is not finite; ten in a "
+    "row end the run, with exit code 4.",
+)
 flags.DEFINE_integer(
     "checkpoint_every",
     None,

@@ -10,8 +10,11 @@ import keras
 import tfgpipe
 from models import transfer
 from params import Experiment
+from tfgpipe.callbacks import StopOnNonFinite
 from tfgpipe.saving import spec_config
 from tools.train import run_record
+
+_MOST_SKIPPED = 10  # mini-batches in a row
 
 
 class Trainer:
@@ -28,6 +31,9 @@ class Trainer:
             .keras file; for those with `starts_from` alone.
         strategy: Replicas and their devices; `None` for one pipeline on the
             first devices.
+        skip_nonfinite: Whether mini-batches with a loss or a gradient that is
+            not finite are skipped, see `tfgpipe.GPipe`. Ten in a row end the
+            run.
         may_grow: Whether `train_dir` may hold this run with fewer steps, which
             goes on then, with the learning rates of the longer run.
 
@@ -36,7 +42,8 @@ class Trainer:
         source: Its data.
         model: The `tfgpipe.GPipe`.
         num_steps: Optimizer updates in the whole run.
-        first_step: Updates that an interrupted run had done already.
+        first_step: Mini-batches that an interrupted run had seen already.
+        failure: Why `fit` ended early, in words; None if it did not.
         earlier_num_steps: What `num_steps` was before the run grew, in order.
 
     Raises:
@@ -51,6 +58,7 @@ class Trainer:
         train_dir: pathlib.Path | None = None,
         initial_model: pathlib.Path | None = None,
         strategy: tfgpipe.PipelineStrategy | None = None,
+        skip_nonfinite: bool = True,
         may_grow: bool = False,
     ) -> None:
         self.experiment = experiment
@@ -60,12 +68,15 @@ class Trainer:
         self._folder = train_dir
         self._initial_model = initial_model
         self._strategy = strategy
+        self._skips = skip_nonfinite
         model = self._new_model()  # checks the arguments
         self.earlier_num_steps: list[int] = []
         if train_dir is not None:
             self.earlier_num_steps = self._claim_folder(train_dir, may_grow)
         self.model = self._restore() or model
-        self.first_step = int(self.model.optimizer.iterations)
+        updates = int(self.model.optimizer.iterations)
+        self.first_step = updates + self.model.num_skipped
+        self.failure: str | None = None
 
     def _claim_folder(self, folder: pathlib.Path, may_grow: bool) -> list[int]:
         """Checks that no other run uses the folder; notes this one there."""
@@ -82,6 +93,7 @@ class Trainer:
             model = tfgpipe.load_model(
                 str(self._checkpoint),
                 num_partitions=self.experiment.num_partitions,
+                skip_nonfinite=self._skips,
             )
         # That of the checkpoint may be of a shorter run.
         rate = self.experiment.optimizer.rate(self.num_steps)
@@ -111,6 +123,7 @@ class Trainer:
                 schedule=experiment.schedule,
                 remat=experiment.remat_argument,
                 remat_groups=experiment.remat_groups,
+                skip_nonfinite=self._skips,
             )
         model.build_from_config(spec_config(self.source.input_spec))
         model.compile(
@@ -153,6 +166,8 @@ class Trainer:
     ) -> None:
         """Trains, with a checkpoint after every epoch.
 
+        See `failure` for whether it ended early.
+
         Args:
             callbacks: More of Keras's callbacks.
             until: The step after which to stop; `None` for `num_steps`.
@@ -161,6 +176,9 @@ class Trainer:
                 for long epochs; `None` for none.
         """
         callbacks = list(callbacks)
+        stop = StopOnNonFinite(_MOST_SKIPPED, say=None)
+        if self._skips:
+            callbacks.append(stop)
         if self._folder is not None:
             callbacks.append(_Checkpoint(self._checkpoint, checkpoint_every))
         until = until or self.num_steps
@@ -179,6 +197,9 @@ class Trainer:
                 verbose=verbose,
                 shuffle=False,  # the data are
             )
+            self.failure = stop.reason
+            if self.failure is not None:
+                return
 
     def evaluate(self) -> dict[str, float]:
         """What the test examples give, by name; see the experiment's task."""

@@ -6,10 +6,12 @@ import json
 import os
 import re
 import socket
+import unittest.mock
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from absl import flags, logging
 from absl.testing import flagsaver
 from fabricated_tpu import TPUS, list_cores
@@ -306,6 +308,54 @@ def test_run_resumes_in_the_middle_of_an_epoch(tmp_path, steps):
         whole.model.get_weights(), resumed.model.get_weights()
     )
     assert found.num_different == 0
+
+
+def test_run_resumes_after_a_mini_batch_that_was_skipped(tmp_path, monkeypatch):
+    """At its place in the data, though the optimizer has not counted it."""
+
+    class Spoiled(Trainer):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            train = self.source.train
+
+            def spoiled(*args, first_step, **kwargs):
+                data = train(*args, first_step=first_step, **kwargs)
+
+                def spoil(i, batch):
+                    x, *others = batch
+                    return x * tf.where(i == 5, np.nan, 1.0), *others
+
+                return data.enumerate(first_step).map(spoil)
+
+            self.source = unittest.mock.Mock(wraps=self.source, train=spoiled)
+
+    whole = Spoiled(TINY)
+    whole.fit(verbose=0)
+    assert whole.model.num_skipped == 1
+    with pytest.raises(KeyboardInterrupt):
+        Spoiled(TINY, train_dir=tmp_path).fit([Interrupt(2)], verbose=0)
+    resumed = Spoiled(TINY, train_dir=tmp_path)
+    assert resumed.first_step == 8
+    assert int(resumed.model.optimizer.iterations) == 7
+    resumed.fit(verbose=0)
+    found = comparison.difference(
+        whole.model.get_weights(), resumed.model.get_weights()
+    )
+    assert found.num_different == 0
+
+
+def test_run_whose_mini_batches_are_not_finite_ends(tmp_path, capsys):
+    """And its last checkpoint is finite, and nothing is exported."""
+    given = {"params": "image.tiny", "train_dir": str(tmp_path), "epochs": 9}
+    too_high = ["optimizer.kind=sgd", "optimizer.learning_rate=1e30"]
+    assert run(**given, set=too_high) == 4
+    error = capsys.readouterr().err
+    assert "tools.train: Stopped: the last 10 mini-batches were not" in error
+    assert "The outputs of layer 'classes' of cell 1" in error
+    assert not (tmp_path / "final.keras").exists()
+    kept = tfgpipe.load_model(tmp_path / "checkpoint.keras")
+    assert all(np.isfinite(w).all() for w in kept.get_weights())
+    assert run(**given, set=too_high, skip_nonfinite=False) == 0
 
 
 @pytest.mark.parametrize(

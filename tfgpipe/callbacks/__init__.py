@@ -1,0 +1,6 @@
+"""Callbacks for the `fit` of a `GPipe`."""
+
+from tfgpipe.callbacks.pipeline_monitor import PipelineMonitor
+from tfgpipe.callbacks.stop_on_nonfinite import StopOnNonFinite
+
+__all__ = ["PipelineMonitor", "StopOnNonFinite"]

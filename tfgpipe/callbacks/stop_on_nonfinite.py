@@ -1,0 +1,144 @@
+"""Ends a training whose mini-batches are not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tfgpipe.counts import checked_counts
+from tfgpipe.first_nonfinite import first_nonfinite
+from tfgpipe.gpipe import GPipe
+
+
+class StopOnNonFinite(keras.callbacks.Callback):
+    """Ends `fit` when too many mini-batches in a row were not finite.
+
+    They were skipped, so the weights are those from before the first of them.
+    The last one is run again, eagerly, to name the first layer whose outputs or
+    gradients are not finite. For that, `fit` keeps the last mini-batch; another
+    callback may have run it in its own way, and then no layer is named.
+
+    Args:
+        steps: How many in a row. Positive.
+        say: Called with the reason. Defaults to printing it; None for silence.
+
+    Attributes:
+        reason: Why `fit` ended, in sentences; None if it was not for this.
+
+    Raises:
+        ValueError: If `steps` is not positive; from `fit` if the model is no
+            `GPipe` with `skip_nonfinite=True`.
+
+    Example:
+
+    >>> import numpy as np
+    >>> layers = [keras.layers.Dense(4, name=f"dense_{i}") for i in range(2)]
+    >>> model = GPipe(layers, num_partitions=1, skip_nonfinite=True)
+    >>> model.compile("sgd", "mse")
+    >>> x = np.full((16, 4), np.nan)
+    >>> stop = StopOnNonFinite(steps=2, say=None)
+    >>> history = model.fit(x, x, 4, verbose=0, callbacks=[stop])
+    >>> print(stop.reason)
+    Stopped: the last 2 mini-batches were not finite, and were skipped. The
+    inputs of the mini-batch are not finite.
+    """
+
+    def __init__(
+        self,
+        steps: int = 10,
+        *,
+        say: Callable[[str], object] | None = print,
+    ) -> None:
+        super().__init__()
+        (self._steps,) = checked_counts(steps=steps)
+        self._say = say or (lambda sentence: None)
+        self._before = 0
+        self._keeper: _Keeper | None = None
+        self.reason: str | None = None
+
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        """Lets `fit` keep its last mini-batch."""
+        model = self.model
+        if not isinstance(model, GPipe) or not model.skip_nonfinite:
+            raise ValueError(
+                "`StopOnNonFinite` must watch a `GPipe` with "
+                f"`skip_nonfinite=True`. Received: '{model.name}', a "
+                f"{type(model).__name__}. Make the model with "
+                "`skip_nonfinite=True`, or use "
+                "`keras.callbacks.TerminateOnNaN`."
+            )
+        self.reason = None
+        self._before = model.skipped_in_a_row
+        if not isinstance(model.train_function, _Keeper):
+            model.train_function = _Keeper(model)
+        self._keeper = model.train_function
+
+    def on_train_batch_begin(
+        self, batch: int, logs: dict | None = None
+    ) -> None:
+        """Forgets the last mini-batch."""
+        if self._keeper is not None:
+            self._keeper.data = None
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        """Ends `fit` if there were too many."""
+        in_a_row = self.model.skipped_in_a_row
+        if in_a_row < self._before:
+            self._before = 0
+        if in_a_row - self._before < self._steps:
+            return
+        self.model.stop_training = True
+        data = None if self._keeper is None else self._keeper.data
+        where = (
+            "Which layer is the first could not be told: another callback ran "
+            "the last one."
+            if data is None
+            else first_nonfinite(self.model, data)
+        )
+        are = "mini-batch was" if in_a_row == 1 else "mini-batches were"
+        count = "" if in_a_row == 1 else f" {in_a_row}"
+        self.reason = (
+            f"Stopped: the last{count} {are} not finite, and "
+            f"{'was' if in_a_row == 1 else 'were'} skipped. {where}"
+        )
+        # After a progress bar, which ends in the middle of a line.
+        start = "\n" if self.params.get("verbose") == 1 else ""
+        self._say(f"{start}{self.reason}")
+
+    def on_train_end(self, logs: dict | None = None) -> None:
+        """Lets the mini-batch go."""
+        if self._keeper is not None:
+            self._keeper.withdraw()
+
+
+class _Keeper:
+    """Takes the place of a model's train function, and keeps its data.
+
+    Args:
+        model: A compiled `GPipe`, within `fit`.
+
+    Attributes:
+        data: The last mini-batch, or None.
+    """
+
+    def __init__(self, model: GPipe) -> None:
+        self.data: Any = None
+        self._model = model
+        self._replaced = model.train_function
+        train_step = model.train_step
+        self._function = model.train_function_of(
+            lambda data: (train_step(data), data)
+        )
+
+    def __call__(self, iterator: Any) -> Any:
+        """Runs what the train function runs; returns its logs."""
+        logs, self.data = self._function(iterator)
+        return logs
+
+    def withdraw(self) -> None:
+        """Gives the model its own function back."""
+        self.data = None
+        if self._model.train_function is self:
+            self._model.train_function = self._replaced
