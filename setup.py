@@ -58,8 +58,8 @@ DOCS = [
 ROOT = pathlib.Path(__file__).parent
 README = ROOT / "README.md"
 (VERSION,) = re.findall(
-    r'^__version__ = "(.*)"$',
-    (ROOT / "tfgpipe" / "__init__.py").read_text("utf-8"),
+    r'^VERSION = "(.*)"$',
+    (ROOT / "tfgpipe" / "versions.py").read_text("utf-8"),
     re.MULTILINE,
 )
 

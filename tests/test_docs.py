@@ -33,6 +33,7 @@ PAGES = [
     "docs/examples.md",
     "docs/guide.md",
     "docs/keras_compatibility.md",
+    "docs/long_runs.md",
     "docs/models.md",
     "docs/performance.md",
     "docs/planning.md",

@@ -14,6 +14,7 @@ if keras.backend.backend() != "tensorflow":
     )
 
 from tfgpipe import callbacks, timeline
+from tfgpipe.checkpoints import restore
 from tfgpipe.devices import (
     PipelineStrategy,
     TPUPipelineStrategy,
@@ -28,7 +29,7 @@ from tfgpipe.saving import load_model
 from tfgpipe.schedules import Schedule
 from tfgpipe.sequence import layers_of
 
-__version__ = "0.1.0"
+__version__ = versions.VERSION
 
 __all__ = [
     "MACHINES",
@@ -44,6 +45,7 @@ __all__ = [
     "load_model",
     "plan",
     "profile",
+    "restore",
     "timeline",
     "tpu_device_assignment",
 ]

@@ -71,6 +71,11 @@ class Skips(keras.layers.Layer):
         return int(self._counts["in_a_row"].numpy())
 
     @property
+    def total_variable(self) -> tf.Variable:
+        """What holds `total`."""
+        return self._counts["total"]
+
+    @property
     def total(self) -> int:
         """Of all mini-batches, those before the model was saved too."""
         return int(self._counts["total"].numpy())

@@ -1,4 +1,4 @@
-"""The versions of TensorFlow and Keras that the library works with.
+"""The version of the library, and those of TensorFlow and Keras it works with.
 
 It uses private names of both, all in `internals`, each with a test, and
 `make test-versions` runs the tests at the corners of these ranges. An older
@@ -12,6 +12,8 @@ import importlib
 import re
 import warnings
 from typing import Any, NamedTuple
+
+VERSION = "0.1.0"
 
 
 class Range(NamedTuple):

@@ -2,6 +2,7 @@ r"""Lends this host's devices to a training run on another host.
 
     python -m tools.worker --port=2222
     python -m tools.worker --port=2222 --num_virtual_devices=2
+    python -m tools.worker --port=2222 --bind=10.0.0.7
 
 On the other host, `python -m tools.train --workers=HOST:2222` is the
 controller: cells, with their weights, optimizer state and updates, are on the
@@ -9,24 +10,28 @@ workers' devices, and nothing is written to their disks. A worker has one
 controller at a time. When that ends, or dies, the worker forgets everything,
 and waits for the next, in the same process but as if it had just been started.
 
-Workers do what any controller asks: let none but your own hosts reach them.
-They take connections from it on --port, and on one that TensorFlow chooses, and
-must reach each other and the controller.
+Workers do what a controller asks that knows the --secret_file. TensorFlow's own
+port, which it chooses, asks for no secret, and listens on all addresses: let
+none but your own hosts reach it. Workers must reach each other and the
+controller.
 """
 
 import contextlib
 import os
 import pathlib
+import queue
 import select
 import socket
 import sys
+import threading
 import time
+from typing import Any
 
 import tensorflow as tf
 from absl import flags
 
 from tools import command_line, device_memory, devices
-from tools.cluster import link
+from tools.cluster import handshake, link, secret
 from tools.cluster.hosts import Hosts
 from tools.cluster.link import Link
 
@@ -48,12 +53,41 @@ flags.DEFINE_integer(
 )
 
 
+flags.DEFINE_string(
+    "bind",
+    "127.0.0.1",
+    "The address of this host to listen on: that of a network that only your "
+    "hosts are in. Default: this machine alone.",
+    flag_values=FLAGS,
+)
+flags.DEFINE_boolean(
+    "allow_any_host",
+    False,
+    "Let --bind be all addresses of this host.",
+    flag_values=FLAGS,
+)
+flags.DEFINE_string(
+    "secret_file",
+    None,
+    "What only your hosts know; the same file on all. Default: "
+    "~/.config/tfgpipe/secret, made if there is none.",
+    flag_values=FLAGS,
+)
+_ANY = {"", "*", "0.0.0.0", "::"}
+_MOST_STRANGERS = 64  # that may introduce themselves at the same time
+
+
 class Worker:
     """Waits for a controller, and for its end.
+
+    Whoever connects has a few seconds to show that it knows the secret, while
+    others do so, too.
 
     Args:
         port: To listen on; 0 for any.
         tensorflow_port: Where TensorFlow's server listens.
+        known: The secret.
+        bind: The address of this host to listen on.
 
     Attributes:
         port: Where it listens.
@@ -63,17 +97,31 @@ class Worker:
         ValueError: If the port cannot be had.
     """
 
-    def __init__(self, port: int, tensorflow_port: int) -> None:
+    def __init__(
+        self,
+        port: int,
+        tensorflow_port: int,
+        known: bytes,
+        bind: str = "127.0.0.1",
+    ) -> None:
+        family = socket.AF_INET6 if ":" in bind else socket.AF_INET
         try:
-            self._listener = socket.create_server(("", port))
+            self._listener = socket.create_server((bind, port), family=family)
         except (OSError, OverflowError) as error:
             raise ValueError(
-                f"The port must be free. Received: port={port}, which gives: "
+                "The port must be free, and the address one of this host. "
+                f"Received: port={port} and bind={bind!r}, which gives: "
                 f"{error}. End what uses it, or take another."
             ) from error
         self.port = self._listener.getsockname()[1]
         self.controller = ""
         self._tensorflow_port = tensorflow_port
+        self._known = known
+        self._lock = threading.Lock()
+        self._is_taken = False
+        self._taken: queue.SimpleQueue[Link] = queue.SimpleQueue()
+        self._strangers = threading.BoundedSemaphore(_MOST_STRANGERS)
+        threading.Thread(target=self._listen, daemon=True).start()
 
     def serve(self, timeout: float | None = None) -> int | None:
         """Works for one controller.
@@ -87,72 +135,108 @@ class Worker:
         Raises:
             TimeoutError: If none comes.
         """
-        end = None if timeout is None else time.monotonic() + timeout
-        while True:
-            left = None if end is None else max(0.0, end - time.monotonic())
-            if not select.select([self._listener], [], [], left)[0]:
-                raise TimeoutError
-            connection = self._accept()
-            if connection is not None:
-                break
+        try:
+            connection = self._taken.get(timeout=timeout)
+        except queue.Empty:
+            raise TimeoutError from None
         try:
             return self._obey(connection)
         except OSError:
             return None
         finally:
             connection.close()
+            self._is_taken = False
 
     def close(self) -> None:
         """Takes no more controllers."""
+        with contextlib.suppress(OSError):  # wakes who listens
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
-    def _accept(self) -> Link | None:
-        """A controller; None if it is something else that connected."""
-        connection = Link(self._listener.accept()[0])
+    def _listen(self) -> None:
+        while True:
+            try:
+                stranger = Link(self._listener.accept()[0])
+            except OSError:  # closed; or the stranger is gone already
+                if self._listener.fileno() < 0:
+                    return
+                continue
+            if self._strangers.acquire(blocking=False):
+                threading.Thread(
+                    target=self._admit, args=(stranger,), daemon=True
+                ).start()
+            else:
+                stranger.close()
+
+    def _admit(self, stranger: Link) -> None:
+        """Takes a controller; sends all else away."""
         try:
-            self.controller = connection.receive(link.ANSWER)["controller"]
-            connection.send(
-                fingerprint=link.fingerprint(), port=self._tensorflow_port
-            )
-        except (OSError, KeyError):
-            connection.close()
-            return None
-        return connection
+            name = handshake.admit(stranger, self._known, self._take)
+        except OSError:
+            name = None
+        finally:
+            self._strangers.release()
+        if name is None:
+            stranger.close()
+        else:
+            self._taken.put(stranger)
+
+    def _take(self, name: str) -> dict[str, Any]:
+        with self._lock:
+            if self._is_taken:
+                return {"busy_with": self.controller}
+            self._is_taken, self.controller = True, name
+        return {
+            "fingerprint": link.fingerprint(),
+            "port": self._tensorflow_port,
+        }
 
     def _obey(self, connection: Link) -> int:
         code: int | None = None
         beat: float | None = None  # when the next one is due
         while True:
             left = None if beat is None else max(0.0, beat - time.monotonic())
-            ready, _, _ = select.select(
-                [connection, self._listener], [], [], left
-            )
-            if self._listener in ready:
-                self._send_away()
-            if connection not in ready:
-                if beat is not None and time.monotonic() >= beat:
-                    beat = time.monotonic() + link.BEAT
-                    with contextlib.suppress(OSError):  # seen by `receive`
-                        connection.send(beat=device_memory.process_mib())
+            if (
+                not connection.has_message
+                and not (select.select([connection], [], [], left)[0])
+            ):
+                beat = time.monotonic() + link.BEAT
+                with contextlib.suppress(OSError):  # seen by `receive`
+                    connection.send(beat=device_memory.process_mib())
                 continue
             try:
-                message = connection.receive()
+                message = connection.receive(link.ANSWER)
             except OSError:
                 if code is None:
                     raise
                 return code  # it has ended, and its devices are not in use
             if "reach" in message:
-                connection.send(unreachable=_unreachable(message["reach"]))
+                addresses = _addresses(message["reach"])
+                connection.send(unreachable=_unreachable(addresses))
                 beat = time.monotonic()
-            code = message.get("end", code)
+            code = _code(message.get("end", code))
 
-    def _send_away(self) -> None:
-        """Tells another controller that this worker is taken."""
-        other = Link(self._listener.accept()[0])
-        with contextlib.suppress(OSError):  # it is gone already
-            other.receive(1.0)
-            other.send(busy_with=self.controller)
-        other.close()
+
+def _addresses(given: Any) -> list[tuple[str, int]]:
+    """Pairs of host and port that a controller has sent.
+
+    Raises:
+        ConnectionError: If they are something else.
+    """
+    try:
+        found = [(str(name), int(port)) for name, port in given]
+    except (TypeError, ValueError):
+        found = None
+    if found is None or not all(0 < port < 2**16 for _, port in found):
+        raise ConnectionError("it sent no addresses")
+    return found
+
+
+def _code(given: Any) -> int | None:
+    """An exit code that a controller has sent, if it has."""
+    if given is None or (isinstance(given, int) and 0 <= given < 256):
+        return given
+    raise ConnectionError("it sent no exit code")
 
 
 def _unreachable(addresses: list[tuple[str, int]]) -> list[str]:
@@ -166,12 +250,16 @@ def _unreachable(addresses: list[tuple[str, int]]) -> list[str]:
     return found
 
 
-def start(port: int, num_virtual_devices: int | None) -> Worker:
+def start(
+    port: int, num_virtual_devices: int | None, known: bytes, bind: str
+) -> Worker:
     """Starts TensorFlow's server, and the worker in front of it.
 
     Args:
         port: To listen on; 0 for any.
         num_virtual_devices: Parts to split the CPU into. `None` is one.
+        known: The secret.
+        bind: The address of this host to listen on.
 
     Raises:
         ValueError: If the port cannot be had.
@@ -188,11 +276,14 @@ def start(port: int, num_virtual_devices: int | None) -> Worker:
         task_index=0,
         config=config,
     )
-    return Worker(port, int(server.target.rpartition(":")[2]))
+    return Worker(port, int(server.target.rpartition(":")[2]), known, bind)
 
 
 def serve_once(
-    hosts: Hosts, num_virtual_devices: int | None, timeout: float
+    hosts: Hosts,
+    num_virtual_devices: int | None,
+    timeout: float,
+    known: bytes,
 ) -> int:
     """Lends this host's devices to the controller of a cluster, and ends.
 
@@ -200,6 +291,7 @@ def serve_once(
         hosts: The cluster.
         num_virtual_devices: Parts to split the CPU into; `None` is one.
         timeout: Seconds to wait for the controller.
+        known: The secret.
 
     Returns:
         The exit code: that of the controller, or 3 if it was lost.
@@ -208,7 +300,7 @@ def serve_once(
         ValueError: If this process's port cannot be had.
     """
     own = hosts.own
-    worker = start(own.port, num_virtual_devices)
+    worker = start(own.port, num_virtual_devices, known, own.name)
     print(
         f"tools.train: {own} is ready. It waits up to {timeout:g} s for the "
         f"controller, {hosts.controller}.",
@@ -236,6 +328,17 @@ def serve_once(
     return link.LOST
 
 
+def _check_bind(bind: str, allow_any_host: bool) -> None:
+    """Refuses to listen to everybody, unless that is asked for."""
+    if bind in _ANY and not allow_any_host:
+        raise ValueError(
+            "--bind must be one address of this host. Received: "
+            f"--bind={bind!r}, which is all of them. Give that of the network "
+            "that the hosts of the run have to themselves, or add "
+            "--allow_any_host."
+        )
+
+
 def _start_again(port: int) -> None:
     """Replaces this process by a new one, which has no memory of this run."""
     for entry in pathlib.Path("/proc/self/fd").glob("*"):
@@ -253,7 +356,13 @@ def main(argv: list[str]) -> int:
 
 
 def _run(values: flags.FlagValues) -> None:
-    worker = start(values.port, values.num_virtual_devices)
+    _check_bind(values.bind, values.allow_any_host)
+    worker = start(
+        values.port,
+        values.num_virtual_devices,
+        secret.read(values.secret_file),
+        values.bind,
+    )
     print(f"tools.worker: ready on port {worker.port}", flush=True)
     code = worker.serve()
     how = "is gone" if code is None else f"has ended with exit code {code}"

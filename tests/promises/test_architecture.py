@@ -16,6 +16,7 @@ PACKAGE = pathlib.Path(tfgpipe.__file__).parent
 ORDER = (
     "__init__",
     "callbacks",
+    "checkpoints",
     "profiling",
     "first_nonfinite",
     "gpipe",
@@ -44,6 +45,8 @@ ORDER = (
     "versions",
 )
 WITHOUT_TENSORFLOW = {
+    "checkpoints/folder",
+    "checkpoints/manifest",
     "counts",
     "planning/cell_record",
     "planning/fit",

@@ -22,6 +22,7 @@ def test_all_is_the_public_interface():
         "load_model",
         "plan",
         "profile",
+        "restore",
         "timeline",
         "tpu_device_assignment",
     ]

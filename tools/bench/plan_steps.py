@@ -1,13 +1,16 @@
 """Predicted steps beside measured ones; cuts by seconds beside those by FLOPs.
 
-Layers are measured one by one, on one device with nothing beside it. No setting
-is used to calibrate.
+Layers are measured one by one, on one device, while the other one trains: two
+cores of a machine share its caches and its memory, and slow each other down, as
+two accelerators do not. No setting is used to calibrate.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import statistics
+import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -135,20 +138,47 @@ def _measured(name: str, model: BenchModel, seconds: float) -> _Measured:
     layers = [keras.Input(model.x_shape), *model.layers()]
     x, y = model.data(model.batch_size // 2)
     rows = [model.batch_size // 16, model.batch_size // 2]
-    profile = tfgpipe.profile(
-        layers,
-        x,
-        y,
-        loss=model.loss,
-        micro_batch_sizes=rows,
-        device="CPU:0",
-        seconds=seconds,
-        optimizer="sgd",
-        verbose=0,
-    )
+    with _training_beside(model):
+        profile = tfgpipe.profile(
+            layers,
+            x,
+            y,
+            loss=model.loss,
+            micro_batch_sizes=rows,
+            device="CPU:0",
+            seconds=seconds,
+            optimizer="sgd",
+            verbose=0,
+        )
     return _Measured(
         name, model, profile, sized_model.sized(source_of(layers), None, "sgd")
     )
+
+
+@contextlib.contextmanager
+def _training_beside(model: BenchModel) -> Iterator[None]:
+    """Inside, the other device trains such a model."""
+    pipeline = tfgpipe.GPipe(
+        [keras.Input(model.x_shape), *model.layers()],
+        num_partitions=1,
+        num_micro_batches=8,
+        devices=["CPU:1"],
+    )
+    step = model.step(pipeline)
+    step()  # traces
+    has_ended = threading.Event()
+
+    def train() -> None:
+        while not has_ended.is_set():
+            step()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        thread.join()
 
 
 def _row(

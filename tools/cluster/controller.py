@@ -17,15 +17,11 @@ from typing import Any
 import tensorflow as tf
 
 from tools import device_memory
-from tools.cluster import link
+from tools.cluster import handshake, link, secret
 from tools.cluster.hosts import Host, Hosts, device_names
 from tools.cluster.link import Link
 
 _RETRY = 0.2  # seconds
-
-
-class _Busy(ConnectionError):
-    """A worker has a controller; the error's text says which."""
 
 
 class Cluster:
@@ -43,6 +39,7 @@ class Cluster:
         num_devices: Devices that there have to be at least.
         timeout: Seconds to wait for all of the hosts.
         advice: What to do when one is lost, after it was started again.
+        known: The secret of all hosts; `None` for that of `secret.read`.
 
     Attributes:
         devices: Full names of all devices: those of the first host first.
@@ -58,9 +55,11 @@ class Cluster:
         num_devices: int = 1,
         timeout: float = 60.0,
         advice: str = "",
+        known: bytes | None = None,
     ) -> None:
         self._hosts = hosts
         self._advice = advice
+        self._known = secret.read() if known is None else known
         self._links: dict[Host, Link] = {}
         self._has_ended = False
         try:
@@ -96,7 +95,15 @@ class Cluster:
         for host in self._hosts.others:
             try:
                 answer = self._dial(host, name, until)
-            except _Busy as error:
+            except handshake.Refused:
+                problems.append(
+                    f"{host} must have the same secret as this process. "
+                    "Received: another one. Copy the file, which is "
+                    "~/.config/tfgpipe/secret unless --secret_file says "
+                    "otherwise, to all hosts."
+                )
+                continue
+            except handshake.Busy as error:
                 problems.append(
                     f"{host} works for another controller, {error}, and "
                     f"still did after {timeout:g} s. Wait until that has "
@@ -127,9 +134,17 @@ class Cluster:
                 connection = Link(
                     socket.create_connection((host.name, host.port), left)
                 )
-                answer = _introduced(connection, name, min(left, link.ANSWER))
+                try:
+                    answer = handshake.introduce(
+                        connection, self._known, name, min(left, link.ANSWER)
+                    )
+                except OSError:
+                    connection.close()
+                    raise
                 self._links[host] = connection
                 return answer
+            except handshake.Refused:
+                raise
             except OSError:
                 if time.monotonic() + _RETRY >= until:
                     raise
@@ -140,7 +155,10 @@ class Cluster:
         own = self._hosts.controller
         name = own.name if own else _own_name(self._links.values())
         try:
-            listener = socket.create_server(("", own.port if own else 0))
+            listener = socket.create_server(
+                (name, own.port if own else 0),
+                family=socket.AF_INET6 if ":" in name else socket.AF_INET,
+            )
         except OSError as error:
             return [
                 f"The port of {own}, this process, must be free: {error}. End "
@@ -228,21 +246,6 @@ class Cluster:
         return code
 
 
-def _introduced(link_: Link, name: str, timeout: float) -> dict[str, Any]:
-    """Says who calls; returns the answer of a worker that is free."""
-    try:
-        link_.send(fingerprint=link.fingerprint(), controller=name)
-        answer = link_.receive(timeout)
-        if "busy_with" in answer:
-            raise _Busy(answer["busy_with"])
-        if "port" not in answer:
-            raise ConnectionError(f"no worker answers: {answer}")
-    except OSError:
-        link_.close()
-        raise
-    return answer
-
-
 def _followed(connection: Link, task: str) -> str:
     """Listens to a worker until it is lost; returns how that shows.
 
@@ -251,7 +254,10 @@ def _followed(connection: Link, task: str) -> str:
     """
     silent = 0
     while silent < link.BEATS:
-        if not select.select([connection], [], [], link.BEAT)[0]:
+        if (
+            not connection.has_message
+            and not (select.select([connection], [], [], link.BEAT)[0])
+        ):
             silent += 1
             continue
         silent = 0
@@ -259,9 +265,12 @@ def _followed(connection: Link, task: str) -> str:
             message = connection.receive()
         except OSError as error:
             return str(error)
-        if "beat" not in message:
+        beat = message.get("beat")
+        if not isinstance(beat, dict) or not all(
+            isinstance(value, (int, float)) for value in beat.values()
+        ):
             return "it sent what it should not"
-        device_memory.report(task, message["beat"])
+        device_memory.report(task, beat)
     return (
         f"it has given no sign of life for {link.BEATS * link.BEAT:g} s, so it "
         "is stopped, or hangs. End it, if it is still there"

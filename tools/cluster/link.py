@@ -6,11 +6,11 @@ When either end is killed its system closes the connection, and the other end
 knows at once; when a host or the network dies, after `SILENCE` seconds; and the
 controller, when a worker is stopped or hangs, after `BEATS` beats, a minute.
 
-Messages, in this order:
+Whatever is sent, a message is an object of JSON, of limited size, that is there
+in limited time, or the line is closed.
 
-    controller  {"fingerprint": {...}, "controller": "process 7 on host0"}
-    worker      {"fingerprint": {...}, "port": of TensorFlow's server}
-                or {"busy_with": the controller that it has}, and it hangs up
+Messages, in this order, after those of `handshake.py`:
+
     controller  {"reach": [[host, port], ...]}
     worker      {"unreachable": ["host:port: why", ...]}
                 {"beat": {"process_peak": MiB, ...}}, again and again
@@ -22,6 +22,7 @@ import hashlib
 import json
 import pathlib
 import socket
+import time
 from typing import Any
 
 import keras
@@ -30,6 +31,7 @@ import tensorflow as tf
 _IDLE, _INTERVAL, _COUNT = 10, 5, 3
 SILENCE = _IDLE + _INTERVAL * _COUNT  # seconds without a sign of the other host
 ANSWER = 20.0  # seconds to answer a message in
+HELLO = 5.0  # seconds for a stranger to say who it is
 BEAT = 5.0  # seconds from one sign of life of a worker to the next
 BEATS = 12  # that may be missing
 LOST = 3  # the exit code where the other side was lost
@@ -48,7 +50,7 @@ class Link:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._lines = connection.makefile("rb")
+        self._received = b""
         self.own_host = connection.getsockname()[0]
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (  # not all systems have them
@@ -76,28 +78,47 @@ class Link:
         """The next message.
 
         Args:
-            timeout: Seconds to wait; `None` waits for ever.
+            timeout: Seconds to wait for all of it; `None` waits for ever.
 
         Raises:
-            OSError: If the other end is gone, sends nothing in time, or
+            OSError: If the other end is gone, sends no message in time, or
                 something else than messages.
         """
-        self._socket.settimeout(timeout)
-        line = self._lines.readline(_LONGEST)
-        self._socket.settimeout(None)
-        if not line:
-            raise ConnectionError("the connection was closed")
+        line = self._line(timeout)
         try:
             message = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):
             raise ConnectionError(f"it sent {line[:40]!r}")
         return message
 
+    def _line(self, timeout: float | None) -> bytes:
+        end = None if timeout is None else time.monotonic() + timeout
+        while b"\n" not in self._received:
+            if len(self._received) > _LONGEST:
+                raise ConnectionError(f"it sent more than {_LONGEST} bytes")
+            left = None if end is None else max(1e-3, end - time.monotonic())
+            self._socket.settimeout(left)
+            try:
+                more = self._socket.recv(2**16)
+            finally:
+                self._socket.settimeout(None)
+            if not more:
+                raise ConnectionError("the connection was closed")
+            self._received += more
+            if end is not None and time.monotonic() > end:
+                raise TimeoutError("timed out")
+        line, _, self._received = self._received.partition(b"\n")
+        return line
+
+    @property
+    def has_message(self) -> bool:
+        """Whether one was received along with the last."""
+        return b"\n" in self._received
+
     def close(self) -> None:
         """Hangs up."""
-        self._lines.close()
         self._socket.close()
 
 

@@ -49,11 +49,6 @@ class PlainTrainer(Trainer):
         )
         return model
 
-    def _restore(self) -> keras.Model | None:
-        if self._folder is None or not self._checkpoint.exists():
-            return None
-        return keras.saving.load_model(self._checkpoint)
-
 
 def run(values: flags.FlagValues) -> Outcome:
     """Trains both, and shows them side by side."""

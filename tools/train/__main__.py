@@ -29,7 +29,7 @@ from tfgpipe.callbacks import PipelineMonitor
 from tfgpipe.monitor import ideal_bubble
 from tfgpipe.planning import print_cells
 from tools import worker
-from tools.cluster import hosts
+from tools.cluster import hosts, secret
 from tools.cluster.controller import Cluster
 from tools.sizes.table import print_device_sizes, print_experiments
 from tools.train import comparison, placement
@@ -49,8 +49,9 @@ def main(argv: list[str]) -> int:
 
     Returns:
         The exit code: 0; 1 if compared weights differ; 2 for bad flags; 3 if
-        another host was lost; 4 if too many mini-batches were not finite; 130
-        after Ctrl-C.
+        another host was lost; 4 if too many mini-batches were not finite; 75
+        and 76 when SIGTERM and Ctrl-C found a --train_dir to save to, 130 when
+        Ctrl-C found none.
     """
     if not FLAGS["verbosity"].present:  # `app.run` shows what TensorFlow notes
         logging.set_verbosity(logging.WARNING)
@@ -74,7 +75,12 @@ def main(argv: list[str]) -> int:
         found = hosts.given(FLAGS.workers)
         num_devices = placement.split_cpu(experiment, found)
         if found is not None and found.own not in (None, found.controller):
-            return worker.serve_once(found, num_devices, FLAGS.connect_timeout)
+            return worker.serve_once(
+                found,
+                num_devices,
+                FLAGS.connect_timeout,
+                secret.read(FLAGS.secret_file),
+            )
         cluster = _connect(experiment, found)
     except _REFUSED as error:
         return _say(error)
@@ -94,6 +100,8 @@ def _run(experiment: Experiment, names: list[str] | None) -> int:
             _path(FLAGS.initial_model),
             placement.strategy(experiment, names),
             FLAGS.skip_nonfinite,
+            names is None or FLAGS.shared_train_dir,
+            saves_on_signal=bool(FLAGS.train_dir),
             may_grow=True,
         )
         snapshot = _snapshot(trainer)
@@ -108,6 +116,9 @@ def _run(experiment: Experiment, names: list[str] | None) -> int:
     except KeyboardInterrupt:
         print(f"\ntools.train: Stopped. {_how_to_go_on()}", file=sys.stderr)
         return 130
+    except SystemExit as end:  # of `tfgpipe.callbacks.Checkpoint`
+        print(f"\ntools.train: Saved. {_how_to_go_on()}", file=sys.stderr)
+        return int(end.code or 0)
     if trainer.failure is not None:
         print(f"tools.train: {trainer.failure}", file=sys.stderr)
         return 4
@@ -147,6 +158,7 @@ def _connect(
         placement.fewest_devices(experiment),
         FLAGS.connect_timeout,
         _how_to_go_on(),
+        secret.read(FLAGS.secret_file),
     )
 
 

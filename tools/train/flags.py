@@ -61,6 +61,12 @@ flags.DEFINE_integer(
     "Steps from one checkpoint to the next. Default: one after every epoch.",
     1,
 )
+flags.DEFINE_boolean(
+    "shared_train_dir",
+    False,
+    "With --workers or --tpu: all hosts have the --train_dir in common, and "
+    "each writes what it has. If not, this process writes it all.",
+)
 flags.DEFINE_integer(
     "evaluate_every",
     None,
@@ -105,6 +111,12 @@ flags.DEFINE_string(
     "Hosts with the devices, host:port,host:port; on each of them runs "
     "tools.worker. Instead, TF_CONFIG may name the hosts of a cluster that "
     "all run this command.",
+)
+flags.DEFINE_string(
+    "secret_file",
+    None,
+    "What only the hosts of this run know; the same file on all. Default: "
+    "~/.config/tfgpipe/secret.",
 )
 flags.DEFINE_string(
     "tpu",

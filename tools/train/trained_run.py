@@ -9,7 +9,15 @@ import params
 import tfgpipe
 from params import Experiment
 from params.source import Source
+from tfgpipe.saving import spec_config
+from tools.train.trainer import checkpoints_of
 
+_IN_ONE_CELL: dict[str, Any] = {
+    "num_partitions": 1,
+    "num_micro_batches": 1,
+    "schedule": "gpipe",
+    "remat": "never",
+}
 _CURE = "Train one: python -m tools.train --params=NAME --train_dir=FOLDER"
 
 
@@ -61,32 +69,38 @@ def load(
             f"--train_dir={train_dir}, which holds {experiment.name}, on "
             f"{experiment.data}. See tools.train --list for others."
         )
-    path = model_path(folder)
-    model = tfgpipe.load_model(
-        str(path),
-        num_partitions=1,
-        num_micro_batches=1,
-        schedule="gpipe",
-        remat="never",
-    )
+    path = folder / "final.keras"
+    if path.is_file():
+        model = tfgpipe.load_model(str(path), **_IN_ONE_CELL)
+    else:
+        model, path = _from_checkpoint(experiment, source, folder)
     step = int(model.optimizer.iterations)
     return TrainedRun(experiment, source, model, path, step)
 
 
-def model_path(folder: pathlib.Path) -> pathlib.Path:
-    """The trained model of a run, or else its last checkpoint.
+def _from_checkpoint(
+    experiment: Experiment, source: Source, folder: pathlib.Path
+) -> tuple[tfgpipe.GPipe, pathlib.Path]:
+    """The model as the last checkpoint has it, and where that is.
 
     Raises:
-        FileNotFoundError: If there is neither.
+        FileNotFoundError: If there is none.
     """
-    for name in ("final.keras", "checkpoint.keras"):
-        if (folder / name).is_file():
-            return folder / name
-    raise FileNotFoundError(
-        "--train_dir must hold final.keras or checkpoint.keras. Received: "
-        f"--train_dir={folder}, which has neither yet: the first checkpoint "
-        "comes after an epoch. Go on training with the command of that run."
+    model = tfgpipe.GPipe(experiment.model.layers(), **_IN_ONE_CELL)
+    model.build_from_config(spec_config(source.input_spec))
+    model.compile(
+        optimizer=experiment.optimizer.make(1),
+        **experiment.task.compile_arguments(),
     )
+    restored = tfgpipe.restore(model, checkpoints_of(folder))
+    if restored is None:
+        raise FileNotFoundError(
+            "--train_dir must hold final.keras or checkpoints. Received: "
+            f"--train_dir={folder}, which has neither yet: the first "
+            "checkpoint comes after an epoch. Go on training with the command "
+            "of that run."
+        )
+    return model, pathlib.Path(restored.path)
 
 
 def read_experiment(folder: pathlib.Path) -> Experiment:

@@ -10,7 +10,8 @@ import keras
 import tfgpipe
 from models import transfer
 from params import Experiment
-from tfgpipe.callbacks import StopOnNonFinite
+from tfgpipe.callbacks import Checkpoint, StopOnNonFinite
+from tfgpipe.checkpoints import Restored
 from tfgpipe.saving import spec_config
 from tools.train import run_record
 
@@ -34,6 +35,10 @@ class Trainer:
         skip_nonfinite: Whether mini-batches with a loss or a gradient that is
             not finite are skipped, see `tfgpipe.GPipe`. Ten in a row end the
             run.
+        shares_folder: Whether all hosts have `train_dir` in common; see
+            `tfgpipe.callbacks.Checkpoint`.
+        saves_on_signal: Whether SIGTERM, SIGHUP and Ctrl-C save a checkpoint
+            before they end the process; see there.
         may_grow: Whether `train_dir` may hold this run with fewer steps, which
             goes on then, with the learning rates of the longer run.
 
@@ -59,6 +64,8 @@ class Trainer:
         initial_model: pathlib.Path | None = None,
         strategy: tfgpipe.PipelineStrategy | None = None,
         skip_nonfinite: bool = True,
+        shares_folder: bool = True,
+        saves_on_signal: bool = False,
         may_grow: bool = False,
     ) -> None:
         self.experiment = experiment
@@ -69,14 +76,16 @@ class Trainer:
         self._initial_model = initial_model
         self._strategy = strategy
         self._skips = skip_nonfinite
-        model = self._new_model()  # checks the arguments
+        self._shares_folder = shares_folder
+        self._saves_on_signal = saves_on_signal
+        self.model = self._new_model()  # checks the arguments
         self.earlier_num_steps: list[int] = []
+        self.first_step = 0
+        self.failure: str | None = None
         if train_dir is not None:
             self.earlier_num_steps = self._claim_folder(train_dir, may_grow)
-        self.model = self._restore() or model
-        updates = int(self.model.optimizer.iterations)
-        self.first_step = updates + self.model.num_skipped
-        self.failure: str | None = None
+            restored = tfgpipe.restore(self.model, checkpoints_of(train_dir))
+            self.first_step = 0 if restored is None else restored.step
 
     def _claim_folder(self, folder: pathlib.Path, may_grow: bool) -> list[int]:
         """Checks that no other run uses the folder; notes this one there."""
@@ -86,29 +95,11 @@ class Trainer:
             run["num_replicas"] = self._strategy.num_replicas
         return run_record.claim(folder, run, may_grow)
 
-    def _restore(self) -> tfgpipe.GPipe | None:
-        if self._folder is None or not self._checkpoint.exists():
-            return None
-        with self._scope():
-            model = tfgpipe.load_model(
-                str(self._checkpoint),
-                num_partitions=self.experiment.num_partitions,
-                skip_nonfinite=self._skips,
-            )
-        # That of the checkpoint may be of a shorter run.
-        rate = self.experiment.optimizer.rate(self.num_steps)
-        model.optimizer.learning_rate = rate
-        return model
-
     def _scope(self) -> Any:
         """Where pipelines are made. A context manager."""
         if self._strategy is None:
             return contextlib.nullcontext()
         return self._strategy.scope()
-
-    @property
-    def _checkpoint(self) -> pathlib.Path:
-        return self._folder / "checkpoint.keras"
 
     def _new_model(self) -> tfgpipe.GPipe:
         experiment = self.experiment
@@ -164,7 +155,7 @@ class Trainer:
         verbose: int | str = "auto",
         checkpoint_every: int | None = None,
     ) -> None:
-        """Trains, with a checkpoint after every epoch.
+        """Trains, with checkpoints of the last steps.
 
         See `failure` for whether it ended early.
 
@@ -172,17 +163,14 @@ class Trainer:
             callbacks: More of Keras's callbacks.
             until: The step after which to stop; `None` for `num_steps`.
             verbose: As in `keras.Model.fit`.
-            checkpoint_every: Steps after which there is a checkpoint, too,
-                for long epochs; `None` for none.
+            checkpoint_every: Steps from one checkpoint to the next; `None` for
+                one after every epoch.
         """
-        callbacks = list(callbacks)
         stop = StopOnNonFinite(_MOST_SKIPPED, say=None)
-        if self._skips:
-            callbacks.append(stop)
-        if self._folder is not None:
-            callbacks.append(_Checkpoint(self._checkpoint, checkpoint_every))
+        own = [stop] if getattr(self.model, "skip_nonfinite", False) else []
         until = until or self.num_steps
         for start, end in _parts(self.first_step, until, self._per_epoch):
+            saving = self._checkpoints(start, checkpoint_every)
             self.model.fit(
                 self.source.train(
                     self.experiment.batch_size,
@@ -193,13 +181,32 @@ class Trainer:
                 initial_epoch=start // self._per_epoch,
                 epochs=-(-end // self._per_epoch),
                 steps_per_epoch=min(self._per_epoch, end - start),
-                callbacks=callbacks,
+                callbacks=[*callbacks, *own, *saving],
                 verbose=verbose,
                 shuffle=False,  # the data are
             )
             self.failure = stop.reason
             if self.failure is not None:
                 return
+
+    def _checkpoints(
+        self, start: int, every: int | None
+    ) -> list[keras.callbacks.Callback]:
+        """What saves, in a `fit` that begins after so many steps."""
+        if self._folder is None:
+            return []
+        folder = checkpoints_of(self._folder)
+        epoch, batch = divmod(start, self._per_epoch)
+        resumed = Restored(str(folder), start, epoch, batch)
+        return [
+            Checkpoint(
+                folder,
+                every,
+                resumed=resumed,
+                shared=self._shares_folder,
+                on_signal=self._saves_on_signal,
+            )
+        ]
 
     def evaluate(self) -> dict[str, float]:
         """What the test examples give, by name; see the experiment's task."""
@@ -219,6 +226,26 @@ class Trainer:
         return path
 
 
+def checkpoints_of(folder: pathlib.Path) -> pathlib.Path:
+    """Where a run has its checkpoints.
+
+    Args:
+        folder: Its `train_dir`.
+
+    Raises:
+        ValueError: If they are of a kind that is not read any more.
+    """
+    found = folder / "checkpoints"
+    old = folder / "checkpoint.keras"
+    if old.exists() and not found.exists():
+        raise ValueError(
+            "`train_dir` must hold a run of this version. Received: "
+            f"train_dir={str(folder)!r}, with {old.name} of an earlier one. "
+            "Train again in a new folder."
+        )
+    return found
+
+
 def _parts(start: int, end: int, per_epoch: int) -> list[tuple[int, int]]:
     """The rest of an epoch, whole epochs, and the beginning of one.
 
@@ -228,21 +255,3 @@ def _parts(start: int, end: int, per_epoch: int) -> list[tuple[int, int]]:
     last_whole = max(first_whole, end - end % per_epoch)
     parts = [(start, first_whole), (first_whole, last_whole), (last_whole, end)]
     return [(first, last) for first, last in parts if first < last]
-
-
-class _Checkpoint(keras.callbacks.Callback):
-    """Saves the model now and then; the file is always a whole one."""
-
-    def __init__(self, path: pathlib.Path, every: int | None) -> None:
-        super().__init__()
-        self._path = path
-        self._every = every
-
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        if self._every is None:  # do not wait for the device
-            return
-        if int(self.model.optimizer.iterations) % self._every == 0:
-            self.model.save(self._path)
-
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        self.model.save(self._path)

@@ -18,6 +18,7 @@ from tiny import (
 
 import tfgpipe
 from tfgpipe import callbacks, monitor
+from tfgpipe.callbacks import pipeline_monitor
 from tfgpipe.monitor import event_log
 
 MEASURED = {
@@ -225,7 +226,7 @@ def test_utilisation_is_three_forward_passes_by_what_devices_could_do():
 
 def test_tokens_and_memory_are_told_where_they_are_known(monkeypatch):
     monkeypatch.setattr(
-        callbacks, "accelerator_mib", lambda devices: {"GPU:0_peak": 2.0}
+        pipeline_monitor, "accelerator_mib", lambda devices: {"GPU:0_peak": 2.0}
     )
     layers = [
         keras.Input((None,), dtype="int32"),

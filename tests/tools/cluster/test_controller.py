@@ -10,7 +10,7 @@ import types
 import pytest
 
 from tools import device_memory, worker
-from tools.cluster import controller, hosts, link
+from tools.cluster import controller, handshake, hosts, link
 
 
 @pytest.fixture
@@ -18,6 +18,13 @@ def server():
     """What would be TensorFlow's."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
+
+
+SECRET = b"what only these tests know"
+
+
+def connect(*ports, timeout=60, known=SECRET):
+    return controller.Cluster(named(*ports), timeout=timeout, known=known)
 
 
 def named(*ports):
@@ -35,7 +42,7 @@ def make():
     made = []
 
     def new(port, server):
-        made.append(worker.Worker(port, server))
+        made.append(worker.Worker(port, server, SECRET))
         return made[-1]
 
     yield new
@@ -63,8 +70,12 @@ def linked(port):
 def hello(port):
     """What a controller says first, and what it gets."""
     connection = linked(port)
-    connection.send(fingerprint=link.fingerprint(), controller="me:1")
-    return connection, connection.receive(60)
+    try:
+        answer = handshake.introduce(connection, SECRET, "me:1", 60)
+    except OSError:
+        connection.close()
+        raise
+    return connection, answer
 
 
 @pytest.fixture
@@ -80,10 +91,8 @@ def test_worker_serves_until_the_controller_is_gone_and_knows_how(server, make):
     for end in (None, 0, 7):
         with running(one.serve) as results:
             connection, answer = hello(one.port)
-            assert answer == {
-                "fingerprint": link.fingerprint(),
-                "port": server,
-            }
+            assert answer["fingerprint"] == link.fingerprint()
+            assert answer["port"] == server
             if end is not None:
                 connection.send(end=end)
             connection.close()
@@ -106,27 +115,142 @@ def test_worker_has_one_controller_at_a_time(server, make):
     one = make(0, server)
     with running(one.serve):
         connection, _ = hello(one.port)
-        other, answer = hello(one.port)
-        assert answer == {"busy_with": "me:1"}
-        other.close()
+        with pytest.raises(handshake.Busy, match="me:1"):
+            hello(one.port)
         with refused("works for another controller, me:1", "Wait until"):
-            controller.Cluster(named(one.port), timeout=1)
+            connect(one.port, timeout=1)
         connection.close()
 
 
-@pytest.mark.parametrize("text", [b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b"{}\n"])
+STRANGE = [
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"[1]\n",
+    b"{}\n",
+    b"[" * 100_000 + b"\n",
+    b'{"nonce": 1, "controller": []}\n',
+    b'{"nonce": "a", "controller": "b", "proof": 3}\n',
+    b'{"nonce": "\\ud800", "controller": "b", "proof": "\\ud800"}\n',
+    b'{"nonce": "a", "controller": "b", "proof": "\xff"}\n',
+    b'{"reach": [["127.0.0.1", 1]], "end": 0}\n',
+    b"x" * (2**20 + 2),
+]
+
+
+def strange(port, text):
+    """Says something, until the worker hangs up."""
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.settimeout(60)
+        with contextlib.suppress(ConnectionError):
+            stranger.sendall(text)
+            while stranger.recv(1000):
+                pass
+
+
+@pytest.mark.parametrize("text", STRANGE)
 def test_stranger_does_not_disturb_a_worker(text, server, make):
     one = make(0, server)
     with running(one.serve) as results:
-        with socket.create_connection(("127.0.0.1", one.port)) as stranger:
-            stranger.sendall(text)
-            stranger.settimeout(60)
-            with contextlib.suppress(ConnectionError):
-                assert stranger.recv(100) == b""  # it hangs up
+        strange(one.port, text)
+        connection, _ = hello(one.port)
+        strange(one.port, text)  # while it works
+        connection.send(reach=[["127.0.0.1", server]])
+        assert connection.receive(60) == {"unreachable": []}
+        connection.send(end=0)
+        connection.close()
+    assert results == [0]
+
+
+def test_silence_of_strangers_holds_nobody_up(server, make, monkeypatch):
+    monkeypatch.setattr(link, "HELLO", 60.0)
+    one = make(0, server)
+    silent = [linked(one.port) for _ in range(20)]
+    with running(one.serve) as results:
         connection, _ = hello(one.port)
         connection.send(end=0)
         connection.close()
     assert results == [0]
+    for stranger in silent:
+        stranger.close()
+
+
+def test_slow_stranger_is_sent_away(server, make, monkeypatch):
+    """Though it goes on sending."""
+    monkeypatch.setattr(link, "HELLO", 0.3)
+    one = make(0, server)
+
+    def trickle(stranger):
+        for _ in range(300):
+            stranger.sendall(b" ")
+            time.sleep(0.02)
+
+    with (
+        socket.create_connection(("127.0.0.1", one.port)) as stranger,
+        pytest.raises(ConnectionError),
+    ):
+        trickle(stranger)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"reach": 3},
+        {"reach": [["host"]]},
+        {"reach": [["host", 1e9]]},
+        {"end": "now"},
+        {"end": -1},
+    ],
+)
+def test_controller_that_sends_what_it_should_not_is_lost(
+    message, server, make
+):
+    one = make(0, server)
+    with running(one.serve) as results:
+        connection, _ = hello(one.port)
+        connection.send(**message)
+    assert results == [None]
+    connection.close()
+
+
+def test_other_secret_is_refused_and_told(server, make):
+    one = make(0, server)
+    with refused(
+        f"worker 0 at 127.0.0.1:{one.port} must have the same secret",
+        "Copy the file",
+    ):
+        connect(one.port, known=b"what others know")
+
+
+def test_worker_without_the_secret_is_refused(server):
+    """It cannot show that it knows it, whatever it answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer():
+            theirs = link.Link(listener.accept()[0])
+            theirs.send(nonce="mine")
+            hello = theirs.receive(60)
+            theirs.send(
+                fingerprint=hello["fingerprint"],
+                port=server,
+                proof=hello["proof"],  # its own
+            )
+            theirs.close()
+
+        with running(answer), refused("must have the same secret"):
+            connect(listener.getsockname()[1])
+
+
+def test_worker_listens_where_it_is_told(server, make):
+    one = make(0, server)
+    assert one._listener.getsockname()[0] == "127.0.0.1"
+    with refused("one of this host", "bind='192.0.2.1'"):
+        worker.Worker(0, server, SECRET, "192.0.2.1")
+
+
+@pytest.mark.parametrize("bind", ["0.0.0.0", "::", "*", ""])
+def test_all_addresses_must_be_asked_for(bind):
+    with refused("--bind must be one address", "add --allow_any_host"):
+        worker._check_bind(bind, False)
+    worker._check_bind(bind, True)
 
 
 def test_worker_without_a_controller_gives_up(server, make):
@@ -136,7 +260,7 @@ def test_worker_without_a_controller_gives_up(server, make):
 
 def test_port_in_use_is_an_error(server):
     with refused("must be free", f"port={server}", "take another"):
-        worker.Worker(server, server)
+        worker.Worker(server, server, SECRET)
 
 
 # ------------------------------------------------------------- signs of life
@@ -223,13 +347,13 @@ def test_hosts_that_cannot_be_reached_are_all_named(free_port):
         "Start `python -m tools.worker` there",
         "Cannot reach worker 1 at no.such.host.invalid:1 within 1 s",
     ):
-        controller.Cluster(found, timeout=1)
+        controller.Cluster(found, timeout=1, known=SECRET)
 
 
 def test_host_that_is_no_worker_is_named(server):
     """It takes the connection, and says nothing."""
     with refused(f"Cannot reach worker 0 at 127.0.0.1:{server} within 1 s"):
-        controller.Cluster(named(server), timeout=1)
+        connect(server, timeout=1)
 
 
 @pytest.mark.parametrize("error", [RuntimeError, SystemExit])
@@ -250,7 +374,8 @@ def test_worker_of_another_version_is_refused_and_told(
     what, server, monkeypatch, make
 ):
     own = link.fingerprint()
-    answers = iter([own, {**own, what: "other"}, own])  # asked in this order
+    # Asked for in this order, by controller, worker and controller.
+    answers = iter([own, {**own, what: "other"}, own])
     one = make(0, server)
     monkeypatch.setattr(link, "fingerprint", lambda: next(answers))
     with (
@@ -260,7 +385,7 @@ def test_worker_of_another_version_is_refused_and_told(
             f"other on worker 0 at 127.0.0.1:{one.port}, and {own[what]} here",
         ),
     ):
-        controller.Cluster(named(one.port), timeout=60)
+        connect(one.port)
     assert results == [2]
 
 
@@ -276,7 +401,7 @@ def test_worker_that_cannot_reach_another_is_named(free_port, server, make):
             "Open the ports",
         ),
     ):
-        controller.Cluster(named(first.port, second.port), timeout=60)
+        connect(first.port, second.port)
 
 
 def test_controller_has_a_name_that_far_workers_know(server):

@@ -19,6 +19,7 @@ from tiny import assert_close, assert_same, data, fit
 
 import tfgpipe
 from params import datasets
+from tfgpipe.checkpoints import Folder
 from tfgpipe.monitor import event_log
 from tools import devices
 from tools.cluster import link
@@ -70,7 +71,7 @@ def test_killed_worker_is_named_and_the_run_resumes_bit_identically(
         f"--train_dir={folder}",
     )
     run = train(tmp_path, *flags)
-    until((folder / "checkpoint.keras").exists, run)
+    until(lambda: checkpoints(folder), run)
     workers.kill(1)
     assert run.wait() == 3, run.output
     assert f"Lost worker 1 at 127.0.0.1:{workers.ports[1]}" in run.output
@@ -125,7 +126,7 @@ def test_stopped_worker_is_named_after_a_minute(tmp_path):
             tmp_path,
             *(workers.flag, *flags, "--tensorboard", f"--train_dir={folder}"),
         )
-        until((folder / "checkpoint.keras").exists, run)
+        until(lambda: checkpoints(folder), run)
         time.sleep(2 * link.BEAT)
         assert run.popen.poll() is None
         start = time.monotonic()
@@ -185,18 +186,17 @@ def test_twenty_kills_at_random_moments_change_no_bit(workers, tmp_path):
 
 def wait_for_phase(phase, run, folder):
     """Waits until a run connects, traces or trains, or has ended."""
-    checkpoint = folder / "checkpoint.keras"
-    before = modified(checkpoint)
+    before = checkpoints(folder)
     reached = {
         "connect": lambda: "tools.train: Connecting" in run.output,
         "trace": lambda: "Ideal bubble" in run.output,
-        "train": lambda: modified(checkpoint) != before,
+        "train": lambda: checkpoints(folder) != before,
     }
     until(lambda: reached[phase]() or run.popen.poll() is not None)
 
 
-def modified(path):
-    return path.stat().st_mtime_ns if path.exists() else None
+def checkpoints(folder):
+    return Folder(folder / "checkpoints").steps()
 
 
 def ends(run, seconds):
@@ -233,9 +233,8 @@ def test_commands_of_the_page_do_as_it_says(workers, tmp_path):
         chapter = chapter.replace(f"host{index}:2222", f"127.0.0.1:{port}")
     commands = re.findall(r"^\.venv/bin/python (.*)$", chapter, re.MULTILINE)
     one, worker, several = map(shlex.split, commands)
-    assert (
-        worker == "-m tools.worker --port=2222 --num_virtual_devices=2".split()
-    )
+    flags = "--port=2222 --bind=host0 --num_virtual_devices=2"
+    assert worker == f"-m tools.worker {flags}".split()
     folders = []
     for index, command in enumerate((one, several)):
         folders.append(tmp_path / str(index))
@@ -314,7 +313,7 @@ def test_cluster_whose_controller_is_killed_ends_and_resumes(tmp_path):
     flags = "--steps=40", "--checkpoint_every=4", f"--train_dir={folder}"
     ports, processes = cluster(tmp_path, jobs, *flags)
     serving, controller = processes
-    until((folder / "checkpoint.keras").exists, *processes)
+    until(lambda: checkpoints(folder), *processes)
     controller.kill()
     assert serving.wait() == 3
     name = f"The controller, worker 0 at localhost:{ports[0]}, is gone"

@@ -353,8 +353,9 @@ def test_run_whose_mini_batches_are_not_finite_ends(tmp_path, capsys):
     assert "tools.train: Stopped: the last 10 mini-batches were not" in error
     assert "The outputs of layer 'classes' of cell 1" in error
     assert not (tmp_path / "final.keras").exists()
-    kept = tfgpipe.load_model(tmp_path / "checkpoint.keras")
-    assert all(np.isfinite(w).all() for w in kept.get_weights())
+    kept = Trainer(trained_run.read_experiment(tmp_path))
+    assert tfgpipe.restore(kept.model, tmp_path / "checkpoints")
+    assert all(np.isfinite(w).all() for w in kept.model.get_weights())
     assert run(**given, set=too_high, skip_nonfinite=False) == 0
 
 

@@ -54,7 +54,7 @@ def test_changed_fields_are_those_of_the_run(tmp_path):
 def test_checkpoint_does_until_the_run_is_finished(tmp_path):
     Trainer(runs.IMAGE, 1, tmp_path).fit(verbose=0)
     run = trained_run.load(str(tmp_path))
-    assert (run.path.name, run.step) == ("checkpoint.keras", 1)
+    assert (run.path.name, run.step) == ("step-0000000001", 1)
 
 
 def test_run_without_a_model_yet_is_an_error(tmp_path):

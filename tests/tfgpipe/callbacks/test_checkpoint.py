@@ -1,0 +1,220 @@
+import os
+import signal
+import threading
+
+import keras
+import numpy as np
+import pytest
+from keras import layers as kl
+
+import tfgpipe
+from tfgpipe.callbacks import Checkpoint
+from tfgpipe.checkpoints import Folder, writer
+
+BATCH = 4
+
+
+def trained(callbacks, num_batches=6, epochs=2, model=None, **options):
+    if model is None:
+        model = tfgpipe.GPipe([keras.Input((4,)), kl.Dense(4), kl.Dense(4)], 2)
+        model.compile("sgd", "mse", metrics=["mae"])
+    x = np.ones((num_batches * BATCH, 4))
+    model.fit(
+        x,
+        x,
+        BATCH,
+        epochs=epochs,
+        verbose=0,
+        callbacks=callbacks,
+        **options,
+    )
+    return model
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"keep": 9}, [6, 12]),
+        ({"keep": 1}, [12]),
+        ({"every": 4, "keep": 9}, [4, 8, 12]),
+        ({"every": 5, "keep": 9}, [5, 10, 12]),
+        ({"every": 5, "keep": 2}, [10, 12]),
+        ({"every": 100}, [12]),
+    ],
+)
+def test_steps_that_are_due_are_saved(tmp_path, options, expected):
+    trained([Checkpoint(tmp_path, **options)])
+    assert Folder(tmp_path).steps() == expected
+
+
+def test_several_steps_of_a_call_are_counted(tmp_path):
+    model = tfgpipe.GPipe([keras.Input((4,)), kl.Dense(4)], 1)
+    model.compile("sgd", "mse", steps_per_execution=4)
+    save = Checkpoint(tmp_path, every=3, keep=9)
+    trained([save], model=model, epochs=1)
+    assert Folder(tmp_path).steps() == [4, 6]
+    assert tfgpipe.restore(model, tmp_path, step=4)[1:] == (4, 0, 4)
+
+
+class Losses(keras.callbacks.Callback):
+    """Puts numbers into the logs."""
+
+    def __init__(self, values):
+        super().__init__()
+        self.values = values
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["val_own"] = self.values[epoch]
+
+
+@pytest.mark.parametrize(
+    ("mode", "values", "expected"),
+    [
+        ("auto", [3.0, 1.0, 2.0, 5.0], [2, 4]),
+        ("max", [3.0, 4.0, 2.0, 1.0], [2, 4]),
+        ("min", [3.0, np.nan, 4.0, 5.0], [1, 4]),
+    ],
+)
+def test_best_one_is_kept_besides_the_last(tmp_path, mode, values, expected):
+    save = Checkpoint(tmp_path, 100, keep=1, best="val_own", mode=mode)
+    trained([Losses(values), save], num_batches=1, epochs=4)
+    assert Folder(tmp_path).steps() == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [("val_loss", "min"), ("val_accuracy", "max"), ("auc", "max")],
+)
+def test_direction_is_told_by_the_name(name, mode):
+    assert Checkpoint("none", best=name)._mode == mode
+
+
+def test_best_must_be_in_the_logs(tmp_path):
+    save = Checkpoint(tmp_path, best="val_loss")
+    with pytest.raises(ValueError, match=r"best='val_loss', and logs of \['l"):
+        trained([save])
+
+
+def test_training_is_the_same_with_it(tmp_path):
+    def weights(callbacks):
+        keras.utils.set_random_seed(1)
+        return trained(callbacks).get_weights()
+
+    found = weights([Checkpoint(tmp_path, every=1)])
+    for a, b in zip(found, weights([]), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_folder_that_cannot_be_written_is_told_before_any_work(tmp_path):
+    (tmp_path / "file").write_text("")
+    model = tfgpipe.GPipe([keras.Input((4,)), kl.Dense(4)], 1)
+    model.compile("sgd", "mse")
+    with pytest.raises(OSError, match="`folder` must be a folder that can be"):
+        trained([Checkpoint(tmp_path / "file")], model=model)
+    assert model.optimizer.iterations == 0
+
+
+def test_error_of_the_disk_reaches_fit_and_the_model_goes_on(
+    tmp_path, monkeypatch
+):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    model = trained([Checkpoint(tmp_path)], epochs=1)
+    monkeypatch.setattr(writer, "_write_values", full)
+    save = Checkpoint(tmp_path, every=1)
+    with pytest.raises(OSError, match="checkpoints before are whole"):
+        trained([save], model=model)
+    monkeypatch.undo()
+    assert Folder(tmp_path).steps() == [6]
+    before = int(model.optimizer.iterations)
+    assert 6 < before < 12
+    trained([save], model=model)
+    assert Folder(tmp_path).steps()[-1] == before + 12
+
+
+class Signal(keras.callbacks.Callback):
+    """Sends a signal to this process within a step."""
+
+    def __init__(self, number, batch):
+        super().__init__()
+        self.number, self.batch = number, batch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == self.batch:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 75), (signal.SIGHUP, 75), (signal.SIGINT, 76)],
+)
+def test_signal_saves_and_ends_the_process(tmp_path, number, code):
+    before = signal.getsignal(number)
+    save = Checkpoint(tmp_path, on_signal=True)
+    with pytest.raises(SystemExit) as caught:
+        trained([Signal(number, 2), save])
+    assert caught.value.code == code
+    assert Folder(tmp_path).steps() == [3]
+    assert signal.getsignal(number) is before
+
+
+def test_handlers_are_given_back(tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    trained([Checkpoint(tmp_path, on_signal=True)])
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_signal_after_an_error_does_what_it_did(tmp_path):
+    class Broken(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            raise RuntimeError("broken")
+
+    model = trained([], epochs=1)
+    with pytest.raises(RuntimeError, match="broken"):
+        trained([Broken(), Checkpoint(tmp_path, on_signal=True)], model=model)
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_second_signal_does_not_wait(tmp_path):
+    save = Checkpoint(tmp_path, on_signal=True)
+
+    class Twice(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        trained([Twice(), save])
+    assert Folder(tmp_path).steps() == []
+
+
+def test_signals_need_the_main_thread(tmp_path):
+    found = []
+
+    def run():
+        try:
+            trained([Checkpoint(tmp_path, on_signal=True)])
+        except ValueError as error:
+            found.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert "outside of the main thread" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"every": 0}, "`every`"),
+        ({"every": 1.5}, "`every`"),
+        ({"keep": 0}, "`keep`"),
+        ({"mode": "most"}, "`mode` must be one of"),
+    ],
+)
+def test_bad_arguments_are_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        Checkpoint("folder", **given)

@@ -1,0 +1,74 @@
+import os
+
+import pytest
+
+from tfgpipe.checkpoints import Folder, Position
+from tfgpipe.checkpoints.manifest import Manifest
+
+
+def add(folder, step, value=None):
+    unfinished = folder.begin(step)
+    monitored = None if value is None else {"name": "loss", "value": value}
+    Manifest(Position(step, 0, step), {}, {}, monitored, {}).write(unfinished)
+    folder.finish(unfinished, step)
+
+
+def made(path, values=()):
+    folder = Folder(path / "checkpoints")
+    folder.make()
+    for i, value in enumerate(values):
+        add(folder, i, value)
+    return folder
+
+
+def test_steps_are_those_with_a_name(tmp_path):
+    folder = made(tmp_path, [None, None])
+    folder.begin(7)
+    (folder.path / "others").mkdir()
+    assert folder.steps() == [0, 1]
+    assert Folder(tmp_path / "none").steps() == []
+
+
+def test_what_was_left_unfinished_is_cleared(tmp_path):
+    folder = made(tmp_path, [None])
+    (folder.begin(7) / "values").write_text("some")
+    Folder(folder.path).make()
+    assert os.listdir(folder.path) == [folder.of(0).name]
+
+
+def test_checkpoint_of_the_same_step_is_replaced(tmp_path):
+    folder = made(tmp_path, [1.0])
+    add(folder, 0, 2.0)
+    assert folder.steps() == [0]
+    assert folder.best("min") == 2.0
+
+
+@pytest.mark.parametrize(
+    ("values", "mode", "left", "best"),
+    [
+        ([None] * 5, "min", [3, 4], None),
+        ([3.0, 1.0, 2.0, 4.0], "min", [1, 2, 3], 1.0),
+        ([3.0, 1.0, 2.0, 4.0], "max", [2, 3], 4.0),
+        ([9.0, None, None, None], "max", [0, 2, 3], 9.0),
+        ([1.0, 1.0, 5.0, 5.0], "min", [1, 2, 3], 1.0),
+        ([1.0], "min", [0], 1.0),
+    ],
+)
+def test_last_ones_and_the_best_are_kept(tmp_path, values, mode, left, best):
+    folder = made(tmp_path, values)
+    folder.keep(2, mode)
+    assert folder.steps() == left
+    assert folder.best(mode) == best
+
+
+def test_damaged_ones_are_left(tmp_path):
+    folder = made(tmp_path, [None] * 4)
+    (folder.of(0) / "manifest.json").write_text("{}")
+    folder.keep(1, "min")
+    assert folder.steps() == [0, 3]
+
+
+def test_folder_that_cannot_be_made_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"Received: folder=.*file/checkpoints"):
+        made(tmp_path / "file")

@@ -1,0 +1,222 @@
+import keras
+import numpy as np
+import pytest
+from keras import layers as kl
+
+import tfgpipe
+from tfgpipe.callbacks import Checkpoint
+
+ROWS, BATCH = 24, 4
+
+
+def layers():
+    return [
+        keras.Input((4,)),
+        kl.Dense(6, activation="relu"),
+        kl.BatchNormalization(),
+        kl.Dropout(0.3, seed=1),
+        kl.Dense(4),
+        kl.Dense(2),
+    ]
+
+
+def plain_layers():
+    """Without what differs from plain Keras with micro-batches, by design."""
+    return [keras.Input((4,)), kl.Dense(6, activation="relu"), kl.Dense(2)]
+
+
+def made(k=2, m=2, make=layers, optimizer=None, **options):
+    keras.utils.set_random_seed(4)
+    model = tfgpipe.GPipe(make(), k, m, **options)
+    model.compile(optimizer or keras.optimizers.Adam(0.01), "mse")
+    return model
+
+
+def data(first=0):
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((ROWS, 4)), rng.standard_normal((ROWS, 2))
+    return x[first * BATCH :], y[first * BATCH :]
+
+
+def fit(model, first=0, **options):
+    x, y = data(first)
+    defaults = {"epochs": 3, "verbose": 0, "shuffle": False}
+    model.fit(x, y, BATCH, **{**defaults, **options})
+    return model
+
+
+def state(model):
+    return [v.numpy() for v in [*model.variables, *model.optimizer.variables]]
+
+
+def assert_same(found, expected):
+    for a, b in zip(state(found), state(expected), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def saved(folder, model=None, epochs=1, **options):
+    save = Checkpoint(folder, **options)
+    return fit(model or made(), epochs=epochs, callbacks=[save])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"k": 1},
+        {"k": 4, "schedule": "1f1b"},
+        {"k": 2, "remat": "always", "skip_nonfinite": True},
+    ],
+)
+def test_training_goes_on_with_other_cells_to_the_bit(tmp_path, options):
+    expected = fit(made())
+    saved(tmp_path)
+    model = made(**options)
+    found = tfgpipe.restore(model, tmp_path)
+    assert found == (str(tmp_path / "step-0000000006"), 6, 1, 0)
+    assert_same(fit(model, initial_epoch=found.epoch), expected)
+
+
+def test_training_goes_on_within_an_epoch(tmp_path):
+    expected = fit(made())
+    saved(tmp_path, every=4, epochs=2)
+    model = made(k=3)
+    found = tfgpipe.restore(model, tmp_path, step=8)
+    assert found[1:] == (8, 1, 2)
+    save = Checkpoint(tmp_path, every=3, resumed=found, keep=9)
+    fit(
+        model,
+        found.batch,
+        initial_epoch=found.epoch,
+        epochs=found.epoch + 1,
+        callbacks=[save],
+    )
+    again = tfgpipe.restore(made(), tmp_path, step=9)
+    assert again[1:] == (9, 1, 3)
+    found = tfgpipe.restore(model, tmp_path, step=12)
+    assert found[1:] == (12, 2, 0)
+    assert_same(fit(model, initial_epoch=found.epoch), expected)
+
+
+def test_replicas_go_on_as_one_pipeline(tmp_path):
+    expected = fit(made(k=2, m=4))
+    with tfgpipe.PipelineStrategy(2, 2).scope():
+        saved(tmp_path, made(k=2, m=2))
+    model = made(k=2, m=4)
+    tfgpipe.restore(model, tmp_path)
+    fit(model, initial_epoch=1)
+    for a, b in zip(state(model), state(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_plain_keras_writes_and_reads_them_too(tmp_path):
+    model = keras.Sequential(plain_layers())
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    saved(tmp_path / "plain", model)
+    pipeline = made(make=plain_layers)
+    assert tfgpipe.restore(pipeline, tmp_path / "plain").step == 6
+    assert_same(pipeline, model)
+    saved(tmp_path / "pipeline", pipeline)
+    other = keras.Sequential(plain_layers())
+    other.compile(keras.optimizers.Adam(0.01), "mse")
+    assert tfgpipe.restore(other, tmp_path / "pipeline").step == 12
+    assert_same(other, pipeline)
+
+
+def test_skipped_mini_batches_are_counted(tmp_path):
+    def spoiled(model, **options):
+        x, y = data()
+        x[BATCH] = np.nan
+        model.fit(x, y, BATCH, verbose=0, shuffle=False, **options)
+        return model
+
+    saving = Checkpoint(tmp_path, every=2, keep=9)
+    spoiled(made(skip_nonfinite=True), callbacks=[saving])
+    model = made(skip_nonfinite=True)
+    assert tfgpipe.restore(model, tmp_path).step == 6
+    assert (model.num_skipped, int(model.optimizer.iterations)) == (1, 5)
+    other = made()  # has no count
+    assert tfgpipe.restore(other, tmp_path).step == 6
+
+
+def test_nothing_there_is_no_error(tmp_path):
+    model = made()
+    before = [v.numpy() for v in model.variables]
+    assert tfgpipe.restore(model, tmp_path / "none") is None
+    for a, b in zip(before, model.variables, strict=True):
+        np.testing.assert_array_equal(a, b.numpy())
+
+
+def damage(path, name="values.data-00000-of-00001"):
+    found = bytearray((path / name).read_bytes())
+    found[len(found) // 2] ^= 1
+    (path / name).write_bytes(found)
+
+
+def test_damaged_one_is_named_and_the_one_before_taken(tmp_path):
+    saved(tmp_path, every=2, epochs=1)
+    paths = sorted(tmp_path.iterdir())
+    damage(paths[-1])
+    (paths[-2] / "values.index").unlink()
+    with pytest.warns(UserWarning, match="Left as it is") as caught:
+        found = tfgpipe.restore(made(), tmp_path)
+    assert found.step == 2
+    [warning] = [str(w.message) for w in caught]
+    assert f"{paths[-1]}: values.data-00000-of-00001 is not as it" in warning
+    assert f"{paths[-2]}: values.index is missing" in warning
+    with pytest.raises(ValueError, match="is not as it was written"):
+        tfgpipe.restore(made(), tmp_path, step=6)
+    damage(paths[0], "manifest.json")
+    model = made()
+    before = [v.numpy() for v in model.variables]
+    with pytest.raises(ValueError, match="None is left to go on from"):
+        tfgpipe.restore(model, tmp_path)
+    for a, b in zip(before, model.variables, strict=True):
+        np.testing.assert_array_equal(a, b.numpy())
+    assert sorted(tmp_path.iterdir()) == paths  # left where they are
+
+
+def test_files_swapped_between_checkpoints_are_told(tmp_path):
+    saved(tmp_path, every=2, epochs=1)
+    one, other = (p / "values.index" for p in sorted(tmp_path.iterdir())[1:])
+    data = "values.data-00000-of-00001"
+    for path in (one.parent, other.parent):
+        (path / data).rename(path / "old")
+    (one.parent / "old").rename(other.parent / data)
+    (other.parent / "old").rename(one.parent / data)
+    with pytest.warns(UserWarning, match="not as it was written"):
+        assert tfgpipe.restore(made(), tmp_path).step == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "optimizer", "message"),
+    [
+        (plain_layers, None, r"Received: \d+ variables of the model, and"),
+        (
+            lambda: [*layers()[:-2], kl.Dense(5), kl.Dense(2)],
+            None,
+            r"shape and dtype \[\[6, 5\], 'float32'\], where .* \[\[6, 4\]",
+        ),
+        (layers, "sgd", "layers|an optimizer like those that were saved"),
+    ],
+)
+def test_other_models_are_refused(tmp_path, make, optimizer, message):
+    saved(tmp_path)
+    model = made(make=make, optimizer=optimizer)
+    before = [v.numpy() for v in model.variables]
+    with pytest.raises(ValueError, match=message):
+        tfgpipe.restore(model, tmp_path)
+    for a, b in zip(before, model.variables, strict=True):
+        np.testing.assert_array_equal(a, b.numpy())
+
+
+def test_step_must_be_there(tmp_path):
+    saved(tmp_path)
+    with pytest.raises(ValueError, match=r"step=5, .* with steps \[6\]"):
+        tfgpipe.restore(made(), tmp_path, step=5)
+
+
+def test_model_must_be_built(tmp_path):
+    saved(tmp_path)
+    model = tfgpipe.GPipe([kl.Dense(2)], 1)
+    with pytest.raises(ValueError, match="`model` must be built"):
+        tfgpipe.restore(model, tmp_path)

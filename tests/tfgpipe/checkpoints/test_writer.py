@@ -1,0 +1,98 @@
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers as kl
+
+import tfgpipe
+from tfgpipe.checkpoints import Folder, Position, Writer, manifest, writer
+
+
+def small():
+    keras.utils.set_random_seed(1)
+    model = tfgpipe.GPipe([keras.Input((4,)), kl.Dense(4), kl.Dense(4)], 2)
+    model.compile("adam", "mse")
+    model.train_on_batch(np.ones((4, 4)), np.ones((4, 4)))
+    return model
+
+
+def made(path, keep=2):
+    folder = Folder(path)
+    folder.make()
+    return folder, Writer(folder, keep, "min", {"keras": "3"})
+
+
+def test_tensorflow_reads_what_is_written(tmp_path):
+    model, (folder, saving) = small(), made(tmp_path)
+    saving.start(model, Position(1, 0, 1), None)
+    saving.wait()
+    reader = tf.train.load_checkpoint(str(folder.of(1) / "values"))
+    for i, v in enumerate(model.variables):
+        np.testing.assert_array_equal(reader.get_tensor(f"model/{i}"), v)
+    for i, v in enumerate(model.optimizer.variables):
+        np.testing.assert_array_equal(reader.get_tensor(f"optimizer/{i}"), v)
+    found = manifest.read(folder.of(1))
+    assert found.versions == {"keras": "3"}
+    assert {"values.index", "values.data-00000-of-00001"} == set(found.files)
+
+
+def test_what_is_written_is_what_was_when_it_began(tmp_path, monkeypatch):
+    model, (folder, saving) = small(), made(tmp_path)
+    may_write, write = threading.Event(), writer._write_values
+
+    def late(*arguments):
+        assert may_write.wait(60)
+        write(*arguments)
+
+    monkeypatch.setattr(writer, "_write_values", late)
+    expected = [v.numpy() for v in model.variables]
+    saving.start(model, Position(1, 0, 1), None)
+    for _ in range(3):  # while it is written
+        model.train_on_batch(np.ones((4, 4)), np.ones((4, 4)))
+    assert folder.steps() == []
+    may_write.set()
+    saving.wait()
+    reader = tf.train.load_checkpoint(str(folder.of(1) / "values"))
+    for i, value in enumerate(expected):
+        np.testing.assert_array_equal(reader.get_tensor(f"model/{i}"), value)
+    assert not np.array_equal(expected[0], model.variables[0].numpy())
+
+
+def test_next_one_waits_for_the_one_before(tmp_path):
+    model, (folder, saving) = small(), made(tmp_path)
+    for step in range(1, 5):
+        saving.start(model, Position(step, 0, step), None)
+    saving.wait()
+    assert folder.steps() == [3, 4]
+
+
+def test_full_disk_is_told_when_the_next_one_is_due(tmp_path, monkeypatch):
+    model, (folder, saving) = small(), made(tmp_path)
+    saving.start(model, Position(1, 0, 1), None)
+    saving.wait()
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(writer, "_write_values", full)
+    saving.start(model, Position(2, 0, 2), None)
+    with pytest.raises(OSError, match="No space left on device"):
+        saving.start(model, Position(3, 0, 3), None)
+    monkeypatch.undo()
+    assert folder.steps() == [1]
+    saving.start(model, Position(3, 0, 3), None)  # and on it goes
+    saving.wait()
+    assert folder.steps() == [1, 3]
+
+
+def test_folder_that_hosts_do_not_share_is_told(tmp_path, monkeypatch):
+    model, (_, saving) = small(), made(tmp_path)
+    monkeypatch.setattr(
+        writer, "_copied", lambda *_: {"CPU:0": {"a": tf.zeros(2)}}
+    )
+    monkeypatch.setattr(tf.raw_ops, "SaveV2", lambda **arguments: None)
+    saving.start(model, Position(1, 0, 1), None)
+    with pytest.raises(OSError, match="must have the folder in common"):
+        saving.wait()

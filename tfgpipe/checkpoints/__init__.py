@@ -1,0 +1,15 @@
+"""Checkpoints of a training: written in the background, whole or not at all."""
+
+from tfgpipe.checkpoints.folder import Folder
+from tfgpipe.checkpoints.manifest import Position
+from tfgpipe.checkpoints.restore import Restored, restore
+from tfgpipe.checkpoints.writer import Writer, wait_for_all
+
+__all__ = [
+    "Folder",
+    "Position",
+    "Restored",
+    "Writer",
+    "restore",
+    "wait_for_all",
+]

@@ -1,0 +1,166 @@
+"""Goes on from a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import warnings
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfgpipe.checkpoints import contents
+from tfgpipe.checkpoints import manifest as manifest_lib
+from tfgpipe.checkpoints.folder import Folder
+from tfgpipe.checkpoints.manifest import Damaged, Manifest
+from tfgpipe.checkpoints.writer import VALUES, wait_for_all
+
+
+class Restored(NamedTuple):
+    """From where a training goes on.
+
+    Attributes:
+        path: The checkpoint.
+        step: Mini-batches that the training has seen, skipped ones too.
+        epoch: Index of the epoch that the next mini-batch belongs to: the
+            `initial_epoch` of `fit`.
+        batch: Mini-batches of that epoch that it has seen.
+    """
+
+    path: str
+    step: int
+    epoch: int
+    batch: int
+
+
+def restore(
+    model: keras.Model,
+    folder: str | os.PathLike[str],
+    step: int | None = None,
+) -> Restored | None:
+    """Gives a model the values of a checkpoint of `callbacks.Checkpoint`.
+
+    Weights, layers' state and random seeds, the optimizer's state: training
+    goes on with the bits of one that was never interrupted, with any number of
+    cells, micro-batches and replicas that promises so, or as plain Keras.
+
+    Args:
+        model: A `GPipe`, or a plain Keras model, of the layers that were saved,
+            in their order. Built; compiled with the same optimizer.
+        folder: That of the callback.
+        step: Of which step; None for the last one. One that is damaged is left
+            as it is, with a warning, and the one before it taken.
+
+    Returns:
+        From where to go on; None if there is no checkpoint, and the model is as
+        it was.
+
+    Raises:
+        ValueError: If `step` is not there or is damaged, all checkpoints are
+            damaged, or they are of another model.
+    """
+    wait_for_all()
+    found = Folder(folder)
+    steps = found.steps()
+    if step is not None and step not in steps:
+        raise ValueError(
+            "`step` must be that of a checkpoint. Received: "
+            f"step={step!r}, and folder={str(folder)!r} with steps {steps}."
+        )
+    damaged = []
+    for one in reversed(steps) if step is None else [step]:
+        path = found.of(one)
+        try:
+            manifest = manifest_lib.read(path)
+            manifest_lib.check_files(path, manifest)
+            _take(model, path, manifest)
+        except Damaged as error:
+            damaged.append(f"{path}: {error}.")
+            continue
+        if damaged:
+            warnings.warn(
+                "A checkpoint must be as it was written. Received: "
+                f"{' '.join(damaged)} Left as it is; {path} was taken.",
+                stacklevel=2,
+            )
+        return Restored(str(path), *manifest.position)
+    if damaged:
+        raise ValueError(
+            "A checkpoint must be as it was written. Received: "
+            f"{' '.join(damaged)} None is left to go on from: train anew, in "
+            "another folder, or bring back a copy."
+        )
+    return None
+
+
+def _take(model: keras.Model, path: pathlib.Path, manifest: Manifest) -> None:
+    """Assigns all values of a checkpoint that was found to be whole."""
+    if not model.built:
+        raise ValueError(
+            "`model` must be built, to have variables. Received: "
+            f"'{model.name}', which is not. Call `model.build(input_shape)` "
+            "first, or let the list of layers begin with `keras.Input(shape)`."
+        )
+    _build_optimizer(model)
+    groups = contents.contents(model)
+    if not groups["skipped"]:  # a `GPipe` that does not skip has no count
+        manifest = manifest._replace(
+            variables={**manifest.variables, "skipped": []}
+        )
+    _check(contents.described(groups), manifest, path)
+    for group, variables in groups.items():
+        for i, variable in enumerate(map(contents.storage, variables)):
+            if manifest.variables[group]:
+                key = contents.key(group, i)
+                variable.assign(_read(path, key, variable))
+
+
+def _read(path: pathlib.Path, key: str, variable: tf.Variable) -> tf.Tensor:
+    """A value, on this host: others may not have the folder."""
+    with tf.device("CPU:0"):
+        try:
+            [value] = tf.raw_ops.RestoreV2(
+                prefix=str(path / VALUES),
+                tensor_names=[key],
+                shape_and_slices=[""],
+                dtypes=[variable.dtype],
+            )
+        except tf.errors.OpError as error:
+            raise Damaged(f"{key} cannot be read: {error.message}") from error
+        return value
+
+
+def _build_optimizer(model: Any) -> None:
+    if hasattr(model, "build_optimizer"):
+        model.build_optimizer()
+        return
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+
+
+def _check(
+    expected: dict[str, list[list[Any]]], manifest: Manifest, path: pathlib.Path
+) -> None:
+    """Compares the variables of a model with those of a checkpoint."""
+    for group, own in expected.items():
+        saved = manifest.variables.get(group, [])
+        if group == "skipped" and not saved:
+            continue
+        what = {"model": "layers", "optimizer": "an optimizer"}.get(group)
+        if len(own) != len(saved):
+            raise ValueError(
+                f"`model` must have {what} like those that were saved. "
+                f"Received: {len(own)} variables of the {group}, and "
+                f"{len(saved)} in {path}. Make, and compile, the model as it "
+                "was for the training."
+            )
+        for (name, *kind), (saved_name, *saved_kind) in zip(own, saved):
+            if kind != saved_kind:
+                raise ValueError(
+                    f"`model` must have {what} like those that were saved. "
+                    f"Received: '{name}' of shape and dtype {kind}, where "
+                    f"{path} has '{saved_name}' of {saved_kind}. Make, and "
+                    "compile, the model as it was for the training."
+                )

@@ -1,0 +1,187 @@
+"""Writes checkpoints while the training goes on.
+
+    step 100      values are copied to the CPUs of the hosts that have them
+    step 101 ...  meanwhile a thread has each host write its shard:
+                  TensorFlow's own writer, on the host, to the common folder
+    then          checksums, the manifest, the disk, and the name
+
+`tf.train.CheckpointOptions` can do this in the background too, but copies all
+variables of all hosts into the memory of this process for it.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfgpipe.checkpoints import contents
+from tfgpipe.checkpoints import manifest as manifest_lib
+from tfgpipe.checkpoints.folder import Folder
+from tfgpipe.checkpoints.manifest import Manifest, Position
+
+VALUES = "values"
+
+
+class _Thread(threading.Thread):
+    """Writes a checkpoint."""
+
+
+def wait_for_all() -> None:
+    """Waits until this process writes no checkpoint any more.
+
+    An error may have ended a training without that.
+    """
+    for thread in threading.enumerate():
+        if isinstance(thread, _Thread):
+            thread.join()
+
+
+class Writer:
+    """Writes checkpoints of a model, one at a time.
+
+    Args:
+        folder: Where; made already.
+        keep: How many of the last ones stay.
+        mode: "min" or "max": which monitored value is the best.
+        versions: Of the libraries, for the manifest.
+        shared: Whether all hosts have the folder, and each writes its values.
+            Or else this process writes them all.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        keep: int,
+        mode: str,
+        versions: Mapping[str, str],
+        shared: bool = True,
+    ):
+        self._folder = folder
+        self._keep = keep
+        self._mode = mode
+        self._versions = versions
+        self._shared = shared
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def start(
+        self,
+        model: keras.Model,
+        position: Position,
+        monitored: Mapping[str, Any] | None,
+    ) -> None:
+        """Begins to write, once the checkpoint before is written.
+
+        When it returns, the model may be trained on.
+
+        Raises:
+            OSError: If the one before could not be written.
+        """
+        self.wait()
+        groups = contents.contents(model)
+        shards = _copied(groups, self._shared)
+        manifest = Manifest(
+            position,
+            contents.described(groups),
+            {},
+            monitored,
+            self._versions,
+        )
+        self._thread = _Thread(target=self._run, args=(shards, manifest))
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Waits for what is being written.
+
+        Raises:
+            OSError: If it could not be. The training is as it was.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.check()
+
+    def check(self) -> None:
+        """Raises the error of the last checkpoint, if there was one."""
+        error, self._error = self._error, None
+        if error is None:
+            return
+        raise OSError(
+            "A checkpoint must be written to `folder`. Received: folder="
+            f"{str(self._folder.path)!r}, and this error: {error}. The "
+            "checkpoints before are whole, and the model is as it was: make "
+            "room, or choose another folder, and go on."
+        ) from error
+
+    def _run(
+        self, shards: dict[str, dict[str, tf.Tensor]], manifest: Manifest
+    ) -> None:
+        try:
+            self._write(shards, manifest)
+        except (OSError, tf.errors.OpError) as error:
+            self._error = error
+
+    def _write(
+        self, shards: dict[str, dict[str, tf.Tensor]], manifest: Manifest
+    ) -> None:
+        step = manifest.position.step
+        unfinished = self._folder.begin(step)
+        _write_values(unfinished, shards)
+        shards.clear()  # lets the copies go
+        files = {
+            path.name: manifest_lib.described(path)
+            for path in sorted(unfinished.iterdir())
+        }
+        manifest._replace(files=files).write(unfinished)
+        self._folder.finish(unfinished, step)
+        self._folder.keep(self._keep, self._mode)
+
+
+def _copied(
+    groups: dict[str, list[Any]], shared: bool
+) -> dict[str, dict[str, tf.Tensor]]:
+    """For each host, the values that it writes, by their keys.
+
+    On a CPU that is no copy, until a variable gets another value.
+    """
+    shards: dict[str, dict[str, tf.Tensor]] = {}
+    for group, variables in groups.items():
+        for i, variable in enumerate(map(contents.storage, variables)):
+            host = contents.host_of(variable.device) if shared else "CPU:0"
+            with tf.device(host):
+                value = tf.identity(variable.read_value())
+            shards.setdefault(host, {})[contents.key(group, i)] = value
+    return shards
+
+
+def _write_values(
+    folder: pathlib.Path, shards: dict[str, dict[str, tf.Tensor]]
+) -> None:
+    """Has each host write its values; merges the index of the files."""
+    prefixes = []
+    for i, (host, values) in enumerate(shards.items()):
+        with tf.device(host):
+            prefixes.append(str(folder / f"shard_{i}_of_{len(shards)}"))
+            tf.raw_ops.SaveV2(
+                prefix=prefixes[-1],
+                tensor_names=[*values],
+                shape_and_slices=[""] * len(values),
+                tensors=[*values.values()],
+            )
+    missing = [p for p in prefixes if not pathlib.Path(f"{p}.index").exists()]
+    if missing:
+        raise OSError(
+            f"{missing[0]}.index is not seen by this process. All hosts must "
+            "have the folder in common, under one path, or `shared` be False"
+        )
+    with tf.device("CPU:0"):
+        tf.raw_ops.MergeV2Checkpoints(
+            checkpoint_prefixes=prefixes,
+            destination_prefix=str(folder / VALUES),
+            delete_old_dirs=False,
+        )
