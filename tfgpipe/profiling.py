@@ -83,7 +83,7 @@ def profile(
     data = _data(x, y)
     sizes = _sizes(micro_batch_sizes, _num_rows(data[0]))
     setting = MeasureSetting(
-        name, jit_compile or placement.has_tpu([name]), float(seconds)
+        name, jit_compile or placement.only_compiles([name]), float(seconds)
     )
     with (
         internals.outside_functions(),

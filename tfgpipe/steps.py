@@ -151,7 +151,7 @@ class Stepped(Updating):
             self._arguments.remat_by_cell(),
             EagerTracer(dtype)
             if self._is_eager
-            else Tracer(self._jit_cells or self._is_on_tpu, dtype),
+            else Tracer(self._jit_cells or self._only_compiles, dtype),
             self._plan.clock,
         )
 
@@ -160,8 +160,8 @@ class Stepped(Updating):
         return self.run_eagerly or tf.config.functions_run_eagerly()
 
     @property
-    def _is_on_tpu(self) -> bool:
-        return placement.has_tpu(
+    def _only_compiles(self) -> bool:
+        return placement.only_compiles(
             device for cell in self._plan.cells for device in cell.devices
         )
 

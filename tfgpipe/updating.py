@@ -9,7 +9,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfgpipe.devices import update_on_devices
+from tfgpipe.devices import (
+    placement,
+    update_on_devices,
+    updates_slices_alike,
+)
 from tfgpipe.loss import Objective, add_direct
 from tfgpipe.nonfinite import Guard
 from tfgpipe.prepared import Prepared
@@ -60,7 +64,21 @@ class Updating(Prepared):
             return []
         gradients = run.gradients()
         add_direct(gradients, loss.direct_gradients())
-        return [(gradients.get(id(v)), v) for v in self.trainable_variables]
+        pairs = [(gradients.get(id(v)), v) for v in self.trainable_variables]
+        taken = [(placement.as_device_takes(d, v), v) for d, v in pairs]
+        changed = [v for (d, v), (t, _) in zip(pairs, taken) if d is not t]
+        if changed and not updates_slices_alike(self.optimizer):
+            warnings.warn(
+                "A sparse gradient is applied as a dense one on a device that "
+                "runs nothing but what XLA compiles, so the optimizer also "
+                "moves rows that the mini-batch has not looked up. Received: "
+                f"'{changed[0].path}' on {changed[0].value.device}, and "
+                f"{type(self.optimizer).__name__}. Put that cell on another "
+                "device, or train with SGD or Lion, for the numbers that other "
+                "devices give.",
+                stacklevel=3,
+            )
+        return taken
 
     def _guard(self, run: Pipeline) -> Guard | None:
         """What skips the mini-batch if it is not finite."""

@@ -21,6 +21,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
+from tfgpipe.devices import placement
 
 
 def batch_dimension(nest: Any, name: str) -> int | None:
@@ -138,10 +139,10 @@ class MicroBatches:
         )
         found = tensor.shape[0] if tensor.shape.rank else 0
         if not self.is_static and found is None:
-            rows = tf.maximum(self.size(m), 1)
-            check = tf.debugging.assert_equal(
-                tf.shape(tensor)[0], rows, message=message
-            )
+            rows, found = tf.maximum(self.size(m), 1), tf.shape(tensor)[0]
+            # Devices that only compile have no strings.
+            with tf.device(placement.host_of(found.device)):
+                check = tf.debugging.assert_equal(found, rows, message=message)
             if check is not None:
                 internals.run_independently(check)
         elif not self.is_static or found not in (None, self.size(m)):

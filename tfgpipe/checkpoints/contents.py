@@ -59,11 +59,5 @@ def key(group: str, index: int) -> str:
     return f"{group}/{index}"
 
 
-def host_of(device: str) -> str:
-    """The CPU of the host that a device is of."""
-    spec = tf.DeviceSpec.from_string(device)
-    return spec.replace(device_type="CPU", device_index=0).to_string()
-
-
 def _is_keras(variable: Any) -> bool:
     return isinstance(variable, keras.Variable)

@@ -23,6 +23,7 @@ from tfgpipe.checkpoints import contents
 from tfgpipe.checkpoints import manifest as manifest_lib
 from tfgpipe.checkpoints.folder import Folder
 from tfgpipe.checkpoints.manifest import Manifest, Position
+from tfgpipe.devices import placement
 
 VALUES = "values"
 
@@ -152,7 +153,7 @@ def _copied(
     shards: dict[str, dict[str, tf.Tensor]] = {}
     for group, variables in groups.items():
         for i, variable in enumerate(map(contents.storage, variables)):
-            host = contents.host_of(variable.device) if shared else "CPU:0"
+            host = placement.host_of(variable.device) if shared else "CPU:0"
             with tf.device(host):
                 value = tf.identity(variable.read_value())
             shards.setdefault(host, {})[contents.key(group, i)] = value

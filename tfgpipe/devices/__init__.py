@@ -5,7 +5,7 @@ from tfgpipe.devices.names import DeviceList
 from tfgpipe.devices.placement import Storage
 from tfgpipe.devices.strategy import PipelineStrategy, TPUPipelineStrategy
 from tfgpipe.devices.tpu import connect_to_tpu, tpu_device_assignment
-from tfgpipe.devices.update import update_on_devices
+from tfgpipe.devices.update import update_on_devices, updates_slices_alike
 
 __all__ = [
     "DeviceList",
@@ -18,4 +18,5 @@ __all__ = [
     "strategy",
     "tpu_device_assignment",
     "update_on_devices",
+    "updates_slices_alike",
 ]

@@ -24,6 +24,10 @@ _ANYWHERE = {
     "While",
 }
 
+# Types of devices without kernels of their own. Those of the last two exist if
+# TensorFlow is asked for them, see docs/tpu.md.
+_ONLY_COMPILE = {"TPU", "XLA_CPU", "XLA_GPU"}
+
 # What names leave out.
 _LOCAL = tf.DeviceSpec(job="localhost", replica=0, task=0)
 _PLACED_BY = "tfgpipe_placed_by"  # an attribute of variables
@@ -137,9 +141,12 @@ def device_types(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(types))
 
 
-def has_tpu(names: Iterable[str]) -> bool:
-    """Whether XLA compiles whatever runs on one of these devices."""
-    return "TPU" in device_types(names)
+def only_compiles(names: Iterable[str]) -> bool:
+    """Whether one of these devices runs nothing but what XLA compiles.
+
+    It has no kernels besides, and holds no variants, such as Optionals.
+    """
+    return not _ONLY_COMPILE.isdisjoint(device_types(names))
 
 
 def same_device(one: str, other: str) -> bool:
@@ -151,11 +158,35 @@ def same_device(one: str, other: str) -> bool:
     return None in (a.task, b.task) or (a.job, a.task) == (b.job, b.task)
 
 
+def host_of(device: str) -> str:
+    """The CPU of the host that a device is of."""
+    spec = tf.DeviceSpec.from_string(device)
+    return spec.replace(device_type="CPU", device_index=0).to_string()
+
+
 def read_variable(variable: keras.Variable) -> tf.Tensor:
     """The variable's value on the current device."""
     value = variable.value
     is_variable = isinstance(value, tf.Variable)  # else what a scope replaces
     return value.value() if is_variable else tf.identity(value)
+
+
+def as_device_takes(gradient: Any, variable: keras.Variable) -> Any:
+    """A gradient as it can be applied where its variable is.
+
+    Of a sparse one, optimizers look for slices of the same row, as many as
+    there happen to be, which XLA cannot compile.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    if not only_compiles([variable.value.device]):
+        return gradient
+    with tf.device(variable.value.device):
+        return tf.tensor_scatter_nd_add(
+            tf.zeros(variable.shape, gradient.values.dtype),
+            gradient.indices[:, tf.newaxis],
+            gradient.values,
+        )
 
 
 def follow_inputs(variables: list[keras.Variable]) -> Any:

@@ -110,6 +110,16 @@ def _is_alike(optimizer: Any) -> bool:
     )
 
 
+def updates_slices_alike(optimizer: Any) -> bool:
+    """Whether sparse gradients give the numbers of dense ones.
+
+    Others of Keras's optimizers leave alone what they keep of rows without a
+    slice, or square the slices one by one.
+    """
+    innermost = internals.with_inner(optimizer)[-1]
+    return type(innermost) in (keras.optimizers.SGD, keras.optimizers.Lion)
+
+
 class _SharedUpdate:
     """The `update_step` of an optimizer, traced once for equal weights.
 
@@ -146,16 +156,16 @@ class _SharedUpdate:
                     tf.identity(getattr(learning_rate, "value", learning_rate)),
                     *(placement.read_variable(v) for v in fixed),
                 ]
-            on_tpu = placement.has_tpu([device])
+            is_compiled = placement.only_compiles([device])
             key = (
                 *((tuple(v.shape), v.value.dtype) for v in changing),
                 gradient.dtype,
-                on_tpu,
+                is_compiled,
             )
             tensors = [gradient, *self._scalars[place]]
             if key not in self._functions:
                 self._functions[key] = self._trace(
-                    tensors, own, changing, fixed, jit_compile=on_tpu
+                    tensors, own, changing, fixed, jit_compile=is_compiled
                 )
             handles = [v.value.handle for v in changing]
             self._functions[key]([*tensors, *handles])

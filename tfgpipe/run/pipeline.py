@@ -117,7 +117,7 @@ class Pipeline:
         # Rows for several devices are taken apart where they come from, and
         # those for a TPU where that need not be compiled.
         first = self.cells[0].devices
-        from_host = len(first) > 1 or placement.has_tpu(first)
+        from_host = len(first) > 1 or placement.only_compiles(first)
         host = "CPU:0" if from_host else None
         with tf.device(host or self.cells[0].device):
             count = len(grid) * num_micro_batches

@@ -39,9 +39,3 @@ def test_variables_are_those_of_plain_keras_whatever_the_cells():
 def test_model_that_skips_has_a_count():
     model = tfgpipe.GPipe(layers(), 2, skip_nonfinite=True)
     assert described(model)["skipped"] == [("Variable:0", [[], "int64"])]
-
-
-def test_hosts_of_devices_are_their_cpus():
-    one = contents.host_of("/job:worker/replica:0/task:3/device:GPU:2")
-    assert one == "/job:worker/replica:0/task:3/device:CPU:0"
-    assert contents.host_of("/device:CPU:5").endswith("CPU:0")

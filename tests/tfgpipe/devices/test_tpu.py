@@ -255,7 +255,7 @@ def test_updates_are_compiled_where_variables_are_on_a_tpu(
     expected, _ = trained(
         tfgpipe.PipelineStrategy(2, 2), "adam", num_micro_batches=2
     )
-    monkeypatch.setattr(placement, "has_tpu", lambda names: True)
+    monkeypatch.setattr(placement, "only_compiles", lambda names: True)
     found, _ = trained(
         tfgpipe.PipelineStrategy(2, 2), "adam", num_micro_batches=2
     )

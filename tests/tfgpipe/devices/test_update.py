@@ -1,12 +1,14 @@
 """Updates are Keras's, and traced once for weights of equal shape."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tfgpipe.devices import update
+from tfgpipe.devices import placement, update
 
 SHAPES = ((3, 4), (4,), (3, 4), (), (4,), (2, 2, 2))
 
@@ -248,3 +250,71 @@ def test_model_with_a_users_optimizer_trains_as_in_keras():
     found = train(lambda layers: tfgpipe.GPipe(layers, 1, 2))
     for a, b in zip(found, train(keras.Sequential), strict=True):
         np.testing.assert_allclose(a, b, 1e-12)
+
+
+def test_hosts_of_devices_are_their_cpus():
+    one = placement.host_of("/job:worker/replica:0/task:3/device:GPU:2")
+    assert one == "/job:worker/replica:0/task:3/device:CPU:0"
+    assert placement.host_of("/device:CPU:5").endswith("CPU:0")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "are_alike"),
+    [
+        (keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True), True),
+        (keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), True),
+        (keras.optimizers.Lion(), True),
+        (keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), True),
+        (keras.optimizers.Adam(), False),
+        (keras.optimizers.Adagrad(), False),
+        (keras.optimizers.RMSprop(), False),
+        (keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), False),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_optimizers_that_take_slices_as_the_whole_are_known(
+    optimizer, are_alike
+):
+    def after(as_given):
+        one = type(optimizer).from_config(optimizer.get_config())
+        variable = keras.Variable(np.ones((5, 2), "float32"))
+        one.build([variable])
+        for indices in ([0, 1, 1], [2, 2, 2], [1, 0, 4]):
+            values = tf.random.stateless_normal([3, 2], indices[:2])
+            slices = tf.IndexedSlices(values, tf.constant(indices), [5, 2])
+            one.apply([as_given(slices)], [variable])
+        return variable.numpy()
+
+    found = after(lambda slices: slices)
+    expected = after(tf.convert_to_tensor)
+    assert update.updates_slices_alike(optimizer) == are_alike
+    assert np.allclose(found, expected, rtol=1e-6, atol=1e-6) == are_alike
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "is_told"), [("sgd", False), ("adam", True)]
+)
+def test_sparse_gradients_are_dense_where_all_is_compiled(
+    optimizer, is_told, monkeypatch, recwarn
+):
+    def trained():
+        keras.utils.set_random_seed(1)
+        layers = [keras.layers.Embedding(7, 4), keras.layers.Flatten()]
+        model = tfgpipe.GPipe([*layers, keras.layers.Dense(2)], 2, 2)
+        model.compile(optimizer, "mse")
+        for ids in ([[1, 2], [2, 2]], [[3, 3], [0, 1]]):
+            model.train_on_batch(np.array(ids), np.ones((2, 2)))
+        return model.get_weights()
+
+    expected = trained()
+    assert not recwarn.list
+    monkeypatch.setattr(placement, "only_compiles", lambda names: True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = trained()
+    texts = [str(w.message) for w in caught if "sparse" in str(w.message)]
+    assert bool(texts) == is_told
+    assert all("embeddings' on " in text for text in texts)
+    if not is_told:
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,191 @@
+"""Trains on a device that runs nothing but what XLA compiles, as a TPU does.
+
+python tests/compiled_device.py NAME ...
+
+TensorFlow has such a device for the CPU, XLA_CPU. It prints a line of JSON for
+each case: by how much weights, history and outputs differ from plain Keras, and
+where the weights are.
+"""
+
+import json
+import os
+import sys
+import tempfile
+
+if __name__ == "__main__":  # before TensorFlow starts
+    os.environ["TF_XLA_FLAGS"] = "--tf_xla_enable_xla_devices"
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+from keras import layers as kl
+from keras import optimizers as ko
+
+import tfgpipe
+
+DEVICES = ["/device:XLA_CPU:0", "/device:CPU:0"]
+ROWS, BATCH = 10, 4
+RNG = np.random.default_rng(0)
+Y = RNG.normal(size=(ROWS, 2)).astype("float32")
+VECTORS = RNG.normal(size=(ROWS, 16)).astype("float32")
+TOKENS = RNG.integers(1, 9, (ROWS, 5)) * (
+    np.arange(5) < RNG.integers(1, 6, (ROWS, 1))
+).astype("int32")
+
+
+def momentum():
+    return ko.SGD(0.05, momentum=0.9)
+
+
+def dense():
+    return [
+        kl.Dense(8, "relu"),
+        kl.Dense(8, kernel_regularizer="l2"),
+        kl.LayerNormalization(),
+        kl.Dense(2),
+    ]
+
+
+def normalised():
+    return [kl.Dense(8), kl.BatchNormalization(), kl.Dense(8), kl.Dense(2)]
+
+
+def embedded():
+    return [
+        kl.Embedding(9, 8, mask_zero=True),
+        kl.Dense(8),
+        kl.GlobalAveragePooling1D(),
+        kl.Dense(2),
+    ]
+
+
+def recurrent():
+    return [kl.Embedding(9, 8, mask_zero=True), kl.LSTM(8), kl.Dense(2)]
+
+
+def convolved():
+    return [
+        kl.Reshape((4, 4, 1)),
+        kl.Conv2D(4, 3, padding="same"),
+        kl.MaxPooling2D(),
+        kl.Flatten(),
+        kl.Dense(2),
+    ]
+
+
+class SelfAttention(kl.Layer):
+    def __init__(self):
+        super().__init__()
+        self.inner = kl.MultiHeadAttention(2, 4)
+
+    def build(self, shape):
+        self.inner.build(shape, shape)
+
+    def call(self, x):
+        return x + self.inner(x, x)
+
+
+def attending():
+    return [kl.Reshape((4, 4)), SelfAttention(), kl.Flatten(), kl.Dense(2)]
+
+
+# Layers, inputs, optimizer, and arguments of the `GPipe`.
+CASES = {
+    "dense": (dense, VECTORS, ko.Adam, {}),
+    "saved": (dense, VECTORS, ko.Adam, {}),
+    "1f1b": (dense, VECTORS, ko.Adam, {"schedule": "1f1b"}),
+    "zero_bubble": (dense, VECTORS, momentum, {"schedule": "zero_bubble"}),
+    "never": (dense, VECTORS, ko.Adam, {"remat": "never"}),
+    "always": (dense, VECTORS, ko.Adam, {"remat": "always"}),
+    "last cell": (dense, VECTORS, ko.Adam, {"devices": DEVICES[::-1]}),
+    "one cell": (dense, VECTORS, ko.Adam, {"devices": DEVICES[:1]}),
+    "batch normalisation": (
+        normalised,
+        VECTORS,
+        momentum,
+        {"num_micro_batches": 1},
+    ),
+    "embedding": (embedded, TOKENS, momentum, {}),
+    "masks": (embedded, TOKENS, ko.Adam, {"devices": DEVICES[::-1]}),
+    "recurrent": (recurrent, TOKENS, momentum, {"remat": "always"}),
+    "convolution": (convolved, VECTORS, ko.Adam, {}),
+    "attention": (attending, VECTORS, momentum, {}),
+    "clipping": (
+        dense,
+        VECTORS,
+        lambda: ko.SGD(0.1, momentum=0.9, global_clipnorm=0.1),
+        {},
+    ),
+    "averages": (
+        dense,
+        VECTORS,
+        lambda: ko.AdamW(0.01, weight_decay=0.1, use_ema=True, clipnorm=0.5),
+        {},
+    ),
+    "loss scaling": (
+        dense,
+        VECTORS,
+        lambda: ko.LossScaleOptimizer(ko.Adam(0.01), initial_scale=1024.0),
+        {},
+    ),
+    "skipping": (dense, VECTORS, ko.Adam, {"skip_nonfinite": True}),
+}
+
+
+def trained(make_model, x, optimizer):
+    model = make_model()
+    model.build((None, *x.shape[1:]))
+    rng = np.random.default_rng(1)  # XLA would draw others
+    model.set_weights(
+        [
+            0.3 * rng.normal(size=w.shape) if len(w.shape) > 1 else w.numpy()
+            for w in model.weights
+        ]
+    )
+    eagerly = not isinstance(model, tfgpipe.GPipe)
+    model.compile(optimizer(), "mse", metrics=["mae"], run_eagerly=eagerly)
+    return model, fitted(model, x)
+
+
+def fitted(model, x):
+    fit = {"epochs": 2, "shuffle": False, "verbose": 0}
+    history = model.fit(x, Y, BATCH, **fit).history
+    history.pop("skipped_steps", None)
+    return (
+        [w.numpy() for w in model.weights],
+        [history[name] for name in sorted(history)],
+        model.evaluate(x, Y, BATCH, verbose=0),
+        model.predict(x, BATCH, verbose=0),
+    )
+
+
+def difference(found, expected):
+    pairs = zip(
+        keras.tree.flatten(found), keras.tree.flatten(expected), strict=True
+    )
+    return max(float(np.abs(np.asarray(a) - b).max()) for a, b in pairs)
+
+
+def run(name):
+    make, x, optimizer, options = CASES[name]
+    plain, expected = trained(lambda: keras.Sequential(make()), x, optimizer)
+    arguments = {"devices": DEVICES, "num_micro_batches": 2, **options}
+    arguments["num_partitions"] = len(arguments["devices"])
+    model, found = trained(
+        lambda: tfgpipe.GPipe(make(), **arguments), x, optimizer
+    )
+    devices = {w.value.device.split("device:")[1] for w in model.weights}
+    if name == "saved":  # and goes on in another number of cells
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "model.keras")
+            model.save(path)
+            model = tfgpipe.load_model(path, 1, devices=DEVICES[:1])
+        found, expected = fitted(model, x), fitted(plain, x)
+    size = difference(found, expected)
+    print(json.dumps([name, size, sorted(devices)]), flush=True)
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or CASES:
+        run(name)
