@@ -121,6 +121,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._resumed = resumed
         self._signals = _Signals() if on_signal else None
         self._step = self._epoch = self._batch = self._seen = 0
+        self._is_due = False
         self._start = 0  # batches of the epoch that an earlier run has seen
         self._saved: int | None = None
 
@@ -153,8 +154,9 @@ class Checkpoint(keras.callbacks.Callback):
         self._writer.check()
         if self._signals is not None and self._signals.caught:
             self._end()
+        self._is_due = self._has_passed(before)
         is_last = self._seen >= (self.params.get("steps") or math.inf)
-        if not is_last and self._is_due(before):
+        if self._is_due and not is_last:
             self._save(self._epoch, self._batch)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
@@ -162,7 +164,8 @@ class Checkpoint(keras.callbacks.Callback):
         if self.params.get("steps") is None:
             self._step = min(self._step, steps_of(self.model))
         monitored = self._monitored(logs or {})
-        is_due = self._every is None or self._is_due(self._step - 1)
+        # Where the length was not known, it was not known to be the end.
+        is_due = self._every is None or self._is_due
         if is_due or self._is_best(monitored):
             self._save(epoch + 1, 0, monitored)
         self._epoch, self._batch = epoch + 1, 0
@@ -178,7 +181,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._writer.wait()
 
     # ---------------------------------------------------------- what it does
-    def _is_due(self, before: int) -> bool:
+    def _has_passed(self, before: int) -> bool:
         """Whether a multiple of `every` was passed since a step."""
         every = self._every
         return every is not None and self._step // every > before // every

@@ -11,6 +11,7 @@ is whole. Pure Python: nothing here knows TensorFlow.
 
 from __future__ import annotations
 
+import math
 import os
 import pathlib
 import re
@@ -90,12 +91,7 @@ class Folder:
         """
         steps = self.steps()
         kept = set(steps[-count:])
-        values = {
-            step: found.monitored["value"]
-            for step in steps
-            if (found := self._manifest(step)) and found.monitored
-        }
-        if values:
+        if values := self._monitored():
             best = min if mode == "min" else max
             kept.add(best(values, key=lambda step: (values[step], -step)))
         for step in steps:
@@ -105,11 +101,19 @@ class Folder:
 
     def best(self, mode: str) -> float | None:
         """The best monitored value of all checkpoints, or None."""
-        found = [self._manifest(step) for step in self.steps()]
-        values = [m.monitored["value"] for m in found if m and m.monitored]
+        values = self._monitored().values()
         if not values:
             return None
         return min(values) if mode == "min" else max(values)
+
+    def _monitored(self) -> dict[int, float]:
+        """By step, the monitored value, where there is a number."""
+        found = {
+            step: manifest.monitored["value"]
+            for step in self.steps()
+            if (manifest := self._manifest(step)) and manifest.monitored
+        }
+        return {k: v for k, v in found.items() if not math.isnan(v)}
 
     def _manifest(self, step: int) -> Manifest | None:
         try:

@@ -8,6 +8,8 @@ dispatch: the slope of the step time with the number of tasks, for layers that
 compute next to nothing; beside it, that of calls of an empty function.
 
 tracing: the first step, which traces, for identical small Transformer blocks.
+
+safety: what `skip_nonfinite` and checkpoints in the background add.
 """
 
 import statistics
@@ -19,7 +21,7 @@ import tensorflow as tf
 from absl import flags
 
 from tfgpipe.schedules import SCHEDULES
-from tools.bench import dispatch
+from tools.bench import dispatch, safety
 from tools.bench.dispatch import pipeline, step_of
 from tools.bench.flags import define_choices, define_numbers, new_flags
 from tools.bench.models import MODELS, transformer
@@ -39,11 +41,15 @@ define_choices(
     FLAGS,
     "part",
     ["step", "dispatch", "tracing"],
-    ["step", "dispatch", "tracing"],
+    ["step", "dispatch", "tracing", "safety"],
     "What to measure.",
 )
 define_choices(
-    FLAGS, "model", ["transformer", "convolutions"], MODELS, "In part step."
+    FLAGS,
+    "model",
+    ["transformer", "convolutions"],
+    MODELS,
+    "In parts step and safety.",
 )
 define_choices(
     FLAGS, "schedule", ["gpipe"], SCHEDULES, "In parts dispatch and tracing."
@@ -102,7 +108,12 @@ TRACING_COLUMNS = [
 
 def run(values: flags.FlagValues, report: Report) -> None:
     """Measures what the flags ask for."""
-    parts = {"step": _steps, "dispatch": _dispatch, "tracing": _tracing}
+    parts = {
+        "step": _steps,
+        "dispatch": _dispatch,
+        "tracing": _tracing,
+        "safety": _safety,
+    }
     if "dispatch" in values.part and len(set(values.dispatch_m)) < 2:
         raise BadFlags(
             "--dispatch_m must have two numbers or more, for a slope. "
@@ -171,6 +182,20 @@ def _steps(values: flags.FlagValues, report: Report) -> None:
                 "gpipe_first_step_s": first[1],
             }
         )
+
+
+# -------------------------------------------------------------------- safety
+def _safety(values: flags.FlagValues, report: Report) -> None:
+    table = report.add(
+        Table(
+            "safety",
+            "Two cells, eight micro-batches, Adam: median and quartiles of "
+            f"{values.rounds} turns",
+            safety.COLUMNS,
+        )
+    )
+    for name in dict.fromkeys(values.model):
+        table.rows += safety.rows(name, MODELS[name], values.rounds)
 
 
 # ------------------------------------------------------------------ dispatch

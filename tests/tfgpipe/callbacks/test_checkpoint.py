@@ -5,6 +5,7 @@ import threading
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers as kl
 
 import tfgpipe
@@ -45,6 +46,26 @@ def trained(callbacks, num_batches=6, epochs=2, model=None, **options):
 def test_steps_that_are_due_are_saved(tmp_path, options, expected):
     trained([Checkpoint(tmp_path, **options)])
     assert Folder(tmp_path).steps() == expected
+
+
+def test_step_within_the_last_call_of_an_epoch_is_due(tmp_path):
+    model = tfgpipe.GPipe([keras.Input((4,)), kl.Dense(4)], 1)
+    model.compile("sgd", "mse", steps_per_execution=4)
+    save = Checkpoint(tmp_path, every=5, keep=9)
+    trained([save], num_batches=8, model=model)
+    assert Folder(tmp_path).steps() == [8, 12, 16]
+    assert tfgpipe.restore(model, tmp_path, step=8)[1:] == (8, 1, 0)
+
+
+def test_epoch_of_unknown_length_ends_where_it_ends(tmp_path):
+    model = tfgpipe.GPipe([keras.Input((4,)), kl.Dense(4)], 1)
+    model.compile("sgd", "mse")
+    rows = tf.data.Dataset.from_tensors((np.ones(4), np.ones(4))).repeat(12)
+    data = rows.filter(lambda *_: True).batch(4)
+    save = Checkpoint(tmp_path, every=3, keep=9)
+    model.fit(data, epochs=2, verbose=0, shuffle=False, callbacks=[save])
+    assert Folder(tmp_path).steps() == [3, 6]
+    assert tfgpipe.restore(model, tmp_path, step=3)[1:] == (3, 1, 0)
 
 
 def test_several_steps_of_a_call_are_counted(tmp_path):

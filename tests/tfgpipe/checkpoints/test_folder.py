@@ -52,6 +52,7 @@ def test_checkpoint_of_the_same_step_is_replaced(tmp_path):
         ([9.0, None, None, None], "max", [0, 2, 3], 9.0),
         ([1.0, 1.0, 5.0, 5.0], "min", [1, 2, 3], 1.0),
         ([1.0], "min", [0], 1.0),
+        ([float("nan"), 3.0, 4.0, 5.0], "min", [1, 2, 3], 3.0),
     ],
 )
 def test_last_ones_and_the_best_are_kept(tmp_path, values, mode, left, best):

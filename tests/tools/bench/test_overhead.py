@@ -35,3 +35,11 @@ def test_overhead_measures_dispatch_and_tracing(tables):
         (2, 1, 4),
         (2, 2, 8),
     ]
+
+
+@pytest.mark.slow
+def test_overhead_measures_safety(tables):
+    skipping, saving = overhead(tables, "safety")["safety"]
+    assert skipping["what"] == "skip_nonfinite"
+    assert saving["what"] == "a checkpoint in 10 steps"
+    assert skipping["ratio"] > 0 and saving["ratio"] > 0
