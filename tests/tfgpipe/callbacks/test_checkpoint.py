@@ -57,6 +57,7 @@ def test_step_within_the_last_call_of_an_epoch_is_due(tmp_path):
     assert tfgpipe.restore(model, tmp_path, step=8)[1:] == (8, 1, 0)
 
 
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_epoch_of_unknown_length_ends_where_it_ends(tmp_path):
     model = tfgpipe.GPipe([keras.Input((4,)), kl.Dense(4)], 1)
     model.compile("sgd", "mse")
