@@ -1,3 +1,5 @@
+import shutil
+
 import keras
 import numpy as np
 import pytest
@@ -59,6 +61,26 @@ def saved(folder, model=None, epochs=1, **options):
     return fit(model or made(), epochs=epochs, callbacks=[save])
 
 
+@pytest.fixture(scope="module")
+def expected():
+    """What a training that was never interrupted ends with."""
+    return fit(made())
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory):
+    """A folder with a checkpoint every two steps of one epoch."""
+    folder = tmp_path_factory.mktemp("once")
+    saved(folder, every=2)
+    return folder
+
+
+@pytest.fixture
+def copy(once, tmp_path):
+    """Such a folder, to be damaged."""
+    return shutil.copytree(once, tmp_path / "copy")
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -67,17 +89,14 @@ def saved(folder, model=None, epochs=1, **options):
         {"k": 2, "remat": "always", "skip_nonfinite": True},
     ],
 )
-def test_training_goes_on_with_other_cells_to_the_bit(tmp_path, options):
-    expected = fit(made())
-    saved(tmp_path)
+def test_training_goes_on_with_other_cells_to_the_bit(once, expected, options):
     model = made(**options)
-    found = tfgpipe.restore(model, tmp_path)
-    assert found == (str(tmp_path / "step-0000000006"), 6, 1, 0)
+    found = tfgpipe.restore(model, once)
+    assert found == (str(once / "step-0000000006"), 6, 1, 0)
     assert_same(fit(model, initial_epoch=found.epoch), expected)
 
 
-def test_training_goes_on_within_an_epoch(tmp_path):
-    expected = fit(made())
+def test_training_goes_on_within_an_epoch(tmp_path, expected):
     saved(tmp_path, every=4, epochs=2)
     model = made(k=3)
     found = tfgpipe.restore(model, tmp_path, step=8)
@@ -152,39 +171,37 @@ def damage(path, name="values.data-00000-of-00001"):
     (path / name).write_bytes(found)
 
 
-def test_damaged_one_is_named_and_the_one_before_taken(tmp_path):
-    saved(tmp_path, every=2, epochs=1)
-    paths = sorted(tmp_path.iterdir())
+def test_damaged_one_is_named_and_the_one_before_taken(copy):
+    paths = sorted(copy.iterdir())
     damage(paths[-1])
     (paths[-2] / "values.index").unlink()
     with pytest.warns(UserWarning, match="Left as it is") as caught:
-        found = tfgpipe.restore(made(), tmp_path)
+        found = tfgpipe.restore(made(), copy)
     assert found.step == 2
     [warning] = [str(w.message) for w in caught]
     assert f"{paths[-1]}: values.data-00000-of-00001 is not as it" in warning
     assert f"{paths[-2]}: values.index is missing" in warning
     with pytest.raises(ValueError, match="is not as it was written"):
-        tfgpipe.restore(made(), tmp_path, step=6)
+        tfgpipe.restore(made(), copy, step=6)
     damage(paths[0], "manifest.json")
     model = made()
     before = [v.numpy() for v in model.variables]
     with pytest.raises(ValueError, match="None is left to go on from"):
-        tfgpipe.restore(model, tmp_path)
+        tfgpipe.restore(model, copy)
     for a, b in zip(before, model.variables, strict=True):
         np.testing.assert_array_equal(a, b.numpy())
-    assert sorted(tmp_path.iterdir()) == paths  # left where they are
+    assert sorted(copy.iterdir()) == paths  # left where they are
 
 
-def test_files_swapped_between_checkpoints_are_told(tmp_path):
-    saved(tmp_path, every=2, epochs=1)
-    one, other = (p / "values.index" for p in sorted(tmp_path.iterdir())[1:])
+def test_files_swapped_between_checkpoints_are_told(copy):
+    one, other = (p / "values.index" for p in sorted(copy.iterdir())[1:])
     data = "values.data-00000-of-00001"
     for path in (one.parent, other.parent):
         (path / data).rename(path / "old")
     (one.parent / "old").rename(other.parent / data)
     (other.parent / "old").rename(one.parent / data)
     with pytest.warns(UserWarning, match="not as it was written"):
-        assert tfgpipe.restore(made(), tmp_path).step == 2
+        assert tfgpipe.restore(made(), copy).step == 2
 
 
 @pytest.mark.parametrize(
@@ -199,24 +216,21 @@ def test_files_swapped_between_checkpoints_are_told(tmp_path):
         (layers, "sgd", "layers|an optimizer like those that were saved"),
     ],
 )
-def test_other_models_are_refused(tmp_path, make, optimizer, message):
-    saved(tmp_path)
+def test_other_models_are_refused(once, make, optimizer, message):
     model = made(make=make, optimizer=optimizer)
     before = [v.numpy() for v in model.variables]
     with pytest.raises(ValueError, match=message):
-        tfgpipe.restore(model, tmp_path)
+        tfgpipe.restore(model, once)
     for a, b in zip(before, model.variables, strict=True):
         np.testing.assert_array_equal(a, b.numpy())
 
 
-def test_step_must_be_there(tmp_path):
-    saved(tmp_path)
-    with pytest.raises(ValueError, match=r"step=5, .* with steps \[6\]"):
-        tfgpipe.restore(made(), tmp_path, step=5)
+def test_step_must_be_there(once):
+    with pytest.raises(ValueError, match=r"step=5, .* with steps \[2, 4, 6\]"):
+        tfgpipe.restore(made(), once, step=5)
 
 
-def test_model_must_be_built(tmp_path):
-    saved(tmp_path)
+def test_model_must_be_built(once):
     model = tfgpipe.GPipe([kl.Dense(2)], 1)
     with pytest.raises(ValueError, match="`model` must be built"):
-        tfgpipe.restore(model, tmp_path)
+        tfgpipe.restore(model, once)
