@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextvars
 import warnings
 from typing import Any
 
 import keras
+
+# Whether what is loaded is a file of a `GPipe`, which has them.
+is_expected: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "is_expected", default=False
+)
 
 
 class RandomState(keras.layers.Layer):
@@ -31,6 +37,14 @@ class RandomState(keras.layers.Layer):
         seeds, names = self._seeds(), list(store.keys())
         saved = {key: store[key] for key in names}
         if not saved:
+            if seeds and is_expected.get():
+                warnings.warn(
+                    "The file of a `GPipe` must hold the states of its random "
+                    f"seeds. Received: none of the {len(seeds)} of model "
+                    f"'{self._model}', which goes on with new ones: dropout "
+                    "and other random layers repeat what they drew first.",
+                    stacklevel=2,
+                )
             return
         expected = {str(i): tuple(seed.shape) for i, seed in enumerate(seeds)}
         if {key: tuple(v.shape) for key, v in saved.items()} != expected:

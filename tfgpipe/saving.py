@@ -14,6 +14,7 @@ from typing import Any
 import keras
 from keras import tree
 
+from tfgpipe import random_state
 from tfgpipe.cells import shapes
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.files import Filed, read_whole
@@ -80,7 +81,7 @@ def load_model(
     changes = {k: v for k, v in changes.items() if v is not None}
     if gradient_dtype != "saved":
         changes["gradient_dtype"] = gradient_dtype
-    with _overriding(changes), read_whole(path):
+    with _overriding(changes), _expecting_seeds(), read_whole(path):
         model = keras.saving.load_model(path, **kwargs)
     if not isinstance(model, Saved):
         raise ValueError(
@@ -90,6 +91,15 @@ def load_model(
             "`keras.Sequential` to `GPipe`."
         )
     return model
+
+
+@contextlib.contextmanager
+def _expecting_seeds() -> Iterator[None]:
+    token = random_state.is_expected.set(True)
+    try:
+        yield
+    finally:
+        random_state.is_expected.reset(token)
 
 
 @contextlib.contextmanager

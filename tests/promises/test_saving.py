@@ -514,6 +514,27 @@ def test_seeds_that_cells_share_are_saved_once(tmp_path):
     assert_same(continued_seeds(other), continued_seeds(model))
 
 
+def test_file_without_its_seeds_is_told(tmp_path):
+    """It is whole, but was written by something else."""
+    model = compiled(pipeline(random_layers, k=2))
+    model.build_optimizer()
+    whole, other = tmp_path / "whole.keras", tmp_path / "other.keras"
+    model.save(whole)
+    with zipfile.ZipFile(whole) as read, zipfile.ZipFile(other, "w") as out:
+        for name in read.namelist():
+            content = read.read(name)
+            if name == "model.weights.h5":
+                weights = tmp_path / name
+                weights.write_bytes(content)
+                with h5py.File(weights, "a") as file:
+                    del file["random_state"]
+                content = weights.read_bytes()
+            out.writestr(name, content)
+    with pytest.warns(UserWarning, match="must hold the states of its random"):
+        tfgpipe.load_model(other)
+    tfgpipe.load_model(whole)
+
+
 def continued_seeds(model):
     fit(model, *data(), initial_epoch=2, epochs=3)
     return state(model) + [v.numpy() for v in model.non_trainable_variables]
