@@ -301,6 +301,9 @@ def check_flags(module, arguments):
         check_parsed(module, arguments)
     elif module == "tools.train":
         check_train(arguments)
+    elif module == "pytest":
+        assert arguments[:2] == ["-m", "slow"]
+        assert all((ROOT / path).exists() for path in arguments[2:])
     else:
         if find_spec(module).submodule_search_locations:  # a package
             module = f"{module}.__main__"

@@ -17,6 +17,7 @@ controller.
 """
 
 import contextlib
+import ipaddress
 import os
 import pathlib
 import queue
@@ -73,7 +74,6 @@ flags.DEFINE_string(
     "~/.config/tfgpipe/secret, made if there is none.",
     flag_values=FLAGS,
 )
-_ANY = {"", "*", "0.0.0.0", "::"}
 _MOST_STRANGERS = 64  # that may introduce themselves at the same time
 
 
@@ -170,10 +170,19 @@ class Worker:
 
     def _admit(self, stranger: Link) -> None:
         """Takes a controller; sends all else away."""
+        taken: list[str] = []
+
+        def take(name: str) -> dict[str, Any]:
+            answer = self._take(name)
+            taken.extend([] if "busy_with" in answer else [name])
+            return answer
+
         try:
-            name = handshake.admit(stranger, self._known, self._take)
+            name = handshake.admit(stranger, self._known, take)
         except OSError:
             name = None
+            if taken:  # it went away before it heard of it
+                self._is_taken = False
         finally:
             self._strangers.release()
         if name is None:
@@ -182,14 +191,15 @@ class Worker:
             self._taken.put(stranger)
 
     def _take(self, name: str) -> dict[str, Any]:
+        answer = {
+            "fingerprint": link.fingerprint(),
+            "port": self._tensorflow_port,
+        }
         with self._lock:
             if self._is_taken:
                 return {"busy_with": self.controller}
             self._is_taken, self.controller = True, name
-        return {
-            "fingerprint": link.fingerprint(),
-            "port": self._tensorflow_port,
-        }
+        return answer
 
     def _obey(self, connection: Link) -> int:
         code: int | None = None
@@ -330,7 +340,13 @@ def serve_once(
 
 def _check_bind(bind: str, allow_any_host: bool) -> None:
     """Refuses to listen to everybody, unless that is asked for."""
-    if bind in _ANY and not allow_any_host:
+    if allow_any_host:
+        return
+    try:
+        found = socket.getaddrinfo(bind.strip("*") or "0.0.0.0", None)
+    except OSError:
+        return  # is told when it is to be used
+    if any(ipaddress.ip_address(f[4][0]).is_unspecified for f in found):
         raise ValueError(
             "--bind must be one address of this host. Received: "
             f"--bind={bind!r}, which is all of them. Give that of the network "

@@ -324,6 +324,18 @@ def test_optimizer_updates_inside_a_scope():
     assert optimizer._get_variable_index(variables[1]) == 1
 
 
+def test_every_call_of_an_optimizer_is_counted():
+    inner = keras.optimizers.SGD(gradient_accumulation_steps=3)
+    for optimizer in (inner, keras.optimizers.LossScaleOptimizer(inner)):
+        before = internals.raw_iterations(inner)
+        if not optimizer.built:
+            optimizer.build([keras.Variable([1.0])])
+        known = inner._trainable_variables
+        for _ in range(4):
+            optimizer.apply([tf.constant([1.0])], known)
+        assert internals.raw_iterations(optimizer) == before + 4
+
+
 def test_loss_scale_falls_where_there_is_one():
     scaled = keras.optimizers.LossScaleOptimizer(
         keras.optimizers.SGD(), initial_scale=8.0

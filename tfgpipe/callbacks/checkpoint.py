@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import signal
-import threading
+import warnings
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfgpipe.callbacks.signals import EXIT_CODES, Signals
 from tfgpipe.checkpoints import (
     Folder,
     Position,
     Restored,
     Writer,
+    is_known_damaged,
+    known_steps_of,
+    steps_of,
     wait_for_all,
 )
 from tfgpipe.counts import checked_counts
 from tfgpipe.versions import VERSION
 
-# What a process ends with that has saved: sysexits.h's "try again later" for
-# those that another program sends, and the next number for Ctrl-C.
-EXIT_CODES = {"SIGTERM": 75, "SIGHUP": 75, "SIGINT": 76}
 _MODES = ("auto", "min", "max")
 
 
@@ -40,10 +39,15 @@ class Checkpoint(keras.callbacks.Callback):
     need the folder in common, under one path. Or else pass `shared=False`: then
     this process fetches and writes them all, and needs the memory for it.
 
+    Put it after callbacks that end a training, such as
+    `keras.callbacks.EarlyStopping`: it saves at the end of the last epoch, when
+    the weights are still those of the training, not its best or its averaged
+    ones.
+
     Args:
-        folder: For this training alone. Made if need be.
+        folder: For this training, and this callback, alone. Made if need be.
         every: Steps from one checkpoint to the next; None for one at the end of
-            each epoch. There is one at the end of `fit` in any case.
+            each epoch. There is one at the end of the last epoch in any case.
         keep: How many of the last ones are kept. Positive.
         best: Name of a number in `fit`'s logs, such as "val_loss", or None. The
             checkpoint of the epoch with the best one is kept besides, and there
@@ -51,15 +55,17 @@ class Checkpoint(keras.callbacks.Callback):
         mode: Whether the best is the "min" or the "max"; "auto" takes the
             largest accuracy or AUC, and the smallest of anything else.
         resumed: What `tfgpipe.restore` returned for this training, if it goes
-            on within an epoch: so that batches are counted from there.
+            on within an epoch: so that its batches are counted from there.
         shared: Whether all hosts have the folder in common.
         on_signal: Whether SIGTERM, SIGHUP and Ctrl-C (SIGINT) wait for the end
-            of the mini-batch, save, and end the process: by `SystemExit`, with
-            code 75, or 76 for Ctrl-C. A second signal does not wait.
+            of the mini-batch, or of the validation that runs, save, and end
+            the process: by `SystemExit`, with code 75, or 76 for Ctrl-C. A
+            second signal does not wait.
 
     Raises:
         ValueError: If an argument is out of range; from `fit` if `best` is not
-            in the logs, or `on_signal` is asked for outside of the main thread.
+            in the logs, `on_signal` is asked for outside of the main thread, or
+            the folder has checkpoints of later steps than the model is at.
         OSError: From `fit`, if the folder cannot be written to, before it
             trains; or if a checkpoint could not be written. Those before are
             whole then, and the model can be trained on.
@@ -111,6 +117,7 @@ class Checkpoint(keras.callbacks.Callback):
             self._folder,
             keep,
             self._mode,
+            best,
             {
                 "tfgpipe": VERSION,
                 "tensorflow": tf.__version__,
@@ -119,66 +126,77 @@ class Checkpoint(keras.callbacks.Callback):
             shared,
         )
         self._resumed = resumed
-        self._signals = _Signals() if on_signal else None
+        self._signals = Signals(self) if on_signal else None
         self._step = self._epoch = self._batch = self._seen = 0
-        self._is_due = False
+        self._epoch_after = self._counted = 0
+        self._is_due = self._is_new = self._is_used = False
         self._start = 0  # batches of the epoch that an earlier run has seen
-        self._saved: int | None = None
 
     # ------------------------------------------------------ what Keras calls
     def on_train_begin(self, logs: dict | None = None) -> None:
         """Makes the folder, and finds out how far the training is."""
         wait_for_all()
         self._folder.make()
-        self._step = steps_of(self.model)
-        self._saved = None
         resumed = self._resumed
-        is_same = resumed is not None and resumed.step == self._step
-        self._start = resumed.batch if is_same and resumed else 0
+        self._step = known_steps_of(self.model)
+        if resumed is not None and not self._is_used:
+            self._step, self._start = resumed.step, resumed.batch
+        self._is_used, self._is_new = True, False
+        self._check_later()
         if self._signals is not None:
             self._signals.catch(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """Counts the batches of the epoch."""
-        self._epoch, self._seen = epoch, 0
+        self._epoch, self._seen, self._epoch_after = epoch, 0, epoch + 1
         self._batch, self._start = self._start, 0
+        self._counted = steps_of(self.model)
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         """Saves if it is time."""
         # Of several steps of a call, Keras counts more at the end of the data.
-        steps = self.params.get("steps") or batch + 1
-        new, self._seen = min(batch + 1, steps) - self._seen, batch + 1
+        seen = min(batch + 1, self._steps or batch + 1)
+        new, self._seen = seen - self._seen, seen
         before = self._step
         self._step += new
         self._batch += new
+        self._is_new = True
         self._writer.check()
-        if self._signals is not None and self._signals.caught:
-            self._end()
+        self._end_if_asked()
         self._is_due = self._has_passed(before)
-        is_last = self._seen >= (self.params.get("steps") or math.inf)
-        if self._is_due and not is_last:
-            self._save(self._epoch, self._batch)
+        if self._is_due and self._seen != self._steps:
+            self._save()
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """Saves if it is time, or the epoch was the best."""
-        if self.params.get("steps") is None:
-            self._step = min(self._step, steps_of(self.model))
+        if self._steps is None and self.model.steps_per_execution > 1:
+            more = self._seen - (steps_of(self.model) - self._counted)
+            self._step -= max(0, more)
+        if self._steps is None or self._seen == self._steps:
+            self._epoch, self._batch = epoch + 1, 0
         monitored = self._monitored(logs or {})
+        is_last = epoch + 1 >= self.params.get("epochs", math.inf)
+        is_last = is_last or self.model.stop_training
         # Where the length was not known, it was not known to be the end.
-        is_due = self._every is None or self._is_due
-        if is_due or self._is_best(monitored):
-            self._save(epoch + 1, 0, monitored)
-        self._epoch, self._batch = epoch + 1, 0
-        if self._signals is not None and self._signals.caught:
-            self._end()
+        is_due = self._every is None or self._is_due or is_last
+        if (is_due and self._seen) or self._is_best(monitored):
+            self._save(monitored)
+        self._end_if_asked()
 
     def on_train_end(self, logs: dict | None = None) -> None:
-        """Saves the end, and waits until it is written."""
+        """Waits until the last one is written."""
+        self._writer.wait()
+        if self._is_new:
+            warnings.warn(
+                "`Checkpoint` must come after callbacks that end a training. "
+                f"Received: the end after step {self._step}, which was not "
+                "known when the epoch ended, so that its last steps are in no "
+                "checkpoint.",
+                stacklevel=2,
+            )
         if self._signals is not None:
             self._signals.release()
-        if self._saved != self._step:
-            self._save(self._epoch, self._batch)
-        self._writer.wait()
+            self._exit_if_asked()
 
     # ---------------------------------------------------------- what it does
     def _has_passed(self, before: int) -> bool:
@@ -186,12 +204,32 @@ class Checkpoint(keras.callbacks.Callback):
         every = self._every
         return every is not None and self._step // every > before // every
 
-    def _save(
-        self, epoch: int, batch: int, monitored: dict | None = None
-    ) -> None:
-        position = Position(self._step, epoch, batch)
+    def _save(self, monitored: dict | None = None) -> None:
+        position = Position(self._step, self._epoch, self._batch)
         self._writer.start(self.model, position, monitored)
-        self._saved = self._step
+        self._is_new = False
+
+    @property
+    def _steps(self) -> int | None:
+        """Those of an epoch in this `fit`, if it is known."""
+        return self.params.get("steps")
+
+    def _check_later(self) -> None:
+        """Refuses a folder in which new checkpoints would be the older ones."""
+        found = [
+            step
+            for step in self._folder.steps()
+            if step > self._step and not is_known_damaged(self.model, step)
+        ]
+        if found:
+            raise ValueError(
+                "`folder` must have no checkpoints of later steps than the "
+                "model is at. Received: folder="
+                f"{str(self._folder.path)!r} with steps {found}, and a model "
+                f"at step {self._step}. Go on from the last one, by "
+                "`tfgpipe.restore(model, folder)`, or use another folder, or "
+                "move these away."
+            )
 
     def _monitored(self, logs: dict[str, Any]) -> dict[str, Any] | None:
         if self._best is None:
@@ -209,28 +247,27 @@ class Checkpoint(keras.callbacks.Callback):
         if monitored is None:
             return False
         self._writer.wait()
-        best, value = self._folder.best(self._mode), monitored["value"]
+        best = self._folder.best(self._mode, monitored["name"])
+        value = monitored["value"]
         if best is None:
-            return True
+            return not math.isnan(value)
         return value < best if self._mode == "min" else value > best
 
-    def _end(self) -> None:
-        """Saves, and ends the process."""
-        signals = self._signals
-        if signals is None:
+    def _end_if_asked(self) -> None:
+        """After a signal, saves, and ends the process."""
+        if self._signals is None or not self._signals.caught:
             return
-        if self._saved != self._step:
-            self._save(self._epoch, self._batch)
+        if self._seen == self._steps:
+            self._epoch, self._batch = self._epoch_after, 0
+        if self._is_new:
+            self._save()
         self._writer.wait()
-        signals.release()
-        raise SystemExit(EXIT_CODES[signals.caught or "SIGTERM"])
+        self._signals.release()
+        self._exit_if_asked()
 
-
-def steps_of(model: keras.Model) -> int:
-    """How many mini-batches a model has been trained on, skipped ones too."""
-    optimizer = getattr(model, "optimizer", None)
-    updates = 0 if optimizer is None else int(optimizer.iterations)
-    return updates + getattr(model, "num_skipped", 0)
+    def _exit_if_asked(self) -> None:
+        if self._signals is not None and self._signals.caught:
+            raise SystemExit(EXIT_CODES[self._signals.caught])
 
 
 def _direction(name: str | None) -> str:
@@ -238,59 +275,3 @@ def _direction(name: str | None) -> str:
     text = (name or "").lower()
     is_large = "acc" in text or "auc" in text
     return "max" if is_large else "min"
-
-
-class _Signals:
-    """Notes signals until they can be dealt with.
-
-    Attributes:
-        caught: Name of the signal that came, or None.
-    """
-
-    def __init__(self) -> None:
-        self.caught: str | None = None
-        self._model: Any = None
-        self._before: dict[int, Any] = {}
-
-    def catch(self, model: keras.Model) -> None:
-        """Begins to note signals, instead of what they did before.
-
-        Args:
-            model: In whose `fit`. After an error in it, they do what they did.
-        """
-        if threading.current_thread() is not threading.main_thread():
-            raise ValueError(
-                "`on_signal` must be False outside of the main thread, where "
-                "Python handles signals. Received: on_signal=True."
-            )
-        self.caught, self._model = None, model
-        for name in EXIT_CODES:
-            number = getattr(signal, name, None)  # not all are on Windows
-            if number is not None and number not in self._before:
-                self._before[number] = signal.signal(number, self._note)
-
-    def release(self) -> None:
-        """Lets signals do what they did before."""
-        for number, before in self._before.items():
-            with contextlib.suppress(ValueError):
-                signal.signal(number, before)
-        self._before.clear()
-
-    def _note(self, number: int, frame: Any) -> None:
-        is_second = self.caught is not None  # it does not wait
-        if is_second or not self._is_in_fit(frame):
-            self.release()
-            os.kill(os.getpid(), number)
-            return
-        self.caught = signal.Signals(number).name
-
-    def _is_in_fit(self, frame: Any) -> bool:
-        """Whether `fit` is running: an error may have ended it."""
-        while frame is not None:
-            if (
-                frame.f_code.co_name == "fit"
-                and frame.f_locals.get("self") is self._model
-            ):
-                return True
-            frame = frame.f_back
-        return False

@@ -2,7 +2,13 @@
 
 from tfgpipe.checkpoints.folder import Folder
 from tfgpipe.checkpoints.manifest import Position
-from tfgpipe.checkpoints.restore import Restored, restore
+from tfgpipe.checkpoints.restore import (
+    Restored,
+    is_known_damaged,
+    known_steps_of,
+    restore,
+    steps_of,
+)
 from tfgpipe.checkpoints.writer import Writer, wait_for_all
 
 __all__ = [
@@ -10,6 +16,9 @@ __all__ = [
     "Position",
     "Restored",
     "Writer",
+    "is_known_damaged",
+    "known_steps_of",
     "restore",
+    "steps_of",
     "wait_for_all",
 ]

@@ -7,6 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfgpipe import internals
+
 
 def contents(model: keras.Model) -> dict[str, list[Any]]:
     """The variables of a training, by groups, each in an order of its own.
@@ -28,6 +30,14 @@ def contents(model: keras.Model) -> dict[str, list[Any]]:
         "optimizer": [] if optimizer is None else [*optimizer.variables],
         "skipped": [] if skips is None else [skips.total_variable],
     }
+
+
+def optimizer_names(model: keras.Model) -> list[str]:
+    """The classes of a model's optimizer, and of those that it applies."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        return []
+    return [type(one).__name__ for one in internals.with_inner(optimizer)]
 
 
 def storage(variable: Any) -> tf.Variable:

@@ -2,11 +2,12 @@
 
     folder/step-0000000100/manifest.json, values.index, values.data-...
     folder/step-0000000200/...
-    folder/.unfinished-step-0000000300/...      being written, or left by a kill
+    folder/.unfinished-...      being written or deleted, or left by a kill
 
 A checkpoint gets its name when it is whole and on the disk, and loses it before
 any of its files is deleted. So whatever ends the process, all that has a name
-is whole. Pure Python: nothing here knows TensorFlow.
+is whole. One of the same step is named step-0000000200.1, and then takes the
+place of the first. Pure Python: nothing here knows TensorFlow.
 """
 
 from __future__ import annotations
@@ -16,34 +17,42 @@ import os
 import pathlib
 import re
 import shutil
+import uuid
 
 from tfgpipe.checkpoints import manifest as manifest_lib
 from tfgpipe.checkpoints.manifest import Damaged, Manifest
 
 _UNFINISHED = ".unfinished-"
-_NAME = re.compile(r"step-(\d+)")
+_NAME = re.compile(r"step-(\d+)(?:\.(\d+))?")
 
 
 class Folder:
     """The checkpoints of one training.
 
     Args:
-        path: Where they are.
+        path: Where they are, on this host or a file system that it mounts.
 
     Raises:
+        ValueError: If it is an address, such as that of a bucket.
         OSError: From `make`, if there cannot be any.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
-        self.path = pathlib.Path(path)
+        if "://" in os.fspath(path):
+            raise ValueError(
+                "`folder` must be a path of this host, where files can be "
+                f"brought to the disk. Received: folder={str(path)!r}. Mount "
+                "the bucket, or copy checkpoints there."
+            )
+        self.path = pathlib.Path(path).absolute()
 
     def make(self) -> None:
         """Makes the folder if need be; clears what a kill has left there."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             for left in self.path.glob(f"{_UNFINISHED}*"):
-                shutil.rmtree(left)
-            probe = self.path / f"{_UNFINISHED}probe"
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            probe = self._unfinished("probe")
             probe.mkdir()
             probe.rmdir()
         except OSError as error:
@@ -56,19 +65,16 @@ class Folder:
 
     def steps(self) -> list[int]:
         """The steps of all checkpoints, in order; damaged ones too."""
-        if not self.path.is_dir():
-            return []
-        names = (_NAME.fullmatch(p.name) for p in self.path.iterdir())
-        return sorted(int(name[1]) for name in names if name)
+        return sorted({step for step, _ in self._named()})
 
     def of(self, step: int) -> pathlib.Path:
         """Where the checkpoint of a step is, or would be."""
-        return self.path / f"step-{step:010d}"
+        same = [again for known, again in self._named() if known == step]
+        return self._path(step, max(same, default=0))
 
     def begin(self, step: int) -> pathlib.Path:
         """Makes a folder in which the checkpoint of a step can be written."""
-        unfinished = self.path / f"{_UNFINISHED}{self.of(step).name}"
-        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished = self._unfinished(self._path(step, 0).name)
         unfinished.mkdir()
         return unfinished
 
@@ -77,52 +83,73 @@ class Folder:
         for path in unfinished.iterdir():
             manifest_lib.to_disk(path)
         manifest_lib.to_disk(unfinished)
-        if self.of(step).exists():  # of a run that began anew
-            self._delete(step)
-        os.replace(unfinished, self.of(step))
+        same = [again for known, again in self._named() if known == step]
+        new = self._path(step, max(same) + 1 if same else 0)
+        os.replace(unfinished, new)
         manifest_lib.to_disk(self.path)
+        for again in same:
+            self._delete(self._path(step, again))
 
-    def keep(self, count: int, mode: str) -> None:
+    def keep(self, count: int, mode: str, name: str | None, last: int) -> None:
         """Deletes all but the last ones, and the best one.
 
         Args:
             count: How many of the last ones stay.
             mode: "min" or "max": which monitored value is the best.
+            name: Of what is monitored, or None.
+            last: The last step of this training. What there is of later steps
+                is damaged, and left.
         """
-        steps = self.steps()
+        steps = [step for step in self.steps() if step <= last]
         kept = set(steps[-count:])
-        if values := self._monitored():
+        if values := self._monitored(name):
             best = min if mode == "min" else max
             kept.add(best(values, key=lambda step: (values[step], -step)))
         for step in steps:
             # What is damaged is left to the user.
-            if step not in kept and self._manifest(step) is not None:
-                self._delete(step)
+            if step not in kept and self.manifest(step) is not None:
+                self._delete(self.of(step))
 
-    def best(self, mode: str) -> float | None:
+    def best(self, mode: str, name: str) -> float | None:
         """The best monitored value of all checkpoints, or None."""
-        values = self._monitored().values()
+        values = self._monitored(name).values()
         if not values:
             return None
         return min(values) if mode == "min" else max(values)
 
-    def _monitored(self) -> dict[int, float]:
-        """By step, the monitored value, where there is a number."""
-        found = {
-            step: manifest.monitored["value"]
-            for step in self.steps()
-            if (manifest := self._manifest(step)) and manifest.monitored
-        }
-        return {k: v for k, v in found.items() if not math.isnan(v)}
-
-    def _manifest(self, step: int) -> Manifest | None:
+    def manifest(self, step: int) -> Manifest | None:
+        """What a checkpoint says of itself; None if it is damaged."""
         try:
             return manifest_lib.read(self.of(step))
         except Damaged:
             return None
 
-    def _delete(self, step: int) -> None:
-        nameless = self.path / f"{_UNFINISHED}deleted-{self.of(step).name}"
-        shutil.rmtree(nameless, ignore_errors=True)
-        os.replace(self.of(step), nameless)
+    def _monitored(self, name: str | None) -> dict[int, float]:
+        """By step, what was monitored, where it is a number."""
+        found = {}
+        for step in self.steps():
+            manifest = self.manifest(step)
+            if manifest is None or manifest.monitored is None:
+                continue
+            value = manifest.monitored["value"]
+            if manifest.monitored["name"] == name and not math.isnan(value):
+                found[step] = value
+        return found
+
+    def _named(self) -> list[tuple[int, int]]:
+        """Of each checkpoint, the step, and how many there were before."""
+        if not self.path.is_dir():
+            return []
+        names = (_NAME.fullmatch(p.name) for p in self.path.iterdir())
+        return [(int(n[1]), int(n[2] or 0)) for n in names if n]
+
+    def _path(self, step: int, again: int) -> pathlib.Path:
+        return self.path / f"step-{step:010d}{f'.{again}' if again else ''}"
+
+    def _unfinished(self, name: str) -> pathlib.Path:
+        return self.path / f"{_UNFINISHED}{uuid.uuid4().hex}-{name}"
+
+    def _delete(self, path: pathlib.Path) -> None:
+        nameless = self._unfinished(path.name)
+        os.replace(path, nameless)
         shutil.rmtree(nameless)

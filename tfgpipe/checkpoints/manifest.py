@@ -47,6 +47,7 @@ class Manifest(NamedTuple):
         files: For each file, its "bytes" and its "sha256".
         monitored: A metric's "name" and "value", by which it may be the best
             one; or None.
+        optimizer: Names of the classes of the optimizer, and of those in it.
         versions: Of the libraries that wrote it, by name.
     """
 
@@ -54,6 +55,7 @@ class Manifest(NamedTuple):
     variables: Mapping[str, Sequence[Sequence[Any]]]
     files: Mapping[str, Mapping[str, Any]]
     monitored: Mapping[str, Any] | None
+    optimizer: Sequence[str]
     versions: Mapping[str, str]
 
     def write(self, folder: pathlib.Path) -> None:

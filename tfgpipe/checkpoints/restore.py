@@ -5,16 +5,23 @@ from __future__ import annotations
 import os
 import pathlib
 import warnings
+import weakref
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
+from tfgpipe import internals
 from tfgpipe.checkpoints import contents
 from tfgpipe.checkpoints import manifest as manifest_lib
 from tfgpipe.checkpoints.folder import Folder
 from tfgpipe.checkpoints.manifest import Damaged, Manifest
 from tfgpipe.checkpoints.writer import VALUES, wait_for_all
+
+# With how many steps the optimizer counted then, and which were damaged.
+_restored: weakref.WeakKeyDictionary[keras.Model, Any] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 class Restored(NamedTuple):
@@ -47,7 +54,8 @@ def restore(
 
     Args:
         model: A `GPipe`, or a plain Keras model, of the layers that were saved,
-            in their order. Built; compiled with the same optimizer.
+            in their order. Built; compiled with the same optimizer, or not
+            compiled: then the optimizer's state is left out.
         folder: That of the callback.
         step: Of which step; None for the last one. One that is damaged is left
             as it is, with a warning, and the one before it taken.
@@ -68,7 +76,7 @@ def restore(
             "`step` must be that of a checkpoint. Received: "
             f"step={step!r}, and folder={str(folder)!r} with steps {steps}."
         )
-    damaged = []
+    damaged: dict[int, str] = {}
     for one in reversed(steps) if step is None else [step]:
         path = found.of(one)
         try:
@@ -76,22 +84,48 @@ def restore(
             manifest_lib.check_files(path, manifest)
             _take(model, path, manifest)
         except Damaged as error:
-            damaged.append(f"{path}: {error}.")
+            damaged[one] = f"{path}: {error}."
             continue
         if damaged:
             warnings.warn(
                 "A checkpoint must be as it was written. Received: "
-                f"{' '.join(damaged)} Left as it is; {path} was taken.",
+                f"{' '.join(damaged.values())} Left as it is; {path} was "
+                "taken.",
                 stacklevel=2,
             )
-        return Restored(str(path), *manifest.position)
+        restored = Restored(str(path), *manifest.position)
+        _restored[model] = restored, steps_of(model), set(damaged)
+        return restored
     if damaged:
         raise ValueError(
             "A checkpoint must be as it was written. Received: "
-            f"{' '.join(damaged)} None is left to go on from: train anew, in "
-            "another folder, or bring back a copy."
+            f"{' '.join(damaged.values())} None is left to go on from: train "
+            "anew, in another folder, or bring back a copy."
         )
     return None
+
+
+def steps_of(model: keras.Model) -> int:
+    """How many mini-batches a model counts, skipped ones too.
+
+    A `LossScaleOptimizer` does not count those that overflowed.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    updates = 0 if optimizer is None else internals.raw_iterations(optimizer)
+    return updates + getattr(model, "num_skipped", 0)
+
+
+def known_steps_of(model: keras.Model) -> int:
+    """As `steps_of`; after `restore`, counted from what it has returned."""
+    steps = steps_of(model)
+    restored, before, _ = _restored.get(model, (None, 0, set()))
+    return steps if restored is None else restored.step + steps - before
+
+
+def is_known_damaged(model: keras.Model, step: int) -> bool:
+    """Whether `restore` found the checkpoint of a step damaged."""
+    *_, damaged = _restored.get(model, (None, 0, set()))
+    return step in damaged
 
 
 def _take(model: keras.Model, path: pathlib.Path, manifest: Manifest) -> None:
@@ -104,10 +138,19 @@ def _take(model: keras.Model, path: pathlib.Path, manifest: Manifest) -> None:
         )
     _build_optimizer(model)
     groups = contents.contents(model)
+    saved: dict[str, Any] = {**manifest.variables}
     if not groups["skipped"]:  # a `GPipe` that does not skip has no count
-        manifest = manifest._replace(
-            variables={**manifest.variables, "skipped": []}
+        saved["skipped"] = []
+    names = contents.optimizer_names(model)
+    if not names:
+        saved["optimizer"] = []
+    elif names != list(manifest.optimizer):
+        raise ValueError(
+            "`model` must have an optimizer like that of the training. "
+            f"Received: {names}, and {list(manifest.optimizer)} in {path}. "
+            "Compile the model as it was for the training."
         )
+    manifest = manifest._replace(variables=saved)
     _check(contents.described(groups), manifest, path)
     for group, variables in groups.items():
         for i, variable in enumerate(map(contents.storage, variables)):

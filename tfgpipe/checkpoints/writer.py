@@ -49,6 +49,7 @@ class Writer:
         folder: Where; made already.
         keep: How many of the last ones stay.
         mode: "min" or "max": which monitored value is the best.
+        best: Name of what is monitored, or None.
         versions: Of the libraries, for the manifest.
         shared: Whether all hosts have the folder, and each writes its values.
             Or else this process writes them all.
@@ -59,12 +60,14 @@ class Writer:
         folder: Folder,
         keep: int,
         mode: str,
+        best: str | None,
         versions: Mapping[str, str],
         shared: bool = True,
     ):
         self._folder = folder
         self._keep = keep
         self._mode = mode
+        self._best = best
         self._versions = versions
         self._shared = shared
         self._thread: threading.Thread | None = None
@@ -91,6 +94,7 @@ class Writer:
             contents.described(groups),
             {},
             monitored,
+            contents.optimizer_names(model),
             self._versions,
         )
         self._thread = _Thread(target=self._run, args=(shards, manifest))
@@ -112,7 +116,8 @@ class Writer:
         error, self._error = self._error, None
         if error is None:
             return
-        raise OSError(
+        is_of_files = isinstance(error, (OSError, tf.errors.OpError))
+        raise (OSError if is_of_files else RuntimeError)(
             "A checkpoint must be written to `folder`. Received: folder="
             f"{str(self._folder.path)!r}, and this error: {error}. The "
             "checkpoints before are whole, and the model is as it was: make "
@@ -124,7 +129,7 @@ class Writer:
     ) -> None:
         try:
             self._write(shards, manifest)
-        except (OSError, tf.errors.OpError) as error:
+        except Exception as error:  # told by `check`
             self._error = error
 
     def _write(
@@ -140,7 +145,7 @@ class Writer:
         }
         manifest._replace(files=files).write(unfinished)
         self._folder.finish(unfinished, step)
-        self._folder.keep(self._keep, self._mode)
+        self._folder.keep(self._keep, self._mode, self._best, step)
 
 
 def _copied(

@@ -341,6 +341,13 @@ def with_inner(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     return [optimizer, *(o for i in inner for o in with_inner(i))]
 
 
+def raw_iterations(optimizer: Any) -> int:
+    """How often an optimizer was applied, also where it only accumulated."""
+    while hasattr(optimizer, "inner_optimizer"):
+        optimizer = optimizer.inner_optimizer
+    return int(optimizer._iterations)
+
+
 def lower_loss_scale(optimizer: Any) -> None:
     """As a loss scale that is adapted falls when gradients are not finite."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):

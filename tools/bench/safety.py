@@ -42,7 +42,7 @@ def rows(name: str, what: BenchModel, rounds: int) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         saving = Folder(os.path.join(folder, "checkpoints"))
         saving.make()
-        writer = Writer(saving, 2, "min", {})
+        writer = Writer(saving, 2, "min", None, {})
         count = itertools.count()
 
         def without() -> float:

@@ -197,7 +197,154 @@ def test_signal_after_an_error_does_what_it_did(tmp_path):
         trained([Broken(), Checkpoint(tmp_path, on_signal=True)], model=model)
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with pytest.raises(KeyboardInterrupt):  # in a `fit` without it, too
+        trained([Signal(signal.SIGINT, 1)], model=model)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def test_signal_at_the_very_end_is_not_lost(tmp_path):
+    class AtTheEnd(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    save = Checkpoint(tmp_path, on_signal=True)
+    with pytest.raises(SystemExit) as caught:
+        trained([save, AtTheEnd()], epochs=1)
+    assert caught.value.code == 75
+
+
+def test_two_callbacks_give_the_handlers_back(tmp_path):
+    before = signal.getsignal(signal.SIGINT)
+    both = [Checkpoint(tmp_path / name, on_signal=True) for name in "ab"]
+    trained(both)
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def test_signal_in_the_last_mini_batch_ends_the_epoch(tmp_path):
+    model = trained([], epochs=1)
+    save = Checkpoint(tmp_path, on_signal=True)
+    with pytest.raises(SystemExit):
+        trained([Signal(signal.SIGTERM, 5), save], model=model)
+    assert tfgpipe.restore(model, tmp_path)[1:] == (12, 1, 0)
+
+
+# ------------------------------------------------------- where a training is
+class Stop(keras.callbacks.Callback):
+    """Ends the training within an epoch, or at its end."""
+
+    def __init__(self, batch=None, epoch=None):
+        super().__init__()
+        self.batch, self.epoch = batch, epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training |= batch == self.batch
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training |= epoch == self.epoch
+
+
+def test_finished_training_is_not_saved_again(tmp_path):
+    for _ in range(3):
+        model = trained([], epochs=0)
+        found = tfgpipe.restore(model, tmp_path)
+        trained(
+            [Checkpoint(tmp_path, resumed=found)],
+            model=model,
+            initial_epoch=found.epoch if found else 0,
+        )
+    assert found[1:] == (12, 2, 0)
+
+
+def test_folder_with_later_steps_is_refused(tmp_path):
+    trained([Checkpoint(tmp_path, keep=9)])
+    with pytest.raises(ValueError, match=r"steps \[6, 12\], and a model at st"):
+        trained([Checkpoint(tmp_path)])
+    model = trained([], epochs=0)
+    tfgpipe.restore(model, tmp_path, step=6)
+    with pytest.raises(ValueError, match=r"with steps \[12\], and .* step 6"):
+        trained([Checkpoint(tmp_path)], model=model)
+
+
+def test_damaged_step_is_passed_again(tmp_path):
+    trained([Checkpoint(tmp_path, keep=1, every=6)])
+    trained([Checkpoint(tmp_path / "b", keep=9)])
+    path = Folder(tmp_path / "b").of(12) / "values.index"
+    path.write_bytes(b"")
+    model = trained([], epochs=0)
+    with pytest.warns(UserWarning, match="Left as it is"):
+        found = tfgpipe.restore(model, tmp_path / "b")
+    save = Checkpoint(tmp_path / "b", every=2, keep=1)
+    trained([save], model=model, initial_epoch=found.epoch)
+    assert Folder(tmp_path / "b").of(12).name == "step-0000000012.1"
+    assert tfgpipe.restore(model, tmp_path / "b").step == 12
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: keras.optimizers.Adam(gradient_accumulation_steps=4),
+        lambda: keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(), initial_scale=2.0**127
+        ),
+    ],
+    ids=["accumulated", "overflowing"],
+)
+def test_steps_that_the_optimizer_does_not_count_are_counted(
+    tmp_path, optimizer
+):
+    def new():
+        model = tfgpipe.GPipe([keras.Input((4,)), kl.Dense(4)], 1)
+        model.compile(optimizer(), "mse")
+        return model
+
+    save = Checkpoint(tmp_path, every=4, keep=9)
+    trained([save], model=new())
+    assert Folder(tmp_path).steps() == [4, 8, 12]
+    model = new()
+    found = tfgpipe.restore(model, tmp_path)
+    trained([save], model=model, initial_epoch=found.epoch, epochs=3)
+    assert Folder(tmp_path).steps() == [4, 8, 12, 16, 18]
+
+
+def test_training_that_ends_within_an_epoch_goes_on_there(tmp_path):
+    save = Checkpoint(tmp_path, every=100)
+    trained([Stop(batch=3), save])
+    model = trained([], epochs=0)
+    assert tfgpipe.restore(model, tmp_path)[1:] == (4, 0, 4)
+
+
+def test_last_checkpoint_has_the_weights_of_the_training(tmp_path):
+    """Not the averages, nor the best, that `fit` ends with."""
+
+    def new():
+        keras.utils.set_random_seed(2)
+        model = tfgpipe.GPipe([keras.Input((4,)), kl.Dense(4)], 1)
+        model.compile(
+            keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9), "mse"
+        )
+        return model
+
+    expected = trained([], model=new()).get_weights()
+    trained([Checkpoint(tmp_path, every=4)], model=new(), epochs=1)
+    model = new()
+    found = tfgpipe.restore(model, tmp_path)
+    assert found[1:] == (6, 1, 0)
+    trained([], model=model, initial_epoch=1)
+    for a, b in zip(model.get_weights(), expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_end_that_was_not_known_is_told(tmp_path):
+    save = Checkpoint(tmp_path, every=100)
+    with pytest.warns(UserWarning, match="must come after callbacks that end"):
+        trained([save, Stop(epoch=0)])
+    assert Folder(tmp_path).steps() == []
 
 
 def test_second_signal_does_not_wait(tmp_path):

@@ -9,7 +9,8 @@ from tfgpipe.checkpoints.manifest import Manifest
 def add(folder, step, value=None):
     unfinished = folder.begin(step)
     monitored = None if value is None else {"name": "loss", "value": value}
-    Manifest(Position(step, 0, step), {}, {}, monitored, {}).write(unfinished)
+    position = Position(step, 0, step)
+    Manifest(position, {}, {}, monitored, [], {}).write(unfinished)
     folder.finish(unfinished, step)
 
 
@@ -40,7 +41,41 @@ def test_checkpoint_of_the_same_step_is_replaced(tmp_path):
     folder = made(tmp_path, [1.0])
     add(folder, 0, 2.0)
     assert folder.steps() == [0]
-    assert folder.best("min") == 2.0
+    assert folder.best("min", "loss") == 2.0
+    assert folder.of(0).name == "step-0000000000.1"
+    add(folder, 0, 3.0)
+    assert os.listdir(folder.path) == ["step-0000000000.2"]
+
+
+def test_one_of_the_same_step_is_there_until_the_next_is(tmp_path, monkeypatch):
+    folder = made(tmp_path, [1.0])
+    monkeypatch.setattr(Folder, "_delete", lambda self, path: None)
+    add(folder, 0, 2.0)
+    names = {"step-0000000000", "step-0000000000.1"}
+    assert set(os.listdir(folder.path)) == names
+    assert folder.best("min", "loss") == 2.0
+    monkeypatch.undo()
+    add(folder, 0, 3.0)
+    assert os.listdir(folder.path) == ["step-0000000000.2"]
+
+
+def test_other_numbers_do_not_compete(tmp_path):
+    folder = made(tmp_path, [1.0, 2.0, 3.0])
+    assert folder.best("min", "accuracy") is None
+    folder.keep(1, "min", "accuracy", 2)
+    assert folder.steps() == [2]
+
+
+def test_address_is_refused():
+    with pytest.raises(ValueError, match="folder='gs://bucket/run'"):
+        Folder("gs://bucket/run")
+
+
+def test_file_that_was_left_is_cleared(tmp_path):
+    folder = made(tmp_path, [None])
+    (folder.path / ".unfinished-x").write_text("")
+    folder.make()
+    assert os.listdir(folder.path) == [folder.of(0).name]
 
 
 @pytest.mark.parametrize(
@@ -57,16 +92,22 @@ def test_checkpoint_of_the_same_step_is_replaced(tmp_path):
 )
 def test_last_ones_and_the_best_are_kept(tmp_path, values, mode, left, best):
     folder = made(tmp_path, values)
-    folder.keep(2, mode)
+    folder.keep(2, mode, "loss", 99)
     assert folder.steps() == left
-    assert folder.best(mode) == best
+    assert folder.best(mode, "loss") == best
 
 
 def test_damaged_ones_are_left(tmp_path):
     folder = made(tmp_path, [None] * 4)
     (folder.of(0) / "manifest.json").write_text("{}")
-    folder.keep(1, "min")
+    folder.keep(1, "min", None, 3)
     assert folder.steps() == [0, 3]
+
+
+def test_later_ones_do_not_count_among_the_last(tmp_path):
+    folder = made(tmp_path, [None] * 5)
+    folder.keep(1, "min", None, 3)
+    assert folder.steps() == [3, 4]
 
 
 def test_folder_that_cannot_be_made_is_an_error(tmp_path):

@@ -13,6 +13,7 @@ def written(folder, **changed):
         "variables": {"model": [["a/kernel", [2, 3], "float32"]]},
         "files": {"values": manifest_lib.described(folder / "values")},
         "monitored": {"name": "val_loss", "value": 0.1},
+        "optimizer": ["Adam"],
         "versions": {"keras": "3"},
     }
     found = Manifest(**{**content, **changed})

@@ -21,7 +21,7 @@ def small():
 def made(path, keep=2):
     folder = Folder(path)
     folder.make()
-    return folder, Writer(folder, keep, "min", {"keras": "3"})
+    return folder, Writer(folder, keep, "min", None, {"keras": "3"})
 
 
 def test_tensorflow_reads_what_is_written(tmp_path):
@@ -85,6 +85,18 @@ def test_full_disk_is_told_when_the_next_one_is_due(tmp_path, monkeypatch):
     saving.start(model, Position(3, 0, 3), None)  # and on it goes
     saving.wait()
     assert folder.steps() == [1, 3]
+
+
+def test_any_error_is_told(tmp_path, monkeypatch):
+    model, (_, saving) = small(), made(tmp_path)
+
+    def broken(*arguments):
+        raise AttributeError("broken")
+
+    monkeypatch.setattr(Folder, "finish", broken)
+    saving.start(model, Position(1, 0, 1), None)
+    with pytest.raises(RuntimeError, match="this error: broken"):
+        saving.wait()
 
 
 def test_folder_that_hosts_do_not_share_is_told(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import contextlib
 import select
 import socket
+import struct
 import threading
 import time
 import types
@@ -10,7 +11,7 @@ import types
 import pytest
 
 from tools import device_memory, worker
-from tools.cluster import controller, handshake, hosts, link
+from tools.cluster import controller, handshake, hosts, link, secret
 
 
 @pytest.fixture
@@ -246,11 +247,40 @@ def test_worker_listens_where_it_is_told(server, make):
         worker.Worker(0, server, SECRET, "192.0.2.1")
 
 
-@pytest.mark.parametrize("bind", ["0.0.0.0", "::", "*", ""])
+@pytest.mark.parametrize("bind", ["0.0.0.0", "::", "*", "", "0"])
 def test_all_addresses_must_be_asked_for(bind):
     with refused("--bind must be one address", "add --allow_any_host"):
         worker._check_bind(bind, False)
     worker._check_bind(bind, True)
+    worker._check_bind("127.0.0.1", False)
+
+
+def test_controller_that_goes_away_at_once_leaves_the_worker_free(
+    server, make, monkeypatch
+):
+    one, take = make(0, server), worker.Worker._take
+
+    def late(self, name):
+        time.sleep(0.3)
+        return take(self, name)
+
+    monkeypatch.setattr(worker.Worker, "_take", late)
+    gone = linked(one.port)
+    theirs = gone.receive(60)["nonce"]
+    gone.send(
+        nonce="mine",
+        controller="gone",
+        proof=secret.proof(SECRET, "controller", theirs, "mine"),
+    )
+    reset = struct.pack("ii", 1, 0)  # by a reset, not in order
+    gone._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+    gone.close()
+    time.sleep(0.6)
+    with running(one.serve) as results:
+        connection, _ = hello(one.port)
+        connection.send(end=0)
+        connection.close()
+    assert results == [0]
 
 
 def test_worker_without_a_controller_gives_up(server, make):
