@@ -78,9 +78,9 @@ class StopOnNonFinite(keras.callbacks.Callback):
     def on_train_batch_begin(
         self, batch: int, logs: dict | None = None
     ) -> None:
-        """Forgets the last mini-batch."""
+        """Has the mini-batch kept, and the last one forgotten."""
         if self._keeper is not None:
-            self._keeper.data = None
+            self._keeper.keep_next()
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         """Ends `fit` if there were too many."""
@@ -125,6 +125,7 @@ class _Keeper:
 
     def __init__(self, model: GPipe) -> None:
         self.data: Any = None
+        self._keeps = False
         self._model = model
         self._replaced = model.train_function
         train_step = model.train_step
@@ -134,8 +135,15 @@ class _Keeper:
 
     def __call__(self, iterator: Any) -> Any:
         """Runs what the train function runs; returns its logs."""
-        logs, self.data = self._function(iterator)
+        logs, data = self._function(iterator)
+        # An error may have ended the `fit` with the callback.
+        self.data = data if self._keeps else None
+        self._keeps = False
         return logs
+
+    def keep_next(self) -> None:
+        """Keeps what the next call gets, instead of the last."""
+        self.data, self._keeps = None, True
 
     def withdraw(self) -> None:
         """Gives the model its own function back."""

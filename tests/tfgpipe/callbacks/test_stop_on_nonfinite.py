@@ -102,6 +102,20 @@ def test_monitor_measures_beside_it(monitor_first):
     assert "The loss is not finite" in stop.reason
 
 
+def test_nothing_is_kept_after_an_error():
+    class Broken(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 1:
+                raise RuntimeError("broken")
+
+    model, _ = trained([True], [])
+    stop = StopOnNonFinite(say=None)
+    with pytest.raises(RuntimeError, match="broken"):
+        trained([True, True], [Broken(), stop], model=model)
+    trained([True, True], [], model=model)
+    assert stop._keeper.data is None
+
+
 def test_replicas_stop_alike():
     stop = StopOnNonFinite(steps=2, say=None)
     with tfgpipe.PipelineStrategy(2, 2).scope():
