@@ -13,7 +13,7 @@ import compiled_device
 import pytest
 from processes import ROOT
 
-QUICK = ["dense", "last cell", "embedding"]
+QUICK = ["last cell", "embedding"]
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_functional_model_trains_as_in_keras_whatever_k(name):
         )
 
 
-QUICK = ["residual", "siamese", "opened"]
+QUICK = ["residual", "siamese"]
 
 
 def assert_same_bits(found, expected):
@@ -113,7 +113,10 @@ def test_trained_bits_do_not_depend_on_k(name):
     )
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+@pytest.mark.parametrize(
+    "schedule",
+    [pytest.param("1f1b", marks=pytest.mark.slow), "zero_bubble"],
+)
 def test_skips_under_other_schedules(schedule):
     make, x, y, arguments, m = CASES["unet"]
     found = trained(make, pipeline(3, m, schedule=schedule), x, y, **arguments)

@@ -77,7 +77,7 @@ def saved(tmp_path_factory):
 
 
 # -------------------------------------------------------------------- files
-@pytest.mark.parametrize("k", [2, 1])
+@pytest.mark.parametrize("k", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_keras_file_trains_on_bit_identically(saved, k):
     folder, expected = saved
     model = tfgpipe.load_model(folder / "model.keras", num_partitions=k)
@@ -152,7 +152,9 @@ def test_load_model_keeps_what_was_saved(tmp_path):
         assert_same(state(loaded), state(model))
 
 
-@pytest.mark.parametrize("name", ["interleaved", "own"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("interleaved", marks=pytest.mark.slow), "own"]
+)
 def test_schedule_and_rules_are_saved(tmp_path, name):
     path = str(tmp_path / "model.keras")
     own = Schedule(SCHEDULES["1f1b"](2, 3).tasks)

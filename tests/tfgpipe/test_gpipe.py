@@ -77,7 +77,15 @@ def use_keras(name):
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("name", FEEDS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "numpy",
+        pytest.param("drop_remainder", marks=pytest.mark.slow),
+        "generator",
+        pytest.param("PyDataset", marks=pytest.mark.slow),
+    ],
+)
 def test_data_of_every_kind_gives_what_keras_gives(name):
     model = compiled(pipeline(), metrics=["mae"])
     expected = use_keras("numpy" if name != "drop_remainder" else name)
@@ -128,7 +136,9 @@ def test_input_decides_about_dtype_and_rank(
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("name", ["data", "split"])
+@pytest.mark.parametrize(
+    "name", ["data", pytest.param("split", marks=pytest.mark.slow)]
+)
 def test_validation_and_weights_give_what_keras_gives(name):
     x, _ = data()
     rng = np.random.default_rng(1)
@@ -373,6 +383,7 @@ def two_outputs():
 
 
 @pytest.mark.usefixtures("float64")
+@pytest.mark.slow  # other such losses are in tests/promises
 def test_several_outputs_give_what_keras_gives():
     x, y = data()
     labels = (y, np.random.default_rng(1).integers(0, 3, ROWS))
@@ -558,7 +569,10 @@ def test_call_is_differentiable_and_equals_predict():
 
 
 # ---------------------------------------------------------- mixed precision
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    "policy",
+    ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)],
+)
 def test_mixed_precision_is_close_to_keras(policy):
     keras.config.set_dtype_policy(policy)
 

@@ -102,11 +102,16 @@ def check(bad, make=layers, optimizer=lambda: None, compiling=None, **options):
 
 
 POINTS = [
-    ("input", 1, 1, "gpipe", "never"),
     ("label", 2, 2, "1f1b", "except_last"),
     ("input", 4, 3, "interleaved", "always"),
     ("label", 3, 4, "zero_bubble", "mapping"),
-    ("input", 3, 2, "written", "never"),
+    *(
+        pytest.param(*point, marks=pytest.mark.slow)
+        for point in (
+            ("input", 1, 1, "gpipe", "never"),
+            ("input", 3, 2, "written", "never"),
+        )
+    ),
 ]
 
 

@@ -60,7 +60,8 @@ class Checkpoint(keras.callbacks.Callback):
         on_signal: Whether SIGTERM, SIGHUP and Ctrl-C (SIGINT) wait for the end
             of the mini-batch, or of the validation that runs, save, and end
             the process: by `SystemExit`, with code 75, or 76 for Ctrl-C. A
-            second signal does not wait.
+            second signal does not wait. One that the process ignores, as under
+            `nohup`, stays ignored.
 
     Raises:
         ValueError: If an argument is out of range; from `fit` if `best` is not

@@ -34,6 +34,8 @@ class Signals:
     def catch(self, model: keras.Model) -> None:
         """Begins to note signals, instead of what they did before.
 
+        One that the process ignores, as `nohup` asks for, stays ignored.
+
         Args:
             model: In whose `fit`. After an error in it, they do what they did.
         """
@@ -45,7 +47,9 @@ class Signals:
         self.caught, self._model = None, model
         for name in EXIT_CODES:
             number = getattr(signal, name, None)  # not all are on Windows
-            if number is not None and number not in self._before:
+            if number is None or number in self._before:
+                continue
+            if signal.getsignal(number) != signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._note)
 
     def release(self) -> None:
@@ -66,7 +70,7 @@ class Signals:
         before = self._before.get(number)
         if callable(before):
             before(number, frame)
-        elif before != signal.SIG_IGN:
+        else:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 

@@ -158,6 +158,22 @@ def test_error_of_the_disk_reaches_fit_and_the_model_goes_on(
     assert Folder(tmp_path).steps()[-1] == before + 12
 
 
+@pytest.fixture
+def handled():
+    """Signals do what they do in a process that a terminal has started."""
+    handlers = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    before = {
+        number: signal.signal(number, f) for number, f in handlers.items()
+    }
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 class Signal(keras.callbacks.Callback):
     """Sends a signal to this process within a step."""
 
@@ -170,6 +186,7 @@ class Signal(keras.callbacks.Callback):
             os.kill(os.getpid(), self.number)
 
 
+@pytest.mark.usefixtures("handled")
 @pytest.mark.parametrize(
     ("number", "code"),
     [(signal.SIGTERM, 75), (signal.SIGHUP, 75), (signal.SIGINT, 76)],
@@ -184,12 +201,23 @@ def test_signal_saves_and_ends_the_process(tmp_path, number, code):
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.usefixtures("handled")
+def test_signal_that_is_ignored_stays_ignored(tmp_path):
+    """As `nohup` asks for."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    save = Checkpoint(tmp_path, on_signal=True)
+    trained([Signal(signal.SIGHUP, 1), save], epochs=1)
+    assert Folder(tmp_path).steps() == [6]
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
 def test_handlers_are_given_back(tmp_path):
     before = signal.getsignal(signal.SIGTERM)
     trained([Checkpoint(tmp_path, on_signal=True)])
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.usefixtures("handled")
 def test_signal_after_an_error_does_what_it_did(tmp_path):
     class Broken(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
@@ -202,11 +230,9 @@ def test_signal_after_an_error_does_what_it_did(tmp_path):
         os.kill(os.getpid(), signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):  # in a `fit` without it, too
         trained([Signal(signal.SIGINT, 1)], model=model)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+@pytest.mark.usefixtures("handled")
 def test_signal_at_the_very_end_is_not_lost(tmp_path):
     class AtTheEnd(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -218,17 +244,15 @@ def test_signal_at_the_very_end_is_not_lost(tmp_path):
     assert caught.value.code == 75
 
 
+@pytest.mark.usefixtures("handled")
 def test_two_callbacks_give_the_handlers_back(tmp_path):
-    before = signal.getsignal(signal.SIGINT)
     both = [Checkpoint(tmp_path / name, on_signal=True) for name in "ab"]
     trained(both)
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
-    signal.signal(signal.SIGINT, before)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+@pytest.mark.usefixtures("handled")
 def test_signal_in_the_last_mini_batch_ends_the_epoch(tmp_path):
     model = trained([], epochs=1)
     save = Checkpoint(tmp_path, on_signal=True)

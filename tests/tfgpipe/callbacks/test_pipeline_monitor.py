@@ -84,10 +84,9 @@ def xla():
     "make",
     [
         looped,
-        functional,
         *(
             pytest.param(make, marks=pytest.mark.slow)
-            for make in (interleaved, replicated, xla)
+            for make in (functional, interleaved, replicated, xla)
         ),
     ],
 )

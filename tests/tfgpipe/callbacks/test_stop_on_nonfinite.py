@@ -89,7 +89,9 @@ def test_single_mini_batch_is_named_so():
     assert stop.reason.startswith("Stopped: the last mini-batch was not finite")
 
 
-@pytest.mark.parametrize("monitor_first", [True, False])
+@pytest.mark.parametrize(
+    "monitor_first", [True, pytest.param(False, marks=pytest.mark.slow)]
+)
 def test_monitor_measures_beside_it(monitor_first):
     """Of the step that it measures, the mini-batch is not kept."""
     stop = StopOnNonFinite(steps=2, say=None)

@@ -84,7 +84,7 @@ def copy(once, tmp_path):
 @pytest.mark.parametrize(
     "options",
     [
-        {"k": 1},
+        pytest.param({"k": 1}, marks=pytest.mark.slow),
         {"k": 4, "schedule": "1f1b"},
         {"k": 2, "remat": "always", "skip_nonfinite": True},
     ],

@@ -300,7 +300,9 @@ def test_model_called_without_a_pipeline_gives_the_same():
 
 # ------------------------------------------------------------- Keras under it
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(
+    "inside", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_fit_inside_and_outside_of_the_scope(inside):
     """Also with an optimizer and metrics that were made elsewhere."""
     strategy = tfgpipe.PipelineStrategy(2, 2)

@@ -122,7 +122,21 @@ OPTIMIZERS = {
 DENSE_ONLY = {"Muon", "accumulation", "own", "own_assign"}  # no sparse ones
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+# Those whose updates are of a kind of their own. A pipeline trains with each
+# optimizer of Keras in tests/promises/test_optimizers.py.
+QUICK = (
+    "Adam Adafactor Muon SGD momentum schedule clipnorm average accumulation "
+    "scaled_nadam own own_assign own_attribute subclass"
+).split()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in OPTIMIZERS
+    ],
+)
 def test_update_is_that_of_keras(name):
     """Of dense gradients, and of a sparse one if Keras takes it."""
     make, sparse = OPTIMIZERS[name], name not in DENSE_ONLY

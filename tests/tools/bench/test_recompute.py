@@ -76,7 +76,12 @@ def test_flags_that_do_not_go_together_are_refused(words, message, capsys):
 
 
 @pytest.mark.parametrize(
-    ("way", "m"), [("keras", 1), ("recompute_grad", 1), ("gpipe", 2)]
+    ("way", "m"),
+    [
+        pytest.param("keras", 1, marks=pytest.mark.slow),
+        pytest.param("recompute_grad", 1, marks=pytest.mark.slow),
+        ("gpipe", 2),
+    ],
 )
 def test_worker_steps_and_measures_when_asked(way, m, monkeypatch, capsys):
     job = Job(way, 2, m, 2, 4, 3, 2)

@@ -273,9 +273,8 @@ def test_comparison_that_fails_exits_with_1(capsys, monkeypatch):
     assert "differ, by up to 1" in out
 
 
-@pytest.mark.parametrize(
-    "num_partitions", [pytest.param(1, marks=pytest.mark.slow), 2]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("num_partitions", [1, 2])
 def test_interrupted_run_resumes_bit_identically(tmp_path, num_partitions):
     expected = trained_weights()
     with pytest.raises(KeyboardInterrupt):
@@ -400,17 +399,6 @@ def test_run_without_a_terminal_says_how_it_goes(capsys, monkeypatch):
     assert re.search(found, printed)
 
 
-def test_finished_run_is_not_trained_again(tmp_path, capsys):
-    given = {"params": "image.tiny", "train_dir": str(tmp_path), "epochs": 1}
-    assert run(**given) == 0
-    assert run(**given) == 0
-    assert "Trained 0 steps" in capsys.readouterr().out
-    final = keras.saving.load_model(tmp_path / "final.keras")
-    assert int(final.optimizer.iterations) == 4
-    assert run(**given, compare_num_partitions=1) == 2
-    assert "finished cannot be compared" in capsys.readouterr().err
-
-
 def test_train_dir_of_another_run_is_refused(tmp_path, capsys):
     given = {"params": "image.tiny", "train_dir": str(tmp_path)}
     assert run(**given, steps=1) == 0
@@ -426,9 +414,15 @@ def test_train_dir_of_another_run_is_refused(tmp_path, capsys):
     assert "is not that of a run" in capsys.readouterr().err
 
 
-def test_finished_run_goes_on_if_it_is_made_longer(tmp_path, capsys):
+def test_finished_run_goes_on_only_if_it_is_made_longer(tmp_path, capsys):
     given = {"params": "image.tiny", "train_dir": str(tmp_path)}
     assert run(**given, epochs=1) == 0
+    assert run(**given, epochs=1) == 0
+    assert "Trained 0 steps" in capsys.readouterr().out
+    final = keras.saving.load_model(tmp_path / "final.keras")
+    assert int(final.optimizer.iterations) == 4
+    assert run(**given, epochs=1, compare_num_partitions=1) == 2
+    assert "finished cannot be compared" in capsys.readouterr().err
     assert float(trained_run.load(tmp_path).model.optimizer.learning_rate) == 0
     capsys.readouterr()
     assert run(**given, steps=7) == 0

@@ -105,6 +105,7 @@ def test_unknown_model_is_refused(capsys):
     assert "Received: ['VGG20']" in capsys.readouterr().err
 
 
+@pytest.mark.slow  # starts TensorFlow in a process
 def test_model_in_a_process_that_fails_is_a_row():
     found = program._tried("no such model", timeout=100.0)
     assert found.problem.startswith("exit code 1: KeyError: 'no such model'")
