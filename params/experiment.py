@@ -5,9 +5,11 @@ from typing import Any, Protocol
 
 import keras
 
+from params import names
 from params.optimizer import Optimizer
 from params.source import Data
 from params.task import Classification, Task
+from tfgpipe.schedules import REMAT, SCHEDULES
 
 
 class Model(Protocol):
@@ -82,6 +84,22 @@ class Experiment:
             if (getattr(self, field) or 0) < 1
             and getattr(self, field) is not None
         ]
+        if self.schedule not in SCHEDULES:
+            problems.append(names.unknown("schedule", self.schedule, SCHEDULES))
+        problems += [
+            names.unknown("remat", rule, REMAT)
+            for rule in dict.fromkeys(self.remat.split(","))
+            if rule not in REMAT
+        ]
+        if self.seed < 0:
+            problems.append(
+                f"`seed` must not be negative. Received: seed={self.seed}."
+            )
+        if any(count < 1 for count in self.layers_per_cell or ()):
+            problems.append(
+                "`layers_per_cell` must be positive. Received: "
+                f"layers_per_cell={self.layers_per_cell}."
+            )
         if self.num_micro_batches > self.batch_size > 0:
             problems.append(
                 "`num_micro_batches` must be at most `batch_size`. Received: "
@@ -89,7 +107,7 @@ class Experiment:
                 f"batch_size={self.batch_size}. "
                 "Raise `batch_size` or make fewer micro-batches."
             )
-        if len(self.remat_rules) != self.num_partitions:
+        if self.remat.count(",") + 1 not in (1, self.num_partitions):
             problems.append(
                 "`remat` must be one rule, or one for each of the "
                 f"{self.num_partitions} cells. Received: remat={self.remat!r}."

@@ -74,9 +74,9 @@ class Optimizer:
         if self.decay not in _DECAYS:
             problems.append(names.unknown("decay", self.decay, _DECAYS))
         for field in ("learning_rate", "epsilon"):
-            if not getattr(self, field) > 0:
+            if not 0 < getattr(self, field) < math.inf:
                 problems.append(
-                    f"`{field}` must be positive. "
+                    f"`{field}` must be positive and finite. "
                     f"Received: {field}={getattr(self, field)}."
                 )
         if not 0 <= self.warmup_share < 1:
@@ -91,9 +91,9 @@ class Optimizer:
                     f"Received: {field}={getattr(self, field)}."
                 )
         for field in ("weight_decay", "clip_norm"):
-            if not getattr(self, field) >= 0:
+            if not 0 <= getattr(self, field) < math.inf:
                 problems.append(
-                    f"`{field}` must not be negative. "
+                    f"`{field}` must be finite and not negative. "
                     f"Received: {field}={getattr(self, field)}."
                 )
         if problems:

@@ -89,7 +89,10 @@ def _value(kind: Any, text: str) -> Any:
         return tuple(_value(kind.__args__[0], t) for t in text.split(","))
     if kind is bool:
         return bool(("false", "true").index(text.lower()))
-    return kind(text)
+    value = kind(text)
+    if value != value:
+        raise ValueError("not a number")
+    return value
 
 
 def _type_name(kind: Any) -> str:

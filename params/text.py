@@ -44,6 +44,11 @@ class Text:
         problems = []
         if self.name not in READERS:
             problems.append(names.unknown("name", self.name, READERS))
+        if self.vocab_size < 1:
+            problems.append(
+                "`vocab_size` must be positive. "
+                f"Received: vocab_size={self.vocab_size}."
+            )
         if self.length < 2:
             problems.append(
                 f"`length` must be at least 2. Received: length={self.length}."

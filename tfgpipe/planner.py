@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import numbers
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.counts import as_count, checked_counts
+from tfgpipe.checks import as_count, checked_counts, checked_positive
 from tfgpipe.devices import DeviceList, placement
 from tfgpipe.planning import (
     LayerSize,
@@ -27,6 +26,7 @@ from tfgpipe.sequence import source_of
 from tfgpipe.sized_model import sized
 
 NUM_CHOICES = 5
+MOST_DEVICES = 2**16  # with more, there is no cluster but a mistake
 _MIB = 2**20
 
 
@@ -103,12 +103,8 @@ def plan(
     limit = memory_limit
     if limit is None and known is not None:
         limit = known.memory
-    is_number = isinstance(limit, numbers.Real) and not isinstance(limit, bool)
-    if limit is not None and not (is_number and limit > 0):
-        raise ValueError(
-            "`memory_limit` must be a positive number of bytes. Received: "
-            f"memory_limit={memory_limit!r}."
-        )
+    if limit is not None:
+        limit = checked_positive("memory_limit", limit, "in bytes")
     replicas = _replicas(num_replicas, num_devices)
     if rows < min(replicas):
         raise ValueError(
@@ -155,10 +151,10 @@ def _devices(devices: Any) -> tuple[tuple[str, ...], bool]:
         return tuple(found), False
     kind = tf.DeviceSpec.from_string(found[0]).device_type
     count = as_count(devices)
-    if count is None:
+    if count is None or count > MOST_DEVICES:
         raise ValueError(
-            "`devices` must be how many there are, at least 1, or a list of "
-            f"names. Received: devices={devices!r}."
+            f"`devices` must be how many there are, from 1 to {MOST_DEVICES}, "
+            f"or a list of names. Received: devices={devices!r}."
         )
     return tuple(f"{kind}:{i}" for i in range(count)), False
 
@@ -200,8 +196,8 @@ def _raise_nothing_fits(problem: Problem, sizes: Sequence[LayerSize]) -> None:
     raise ValueError(
         "`memory_limit` must be enough for some number of cells and "
         f"micro-batches. Received: {limit} for each of {problem.num_devices} "
-        f"devices. {text} The largest layer is '{largest.name}', whose "
-        "weights, slots and gradients take "
+        f"devices, and batch_size={problem.batch_size}. {text} The largest "
+        f"layer is '{largest.name}', whose weights, slots and gradients take "
         f"{_mib(_held_for_weights(largest))}. Use more devices, a "
         "smaller mini-batch, or smaller layers."
     )

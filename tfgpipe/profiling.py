@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 import platform
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -15,7 +13,12 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells import as_specs, check_rows
-from tfgpipe.counts import as_count
+from tfgpipe.checks import (
+    as_count,
+    checked_bool,
+    checked_choice,
+    checked_positive,
+)
 from tfgpipe.devices import placement
 from tfgpipe.loss import Head, streams_loss
 from tfgpipe.planning import (
@@ -74,16 +77,19 @@ def profile(
         ValueError: If an argument is wrong, or a layer cannot be measured. It
             is named then.
     """
-    _check(seconds, verbose, jit_compile)
+    seconds = checked_positive("seconds", seconds, "for how long to measure")
+    checked_bool("jit_compile", jit_compile)
+    checked_choice("verbose", verbose, ("auto", 0, 1, 2))
     num_slot_bytes = slot_bytes_of(optimizer)
     source = source_of(layers)
     if source.problems:
         raise ValueError("\n".join(source.problems))
     name = _device(device)
-    data = _data(x, y)
+    data = inputs.as_tensors(x, y)
+    check_rows(*data, None)
     sizes = _sizes(micro_batch_sizes, _num_rows(data[0]))
     setting = MeasureSetting(
-        name, jit_compile or placement.only_compiles([name]), float(seconds)
+        name, jit_compile or placement.only_compiles([name]), seconds
     )
     with (
         internals.outside_functions(),
@@ -110,26 +116,6 @@ def profile(
     )
 
 
-def _check(seconds: Any, verbose: Any, jit_compile: Any) -> None:
-    """Refuses what needs no data to be refused."""
-    is_number = isinstance(seconds, numbers.Real)
-    if not is_number or isinstance(seconds, bool) or not 0 < seconds < math.inf:
-        raise ValueError(
-            "`seconds` must be a positive number, for how long to measure. "
-            f"Received: seconds={seconds!r}."
-        )
-    if not isinstance(jit_compile, bool):
-        raise ValueError(
-            "`jit_compile` must be True or False. Received: "
-            f"jit_compile={jit_compile!r}."
-        )
-    if verbose not in ("auto", 0, 1, 2):
-        raise ValueError(
-            '`verbose` must be "auto", 0, 1 or 2. '
-            f"Received: verbose={verbose!r}."
-        )
-
-
 def _device(device: Any) -> str:
     """The full name of a device; that of the first accelerator by default."""
     if device is None:
@@ -141,28 +127,6 @@ def _device(device: Any) -> str:
             f"{placement.all_devices()}. Received: device={device!r}."
         )
     return name
-
-
-def _data(x: Any, y: Any) -> tuple[Any, Any]:
-    """Inputs and labels as tensors of as many rows."""
-    try:
-        x, y = tree.map_structure(
-            lambda t: None if t is None else tf.convert_to_tensor(t), (x, y)
-        )
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            "`x` and `y` must be arrays or tensors, or nests of them. "
-            f"Received: {type(x).__name__} and {type(y).__name__}, and this "
-            f"{type(error).__name__}: {error}. Take a batch out of a dataset: "
-            "`x, y = next(iter(dataset))`."
-        ) from error
-    if all(t is None for t in tree.flatten(x)):
-        raise ValueError(
-            "`x` must hold the inputs of a micro-batch, for layers take what "
-            "is there. Received: x without any tensor. Pass real rows."
-        )
-    check_rows(x, y, None)
-    return x, y
 
 
 def _num_rows(x: Any) -> int:
@@ -228,9 +192,17 @@ def _head(layers: Any, loss: Any, x: Any, y: Any, output: Any) -> Head | None:
             "Pass both, or none to leave the loss unmeasured."
         )
     holder = keras.Model()
-    holder.compile(loss=loss)
     specs = as_specs(y), output, None
-    internals.build_losses_and_metrics(holder, as_specs(x), *specs)
+    try:
+        holder.compile(loss=loss)
+        internals.build_losses_and_metrics(holder, as_specs(x), *specs)
+    except Exception as error:  # of many kinds
+        raise ValueError(
+            "`loss` must be one that `compile` takes, and `y` labels that fit "
+            f"it and what the last layer returns. Received: loss={loss!r}, y="
+            f"{_shapes(y)}, for outputs {_shapes(output)}, and this "
+            f"{type(error).__name__}: {error}"
+        ) from error
     if not streams_loss(holder, *specs):
         raise ValueError(
             "`loss` must add up over rows to be measured by micro-batches: "
@@ -238,6 +210,10 @@ def _head(layers: Any, loss: Any, x: Any, y: Any, output: Any) -> Head | None:
             f"Received: loss={loss!r}. Leave out `y` and `loss`."
         )
     return Head(holder, True, False)
+
+
+def _shapes(nest: Any) -> Any:
+    return tree.map_structure(lambda t: t if t is None else t.shape, nest)
 
 
 def _progress(placed: Sequence[Any], verbose: str | int) -> Iterator[int]:

@@ -16,6 +16,7 @@ from keras import tree
 
 from tfgpipe import random_state
 from tfgpipe.cells import shapes
+from tfgpipe.checks import as_count, checked_path, is_choice
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.files import Filed, read_whole
 from tfgpipe.nonfinite import Skips
@@ -68,10 +69,16 @@ def load_model(
         ValueError: If the file is damaged or holds something else, or the
             arguments do not fit the layers or the devices.
     """
+    path = str(checked_path("path", path))
+    if "://" not in path and not path.endswith((".keras", ".h5", ".hdf5")):
+        raise ValueError(
+            "`path` must be a file that `model.save` wrote, 'NAME.keras'. "
+            f"Received: path={path!r}."
+        )
     changes = {
         "num_partitions": num_partitions,
         "num_micro_batches": num_micro_batches,
-        "devices": None if devices is None else list(devices),
+        "devices": list(devices) if isinstance(devices, tuple) else devices,
         "schedule": schedule,
         "remat": remat,
         "remat_groups": remat_groups,
@@ -79,7 +86,7 @@ def load_model(
         "skip_nonfinite": skip_nonfinite,
     }
     changes = {k: v for k, v in changes.items() if v is not None}
-    if gradient_dtype != "saved":
+    if not is_choice(gradient_dtype, ["saved"]):
         changes["gradient_dtype"] = gradient_dtype
     with _overriding(changes), _expecting_seeds(), read_whole(path):
         model = keras.saving.load_model(path, **kwargs)
@@ -123,11 +130,11 @@ def overridden(config: dict[str, Any]) -> dict[str, Any]:
     changes = _overrides.get() or {}
     changes = {**_of_strategy({**config, **changes}), **changes}
     new = {**config, **changes}
-    other_cells = new["num_partitions"] != config["num_partitions"]
+    other_cells = as_count(new["num_partitions"]) != config["num_partitions"]
     if other_cells:
         new = {**new, "layers_per_cell": None, "devices": None, **changes}
     other = other_cells or (
-        new["num_micro_batches"] != config["num_micro_batches"]
+        as_count(new["num_micro_batches"]) != config["num_micro_batches"]
     )
     for name, is_fixed, differs in (
         ("schedule", isinstance(config["schedule"], list), other),
@@ -148,7 +155,9 @@ def _of_strategy(config: dict[str, Any]) -> dict[str, Any]:
     strategy = strategy_lib.current()
     if strategy is None:
         return {}
-    saved, k = config["num_partitions"], strategy.num_partitions
+    saved, k = as_count(config["num_partitions"]), strategy.num_partitions
+    if saved is None:  # refused later
+        return {}
     is_interleaved = config["schedule"] == "interleaved"
     fits = saved % k == 0 if is_interleaved else saved == k
     return {"num_partitions": saved if fits else k, "devices": None}

@@ -141,6 +141,9 @@ class Stepped(Updating):
     ) -> Pipeline:
         x, *labels = batch
         dtype = self._arguments.gradient_dtype
+        compiles = self._jit_cells or self._only_compiles
+        if compiles and not self._is_eager:
+            inputs.warn_of_unknown_sizes(x)
         return Pipeline(
             self._plan.cells,
             x,
@@ -149,9 +152,7 @@ class Stepped(Updating):
             training,
             head,
             self._arguments.remat_by_cell(),
-            EagerTracer(dtype)
-            if self._is_eager
-            else Tracer(self._jit_cells or self._only_compiles, dtype),
+            EagerTracer(dtype) if self._is_eager else Tracer(compiles, dtype),
             self._plan.clock,
         )
 

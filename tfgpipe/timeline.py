@@ -7,8 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfgpipe.checks import checked_counts
 from tfgpipe.run import Clock, Event
 from tfgpipe.schedules import Schedule, Task
+from tfgpipe.sequence import inputs
 
 __all__ = ["Clock", "Event", "devices_of", "measure", "simulated"]
 
@@ -57,8 +59,16 @@ def measure(
 
     Returns:
         An event a task, and one a device for its update, by their start.
+
+    Raises:
+        ValueError: If an argument is wrong.
     """
-    data = tf.nest.map_structure(tf.convert_to_tensor, (x, y))
+    (num_steps,) = checked_counts(num_steps=num_steps)
+    if not hasattr(model, "timed_by"):
+        raise ValueError(
+            f"`model` must be a `tfgpipe.GPipe`. Received: model={model!r}."
+        )
+    data: tuple[Any, ...] = inputs.as_tensors(x, y)
     if sample_weight is not None:
         data = (*data, tf.convert_to_tensor(sample_weight))
     model.build_for(data)

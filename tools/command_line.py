@@ -4,6 +4,7 @@ Each has a set of flags of its own, so that several of them can be imported.
 """
 
 import copy
+import math
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -75,6 +76,7 @@ def run(
             return 0
         if rest:
             raise BadFlags(f"Expected only flags. Received: {rest}.")
+        check_finite(values)
         body(values)
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
@@ -83,6 +85,19 @@ def run(
         print(f"{name}: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def check_finite(values: flags.FlagValues) -> None:
+    """Refuses flags that are no numbers: a bound lets "nan" through.
+
+    Raises:
+        BadFlags: With the first one.
+    """
+    for name in values:
+        given = values[name].value
+        numbers = given if isinstance(given, list) else [given]
+        if any(isinstance(n, float) and not math.isfinite(n) for n in numbers):
+            raise BadFlags(f"--{name} must be finite. Received: {given}.")
 
 
 def _help(values: flags.FlagValues, usage: str | None) -> str:

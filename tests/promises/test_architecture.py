@@ -41,13 +41,13 @@ ORDER = (
     "schedules",
     "failures",
     "internals",
-    "counts",
+    "checks",
     "versions",
 )
 WITHOUT_TENSORFLOW = {
     "checkpoints/folder",
     "checkpoints/manifest",
-    "counts",
+    "checks",
     "planning/cell_record",
     "planning/fit",
     "planning/layer_record",
@@ -159,7 +159,7 @@ def test_module_knows_no_tensorflow(module):
     packages = {name.split(".")[0] for m in own for name in imports(m)}
     assert not packages & {"tensorflow", "keras"}
     wings = {path[0] for m in own for path in own_imports(m)}
-    assert wings <= {wing_of(module), "schedules", "counts"}
+    assert wings <= {wing_of(module), "schedules", "checks"}
 
 
 def is_private(name):

@@ -178,9 +178,9 @@ def test_progress_is_shown_if_asked_for(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"seconds": 0}, "`seconds` must be a positive number"),
-        ({"seconds": True}, "`seconds` must be a positive number"),
-        ({"seconds": float("inf")}, "`seconds` must be a positive number"),
+        ({"seconds": 0}, "`seconds` must be a positive"),
+        ({"seconds": True}, "`seconds` must be a positive"),
+        ({"seconds": float("inf")}, "`seconds` must be a positive"),
         ({"verbose": 3}, "`verbose` must be"),
         ({"device": "GPU:7"}, "`device` must be .*'GPU:7'"),
         (

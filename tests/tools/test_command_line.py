@@ -8,6 +8,7 @@ from tools import command_line
 FLAGS = command_line.new_flags()
 command_line.define_train_dir(FLAGS)
 command_line.define_format(FLAGS)
+flags.DEFINE_float("seconds", 1.0, "How long.", 0.0, flag_values=FLAGS)
 
 
 def run(*words, body=lambda values: None):
@@ -36,6 +37,8 @@ def test_help_lists_the_flags(capsys):
 @pytest.mark.parametrize(
     ("word", "message"),
     [
+        ("--seconds=nan", "--seconds must be finite. Received: nan"),
+        ("--seconds=inf", "--seconds must be finite. Received: inf"),
         ("--format=xml", "should be one of <text|json|csv>"),
         ("--train_di=x", "Did you mean: train_dir"),
         ("x", "only flags. Received: ['x']"),

@@ -21,7 +21,7 @@ from tfgpipe.checkpoints import (
     steps_of,
     wait_for_all,
 )
-from tfgpipe.counts import checked_counts
+from tfgpipe.checks import checked_bool, checked_choice, checked_counts
 from tfgpipe.versions import VERSION
 
 _MODES = ("auto", "min", "max")
@@ -106,11 +106,19 @@ class Checkpoint(keras.callbacks.Callback):
         if every is not None:
             (self._every,) = checked_counts(every=every)
         (keep,) = checked_counts(keep=keep)
-        if mode not in _MODES:
+        checked_choice("mode", mode, _MODES)
+        if best is not None and not (isinstance(best, str) and best):
             raise ValueError(
-                f"`mode` must be one of {list(_MODES)}. Received: "
-                f"mode={mode!r}."
+                "`best` must be the name of a number in `fit`'s logs, such as "
+                f"'val_loss', or None. Received: best={best!r}."
             )
+        if resumed is not None and not isinstance(resumed, Restored):
+            raise ValueError(
+                "`resumed` must be what `tfgpipe.restore` returned. Received: "
+                f"resumed={resumed!r}."
+            )
+        checked_bool("shared", shared)
+        checked_bool("on_signal", on_signal)
         self._best = best
         self._mode = _direction(best) if mode == "auto" else mode
         self._folder = Folder(folder)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 import os
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfgpipe.counts import checked_counts
+from tfgpipe.checks import (
+    checked_counts,
+    checked_path,
+    checked_positive,
+    checked_sink,
+)
 from tfgpipe.gpipe import GPipe
 from tfgpipe.monitor import (
     Measured,
@@ -114,11 +118,13 @@ class PipelineMonitor(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         (self._every,) = checked_counts(every=every)
-        self._record = Record(log_dir, pictures)
+        self._record = Record(
+            _path("log_dir", log_dir), _path("pictures", pictures)
+        )
         self._peak = _positive("peak_flops", peak_flops)
         self._given_flops = _positive("flops_of_example", flops_of_example)
         self._flops: float | None = None
-        self._say = say or (lambda sentence: None)
+        self._say = checked_sink("say", say)
         self._rates: Any = None
         self._step: TimedStep | None = None
         self._measured: Measured | None = None
@@ -263,13 +269,8 @@ class PipelineMonitor(keras.callbacks.Callback):
 def _positive(name: str, value: float | None) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        is_good = False
-    else:
-        is_good = 0 < float(value) < math.inf
-    if not is_good:
-        raise ValueError(
-            f"`{name}` must be a finite number above 0. Received: "
-            f"{name}={value!r}. Leave it out if it is not known."
-        )
-    return float(value)
+    return checked_positive(name, value, "or None if it is not known")
+
+
+def _path(name: str, value: Any) -> pathlib.Path | None:
+    return None if value is None else checked_path(name, value)

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from tfgpipe.counts import checked_counts
+from tfgpipe.checks import checked_counts, checked_sink
 from tfgpipe.first_nonfinite import first_nonfinite
 from tfgpipe.gpipe import GPipe
 
@@ -53,7 +53,7 @@ class StopOnNonFinite(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         (self._steps,) = checked_counts(steps=steps)
-        self._say = say or (lambda sentence: None)
+        self._say = checked_sink("say", say)
         self._before = 0
         self._keeper: _Keeper | None = None
         self.reason: str | None = None

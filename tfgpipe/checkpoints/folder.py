@@ -21,6 +21,7 @@ import uuid
 
 from tfgpipe.checkpoints import manifest as manifest_lib
 from tfgpipe.checkpoints.manifest import Damaged, Manifest
+from tfgpipe.checks import checked_path
 
 _UNFINISHED = ".unfinished-"
 _NAME = re.compile(r"step-(\d+)(?:\.(\d+))?")
@@ -38,13 +39,14 @@ class Folder:
     """
 
     def __init__(self, path: str | os.PathLike[str]):
+        checked = checked_path("folder", path)
         if "://" in os.fspath(path):
             raise ValueError(
                 "`folder` must be a path of this host, where files can be "
                 f"brought to the disk. Received: folder={str(path)!r}. Mount "
                 "the bucket, or copy checkpoints there."
             )
-        self.path = pathlib.Path(path).absolute()
+        self.path = checked.absolute()
 
     def make(self) -> None:
         """Makes the folder if need be; clears what a kill has left there."""

@@ -65,9 +65,15 @@ def restore(
         it was.
 
     Raises:
-        ValueError: If `step` is not there or is damaged, all checkpoints are
-            damaged, or they are of another model.
+        ValueError: If an argument is of the wrong kind, `step` is not there or
+            is damaged, all checkpoints are damaged, or they are of another
+            model.
     """
+    if not isinstance(model, keras.Model):
+        raise ValueError(
+            "`model` must be a `tfgpipe.GPipe` or another `keras.Model`. "
+            f"Received: model={model!r}."
+        )
     wait_for_all()
     found = Folder(folder)
     steps = found.steps()

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.counts import checked_counts
+from tfgpipe.checks import checked_counts
 
 _LOCAL = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)
 _TPU = (tf.distribute.TPUStrategy, tf.distribute.experimental.TPUStrategy)

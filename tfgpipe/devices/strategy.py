@@ -46,7 +46,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.counts import checked_counts
+from tfgpipe.checks import checked_counts
 from tfgpipe.devices import other_strategies, placement
 from tfgpipe.devices.names import resolved
 

@@ -39,7 +39,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfgpipe.counts import checked_counts
+from tfgpipe.checks import checked_counts
 
 _RETRY = 1.0  # seconds
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
 
 from tfgpipe.monitor.event_log import EventLog
 from tfgpipe.monitor.picture import save_picture
 from tfgpipe.timeline import Event
-
-Path: TypeAlias = str | os.PathLike[str]
 
 
 class Record:
@@ -26,9 +22,10 @@ class Record:
         ValueError: If there are to be pictures, and no matplotlib.
     """
 
-    def __init__(self, log_dir: Path | None, pictures: Path | None) -> None:
-        self._folder = None if log_dir is None else pathlib.Path(log_dir)
-        self._pictures = None if pictures is None else pathlib.Path(pictures)
+    def __init__(
+        self, log_dir: pathlib.Path | None, pictures: pathlib.Path | None
+    ) -> None:
+        self._folder, self._pictures = log_dir, pictures
         self._log: EventLog | None = None
         if self._pictures is None:
             return

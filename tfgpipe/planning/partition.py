@@ -45,7 +45,7 @@ import math
 import numbers
 from collections.abc import Sequence
 
-from tfgpipe.counts import as_count
+from tfgpipe.checks import as_count
 
 # Largest cells within one part in 2**40 of each other count as equal.
 _SLACK_BITS = 40

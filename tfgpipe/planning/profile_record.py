@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from tfgpipe.counts import as_count, count_problem
+from tfgpipe.checks import as_count, count_problem
 from tfgpipe.planning.layer_record import MEASURED, LayerProfile, layer_from
 from tfgpipe.planning.profile_file import read_profile, write_profile
 from tfgpipe.planning.profile_table import table_of

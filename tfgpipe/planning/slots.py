@@ -26,11 +26,18 @@ def slot_bytes_of(optimizer: Any) -> Callable[[keras.Variable], int]:
         optimizer: As `compile` takes it; None for none. It is left alone.
 
     Raises:
-        ValueError: If an optimizer cannot be made again of its configuration.
+        ValueError: If it is none, or cannot be made again of its configuration.
     """
     if optimizer is None:
         return lambda _: 0
-    given = keras.optimizers.get(optimizer)
+    try:
+        given = keras.optimizers.get(optimizer)
+    except Exception as error:  # of many kinds
+        raise ValueError(
+            "`optimizer` must be what `compile` takes: the name of one, or a "
+            "`keras.optimizers.Optimizer`; or None. Received: "
+            f"optimizer={optimizer!r}."
+        ) from error
     known: dict[Any, list[tuple[tuple[int, ...], int]]] = {}
 
     def slot_bytes(variable: keras.Variable) -> int:

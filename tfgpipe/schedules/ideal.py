@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tfgpipe.counts import checked_counts
+from tfgpipe.checks import checked_counts
 
 
 class Ideal(NamedTuple):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from tfgpipe.counts import as_count
+from tfgpipe.checks import as_count
 from tfgpipe.schedules.task import KINDS as KINDS
 from tfgpipe.schedules.task import Task as Task
 from tfgpipe.schedules.task import (

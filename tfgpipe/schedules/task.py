@@ -21,7 +21,7 @@ import heapq
 import itertools
 from typing import Any, NamedTuple
 
-from tfgpipe.counts import as_integer
+from tfgpipe.checks import as_integer
 
 KINDS = (
     "forward",

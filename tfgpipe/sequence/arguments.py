@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from tfgpipe.counts import as_count, count_problem
+from tfgpipe.checks import (
+    as_count,
+    checked_bool,
+    checked_choice,
+    count_problem,
+)
 from tfgpipe.devices import DeviceList
 from tfgpipe.schedules import REMAT, SCHEDULES, Remat, Schedule
 from tfgpipe.sequence.given_costs import GivenCosts
@@ -165,17 +168,20 @@ class Arguments:
         return k % num_devices
 
     def _check_schedule(self, schedule: Any) -> Any:
-        """The schedule; one from a file as a `Schedule`."""
+        """The schedule, or a stand-in if it is wrong."""
         if isinstance(schedule, Schedule):
             return schedule
         if isinstance(schedule, (list, tuple)):
             try:
                 return Schedule(schedule)
             except ValueError as error:
-                self._problems.append(str(error))
-                return schedule
-        self._check_choice("schedule", schedule, SCHEDULES)
-        return schedule
+                self._problems.append(
+                    "`schedule` must be a name, a `Schedule`, or the tasks of "
+                    f"one. Received: schedule={schedule!r}. {error}"
+                )
+                return "gpipe"
+        is_known = self._check_choice("schedule", schedule, SCHEDULES)
+        return schedule if is_known else "gpipe"
 
     def _check_remat(self, remat: Any, is_known: bool) -> Any:
         """The rule or rules; their cells are compared where K is known."""
@@ -202,18 +208,19 @@ class Arguments:
         return dtype
 
     def _check_bool(self, name: str, value: Any) -> bool:
-        if not isinstance(value, (bool, np.bool_)):
-            self._problems.append(
-                f"`{name}` must be True or False. Received: {name}={value!r}."
-            )
-        return bool(value)
+        try:
+            return checked_bool(name, value)
+        except ValueError as error:
+            self._problems.append(str(error))
+            return False
 
-    def _check_choice(self, name: str, value: Any, choices: Any) -> None:
-        if value not in list(choices):
-            self._problems.append(
-                f"`{name}` must be one of {list(choices)}. "
-                f"Received: {name}={value!r}."
-            )
+    def _check_choice(self, name: str, value: Any, choices: Any) -> bool:
+        try:
+            checked_choice(name, value, choices)
+        except ValueError as error:
+            self._problems.append(str(error))
+            return False
+        return True
 
     def _list_or_none(self, name: str, value: Any) -> list[Any] | None:
         if value is None:

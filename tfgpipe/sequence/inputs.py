@@ -7,6 +7,7 @@ are expected become such. A last axis of size 1 may be missing, or too many.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +34,37 @@ def data_spec(x: Any, dtype: str) -> Any:
     return spec
 
 
+def as_tensors(x: Any, y: Any) -> tuple[Any, Any]:
+    """The inputs and labels of one mini-batch as tensors.
+
+    Raises:
+        ValueError: If there are none, or they are something else.
+    """
+    received = f"Received: x={_named(x)}, y={_named(y)}"
+    try:
+        x, y = tree.map_structure(
+            lambda t: None if t is None else tf.convert_to_tensor(t), (x, y)
+        )
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "`x` and `y` must be arrays or tensors, or nests of them. "
+            f"{received}, and this {type(error).__name__}: {error}. Take a "
+            "batch out of a dataset: `x, y = next(iter(dataset))`."
+        ) from error
+    if all(t is None for t in tree.flatten(x)):
+        raise ValueError(
+            "`x` must hold the inputs of a mini-batch, for layers take what is "
+            f"there. {received}, without any tensor in x. Pass real rows."
+        )
+    return x, y
+
+
+def _named(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    kind = type(value).__name__
+    return kind if shape is None else f"{kind} of shape {tuple(shape)}"
+
+
 def arrival(data: Any, checks: Sequence[tf.Operation]) -> list[tf.Operation]:
     """What has run once a mini-batch is there, and is as it must be.
 
@@ -49,6 +81,26 @@ def arrival(data: Any, checks: Sequence[tf.Operation]) -> list[tf.Operation]:
     tensors = [t for t in tree.flatten(data) if t is not None]
     with tf.device("CPU:0"), tf.control_dependencies([*tensors, *checks]):
         return [tf.no_op()]
+
+
+def warn_of_unknown_sizes(x: Any) -> None:
+    """Tells that XLA compiles anew for each size of an axis that varies."""
+    for tensor in tree.flatten(x):
+        shape = (None,) if tensor is None else tensor.shape
+        if None in shape[1:]:
+            axis = [*shape].index(None, 1)
+            warnings.warn(
+                "XLA compiles every cell anew for each size that an axis of "
+                "the inputs has, which takes seconds, and memory until the "
+                f"process ends. Received: inputs of shape {tuple(shape)}, "
+                f"whose axis {axis} varies from one mini-batch to the next. "
+                "Pad it to one size, or to a few: by "
+                "`tf.data.Dataset.bucket_by_sequence_length` with "
+                "`pad_to_bucket_boundary=True`, or by "
+                "`keras.utils.pad_sequences`.",
+                stacklevel=2,
+            )
+            return
 
 
 def as_expected(x: Any, specs: Any, is_declared: bool) -> Any:

@@ -130,6 +130,12 @@ def layers_of(model: keras.Model) -> list[Any]:
     Raises:
         ValueError: If the model is neither.
     """
+    if not isinstance(model, keras.Model):
+        raise ValueError(
+            "`model` must be a functional `keras.Model`, or a "
+            f"`keras.Sequential`. Received: model={model!r}. A list of layers "
+            "is taken as it is by `GPipe`."
+        )
     source = source_of(model)
     is_graph = isinstance(source, ModelGraph)
     return source.steps if is_graph else _items(model)

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from params import Experiment, names
+from params import Experiment
 from tfgpipe import internals, sized_model
 from tfgpipe.planning import (
     LayerSize,
@@ -19,7 +19,6 @@ from tfgpipe.planning import (
     num_params,
     predict,
 )
-from tfgpipe.schedules import SCHEDULES
 from tfgpipe.sequence import source_of
 
 
@@ -73,7 +72,7 @@ def predicted(
 
     Raises:
         ValueError: If there are more cells than layers, K is no multiple of
-            the devices, or there is no such schedule.
+            the devices, or the cut is not one of these layers.
     """
     model = sized(experiment)
     setting = _setting(experiment, model, num_devices, num_replicas)
@@ -97,8 +96,6 @@ def _setting(
 ) -> Setting:
     """The experiment's settings, cut as `tfgpipe.GPipe` cuts the model."""
     name, k = experiment.schedule, experiment.num_partitions
-    if name not in SCHEDULES:
-        raise ValueError(names.unknown("schedule", name, SCHEDULES))
     if k > len(model.sizes):
         raise ValueError(
             f"`num_partitions` must be at most the number of layers, "
@@ -114,6 +111,13 @@ def _setting(
     cut = experiment.layers_per_cell or model.source.cut(
         [size.flops for size in model.sizes], k
     )
+    if len(cut) != k or sum(cut) != len(model.sizes):
+        raise ValueError(
+            "`layers_per_cell` must place each of the "
+            f"{len(model.sizes)} layers in one of the {k} cells. Received: "
+            f"layers_per_cell={cut}, {len(cut)} cells of {sum(cut)} layers. "
+            "Leave it out to have cells of even cost."
+        )
     return Setting(
         num_replicas,
         d,

@@ -31,6 +31,7 @@ from tfgpipe.planning import print_cells
 from tools import worker
 from tools.cluster import hosts, secret
 from tools.cluster.controller import Cluster
+from tools.command_line import BadFlags, check_finite
 from tools.sizes.table import print_device_sizes, print_experiments
 from tools.train import comparison, placement
 from tools.train import flags as train_flags
@@ -40,7 +41,7 @@ from tools.train.trainer import Trainer
 
 flags.adopt_module_key_flags(train_flags)
 
-_REFUSED = (ValueError, FileNotFoundError, ImportError)
+_REFUSED = (ValueError, FileNotFoundError, ImportError, BadFlags)
 _SECONDS = 30.0
 
 
@@ -59,6 +60,7 @@ def main(argv: list[str]) -> int:
         print_experiments()
         return 0
     try:
+        check_finite(FLAGS)
         experiment = experiment_of(argv)
         if FLAGS.plan is not None:
             experiment = placement.planned(experiment)

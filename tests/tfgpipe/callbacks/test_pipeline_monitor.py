@@ -262,7 +262,7 @@ def test_models_that_have_no_traced_steps_are_refused():
     ("arguments", "message"),
     [
         ({"every": 0}, "`every` must be an integer of at least 1.*every=0"),
-        ({"peak_flops": 0}, "`peak_flops` must be .* above 0.*peak_flops=0"),
+        ({"peak_flops": 0}, "`peak_flops` must be a positive.*peak_flops=0"),
         ({"peak_flops": True}, "peak_flops=True"),
         ({"flops_of_example": float("inf")}, "flops_of_example=inf"),
         ({"flops_of_example": "many"}, "flops_of_example='many'"),

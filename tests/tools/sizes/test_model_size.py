@@ -191,6 +191,15 @@ def test_largest_model_is_measured_without_allocating_it():
     assert sum(held) == 12 * total
 
 
+def test_cut_of_another_number_of_layers_is_an_error():
+    """A part of the model would be left out."""
+    experiment = params.override(
+        params.get("lm.austen"), ["layers_per_cell=1,2"]
+    )
+    with pytest.raises(ValueError, match="2 cells of 3 layers"):
+        predicted(experiment)
+
+
 def test_more_cells_than_layers_are_an_error():
     many = dataclasses.replace(SMALL["lm"], num_partitions=99)
     with pytest.raises(ValueError, match="at most the number of layers, 5"):

@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras import layers as kl
 
 import tfgpipe
-from tfgpipe.counts import checked_counts
+from tfgpipe.checks import checked_counts
 from tfgpipe.planning.partition import partition
 from tfgpipe.schedules.ideal import IDEALS
 from tfgpipe.schedules.named import SCHEDULES

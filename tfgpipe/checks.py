@@ -1,0 +1,127 @@
+"""What the user gives, checked: counts, numbers, choices, paths.
+
+What Python takes for an index is an integer, NumPy's among them; a boolean, a
+float and a text are none. Pure Python: nothing here knows TensorFlow.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+import os
+import pathlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+
+def as_integer(value: Any) -> int | None:
+    """The value as an integer of Python's, or None if it is no integer."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except (TypeError, AttributeError):  # the latter of tensors of floats
+        return None
+
+
+def as_count(value: Any) -> int | None:
+    """The value as an integer of Python's, or None if it is no count."""
+    found = as_integer(value)
+    return None if found is None or found < 1 else found
+
+
+def count_problem(name: str, value: Any) -> str:
+    """What is wrong with an argument that is no count."""
+    return (
+        f"`{name}` must be an integer of at least 1. "
+        f"Received: {name}={value!r}."
+    )
+
+
+def checked_counts(**counts: Any) -> list[int]:
+    """Arguments as integers of Python's.
+
+    Raises:
+        ValueError: With all that are no counts.
+
+    Example:
+
+    >>> checked_counts(num_replicas=2, num_partitions=1)
+    [2, 1]
+    """
+    found = {name: as_count(value) for name, value in counts.items()}
+    bad = [name for name, count in found.items() if count is None]
+    if bad:
+        problems = [count_problem(name, counts[name]) for name in bad]
+        raise ValueError("\n".join(problems))
+    return [count for count in found.values() if count is not None]
+
+
+def is_choice(value: Any, choices: Iterable[Any]) -> bool:
+    """Whether a value is one of these, whatever it would say to `==`."""
+    return any(type(value) is type(one) and value == one for one in choices)
+
+
+def checked_choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
+    """One of these, or a `ValueError` that names them all."""
+    if is_choice(value, choices):
+        return value
+    raise ValueError(
+        f"`{name}` must be one of {list(choices)}. Received: {name}={value!r}."
+    )
+
+
+def checked_bool(name: str, value: Any) -> bool:
+    """True or False, or a `ValueError`."""
+    # NumPy's booleans are no `bool`, and this module does not import it.
+    if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
+        return bool(value)
+    raise ValueError(
+        f"`{name}` must be True or False. Received: {name}={value!r}."
+    )
+
+
+def checked_positive(name: str, value: Any, what: str) -> float:
+    """A finite number above 0, or a `ValueError` that says what of.
+
+    Example:
+
+    >>> checked_positive("seconds", 3, "for how long to measure")
+    3.0
+    """
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        try:
+            found = float(value)
+        except OverflowError:
+            found = math.inf
+        if 0 < found < math.inf:
+            return found
+    raise ValueError(
+        f"`{name}` must be a positive, finite number, {what}. "
+        f"Received: {name}={value!r}."
+    )
+
+
+def checked_path(name: str, value: Any) -> pathlib.Path:
+    """A path of a file or a folder, or a `ValueError`."""
+    try:
+        text = os.fspath(value)
+    except TypeError:
+        text = b""
+    if isinstance(text, str) and text:
+        return pathlib.Path(text)
+    raise ValueError(
+        f"`{name}` must be a path, as a text or a `pathlib.Path`. "
+        f"Received: {name}={value!r}."
+    )
+
+
+def checked_sink(name: str, value: Any) -> Callable[[str], object]:
+    """What takes sentences: a function, or None for one that drops them."""
+    if value is None:
+        return lambda sentence: None
+    if callable(value):
+        return value
+    raise ValueError(
+        f"`{name}` must be a function of a sentence, such as `print`, or None "
+        f"for silence. Received: {name}={value!r}."
+    )
