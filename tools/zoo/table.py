@@ -57,7 +57,7 @@ In the tables:
 * bits: whether two and four cells give the same weights to the last bit.
 * balance: cost of the largest cell by that of the mean.
 * tensors, KB a row: what crosses from each cell to the next.
-* first step: seconds until it is done, by those of plain Keras.
+* first step: CPU seconds until it is done, by those of plain Keras.
 
 ## Keras Applications
 

@@ -48,7 +48,7 @@ class Row:
         balance: Cost of the largest cell by that of the mean.
         tensors: How many cross from each cell to the next.
         kilobytes: Of a row, that cross there, in float64.
-        first_step: Seconds to the end of the first step by those of Keras.
+        first_step: CPU seconds to the end of the first step by Keras's.
     """
 
     name: str
@@ -134,7 +134,7 @@ def _trained(sample: Sample, wrap: Callable[[keras.Model], Any]) -> Trained:
     y = keras.tree.map_structure(
         lambda t: rng.standard_normal(t.shape), _called(model, x)
     )
-    start = time.perf_counter()
+    start = time.process_time()
     model = wrap(model)
     model.compile(
         keras.optimizers.SGD(0.01, momentum=0.9),
@@ -147,7 +147,7 @@ def _trained(sample: Sample, wrap: Callable[[keras.Model], Any]) -> Trained:
         model.fit, x, y, batch_size=ROWS, shuffle=False, verbose=0
     )
     losses = fit().history["loss"]
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     losses += fit(epochs=2).history["loss"]
     evaluated = model.evaluate(x, y, batch_size=ROWS, verbose=0)
     losses += keras.tree.flatten(evaluated)
