@@ -40,6 +40,13 @@ class Process:
         """The exit code."""
         return self.popen.wait(LIMIT)
 
+    def ends_within(self, seconds):
+        try:
+            self.popen.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def kill(self):
         """What `kill -9` does."""
         self.popen.kill()

@@ -103,6 +103,22 @@ def test_error_of_a_middle_cell_is_raised_and_names_the_layer(cls, schedule):
         assert note in ("?", "In layer 'table' of cell 1 on /device:CPU:1.")
 
 
+def test_error_names_the_cell_and_not_its_group():
+    """With `remat_groups`, a cell is several inside."""
+    table = [kl.Embedding(4, 4, name="table"), kl.Flatten()]
+    layers = [Shift(), Shift(), *table, kl.Dense(8), kl.Dense(2)]
+    layers = [keras.Input((3,), dtype="int32"), *layers]
+    cut = {"layers_per_cell": [2, 2, 2], "remat_groups": 2}
+    model = tfgpipe.GPipe(layers, 3, 3, **cut)
+    note = notes(
+        CALLS["fit"],
+        compiled(model, "sgd"),
+        tf.errors.InvalidArgumentError,
+        r"= 7 is not in \[0, 4",
+    )
+    assert note in ("?", "In layer 'table' of cell 1 on /device:CPU:1.")
+
+
 @pytest.mark.parametrize(
     ("schedule", "remat"),
     [("gpipe", "always"), ("1f1b", "never"), ("zero_bubble", "never")],

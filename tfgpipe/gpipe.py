@@ -219,12 +219,13 @@ class GPipe(Described, Saved, Stepped):
         )
         self._check_groups(counts)
         start = 0
-        for devices, count in zip(zip(*self._arguments.grid), counts):
+        columns = zip(*self._arguments.grid)
+        for k, (devices, count) in enumerate(zip(columns, counts)):
             own = self._plan.costs[start : start + count]
             for size in partition(own, self._arguments.remat_groups):
                 index = len(self._plan.cells)
                 steps = self._source.steps[start : start + size]
-                self._plan.cells.append(Cell(index, steps, devices))
+                self._plan.cells.append(Cell(index, steps, devices, k))
                 start += size
 
     def _check_groups(self, counts: Sequence[int]) -> None:

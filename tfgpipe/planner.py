@@ -18,6 +18,7 @@ from tfgpipe.planning import (
     Problem,
     Profile,
     Workload,
+    machine_named,
     machine_of,
     search,
     smallest,
@@ -59,6 +60,8 @@ def plan(
             memory; without a machine there is no limit.
         machine: What the devices are: one of `MACHINES`, or a `Machine`. It
             tells how fast they send and update and, without a profile, compute.
+            Defaults to the one that TensorFlow says this computer's GPUs are,
+            if that is one of `MACHINES`.
         optimizer: As `compile` takes it; for its slots.
         num_replicas: R, see `PipelineStrategy`; None to have it chosen.
         inputs: Nest of `keras.Input`s: what a list of layers without one takes.
@@ -84,7 +87,7 @@ def plan(
     """
     source = source_of(layers)
     (rows,) = checked_counts(batch_size=batch_size)
-    known = None if machine is None else machine_of(machine)
+    known = _machine_here() if machine is None else machine_of(machine)
     if profile is not None and not isinstance(profile, Profile):
         raise ValueError(
             "`profile` must be what `tfgpipe.profile` returns. Received: "
@@ -93,7 +96,8 @@ def plan(
         )
     if profile is None and known is None:
         raise ValueError(
-            "`profile` or `machine` must be given: a plan needs seconds. "
+            "`profile` or `machine` must be given: a plan needs seconds, and "
+            "this computer has no GPU of a kind that `tfgpipe.MACHINES` knows. "
             "Received: neither. Measure, `profile=tfgpipe.profile(layers, x)`, "
             "or say what the devices are, such as machine='a100'; see "
             "`tfgpipe.MACHINES`."
@@ -138,6 +142,14 @@ def plan(
     if profile is None and known is not None:
         basis = f"seconds from FLOPs on {known.name}"
     return Plan(tuple(choices), rows, names, are_given, limit, basis)
+
+
+def _machine_here() -> Machine | None:
+    """What the GPUs of this computer are, or None if there are no such."""
+    for device in tf.config.list_physical_devices("GPU"):
+        details = tf.config.experimental.get_device_details(device)
+        return machine_named(details.get("device_name", ""))
+    return None
 
 
 def _devices(devices: Any) -> tuple[tuple[str, ...], bool]:

@@ -4,6 +4,7 @@ import functional
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers as kl
 
 import tfgpipe
@@ -180,3 +181,19 @@ def test_measured_seconds_make_a_plan():
     for wrong in (dense(), others):
         with pytest.raises(ValueError, match="profile must be one of the mod"):
             tfgpipe.plan(wrong, 32, profile, devices=CPUS[:2])
+
+
+def test_machine_is_that_of_the_gpus_here(monkeypatch):
+    """Their memory is the limit."""
+    gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+    monkeypatch.setattr(
+        tf.config, "list_physical_devices", lambda kind=None: [gpu]
+    )
+    monkeypatch.setattr(
+        tf.config.experimental,
+        "get_device_details",
+        lambda device: {"device_name": "NVIDIA A100-SXM4-40GB"},
+    )
+    found = tfgpipe.plan(dense(), 64, devices=CPUS[:2])
+    assert found.memory_limit == 40 * 2**30
+    assert "seconds from FLOPs on a100" in str(found)

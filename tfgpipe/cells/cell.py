@@ -20,9 +20,11 @@ class Cell(keras.layers.Layer):
     The model does not track it: names and files know nothing about cells.
 
     Args:
-        index: Position in the pipeline, from 0.
+        index: Position in the pipeline, from 0. With `remat_groups`, each group
+            of a cell of the user's is such a cell.
         steps: Calls of its layers, in order.
         devices: Names of the devices that run them, one a replica.
+        number: Of the user's cell, which errors name. Defaults to the index.
 
     Attributes:
         sequence: The layer of each step.
@@ -36,10 +38,15 @@ class Cell(keras.layers.Layer):
     """
 
     def __init__(
-        self, index: int, steps: Sequence[Step], devices: Sequence[str]
+        self,
+        index: int,
+        steps: Sequence[Step],
+        devices: Sequence[str],
+        number: int | None = None,
     ):
         super().__init__(name=f"cell_{index}", autocast=False, dtype="float32")
         self.index = index
+        self.number = index if number is None else number
         self.steps = tuple(steps)
         self.sequence = [step.layer for step in steps]
         self.borrowed: list[list[keras.Variable]] = [[] for _ in steps]
@@ -151,7 +158,7 @@ class Cell(keras.layers.Layer):
     def describe(self, layer: Any) -> str:
         """Where in the pipeline a layer is."""
         devices = " or ".join(self.devices)
-        return f"layer '{layer.name}' of cell {self.index} on {devices}"
+        return f"layer '{layer.name}' of cell {self.number} on {devices}"
 
     def check_by_itself(self, graph: Any) -> None:
         """Refuses what the layers take of other cells but their outputs.
@@ -162,7 +169,7 @@ class Cell(keras.layers.Layer):
         if internals.captures_of_strangers(graph):
             raise ValueError(
                 "A layer must take tensors of other layers as its inputs. "
-                f"Received: cell {self.index} with the layers "
+                f"Received: cell {self.number} with the layers "
                 f"{[layer.name for layer in self.sequence]}, one of which uses "
                 "a tensor of another cell, such as one kept in an attribute. "
                 "Hand it on in a nest, or put both layers into one cell with "

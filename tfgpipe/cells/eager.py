@@ -46,7 +46,7 @@ class EagerTracer:
                     "Batch normalisation over replicas must be trained in a "
                     "graph, where replicas wait for each other. Received: "
                     "run_eagerly=True and a layer with synchronized=True in "
-                    f"cell {function.cell.index}. Debug with one replica, or "
+                    f"cell {function.cell.number}. Debug with one replica, or "
                     "with synchronized=False."
                 )
             made.append(

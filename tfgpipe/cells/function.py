@@ -205,7 +205,7 @@ class CellFunction:
                 "`add_loss` must be given a scalar, the mean over rows, if "
                 "there is more than one micro-batch: Keras adds up the values "
                 f"of a vector. Received: shape {tuple(loss.shape)} in cell "
-                f"{self.cell.index}. Add `keras.ops.mean(loss)`, or pass "
+                f"{self.cell.number}. Add `keras.ops.mean(loss)`, or pass "
                 "num_micro_batches=1."
             )
         if not loss.dtype.is_floating:
@@ -217,7 +217,7 @@ class CellFunction:
             return
         raise ValueError(
             f"A layer must track the variables it assigns. Cell "
-            f"{self.cell.index} assigns {sorted(set(scope.unknown))}, which "
+            f"{self.cell.number} assigns {sorted(set(scope.unknown))}, which "
             "no layer of it lists among its variables. Make the variable with "
             "`self.add_weight(...)`, or give `keras.random` functions a "
             "`seed=self.seed_generator` that is a "
@@ -231,14 +231,14 @@ class CellFunction:
                 "`keras.layers.BatchNormalization` after it was called with "
                 "`training=True`: they move once, at the end of the "
                 f"mini-batch. Received: reads of {scope.stale} in cell "
-                f"{self.cell.index}. Read them before, or compute the moments "
+                f"{self.cell.number}. Read them before, or compute the moments "
                 "that you need."
             )
         if not scope.moved_alone:
             return
         raise ValueError(
             "A `keras.layers.BatchNormalization` must leave its moments to "
-            f"Keras. Received: {scope.moved_alone} in cell {self.cell.index}, "
+            f"Keras. Received: {scope.moved_alone} in cell {self.cell.number}, "
             "which assign their moving statistics in a `call` of their own. "
             "Call `super().call`, or derive from `keras.layers.Layer`: then "
             "they are the mean over micro-batches, as other state is."

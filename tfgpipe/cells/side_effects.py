@@ -98,14 +98,14 @@ def check_operations(
             raise ValueError(
                 "With `remat` a cell must draw its random numbers from Keras "
                 "seeds, or the recomputation draws others and the gradient is "
-                f"wrong. Received: layer '{layer.name}' of cell {cell.index}, "
+                f"wrong. Received: layer '{layer.name}' of cell {cell.number}, "
                 f"which runs {', '.join(random)}. Draw with `keras.random` "
                 "and a `keras.random.SeedGenerator` attribute of the layer, or "
                 'pass `remat="never"`.'
             )
         if kinds:
             warnings.warn(
-                f"Layer '{layer.name}' of cell {cell.index} runs "
+                f"Layer '{layer.name}' of cell {cell.number} runs "
                 f"{', '.join(sorted(kinds))}, which has side effects. They "
                 "happen once for every micro-batch, and in no order between "
                 "devices.",

@@ -42,11 +42,8 @@ def optimizer_names(model: keras.Model) -> list[str]:
 
 def storage(variable: Any) -> tf.Variable:
     """What holds a variable's value."""
-    return (
-        getattr(variable, "value", variable)
-        if _is_keras(variable)
-        else (variable)
-    )
+    is_keras = isinstance(variable, keras.Variable)
+    return variable.value if is_keras else variable
 
 
 def described(groups: dict[str, list[Any]]) -> dict[str, list[list[Any]]]:
@@ -67,7 +64,3 @@ def described(groups: dict[str, list[Any]]) -> dict[str, list[list[Any]]]:
 def key(group: str, index: int) -> str:
     """What the values of a variable are called in the files."""
     return f"{group}/{index}"
-
-
-def _is_keras(variable: Any) -> bool:
-    return isinstance(variable, keras.Variable)

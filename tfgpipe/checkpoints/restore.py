@@ -144,25 +144,22 @@ def _take(model: keras.Model, path: pathlib.Path, manifest: Manifest) -> None:
         )
     _build_optimizer(model)
     groups = contents.contents(model)
-    saved: dict[str, Any] = {**manifest.variables}
-    if not groups["skipped"]:  # a `GPipe` that does not skip has no count
-        saved["skipped"] = []
+    if not groups["optimizer"]:  # not compiled
+        del groups["optimizer"]
+    if not (groups["skipped"] and manifest.variables.get("skipped")):
+        del groups["skipped"]  # one of them does not skip
     names = contents.optimizer_names(model)
-    if not names:
-        saved["optimizer"] = []
-    elif names != list(manifest.optimizer):
+    if names and names != list(manifest.optimizer):
         raise ValueError(
             "`model` must have an optimizer like that of the training. "
             f"Received: {names}, and {list(manifest.optimizer)} in {path}. "
             "Compile the model as it was for the training."
         )
-    manifest = manifest._replace(variables=saved)
     _check(contents.described(groups), manifest, path)
     for group, variables in groups.items():
         for i, variable in enumerate(map(contents.storage, variables)):
-            if manifest.variables[group]:
-                key = contents.key(group, i)
-                variable.assign(_read(path, key, variable))
+            key = contents.key(group, i)
+            variable.assign(_read(path, key, variable))
 
 
 def _read(path: pathlib.Path, key: str, variable: tf.Variable) -> tf.Tensor:
@@ -195,8 +192,6 @@ def _check(
     """Compares the variables of a model with those of a checkpoint."""
     for group, own in expected.items():
         saved = manifest.variables.get(group, [])
-        if group == "skipped" and not saved:
-            continue
         what = {"model": "layers", "optimizer": "an optimizer"}.get(group)
         if len(own) != len(saved):
             raise ValueError(

@@ -13,7 +13,12 @@ from tfgpipe.planning.layer_size import (
     layer_sizes,
     num_params,
 )
-from tfgpipe.planning.machine import MACHINES, Machine, machine_of
+from tfgpipe.planning.machine import (
+    MACHINES,
+    Machine,
+    machine_named,
+    machine_of,
+)
 from tfgpipe.planning.measure import MeasureSetting, Measuring
 from tfgpipe.planning.partition import partition
 from tfgpipe.planning.plan_record import Plan
@@ -47,6 +52,7 @@ __all__ = [
     "layer_key",
     "layer_profiles",
     "layer_sizes",
+    "machine_named",
     "machine_of",
     "num_params",
     "partition",

@@ -21,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+import re
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,3 +120,25 @@ def machine_of(machine: str | Machine | None) -> Machine:
         "kind: `tfgpipe.Machine(flops=..., memory=..., memory_bandwidth=..., "
         "bandwidth=...)`."
     )
+
+
+def machine_named(name: str) -> Machine | None:
+    """What a maker's name of a device stands for, or None.
+
+    The figures are those of the kind; the memory that of the name, if it says.
+
+    Args:
+        name: Such as "NVIDIA A100-SXM4-40GB".
+
+    Example:
+
+    >>> machine_named("NVIDIA A100-SXM4-40GB").memory / 2**30
+    40.0
+    >>> machine_named("Radeon VII")
+    """
+    words = re.split(r"[^a-z0-9]+", name.lower())
+    known = next((MACHINES[word] for word in words if word in MACHINES), None)
+    size = re.search(r"\b(\d+) ?gb\b", name.lower())
+    if known is None or size is None:
+        return known
+    return dataclasses.replace(known, memory=int(size[1]) * 2.0**30)

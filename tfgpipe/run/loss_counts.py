@@ -100,11 +100,11 @@ def _check_assigned(
                     "What a loss is divided by must be known before all "
                     "forward tasks are done, under a schedule that goes "
                     f"backward early. Received: '{variable.path}', which a "
-                    f"layer of an earlier cell than cell {function.cell.index} "
-                    "assigns, and from which a size, a mask or a weight "
-                    'follows. Pass schedule="gpipe", put both layers into one '
-                    "cell with `layers_per_cell`, or use batches of a fixed "
-                    "shape."
+                    "layer of an earlier cell than cell "
+                    f"{function.cell.number} assigns, and from which a size, "
+                    "a mask or a weight follows. Pass "
+                    'schedule="gpipe", put both layers into one cell with '
+                    "`layers_per_cell`, or use batches of a fixed shape."
                 )
         seeds = {id(v) for v in function.seeds}
         outputs = traced.outputs

@@ -30,6 +30,7 @@ from tools.report import (
     Column,
     Report,
     Table,
+    in_turns,
     progress,
     spread,
     spread_columns,
@@ -164,13 +165,8 @@ def _steps(values: flags.FlagValues, report: Report) -> None:
             model.build((None, *what.x_shape))
         steps = [what.step(model) for model in models]
         first = [step() for step in steps]
-        times: list[list[float]] = [[], []]
-        for turn in progress(range(values.rounds + 2), name):
-            # Each goes first every other time.
-            for index in (0, 1) if turn % 2 else (1, 0):
-                seconds = steps[index]()
-                if turn > 1:
-                    times[index].append(seconds)
+        in_turns(steps, 2, f"{name}, first steps")
+        times = in_turns(steps, values.rounds, name)
         ratios = [after / before for before, after in zip(*times)]
         table.rows.append(
             {

@@ -13,7 +13,7 @@ from tfgpipe.checkpoints import Folder, Position, Writer
 from tools.bench.models import BenchModel, train_step
 from tools.report import (
     Column,
-    progress,
+    in_turns,
     spread,
     spread_columns,
     spread_values,
@@ -50,15 +50,12 @@ def rows(name: str, what: BenchModel, rounds: int) -> Iterator[dict[str, Any]]:
 
         def with_one() -> float:
             writer.start(plain[0], Position(next(count), 0, 0), None)
-            return without()
-
-        def timed() -> float:
-            found = with_one()
+            found = without()
             writer.wait()  # or the next turn, without one, would pay for it
             return found
 
         label = f"a checkpoint in {_STEPS} steps"
-        yield _row(name, label, without, timed, rounds)
+        yield _row(name, label, without, with_one, rounds)
 
 
 def _step(what: BenchModel, skip: bool) -> tuple[keras.Model, Any]:
@@ -78,11 +75,7 @@ def _row(
     name: str, what: str, before: Any, after: Any, rounds: int
 ) -> dict[str, Any]:
     before(), after()  # trace
-    times: list[list[float]] = [[], []]
-    for turn in progress(range(rounds), f"{name}, {what}"):
-        # Each goes first every other time.
-        for index in (0, 1) if turn % 2 else (1, 0):
-            times[index].append((before, after)[index]())
+    times = in_turns([before, after], rounds, f"{name}, {what}")
     ratios = [b / a for a, b in zip(*times)]
     return {
         "model": name,

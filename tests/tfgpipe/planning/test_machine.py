@@ -4,7 +4,12 @@ import math
 
 import pytest
 
-from tfgpipe.planning.machine import MACHINES, Machine, machine_of
+from tfgpipe.planning.machine import (
+    MACHINES,
+    Machine,
+    machine_named,
+    machine_of,
+)
 
 FIGURES = {
     "flops": 1e12,
@@ -41,3 +46,25 @@ def test_latency_may_be_nothing():
 def test_efficiency_is_a_share():
     with pytest.raises(ValueError, match=r"`efficiency`.*at most 1"):
         Machine(**FIGURES, efficiency=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "gib"),
+    [
+        ("Tesla P100-PCIE-16GB", "p100", 16),
+        ("Tesla V100-SXM2-16GB", "v100", 16),
+        ("Tesla T4", "t4", 16),
+        ("NVIDIA A100-SXM4-40GB", "a100", 40),
+        ("NVIDIA H100 80GB HBM3", "h100", 80),
+        ("NVIDIA L4", "l4", 24),
+    ],
+)
+def test_machine_is_known_by_its_makers_name(name, kind, gib):
+    found = machine_named(name)
+    assert found.name == kind and found.memory == gib * 2**30
+    assert found.flops == MACHINES[kind].flops
+
+
+@pytest.mark.parametrize("name", ["", "NVIDIA GeForce RTX 3090", "NVIDIA L40S"])
+def test_other_names_are_no_machine(name):
+    assert machine_named(name) is None

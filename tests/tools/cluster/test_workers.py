@@ -7,7 +7,6 @@ import re
 import shlex
 import signal
 import socket
-import subprocess
 import time
 
 import mixed
@@ -172,7 +171,7 @@ def test_twenty_kills_at_random_moments_change_no_bit(workers, tmp_path):
             run = train(tmp_path, *flags, f"--train_dir={folder}")
             if num_kills < 20:
                 wait_for_phase(rng.choice(PHASES), run, folder)
-            if num_kills < 20 and not ends(run, rng.uniform(0, 3)):
+            if num_kills < 20 and not run.ends_within(rng.uniform(0, 3)):
                 num_kills += 1
                 code = kill_one(rng.randrange(3), workers, run)
             else:
@@ -197,15 +196,6 @@ def wait_for_phase(phase, run, folder):
 
 def checkpoints(folder):
     return Folder(folder / "checkpoints").steps()
-
-
-def ends(run, seconds):
-    """Whether a run ends within so many seconds."""
-    try:
-        run.popen.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
 
 
 def kill_one(victim, workers, run):

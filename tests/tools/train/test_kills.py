@@ -2,7 +2,6 @@
 
 import random
 import signal
-import subprocess
 
 import numpy as np
 import pytest
@@ -32,15 +31,6 @@ def started(tmp_path, folder, steps, every):
     return train(tmp_path, *flags, f"--train_dir={folder}")
 
 
-def ends(run, seconds):
-    """Whether a run ends within so many seconds."""
-    try:
-        run.popen.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
-
-
 def assert_ends_with(expected, run, folder):
     assert run.wait() == 0, run.output
     found = tfgpipe.load_model(folder / "final.keras", num_partitions=1)
@@ -62,9 +52,9 @@ def test_fifty_kills_at_random_moments_change_no_bit(tmp_path):
             "start": lambda run=run: "Ideal bubble" in run.output,
             "train": lambda saved=saved, old=before: saved.steps() != old,
         }[phase]
-        while not reached() and not ends(run, 0.01):
+        while not reached() and not run.ends_within(0.01):
             pass
-        if ends(run, rng.uniform(0, 0.3)):
+        if run.ends_within(rng.uniform(0, 0.3)):
             final = started(tmp_path, folder, 60, 1)
             assert_ends_with(expected, final, folder)
             num_folders += 1
@@ -85,7 +75,7 @@ def test_signals_save_and_the_run_goes_on(tmp_path, number, code):
         before = saved.steps()
         run = started(tmp_path, folder, steps, 100_000)
         until(lambda run=run: "Ideal bubble" in run.output, run)
-        if not ends(run, 3):
+        if not run.ends_within(3):
             run.popen.send_signal(number)
             assert run.wait() == code, run.output
             assert "Saved. The same command goes on" in run.output
