@@ -12,15 +12,18 @@ from __future__ import annotations
 import dataclasses
 import sys
 
-import keras
 from absl import flags
 
 import params
 import tfgpipe
 from params import Experiment
-from tfgpipe import internals
 from tfgpipe.planning import Plan
 from tools import command_line
+from tools.sizes.model_size import (
+    deferred_layers,
+    largest_inputs,
+    most_rows,
+)
 
 FLAGS = command_line.new_flags()
 flags.DEFINE_string(
@@ -100,22 +103,15 @@ def plan_of(
         memory_limit: Bytes.
         num_replicas: R, or None.
     """
-    batch = experiment.data.source().largest_batch(experiment.batch_size)
-    inputs = keras.tree.map_structure(
-        lambda leaf: keras.KerasTensor((None, *leaf.shape[1:]), leaf.dtype),
-        batch,
-    )
-    with internals.deferred_variables():
-        layers = experiment.model.layers()
     return tfgpipe.plan(
-        layers,
-        keras.tree.flatten(batch)[0].shape[0],
+        deferred_layers(experiment),
+        most_rows(experiment),
         devices=num_devices,
         memory_limit=memory_limit,
         machine=machine,
         optimizer=experiment.optimizer.make(10),
         num_replicas=num_replicas,
-        inputs=inputs,
+        inputs=largest_inputs(experiment),
     )
 
 

@@ -22,31 +22,40 @@ from tfgpipe.planning import (
 from tfgpipe.sequence import source_of
 
 
+def deferred_layers(experiment: Experiment) -> list[keras.layers.Layer]:
+    """An experiment's layers, whose variables get no values."""
+    with internals.deferred_variables():
+        return experiment.model.layers()
+
+
+def largest_inputs(experiment: Experiment) -> Any:
+    """Those that need most memory, but for the number of rows."""
+    return keras.tree.map_structure(
+        lambda leaf: keras.KerasTensor((None, *leaf.shape[1:]), leaf.dtype),
+        experiment.data.source().largest_batch(experiment.batch_size),
+    )
+
+
+def most_rows(experiment: Experiment) -> int:
+    """Rows of the mini-batch that needs most memory."""
+    batch = experiment.data.source().largest_batch(experiment.batch_size)
+    return keras.tree.flatten(batch)[0].shape[0]
+
+
 def num_parameters(experiment: Experiment) -> int:
     """Numbers in a model's trainable weights, tied ones once."""
-    steps, _ = source_of(_layers(experiment)).placed_steps(_inputs(experiment))
+    steps, _ = source_of(deferred_layers(experiment)).placed_steps(
+        largest_inputs(experiment)
+    )
     return num_params(steps)
 
 
 def sized(experiment: Experiment) -> sized_model.SizedModel:
     """The model's layers, for the inputs that need most memory."""
     return sized_model.sized(
-        source_of(_layers(experiment)),
-        _inputs(experiment),
+        source_of(deferred_layers(experiment)),
+        largest_inputs(experiment),
         experiment.optimizer.make(10),
-    )
-
-
-def _layers(experiment: Experiment) -> list[keras.layers.Layer]:
-    with internals.deferred_variables():
-        return experiment.model.layers()
-
-
-def _inputs(experiment: Experiment) -> Any:
-    """Those that need most memory, but for the number of rows."""
-    return keras.tree.map_structure(
-        lambda leaf: keras.KerasTensor((None, *leaf.shape[1:]), leaf.dtype),
-        experiment.data.source().largest_batch(experiment.batch_size),
     )
 
 
@@ -76,10 +85,8 @@ def predicted(
     """
     model = sized(experiment)
     setting = _setting(experiment, model, num_devices, num_replicas)
-    batch = experiment.data.source().largest_batch(experiment.batch_size)
-    leaves = keras.tree.flatten(batch)
     parts = num_replicas * setting.num_micro_batches
-    rows = -(-leaves[0].shape[0] // parts)
+    rows = -(-most_rows(experiment) // parts)
     workload = (
         model.by_cost(rows)
         if machine is None

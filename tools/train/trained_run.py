@@ -9,8 +9,7 @@ import params
 import tfgpipe
 from params import Experiment
 from params.source import Source
-from tfgpipe.saving import spec_config
-from tools.train.trainer import checkpoints_of
+from tools.train.trainer import checkpoints_of, make_ready
 
 _IN_ONE_CELL: dict[str, Any] = {
     "num_partitions": 1,
@@ -87,11 +86,7 @@ def _from_checkpoint(
         FileNotFoundError: If there is none.
     """
     model = tfgpipe.GPipe(experiment.model.layers(), **_IN_ONE_CELL)
-    model.build_from_config(spec_config(source.input_spec))
-    model.compile(
-        optimizer=experiment.optimizer.make(1),
-        **experiment.task.compile_arguments(),
-    )
+    make_ready(model, experiment, source, num_steps=1)
     restored = tfgpipe.restore(model, checkpoints_of(folder))
     if restored is None:
         raise FileNotFoundError(

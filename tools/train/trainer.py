@@ -10,12 +10,31 @@ import keras
 import tfgpipe
 from models import transfer
 from params import Experiment
+from params.source import Source
 from tfgpipe.callbacks import Checkpoint, StopOnNonFinite
 from tfgpipe.checkpoints import Restored
 from tfgpipe.saving import spec_config
 from tools.train import run_record
 
 _MOST_SKIPPED = 10  # mini-batches in a row
+
+
+def make_ready(
+    model: tfgpipe.GPipe, experiment: Experiment, source: Source, num_steps: int
+) -> None:
+    """Builds and compiles the model of an experiment.
+
+    Args:
+        model: Of the experiment's layers.
+        experiment: Its optimizer, loss and metrics.
+        source: Its data.
+        num_steps: That the learning rates are for.
+    """
+    model.build_from_config(spec_config(source.input_spec))
+    model.compile(
+        optimizer=experiment.optimizer.make(num_steps),
+        **experiment.task.compile_arguments(),
+    )
 
 
 class Trainer:
@@ -116,11 +135,7 @@ class Trainer:
                 remat_groups=experiment.remat_groups,
                 skip_nonfinite=self._skips,
             )
-        model.build_from_config(spec_config(self.source.input_spec))
-        model.compile(
-            optimizer=experiment.optimizer.make(self.num_steps),
-            **experiment.task.compile_arguments(),
-        )
+        make_ready(model, experiment, self.source, self.num_steps)
         return model
 
     def _layers(self) -> list[keras.layers.Layer]:
