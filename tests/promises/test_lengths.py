@@ -42,7 +42,9 @@ def by_batches(model):
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("train", [fitted, by_batches])
+@pytest.mark.parametrize(
+    "train", [fitted, pytest.param(by_batches, marks=pytest.mark.slow)]
+)
 def test_fifty_lengths_are_traced_no_more_than_three_times(train, dense_calls):
     model = pipeline()
     found = train(model)
