@@ -1,14 +1,18 @@
 """Trains on a device that runs nothing but what XLA compiles, as a TPU does.
 
 python tests/compiled_device.py NAME ...
+python tests/compiled_device.py --workers NAME ...
 
-TensorFlow has such a device for the CPU, XLA_CPU. It prints a line of JSON for
-each case: by how much weights, history and outputs differ from plain Keras, and
-where the weights are.
+TensorFlow has such a device for the CPU, XLA_CPU, one a process: here it is
+beside a CPU, or there are four, in workers of their own. It prints a line of
+JSON for each case: by how much weights, history and outputs differ from plain
+Keras, and where the weights are.
 """
 
+import contextlib
 import json
 import os
+import subprocess
 import sys
 import tempfile
 
@@ -19,6 +23,7 @@ if __name__ == "__main__":  # before TensorFlow starts
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import layers as kl
 from keras import optimizers as ko
 
@@ -90,7 +95,7 @@ def attending():
     return [kl.Reshape((4, 4)), SelfAttention(), kl.Flatten(), kl.Dense(2)]
 
 
-# Layers, inputs, optimizer, and arguments of the `GPipe`.
+# Layers, inputs, optimizer, and arguments of the `GPipe`: devices by index.
 CASES = {
     "dense": (dense, VECTORS, ko.Adam, {}),
     "saved": (dense, VECTORS, ko.Adam, {}),
@@ -98,8 +103,8 @@ CASES = {
     "zero_bubble": (dense, VECTORS, momentum, {"schedule": "zero_bubble"}),
     "never": (dense, VECTORS, ko.Adam, {"remat": "never"}),
     "always": (dense, VECTORS, ko.Adam, {"remat": "always"}),
-    "last cell": (dense, VECTORS, ko.Adam, {"devices": DEVICES[::-1]}),
-    "one cell": (dense, VECTORS, ko.Adam, {"devices": DEVICES[:1]}),
+    "last cell": (dense, VECTORS, ko.Adam, {"devices": [1, 0]}),
+    "one cell": (dense, VECTORS, ko.Adam, {"devices": [0]}),
     "batch normalisation": (
         normalised,
         VECTORS,
@@ -107,7 +112,7 @@ CASES = {
         {"num_micro_batches": 1},
     ),
     "embedding": (embedded, TOKENS, momentum, {}),
-    "masks": (embedded, TOKENS, ko.Adam, {"devices": DEVICES[::-1]}),
+    "masks": (embedded, TOKENS, ko.Adam, {"devices": [1, 0]}),
     "recurrent": (recurrent, TOKENS, momentum, {"remat": "always"}),
     "convolution": (convolved, VECTORS, ko.Adam, {}),
     "attention": (attending, VECTORS, momentum, {}),
@@ -130,6 +135,12 @@ CASES = {
         {},
     ),
     "skipping": (dense, VECTORS, ko.Adam, {"skip_nonfinite": True}),
+}
+# They need four devices.
+WITH_REPLICAS = {
+    "replicas": (dense, VECTORS, ko.Adam, {}),
+    "replicas of 1f1b": (dense, VECTORS, momentum, {"schedule": "1f1b"}),
+    "replicas of embeddings": (embedded, TOKENS, momentum, {}),
 }
 
 
@@ -167,25 +178,67 @@ def difference(found, expected):
     return max(float(np.abs(np.asarray(a) - b).max()) for a, b in pairs)
 
 
-def run(name):
-    make, x, optimizer, options = CASES[name]
+def run(name, names):
+    make, x, optimizer, options = {**CASES, **WITH_REPLICAS}[name]
     plain, expected = trained(lambda: keras.Sequential(make()), x, optimizer)
-    arguments = {"devices": DEVICES, "num_micro_batches": 2, **options}
-    arguments["num_partitions"] = len(arguments["devices"])
-    model, found = trained(
-        lambda: tfgpipe.GPipe(make(), **arguments), x, optimizer
-    )
-    devices = {w.value.device.split("device:")[1] for w in model.weights}
+    arguments = {"num_micro_batches": 2, **options}
+    scope = contextlib.nullcontext()
+    if name in WITH_REPLICAS:
+        scope = tfgpipe.PipelineStrategy(2, 2, names).scope()
+    else:
+        devices = [names[i] for i in options.get("devices", [0, 1])]
+        arguments |= {"devices": devices, "num_partitions": len(devices)}
+
+    def pipeline():
+        with scope:
+            return tfgpipe.GPipe(make(), **arguments)
+
+    model, found = trained(pipeline, x, optimizer)
+    devices = sorted({w.value.device for w in model.weights})
     if name == "saved":  # and goes on in another number of cells
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "model.keras")
             model.save(path)
-            model = tfgpipe.load_model(path, 1, devices=DEVICES[:1])
+            model = tfgpipe.load_model(path, 1, devices=names[:1])
         found, expected = fitted(model, x), fitted(plain, x)
     size = difference(found, expected)
-    print(json.dumps([name, size, sorted(devices)]), flush=True)
+    print(json.dumps([name, size, devices]), flush=True)
+
+
+SERVER = """
+import tensorflow as tf
+server = tf.distribute.Server.create_local_server()
+print(server.target, flush=True)
+server.join()
+"""
+
+
+@contextlib.contextmanager
+def workers(count):
+    """Names of the XLA_CPUs of so many other processes."""
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(count)
+    ]
+    try:
+        targets = [worker.stdout.readline().strip() for worker in running]
+        hosts = [target.removeprefix("grpc://") for target in targets]
+        spec = tf.train.ClusterSpec({"worker": hosts})
+        tf.config.experimental_connect_to_cluster(spec)
+        yield [
+            f"/job:worker/replica:0/task:{i}/device:XLA_CPU:0"
+            for i in range(count)
+        ]
+    finally:
+        for worker in running:
+            worker.kill()
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or CASES:
-        run(name)
+    in_workers = "--workers" in sys.argv
+    cases = [name for name in sys.argv[1:] if name != "--workers"]
+    with workers(4) if in_workers else contextlib.nullcontext(DEVICES) as names:
+        for name in cases:
+            run(name, names)

@@ -24,6 +24,7 @@ class Process:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,
+                preexec_fn=_handle_signals,
                 env={
                     **os.environ,
                     "PYTHONPATH": path,
@@ -51,6 +52,12 @@ class Process:
         """What `kill -9` does."""
         self.popen.kill()
         self.popen.wait()
+
+
+def _handle_signals():
+    """As in a process of a terminal, also where the tests ignore some."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def until(condition, *processes):

@@ -56,15 +56,16 @@ def checked_counts(**counts: Any) -> list[int]:
     return [count for count in found.values() if count is not None]
 
 
-def is_choice(value: Any, choices: Iterable[Any]) -> bool:
-    """Whether a value is one of these, whatever it would say to `==`."""
-    return any(type(value) is type(one) and value == one for one in choices)
+def checked_choice(name: str, value: Any, choices: Iterable[str]) -> str:
+    """One of these texts, or a `ValueError` that names them all.
 
+    Example:
 
-def checked_choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
-    """One of these, or a `ValueError` that names them all."""
-    if is_choice(value, choices):
-        return value
+    >>> checked_choice("mode", "min", ["min", "max"])
+    'min'
+    """
+    if isinstance(value, str) and value in choices:
+        return str(value)
     raise ValueError(
         f"`{name}` must be one of {list(choices)}. Received: {name}={value!r}."
     )

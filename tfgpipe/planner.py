@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,11 +58,11 @@ def plan(
         devices: How many devices there are, or which. Defaults to all
             accelerators.
         memory_limit: Bytes that a device may hold. Defaults to the machine's
-            memory; without a machine there is no limit.
+            memory; without a machine, or if `math.inf`, there is no limit.
         machine: What the devices are: one of `MACHINES`, or a `Machine`. It
             tells how fast they send and update and, without a profile, compute.
-            Defaults to the one that TensorFlow says this computer's GPUs are,
-            if that is one of `MACHINES`.
+            Without a profile, defaults to the one that TensorFlow says this
+            computer's GPUs are, if that is one of `MACHINES`.
         optimizer: As `compile` takes it; for its slots.
         num_replicas: R, see `PipelineStrategy`; None to have it chosen.
         inputs: Nest of `keras.Input`s: what a list of layers without one takes.
@@ -87,13 +88,15 @@ def plan(
     """
     source = source_of(layers)
     (rows,) = checked_counts(batch_size=batch_size)
-    known = _machine_here() if machine is None else machine_of(machine)
+    known = None if machine is None else machine_of(machine)
     if profile is not None and not isinstance(profile, Profile):
         raise ValueError(
             "`profile` must be what `tfgpipe.profile` returns. Received: "
             f"{profile!r}. Read a file by `tfgpipe.Profile.load(path)`; a "
             "machine is given as `machine=`."
         )
+    if profile is None and known is None:
+        known = _machine_here()
     if profile is None and known is None:
         raise ValueError(
             "`profile` or `machine` must be given: a plan needs seconds, and "
@@ -107,6 +110,8 @@ def plan(
     limit = memory_limit
     if limit is None and known is not None:
         limit = known.memory
+    if isinstance(limit, float) and limit == math.inf:
+        limit = None
     if limit is not None:
         limit = checked_positive("memory_limit", limit, "in bytes")
     replicas = _replicas(num_replicas, num_devices)
@@ -145,11 +150,13 @@ def plan(
 
 
 def _machine_here() -> Machine | None:
-    """What the GPUs of this computer are, or None if there are no such."""
-    for device in tf.config.list_physical_devices("GPU"):
-        details = tf.config.experimental.get_device_details(device)
-        return machine_named(details.get("device_name", ""))
-    return None
+    """What the GPUs of this computer are, or None if they are no one kind."""
+    details = tf.config.experimental.get_device_details
+    names = {
+        details(device).get("device_name", "")
+        for device in tf.config.get_visible_devices("GPU")
+    }
+    return machine_named(names.pop()) if len(names) == 1 else None
 
 
 def _devices(devices: Any) -> tuple[tuple[str, ...], bool]:

@@ -15,8 +15,8 @@ from tfgpipe import internals
 from tfgpipe.cells import as_specs, check_rows
 from tfgpipe.checks import (
     as_count,
+    as_integer,
     checked_bool,
-    checked_choice,
     checked_positive,
 )
 from tfgpipe.devices import placement
@@ -79,7 +79,7 @@ def profile(
     """
     seconds = checked_positive("seconds", seconds, "for how long to measure")
     checked_bool("jit_compile", jit_compile)
-    checked_choice("verbose", verbose, ("auto", 0, 1, 2))
+    verbose = _checked_verbose(verbose)
     num_slot_bytes = slot_bytes_of(optimizer)
     source = source_of(layers)
     if source.problems:
@@ -114,6 +114,19 @@ def profile(
         optimizer=_class_name(optimizer),
         versions=_versions(),
     )
+
+
+def _checked_verbose(verbose: Any) -> int:
+    """As Keras takes it: a boolean is one of the numbers."""
+    if isinstance(verbose, str) and verbose == "auto":
+        return 1
+    found = int(verbose) if isinstance(verbose, bool) else as_integer(verbose)
+    if found not in (0, 1, 2):
+        raise ValueError(
+            '`verbose` must be "auto", 0, 1 or 2. '
+            f"Received: verbose={verbose!r}."
+        )
+    return found
 
 
 def _device(device: Any) -> str:
@@ -216,11 +229,11 @@ def _shapes(nest: Any) -> Any:
     return tree.map_structure(lambda t: t if t is None else t.shape, nest)
 
 
-def _progress(placed: Sequence[Any], verbose: str | int) -> Iterator[int]:
+def _progress(placed: Sequence[Any], verbose: int) -> Iterator[int]:
     """Goes through the steps, and shows how far it is."""
     bar = keras.utils.Progbar(
         len(placed),
-        verbose=1 if verbose == "auto" else verbose,
+        verbose=verbose,
         unit_name="layer",
     )
     for i in range(len(placed)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from keras import tree
 
 from tfgpipe import random_state
 from tfgpipe.cells import shapes
-from tfgpipe.checks import as_count, checked_path, is_choice
+from tfgpipe.checks import as_count, checked_path
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.files import Filed, read_whole
 from tfgpipe.nonfinite import Skips
@@ -29,7 +30,7 @@ _overrides: contextvars.ContextVar[dict[str, Any] | None] = (
 
 
 def load_model(
-    path: str,
+    path: str | os.PathLike[str],
     num_partitions: int | None = None,
     num_micro_batches: int | None = None,
     devices: Sequence[Any] | None = None,
@@ -44,7 +45,8 @@ def load_model(
     """Loads what `model.save("model.keras")` wrote.
 
     Args:
-        path: The `.keras` file.
+        path: The `.keras` file; or the folder, if it was saved with
+            `zipped=False`.
         num_partitions: K. Defaults to what was saved, or to that of the
             `PipelineStrategy` in whose scope this is called.
         num_micro_batches: M. Defaults to what was saved.
@@ -69,10 +71,12 @@ def load_model(
         ValueError: If the file is damaged or holds something else, or the
             arguments do not fit the layers or the devices.
     """
-    path = str(checked_path("path", path))
-    if "://" not in path and not path.endswith((".keras", ".h5", ".hdf5")):
+    checked_path("path", path)
+    path = os.fspath(path)
+    is_file = path.endswith((".keras", ".h5", ".hdf5"))
+    if not is_file and "://" not in path and not os.path.isdir(path):
         raise ValueError(
-            "`path` must be a file that `model.save` wrote, 'NAME.keras'. "
+            "`path` must be what `model.save` wrote, 'NAME.keras'. "
             f"Received: path={path!r}."
         )
     changes = {
@@ -86,14 +90,14 @@ def load_model(
         "skip_nonfinite": skip_nonfinite,
     }
     changes = {k: v for k, v in changes.items() if v is not None}
-    if not is_choice(gradient_dtype, ["saved"]):
+    if not (isinstance(gradient_dtype, str) and gradient_dtype == "saved"):
         changes["gradient_dtype"] = gradient_dtype
     with _overriding(changes), _expecting_seeds(), read_whole(path):
         model = keras.saving.load_model(path, **kwargs)
     if not isinstance(model, Saved):
         raise ValueError(
             "`path` must hold a `tfgpipe.GPipe`. Received: "
-            f"path={str(path)!r}, which holds a {type(model).__name__}. Load "
+            f"path={path!r}, which holds a {type(model).__name__}. Load "
             "it with `keras.saving.load_model`; pass the layers of a "
             "`keras.Sequential` to `GPipe`."
         )

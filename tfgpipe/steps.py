@@ -143,7 +143,7 @@ class Stepped(Updating):
         dtype = self._arguments.gradient_dtype
         compiles = self._jit_cells or self._only_compiles
         if compiles and not self._is_eager:
-            inputs.warn_of_unknown_sizes(x)
+            inputs.warn_of_unknown_sizes(x, self._plan.input_spec)
         return Pipeline(
             self._plan.cells,
             x,

@@ -70,7 +70,7 @@ def measure(
         )
     data: tuple[Any, ...] = inputs.as_tensors(x, y)
     if sample_weight is not None:
-        data = (*data, tf.convert_to_tensor(sample_weight))
+        data = (*data, inputs.as_tensors(sample_weight, None)[0])
     model.build_for(data)
     clock = Clock()
 

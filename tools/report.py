@@ -267,7 +267,7 @@ def progress(items: Iterable[T], what: str) -> Iterable[T]:
     )
 
 
-def in_turns(
+def alternated(
     measures: Sequence[Callable[[], float]], rounds: int, what: str
 ) -> list[list[float]]:
     """Measures two things in turns; each goes first every other time.

@@ -16,29 +16,52 @@ from processes import ROOT
 QUICK = ["last cell", "embedding"]
 
 
+CASES = list(compiled_device.CASES)
+
+
 @pytest.mark.parametrize(
     "names",
     [
         QUICK,
         pytest.param(
-            [n for n in compiled_device.CASES if n not in QUICK],
+            [name for name in CASES if name not in QUICK],
             marks=pytest.mark.slow,
         ),
     ],
     ids=["quick", "others"],
 )
 def test_numbers_are_those_of_keras(names):
+    found = differences(names)
+    assert [name for name, *_ in found] == names
+    for name, size, devices in found:
+        assert size < 1e-5, name
+        assert any("XLA_CPU:0" in device for device in devices)
+
+
+@pytest.mark.slow
+def test_numbers_are_those_of_keras_with_such_devices_in_workers():
+    """A process of their own for each, and replicas on four of them."""
+    # Adam moves all rows of an embedding there, and says so.
+    names = [name for name in CASES if name != "masks"]
+    names += compiled_device.WITH_REPLICAS
+    found = differences(["--workers", *names])
+    assert [name for name, *_ in found] == names
+    for name, size, devices in found:
+        assert size < 1e-5, name
+        tasks = {device.split("/")[3] for device in devices}
+        assert len(tasks) == 1 if name == "one cell" else len(tasks) >= 2, name
+        assert all("XLA_CPU" in device for device in devices)
+
+
+def differences(arguments):
+    """What the program prints."""
     program = str(ROOT / "tests" / "compiled_device.py")
     run = subprocess.run(
-        [sys.executable, program, *names],
+        [sys.executable, program, *arguments],
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
         check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    found = [json.loads(line) for line in run.stdout.splitlines()]
-    assert [name for name, *_ in found] == names
-    for name, size, devices in found:
-        assert size < 1e-5, name
-        assert "XLA_CPU:0" in devices
+    return [json.loads(line) for line in run.stdout.splitlines()]

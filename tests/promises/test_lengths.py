@@ -59,7 +59,7 @@ def test_fifty_lengths_are_traced_no_more_than_three_times(train, dense_calls):
 def test_xla_says_what_to_pad():
     model = pipeline(jit_compile=True)
     data = (batch(length) for length in (3, 4))
-    with pytest.warns(UserWarning, match="axis 1 varies.*Pad it"):
+    with pytest.warns(UserWarning, match="axis 1 may differ.*Pad it"):
         model.fit(data, steps_per_epoch=2, shuffle=False, verbose=0)
 
 

@@ -110,7 +110,7 @@ TARGETS = {
             "seconds": ["10**30", "1.5"],
             "jit_compile": ["True"],
             "optimizer": ["None"],
-            "verbose": ["0"],
+            "verbose": ["True", "0"],
         },
     ),
     "plan": Target(
@@ -129,7 +129,7 @@ TARGETS = {
         {
             "profile": ["None"],
             "devices": ["None"],
-            "memory_limit": ["None", "10**30"],
+            "memory_limit": ["None", "10**30", "inf"],
             "optimizer": ["None"],
             "num_replicas": ["None"],
             "inputs": ["None"],
@@ -203,7 +203,7 @@ TARGETS = {
     ),
     "restore": Target(
         tfgpipe.restore,
-        {"model": trained, "folder": "none", "step": None},
+        {"model": trained, "folder": "saved", "step": None},
         {"folder": ["text"], "step": ["None"]},
     ),
     "load_model": Target(
@@ -244,7 +244,10 @@ def test_there_are_as_many_as_promised():
 def saved(tmp_path, monkeypatch):
     """A folder with a file, to work in."""
     monkeypatch.chdir(tmp_path)
-    trained().save("saved.keras")
+    model = trained()
+    model.save("saved.keras")
+    save = callbacks.Checkpoint("saved")
+    model.fit(rows(), rows(), verbose=0, callbacks=[save])
 
 
 @pytest.mark.usefixtures("saved")

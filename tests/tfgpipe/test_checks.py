@@ -1,4 +1,6 @@
-"""One idea of what a count is, wherever the library is given one."""
+"""One idea of what a count is, and a choice, and a path."""
+
+import pathlib
 
 import keras
 import numpy as np
@@ -7,7 +9,13 @@ import tensorflow as tf
 from keras import layers as kl
 
 import tfgpipe
-from tfgpipe.checks import checked_counts
+from tfgpipe.checks import (
+    checked_bool,
+    checked_choice,
+    checked_counts,
+    checked_path,
+    checked_positive,
+)
 from tfgpipe.planning.partition import partition
 from tfgpipe.schedules.ideal import IDEALS
 from tfgpipe.schedules.named import SCHEDULES
@@ -75,3 +83,36 @@ def test_what_is_no_count_is_refused(name, value):
 def test_all_that_are_no_counts_are_named():
     with pytest.raises(ValueError, match=r"`a` .*=0\.\n`c` .*='x'\.$"):
         checked_counts(a=0, b=1, c="x")
+
+
+class Name(str):
+    """A text of a class of its own, as an `enum.StrEnum` has."""
+
+
+@pytest.mark.parametrize("value", ["gpipe", np.str_("gpipe"), Name("gpipe")])
+def test_text_of_any_class_is_a_choice(value):
+    found = checked_choice("schedule", value, ["gpipe", "1f1b"])
+    assert type(found) is str and found == "gpipe"
+    config = tfgpipe.GPipe([kl.Dense(2)], 1, schedule=value).get_config()
+    assert type(config["schedule"]) is str
+
+
+@pytest.mark.parametrize("value", [True, False, np.True_, np.False_])
+def test_booleans_of_numpy_are_those_of_python(value):
+    assert checked_bool("x", value) is bool(value)
+
+
+@pytest.mark.parametrize("value", [1, 0, "True", None, np.zeros(2)])
+def test_what_is_no_boolean_is_refused(value):
+    with pytest.raises(ValueError, match="`x` must be True or False"):
+        checked_bool("x", value)
+
+
+@pytest.mark.parametrize("value", ["a/b", pathlib.Path("a/b")])
+def test_paths_are_texts_or_of_pathlib(value):
+    assert checked_path("x", value) == pathlib.Path("a/b")
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert checked_positive("x", np.float32(0.5), "in s") == 0.5
+    assert checked_positive("x", np.int64(2), "in s") == 2.0

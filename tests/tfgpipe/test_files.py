@@ -115,6 +115,21 @@ def test_file_that_must_not_be_replaced_is_asked_for(
 def test_directory_is_written_as_by_keras(model, tmp_path):
     model.save(tmp_path / "model", zipped=False)
     assert "config.json" in os.listdir(tmp_path / "model")
+    found = tfgpipe.load_model(tmp_path / "model")
+    for a, b in zip(found.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_address_is_left_to_keras(monkeypatch, model):
+    seen = []
+
+    def load(path, **kwargs):
+        seen.append(path)
+        return model
+
+    monkeypatch.setattr(keras.saving, "load_model", load)
+    assert tfgpipe.load_model("gs://bucket/model.keras") is model
+    assert seen == ["gs://bucket/model.keras"]
 
 
 # ------------------------------------------------------------------- reading

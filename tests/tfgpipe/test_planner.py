@@ -186,9 +186,7 @@ def test_measured_seconds_make_a_plan():
 def test_machine_is_that_of_the_gpus_here(monkeypatch):
     """Their memory is the limit."""
     gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
-    monkeypatch.setattr(
-        tf.config, "list_physical_devices", lambda kind=None: [gpu]
-    )
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [gpu])
     monkeypatch.setattr(
         tf.config.experimental,
         "get_device_details",

@@ -17,6 +17,7 @@ from tfgpipe.checkpoints import manifest as manifest_lib
 from tfgpipe.checkpoints.folder import Folder
 from tfgpipe.checkpoints.manifest import Damaged, Manifest
 from tfgpipe.checkpoints.writer import VALUES, wait_for_all
+from tfgpipe.checks import as_integer
 
 # With how many steps the optimizer counted then, and which were damaged.
 _restored: weakref.WeakKeyDictionary[keras.Model, Any] = (
@@ -77,13 +78,13 @@ def restore(
     wait_for_all()
     found = Folder(folder)
     steps = found.steps()
-    if step is not None and step not in steps:
+    if step is not None and as_integer(step) not in steps:
         raise ValueError(
             "`step` must be that of a checkpoint. Received: "
             f"step={step!r}, and folder={str(folder)!r} with steps {steps}."
         )
     damaged: dict[int, str] = {}
-    for one in reversed(steps) if step is None else [step]:
+    for one in reversed(steps) if step is None else [int(step)]:
         path = found.of(one)
         try:
             manifest = manifest_lib.read(path)

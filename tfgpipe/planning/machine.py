@@ -138,6 +138,8 @@ def machine_named(name: str) -> Machine | None:
     """
     words = re.split(r"[^a-z0-9]+", name.lower())
     known = next((MACHINES[word] for word in words if word in MACHINES), None)
+    if "mig" in words:  # a part of one
+        return None
     size = re.search(r"\b(\d+) ?gb\b", name.lower())
     if known is None or size is None:
         return known

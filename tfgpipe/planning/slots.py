@@ -36,7 +36,7 @@ def slot_bytes_of(optimizer: Any) -> Callable[[keras.Variable], int]:
         raise ValueError(
             "`optimizer` must be what `compile` takes: the name of one, or a "
             "`keras.optimizers.Optimizer`; or None. Received: "
-            f"optimizer={optimizer!r}."
+            f"optimizer={optimizer!r}, and this {type(error).__name__}: {error}"
         ) from error
     known: dict[Any, list[tuple[tuple[int, ...], int]]] = {}
 

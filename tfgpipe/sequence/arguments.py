@@ -180,17 +180,15 @@ class Arguments:
                     f"one. Received: schedule={schedule!r}. {error}"
                 )
                 return "gpipe"
-        is_known = self._check_choice("schedule", schedule, SCHEDULES)
-        return schedule if is_known else "gpipe"
+        return self._choice("schedule", schedule, SCHEDULES) or "gpipe"
 
     def _check_remat(self, remat: Any, is_known: bool) -> Any:
         """The rule or rules; their cells are compared where K is known."""
         if not isinstance(remat, Mapping):
-            self._check_choice("remat", remat, REMAT)
-            return remat
+            return self._choice("remat", remat, REMAT) or "always"
         rules: dict[int, str] = {}
         for key, rule in remat.items():
-            self._check_choice("remat", rule, REMAT)
+            rule = self._choice("remat", rule, REMAT) or "always"
             k = int(key) if str(key).isdigit() else -1
             if is_known and not 0 <= k < self.num_partitions:
                 self._problems.append(
@@ -203,9 +201,9 @@ class Arguments:
         return rules
 
     def _check_dtype(self, dtype: Any) -> str | None:
-        if dtype is not None:
-            self._check_choice("gradient_dtype", dtype, FLOAT_DTYPES)
-        return dtype
+        if dtype is None:
+            return None
+        return self._choice("gradient_dtype", dtype, FLOAT_DTYPES)
 
     def _check_bool(self, name: str, value: Any) -> bool:
         try:
@@ -214,13 +212,13 @@ class Arguments:
             self._problems.append(str(error))
             return False
 
-    def _check_choice(self, name: str, value: Any, choices: Any) -> bool:
+    def _choice(self, name: str, value: Any, choices: Any) -> str | None:
+        """The value, or None where it is wrong."""
         try:
-            checked_choice(name, value, choices)
+            return checked_choice(name, value, choices)
         except ValueError as error:
             self._problems.append(str(error))
-            return False
-        return True
+            return None
 
     def _list_or_none(self, name: str, value: Any) -> list[Any] | None:
         if value is None:

@@ -83,21 +83,28 @@ def arrival(data: Any, checks: Sequence[tf.Operation]) -> list[tf.Operation]:
         return [tf.no_op()]
 
 
-def warn_of_unknown_sizes(x: Any) -> None:
-    """Tells that XLA compiles anew for each size of an axis that varies."""
-    for tensor in tree.flatten(x):
-        shape = (None,) if tensor is None else tensor.shape
+def warn_of_unknown_sizes(x: Any, specs: Any) -> None:
+    """Tells that XLA compiles anew for each size of an axis.
+
+    Args:
+        x: Nest of tensors; None as a leaf.
+        specs: What the layers were built for, a nest of `keras.KerasTensor`.
+    """
+    for tensor, spec in zip(tree.flatten(x), tree.flatten(specs)):
+        if tensor is None or spec is None:
+            continue
+        shape = tensor.shape.merge_with([None, *spec.shape[1:]])
         if None in shape[1:]:
             axis = [*shape].index(None, 1)
             warnings.warn(
                 "XLA compiles every cell anew for each size that an axis of "
                 "the inputs has, which takes seconds, and memory until the "
                 f"process ends. Received: inputs of shape {tuple(shape)}, "
-                f"whose axis {axis} varies from one mini-batch to the next. "
-                "Pad it to one size, or to a few: by "
+                f"whose axis {axis} may differ from one mini-batch to the "
+                "next. Pad it to one size, or to a few, by "
                 "`tf.data.Dataset.bucket_by_sequence_length` with "
-                "`pad_to_bucket_boundary=True`, or by "
-                "`keras.utils.pad_sequences`.",
+                "`pad_to_bucket_boundary=True` or `keras.utils.pad_sequences`; "
+                "where it is one size, say so: `tf.ensure_shape`.",
                 stacklevel=2,
             )
             return

@@ -30,7 +30,7 @@ from tools.report import (
     Column,
     Report,
     Table,
-    in_turns,
+    alternated,
     progress,
     spread,
     spread_columns,
@@ -165,8 +165,8 @@ def _steps(values: flags.FlagValues, report: Report) -> None:
             model.build((None, *what.x_shape))
         steps = [what.step(model) for model in models]
         first = [step() for step in steps]
-        in_turns(steps, 2, f"{name}, first steps")
-        times = in_turns(steps, values.rounds, name)
+        alternated(steps, 2, f"{name}, first steps")
+        times = alternated(steps, values.rounds, name)
         ratios = [after / before for before, after in zip(*times)]
         table.rows.append(
             {

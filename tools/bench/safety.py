@@ -13,7 +13,7 @@ from tfgpipe.checkpoints import Folder, Position, Writer
 from tools.bench.models import BenchModel, train_step
 from tools.report import (
     Column,
-    in_turns,
+    alternated,
     spread,
     spread_columns,
     spread_values,
@@ -75,7 +75,7 @@ def _row(
     name: str, what: str, before: Any, after: Any, rounds: int
 ) -> dict[str, Any]:
     before(), after()  # trace
-    times = in_turns([before, after], rounds, f"{name}, {what}")
+    times = alternated([before, after], rounds, f"{name}, {what}")
     ratios = [b / a for a, b in zip(*times)]
     return {
         "model": name,

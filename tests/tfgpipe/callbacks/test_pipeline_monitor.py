@@ -83,10 +83,10 @@ def xla():
 @pytest.mark.parametrize(
     "make",
     [
-        looped,
+        functional,
         *(
             pytest.param(make, marks=pytest.mark.slow)
-            for make in (functional, interleaved, replicated, xla)
+            for make in (looped, interleaved, replicated, xla)
         ),
     ],
 )

@@ -65,6 +65,9 @@ def test_machine_is_known_by_its_makers_name(name, kind, gib):
     assert found.flops == MACHINES[kind].flops
 
 
-@pytest.mark.parametrize("name", ["", "NVIDIA GeForce RTX 3090", "NVIDIA L40S"])
+MIG = "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
+
+
+@pytest.mark.parametrize("name", ["", "NVIDIA RTX 3090", "NVIDIA L40S", MIG])
 def test_other_names_are_no_machine(name):
     assert machine_named(name) is None

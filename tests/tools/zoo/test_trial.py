@@ -1,5 +1,8 @@
 """What the zoo says of a model that it trains."""
 
+import json
+import subprocess
+
 import keras
 import numpy as np
 import pytest
@@ -103,6 +106,16 @@ def test_page_has_what_was_found():
 def test_unknown_model_is_refused(capsys):
     assert program.main(["zoo", "--models=ViT,VGG20"]) == 2
     assert "Received: ['VGG20']" in capsys.readouterr().err
+
+
+def test_what_a_process_prints_last_is_the_row(monkeypatch):
+    row = {"name": "small", "num_steps": 9}
+    done = subprocess.CompletedProcess([], 0, f"log\n{json.dumps(row)}\n", "")
+    monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: done)
+    assert program._tried("small", timeout=1.0) == trial.Row(**row)
+    done.returncode, done.stderr = 1, "a log\nKeyError: 'small'\n"
+    found = program._tried("small", timeout=1.0)
+    assert found.problem == "exit code 1: KeyError: 'small'"
 
 
 @pytest.mark.slow  # starts TensorFlow in a process
