@@ -142,6 +142,9 @@ WITH_REPLICAS = {
     "replicas of 1f1b": (dense, VECTORS, momentum, {"schedule": "1f1b"}),
     "replicas of embeddings": (embedded, TOKENS, momentum, {}),
 }
+# Where all devices are such ones, Adam moves all rows of an embedding, and
+# says so.
+IN_WORKERS = [name for name in CASES if name != "masks"] + [*WITH_REPLICAS]
 
 
 def trained(make_model, x, optimizer):
@@ -240,5 +243,5 @@ if __name__ == "__main__":
     in_workers = "--workers" in sys.argv
     cases = [name for name in sys.argv[1:] if name != "--workers"]
     with workers(4) if in_workers else contextlib.nullcontext(DEVICES) as names:
-        for name in cases:
+        for name in cases or (IN_WORKERS if in_workers else CASES):
             run(name, names)

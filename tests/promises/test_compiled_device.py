@@ -41,9 +41,7 @@ def test_numbers_are_those_of_keras(names):
 @pytest.mark.slow
 def test_numbers_are_those_of_keras_with_such_devices_in_workers():
     """A process of their own for each, and replicas on four of them."""
-    # Adam moves all rows of an embedding there, and says so.
-    names = [name for name in CASES if name != "masks"]
-    names += compiled_device.WITH_REPLICAS
+    names = compiled_device.IN_WORKERS
     found = differences(["--workers", *names])
     assert [name for name, *_ in found] == names
     for name, size, devices in found:
