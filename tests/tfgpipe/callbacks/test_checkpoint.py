@@ -374,6 +374,7 @@ def test_end_that_was_not_known_is_told(tmp_path):
     assert Folder(tmp_path).steps() == []
 
 
+@pytest.mark.usefixtures("handled")
 def test_second_signal_does_not_wait(tmp_path):
     save = Checkpoint(tmp_path, on_signal=True)
 

@@ -22,7 +22,7 @@ def values(folder):
 
 
 def test_record_is_what_tensorboard_shows(tmp_path):
-    record = Record(tmp_path / "log", str(tmp_path / "made" / "pictures"))
+    record = Record(tmp_path / "log", tmp_path / "made" / "pictures")
     record.open()
     record.write(2, {"bubble": 0.5})
     record.write_step(2, events(), "move it")
