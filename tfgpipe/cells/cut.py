@@ -70,13 +70,13 @@ class Cut:
         self._at_hand = [*others, self.weights]
         at_hand = [*others, *self.weights.aliases, *self.totals]
         start = len(traced.operations)
-        all_gradients = tensors([backward.dx, backward.dw])
-        whole = self._graph.needed(all_gradients, start)
-        half = self._graph.needed(tensors(backward.dx), start)
-        kept = self._graph.entering(whole, at_hand)
+        dx, dw = tensors(backward.dx), tensors(backward.dw)
+        whole = self._graph.needed([*dx, *dw], start)
+        half = self._graph.needed(dx, start)
+        kept = self._graph.entering(whole, [*dx, *dw], at_hand)
         self.kept = self._bundle(kept)
         self.crossing = self._bundle(
-            self._graph.entering(whole - half, [*at_hand, *kept])
+            self._graph.entering(whole - half, dw, [*at_hand, *kept])
         )
         self.sums = self._bundle(
             [d.dense for d in backward.dw if d.dense is not None]

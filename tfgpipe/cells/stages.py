@@ -126,10 +126,8 @@ class Stages:
             known = [*inputs, *totals]
             rest, _ = graph.reached(known, wanted, controls, done)
             at_hand = [t for one in known for t in as_bundle(one).aliases]
-            taken = graph.entering(rest - done, at_hand)
-            free = {t.ref() for t in at_hand}
             direct = [t for one in wanted for t in as_bundle(one).tensors]
-            taken += [t for t in direct if t.ref() not in free]
+            taken = graph.entering(rest - done, direct, at_hand)
             made = {t.ref(): t for t in taken if t.op.name in own}
             carried = Bundle(list(made.values()), together=False)
             stage = graph.function(inputs, [*own_sums, carried])

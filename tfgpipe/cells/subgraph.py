@@ -94,23 +94,24 @@ class Subgraphs:
         return found
 
     def entering(
-        self, names: set[str], at_hand: Iterable[tf.Tensor]
+        self,
+        names: set[str],
+        fetches: Iterable[tf.Tensor],
+        at_hand: Iterable[tf.Tensor],
     ) -> list[tf.Tensor]:
-        """The tensors that operations take from others.
+        """The tensors that operations, and fetches, take from others.
 
         Args:
             names: The operations.
-            at_hand: Tensors that need not be carried. What follows cheaply
-                from them need not be, either.
+            fetches: What is returned, by these operations or others.
+            at_hand: Not to be carried, nor is what follows cheaply from them.
         """
         free = {t.ref() for t in at_hand} | set(self.captures)
         found: dict[Any, tf.Tensor] = {}
-        for op in self.operations:
-            if op.name not in names:
-                continue
-            for tensor in op.inputs:
-                if tensor.op.name not in names and not _follows(tensor, free):
-                    found[tensor.ref()] = tensor
+        own = [op for op in self.operations if op.name in names]
+        for tensor in [*(t for op in own for t in op.inputs), *fetches]:
+            if tensor.op.name not in names and not _follows(tensor, free):
+                found[tensor.ref()] = tensor
         return list(found.values())
 
     def function(
@@ -189,10 +190,9 @@ class Subgraphs:
         )
         for node in part.node:
             node.attr.pop("_class", None)  # colocation with what is left out
-            kept = [i for i in node.input if i[0] != "^" or i[1:] in names]
-            if len(kept) < len(node.input):
-                node.ClearField("input")
-                node.input.extend(kept)
+            node.input[:] = [
+                i for i in node.input if i[0] != "^" or i[1:] in names
+            ]
         add_in_order(part)
         return part
 

@@ -220,8 +220,16 @@ def test_entering_are_the_tensors_that_cross_the_line(chain):
     graph, t = chain
     subgraphs = cut(graph)
     later = {t["c"].op.name}
-    assert [u.name for u in subgraphs.entering(later, [])] == [t["b"].name]
-    assert subgraphs.entering(later, [t["b"]]) == []
+    assert [u.name for u in subgraphs.entering(later, [], [])] == [t["b"].name]
+    assert subgraphs.entering(later, [], [t["b"]]) == []
+
+
+def test_what_is_returned_enters_if_others_make_it(chain):
+    graph, t = chain
+    subgraphs = cut(graph)
+    later = {t["c"].op.name}
+    entering = subgraphs.entering(later, [t["a"], t["c"]], [t["b"]])
+    assert [u.name for u in entering] == [t["a"].name]
 
 
 def test_shapes_and_views_are_repeated_rather_than_carried():
@@ -235,7 +243,7 @@ def test_shapes_and_views_are_repeated_rather_than_carried():
 
     graph, (x,), y = traced(function, tf.TensorSpec([None]))
     subgraphs = cut(graph)
-    entering = subgraphs.entering({y.op.name}, [x])
+    entering = subgraphs.entering({y.op.name}, [y], [x])
     types = {u.op.type for u in entering}
     assert "Sin" not in types  # its reshaped copy, or itself, but one of them
     assert len(entering) <= 2

@@ -1,5 +1,7 @@
 """The tasks of a cell give the gradients of a plain `tf.GradientTape`."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from keras import layers as kl
 from kinds import Block, Fork, Join, Step
 
 import tfgpipe
-from tfgpipe.cells import step
+from tfgpipe.cells import step, subgraph
 from tfgpipe.cells.cell import Cell
 from tfgpipe.cells.function import CellFunction
 from tfgpipe.cells.micro_batch import MicroBatches
@@ -25,6 +27,11 @@ def dense():
 
 def convolution():
     return [kl.Conv1D(4, 3, activation="relu"), kl.BatchNormalization()]
+
+
+def normalized():
+    """The gradients of offsets are part of those of the inputs."""
+    return [layer for _ in range(3) for layer in convolution()]
 
 
 def recurrent():
@@ -50,8 +57,17 @@ CELLS = {
     "dropout": (lambda: [kl.Dense(8), kl.Dropout(0.5), kl.Dense(8)], (4,)),
     "nests": (nests, (4,)),
     "losses": (lambda: [Penalized(4), kl.Dense(2), Penalized(3)], (4,)),
+    "normalized": (normalized, (8, 4)),
     "weightless": (lambda: [kl.Activation("gelu")], (4,)),
     "frozen": (lambda: [kl.Dense(4, trainable=False), kl.ReLU()], (4,)),
+}
+
+CARRYING = {
+    *subgraph._CHEAP,
+    "IdentityN",
+    "OptionalFromValue",
+    "OptionalGetValue",
+    "PartitionedCall",
 }
 
 
@@ -233,10 +249,34 @@ def test_each_half_has_its_own_products():
     assert sorted(products.values()) == [3, 3, 3, 6]
 
 
-def test_cell_whose_inputs_need_no_gradient_is_not_split():
-    given = prepared(*CELLS["dense"])
-    assert not tasks_of(*given, [True], needs_dx=False).is_split
-    assert tasks_of(*given, [True]).is_split
+@pytest.mark.parametrize("name", CELLS)
+def test_no_function_computes_what_another_one_has_computed(name):
+    function, arguments = prepared(*CELLS[name])
+
+    def step():
+        dy, dlosses = seeds(plain(function, arguments, 0)[0])
+        has = [d is not None for d in dy]
+        tasks = tasks_of(function, arguments, has)
+        values = packed(tasks, arguments)
+        _, kept = tasks.forward(values, True)()
+        _, both = tasks.input_gradient(values, kept, dy, dlosses)()
+        tasks.weight_gradient(values, both, dy, dlosses, None, 0)()
+        found.update(tasks.graph._functions)
+        return [d for d in dy if d is not None]
+
+    found = {}
+    in_graph(step)
+    made = [
+        {
+            op.name
+            for op in operations(function._call._function.graph)
+            if op.type not in CARRYING and op.inputs
+        }
+        for function in found.values()
+    ]
+    assert len(made) == 3
+    for one, other in itertools.combinations(made, 2):
+        assert not one & other
 
 
 # ----------------------------------------------------- casts of weights
