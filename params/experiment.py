@@ -9,7 +9,7 @@ from params import names
 from params.optimizer import Optimizer
 from params.source import Data
 from params.task import Classification, Task
-from tfgpipe.schedules import REMAT, SCHEDULES
+from tfgpipe.schedules import CHUNKS, REMAT, SCHEDULES
 
 
 class Model(Protocol):
@@ -86,6 +86,12 @@ class Experiment:
         ]
         if self.schedule not in SCHEDULES:
             problems.append(names.unknown("schedule", self.schedule, SCHEDULES))
+        elif self.num_partitions % (CHUNKS[self.schedule] or 1):
+            problems.append(
+                f"`num_partitions` must be {CHUNKS[self.schedule]} for each "
+                f'device under schedule="{self.schedule}". Received: '
+                f"num_partitions={self.num_partitions}."
+            )
         problems += [
             names.unknown("remat", rule, REMAT)
             for rule in dict.fromkeys(self.remat.split(","))

@@ -81,6 +81,16 @@ def checked_bool(name: str, value: Any) -> bool:
     )
 
 
+def is_amount(value: Any) -> bool:
+    """Whether a value is a number from 0 that a float can be."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return False
+    try:
+        return 0 <= float(value) < math.inf
+    except OverflowError:
+        return False
+
+
 def checked_positive(name: str, value: Any, what: str) -> float:
     """A finite number above 0, or a `ValueError` that says what of.
 
@@ -89,13 +99,8 @@ def checked_positive(name: str, value: Any, what: str) -> float:
     >>> checked_positive("seconds", 3, "for how long to measure")
     3.0
     """
-    if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        try:
-            found = float(value)
-        except OverflowError:
-            found = math.inf
-        if 0 < found < math.inf:
-            return found
+    if is_amount(value) and value > 0:
+        return float(value)
     raise ValueError(
         f"`{name}` must be a positive, finite number, {what}. "
         f"Received: {name}={value!r}."

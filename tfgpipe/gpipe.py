@@ -61,7 +61,7 @@ class GPipe(Described, Saved, Stepped):
             estimated, in FLOPs of one example, so the ones given must be in
             that unit too. See `layers_of` for the costs of a model's calls.
         num_partitions: K, the number of cells. Defaults to the number of
-            devices.
+            devices, or as many as the schedule needs for them.
         num_micro_batches: M, at least 1. A mini-batch of fewer rows is split
             into as many micro-batches as it has rows. In the scope of a
             `PipelineStrategy`, the micro-batches of each replica.
@@ -71,9 +71,11 @@ class GPipe(Described, Saved, Stepped):
         layers_per_cell: How many layers each cell has. By default the cells
             are balanced by cost.
         schedule: The order of the tasks on each device: "gpipe", "1f1b",
-            "interleaved", "zero_bubble", or a `Schedule`. Under "interleaved",
-            K is a multiple of the number of devices D, and cell k is on device
-            k modulo D.
+            "interleaved", "zero_bubble", "zero_bubble_2p", "zero_bubble_v",
+            "v_half", "v_min", "dualpipe_v", or a `Schedule`. Under
+            "interleaved", K is a multiple of the number of devices D, and cell
+            k is on device k modulo D. Under those with a v, K is 2 D, and cell
+            k is on device k, or 2 D - 1 - k from k = D on.
         remat: Which micro-batches the backward pass computes again instead of
             keeping their activations: "always", "never", or "except_last", all
             but the one whose backward pass comes first. Or a dict from the

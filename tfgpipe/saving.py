@@ -22,6 +22,7 @@ from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.files import Filed, read_whole
 from tfgpipe.nonfinite import Skips
 from tfgpipe.random_state import RandomState
+from tfgpipe.schedules import CHUNKS
 from tfgpipe.sequence import items_from_config
 
 _overrides: contextvars.ContextVar[dict[str, Any] | None] = (
@@ -162,9 +163,13 @@ def _of_strategy(config: dict[str, Any]) -> dict[str, Any]:
     saved, k = as_count(config["num_partitions"]), strategy.num_partitions
     if saved is None:  # refused later
         return {}
-    is_interleaved = config["schedule"] == "interleaved"
-    fits = saved % k == 0 if is_interleaved else saved == k
-    return {"num_partitions": saved if fits else k, "devices": None}
+    schedule = config["schedule"]
+    chunks = CHUNKS.get(schedule, 1) if isinstance(schedule, str) else 1
+    fits = saved % k == 0 if chunks is None else saved == chunks * k
+    return {
+        "num_partitions": saved if fits else (chunks or 1) * k,
+        "devices": None,
+    }
 
 
 def spec_config(spec: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import tensorflow as tf
 import tfgpipe
 from params import Experiment
 from tfgpipe.devices import placement
+from tfgpipe.schedules import CHUNKS, devices_for
 
 
 def split_cpu(num_devices: int) -> None:
@@ -81,8 +82,8 @@ def strategy(
 ) -> tfgpipe.PipelineStrategy:
     """Replicas of an experiment's pipeline.
 
-    An interleaved schedule, which has several cells on a device, gets all
-    devices; others get one for every cell.
+    An interleaved schedule, which has any number of cells on a device, gets
+    all devices; others get as many as their cells need.
 
     Args:
         num_replicas: R.
@@ -93,10 +94,10 @@ def strategy(
     Raises:
         ValueError: If there are too few.
     """
-    k = experiment.num_partitions
-    if experiment.schedule == "interleaved":
+    if CHUNKS[experiment.schedule] is None:
         names = names or placement.accelerators()
-        k = min(k, max(1, len(names) // num_replicas))
+    found = len(names or ()) // num_replicas
+    k = devices_for(experiment.schedule, experiment.num_partitions, found)
     if names is not None:
         names = names[: num_replicas * k]
     return tfgpipe.PipelineStrategy(num_replicas, k, names)

@@ -270,18 +270,19 @@ def progress(items: Iterable[T], what: str) -> Iterable[T]:
 def alternated(
     measures: Sequence[Callable[[], float]], rounds: int, what: str
 ) -> list[list[float]]:
-    """Measures two things in turns; each goes first every other time.
+    """Measures some things in turns; every other time, the last goes first.
 
     Args:
-        measures: Two functions that return seconds.
+        measures: Functions that return seconds.
         rounds: How often each is called.
         what: Stands before the bar.
 
     Returns:
         What each has returned.
     """
-    found: list[list[float]] = [[], []]
+    found: list[list[float]] = [[] for _ in measures]
+    pairs = list(zip(measures, found))
     for turn in progress(range(rounds), what):
-        for index in (0, 1) if turn % 2 else (1, 0):
-            found[index].append(measures[index]())
+        for measure, own in pairs if turn % 2 else reversed(pairs):
+            own.append(measure())
     return found

@@ -20,6 +20,7 @@ from data_sources import SHAPES
 from kinds import Plain
 
 import tfgpipe
+from tfgpipe.schedules import CHUNKS
 
 RULES = ("never", "always", "except_last")
 
@@ -69,7 +70,7 @@ def scope(case: Case, num_partitions: int, schedule: str) -> Any:
 
 def num_devices(num_partitions: int, schedule: str) -> int:
     """Those of a replica."""
-    if schedule != "interleaved":
+    if CHUNKS[schedule] == 1:
         return num_partitions
     return 1 if num_partitions % 2 else num_partitions // 2
 
@@ -83,6 +84,8 @@ def pipeline(
     **compile_arguments: Any,
 ) -> Any:
     """A `GPipe` of the case; compiled."""
+    if num_partitions % (CHUNKS[schedule] or 1):
+        schedule = "zero_bubble_2p"  # it needs two cells for each device
     explicit = case.explicit_input if explicit_input is None else explicit_input
     arguments: Options = {
         "num_micro_batches": case.num_micro_batches,

@@ -20,10 +20,12 @@ from objectives import (
     Suits,
 )
 
+from tfgpipe.schedules import SCHEDULES as NAMED
+
 NUM_DEVICES = 8
 THEN = ("another K",) * 3 + ("file",) * 3 + ("weights", "eager")
 REMAT = ("except_last", "always", "never", "mixed")
-EARLY = ("1f1b", "interleaved", "zero_bubble")
+EARLY = tuple(name for name in NAMED if name != "gpipe")
 
 
 def generate(seed: int, index: int) -> Case:

@@ -39,6 +39,7 @@ from tiny import (
 import tfgpipe
 from tfgpipe import internals, timeline
 from tfgpipe.run.order import Replicas
+from tfgpipe.schedules.named import CHUNKS
 from tfgpipe.schedules.named import SCHEDULES as NAMED
 from tfgpipe.schedules.task import Task
 
@@ -66,8 +67,9 @@ def flat(groups):
 
 @pytest.mark.parametrize("name", NAMED)
 def test_tasks_of_all_replicas_come_after_those_they_need(name):
-    shared = Replicas([("a0", "b0"), ("a1", "b1")], 7)
-    shared.plan(lambda count: NAMED[name](2, count, 1))
+    chunks = CHUNKS[name] or 1
+    shared = Replicas([("a0", "b0") * chunks, ("a1", "b1") * chunks], 7)
+    shared.plan(lambda count: NAMED[name](2, count, chunks))
     tasks = flat(shared.groups(lambda k, m: shared.goes_back_first(k, m)))
     assert len(set(tasks)) == len(tasks)
     recomputed = {t.micro_batch for t in tasks if t.kind == "recompute"}
@@ -75,11 +77,11 @@ def test_tasks_of_all_replicas_come_after_those_they_need(name):
     assert recomputed == set(range(7)) - first
     places = {task: i for i, task in enumerate(tasks)}
     for task, i in places.items():
-        needed = [t for t in task.needs(2) if t in places]
+        needed = [t for t in task.needs(2 * chunks) if t in places]
         assert all(places[t] < i for t in needed)
     forward_only = flat(shared.groups(None))
     assert sorted(forward_only) == [
-        Task("forward", k, m) for k in range(2) for m in range(7)
+        Task("forward", k, m) for k in range(2 * chunks) for m in range(7)
     ]
 
 

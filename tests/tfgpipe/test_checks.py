@@ -54,8 +54,8 @@ TAKERS = {
     "limited_to": lambda n: SCHEDULES["gpipe"](1, 3).limited_to(n),
     **{f"devices_of_{s}": lambda n, s=s: SCHEDULES[s](n, 3) for s in SCHEDULES},
     **{f"schedule_{s}": lambda n, s=s: SCHEDULES[s](3, n) for s in SCHEDULES},
-    **{f"devices_{s}_ideal": lambda n, s=s: IDEALS[s](n, 3) for s in IDEALS},
-    **{f"{s}_ideal": lambda n, s=s: IDEALS[s](3, n) for s in IDEALS},
+    **{f"devices_{s}_ideal": lambda n, s=s: IDEALS[s](n, 4) for s in IDEALS},
+    **{f"{s}_ideal": lambda n, s=s: IDEALS[s](1, n) for s in IDEALS},
     "chunks": lambda n: SCHEDULES["interleaved"](2, 2, n),
 }
 

@@ -9,14 +9,14 @@ from keras import layers as kl
 import tfgpipe
 from tfgpipe import timeline
 from tfgpipe.schedules import Task
-from tfgpipe.schedules.named import SCHEDULES
+from tfgpipe.schedules.named import CHUNKS, SCHEDULES
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_measured_tasks_are_those_of_the_schedule_in_its_order(name):
     layers = [kl.Dense(4, "tanh") for _ in range(4)]
     devices = ["CPU:0", "CPU:1"]
-    k = 4 if name == "interleaved" else 2
+    k = 2 * (CHUNKS[name] or 2)
     model = tfgpipe.GPipe(
         layers, k, 3, devices=devices, schedule=name, remat="always"
     )

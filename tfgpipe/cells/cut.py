@@ -93,6 +93,13 @@ class Cut:
         """
         return self.traced.origin.jit_compile
 
+    @property
+    def can_be_split(self) -> bool:
+        """Whether the two halves of the backward pass may be functions."""
+        between = [*self.kept.tensors, *self.crossing.tensors]
+        has_lists = any(t.dtype == tf.variant for t in between)
+        return not (self.recomputes_in_backward and has_lists)
+
     def function(
         self,
         key: Any,

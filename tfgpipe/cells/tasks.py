@@ -39,11 +39,12 @@ class CellTasks:
 
     Attributes:
         graph: The cell's graph.
+        needs_dx: Whether there are gradients of the inputs that are wanted.
     """
 
     def __init__(self, cut: Cut, needs_dx: bool):
         self.graph = cut
-        self._needs_dx = needs_dx
+        self.needs_dx = needs_dx and bool(tensors(cut.backward.dx))
 
     @property
     def findings(self) -> Findings:
@@ -53,11 +54,11 @@ class CellTasks:
     @property
     def is_split(self) -> bool:
         """Whether the backward pass has two halves."""
-        return bool(self._dx) and not self.graph.recomputes_in_backward
+        return self.needs_dx and self.graph.can_be_split
 
     @property
     def _dx(self) -> list[tf.Tensor]:
-        return tensors(self.graph.backward.dx) if self._needs_dx else []
+        return tensors(self.graph.backward.dx) if self.needs_dx else []
 
     @property
     def weight_dtypes(self) -> list[tf.DType]:
@@ -155,19 +156,23 @@ class CellTasks:
         """Computes the gradients of the inputs.
 
         Returns:
-            A task that returns the gradients, and what is kept by now.
+            A task that returns the gradients, and what is kept by now, what
+            was missing among it.
         """
         cut = self.graph
+        has_kept = kept.values is not None
         function = cut.function(
-            "input_gradient",
-            [*cut.totals, cut.kept],
-            [*self._dx, cut.crossing],
+            ("input_gradient", has_kept),
+            [*cut.totals, cut.kept] if has_kept else cut.totals,
+            [*self._dx, cut.crossing, *([] if has_kept else [cut.kept])],
         )
 
         def finish(results: list[Any]) -> tuple[list[Any], Kept]:
             values = iter(results)
             dx = _like(list(self.graph.backward.dx), values)
-            return dx, kept._replace(crossing=next(values))
+            crossing = next(values)
+            known = kept.values if has_kept else next(values)
+            return dx, kept._replace(crossing=crossing, values=known)
 
         values = self._values(arguments, kept, dy, dlosses)
         return Work(function, values, (), finish)

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe.devices import placement
-from tfgpipe.schedules import Schedule
+from tfgpipe.schedules import CHUNKS, Schedule
 
 
 class DeviceList:
@@ -46,10 +46,10 @@ class DeviceList:
                 schedule, num_partitions, num_micro_batches, found
             )
         elif num_partitions is None:
-            self.num_partitions = found
+            self.num_partitions = found * (CHUNKS[schedule] or 1)
         else:
             self.num_partitions = num_partitions
-            self._check_count(schedule, found)
+            self._check_count(schedule, CHUNKS[schedule], found)
 
     def _found(self) -> tuple[list[str], list[str]]:
         """The devices, and what is wrong with how they are named."""
@@ -66,40 +66,57 @@ class DeviceList:
             "out, or pass them to `PipelineStrategy`."
         ]
 
-    def _check_count(self, schedule: str, found: int) -> None:
-        """Compares K with the number of devices."""
+    def _check_count(
+        self, schedule: str, chunks: int | None, found: int
+    ) -> None:
+        """Compares K with the number of devices.
+
+        Args:
+            schedule: Its name.
+            chunks: Cells of a device, None for any number.
+            found: Number of devices.
+        """
         k = self.num_partitions
-        if schedule == "interleaved":
+        if chunks is None:
             if k % found:
                 self.problems.append(
                     "`num_partitions` must be a multiple of the number of "
-                    'devices under schedule="interleaved". Received: '
+                    f'devices under schedule="{schedule}". Received: '
                     f"num_partitions={k} and {found} devices. Change it, or "
                     "name other `devices`."
                 )
         elif self._replica is not None:
-            if k != found:
+            if k != chunks * found:
                 self.problems.append(
                     "`num_partitions` must be that of the strategy, "
-                    f"{found}. Received: num_partitions={k}. Leave it out, or "
-                    "make a `PipelineStrategy` of as many devices a replica."
+                    f"{found}{_each(chunks)}. Received: num_partitions={k}. "
+                    "Leave it out, or make a `PipelineStrategy` of as many "
+                    "devices a replica."
                 )
+        elif k % chunks:
+            self.problems.append(
+                f"`num_partitions` must be {chunks} a device under "
+                f'schedule="{schedule}". Received: num_partitions={k}. Change '
+                "it, or take another schedule."
+            )
         elif self.names is None:
-            if k > found:
+            if k > chunks * found:
                 self.problems.append(
-                    "`num_partitions` must be at most the number of devices. "
-                    f"Received: num_partitions={k} and the devices "
-                    f"{self.devices}. Ask for fewer cells, or for "
+                    "`num_partitions` must be at most the number of devices"
+                    f"{_each(chunks)}. Received: num_partitions={k} and the "
+                    f"devices {self.devices}. Ask for fewer cells, or for "
                     'schedule="interleaved" with a multiple of the devices; '
                     "to try a pipeline without accelerators, split the CPU "
                     "with `tf.config.set_logical_device_configuration` first."
                 )
-            self.devices = self.devices[:k]
-        elif k != found:
+            self.devices = self.devices[: k // chunks]
+        elif k != chunks * found:
+            count = {1: "one device a cell"}.get(
+                chunks, f"one device for {chunks} cells"
+            )
             self.problems.append(
-                "`devices` must name one device a cell. Received: "
-                f"devices={self.names} and num_partitions={k}. Name as many "
-                "as there are cells."
+                f"`devices` must name {count}. Received: devices={self.names} "
+                f"and num_partitions={k}. Name {k // chunks}."
             )
 
     def _check_written(
@@ -132,6 +149,11 @@ class DeviceList:
                 f"devices {self.names or self.devices}. Write it for as many, "
                 "or name others."
             )
+
+
+def _each(chunks: int) -> str:
+    """What follows the number of devices where each has several cells."""
+    return "" if chunks == 1 else f", times the {chunks} cells of each"
 
 
 def name_of(device: Any) -> Any:

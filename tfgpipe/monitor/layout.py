@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
-from tfgpipe.schedules import IDEALS, Schedule
+from tfgpipe.schedules import SCHEDULES, Schedule
 from tfgpipe.timeline import devices_of
 
 
@@ -59,9 +59,9 @@ def ideal_bubble(model: Any, num_micro_batches: int | None = None) -> float:
         num_micro_batches: M. Defaults to the model's.
     """
     schedule = model._arguments.schedule
-    if isinstance(schedule, Schedule):
-        return schedule.bubble(lambda task: 2 if task.kind == "backward" else 1)
-    devices = len({cell.device for cell in model.cells()})
-    chunks = model.num_partitions // devices
-    count = num_micro_batches or model.num_micro_batches
-    return IDEALS[schedule](devices, count, chunks).bubble
+    if not isinstance(schedule, Schedule):
+        devices = len({cell.device for cell in model.cells()})
+        chunks = model.num_partitions // devices
+        count = num_micro_batches or model.num_micro_batches
+        schedule = SCHEDULES[schedule](devices, count, chunks)
+    return schedule.bubble(lambda task: 2 if task.kind == "backward" else 1)

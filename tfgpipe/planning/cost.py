@@ -22,8 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
-import numbers
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -34,6 +32,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe import internals
+from tfgpipe.checks import is_amount
 from tfgpipe.planning.flops import graph_flops
 
 Cost: TypeAlias = float | Callable[[keras.layers.Layer, Any], float] | None
@@ -73,7 +72,7 @@ def resolve_cost(
     if cost is None:
         return layer_flops(layer, input_spec, known, step)
     if not callable(cost):
-        if is_cost(cost):
+        if is_amount(cost):
             return float(cost)
         raise _bad_cost(layer, f"cost={cost!r}")
     try:
@@ -84,7 +83,7 @@ def resolve_cost(
             "its function, called for an input of shape "
             f"{_shapes(input_spec)}, raised {type(error).__name__}: {error}",
         ) from error
-    if is_cost(value):
+    if is_amount(value):
         return float(value)
     raise _bad_cost(layer, f"its function returned {value!r}")
 
@@ -96,16 +95,6 @@ def _bad_cost(layer: keras.layers.Layer, received: str) -> ValueError:
         f"Received: {received}. "
         "Pass the layer without a cost to have its FLOPs estimated."
     )
-
-
-def is_cost(value: Any) -> bool:
-    """Whether a value is a finite number from 0."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        return False
-    try:
-        return 0 <= float(value) < math.inf
-    except OverflowError:
-        return False
 
 
 def layer_flops(

@@ -116,7 +116,8 @@ def _with_remat(
     if len(known) < d:
         return None
     changed = setting._replace(
-        remat=tuple(known[cell % d] for cell in range(k)), remat_groups=groups
+        remat=tuple(known[device] for device in setting.devices),
+        remat_groups=groups,
     )
     return predict(workload, changed, problem.machine)
 
@@ -178,5 +179,4 @@ def _cut_that_fits(
 def _held(setting: Setting) -> list[int]:
     """How many micro-batches the device of each cell holds."""
     held = setting.tasks.held()
-    d = setting.num_devices
-    return [held[cell % d] for cell in range(setting.num_partitions)]
+    return [held[device] for device in setting.devices]

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
 import re
+
+from tfgpipe.checks import is_amount
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,16 +57,10 @@ class Machine:
             value = getattr(self, field.name)
             if field.name == "name":
                 continue
-            is_number = isinstance(value, numbers.Real)
             is_time = field.name in ("latency", "task_seconds")
             most = 1 if field.name == "efficiency" else math.inf
-            if (
-                not is_number
-                or isinstance(value, bool)
-                or not (0 <= value <= most)
-                or value == math.inf
-                or (value == 0 and not is_time)
-            ):
+            is_right = is_amount(value) and value <= most
+            if not is_right or (value == 0 and not is_time):
                 kind = "a number from 0" if is_time else "a positive number"
                 raise ValueError(
                     f"`{field.name}` of a machine must be {kind}"

@@ -57,7 +57,7 @@ def memory(
     tasks, rules = setting.tasks, Remat(setting.remat)
     first = first_backward(tasks)
     found = []
-    for own, groups in zip(tasks.tasks, by_device(cells, setting.num_devices)):
+    for own, groups in zip(tasks.tasks, by_device(cells, setting)):
         activations, working = _peak(own, cells, rules, first)
         slots = sum(group.slots for group in groups)
         found.append(
@@ -127,10 +127,10 @@ def first_backward(tasks: Schedule) -> dict[int, int]:
 
 
 def by_device(
-    cells: Sequence[Sequence[CellNeeds]], num_devices: int
+    cells: Sequence[Sequence[CellNeeds]], setting: Setting
 ) -> list[list[CellNeeds]]:
     """The groups of each device."""
-    return [
-        [group for groups in cells[d::num_devices] for group in groups]
-        for d in range(num_devices)
-    ]
+    found: list[list[CellNeeds]] = [[] for _ in range(setting.num_devices)]
+    for device, groups in zip(setting.devices, cells):
+        found[device] += groups
+    return found

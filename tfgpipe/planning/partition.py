@@ -41,11 +41,10 @@ References:
 import bisect
 import collections
 import itertools
-import math
 import numbers
 from collections.abc import Sequence
 
-from tfgpipe.checks import as_count
+from tfgpipe.checks import as_count, as_integer, is_amount
 
 # Largest cells within one part in 2**40 of each other count as equal.
 _SLACK_BITS = 40
@@ -125,11 +124,8 @@ def _check_costs(costs: Sequence[float]) -> list[float]:
 
 
 def _is_cost(cost: object) -> bool:
-    if isinstance(cost, bool) or not isinstance(cost, numbers.Real):
-        return False
-    if isinstance(cost, numbers.Integral):
-        return int(cost) >= 0
-    return 0 <= float(cost) < math.inf
+    whole = as_integer(cost)  # which may be larger than any float
+    return is_amount(cost) or (whole is not None and whole >= 0)
 
 
 def _whole_numbers(costs: Sequence[float]) -> tuple[list[int], bool]:

@@ -77,7 +77,7 @@ def predict(
         free[device] = ends[task] = start + times.duration(task)
     updates = [
         _update_seconds(own, setting.num_replicas, machine)
-        for own in by_device(cells, setting.num_devices)
+        for own in by_device(cells, setting)
     ]
     again = [sum(map(times.again, own)) for own in tasks.tasks]
     busy = sum(times.lead(t) + times.duration(t) for t in ends)

@@ -53,7 +53,9 @@ class Profile:
     def seconds(self, index: int, kind: str, rows: float) -> float:
         """What a task takes for one layer, without the cost of a call.
 
-        Between the sizes that were measured, and beyond them, it is on a line.
+        Between the sizes that were measured, and above them, it is on a line.
+        Below, it is that of the smallest: a task has a cost that rows do not
+        tell, so that nothing is promised which was not measured.
 
         Args:
             index: Of the layer. The last one's has the loss in it.
@@ -152,7 +154,9 @@ class Profile:
             if spread is None:
                 return 0.0
             points.append((own.rows, spread.median - self.call_seconds))
-        return _on_line([(n, max(0.0, y)) for n, y in points], rows)
+        fewest = layer.measured[0].rows
+        points = [(n, max(0.0, y)) for n, y in points]
+        return _on_line(points, max(rows, fewest))
 
     def check(
         self, names: Sequence[str], keys: Sequence[str] | None = None

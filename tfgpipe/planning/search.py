@@ -19,8 +19,13 @@ from tfgpipe.planning.fit import Problem, fitted, may_fit
 from tfgpipe.planning.prediction import Prediction, predict
 from tfgpipe.planning.setting import Setting
 from tfgpipe.planning.workload import Workload
+from tfgpipe.schedules import CHUNKS
 
-CHUNKS = (2, 4)
+_SHAPES = [
+    (name, chunks)
+    for name, own in CHUNKS.items()
+    for chunks in ((2, 4) if own is None else (own,))
+]
 # Of a step: beyond, its graph takes minutes to trace.
 _MOST_MICRO_BATCHES = 512
 _MOST_TASKS = 40_000
@@ -56,13 +61,10 @@ def _candidates(problem: Problem) -> Iterator[_Candidate]:
         if not may_fit(problem, replicas, d):
             continue
         for m in _micro_batches(problem.batch_size // replicas, d):
-            shapes = [("gpipe", 1)]
-            if d > 1:
-                shapes += [("1f1b", 1), ("zero_bubble", 1)]
-                shapes += [("interleaved", v) for v in CHUNKS if d * v <= most]
+            shapes = _SHAPES if d > 1 else [("gpipe", 1)]
             workload = problem.workload(replicas, m)
             for schedule, chunks in shapes:
-                if 3 * m * d * chunks > _MOST_TASKS:
+                if d * chunks > most or 3 * m * d * chunks > _MOST_TASKS:
                     continue
                 cut = _even_cut(problem, workload, d * chunks)
                 if cut is None:
@@ -115,10 +117,13 @@ def _bound(workload: Workload, setting: Setting) -> float:
     forward = [one.seconds["forward"] for one in cells]
     backward = [one.has_backward * one.seconds["backward"] for one in cells]
     work = [f + b for f, b in zip(forward, backward)]
-    busy = [m * sum(work[device::d]) for device in range(d)]
+    busy = [0.0] * d
+    for device, seconds in zip(setting.devices, work):
+        busy[device] += m * seconds
     if setting.chunks > 1:
         return max(busy)
-    way = forward if setting.schedule == "zero_bubble" else work
+    is_split = setting.schedule in ("zero_bubble", "zero_bubble_2p")
+    way = forward if is_split else work
     before = itertools.accumulate(way, initial=0.0)
     return max(own + more for own, more in zip(busy, before))
 

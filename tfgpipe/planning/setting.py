@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-from tfgpipe.schedules import SCHEDULES, Schedule
+from tfgpipe.schedules import SCHEDULES, Schedule, devices_of_cells
 
 
 class Setting(NamedTuple):
@@ -41,6 +41,11 @@ class Setting(NamedTuple):
     def chunks(self) -> int:
         """Cells of a device."""
         return self.num_partitions // self.num_devices
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The device of each cell."""
+        return devices_of_cells(self.schedule, self.num_devices, self.chunks)
 
     @property
     def tasks(self) -> Schedule:

@@ -146,7 +146,8 @@ class TaskFlow:
         """A backward task, or one of its halves."""
         cell, own = self._tasks[k], (k, self._replicas.of(m))
         if kind != "backward" and not cell.is_split:
-            if kind == "weight_gradient":  # the first half did it all
+            # All in one, in the place of the half that is waited for.
+            if (kind == "input_gradient") != cell.needs_dx:
                 return kind, [], None, _nothing
             kind = "backward"
         is_end = k == len(self._tasks) - 1

@@ -10,6 +10,17 @@ devices or, under "interleaved", V cells on each of D devices; M micro-batches.
 | 1f1b | the same | min(M, K - d) |
 | interleaved | (V M + D - 1) (f + b) if M >= D | about V D - d |
 | zero_bubble | 3 M + K - 1 if M >= K, at f = 1, b = 2 | min(M, K) |
+| zero_bubble_2p | the same | min(M, 2 K - 1) |
+
+With two cells on each of D devices, in a V, at f = 1 and b = 2:
+
+| schedule | length | held by a device |
+| --- | --- | --- |
+| zero_bubble_v | 6 M + D - 1 if M >= D | 2 D |
+| v_half | 6 M + 3 D - 4 if M >= D > 2 | D + 1, or D + 2 if D is even |
+| v_min | 6 M + 4 D - 5, 2 more if D > 3 is divisible by 3 | 2 D / 3 and 2 |
+| dualpipe_v | 6 M + D - 1 if M >= 2 D | 2 D + 1 |
+| "1f1b" of whole cells | 6 M + 6 D - 6 | 2 D |
 
 Pure Python: nothing here knows TensorFlow.
 """
@@ -29,7 +40,7 @@ class Ideal(NamedTuple):
         length: Time of all tasks together, as `Schedule.length` gives it.
         bubble: Share of it in which the devices idle, as `Schedule.bubble`.
         held: By device, the most micro-batches that it holds, once a cell, as
-            `Schedule.held`.
+            `Schedule.held`. In a V, devices may hold up to two fewer.
     """
 
     length: float
@@ -45,19 +56,27 @@ def checked_shape(
     num_devices: int,
     num_micro_batches: int,
     num_chunks: int,
-    interleaves: bool = False,
+    wanted: int | None = 1,
 ) -> list[int]:
-    """The counts D, M and V; a schedule that does not interleave has V = 1."""
+    """The counts D, M and V, checked.
+
+    Args:
+        num_devices: D.
+        num_micro_batches: M.
+        num_chunks: V.
+        wanted: What V must be; None for any.
+    """
     found = checked_counts(
         num_devices=num_devices,
         num_micro_batches=num_micro_batches,
         num_chunks=num_chunks,
     )
-    if num_chunks > 1 and not interleaves:
+    if wanted not in (None, num_chunks):
+        cells = "one cell" if wanted == 1 else f"{wanted} cells"
         raise ValueError(
-            "`num_chunks` must be 1 under this schedule: one cell on every "
-            f"device. Received: num_chunks={num_chunks}. Use 'interleaved' "
-            "for several cells a device."
+            f"`num_chunks` must be {wanted} under this schedule: {cells} on "
+            f"every device. Received: num_chunks={num_chunks}. Use "
+            "'interleaved' for any number of cells a device."
         )
     return found
 
@@ -115,7 +134,7 @@ def interleaved_ideal(
 
     Reference: [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473), 2.2
     """
-    d, m, v = checked_shape(num_devices, num_micro_batches, num_chunks, True)
+    d, m, v = checked_shape(num_devices, num_micro_batches, num_chunks, None)
     group = -(-m // max(1, m // d))
     return _ideal(
         max(v * m + d - 1, v * d + m - 1) * (forward + backward),
@@ -147,14 +166,124 @@ def zero_bubble_ideal(
     which gives the first of these.
     """
     k, m, _ = checked_shape(num_devices, num_micro_batches, num_chunks)
+    return _in_halves(k, m, forward, backward, min(m, k))
+
+
+def zero_bubble_2p_ideal(
+    num_devices: int,
+    num_micro_batches: int,
+    num_chunks: int = 1,
+    forward: float = 1,
+    backward: float = 2,
+) -> Ideal:
+    """Of `zero_bubble_2p`.
+
+    As of `zero_bubble`, with min(M, 2 K - 1) in place of min(M, K), which is
+    what every device holds.
+
+    Reference: [Qi et al., 2023](https://arxiv.org/abs/2401.10241), section 2.3
+    """
+    k, m, _ = checked_shape(num_devices, num_micro_batches, num_chunks)
+    return _in_halves(k, m, forward, backward, min(m, 2 * k - 1))
+
+
+def _in_halves(
+    k: int, m: int, forward: float, backward: float, held: int
+) -> Ideal:
     f, half = forward, backward / 2
     work = m * (f + backward)
     length = max(
         work + (k - 1) * f,
         (m + k - 1) * (f + half) + half,
-        work + (k - 1) * (f + half) + f - min(m, k) * f,
+        work + (k - 1) * (f + half) + f - held * f,
     )
-    return _ideal(length, work, [min(m, k)] * k)
+    return _ideal(length, work, [held] * k)
+
+
+def zero_bubble_v_ideal(
+    num_devices: int,
+    num_micro_batches: int,
+    num_chunks: int = 2,
+    forward: float = 1,
+    backward: float = 2,
+) -> Ideal:
+    """Of `zero_bubble_v`, with f of one cell: length (6 M + D - 1) f.
+
+    The last device begins when D - 1 others have, and works without a break:
+    no order is shorter. Known for b = 2 f and M >= D.
+    """
+    d, m, _ = checked_shape(num_devices, num_micro_batches, num_chunks, 2)
+    return _v_shaped(m, forward, backward, d, d - 1, [2 * d] * d)
+
+
+def v_half_ideal(
+    num_devices: int,
+    num_micro_batches: int,
+    num_chunks: int = 2,
+    forward: float = 1,
+    backward: float = 2,
+) -> Ideal:
+    """Of `v_half`: see `zero_bubble_v_ideal`, with 3 D - 4 from D = 3 on."""
+    d, m, _ = checked_shape(num_devices, num_micro_batches, num_chunks, 2)
+    waits = 3 * d - 4 if d > 2 else 3 * (d - 1)
+    return _v_shaped(m, forward, backward, d, waits, [d + 2 - d % 2] * d)
+
+
+def v_min_ideal(
+    num_devices: int,
+    num_micro_batches: int,
+    num_chunks: int = 2,
+    forward: float = 1,
+    backward: float = 2,
+) -> Ideal:
+    """Of `v_min`: see `zero_bubble_v_ideal`, with 4 D - 5 from D = 2 on.
+
+    It is two more from D = 6 on where D is divisible by 3.
+    """
+    d, m, _ = checked_shape(num_devices, num_micro_batches, num_chunks, 2)
+    waits = max(0, 4 * d - 5) + 2 * (d > 3 and d % 3 == 0)
+    held = [2 * ((d + 1) // 3) + 2] * d
+    return _v_shaped(m, forward, backward, d, waits, held)
+
+
+def dualpipe_v_ideal(
+    num_devices: int,
+    num_micro_batches: int,
+    num_chunks: int = 2,
+    forward: float = 1,
+    backward: float = 2,
+) -> Ideal:
+    """Of `dualpipe_v`: see `zero_bubble_v_ideal`; known for M >= 2 D."""
+    d, m, _ = checked_shape(num_devices, num_micro_batches, num_chunks, 2)
+    return _v_shaped(m, forward, backward, 2 * d, d - 1, [2 * d + 1] * d)
+
+
+def _v_shaped(
+    m: int,
+    forward: float,
+    backward: float,
+    fewest: int,
+    waits: int,
+    held: list[int],
+) -> Ideal:
+    """With two cells on each device.
+
+    Args:
+        m: M.
+        forward: f.
+        backward: b.
+        fewest: M from which on it is known.
+        waits: Of a device, in forward tasks.
+        held: By each device.
+    """
+    if m < fewest or backward != 2 * forward:
+        raise ValueError(
+            "The closed form must be known: here, for `num_micro_batches` of "
+            f"at least {fewest}, and `backward` twice `forward`. Received: "
+            f"num_micro_batches={m}, forward={forward}, backward={backward}. "
+            "Simulate the schedule, `Schedule.length`, for others."
+        )
+    return _ideal((6 * m + waits) * forward, 2 * m * (forward + backward), held)
 
 
 IDEALS: dict[str, Callable[..., Ideal]] = {
@@ -162,4 +291,9 @@ IDEALS: dict[str, Callable[..., Ideal]] = {
     "1f1b": one_forward_one_backward_ideal,
     "interleaved": interleaved_ideal,
     "zero_bubble": zero_bubble_ideal,
+    "zero_bubble_2p": zero_bubble_2p_ideal,
+    "zero_bubble_v": zero_bubble_v_ideal,
+    "v_half": v_half_ideal,
+    "v_min": v_min_ideal,
+    "dualpipe_v": dualpipe_v_ideal,
 }

@@ -7,10 +7,18 @@ Pure Python: nothing here knows TensorFlow.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
+from tfgpipe.schedules.filled import filled
 from tfgpipe.schedules.ideal import checked_shape
 from tfgpipe.schedules.schedule import Schedule, Task
+from tfgpipe.schedules.v_shaped import (
+    dualpipe_v,
+    v_half,
+    v_min,
+    zero_bubble_v,
+)
 
 
 def _group_sizes(num_devices: int, num_micro_batches: int) -> list[int]:
@@ -123,7 +131,7 @@ def interleaved(
     Reference: [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473), 2.2
     """
     num_devices, num_micro_batches, num_chunks = checked_shape(
-        num_devices, num_micro_batches, num_chunks, True
+        num_devices, num_micro_batches, num_chunks, None
     )
     shape = num_devices, num_micro_batches, num_chunks
     visits = _visits(*shape)
@@ -182,9 +190,86 @@ def zero_bubble(
     return Schedule(tasks)
 
 
+def zero_bubble_2p(
+    num_devices: int, num_micro_batches: int, num_chunks: int = 1
+) -> Schedule:
+    """Warms up with twice as many micro-batches as "zero_bubble": ZB-H2.
+
+    It is as short where all tasks take equal time, and has more to fill waits
+    with where input gradients take longer, as with recomputations.
+
+    Args:
+        num_devices: K, at least 1.
+        num_micro_batches: M, at least 1.
+        num_chunks: 1.
+
+    Reference: [Qi et al., 2023](https://arxiv.org/abs/2401.10241), section 2.2
+    """
+    num_devices, num_micro_batches, num_chunks = checked_shape(
+        num_devices, num_micro_batches, num_chunks
+    )
+    micro_batches = range(num_micro_batches)
+    orders = []
+    for k in range(num_devices):
+        forward = [Task("forward", k, m) for m in micro_batches]
+        warm_up = min(num_micro_batches, 2 * (num_devices - k) - 1)
+        own = forward[:warm_up]
+        for m in micro_batches:
+            own.append(Task("input_gradient", k, m))
+            own += forward[warm_up + m : warm_up + m + 1]
+        orders.append(own)
+    return filled(orders, [2 * num_devices - 1] * num_devices)
+
+
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "gpipe": gpipe,
     "1f1b": one_forward_one_backward,
     "interleaved": interleaved,
     "zero_bubble": zero_bubble,
+    "zero_bubble_2p": zero_bubble_2p,
+    "zero_bubble_v": zero_bubble_v,
+    "v_half": v_half,
+    "v_min": v_min,
+    "dualpipe_v": dualpipe_v,
 }
+# Cells of a device; None where it may have any number.
+CHUNKS: dict[str, int | None] = {
+    "gpipe": 1,
+    "1f1b": 1,
+    "interleaved": None,
+    "zero_bubble": 1,
+    "zero_bubble_2p": 1,
+    "zero_bubble_v": 2,
+    "v_half": 2,
+    "v_min": 2,
+    "dualpipe_v": 2,
+}
+
+
+def devices_for(name: str, num_cells: int, num_devices: int) -> int:
+    """How many devices a schedule uses for some cells.
+
+    Args:
+        name: Of the schedule.
+        num_cells: K.
+        num_devices: How many there are.
+    """
+    chunks = CHUNKS[name]
+    if chunks is None:
+        return max(1, min(num_cells, num_devices))
+    return num_cells // chunks
+
+
+@functools.cache
+def devices_of_cells(
+    name: str, num_devices: int, num_chunks: int
+) -> tuple[int, ...]:
+    """Which device a schedule has each cell on.
+
+    Args:
+        name: Of the schedule.
+        num_devices: D.
+        num_chunks: V, the cells of a device.
+    """
+    schedule = SCHEDULES[name](num_devices, 1, num_chunks)
+    return tuple(map(schedule.device_of, range(schedule.num_cells)))

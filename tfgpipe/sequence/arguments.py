@@ -12,7 +12,13 @@ from tfgpipe.checks import (
     count_problem,
 )
 from tfgpipe.devices import DeviceList
-from tfgpipe.schedules import REMAT, SCHEDULES, Remat, Schedule
+from tfgpipe.schedules import (
+    REMAT,
+    SCHEDULES,
+    Remat,
+    Schedule,
+    devices_of_cells,
+)
 from tfgpipe.sequence.given_costs import GivenCosts
 from tfgpipe.sequence.restrictions import check_supported
 from tfgpipe.sequence.source import source_of
@@ -165,7 +171,8 @@ class Arguments:
         """Which of the devices runs cell k."""
         if isinstance(self.schedule, Schedule):
             return self.schedule.device_of(k)
-        return k % num_devices
+        chunks = self.num_partitions // num_devices
+        return devices_of_cells(self.schedule, num_devices, chunks)[k]
 
     def _check_schedule(self, schedule: Any) -> Any:
         """The schedule, or a stand-in if it is wrong."""
@@ -242,7 +249,7 @@ class Arguments:
         num_layers = len(self.source.steps)
         k = self.num_partitions
         if is_known and k > num_layers > 0:
-            default = " (the number of devices)" if is_default else ""
+            default = " (by the number of devices)" if is_default else ""
             self._problems.append(
                 "`num_partitions` must be at most the number of layers, "
                 f"{num_layers}. Received: num_partitions={k}{default}. Ask for "

@@ -8,10 +8,10 @@ from typing import Any
 from keras import tree
 
 from tfgpipe.cells import GraphStep
+from tfgpipe.checks import is_amount
 from tfgpipe.planning import (
     PlacedStep,
     Profile,
-    cost,
     kept_in_row,
     layer_key,
     layer_sizes,
@@ -67,7 +67,7 @@ class GivenCosts:
         is_list = isinstance(costs, Iterable) and not isinstance(costs, str)
         found = [*costs] if is_list else []
         num_layers = len(self._source.steps)
-        if len(found) == num_layers and all(map(cost.is_cost, found)):
+        if len(found) == num_layers and all(map(is_amount, found)):
             return [float(value) for value in found]
         received = f"costs={costs!r}"
         if self._profile is not None:

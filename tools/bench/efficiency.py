@@ -21,7 +21,7 @@ import tensorflow as tf
 from absl import flags
 
 import tfgpipe
-from tfgpipe.schedules import REMAT, SCHEDULES, Remat, Schedule
+from tfgpipe.schedules import CHUNKS, REMAT, SCHEDULES, Remat, Schedule
 from tools import devices
 from tools.bench.flags import define_choices, define_numbers, new_flags
 from tools.bench.models import train_step
@@ -131,9 +131,9 @@ class Setting(NamedTuple):
 
     def model(self) -> keras.Model:
         """A pipeline of layers that wait."""
-        clocks = [Device() for _ in range(self.k)]
+        clocks, tasks = [Device() for _ in range(self.k)], self.tasks()
         layers = [
-            Timed(clocks[index % self.k], seconds, is_first=index == 0)
+            Timed(clocks[tasks.device_of(index)], seconds, is_first=index == 0)
             for index, seconds in enumerate(self.seconds())
         ]
         return tfgpipe.GPipe(
@@ -211,7 +211,7 @@ def _settings(values: flags.FlagValues) -> list[Setting]:
     for k in values.k:
         for m in dict.fromkeys(_micro_batches(text, k) for text in values.m):
             for schedule in values.schedule:
-                chunks = values.chunks if schedule == "interleaved" else 1
+                chunks = CHUNKS[schedule] or values.chunks
                 found += [
                     Setting(schedule, remat, cells, cell_ms, k, m, chunks)
                     for cell_ms in values.cell_ms

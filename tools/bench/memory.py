@@ -22,7 +22,7 @@ from typing import Any
 
 from absl import flags
 
-from tfgpipe.schedules import REMAT, SCHEDULES
+from tfgpipe.schedules import CHUNKS, REMAT, SCHEDULES
 from tools.bench import memory_trial
 from tools.bench.flags import define_choices, define_numbers, new_flags
 from tools.bench.memory_rows import largest, name_of, row_of
@@ -244,7 +244,7 @@ def _jobs(
 
 def _chunks(schedule: str) -> int:
     """Cells of an accelerator."""
-    return 2 if schedule == "interleaved" else 1
+    return CHUNKS[schedule] or 2
 
 
 # ------------------------------------------------- the same model, by every way

@@ -150,6 +150,16 @@ def _convolutions() -> list[kl.Layer]:
     return [ConvolutionBlock(*each) for each in channels]
 
 
+def _dense() -> list[kl.Layer]:
+    units = 4 * [2048] + 4 * [1024] + 4 * [512]
+    return [kl.Dense(count, "relu") for count in units]
+
+
+def _softmax() -> list[kl.Layer]:
+    blocks = transformer(num_layers=6, hidden_units=512)
+    return [*blocks, kl.Dense(4096, "softmax")]
+
+
 def _amoebanet() -> list[kl.Layer]:
     return amoebanet.amoebanet_d(6, 64, 10, stem_strides=1, stem_reductions=0)
 
@@ -180,5 +190,22 @@ MODELS = {
         (8, 8, 128),
         "mse",
         64,
+    ),
+    "dense": BenchModel(
+        "12 dense layers with ReLU, of 2,048 to 512 units",
+        _dense,
+        (1024,),
+        (512,),
+        "mse",
+        256,
+    ),
+    "softmax": BenchModel(
+        "6 Transformer blocks, 128 units, 4 heads, 512 hidden units, 32 "
+        "positions, and a softmax of 4,096 words",
+        _softmax,
+        (32, 128),
+        (32,),
+        "sparse_categorical_crossentropy",
+        32,
     ),
 }

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
-from tfgpipe.schedules import SCHEDULES
+from tfgpipe.schedules import CHUNKS, SCHEDULES
 from tools.bench import dispatch, safety
 from tools.bench.dispatch import pipeline, step_of
 from tools.bench.flags import define_choices, define_numbers, new_flags
@@ -53,7 +53,11 @@ define_choices(
     "In parts step and safety.",
 )
 define_choices(
-    FLAGS, "schedule", ["gpipe"], SCHEDULES, "In parts dispatch and tracing."
+    FLAGS,
+    "schedule",
+    ["gpipe"],
+    [name for name, chunks in CHUNKS.items() if chunks != 2],
+    "In parts dispatch and tracing.",
 )
 flags.DEFINE_integer(
     "dispatch_k", 4, "Cells, in part dispatch.", 1, flag_values=FLAGS

@@ -3,8 +3,8 @@
 Not run by hand. It speaks the protocol of `common.py`, a file of the folder
 that --peers_dir names, which has to be on the Python path: sizes, weights and
 data of the work, and the loop that answers "step" and "mem". A variant is
-"<schedule>,remat=<rule>,remat_groups=<number>,layers=keras", all but the first
-optional.
+"<schedule>,remat=<rule>,remat_groups=<number>,layers=keras,jit_compile=yes",
+all but the first optional.
 
 The blocks of work A are written out in TensorFlow operations by `lm_raw.py` of
 that folder, the file that gives Lingvo its blocks; with "layers=keras" they are
@@ -120,7 +120,11 @@ def build(arguments: Any) -> tuple[tfgpipe.GPipe, np.ndarray]:
     for layer, values in zip(layers, weights):
         load(layer, values)
     rate = common.LR[arguments.workload]
-    model.compile(keras.optimizers.SGD(rate), loss="mse")
+    model.compile(
+        keras.optimizers.SGD(rate),
+        loss="mse",
+        jit_compile=given.get("jit_compile") == "yes",
+    )
     return model, x
 
 

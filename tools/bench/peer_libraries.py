@@ -59,6 +59,9 @@ PEERS = {
     "1f1b-groups": _ours("1f1b,remat_groups=4"),
     "interleaved": _ours("interleaved", "AB"),
     "zero_bubble": _ours("zero_bubble"),
+    "gpipe-xla": _ours("gpipe,jit_compile=yes", "AB", "gpipe-xla"),
+    "1f1b-xla": _ours("1f1b,jit_compile=yes", "AB", "gpipe-xla"),
+    "zero_bubble-xla": _ours("zero_bubble,jit_compile=yes", "AB", "gpipe-xla"),
     "gpipe-keras": _ours("gpipe,layers=keras", "A", "gpipe-keras"),
     "lingvo": Peer("peer_lingvo.py", "lingvo", "lingvo", "", "lingvo"),
     "torchgpipe": Peer(

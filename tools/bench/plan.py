@@ -1,8 +1,9 @@
 """What the planner predicts, beside what is measured.
 
 Tables: `steps`, steps from layers that were measured one by one, and the cut by
-these beside that by FLOPs; `waiting`, the same of cells that wait, on up to 16
-devices, which takes a run of its own; `memory`, bytes of an accelerator beside
+these beside that by FLOPs; `grid`, the plan beside the best of all settings;
+`waiting`, steps of cells that wait, on up to 16 devices; each of these three
+takes a run of its own; `memory`, bytes of an accelerator beside
 worker processes whose memory is measured; `paper`, the paper's tables 1 and 2
 from FLOPs and bytes alone; `partition`, the cut of random costs beside the best
 one and the cuts of Lingvo and torchgpipe.
@@ -29,7 +30,7 @@ import numpy as np
 from absl import flags
 
 from tfgpipe.planning import partition
-from tools.bench import plan_memory, plan_paper, plan_steps
+from tools.bench import plan_grid, plan_memory, plan_paper, plan_steps
 from tools.bench.flags import define_choices, new_flags
 from tools.command_line import BadFlags
 from tools.report import Column, Report, Table
@@ -39,7 +40,7 @@ define_choices(
     FLAGS,
     "table",
     ["partition", "paper", "memory", "steps"],
-    ["partition", "paper", "memory", "steps", "waiting"],
+    ["partition", "paper", "memory", "steps", "grid", "waiting"],
     "What to compare.",
 )
 flags.DEFINE_integer(
@@ -71,12 +72,14 @@ def run(values: flags.FlagValues, report: Report) -> None:
         "paper": plan_paper.tables,
         "memory": lambda: [plan_memory.table(values.rounds)],
         "waiting": lambda: plan_steps.waiting(values.rounds),
+        "grid": lambda: [plan_grid.table(values.rounds, values.seconds)],
         "steps": lambda: plan_steps.tables(values.rounds, values.seconds),
     }
-    if {"steps", "waiting"} <= set(values.table):
+    if len({"steps", "grid", "waiting"} & set(values.table)) > 1:
         raise BadFlags(
-            "--table must not have `steps` and `waiting` both: the CPU can be "
-            f"split once. Received: --table={','.join(values.table)}."
+            "--table must have one of `steps`, `grid` and `waiting`: the CPU "
+            "can be split once. Received: "
+            f"--table={','.join(values.table)}."
         )
     for name in dict.fromkeys(values.table):
         for table in makers[name]():

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import statistics
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -66,7 +66,7 @@ TIMED = [
 ]
 
 
-class _Measured(NamedTuple):
+class Measured(NamedTuple):
     """A model of which layers are measured.
 
     Attributes:
@@ -80,6 +80,22 @@ class _Measured(NamedTuple):
     model: BenchModel
     profile: Any
     sized: sized_model.SizedModel
+
+    def setting(
+        self, schedule: str, remat: str, num_devices: int, k: int, m: int
+    ) -> Setting:
+        """A setting that is cut by the measured seconds."""
+        workload = self.sized.by_profile(
+            self.profile, self.model.batch_size / m
+        )
+        cut = tuple(self.sized.source.cut(workload.costs, k))
+        return Setting(1, num_devices, cut, m, schedule, (remat,) * k)
+
+    def predicted(self, setting: Setting) -> float:
+        """Seconds of a step."""
+        rows = self.model.batch_size / setting.num_micro_batches
+        workload = self.sized.by_profile(self.profile, rows)
+        return predict(workload, setting, None).step_seconds
 
 
 def tables(rounds: int, seconds: float) -> Iterator[Table]:
@@ -97,7 +113,7 @@ def tables(rounds: int, seconds: float) -> Iterator[Table]:
         _COLUMNS,
     )
     models = [
-        _measured(name, MODELS[name], seconds)
+        measure(name, MODELS[name], seconds)
         for name in progress(MODELS, "layers")
     ]
     runs = list(itertools.product(models, SETTINGS))
@@ -134,10 +150,17 @@ def _with_errors(table: Table) -> Table:
     return table
 
 
-def _measured(name: str, model: BenchModel, seconds: float) -> _Measured:
+def measure(name: str, model: BenchModel, seconds: float) -> Measured:
+    """Measures the layers on one device while the other one trains.
+
+    Args:
+        name: Of the model.
+        model: Its layers and data.
+        seconds: For how long.
+    """
     layers = [keras.Input(model.x_shape), *model.layers()]
     x, y = model.data(model.batch_size // 2)
-    rows = [model.batch_size // 16, model.batch_size // 2]
+    rows = [model.batch_size // part for part in (32, 8, 2)]
     with _training_beside(model):
         profile = tfgpipe.profile(
             layers,
@@ -150,7 +173,7 @@ def _measured(name: str, model: BenchModel, seconds: float) -> _Measured:
             optimizer="sgd",
             verbose=0,
         )
-    return _Measured(
+    return Measured(
         name, model, profile, sized_model.sized(source_of(layers), None, "sgd")
     )
 
@@ -182,15 +205,13 @@ def _training_beside(model: BenchModel) -> Iterator[None]:
 
 
 def _row(
-    own: _Measured, schedule: str, remat: str, m: int, rounds: int
+    own: Measured, schedule: str, remat: str, m: int, rounds: int
 ) -> dict[str, Any]:
     """A setting with two devices."""
     k = 4 if schedule == "interleaved" else 2
-    workload = own.sized.by_profile(own.profile, own.model.batch_size / m)
-    cut = tuple(own.sized.source.cut(workload.costs, k))
-    setting = Setting(1, 2, cut, m, schedule, (remat,) * k)
-    expected = predict(workload, setting, None).step_seconds
-    measured = _step_seconds(own.model, rounds, cut, m, schedule, remat)
+    setting = own.setting(schedule, remat, 2, k, m)
+    expected = own.predicted(setting)
+    measured = step_seconds(own.model, setting, rounds)
     return {
         "model": own.name,
         "schedule": schedule,
@@ -203,25 +224,28 @@ def _row(
     }
 
 
-def _step_seconds(
-    model: BenchModel,
-    rounds: int,
-    cut: tuple[int, ...],
-    m: int,
-    schedule: str,
-    remat: str,
-) -> float:
-    """The median of some steps, after two."""
+def made_step(model: BenchModel, setting: Setting) -> Callable[[], float]:
+    """A function that trains for a step, and returns its seconds.
+
+    Args:
+        model: What is trained.
+        setting: How, on one device or two.
+    """
     pipeline = tfgpipe.GPipe(
         [keras.Input(model.x_shape), *model.layers()],
-        num_partitions=len(cut),
-        num_micro_batches=m,
-        devices=["CPU:0", "CPU:1"],
-        layers_per_cell=cut,
-        schedule=schedule,
-        remat=remat,
+        num_partitions=setting.num_partitions,
+        num_micro_batches=setting.num_micro_batches,
+        devices=["CPU:0", "CPU:1"][: setting.num_devices],
+        layers_per_cell=setting.layers_per_cell,
+        schedule=setting.schedule,
+        remat=setting.remat[0],
     )
-    step = model.step(pipeline)
+    return model.step(pipeline)
+
+
+def step_seconds(model: BenchModel, setting: Setting, rounds: int) -> float:
+    """The median of some steps, after two."""
+    step = made_step(model, setting)
     _, _, *times = [step() for _ in range(rounds + 2)]
     return spread(times).median
 
@@ -258,7 +282,7 @@ def _timed_row(setting: efficiency.Setting, rounds: int) -> dict[str, Any]:
     }
 
 
-def _cuts(models: list[_Measured], rounds: int) -> Table:
+def _cuts(models: list[Measured], rounds: int) -> Table:
     """One cut by FLOPs, one by seconds, and the best of those beside them."""
     table = Table(
         "cuts",
@@ -279,7 +303,11 @@ def _cuts(models: list[_Measured], rounds: int) -> Table:
             if 0 < first + d < count
         }
         times = {
-            cut: _step_seconds(own.model, rounds, cut, 8, "gpipe", "never")
+            cut: step_seconds(
+                own.model,
+                Setting(1, 2, cut, 8, "gpipe", ("never",) * 2),
+                rounds,
+            )
             for cut in sorted(near)
         }
         best = min(times, key=times.__getitem__)

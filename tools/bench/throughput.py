@@ -15,7 +15,7 @@ import os
 
 from absl import flags
 
-from tfgpipe.schedules import REMAT, SCHEDULES
+from tfgpipe.schedules import CHUNKS, REMAT, SCHEDULES
 from tools.bench.flags import define_choices, define_numbers, new_flags
 from tools.bench.models import MODELS
 from tools.bench.step_worker import Worker, in_turns
@@ -128,7 +128,7 @@ def _jobs(values: flags.FlagValues, model: str) -> list[Job]:
             remat,
             k,
             m,
-            values.chunks if schedule == "interleaved" else 1,
+            CHUNKS[schedule] or values.chunks,
             batch_size,
             jit,
         )

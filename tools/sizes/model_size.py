@@ -19,6 +19,7 @@ from tfgpipe.planning import (
     num_params,
     predict,
 )
+from tfgpipe.schedules import devices_for
 from tfgpipe.sequence import source_of
 
 
@@ -74,8 +75,8 @@ def predicted(
 
     Args:
         experiment: With K, its `num_partitions`.
-        num_devices: Devices of a replica, for "interleaved"; the other
-            schedules have one for each cell, which `None` stands for, too.
+        num_devices: Devices of a replica, for "interleaved", by default one
+            for each cell; for other schedules it is known.
         num_replicas: R, the pipelines that share a mini-batch.
         machine: For seconds; without it they mean nothing.
 
@@ -108,7 +109,7 @@ def _setting(
             f"`num_partitions` must be at most the number of layers, "
             f"{len(model.sizes)}. Received: num_partitions={k}."
         )
-    d = num_devices if num_devices and name == "interleaved" else k
+    d = devices_for(name, k, num_devices or k)
     if k % d:
         raise ValueError(
             "`num_partitions` must be a multiple of the number of devices "

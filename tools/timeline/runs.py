@@ -11,7 +11,7 @@ from absl import flags
 import params
 from tfgpipe import timeline
 from tfgpipe.monitor import statistics
-from tfgpipe.schedules import Task
+from tfgpipe.schedules import CHUNKS, Task
 from tfgpipe.timeline import Event
 from tools import devices
 from tools.bench import efficiency
@@ -82,15 +82,16 @@ def prepare(values: flags.FlagValues) -> Run:
 
 def _chunks(values: flags.FlagValues, schedule: str) -> int:
     """Cells of a device."""
-    if schedule == "interleaved":
+    chunks = CHUNKS[schedule]
+    if chunks is None:
         return values.num_chunks or 2
-    if values.num_chunks not in (None, 1):
+    if values.num_chunks not in (None, chunks):
         raise BadFlags(
-            "--num_chunks must be 1 unless --schedule=interleaved: the others "
-            "have one cell a device. Received: "
-            f"--num_chunks={values.num_chunks} and the schedule {schedule!r}."
+            f"--num_chunks must be {chunks} unless --schedule=interleaved. "
+            f"Received: --num_chunks={values.num_chunks} and the schedule "
+            f"{schedule!r}."
         )
-    return 1
+    return chunks
 
 
 def _waiting(values: flags.FlagValues) -> Run:

@@ -4,6 +4,7 @@ import os
 
 import tfgpipe
 from params import Experiment
+from tfgpipe.schedules import CHUNKS, devices_for
 from tools import devices
 from tools.cluster import hosts
 from tools.plan import plan_of, with_plan
@@ -13,12 +14,12 @@ from tools.train.flags import FLAGS
 def _num_devices(experiment: Experiment) -> int:
     """Devices that the flags and the experiment ask for, R K."""
     k = max(experiment.num_partitions, FLAGS.compare_num_partitions or 1)
-    return FLAGS.num_replicas * k
+    return FLAGS.num_replicas * devices_for(experiment.schedule, k, k)
 
 
 def fewest_devices(experiment: Experiment) -> int:
     """Devices that there must be: an interleaved schedule shares them."""
-    if experiment.schedule == "interleaved":
+    if CHUNKS[experiment.schedule] is None:
         return FLAGS.num_replicas
     return _num_devices(experiment)
 
@@ -27,7 +28,8 @@ def of_dry_run(experiment: Experiment) -> int:
     """Devices that a replica would have here."""
     k = experiment.num_partitions
     found = FLAGS.num_virtual_devices or devices.num_accelerators()
-    return min(k, max(1, found // FLAGS.num_replicas)) if found else k
+    found = found // FLAGS.num_replicas if found else k
+    return devices_for(experiment.schedule, k, found)
 
 
 def planned(experiment: Experiment) -> Experiment:

@@ -6,7 +6,7 @@ import pytest
 from simulated import events
 
 from tfgpipe.monitor import gantt
-from tfgpipe.schedules import SCHEDULES
+from tfgpipe.schedules import CHUNKS, SCHEDULES
 
 
 def drawn(made, tmp_path, name="a", **caption):
@@ -17,7 +17,7 @@ def drawn(made, tmp_path, name="a", **caption):
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_picture_has_a_box_a_task(name, tmp_path):
-    made = events(name, updates=True)
+    made = events(name, chunks=CHUNKS[name] or 1, updates=True)
     svg = drawn(made, tmp_path)[0].decode()
     boxes = re.findall(r'<g id="([a-z_]+-\d+-[-\d]+)"', svg)
     expected = [f"{t.kind}-{t.cell}-{t.micro_batch}" for t, *_ in made]

@@ -5,7 +5,7 @@ import pytest
 
 import tfgpipe
 from tfgpipe.monitor import ideal_bubble, ideal_bubbles, layout_of
-from tfgpipe.schedules import SCHEDULES
+from tfgpipe.schedules import CHUNKS, SCHEDULES
 
 DEVICES = ["CPU:0", "CPU:1"]
 
@@ -13,7 +13,7 @@ DEVICES = ["CPU:0", "CPU:1"]
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_ideal_bubble_is_that_of_the_schedule(schedule):
     layers = [keras.layers.Dense(2) for _ in range(4)]
-    chunks = 2 if schedule == "interleaved" else 1
+    chunks = CHUNKS[schedule] or 2
     model = tfgpipe.GPipe(
         [keras.Input((2,)), *layers],
         num_partitions=2 * chunks,

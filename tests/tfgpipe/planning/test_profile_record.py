@@ -8,8 +8,8 @@ from fabricated_profile import layer, profile, tasks
 
 def test_seconds_are_on_a_line_without_the_cost_of_a_call():
     found = profile(layer("a", tasks(2, 3.0), tasks(6, 7.0)), call_seconds=1.0)
-    seconds = [found.seconds(0, "forward", rows) for rows in (2, 4, 6, 10, 1)]
-    assert seconds == [2, 4, 6, 10, 1]
+    seconds = [found.seconds(0, "forward", rows) for rows in (2, 4, 6, 10)]
+    assert seconds == [2, 4, 6, 10]
     assert found.seconds(0, "recompute", 4) == 0.0
 
 
@@ -24,9 +24,15 @@ def test_seconds_of_one_size_are_on_a_line_through_zero():
     assert found.seconds(0, "forward", 8) == 4.0
 
 
+def test_fewer_rows_than_were_measured_take_no_less():
+    found = profile(layer("a", tasks(2, 3.0), tasks(6, 7.0)), call_seconds=1.0)
+    assert found.seconds(0, "forward", 1) == found.seconds(0, "forward", 2) == 2
+    assert profile(layer("a", tasks(4, 3.0))).seconds(0, "forward", 2) == 3
+
+
 def test_seconds_are_never_negative():
     found = profile(layer("a", tasks(2, 0.5), tasks(4, 9.0)), call_seconds=1.0)
-    assert [found.seconds(0, "forward", rows) for rows in (1, 2)] == [0, 0]
+    assert [found.seconds(0, "forward", rows) for rows in (2, 3)] == [0, 4]
 
 
 def test_halves_of_a_whole_are_all_in_the_second():

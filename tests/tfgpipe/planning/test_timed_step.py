@@ -51,9 +51,14 @@ def test_tasks_are_those_of_its_place(layer, place, kinds):
     assert {len(own) for own in seconds.values()} == {3}
 
 
-def test_compiled_step_has_a_backward_pass_in_one():
+def test_compiled_step_recomputes_in_its_backward_pass():
     timed, values = timed_and_values(kl.Dense(4, "relu"), BEHIND, True)
-    assert [*timed.seconds(values)] == ["forward", "backward"]
+    assert [*timed.seconds(values)] == [
+        "forward",
+        "backward",
+        "input_gradient",
+        "weight_gradient",
+    ]
 
 
 def test_outputs_are_those_of_the_layer():

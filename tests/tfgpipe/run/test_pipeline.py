@@ -11,7 +11,7 @@ from keras import layers as kl
 
 import tfgpipe
 from tfgpipe import internals
-from tfgpipe.schedules.named import SCHEDULES
+from tfgpipe.schedules.named import CHUNKS, SCHEDULES, devices_of_cells
 
 REMAT = ("always", "except_last", "never")
 
@@ -125,10 +125,12 @@ def watched(now, most, device):
 def test_devices_hold_as_many_micro_batches_as_the_schedule_says(name):
     """Counted while the step runs."""
     now, most = collections.Counter(), collections.Counter()
-    devices, chunks, m = (2, 2, 8) if name == "interleaved" else (4, 1, 8)
+    m, chunks = 8, CHUNKS[name] or 2
+    devices = 4 // chunks
+    places = devices_of_cells(name, devices, chunks)
     layers = []
     for k in range(4):
-        layers += [kl.Dense(4), watched(now, most, k % devices)]
+        layers += [kl.Dense(4), watched(now, most, places[k])]
     model = tfgpipe.GPipe(
         layers,
         4,

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from tfgpipe.schedules.named import SCHEDULES
+from tfgpipe.schedules.named import CHUNKS, SCHEDULES
 from tfgpipe.schedules.schedule import KINDS, Schedule, Task, fill_drain
 
 CASES = [(k, m) for k in (1, 2, 3, 8) for m in (1, 2, 5, 32)]
@@ -21,9 +21,7 @@ def forward_only(k, m):
 @pytest.mark.parametrize("remat", [False, True])
 def test_order_has_every_task_once_after_what_it_needs(name, chunks, remat):
     for devices, m in CASES:
-        schedule = SCHEDULES[name](
-            devices, m, chunks if name == "interleaved" else 1
-        )
+        schedule = SCHEDULES[name](devices, m, CHUNKS[name] or chunks)
         if remat:
             schedule = schedule.with_recompute(lambda cell, i: i == 0)
         order = schedule.order()
@@ -83,10 +81,12 @@ def test_needs_are_those_tasks_that_the_schedule_has():
 # ------------------------------------------------------------ other schedules
 def test_schedule_limited_is_without_later_micro_batches():
     for name, build in SCHEDULES.items():
-        limited = build(3, 8, 1).limited_to(2)
+        whole = build(3, 8, CHUNKS[name] or 1)
+        limited = whole.limited_to(2)
         assert limited.num_micro_batches == 2
-        assert limited.num_cells == 3
-        assert len(limited.order()) == len(build(3, 2, 1).order()), name
+        assert limited.num_cells == whole.num_cells
+        for own, more in zip(limited.tasks, whole.tasks, strict=True):
+            assert own == tuple(t for t in more if t.micro_batch < 2)
     schedule = SCHEDULES["gpipe"](3, 8, 1)
     assert schedule.limited_to(5) == SCHEDULES["gpipe"](3, 5, 1)
     assert schedule.limited_to(8) == schedule
@@ -131,7 +131,7 @@ def test_first_backward_is_that_of_the_cell():
 @pytest.mark.parametrize("m", [1, 3])
 def test_only_fill_drain_and_single_micro_batches_go_forward_first(k, m):
     for name, make in SCHEDULES.items():
-        schedule = make(k, m, 2 if name == "interleaved" else 1)
+        schedule = make(k, m, CHUNKS[name] or 2)
         assert schedule.is_forward_first == (name == "gpipe" or m == 1)
     assert forward_only(k, m).is_forward_first
 

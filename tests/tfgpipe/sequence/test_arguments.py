@@ -105,7 +105,7 @@ BAD_ARGUMENTS = {
     ),
     "more_devices_than_layers": (
         lambda: tfgpipe.GPipe(dense()),
-        ("number of layers, 4.", "num_partitions=8 (the number of devices)"),
+        ("number of layers, 4.", "num_partitions=8 (by the number of devices)"),
     ),
     "more_cells_than_devices": (
         lambda: tfgpipe.GPipe(dense(9), 9),

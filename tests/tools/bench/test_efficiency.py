@@ -2,6 +2,7 @@
 
 import pytest
 
+from tfgpipe.schedules import CHUNKS
 from tools.bench import efficiency, timed_layers
 
 
@@ -26,7 +27,7 @@ def test_efficiency_measures_every_setting(tables):
 @pytest.mark.parametrize("name", efficiency.SCHEDULES)
 def test_bound_of_uneven_cells_is_that_of_the_slowest_at_least(name):
     for cells, slowest in (("equal", 1), ("uneven", 2)):
-        chunks = 2 if name == "interleaved" else 1
+        chunks = CHUNKS[name] or 2
         setting = efficiency.Setting(name, "never", cells, 1, 4, 32, chunks)
         duration = timed_layers.durations(setting.seconds())
         work = 3 * 32 * slowest / chunks if chunks == 1 else 3 * 32
