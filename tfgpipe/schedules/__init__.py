@@ -1,5 +1,6 @@
 """The order of tasks on each device; knows no TensorFlow."""
 
+from tfgpipe.schedules.best_order import search
 from tfgpipe.schedules.ideal import IDEALS
 from tfgpipe.schedules.named import (
     CHUNKS,
@@ -22,4 +23,5 @@ __all__ = [
     "devices_for",
     "devices_of_cells",
     "fill_drain",
+    "search",
 ]

@@ -1,0 +1,193 @@
+"""Finds an order of the tasks for cells of unequal cost.
+
+A named schedule is made for equal cells. Here all policies of `greedy.py` are
+tried, each with several limits of how many micro-batches a cell may have under
+way; then the limits of single cells are changed as long as that helps. What is
+returned is the shortest schedule that fits, named ones among them.
+
+Finding the shortest order of all is hard: this is a heuristic, which is never
+worse than the named schedules.
+
+Pure Python: nothing here knows TensorFlow.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tfgpipe.checks import checked_counts, is_amount
+from tfgpipe.schedules.greedy import HALVES, Policy, Work, run
+from tfgpipe.schedules.named import CHUNKS, SCHEDULES, devices_of_cells
+from tfgpipe.schedules.schedule import Schedule
+
+_MOST_TASKS = 400_000  # that are run in all trials together
+_SCALES = (1.0, 1.25, 1.5, 2.0, 3.0, 1e9)  # of the limits tried first
+
+
+def search(
+    durations: Sequence[Sequence[float]],
+    num_micro_batches: int,
+    memory: float | Sequence[float] = math.inf,
+    *,
+    sizes: Sequence[float] | None = None,
+    devices: Sequence[int] | None = None,
+) -> Schedule:
+    """Finds a short schedule for given durations, within a memory limit.
+
+    Args:
+        durations: For each cell, how long its forward task takes, the gradient
+            of its inputs, and that of its weights, in any unit.
+        num_micro_batches: M, at least 1.
+        memory: What a device may hold at once, or each device; in the unit of
+            `sizes`.
+        sizes: What it takes to hold a micro-batch in a cell, from its forward
+            task to its weight gradient. Defaults to 1 each.
+        devices: For each cell, the index of its device. By default, each has
+            one of its own.
+
+    Returns:
+        The shortest found. It is as short as every schedule with a name that
+        fits and has the cells on the same devices.
+
+    Raises:
+        ValueError: If an argument is wrong, or nothing fits.
+
+    Example:
+
+    >>> found = search([(1, 1, 1), (1, 1, 2)], num_micro_batches=4)
+    >>> found.length(lambda task: 2 if task == ("weight_gradient", 1, 0) else 1)
+    14
+    """
+    work = _checked(durations, num_micro_batches, memory, sizes, devices)
+    best: Schedule | None = None
+    shortest = math.inf
+    for schedule in _named(work):
+        length = schedule.length(work.duration)
+        if length < shortest and work.fits(schedule):
+            best, shortest = schedule, length
+    left = _MOST_TASKS // (3 * len(work.sizes) * num_micro_batches)
+    chosen = None
+    for policy, limits in itertools.islice(_starts(work), max(8, left // 2)):
+        tasks, length = run(work, policy, limits)
+        if length < shortest:
+            best, shortest, chosen = Schedule(tasks), length, (policy, limits)
+    if chosen is not None:
+        policy, limits = chosen
+        for cell, change in itertools.islice(_changes(limits), left // 2):
+            limits[cell] += change
+            tasks, length = run(work, policy, limits)
+            if length < shortest:
+                best, shortest = Schedule(tasks), length
+            else:
+                limits[cell] -= change
+    if best is None:
+        raise ValueError(
+            "`memory` must be enough to hold a micro-batch in each cell of a "
+            f"device. Received: memory={memory}, and cells of sizes "
+            f"{work.sizes} on the devices {work.devices}."
+        )
+    return best
+
+
+def _checked(
+    durations: Any,
+    num_micro_batches: Any,
+    memory: Any,
+    sizes: Any,
+    devices: Any,
+) -> Work:
+    """The arguments of `search`."""
+    (count,) = checked_counts(num_micro_batches=num_micro_batches)
+    try:
+        cells = [tuple(own) for own in durations]
+    except TypeError:
+        cells = []
+    if not cells or not all(
+        len(own) == len(HALVES) and all(map(is_amount, own)) for own in cells
+    ):
+        raise ValueError(
+            "`durations` must have three finite numbers from 0 for each cell: "
+            "of its forward task, of the gradient of its inputs and of that of "
+            f"its weights. Received: durations={durations!r}."
+        )
+    k = len(cells)
+    own_sizes = [1.0] * k if sizes is None else list(sizes)
+    if len(own_sizes) != k or not all(map(is_amount, own_sizes)):
+        raise ValueError(
+            f"`sizes` must have a finite number from 0 for each of the {k} "
+            f"cells. Received: sizes={sizes!r}."
+        )
+    places = [*range(k)] if devices is None else list(devices)
+    used = sorted(set(places))
+    if len(places) != k or used != [*range(len(used))]:
+        raise ValueError(
+            f"`devices` must have the index of a device for each of the {k} "
+            "cells, and leave none out. Received: "
+            f"devices={devices!r}."
+        )
+    is_one = isinstance(memory, (int, float))
+    most = [memory] * len(used) if is_one else list(memory)
+    if len(most) != len(used) or not all(
+        is_amount(own) or own == math.inf for own in most
+    ):
+        raise ValueError(
+            "`memory` must be a number from 0, or one for each of the "
+            f"{len(used)} devices. Received: memory={memory!r}."
+        )
+    seconds = [dict(zip(HALVES, map(float, own))) for own in cells]
+    return Work(seconds, own_sizes, places, list(most), count)
+
+
+def _named(work: Work) -> Iterator[Schedule]:
+    """The schedules with names that have the cells where they are."""
+    num_devices = 1 + max(work.devices)
+    chunks, rest = divmod(len(work.devices), num_devices)
+    if rest:
+        return
+    for name, own in CHUNKS.items():
+        if own not in (None, chunks):
+            continue
+        if list(devices_of_cells(name, num_devices, chunks)) == work.devices:
+            yield SCHEDULES[name](num_devices, work.num_micro_batches, chunks)
+
+
+def _starts(work: Work) -> Iterator[tuple[Policy, list[int]]]:
+    """Policies, each with several limits.
+
+    A cell has work without a break if as many micro-batches are under way as
+    go through the slowest device in the time that one takes from the cell to
+    the end and back.
+    """
+    busy = [0.0] * (1 + max(work.devices))
+    for device, own in zip(work.devices, work.seconds):
+        busy[device] += sum(own.values())
+    period = max(busy) or 1.0
+    ways = [own["forward"] + own["input_gradient"] for own in work.seconds]
+    behind = [*itertools.accumulate(reversed(ways))][::-1]
+    several = (False, True) if len(busy) < len(ways) else (False,)
+    limited = (False, True) if min(work.most) < math.inf else (False,)
+    for scale in _SCALES:
+        limits = [
+            max(1, math.ceil(min(scale * way / period, work.num_micro_batches)))
+            for way in behind
+        ]
+        for first, forward, backward, reserves in itertools.product(
+            (True, False),
+            several,
+            several,
+            limited if several[1:] else (False,),
+        ):
+            policy = Policy(first, forward, backward, reserves)
+            yield policy, [*limits]
+
+
+def _changes(limits: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Changes of single limits, again and again."""
+    while True:
+        for cell in range(len(limits)):
+            yield cell, 1
+            if limits[cell] > 1:
+                yield cell, -1
