@@ -72,7 +72,8 @@ class GPipe(Described, Saved, Stepped):
             are balanced by cost.
         schedule: The order of the tasks on each device: "gpipe", "1f1b",
             "interleaved", "zero_bubble", "zero_bubble_2p", "zero_bubble_v",
-            "v_half", "v_min", "dualpipe_v", or a `Schedule`. Under
+            "v_half", "v_min", "dualpipe_v", a `Schedule`, or "auto" for the
+            shortest found for `costs`, which must be a profile then. Under
             "interleaved", K is a multiple of the number of devices D, and cell
             k is on device k modulo D. Under those with a v, K is 2 D, and cell
             k is on device k, or 2 D - 1 - k from k = D on.

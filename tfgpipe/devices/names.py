@@ -46,10 +46,10 @@ class DeviceList:
                 schedule, num_partitions, num_micro_batches, found
             )
         elif num_partitions is None:
-            self.num_partitions = found * (CHUNKS[schedule] or 1)
+            self.num_partitions = found * (CHUNKS.get(schedule, 1) or 1)
         else:
             self.num_partitions = num_partitions
-            self._check_count(schedule, CHUNKS[schedule], found)
+            self._check_count(schedule, CHUNKS.get(schedule, 1), found)
 
     def _found(self) -> tuple[list[str], list[str]]:
         """The devices, and what is wrong with how they are named."""

@@ -12,7 +12,8 @@ devices or, under "interleaved", V cells on each of D devices; M micro-batches.
 | zero_bubble | 3 M + K - 1 if M >= K, at f = 1, b = 2 | min(M, K) |
 | zero_bubble_2p | the same | min(M, 2 K - 1) |
 
-With two cells on each of D devices, in a V, at f = 1 and b = 2:
+With two cells on each of D devices, in a V, at f = 1 and b = 2; the first cell
+has all of b in its weight gradient, as nothing takes that of the inputs:
 
 | schedule | length | held by a device |
 | --- | --- | --- |
@@ -278,10 +279,9 @@ def _v_shaped(
     """
     if m < fewest or backward != 2 * forward:
         raise ValueError(
-            "The closed form must be known: here, for `num_micro_batches` of "
-            f"at least {fewest}, and `backward` twice `forward`. Received: "
-            f"num_micro_batches={m}, forward={forward}, backward={backward}. "
-            "Simulate the schedule, `Schedule.length`, for others."
+            "The closed form is known for `num_micro_batches` of at least "
+            f"{fewest}, and `backward` twice `forward`. Received: {m}, "
+            f"{backward} and {forward}. Simulate others: `Schedule.length`."
         )
     return _ideal((6 * m + waits) * forward, 2 * m * (forward + backward), held)
 

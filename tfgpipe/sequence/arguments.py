@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tfgpipe.checks import (
@@ -19,6 +19,7 @@ from tfgpipe.schedules import (
     Schedule,
     devices_of_cells,
 )
+from tfgpipe.sequence import auto_schedule
 from tfgpipe.sequence.given_costs import GivenCosts
 from tfgpipe.sequence.restrictions import check_supported
 from tfgpipe.sequence.source import source_of
@@ -95,11 +96,24 @@ class Arguments:
         is_known = k is not None or num_partitions is None
         self.remat = self._check_remat(remat, is_known)
         self.remat_groups = self._count("remat_groups", remat_groups) or 1
-        self.gradient_dtype = self._check_dtype(gradient_dtype)
-        self.skip_nonfinite = self._check_bool("skip_nonfinite", skip_nonfinite)
+        self.gradient_dtype = None
+        if gradient_dtype is not None:
+            self.gradient_dtype = self._choice(
+                "gradient_dtype", gradient_dtype, FLOAT_DTYPES
+            )
+        self.skip_nonfinite = bool(
+            self._noted(checked_bool, "skip_nonfinite", skip_nonfinite)
+        )
         self._check_cut(is_known, is_default=num_partitions is None)
         if self._problems:
             raise ValueError("\n".join(self._problems))
+        if self.schedule == auto_schedule.AUTO:
+            self.schedule, self.layers_per_cell = auto_schedule.found(
+                self.costs,
+                self.layers_per_cell,
+                self.num_micro_batches,
+                Remat.of(self.remat, self.num_partitions, 1),
+            )
         rows = replicas or [device_list.devices]
         self.grid = [
             tuple(
@@ -187,7 +201,11 @@ class Arguments:
                     f"one. Received: schedule={schedule!r}. {error}"
                 )
                 return "gpipe"
-        return self._choice("schedule", schedule, SCHEDULES) or "gpipe"
+        names = [*SCHEDULES, auto_schedule.AUTO]
+        name = self._choice("schedule", schedule, names) or "gpipe"
+        if name == auto_schedule.AUTO and self.costs.profile is None:
+            self._problems.append(auto_schedule.NEEDS_PROFILE)
+        return name
 
     def _check_remat(self, remat: Any, is_known: bool) -> Any:
         """The rule or rules; their cells are compared where K is known."""
@@ -207,22 +225,14 @@ class Arguments:
             rules[k] = rule
         return rules
 
-    def _check_dtype(self, dtype: Any) -> str | None:
-        if dtype is None:
-            return None
-        return self._choice("gradient_dtype", dtype, FLOAT_DTYPES)
-
-    def _check_bool(self, name: str, value: Any) -> bool:
-        try:
-            return checked_bool(name, value)
-        except ValueError as error:
-            self._problems.append(str(error))
-            return False
-
     def _choice(self, name: str, value: Any, choices: Any) -> str | None:
         """The value, or None where it is wrong."""
+        return self._noted(checked_choice, name, value, choices)
+
+    def _noted(self, check: Callable[..., Any], *arguments: Any) -> Any:
+        """What a check returns; None where it finds a problem."""
         try:
-            return checked_choice(name, value, choices)
+            return check(*arguments)
         except ValueError as error:
             self._problems.append(str(error))
             return None

@@ -30,14 +30,16 @@ class GivenCosts:
 
     Attributes:
         unit: Of the costs; empty for one that the user knows.
+        profile: What was measured, or None.
+        source: The layers.
         problems: What is wrong.
     """
 
     def __init__(self, costs: Any, source: Any):
         self.problems: list[str] = []
-        self._profile = costs if isinstance(costs, Profile) else None
+        self.profile: Any = costs if isinstance(costs, Profile) else None
         self._is_bytes = isinstance(costs, str) and costs == "bytes"
-        self._source = source
+        self.source = source
         in_pairs = sum(c is not None for c in source.costs)
         self.unit = "" if in_pairs else "FLOPs"
         if isinstance(costs, str) and costs == "flops":
@@ -51,7 +53,7 @@ class GivenCosts:
         numbers = self._numbers(costs)
         if self._is_bytes:
             self.unit = "bytes"
-        elif self._profile is not None:
+        elif self.profile is not None:
             self.unit = "s"
         else:
             self.unit = ""
@@ -62,15 +64,15 @@ class GivenCosts:
         """A cost for each step; none if they are not known, or wrong."""
         if self._is_bytes:
             return []
-        if self._profile is not None:
-            costs = self._profile.costs()
+        if self.profile is not None:
+            costs = self.profile.costs()
         is_list = isinstance(costs, Iterable) and not isinstance(costs, str)
         found = [*costs] if is_list else []
-        num_layers = len(self._source.steps)
+        num_layers = len(self.source.steps)
         if len(found) == num_layers and all(map(is_amount, found)):
             return [float(value) for value in found]
         received = f"costs={costs!r}"
-        if self._profile is not None:
+        if self.profile is not None:
             received = f"a profile of {len(found)} layers"
         elif is_list:
             received += f" ({len(found)} numbers)"
@@ -84,7 +86,7 @@ class GivenCosts:
 
     def _check_profile(self, profile: Profile) -> None:
         """Refuses one of other layers, now that the layers are built."""
-        steps = self._source.steps
+        steps = self.source.steps
         keys = [
             layer_key(s.layer, s if isinstance(s, GraphStep) else None)
             for s in steps
@@ -101,11 +103,11 @@ class GivenCosts:
         Raises:
             ValueError: If a profile is one of other layers.
         """
-        if self._profile is not None:
-            self._check_profile(self._profile)
+        if self.profile is not None:
+            self._check_profile(self.profile)
         if not self._is_bytes:
             return costs
-        steps, _ = self._source.placed_steps(spec)
+        steps, _ = self.source.placed_steps(spec)
         _check_sizes(steps)
         sizes = layer_sizes(steps, slot_bytes_of("adam"))
         kept = kept_in_row(

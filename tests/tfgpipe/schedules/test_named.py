@@ -24,6 +24,19 @@ def durations(forward, backward, recompute=0):
     return lambda task: by_kind[task.kind]
 
 
+def without_first(duration):
+    """The same if nothing takes the gradient of the model's inputs."""
+
+    def changed(task):
+        if task.cell == 0 and task.kind == "input_gradient":
+            return 0
+        if task.cell == 0 and task.kind == "weight_gradient":
+            return 2 * duration(task)
+        return duration(task)
+
+    return changed
+
+
 @pytest.mark.parametrize(("name", "chunks"), SHAPES)
 def test_simulation_gives_the_closed_forms(name, chunks):
     for devices, m in SIZES:
@@ -37,6 +50,8 @@ def test_simulation_gives_the_closed_forms(name, chunks):
             known = ((1, 2), (3, 6)) if m >= fewest else ()
         for forward, backward in known:
             duration = durations(forward, backward)
+            if name in V_SHAPED:
+                duration = without_first(duration)
             ideal = IDEALS[name](devices, m, chunks, forward, backward)
             assert schedule.length(duration) == ideal.length, (devices, m)
             assert schedule.bubble(duration) == pytest.approx(ideal.bubble)

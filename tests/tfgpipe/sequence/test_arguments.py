@@ -246,6 +246,20 @@ BAD_ARGUMENTS = {
             "num_partitions=3 and 2 devices",
         ),
     ),
+    "auto_without_a_profile": (
+        lambda: tfgpipe.GPipe(dense(), 2, schedule="auto"),
+        ('`schedule="auto"` must know how long', "Pass costs=tfgpipe.profile"),
+    ),
+    "v_of_an_odd_number_of_cells": (
+        lambda: tfgpipe.GPipe(dense(), 3, schedule="v_min"),
+        ("`num_partitions` must be 2 a device", "num_partitions=3"),
+    ),
+    "v_on_too_few_devices": (
+        lambda: tfgpipe.GPipe(
+            dense(), 4, schedule="zero_bubble_v", devices=["CPU:0"]
+        ),
+        ("`devices` must name one device for 2 cells", "Name 2."),
+    ),
     "interleaved_on_all_devices": (
         lambda: tfgpipe.GPipe(dense(), 4, schedule="interleaved"),
         ("must be a multiple", "num_partitions=4 and 8 devices"),
