@@ -495,7 +495,7 @@ def test_mini_batch_walks_in_the_order_in_which_it_is_trained():
 # -------------------------------------------------------- names in the text
 @pytest.mark.parametrize("page", PAGES)
 def test_choices_that_are_shown_exist(page):
-    for name, choices in (("remat", REMAT), ("schedule", SCHEDULES)):
+    for name, choices in (("remat", REMAT), ("schedule", [*SCHEDULES, "auto"])):
         shown = re.findall(rf"\b{name}=\"(\w+)\"", text(page))
         assert set(shown) <= set(choices)
 
