@@ -81,10 +81,16 @@ def optimizers(name):
     return keras.optimizers.Adam(0.01)
 
 
-def check(name, k, m, schedule, remat, optimizer, epochs, infers=False):
+def check(
+    name, k, m, schedule, remat, optimizer, epochs, infers=False, **options
+):
     weights, history, outputs = reference(name, optimizer, epochs, infers)
+    kind = KINDS[name]
+    kind = dataclasses.replace(
+        kind, compile=lambda: {**KINDS[name].compile(), **options}
+    )
     model, found_history, found_outputs = train(
-        KINDS[name],
+        kind,
         lambda layers: tfgpipe.GPipe(
             layers, **arguments(k, m, schedule, remat)
         ),
@@ -192,6 +198,38 @@ def test_fit_in_float64_equals_keras(name, k, m, schedule, remat, optimizer):
 @pytest.mark.parametrize(("name", "m", "schedule", "remat"), dealt_others())
 def test_fit_by_other_schedules_equals_keras(name, m, schedule, remat):
     check(name, 4, m, schedule, remat, "momentum", epochs=1)
+
+
+# By XLA: first halves that compute again, and halves of what is kept; an M that
+# does not divide the rows.
+COMPILED = [
+    ("convolution", 2, 3, "zero_bubble", "never"),
+    ("masked_summary", 4, 5, "zero_bubble_v", "always"),
+]
+
+
+def dealt_compiled():
+    """Each kind with three schedules, and so on; without loops."""
+    kinds = [n for n in KINDS if n not in WHOLE and n != "masked_sequence"]
+    schedules = itertools.cycle([*SCHEDULES, *(case[2] for case in OTHERS)])
+    return [
+        (kind, 4, (3, 5, 2)[j], next(schedules), REMAT[(i + j) % 4])
+        for i, kind in enumerate(kinds)
+        for j in range(3)
+    ]
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(
+    ("name", *POINT),
+    [
+        *COMPILED,
+        *(pytest.param(*p, marks=pytest.mark.slow) for p in dealt_compiled()),
+    ],
+)
+def test_fit_compiled_by_xla_equals_keras(name, k, m, schedule, remat):
+    given = name, k, m, schedule, remat
+    check(*given, "momentum", epochs=1, jit_compile=True)
 
 
 @pytest.mark.slow
