@@ -94,6 +94,9 @@ class Workers:
     def kill(self, index):
         self._running[index].kill()
 
+    def pid(self, index):
+        return self._running[index].popen.pid
+
     def stop(self, index):
         """It does nothing any more, and stays."""
         self._running[index].popen.send_signal(signal.SIGSTOP)

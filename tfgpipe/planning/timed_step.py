@@ -169,6 +169,9 @@ class TimedStep:
         found = collections.defaultdict(list)
         for kind, start, end in zip(self._kinds, times[::2], times[1::2]):
             found[kind].append(float(end - start))
+        if self._tasks.graph.recomputes_in_backward and "recompute" in found:
+            # It is part of the backward task, and as long for every layer.
+            found["recompute_last"] = found["recompute"]
         return {kind: own[1:] for kind, own in found.items()}
 
     def _ones(self) -> tuple[list[Any], list[Any]]:
@@ -236,9 +239,10 @@ class TimedStep:
         _, kept = run("forward", tasks.forward(arguments, keeps=False))
         if not self._place.differentiates:
             return
-        if not tasks.graph.recomputes_in_backward:
-            run("recompute", tasks.forward(arguments, keeps=True))
-            again = run("recompute_last", tasks.recompute(arguments, kept))
+        if tasks.graph.can_be_split:
+            _, again = run("recompute", tasks.forward(arguments, keeps=True))
+            if not tasks.graph.recomputes_in_backward:
+                again = run("recompute_last", tasks.recompute(arguments, kept))
             kept = kept if again is None else again
         given = arguments, kept, *gradients
         if not (self._place.needs_dx or self._is_of_weights):

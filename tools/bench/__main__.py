@@ -27,6 +27,7 @@ COMMANDS = {
     "recompute": "recomputation beside tf.recompute_grad in plain Keras",
     "plan": "what the planner predicts beside what is measured",
     "peers": "Lingvo, torchgpipe and torch pipelining on the same work",
+    "all": "the goals of the others, what is reached, what was reported",
 }
 
 

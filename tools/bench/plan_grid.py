@@ -42,8 +42,8 @@ def table(rounds: int, seconds: float) -> Table:
     devices.split_cpu(2)
     found = Table(
         "grid",
-        "The plan for two devices of a core each, and the best of all settings "
-        "of 1 and 2 devices, M up to 32, and every schedule",
+        "The plan for two devices of a core each, and the best of a grid: one "
+        "device or two, M up to 32, gpipe, 1f1b, interleaved, zero_bubble",
         _COLUMNS,
     )
     for name in progress(MODELS, "models"):
@@ -96,7 +96,7 @@ def _rows(own: Measured, rounds: int) -> list[dict[str, Any]]:
 
 
 def _grid(own: Measured) -> Iterator[Setting]:
-    """All settings without recomputations, which only cost time."""
+    """Settings without recomputations, which only cost time."""
     most = len(own.sized.source.starts())
     shapes = [("gpipe", 1, 1), ("gpipe", 2, 2), ("1f1b", 2, 2)]
     shapes += [("zero_bubble", 2, 2)]

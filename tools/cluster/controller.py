@@ -20,6 +20,7 @@ from tools import device_memory
 from tools.cluster import handshake, link, secret
 from tools.cluster.hosts import Host, Hosts, device_names
 from tools.cluster.link import Link
+from tools.cluster.progress import Progress, wait_until_silent
 
 _RETRY = 0.2  # seconds
 
@@ -43,6 +44,8 @@ class Cluster:
 
     Attributes:
         devices: Full names of all devices: those of the first host first.
+        progress: A callback that has to be told of the steps, so that devices
+            that hang are noticed.
 
     Raises:
         ValueError: If a host cannot be reached, is no worker or in use, or
@@ -61,6 +64,7 @@ class Cluster:
         self._advice = advice
         self._known = secret.read() if known is None else known
         self._links: dict[Host, Link] = {}
+        self.progress = Progress()
         self._has_ended = False
         try:
             addresses = self._connect(time.monotonic() + timeout, timeout)
@@ -83,6 +87,10 @@ class Cluster:
         except ValueError:
             self.end(2)
             raise
+        for host in hosts.others:
+            threading.Thread(
+                target=self._watch_devices, args=(host,), daemon=True
+            ).start()
 
     # ------------------------------------------------------------- connecting
     def _connect(self, until: float, timeout: float) -> dict[Host, str]:
@@ -203,7 +211,21 @@ class Cluster:
         TensorFlow would tell the same in other words, but only if something
         waits for that worker, and not if its host is cut off, or it is stopped.
         """
-        why = _followed(self._links[host], host.task)
+        self._lose(host, _followed(self._links[host], host.task))
+
+    def _watch_devices(self, host: Host) -> None:
+        """Ends this process when the devices of a worker hang."""
+        own = [n for n in self.devices if n.startswith(f"{host.task}/")]
+        if own:
+            seconds = wait_until_silent(self.progress, own)
+            self._lose(
+                host,
+                f"its devices have answered nothing for {seconds:g} s, though "
+                "its process lives: a device or a connection hangs. End it",
+            )
+
+    def _lose(self, host: Host, why: str) -> None:
+        """Ends this process, unless it ends anyway."""
         if self._has_ended:  # and so may the worker
             return
         print(

@@ -5,6 +5,7 @@ Tensors do not go over it: TensorFlow's servers have connections of their own.
 When either end is killed its system closes the connection, and the other end
 knows at once; when a host or the network dies, after `SILENCE` seconds; and the
 controller, when a worker is stopped or hangs, after `BEATS` beats, a minute.
+Devices that hang are noticed by `progress.py`.
 
 Whatever is sent, a message is an object of JSON, of limited size, that is there
 in limited time, or the line is closed.

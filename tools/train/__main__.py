@@ -20,7 +20,10 @@ import dataclasses
 import pathlib
 import sys
 import time
+from collections.abc import Sequence
+from typing import Any
 
+import keras
 from absl import app, flags, logging
 
 import params
@@ -89,10 +92,15 @@ def main(argv: list[str]) -> int:
     if cluster is None:
         return _run(experiment, None)
     with cluster:
-        return cluster.end(_run(experiment, cluster.devices))
+        code = _run(experiment, cluster.devices, [cluster.progress])
+        return cluster.end(code)
 
 
-def _run(experiment: Experiment, names: list[str] | None) -> int:
+def _run(
+    experiment: Experiment,
+    names: list[str] | None,
+    watching: Sequence[keras.callbacks.Callback] = (),
+) -> int:
     """Trains and tests on devices of these names; returns the exit code."""
     try:
         trainer = Trainer(
@@ -110,7 +118,7 @@ def _run(experiment: Experiment, names: list[str] | None) -> int:
     except _REFUSED as error:
         return _say(error)
     print(experiment)
-    callbacks: list = [snapshot] if snapshot else []
+    callbacks: list[Any] = [*watching, *([snapshot] if snapshot else [])]
     if FLAGS.pipeline_monitor:
         callbacks.append(PipelineMonitor(log_dir=_log_dir()))
     try:

@@ -14,9 +14,9 @@ FIRST = Place(differentiates=True, needs_dx=False)
 FORWARD = Place(differentiates=False, needs_dx=False)
 
 
-def timed_and_values(layer, place, jit_compile=False):
-    layer.build((None, 3))
-    x = tf.random.stateless_normal((2, 3), [1, 2])
+def timed_and_values(layer, place, jit_compile=False, shape=(3,)):
+    layer.build((None, *shape))
+    x = tf.random.stateless_normal((2, *shape), [1, 2])
     inputs = Boundary([x], [None])
     timed = TimedStep(Step(layer), inputs, 0, place, "CPU:0", jit_compile)
     weights, state = (
@@ -51,14 +51,24 @@ def test_tasks_are_those_of_its_place(layer, place, kinds):
     assert {len(own) for own in seconds.values()} == {3}
 
 
-def test_compiled_step_recomputes_in_its_backward_pass():
+def test_compiled_step_has_the_same_tasks():
     timed, values = timed_and_values(kl.Dense(4, "relu"), BEHIND, True)
-    assert [*timed.seconds(values)] == [
+    found = timed.seconds(values)
+    assert [*found] == [
         "forward",
+        "recompute",
         "backward",
         "input_gradient",
         "weight_gradient",
+        "recompute_last",
     ]
+    assert found["recompute"] == found["recompute_last"]
+
+
+def test_compiled_loop_is_one_backward_task():
+    layer = kl.GRU(3, return_sequences=True)
+    timed, values = timed_and_values(layer, BEHIND, True, shape=(4, 3))
+    assert [*timed.seconds(values)] == ["forward", "backward"]
 
 
 def test_outputs_are_those_of_the_layer():

@@ -1,7 +1,9 @@
 """Runs over several hosts: their bits, and what happens when one dies."""
 
+import ctypes
 import dataclasses
 import json
+import os
 import random
 import re
 import shlex
@@ -146,6 +148,35 @@ def test_stopped_worker_is_named_after_a_minute(tmp_path):
         for index in (0, 1)
         for what in ("current", "peak")
     }
+
+
+def hang(process):
+    """Stops all threads of a process but the first, which runs Python."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    seize, interrupt = 0x4206, 0x4207
+    for name in os.listdir(f"/proc/{process}/task"):
+        for request in (seize, interrupt) if int(name) != process else ():
+            if libc.ptrace(request, int(name), None, None):
+                pytest.skip(f"ptrace: {os.strerror(ctypes.get_errno())}")
+
+
+@pytest.mark.slow
+def test_worker_whose_devices_hang_is_named_after_a_minute(tmp_path):
+    """Its Python lives, and sends its beats."""
+    workers = Workers(tmp_path, 2)
+    folder = tmp_path / "run"
+    flags = "--num_replicas=2", "--steps=100000", "--checkpoint_every=50"
+    try:
+        run = train(tmp_path, workers.flag, *flags, f"--train_dir={folder}")
+        until(lambda: checkpoints(folder), run)
+        start = time.monotonic()
+        hang(workers.pid(1))
+        assert run.wait() == 3, run.output
+        assert 55 <= time.monotonic() - start < 100
+    finally:
+        workers.end()
+    assert f"Lost worker 1 at 127.0.0.1:{workers.ports[1]}" in run.output
+    assert "devices have answered nothing for 60 s" in run.output
 
 
 PHASES = ["connect", "trace", "train", "train"]

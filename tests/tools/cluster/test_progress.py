@@ -1,0 +1,89 @@
+"""Devices that answer nothing while no step ends."""
+
+import threading
+
+import pytest
+import tensorflow as tf
+
+from tools.cluster import link, progress
+from tools.cluster.progress import Progress, ask_devices, wait_until_silent
+
+
+class Stopped(Exception):
+    """There is nothing more in a test's story."""
+
+
+@pytest.fixture
+def story(monkeypatch):
+    """What happens between two looks: steps that end, or None at last.
+
+    Returns a function that runs such a story; `answers` says of each question
+    whether it is answered.
+    """
+
+    def run(steps, answers):
+        watched, beats, asked = Progress(), iter(steps), []
+
+        def sleep(seconds):
+            assert seconds == link.BEAT
+            for _ in range(next(beats, None) or 0):
+                watched.on_train_batch_end(0)
+            if len(asked) > 500 or next(left, None) is None:
+                raise Stopped
+
+        def ask(names):
+            assert names == ["CPU:0"]
+            event = threading.Event()
+            if answers(len(asked)):
+                event.set()
+            asked.append(event)
+            return event
+
+        left = iter(range(400))
+        monkeypatch.setattr(progress.time, "sleep", sleep)
+        return wait_until_silent(watched, ["CPU:0"], ask), asked
+
+    return run
+
+
+def test_devices_that_do_not_answer_for_a_minute(story):
+    seconds, asked = story([0, 1, 1, 1, 0, 0], lambda i: False)
+    assert seconds == link.BEATS * link.BEAT == 60
+    assert len(asked) == 1
+
+
+def test_devices_that_answer_are_not_lost(story):
+    with pytest.raises(Stopped):
+        story([1, 1], lambda i: True)
+
+
+def test_first_steps_are_not_looked_at(story):
+    with pytest.raises(Stopped):
+        story([], lambda i: False)
+    with pytest.raises(Stopped):
+        story([0, 1, 0, 0], lambda i: False)
+
+
+def test_steps_of_minutes_may_keep_devices_from_answering(story):
+    long = [0] * 30 + [1]  # 155 s
+    with pytest.raises(Stopped):
+        story([1, *(10 * long)], lambda i: i < 20 or i % 2)
+    seconds, asked = story([1, *(3 * long), 0], lambda i: False)
+    assert seconds == 3 * 31 * link.BEAT
+    assert len(asked) == 3  # in the long steps that were looked at, and last
+
+
+def test_a_device_answers():
+    assert ask_devices(["CPU:0"]).wait(30)
+
+
+def test_a_device_that_there_is_not_has_no_answer_to_wait_for():
+    assert ask_devices(["/job:nobody/task:7/device:CPU:0"]).wait(30)
+
+
+def test_steps_of_training_and_of_tests_are_counted():
+    watched = Progress()
+    watched.on_train_batch_end(0)
+    watched.on_test_batch_end(0)
+    assert watched.count == 2
+    assert isinstance(watched, tf.keras.callbacks.Callback)
