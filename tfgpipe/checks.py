@@ -99,7 +99,7 @@ def checked_positive(name: str, value: Any, what: str) -> float:
     >>> checked_positive("seconds", 3, "for how long to measure")
     3.0
     """
-    if is_amount(value) and value > 0:
+    if is_amount(value) and float(value) > 0:
         return float(value)
     raise ValueError(
         f"`{name}` must be a positive, finite number, {what}. "

@@ -65,9 +65,10 @@ class GPipe(Described, Saved, Stepped):
         num_micro_batches: M, at least 1. A mini-batch of fewer rows is split
             into as many micro-batches as it has rows. In the scope of a
             `PipelineStrategy`, the micro-batches of each replica.
-        devices: K names, such as "GPU:0", or `tf.config.LogicalDevice`s.
-            Defaults to the first K accelerators: TPUs, or GPUs, or else CPUs;
-            in the scope of a `PipelineStrategy`, to those of the strategy.
+        devices: Names, such as "GPU:0", or `tf.config.LogicalDevice`s, as many
+            as the schedule needs for K cells. Defaults to the first of the
+            accelerators: TPUs, or GPUs, or else CPUs; in the scope of a
+            `PipelineStrategy`, to those of the strategy.
         layers_per_cell: How many layers each cell has. By default the cells
             are balanced by cost.
         schedule: The order of the tasks on each device: "gpipe", "1f1b",

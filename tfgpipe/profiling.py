@@ -59,8 +59,8 @@ def profile(
         y: Its labels, to measure the loss as well; or None.
         loss: The loss, as for `compile`. Defaults to that of a compiled model.
         micro_batch_sizes: Rows of the micro-batches to measure, the first ones
-            of `x`. Defaults to all rows, and a quarter of them, so that other
-            sizes are on a line.
+            of `x`. Defaults to all rows, and a quarter of them, so that larger
+            sizes are on a line; smaller ones are taken to be no faster.
         device: A name, or a `tf.config.LogicalDevice`. Defaults to the first
             accelerator.
         seconds: For how long to measure, all in all, but for what is traced

@@ -52,7 +52,7 @@ def load_model(
             `PipelineStrategy` in whose scope this is called.
         num_micro_batches: M. Defaults to what was saved.
         devices: The devices, as for `GPipe`. Defaults to what was saved; where
-            none were given then, to the first K accelerators.
+            none were given then, to the first accelerators.
         schedule: The schedule. Defaults to what was saved.
         remat: The rule, or rules. Defaults to what was saved.
         remat_groups: Groups a cell. Defaults to what was saved.
@@ -163,11 +163,15 @@ def _of_strategy(config: dict[str, Any]) -> dict[str, Any]:
     saved, k = as_count(config["num_partitions"]), strategy.num_partitions
     if saved is None:  # refused later
         return {}
-    schedule = config["schedule"]
-    chunks = CHUNKS.get(schedule, 1) if isinstance(schedule, str) else 1
-    fits = saved % k == 0 if chunks is None else saved == chunks * k
+    schedule, chunks = config["schedule"], 1
+    if isinstance(schedule, (list, tuple)):  # the tasks of each device
+        fits = len(schedule) == k
+    else:
+        chunks = CHUNKS.get(schedule, 1) or 1
+        is_multiple = CHUNKS.get(schedule, 1) is None and saved % k == 0
+        fits = is_multiple or saved == chunks * k
     return {
-        "num_partitions": saved if fits else (chunks or 1) * k,
+        "num_partitions": saved if fits else chunks * k,
         "devices": None,
     }
 

@@ -26,6 +26,7 @@ from tiny import (
 )
 
 import tfgpipe
+from tfgpipe.schedules import search
 from tfgpipe.schedules.named import SCHEDULES
 from tfgpipe.schedules.schedule import Schedule
 
@@ -178,6 +179,26 @@ def test_schedule_and_rules_are_saved(tmp_path, name):
     for one in (loaded, model):
         fit(one, x, y, epochs=1)
     assert_same(state(loaded), state(model))
+
+
+def four():
+    return [keras.Input((3,)), *(keras.layers.Dense(3) for _ in range(4))]
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    ["zero_bubble_v", search([(1, 1, 1)] * 4, 3, devices=[0, 1, 1, 0])],
+)
+def test_two_cells_a_device_come_back_under_a_strategy(tmp_path, schedule):
+    path = str(tmp_path / "model.keras")
+    with tfgpipe.PipelineStrategy(2, 2).scope():
+        model = pipeline(four, k=4, m=3, schedule=schedule)
+    model.save(path)
+    with tfgpipe.PipelineStrategy(2, 2).scope():
+        loaded = tfgpipe.load_model(path)
+    found = [cell.device[-1] for cell in loaded.cells()]
+    assert found == [cell.device[-1] for cell in model.cells()] == [*"0110"]
+    assert loaded._arguments.schedule == model._arguments.schedule
 
 
 def test_model_is_made_again_from_its_config():

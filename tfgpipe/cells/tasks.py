@@ -39,12 +39,12 @@ class CellTasks:
 
     Attributes:
         graph: The cell's graph.
-        needs_dx: Whether there are gradients of the inputs that are wanted.
+        needs_dx: Whether the gradients of the inputs are wanted.
     """
 
     def __init__(self, cut: Cut, needs_dx: bool):
         self.graph = cut
-        self.needs_dx = needs_dx and bool(tensors(cut.backward.dx))
+        self.needs_dx = needs_dx
 
     @property
     def findings(self) -> Findings:
@@ -54,7 +54,7 @@ class CellTasks:
     @property
     def is_split(self) -> bool:
         """Whether the backward pass has two halves."""
-        return self.needs_dx and self.graph.can_be_split
+        return bool(self._dx) and self.graph.can_be_split
 
     @property
     def _dx(self) -> list[tf.Tensor]:

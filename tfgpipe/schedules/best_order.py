@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import numbers
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tfgpipe.checks import checked_counts, is_amount
+from tfgpipe.checks import as_integer, checked_counts, is_amount
 from tfgpipe.schedules.greedy import HALVES, Policy, Work, run
 from tfgpipe.schedules.named import CHUNKS, SCHEDULES, devices_of_cells
 from tfgpipe.schedules.schedule import Schedule
@@ -101,10 +102,7 @@ def _checked(
 ) -> Work:
     """The arguments of `search`."""
     (count,) = checked_counts(num_micro_batches=num_micro_batches)
-    try:
-        cells = [tuple(own) for own in durations]
-    except TypeError:
-        cells = []
+    cells = [_listed(own) for own in _listed(durations)]
     if not cells or not all(
         len(own) == len(HALVES) and all(map(is_amount, own)) for own in cells
     ):
@@ -114,22 +112,23 @@ def _checked(
             f"its weights. Received: durations={durations!r}."
         )
     k = len(cells)
-    own_sizes = [1.0] * k if sizes is None else list(sizes)
+    own_sizes = [1.0] * k if sizes is None else _listed(sizes)
     if len(own_sizes) != k or not all(map(is_amount, own_sizes)):
         raise ValueError(
             f"`sizes` must have a finite number from 0 for each of the {k} "
             f"cells. Received: sizes={sizes!r}."
         )
-    places = [*range(k)] if devices is None else list(devices)
+    given = range(k) if devices is None else _listed(devices)
+    places = [p for p in map(as_integer, given) if p is not None]
     used = sorted(set(places))
-    if len(places) != k or used != [*range(len(used))]:
+    if len(places) != k or len(given) != k or used != [*range(len(used))]:
         raise ValueError(
             f"`devices` must have the index of a device for each of the {k} "
             "cells, and leave none out. Received: "
             f"devices={devices!r}."
         )
-    is_one = isinstance(memory, (int, float))
-    most = [memory] * len(used) if is_one else list(memory)
+    is_one = isinstance(memory, numbers.Real)
+    most = [memory] * len(used) if is_one else _listed(memory)
     if len(most) != len(used) or not all(
         is_amount(own) or own == math.inf for own in most
     ):
@@ -138,7 +137,15 @@ def _checked(
             f"{len(used)} devices. Received: memory={memory!r}."
         )
     seconds = [dict(zip(HALVES, map(float, own))) for own in cells]
-    return Work(seconds, own_sizes, places, list(most), count)
+    return Work(seconds, own_sizes, places, [*map(float, most)], count)
+
+
+def _listed(value: Any) -> list[Any]:
+    """What is in a list; nothing of what is none."""
+    try:
+        return [*value]
+    except TypeError:
+        return []
 
 
 def _named(work: Work) -> Iterator[Schedule]:

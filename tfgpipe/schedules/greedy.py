@@ -17,6 +17,7 @@ from typing import NamedTuple
 from tfgpipe.schedules.schedule import Schedule
 from tfgpipe.schedules.task import Task
 
+_ROUNDING = 1e-9  # of sums
 HALVES = ("forward", "input_gradient", "weight_gradient")
 
 
@@ -51,7 +52,7 @@ class Work(NamedTuple):
             for kind, k, _ in own:
                 if kind == "forward":
                     now += self.sizes[k]
-                    if now > most:
+                    if now > most + _ROUNDING * abs(most):
                         return False
                 elif kind in ("backward", "weight_gradient"):
                     now -= self.sizes[k]
@@ -166,6 +167,7 @@ class _Running:
 
     def _next_forward(self, device: int) -> Task | None:
         work, most = self._work, self._work.most[device]
+        most += _ROUNDING * abs(most)
         for k in self._forward[device]:
             m = self._started[k]["forward"]
             if (

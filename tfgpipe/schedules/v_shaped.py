@@ -70,13 +70,6 @@ def _orders(
     return [[task for _, task in sorted(own)] for own in starts]
 
 
-def _duration(task: Task) -> float:
-    """Of equal cells; nothing takes the gradient of the model's inputs."""
-    if task.cell == 0:
-        return {"input_gradient": 0, "weight_gradient": 2}.get(task.kind, 1)
-    return 1
-
-
 def zero_bubble_v(
     num_devices: int, num_micro_batches: int, num_chunks: int = 2
 ) -> Schedule:
@@ -90,7 +83,9 @@ def zero_bubble_v(
     Reference: [Qi et al., 2023](https://arxiv.org/abs/2401.10241), section 6
     """
     d, m, _ = checked_shape(num_devices, num_micro_batches, num_chunks, 2)
-    return filled(_orders(d, m, (1, 4, 1, 2)), [2 * d] * d, _duration)
+    return filled(
+        _orders(d, m, (1, 4, 1, 2)), [2 * d] * d, lambda task: task.units
+    )
 
 
 def v_half(
@@ -107,7 +102,7 @@ def v_half(
     """
     d, m, _ = checked_shape(num_devices, num_micro_batches, num_chunks, 2)
     most = [d + 2 - d % 2] * d
-    return filled(_orders(d, m, (2, 1, 2, 1)), most, _duration)
+    return filled(_orders(d, m, (2, 1, 2, 1)), most, lambda task: task.units)
 
 
 def v_min(
@@ -124,7 +119,7 @@ def v_min(
     """
     d, m, _ = checked_shape(num_devices, num_micro_batches, num_chunks, 2)
     most = [2 * ((d + 1) // 3) + 2] * d
-    return filled(_orders(d, m, (1, 1, 1, 1)), most, _duration)
+    return filled(_orders(d, m, (1, 1, 1, 1)), most, lambda task: task.units)
 
 
 def dualpipe_v(

@@ -8,7 +8,7 @@ from tfgpipe.sequence.given_costs import GivenCosts
 AUTO = "auto"
 NEEDS_PROFILE = (
     f'`schedule="{AUTO}"` must know how long tasks take. Received: no profile. '
-    "Pass costs=tfgpipe.profile(layers, x), or the name of a schedule."
+    "Pass costs=tfgpipe.profile(layers, x) to `GPipe`, or another schedule."
 )
 
 
@@ -43,7 +43,7 @@ def found(
         again = profile.task_seconds(start, start + count, "recompute", rows)
         again *= remat.recomputes(cell)
         if cell == 0:  # nothing takes the gradient of the model's inputs
-            half, rest, again = 0.0, whole + again, 0.0
+            half, rest = 0.0, whole
         durations.append((forward, half + again, rest))
         start += count
     return search(durations, num_micro_batches, memory=k), cut

@@ -80,14 +80,14 @@ class Run(NamedTuple):
 
 _NEVER = {
     "gpipe": 1.012,
-    "1f1b": 1.010,
-    "interleaved": 1.015,
+    "1f1b": 1.009,
+    "interleaved": 1.016,
     "zero_bubble": 1.016,
-    "zero_bubble_2p": 1.015,
-    "zero_bubble_v": None,
-    "v_half": 1.016,
-    "v_min": 1.024,
-    "dualpipe_v": 1.022,
+    "zero_bubble_2p": 1.016,
+    "zero_bubble_v": 1.026,
+    "v_half": 1.025,
+    "v_min": 1.028,
+    "dualpipe_v": 1.021,
 }
 RUNS = [
     Run(

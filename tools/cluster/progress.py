@@ -24,11 +24,21 @@ class Progress(keras.callbacks.Callback):
 
     Attributes:
         count: Their number.
+        is_training: Whether more are to come.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
+        self.is_training = False
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """From here on, steps are expected."""
+        self.is_training = True
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """They are no more: what comes then is not told."""
+        self.is_training = False
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
@@ -72,6 +82,8 @@ def wait_until_silent(
             if seen:
                 longest = max(longest, 3 * waits)
             seen, waits, silent, asked = progress.count, 0, 0, None
+        elif not progress.is_training:
+            waits, silent, asked = 0, 0, None
         elif seen < 2:
             pass
         elif asked is None or asked.is_set():

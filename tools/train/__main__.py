@@ -191,7 +191,17 @@ def _snapshot(trainer: Trainer) -> comparison.Snapshot | None:
             f"{step}. A run that is finished cannot be compared: give "
             "another --train_dir, or none."
         )
+    _other(trainer.experiment)  # refused before any work is lost
     return comparison.Snapshot(step, trainer.first_step)
+
+
+def _other(experiment: Experiment) -> Experiment:
+    """What a run is compared with: the same with other cells."""
+    return dataclasses.replace(
+        experiment,
+        num_partitions=FLAGS.compare_num_partitions,
+        layers_per_cell=None,
+    )
 
 
 def _how_to_go_on() -> str:
@@ -262,11 +272,7 @@ def _compare(
 ) -> int:
     """Trains again with other cells; returns the exit code."""
     k = experiment.num_partitions
-    other = dataclasses.replace(
-        experiment,
-        num_partitions=FLAGS.compare_num_partitions,
-        layers_per_cell=None,
-    )
+    other = _other(experiment)
     print(f"\nThe same again with num_partitions={other.num_partitions}:")
     trainer = Trainer(
         other,

@@ -5,7 +5,7 @@ import pytest
 
 import tfgpipe
 from tfgpipe.monitor import ideal_bubble, ideal_bubbles, layout_of
-from tfgpipe.schedules import CHUNKS, SCHEDULES
+from tfgpipe.schedules import CHUNKS, IDEALS, SCHEDULES
 
 DEVICES = ["CPU:0", "CPU:1"]
 
@@ -22,6 +22,7 @@ def test_ideal_bubble_is_that_of_the_schedule(schedule):
         schedule=schedule,
     )
     found = ideal_bubble(model)
+    assert found == pytest.approx(IDEALS[schedule](2, 4, chunks).bubble)
     made = SCHEDULES[schedule](2, 4, chunks)
     own = tfgpipe.GPipe(
         [keras.Input((2,)), *[keras.layers.Dense(2) for _ in range(4)]],

@@ -15,7 +15,7 @@ class Stopped(Exception):
 
 @pytest.fixture
 def story(monkeypatch):
-    """What happens between two looks: steps that end, or None at last.
+    """What happens between two looks: steps that end; None ends training.
 
     Returns a function that runs such a story; `answers` says of each question
     whether it is answered.
@@ -23,10 +23,14 @@ def story(monkeypatch):
 
     def run(steps, answers):
         watched, beats, asked = Progress(), iter(steps), []
+        watched.on_train_begin()
 
         def sleep(seconds):
             assert seconds == link.BEAT
-            for _ in range(next(beats, None) or 0):
+            beat = next(beats, 0)
+            if beat is None:
+                watched.on_train_end()
+            for _ in range(beat or 0):
                 watched.on_train_batch_end(0)
             if len(asked) > 500 or next(left, None) is None:
                 raise Stopped
@@ -71,6 +75,11 @@ def test_steps_of_minutes_may_keep_devices_from_answering(story):
     seconds, asked = story([1, *(3 * long), 0], lambda i: False)
     assert seconds == 3 * 31 * link.BEAT
     assert len(asked) == 3  # in the long steps that were looked at, and last
+
+
+def test_what_is_after_training_is_not_looked_at(story):
+    with pytest.raises(Stopped):
+        story([1, 1, 1, 0, 0, 0, None], lambda i: False)
 
 
 def test_a_device_answers():
