@@ -163,15 +163,15 @@ def _of_strategy(config: dict[str, Any]) -> dict[str, Any]:
     saved, k = as_count(config["num_partitions"]), strategy.num_partitions
     if saved is None:  # refused later
         return {}
-    schedule, chunks = config["schedule"], 1
+    schedule = config["schedule"]
+    chunks: int | None = 1
     if isinstance(schedule, (list, tuple)):  # the tasks of each device
         fits = len(schedule) == k
     else:
-        chunks = CHUNKS.get(schedule, 1) or 1
-        is_multiple = CHUNKS.get(schedule, 1) is None and saved % k == 0
-        fits = is_multiple or saved == chunks * k
+        chunks = CHUNKS.get(schedule, 1)  # a wrong name is refused later
+        fits = saved % k == 0 if chunks is None else saved == chunks * k
     return {
-        "num_partitions": saved if fits else chunks * k,
+        "num_partitions": saved if fits else (chunks or 1) * k,
         "devices": None,
     }
 

@@ -111,9 +111,9 @@ class DeviceList:
                 )
             self.devices = self.devices[: k // chunks]
         elif k != chunks * found:
-            count = {1: "one device a cell"}.get(
-                chunks, f"one device for {chunks} cells"
-            )
+            count = "one device a cell"
+            if chunks > 1:
+                count = f"one device for {chunks} cells"
             self.problems.append(
                 f"`devices` must name {count}. Received: devices={self.names} "
                 f"and num_partitions={k}. Name {k // chunks}."

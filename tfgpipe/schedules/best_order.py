@@ -25,6 +25,7 @@ from tfgpipe.schedules.named import CHUNKS, SCHEDULES, devices_of_cells
 from tfgpipe.schedules.schedule import Schedule
 
 _MOST_TASKS = 400_000  # that are run in all trials together
+_ROUNDING = 1 + 1e-9  # of sums of sizes
 _SCALES = (1.0, 1.25, 1.5, 2.0, 3.0, 1e9)  # of the limits tried first
 
 
@@ -137,7 +138,8 @@ def _checked(
             f"{len(used)} devices. Received: memory={memory!r}."
         )
     seconds = [dict(zip(HALVES, map(float, own))) for own in cells]
-    return Work(seconds, own_sizes, places, [*map(float, most)], count)
+    rounded = [_ROUNDING * float(own) for own in most]
+    return Work(seconds, own_sizes, places, rounded, count)
 
 
 def _listed(value: Any) -> list[Any]:

@@ -17,7 +17,6 @@ from typing import NamedTuple
 from tfgpipe.schedules.schedule import Schedule
 from tfgpipe.schedules.task import Task
 
-_ROUNDING = 1e-9  # of sums
 HALVES = ("forward", "input_gradient", "weight_gradient")
 
 
@@ -28,7 +27,7 @@ class Work(NamedTuple):
         seconds: For each cell, those of its three tasks.
         sizes: For each cell, what it takes to hold a micro-batch.
         devices: For each cell, its device.
-        most: What a device may hold.
+        most: What each device may hold, with room for the rounding of sums.
         num_micro_batches: M.
     """
 
@@ -52,7 +51,7 @@ class Work(NamedTuple):
             for kind, k, _ in own:
                 if kind == "forward":
                     now += self.sizes[k]
-                    if now > most + _ROUNDING * abs(most):
+                    if now > most:
                         return False
                 elif kind in ("backward", "weight_gradient"):
                     now -= self.sizes[k]
@@ -167,7 +166,6 @@ class _Running:
 
     def _next_forward(self, device: int) -> Task | None:
         work, most = self._work, self._work.most[device]
-        most += _ROUNDING * abs(most)
         for k in self._forward[device]:
             m = self._started[k]["forward"]
             if (

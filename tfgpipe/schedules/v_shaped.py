@@ -70,6 +70,18 @@ def _orders(
     return [[task for _, task in sorted(own)] for own in starts]
 
 
+def _paced(
+    num_devices: int,
+    num_micro_batches: int,
+    gaps: Sequence[int],
+    most_held: int,
+) -> Schedule:
+    """The schedule of a pace, in which each device holds so many at most."""
+    orders = _orders(num_devices, num_micro_batches, gaps)
+    most = [most_held] * num_devices
+    return filled(orders, most, lambda task: task.units)
+
+
 def zero_bubble_v(
     num_devices: int, num_micro_batches: int, num_chunks: int = 2
 ) -> Schedule:
@@ -83,9 +95,7 @@ def zero_bubble_v(
     Reference: [Qi et al., 2023](https://arxiv.org/abs/2401.10241), section 6
     """
     d, m, _ = checked_shape(num_devices, num_micro_batches, num_chunks, 2)
-    return filled(
-        _orders(d, m, (1, 4, 1, 2)), [2 * d] * d, lambda task: task.units
-    )
+    return _paced(d, m, (1, 4, 1, 2), 2 * d)
 
 
 def v_half(
@@ -101,8 +111,7 @@ def v_half(
     Reference: [Qi et al., 2024](https://arxiv.org/abs/2405.15362), section 3.2
     """
     d, m, _ = checked_shape(num_devices, num_micro_batches, num_chunks, 2)
-    most = [d + 2 - d % 2] * d
-    return filled(_orders(d, m, (2, 1, 2, 1)), most, lambda task: task.units)
+    return _paced(d, m, (2, 1, 2, 1), d + 2 - d % 2)
 
 
 def v_min(
@@ -118,8 +127,7 @@ def v_min(
     Reference: [Qi et al., 2024](https://arxiv.org/abs/2405.15362), section 3.2
     """
     d, m, _ = checked_shape(num_devices, num_micro_batches, num_chunks, 2)
-    most = [2 * ((d + 1) // 3) + 2] * d
-    return filled(_orders(d, m, (1, 1, 1, 1)), most, lambda task: task.units)
+    return _paced(d, m, (1, 1, 1, 1), 2 * ((d + 1) // 3) + 2)
 
 
 def dualpipe_v(

@@ -279,6 +279,12 @@ def test_no_function_computes_what_another_one_has_computed(name):
         assert not one & other
 
 
+def test_cell_whose_inputs_need_no_gradient_is_not_split():
+    given = prepared(*CELLS["dense"])
+    assert not tasks_of(*given, [True], needs_dx=False).is_split
+    assert tasks_of(*given, [True]).is_split
+
+
 # ----------------------------------------------------- casts of weights
 def casts(m, **kwargs):
     """Casts to bfloat16 in a training step: outside of functions, and all."""
