@@ -3,6 +3,8 @@
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+_SENDS = ("_Send", "_HostSend")
+
 
 def short(device):
     return device.removeprefix("/job:localhost/replica:0/task:0")
@@ -13,24 +15,25 @@ def sent_tensors(model, x, y):
 
     Read from the graphs that TensorFlow's executors run, one a device. They
     do not know the shapes of what they send, so those are looked up in the
-    graph that was traced.
+    graph that was traced. The functions that the step calls must stay on the
+    device that calls them.
     """
     model.prepare(tf.constant(x), tf.constant(y), None, True)
-    step = tf.function(model.train_step, autograph=False)
-    concrete = step.get_concrete_function((tf.constant(x), tf.constant(y)))
+    traced = tf.function(model.train_step, autograph=False)
+    concrete = traced.get_concrete_function((tf.constant(x), tf.constant(y)))
     context.enable_graph_collection()
     try:
         concrete(tf.constant(x), tf.constant(y))
         graphs = context.context().export_run_metadata().function_graphs
     finally:
         context.disable_graph_collection()
+    _check_calls(concrete.graph)
+    (step,) = graphs
     found = []
-    for partition in max(
-        (g.partition_graphs for g in graphs), key=lambda p: len(p)
-    ):
+    for partition in step.partition_graphs:
         nodes = {node.name: node for node in partition.node}
         for node in partition.node:
-            if node.op not in ("_Send", "_HostSend"):
+            if node.op not in _SENDS:
                 continue
             name, _, index = node.input[0].partition(":")
             found.append(
@@ -42,6 +45,29 @@ def sent_tensors(model, x, y):
                 )
             )
     return found
+
+
+def _check_calls(graph):
+    """What the step calls names no device, but a host's CPU, any.
+
+    Else it would run there, whoever calls it. These graphs are not among those
+    that TensorFlow shows.
+    """
+    definition = graph.as_graph_def()
+    functions = {f.signature.name: f for f in definition.library.function}
+    calls = {
+        node.attr["f"].func.name
+        for nodes in (
+            definition.node,
+            *(f.node_def for f in functions.values()),
+        )
+        for node in nodes
+        if "PartitionedCall" in node.op
+    }
+    assert calls
+    for name in calls:
+        devices = {node.device for node in functions[name].node_def}
+        assert devices <= {"", "/device:CPU:*"}, name
 
 
 def _shape(graph, node, index):

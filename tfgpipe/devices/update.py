@@ -200,10 +200,9 @@ class _SharedUpdate:
             jit_compile=jit_compile or None,
             experimental_attributes={"_noinline": True},
         )
-        return internals.Call(
-            traced.get_concrete_function(*specs),
-            as_written=False,  # as Keras would run it
-        )
+        with tf.device(None):  # those of later weights call it, too
+            concrete = traced.get_concrete_function(*specs)
+        return internals.Call(concrete, as_written=False)  # as Keras runs it
 
 
 def _read(handle: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
