@@ -74,6 +74,7 @@ flags.DEFINE_string(
     "~/.config/tfgpipe/secret, made if there is none.",
     flag_values=FLAGS,
 )
+_WAKING = 1.0  # seconds, at most
 _MOST_STRANGERS = 64  # that may introduce themselves at the same time
 
 
@@ -121,7 +122,9 @@ class Worker:
         self._is_taken = False
         self._taken: queue.SimpleQueue[Link] = queue.SimpleQueue()
         self._strangers = threading.BoundedSemaphore(_MOST_STRANGERS)
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._is_closed = False
+        self._listening = threading.Thread(target=self._listen, daemon=True)
+        self._listening.start()
 
     def serve(self, timeout: float | None = None) -> int | None:
         """Works for one controller.
@@ -149,8 +152,11 @@ class Worker:
 
     def close(self) -> None:
         """Takes no more controllers."""
+        self._is_closed = True
         with contextlib.suppress(OSError):  # wakes who listens
             self._listener.shutdown(socket.SHUT_RDWR)
+        # Else it could take what comes to a socket that has this one's number.
+        self._listening.join(_WAKING)
         self._listener.close()
 
     def _listen(self) -> None:
@@ -158,9 +164,12 @@ class Worker:
             try:
                 stranger = Link(self._listener.accept()[0])
             except OSError:  # closed; or the stranger is gone already
-                if self._listener.fileno() < 0:
+                if self._is_closed:
                     return
                 continue
+            if self._is_closed:
+                stranger.close()
+                return
             if self._strangers.acquire(blocking=False):
                 threading.Thread(
                     target=self._admit, args=(stranger,), daemon=True
