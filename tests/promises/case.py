@@ -75,6 +75,7 @@ class Case:
         seed: Of weights and data.
         dtype: Of all that is computed. TensorFlow has faster kernels for
             "float32", and other rewrites of its graphs.
+        jit_compile: Whether XLA compiles the pipelines.
     """
 
     layers: tuple[Spec, ...]
@@ -108,6 +109,7 @@ class Case:
     then: str | None = None
     seed: int = 0
     dtype: str = "float64"
+    jit_compile: bool = False
 
     def __str__(self) -> str:
         """One line of JSON, without what has its default."""
@@ -152,7 +154,7 @@ class Case:
         }
         for name in (
             "inputs labels reduction weights schedule remat remat_groups then "
-            "dtype"
+            "dtype jit_compile"
         ).split():
             found.add(f"{name} {getattr(self, name)}")
         return sorted(found)

@@ -36,7 +36,9 @@ def layers(case: Case, explicit_input: bool) -> list[Any]:
     return found
 
 
-def plain(case: Case, eagerly: bool | None = None) -> Any:
+def plain(
+    case: Case, eagerly: bool | None = None, jit_compile: bool = False
+) -> Any:
     """What a pipeline has to be equal to; compiled.
 
     Of several outputs, Keras weighs the losses in its logs by rows only if it
@@ -45,7 +47,11 @@ def plain(case: Case, eagerly: bool | None = None) -> Any:
     model = _reference(case)(layers(case, case.explicit_input))
     if eagerly is None:
         eagerly = isinstance(case.losses, str)
-    model.compile(**objectives.arguments(case), run_eagerly=eagerly)
+    model.compile(
+        **objectives.arguments(case),
+        run_eagerly=eagerly,
+        jit_compile=jit_compile,
+    )
     return model
 
 
@@ -105,5 +111,9 @@ def pipeline(
     found = layers(case, explicit)
     with scope(case, num_partitions, schedule):
         model = tfgpipe.GPipe(found, **arguments)
-    model.compile(**objectives.arguments(case), **compile_arguments)
+    model.compile(
+        **objectives.arguments(case),
+        jit_compile=case.jit_compile,
+        **compile_arguments,
+    )
     return model

@@ -40,6 +40,8 @@ def generate(seed: int, index: int) -> Case:
     found["layers"] = tuple(growth.specs)
     found["then"] = rng.choice(THEN)
     found["dtype"] = rng.choices(("float64", "float32"), (3, 1))[0]
+    # XLA takes many seconds.
+    found["jit_compile"] = found["then"] != "eager" and rng.random() < 0.03
     return Case(**found)
 
 

@@ -35,6 +35,7 @@ SIMPLEST: tuple[tuple[dict[str, Any], ...], ...] = (
     ({"rows": 6, "batch_size": 6},),
     ({"inputs": "vector"},),
     ({"dtype": "float64"},),
+    ({"jit_compile": False},),
 )
 
 
