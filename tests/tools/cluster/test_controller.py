@@ -212,6 +212,13 @@ def test_controller_that_sends_what_it_should_not_is_lost(
     connection.close()
 
 
+def test_closed_worker_listens_no_more(server, make):
+    """Its thread would take what comes to the next socket of this number."""
+    before = {*threading.enumerate()}
+    make(0, server).close()
+    assert {*threading.enumerate()} <= before
+
+
 def test_other_secret_is_refused_and_told(server, make):
     one = make(0, server)
     with refused(
