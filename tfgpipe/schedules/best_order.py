@@ -36,6 +36,7 @@ def search(
     *,
     sizes: Sequence[float] | None = None,
     devices: Sequence[int] | None = None,
+    link: float = 0.0,
 ) -> Schedule:
     """Finds a short schedule for given durations, within a memory limit.
 
@@ -49,6 +50,8 @@ def search(
             task to its weight gradient. Defaults to 1 each.
         devices: For each cell, the index of its device. By default, each has
             one of its own.
+        link: How long it takes from a device to another, in the unit of
+            `durations`; no device is busy meanwhile.
 
     Returns:
         The shortest found. It is as short as every schedule with a name that
@@ -63,11 +66,11 @@ def search(
     >>> found.length(lambda task: 2 if task == ("weight_gradient", 1, 0) else 1)
     14
     """
-    work = _checked(durations, num_micro_batches, memory, sizes, devices)
+    work = _checked(durations, num_micro_batches, memory, sizes, devices, link)
     best: Schedule | None = None
     shortest = math.inf
     for schedule in _named(work):
-        length = schedule.length(work.duration)
+        length = schedule.length(work.duration, work.link)
         if length < shortest and work.fits(schedule):
             best, shortest = schedule, length
     left = _MOST_TASKS // (3 * len(work.sizes) * num_micro_batches)
@@ -100,6 +103,7 @@ def _checked(
     memory: Any,
     sizes: Any,
     devices: Any,
+    link: Any,
 ) -> Work:
     """The arguments of `search`."""
     (count,) = checked_counts(num_micro_batches=num_micro_batches)
@@ -137,9 +141,14 @@ def _checked(
             "`memory` must be a number from 0, or one for each of the "
             f"{len(used)} devices. Received: memory={memory!r}."
         )
+    if not is_amount(link):
+        raise ValueError(
+            "`link` must be a finite number from 0, the time of a transfer. "
+            f"Received: link={link!r}."
+        )
     seconds = [dict(zip(HALVES, map(float, own))) for own in cells]
     rounded = [_ROUNDING * float(own) for own in most]
-    return Work(seconds, own_sizes, places, rounded, count)
+    return Work(seconds, own_sizes, places, rounded, count, float(link))
 
 
 def _listed(value: Any) -> list[Any]:
@@ -156,11 +165,16 @@ def _named(work: Work) -> Iterator[Schedule]:
     chunks, rest = divmod(len(work.devices), num_devices)
     if rest:
         return
+    shape = num_devices, work.num_micro_batches, chunks
     for name, own in CHUNKS.items():
         if own not in (None, chunks):
             continue
         if list(devices_of_cells(name, num_devices, chunks)) == work.devices:
-            yield SCHEDULES[name](num_devices, work.num_micro_batches, chunks)
+            yield SCHEDULES[name](*shape)
+            if work.link and name in ("1f1b", "interleaved"):
+                whole = sum(sum(own.values()) for own in work.seconds)
+                share = work.link * len(work.seconds) / (whole or 1.0)
+                yield SCHEDULES[name](*shape, link=share)
 
 
 def _starts(work: Work) -> Iterator[tuple[Policy, list[int]]]:
@@ -175,6 +189,8 @@ def _starts(work: Work) -> Iterator[tuple[Policy, list[int]]]:
         busy[device] += sum(own.values())
     period = max(busy) or 1.0
     ways = [own["forward"] + own["input_gradient"] for own in work.seconds]
+    for k, (here, there) in enumerate(itertools.pairwise(work.devices)):
+        ways[k] += 2 * work.link * (here != there)
     behind = [*itertools.accumulate(reversed(ways))][::-1]
     several = (False, True) if len(busy) < len(ways) else (False,)
     limited = (False, True) if min(work.most) < math.inf else (False,)

@@ -29,6 +29,7 @@ class Work(NamedTuple):
         devices: For each cell, its device.
         most: What each device may hold, with room for the rounding of sums.
         num_micro_batches: M.
+        link: How long it takes to another device.
     """
 
     seconds: list[dict[str, float]]
@@ -36,6 +37,7 @@ class Work(NamedTuple):
     devices: list[int]
     most: list[float]
     num_micro_batches: int
+    link: float
 
     def duration(self, task: Task) -> float:
         """Of a task; a whole backward task is its halves."""
@@ -90,7 +92,8 @@ def run(
         devices come to a stop, each without room for what it could run.
     """
     running = _Running(work, policy, limits)
-    events: list[tuple[float, int]] = []
+    # Ends of tasks and, on links that take time, what arrives of them.
+    events: list[tuple[float, bool, Task]] = []
     idle, now = set(range(len(work.most))), 0.0
     while True:
         for device in sorted(idle):
@@ -98,14 +101,18 @@ def run(
             if task is not None:
                 idle.discard(device)
                 running.start(task)
-                heapq.heappush(events, (now + work.duration(task), device))
+                heapq.heappush(events, (now + work.duration(task), True, task))
         if not events:
             break
         now = events[0][0]
         while events and events[0][0] <= now:
-            device = heapq.heappop(events)[1]
-            running.end(device)
-            idle.add(device)
+            _, is_end, task = heapq.heappop(events)
+            if is_end:
+                running.end(task)
+                idle.add(work.devices[task.cell])
+                heapq.heappush(events, (now + work.link, False, task))
+            else:
+                running.arrive(task)
     return running.tasks, now if running.is_done else math.inf
 
 
@@ -129,6 +136,7 @@ class _Running:
         self.tasks: list[list[Task]] = [[] for _ in work.most]
         self._started = [dict.fromkeys(HALVES, 0) for _ in range(count)]
         self._ended = [dict.fromkeys(HALVES, 0) for _ in range(count)]
+        self._arrived = [dict.fromkeys(HALVES, 0) for _ in range(count)]
         self._held = [0.0] * len(work.most)
         cells = [
             [k for k in range(count) if work.devices[k] == d]
@@ -170,7 +178,7 @@ class _Running:
             m = self._started[k]["forward"]
             if (
                 m < work.num_micro_batches
-                and (k == 0 or self._ended[k - 1]["forward"] > m)
+                and (k == 0 or self._got(k, k - 1, "forward") > m)
                 and m - self._ended[k]["input_gradient"] < self._limits[k]
                 and self._held[device] + self._room[k] <= most
             ):
@@ -183,7 +191,7 @@ class _Running:
             m = self._started[k]["input_gradient"]
             before = self._ended[k]["forward"]
             if k < last:
-                before = min(before, self._ended[k + 1]["input_gradient"])
+                before = min(before, self._got(k, k + 1, "input_gradient"))
             if m < before:
                 return Task("input_gradient", k, m)
         return None
@@ -195,6 +203,11 @@ class _Running:
                 return Task("weight_gradient", k, m)
         return None
 
+    def _got(self, k: int, other: int, kind: str) -> int:
+        """How many results of another cell's tasks are where cell k is."""
+        is_here = self._work.devices[k] == self._work.devices[other]
+        return (self._ended if is_here else self._arrived)[other][kind]
+
     def start(self, task: Task) -> None:
         """Notes that a task runs."""
         device = self._work.devices[task.cell]
@@ -203,9 +216,13 @@ class _Running:
         if task.kind == "forward":
             self._held[device] += self._work.sizes[task.cell]
 
-    def end(self, device: int) -> None:
-        """Notes that what a device runs has ended."""
-        kind, k, _ = self.tasks[device][-1]
+    def end(self, task: Task) -> None:
+        """Notes that a task has ended."""
+        kind, k, _ = task
         self._ended[k][kind] += 1
         if kind == "weight_gradient":
-            self._held[device] -= self._work.sizes[k]
+            self._held[self._work.devices[k]] -= self._work.sizes[k]
+
+    def arrive(self, task: Task) -> None:
+        """Notes that what a task leaves is on other devices."""
+        self._arrived[task.cell][task.kind] += 1

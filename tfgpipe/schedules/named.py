@@ -8,8 +8,10 @@ Pure Python: nothing here knows TensorFlow.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 
+from tfgpipe.checks import is_amount
 from tfgpipe.schedules.filled import filled
 from tfgpipe.schedules.ideal import checked_shape
 from tfgpipe.schedules.schedule import Schedule, Task
@@ -21,41 +23,29 @@ from tfgpipe.schedules.v_shaped import (
 )
 
 
-def _group_sizes(num_devices: int, num_micro_batches: int) -> list[int]:
+def _group_sizes(
+    num_devices: int, num_micro_batches: int, link: float
+) -> list[int]:
     """Groups of micro-batches that go through a device's cells together.
 
     A group comes back to a device when it has been on all others: with as many
-    micro-batches as devices, or more, the device has work until then.
+    micro-batches as devices, or more, the device has work until then; links
+    take as many more as forward tasks, a third of a cell's time, fit in them.
     """
-    num_groups = max(1, num_micro_batches // num_devices)
+    least = math.ceil(num_devices * (1 + 3 * link))
+    num_groups = max(1, num_micro_batches // least)
     small, large = divmod(num_micro_batches, num_groups)
     return [small + (i < large) for i in range(num_groups)]
 
 
-def _visits(
-    num_devices: int, num_micro_batches: int, num_chunks: int
-) -> list[tuple[int, int]]:
+def _visits(groups: list[int], num_chunks: int) -> list[tuple[int, int]]:
     """(chunk, micro-batch) in the order in which a device runs them forward."""
     visits, start = [], 0
-    for size in _group_sizes(num_devices, num_micro_batches):
+    for size in groups:
         group = range(start, start + size)
         visits += [(v, m) for v in range(num_chunks) for m in group]
         start += size
     return visits
-
-
-def _warm_up(
-    device: int, num_devices: int, num_micro_batches: int, num_chunks: int
-) -> int:
-    """Forward tasks of a device before backward and forward take turns.
-
-    As many as are under way when the device's first backward task can start:
-    one in each cell that follows on other devices, and a group, which may be
-    larger than there are devices, in each further round through them.
-    """
-    group = max(_group_sizes(num_devices, num_micro_batches))
-    ahead = num_devices - 1 - device + (num_chunks - 1) * group
-    return min(num_chunks * num_micro_batches, ahead)
 
 
 def gpipe(
@@ -87,7 +77,10 @@ def gpipe(
 
 
 def one_forward_one_backward(
-    num_devices: int, num_micro_batches: int, num_chunks: int = 1
+    num_devices: int,
+    num_micro_batches: int,
+    num_chunks: int = 1,
+    link: float = 0.0,
 ) -> Schedule:
     """Goes backward as soon as possible, then forward and backward in turns.
 
@@ -97,6 +90,7 @@ def one_forward_one_backward(
         num_devices: K, at least 1.
         num_micro_batches: M, at least 1.
         num_chunks: 1.
+        link: See `interleaved`.
 
     Example:
 
@@ -109,40 +103,62 @@ def one_forward_one_backward(
     num_devices, num_micro_batches, num_chunks = checked_shape(
         num_devices, num_micro_batches, num_chunks
     )
-    return interleaved(num_devices, num_micro_batches)
+    return interleaved(num_devices, num_micro_batches, link=link)
 
 
 def interleaved(
-    num_devices: int, num_micro_batches: int, num_chunks: int = 1
+    num_devices: int,
+    num_micro_batches: int,
+    num_chunks: int = 1,
+    link: float = 0.0,
 ) -> Schedule:
     """Several cells on each device, so that pipelines fill and drain faster.
 
     Micro-batches go through the V cells of a device in groups of at least D,
-    where there are as many, so that M need not be a multiple of D. With V = 1,
-    this is "1f1b". Device d warms up with D - 1 - d forward tasks less than in
-    the reference, and holds as many micro-batches less: that is as short, but,
-    as in "1f1b", slow transfers between devices are not hidden.
+    where there are as many, so that M need not be a multiple of D. Before its
+    first backward task a device runs as many forward tasks as are under way
+    then: a group in each further round, and one for each device that follows,
+    one less than in the reference. That is as short where a tensor is on the
+    next device at once. For links that take time, one more for each device
+    that follows hides up to half of a cell's time, two more a whole one: all
+    but the first way there and the last one back.
 
     Args:
         num_devices: D, at least 1.
         num_micro_batches: M, at least 1.
         num_chunks: V, the cells of a device; cell c is on device c mod D.
+        link: How long a tensor takes from a device to the next, as a share of
+            what a cell takes for a micro-batch, forward and backward.
 
-    Reference: [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473), 2.2
+    Example:
+
+    >>> [interleaved(4, 16, link=link).held()[0] for link in (0, 0.25, 1)]
+    [4, 7, 10]
+
+    References:
+        [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473), 2.2; for
+        links, "eager 1F1B":
+        [Zhuang et al., 2022](https://arxiv.org/abs/2211.05322), 4
     """
     num_devices, num_micro_batches, num_chunks = checked_shape(
         num_devices, num_micro_batches, num_chunks, None
     )
-    shape = num_devices, num_micro_batches, num_chunks
-    visits = _visits(*shape)
+    if not is_amount(link):
+        raise ValueError(
+            "`link` must be a finite number from 0, the share of a cell's time "
+            f"that a transfer takes. Received: link={link!r}."
+        )
+    groups = _group_sizes(num_devices, num_micro_batches, link)
+    visits = _visits(groups, num_chunks)
     last = num_chunks - 1
+    under_way = 1 + math.ceil(2 * link)  # for each device that follows
     tasks = []
     for d in range(num_devices):
         forward = [Task("forward", v * num_devices + d, m) for v, m in visits]
         backward = [
             Task("backward", (last - v) * num_devices + d, m) for v, m in visits
         ]
-        warm_up = _warm_up(d, *shape)
+        warm_up = under_way * (num_devices - 1 - d) + last * max(groups)
         own = forward[:warm_up]
         for i, task in enumerate(backward):
             own += [*forward[warm_up + i : warm_up + i + 1], task]

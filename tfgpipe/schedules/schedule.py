@@ -194,12 +194,14 @@ class Schedule:
         return None
 
     def simulate(
-        self, duration: Callable[[Task], float]
+        self, duration: Callable[[Task], float], link: float = 0
     ) -> dict[Task, tuple[float, float]]:
-        """When every task runs, if nothing but the tasks takes time.
+        """When every task runs, if only tasks and transfers take time.
 
         Args:
             duration: How long a task takes, in any unit.
+            link: How long it takes to another device, in this unit; no device
+                is busy meanwhile.
 
         Returns:
             Start and end of every task: as early as its device and the tasks
@@ -209,16 +211,20 @@ class Schedule:
         free: list[float] = [0] * self.num_devices
         for task in self._order:
             device = self.device_of(task.cell)
-            start = max(
-                [free[device], *(times[t][1] for t in self.needs(task))]
-            )
+            ready = [
+                times[t][1] + (0 if self.device_of(t.cell) == device else link)
+                for t in self._needs[task]
+            ]
+            start = max([free[device], *ready])
             free[device] = start + duration(task)
             times[task] = start, free[device]
         return times
 
-    def length(self, duration: Callable[[Task], float]) -> float:
+    def length(
+        self, duration: Callable[[Task], float], link: float = 0
+    ) -> float:
         """When the last task ends; see `simulate`."""
-        return max(end for _, end in self.simulate(duration).values())
+        return max(end for _, end in self.simulate(duration, link).values())
 
     def bubble(self, duration: Callable[[Task], float]) -> float:
         """Share of the length in which the devices idle; see `simulate`."""

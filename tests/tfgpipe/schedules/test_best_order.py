@@ -24,7 +24,8 @@ def cases(seed, count):
             [rng.choice([0.0, 0.5, 1.0, 2.0, rng.random()]) for _ in range(3)]
             for _ in range(k)
         ]
-        yield durations, m, rng.choice([math.inf, k, k + 2, 2 * k]), devices
+        memory = rng.choice([math.inf, k, k + 2, 2 * k])
+        yield durations, m, memory, devices, rng.choice([0.0, 0.0, 0.3, 1.0])
 
 
 def duration_of(durations):
@@ -39,13 +40,13 @@ def duration_of(durations):
     return duration
 
 
-def check(durations, m, memory, devices):
-    found = search(durations, m, memory, devices=devices)
+def check(durations, m, memory, devices, link=0.0):
+    found = search(durations, m, memory, devices=devices, link=link)
     duration, places = duration_of(durations), devices or range(len(durations))
     assert found.num_micro_batches == m
     assert [*map(found.device_of, range(len(durations)))] == [*places]
     assert max(found.held()) <= memory
-    length = found.length(duration)
+    length = found.length(duration, link)
     num_devices = 1 + max(places)
     chunks = len(durations) // num_devices
     for name, make in SCHEDULES.items():
@@ -55,7 +56,8 @@ def check(durations, m, memory, devices):
             continue
         named = make(num_devices, m, chunks)
         if max(named.held()) <= memory:
-            assert length <= named.length(duration) * (1 + 1e-12), name
+            named_length = named.length(duration, link)
+            assert length <= named_length * (1 + 1e-12), name
     return length
 
 
@@ -74,6 +76,12 @@ def test_equal_cells_have_the_bound_of_zero_bubble():
     assert search(EQUAL, 8).length(duration_of(EQUAL)) == 3 * 8 + 3
     v = [0, 1, 1, 0]
     assert search(EQUAL, 8, 4, devices=v).length(duration_of(EQUAL)) == 49
+
+
+def test_orders_leave_room_for_transfers():
+    duration, link = duration_of(EQUAL), 0.75
+    without = search(EQUAL, 16).length(duration, link)
+    assert search(EQUAL, 16, link=link).length(duration, link) < 0.9 * without
 
 
 def test_unequal_cells_take_less_than_by_any_name():
@@ -167,6 +175,8 @@ def test_memory_of_each_device_and_sizes_of_cells_count():
         ((EQUAL, 2, None), {}, "memory=None"),
         ((EQUAL, 2, math.nan), {}, "memory=nan"),
         (([3, 4], 2), {}, r"durations=\[3, 4\]"),
+        ((EQUAL, 2), {"link": -1}, "link=-1"),
+        ((EQUAL, 2), {"link": None}, "link=None"),
         ((EQUAL, 2, 0.5), {}, "enough to hold a micro-batch"),
     ],
 )

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from tfgpipe.schedules.ideal import IDEALS
@@ -103,6 +105,39 @@ def test_recomputation_under_zero_bubble_adds_only_its_own_time():
 def test_interleaved_with_one_chunk_is_1f1b():
     for k, m in SIZES:
         assert SCHEDULES["interleaved"](k, m, 1) == SCHEDULES["1f1b"](k, m, 1)
+
+
+@pytest.mark.parametrize("link", [0.1, 0.25, 0.5])
+@pytest.mark.parametrize("d", [2, 4, 8])
+def test_warm_up_hides_links(d, link):
+    """But for the first way there, and the last one back."""
+    forward, backward, m = 1, 2, 32
+    duration = durations(forward, backward)
+    transfer = link * (forward + backward)
+    made = SCHEDULES["1f1b"](d, m, link=link)
+    ways = 2 * (d - 1) * transfer
+    assert made.length(duration, transfer) == pytest.approx(
+        SCHEDULES["1f1b"](d, m).length(duration) + ways
+    )
+    assert made.held() == [min(m, 2 * (d - 1 - i) + 1) for i in range(d)]
+    plain = SCHEDULES["1f1b"](d, m).length(duration, transfer)
+    assert plain > made.length(duration, transfer)
+
+
+@pytest.mark.parametrize("chunks", [2, 3])
+@pytest.mark.parametrize(("d", "m"), [(2, 16), (3, 17), (4, 32), (8, 28)])
+def test_groups_hide_links(d, m, chunks):
+    duration, transfer = durations(1, 2), 0.25 * 3
+    made = SCHEDULES["interleaved"](d, m, chunks, link=0.25)
+    without = SCHEDULES["interleaved"](d, m, chunks).length(duration)
+    ways = 2 * (d - 1) * transfer
+    assert made.length(duration, transfer) == pytest.approx(without + ways)
+
+
+@pytest.mark.parametrize("link", [-0.1, math.inf, "0.25", None])
+def test_links_that_are_no_share_are_refused(link):
+    with pytest.raises(ValueError, match=r"`link` must be .* Received: link="):
+        SCHEDULES["1f1b"](2, 4, link=link)
 
 
 def test_interleaved_puts_cells_on_devices_in_turn():

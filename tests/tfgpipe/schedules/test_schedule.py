@@ -182,6 +182,25 @@ def test_simulation_starts_tasks_as_early_as_device_and_needs_allow():
     assert bubble_of == pytest.approx(1 - (11 + 14) / (2 * 19))
 
 
+def test_transfers_take_time_between_devices_alone():
+    schedule = Schedule(
+        [
+            [(F, 0, 0), (F, 1, 0), (B, 1, 0), (B, 0, 0)],
+            [(F, 2, 0), (B, 2, 0)],
+        ]
+    )
+    times = schedule.simulate(lambda task: 1, link=0.5)
+    assert times == {
+        (F, 0, 0): (0, 1),
+        (F, 1, 0): (1, 2),
+        (F, 2, 0): (2.5, 3.5),
+        (B, 2, 0): (3.5, 4.5),
+        (B, 1, 0): (5, 6),
+        (B, 0, 0): (6, 7),
+    }
+    assert schedule.length(lambda task: 1, link=0.5) == 7
+
+
 def test_weight_gradient_is_what_frees_a_micro_batch():
     late = Schedule([[(F, 0, 0), (X, 0, 0), (F, 0, 1), (W, 0, 0), (B, 0, 1)]])
     soon = Schedule([[(F, 0, 0), (X, 0, 0), (W, 0, 0), (F, 0, 1), (B, 0, 1)]])
