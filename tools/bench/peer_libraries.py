@@ -24,6 +24,7 @@ class Peer(NamedTuple):
         baseline: The peer whose K = 1 it is compared with.
         works: The work it can do.
         keeps_gradients: Whether the resting process still holds them.
+        is_compiled: Whether the layers of each cell are in `torch.compile`.
     """
 
     script: str
@@ -33,21 +34,24 @@ class Peer(NamedTuple):
     baseline: str
     works: str = "ABC"
     keeps_gradients: bool = False
+    is_compiled: bool = False
 
 
 def _ours(variant: str, works: str = "ABC", baseline: str = "gpipe") -> Peer:
     return Peer("", "tfgpipe", "tfgpipe", variant, baseline, works)
 
 
-def _torch(variant: str) -> Peer:
+def _torch(variant: str, is_compiled: bool = False) -> Peer:
     module = "torch.distributed.pipelining"
     return Peer(
         "peer_torchpp.py",
         "torch",
         module,
         variant,
-        "torch-gpipe",
+        "torch-gpipe-compiled" if is_compiled else "torch-gpipe",
+        works="AB" if is_compiled else "ABC",
         keeps_gradients=True,
+        is_compiled=is_compiled,
     )
 
 
@@ -76,6 +80,9 @@ PEERS = {
     "torch-gpipe": _torch("gpipe"),
     "torch-1f1b": _torch("1f1b"),
     "torch-interleaved": _torch("interleaved"),
+    "torch-gpipe-compiled": _torch("gpipe", is_compiled=True),
+    "torch-1f1b-compiled": _torch("1f1b", is_compiled=True),
+    "torch-interleaved-compiled": _torch("interleaved", is_compiled=True),
 }
 INSTALL = {
     "tfgpipe": "pip install '.[tensorflow]'",
@@ -150,7 +157,7 @@ def is_possible(c: Configuration) -> bool:
         return False
     if c.peer == "lingvo":  # never at K = M = 1, always elsewhere
         return c.remat != (c.k == c.m == 1)
-    if c.peer == "torch-1f1b":
+    if PEERS[c.peer].python == "torch" and PEERS[c.peer].variant == "1f1b":
         return c.m >= c.k
     return c.remat or "remat" not in PEERS[c.peer].variant
 
@@ -173,11 +180,11 @@ def start(
     """
     peer = PEERS[c.peer]
     path = [str(folder)] if peer.script else [str(folder), str(_ROOT)]
-    program = (
-        [str(folder / peer.script)]
-        if peer.script
-        else ["-m", "tools.bench.peer_adapter"]
-    )
+    program = ["-m", "tools.bench.peer_adapter"]
+    if peer.script:
+        program = [str(folder / peer.script)]
+    if peer.is_compiled:  # runs the same script
+        program = [str(_ROOT / "tools/bench/compiled_torch.py")]
     command = [
         str(pythons[peer.python]),
         *program,

@@ -1,4 +1,4 @@
-"""One process of `tools.bench replicas`: R replicas of K cells that wait.
+"""One process of `tools.bench replicas`: R replicas of cells that wait.
 
 The devices are its own, or those of workers that it starts on this machine. It
 does a first step, which traces, prints `READY {json}`, and then answers each
@@ -12,9 +12,12 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tools.bench.step_worker import answer, command_of
+
+if TYPE_CHECKING:  # TensorFlow starts later
+    from tfgpipe.schedules import Schedule
 
 
 class Job(NamedTuple):
@@ -27,6 +30,11 @@ class Job(NamedTuple):
         cell_ms: Milliseconds of a forward task.
         cell_mib: MiB of a cell's weights.
         processes: That share the devices: workers, or for 1 this one.
+        schedule: Its name.
+        chunks: Cells of a device, which share its time.
+        link_ms: Milliseconds from one process to another.
+        share: Of a cell's time, which the schedule allows for links.
+        remat: What is computed again.
     """
 
     r: int
@@ -35,10 +43,23 @@ class Job(NamedTuple):
     cell_ms: float
     cell_mib: float
     processes: int
+    schedule: str = "gpipe"
+    chunks: int = 1
+    link_ms: float = 0.0
+    share: float = 0.0
+    remat: str = "except_last"
 
     def command(self) -> list[str]:
         """The program that does it."""
         return command_of("tools.bench.replica_worker", self)
+
+    def schedule_made(self) -> "Schedule":
+        """The tasks of a replica."""
+        from tfgpipe.schedules import SCHEDULES
+
+        options = {"link": self.share} if self.share else {}
+        make = SCHEDULES[self.schedule]
+        return make(self.k, self.m, self.chunks, **options)
 
 
 def main(argv: list[str]) -> None:
@@ -55,6 +76,7 @@ def _devices(job: Job, stack: contextlib.ExitStack) -> list[str]:
     """Names of the devices, those of a replica one after the other."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # of the workers, too
     from tools import devices
+    from tools.bench.delayed_links import DelayedCluster
     from tools.cluster import controller, local_workers
 
     count = job.r * job.k
@@ -65,7 +87,12 @@ def _devices(job: Job, stack: contextlib.ExitStack) -> list[str]:
     workers = stack.enter_context(
         local_workers.LocalWorkers(job.processes, count // job.processes)
     )
-    connected = controller.Cluster(workers.hosts, count)
+    seconds = job.link_ms / 1000
+    connected = (
+        DelayedCluster(workers.hosts, count, seconds)
+        if seconds
+        else controller.Cluster(workers.hosts, count)
+    )
     return stack.enter_context(connected).devices
 
 
@@ -81,13 +108,19 @@ def _prepared(job: Job, names: list[str]) -> tuple[Callable[[], float], float]:
 
     # Four weights a cell, so that up to four replicas can share them out.
     size = max(1, round(job.cell_mib * 2**20 / 4 / 4))
+    count = job.k * job.chunks
     layers = [
-        Sleeping(job.cell_ms / 1000, [size] * 4, is_first=c == 0)
-        for c in range(job.k)
+        Sleeping(job.cell_ms / 1000 / job.chunks, [size] * 4, is_first=c == 0)
+        for c in range(count)
     ]
     with tfgpipe.PipelineStrategy(job.r, job.k, names).scope():
         model = tfgpipe.GPipe(
-            layers, num_micro_batches=job.m, layers_per_cell=[1] * job.k
+            layers,
+            num_micro_batches=job.m,
+            num_partitions=count,
+            layers_per_cell=[1] * count,
+            schedule=job.schedule_made() if job.share else job.schedule,
+            remat=job.remat,
         )
         model.compile(keras.optimizers.SGD(0.0), "mse")
     rows = np.ones((job.r * job.m, 1), np.float32)

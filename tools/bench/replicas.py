@@ -4,7 +4,8 @@ speed: every cell waits instead of computing, on a device of its own in every
 replica, and its update waits for --exchange_ms first, as if gradients were
 still on the way from other replicas. The bound is what the tasks of one replica
 take, `efficiency` its share of a step without exchange; `hidden` is the share
-of the exchange during which any device still had a task to do.
+of the exchange during which any device still had a task to do. With --groups a
+cell has as many layers, and hands over its gradients in as many parts.
 
 memory: a Transformer with Adam's slots: the most bytes of variables that a
 device owns, and the most that it exchanges with other replicas in a step:
@@ -15,6 +16,9 @@ one process, and shared out among workers on this machine, connected as
 `tools.train --workers` does it: for as many processes as replicas, each has
 one. The workers are started, and ended, here. The waiting is TensorFlow's, on
 the worker; the processes of a row take turns with the one process above.
+
+links: such workers, of one device each, reach each other over links that take
+--link_ms, with schedules that allow for that and without.
 """
 
 import time
@@ -25,7 +29,7 @@ import numpy as np
 from absl import flags
 
 import tfgpipe
-from tools.bench import replicas_in_processes
+from tools.bench import links, replicas_in_processes
 from tools.bench.efficiency import Setting, make_devices
 from tools.bench.exchange import bytes_by_device, exchanged_bytes
 from tools.bench.flags import define_choices, define_numbers, new_flags
@@ -46,7 +50,7 @@ define_choices(
     FLAGS,
     "part",
     ["speed", "memory"],
-    ["speed", "memory", "processes"],
+    ["speed", "memory", "processes", "links"],
     "What to measure.",
 )
 define_numbers(FLAGS, "r", [1, 2, 4], "Replicas.")
@@ -66,8 +70,16 @@ define_numbers(
     0,
     float,
 )
+define_numbers(FLAGS, "groups", [1], "As `remat_groups`, for part `speed`.")
 flags.DEFINE_float(
     "cell_ms", 20, "Milliseconds of a forward task.", 0, flag_values=FLAGS
+)
+flags.DEFINE_float(
+    "link_ms",
+    15,
+    "Milliseconds from one worker to another, for part `links`.",
+    0,
+    flag_values=FLAGS,
 )
 flags.DEFINE_float(
     "exchange_ms",
@@ -81,6 +93,7 @@ SPEED_COLUMNS = [
     Column("r", "R"),
     Column("k", "K"),
     Column("m", "M"),
+    Column("groups", "groups"),
     Column("bound_ms", "bound ms", ".1f"),
     *spread_columns("step_ms", "step ms", ".1f"),
     Column("efficiency", "efficiency", ".3f"),
@@ -102,8 +115,9 @@ def run(values: flags.FlagValues, report: Report) -> None:
         "speed": _speed,
         "memory": _memory,
         "processes": replicas_in_processes.measure,
+        "links": links.measure,
     }
-    if set(values.part) - {"processes"}:
+    if {"speed", "memory"} & set(values.part):
         make_devices(max(values.r) * max(values.k))
     for part in dict.fromkeys(values.part):
         parts[part](values, report)
@@ -120,20 +134,28 @@ def _speed(values: flags.FlagValues, report: Report) -> None:
             SPEED_COLUMNS,
         )
     )
-    settings = [(r, k, m) for r in values.r for k in values.k for m in values.m]
+    settings = [
+        (r, k, m, groups)
+        for r in values.r
+        for k in values.k
+        for m in values.m
+        for groups in values.groups
+    ]
     seconds = values.cell_ms / 1000
-    for r, k, m in progress(settings, "speed"):
+    for r, k, m, groups in progress(settings, "speed"):
         one = Setting("gpipe", "except_last", "equal", values.cell_ms, k, m, 1)
         bound = one.bound()
-        without, _ = _measure(r, k, m, seconds, 0, values.rounds)
+        shape = r, k, m, groups
+        without, _ = _measure(*shape, seconds, 0, values.rounds)
         exchange = values.exchange_ms / 1000
-        times, hidden = _measure(r, k, m, seconds, exchange, values.rounds)
+        times, hidden = _measure(*shape, seconds, exchange, values.rounds)
         step = spread(without)
         table.rows.append(
             {
                 "r": r,
                 "k": k,
                 "m": m,
+                "groups": groups,
                 "bound_ms": 1000 * bound,
                 **spread_values("step_ms", step.times(1000)),
                 "efficiency": bound / step.median,
@@ -158,7 +180,7 @@ class _Timekeeper(Device):
 
 
 class Exchanging(keras.optimizers.SGD):
-    """Changes nothing; waits before the update of each cell."""
+    """Changes nothing; waits before the update of each layer."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(0.0)
@@ -170,7 +192,7 @@ class Exchanging(keras.optimizers.SGD):
         self, gradient: Any, variable: Any, learning_rate: Any
     ) -> None:
         """See `keras.Optimizer`."""
-        if self._seconds and "scale" in variable.name:  # one a cell
+        if self._seconds and "scale" in variable.name:  # one a layer
             self.links.append(_Timekeeper())
             # TensorFlow does not keep a function alive while a graph calls it.
             self.works.append(Work(self.links[-1], self._seconds))
@@ -179,21 +201,34 @@ class Exchanging(keras.optimizers.SGD):
 
 
 def _measure(
-    r: int, k: int, m: int, seconds: float, exchange: float, rounds: int
+    r: int,
+    k: int,
+    m: int,
+    groups: int,
+    seconds: float,
+    exchange: float,
+    rounds: int,
 ) -> tuple[list[float], float | None]:
     """Seconds of steps, and the share of the exchange that was hidden."""
     grid = [[_Timekeeper() for _ in range(k)] for _ in range(r)]
     layers = [
-        Timed([row[c] for row in grid], seconds, is_first=c == 0)
-        for c in range(k)
+        Timed(
+            [row[i // groups] for row in grid],
+            seconds / groups,
+            is_first=i == 0,
+        )
+        for i in range(k * groups)
     ]
     with tfgpipe.PipelineStrategy(
         r, k, [f"CPU:{index}" for index in range(r * k)]
     ).scope():
         model = tfgpipe.GPipe(
-            layers, num_micro_batches=m, layers_per_cell=[1] * k
+            layers,
+            num_micro_batches=m,
+            layers_per_cell=[groups] * k,
+            remat_groups=groups,
         )
-        optimizer = Exchanging(exchange)
+        optimizer = Exchanging(exchange / groups)
         model.compile(optimizer, "mse")
     # A row is the number of the replica that computes it.
     rows = np.repeat(np.arange(r, dtype=np.float32), m)[:, None]

@@ -48,8 +48,8 @@ def measure(values: flags.FlagValues, report: Report) -> None:
     )
     for jobs in _groups(values):
         commands = {job: job.command() for job in jobs}
-        r, k, m, _, mib, _ = jobs[0]
-        what = f"R={r} K={k} M={m} {mib:g} MiB"
+        one = jobs[0]
+        what = f"R={one.r} K={one.k} M={one.m} {one.cell_mib:g} MiB"
         workers = in_turns(commands, values.rounds, what)
         table.rows += [_row(job, workers) for job in jobs]
 

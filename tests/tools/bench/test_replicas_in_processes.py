@@ -3,19 +3,26 @@
 import json
 import pathlib
 import signal
+import socket
+import time
 
 import processes
 import pytest
 
 from tools.bench import replica_worker, step_worker
+from tools.bench.delayed_links import DelayedLinks
 
 
-def test_replicas_in_processes_take_turns_with_one_process(monkeypatch, tables):
+@pytest.fixture
+def workers(monkeypatch):
+    """Workers that are none; the jobs of those that are not closed.
+
+    A step takes a second for each process, and one for a transfer of which the
+    schedule was not told.
+    """
     jobs = []
 
     class Worker:
-        """A second for each process."""
-
         is_starting = False
         ready = {"exchanged_mib": 2.0, "first_step": 3.0}  # noqa: RUF012
 
@@ -28,13 +35,19 @@ def test_replicas_in_processes_take_turns_with_one_process(monkeypatch, tables):
             return True
 
         def step(self):
-            seconds = float(self.job.processes)
+            job = self.job
+            seconds = float(job.processes) + bool(job.link_ms > job.share)
             self.steps.append(step_worker.Step(seconds, others=0.0))
 
         def close(self):
             jobs.remove(self.job)
 
     monkeypatch.setattr(step_worker, "Worker", Worker)
+    yield
+    assert jobs == []
+
+
+def test_replicas_in_processes_take_turns_with_one_process(workers, tables):
     words = ["--part=processes", "--r=2", "--k=1,3", "--m=3", "--cell_ms=100"]
     found = tables("replicas", *words, "--processes=2,3")["processes"]
     shown = [(r["k"], r["processes"], r["more_ms"]) for r in found]
@@ -49,7 +62,47 @@ def test_replicas_in_processes_take_turns_with_one_process(monkeypatch, tables):
     # 4 M - 1 tasks of the last cell, and 3 on the way to it and back
     assert found[0]["bound_ms"] == 1100
     assert found[3]["efficiency"] == pytest.approx((11 + 2 * 3) / 20)
-    assert jobs == []
+
+
+def test_links_are_bounded_by_their_schedules(workers, tables):
+    words = ["--part=links", "--k=4", "--m=20", "--link_ms=50"]
+    found = tables("replicas", *words, "--cell_ms=100")["links"]
+    shown = [(r["schedule"], round(r["share"], 3), r["held"]) for r in found]
+    assert shown == [
+        ("gpipe", 0, 20),
+        ("gpipe", 0, 20),
+        ("1f1b", 0, 4),
+        ("1f1b", 0, 4),
+        ("1f1b", 0.167, 7),
+        ("interleaved", 0, 8),
+        ("interleaved", 0, 8),
+        ("interleaved", 0.333, 17),
+    ]
+    # 3 (M + K - 1) tasks; the way there and back of 3 links
+    assert [found[i]["bound_ms"] for i in (0, 1, 4)] == [6900, 7200, 7200]
+    assert found[3]["bound_ms"] > 7200
+    # A second more, of which 300 ms nothing hides; a link has 2 M transfers.
+    assert found[2]["hidden"] is None
+    assert found[1]["hidden"] == pytest.approx(1 - 0.7 / 2)
+
+
+def test_links_hand_on_every_byte_later():
+    sent, seconds = bytes(range(256)) * 1000, 0.05
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host, port = server.getsockname()
+        address = DelayedLinks(seconds).to(f"{host}:{port}")
+        host, _, port = address.rpartition(":")
+        start = time.monotonic()
+        with socket.create_connection((host, int(port))) as near:
+            far = server.accept()[0]
+            near.sendall(sent[:100])
+            assert far.recv(1000) == sent[:100]
+            far.sendall(sent)
+            far.close()
+            received = b"".join(iter(lambda: near.recv(2**16), b""))
+    assert received == sent
+    assert time.monotonic() - start >= 2 * seconds
 
 
 @pytest.mark.slow
