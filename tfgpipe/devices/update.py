@@ -200,7 +200,7 @@ class _SharedUpdate:
             jit_compile=jit_compile or None,
             experimental_attributes={"_noinline": True},
         )
-        with tf.device(None):  # those of later weights call it, too
+        with tf.device(None):  # weights on other devices call it, too
             concrete = traced.get_concrete_function(*specs)
         return internals.Call(concrete, as_written=False)  # as Keras runs it
 

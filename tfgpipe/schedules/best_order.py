@@ -21,7 +21,12 @@ from typing import Any
 
 from tfgpipe.checks import as_integer, checked_counts, is_amount
 from tfgpipe.schedules.greedy import HALVES, Policy, Work, run
-from tfgpipe.schedules.named import CHUNKS, SCHEDULES, devices_of_cells
+from tfgpipe.schedules.named import (
+    CHUNKS,
+    SCHEDULES,
+    WITH_LINKS,
+    devices_of_cells,
+)
 from tfgpipe.schedules.schedule import Schedule
 
 _MOST_TASKS = 400_000  # that are run in all trials together
@@ -71,7 +76,8 @@ def search(
     shortest = math.inf
     for schedule in _named(work):
         length = schedule.length(work.duration, work.link)
-        if length < shortest and work.fits(schedule):
+        is_best = best is None or length < shortest
+        if is_best and work.fits(schedule):
             best, shortest = schedule, length
     left = _MOST_TASKS // (3 * len(work.sizes) * num_micro_batches)
     chosen = None
@@ -171,10 +177,17 @@ def _named(work: Work) -> Iterator[Schedule]:
             continue
         if list(devices_of_cells(name, num_devices, chunks)) == work.devices:
             yield SCHEDULES[name](*shape)
-            if work.link and name in ("1f1b", "interleaved"):
-                whole = sum(sum(own.values()) for own in work.seconds)
-                share = work.link * len(work.seconds) / (whole or 1.0)
-                yield SCHEDULES[name](*shape, link=share)
+            if work.link and name in WITH_LINKS:
+                yield SCHEDULES[name](*shape, link_share=_share(work))
+
+
+def _share(work: Work) -> float:
+    """What a link takes of the time of a cell, the mean of all."""
+    whole = sum(sum(own.values()) for own in work.seconds)
+    most = work.num_micro_batches  # which has all of them under way
+    if work.link * len(work.seconds) >= most * whole:
+        return most
+    return work.link * len(work.seconds) / whole
 
 
 def _starts(work: Work) -> Iterator[tuple[Policy, list[int]]]:
@@ -190,7 +203,8 @@ def _starts(work: Work) -> Iterator[tuple[Policy, list[int]]]:
     period = max(busy) or 1.0
     ways = [own["forward"] + own["input_gradient"] for own in work.seconds]
     for k, (here, there) in enumerate(itertools.pairwise(work.devices)):
-        ways[k] += 2 * work.link * (here != there)
+        if here != there:
+            ways[k] += 2 * work.link
     behind = [*itertools.accumulate(reversed(ways))][::-1]
     several = (False, True) if len(busy) < len(ways) else (False,)
     limited = (False, True) if min(work.most) < math.inf else (False,)

@@ -94,7 +94,7 @@ def run(
     running = _Running(work, policy, limits)
     # Ends of tasks and, on links that take time, what arrives of them.
     events: list[tuple[float, bool, Task]] = []
-    idle, now = set(range(len(work.most))), 0.0
+    idle, now, length = set(range(len(work.most))), 0.0, 0.0
     while True:
         for device in sorted(idle):
             task = running.next_task(device)
@@ -108,12 +108,14 @@ def run(
         while events and events[0][0] <= now:
             _, is_end, task = heapq.heappop(events)
             if is_end:
+                length = now
                 running.end(task)
                 idle.add(work.devices[task.cell])
-                heapq.heappush(events, (now + work.link, False, task))
+                if task.kind != "weight_gradient":  # which no other one needs
+                    heapq.heappush(events, (now + work.link, False, task))
             else:
                 running.arrive(task)
-    return running.tasks, now if running.is_done else math.inf
+    return running.tasks, length if running.is_done else math.inf
 
 
 class _Running:

@@ -22,9 +22,11 @@ from tfgpipe.schedules.v_shaped import (
     zero_bubble_v,
 )
 
+_ROUNDING = 1e-9  # of quotients
+
 
 def _group_sizes(
-    num_devices: int, num_micro_batches: int, link: float
+    num_devices: int, num_micro_batches: int, link_share: float
 ) -> list[int]:
     """Groups of micro-batches that go through a device's cells together.
 
@@ -32,7 +34,7 @@ def _group_sizes(
     micro-batches as devices, or more, the device has work until then; links
     take as many more as forward tasks, a third of a cell's time, fit in them.
     """
-    least = math.ceil(num_devices * (1 + 3 * link))
+    least = math.ceil(num_devices * (1 + 3 * link_share) - _ROUNDING)
     num_groups = max(1, num_micro_batches // least)
     small, large = divmod(num_micro_batches, num_groups)
     return [small + (i < large) for i in range(num_groups)]
@@ -80,7 +82,7 @@ def one_forward_one_backward(
     num_devices: int,
     num_micro_batches: int,
     num_chunks: int = 1,
-    link: float = 0.0,
+    link_share: float = 0.0,
 ) -> Schedule:
     """Goes backward as soon as possible, then forward and backward in turns.
 
@@ -90,7 +92,7 @@ def one_forward_one_backward(
         num_devices: K, at least 1.
         num_micro_batches: M, at least 1.
         num_chunks: 1.
-        link: See `interleaved`.
+        link_share: See `interleaved`.
 
     Example:
 
@@ -103,14 +105,14 @@ def one_forward_one_backward(
     num_devices, num_micro_batches, num_chunks = checked_shape(
         num_devices, num_micro_batches, num_chunks
     )
-    return interleaved(num_devices, num_micro_batches, link=link)
+    return interleaved(num_devices, num_micro_batches, link_share=link_share)
 
 
 def interleaved(
     num_devices: int,
     num_micro_batches: int,
     num_chunks: int = 1,
-    link: float = 0.0,
+    link_share: float = 0.0,
 ) -> Schedule:
     """Several cells on each device, so that pipelines fill and drain faster.
 
@@ -127,31 +129,34 @@ def interleaved(
         num_devices: D, at least 1.
         num_micro_batches: M, at least 1.
         num_chunks: V, the cells of a device; cell c is on device c mod D.
-        link: How long a tensor takes from a device to the next, as a share of
-            what a cell takes for a micro-batch, forward and backward.
+        link_share: How long a tensor takes from a device to the next, as a
+            share of what a cell takes for a micro-batch: forward, backward, and
+            to compute again.
 
     Example:
 
-    >>> [interleaved(4, 16, link=link).held()[0] for link in (0, 0.25, 1)]
+    >>> [interleaved(4, 16, link_share=s).held()[0] for s in (0, 0.25, 1)]
     [4, 7, 10]
 
-    References:
-        [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473), 2.2; for
-        links, "eager 1F1B":
-        [Zhuang et al., 2022](https://arxiv.org/abs/2211.05322), 4
+    References: [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473), 2.2;
+    for links [Zhuang et al., 2022](https://arxiv.org/abs/2211.05322), 4
     """
     num_devices, num_micro_batches, num_chunks = checked_shape(
         num_devices, num_micro_batches, num_chunks, None
     )
-    if not is_amount(link):
+    if not is_amount(link_share):
         raise ValueError(
-            "`link` must be a finite number from 0, the share of a cell's time "
-            f"that a transfer takes. Received: link={link!r}."
+            "`link_share` must be a finite number from 0, the share of a "
+            "cell's time that a transfer takes. Received: "
+            f"link_share={link_share!r}."
         )
-    groups = _group_sizes(num_devices, num_micro_batches, link)
+    share = min(float(link_share), num_micro_batches)  # all are under way then
+    groups = _group_sizes(num_devices, num_micro_batches, share)
     visits = _visits(groups, num_chunks)
     last = num_chunks - 1
-    under_way = 1 + math.ceil(2 * link)  # for each device that follows
+    under_way = 1 + math.ceil(
+        2 * share - _ROUNDING
+    )  # for each device that follows
     tasks = []
     for d in range(num_devices):
         forward = [Task("forward", v * num_devices + d, m) for v, m in visits]
@@ -248,6 +253,7 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "v_min": v_min,
     "dualpipe_v": dualpipe_v,
 }
+WITH_LINKS = ("1f1b", "interleaved")  # that can be told of them
 # Cells of a device; None where it may have any number.
 CHUNKS: dict[str, int | None] = {
     "gpipe": 1,

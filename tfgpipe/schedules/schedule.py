@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from tfgpipe.checks import as_count
+from tfgpipe.checks import as_count, is_amount
 from tfgpipe.schedules.task import KINDS as KINDS
 from tfgpipe.schedules.task import Task as Task
 from tfgpipe.schedules.task import (
@@ -207,6 +207,11 @@ class Schedule:
             Start and end of every task: as early as its device and the tasks
             it needs allow.
         """
+        if not is_amount(link):
+            raise ValueError(
+                "`link` must be a finite number from 0, the time of a "
+                f"transfer. Received: link={link!r}."
+            )
         times: dict[Task, tuple[float, float]] = {}
         free: list[float] = [0] * self.num_devices
         for task in self._order:
@@ -226,10 +231,12 @@ class Schedule:
         """When the last task ends; see `simulate`."""
         return max(end for _, end in self.simulate(duration, link).values())
 
-    def bubble(self, duration: Callable[[Task], float]) -> float:
+    def bubble(
+        self, duration: Callable[[Task], float], link: float = 0
+    ) -> float:
         """Share of the length in which the devices idle; see `simulate`."""
         work = sum(duration(task) for task in self._order)
-        return 1 - work / (self.num_devices * self.length(duration))
+        return 1 - work / (self.num_devices * self.length(duration, link))
 
     def held(self) -> list[int]:
         """How many micro-batches every device holds at most.

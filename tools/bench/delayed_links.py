@@ -41,7 +41,11 @@ class DelayedLinks:
         async def serve(
             reader: asyncio.StreamReader, writer: asyncio.StreamWriter
         ) -> None:
-            there, back = await asyncio.open_connection(host, int(port))
+            try:
+                there, back = await asyncio.open_connection(host, int(port))
+            except OSError:
+                writer.close()
+                return
             await asyncio.gather(
                 self._hand_on(reader, back), self._hand_on(there, writer)
             )

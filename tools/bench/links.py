@@ -5,6 +5,7 @@ from absl import flags
 from tfgpipe.schedules import Schedule
 from tools.bench.replica_worker import Job
 from tools.bench.step_worker import in_turns
+from tools.command_line import BadFlags
 from tools.report import (
     Column,
     Report,
@@ -31,6 +32,12 @@ _CHUNKS = {"gpipe": 1, "1f1b": 1, "interleaved": 2}
 
 def measure(values: flags.FlagValues, report: Report) -> None:
     """Adds the table that the flags ask for."""
+    if min(values.link_ms, values.cell_ms, *(k - 1 for k in values.k)) <= 0:
+        raise BadFlags(
+            "Links need --link_ms and --cell_ms above 0, and --k of 2 or more. "
+            f"Received: --link_ms={values.link_ms:g}, "
+            f"--cell_ms={values.cell_ms:g} and --k={values.k}."
+        )
     table = report.add(
         Table(
             "links",
@@ -81,15 +88,20 @@ def _bound_ms(job: Job) -> float:
 
 
 def _row(job: Job, without: Job, steps: dict) -> dict:
+    """A row of the table.
+
+    A link has 2 M V transfers. The first micro-batch's way through all K - 1
+    links, and the way back of the last one, nothing can hide.
+    """
     longer = steps[job].median - steps[without].median
-    ways = 2 * job.link_ms  # of a micro-batch, or of the last ones
-    unavoidable = (job.k - 1) * ways
+    both = 2 * job.link_ms  # there and back
+    unavoidable = (job.k - 1) * both
     return {
         **job._asdict(),
         "held": job.schedule_made().held()[0],
         "bound_ms": _bound_ms(job),
         **spread_values("step_ms", steps[job]),
-        "hidden": 1 - (longer - unavoidable) / (job.m * job.chunks * ways)
-        if ways
+        "hidden": 1 - (longer - unavoidable) / (job.m * job.chunks * both)
+        if both
         else None,
     }

@@ -247,15 +247,16 @@ def _tracing(values: flags.FlagValues, report: Report) -> None:
         if k <= num_layers
         for m in dict.fromkeys(values.m)
     ]
-    plain: dict[int, float] = {}
+    plain: dict[tuple[int, int], float] = {}
     for schedule, num_layers, k, m in progress(settings, "tracing"):
         x = np.ones((m, 8, 32), np.float32)
 
         def blocks(count: int = num_layers) -> list[Any]:
             return transformer(count, num_heads=2, hidden_units=64)
 
-        if num_layers not in plain:
-            plain[num_layers] = _fit_seconds(keras.Sequential(blocks()), x)
+        size = num_layers, m
+        if size not in plain:
+            plain[size] = _fit_seconds(keras.Sequential(blocks()), x)
         model = pipeline(blocks(), k, m, schedule)
         first = _fit_seconds(model, x)
         step = train_step(model, x, x)
@@ -269,7 +270,7 @@ def _tracing(values: flags.FlagValues, report: Report) -> None:
                 "num_tasks": len(SCHEDULES[schedule](k, m).order()),
                 "first_step_s": first,
                 "step_ms": 1000 * statistics.median(step() for _ in range(3)),
-                "keras_first_step_s": plain[num_layers],
-                "keras_ratio": first / plain[num_layers],
+                "keras_first_step_s": plain[size],
+                "keras_ratio": first / plain[size],
             }
         )

@@ -57,7 +57,7 @@ class Job(NamedTuple):
         """The tasks of a replica."""
         from tfgpipe.schedules import SCHEDULES
 
-        options = {"link": self.share} if self.share else {}
+        options = {"link_share": self.share} if self.share else {}
         make = SCHEDULES[self.schedule]
         return make(self.k, self.m, self.chunks, **options)
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tfgpipe.schedules import SCHEDULES, search
+from tfgpipe.schedules import SCHEDULES, Schedule, greedy, search
 from tfgpipe.schedules.named import CHUNKS, devices_of_cells
 
 EQUAL = [(1, 1, 1)] * 4
@@ -78,10 +78,28 @@ def test_equal_cells_have_the_bound_of_zero_bubble():
     assert search(EQUAL, 8, 4, devices=v).length(duration_of(EQUAL)) == 49
 
 
+@pytest.mark.parametrize("link", [0.0, 0.3, 1.0])
+def test_policies_take_as_long_as_they_say(link):
+    for durations, m, _, devices, _ in cases(2, 10):
+        seconds = [dict(zip(greedy.HALVES, own)) for own in durations]
+        places = devices or [*range(len(durations))]
+        most = [math.inf] * (1 + max(places))
+        work = greedy.Work(seconds, [1] * len(places), places, most, m, link)
+        policy = greedy.Policy(True, False, False, False)
+        tasks, length = greedy.run(work, policy, [2] * len(places))
+        found = Schedule(tasks).length(work.duration, link)
+        assert length == pytest.approx(found)
+
+
 def test_orders_leave_room_for_transfers():
     duration, link = duration_of(EQUAL), 0.75
     without = search(EQUAL, 16).length(duration, link)
     assert search(EQUAL, 16, link=link).length(duration, link) < 0.9 * without
+    # shorter than by any name
+    durations = [(0, 1, 0), (0, 0.5, 1)]
+    found = search(durations, 4, 4, link=1)
+    assert found.length(duration_of(durations), 1) == 7
+    assert search(EQUAL, 4, link=1e308).num_devices == 4
 
 
 def test_unequal_cells_take_less_than_by_any_name():
@@ -105,8 +123,6 @@ def test_orders_are_the_best_of_all_where_all_can_be_tried():
 
 def every_length(durations):
     """Lengths of all schedules of two cells and two micro-batches."""
-    from tfgpipe.schedules import Schedule
-
     kinds = ("forward", "input_gradient", "weight_gradient")
     orders = [
         [

@@ -107,19 +107,20 @@ def test_interleaved_with_one_chunk_is_1f1b():
         assert SCHEDULES["interleaved"](k, m, 1) == SCHEDULES["1f1b"](k, m, 1)
 
 
-@pytest.mark.parametrize("link", [0.1, 0.25, 0.5])
+@pytest.mark.parametrize("link", [0.1, 0.25, 0.5, 0.75, 1.0])
 @pytest.mark.parametrize("d", [2, 4, 8])
 def test_warm_up_hides_links(d, link):
     """But for the first way there, and the last one back."""
-    forward, backward, m = 1, 2, 32
+    forward, backward, m = 1, 2, 16 * d
     duration = durations(forward, backward)
     transfer = link * (forward + backward)
-    made = SCHEDULES["1f1b"](d, m, link=link)
+    made = SCHEDULES["1f1b"](d, m, link_share=link)
     ways = 2 * (d - 1) * transfer
     assert made.length(duration, transfer) == pytest.approx(
         SCHEDULES["1f1b"](d, m).length(duration) + ways
     )
-    assert made.held() == [min(m, 2 * (d - 1 - i) + 1) for i in range(d)]
+    each = 2 if link <= 0.5 else 3
+    assert made.held() == [each * (d - 1 - i) + 1 for i in range(d)]
     plain = SCHEDULES["1f1b"](d, m).length(duration, transfer)
     assert plain > made.length(duration, transfer)
 
@@ -128,16 +129,44 @@ def test_warm_up_hides_links(d, link):
 @pytest.mark.parametrize(("d", "m"), [(2, 16), (3, 17), (4, 32), (8, 28)])
 def test_groups_hide_links(d, m, chunks):
     duration, transfer = durations(1, 2), 0.25 * 3
-    made = SCHEDULES["interleaved"](d, m, chunks, link=0.25)
+    made = SCHEDULES["interleaved"](d, m, chunks, link_share=0.25)
     without = SCHEDULES["interleaved"](d, m, chunks).length(duration)
     ways = 2 * (d - 1) * transfer
     assert made.length(duration, transfer) == pytest.approx(without + ways)
 
 
+@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize(("d", "m"), [(2, 1), (4, 3), (3, 7), (5, 11)])
+def test_schedules_told_of_links_are_never_longer(d, m, chunks):
+    for link in (0.2, 0.5, 0.9):
+        told = SCHEDULES["interleaved"](d, m, chunks, link_share=link)
+        plain = SCHEDULES["interleaved"](d, m, chunks)
+        duration = durations(1, 2)
+        assert (
+            told.length(duration, 3 * link)
+            <= plain.length(duration, 3 * link) + 1e-9
+        )
+
+
+def test_quotients_are_rounded():
+    share = 0.4 / (0.1 + 0.7)
+    assert share > 0.5  # in its last bit
+    made = SCHEDULES["1f1b"](4, 16, link_share=share)
+    assert made.held() == [7, 5, 3, 1]
+
+
+def test_longest_links_have_all_under_way():
+    for name in ("1f1b", "interleaved"):
+        made = SCHEDULES[name](3, 8, link_share=1e308)
+        assert made.held() == [8, 8, 1]
+
+
 @pytest.mark.parametrize("link", [-0.1, math.inf, "0.25", None])
 def test_links_that_are_no_share_are_refused(link):
-    with pytest.raises(ValueError, match=r"`link` must be .* Received: link="):
-        SCHEDULES["1f1b"](2, 4, link=link)
+    with pytest.raises(
+        ValueError, match=r"`link_share` must be .* Received: link_share="
+    ):
+        SCHEDULES["1f1b"](2, 4, link_share=link)
 
 
 def test_interleaved_puts_cells_on_devices_in_turn():

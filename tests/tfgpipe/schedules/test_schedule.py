@@ -199,6 +199,10 @@ def test_transfers_take_time_between_devices_alone():
         (B, 0, 0): (6, 7),
     }
     assert schedule.length(lambda task: 1, link=0.5) == 7
+    assert schedule.bubble(lambda task: 1, link=0.5) == 1 - 6 / (2 * 7)
+    for bad in (-1, float("nan"), None):
+        with pytest.raises(ValueError, match="Received: link="):
+            schedule.length(lambda task: 1, link=bad)
 
 
 def test_weight_gradient_is_what_frees_a_micro_batch():

@@ -9,8 +9,10 @@ import time
 import processes
 import pytest
 
+from tools.bench import __main__ as bench
 from tools.bench import replica_worker, step_worker
-from tools.bench.delayed_links import DelayedLinks
+from tools.bench.delayed_links import DelayedCluster, DelayedLinks
+from tools.cluster import controller
 
 
 @pytest.fixture
@@ -36,7 +38,7 @@ def workers(monkeypatch):
 
         def step(self):
             job = self.job
-            seconds = float(job.processes) + bool(job.link_ms > job.share)
+            seconds = float(job.processes) + bool(job.link_ms and not job.share)
             self.steps.append(step_worker.Step(seconds, others=0.0))
 
         def close(self):
@@ -80,10 +82,46 @@ def test_links_are_bounded_by_their_schedules(workers, tables):
     ]
     # 3 (M + K - 1) tasks; the way there and back of 3 links
     assert [found[i]["bound_ms"] for i in (0, 1, 4)] == [6900, 7200, 7200]
+    # halves of them: 3 (2 M + K - 1) and the same ways
+    assert found[7]["bound_ms"] == pytest.approx(50 * 129 + 300)
     assert found[3]["bound_ms"] > 7200
     # A second more, of which 300 ms nothing hides; a link has 2 M transfers.
     assert found[2]["hidden"] is None
     assert found[1]["hidden"] == pytest.approx(1 - 0.7 / 2)
+    assert found[4]["hidden"] == pytest.approx(1 + 0.3 / 2)
+    assert found[6]["hidden"] == pytest.approx(1 - 0.7 / 4)
+
+
+@pytest.mark.parametrize("flag", ["--link_ms=0", "--cell_ms=0", "--k=1,2"])
+def test_links_need_two_devices_and_time(flag, capsys):
+    assert bench.main(["bench", "replicas", "--part=links", flag]) == 2
+    assert "Links need --link_ms" in capsys.readouterr().err
+
+
+def test_delayed_clusters_reach_workers_by_relays(monkeypatch):
+    reached = []
+
+    def connect(self, hosts, num_devices):
+        self._start_tensorflow({"host": "127.0.0.1:7"})
+
+    monkeypatch.setattr(controller.Cluster, "__init__", connect)
+    monkeypatch.setattr(
+        controller.Cluster,
+        "_start_tensorflow",
+        lambda self, addresses: reached.append(addresses["host"]),
+    )
+    DelayedCluster(None, 1, 0.01)
+    assert reached != ["127.0.0.1:7"]
+    assert reached[0].startswith("127.0.0.1:")
+
+
+def test_links_to_where_nobody_listens_are_closed():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    address = DelayedLinks(0.0).to(f"127.0.0.1:{port}")
+    port = int(address.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as near:
+        assert near.recv(10) == b""
 
 
 def test_links_hand_on_every_byte_later():
