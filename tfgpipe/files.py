@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import uuid
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from typing import Any
 
 import h5py
 import keras
+
+from tfgpipe import internals
 
 
 class Filed(keras.Model):
@@ -44,6 +47,7 @@ class Filed(keras.Model):
                 "which Keras cannot load a `GPipe`. Save to '.keras', or the "
                 "weights alone by `save_weights` to '.weights.h5'."
             )
+        _warn_of_unlisted(self)
         with written_whole(filepath, overwrite) as path:
             super().save(path, overwrite, zipped, **kwargs)
 
@@ -58,6 +62,7 @@ class Filed(keras.Model):
         Raises:
             OSError: If it cannot be written. What was there is kept.
         """
+        _warn_of_unlisted(self)
         if max_shard_size is not None:  # several files, left to Keras
             super().save_weights(filepath, overwrite, max_shard_size)
             return
@@ -76,6 +81,20 @@ class Filed(keras.Model):
             if self.built and _holds_optimizer(filepath):
                 self.build_optimizer()
             super().load_weights(filepath, *args, **kwargs)
+
+
+def _warn_of_unlisted(model: keras.Model) -> None:
+    """Warns of an optimizer's state for which Keras's files have no place."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and internals.unlisted(optimizer):
+        names = [type(one).__name__ for one in internals.with_inner(optimizer)]
+        warnings.warn(
+            "Keras's files leave out what this optimizer keeps for all weights "
+            "together: a training that goes on from one has other numbers than "
+            f"one that was not interrupted. Received: {' of '.join(names)}. Go "
+            "on from what `tfgpipe.callbacks.Checkpoint` writes.",
+            stacklevel=3,
+        )
 
 
 def _holds_optimizer(path: Any) -> bool:

@@ -25,9 +25,12 @@ def contents(model: keras.Model) -> dict[str, list[Any]]:
     """
     optimizer = getattr(model, "optimizer", None)
     skips = getattr(model, "skips", None)
+    kept: list[Any] = []
+    if optimizer is not None:
+        kept = [*optimizer.variables, *internals.unlisted(optimizer)]
     return {
         "model": [*model.variables],
-        "optimizer": [] if optimizer is None else [*optimizer.variables],
+        "optimizer": kept,
         "skipped": [] if skips is None else [skips.total_variable],
     }
 

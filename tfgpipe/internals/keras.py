@@ -341,6 +341,22 @@ def with_inner(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     return [optimizer, *(o for i in inner for o in with_inner(i))]
 
 
+def unlisted(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """Variables of an optimizer that are not among its `variables`.
+
+    Keras tracks nothing while a `LossScaleOptimizer` builds the one inside, so
+    that what `Nadam` keeps for all weights together is in none of its files.
+    """
+    listed = {id(variable) for variable in optimizer.variables}
+    found = {
+        id(value): value
+        for one in with_inner(optimizer)
+        for value in vars(one).values()
+        if isinstance(value, keras.Variable) and id(value) not in listed
+    }
+    return list(found.values())
+
+
 def raw_iterations(optimizer: Any) -> int:
     """How often an optimizer was applied, also where it only accumulated."""
     while hasattr(optimizer, "inner_optimizer"):

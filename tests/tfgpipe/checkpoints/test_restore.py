@@ -96,6 +96,24 @@ def test_training_goes_on_with_other_cells_to_the_bit(once, expected, options):
     assert_same(fit(model, initial_epoch=found.epoch), expected)
 
 
+def test_what_keras_does_not_list_of_an_optimizer_goes_on_too(tmp_path):
+    """`Nadam` in a `LossScaleOptimizer`: one product for all weights."""
+
+    def new(k):
+        inner = keras.optimizers.Nadam(0.1)
+        scaled = keras.optimizers.LossScaleOptimizer(inner, initial_scale=4.0)
+        return made(k=k, make=plain_layers, optimizer=scaled)
+
+    expected = fit(new(1))
+    model = saved(tmp_path, new(1))
+    with pytest.warns(UserWarning, match="Received: LossScaleOptimizer of Na"):
+        model.save(tmp_path / "m.keras")
+    with pytest.warns(UserWarning, match="leave out what this optimizer"):
+        model.save_weights(tmp_path / "m.weights.h5")
+    found = tfgpipe.restore(model := new(2), tmp_path)
+    assert_same(fit(model, initial_epoch=found.epoch), expected)
+
+
 def test_training_goes_on_within_an_epoch(tmp_path, expected):
     saved(tmp_path, every=4, epochs=2)
     shutil.rmtree(tmp_path / "step-0000000012")
