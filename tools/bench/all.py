@@ -126,7 +126,7 @@ RUNS = [
     Run(
         "overhead",
         "",
-        "--rounds=7 --dispatch_m=8,32 --l=48 --k=2,8 --m=32",
+        "--rounds=7 --dispatch_m=8,32 --l=48 --k=8 --m=32",
         [
             *(
                 Goal(
@@ -149,14 +149,6 @@ RUNS = [
                 "us",
                 100.0,
                 12.0,
-            ),
-            Goal(
-                "a first step, L = 48, K = 2, M = 32, of plain Keras's",
-                "tracing",
-                {"l": 48, "k": 2, "m": 32},
-                "keras_ratio",
-                1.0,
-                0.73,
             ),
             Goal(
                 "a first step, L = 48, K = 8, M = 32, of plain Keras's",
@@ -237,7 +229,7 @@ RUNS = [
     Run(
         "replicas",
         "--part=links --k=2 --m=32",
-        "--rounds=2",
+        "--rounds=1",
         [
             Goal(
                 f"of transfers between two workers, hidden by {name}",
