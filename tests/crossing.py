@@ -3,8 +3,6 @@
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-_SENDS = ("_Send", "_HostSend")
-
 
 def short(device):
     return device.removeprefix("/job:localhost/replica:0/task:0")
@@ -33,7 +31,7 @@ def sent_tensors(model, x, y):
     for partition in step.partition_graphs:
         nodes = {node.name: node for node in partition.node}
         for node in partition.node:
-            if node.op not in _SENDS:
+            if node.op not in ("_Send", "_HostSend"):
                 continue
             name, _, index = node.input[0].partition(":")
             found.append(

@@ -91,6 +91,22 @@ def is_amount(value: Any) -> bool:
         return False
 
 
+def checked_amount(name: str, value: Any, what: str) -> float:
+    """A finite number from 0, or a `ValueError` that says what of.
+
+    Example:
+
+    >>> checked_amount("link", 0, "the time of a transfer")
+    0.0
+    """
+    if is_amount(value):
+        return float(value)
+    raise ValueError(
+        f"`{name}` must be a finite number from 0, {what}. "
+        f"Received: {name}={value!r}."
+    )
+
+
 def checked_positive(name: str, value: Any, what: str) -> float:
     """A finite number above 0, or a `ValueError` that says what of.
 

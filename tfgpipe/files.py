@@ -87,11 +87,11 @@ def _warn_of_unlisted(model: keras.Model) -> None:
     """Warns of an optimizer's state for which Keras's files have no place."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and internals.unlisted(optimizer):
-        names = [type(one).__name__ for one in internals.with_inner(optimizer)]
+        names = " of ".join(internals.optimizer_names(model))
         warnings.warn(
             "Keras's files leave out what this optimizer keeps for all weights "
             "together: a training that goes on from one has other numbers than "
-            f"one that was not interrupted. Received: {' of '.join(names)}. Go "
+            f"one that was not interrupted. Received: {names}. Go "
             "on from what `tfgpipe.callbacks.Checkpoint` writes.",
             stacklevel=3,
         )

@@ -353,6 +353,14 @@ def test_optimizers_inside_others_are_found():
     assert internals.with_inner(inner) == [inner]
 
 
+def test_optimizers_are_named_from_the_outer_to_the_inner():
+    model = keras.Sequential([keras.layers.Dense(1)])
+    assert internals.optimizer_names(model) == []
+    inner = keras.optimizers.SGD()
+    model.compile(keras.optimizers.LossScaleOptimizer(inner), "mse")
+    assert internals.optimizer_names(model) == ["LossScaleOptimizer", "SGD"]
+
+
 def test_unlisted_variables_are_those_that_keras_does_not_track():
     """If Keras does one day, the warning of its files can go."""
     weights = [keras.Variable([1.0, 2.0])]

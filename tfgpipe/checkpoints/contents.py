@@ -35,14 +35,6 @@ def contents(model: keras.Model) -> dict[str, list[Any]]:
     }
 
 
-def optimizer_names(model: keras.Model) -> list[str]:
-    """The classes of a model's optimizer, and of those that it applies."""
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is None:
-        return []
-    return [type(one).__name__ for one in internals.with_inner(optimizer)]
-
-
 def storage(variable: Any) -> tf.Variable:
     """What holds a variable's value."""
     is_keras = isinstance(variable, keras.Variable)

@@ -149,7 +149,7 @@ def _take(model: keras.Model, path: pathlib.Path, manifest: Manifest) -> None:
         del groups["optimizer"]
     if not (groups["skipped"] and manifest.variables.get("skipped")):
         del groups["skipped"]  # one of them does not skip
-    names = contents.optimizer_names(model)
+    names = internals.optimizer_names(model)
     if names and names != list(manifest.optimizer):
         raise ValueError(
             "`model` must have an optimizer like that of the training. "

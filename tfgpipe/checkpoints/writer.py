@@ -19,6 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfgpipe import internals
 from tfgpipe.checkpoints import contents
 from tfgpipe.checkpoints import manifest as manifest_lib
 from tfgpipe.checkpoints.folder import Folder
@@ -94,7 +95,7 @@ class Writer:
             contents.described(groups),
             {},
             monitored,
-            contents.optimizer_names(model),
+            internals.optimizer_names(model),
             self._versions,
         )
         self._thread = _Thread(target=self._run, args=(shards, manifest))

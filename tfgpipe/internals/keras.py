@@ -341,6 +341,14 @@ def with_inner(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     return [optimizer, *(o for i in inner for o in with_inner(i))]
 
 
+def optimizer_names(model: keras.Model) -> list[str]:
+    """The classes of a model's optimizer, and of those that it applies."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        return []
+    return [type(one).__name__ for one in with_inner(optimizer)]
+
+
 def unlisted(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """Variables of an optimizer that are not among its `variables`.
 

@@ -19,7 +19,12 @@ import numbers
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tfgpipe.checks import as_integer, checked_counts, is_amount
+from tfgpipe.checks import (
+    as_integer,
+    checked_amount,
+    checked_counts,
+    is_amount,
+)
 from tfgpipe.schedules.greedy import HALVES, Policy, Work, run
 from tfgpipe.schedules.named import (
     CHUNKS,
@@ -147,14 +152,10 @@ def _checked(
             "`memory` must be a number from 0, or one for each of the "
             f"{len(used)} devices. Received: memory={memory!r}."
         )
-    if not is_amount(link):
-        raise ValueError(
-            "`link` must be a finite number from 0, the time of a transfer. "
-            f"Received: link={link!r}."
-        )
+    way = checked_amount("link", link, "the time of a transfer")
     seconds = [dict(zip(HALVES, map(float, own))) for own in cells]
     rounded = [_ROUNDING * float(own) for own in most]
-    return Work(seconds, own_sizes, places, rounded, count, float(link))
+    return Work(seconds, own_sizes, places, rounded, count, way)
 
 
 def _listed(value: Any) -> list[Any]:
@@ -175,6 +176,8 @@ def _named(work: Work) -> Iterator[Schedule]:
     for name, own in CHUNKS.items():
         if own not in (None, chunks):
             continue
+        if name == "interleaved" and chunks == 1:
+            continue  # which is "1f1b" then
         if list(devices_of_cells(name, num_devices, chunks)) == work.devices:
             yield SCHEDULES[name](*shape)
             if work.link and name in WITH_LINKS:

@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable
 
-from tfgpipe.checks import is_amount
+from tfgpipe.checks import checked_amount
 from tfgpipe.schedules.filled import filled
 from tfgpipe.schedules.ideal import checked_shape
 from tfgpipe.schedules.schedule import Schedule, Task
@@ -144,13 +144,10 @@ def interleaved(
     num_devices, num_micro_batches, num_chunks = checked_shape(
         num_devices, num_micro_batches, num_chunks, None
     )
-    if not is_amount(link_share):
-        raise ValueError(
-            "`link_share` must be a finite number from 0, the share of a "
-            "cell's time that a transfer takes. Received: "
-            f"link_share={link_share!r}."
-        )
-    share = min(float(link_share), num_micro_batches)  # all are under way then
+    share = checked_amount(
+        "link_share", link_share, "a transfer's share of a cell's time"
+    )
+    share = min(share, num_micro_batches)  # all are under way then
     groups = _group_sizes(num_devices, num_micro_batches, share)
     visits = _visits(groups, num_chunks)
     last = num_chunks - 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from tfgpipe.checks import as_count, is_amount
+from tfgpipe.checks import as_count, checked_amount
 from tfgpipe.schedules.task import KINDS as KINDS
 from tfgpipe.schedules.task import Task as Task
 from tfgpipe.schedules.task import (
@@ -207,11 +207,7 @@ class Schedule:
             Start and end of every task: as early as its device and the tasks
             it needs allow.
         """
-        if not is_amount(link):
-            raise ValueError(
-                "`link` must be a finite number from 0, the time of a "
-                f"transfer. Received: link={link!r}."
-            )
+        checked_amount("link", link, "the time of a transfer")
         times: dict[Task, tuple[float, float]] = {}
         free: list[float] = [0] * self.num_devices
         for task in self._order:

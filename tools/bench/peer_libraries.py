@@ -24,7 +24,7 @@ class Peer(NamedTuple):
         baseline: The peer whose K = 1 it is compared with.
         works: The work it can do.
         keeps_gradients: Whether the resting process still holds them.
-        is_compiled: Whether the layers of each cell are in `torch.compile`.
+        runs_in: A program of this package that runs the script, if any.
     """
 
     script: str
@@ -34,24 +34,37 @@ class Peer(NamedTuple):
     baseline: str
     works: str = "ABC"
     keeps_gradients: bool = False
-    is_compiled: bool = False
+    runs_in: str = ""
+
+    def program(self, folder: pathlib.Path) -> list[str]:
+        """What its interpreter runs, the scripts being in a folder."""
+        if self.runs_in:
+            return [str(_ROOT / self.runs_in)]
+        if self.script:
+            return [str(folder / self.script)]
+        return ["-m", "tools.bench.peer_adapter"]
 
 
 def _ours(variant: str, works: str = "ABC", baseline: str = "gpipe") -> Peer:
     return Peer("", "tfgpipe", "tfgpipe", variant, baseline, works)
 
 
-def _torch(variant: str, is_compiled: bool = False) -> Peer:
-    module = "torch.distributed.pipelining"
+def _torch(variant: str) -> Peer:
     return Peer(
         "peer_torchpp.py",
         "torch",
-        module,
+        "torch.distributed.pipelining",
         variant,
-        "torch-gpipe-compiled" if is_compiled else "torch-gpipe",
-        works="AB" if is_compiled else "ABC",
+        "torch-gpipe",
         keeps_gradients=True,
-        is_compiled=is_compiled,
+    )
+
+
+def _torch_compiled(variant: str) -> Peer:
+    return _torch(variant)._replace(
+        baseline="torch-gpipe-compiled",
+        works="AB",
+        runs_in="tools/bench/compiled_torch.py",
     )
 
 
@@ -80,9 +93,9 @@ PEERS = {
     "torch-gpipe": _torch("gpipe"),
     "torch-1f1b": _torch("1f1b"),
     "torch-interleaved": _torch("interleaved"),
-    "torch-gpipe-compiled": _torch("gpipe", is_compiled=True),
-    "torch-1f1b-compiled": _torch("1f1b", is_compiled=True),
-    "torch-interleaved-compiled": _torch("interleaved", is_compiled=True),
+    "torch-gpipe-compiled": _torch_compiled("gpipe"),
+    "torch-1f1b-compiled": _torch_compiled("1f1b"),
+    "torch-interleaved-compiled": _torch_compiled("interleaved"),
 }
 INSTALL = {
     "tfgpipe": "pip install '.[tensorflow]'",
@@ -180,14 +193,9 @@ def start(
     """
     peer = PEERS[c.peer]
     path = [str(folder)] if peer.script else [str(folder), str(_ROOT)]
-    program = ["-m", "tools.bench.peer_adapter"]
-    if peer.script:
-        program = [str(folder / peer.script)]
-    if peer.is_compiled:  # runs the same script
-        program = [str(_ROOT / "tools/bench/compiled_torch.py")]
     command = [
         str(pythons[peer.python]),
-        *program,
+        *peer.program(folder),
         f"--workload={c.work}",
         f"--K={c.k}",
         f"--M={c.m}",
