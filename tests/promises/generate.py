@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 from case import Case, Options, Spec
@@ -47,22 +48,29 @@ def generate(seed: int, index: int) -> Case:
 
 def is_random(layers: Any) -> bool:
     """Whether training depends on how rows are grouped, by design."""
-    for spec in layers:
-        options = spec.options
-        if spec.kind in RANDOM or options.get("inner") in RANDOM:
-            return True
-        if options.get("dropout"):
-            return True
-        inner = options.get("layers", ())
-        if is_random([Spec(**{"options": {}, **i}) for i in inner]):
-            return True
-    return False
+    return any(
+        spec.kind in RANDOM
+        or spec.options.get("inner") in RANDOM
+        or bool(spec.options.get("dropout"))
+        for spec in _with_inner(layers)
+    )
 
 
 def is_random_in_inference(layers: Any) -> bool:
     """Whether a random layer is called as in training all the time."""
-    fixed = [s for s in layers if s.kind == "fixed" and s.options["value"]]
-    return is_random(fixed)
+    return is_random(
+        spec
+        for spec in _with_inner(layers)
+        if spec.kind == "fixed" and spec.options["value"]
+    )
+
+
+def _with_inner(layers: Any) -> Iterator[Spec]:
+    """Layers, and those inside them."""
+    for spec in layers:
+        yield spec
+        inner = spec.options.get("layers", ())
+        yield from _with_inner(Spec(**{"options": {}, **i}) for i in inner)
 
 
 # ---------------------------------------------------------------------- layers

@@ -12,7 +12,7 @@ import fuzz
 import outcome
 import pytest
 from case import Case, Spec
-from generate import generate, is_random
+from generate import generate, is_random, is_random_in_inference
 from layer_kinds import CLASSES, KINDS
 from objectives import LOSSES, METRICS, OPTIMIZERS
 from shrink import shrink
@@ -228,6 +228,18 @@ def test_random_layers_are_found_inside_of_others():
     assert is_random([dense("c"), nested])
     assert is_random([Spec("a", "hidden", {"inner": "batch_norm"})])
     assert not is_random([dense("a")])
+
+
+def test_a_nested_layer_that_always_trains_is_found():
+    for value in (True, False):
+        fixed = {
+            "name": "b",
+            "kind": "fixed",
+            "options": {"inner": "dropout", "value": value},
+        }
+        nested = Spec("a", "sequential", {"layers": [fixed]})
+        assert is_random_in_inference([dense("c"), nested]) == value
+    assert not is_random_in_inference([dropout("a")])
 
 
 # ------------------------------------------------------- what is made of them
