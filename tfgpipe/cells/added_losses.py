@@ -11,7 +11,6 @@ again. It is a sum if rows are added up there, and nothing is divided.
 
 from __future__ import annotations
 
-import bisect
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe.cells.bundle import tensors
+from tfgpipe.cells.function import Findings
 from tfgpipe.cells.sparse import RowDependence
 
 _SUMS = {"L2Loss", "Sum"}
@@ -28,7 +28,7 @@ _DIVISIONS = {"Div", "DivNoNan", "RealDiv", "Reciprocal"}
 def check_added_losses(
     layers: Sequence[Any],
     operations: Sequence[tf.Operation],
-    starts: Sequence[int],
+    findings: Findings,
     losses: Sequence[tf.Tensor],
     inputs: Any,
 ) -> None:
@@ -37,7 +37,7 @@ def check_added_losses(
     Args:
         layers: The layers of the cell.
         operations: All of the cell's graph, in order.
-        starts: For each layer, how many operations there are before it.
+        findings: Which layer made which operations.
         losses: What the layers have added, scalars of the graph.
         inputs: Nest of the cell's inputs, tensors of the graph.
     """
@@ -49,8 +49,8 @@ def check_added_losses(
     for loss in losses:
         if not _adds_up_rows(loss, rows, depends):
             continue
-        place = min(places.get(loss.op.name, len(operations)), starts[-1] - 1)
-        layer = layers[bisect.bisect_right(starts[:-1], place) - 1]
+        place = places.get(loss.op.name, len(operations))
+        layer = layers[findings.layer_of(place)]
         warnings.warn(
             f"Layer '{layer.name}' gives `add_loss` a sum over rows. With "
             "several micro-batches it must be a mean, or it comes out that "

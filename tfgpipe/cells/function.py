@@ -8,6 +8,7 @@ trace. `tracer.py` makes a graph of it, `eager.py` runs it as it is.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -60,6 +61,10 @@ class Findings(NamedTuple):
     starts: list[int]
     output_structure: Any
     num_head_losses: int
+
+    def layer_of(self, place: int) -> int:
+        """Which layer made an operation: of those after all, the last."""
+        return max(0, bisect.bisect_right(self.starts[:-1], place) - 1)
 
 
 class CellFunction:

@@ -18,9 +18,11 @@ import tensorflow as tf
 
 from tfgpipe import internals
 
-# Reading a variable has no effect; cuDNN's recurrent kernels are stateful for
-# the sake of their dropout, which Keras does not use.
+# Reading a variable or a table has no effect; cuDNN's recurrent kernels are
+# stateful for the sake of their dropout, which Keras does not use.
 _HARMLESS = {
+    "LookupTableFindV2",
+    "LookupTableSizeV2",
     "ReadVariableOp",
     "ResourceGather",
     "VarHandleOp",

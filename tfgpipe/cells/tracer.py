@@ -14,6 +14,7 @@ from tfgpipe.cells.alike import likeness
 from tfgpipe.cells.backward import Backward, add_backward, without_backward
 from tfgpipe.cells.cut import Cut
 from tfgpipe.cells.function import CellFunction
+from tfgpipe.cells.mixed_rows import check_rows_apart
 from tfgpipe.cells.side_effects import check_operations
 from tfgpipe.cells.tasks import CellTasks
 from tfgpipe.cells.trace import Origin, Traced, trace
@@ -184,9 +185,16 @@ def _check(function: CellFunction, traced: Traced) -> None:
         check_added_losses(
             function.cell.sequence,
             traced.operations,
-            starts,
+            traced.findings,
             traced.outputs.losses[traced.findings.num_head_losses :],
             traced.inputs.inputs.tensors,
+        )
+        check_rows_apart(
+            function.cell.sequence,
+            traced.operations,
+            traced.findings,
+            traced.inputs.inputs,
+            traced.outputs,
         )
 
 

@@ -1,0 +1,64 @@
+"""A layer that mixes the rows of a batch is warned of, by its name."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from keras import layers as kl
+
+import tfgpipe
+
+
+class Centred(kl.Layer):
+    def call(self, x):
+        return x - keras.ops.mean(x, axis=0)
+
+
+def warned(layers, num_micro_batches=2, num_partitions=2):
+    """The warnings of a training step and of an inference."""
+    model = tfgpipe.GPipe(layers, num_partitions, num_micro_batches)
+    model.compile("sgd", "mse")
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        model.train_on_batch(np.ones((6, 5)), np.ones((6, 2)))
+    return [str(w.message) for w in found if "mixes" in str(w.message)]
+
+
+def test_each_mixing_layer_is_named_with_the_cure():
+    layers = [kl.Dense(3), Centred(name="a"), kl.Dense(3), Centred(name="b")]
+    found = warned([keras.Input((5,)), *layers, kl.Dense(2)], num_partitions=2)
+    assert len(found) == 2
+    for message, name in zip(found, "ab"):
+        assert f"Layer '{name}' mixes the rows of a batch, by Mean" in message
+        assert "pass num_micro_batches=1" in message
+
+
+def test_functional_operations_are_named_too():
+    x = keras.Input((5,))
+    h = kl.Dense(3)(x)
+    h = h - keras.ops.mean(h, axis=0, keepdims=True)
+    (message,) = warned(keras.Model(x, kl.Dense(2)(h)))
+    assert "Layer 'mean" in message
+
+
+def test_equalised_images_are_those_of_a_micro_batch():
+    """Keras takes one histogram for a batch."""
+    layers = [kl.Reshape((5, 1, 1)), kl.Equalization(), kl.Flatten()]
+    (message,) = warned([keras.Input((5,)), *layers, kl.Dense(2)])
+    assert "Layer 'equalization" in message
+
+
+@pytest.mark.parametrize("num_micro_batches", [1, 2])
+def test_batch_normalisation_is_not_warned_of(num_micro_batches):
+    layers = [kl.Dense(3), kl.BatchNormalization(), kl.Dense(2)]
+    assert not warned([keras.Input((5,)), *layers], num_micro_batches)
+
+
+def test_one_micro_batch_is_not_warned_of():
+    assert not warned([keras.Input((5,)), Centred(), kl.Dense(2)], 1)
+
+
+def test_losses_and_regularizers_may_mix_rows():
+    layers = [kl.Dense(3, activity_regularizer="l2"), kl.Dropout(0.3)]
+    assert not warned([keras.Input((5,)), *layers, kl.Dense(2)])

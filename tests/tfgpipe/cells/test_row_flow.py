@@ -1,0 +1,100 @@
+"""Where rows are mixed is told by operations, and never wrongly."""
+
+import keras
+import pytest
+import tensorflow as tf
+
+from tfgpipe.cells.row_flow import UNKNOWN, Mixed, Rows, follow
+
+ops = keras.ops
+WEIGHT = tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+# Of x, of shape (rows, 4, 3).
+MIXING = {
+    "mean over rows": lambda x: x - ops.mean(x, axis=0),
+    "mean that keeps axes": lambda x: x - ops.mean(x, 0, keepdims=True),
+    "moments": lambda x: x / ops.sqrt(ops.moments(x, axes=[0, 1])[1] + 1.0),
+    "norm of all": lambda x: x / ops.norm(ops.reshape(x, (-1,))),
+    "merged rows": lambda x: ops.max(ops.reshape(x, (-1, 3)), axis=0),
+    "softmax": lambda x: ops.softmax(x, axis=0),
+    "along the last axis": lambda x: tf.nn.softmax(ops.transpose(x)),
+    "reversed": lambda x: ops.flip(x, axis=0),
+    "reversed by a slice": lambda x: x[::-1],
+    "rolled": lambda x: ops.roll(x, 1, axis=0),
+    "summed up so far": lambda x: ops.cumsum(x, axis=0),
+    "less the first row": lambda x: x - x[:1],
+    "similarities": lambda x: ops.matmul(x[:, 0], ops.transpose(x[:, 0])),
+    "products along rows": lambda x: tf.matmul(
+        x[:, 0], x[:, 1], transpose_a=True
+    ),
+    "einsum over rows": lambda x: ops.einsum("abc,abd->cd", x, x),
+    "einsum of pairs": lambda x: ops.einsum("abc,dbc->ad", x, x),
+    "histogram": lambda x: tf.cast(
+        tf.math.bincount(tf.cast(ops.reshape(x, (-1,)), "int32")), "float32"
+    ),
+    "after a matrix product": lambda x: x @ WEIGHT - ops.mean(x @ WEIGHT, 0),
+    "the longest text": lambda x: tf.RaggedTensor.from_row_lengths(
+        ops.reshape(x, (-1,)), 12 * ops.ones_like(x[:, 0, 0], "int64")
+    ).to_tensor(),
+}
+APART = {
+    "elements": lambda x: ops.tanh(2.0 * x + 1.0),
+    "mean of a row": lambda x: x - ops.mean(x, axis=1, keepdims=True),
+    "mean of all of a row": lambda x: ops.mean(x, axis=(1, 2)),
+    "matrix product": lambda x: x @ WEIGHT,
+    "product in a row": lambda x: ops.matmul(x, ops.transpose(x, (0, 2, 1))),
+    "einsum": lambda x: ops.einsum("abc,acd->abd", x, ops.swapaxes(x, 1, 2)),
+    "rows last, and back": lambda x: ops.transpose(
+        ops.mean(ops.transpose(x), axis=0, keepdims=True)
+    ),
+    "merged, and back": lambda x: ops.reshape(
+        ops.softmax(ops.reshape(x, (-1, 3))), (-1, 4, 3)
+    ),
+    "reversed in a row": lambda x: ops.flip(x, axis=1) + ops.roll(x, 1, 2),
+    "a column": lambda x: x[:, 0] + x[..., -1, :] + x[:, 1:2, 0],
+    "a slice of all rows": lambda x: x[0 : x.shape[0]],
+    "lookup": lambda x: ops.take(WEIGHT, ops.cast(x[..., 0] > 0, "int32"), 0),
+    "taken of a row": lambda x: ops.take(x, [0, 2], axis=1),
+    "mask by length": lambda x: tf.sequence_mask(
+        ops.cast(x[:, 0, 0], "int32"), 4, "float32"
+    ),
+    "stacked": lambda x: ops.sum(ops.stack([x, 2.0 * x], axis=0), axis=0),
+    "joined": lambda x: ops.sum(ops.concatenate([x, x], axis=1), axis=1),
+    "of the number of rows": lambda x: ops.zeros((ops.shape(x)[0], 2)),
+    "an unused mean": lambda x: (ops.mean(x, axis=0), x)[1],
+    "a told length": lambda x: tf.RaggedTensor.from_row_lengths(
+        ops.reshape(x, (-1,)), 12 * ops.ones_like(x[:, 0, 0], "int64")
+    ).to_tensor(shape=(None, 12)),
+    "largest integer": lambda x: ops.zeros((2, ops.max(ops.cast(x, "int32")))),
+    "branches": lambda x: ops.cond(ops.mean(x) > 0, lambda: x, lambda: 2.0 * x),
+    "padded": lambda x: ops.mean(ops.pad(x, ((0, 0), (1, 1), (0, 0))), 1),
+    "weights alone": lambda x: x * ops.mean(WEIGHT),
+}
+
+
+def state(function, rows):
+    """The state of what a function returns."""
+    spec = tf.TensorSpec((rows, 4, 3), "float32")
+    traced = tf.function(function, autograph=False)
+    graph = traced.get_concrete_function(spec).graph
+    return follow(graph.get_operations(), graph.inputs[:1])(graph.outputs[0])
+
+
+@pytest.mark.parametrize("rows", [None, 5])
+@pytest.mark.parametrize("name", MIXING)
+def test_mixed_rows_are_found(name, rows):
+    assert isinstance(state(MIXING[name], rows), Mixed)
+
+
+@pytest.mark.parametrize("rows", [None, 5])
+@pytest.mark.parametrize("name", APART)
+def test_rows_that_are_not_mixed_are_left_alone(name, rows):
+    assert not isinstance(state(APART[name], rows), Mixed)
+
+
+def test_axis_of_the_rows_is_followed():
+    assert state(lambda x: x, None) == Rows(0)
+    assert state(lambda x: ops.transpose(x), None) == Rows(2)
+    assert state(lambda x: ops.mean(ops.transpose(x), 0), None) == Rows(1)
+    assert state(lambda x: ops.expand_dims(x, 1), None) == Rows(0)
+    assert state(lambda x: ops.shape(x)[0], None) is None
+    assert state(lambda x: tf.map_fn(ops.tanh, x), None) == UNKNOWN
