@@ -19,7 +19,6 @@ Hundreds of tensors cross; they travel in a `Bundle`.
 
 from __future__ import annotations
 
-from bisect import bisect
 from collections.abc import Sequence
 from typing import Any
 
@@ -137,23 +136,20 @@ class Cut:
 
     def check_kept(self) -> None:
         """Refuses to keep what XLA cannot hand from function to function."""
-        traced = self.traced
-        starts, layers = (
-            traced.findings.starts,
-            traced.origin.function.cell.sequence,
-        )
-        places = {op.name: i for i, op in enumerate(traced.operations)}
-        lists = [t for t in self.kept.tensors if t.dtype == tf.variant]
-        found = {bisect(starts[1:-1], places[t.op.name]) for t in lists}
+        findings = self.traced.findings
+        layers = self.traced.origin.function.cell.sequence
+        places = {op.name: i for i, op in enumerate(self.traced.operations)}
+        kept = [t for t in self.kept.tensors if _is_of_one_function(t)]
+        found = {findings.layer_of(places[t.op.name]) for t in kept}
         if found:
             names = [layers[i].name for i in sorted(found)]
             raise ValueError(
-                "`jit_compile=True` with recurrent layers, or other loops, "
-                "needs re-materialisation of every micro-batch: XLA cannot "
-                "hand what a loop keeps for its gradient (a TensorList) to "
-                f"another function. Received: layers {names} in a cell that "
-                'keeps it. Pass remat="always" to `GPipe`, or '
-                "jit_compile=False to `compile`."
+                "`jit_compile=True` with recurrent layers, other loops or "
+                "conditions needs re-materialisation of every micro-batch: XLA "
+                "cannot hand what they keep for their gradients (a TensorList, "
+                "or a tensor of one branch) to another function. Received: "
+                f"layers {names} in a cell that keeps it. Pass "
+                'remat="always" to `GPipe`, or jit_compile=False to `compile`.'
             )
 
     def values(self, arguments: CellArguments) -> dict[Any, Any]:
@@ -175,3 +171,18 @@ def _only_cast(weight: tf.Tensor) -> list[tf.Tensor] | None:
     casts = [op.outputs[0] for op in consumers if op.type == "Cast"]
     same = len({t.dtype for t in casts}) == 1
     return casts if same and len(casts) == len(consumers) else None
+
+
+def _is_of_one_function(tensor: tf.Tensor) -> bool:
+    """Whether XLA knows what it is in the function alone that computed it.
+
+    What a branch keeps for its gradient has no rows if the other one is taken;
+    TensorFlow gives it a shape without rows where their number is not known.
+    """
+    is_of_branch = tensor.op.type in {
+        "Case",
+        "If",
+        "StatelessCase",
+        "StatelessIf",
+    }
+    return tensor.dtype == tf.variant or (is_of_branch and 0 in tensor.shape)
