@@ -185,4 +185,6 @@ def _is_of_one_function(tensor: tf.Tensor) -> bool:
         "StatelessCase",
         "StatelessIf",
     }
-    return tensor.dtype == tf.variant or (is_of_branch and 0 in tensor.shape)
+    return tensor.dtype == tf.variant or (
+        is_of_branch and bool(tensor.shape.rank) and 0 in tensor.shape
+    )

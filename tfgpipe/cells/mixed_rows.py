@@ -17,7 +17,8 @@ import tensorflow as tf
 
 from tfgpipe.cells.bundle import tensors
 from tfgpipe.cells.function import Findings
-from tfgpipe.cells.row_flow import Mixed, follow
+from tfgpipe.cells.row_flow import follow
+from tfgpipe.cells.row_rules import Mixed
 from tfgpipe.cells.values import Boundary, Output
 
 
@@ -46,8 +47,8 @@ def check_rows_apart(
             layer = layers[findings.layer_of(place)]
             warnings.warn(
                 f"Layer '{layer.name}' mixes the rows of a batch, by {op.type}:"
-                " it is given those of a micro-batch, and its outputs are "
-                "others than for the whole mini-batch. Do that in the dataset "
+                " it sees only those of a micro-batch, and its outputs are "
+                "others than for the whole mini-batch. Mix rows in the dataset "
                 "or in the loss, or pass num_micro_batches=1.",
                 stacklevel=2,
             )

@@ -4,7 +4,8 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tfgpipe.cells.row_flow import UNKNOWN, Mixed, Rows, follow
+from tfgpipe.cells.row_flow import follow
+from tfgpipe.cells.row_rules import UNKNOWN, Mixed, Rows
 
 ops = keras.ops
 WEIGHT = tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
@@ -32,9 +33,13 @@ MIXING = {
         tf.math.bincount(tf.cast(ops.reshape(x, (-1,)), "int32")), "float32"
     ),
     "after a matrix product": lambda x: x @ WEIGHT - ops.mean(x @ WEIGHT, 0),
-    "the longest text": lambda x: tf.RaggedTensor.from_row_lengths(
-        ops.reshape(x, (-1,)), 12 * ops.ones_like(x[:, 0, 0], "int64")
+    "the longest text": lambda x: tf.RaggedTensor.from_tensor(
+        x[..., 0], ops.cast(1.0 + 3.0 * ops.sigmoid(x[:, 0, 0]), "int64")
     ).to_tensor(),
+    "after a dense layer": lambda x: (
+        tf.tensordot(x, WEIGHT, 1) - ops.mean(tf.tensordot(x, WEIGHT, 1), 0)
+    ),
+    "half the squares": lambda x: x / tf.nn.l2_loss(x),
 }
 APART = {
     "elements": lambda x: ops.tanh(2.0 * x + 1.0),
@@ -61,6 +66,42 @@ APART = {
     "joined": lambda x: ops.sum(ops.concatenate([x, x], axis=1), axis=1),
     "of the number of rows": lambda x: ops.zeros((ops.shape(x)[0], 2)),
     "an unused mean": lambda x: (ops.mean(x, axis=0), x)[1],
+    "stack of experts": lambda x: ops.einsum(
+        "ebtd,be->btd", ops.stack([x, x, 2.0 * x, x]), x[:, :, 0]
+    ),
+    "unstacked": lambda x: ops.stack(
+        [ops.softmax(one, axis=-1) for one in tf.unstack(x, axis=1)], 1
+    ),
+    "one row at a time": lambda x: (
+        ops.expand_dims(x, 0)
+        * ops.mean(ops.expand_dims(x, 0) * ops.ones((3, 1, 1, 1)), 0)
+    ),
+    "repeated": lambda x: (
+        ops.mean(ops.broadcast_to(x, (4, *map(int, x.shape))), 0)
+        if x.shape[0]
+        else x
+    ),
+    "a step of each": lambda x: tf.reshape(x, (-1, 3))[::4],
+    "called": tf.function(
+        lambda x: ops.mean(ops.transpose(x, (1, 0, 2)), axis=0)
+    ),
+    "lookup for each": lambda x: ops.sum(
+        tf.gather(
+            ops.ones((4, 3, 3)), ops.cast(x[..., 0] > 0, "int32"), batch_dims=0
+        ),
+        1,
+    ),
+    "normed as channels": lambda x: (
+        tf.raw_ops.FusedBatchNormV3(
+            x=ops.reshape(x, (1, -1, 3, 1)),
+            scale=ops.ones_like(ops.reshape(x, (-1, 3))[:, 0]),
+            offset=ops.zeros_like(ops.reshape(x, (-1, 3))[:, 0]),
+            mean=[],
+            variance=[],
+            data_format="NCHW",
+            is_training=True,
+        ).y
+    ),
     "a told length": lambda x: tf.RaggedTensor.from_row_lengths(
         ops.reshape(x, (-1,)), 12 * ops.ones_like(x[:, 0, 0], "int64")
     ).to_tensor(shape=(None, 12)),
@@ -85,10 +126,58 @@ def test_mixed_rows_are_found(name, rows):
     assert isinstance(state(MIXING[name], rows), Mixed)
 
 
-@pytest.mark.parametrize("rows", [None, 5])
+@pytest.mark.parametrize("rows", [None, 1, 2, 3, 4, 5])
 @pytest.mark.parametrize("name", APART)
 def test_rows_that_are_not_mixed_are_left_alone(name, rows):
+    """Other axes have as many elements as there are rows, too."""
     assert not isinstance(state(APART[name], rows), Mixed)
+
+
+@pytest.mark.parametrize("rows", [None, 5])
+@pytest.mark.parametrize(
+    "name", ["merged, and back", "rows last, and back", "stack of experts"]
+)
+def test_rows_are_not_lost_on_the_way(name, rows):
+    assert state(APART[name], rows) == Rows(0)
+
+
+ODD = {
+    "nothing is taken": lambda x: x[()],
+    "of unknown rank": lambda x: ops.mean(
+        tf.raw_ops.PlaceholderWithDefault(input=x, shape=None), 0
+    ),
+    "batch axes from the last": lambda x: tf.transpose(
+        tf.raw_ops.GatherV2(
+            params=tf.ones((5,)),
+            indices=ops.cast(x[:, 0, 0] > 0, "int32"),
+            axis=0,
+            batch_dims=-1,
+        )
+    ),
+    "moments of channels": lambda x: tf.transpose(
+        tf.raw_ops.FusedBatchNormV3(
+            x=ops.transpose(x, (1, 0, 2))[..., None],
+            scale=ops.ones_like(x[:, 0, 0]),
+            offset=ops.zeros_like(x[:, 0, 0]),
+            mean=ops.zeros_like(x[:, 0, 0]),
+            variance=ops.ones_like(x[:, 0, 0]),
+            data_format="NCHW",
+            is_training=False,
+        ).batch_mean
+    ),
+    "text": lambda x: tf.strings.length(tf.strings.as_string(x)),
+    "a loop": lambda x: tf.scan(lambda a, b: a + b, x),
+    "lists": lambda x: tf.TensorArray("float32", 1).write(0, x).stack(),
+    "a number": lambda x: ops.mean(ops.mean(x)),
+    "parts": lambda x: tf.split(x, [1, 2], axis=2)[0],
+    "empty": lambda x: ops.sum(ops.reshape(x, (-1, 12))[:, :0], 0),
+}
+
+
+@pytest.mark.parametrize("rows", [None, 1, 5])
+@pytest.mark.parametrize("name", ODD)
+def test_odd_graphs_are_no_error(name, rows):
+    state(ODD[name], rows)
 
 
 def test_axis_of_the_rows_is_followed():
