@@ -44,9 +44,26 @@ class Described(keras.Model):
     @property
     def outputs(self) -> list[keras.KerasTensor]:
         """Symbolic outputs, once the model is built."""
+        return tree.flatten(self.output)
+
+    @property
+    def input(self) -> Any:
+        """Nest of the `inputs`, as the first layer or the `model` has it."""
+        spec = self._known("input_spec")
+        model = self._source.model
+        return spec if model is None else model.input
+
+    @property
+    def output(self) -> Any:
+        """Nest of the `outputs`, as the last layer or the `model` has it."""
         spec = self._known("output_spec")
         model = self._source.model
-        return tree.flatten(spec) if model is None else model.outputs
+        return spec if model is None else model.output
+
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the `inputs`, by which a dict of data is understood."""
+        return [tensor.name for tensor in self.inputs]
 
     @property
     def input_shape(self) -> Any:

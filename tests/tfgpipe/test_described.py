@@ -8,7 +8,15 @@ from tiny import assert_close, assert_same, weights
 
 import tfgpipe
 
-DESCRIBED = ("inputs", "outputs", "input_shape", "output_shape")
+DESCRIBED = (
+    "input",
+    "output",
+    "inputs",
+    "outputs",
+    "input_names",
+    "input_shape",
+    "output_shape",
+)
 
 
 def dense():
@@ -123,18 +131,40 @@ def test_nests_are_described_by_nests():
     assert model.output_shape == {"h": (2, 4), "i": (2,)}
     assert [t.shape for t in model.inputs] == [(2, 4), (2, 1)]
     assert [t.dtype for t in model.outputs] == ["float32", "int32"]
+    assert list(model.input) == ["a", "b"]
+    assert model.output == dict(zip("hi", model.outputs))
+
+
+@pytest.mark.parametrize("kind", ["one", "list", "dict"])
+def test_input_and_output_are_those_of_the_functional_model(kind):
+    a, b = keras.Input((4,), name="a"), keras.Input((4,), name="b")
+    h = kl.Dense(3, name="h")(a + b)
+    inputs, outputs = {
+        "one": (a, kl.Dense(3)(a)),
+        "list": ([a, b], [h, kl.Dense(2)(h)]),
+        "dict": ({"a": a, "b": b}, {"u": h, "v": kl.Dense(2)(h)}),
+    }[kind]
+    plain = keras.Model(inputs, outputs)
+    model = tfgpipe.GPipe(plain, 1, 2)
+    assert model.input is plain.input
+    assert model.output is plain.output
+    assert model.input_names == ["a", "b"][: len(plain.inputs)]
+    assert model.output_names == plain.output_names
 
 
 def test_functional_model_of_the_first_layers_shares_their_weights():
     x = np.random.default_rng(0).random((5, 4), "float32")
     model = pipeline(with_input)
-    features = keras.Model(model.inputs, model.get_layer("a").output)
+    features = keras.Model(model.input, model.get_layer("a").output)
     whole = keras.Model(model.inputs, model.outputs)
+    longer = keras.Model(model.input, kl.Rescaling(2.0)(model.output))
     model.compile("sgd", "mse")
     model.fit(x, x[:, :2], verbose=0)
-    assert_close(whole.predict(x, verbose=0), model.predict(x, verbose=0), 1e-6)
+    found = model.predict(x, verbose=0)
+    assert_close(whole([x]).numpy(), found, 1e-6)
+    assert_close(longer(x).numpy(), 2 * found, 1e-6)
     expected = np.tanh(x @ model.weights[0].numpy() + model.weights[1].numpy())
-    assert_close(features.predict(x, verbose=0), expected, 1e-6)
+    assert_close(features(x).numpy(), expected, 1e-6)
 
 
 def test_output_shape_is_computed_whether_built_or_not():
