@@ -6,12 +6,13 @@ float and a text are none. Pure Python: nothing here knows TensorFlow.
 
 from __future__ import annotations
 
+import difflib
 import math
 import numbers
 import operator
 import os
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 
@@ -54,6 +55,36 @@ def checked_counts(**counts: Any) -> list[int]:
         problems = [count_problem(name, counts[name]) for name in bad]
         raise ValueError("\n".join(problems))
     return [count for count in found.values() if count is not None]
+
+
+def check_names(
+    given: Mapping[str, Any], known: Iterable[str], meant: Mapping[str, str]
+) -> None:
+    """Refuses arguments that there are not, and names the one that is meant.
+
+    Args:
+        given: Arguments by name.
+        known: Names of those that there are.
+        meant: What some are called elsewhere, with the name that they have.
+
+    Raises:
+        TypeError: With the first one that there is not.
+
+    Example:
+
+    >>> check_names({"keep": 3}, ["keep", "every"], {"period": "every"})
+    """
+    known = list(known)
+    for name, value in given.items():
+        if name in known:
+            continue
+        close = difflib.get_close_matches(name, known, 1)
+        other = meant.get(name) or (close[0] if close else None)
+        cure = f"Pass `{other}` instead." if other else "Leave it out."
+        raise TypeError(
+            f"`{name}` must be one of the arguments that there are: {known}. "
+            f"Received: {name}={value!r}. {cure}"
+        )
 
 
 def checked_choice(name: str, value: Any, choices: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells import Cell, shapes
+from tfgpipe.checks import check_names
 from tfgpipe.described import Described, input_tensors
 from tfgpipe.devices import Storage
 from tfgpipe.devices import strategy as strategy_lib
@@ -21,6 +23,29 @@ from tfgpipe.saving import Saved
 from tfgpipe.schedules import Schedule
 from tfgpipe.sequence import Arguments
 from tfgpipe.steps import Stepped
+
+
+# What other libraries call what `GPipe` has an argument for.
+_ELSEWHERE = {
+    "balance": "layers_per_cell",
+    "checkpoint": "remat",
+    "chunks": "num_micro_batches",
+    "micro_batches": "num_micro_batches",
+    "n_microbatches": "num_micro_batches",
+    "num_stages": "num_partitions",
+    "recompute": "remat",
+}
+
+
+def _argument_names() -> list[str]:
+    """Those of `GPipe`, and what Keras takes for any layer."""
+    found = [
+        name
+        for cls in (GPipe, keras.layers.Layer)
+        for name, one in inspect.signature(cls.__init__).parameters.items()
+        if name != "self" and one.kind is not one.VAR_KEYWORD
+    ]
+    return [*dict.fromkeys(found), "input_shape", "input_dim"]
 
 
 class _Plan:
@@ -132,6 +157,7 @@ class GPipe(Described, Saved, Stepped):
         name: str | None = None,
         **kwargs: Any,
     ):
+        check_names(kwargs, _argument_names(), _ELSEWHERE)
         strategy = strategy_lib.current()
         arguments = Arguments(
             layers,

@@ -68,6 +68,12 @@ def measure(
         raise ValueError(
             f"`model` must be a `tfgpipe.GPipe`. Received: model={model!r}."
         )
+    if not model.compiled:
+        raise ValueError(
+            "`model` must be compiled, for it is trained. Received: "
+            f"'{model.name}', which is not. Call `model.compile(optimizer, "
+            "loss)` first."
+        )
     data: tuple[Any, ...] = inputs.as_tensors(x, y)
     if sample_weight is not None:
         data = (*data, inputs.as_tensors(sample_weight, None)[0])

@@ -51,6 +51,13 @@ def test_a_task_starts_after_those_that_it_needs():
     assert model.optimizer.iterations.numpy() == 1
 
 
+def test_model_that_is_not_compiled_is_refused():
+    model = tfgpipe.GPipe([kl.Dense(4)], 1)
+    ones = np.ones((4, 4), "float32")
+    with pytest.raises(ValueError, match=r"must be compiled.*`model\.compile"):
+        timeline.measure(model, ones, ones)
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "zero_bubble"])
 def test_bytes_are_those_that_cells_take_from_each_other(schedule):
     layers = [

@@ -96,8 +96,8 @@ class DeviceList:
         elif k % chunks:
             self.problems.append(
                 f"`num_partitions` must be {chunks} a device under "
-                f'schedule="{schedule}". Received: num_partitions={k}. Change '
-                "it, or take another schedule."
+                f'schedule="{schedule}". Received: num_partitions={k}. Pass '
+                f"{k + chunks - k % chunks}, or take another schedule."
             )
         elif self.names is None:
             if k > chunks * found:
@@ -116,7 +116,8 @@ class DeviceList:
                 count = f"one device for {chunks} cells"
             self.problems.append(
                 f"`devices` must name {count}. Received: devices={self.names} "
-                f"and num_partitions={k}. Name {k // chunks}."
+                f"and num_partitions={k}. Pass num_partitions="
+                f"{chunks * found} for these, or name {k // chunks}."
             )
 
     def _check_written(

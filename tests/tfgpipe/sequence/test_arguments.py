@@ -252,13 +252,22 @@ BAD_ARGUMENTS = {
     ),
     "v_of_an_odd_number_of_cells": (
         lambda: tfgpipe.GPipe(dense(), 3, schedule="v_min"),
-        ("`num_partitions` must be 2 a device", "num_partitions=3"),
+        ("`num_partitions` must be 2 a device", "num_partitions=3. Pass 4,"),
     ),
     "v_on_too_few_devices": (
         lambda: tfgpipe.GPipe(
             dense(), 4, schedule="zero_bubble_v", devices=["CPU:0"]
         ),
-        ("`devices` must name one device for 2 cells", "Name 2."),
+        (
+            "`devices` must name one device for 2 cells",
+            "Pass num_partitions=2 for these, or name 2.",
+        ),
+    ),
+    "v_of_one_cell_a_device": (
+        lambda: tfgpipe.GPipe(
+            dense(), 2, schedule="v_half", devices=["CPU:0", "CPU:1"]
+        ),
+        ("num_partitions=2. Pass num_partitions=4 for these, or name 1.",),
     ),
     "interleaved_on_all_devices": (
         lambda: tfgpipe.GPipe(dense(), 4, schedule="interleaved"),
@@ -390,9 +399,25 @@ def test_rules_of_remat_that_are_left_out_are_the_default():
     assert model._arguments.remat_by_cell().rules == rules
 
 
-def test_unknown_argument_is_an_error():
-    with pytest.raises((TypeError, ValueError), match="chunks"):
-        tfgpipe.GPipe(dense(), 1, chunks=3)
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        ("chunks", "Pass `num_micro_batches` instead."),
+        ("balance", "Pass `layers_per_cell` instead."),
+        ("num_partition", "Pass `num_partitions` instead."),
+        ("trainabel", "Pass `trainable` instead."),
+        ("momentum", "Leave it out."),
+    ],
+)
+def test_unknown_argument_is_an_error_that_names_the_one_meant(name, cure):
+    received = rf"Received: {name}=3\. {re.escape(cure)}"
+    with pytest.raises(TypeError, match=received):
+        tfgpipe.GPipe(dense(), **{name: 3})
+
+
+def test_arguments_of_any_layer_are_taken():
+    model = tfgpipe.GPipe(dense(), 1, trainable=False, name="mine")
+    assert (model.trainable, model.name) == (False, "mine")
 
 
 def test_renorm_without_micro_batches_is_fine():
