@@ -11,7 +11,7 @@ def tasks(rows, forward, recompute=None, last=None, backward=None, halves=()):
         rows,
         10 * rows,
         20 * rows,
-        *(s if s is None else Spread(s, s * 0.5, s * 1.5) for s in seconds),
+        *(s if s is None else Spread(s * 1.1, s, s * 1.2) for s in seconds),
     )
 
 

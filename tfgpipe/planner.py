@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.checks import as_count, checked_counts, checked_positive
+from tfgpipe.checks import (
+    as_count,
+    checked_counts,
+    checked_positive,
+)
 from tfgpipe.devices import DeviceList, placement
 from tfgpipe.planning import (
     LayerSize,
@@ -18,12 +23,15 @@ from tfgpipe.planning import (
     Plan,
     Problem,
     Profile,
+    Setting,
     Workload,
     machine_named,
     machine_of,
+    predict,
     search,
     smallest,
 )
+from tfgpipe.own_setting import checked_setting, own_setting
 from tfgpipe.sequence import source_of
 from tfgpipe.sized_model import sized
 
@@ -43,6 +51,7 @@ def plan(
     optimizer: Any = "adam",
     num_replicas: int | None = 1,
     inputs: Any = None,
+    setting: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Chooses the arguments of `GPipe`: predicts them, and takes the fastest.
 
@@ -66,6 +75,12 @@ def plan(
         optimizer: As `compile` takes it; for its slots.
         num_replicas: R, see `PipelineStrategy`; None to have it chosen.
         inputs: Nest of `keras.Input`s: what a list of layers without one takes.
+        setting: Arguments of `GPipe` that are to be predicted as they are, in
+            place of a choice: some of `num_partitions`, `num_micro_batches`,
+            `layers_per_cell`, `schedule` by its name, `remat`,
+            `remat_groups` and `devices`. Others are completed as `GPipe` does,
+            except that a cut which is not given is by seconds, as in any plan.
+            It need not fit into the memory.
 
     Returns:
         The plan. Print it, and see `Plan.arguments`.
@@ -105,6 +120,9 @@ def plan(
             "or say what the devices are, such as machine='a100'; see "
             "`tfgpipe.MACHINES`."
         )
+    if setting is not None:
+        setting = checked_setting(setting)
+        devices = setting.pop("devices") or devices
     names, are_given = _devices(devices)
     num_devices = len(names)
     limit = memory_limit
@@ -140,13 +158,33 @@ def plan(
         limit,
         known,
     )
-    choices = search(problem, NUM_CHOICES)
-    if not choices:
-        _raise_nothing_fits(problem, model.sizes)
+    if setting is None:
+        choices = search(problem, NUM_CHOICES)
+        if not choices:
+            _raise_nothing_fits(problem, model.sizes)
+    else:
+        wanted = own_setting(problem, layers, names, setting)
+        choices = [predict(problem.workload_for(wanted), wanted, known)]
+    if profile is not None:
+        _warn_of_guesses(profile, choices[0].setting, rows)
     basis = "seconds as measured"
     if profile is None and known is not None:
         basis = f"seconds from FLOPs on {known.name}"
     return Plan(tuple(choices), rows, names, are_given, limit, basis)
+
+
+def _warn_of_guesses(profile: Profile, setting: Setting, rows: int) -> None:
+    """Says where a profile does not tell what was asked."""
+    profile.warn_if_spread()
+    largest = -(-rows // (setting.num_replicas * setting.num_micro_batches))
+    if largest > profile.rows[-1]:
+        warnings.warn(
+            f"The plan has micro-batches of {largest} rows, and the profile "
+            f"was measured with up to {profile.rows[-1]}: what they take is a "
+            "guess, on a line. Measure with as many: `tfgpipe.profile(layers, "
+            f"x, micro_batch_sizes=[..., {largest}])`.",
+            stacklevel=3,
+        )
 
 
 def _machine_here() -> Machine | None:

@@ -59,12 +59,14 @@ def profile(
         y: Its labels, to measure the loss as well; or None.
         loss: The loss, as for `compile`. Defaults to that of a compiled model.
         micro_batch_sizes: Rows of the micro-batches to measure, the first ones
-            of `x`. Defaults to all rows, and a quarter of them, so that larger
-            sizes are on a line; smaller ones are taken to be no faster.
+            of `x`. Defaults to all rows, a quarter and a sixteenth of them;
+            others are on a line, but that smaller ones are taken to be no
+            faster. Plan for no more rows than were measured.
         device: A name, or a `tf.config.LogicalDevice`. Defaults to the first
             accelerator.
-        seconds: For how long to measure, all in all, but for what is traced
-            and compiled. Every task runs three times at least.
+        seconds: For how long to measure, all in all, without what is traced
+            and compiled; three times as long where measurements do not agree.
+            Every task runs three times at least.
         jit_compile: Whether XLA compiles the tasks, as `compile` can ask for.
             On a TPU, it always does.
         optimizer: Whose slots are counted; None for none.
@@ -105,7 +107,7 @@ def profile(
         if head is not None:
             of_loss = own.loss(head, _rows((data[1], None), sizes))
         records = layer_profiles(placed, found, of_loss, num_slot_bytes)
-    return Profile(
+    made = Profile(
         layers=tuple(records[0]),
         loss=records[1],
         device=name,
@@ -114,6 +116,8 @@ def profile(
         optimizer=_class_name(optimizer),
         versions=_versions(),
     )
+    made.warn_if_spread()
+    return made
 
 
 def _checked_verbose(verbose: Any) -> int:
@@ -149,7 +153,7 @@ def _num_rows(x: Any) -> int:
 def _sizes(sizes: Any, num_rows: int) -> list[int]:
     """The micro-batch sizes to measure."""
     if sizes is None:
-        return [num_rows // 4, num_rows] if num_rows >= 4 else [num_rows]
+        return sorted({max(1, num_rows // part) for part in (16, 4, 1)})
     is_list = isinstance(sizes, Iterable) and not isinstance(sizes, str)
     listed = [*sizes] if is_list else []
     counts = [as_count(n) for n in listed]

@@ -1,5 +1,7 @@
 """A plan is a `GPipe` that trains, and nothing is made before."""
 
+import dataclasses
+
 import functional
 import keras
 import numpy as np
@@ -8,6 +10,8 @@ import tensorflow as tf
 from keras import layers as kl
 
 import tfgpipe
+from tfgpipe.planning import MEASURED
+from tfgpipe.planning.layer_record import Spread
 
 CPUS = [f"CPU:{i}" for i in range(4)]
 # Fast links and slow arithmetic: several cells pay.
@@ -73,7 +77,10 @@ def test_memory_limit_is_kept():
     limit = 0.97 * max(free.device_bytes)
     tight = planned(memory_limit=limit)
     assert max(tight.device_bytes) <= limit
-    assert tight.step_seconds >= free.step_seconds
+    fastest = [
+        min(own.step_seconds for own in plan.choices) for plan in (tight, free)
+    ]
+    assert fastest[0] >= fastest[1]
 
 
 def test_machines_memory_is_the_limit():
@@ -142,6 +149,11 @@ def test_more_devices_than_there_are_can_be_planned_for():
         ({"profile": "a.json"}, "Read a file by `tfgpipe.Profile.load"),
         ({"inputs": keras.Input((9,))}, "`inputs` must be left out"),
         ({"layers": [kl.Dense(3)], "inputs": (8,)}, "must hold `keras.Input`s"),
+        ({"setting": {"chunks": 4}}, "`setting` must be a dict with some of"),
+        ({"setting": {"schedule": "auto"}}, "`schedule` must be one of"),
+        ({"setting": {"num_partitions": 9}}, "must be that of the strategy"),
+        ({"setting": {"num_micro_batches": 64}}, "at most the rows of a mini"),
+        ({"setting": {}, "num_replicas": None}, "with which nothing is chosen"),
         ({"batch_size": 2, "num_replicas": 4}, "at least the number of replic"),
         ({"memory_limit": -1}, "`memory_limit` must be a positive"),
         ({"num_replicas": 5}, "at most the number of devices, 4"),
@@ -169,7 +181,7 @@ def test_measured_seconds_make_a_plan():
     layers = [keras.Input((8,))] + [
         kl.Dense(8, name=f"dense_{i}") for i in range(4)
     ]
-    x = np.ones((16, 8), np.float32)
+    x = np.ones((32, 8), np.float32)
     profile = tfgpipe.profile(layers, x, seconds=0.2, device="CPU:0", verbose=0)
     plan = tfgpipe.plan(layers, 32, profile, devices=CPUS[:2])
     assert plan.basis == "seconds as measured"
@@ -181,6 +193,52 @@ def test_measured_seconds_make_a_plan():
     for wrong in (dense(), others):
         with pytest.raises(ValueError, match="profile must be one of the mod"):
             tfgpipe.plan(wrong, 32, profile, devices=CPUS[:2])
+
+
+def test_profile_of_a_busy_computer_or_of_fewer_rows_is_warned_of():
+    layers = dense(2, 8)
+    spread = Spread(1.2, 1.0, 1.5)
+    key = tfgpipe.profile(layers, np.ones((2, 8)), seconds=1e-3, verbose=0)
+    noisy, quiet = (
+        dataclasses.replace(
+            key,
+            layers=tuple(
+                dataclasses.replace(
+                    layer,
+                    measured=tuple(
+                        dataclasses.replace(own, **dict.fromkeys(MEASURED, one))
+                        for own in layer.measured
+                    ),
+                )
+                for layer in key.layers
+            ),
+        )
+        for one in (spread, Spread(1.0, 1.0, 1.1))
+    )
+    assert quiet.spread == pytest.approx(0.1)
+    with pytest.warns(UserWarning, match="measurements spread by 50%"):
+        tfgpipe.plan(layers, 2, noisy, devices=CPUS[:2])
+    with pytest.warns(UserWarning, match="8 rows, .* up to 2: what they take"):
+        tfgpipe.plan(
+            layers, 8, quiet, devices=1, setting={"num_micro_batches": 1}
+        )
+    tfgpipe.plan(layers, 2, quiet, devices=CPUS[:2])
+
+
+def test_setting_of_ones_own_is_predicted():
+    layers = dense()
+    wanted = {"num_partitions": 2, "num_micro_batches": 4, "schedule": "1f1b"}
+    plan = planned(layers, setting={**wanted, "remat": {1: "never"}})
+    assert len(plan.choices) == 1
+    assert wanted.items() <= plan.arguments.items()
+    assert plan.arguments["remat"] == {0: "except_last", 1: "never"}
+    assert plan.arguments["layers_per_cell"] == [4, 4]
+    tfgpipe.GPipe(layers, **plan.arguments)
+    # The plan's own choice comes to the same.
+    chosen = planned()
+    assert planned(setting=chosen.arguments).best == chosen.best
+    tight = planned(setting=wanted, memory_limit=1000)
+    assert "does not fit" in str(tight)
 
 
 def test_machine_is_that_of_the_gpus_here(monkeypatch):

@@ -59,6 +59,10 @@ class Problem:
         parts = num_replicas * num_micro_batches
         return self.workload_of(self.batch_size / parts)
 
+    def workload_for(self, setting: Setting) -> Workload:
+        """The layers, for the micro-batches of a setting."""
+        return self.workload(setting.num_replicas, setting.num_micro_batches)
+
     @property
     def limit(self) -> float:
         """The memory limit as a number."""
@@ -67,7 +71,7 @@ class Problem:
 
 def fitted(problem: Problem, setting: Setting) -> Prediction | None:
     """The prediction for a setting that is changed until it fits, or None."""
-    workload = problem.workload(setting.num_replicas, setting.num_micro_batches)
+    workload = problem.workload_for(setting)
     held = memory(workload.cells(setting.layers_per_cell), setting)
     if max(own.total for own in held) <= problem.limit:
         return predict(workload, setting, problem.machine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 MEASURED = (
@@ -13,11 +14,18 @@ MEASURED = (
     "input_gradient",
     "weight_gradient",
 )
+# A share of what is measured between the quartiles that an idle computer has.
+MOST_SPREAD = 0.25
+_SHORT = 1e-4  # seconds; below, a clock and a call are no exact measure
 
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
     """Seconds that were measured again and again.
+
+    What else runs on a computer makes tasks slower and never faster. So the
+    lower quartile is taken for what a task takes, and the upper one tells how
+    busy the computer was.
 
     Attributes:
         median: Half of them were less.
@@ -28,6 +36,19 @@ class Spread:
     median: float
     low: float
     high: float
+
+
+def share_between_quartiles(found: Iterable[Spread | None]) -> float:
+    """How far measurements lie apart, as a share of what was measured.
+
+    What takes long counts most, what takes no time at all does not count.
+
+    Args:
+        found: Of some tasks; None where there is none.
+    """
+    known = [s for s in found if s is not None and s.low > _SHORT]
+    width = sum(s.high - s.low for s in known)
+    return width / sum(s.low for s in known) if known else 0.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,13 +29,21 @@ from keras import tree
 
 from tfgpipe.cells import Boundary, Step, shapes
 from tfgpipe.planning.layer_key import layer_key
-from tfgpipe.planning.layer_record import MEASURED, Spread, TaskSeconds
+from tfgpipe.planning.layer_record import (
+    MEASURED,
+    MOST_SPREAD,
+    Spread,
+    TaskSeconds,
+    share_between_quartiles,
+)
 from tfgpipe.planning.layer_size import PlacedStep
 from tfgpipe.planning.start_values import start_values
 from tfgpipe.planning.step_values import Place, StepValues
 from tfgpipe.planning.timed_step import TimedStep
 
 _MOST_CALLS = 40
+# So many times as long as was asked for, at most.
+LONGER = 3
 
 
 class MeasureSetting(NamedTuple):
@@ -110,7 +118,7 @@ class Measuring:
             inputs = Boundary([tf.ones([1, 1])], [None])
         timed = self._timed(Step(layer), inputs, 0, Place(False, False))
         found = _sampled(timed, StepValues(inputs, [], []), seconds)
-        return statistics.median(found["forward"])
+        return _spread(found["forward"]).low
 
     def layer(self, i: int) -> Found:
         """Measures the next layer.
@@ -260,14 +268,19 @@ class Measuring:
 def _sampled(
     timed: TimedStep, values: StepValues, seconds: float
 ) -> dict[str, list[float]]:
-    """What tasks take, by kind, measured for some time."""
+    """What tasks take, by kind, measured for some time.
+
+    For up to `LONGER` times as long where measurements do not agree.
+    """
     timed.seconds(values)  # traces and compiles
     found: dict[str, list[float]] = collections.defaultdict(list)
-    end = time.perf_counter() + seconds
+    start = time.perf_counter()
     for _ in range(_MOST_CALLS):
         for kind, own in timed.seconds(values).items():
             found[kind] += own
-        if time.perf_counter() >= end:
+        taken = time.perf_counter() - start
+        agree = share_between_quartiles(map(_spread, found.values()))
+        if taken >= seconds * (1 if agree <= MOST_SPREAD else LONGER):
             break
     return found
 

@@ -154,7 +154,9 @@ class Plan:
         """What makes a choice slower than the best: the largest of causes."""
         best = self.best
         if choice is best:
-            return "the plan"
+            limit = self.memory_limit
+            fits = limit is None or max(choice.device_bytes) <= limit
+            return "the plan" if fits else "does not fit"
         more = choice.step_seconds / best.step_seconds - 1
         causes = {
             f"bubble {choice.bubble:.0%}": choice.bubble * choice.step_seconds

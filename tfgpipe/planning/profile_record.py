@@ -9,11 +9,18 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from tfgpipe.checks import as_count, count_problem
-from tfgpipe.planning.layer_record import MEASURED, LayerProfile, layer_from
+from tfgpipe.planning.layer_record import (
+    MEASURED,
+    MOST_SPREAD,
+    LayerProfile,
+    layer_from,
+    share_between_quartiles,
+)
 from tfgpipe.planning.profile_file import read_profile, write_profile
 from tfgpipe.planning.profile_table import table_of
 
@@ -44,6 +51,32 @@ class Profile:
     jit_compile: bool
     optimizer: str
     versions: dict[str, str]
+
+    @property
+    def spread(self) -> float:
+        """How far repeated measurements lie apart, quartile to quartile.
+
+        As a share of what they measure; of tasks of 0.1 ms or more.
+        """
+        return share_between_quartiles(
+            getattr(own, kind)
+            for layer in self.layers
+            for own in layer.measured
+            for kind in MEASURED
+        )
+
+    def warn_if_spread(self) -> None:
+        """Warns of a profile that a busy computer has made."""
+        if self.spread > MOST_SPREAD:
+            warnings.warn(
+                "Repeated measurements of a task must agree to plan by them. "
+                f"Received: a profile whose measurements spread by "
+                f"{self.spread:.0%} (quartile to quartile; at most "
+                f"{MOST_SPREAD:.0%} is usual on an idle computer). Something "
+                "else ran on the device: measure again when it does not, or "
+                "for longer, `tfgpipe.profile(..., seconds=...)`.",
+                stacklevel=4,
+            )
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -153,7 +186,7 @@ class Profile:
                 spread = own.backward
             if spread is None:
                 return 0.0
-            points.append((own.rows, spread.median - self.call_seconds))
+            points.append((own.rows, spread.low - self.call_seconds))
         fewest = layer.measured[0].rows
         points = [(n, max(0.0, y)) for n, y in points]
         return _on_line(points, max(rows, fewest))

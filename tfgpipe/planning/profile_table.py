@@ -10,8 +10,8 @@ _KINDS = ("forward", "recompute", "backward")
 def table_of(profile: Any) -> str:
     """The table of a `Profile`: a line for each layer and micro-batch size.
 
-    Seconds are medians, each with the cost of a call; `+-` is half of the
-    distance of the quartiles, of all kinds the largest, as a share.
+    Seconds are lower quartiles, each with the cost of a call; `+-` is half of
+    the distance of the quartiles, of all kinds the largest, as a share.
     """
     header = (
         "layer",
@@ -63,13 +63,13 @@ def table_of(profile: Any) -> str:
 
 
 def _time(spread: Any) -> str:
-    return "-" if spread is None else _seconds(spread.median)
+    return "-" if spread is None else _seconds(spread.low)
 
 
 def _width(spread: Any) -> float:
-    if spread is None or not spread.median:
+    if spread is None or not spread.low:
         return 0.0
-    return (spread.high - spread.low) / 2 / spread.median
+    return (spread.high - spread.low) / 2 / spread.low
 
 
 def _seconds(value: float) -> str:
