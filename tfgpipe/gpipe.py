@@ -24,7 +24,6 @@ from tfgpipe.schedules import Schedule
 from tfgpipe.sequence import Arguments
 from tfgpipe.steps import Stepped
 
-
 # What other libraries call what `GPipe` has an argument for.
 _ELSEWHERE = {
     "balance": "layers_per_cell",

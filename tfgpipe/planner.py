@@ -17,6 +17,7 @@ from tfgpipe.checks import (
     checked_positive,
 )
 from tfgpipe.devices import DeviceList, placement
+from tfgpipe.own_setting import checked_setting, own_setting
 from tfgpipe.planning import (
     LayerSize,
     Machine,
@@ -31,7 +32,6 @@ from tfgpipe.planning import (
     search,
     smallest,
 )
-from tfgpipe.own_setting import checked_setting, own_setting
 from tfgpipe.sequence import source_of
 from tfgpipe.sized_model import sized
 
