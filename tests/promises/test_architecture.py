@@ -31,6 +31,7 @@ ORDER = (
     "monitor",
     "timeline",
     "planner",
+    "own_setting",
     "sized_model",
     "sequence",
     "planning",
