@@ -44,7 +44,7 @@ def check_added_losses(
     if not losses:
         return
     rows = next(t.shape[0] for t in tensors(inputs) if t.shape.rank)
-    depends = RowDependence(tensors(inputs))
+    depends = RowDependence((t, True) for t in tensors(inputs))
     places = {op.name: place for place, op in enumerate(operations)}
     for loss in losses:
         if not _adds_up_rows(loss, rows, depends):

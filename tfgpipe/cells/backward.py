@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfgpipe.cells.bundle import tensors
 from tfgpipe.cells.differentiate import differentiate
 from tfgpipe.cells.gradients import Gradient, as_tensor
-from tfgpipe.cells.sparse import RowDependence, lookups
+from tfgpipe.cells.sparse import lookups
 from tfgpipe.cells.trace import Traced, trace
 from tfgpipe.cells.values import (
     CellArguments,
@@ -129,7 +129,7 @@ def of_lookups(gradient: Any) -> Gradient:
 
 def _repeated(made: Backward) -> Sequence[list[bool]]:
     """See `Backward.repeated`."""
-    found = _row_independent(made)
+    found = _same_for_all(made)
     origin = made.traced.origin
     relaxed = origin.specs.specs(any_rows)
     if relaxed == origin.specs or not any(map(any, found)):
@@ -142,7 +142,7 @@ def _repeated(made: Backward) -> Sequence[list[bool]]:
         return _differentiated(traced, has_gradient)
 
     try:
-        return _row_independent(again(relaxed))
+        return _same_for_all(again(relaxed))
     except Exception:  # its layers must know how many rows there are
         more = again(origin.specs.specs(one_more_row))
     return [
@@ -156,13 +156,10 @@ def _repeated(made: Backward) -> Sequence[list[bool]]:
     ]
 
 
-def _row_independent(made: Backward) -> Sequence[list[bool]]:
-    """For each lookup, whether its indices depend on no row."""
-    inputs = made.traced.inputs
-    given = [inputs.inputs, inputs.labels, list(made.dy)]
-    depends = RowDependence(tensors(given))
+def _same_for_all(made: Backward) -> Sequence[list[bool]]:
+    """For each lookup, whether its indices are the same for all of them."""
     return [
-        [not depends(part.indices) for part in d.slices.values()]
+        [not made.traced.varies(part.indices) for part in d.slices.values()]
         for d in made.dw
     ]
 

@@ -102,6 +102,7 @@ class EagerCell:
         self._gradient_dtype = gradient_dtype
         self._repeated: Sequence[list[bool]] | None = None
         self.needs_dx = True
+        self._changed: frozenset[int] = frozenset()
         self.findings = Findings([0] * len(function.seeds), [], None, 0)
 
     @property
@@ -110,6 +111,13 @@ class EagerCell:
         if self._before:
             return self._before[-1].findings.output_structure
         return self._input_structure
+
+    @property
+    def _changed_before(self) -> frozenset[int]:
+        """The state, by id, that earlier cells have changed."""
+        if not self._before:
+            return frozenset()
+        return self._before[-1]._changed_before | self._before[-1]._changed
 
     @property
     def weight_dtypes(self) -> list[Any]:
@@ -142,6 +150,8 @@ class EagerCell:
             output, self.findings = self._function(
                 arguments, self._structure, first
             )
+        pairs = zip(self._function.state, output.state)
+        self._changed = frozenset(id(v) for v, new in pairs if new is not None)
         return output, (tape, output) if keeps else None
 
     def backward(self, *arguments: Any) -> Callable:
@@ -200,6 +210,7 @@ class EagerCell:
             arguments.specs(any_rows),
             self._structure,
             moved=frozenset(),
+            varying=self._function.varying | self._changed_before,
             jit_compile=False,
             gradient_dtype=None,
         )

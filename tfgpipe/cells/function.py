@@ -82,6 +82,7 @@ class CellFunction:
         state: All other variables, the metrics' among them.
         chained: ids of those that run on from micro-batch to micro-batch.
         seeds: Those that are random seeds.
+        varying: ids of both.
         normalizations: The batch normalisations that move their statistics.
         synchronizes: Whether it takes moments over replicas.
     """
@@ -106,6 +107,7 @@ class CellFunction:
             {id(v) for v in head.metric_state} if head else set()
         )
         self.seeds = cell.seeds
+        self.varying = frozenset(self.chained | {id(v) for v in self.seeds})
         self.normalizations = cell.normalizations
         self.synchronizes = (
             training

@@ -20,7 +20,7 @@ from tfgpipe import internals
 
 # Reading a variable or a table has no effect; cuDNN's recurrent kernels are
 # stateful for the sake of their dropout, which Keras does not use.
-_HARMLESS = {
+READS = {
     "LookupTableFindV2",
     "LookupTableSizeV2",
     "ReadVariableOp",
@@ -94,7 +94,7 @@ def check_operations(
         ValueError: If the recomputation would draw other random numbers.
     """
     for layer, start, end in zip(cell.sequence, starts, starts[1:]):
-        kinds = _stateful_kinds(operations[start:end])
+        kinds = stateful_kinds(operations[start:end])
         random = sorted(kinds & _RANDOM)
         if random and recomputes:
             raise ValueError(
@@ -115,7 +115,7 @@ def check_operations(
             )
 
 
-def _stateful_kinds(operations: Sequence[tf.Operation]) -> set[str]:
+def stateful_kinds(operations: Sequence[tf.Operation]) -> set[str]:
     """The types of the stateful operations, those in called functions too.
 
     A branch of a condition and the body of a loop are such functions.
@@ -135,7 +135,7 @@ def _stateful_kinds(operations: Sequence[tf.Operation]) -> set[str]:
         for node in library[name].node_def:
             kinds.add(node.op)
             waiting |= {*_functions(node)} - known
-    kinds -= _CALLS | _HARMLESS
+    kinds -= _CALLS | READS
     return {kind for kind in kinds if internals.is_stateful(kind)}
 
 

@@ -4,14 +4,21 @@ A lookup by tokens gives a slice for each row and token, so the slices of a
 mini-batch are those of its micro-batches, one after the other. A lookup by
 positions gives a slice for each position, which is the sum over the rows: there
 the slices of the micro-batches have to be added up. Keras's optimizers do not
-merge slices with equal indices, so they would tell the difference.
+merge slices with equal indices, so they would tell the difference. Indices that
+are drawn, or follow from what a micro-batch itself has made of state, are its
+own, as those of rows are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import tensorflow as tf
+
+from tfgpipe.cells.side_effects import READS, stateful_kinds
+
+_ARGUMENTS = {"Placeholder", "PlaceholderWithDefault"}
 
 
 def lookups(gradient: tf.IndexedSlices) -> list[tf.IndexedSlices]:
@@ -41,11 +48,18 @@ class RowDependence:
     sizes of a batch is the same for all micro-batches.
 
     Args:
-        sources: The tensors of the batch.
+        known: Pairs of tensors and whether they do.
+        is_source: Whether the results of an operation do by themselves,
+            whatever it takes. None for no.
     """
 
-    def __init__(self, sources: Iterable[tf.Tensor]):
-        self._known = {tensor.ref(): True for tensor in sources}
+    def __init__(
+        self,
+        known: Iterable[tuple[tf.Tensor, bool]],
+        is_source: Callable[[tf.Operation], bool] | None = None,
+    ):
+        self._known = {tensor.ref(): does for tensor, does in known}
+        self._is_source = is_source or (lambda op: False)
 
     def __call__(self, tensor: tf.Tensor) -> bool:
         """Whether a tensor does."""
@@ -54,13 +68,39 @@ class RowDependence:
             if waiting[-1].ref() in self._known:
                 waiting.pop()
                 continue
-            inputs = _read(waiting[-1].op)
+            op = waiting[-1].op
+            inputs = _read(op)
             unknown = [t for t in inputs if t.ref() not in self._known]
             if not unknown:
                 found = any(self._known[t.ref()] for t in inputs)
+                found = found or self._is_source(op)
                 self._known[waiting.pop().ref()] = found
             waiting.extend(unknown)
         return self._known[tensor.ref()]
+
+
+def variation(graph: Any, same: Iterable[tf.Tensor]) -> RowDependence:
+    """Tells tensors that may be others for each micro-batch.
+
+    All that cannot be shown to be the same for all of them: what follows from
+    rows, from draws, from state that a micro-batch changes, from Python.
+
+    Args:
+        graph: That of a cell.
+        same: The arguments of the cell that are the same for all.
+    """
+    # What it takes from outside, a task has no part in.
+    captured = [inner for _, inner in graph.captures]
+    known = [(tensor, False) for tensor in [*same, *captured]]
+    return RowDependence(known, _may_vary)
+
+
+def _may_vary(op: tf.Operation) -> bool:
+    """Whether the results of an operation may be others in each run."""
+    if op.type in _ARGUMENTS or stateful_kinds([op]):
+        return True
+    read = [t for t in op.inputs if t.dtype == tf.resource]
+    return any(user.type not in READS for t in read for user in t.consumers())
 
 
 def _read(op: tf.Operation) -> list[tf.Tensor]:

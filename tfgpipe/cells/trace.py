@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.cells.function import CellFunction, Findings
+from tfgpipe.cells.sparse import RowDependence, variation
 from tfgpipe.cells.values import CellArguments, Output
 
 
@@ -33,6 +35,8 @@ class Origin:
         specs: `CellArguments` of `tf.TensorSpec`s.
         input_structure: A nest like the inputs.
         moved: ids of the moving statistics that earlier cells have moved.
+        varying: ids of the state with which each micro-batch may begin
+            otherwise, see `CellFunction.varying`.
         jit_compile: Whether XLA compiles what is cut out of the graph.
         gradient_dtype: In which gradients of weights are summed; None for that
             of each weight.
@@ -42,6 +46,7 @@ class Origin:
     specs: CellArguments
     input_structure: Any
     moved: frozenset[int]
+    varying: frozenset[int]
     jit_compile: bool
     gradient_dtype: str | None
 
@@ -82,6 +87,14 @@ class Traced:
     findings: Findings
     operations: Sequence[tf.Operation]
     effects: Sequence[tf.Operation]
+
+    @functools.cached_property
+    def varies(self) -> RowDependence:
+        """Tells which tensors may be others for each micro-batch."""
+        state = zip(self.origin.function.state, self.inputs.state)
+        same = [t for v, t in state if id(v) not in self.origin.varying]
+        same += self.inputs.sources(with_inputs=False)
+        return variation(self.graph, same)
 
 
 def trace(origin: Origin) -> Traced:

@@ -18,7 +18,7 @@ from tfgpipe.cells.mixed_rows import check_rows_apart
 from tfgpipe.cells.side_effects import check_operations
 from tfgpipe.cells.tasks import CellTasks
 from tfgpipe.cells.trace import Origin, Traced, trace
-from tfgpipe.cells.values import Boundary, CellArguments, Output, structure_of
+from tfgpipe.cells.values import Boundary, CellArguments, structure_of
 from tfgpipe.devices import placement
 
 
@@ -72,9 +72,10 @@ class Tracer:
                 inputs=inputs, assigned=before.assigned_to(function)
             )
             moved = before.moved_of(function)
-            traced = self._traced(function, own, structure, moved)
+            varying = function.varying | before.varying_of(function)
+            traced = self._traced(function, own, structure, moved, varying)
             _check(function, traced)
-            before.add(function, traced.outputs)
+            before.add(function, traced)
             made.append(traced)
             structure = traced.findings.output_structure
             outputs = Boundary(traced.outputs.tensors, traced.outputs.masks)
@@ -89,6 +90,7 @@ class Tracer:
         specs: CellArguments,
         structure: Any,
         moved: frozenset[int],
+        varying: frozenset[int],
     ) -> Traced:
         key = (
             likeness(
@@ -99,6 +101,7 @@ class Tracer:
             repr((tf.nest.map_structure(lambda _: 0, specs), structure)),
             id(function.head),
             tuple(id(v) in moved for v in function.state),
+            tuple(id(v) in varying for v in function.state),
             tuple(map(id, function.cell.all_borrowed)),
             tuple(placement.device_types(function.cell.devices)),
         )
@@ -107,6 +110,7 @@ class Tracer:
             specs,
             structure,
             moved,
+            varying,
             self._jit_compile,
             self._gradient_dtype,
         )
@@ -204,9 +208,14 @@ class _Before:
     def __init__(self) -> None:
         self._assigned: dict[int, tf.TensorSpec] = {}
         self._moved: set[int] = set()
+        self._state: list[tuple[Any, Any, Traced]] = []
 
-    def add(self, function: CellFunction, output: Output) -> None:
-        """Takes the outputs of a cell's trace."""
+    def add(self, function: CellFunction, traced: Traced) -> None:
+        """Takes a cell's trace."""
+        output = traced.outputs
+        for variable, value in zip(function.state, output.state):
+            if value is not None:
+                self._state.append((variable, value, traced))
         for variable, value in zip(function.flat_weights, output.weights):
             if value is not None:
                 spec = tf.TensorSpec(value.shape, value.dtype)
@@ -224,3 +233,12 @@ class _Before:
     def moved_of(self, function: CellFunction) -> frozenset[int]:
         """The moving statistics that the cell must not read any more."""
         return frozenset(self._moved & {id(v) for v in function.state})
+
+    def varying_of(self, function: CellFunction) -> frozenset[int]:
+        """The state that it gets from earlier cells by micro-batch."""
+        own = {id(v) for v in function.state}
+        return frozenset(
+            id(variable)
+            for variable, value, traced in self._state
+            if id(variable) in own and traced.varies(value)
+        )
