@@ -11,9 +11,11 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import pathlib
 import re
+import traceback
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -21,7 +23,14 @@ import tensorflow as tf
 from tfgpipe import internals
 
 _LAYER = re.compile(r"\bcell_(\d+)(?:_\d+)?/layer_(\d+)(?:_\d+)?/")
+_UNKNOWN = re.compile(
+    r"Detected at node (\S+) defined at \(most recent call last\):\n"
+    r"<stack traces unavailable>\n"
+)
+# Frames in which no user has written anything.
+_INNER = tuple(str(pathlib.Path(f).parent) for f in (__file__, tf.__file__))
 _in_turn = contextvars.ContextVar("in_turn", default=False)
+_graphs = contextvars.ContextVar[Any]("graphs", default=None)
 _with_step: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -35,11 +44,12 @@ def explained(
         cells: The model's `Cell`s.
         is_alone: Whether a call of it runs one step.
     """
+    graphs: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @functools.wraps(function)
     def explaining(*args: Any) -> Any:
         try:
-            with _set(is_alone):
+            with _set(_in_turn, is_alone), _set(_graphs, graphs):
                 return function(*args)
         except tf.errors.CancelledError as error:
             raise tf.errors.CancelledError(
@@ -54,9 +64,51 @@ def explained(
             ) from error
         except tf.errors.OpError as error:
             _name_layer(error, cells)
+            message = _UNKNOWN.sub(_Origins(graphs), error.message)
+            internals.set_message(error, message)
             raise
 
     return explaining
+
+
+def note_source(graph: Any) -> None:
+    """Notes a graph that functions are cut out of.
+
+    What is cut out forgets where in Python its operations came from.
+    """
+    graphs = _graphs.get()
+    if graphs is not None:
+        graphs.add(graph)
+
+
+class _Origins:
+    """Says where in Python an operation came from that failed, once.
+
+    Args:
+        graphs: In which its like may be.
+    """
+
+    def __init__(self, graphs: Iterable[Any]) -> None:
+        self._graphs = list(graphs)
+        self._told: set[str] = set()
+
+    def __call__(self, found: re.Match[str]) -> str:
+        """What replaces TensorFlow's words; they stay if it is not known."""
+        name = found[1]
+        if name in self._told:
+            return ""
+        for graph in self._graphs:
+            try:
+                frames = graph.get_operation_by_name(name).traceback
+            except (KeyError, ValueError):  # another's, or no name
+                continue
+            self._told.add(name)
+            lines = traceback.format_list(
+                [f for f in frames if not f.filename.startswith(_INNER)]
+            )
+            head, _, _ = found[0].partition("<")
+            return head + "".join(lines)
+        return found[0]
 
 
 def traced(
@@ -100,7 +152,7 @@ def stays_where_called(specs: Sequence[Any], definition: Any) -> bool:
 
 def out_of_turn() -> contextlib.AbstractContextManager[None]:
     """Inside, functions are traced that a device may run at the same time."""
-    return _set(False)
+    return _set(_in_turn, False)
 
 
 def one_step(function: Callable) -> Callable:
@@ -117,19 +169,19 @@ def one_step(function: Callable) -> Callable:
         is_alone = graph not in _with_step
         _with_step.add(graph)
         in_loop = internals.in_control_flow(graph, None)
-        with _set(_in_turn.get() and is_alone and not in_loop):
+        with _set(_in_turn, _in_turn.get() and is_alone and not in_loop):
             return function(*args)
 
     return running
 
 
 @contextlib.contextmanager
-def _set(in_turn: bool) -> Iterator[None]:
-    token = _in_turn.set(in_turn)
+def _set(variable: contextvars.ContextVar, value: Any) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _in_turn.reset(token)
+        variable.reset(token)
 
 
 def add_note(error: Exception, note: str) -> None:

@@ -102,7 +102,10 @@ class Stepped(Updating):
         """Data as the layers expect it, see `inputs.as_expected`."""
         is_declared = self._source.input_spec is not None
         x = self._source.arranged(x)
-        return inputs.as_expected(x, self._plan.input_spec, is_declared)
+        model = self._source.model  # Keras refuses other sizes of such alone
+        is_exact = model is not None and model.input_spec is not None
+        spec = self._plan.input_spec
+        return inputs.as_expected(x, spec, is_declared, is_exact)
 
     def _loss_of(
         self, batch: tuple[Any, Any, Any], training: bool
@@ -123,6 +126,16 @@ class Stepped(Updating):
         training: bool,
     ) -> Pipeline:
         """Runs a mini-batch through the cells, up to the backward pass."""
+        with inputs.explaining_sizes(batch[0], self._plan.input_spec):
+            return self._forwarded(batch, head, loss, training)
+
+    def _forwarded(
+        self,
+        batch: tuple[Any, Any, Any],
+        head: Head | None,
+        loss: Objective | None,
+        training: bool,
+    ) -> Pipeline:
         while True:  # until it is known what each cell reads
             try:
                 run = self._pipeline(batch, head, training)

@@ -51,6 +51,27 @@ def test_moved_variable_keeps_its_value():
     np.testing.assert_array_equal(variable.numpy(), [1.0, 2.0])
 
 
+def test_error_of_a_layer_keeps_its_words():
+    class Fails(kl.Layer):
+        def call(self, x):
+            try:
+                raise ValueError("mine")
+            except ValueError as error:
+                internals.keep_words(error)
+                raise
+
+    with pytest.raises(ValueError, match=r"^mine$"):
+        Fails()(np.ones(2))
+
+
+def test_words_of_an_error_of_tensorflow_are_replaced():
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        tf.constant([1.0])[2]
+    internals.set_message(caught.value, "mine")
+    assert "mine" in str(caught.value)
+    assert caught.value.message == "mine"
+
+
 def test_function_that_shares_tells_its_caller_what_fails():
     """Its caller also waits for another device, and would be cancelled."""
 

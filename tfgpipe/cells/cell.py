@@ -147,6 +147,7 @@ class Cell(keras.layers.Layer):
         try:
             yield
         except Exception as error:
+            internals.keep_words(error)
             add_note(error, f"In {self.describe(layer)}.")
             raise
 

@@ -24,6 +24,7 @@ from tfgpipe import internals
 from tfgpipe.cells.function import CellFunction, Findings
 from tfgpipe.cells.sparse import RowDependence, variation
 from tfgpipe.cells.values import CellArguments, Output
+from tfgpipe.failures import note_source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +112,7 @@ def trace(origin: Origin) -> Traced:
 
     traced = tf.function(run, **origin.options)
     graph = traced.get_concrete_function(*origin.specs).graph
+    note_source(graph)
     origin.function.cell.check_by_itself(graph)
     inputs, outputs, findings = seen
     return Traced(

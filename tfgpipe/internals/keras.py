@@ -93,6 +93,14 @@ def input_shape_argument(layer: keras.layers.Layer) -> Any:
 
 
 # ---------------------------------------------------------------------- masks
+def keep_words(error: Exception) -> None:
+    """Has a layer that calls others not put the error into its own words.
+
+    They would be of calls that the user knows nothing about.
+    """
+    error._keras_call_info_injected = True  # type: ignore[attr-defined]
+
+
 def get_mask(tensor: Any) -> Any:
     """The Keras mask that travels with a tensor, or None."""
     return _masking.get_keras_mask(tensor)

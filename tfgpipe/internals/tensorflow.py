@@ -197,6 +197,11 @@ def share_rendezvous(function: Any) -> None:
     function._shared_rendezvous = True
 
 
+def set_message(error: tf.errors.OpError, message: str) -> None:
+    """Changes what an error of TensorFlow's says."""
+    error._message = message
+
+
 def analysis_stopper() -> tf.Operation:
     """An operation after which TensorFlow's passes for XLA stop looking.
 

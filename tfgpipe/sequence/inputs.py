@@ -7,8 +7,9 @@ are expected become such. A last axis of size 1 may be missing, or too many.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -110,13 +111,20 @@ def warn_of_unknown_sizes(x: Any, specs: Any) -> None:
             return
 
 
-def as_expected(x: Any, specs: Any, is_declared: bool) -> Any:
+def as_expected(
+    x: Any, specs: Any, is_declared: bool, is_exact: bool = False
+) -> Any:
     """Data in the dtypes and ranks that the layers expect.
 
     Args:
         x: Nest of tensors; None as a leaf.
         specs: What the layers were built for, a nest of `keras.KerasTensor`.
         is_declared: Whether the user gave the specs, as a `keras.Input`.
+        is_exact: Whether sizes must be as declared. For layers one after the
+            other it is their own affair.
+
+    Raises:
+        ValueError: If a tensor is of another rank, or of other sizes.
     """
     known = dict(tree.flatten_with_path(specs))
     tensors = []
@@ -125,7 +133,57 @@ def as_expected(x: Any, specs: Any, is_declared: bool) -> Any:
         if tensor is not None and spec is not None:
             tensor = _of_rank(_cast(tensor, spec, is_declared), spec)
         tensors.append(tensor)  # more than was built for is the layer's affair
-    return tree.pack_sequence_as(x, tensors)
+    x = tree.pack_sequence_as(x, tensors)
+    if is_exact or not tree.is_nested(specs):
+        for spec, tensor in _unlike(x, specs):
+            if is_exact or len(tensor.shape) != len(spec.shape):
+                raise ValueError(_shape_problem(spec, tensor, specs))
+    return x
+
+
+def _unlike(x: Any, specs: Any) -> list[tuple[Any, Any]]:
+    """Pairs of spec and tensor, where a size other than the batch's differs."""
+    known = dict(tree.flatten_with_path(specs))
+    pairs = [(known.get(p), t) for p, t in tree.flatten_with_path(x)]
+    return [
+        (spec, tensor)
+        for spec, tensor in pairs
+        if spec is not None
+        and tensor is not None
+        and not tf.TensorShape(tensor.shape).is_compatible_with(
+            [None, *spec.shape[1:]]
+        )
+    ]
+
+
+def _shape_problem(spec: Any, tensor: Any, specs: Any) -> str:
+    of = f" for the input '{spec.name}'" if tree.is_nested(specs) else ""
+    return (
+        "`x` must have the shape that the model was built for. Expected: "
+        f"{tuple(spec.shape)}{of}. Received: {tuple(tensor.shape)}."
+    )
+
+
+@contextlib.contextmanager
+def explaining_sizes(x: Any, specs: Any) -> Iterator[None]:
+    """Says of an error that the inputs are not what the layers were built for.
+
+    Args:
+        x: Nest of tensors; None as a leaf.
+        specs: What the layers were built for, a nest of `keras.KerasTensor`.
+
+    Raises:
+        ValueError: Instead of what a layer raises, if a size differs.
+    """
+    try:
+        yield
+    except (ValueError, tf.errors.InvalidArgumentError) as error:
+        unlike = _unlike(x, specs)
+        if not unlike:
+            raise
+        words = [_shape_problem(*unlike[0], specs), str(error)]
+        words += getattr(error, "__notes__", [])
+        raise ValueError("\n".join(words)) from error
 
 
 def _cast(tensor: Any, spec: Any, is_declared: bool) -> Any:
