@@ -184,13 +184,13 @@ class ReadsMoving(kl.Layer):
         return x - self.norm.moving_mean
 
 
-@pytest.mark.parametrize("k", [1, 3])
-def test_moving_statistics_read_after_they_moved_are_refused(k):
+@pytest.mark.parametrize(("k", "eagerly"), [(1, False), (3, False), (3, True)])
+def test_moving_statistics_read_after_they_moved_are_refused(k, eagerly):
     """They move at the end of the mini-batch, and would be the old ones."""
     norm = kl.BatchNormalization()
     layers = [norm, kl.Activation("tanh"), ReadsMoving(norm)]
     model = pipeline(k, 2)([keras.Input((2,)), *layers])
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", run_eagerly=eagerly)
     with pytest.raises(ValueError, match="must not read the moving statistics"):
         model.train_on_batch(normal(2), normal(2))
     model.predict(normal(2), verbose=0)
@@ -359,12 +359,13 @@ class Uses(kl.Layer):
         return x + self.keeps.kept
 
 
+@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eagerly"])
 @pytest.mark.parametrize("k", [1, 3])
-def test_tensors_kept_in_attributes_stay_in_their_cell(k):
+def test_tensors_kept_in_attributes_stay_in_their_cell(k, eagerly):
     keeps = Keeps()
     layers = [kl.Dense(2), keeps, Uses(keeps)]
     model = pipeline(k, 2)([keras.Input((2,)), *layers])
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", run_eagerly=eagerly)
     if k == 1:
         model.train_on_batch(normal(2), normal(2))
         return

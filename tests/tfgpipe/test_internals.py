@@ -521,6 +521,35 @@ def test_outer_tensors_are_what_was_captured():
     assert not internals.is_eager(seen)
 
 
+def test_what_runs_eagerly_is_noticed():
+    seen, inside = [], []
+
+    def notice(name, *noticed):
+        seen.append((name, *noticed))
+        if internals.is_function(name):
+            inside.extend(n.op for n in internals.nodes_of_function(name))
+
+    @tf.function(autograph=False)
+    def function(x):
+        return tf.sqrt(x)
+
+    x = tf.constant([4.0])
+    with internals.watching_operations(notice):
+        y = tf.nn.bias_add(x[None], x)
+        function(y)
+    tf.tanh(x)
+    names = [name for name, *_ in seen]
+    assert "BiasAdd" in names
+    assert "Sqrt" not in names[:-1]
+    assert "Tanh" not in names
+    at = names.index("BiasAdd")
+    assert any(t is x for t in seen[at][1])
+    assert seen[at][2][0] is y
+    assert not internals.is_function("BiasAdd")
+    assert internals.is_function(names[-1])
+    assert "Sqrt" in inside
+
+
 def test_element_spec_of_an_epoch_is_found_without_reading_it():
     seen = []
 

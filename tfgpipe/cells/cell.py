@@ -168,11 +168,15 @@ class Cell(keras.layers.Layer):
             graph: Of a function in which they were called.
         """
         if internals.captures_of_strangers(graph):
-            raise ValueError(
-                "A layer must take tensors of other layers as its inputs. "
-                f"Received: cell {self.number} with the layers "
-                f"{[layer.name for layer in self.sequence]}, one of which uses "
-                "a tensor of another cell, such as one kept in an attribute. "
-                "Hand it on in a nest, or put both layers into one cell with "
-                "`layers_per_cell`."
-            )
+            self.refuse_strangers()
+
+    def refuse_strangers(self) -> None:
+        """Refuses layers that use a tensor which another cell has made."""
+        raise ValueError(
+            "A layer must take tensors of other layers as its inputs. "
+            f"Received: cell {self.number} with the layers "
+            f"{[layer.name for layer in self.sequence]}, one of which uses "
+            "a tensor of another cell, such as one kept in an attribute. "
+            "Hand it on in a nest, or put both layers into one cell with "
+            "`layers_per_cell`."
+        )

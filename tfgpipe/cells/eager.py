@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfgpipe.cells.backward import add_backward, of_lookups
 from tfgpipe.cells.function import CellFunction, Findings
 from tfgpipe.cells.gradients import Gradient, as_tensor
+from tfgpipe.cells.seen import Seen, differ
 from tfgpipe.cells.trace import Origin, trace
 from tfgpipe.cells.values import (
     CellArguments,
@@ -40,6 +41,7 @@ class EagerTracer:
     ) -> list[EagerCell]:
         """Makes cells that follow each other; nothing is run."""
         made: list[EagerCell] = []
+        makers: dict[int, Any] = {}
         for function in functions:
             if function.synchronizes:
                 raise ValueError(
@@ -55,6 +57,7 @@ class EagerTracer:
                     made[-1:],
                     structure_of(x),
                     self._gradient_dtype,
+                    makers,
                 )
             )
         return made
@@ -80,6 +83,7 @@ class EagerCell:
         before: The cell before in a list, empty for the first cell.
         input_structure: A nest like the inputs of the first cell.
         gradient_dtype: See `Tracer`.
+        makers: For all cells, see `Seen`.
 
     Attributes:
         is_split: See `CellTasks`.
@@ -95,6 +99,7 @@ class EagerCell:
         before: list[EagerCell],
         input_structure: Any,
         gradient_dtype: str | None,
+        makers: dict[int, Any],
     ):
         self._function = function
         self._before = before
@@ -102,7 +107,8 @@ class EagerCell:
         self._gradient_dtype = gradient_dtype
         self._repeated: Sequence[list[bool]] | None = None
         self.needs_dx = True
-        self._changed: frozenset[int] = frozenset()
+        self._seen: Seen | None = Seen(function.cell, makers)
+        self._returned: Any = None
         self.findings = Findings([0] * len(function.seeds), [], None, 0)
 
     @property
@@ -112,12 +118,30 @@ class EagerCell:
             return self._before[-1].findings.output_structure
         return self._input_structure
 
-    @property
     def _changed_before(self) -> frozenset[int]:
         """The state, by id, that earlier cells have changed."""
-        if not self._before:
-            return frozenset()
-        return self._before[-1]._changed_before | self._before[-1]._changed
+        return frozenset(
+            id(v)
+            for cell, made in self._earlier()
+            for v, new in zip(cell.state, made.state)
+            if new is not None
+        )
+
+    def _moved_before(self) -> frozenset[int]:
+        """The moving statistics, by id, that earlier cells have moved."""
+        return frozenset(
+            id(v)
+            for cell, made in self._earlier()
+            for layer, calls in zip(cell.normalizations, made.moments)
+            for v in (layer.moving_mean, layer.moving_variance)
+            if calls
+        )
+
+    def _earlier(self) -> Iterator[tuple[CellFunction, Output]]:
+        """The functions of the cells before, and what they returned last."""
+        for cell in self._before:
+            yield from cell._earlier()
+            yield cell._function, cell._returned
 
     @property
     def weight_dtypes(self) -> list[Any]:
@@ -138,8 +162,7 @@ class EagerCell:
 
     def recompute(self, arguments: CellArguments, kept: Any) -> Callable:
         """A task that computes the outputs again, on a tape."""
-        del kept
-        return lambda: self._run(arguments, True, first=False)[1]
+        return functools.partial(self._run_again, arguments, kept)
 
     def _run(
         self, arguments: CellArguments, keeps: bool, first: bool
@@ -147,12 +170,44 @@ class EagerCell:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             if keeps:
                 tape.watch(arguments.sources(self.needs_dx))
-            output, self.findings = self._function(
-                arguments, self._structure, first
+            output, self.findings = self._called(arguments, first)
+        self._returned = output
+        return output, (tape if keeps else None, output)
+
+    def _called(
+        self, arguments: CellArguments, first: bool
+    ) -> tuple[Output, Findings]:
+        """What the function returns; at first it is seen what it runs."""
+        call = functools.partial(
+            self._function,
+            arguments,
+            self._structure,
+            first,
+            self._moved_before(),
+        )
+        seen, self._seen = self._seen, None
+        if seen is None:
+            return call()
+        with seen.watching(arguments):
+            output, findings = call(num_operations=seen.count)
+        seen.check(findings, self._function.recomputes)
+        return output, findings
+
+    def _run_again(self, arguments: CellArguments, kept: Any) -> Any:
+        """A recomputation, which must come to the same outputs."""
+        output, again = self._run(arguments, True, first=False)
+        if differ(kept[1], output):
+            cell = self._function.cell
+            raise ValueError(
+                "With `remat` a cell must compute the same again in the "
+                "backward pass, or the gradient is wrong. Received: other "
+                f"outputs of cell {cell.number} with the layers "
+                f"{[layer.name for layer in cell.sequence]}, whose Python code "
+                "draws random numbers, or counts calls. Draw with "
+                "`keras.random` and a `keras.random.SeedGenerator` attribute "
+                'of the layer, or pass `remat="never"`.'
             )
-        pairs = zip(self._function.state, output.state)
-        self._changed = frozenset(id(v) for v, new in pairs if new is not None)
-        return output, (tape, output) if keeps else None
+        return again
 
     def backward(self, *arguments: Any) -> Callable:
         """A task that computes the gradients, see `CellTasks`."""
@@ -210,7 +265,7 @@ class EagerCell:
             arguments.specs(any_rows),
             self._structure,
             moved=frozenset(),
-            varying=self._function.varying | self._changed_before,
+            varying=self._function.varying | self._changed_before(),
             jit_compile=False,
             gradient_dtype=None,
         )

@@ -9,7 +9,7 @@ trace. `tracer.py` makes a graph of it, `eager.py` runs it as it is.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -126,6 +126,7 @@ class CellFunction:
         input_structure: Any,
         first: bool = True,
         moved: Collection[int] = (),
+        num_operations: Callable[[], int] | None = None,
     ) -> tuple[Output, Findings]:
         """Runs layers and head on given values of all variables.
 
@@ -134,7 +135,10 @@ class CellFunction:
             input_structure: A nest like the inputs.
             first: False in a recomputation, which needs no metrics.
             moved: ids of the moving statistics that earlier cells have moved.
+            num_operations: Counts the operations so far; None for those of the
+                current graph.
         """
+        num_operations = num_operations or _num_operations
         scope = StateScope(
             list(zip(self.state, arguments.state)),
             self.seeds,
@@ -150,7 +154,7 @@ class CellFunction:
         weights = list(zip(self.weights, arguments.weights, assigned))
 
         def before_layer(i: int) -> None:
-            starts.append(_num_operations())
+            starts.append(num_operations())
             if i > 0:  # before the next use of a shared weight
                 updated.extend(scope.new_values(self.weights[i - 1]))
             scope.use_weights(i, zip(*weights[i]))
@@ -168,7 +172,7 @@ class CellFunction:
             ),
         ):
             y = self.cell(x, before_layer=before_layer, training=self.training)
-            starts.append(_num_operations())
+            starts.append(num_operations())
             updated.extend(scope.new_values(self.weights[-1]))
             if self.head is not None:
                 sums, counts = self.head(y, arguments.labels, first)

@@ -11,7 +11,7 @@ the forward pass, and the gradient would be wrong. That is an error.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,8 +19,10 @@ import tensorflow as tf
 from tfgpipe import internals
 
 # Reading a variable or a table has no effect; cuDNN's recurrent kernels are
-# stateful for the sake of their dropout, which Keras does not use.
+# stateful for the sake of their dropout, which Keras does not use. What nobody
+# needs any more, Python destroys when it comes to it.
 READS = {
+    "DestroyResourceOp",
     "LookupTableFindV2",
     "LookupTableSizeV2",
     "ReadVariableOp",
@@ -78,7 +80,7 @@ _CALLS = {
 
 def check_operations(
     cell: Any,
-    operations: Sequence[tf.Operation],
+    kinds: Callable[[int, int], set[str]],
     starts: list[int],
     recomputes: bool,
 ) -> None:
@@ -86,16 +88,17 @@ def check_operations(
 
     Args:
         cell: The cell.
-        operations: Those that its layers made.
-        starts: For each layer, how many operations the graph had before it.
+        kinds: The types of the stateful operations among those from one place
+            to another, all of which its layers made.
+        starts: For each layer, how many operations there were before it.
         recomputes: Whether the cell is computed again in the backward pass.
 
     Raises:
         ValueError: If the recomputation would draw other random numbers.
     """
     for layer, start, end in zip(cell.sequence, starts, starts[1:]):
-        kinds = stateful_kinds(operations[start:end])
-        random = sorted(kinds & _RANDOM)
+        found = kinds(start, end)
+        random = sorted(found & _RANDOM)
         if random and recomputes:
             raise ValueError(
                 "With `remat` a cell must draw its random numbers from Keras "
@@ -105,10 +108,10 @@ def check_operations(
                 "and a `keras.random.SeedGenerator` attribute of the layer, or "
                 'pass `remat="never"`.'
             )
-        if kinds:
+        if found:
             warnings.warn(
                 f"Layer '{layer.name}' of cell {cell.number} runs "
-                f"{', '.join(sorted(kinds))}, which has side effects. They "
+                f"{', '.join(sorted(found))}, which has side effects. They "
                 "happen once for every micro-batch, and in no order between "
                 "devices.",
                 stacklevel=2,
@@ -122,21 +125,50 @@ def stateful_kinds(operations: Sequence[tf.Operation]) -> set[str]:
     """
     kinds = {op.type for op in operations}
     calls = [op for op in operations if internals.takes_functions(op.type)]
-    waiting = {name for op in calls for name in _functions(op.node_def)}
-    if waiting:
+    called = {name for op in calls for name in _functions(op.node_def)}
+    if called:
         library = {
-            function.signature.name: function
+            function.signature.name: function.node_def
             for function in operations[0].graph.as_graph_def().library.function
         }
+        kinds |= _kinds_in(called, library.__getitem__)
+    return stateful(kinds)
+
+
+def kinds_run(name: str) -> set[str]:
+    """The types of the operations of what runs eagerly.
+
+    Args:
+        name: The type of an operation, or the name of a function.
+    """
+    if not internals.is_function(name):
+        return {name}
+    return _kinds_in([name], internals.nodes_of_function)
+
+
+def stateful(kinds: Iterable[str]) -> set[str]:
+    """Those of them that have side effects, or draw."""
+    return {
+        kind
+        for kind in {*kinds} - _CALLS - READS
+        if internals.is_stateful(kind)
+    }
+
+
+def _kinds_in(
+    names: Iterable[str], nodes_of: Callable[[str], Iterable[Any]]
+) -> set[str]:
+    """The types of the operations of functions, and of those they call."""
+    kinds: set[str] = set()
     known: set[str] = set()
+    waiting = set(names)
     while waiting:
         name = waiting.pop()
         known.add(name)
-        for node in library[name].node_def:
+        for node in nodes_of(name):
             kinds.add(node.op)
             waiting |= {*_functions(node)} - known
-    kinds -= _CALLS | READS
-    return {kind for kind in kinds if internals.is_stateful(kind)}
+    return kinds
 
 
 def _functions(node: Any) -> list[str]:

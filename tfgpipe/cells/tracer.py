@@ -15,7 +15,7 @@ from tfgpipe.cells.backward import Backward, add_backward, without_backward
 from tfgpipe.cells.cut import Cut
 from tfgpipe.cells.function import CellFunction
 from tfgpipe.cells.mixed_rows import check_rows_apart
-from tfgpipe.cells.side_effects import check_operations
+from tfgpipe.cells.side_effects import check_operations, stateful_kinds
 from tfgpipe.cells.tasks import CellTasks
 from tfgpipe.cells.trace import Origin, Traced, trace
 from tfgpipe.cells.values import Boundary, CellArguments, structure_of
@@ -182,8 +182,12 @@ class Tracer:
 def _check(function: CellFunction, traced: Traced) -> None:
     """Refuses, or warns of, what the trace shows of a cell's layers."""
     starts = traced.findings.starts
+    operations = traced.operations
     check_operations(
-        function.cell, traced.operations, starts, function.recomputes
+        function.cell,
+        lambda start, end: stateful_kinds(operations[start:end]),
+        starts,
+        function.recomputes,
     )
     if function.is_split:
         check_added_losses(
