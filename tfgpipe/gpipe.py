@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -65,6 +66,7 @@ class _Plan:
         self.clock: Any = None
         self.storage: Storage | None = None
         self.skips: Skips | None = None
+        self.calls: collections.Counter[str] = collections.Counter()
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")

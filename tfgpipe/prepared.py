@@ -13,19 +13,21 @@ from tfgpipe import internals
 from tfgpipe.cells import as_specs, shapes
 from tfgpipe.devices import Storage, other_strategies
 from tfgpipe.devices import strategy as strategy_lib
+from tfgpipe.extended import Extended, base
 from tfgpipe.failures import explained
 from tfgpipe.nonfinite import Skips
 from tfgpipe.run import place_variables
 from tfgpipe.sequence import inputs
 
 
-class Prepared(internals.BuiltBeforeTracing):
+class Prepared(Extended, internals.BuiltBeforeTracing):
     """The part of `GPipe` that Keras calls before it traces a step."""
 
     train_function: Any
     test_function: Any
     predict_function: Any
 
+    @base
     def make_train_function(self, force: bool = False) -> None:
         """Makes what Keras calls with each batch in `fit`."""
         self._check_storage()
@@ -36,6 +38,7 @@ class Prepared(internals.BuiltBeforeTracing):
             super().make_train_function(force)
             self.train_function = self._explained(self.train_function)
 
+    @base
     def make_test_function(self, force: bool = False) -> None:
         """Makes what Keras calls with each batch in `evaluate`."""
         self._check_storage()
@@ -45,6 +48,7 @@ class Prepared(internals.BuiltBeforeTracing):
             super().make_test_function(force)
             self.test_function = self._explained(self.test_function)
 
+    @base
     def make_predict_function(self, force: bool = False) -> None:
         """Makes what Keras calls with each batch in `predict`."""
         self._check_storage()

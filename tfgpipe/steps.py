@@ -23,6 +23,7 @@ from tfgpipe.cells import (
     check_rows,
 )
 from tfgpipe.devices import placement
+from tfgpipe.extended import base
 from tfgpipe.failures import one_step
 from tfgpipe.loss import (
     Head,
@@ -41,6 +42,7 @@ from tfgpipe.updating import Updating
 class Stepped(Updating):
     """The part of `GPipe` that runs mini-batches through its cells."""
 
+    @base
     @one_step
     def train_step(self, data: Any) -> dict[str, Any]:
         """Trains on one mini-batch; called by `fit`."""
@@ -60,6 +62,7 @@ class Stepped(Updating):
             logs = self._logs(run, head, total, batch)
             return logs if guard is None else self._guarded(logs, guard)
 
+    @base
     @one_step
     def test_step(self, data: Any) -> dict[str, Any]:
         """Evaluates one mini-batch; called by `evaluate`."""
@@ -71,6 +74,7 @@ class Stepped(Updating):
             total = loss.total(run)
             return self._logs(run, head, total, batch)
 
+    @base
     @one_step
     def predict_step(self, data: Any) -> Any:
         """Computes one mini-batch's outputs; called by `predict`."""
@@ -91,6 +95,7 @@ class Stepped(Updating):
             data,
         )
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        inputs.check_there(x)
         if not with_loss:
             y = sample_weight = None
         checks = check_rows(x, y, sample_weight)

@@ -23,6 +23,7 @@ ORDER = (
     "steps",
     "updating",
     "prepared",
+    "extended",
     "saving",
     "nonfinite",
     "files",

@@ -703,3 +703,10 @@ def test_frozen_model_is_not_trained():
         model.train_on_batch(x, x[:, :2])
     for a, b in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate", "train_on_batch"])
+def test_mini_batch_without_inputs_is_an_error(method):
+    model = compiled(pipeline())
+    with pytest.raises(ValueError, match="without any tensor"):
+        getattr(model, method)([None], data()[1])

@@ -52,12 +52,17 @@ def as_tensors(x: Any, y: Any) -> tuple[Any, Any]:
             f"{received}, and this {type(error).__name__}: {error}. Take a "
             "batch out of a dataset: `x, y = next(iter(dataset))`."
         ) from error
+    check_there(x)
+    return x, y
+
+
+def check_there(x: Any) -> None:
+    """Refuses a mini-batch without inputs."""
     if all(t is None for t in tree.flatten(x)):
         raise ValueError(
             "`x` must hold the inputs of a mini-batch, for layers take what is "
-            f"there. {received}, without any tensor in x. Pass real rows."
+            f"there. Received: x={x!r}, without any tensor. Pass real rows."
         )
-    return x, y
 
 
 def _named(value: Any) -> str:

@@ -78,7 +78,8 @@ def _check_model(model: keras.Model) -> None:
             "A model must be trained in Keras's way: a `GPipe` has steps of "
             f"its own. Received: '{model.name}', a {cls.__name__} that "
             f"overrides {', '.join(own)}. Override them in a subclass of "
-            "`tfgpipe.GPipe`, and pass `keras.Model(model.inputs, "
+            "`tfgpipe.GPipe`, in which a step calls that of its base, as "
+            "`super().train_step(data)`; and pass `keras.Model(model.inputs, "
             "model.outputs)`."
         )
     if cls.fit is not keras.Model.fit and _may_preprocess(model):
