@@ -294,5 +294,19 @@ def _compare(
     return 1 if result.num_different else 0
 
 
+def parsed(argv: Sequence[str]) -> list[str]:
+    """Parses the flags; returns the program and what is no flag.
+
+    Raises:
+        SystemExit: With code 2 for flags that are wrong, or 0 after --help.
+    """
+    try:
+        return FLAGS(list(argv))
+    except flags.Error as error:
+        sys.exit(_say(error))
+    except SystemExit:  # absl's, after it has printed the help
+        sys.exit(0)
+
+
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parsed)

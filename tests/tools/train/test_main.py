@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from absl import flags, logging
+from absl import app, flags, logging
 from absl.testing import flagsaver
 from fabricated_tpu import TPUS, list_cores
 
@@ -545,6 +545,26 @@ def test_leftover_arguments_are_refused(capsys):
     with flagsaver.flagsaver(params="image.tiny"):
         assert train.main(["train", "epochs=3"]) == 2
     assert "only flags. Received: ['epochs=3']" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("word", "code", "message"),
+    [
+        ("--num_partitions=two", 2, "--num_partitions=two"),
+        ("--num_partitions=0", 2, "must be an integer in the range"),
+        ("--partitions=2", 2, "Unknown command line flag 'partitions'"),
+        ("--help", 0, ""),
+    ],
+)
+def test_flags_that_are_wrong_have_an_exit_code_of_their_own(
+    word, code, message, capsys
+):
+    """1 is for weights that differ."""
+    app.define_help_flags()
+    with flagsaver.flagsaver(), pytest.raises(SystemExit) as ended:
+        train.parsed(["train", word])
+    assert ended.value.code == code
+    assert message in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------- a TPU
