@@ -37,7 +37,6 @@ TEST_TOOLS = [
 # What only the programs under tools/ need, beyond the library's own.
 TOOLS = [
     "matplotlib>=3.8",  # draws timelines
-    "tqdm>=4.67",  # progress bars of the benchmarks
 ]
 # What experiments on texts need.
 TEXT = [

@@ -11,11 +11,11 @@ of beam search, by groups of languages from data-scarce to data-rich.
 import sys
 
 import keras
-import tqdm
 from absl import flags
 
 from params.pairs import PairSource
 from tools import command_line
+from tools.progress import Progress
 from tools.report import Column, Report, Table
 from tools.text import translation_scores as scores
 from tools.text.translator import Translator, define_search
@@ -139,13 +139,7 @@ class _Bar(keras.callbacks.Callback):
 
     def __init__(self, total: int | None) -> None:
         super().__init__()
-        self._bar = tqdm.tqdm(
-            desc="testing",
-            total=total,
-            disable=None,
-            leave=False,
-            file=sys.stderr,
-        )
+        self._bar = Progress("testing", total)
 
     def __enter__(self) -> "_Bar":
         return self
@@ -155,7 +149,7 @@ class _Bar(keras.callbacks.Callback):
 
     def on_test_batch_end(self, batch: int, logs: dict | None = None) -> None:
         """Counts."""
-        self._bar.update()
+        self._bar.add(1)
 
 
 if __name__ == "__main__":

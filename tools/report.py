@@ -9,13 +9,10 @@ import os
 import pathlib
 import platform
 import statistics
-import sys
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-import tqdm
-
-T = TypeVar("T")
+from tools.progress import progress
 
 
 class Spread(NamedTuple):
@@ -253,18 +250,6 @@ def _cores() -> int:
 def _load() -> Sequence[float]:
     """How busy the machine was for 1, 5 and 15 minutes, where it says so."""
     return os.getloadavg() if hasattr(os, "getloadavg") else ()
-
-
-def progress(items: Iterable[T], what: str) -> Iterable[T]:
-    """Shows a bar on the standard error, unless that is no terminal.
-
-    Args:
-        items: What is done one by one.
-        what: Stands before the bar.
-    """
-    return tqdm.tqdm(
-        list(items), what, disable=None, leave=False, file=sys.stderr
-    )
 
 
 def alternated(

@@ -10,11 +10,11 @@ Without --text it translates the lines of the standard input, each on its own.
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
-import tqdm
 from absl import flags
 
 from params.pairs import PairSource
 from tools import command_line
+from tools.progress import Progress
 from tools.text.translator import Translator, define_search
 from tools.train import trained_run
 
@@ -57,16 +57,13 @@ def _print(values: flags.FlagValues) -> None:
     is_typed = not values.text and sys.stdin.isatty()
     lines = values.text or (line.rstrip("\n") for line in sys.stdin)
     # A bar would stand among the translations on a terminal.
-    hidden = True if is_typed or sys.stdout.isatty() else None
-    bar = tqdm.tqdm(
-        desc="translating", unit=" lines", disable=hidden, file=sys.stderr
-    )
+    bar = Progress("lines translated", None, is_typed or sys.stdout.isatty())
     number = 0
     for batch in _batches(lines, 1 if is_typed else values.batch_size):
         for text in _translated(translator, batch, language, number):
             print(text, flush=is_typed)
         number += len(batch)
-        bar.update(len(batch))
+        bar.add(len(batch))
     bar.close()
 
 
