@@ -21,6 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe import internals
+from tfgpipe.ending import may_end
 
 _LAYER = re.compile(r"\bcell_(\d+)(?:_\d+)?/layer_(\d+)(?:_\d+)?/")
 _UNKNOWN = re.compile(
@@ -125,6 +126,7 @@ def traced(
         options: Of `tf.function`.
         stays: Whether it runs where it is called, see `stays_where_called`.
     """
+    may_end()
     found = tf.function(function, **options)
     if _in_turn.get() and stays:
         internals.share_rendezvous(found)

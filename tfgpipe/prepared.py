@@ -13,6 +13,7 @@ from tfgpipe import internals
 from tfgpipe.cells import as_specs, shapes
 from tfgpipe.devices import Storage, other_strategies
 from tfgpipe.devices import strategy as strategy_lib
+from tfgpipe.ending import endable
 from tfgpipe.extended import Extended, base
 from tfgpipe.failures import explained
 from tfgpipe.nonfinite import Skips
@@ -36,7 +37,7 @@ class Prepared(Extended, internals.BuiltBeforeTracing):
             self._source.check()
             self._arguments.check_training()
             super().make_train_function(force)
-            self.train_function = self._explained(self.train_function)
+            self.train_function = endable(self._explained(self.train_function))
 
     @base
     def make_test_function(self, force: bool = False) -> None:

@@ -42,6 +42,7 @@ ORDER = (
     "devices",
     "schedules",
     "failures",
+    "ending",
     "internals",
     "checks",
     "versions",

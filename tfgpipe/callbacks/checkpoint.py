@@ -22,6 +22,7 @@ from tfgpipe.checkpoints import (
     wait_for_all,
 )
 from tfgpipe.checks import checked_bool, checked_choice, checked_counts
+from tfgpipe.ending import before_step
 from tfgpipe.versions import VERSION
 
 _MODES = ("auto", "min", "max")
@@ -60,8 +61,9 @@ class Checkpoint(keras.callbacks.Callback):
         on_signal: Whether SIGTERM, SIGHUP and Ctrl-C (SIGINT) wait for the end
             of the mini-batch, or of the validation that runs, save, and end
             the process: by `SystemExit`, with code 75, or 76 for Ctrl-C. A
-            second signal does not wait. One that the process ignores, as under
-            `nohup`, stays ignored.
+            training step of a `GPipe` that is only being traced is given up:
+            they do not wait for it. A second signal does not wait. One that
+            the process ignores, as under `nohup`, stays ignored.
 
     Raises:
         ValueError: If an argument is out of range; from `fit` if `best` is not
@@ -160,6 +162,14 @@ class Checkpoint(keras.callbacks.Callback):
         self._epoch, self._seen, self._epoch_after = epoch, 0, epoch + 1
         self._batch, self._start = self._start, 0
         self._counted = steps_of(self.model)
+
+    def on_train_batch_begin(
+        self, batch: int, logs: dict | None = None
+    ) -> None:
+        """After a signal, lets the step end while it is only being traced."""
+        signals = self._signals
+        if signals is not None:
+            before_step(signals.is_asked, self._end_if_asked)
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         """Saves if it is time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import signal
 import threading
@@ -61,6 +62,12 @@ class Signals:
                     signal.signal(number, before)
                 del self._before[number]
         self._model = None
+
+    def is_asked(self) -> bool:
+        """Whether a signal came in the `fit` that this is called from."""
+        return self.caught is not None and self._is_in_fit(
+            inspect.currentframe()
+        )
 
     def _note(self, number: int, frame: Any) -> None:
         is_second = self.caught is not None  # it does not wait

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.cells.step import Step
+from tfgpipe.ending import may_end
 from tfgpipe.failures import add_note
 
 
@@ -63,6 +64,7 @@ class Cell(keras.layers.Layer):
         Or has `watch(step, inputs, training)` run each.
         """
         for i, step in enumerate(self.steps):
+            may_end()
             before_layer(i)
             with (
                 tf.name_scope(f"layer_{i}"),  # `failures.py` finds it

@@ -26,6 +26,7 @@ import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.cells.gradients import in_order
+from tfgpipe.ending import may_end
 
 
 def differentiate(
@@ -54,6 +55,7 @@ def differentiate(
     for target, gradient in zip(targets, output_gradients):
         gradients[target.ref()].append(gradient)
     for section in reversed(sections):
+        may_end()
         taken = list(section.taken.values())
         ys = [t for t in section.made if t.ref() in gradients]
         if not ys or not taken:

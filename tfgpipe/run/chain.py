@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.cells import tensors
+from tfgpipe.ending import may_end
 from tfgpipe.schedules import Task
 
 
@@ -53,6 +54,7 @@ class Chain:
             awaited: What it gets from other devices.
             work: Runs it.
         """
+        may_end()
         with self.on_device(device, awaited):
             results = work()
             self.finish(task, device, results)

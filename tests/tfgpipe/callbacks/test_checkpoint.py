@@ -374,6 +374,115 @@ def test_end_that_was_not_known_is_told(tmp_path):
     assert Folder(tmp_path).steps() == []
 
 
+class Ends(kl.Layer):
+    """Sends a signal to this process when it is called, if it is armed."""
+
+    is_armed = False
+
+    def call(self, x):
+        if self.is_armed:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return x
+
+
+class Counts(kl.Layer):
+    """Counts its calls."""
+
+    calls = 0
+
+    def call(self, x):
+        self.calls += 1
+        return x
+
+
+class TracesAnew(keras.callbacks.Callback):
+    """Has a step traced, and ended meanwhile."""
+
+    def __init__(self, batch):
+        super().__init__()
+        self.batch = batch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == self.batch:
+            ends, counts = self.model.get_layer("ends"), self.model.layers[-2]
+            ends.is_armed, counts.calls = True, 0
+            self.model.make_train_function(force=True)
+
+
+def endable():
+    keras.utils.set_random_seed(1)
+    layers = [keras.Input((4,)), kl.Dense(4), Ends(name="ends")]
+    layers += [kl.Dropout(0.5), Counts(), kl.Dense(2)]
+    model = tfgpipe.GPipe(layers, 2, 2, layers_per_cell=[3, 2])
+    model.compile(keras.optimizers.SGD(0.1, 0.9), "mse")
+    return model
+
+
+def end(model, *callbacks, **options):
+    """Fits up to a signal."""
+    x, y = random_rows()
+    with pytest.raises(SystemExit) as caught:
+        model.fit(x, y, 4, verbose=0, callbacks=[*callbacks], **options)
+    assert caught.value.code == 75
+
+
+def random_rows():
+    rng = np.random.default_rng(0)
+    return rng.random((24, 4)), rng.random((24, 2))
+
+
+@pytest.mark.usefixtures("handled")
+def test_signal_ends_a_step_that_is_traced_and_saves_the_one_before(tmp_path):
+    """Of a large model, clusters do not wait for the end of a trace."""
+    model = endable()
+    save = Checkpoint(tmp_path, on_signal=True)
+    end(model, TracesAnew(2), save, shuffle=False)
+    assert Folder(tmp_path).steps() == [2]
+    assert model.layers[-2].calls == 0  # it would be traced after the signal
+    assert int(model.optimizer.iterations) == 2
+    other, (x, y) = endable(), random_rows()
+    restored = tfgpipe.restore(other, tmp_path)
+    assert restored[1:] == (2, 0, 2)
+    other.fit(x[8:], y[8:], 4, verbose=0, shuffle=False)
+    expected = endable()
+    expected.fit(x, y, 4, verbose=0, shuffle=False)
+    for a, b in zip(other.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.usefixtures("handled")
+def test_signal_in_the_first_trace_leaves_nothing_to_save(tmp_path):
+    model = endable()
+    before = model.get_weights()
+    end(model, TracesAnew(0), Checkpoint(tmp_path, on_signal=True))
+    assert Folder(tmp_path).steps() == []
+    for a, b in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert not tf.inside_function()
+    model.get_layer("ends").is_armed = False
+    model.fit(*random_rows(), 4, verbose=0)  # as if nothing had been
+    assert int(model.optimizer.iterations) == 6
+
+
+@pytest.mark.usefixtures("handled")
+def test_step_that_another_callback_takes_is_not_ended(tmp_path):
+    """It is not known of which step the weights are then."""
+
+    class Trains(keras.callbacks.Callback):
+        done = False
+
+        def on_train_batch_end(self, batch, logs=None):
+            again = TracesAnew(0)
+            again.set_model(self.model)
+            again.on_train_batch_begin(0)
+            self.model.train_on_batch(*(t[:4] for t in random_rows()))
+            self.done = True
+
+    trains = Trains()
+    end(endable(), trains, Checkpoint(tmp_path, on_signal=True))
+    assert trains.done
+
+
 @pytest.mark.usefixtures("handled")
 def test_second_signal_does_not_wait(tmp_path):
     save = Checkpoint(tmp_path, on_signal=True)
