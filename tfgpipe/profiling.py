@@ -25,8 +25,8 @@ from tfgpipe.planning import (
     MeasureSetting,
     Measuring,
     Profile,
-    cost,
     layer_profiles,
+    one_example,
     slot_bytes_of,
 )
 from tfgpipe.sequence import inputs, source_of
@@ -96,7 +96,7 @@ def profile(
     with (
         internals.outside_functions(),
         internals.without_strategy(),
-        cost.random_state_kept(),
+        one_example.random_state_kept(),
     ):
         x, spec = _as_taken(source, data[0])
         placed, output = source.placed_steps(spec)

@@ -97,9 +97,12 @@ def _joined(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
     """The slices of one after those of the other."""
     if len(slices) == 1:
         return slices[0]
+    indices = [s.indices for s in slices]
+    if len({t.dtype for t in indices}) > 1:  # int32 ids, int64 positions
+        indices = [tf.cast(t, tf.int64) for t in indices]
     return tf.IndexedSlices(
         tf.concat([s.values for s in slices], 0),
-        tf.concat([s.indices for s in slices], 0),
+        tf.concat(indices, 0),
         slices[0].dense_shape,
     )
 

@@ -1,6 +1,6 @@
 """Costs of layers, and the cut into cells."""
 
-from tfgpipe.planning import cost
+from tfgpipe.planning import cost, one_example
 from tfgpipe.planning.cell_record import CellRecord, print_cells
 from tfgpipe.planning.fit import Problem, fitted
 from tfgpipe.planning.graph_cut import cut_graph
@@ -55,6 +55,7 @@ __all__ = [
     "machine_named",
     "machine_of",
     "num_params",
+    "one_example",
     "partition",
     "predict",
     "print_cells",

@@ -1,18 +1,4 @@
-"""Estimates what a layer costs, in floating-point operations (FLOPs).
-
-Method: the layer's call is traced for one example into a graph of its own that
-never runs, and the FLOPs of the operations that its outputs need are added up,
-by the table in `flops.py`. So nested models, attention and custom layers need
-no rule of their own. While tracing, every variable is a placeholder: nothing is
-allocated, initialised or assigned, and no random state is used up.
-
-Cost: one trace, 10 to 100 ms a layer; equal layers can share one.
-
-Limits: the call is traced with `training=True` and without masks. A dimension
-other than the batch that is unknown counts as 1, a loop whose number of
-iterations is unknown runs once, and what Python or NumPy compute inside a
-`tf.numpy_function` is not seen. FLOPs are not seconds: where that matters, pass
-measured costs.
+"""What a layer costs: as given, or its floating-point operations (FLOPs).
 
 Reference: [Huang et al., 2019](https://arxiv.org/abs/1811.06965), sections 2.1
 and 2.2, balances cells by such an estimate of each layer.
@@ -20,20 +6,15 @@ and 2.2, balances cells by such an estimate of each layer.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import random
-import warnings
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import keras
-import numpy as np
-import tensorflow as tf
 
-from tfgpipe import internals
 from tfgpipe.checks import is_amount
-from tfgpipe.planning.flops import graph_flops
+from tfgpipe.planning.one_example import Estimate, estimate_of, example_of
 
 Cost: TypeAlias = float | Callable[[keras.layers.Layer, Any], float] | None
 
@@ -42,7 +23,7 @@ def resolve_cost(
     layer: keras.layers.Layer,
     cost: Cost,
     input_spec: Any,
-    known: dict[Any, float] | None = None,
+    known: dict[Any, Any] | None = None,
     step: Any = None,
 ) -> float:
     """Returns what a layer costs: as given, or else its estimated FLOPs.
@@ -100,7 +81,7 @@ def _bad_cost(layer: keras.layers.Layer, received: str) -> ValueError:
 def layer_flops(
     layer: keras.layers.Layer,
     input_spec: Any,
-    known: dict[Any, float] | None = None,
+    known: dict[Any, Any] | None = None,
     step: Any = None,
 ) -> float:
     """Estimates the FLOPs of a layer's forward pass for one example.
@@ -136,55 +117,44 @@ def layer_flops(
             f"estimated. Received: a {type(layer).__name__} without variables. "
             "Call `layer.build(input_shape)`, or call the layer, first."
         )
+    return _estimate(layer, example_of(input_spec), known, step).flops
+
+
+def estimated(
+    layer: keras.layers.Layer, example: Any, known: dict[Any, Any], step: Any
+) -> Estimate:
+    """As `layer_flops`, for what layers before have made of one example.
+
+    A layer that fails on it may train all the same, on more examples: it is
+    taken to multiply and add once by each of its weights.
+
+    Args:
+        layer: As for `layer_flops`.
+        example: Nest of `keras.KerasTensor` of one example, which may be
+            several rows by now.
+        known: As for `layer_flops`, of estimates.
+        step: As for `layer_flops`.
+    """
+    try:
+        return _estimate(layer, example, known, step)
+    except ValueError:
+        sizes = [math.prod(v.shape) for v in layer.weights]
+        return Estimate(2.0 * sum(sizes), None)
+
+
+def _estimate(
+    layer: keras.layers.Layer,
+    example: Any,
+    known: dict[Any, Any] | None,
+    step: Any,
+) -> Estimate:
     call = layer if step is None else step.run
-    key = None if known is None else key_of(layer, input_spec, step)
+    key = None if known is None else key_of(layer, example, step)
     if known is None or key is None:
-        return _traced_flops(layer, input_spec, call)
+        return estimate_of(layer, example, call)
     if key not in known:
-        known[key] = _traced_flops(layer, input_spec, call)
+        known[key] = estimate_of(layer, example, call)
     return known[key]
-
-
-def _traced_flops(
-    layer: keras.layers.Layer, input_spec: Any, call: Callable
-) -> float:
-    failure: Any = None
-    # Unknown sizes count as 1, but a 3x3 convolution, say, fails on an image
-    # of one pixel: then they stay unknown.
-    for unknown in (1, None):
-        try:
-            graph = _trace(call, input_spec, unknown)
-        except Exception as error:
-            failure = error
-        else:
-            return graph_flops(graph)
-    raise ValueError(
-        f"Layer '{layer.name}' ({type(layer).__name__}) failed in its `call`, "
-        "with training=True, on one example of inputs of shape "
-        f"{_shapes(input_spec)}. Received: this {type(failure).__name__}: "
-        f"{failure}\nCorrect the layer; if it is right and needs more than "
-        "one example, pass the pair `(layer, cost)` instead of it, so that it "
-        "is not called to estimate its FLOPs."
-    ) from failure
-
-
-def _trace(call: Callable, input_spec: Any, unknown: int | None) -> tf.Graph:
-    def one_example(leaf: Any) -> Any:
-        if not isinstance(leaf, keras.KerasTensor):
-            return leaf
-        sizes = [unknown if size is None else size for size in leaf.shape[1:]]
-        shape = [1, *sizes] if leaf.shape else []
-        return tf.compat.v1.placeholder(leaf.dtype, shape)
-
-    def run() -> list[Any]:
-        inputs = keras.tree.map_structure(one_example, input_spec)
-        with _PlaceholderScope(tf.compat.v1.get_default_graph()):
-            outputs = call(inputs, training=True)
-        return [t for t in keras.tree.flatten(outputs) if tf.is_tensor(t)]
-
-    with random_state_kept(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the real calls will warn
-        return tf.function(run, autograph=False).get_concrete_function().graph
 
 
 def _shapes(input_spec: Any) -> Any:
@@ -208,36 +178,3 @@ def key_of(layer: keras.layers.Layer, input_spec: Any, step: Any) -> Any:
         input_spec,
     )
     return type(called), text, wiring, str(variables), str(inputs)
-
-
-class _PlaceholderScope(keras.StatelessScope):
-    """Inside, every variable without an update reads as a placeholder."""
-
-    def __init__(self, graph: tf.Graph):
-        super().__init__(initialize_variables=False)
-        self._graph = graph
-        self._placeholders: dict[tuple[int, str], tf.Tensor] = {}
-
-    def get_current_value(self, variable: keras.Variable) -> Any:
-        value = super().get_current_value(variable)
-        if value is not None:
-            return value
-        key = (id(variable), variable.dtype)  # which depends on autocasting
-        if key not in self._placeholders:
-            with self._graph.as_default():  # not in that of a loop's body
-                self._placeholders[key] = tf.compat.v1.placeholder(
-                    variable.dtype, variable.shape
-                )
-        return self._placeholders[key]
-
-
-@contextlib.contextmanager
-def random_state_kept() -> Iterator[None]:
-    """Undoes what a trace does to the random state of Python, NumPy, Keras."""
-    states = random.getstate(), np.random.get_state()  # noqa: NPY002
-    try:
-        with internals.seed_generator_kept():
-            yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002

@@ -70,7 +70,7 @@ class Arguments:
         replicas: Sequence[Sequence[str]] | None = None,
     ):
         self.source = source_of(layers)
-        self._problems = self.source.problems
+        self._problems = [*self.source.problems]  # the source may be used again
         self.costs = GivenCosts(costs, self.source)
         self._problems += self.costs.problems
         named_devices = self._list_or_none("devices", devices)

@@ -9,7 +9,7 @@ import keras
 
 from tfgpipe import internals
 from tfgpipe.cells import shapes
-from tfgpipe.planning import PlacedStep
+from tfgpipe.planning import PlacedStep, one_example
 from tfgpipe.planning import cost as cost_lib
 from tfgpipe.sequence.restrictions import check_rows_stay
 
@@ -40,7 +40,8 @@ def infer(
     """
     before = "the model's inputs"
     found = []
-    known: dict[Any, float] = {}  # equal layers are estimated once
+    known: dict[Any, Any] = {}  # equal layers are estimated once
+    example = one_example.example_of(spec)
     with (
         internals.deferred_variables(),
         internals.tracing_anew(),
@@ -50,7 +51,13 @@ def infer(
             output = _called(layer, spec, before)
             if is_split:
                 check_rows_stay(layer, spec, output, layer is layers[-1])
-            found.append(cost_lib.resolve_cost(layer, cost, spec, known))
+            if cost is None:
+                made = cost_lib.estimated(layer, example, known, None)
+            else:
+                value = cost_lib.resolve_cost(layer, cost, spec)
+                made = one_example.Estimate(value, None)
+            found.append(made.flops)
+            example = one_example.outputs_of_example(made.outputs, output)
             spec, before = output, f"the outputs of layer '{layer.name}'"
     return spec, found
 
@@ -88,7 +95,10 @@ def placed_steps(
 def _called(layer: keras.layers.Layer, spec: Any, before: str) -> Any:
     """What a layer returns for what comes before it."""
     try:
-        return layer(spec)
+        try:
+            return layer(spec)
+        except NotImplementedError:  # Keras tries a `Lambda` on floats only
+            return one_example.traced(layer, spec, None)[1]
     except Exception as error:
         raise ValueError(
             f"Layer '{layer.name}' must accept {before}. Received: tensors of "

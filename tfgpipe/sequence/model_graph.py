@@ -14,7 +14,8 @@ import keras
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.planning import PlacedStep, cut_graph
+from tfgpipe.cells import GraphStep, Live, Made
+from tfgpipe.planning import PlacedStep, cut_graph, one_example
 from tfgpipe.planning import cost as cost_lib
 from tfgpipe.sequence.graph_calls import GraphCalls
 from tfgpipe.sequence.live_row import LiveRow, depth_first, in_turn
@@ -82,22 +83,37 @@ class ModelGraph:
 
     def infer(self, spec: Any, is_split: bool) -> tuple[Any, list[float]]:
         """The model's outputs, and the costs of the steps."""
-        known: dict[Any, float] = {}
+        known: dict[Any, Any] = {}
         costs = []
+        example = one_example.example_of(self.specs[0])
         with internals.in_no_graph(internals.flat_layers(self.model)):
-            for step, cost, live in zip(self.steps, self.costs, self.specs):
-                given = {i: live[i] for i in step.uses}
-                if callable(cost):
-                    args, _ = step.arguments(given)
-                    given = args[0] if len(args) == 1 else args
-                costs.append(
-                    cost_lib.resolve_cost(step.layer, cost, given, known, step)
-                )
+            for i, (step, cost) in enumerate(zip(self.steps, self.costs)):
+                made = self._estimated(i, cost, example, known)
+                costs.append(made.flops)
+                if i + 1 < len(self.steps):
+                    example = one_example.outputs_of_example(
+                        _goes_on(step, example, made.outputs), self.specs[i + 1]
+                    )
         # Keras takes `x * 2.0`, of a dense x, for sparse.
         output = tree.map_structure(
             lambda t: keras.KerasTensor(t.shape, t.dtype), self.model.output
         )
         return output, costs
+
+    def _estimated(
+        self, i: int, cost: Any, example: Any, known: dict[Any, Any]
+    ) -> one_example.Estimate:
+        """What a step costs, and makes of one example."""
+        step, live = self.steps[i], self.specs[i]
+        if cost is None:
+            given = {j: example[j] for j in step.uses}
+            return cost_lib.estimated(step.layer, given, known, step)
+        given = {j: live[j] for j in step.uses}
+        if callable(cost):
+            args, _ = step.arguments(given)
+            given = args[0] if len(args) == 1 else args
+        value = cost_lib.resolve_cost(step.layer, cost, given)
+        return one_example.Estimate(value, None)
 
     def placed_steps(self, spec: Any) -> tuple[list[PlacedStep], Any]:
         """What comes into each step, and goes out of the last one."""
@@ -144,6 +160,18 @@ class ModelGraph:
     def config(self) -> dict[str, Any]:
         """The model as plain values."""
         return {"model": keras.saving.serialize_keras_object(self.model)}
+
+
+def _goes_on(step: GraphStep, live: Sequence[Any], made: Any) -> list[Any]:
+    """What goes out of a step, for what comes in; None where unknown."""
+    outputs = tree.flatten(made)
+
+    def give(leaf: Live | Made) -> Any:
+        if isinstance(leaf, Live):
+            return live[leaf.index]
+        return None if made is None else outputs[leaf.index]
+
+    return [give(leaf) for leaf in tree.flatten(step.gives)]
 
 
 def _problems(model: keras.Model) -> list[str]:

@@ -681,3 +681,13 @@ def test_schedule_of_forward_tasks_evaluates_and_does_not_train():
     assert model.evaluate(x, x, verbose=0) == pytest.approx(plain, 1e-5)
     with pytest.raises(ValueError, match="must have backward tasks to train"):
         model.fit(x, x, verbose=0)
+
+
+def test_calls_of_a_model_are_not_marked_by_a_refusal():
+    """The problems of the first `GPipe` were those of all later ones."""
+    x = keras.Input((3,))
+    model = keras.Model(x, keras.layers.Dense(2)(keras.layers.Dense(3)(x)))
+    calls = tfgpipe.layers_of(model)
+    with pytest.raises(ValueError, match="num_partitions=9"):
+        tfgpipe.GPipe(calls, 9)
+    tfgpipe.GPipe(calls, 2)
