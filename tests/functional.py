@@ -84,6 +84,18 @@ def nested():
     return keras.Model(y, kl.Concatenate()([third, second, first[:, 1:3]]))
 
 
+def reused():
+    """Tensors of models inside, beside calls of those and of one in another."""
+    a, b = keras.Input((4,)), keras.Input((4,))
+    h = kl.Dense(4, "tanh")(a)
+    to_b = keras.Model(a, kl.Dense(4)(h))
+    to_a = keras.Model(b, [kl.Dense(4, "tanh")(b), b])
+    circle = keras.Model(a, to_a(to_b(a))[0] * h)
+    tail = keras.Model(h, to_b.output)
+    ends = [circle(b), to_b(to_a.outputs[0]), to_b.output - tail(b), h]
+    return keras.Model([a, b], kl.Concatenate()([*ends, circle.output]))
+
+
 def normalized():
     """Batch norm and dropout, one with `training` in the graph."""
     x = keras.Input((5,))

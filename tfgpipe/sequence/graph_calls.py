@@ -78,8 +78,7 @@ class GraphCalls:
         self._large = large_layers(model)
         self._kinds = Kinds()
         self._opened: list[tuple[internals.GraphCall, Opened]] = []
-        self._inline(model, self.inputs)
-        self.outputs = tree.map_structure(self._value, model.output)
+        self.outputs = self._inline(model, self.inputs)
 
     def changed(self) -> list[str]:
         """The names of opened layers that compute something else now."""
@@ -102,15 +101,17 @@ class GraphCalls:
         is_tensor = isinstance(leaf, keras.KerasTensor)
         return self._known[id(leaf)] if is_tensor else leaf
 
-    def _inline(self, model: keras.Model, inputs: list[Value]) -> None:
-        """Adds the calls of a model, called on these inputs."""
-        # A model that is called twice has the same symbolic tensors.
-        before = self._known
+    def _inline(self, model: keras.Model, inputs: list[Value]) -> Any:
+        """Adds the calls of a model on these inputs; returns its outputs."""
+        # In each call of a model, the symbolic tensors of its graph stand for
+        # others, and for others again in a graph that has some of them.
+        around = self._known
         self._known = dict(zip(map(id, model.inputs), inputs))
         for call in internals.graph_calls(model):
             self._add(call)
-        inside, self._known = self._known, before
-        self._known.update(inside)
+        outputs = tree.map_structure(self._value, model.output)
+        self._known = around
+        return outputs
 
     def _add(self, call: internals.GraphCall) -> None:
         args = tree.map_structure(self._value, call.args)
@@ -143,8 +144,7 @@ class GraphCalls:
             self._as_input(*of_input)
             for of_input in itertools.zip_longest(inputs, masks, model.inputs)
         ]
-        self._inline(model, given)
-        return [self._value(t) for t in model.outputs]
+        return tree.flatten(self._inline(model, given))
 
     def _as_input(
         self, value: Value, mask: Value | None, tensor: keras.KerasTensor
