@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import collections
 import os
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from tfgpipe.checks import (
     checked_counts,
-    checked_path,
     checked_positive,
     checked_sink,
 )
@@ -29,20 +28,27 @@ from tfgpipe.monitor import (
     layout_of,
     statistics,
     tokens_of_example,
+    typical,
 )
 from tfgpipe.timeline import Event, devices_of
+
+_STEPS = 3  # that are measured in an epoch, and that advice needs
+_RATES = ("examples_per_second", "tokens_per_second")
+_IN_LOGS = {"bubble", "model_flops_utilisation", *_RATES}
 
 
 class PipelineMonitor(keras.callbacks.Callback):
     """Measures the pipeline while `fit` trains it, and says what would help.
 
-    In every `every`-th epoch one of the training's own steps is run with a
-    clock. Nothing is trained besides: weights and metrics are the same to the
-    bit. The step is traced once more for that, in the first measured epoch,
+    In every `every`-th epoch up to three of the training's own steps are run
+    with a clock; the numbers are those of the one of median length among the
+    last six. Nothing is trained besides: weights and metrics are the same to
+    the bit. The step is traced once more for that, in the first measured epoch,
     and that mini-batch is not measured; where an epoch has one mini-batch, the
-    next epoch is measured. Other steps run as without the monitor.
+    next epoch is measured. Other steps run as without the monitor. Advice waits
+    for three measured steps.
 
-    At the end of an epoch that was measured, `logs` get
+    At the end of an epoch that was measured, `history` gets
 
     * `bubble`: the share of the time of the tasks in which devices idle, from 0
       to 1
@@ -66,7 +72,10 @@ class PipelineMonitor(keras.callbacks.Callback):
     * `memory_mib/GPU:0_current` and `memory_mib/GPU:0_peak`, in MiB, for each
       accelerator whose memory TensorFlow counts; nothing of CPUs
 
-    An accelerator is waited for after each task of the measured step, which is
+    The bubble, the rates and the utilisation are in `fit`'s `logs`, too, and so
+    in the progress bar.
+
+    An accelerator is waited for after each task of a measured step, which is
     slower than others. Devices of several hosts have several clocks: their
     bubble is as exact as these agree. Put the monitor before callbacks that
     read the logs, such as `keras.callbacks.CSVLogger`.
@@ -88,7 +97,9 @@ class PipelineMonitor(keras.callbacks.Callback):
 
     Attributes:
         advice: The last sentence of advice; None before there is one.
-        events: The `tfgpipe.timeline.Event`s of the last measured step.
+        events: The `tfgpipe.timeline.Event`s of the step with the numbers.
+        history: The numbers of the last `fit`, by name: a list, with one of
+            each epoch that has it.
 
     Raises:
         ValueError: If a number is not positive, or matplotlib is missing.
@@ -102,7 +113,7 @@ class PipelineMonitor(keras.callbacks.Callback):
     >>> x = np.ones((16, 4))
     >>> monitor = PipelineMonitor(say=lambda sentence: None)
     >>> history = model.fit(x, x, 4, verbose=0, callbacks=[monitor])
-    >>> history.history["slowest_cell"]
+    >>> monitor.history["slowest_cell"]
     [0]
     """
 
@@ -118,22 +129,28 @@ class PipelineMonitor(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         (self._every,) = checked_counts(every=every)
-        self._record = Record(
-            _path("log_dir", log_dir), _path("pictures", pictures)
+        self._record = Record(log_dir, pictures)
+        given = {"peak_flops": peak_flops, "flops_of_example": flops_of_example}
+        self._peak, self._given_flops = (
+            None
+            if value is None
+            else checked_positive(name, value, "or None if it is not known")
+            for name, value in given.items()
         )
-        self._peak = _positive("peak_flops", peak_flops)
-        self._given_flops = _positive("flops_of_example", flops_of_example)
         self._flops: float | None = None
         self._say = checked_sink("say", say)
         self._rates: Any = None
         self._step: TimedStep | None = None
-        self._measured: Measured | None = None
+        self._measured = collections.deque[Measured](maxlen=2 * _STEPS)
+        self._count = 0  # of steps measured in the epoch
+        self._unsaid: str | None = None
         self._spec: Any = None
         self._is_traced = self._is_timed = False
         self._due: int | None = None
         self._epoch = 0
         self.advice: str | None = None
         self.events: list[Event] = []
+        self.history: dict[str, list[float]] = {}
 
     # ------------------------------------------------------ what Keras calls
     def on_train_begin(self, logs: dict | None = None) -> None:
@@ -144,18 +161,21 @@ class PipelineMonitor(keras.callbacks.Callback):
             step.withdraw()  # the last `fit` may have failed
         if step is None or step.replaced is not self.model.train_function:
             self._step = self._spec = None  # compiled again, or another
+            self._measured.clear()
             self._is_traced = False
             self._flops = self._given_flops
         self._rates = Rates(self.model)
         self._due = None
+        self.history = {}
         self._record.open()
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        """Starts to count examples."""
+        """Gives advice on the last epoch, and starts to count examples."""
+        self._tell()
         if self._due is None:
             self._due = epoch
         self._epoch = epoch
-        self._measured = None
+        self._count = 0
         self._rates.clear()
         self._rates.start()
 
@@ -164,7 +184,7 @@ class PipelineMonitor(keras.callbacks.Callback):
     ) -> None:
         """Has the step timed if it is due."""
         is_due = self._due is not None and self._epoch >= self._due
-        self._is_timed = is_due and self._measured is None
+        self._is_timed = is_due and self._count < _STEPS
         if self._is_timed:
             if self._step is None:
                 self._step = TimedStep(self.model)
@@ -177,8 +197,11 @@ class PipelineMonitor(keras.callbacks.Callback):
         """Takes what was measured."""
         traces = not self._is_traced
         if self._is_timed and self._step is not None:
-            self._measured = self._step.measured
-            traces = self._measured is None
+            measured = self._step.measured
+            traces = measured is None
+            if measured is not None:
+                self._measured.append(measured)
+                self._count += 1
         else:
             self._is_traced = True
         if traces:  # do not count it
@@ -190,24 +213,26 @@ class PipelineMonitor(keras.callbacks.Callback):
             self._rates.stop()
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Adds the numbers to the logs, and gives advice."""
+        """Takes the numbers of the epoch, and some of them to the logs."""
         self._rates.stop()
         found: dict[str, float] = {}
-        if self._measured is not None:
+        if self._count:
             self._due = epoch + self._every
-            self._spec = self._measured.input_spec
-            found |= self._take(self._measured)
+            found |= self._take()
         found |= self._speed()
         used = accelerator_mib(devices_of(self.model))
         found |= {f"memory_mib/{name}": mib for name, mib in used.items()}
-        if logs is not None:
-            logs.update(found)
+        for name, number in found.items():
+            self.history.setdefault(name, []).append(number)
+            if logs is not None and name in _IN_LOGS:
+                logs[name] = number
         self._record.write(epoch, found)
-        if self._measured is not None and self.advice is not None:
-            self._record.write_step(epoch, self.events, self.advice)
+        if self._count:
+            self._record.write_step(epoch, self.events, self.advice or "")
 
     def on_train_end(self, logs: dict | None = None) -> None:
-        """Closes the log."""
+        """Gives advice on the last epoch, and closes the log."""
+        self._tell()
         self._record.close()
 
     # ---------------------------------------------------------- what it does
@@ -228,24 +253,30 @@ class PipelineMonitor(keras.callbacks.Callback):
                 "monitor out."
             )
 
-    def _take(self, measured: Measured) -> dict[str, float]:
-        """Numbers of the measured step, and advice."""
-        model, self.events = self.model, measured.events
-        layout = layout_of(model)
-        self.advice = advise(
-            self.events,
-            layout,
-            model.num_micro_batches,
-            measured.num_rows // model.num_replicas,
-            ideal_bubbles(model),
-        )
-        # After a progress bar, which ends in the middle of a line.
-        start = "\n" if self.params.get("verbose") == 1 else ""
-        self._say(f"{start}Epoch {self._epoch + 1}: {self.advice}")
+    def _take(self) -> dict[str, float]:
+        """Numbers of the measured step of median length, and advice."""
+        model, layout = self.model, layout_of(self.model)
+        measured, count = typical(self._measured)
+        self.events, self._spec = measured.events, measured.input_spec
+        if count >= _STEPS:
+            self.advice = advise(
+                self.events,
+                layout,
+                model.num_micro_batches,
+                measured.num_rows // model.num_replicas,
+                ideal_bubbles(model),
+            )
+            self._unsaid = f"Epoch {self._epoch + 1}: {self.advice}"
         return {
             **statistics.summary(self.events, layout.groups),
             "boundary_mib": measured.sent_bytes / 2**20,
         }
+
+    def _tell(self) -> None:
+        """Says what there is to say, where no progress bar is in its line."""
+        if self._unsaid is not None:
+            self._say(self._unsaid)
+        self._unsaid = None
 
     def _speed(self) -> dict[str, float]:
         """Numbers of the whole epoch."""
@@ -264,13 +295,3 @@ class PipelineMonitor(keras.callbacks.Callback):
                 used = 3 * self._flops * rate
                 found["model_flops_utilisation"] = used / peak
         return found
-
-
-def _positive(name: str, value: float | None) -> float | None:
-    if value is None:
-        return None
-    return checked_positive(name, value, "or None if it is not known")
-
-
-def _path(name: str, value: Any) -> pathlib.Path | None:
-    return None if value is None else checked_path(name, value)

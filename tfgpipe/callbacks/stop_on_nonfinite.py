@@ -103,12 +103,11 @@ class StopOnNonFinite(keras.callbacks.Callback):
             f"Stopped: the last{count} {are} not finite, and "
             f"{'was' if in_a_row == 1 else 'were'} skipped. {where}"
         )
-        # After a progress bar, which ends in the middle of a line.
-        start = "\n" if self.params.get("verbose") == 1 else ""
-        self._say(f"{start}{self.reason}")
 
     def on_train_end(self, logs: dict | None = None) -> None:
-        """Lets the mini-batch go."""
+        """Says the reason, if there is one, and lets the mini-batch go."""
+        if self.reason is not None:
+            self._say(self.reason)
         if self._keeper is not None:
             self._keeper.withdraw()
 

@@ -13,7 +13,7 @@ from tfgpipe.monitor.memory import accelerator_mib, is_remote
 from tfgpipe.monitor.picture import save_picture
 from tfgpipe.monitor.rates import Rates, flops_of_example, tokens_of_example
 from tfgpipe.monitor.record import Record
-from tfgpipe.monitor.timed_step import Measured, TimedStep
+from tfgpipe.monitor.timed_step import Measured, TimedStep, typical
 from tfgpipe.monitor.words import name, seconds
 
 __all__ = [
@@ -35,4 +35,5 @@ __all__ = [
     "seconds",
     "statistics",
     "tokens_of_example",
+    "typical",
 ]

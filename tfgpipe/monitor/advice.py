@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from tfgpipe.monitor import statistics
 from tfgpipe.monitor.layout import Layout
+from tfgpipe.monitor.words import seconds as seconds_text
 from tfgpipe.timeline import Event
 
 # A cell that takes more times the mean than this is worth a move, if the
@@ -57,6 +58,16 @@ def advise(
             f"about {move.largest / mean:.2f} times the mean"
         )
     bubble = statistics.bubble(events)
+    alone = statistics.bubble(statistics.without_waiting(events))
+    least = "" if ideal is None else f", ideal {ideal(num_micro_batches):.0%}"
+    waits = (
+        f"bubble {bubble:.0%}{least}: devices wait between tasks, which take "
+        f"{seconds_text(statistics.mean_time(events))} on average; without "
+        f"that it would be {alone:.0%}. Larger micro-batches would help: more "
+        "rows in a mini-batch, or fewer micro-batches"
+    )
+    if bubble - alone > max(alone, _LARGE):
+        return waits
     # Four a device, from where on the bubble is negligible in the paper.
     more = min(4 * (1 + max(layout.devices)), most_micro_batches)
     if ideal is not None and more > num_micro_batches:
@@ -69,8 +80,15 @@ def advise(
             )
     if ratio > _UNEVEN:
         return f"{takes}, and no move of layers to its neighbours would help"
-    best = "" if ideal is None else f", ideal {ideal(num_micro_batches):.0%}"
-    return f"balanced: {takes}, and is the slowest; bubble {bubble:.0%}{best}"
+    if bubble - alone > _LARGE:
+        return waits
+    why = ""
+    if ideal is not None and bubble - ideal(num_micro_batches) > _LARGE:
+        why = ", as tasks of a kind do not take equal times in all cells"
+    return (
+        f"balanced: {takes}, and is the slowest; bubble "
+        f"{bubble:.0%}{least}{why}"
+    )
 
 
 def _named(layers: Sequence[str]) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import pathlib
+import os
 from collections.abc import Mapping, Sequence
 
+from tfgpipe.checks import checked_path
 from tfgpipe.monitor.event_log import EventLog
 from tfgpipe.monitor.picture import save_picture
 from tfgpipe.timeline import Event
@@ -19,13 +20,19 @@ class Record:
         pictures: For a picture of each measured step. Or None.
 
     Raises:
-        ValueError: If there are to be pictures, and no matplotlib.
+        ValueError: If a path is none, or there are to be pictures, and no
+            matplotlib.
     """
 
     def __init__(
-        self, log_dir: pathlib.Path | None, pictures: pathlib.Path | None
+        self,
+        log_dir: str | os.PathLike[str] | None,
+        pictures: str | os.PathLike[str] | None,
     ) -> None:
-        self._folder, self._pictures = log_dir, pictures
+        self._folder, self._pictures = (
+            None if path is None else checked_path(name, path)
+            for name, path in (("log_dir", log_dir), ("pictures", pictures))
+        )
         self._log: EventLog | None = None
         if self._pictures is None:
             return

@@ -46,6 +46,25 @@ def _when(event: Event) -> tuple[float, float]:
     return event.start, event.end  # the end, for tasks that take no time
 
 
+def without_waiting(events: Sequence[Event]) -> list[Event]:
+    """When the tasks would run, in their order, if they alone took time."""
+    num_cells = 1 + max(event.task.cell for event in events)
+    free: dict[int, float] = {}
+    ends: dict[Task, float] = {}
+    found = []
+    for task, device, start, end in sorted(scheduled(events), key=_when):
+        needed = [ends.get(other, 0.0) for other in task.needs(num_cells)]
+        begin = max(free.get(device, 0.0), *needed, 0.0)
+        free[device] = ends[task] = begin + end - start
+        found.append(Event(task, device, begin, ends[task]))
+    return found
+
+
+def mean_time(events: Sequence[Event]) -> float:
+    """The mean duration of a task."""
+    return statistics.fmean(e.end - e.start for e in scheduled(events))
+
+
 def mean_durations(events: Sequence[Event]) -> Callable[[Task], float]:
     """How long tasks of a kind take in a cell, on average."""
     found: dict[tuple[str, int], list[float]] = {}

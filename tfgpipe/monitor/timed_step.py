@@ -8,12 +8,14 @@ to the bit.
 from __future__ import annotations
 
 import collections
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from tfgpipe.cells import as_specs
+from tfgpipe.monitor import statistics
 from tfgpipe.timeline import Clock, Event, devices_of
 
 
@@ -31,6 +33,23 @@ class Measured(NamedTuple):
     num_rows: int
     sent_bytes: int
     input_spec: Any
+
+
+def typical(measured: Iterable[Measured]) -> tuple[Measured, int]:
+    """The step of median length.
+
+    Args:
+        measured: Steps. At least one.
+
+    Returns:
+        The one of those with as many rows as most, and how many these are.
+    """
+    steps = list(measured)
+    counts = collections.Counter(m.num_rows for m in steps)
+    rows = max(counts, key=lambda n: (counts[n], n))
+    alike = [m for m in steps if m.num_rows == rows]
+    alike.sort(key=lambda m: statistics.length(m.events))
+    return alike[(len(alike) - 1) // 2], len(alike)
 
 
 class TimedStep:

@@ -20,6 +20,8 @@ import tfgpipe
 from tfgpipe import callbacks, monitor
 from tfgpipe.callbacks import pipeline_monitor
 from tfgpipe.monitor import event_log
+from tfgpipe.schedules import Task
+from tfgpipe.timeline import Event
 
 MEASURED = {
     "bubble",
@@ -30,6 +32,9 @@ MEASURED = {
     "step_seconds",
     "boundary_mib",
 }
+
+
+SHOWN = {"bubble", "examples_per_second"}
 
 
 def quiet(*args, **kwargs):
@@ -104,14 +109,19 @@ def test_training_has_the_bits_that_it_has_without_the_monitor(make):
     (found, values), (expected, plain) = run(watch), run()
     assert_same(values, plain)
     assert {name: found[name] for name in expected} == expected
-    assert set(found) - set(expected) == MEASURED | {"examples_per_second"}
+    assert set(found) - set(expected) == SHOWN
+    assert set(watch.history) == MEASURED | SHOWN
+    assert {name: watch.history[name] for name in SHOWN} == {
+        name: found[name] for name in SHOWN
+    }
     assert len(found["bubble"]) == 2 and watch.advice
 
 
 def test_numbers_are_those_of_a_step_of_fit():
     watch = quiet()
     model = dense(m=4)
-    found = fit(model, ones(32), ones(32), callbacks=[watch], batch_size=16)
+    fit(model, ones(32), ones(32), callbacks=[watch], batch_size=16)
+    found = watch.history
     assert model.optimizer.iterations == 4  # two epochs of two steps, no more
     ran = sorted(e.task for e in watch.events if e.task.kind == "forward")
     assert ran == [("forward", k, m) for k in range(2) for m in range(4)]
@@ -146,6 +156,48 @@ def test_only_every_so_many_epochs_are_measured(tmp_path, capsys):
     assert seen[-1].endswith(watch.advice)
 
 
+@pytest.mark.parametrize("verbose", ["auto", 1, 2])
+def test_advice_stands_in_a_line_of_its_own(verbose, capsys):
+    model = dense()
+    model.fit(
+        ones(),
+        ones(),
+        4,
+        epochs=2,
+        verbose=verbose,
+        callbacks=[callbacks.PipelineMonitor()],
+    )
+    lines = capsys.readouterr().out.splitlines()
+    advised = [i for i, line in enumerate(lines) if "Epoch 1: " in line]
+    (i,) = advised
+    assert lines[i].startswith("Epoch 1: ")
+    assert "examples_per_second" in lines[i - 1]  # of the epoch itself
+    assert "busiest" not in lines[i - 1]
+    assert lines[i + 1] == "Epoch 2/2"
+
+
+def test_advice_waits_for_enough_steps(monkeypatch):
+    said = []
+    watch, model = callbacks.PipelineMonitor(say=said.append), dense()
+    for expected in (0, 0, 0, 1, 2):  # the first one traces
+        fit(model, ones(), ones(), batch_size=16, epochs=1, callbacks=[watch])
+        assert len(said) == expected
+        assert (watch.advice is None) == (expected == 0)
+
+
+def test_numbers_are_of_the_step_of_median_length():
+    def measured(seconds, rows=4):
+        task = Task("forward", 0, 0)
+        return monitor.Measured([Event(task, 0, 0, seconds)], rows, 0, None)
+
+    steps = [measured(s) for s in (9, 1, 3, 2, 8)]
+    assert monitor.typical(steps) == (steps[2], 5)
+    assert monitor.typical(steps[:4]) == (steps[3], 4)
+    last = measured(5, rows=2)  # of an epoch
+    assert monitor.typical([*steps, last]) == (steps[2], 5)
+    assert monitor.typical([last, steps[0]]) == (steps[0], 1)
+
+
 def test_first_mini_batch_that_is_traced_is_not_measured(monkeypatch):
     """With one in an epoch, the second epoch's is the first."""
     traced = []
@@ -168,11 +220,11 @@ def test_first_mini_batch_that_is_traced_is_not_measured(monkeypatch):
     assert len(found["bubble"]) == 1 and len(traced) == 1
     model.compile("sgd", "mae")
     found = fit(
-        model, ones(), ones(), batch_size=4, epochs=1, callbacks=[watch]
+        model, ones(), ones(), batch_size=2, epochs=1, callbacks=[watch]
     )
     assert len(found["bubble"]) == 1 and len(traced) == 3
     own = model.train_function
-    fit(model, ones(), ones(), batch_size=4, epochs=1, callbacks=[watch])
+    fit(model, ones(), ones(), batch_size=2, epochs=1, callbacks=[watch])
     assert model.train_function is own and len(traced) == 3
 
 
@@ -197,7 +249,8 @@ def test_numbers_pictures_and_advice_are_written(tmp_path):
     folder = tmp_path / "log"
     watch = quiet(log_dir=folder, pictures=tmp_path / "made" / "pictures")
     model = dense()
-    found = fit(model, ones(), ones(), epochs=2, callbacks=[watch])
+    fit(model, ones(), ones(), epochs=2, callbacks=[watch])
+    found = watch.history
     drawn = sorted((tmp_path / "made" / "pictures").iterdir())
     assert [path.name for path in drawn] == ["epoch_0001.png", "epoch_0002.png"]
     assert all(p.read_bytes().startswith(b"\x89PNG") for p in drawn)
@@ -237,7 +290,8 @@ def test_tokens_and_memory_are_told_where_they_are_known(monkeypatch):
     x = np.ones((8, 5), "int32")
     watch = quiet(peak_flops=1e6, flops_of_example=1e3)
     found = fit(model, x, x[..., None], callbacks=[watch])
-    assert found["memory_mib/GPU:0_peak"] == [2.0, 2.0]
+    assert watch.history["memory_mib/GPU:0_peak"] == [2.0, 2.0]
+    assert "memory_mib/GPU:0_peak" not in found
     np.testing.assert_allclose(
         found["tokens_per_second"], 5 * np.array(found["examples_per_second"])
     )

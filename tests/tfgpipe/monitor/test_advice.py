@@ -122,6 +122,52 @@ def test_uneven_cells_come_before_the_bubble():
     assert "move layer '1a'" in advice([1.0, 3.0], cells, m=2, most=64)
 
 
+def spread_out(pause):
+    """Balanced tasks of 1 ms, with pauses between them."""
+
+    def duration(task):
+        return 0.001 if task.kind == "forward" else 0.002
+
+    events = simulated(SCHEDULES["gpipe"](2, 16, 1), duration)
+    return [
+        event._replace(
+            start=event.start * (1 + pause),
+            end=event.start * (1 + pause) + event.end - event.start,
+        )
+        for event in events
+    ]
+
+
+def test_devices_that_wait_between_tasks_are_the_reason():
+    cells = layout([1], [1])
+    events = spread_out(2.0)
+    found = advise(events, cells, 16, 64, lambda m: 1 / (m + 1))
+    assert found == (
+        "bubble 68%, ideal 6%: devices wait between tasks, which take 1.5 ms "
+        "on average; without that it would be 6%. Larger micro-batches would "
+        "help: more rows in a mini-batch, or fewer micro-batches"
+    )
+    # no more micro-batches, which would be smaller still
+    found = advise(events, cells, 16, 64, lambda m: 0.2 if m == 16 else 0.1)
+    assert "Larger micro-batches would help" in found
+    found = advise(spread_out(0.05), cells, 16, 64, lambda m: 1 / (m + 1))
+    assert found.startswith("balanced")
+
+
+def test_unlike_times_are_the_reason():
+    """The cells are equally busy, but not at the same time."""
+
+    def duration(task):
+        return 3.0 if (task.kind == "forward") == (task.cell == 0) else 1.0
+
+    events = simulated(SCHEDULES["gpipe"](2, 16, 1), duration)
+    found = advise(events, layout([1], [1]), 16, 16, lambda m: 1 / (m + 1))
+    assert "as tasks of a kind do not take equal times in all cells" in found
+    assert statistics.without_waiting(events) == sorted(
+        events, key=lambda event: (event.start, event.end)
+    )
+
+
 def test_balanced_cells_are_said_to_be_so():
     assert advice([1.0, 1.05], layout([1], [1])) == (
         "balanced: cell 1 takes 1.02 times the mean, and is the slowest; "
