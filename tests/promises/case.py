@@ -21,6 +21,9 @@ HOLDERS = {
     "step",
     "time_distributed",
 }
+# Options that tell kinds apart.
+DETAILS = ("inner", "reads", "by", "renorm", "dtype")
+TUPLES = "layers outputs frozen metrics weighted_metrics cells".split()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +34,13 @@ class Spec:
         name: Of the layer; others refer to it by this.
         kind: Which function of `layer_kinds.py` makes it.
         options: For that function.
+        takes: In a graph, the layers whose outputs it is called on.
     """
 
     name: str
     kind: str
     options: Options = dataclasses.field(default_factory=dict)
+    takes: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +49,10 @@ class Case:
 
     Attributes:
         layers: The layers in order.
-        inputs: What `x` is: "vector", "sequence", "image", "tokens" or "dict".
+        outputs: Of a functional model, the layers that give them; None where
+            the layers are a list.
+        inputs: What `x` is: "vector", "sequence", "image", "tokens", "dict", or
+            a "pair" of vectors.
         explicit_input: Whether the list begins with a `keras.Input`.
         frozen: Names of layers whose `trainable` is set to False later.
         labels: What `y` holds, see `objectives.py`; None for what suits the
@@ -70,6 +78,14 @@ class Case:
         remat_groups: Groups a cell.
         other_partitions: K of the second pipeline.
         other_remat: Rule of the second pipeline.
+        other_micro_batches: M of a pipeline from a file; None for the same.
+        other_replicas: R of a pipeline from a file; None for the same.
+        cells: `layers_per_cell`, where K is their number; None to draw it.
+        override: What a subclass does itself: "compute_loss", "more loss",
+            "losses" or None.
+        toggle: What a callback changes after the first epoch: "learning_rate",
+            "trainable", "weights" or None.
+        bad_row: Of the data, which is NaN and whose mini-batch is skipped.
         then: What else is checked: "another K", "file", "weights", "eager" or
             None.
         seed: Of weights and data.
@@ -79,6 +95,7 @@ class Case:
     """
 
     layers: tuple[Spec, ...]
+    outputs: tuple[str, ...] | None = None
     inputs: str = "vector"
     explicit_input: bool = False
     frozen: tuple[str, ...] = ()
@@ -106,6 +123,12 @@ class Case:
     remat_groups: int = 1
     other_partitions: int = 1
     other_remat: str = "except_last"
+    other_micro_batches: int | None = None
+    other_replicas: int | None = None
+    cells: tuple[int, ...] | None = None
+    override: str | None = None
+    toggle: str | None = None
+    bad_row: int | None = None
     then: str | None = None
     seed: int = 0
     dtype: str = "float64"
@@ -126,8 +149,10 @@ class Case:
     def parse(cls, text: str) -> Case:
         """The inverse of `str(case)`."""
         found = json.loads(text)
+        for spec in found["layers"]:
+            spec["takes"] = tuple(spec.get("takes", ()))
         found["layers"] = [Spec(**spec) for spec in found["layers"]]
-        for name in ("layers", "frozen", "metrics", "weighted_metrics"):
+        for name in TUPLES:
             if found.get(name) is not None:
                 found[name] = tuple(found[name])
         return cls(**found)
@@ -151,7 +176,15 @@ class Case:
             f"K {self.num_partitions}",
             f"M {self.num_micro_batches}",
             f"R {self.num_replicas}",
+            *(["functional"] if self.outputs else []),
+            *(["skips a mini-batch"] if self.bad_row is not None else []),
+            *(["alike cells"] if self.cells else []),
         }
+        for (
+            name
+        ) in "override toggle other_micro_batches other_replicas".split():
+            if getattr(self, name):
+                found.add(f"{name} {getattr(self, name)}")
         for name in (
             "inputs labels reduction weights schedule remat remat_groups then "
             "dtype jit_compile"
@@ -170,8 +203,9 @@ def kinds_of(layers: Any) -> set[str]:
             found.add(f"again of {kinds[spec.options['of']]}")
         for inner in spec.options.get("layers", ()):
             found.add(inner["kind"])
-        if "inner" in spec.options:
-            found.add(f"{spec.kind} of {spec.options['inner']}")
+        for name in DETAILS:
+            if name in spec.options:
+                found.add(f"{spec.kind} of {spec.options[name]}")
     return found
 
 
@@ -190,8 +224,12 @@ def flat(losses: Any) -> list[str]:
 
 
 def _plain(spec: Spec) -> Options:
-    found = {"name": spec.name, "kind": spec.kind}
-    return {**found, "options": spec.options} if spec.options else found
+    found: Options = {"name": spec.name, "kind": spec.kind}
+    if spec.options:
+        found["options"] = spec.options
+    if spec.takes:
+        found["takes"] = spec.takes
+    return found
 
 
 def _default(field: dataclasses.Field) -> Any:

@@ -11,9 +11,11 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-import generate
+import case_graphs
+import cuts
 import keras
 import layer_kinds
+import mid_run
 import objectives
 from case import Case, Options
 from data_sources import SHAPES
@@ -25,10 +27,16 @@ from tfgpipe.schedules import CHUNKS
 RULES = ("never", "always", "except_last")
 
 
-def layers(case: Case, explicit_input: bool) -> list[Any]:
-    """New layers, the same ones every time."""
+def layers(case: Case, explicit_input: bool, is_plain: bool = False) -> Any:
+    """New layers, the same ones every time; or a functional model."""
     keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(case.seed)
+    if case.outputs:
+        # Of the steps, a pipeline has its own; losses are the model's.
+        has_own = is_plain or case.override == "losses"
+        override = case.override if has_own else None
+        cls = mid_run.overridden(override, keras.Model)
+        return case_graphs.model(case, cls)
     found = layer_kinds.make(case.layers, case.frozen)
     if explicit_input:
         dtype = "int32" if case.inputs == "tokens" else case.dtype
@@ -44,9 +52,14 @@ def plain(
     Of several outputs, Keras weighs the losses in its logs by rows only if it
     runs eagerly, where it knows the rows of a batch.
     """
-    model = _reference(case)(layers(case, case.explicit_input))
+    found = layers(case, case.explicit_input, is_plain=True)
+    cls = mid_run.overridden(case.override, _reference(case))
+    model = found if case.outputs else cls(found)
     if eagerly is None:
-        eagerly = isinstance(case.losses, str)
+        # What is trained is what it was when the step was traced. Float8 does
+        # not run eagerly.
+        in_graph = case.toggle == "trainable" or "float8" in str(case)
+        eagerly = isinstance(case.losses, str) and not in_graph
     model.compile(
         **objectives.arguments(case),
         run_eagerly=eagerly,
@@ -99,7 +112,7 @@ def pipeline(
         "schedule": schedule,
         "remat": remat,
         "remat_groups": case.remat_groups,
-        "layers_per_cell": generate.cut(case, num_partitions, len(case.layers)),
+        "skip_nonfinite": case.bad_row is not None,
     }
     if remat == "mixed":
         arguments["remat"] = {
@@ -109,8 +122,13 @@ def pipeline(
         count = num_devices(num_partitions, schedule)
         arguments["devices"] = [f"CPU:{i}" for i in range(count)]
     found = layers(case, explicit)
+    count = len(tfgpipe.layers_of(found) if case.outputs else case.layers)
+    arguments["layers_per_cell"] = cuts.cut(case, num_partitions, count)
+    in_model = case.outputs and case.override == "losses"
+    override = None if in_model else case.override
     with scope(case, num_partitions, schedule):
-        model = tfgpipe.GPipe(found, **arguments)
+        cls = mid_run.overridden(override, tfgpipe.GPipe)
+        model = cls(found, **arguments)
     model.compile(
         **objectives.arguments(case),
         jit_compile=case.jit_compile,

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import tempfile
@@ -23,22 +24,22 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import case_models
-import data_sources
-import generate
+import cuts
+import grouping
 import keras
-import layer_kinds
+import mid_run
 import numpy as np
-import tensorflow as tf
+import reference
 from case import Case, kinds_of
 from differences import difference, floor_of
 from keras import tree
+from layer_kinds import WITHOUT_FILE, WITHOUT_WEIGHTS
 from outcome import Difference, Outcome, of_error, summary
 
 import tfgpipe
 from tfgpipe import internals
 
-TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
-NUDGE = {"float64": 1e-14, "float32": 1e-6}  # a few last bits
+TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 3e-2}
 Numbers = dict[str, Any]
 
 
@@ -46,14 +47,23 @@ def run(case: Case) -> Outcome:
     """What becomes of a case."""
     with _settings(case.dtype):
         try:
-            data = _data(case)
-            expected = _reference(case, data)
+            data = reference.make_data(case)
+            expected = reference.expected_numbers(case, data)
         except Exception as error:
             detail = "".join(traceback.format_exception(error))
             return Outcome("skipped", f"Keras: {summary(error)}", detail)
-        if not all(np.isfinite(a).all() for a in tree.flatten(expected)):
+        if not _is_finite(expected):
             return Outcome("skipped", "Keras: not finite")
         return _compare(case, data, expected)
+
+
+def _is_finite(numbers: Numbers) -> bool:
+    """Weights may be infinite where a layer keeps such state."""
+    every = [np.asarray(a) for a in tree.flatten(numbers)]
+    finite = np.isfinite(
+        np.concatenate(list(map(np.ravel, numbers["history"].values())))
+    )
+    return finite.all() and not any(np.isnan(a).any() for a in every)
 
 
 def _compare(case: Case, data: Any, expected: Numbers) -> Outcome:
@@ -62,7 +72,7 @@ def _compare(case: Case, data: Any, expected: Numbers) -> Outcome:
         try:
             check()
         except Difference as error:
-            if _is_unstable(case, data, expected, error.size):
+            if reference.is_unstable(case, data, expected, error.size):
                 return Outcome("unstable", error.check)
             return Outcome("failed", str(error), str(error))
         except Exception as error:
@@ -78,141 +88,19 @@ def _compiles(case: Case, data: Any) -> bool:
     if case.jit_compile:
         model = case_models.plain(case, False, jit_compile=True)
         try:
-            _trained(case, model, data)
+            reference.trained(case, model, data)
         except Exception:
             return False
     return True
-
-
-# ------------------------------------------------------------------ plain Keras
-def _data(case: Case) -> tuple[Any, Any, Any]:
-    """`x`, `y` and `sample_weight` of all rows."""
-    rng = np.random.default_rng(case.seed)
-    x = data_sources.inputs(case, rng)
-    tensors = tree.map_structure(tf.constant, x)
-    outputs = case_models.plain(case)(tensors)
-    shapes = tree.map_structure(lambda t: tuple(t.shape), outputs)
-    y = data_sources.labels(case, rng, shapes)
-    return x, y, data_sources.weights(case, rng, shapes)
-
-
-def _reference(
-    case: Case,
-    data: Any,
-    callbacks: tuple[Any, ...] = (),
-    eagerly: bool | None = None,
-) -> Numbers:
-    """The numbers of plain Keras.
-
-    Data of unknown length comes with a known one: at the end of an epoch Keras
-    may run half a step without data.
-    """
-    source = "dataset" if case.source == "unknown" else case.source
-    known = Case(**{**vars(case), "source": source})
-    model = case_models.plain(case, eagerly)
-    found: Numbers = {}
-    if _infers_before(case):
-        found["inference before training"] = _inference(case, model, data)
-    found.update(_trained(known, model, data, callbacks=callbacks))
-    if case.infers and _is_exact(case):
-        found["inference"] = _inference(case, model, data)
-    return found
-
-
-class _Nudge(keras.callbacks.Callback):
-    """Changes initial weights in their last bits.
-
-    Args:
-        seed: For the changes.
-        size: Of the changes.
-        x: Inputs, for which the model is built.
-    """
-
-    def __init__(self, seed: int, size: float, x: Any):
-        super().__init__()
-        self.rng = np.random.default_rng(seed)
-        self.size, self.x = size, x
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        if not self.model.built:
-            self.model(tree.map_structure(tf.constant, self.x))
-        for w in self.model.trainable_variables:
-            noise = self.size * self.rng.standard_normal(w.shape)
-            w.assign(w.numpy() + noise * (1 + np.abs(w.numpy())))
-
-
-def _is_unstable(case: Case, data: Any, expected: Numbers, size: float) -> bool:
-    """Whether Keras differs from itself by a comparable amount.
-
-    In a graph, or from weights that differ in their last bits: optimizers that
-    divide by the size of a gradient make much of one that is zero but for
-    rounding.
-    """
-    found = 0.0
-    ways: list[Any] = [
-        ((), False),
-        *(((_Nudge(i, NUDGE[case.dtype], data[0]),), None) for i in range(3)),
-    ]
-    for way in ways:
-        other = _reference(case, data, *way)
-        for name, numbers in expected.items():
-            floor = floor_of(name, case.dtype)
-            found = max(found, difference(other[name], numbers, floor))
-    return size <= {"float64": 1000, "float32": 10}[case.dtype] * found
-
-
-# -------------------------------------------------------------------- numbers
-def _is_exact(case: Case) -> bool:
-    """Whether training promises Keras's numbers."""
-    one = case.num_micro_batches * case.num_replicas == 1
-    # XLA draws other random numbers.
-    same = one and not case.jit_compile
-    return same or not generate.is_random(case.layers)
-
-
-def _infers_before(case: Case) -> bool:
-    """Whether inference is compared where training is not."""
-    is_fixed = generate.is_random_in_inference(case.layers)
-    return case.infers and not _is_exact(case) and not is_fixed
-
-
-def _trained(case: Case, model: Any, data: Any, **arguments: Any) -> Numbers:
-    """Trains; everything that has changed."""
-    history = model.fit(
-        **data_sources.fit_arguments(case, *data),
-        **{"epochs": case.epochs, **arguments},
-    ).history
-    return {
-        "history": history,
-        "weights": [w.numpy() for w in model.weights],
-        "optimizer variables": [
-            v.numpy()
-            for v in model.optimizer.variables
-            if model.trainable_variables  # else Keras may not have built it
-        ],
-    }
-
-
-def _inference(case: Case, model: Any, data: Any) -> Any:
-    x, y, sample_weight = data
-    logs = model.evaluate(
-        x,
-        y,
-        case.batch_size,
-        sample_weight=sample_weight,
-        verbose=0,
-        return_dict=True,
-    )
-    return logs, model.predict(x, case.batch_size, verbose=0)
 
 
 def _check_close(
     case: Case, check: str, found: Numbers, expected: Numbers
 ) -> None:
     for name, numbers in found.items():
-        floor = floor_of(name, case.dtype)
-        size = difference(numbers, expected[name], floor)
-        if not size <= TOLERANCE[case.dtype]:
+        dtype = grouping.precision(case)
+        size = difference(numbers, expected[name], floor_of(name, dtype))
+        if not size <= TOLERANCE[dtype]:
             raise Difference(check, name, size)
 
 
@@ -230,9 +118,10 @@ class _Comparison:
     """The checks of a case; later ones use what earlier ones trained."""
 
     def __init__(self, case: Case, data: Any, expected: Numbers):
-        self.case, self.data, self.expected = case, data, expected
-        self.k = generate.partitions(case, case.num_partitions)
-        self.other_k = generate.partitions(case, case.other_partitions)
+        self.case, self.expected = case, expected
+        self.data = mid_run.poisoned(case, data)
+        self.k = cuts.partitions(case, case.num_partitions)
+        self.other_k = cuts.partitions(case, case.other_partitions)
         single = case.num_micro_batches * case.num_replicas == 1
         in_order = case.schedule == "gpipe" or single
         # XLA rounds a layer by what it is compiled with.
@@ -241,6 +130,9 @@ class _Comparison:
         self.check_same = functools.partial(check, case)
 
     def checks(self) -> Iterator[Callable[[], None]]:
+        if grouping.is_unseeded(self.case.layers):
+            yield self.draws_apart
+            return
         yield self.against_keras
         if self.case.then == "another K":
             yield self.another_k
@@ -271,45 +163,54 @@ class _Comparison:
             True if case.then == "weights" and case.inputs != "dict" else None
         )
         self.model = self._first(explicit_input=built)
-        exact = _is_exact(case)
-        if _infers_before(case):
-            found["inference before training"] = _inference(
+        exact = reference.is_exact(case)
+        if reference.infers_before(case):
+            found["inference before training"] = reference.inference(
                 case, self.model, self.data
             )
-        self.found = _trained(case, self.model, self.data)
+        self.found = reference.trained(case, self.model, self.data)
         found.update(self.found if exact else {})
         if case.infers and exact:
-            found["inference"] = _inference(case, self.model, self.data)
+            found["inference"] = reference.inference(
+                case, self.model, self.data
+            )
         _check_close(case, "against Keras", found, self.expected)
+
+    def draws_apart(self) -> None:
+        """What cannot be drawn again is refused; else all draws differ."""
+        case = self.case
+        model = self._first(run_eagerly=case.then == "eager")
+        reference.trained(case, model, self.data)
+        if case.remat == "always":
+            raise Difference("not refused", "draws", np.inf)
+        drawn = [w.numpy() for w in model.weights if w.name == "drawn"]
+        for i, one in enumerate(drawn):
+            if any(np.array_equal(one, other) for other in drawn[:i]):
+                raise Difference("between layers", "draws", 0.0)
 
     def _as_first(self, model: Any) -> Numbers:
         """Trains after what the first model did before, too.
 
         Recurrent layers with dropout draw from their seeds in inference.
         """
-        if _infers_before(self.case):
-            _inference(self.case, model, self.data)
-        return _trained(self.case, model, self.data)
+        if reference.infers_before(self.case):
+            reference.inference(self.case, model, self.data)
+        return reference.trained(self.case, model, self.data)
 
     def another_k(self) -> None:
         found = self._as_first(self._other())
         self.check_same("over K", found, self.found)
 
     def load_and_go_on(self) -> None:
-        case = self.case
-        if internals.unlisted(self.model.optimizer):
+        case, check = self.case, self.check_same
+        kinds = kinds_of(case.layers)
+        if internals.unlisted(self.model.optimizer) or kinds & WITHOUT_WEIGHTS:
             return  # Keras's files have no place for it
         with tempfile.TemporaryDirectory() as folder:
             if case.then == "file" and self._has_file():
                 path = os.path.join(folder, "model.keras")
                 self.model.save(path)
-                with case_models.scope(case, self.other_k, "gpipe"):
-                    other = tfgpipe.load_model(
-                        path,
-                        num_partitions=self.other_k,
-                        schedule="gpipe",
-                        remat=case.other_remat,
-                    )
+                other, check = self._loaded(path)
             elif case.inputs != "dict":
                 path = os.path.join(folder, "model.weights.h5")
                 self.model.save_weights(path)
@@ -317,12 +218,46 @@ class _Comparison:
                 other.load_weights(path)
             else:
                 return
-        expected = _trained(case, self.model, self.data, epochs=1)
-        found = _trained(case, other, self.data, epochs=1)
-        self.check_same(f"after loading a {case.then}", found, expected)
+        expected = reference.trained(case, self.model, self.data, epochs=1)
+        found = reference.trained(case, other, self.data, epochs=1)
+        check(f"after loading a {case.then}", found, expected)
+
+    def _loaded(self, path: str) -> tuple[Any, Callable[..., None]]:
+        """The model of a file, and how it is compared.
+
+        It has another M or R where its numbers must not depend on them.
+        """
+        case, arguments, check = self.case, {}, self.check_same
+        if not grouping.is_random(case.layers):
+            case = dataclasses.replace(
+                case,
+                num_replicas=case.other_replicas or case.num_replicas,
+                num_micro_batches=case.other_micro_batches
+                or case.num_micro_batches,
+            )
+        if case != self.case:
+            arguments["num_micro_batches"] = case.num_micro_batches
+            check = functools.partial(_check_close, case)
+        k = cuts.partitions(case, self.other_k)
+        with case_models.scope(case, k, "gpipe"):
+            model = tfgpipe.load_model(
+                path,
+                num_partitions=k,
+                schedule="gpipe",
+                remat=case.other_remat,
+                **arguments,
+            )
+        return model, check
 
     def _has_file(self) -> bool:
-        return not kinds_of(self.case.layers) & layer_kinds.WITHOUT_FILE
+        case = self.case
+        # Keras's files of a graph have no layers that hold those of others.
+        holds = case.outputs and any(
+            spec.kind != "again" and "of" in spec.options
+            for spec in case.layers
+        )
+        has_own = case.override is not None or holds
+        return not has_own and not kinds_of(case.layers) & WITHOUT_FILE
 
     def run_eagerly(self) -> None:
         found = self._as_first(self._first(run_eagerly=True))

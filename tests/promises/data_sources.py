@@ -39,6 +39,8 @@ def inputs(case: Case, rng: np.random.Generator) -> Any:
             "a": rng.standard_normal((case.rows, 2)),
             "b": rng.standard_normal((case.rows, 2)),
         }
+    if case.inputs == "pair":
+        return [rng.standard_normal((case.rows, 4)) for _ in range(2)]
     shape = SHAPES[case.inputs]
     if case.inputs == "tokens":
         ids = rng.integers(1, VOCABULARY, (case.rows, *shape))
@@ -130,9 +132,9 @@ def fit_arguments(case: Case, x: Any, y: Any, sample_weight: Any) -> Options:
     if case.source in ("generator", "uneven"):
         sizes = _sizes(case)
         found["steps_per_epoch"] = len(sizes)
-        return {**found, "x": _forever(Batches(arrays, sizes))}
+        return {**found, "x": _forever(Batches(_as_tuples(arrays), sizes))}
     if case.source == "pydataset":
-        return {**found, "x": Batches(arrays, _sizes(case))}
+        return {**found, "x": Batches(_as_tuples(arrays), _sizes(case))}
     data = tf.data.Dataset.from_tensor_slices(_as_tuples(arrays))
     if case.source == "unknown":
         data = data.filter(lambda *_: True)

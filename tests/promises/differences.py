@@ -10,7 +10,7 @@ from keras import tree
 # Numbers that are smaller are as good as zero. A bias that a normalisation
 # takes away again gets the rounding of its gradient, divided by Adam's epsilon.
 FLOOR = 1e-2
-OPTIMIZER_FLOORS = {"float64": 1e-8, "float32": 1e-3}
+OPTIMIZER_FLOORS = {"float64": 1e-8, "float32": 1e-3, "bfloat16": 1e-2}
 
 
 def difference(found: Any, expected: Any, floor: float = FLOOR) -> float:
@@ -22,7 +22,7 @@ def difference(found: Any, expected: Any, floor: float = FLOOR) -> float:
         return np.inf
     worst = 0.0
     for a, b in zip(tree.flatten(found), tree.flatten(expected)):
-        a, b = np.asarray(a, "float64"), np.asarray(b, "float64")
+        a, b = _floats(a), _floats(b)
         known = np.isfinite(a)
         if a.shape != b.shape or not np.array_equal(known, np.isfinite(b)):
             return np.inf
@@ -31,6 +31,14 @@ def difference(found: Any, expected: Any, floor: float = FLOOR) -> float:
             scale = max(np.abs(b).max(), floor)
             worst = max(worst, np.abs(a - b).max() / scale)
     return float(worst)
+
+
+def _floats(numbers: Any) -> np.ndarray:
+    """In float64, complex ones as two."""
+    numbers = np.asarray(numbers)
+    if np.iscomplexobj(numbers):
+        numbers = np.stack([numbers.real, numbers.imag])
+    return numbers.astype("float64")
 
 
 def floor_of(name: str, dtype: str) -> float:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from typing import Any
 
-from case import Case, Options, Spec
+from case import Case, Options
 from data_sources import SHAPES, SOURCES, VOCABULARY
-from generate_layers import ACTIVATIONS, RANDOM, grow
+from generate_graph import graph
+from generate_layers import ACTIVATIONS, grow
+from generate_wide import alike
 from grow_positions import summarise
 from growth import Growth
 from objectives import (
@@ -20,24 +20,40 @@ from objectives import (
     WHOLE,
     Suits,
 )
+from own_optimizers import NEW, OWN
 
 from tfgpipe.schedules import SCHEDULES as NAMED
 
-NUM_DEVICES = 8
 THEN = ("another K",) * 3 + ("file",) * 3 + ("weights", "eager")
 REMAT = ("except_last", "always", "never", "mixed")
 EARLY = tuple(name for name in NAMED if name != "gpipe")
 
 
-def generate(seed: int, index: int) -> Case:
-    """The case of a seed and an index."""
-    rng = random.Random(f"{seed}:{index}")
+def generate(seed: int, index: int, wide: bool = False) -> Case:
+    """The case of a seed and an index.
+
+    Args:
+        seed: Of all cases.
+        index: Of this one.
+        wide: Whether functional models, state, optimizers of a user's and
+            changes while it trains are drawn, too.
+    """
+    rng = random.Random(f"{seed}:{index}" + ":wide" * wide)
     found: Options = {"seed": rng.randrange(1000)}
-    growth = _layers(rng, found)
+    is_graph = wide and rng.random() < 0.5
+    growth = graph(rng, found) if is_graph else _layers(rng, found, wide)
+    if wide:
+        _override(rng, growth, found)
     _objective(rng, growth, found)
-    _optimizer(rng, found)
+    _optimizer(rng, found, wide)
     _data(rng, found)
     _pipeline(rng, found)
+    if wide:
+        _mid_run(rng, found)
+    if is_graph:
+        if isinstance(found["losses"], str) and rng.random() < 0.05:
+            _similarities(rng, growth, found)
+        found.setdefault("outputs", (growth.at,))
     found["layers"] = tuple(growth.specs)
     found["then"] = rng.choice(THEN)
     found["dtype"] = rng.choices(("float64", "float32"), (3, 1))[0]
@@ -46,42 +62,17 @@ def generate(seed: int, index: int) -> Case:
     return Case(**found)
 
 
-def is_random(layers: Any) -> bool:
-    """Whether training depends on how rows are grouped, by design."""
-    return any(
-        spec.kind in RANDOM
-        or spec.options.get("inner") in RANDOM
-        or bool(spec.options.get("dropout"))
-        for spec in _with_inner(layers)
-    )
-
-
-def is_random_in_inference(layers: Any) -> bool:
-    """Whether a random layer is called as in training all the time."""
-    return is_random(
-        spec
-        for spec in _with_inner(layers)
-        if spec.kind == "fixed" and spec.options["value"]
-    )
-
-
-def _with_inner(layers: Any) -> Iterator[Spec]:
-    """Layers, and those inside them."""
-    for spec in layers:
-        yield spec
-        inner = spec.options.get("layers", ())
-        yield from _with_inner(Spec(**{"options": {}, **i}) for i in inner)
-
-
 # ---------------------------------------------------------------------- layers
-def _layers(rng: random.Random, found: Options) -> Growth:
+def _layers(rng: random.Random, found: Options, wide: bool = False) -> Growth:
     kind = rng.choices(
         ("vector", "sequence", "image", "tokens", "dict"), (10, 4, 2, 3, 1)
     )[0]
     found["inputs"] = kind
     found["explicit_input"] = kind != "dict" and rng.random() < 0.3
-    growth = Growth(rng, SHAPES.get(kind, (4,)))
+    growth = Growth(rng, SHAPES.get(kind, (4,)), is_wide=wide)
     embedding = None
+    if wide and kind in ("vector", "sequence") and rng.random() < 0.15:
+        alike(rng, growth, found)
     if kind == "dict":
         growth.add("combine", keeps=False)
     elif kind == "tokens":
@@ -163,13 +154,21 @@ def _two_outputs(rng: random.Random, growth: Growth, found: Options) -> None:
         )
     )
     named = rng.random() < 0.7
-    growth.add(
-        "outputs",
-        keeps=False,
-        units=[2, 3],
-        activation=LOSSES[second].activation or "linear",
-        named=named,
-    )
+    activation = LOSSES[second].activation or "linear"
+    if growth.at:
+        named, at = False, growth.at
+        first = growth.add("dense", keeps=False, units=2)
+        growth.at = at
+        growth.add("dense", keeps=False, units=3, activation=activation)
+        found["outputs"] = (first, growth.at)
+    else:
+        growth.add(
+            "outputs",
+            keeps=False,
+            units=[2, 3],
+            activation=activation,
+            named=named,
+        )
     names = ("MeanSquaredError", second)
     found["losses"] = dict(zip("ab", names)) if named else list(names)
     if rng.random() < 0.5:
@@ -180,14 +179,17 @@ def _two_outputs(rng: random.Random, growth: Growth, found: Options) -> None:
         found["weights"] = "rows"
 
 
-def _optimizer(rng: random.Random, found: Options) -> None:
+def _optimizer(rng: random.Random, found: Options, wide: bool = False) -> None:
     name = rng.choice(("SGD", "SGD", "Adam", "AdamW", *OPTIMIZERS))
     options: Options = {}
+    if wide:  # stable ones show more
+        plain = rng.choice(("SGD", "SGD", name))
+        name = rng.choice((*(plain,) * 12, *sorted(OWN), *NEW))
     if name == "SGD" and rng.random() < 0.5:
         options["momentum"] = 0.9
     if rng.random() < 0.35:
         options.update(rng.choice(OPTIMIZER_OPTIONS))
-    if rng.random() < 0.2:
+    if rng.random() < 0.2 and name != "Twice":
         options["decay"] = rng.choice(sorted(SCHEDULES))
     unfit = {"loss_scale_factor", "use_ema"} & set(options)
     if rng.random() < 0.08 and not unfit:
@@ -218,31 +220,57 @@ def _pipeline(rng: random.Random, found: Options) -> None:
         names = {names} if isinstance(names, str) else set(values)
         if not names & WHOLE or rng.random() < 0.05:
             found["schedule"] = rng.choice(EARLY)
-    found["remat"] = rng.choice(REMAT)
+    found.setdefault("remat", rng.choice(REMAT))
     found["other_remat"] = rng.choice(REMAT[:3])
     found["remat_groups"] = rng.choices((1, 2), (8, 1))[0]
     if rng.random() < 0.5 or found["remat_groups"] > 1:
         found["cut_seed"] = rng.randrange(1, 1000)
 
 
-def cut(case: Case, num_partitions: int, count: int) -> list[int] | None:
-    """`layers_per_cell` for a number of layers, or None."""
-    if not case.cut_seed:
-        return None
-    spare = count - num_partitions * case.remat_groups
-    if spare < 0:
-        return None
-    rng = random.Random(case.cut_seed + num_partitions)
-    sizes = [case.remat_groups] * num_partitions
-    for _ in range(spare):
-        sizes[rng.randrange(num_partitions)] += 1
-    return sizes
+def _override(rng: random.Random, growth: Growth, found: Options) -> None:
+    if rng.random() < 0.12:
+        found["override"] = rng.choice(("compute_loss", "more loss", "losses"))
+        if rng.random() < 0.5:
+            growth.add("idle")
 
 
-def partitions(case: Case, wanted: int) -> int:
-    """K: no more than there are layers and devices."""
-    most = min(
-        len(case.layers) // case.remat_groups,
-        NUM_DEVICES // case.num_replicas,
+def _similarities(rng: random.Random, growth: Growth, found: Options) -> None:
+    """Outputs of rows by rows, which no micro-batch has."""
+    growth.add("op", keeps=False, which="similarities")
+    found.update(
+        losses="MeanSquaredError",
+        labels="real",
+        weights=None,
+        metrics=(),
+        weighted_metrics=(),
+        source="arrays",
+        rows=4,
+        batch_size=4,
+        infers=False,
+        other_replicas=None,
+        other_micro_batches=None,
     )
-    return max(1, min(wanted, most))
+    found.pop("bad_row", None)
+
+
+def _mid_run(rng: random.Random, found: Options) -> None:
+    """Subclasses, what callbacks change, and other M and R at load."""
+    if "override" in found and rng.random() < 0.9:
+        found["schedule"] = "gpipe"
+    if rng.random() < 0.15:
+        what = ["trainable", "weights"]
+        if "decay" not in found["optimizer"]["options"]:
+            what.append("learning_rate")
+        found["toggle"], found["epochs"] = rng.choice(what), 2
+    if rng.random() < 0.3:
+        found["other_micro_batches"] = rng.choice((1, 2, 3))
+    if rng.random() < 0.2:
+        found["other_replicas"] = rng.choice((1, 2))
+    takes_nan = found["inputs"] not in ("tokens", "dict")
+    if takes_nan and rng.random() < 0.08:
+        found["bad_row"] = rng.randrange(12)
+        found.update(source="arrays", infers=False, rows=9, batch_size=3)
+        # A scale of the loss is lowered then, as it is meant to be.
+        found["optimizer"]["options"].pop("scaled", None)
+    if "cells" in found:
+        found["num_partitions"] = len(found["cells"])

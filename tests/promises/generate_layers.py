@@ -9,23 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from case import Options, Spec
+from generate_wide import WIDE
+from grouping import RANDOM
 from grow_positions import image, sequence, summarise
 from growth import Growth
 
 ACTIVATIONS = ("relu", "tanh", "gelu", "sigmoid", "linear", "softplus")
+DRAWING = RANDOM - {"batch_norm"}
 NOISES = ("dropout", "gaussian_noise", "batch_norm")
-# Inference and training differ, or micro-batches see less than a mini-batch.
-RANDOM = {
-    "alpha_dropout",
-    "batch_norm",
-    "branch",
-    "dropout",
-    "gaussian_dropout",
-    "gaussian_noise",
-    "noise",
-    "noise_of_shared_seeds",
-    "spatial_dropout_1d",
-}
 
 
 def dense(g: Growth) -> None:
@@ -111,7 +102,7 @@ def shared(g: Growth) -> None:
     """A layer again, or one that reads another one's weight."""
     same = [name for name, shape in g.keeping if shape == g.shape]
     kinds = {spec.name: spec.kind for spec in g.specs}
-    drawing = [name for name in same if kinds[name] in RANDOM - {"batch_norm"}]
+    drawing = [name for name in same if kinds[name] in DRAWING]
     if drawing and g.rng.random() < 0.5:
         same = drawing
     choices: list[tuple[str, list[str]]] = [
@@ -197,7 +188,7 @@ VECTOR = [(1, spectral), (1, counted), (1, early_reader)]
 def grow(g: Growth, count: int) -> None:
     """Adds about so many layers."""
     for _ in range(count):
-        choices = list(ANY)
+        choices = [*ANY, *(WIDE if g.is_wide else ())]
         if len(g.shape) == 1:
             choices += VECTOR
         elif len(g.shape) == 2:

@@ -8,6 +8,9 @@ from typing import Any
 
 from case import Spec
 
+# What makes no new layer, or takes no argument of one.
+NO_LAYERS = {"again", "closure", "inner_of", "model", "op", "plus"}
+
 
 @dataclasses.dataclass
 class Growth:
@@ -23,6 +26,10 @@ class Growth:
         keeping: Layers that keep the shape and may be listed again, with it.
         counters: Names of step counters.
         has_mask: Whether a mask travels along.
+        is_wide: Whether kinds are drawn that came later, too.
+        at: In a graph, what the next layer is called on.
+        tensors: In a graph, what there is to call layers on, with its shape.
+        states: Layers that keep state, with the shape that they have seen.
     """
 
     rng: random.Random
@@ -36,17 +43,33 @@ class Growth:
     )
     counters: list[str] = dataclasses.field(default_factory=list)
     has_mask: bool = False
+    is_wide: bool = False
+    at: str = ""
+    tensors: list[tuple[str, tuple[int, ...]]] = dataclasses.field(
+        default_factory=list
+    )
+    states: list[tuple[str, tuple[int, ...]]] = dataclasses.field(
+        default_factory=list
+    )
 
     @property
     def width(self) -> int:
         return self.shape[-1]
 
-    def add(self, kind: str, keeps: bool = True, **options: Any) -> str:
+    def add(
+        self,
+        kind: str,
+        keeps: bool = True,
+        takes: tuple[str, ...] = (),
+        **options: Any,
+    ) -> str:
         """Adds a layer, sometimes a frozen one; returns its name."""
         name = f"l{len(self.specs)}"
-        if kind not in ("again", "closure") and self.rng.random() < 0.08:
+        if kind not in NO_LAYERS and self.rng.random() < 0.08:
             options["frozen"] = True
-        self.specs.append(Spec(name, kind, options))
+        if self.at:
+            takes, self.at = takes or (self.at,), name
+        self.specs.append(Spec(name, kind, options, takes))
         if keeps:
             self.keeping.append((name, self.shape))
         return name

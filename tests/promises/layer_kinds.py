@@ -13,68 +13,27 @@ from typing import Any
 import keras
 import own_layers as own
 import sharing_layers as sharing
+import state_layers
+import weight_layers
 from case import Spec
 from keras import layers as kl
 from keras import ops
+from layer_classes import CLASSES
 
 Made = dict[str, Any]
-KINDS: dict[str, Callable[..., Any]] = {}
+KINDS: dict[str, Callable[..., Any]] = {**weight_layers.KINDS}
 # Layers that cannot be read from a file: theirs is not all in their config.
-WITHOUT_FILE = {"closure", "noise_of_shared_seeds", "lambda"}
-# Plain classes of Keras whose options are the arguments.
-CLASSES = {
-    "activity": kl.ActivityRegularization,
-    "activation": kl.Activation,
-    "alpha_dropout": kl.AlphaDropout,
-    "average_pooling_1d": kl.AveragePooling1D,
-    "average_pooling_2d": kl.AveragePooling2D,
-    "batch_norm": kl.BatchNormalization,
-    "conv_1d": kl.Conv1D,
-    "conv_2d": kl.Conv2D,
-    "dense": kl.Dense,
-    "depthwise_conv_2d": kl.DepthwiseConv2D,
-    "dropout": kl.Dropout,
-    "embedding": kl.Embedding,
-    "flatten": kl.Flatten,
-    "gaussian_dropout": kl.GaussianDropout,
-    "gaussian_noise": kl.GaussianNoise,
-    "global_average_1d": kl.GlobalAveragePooling1D,
-    "global_average_2d": kl.GlobalAveragePooling2D,
-    "global_max_1d": kl.GlobalMaxPooling1D,
-    "global_max_2d": kl.GlobalMaxPooling2D,
-    "group_norm": kl.GroupNormalization,
-    "gru": kl.GRU,
-    "layer_norm": kl.LayerNormalization,
-    "leaky_relu": kl.LeakyReLU,
-    "lstm": kl.LSTM,
-    "masking": kl.Masking,
-    "max_pooling_1d": kl.MaxPooling1D,
-    "max_pooling_2d": kl.MaxPooling2D,
-    "prelu": kl.PReLU,
-    "rescaling": kl.Rescaling,
-    "reshape": kl.Reshape,
-    "rms_norm": kl.RMSNormalization,
-    "separable_conv_1d": kl.SeparableConv1D,
-    "simple_rnn": kl.SimpleRNN,
-    "softmax": kl.Softmax,
-    "spatial_dropout_1d": kl.SpatialDropout1D,
-    "unit_norm": kl.UnitNormalization,
-    "upsampling_1d": kl.UpSampling1D,
-    "upsampling_2d": kl.UpSampling2D,
-    "zero_padding_1d": kl.ZeroPadding1D,
-    "branch": sharing.Branch,
-    "choice": sharing.Choice,
-    "combine": own.Combine,
-    "counter": sharing.Counter,
-    "fork": own.Fork,
-    "from_complex": own.FromComplex,
-    "join": own.Join,
-    "noise": sharing.Noise,
-    "penalty": own.Penalty,
-    "rotate": own.Rotate,
-    "self_attention": own.Attention,
-    "to_complex": own.ToComplex,
+WITHOUT_FILE = {
+    "closure",
+    "float8_dense",  # Keras changes the order of its weights
+    "inner_of",
+    "lambda",
+    "near_dense",
+    "noise_of_shared_seeds",
+    "plus",
 }
+# Keras merges what was trained with the rest when it saves.
+WITHOUT_WEIGHTS = {"lora_dense"}
 
 
 def make(layers: Sequence[Spec], frozen: Sequence[str] = ()) -> list[Any]:
@@ -86,10 +45,15 @@ def make(layers: Sequence[Spec], frozen: Sequence[str] = ()) -> list[Any]:
             made.
     """
     made: Made = {}
-    found = [_make(spec.kind, spec.name, spec.options, made) for spec in layers]
+    found = [make_one(spec, made) for spec in layers]
     for name in frozen:
         made[name].trainable = False
     return found
+
+
+def make_one(spec: Spec, made: Made) -> Any:
+    """A new layer, or one of those made before."""
+    return _make(spec.kind, spec.name, spec.options, made)
 
 
 def _make(kind: str, name: str, options: dict[str, Any], made: Made) -> Any:
@@ -164,6 +128,11 @@ def count_reader(made: Made, common: Any, of: str) -> Any:
 def noise_of_shared_seeds(made: Made, common: Any) -> Any:
     generator = made.setdefault("seeds", keras.random.SeedGenerator(11))
     return sharing.Noise(seed_generator=generator, **common)
+
+
+@_kind
+def state_reader(made: Made, common: Any, of: str) -> Any:
+    return state_layers.StateReader(made[of], **common)
 
 
 # ------------------------------------------------------------ layers of layers
@@ -270,6 +239,20 @@ LAMBDAS: dict[str, Callable[[Any], Any]] = {
     "centre": lambda x: x - ops.mean(x, axis=-1, keepdims=True),
     "softly": lambda x: ops.softmax(x, axis=-1) + x,
 }
+
+
+OPS = {
+    "sine": ops.sin,
+    "centre": LAMBDAS["centre"],
+    "softly": LAMBDAS["softly"],
+    "similarities": lambda x: ops.matmul(x, ops.transpose(x)),
+}
+
+
+@_kind
+def op(made: Made, common: Any, which: str) -> Any:
+    """Operations of a graph, without a layer."""
+    return OPS[which]
 
 
 @_kind

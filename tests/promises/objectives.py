@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import keras
+import own_optimizers
 from case import Case, Options
 from keras import ops
 
@@ -34,6 +35,7 @@ class Suits:
 @register
 def own_loss(y_true, y_pred):
     """Rows do not add up to it."""
+    y_true = ops.cast(y_true, y_pred.dtype)
     return ops.log(1 + ops.mean(ops.square(y_true - y_pred)))
 
 
@@ -242,7 +244,9 @@ def optimizer(found: Options) -> Any:
     if decay := options.pop("decay", None):
         schedule = getattr(keras.optimizers.schedules, decay)
         options["learning_rate"] = schedule(**SCHEDULES[decay])
-    made = getattr(keras.optimizers, found["name"])(**options)
+    name = found["name"]
+    cls = own_optimizers.OWN.get(name) or getattr(keras.optimizers, name)
+    made = cls(**options)
     if scaled:
         return keras.optimizers.LossScaleOptimizer(
             made, initial_scale=64.0, dynamic_growth_steps=2

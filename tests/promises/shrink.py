@@ -6,11 +6,16 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from case import Case, Spec
+from case import Case
 
 # Simplest values, in the order in which they are tried; the first that fails.
 SIMPLEST: tuple[tuple[dict[str, Any], ...], ...] = (
     ({"then": None}, {"then": "another K"}),
+    ({"other_micro_batches": None}, {"other_replicas": None}),
+    ({"toggle": None}, {"override": None}),
+    ({"override": None}, {"bad_row": None}),
+    ({"bad_row": None}, {"cells": None}),
+    ({"cells": None},),
     ({"infers": False},),
     ({"metrics": (), "weighted_metrics": ()}, {"metrics": ()}),
     ({"weighted_metrics": ()},),
@@ -101,8 +106,22 @@ def _with(case: Case, layers: Any) -> Case:
     """With other layers; only those that are left can be frozen."""
     names = {spec.name for spec in layers}
     frozen = tuple(name for name in case.frozen if name in names)
-    found: tuple[Spec, ...] = tuple(layers)
-    return dataclasses.replace(case, layers=found, frozen=frozen)
+    # In a graph, those that took a layer take what it took first.
+    before = {spec.name: spec.takes for spec in case.layers if spec.takes}
+
+    def left(name: str) -> str:
+        while name in before and name not in names:
+            name = before[name][0]
+        return name
+
+    found = tuple(
+        dataclasses.replace(spec, takes=tuple(map(left, spec.takes)))
+        for spec in layers
+    )
+    outputs = case.outputs and tuple(map(left, case.outputs))
+    return dataclasses.replace(
+        case, layers=found, frozen=frozen, outputs=outputs
+    )
 
 
 def _values(choices: Any) -> Callable[[Case], list[Case]]:

@@ -12,9 +12,11 @@ import fuzz
 import outcome
 import pytest
 from case import Case, Spec
-from generate import generate, is_random, is_random_in_inference
+from generate import generate
+from grouping import is_random, is_random_in_inference
 from layer_kinds import CLASSES, KINDS
 from objectives import LOSSES, METRICS, OPTIMIZERS
+from own_optimizers import NEW, OWN
 from shrink import shrink
 
 SEED = 0
@@ -199,25 +201,40 @@ def test_story_is_equal_to_keras(story):
 
 
 # ------------------------------------------------------------- the generator
-def test_case_is_the_same_every_time_and_can_be_printed():
+@pytest.mark.parametrize("wide", [False, True])
+def test_case_is_the_same_every_time_and_can_be_printed(wide):
     for index in range(200):
-        case = generate(3, index)
-        assert case == generate(3, index) == Case.parse(str(case))
+        case = generate(3, index, wide)
+        assert case == generate(3, index, wide) == Case.parse(str(case))
 
 
 def test_cases_cover_every_kind_of_everything():
     tags = collections.Counter(
-        tag for index in range(2000) for tag in generate(0, index).tags()
+        tag
+        for index in range(2000)
+        for wide in (False, True)
+        for tag in generate(0, index, wide).tags()
     )
     expected = [
         *(f"layer {kind}" for kind in {*CLASSES, *KINDS} - {"reshape"}),
         *(f"loss {name}" for name in LOSSES),
         *(f"metric {name}" for name in METRICS),
-        *(f"optimizer {name}" for name in OPTIMIZERS),
+        *(f"optimizer {name}" for name in {*OPTIMIZERS, *OWN, *NEW}),
         "layer fixed of dropout",
         "layer hidden of batch_norm",
         "then file",
         "R 3",
+        "functional",
+        "layer model",
+        "layer kept_average of after",
+        "layer lookup of draws",
+        "layer batch_norm of True",  # renorm
+        "override losses",
+        "toggle trainable",
+        "skips a mini-batch",
+        "alike cells",
+        "other_micro_batches 3",
+        "other_replicas 2",
     ]
     assert not [tag for tag in expected if tags[tag] < 3]
 
@@ -243,6 +260,21 @@ def test_a_nested_layer_that_always_trains_is_found():
 
 
 # ------------------------------------------------------- what is made of them
+def test_graph_without_a_layer_is_joined_again():
+    """Layers that took one that is left out take what it took."""
+
+    def fails(case):
+        return any(spec.kind == "model" for spec in case.layers)
+
+    case = next(
+        c for i in range(500) if fails(c := generate(0, i, True)) and c.outputs
+    )
+    small, _ = shrink(case, fails, most=300)
+    names = {"x0", "x1", *(spec.name for spec in small.layers)}
+    assert len(small.layers) == 1
+    assert {*small.layers[0].takes, *small.outputs} <= names
+
+
 def test_case_shrinks_to_what_fails():
     """A made-up fault: of a dropout, at more than one micro-batch."""
 

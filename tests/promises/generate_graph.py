@@ -1,0 +1,128 @@
+"""Draws functional models: each layer is called on some tensor before it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from case import Options
+from data_sources import SHAPES
+from generate_layers import ANY, counted
+from generate_wide import WIDE
+from grow_positions import sequence
+from growth import Growth
+
+OPS = ("sine", "centre", "softly")
+
+
+def graph(rng: random.Random, found: Options) -> Growth:
+    """Layers of a graph whose loose ends are joined."""
+    kind = rng.choices(("vector", "pair", "sequence"), (6, 3, 2))[0]
+    found["inputs"] = kind
+    shape = SHAPES.get(kind, (4,))
+    growth = Growth(rng, shape, is_wide=True, at="x0")
+    growth.tensors = [(f"x{i}", shape) for i in range(1 + (kind == "pair"))]
+    for _ in range(rng.choice((2, 3, 4, 4, 5, 6))):
+        recent = growth.tensors[-3:]
+        growth.at, growth.shape = rng.choice((*growth.tensors, *recent))
+        choices = [*ANY, *WIDE, *GRAPH]
+        choices += [(2, sequence)] if len(growth.shape) == 2 else []
+        weights, functions = zip(*choices, strict=True)
+        rng.choices(functions, weights)[0](growth)
+        growth.tensors.append((growth.at, growth.shape))
+    _join(growth)
+    return growth
+
+
+def _join(g: Growth) -> None:
+    """One vector of all that no layer takes."""
+    taken = {name for spec in g.specs for name in spec.takes}
+    ends = []
+    for name, shape in g.tensors:
+        if name in taken:
+            continue
+        g.at, g.shape = name, shape
+        if len(shape) == 2:
+            g.add("global_average_1d", keeps=False)
+            g.shape = shape[-1:]
+        ends.append((g.at, g.shape))
+    width = sum(shape[-1] for _, shape in ends)
+    if len(ends) > 1:
+        takes = tuple(name for name, _ in ends)
+        g.add("concatenate", keeps=False, takes=takes)
+        g.shape = (width,)
+
+
+# ---------------------------------------------------------------- what is drawn
+def merge(g: Growth) -> None:
+    """Two tensors of one shape, or of one length."""
+    kind = g.rng.choice(("add", "add", "multiply", "concatenate"))
+    joins = kind == "concatenate"
+    others = [
+        (name, shape)
+        for name, shape in g.tensors
+        if name != g.at and _fits(g, shape, joins)
+    ]
+    if not others:
+        return operation(g)
+    other, shape = g.rng.choice(others)
+    g.add(kind, keeps=False, takes=(g.at, other))
+    if joins:
+        g.shape = (*g.shape[:-1], g.width + shape[-1])
+
+
+def _fits(g: Growth, shape: tuple[int, ...], joins: bool) -> bool:
+    return shape[:-1] == g.shape[:-1] if joins else shape == g.shape
+
+
+def operation(g: Growth) -> None:
+    g.add("op", keeps=False, which=g.rng.choice(OPS))
+
+
+def model(g: Growth) -> None:
+    """A model of tensors that this graph has too, called on another one."""
+    sources = _sources(g)
+    lasts = [
+        (name, shape, *sources[name])
+        for name, shape in g.tensors
+        if len(sources[name]) == 1 and name not in sources[name]
+    ]
+    lasts = [last for last in lasts if dict(g.tensors)[last[2]] == g.shape]
+    if not lasts:
+        return merge(g)
+    last, shape, first = g.rng.choice(lasts)
+    name = g.add("model", keeps=False, first=first, last=last)
+    if shape == g.shape:
+        g.keeping.append((name, shape))
+    g.shape = shape
+
+
+def _sources(g: Growth) -> dict[str, set[str]]:
+    """The inputs that each tensor depends on."""
+    found = {name: {name} for name, _ in g.tensors if name[0] == "x"}
+    for spec in g.specs:
+        found[spec.name] = set().union(*(found[name] for name in spec.takes))
+    return found
+
+
+def beside(g: Growth) -> None:
+    """A wrapper's layer, and its weights, beside the wrapper."""
+    if len(g.shape) > 1:
+        return merge(g)
+    if g.rng.random() < 0.3:
+        return counted(g)
+    start = g.at
+    wrapper = g.add("spectral", units=g.width)
+    g.tensors.append((g.at, g.shape))
+    if g.rng.random() < 0.5:
+        g.at = start
+    kind = g.rng.choice(("inner_of", "plus", "tied_inner"))
+    g.add(kind, keeps=False, of=wrapper)
+
+
+GRAPH: list[tuple[int, Callable[[Growth], None]]] = [
+    (6, merge),
+    (3, operation),
+    (5, model),
+    (3, beside),
+]

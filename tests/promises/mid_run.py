@@ -1,0 +1,107 @@
+"""What a case changes while it trains, and what a subclass does itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import keras
+import numpy as np
+from case import Case
+from keras import ops, tree
+
+
+# ------------------------------------------------------------------ subclasses
+class OwnLoss:
+    """Looks at nothing but the outputs."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
+        pairs = zip(tree.flatten(y), tree.flatten(y_pred), strict=True)
+        return sum(
+            ops.mean(ops.square(ops.cast(a, b.dtype) - b)) for a, b in pairs
+        )
+
+
+class MoreLoss:
+    """Adds to the loss that was compiled."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
+        found = super().compute_loss(x, y, y_pred, *args, **kwargs)
+        outputs = tree.flatten(y_pred)
+        return found + 0.1 * ops.mean(ops.square(outputs[0]))
+
+
+class MoreLosses:
+    """Adds the size of the first weight."""
+
+    @property
+    def losses(self):
+        return [
+            *super().losses,
+            0.1 * ops.mean(ops.square(self.trainable_variables[0])),
+        ]
+
+
+OVERRIDES = {
+    "compute_loss": OwnLoss,
+    "more loss": MoreLoss,
+    "losses": MoreLosses,
+}
+
+
+def overridden(override: str | None, base: type) -> type:
+    """A model's class, or a subclass of it."""
+    if override is None:
+        return base
+    return type("Overridden", (OVERRIDES[override], base), {})
+
+
+# ------------------------------------------------------------------- callbacks
+class Toggle(keras.callbacks.Callback):
+    """Changes something when the second epoch begins."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch != 1:
+            return
+        if self.what == "learning_rate":
+            self.model.optimizer.learning_rate = 0.01
+        elif self.what == "weights":
+            for weight in self.model.trainable_variables[:1]:
+                weight.assign(0.5 * weight.numpy())
+        else:
+            for layer in self.model.layers[:1]:
+                layer.trainable = not layer.trainable
+
+
+def callbacks(case: Case) -> list[Any]:
+    return [Toggle(case.toggle)] if case.toggle else []
+
+
+# ------------------------------------------------ mini-batches that are skipped
+def poisoned(case: Case, data: Any) -> Any:
+    """The data with a row that is not a number."""
+    if case.bad_row is None:
+        return data
+
+    def poison(x: Any) -> Any:
+        x = x.copy()
+        x[case.bad_row % len(x)] = np.nan
+        return x
+
+    return (tree.map_structure(poison, data[0]), *data[1:])
+
+
+def without_bad(case: Case, data: Any) -> tuple[Case, Any]:
+    """The case and the data without the mini-batch of that row."""
+    if case.bad_row is None:
+        return case, data
+    start = case.bad_row % case.rows // case.batch_size * case.batch_size
+    bad = np.arange(start, min(start + case.batch_size, case.rows))
+    kept = tree.map_structure(
+        lambda a: None if a is None else np.delete(a, bad, axis=0), data
+    )
+    return dataclasses.replace(case, rows=case.rows - len(bad)), kept
