@@ -89,8 +89,7 @@ setuptools.setup(
     package_dir={"": "."},
     packages=setuptools.find_packages(include=["tfgpipe", "tfgpipe.*"]),
     package_data={"tfgpipe": ["py.typed"]},
-    # tfgpipe/cells/code_reading.py reads the instructions of each of these.
-    python_requires=">=3.10,<3.14",
+    python_requires=">=3.10",
     install_requires=[
         "keras>=3.10",
         "h5py",

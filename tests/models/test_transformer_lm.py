@@ -19,7 +19,6 @@ from tiny import assert_close
 import tfgpipe
 from models import transformer_lm
 from models.losses import SmoothedCrossentropy
-from tfgpipe.cells.alike import likeness
 
 TABLE_1 = {"model_dim": 2048, "hidden_dim": 8192, "num_heads": 32}
 
@@ -160,13 +159,6 @@ def test_heads_that_do_not_divide_the_model_are_an_error_with_the_cure():
 
 
 # ---------------------------------------------------------------- a pipeline
-def test_blocks_are_alike_for_a_pipeline():
-    layers = tiny(num_layers=3, dropout=0.1)
-    build(layers, (None, 6))
-    one, *others = [likeness([b], b.variables) for b in layers[1:-1]]
-    assert others == [one, one]
-
-
 def train(make, **kwargs):
     """Trains for two epochs of two steps; returns losses and weights."""
     keras.utils.set_random_seed(5)

@@ -11,7 +11,6 @@ from tiny import assert_close
 import tfgpipe
 from models import translation
 from models.losses import SmoothedCrossentropy
-from tfgpipe.cells.alike import likeness
 
 VOCABULARY = 12
 BEGIN = 1
@@ -191,15 +190,6 @@ def test_bad_arguments_give_one_error_that_names_all():
 
 
 # ---------------------------------------------------------------- a pipeline
-def test_layers_of_a_stack_are_alike_for_a_pipeline():
-    layers = tiny(dropout=0.1)
-    call(layers, pairs()[:2])
-    like = [likeness([layer], layer.variables) for layer in layers]
-    assert like[1] == like[2]
-    assert like[4] == like[5]
-    assert like[1] != like[4]
-
-
 def batches():
     source, target, labels, weights = pairs()
     data = (source, target), labels, weights

@@ -594,37 +594,15 @@ class Own(kl.Layer):
         return x * self.scale
 
 
-def test_attributes_of_a_layer_that_its_code_may_see():
-    layer = Own(name="a", dtype="float16", trainable=False)
-    layer.build((2, 2))
-    found = internals.own_attributes(layer)
-    assert found["scale"] == 2.0
-    assert found["kernel"] is layer.kernel
-    assert found["dense"] is layer.dense
-    assert found["_trainable"] is False
-    assert found["_dtype_policy"].name == "float16"
-    assert not {"name", "_path", "_lock", "built", "_inbound_nodes"} & {*found}
-
-
-def test_attributes_do_not_change_when_a_layer_is_called():
-    layer = Own()
-    layer.build((2, 2))
-    before = {*internals.own_attributes(layer)}
-    layer(keras.Input((2,)))
-    assert {*internals.own_attributes(layer)} == before
-
-
-def test_seed_generator_is_told_by_its_state_alone():
-    one, other = keras.random.SeedGenerator(1), keras.random.SeedGenerator(2)
-    kept = internals.own_attributes(one)
-    assert kept.keys() == internals.own_attributes(other).keys()
-    assert kept["state"] is one.state
-    assert [v for v in kept.values() if isinstance(v, int)] == []
-
-
-def test_variable_tells_whether_it_is_cast():
-    assert internals.autocasts(keras.Variable([1.0]))
-    assert not internals.autocasts(keras.Variable([1.0], autocast=False))
+def test_attributes_of_an_operation_are_those_of_what_it_computes():
+    x = keras.Input((4, 3))
+    one, other = (keras.ops.reshape(x, (-1, n)) for n in (3, 4))
+    (one,), (other,) = (
+        internals.graph_calls(keras.Model(x, y)) for y in (one, other)
+    )
+    one, other = map(internals.own_attributes, (one.operation, other.operation))
+    assert one.keys() == other.keys()
+    assert [k for k in one if one[k] != other[k]] == ["newshape"]
 
 
 def test_what_keras_defines_is_told():

@@ -6,7 +6,6 @@ graph, then its backward pass, then the functions of its tasks, `CellTasks`.
 """
 
 from tfgpipe.cells import gradients
-from tfgpipe.cells.alike import likeness
 from tfgpipe.cells.bundle import by_reference, tensors
 from tfgpipe.cells.cell import Cell
 from tfgpipe.cells.eager import EagerTracer
@@ -55,7 +54,6 @@ __all__ = [
     "gradients",
     "is_continuous",
     "is_synchronized",
-    "likeness",
     "shapes",
     "structure_of",
     "tensors",

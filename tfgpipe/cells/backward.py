@@ -44,6 +44,12 @@ class Backward:
     repeated: tuple[list[bool], ...] = ()
 
     @property
+    def ends(self) -> Any:
+        """What is known of the graph, a nest: see `graph_key`."""
+        own = {k: v for k, v in vars(self).items() if k != "traced"}
+        return self.traced.ends, own
+
+    @property
     def has_dx(self) -> list[bool]:
         """For each input tensor, whether it has a gradient."""
         return [d is not None for d in self.dx]

@@ -153,11 +153,6 @@ class Cell(keras.layers.Layer):
             add_note(error, f"In {self.describe(layer)}.")
             raise
 
-    @property
-    def likeness(self) -> list[Any]:
-        """What is compared to tell whether two cells compute the same."""
-        return [step.likeness for step in self.steps]
-
     def describe(self, layer: Any) -> str:
         """Where in the pipeline a layer is."""
         devices = " or ".join(self.devices)

@@ -22,11 +22,6 @@ class Step:
     def __init__(self, layer: keras.layers.Layer):
         self.layer = layer
 
-    @property
-    def likeness(self) -> Any:
-        """What is compared to tell whether two steps compute the same."""
-        return self.layer
-
     def __call__(self, values: Any, training: bool) -> Any:
         """Runs the layer.
 
@@ -105,14 +100,6 @@ class GraphStep(Step):
             )
         )
 
-    @property
-    def likeness(self) -> Any:
-        """See `Step`."""
-        wiring = tree.map_structure(
-            _plain, (self.args, self.kwargs, self.gives)
-        )
-        return self.operation, wiring
-
     def __call__(self, values: Any, training: bool) -> Any:
         """See `Step`."""
         live = tree.flatten(values)
@@ -160,9 +147,3 @@ def _stand_in(
     layer.read = variables
     layer.built = True
     return layer
-
-
-def _plain(leaf: Any) -> Any:
-    if isinstance(leaf, (Live, Made)):
-        return type(leaf).__name__, leaf.index
-    return leaf

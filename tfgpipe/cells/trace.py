@@ -41,6 +41,8 @@ class Origin:
         jit_compile: Whether XLA compiles what is cut out of the graph.
         gradient_dtype: In which gradients of weights are summed; None for that
             of each weight.
+        op_seed: What random operations without a seed of their own go on from,
+            see `_next_op_seed`.
     """
 
     function: CellFunction
@@ -50,6 +52,7 @@ class Origin:
     varying: frozenset[int]
     jit_compile: bool
     gradient_dtype: str | None
+    op_seed: int = 0
 
     @property
     def options(self) -> dict[str, Any]:
@@ -69,7 +72,7 @@ class Origin:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Traced:
-    """The graph of a cell, or of several equal ones.
+    """The graph of a cell.
 
     Attributes:
         origin: What it was traced from.
@@ -79,6 +82,7 @@ class Traced:
         findings: What the layers were seen to do.
         operations: The operations of the graph, in order.
         effects: Those that run for their side effects.
+        op_seed: What random operations of the next cell go on from.
     """
 
     origin: Origin
@@ -88,6 +92,7 @@ class Traced:
     findings: Findings
     operations: Sequence[tf.Operation]
     effects: Sequence[tf.Operation]
+    op_seed: int
 
     @functools.cached_property
     def varies(self) -> RowDependence:
@@ -97,24 +102,38 @@ class Traced:
         same += self.inputs.sources(with_inputs=False)
         return variation(self.graph, same)
 
+    @property
+    def ends(self) -> Any:
+        """What is known of the graph, a nest: see `graph_key`."""
+        varying = [
+            id(v) in self.origin.varying for v in self.origin.function.state
+        ]
+        tensors = self.inputs, self.outputs
+        return (
+            *(len(self.operations), varying, tensors, self.findings),
+            list(self.effects),
+        )
+
 
 def trace(origin: Origin) -> Traced:
     """Runs the layers of a cell once, in a graph."""
     seen: list[Any] = []
 
     def run(*arguments: Any) -> Any:
+        for _ in range(origin.op_seed):
+            _next_op_seed()
         inputs = CellArguments(*arguments)
         outputs, findings = origin.function(
             inputs, origin.input_structure, moved=origin.moved
         )
-        seen[:] = inputs, outputs, findings
+        seen[:] = inputs, outputs, findings, _next_op_seed()
         return outputs
 
     traced = tf.function(run, **origin.options)
     graph = traced.get_concrete_function(*origin.specs).graph
     note_source(graph)
     origin.function.cell.check_by_itself(graph)
-    inputs, outputs, findings = seen
+    inputs, outputs, findings, op_seed = seen
     return Traced(
         origin,
         graph,
@@ -123,4 +142,19 @@ def trace(origin: Origin) -> Traced:
         findings,
         tuple(graph.get_operations()),
         tuple(graph.control_outputs),
+        op_seed,
     )
+
+
+def _next_op_seed() -> int:
+    """Takes the seed that comes next in the current graph.
+
+    Where a global seed is set, TensorFlow numbers those of a graph's random
+    operations that have no seed of their own: 0, 1, 2, and so on. The numbers
+    run on through all cells, as in the one graph that Keras makes, so that no
+    two cells draw the same.
+    """
+    if tf.compat.v1.get_default_graph().seed is None:
+        return 0
+    _, seed = tf.compat.v1.get_seed(None)
+    return seed % (2**31 - 1)  # TensorFlow says that number for 0, at times

@@ -1,4 +1,12 @@
-"""Makes the tasks of all cells: traced functions, which equal cells share."""
+"""Makes the tasks of all cells: traced functions, which equal cells share.
+
+Python runs the layers of each cell. What follows is made once for all cells of
+equal graphs, see `graph_key.py`:
+
+    cell 0 --trace--> graph --+
+    cell 1 --trace--> graph --+--differentiate--> cut --> functions
+    cell 2 --trace--> graph ------differentiate--> cut --> functions
+"""
 
 from __future__ import annotations
 
@@ -10,10 +18,11 @@ import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.cells.added_losses import check_added_losses
-from tfgpipe.cells.alike import likeness
 from tfgpipe.cells.backward import Backward, add_backward, without_backward
+from tfgpipe.cells.cell import Cell
 from tfgpipe.cells.cut import Cut
 from tfgpipe.cells.function import CellFunction
+from tfgpipe.cells.graph_key import graph_key
 from tfgpipe.cells.mixed_rows import check_rows_apart
 from tfgpipe.cells.side_effects import check_operations, stateful_kinds
 from tfgpipe.cells.tasks import CellTasks
@@ -36,7 +45,7 @@ class Tracer:
         self._jit_compile = jit_compile
         self._gradient_dtype = gradient_dtype
         self._known: dict[Any, Any] = {}
-        self._with_backward: set[Traced] = set()
+        self._used: set[Traced] = set()  # those with a backward pass
 
     def led(self, x: Any) -> Any:
         """The mini-batch, after what shortens TensorFlow's first step."""
@@ -71,9 +80,17 @@ class Tracer:
             own = own._replace(
                 inputs=inputs, assigned=before.assigned_to(function)
             )
-            moved = before.moved_of(function)
-            varying = function.varying | before.varying_of(function)
-            traced = self._traced(function, own, structure, moved, varying)
+            origin = Origin(
+                function,
+                own,
+                structure,
+                before.moved_of(function),
+                function.varying | before.varying_of(function),
+                self._jit_compile,
+                self._gradient_dtype,
+                made[-1].op_seed if made else 0,
+            )
+            traced = trace(origin)
             _check(function, traced)
             before.add(function, traced)
             made.append(traced)
@@ -83,41 +100,6 @@ class Tracer:
                 lambda t: None if t is None else of_rows(t), outputs
             )
         return made
-
-    def _traced(
-        self,
-        function: CellFunction,
-        specs: CellArguments,
-        structure: Any,
-        moved: frozenset[int],
-        varying: frozenset[int],
-    ) -> Traced:
-        key = (
-            likeness(
-                function.cell.likeness,
-                [*function.flat_weights, *function.state],
-            ),
-            tuple(tf.nest.flatten(specs)),
-            repr((tf.nest.map_structure(lambda _: 0, specs), structure)),
-            id(function.head),
-            tuple(id(v) in moved for v in function.state),
-            tuple(id(v) in varying for v in function.state),
-            tuple(map(id, function.cell.all_borrowed)),
-            tuple(placement.device_types(function.cell.devices)),
-        )
-        origin = Origin(
-            function,
-            specs,
-            structure,
-            moved,
-            varying,
-            self._jit_compile,
-            self._gradient_dtype,
-        )
-        traced = self._once(key, lambda: trace(origin))
-        first: CellFunction = traced.origin.function
-        function.cell.traced_as.add(first.cell.index)
-        return traced
 
     def _once(self, key: Any, make: Callable[[], Any]) -> Any:
         """What `make` returned when it was called with the key first."""
@@ -145,8 +127,7 @@ class Tracer:
                 made.insert(0, self._differentiated(cell, has_gradient))
                 has_gradient = made[0].has_dx
             else:
-                none = functools.partial(without_backward, cell)
-                made.insert(0, self._once((cell, None), none))
+                made.insert(0, without_backward(cell))
         return made
 
     def _differentiated(
@@ -156,13 +137,16 @@ class Tracer:
 
         A graph holds one backward pass: another one begins with a new trace.
         """
-        key = traced, tuple(has_gradient)
+        # Its key is that of the forward pass, also if it is asked for again.
+        own = self._once(traced, lambda: _key(traced, traced.ends, False))
+        key = own, tuple(has_gradient)
         if key not in self._known:
-            if traced in self._with_backward:
-                traced = trace(traced.origin)
-            self._with_backward.add(traced)
-            self._known[key] = add_backward(traced, has_gradient)
-        return self._known[key]
+            new = trace(traced.origin) if traced in self._used else traced
+            self._used.add(new)
+            self._known[key] = add_backward(new, has_gradient)
+        made: Backward = self._known[key]
+        _name_as(traced, made.traced)
+        return made
 
     def tasks(
         self, cells: Sequence[Backward], needs_dx: Sequence[bool]
@@ -173,10 +157,30 @@ class Tracer:
             cells: The cells' graphs.
             needs_dx: Whether the gradients of each cell's inputs are wanted.
         """
-        cuts = [
-            self._once(cell, functools.partial(Cut, cell)) for cell in cells
-        ]
+        cuts = [self._once(c, functools.partial(self._cut, c)) for c in cells]
         return [CellTasks(cut, needs) for cut, needs in zip(cuts, needs_dx)]
+
+    def _cut(self, cell: Backward) -> Cut:
+        cut: Cut = self._once(
+            _key(cell.traced, cell.ends, True),
+            functools.partial(Cut, cell),
+        )
+        _name_as(cell.traced, cut.traced)
+        return cut
+
+
+def _key(traced: Traced, ends: Any, has_gradients: bool) -> Any:
+    """Equal for cells of which one can stand for the other."""
+    return (
+        graph_key(traced.graph, ends, has_gradients),
+        tuple(placement.device_types(traced.origin.function.cell.devices)),
+    )
+
+
+def _name_as(own: Traced, first: Traced) -> None:
+    """Notes in whose name the operations of a cell run."""
+    cell: Cell = own.origin.function.cell
+    cell.traced_as.add(first.origin.function.cell.index)
 
 
 def _check(function: CellFunction, traced: Traced) -> None:

@@ -666,39 +666,13 @@ def remat_mode(layer: keras.layers.Layer) -> Any:
     return getattr(layer, "_remat_mode", None)
 
 
-# What Keras and TensorFlow note about a layer, or derive from its class.
-NOTES_ON_LAYERS = set(
-    "_auto_config _build_shapes_dict _call_context_args _call_has_context_arg "
-    "_call_has_mask_arg _call_has_training_arg _call_signature _called "
-    "_inbound_nodes _input_spec _lock _loss_ids _losses _losses_override "
-    "_outbound_nodes _parent_path _path _saved_model_arg_spec "
-    "_saved_model_inputs_spec _self_name_based_restores "
-    "_self_saveable_object_factories _self_setattr_tracking "
-    "_self_unconditional_checkpoint_dependencies "
-    "_self_unconditional_deferred_dependencies "
-    "_self_unconditional_dependency_names _self_update_uid _tracked _tracker "
-    "build built call_signature_parameters name quantize".split()
-)
-
-
-def own_attributes(thing: Any) -> dict[str, Any]:
-    """The attributes of an object of Keras that its code may depend on.
-
-    Without its name, and without what is noted about a layer.
-    """
-    skipped = {"name", "_name"}
-    if isinstance(thing, keras.layers.Layer):
-        skipped = NOTES_ON_LAYERS
-    elif isinstance(thing, keras.random.SeedGenerator):
-        skipped = {"name", "_initial_seed"}  # the state is a variable
-    elif isinstance(thing, keras.Operation):
-        skipped = NOTES_ON_LAYERS | {"_name"}
-    return {k: v for k, v in vars(thing).items() if k not in skipped}
-
-
-def autocasts(variable: keras.Variable) -> bool:
-    """Whether a layer's policy casts the variable."""
-    return variable._autocast
+def own_attributes(operation: keras.Operation) -> dict[str, Any]:
+    """The attributes of an operation of Keras, except what it notes itself."""
+    notes = {
+        *("_auto_config", "_inbound_nodes", "_lock", "_name"),
+        *("_outbound_nodes", "name"),
+    }
+    return {k: v for k, v in vars(operation).items() if k not in notes}
 
 
 @contextlib.contextmanager

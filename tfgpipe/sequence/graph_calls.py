@@ -19,10 +19,10 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.sequence.opened_layer import (
-    Kinds,
     Opened,
     called,
     large_layers,
+    opened,
     tensors_of,
 )
 
@@ -76,24 +76,16 @@ class GraphCalls:
         self.found: list[Call] = []
         self._known: dict[int, Value] = {}
         self._large = large_layers(model)
-        self._kinds = Kinds()
         self._opened: list[tuple[internals.GraphCall, Opened]] = []
         self.outputs = self._inline(model, self.inputs)
 
     def changed(self) -> list[str]:
         """The names of opened layers that compute something else now."""
-        kinds, found = Kinds(), []
-        as_before: set[Any] = set()
+        found = []
         for call, before in self._opened:
-            # Of those that were alike, and are still, one is called.
-            both = before.kind, kinds.of(call)
-            if both in as_before:
-                continue
             now = called(call, True)
             if now is None or now.written != before.written:
                 found.append(call.operation.name)
-            else:
-                as_before.add(both)
         return found
 
     def _value(self, leaf: Any) -> Any:
@@ -123,9 +115,7 @@ class GraphCalls:
         if inner is not None and len(args) == 1 and not _has_values(others):
             masks = tree.flatten(kwargs.get("mask"))
             outputs = self._inside(inner, _flat(args[0], inner), masks)
-        elif id(call.operation) in self._large and (
-            found := self._kinds.opened(call)
-        ):
+        elif id(call.operation) in self._large and (found := opened(call)):
             self._opened.append((call, found))
             given = [self._value(t) for t in tensors_of(call)]
             outputs = self._inside(found.model, given, [])

@@ -10,8 +10,7 @@ layer stays closed that draws, assigns or reads variables beside its inner
 calls; that takes or makes masks; two of whose calls draw from one generator or
 assign to one variable, as their order in the graph may be another; whose code
 fails on symbolic tensors; or makes another graph the next time, for another
-`training`, or for sizes that are known. To find out takes four calls and a run;
-of layers that are equal in all that their code can see, one is asked.
+`training`, or for sizes that are known. To find out takes four calls and a run.
 """
 
 from __future__ import annotations
@@ -20,20 +19,21 @@ import contextlib
 import inspect
 import math
 import warnings
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import likeness
 
 # So that four cells of such layers can be even to a tenth.
 SHARE = 1 / 40
 # Sizes that are unknown may be known when the layer is called: a short one and
 # a long one must make no difference.
 _SIZES = (7, 1031)
+_VALUES = (bool, bytes, complex, float, int, str, type(None), type(Ellipsis))
 
 
 def large_layers(model: keras.Model) -> set[int]:
@@ -51,13 +51,12 @@ class Opened(NamedTuple):
 
     Attributes:
         model: A functional model of the call's tensors.
-        written: What it computes, as a value to compare.
-        kind: That of the call, see `Kinds.of`, where it was asked for.
+        written: What it computes, as a value to compare while the model is
+            there.
     """
 
     model: keras.Model
     written: Any
-    kind: Hashable = None
 
 
 def tensors_of(call: internals.GraphCall) -> list[keras.KerasTensor]:
@@ -67,44 +66,18 @@ def tensors_of(call: internals.GraphCall) -> list[keras.KerasTensor]:
     return list(found.values())
 
 
-class Kinds:
-    """Tells calls of equal layers: the blocks of a model are checked once."""
+def opened(call: internals.GraphCall) -> Opened | None:
+    """What a call of a layer does, as a functional model.
 
-    def __init__(self) -> None:
-        self._readings: dict[int, Any] = {}
-        self._can_be_opened: dict[Hashable, bool] = {}
+    Args:
+        call: The call of a layer in the graph of a model.
 
-    def of(self, call: internals.GraphCall) -> Hashable:
-        """Equal values for calls that do the same, but for variables."""
-        layer, numbers = call.operation, _numbers(tensors_of(call))
-
-        def plain(leaf: Any) -> Any:
-            if not isinstance(leaf, keras.KerasTensor):
-                return leaf
-            return numbers.get(id(leaf)), tuple(leaf.shape), leaf.dtype
-
-        told = (call.args, call.kwargs, call.outputs)
-        told = tree.map_structure(plain, told)
-        return likeness([layer, told], layer.variables, self._readings)
-
-    def opened(self, call: internals.GraphCall) -> Opened | None:
-        """What a call of a layer does, as a functional model.
-
-        Args:
-            call: The call of a layer in the graph of a model.
-
-        Returns:
-            A model of `tensors_of` the call. None if the layer stays closed.
-        """
-        first = called(call, True)
-        if first is None:
-            return None
-        kind = self.of(call)
-        if kind not in self._can_be_opened:
-            self._can_be_opened[kind] = _is_all_it_does(first, call)
-        if not self._can_be_opened[kind]:
-            return None
-        return first._replace(kind=kind)
+    Returns:
+        A model of `tensors_of` the call. None if the layer stays closed.
+    """
+    first = called(call, True)
+    is_all = first is not None and _is_all_it_does(first, call)
+    return first if is_all else None
 
 
 def _is_all_it_does(first: Opened, call: internals.GraphCall) -> bool:
@@ -229,27 +202,50 @@ def _written(
     numbers = _numbers(model.inputs)
     rows = []
 
-    def plain(leaf: Any) -> Any:
-        is_tensor = isinstance(leaf, keras.KerasTensor)
-        return ("tensor", numbers[id(leaf)]) if is_tensor else leaf
-
     for call in calls:
         kwargs = dict(call.kwargs)
         if kwargs.pop("training", training) not in (training, None):
             return None
-        operation = call.operation
-        if isinstance(operation, keras.layers.Layer):
-            operation = id(operation)
         leaves = tree.flatten((call.args, kwargs))
         is_mixed = layer.compute_dtype != layer.variable_dtype
         if is_mixed and any(isinstance(v, keras.Variable) for v in leaves):
             return None  # the layer would cast it
         rows.append(
-            (operation, *tree.map_structure(plain, (call.args, kwargs)))
+            _plain((_of_operation(call.operation), call.args, kwargs), numbers)
         )
         for tensor in call.outputs:
             numbers[id(tensor)] = len(numbers)
-    return likeness([rows, [numbers[id(t)] for t in model.outputs]], ())
+    return rows, [numbers[id(t)] for t in model.outputs]
+
+
+def _of_operation(operation: Any) -> Any:
+    """What an operation is: Keras makes its own anew for every call."""
+    if not isinstance(operation, keras.layers.Layer) and internals.is_keras(
+        type(operation)
+    ):
+        return type(operation), internals.own_attributes(operation)
+    return operation
+
+
+def _plain(value: Any, numbers: dict[int, int]) -> Any:
+    """A value to compare; what is no plain one is equal to itself alone.
+
+    Args:
+        value: A nest of anything.
+        numbers: Those of symbolic tensors.
+    """
+    kind = type(value)
+    if id(value) in numbers:
+        return "tensor", numbers[id(value)]
+    if isinstance(value, (list, tuple)):
+        return kind, [_plain(one, numbers) for one in value]
+    if isinstance(value, dict):
+        return kind, [_plain(one, numbers) for one in value.items()]
+    if kind is np.ndarray and value.dtype != object:
+        return kind, value.shape, value.dtype.str, value.tobytes()
+    if kind in _VALUES or isinstance(value, (np.generic, slice)):
+        return kind, repr(value)  # of nan, too
+    return "same", id(value)
 
 
 class _WatchingScope(keras.StatelessScope):

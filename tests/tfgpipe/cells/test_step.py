@@ -5,7 +5,7 @@ import tensorflow as tf
 from keras import layers as kl
 
 from tfgpipe import internals
-from tfgpipe.cells import GraphStep, Live, Made, Step, likeness
+from tfgpipe.cells import GraphStep, Live, Made, Step
 
 
 def operation_of(function):
@@ -57,15 +57,3 @@ def test_operation_has_a_layer_with_the_variables_that_it_reads():
     assert [id(v) for v in step.layer.variables] == [id(weight)]
     product = step((tf.constant([[3.0]]),), training=False)
     assert product.numpy().item() == 6.0
-
-
-def test_steps_are_alike_if_their_operations_and_positions_are():
-    def written(units, index):
-        dense = kl.Dense(units)
-        dense.build((None, 3))
-        step = GraphStep(dense, (Live(index),), {}, (Live(0), Made(0)))
-        return likeness([step.likeness], dense.variables)
-
-    assert written(2, 0) == written(2, 0)
-    assert written(2, 0) != written(2, 1)
-    assert written(2, 0) != written(4, 0)

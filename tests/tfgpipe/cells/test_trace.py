@@ -9,6 +9,7 @@ from keras import layers as kl
 from kinds import Block
 
 import tfgpipe
+from tfgpipe.cells import backward, tracer
 
 
 def called_functions(layers, k, m=2, **kwargs):
@@ -153,7 +154,105 @@ def test_python_runs_a_layer_once_a_trace(dense_calls):
     dense_calls.clear()
     ones = np.ones((16, 4), "float32")
     model.train_on_batch(ones, ones)
-    assert len(dense_calls) == 2  # three equal cells, and the last
+    assert len(dense_calls) == 4  # each layer
+
+
+def test_equal_cells_are_differentiated_once(monkeypatch):
+    differentiated = []
+
+    def noted(traced, has_gradient):
+        differentiated.append(traced.origin.function.cell.index)
+        return backward.add_backward(traced, has_gradient)
+
+    monkeypatch.setattr(tracer, "add_backward", noted)
+    called_functions(dense(8), k=4)
+    # the last has the loss, and the first one's inputs have no gradient
+    assert differentiated == [3, 2]
+
+
+def test_cells_with_gradients_of_their_own_share_their_functions():
+    """As `silu` has, which is code until it has run."""
+    layers = [kl.Dense(4, "silu") for _ in range(8)]
+    assert len(called_functions(layers, k=4)) == 4 + 2 + 4
+
+
+class OwnGradient(kl.Layer):
+    """The gradient is told from the attribute, the outputs are not."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def call(self, x):
+        @tf.custom_gradient
+        def scaled(x):
+            return x * 2.0, lambda dy: dy * self.factor
+
+        return scaled(x)
+
+
+def own_gradients():
+    made = [keras.Input((4,), dtype="float64")]
+    for factor in (2.0, 3.0, 5.0):
+        made += [kl.Dense(4, dtype="float64"), OwnGradient(factor)]
+    return [*made, kl.Dense(4, dtype="float64")]
+
+
+def test_layers_that_differ_in_their_gradient_alone_do_not_share_it():
+    x = np.random.default_rng(0).standard_normal((4, 4))
+    results = []
+    for make in (
+        keras.Sequential,
+        lambda layers: tfgpipe.GPipe(
+            layers, 4, 2, layers_per_cell=[2, 2, 2, 1]
+        ),
+    ):
+        keras.utils.set_random_seed(1)
+        model = make(own_gradients())
+        model.compile(keras.optimizers.SGD(0.01, 0.9), "mse")
+        model.train_on_batch(x, x)
+        results.append([w.numpy() for w in model.weights])
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_allclose(a, b, 1e-10)
+
+
+class Noise(kl.Layer):
+    def call(self, x):
+        return x + tf.random.normal(tf.shape(x))
+
+
+def noisy(make):
+    """Losses of two steps: variances of what three layers add up."""
+    keras.utils.set_random_seed(3)
+    noise = [Noise() for _ in range(3)]
+    scale = kl.Dense(300, use_bias=False, kernel_initializer="identity")
+    model = make([keras.Input((300,)), *noise, scale])
+    model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=False)
+    x = np.zeros((4, 300), "float32")
+    return [float(model.train_on_batch(x, x)) for _ in range(2)]
+
+
+@pytest.mark.filterwarnings("ignore:Layer 'noise:UserWarning")
+def test_seeded_operations_draw_as_in_keras_whatever_the_cells():
+    def drawn(k, m):
+        return noisy(lambda layers: tfgpipe.GPipe(layers, k, m, remat="never"))
+
+    expected = noisy(keras.Sequential)
+    np.testing.assert_allclose(expected, 3, 0.2)
+    assert drawn(1, 1) == drawn(4, 1) == expected
+    assert drawn(1, 2) == drawn(4, 2)
+    np.testing.assert_allclose(drawn(4, 2), 3, 0.2)
+
+
+def test_operations_that_draw_the_same_in_replicas_are_refused():
+    with tfgpipe.PipelineStrategy(2, 2).scope():
+        model = tfgpipe.GPipe(
+            [keras.Input((4,)), Noise(), kl.Dense(4)], remat="never"
+        )
+    model.compile("sgd", "mse")
+    ones = np.ones((4, 4), "float32")
+    with pytest.raises(ValueError, match=r"With replicas .*one replica"):
+        model.train_on_batch(ones, ones)
 
 
 def test_eagerly_python_runs_the_cells():
