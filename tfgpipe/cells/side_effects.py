@@ -94,19 +94,27 @@ def check_operations(
         recomputes: Whether the cell is computed again in the backward pass.
 
     Raises:
-        ValueError: If the recomputation would draw other random numbers.
+        ValueError: If the recomputation would draw other random numbers, or
+            replicas the same ones.
     """
     for layer, start, end in zip(cell.sequence, starts, starts[1:]):
         found = kinds(start, end)
         random = sorted(found & _RANDOM)
-        if random and recomputes:
+        has_replicas = len(cell.devices) > 1
+        if random and (recomputes or has_replicas):
+            why, cure = (
+                ("With replicas", "train with one replica")
+                if has_replicas
+                else ("With `remat`", 'pass `remat="never"`')
+            )
             raise ValueError(
-                "With `remat` a cell must draw its random numbers from Keras "
-                "seeds, or the recomputation draws others and the gradient is "
-                f"wrong. Received: layer '{layer.name}' of cell {cell.number}, "
-                f"which runs {', '.join(random)}. Draw with `keras.random` "
-                "and a `keras.random.SeedGenerator` attribute of the layer, or "
-                'pass `remat="never"`.'
+                f"{why} a cell must draw its random numbers from Keras seeds, "
+                "or the recomputation draws others, so that the gradient is "
+                "wrong, and replicas may draw the same. Received: layer "
+                f"'{layer.name}' of cell {cell.number}, which runs "
+                f"{', '.join(random)}. Draw with `keras.random` and a "
+                "`keras.random.SeedGenerator` attribute of the layer, or "
+                f"{cure}."
             )
         if found:
             warnings.warn(
