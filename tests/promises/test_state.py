@@ -299,3 +299,139 @@ def test_assignment_to_an_untracked_variable_is_refused(layer):
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match="must track the variables it assigns"):
         model.train_on_batch(np.ones((4, 4)), np.ones((4, 4)))
+
+
+class Own(kl.Layer):
+    """Keeps state of its own, by a function of it and of the inputs."""
+
+    def __init__(self, rule, start=0.0, **kwargs):
+        super().__init__(**kwargs)
+        self.rule = rule
+        self.start = start
+
+    def build(self, shape):
+        self.w = self.add_weight(shape=(shape[-1],), initializer="ones")
+        self.own = self.add_weight(
+            initializer=lambda shape, dtype: keras.ops.cast(self.start, dtype),
+            dtype=str(np.asarray(self.start).dtype),
+            trainable=False,
+        )
+
+    def call(self, x):
+        return self.rule(self, x * self.w)
+
+
+def after_its_update(layer, x):
+    layer.own.assign(0.5 * layer.own + 0.5 * keras.ops.mean(x))
+    return x - layer.own
+
+
+class Metered(Own):
+    def __init__(self):
+        super().__init__(None)
+        self.metric = keras.metrics.Mean()
+
+    def call(self, x):
+        x = x * self.w
+        self.metric.update_state(x)
+        return x * self.metric.result()
+
+
+class Written(Own):
+    """Only writes; `Read` reads it."""
+
+    def call(self, x):
+        self.own.assign(keras.ops.mean(x * self.w))
+        return x * self.w
+
+
+def written_and_read():
+    writer = Written(None)
+    return [writer, kl.Lambda(lambda x: x * (1.0 + writer.own))]
+
+
+def trained(made, k, m, plain=False, rows=8, epochs=2):
+    """Weights after some mini-batches of SGD with momentum."""
+    keras.utils.set_random_seed(5)
+    layers = [kl.Dense(3), *made(), kl.Dense(2)]
+    x, y = np.split(np.random.default_rng(3).random((rows, 7)), [5], axis=1)
+    model = keras.Sequential(layers) if plain else tfgpipe.GPipe(layers, k, m)
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    model.fit(x, y, batch_size=8, epochs=epochs, shuffle=False, verbose=0)
+    return [v.numpy() for layer in layers for v in layer.variables]
+
+
+# Of two micro-batches it is the bits of two cells that are compared.
+@pytest.mark.filterwarnings("ignore:Layer '.*' mixes the rows:UserWarning")
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: [Own(after_its_update)],
+        lambda: [Metered()],
+        written_and_read,
+    ],
+    ids=["same layer", "metric", "another layer"],
+)
+def test_gradient_stops_where_state_was_assigned(made):
+    expected = trained(made, 1, 1, plain=True)
+    for k in (1, 3):
+        for a, b in zip(expected, trained(made, k, 1), strict=True):
+            np.testing.assert_allclose(b, a, 1e-12, 1e-14)
+    for a, b in zip(trained(made, 1, 2), trained(made, 3, 2), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def counted(layer, x):
+    layer.own.assign(layer.own + 1)
+    return x
+
+
+def least(layer, x):
+    layer.own.assign(keras.ops.minimum(layer.own, np.inf))
+    return x
+
+
+def turned(layer, x):
+    mean = tf.cast(keras.ops.mean(x), "complex128")
+    layer.own.assign(layer.own.value * (0.5 + 0j) + mean * (1 + 2j))
+    return x
+
+
+@pytest.mark.parametrize(
+    ("rule", "start", "rows"),
+    [(counted, np.float32(0), 7), (least, np.inf, 2), (turned, 0j, 8)],
+    ids=["count", "infinity", "complex"],
+)
+def test_state_of_equal_or_mean_values_is_that_of_keras(rule, start, rows):
+    def made():
+        return [Own(rule, start)]
+
+    expected = trained(made, 1, 1, plain=True, rows=rows, epochs=3)
+    found = trained(made, 2, 4, rows=rows, epochs=3)
+    for a, b in zip(expected, found, strict=True):
+        if a.dtype == np.float32 or not np.isfinite(a).all():
+            np.testing.assert_array_equal(b, a)
+        np.testing.assert_allclose(b, a, 1e-10, 1e-12)
+
+
+class Unordered(kl.Layer):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.seed_generator = keras.random.SeedGenerator(3)
+
+    def call(self, x):
+        self.seed_generator.next(ordered=False)
+        shape = keras.ops.shape(x)
+        return x * keras.random.uniform(shape, seed=self.seed_generator)
+
+
+def test_seed_that_is_no_count_is_that_of_keras_or_refused():
+    def made():
+        return [Unordered()]
+
+    expected = trained(made, 1, 1, plain=True)
+    for k in (1, 2):
+        for a, b in zip(expected, trained(made, k, 1), strict=True):
+            np.testing.assert_allclose(b, a, 1e-12, 1e-14)
+    with pytest.raises(ValueError, match=r"`seed_generator.next\(\)` alone"):
+        trained(made, 1, 2)

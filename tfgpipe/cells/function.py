@@ -50,14 +50,15 @@ class Findings(NamedTuple):
     """What the layers of a cell were seen to do when they ran.
 
     Attributes:
-        draws: How often each of `CellFunction.seeds` was drawn.
+        draws: How often each of `CellFunction.seeds` was drawn; None for one
+            that got another value than the next one.
         starts: For each layer, how many operations the graph had before it,
             and at last, how many after all layers.
         output_structure: A nest like the outputs.
         num_head_losses: How many of the losses are the head's.
     """
 
-    draws: list[int]
+    draws: list[int | None]
     starts: list[int]
     output_structure: Any
     num_head_losses: int
@@ -178,10 +179,22 @@ class CellFunction:
                 sums, counts = self.head(y, arguments.labels, first)
         self._check_unknown(scope)
         self._check_moved(scope)
+        if self.is_split and scope.overwritten:
+            raise ValueError(
+                "A seed must be drawn by `seed_generator.next()` alone if "
+                "there is more than one micro-batch: then it is known where "
+                "each one begins. Received: another new value of "
+                f"{[*scope.overwritten.values()]} in cell {self.cell.number}, "
+                "as of `next(ordered=False)`. Leave that out, or pass "
+                "num_micro_batches=1."
+            )
         if scope.borrowed:
             raise Borrows(self.cell, scope.borrowed)
         findings = Findings(
-            draws=[scope.draws[id(v)] for v in self.seeds],
+            draws=[
+                None if id(v) in scope.overwritten else scope.draws[id(v)]
+                for v in self.seeds
+            ],
             starts=starts,
             output_structure=structure_of(y),
             num_head_losses=len(sums),

@@ -157,7 +157,7 @@ class MicroBatches:
 
     def fraction(self, m: int, dtype: str) -> tf.Tensor:
         """Share of the mini-batch's rows that micro-batch m has."""
-        wide = "float64" if dtype == "float64" else "float32"
+        wide = "float64" if dtype in ("float64", "complex128") else "float32"
         rows = tf.cast(self.size(m), wide)
         return tf.cast(rows / tf.cast(self.num_rows, wide), dtype)
 

@@ -33,6 +33,8 @@ class StateScope(keras.StatelessScope):
     Attributes:
         assigned: ids of the variables that got a new value.
         draws: How often the seed of an id was drawn.
+        overwritten: ids and paths of seeds that got another value than the
+            next one.
         unknown: Paths of assigned variables that were not given.
         borrowed: Pairs of a layer's index and a variable that it reads without
             having been given it.
@@ -67,6 +69,7 @@ class StateScope(keras.StatelessScope):
         self._graph = internals.current_graph()
         self.assigned: set[int] = set()
         self.draws: collections.Counter[int] = collections.Counter()
+        self.overwritten: dict[int, str] = {}
         self.unknown: list[str] = []
         self.borrowed: list[tuple[int, keras.Variable]] = []
         self._moved: dict[int, keras.layers.BatchNormalization] = {}
@@ -134,7 +137,10 @@ class StateScope(keras.StatelessScope):
             self._moved[id(layer)] = layer
             self._moves[key] += 1
             return
-        self.draws[key] += key in self._seeds
+        if key in self._seeds:
+            self.draws[key] += 1
+            if not _is_next(value, self.state_mapping[key]):
+                self.overwritten[key] = variable.path
         value = self._value_outside(variable, value)
         if key in self._weights:
             # As in Keras the gradient is that of the new value.
@@ -142,8 +148,11 @@ class StateScope(keras.StatelessScope):
                 value, self._weights[key].dtype
             )
             value = _with_value(self._weights[key], value)
-        elif key not in self._known:
-            self.unknown.append(variable.path)
+        else:
+            # As in Keras the gradient stops at the variable.
+            value = tf.stop_gradient(value)
+            if key not in self._known:
+                self.unknown.append(variable.path)
         self.assigned.add(key)
         super().add_update((variable, value))
 
@@ -156,8 +165,9 @@ class StateScope(keras.StatelessScope):
             return value
         seed = self._seeds.get(id(variable))
         is_outside = internals.graph_of(value) in (self._graph, None)
+        is_drawn = seed is not None and id(variable) not in self.overwritten
         if internals.in_control_flow(current, self._graph) or (
-            seed is None and not is_outside
+            not is_drawn and not is_outside
         ):
             self._refuse_graph(f"an assignment of '{variable.path}'")
         if is_outside:
@@ -228,6 +238,24 @@ class InnerScope(keras.StatelessScope):
 def _with_value(weight: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     """The value, exactly, with the gradient of the weight."""
     return tf.stop_gradient(value) + (weight - tf.stop_gradient(weight))
+
+
+def _is_next(value: Any, seed: Any) -> bool:
+    """Whether the new value of a seed is the next one: the seed plus (0, 1).
+
+    So is that of `SeedGenerator.next()`. In a graph the operation tells.
+    """
+    if internals.is_eager(value):
+        step = tf.constant([0, 1], seed.dtype)
+        return bool(tf.reduce_all(value == seed + step))
+    value = internals.origin_of(value)
+    if value.op.type not in ("Add", "AddV2"):
+        return False
+    before, increment = value.op.inputs
+    if internals.origin_of(before) is not internals.origin_of(seed):
+        return False
+    steps = tf.get_static_value(increment)
+    return steps is not None and [*steps.flat] == [0, 1]
 
 
 def advance_seed(

@@ -68,17 +68,21 @@ class StateFlow:
         """What becomes of a variable of cell k."""
         if id(variable) in self._seed_ids:
             draws = [
-                sum(
+                [
                     count
                     for v, count in zip(function.seeds, own.findings.draws)
                     if v is variable
-                )
+                ]
                 for function, own in zip(self._functions, self._tasks)
             ]
-            return Seed(sum(draws[:k]), sum(draws))
+            if any(None in own for own in draws):  # of one micro-batch
+                return First()
+            counts = [sum(own) for own in draws]
+            return Seed(sum(counts[:k]), sum(counts))
         if id(variable) in self._functions[k].chained:
             return RunsOn(variable.aggregation)
-        if tf.as_dtype(variable.dtype).is_floating:
+        dtype = tf.as_dtype(variable.dtype)
+        if dtype.is_floating or dtype.is_complex:
             return Mean()
         return First()
 

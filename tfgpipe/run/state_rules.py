@@ -6,7 +6,7 @@ is assigned once, after the last micro-batch:
     random seeds           `Seed`     advance by what every micro-batch draws
     metrics                `RunsOn`   from micro-batch to micro-batch
     batch normalisation    `moving_statistics`, with the mini-batch's moments
-    other floats           `Mean`     of the new values, weighted by rows
+    other numbers          `Mean`     of the new values, weighted by rows
     other integers         `First`    the new value of the first micro-batch
 
 The moments of a mini-batch follow from those of its micro-batches exactly
@@ -110,13 +110,19 @@ class First:
 def weighted_mean(
     values: list[tf.Tensor], micro_batches: MicroBatches
 ) -> tf.Tensor:
-    """Mean of the micro-batches' values, weighted by their rows."""
-    dtype = values[0].dtype
-    return sum_of(
-        [
-            value * micro_batches.fraction(m, dtype)
-            for m, value in enumerate(values)
-        ]
+    """Mean of the micro-batches' values, weighted by their rows.
+
+    Where all are equal it is that value to the bit, an infinity too. A
+    micro-batch without rows counts for nothing.
+    """
+    last = values[-1]  # it always has rows
+    parts, is_equal = [], []
+    for m, value in enumerate(values):
+        part = value * micro_batches.fraction(m, value.dtype)
+        parts.append(micro_batches.select(m, part, tf.zeros_like(part)))
+        is_equal.append(micro_batches.select(m, value, last) == last)
+    return tf.where(
+        tf.reduce_all(tf.stack(is_equal), axis=0), last, sum_of(parts)
     )
 
 
