@@ -88,6 +88,11 @@ class Described(keras.Model):
         return model
 
     @property
+    def operations(self) -> list[Any]:
+        """Those of the `model`, layers among them."""
+        return self.model.operations
+
+    @property
     def layers(self) -> list[keras.layers.Layer]:
         """The layers, each once; in the order of the `model`, if it has one."""
         model = self._source.model

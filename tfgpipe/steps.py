@@ -101,16 +101,17 @@ class Stepped(Updating):
         checks = check_rows(x, y, sample_weight)
         self.prepare(x, y, sample_weight, with_loss)
         arrival = inputs.arrival((x, y, sample_weight), checks)
-        return (self.cast_inputs(x), y, sample_weight), arrival
+        x = self.cast_inputs(x)
+        model = self._source.model
+        is_exact = model is not None and model.input_spec is not None
+        inputs.check_shapes(x, self._plan.input_spec, is_exact)
+        return (x, y, sample_weight), arrival
 
     def cast_inputs(self, x: Any) -> Any:
         """Data as the layers expect it, see `inputs.as_expected`."""
         is_declared = self._source.input_spec is not None
         x = self._source.arranged(x)
-        model = self._source.model  # Keras refuses other sizes of such alone
-        is_exact = model is not None and model.input_spec is not None
-        spec = self._plan.input_spec
-        return inputs.as_expected(x, spec, is_declared, is_exact)
+        return inputs.as_expected(x, self._plan.input_spec, is_declared)
 
     def _loss_of(
         self, batch: tuple[Any, Any, Any], training: bool

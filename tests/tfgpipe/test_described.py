@@ -150,6 +150,8 @@ def test_input_and_output_are_those_of_the_functional_model(kind):
     assert model.output is plain.output
     assert model.input_names == ["a", "b"][: len(plain.inputs)]
     assert model.output_names == plain.output_names
+    assert model.operations == plain.operations
+    assert not hasattr(pipeline(with_input), "operations")
 
 
 def test_functional_model_of_the_first_layers_shares_their_weights():

@@ -116,20 +116,13 @@ def warn_of_unknown_sizes(x: Any, specs: Any) -> None:
             return
 
 
-def as_expected(
-    x: Any, specs: Any, is_declared: bool, is_exact: bool = False
-) -> Any:
+def as_expected(x: Any, specs: Any, is_declared: bool) -> Any:
     """Data in the dtypes and ranks that the layers expect.
 
     Args:
         x: Nest of tensors; None as a leaf.
         specs: What the layers were built for, a nest of `keras.KerasTensor`.
         is_declared: Whether the user gave the specs, as a `keras.Input`.
-        is_exact: Whether sizes must be as declared. For layers one after the
-            other it is their own affair.
-
-    Raises:
-        ValueError: If a tensor is of another rank, or of other sizes.
     """
     known = dict(tree.flatten_with_path(specs))
     tensors = []
@@ -138,12 +131,25 @@ def as_expected(
         if tensor is not None and spec is not None:
             tensor = _of_rank(_cast(tensor, spec, is_declared), spec)
         tensors.append(tensor)  # more than was built for is the layer's affair
-    x = tree.pack_sequence_as(x, tensors)
+    return tree.pack_sequence_as(x, tensors)
+
+
+def check_shapes(x: Any, specs: Any, is_exact: bool) -> None:
+    """Refuses data of other shapes where Keras does.
+
+    Args:
+        x: Nest of tensors; None as a leaf.
+        specs: What the layers were built for, a nest of `keras.KerasTensor`.
+        is_exact: Whether sizes must be as declared. For layers one after the
+            other they are their own affair.
+
+    Raises:
+        ValueError: If a tensor is of another rank, or of other sizes.
+    """
     if is_exact or not tree.is_nested(specs):
         for spec, tensor in _unlike(x, specs):
             if is_exact or len(tensor.shape) != len(spec.shape):
                 raise ValueError(_shape_problem(spec, tensor, specs))
-    return x
 
 
 def _unlike(x: Any, specs: Any) -> list[tuple[Any, Any]]:
