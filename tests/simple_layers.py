@@ -38,7 +38,8 @@ def workload(seconds, rows=1.0, task_seconds=0.0, **of_size):
 
 def equal_tasks(seconds):
     """Each of the tasks takes so long; the whole backward pass twice."""
-    return LayerSeconds(*[seconds] * 3, 2 * seconds, seconds, seconds)
+    whole = 2 * seconds
+    return LayerSeconds(*[seconds] * 3, whole, seconds, seconds, whole)
 
 
 def random_seconds(count, seed):

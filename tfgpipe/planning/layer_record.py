@@ -13,6 +13,7 @@ MEASURED = (
     "backward",
     "input_gradient",
     "weight_gradient",
+    "backward_first",
 )
 # A share of what is measured between the quartiles that an idle computer has.
 MOST_SPREAD = 0.25
@@ -72,6 +73,8 @@ class TaskSeconds:
             those of weights.
         input_gradient: The first half of that: what the layer before needs.
         weight_gradient: The second half. Both may take longer than the whole.
+        backward_first: The same as `backward` for the first micro-batch of a
+            step, which has no sums to add to.
     """
 
     rows: int
@@ -83,6 +86,7 @@ class TaskSeconds:
     backward: Spread | None
     input_gradient: Spread | None
     weight_gradient: Spread | None
+    backward_first: Spread | None = None
 
 
 @dataclasses.dataclass(frozen=True)

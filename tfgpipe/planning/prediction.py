@@ -111,7 +111,7 @@ class _Times:
         self._cells = cells
         self._machine = machine
         remat = Remat(setting.remat)
-        first = first_backward(setting.tasks)
+        first = self._first = first_backward(setting.tasks)
         self._keeps = lambda k, m: remat.keeps(k, first.get(k) == m)
         self._sums = [
             {
@@ -123,6 +123,15 @@ class _Times:
 
     def duration(self, task: Task) -> float:
         """Of a task, and of recomputations inside it."""
+        kind, k, m = task
+        found = self._duration(task)
+        if kind in ("backward", "weight_gradient") and self._first.get(k) == m:
+            # There are no sums yet to which its gradients are added.
+            found -= sum(group.addition for group in self._cells[k])
+        return max(0.0, found)
+
+    def _duration(self, task: Task) -> float:
+        """The same of a micro-batch whose gradients are added to sums."""
         kind, k, _ = task
         own = self._sums[k]
         if kind == "forward":

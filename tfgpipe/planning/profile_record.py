@@ -93,14 +93,18 @@ class Profile:
         Args:
             index: Of the layer. The last one's has the loss in it.
             kind: "forward", "recompute", "backward"; or one of its halves,
-                "input_gradient" or "weight_gradient". Where it has no halves,
-                all is in the second.
+                "input_gradient" or "weight_gradient"; where it has no halves,
+                all is in the second. Or "backward_first", which has no sums to
+                add gradients to.
             rows: Of the micro-batch.
         """
         self._check_kind(kind)
-        return sum(
+        found = sum(
             self._of(layer, kind, rows) for layer in self._with_loss(index)
         )
+        if kind == "backward_first":
+            return min(found, self.seconds(index, "backward", rows))
+        return found
 
     def task_seconds(
         self, start: int, stop: int, kind: str, rows: float
@@ -183,6 +187,8 @@ class Profile:
         for own in layer.measured:
             spread = getattr(own, kind)
             if kind == "weight_gradient" and own.input_gradient is None:
+                spread = own.backward
+            if kind == "backward_first" and spread is None:
                 spread = own.backward
             if spread is None:
                 return 0.0

@@ -134,14 +134,15 @@ def _bound(workload: Workload, setting: Setting) -> float:
     m, d = setting.num_micro_batches, setting.num_devices
     forward = [one.seconds["forward"] for one in cells]
     backward = [one.has_backward * one.seconds["backward"] for one in cells]
-    work = [f + b for f, b in zip(forward, backward)]
+    added = [one.has_backward * one.addition for one in cells]
     busy = [0.0] * d
-    for device, seconds in zip(setting.devices, work):
-        busy[device] += m * seconds
+    for device, f, b, more in zip(setting.devices, forward, backward, added):
+        busy[device] += m * (f + b) - more
     if setting.chunks > 1:
         return max(busy)
     is_split = setting.schedule in ("zero_bubble", "zero_bubble_2p")
-    way = forward if is_split else work
+    back = [b - more for b, more in zip(backward, added)]
+    way = forward if is_split else [f + b for f, b in zip(forward, back)]
     before = itertools.accumulate(way, initial=0.0)
     return max(own + more for own, more in zip(busy, before))
 

@@ -247,6 +247,7 @@ class TimedStep:
         given = arguments, kept, *gradients
         if not (self._place.needs_dx or self._is_of_weights):
             return
+        run("backward_first", tasks.backward(*given, None, 0))
         work = tasks.backward(*given, sums.get("backward"), 0)
         _, sums["backward"] = run("backward", work)
         if not tasks.is_split:

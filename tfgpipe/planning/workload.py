@@ -25,6 +25,7 @@ class LayerSeconds(NamedTuple):
         backward: The gradients of its inputs and weights.
         input_gradient: Those of its inputs alone.
         weight_gradient: Those of its weights, after that.
+        backward_first: As `backward`, with no sums to add gradients to.
     """
 
     forward: float
@@ -33,6 +34,7 @@ class LayerSeconds(NamedTuple):
     backward: float
     input_gradient: float
     weight_gradient: float
+    backward_first: float
 
 
 def seconds_by_flops(size: Any, rows: float, machine: Machine) -> LayerSeconds:
@@ -58,9 +60,9 @@ def seconds_by_flops(size: Any, rows: float, machine: Machine) -> LayerSeconds:
     is_frozen = size.num_values > 0 and not is_trained
     half = forward if is_trained else 0.0
     other = forward if is_trained or is_frozen else 2 * forward
-    return LayerSeconds(
-        forward, forward, forward if results else 0.0, half + other, other, half
-    )
+    last = forward if results else 0.0
+    backward = half + other
+    return LayerSeconds(forward, forward, last, backward, other, half, backward)
 
 
 class CellNeeds(NamedTuple):
@@ -97,6 +99,14 @@ class CellNeeds(NamedTuple):
     weights: int
     slots: int
     gradients: int
+
+    @property
+    def addition(self) -> float:
+        """Seconds of adding gradients to sums, in each backward task but one.
+
+        The first of a step has nothing to add to.
+        """
+        return self.seconds["backward"] - self.seconds["backward_first"]
 
 
 class Workload:
@@ -158,9 +168,11 @@ class Workload:
             return getattr(seconds, kind)
         if i < self._first or kind == "input_gradient":
             return 0.0
-        if kind == "backward":  # no gradient of its inputs
-            return min(seconds.backward, seconds.weight_gradient)
-        return getattr(seconds, kind)
+        own = getattr(seconds, kind)
+        if kind in ("backward", "backward_first"):  # no gradient of its inputs
+            other = seconds.backward - seconds.weight_gradient
+            return own - max(0.0, other)
+        return own
 
     @functools.cached_property
     def costs(self) -> list[float]:

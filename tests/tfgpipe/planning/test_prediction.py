@@ -160,3 +160,17 @@ def test_sums_are_those_of_the_layers():
         assert cell.seconds["forward"] == pytest.approx(seconds + 0.5)
         assert cell.weights == 4 * (stop - start)
         assert cell.kept == 2 * (stop - start) * (8 + 16)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
+@pytest.mark.parametrize("m", [1, 3])
+def test_first_micro_batch_has_no_sums_to_add_to(schedule, m):
+    """Of a step, each cell spares one addition."""
+    plain = equal_tasks(2.0)
+    sparing = plain._replace(backward_first=plain.backward - 0.5)
+    made = setting([3], m, schedule)
+    slow, fast = (
+        predict(Workload([size(1)] * 3, 8, [own] * 3, 0.0, 1.0), made, None)
+        for own in (plain, sparing)
+    )
+    assert slow.step_seconds - fast.step_seconds == pytest.approx(3 * 0.5)

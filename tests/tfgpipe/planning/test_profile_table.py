@@ -4,10 +4,10 @@ from fabricated_profile import layer, profile, tasks
 
 ROWS = """
 layer  rows  forward  recompute  backward   +-  outputs   kept
-a         2     2 us          -         -  50%     20 B   40 B
-          8  3.14 ms        1 s      12 s  50%     80 B  160 B
-loss      2   500 us          -         -  50%     20 B   40 B
-          8   500 us          -         -  50%     80 B  160 B
+a         2     2 us          -         -  10%     20 B   40 B
+          8  3.14 ms        1 s      12 s  10%     80 B  160 B
+loss      2   500 us          -         -  10%     20 B   40 B
+          8   500 us          -         -  10%     80 B  160 B
 """
 HELD = """
   weights  slots  gradients
