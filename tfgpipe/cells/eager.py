@@ -106,6 +106,7 @@ class EagerCell:
         self._input_structure = input_structure
         self._gradient_dtype = gradient_dtype
         self._repeated: Sequence[list[bool]] | None = None
+        self._first_indices: dict[int, tf.Tensor] = {}
         self.needs_dx = True
         self._seen: Seen | None = Seen(function.cell, makers)
         self._returned: Any = None
@@ -249,12 +250,24 @@ class EagerCell:
                 has_gradient = [d is not None for d in dy]
                 self._repeated = self._traced_parts(arguments, has_gradient)
         own = [
-            d.of_micro_batch(m, repeated if d.slices else [])
-            for d, repeated in zip(dw, self._repeated)
+            # As micro-batch 0 goes what all micro-batches have in common.
+            d.of_micro_batch(m + 1, self._same_as_first(i, d))
+            for i, d in enumerate(dw)
         ]
         return dx, own if sums is None else [
             a.plus(b) for a, b in zip(sums, own)
         ]
+
+    def _same_as_first(self, i: int, gradient: Gradient) -> list[bool]:
+        """For each lookup of a weight, whether it is always the same one."""
+        if not gradient.slices or self._repeated is None:
+            return []
+        (indices,) = (part.indices for part in gradient.slices.values())
+        first = self._first_indices.setdefault(i, indices)
+        is_same = first.shape == indices.shape and bool(
+            tf.reduce_all(first == indices)
+        )
+        return [repeated and is_same for repeated in self._repeated[i]]
 
     def _traced_parts(
         self, arguments: CellArguments, has_gradient: list[bool]
@@ -266,6 +279,7 @@ class EagerCell:
             self._structure,
             moved=frozenset(),
             varying=self._function.varying | self._changed_before(),
+            resized=(),
             jit_compile=False,
             gradient_dtype=None,
         )

@@ -17,8 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe.cells.side_effects import READS, stateful_kinds
-
-_ARGUMENTS = {"Placeholder", "PlaceholderWithDefault"}
+from tfgpipe.cells.varying_sizes import ARGUMENTS, Read, sizes_follow_from
 
 
 def lookups(gradient: tf.IndexedSlices) -> list[tf.IndexedSlices]:
@@ -45,41 +44,57 @@ class RowDependence:
     """Tells tensors of a graph that follow from the rows of a batch.
 
     From their values or their number, that is. What follows from the other
-    sizes of a batch is the same for all micro-batches.
+    sizes of a batch is the same for all micro-batches, unless the sizes follow
+    from rows, see `varying_sizes.py`.
 
     Args:
         known: Pairs of tensors and whether they do.
         is_source: Whether the results of an operation do by themselves,
             whatever it takes. None for no.
+        resized: Arguments whose other sizes follow from rows.
     """
 
     def __init__(
         self,
         known: Iterable[tuple[tf.Tensor, bool]],
         is_source: Callable[[tf.Operation], bool] | None = None,
+        resized: Iterable[tf.Tensor] = (),
     ):
-        self._known = {tensor.ref(): does for tensor, does in known}
+        self._known = {(t.ref(), False): does for t, does in known}
+        self._known.update({(t.ref(), True): True for t in resized})
         self._is_source = is_source or (lambda op: False)
 
     def __call__(self, tensor: tf.Tensor) -> bool:
         """Whether a tensor does."""
-        waiting = [tensor]
+        return self._follow(Read(tensor, False))
+
+    def resizes(self, tensor: tf.Tensor) -> bool:
+        """Whether the sizes of a tensor do, other than its first."""
+        return self._follow(Read(tensor, True))
+
+    def _follow(self, start: Read) -> bool:
+        waiting = [start]
         while waiting:
-            if waiting[-1].ref() in self._known:
+            tensor, sizes = waiting[-1]
+            key = tensor.ref(), sizes
+            if key in self._known:
                 waiting.pop()
                 continue
-            op = waiting[-1].op
-            inputs = _read(op)
-            unknown = [t for t in inputs if t.ref() not in self._known]
+            reads = sizes_follow_from(tensor) if sizes else _reads(tensor.op)
+            keys = [(r.tensor.ref(), r.sizes) for r in reads]
+            unknown = [r for r, k in zip(reads, keys) if k not in self._known]
             if not unknown:
-                found = any(self._known[t.ref()] for t in inputs)
-                found = found or self._is_source(op)
-                self._known[waiting.pop().ref()] = found
+                found = any(self._known[k] for k in keys)
+                own = not sizes and self._is_source(tensor.op)
+                self._known[key] = found or own
+                waiting.pop()
             waiting.extend(unknown)
-        return self._known[tensor.ref()]
+        return self._known[start.tensor.ref(), start.sizes]
 
 
-def variation(graph: Any, same: Iterable[tf.Tensor]) -> RowDependence:
+def variation(
+    graph: Any, same: Iterable[tf.Tensor], resized: Iterable[tf.Tensor]
+) -> RowDependence:
     """Tells tensors that may be others for each micro-batch.
 
     All that cannot be shown to be the same for all of them: what follows from
@@ -88,27 +103,28 @@ def variation(graph: Any, same: Iterable[tf.Tensor]) -> RowDependence:
     Args:
         graph: That of a cell.
         same: The arguments of the cell that are the same for all.
+        resized: Those whose sizes may be others, apart from the first.
     """
     # What it takes from outside, a task has no part in.
     captured = [inner for _, inner in graph.captures]
     known = [(tensor, False) for tensor in [*same, *captured]]
-    return RowDependence(known, _may_vary)
+    return RowDependence(known, _may_vary, resized)
 
 
 def _may_vary(op: tf.Operation) -> bool:
     """Whether the results of an operation may be others in each run."""
-    if op.type in _ARGUMENTS or stateful_kinds([op]):
+    if op.type in ARGUMENTS or stateful_kinds([op]):
         return True
     read = [t for t in op.inputs if t.dtype == tf.resource]
     return any(user.type not in READS for t in read for user in t.consumers())
 
 
-def _read(op: tf.Operation) -> list[tf.Tensor]:
+def _reads(op: tf.Operation) -> list[Read]:
     """What an operation's result follows from."""
     is_size = op.type == "StridedSlice" and op.inputs[0].op.type == "Shape"
     if is_size and not _takes_first(op):
-        return []
-    return list(op.inputs)
+        return [Read(op.inputs[0].op.inputs[0], True)]
+    return [Read(t, False) for t in op.inputs]
 
 
 def _takes_first(op: tf.Operation) -> bool:

@@ -38,6 +38,8 @@ class Origin:
         moved: ids of the moving statistics that earlier cells have moved.
         varying: ids of the state with which each micro-batch may begin
             otherwise, see `CellFunction.varying`.
+        resized: Which inputs have sizes, after the first, that may be others
+            for each micro-batch.
         jit_compile: Whether XLA compiles what is cut out of the graph.
         gradient_dtype: In which gradients of weights are summed; None for that
             of each weight.
@@ -50,6 +52,7 @@ class Origin:
     input_structure: Any
     moved: frozenset[int]
     varying: frozenset[int]
+    resized: Sequence[int]
     jit_compile: bool
     gradient_dtype: str | None
     op_seed: int = 0
@@ -100,7 +103,19 @@ class Traced:
         state = zip(self.origin.function.state, self.inputs.state)
         same = [t for v, t in state if id(v) not in self.origin.varying]
         same += self.inputs.sources(with_inputs=False)
-        return variation(self.graph, same)
+        taken = self.inputs.inputs
+        of_resized = [nest[i] for i in self.origin.resized for nest in taken]
+        resized = [t for t in of_resized if t is not None]
+        return variation(self.graph, same, resized)
+
+    @property
+    def resized(self) -> list[int]:
+        """Which outputs have such sizes, see `Origin.resized`."""
+        return [
+            i
+            for i, t in enumerate(self.outputs.tensors)
+            if t is not None and self.varies.resizes(t)
+        ]
 
     @property
     def ends(self) -> Any:
@@ -111,7 +126,7 @@ class Traced:
         tensors = self.inputs, self.outputs
         return (
             *(len(self.operations), varying, tensors, self.findings),
-            list(self.effects),
+            *(self.origin.resized, list(self.effects)),
         )
 
 

@@ -86,6 +86,7 @@ class Tracer:
                 structure,
                 before.moved_of(function),
                 function.varying | before.varying_of(function),
+                tuple(made[-1].resized) if made else (),
                 self._jit_compile,
                 self._gradient_dtype,
                 made[-1].op_seed if made else 0,

@@ -202,3 +202,71 @@ def test_lookups_by_positions_kept_as_state_are_one_slice_each():
     expected = trained(plain(make), keras.optimizers.Adam)
     found = trained(pipeline(make, 2, 4), keras.optimizers.Adam)
     assert_close(found, expected)
+
+
+# ------------------------------------------------------------ of other lengths
+class Cut(kl.Layer):
+    """Cuts a batch to the length of its longest row."""
+
+    def call(self, x):
+        lengths = tf.reduce_sum(tf.cast(x > 0, "int32"), axis=1)
+        return tf.ensure_shape(x[:, : tf.reduce_max(lengths)], (None, None))
+
+    def compute_output_shape(self, shape):
+        return (shape[0], None)
+
+
+class Positions(kl.Layer):
+    """The sum of what tables have for tokens and positions, but for 0."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.tokens, self.positions = kl.Embedding(9, 3), kl.Embedding(5, 3)
+
+    def build(self, shape):
+        self.tokens.build(shape)
+        self.positions.build(shape)
+
+    def call(self, x):
+        positions = self.positions(tf.range(tf.shape(x)[1]))
+        found = ops.tanh(self.tokens(x) + positions)
+        return ops.sum(found * ops.cast(x > 0, "float64")[..., None], axis=1)
+
+    def compute_output_shape(self, shape):
+        return (shape[0], 3)
+
+
+IDS = np.array([[1, 2, 3], [4, 5, 0], [6, 0, 0], [7, 0, 0]], "int32")
+CUTS = pytest.mark.filterwarnings("ignore:.*mixes the rows")
+
+
+def trained_on_ids(model, optimizer, **compiling):
+    model.compile(optimizer(), "mse", **quickly(model, compiling))
+    for _ in range(2):
+        model.train_on_batch(IDS, X[:4])
+    return [w.numpy() for w in model.trainable_weights]
+
+
+@CUTS
+@pytest.mark.parametrize(("k", "eagerly"), [(1, False), (3, False), (3, True)])
+def test_positions_follow_from_the_longest_row_of_each_micro_batch(k, eagerly):
+    """One position was broadcast to three, in the second micro-batch."""
+
+    def make():
+        return [Cut(), Positions(), kl.Dense(3)]
+
+    model = pipeline(make, k, 2)
+    found = trained_on_ids(model, momentum, run_eagerly=eagerly)
+    assert_close(found, trained_on_ids(plain(make), momentum))
+
+
+def test_positions_of_batches_of_any_length_are_one_slice_each():
+    def make():
+        return [kl.Lambda(lambda t: t), Positions(), kl.Dense(3)]
+
+    def any_length():
+        return [keras.Input((None,), dtype="int32"), *make()]
+
+    found = trained_on_ids(pipeline(any_length, 3, 2), keras.optimizers.Adam)
+    expected = trained_on_ids(plain(make), keras.optimizers.Adam)
+    assert_close(found, expected)
