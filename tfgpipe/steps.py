@@ -149,7 +149,7 @@ class Stepped(Updating):
                 if loss is not None and run.is_training:
                     loss.check(run.schedules)
                     if not self._is_eager:
-                        run.differentiate(loss.has_gradient(run))
+                        run.differentiate(*loss.has_gradient(run))
                 run.forward()
                 return run
             except Borrows as found:

@@ -2,9 +2,12 @@
 
 import keras
 import pytest
+import tensorflow as tf
 from keras import layers as kl
 from keras_versions import WITHOUT
 from tiny import assert_close, compiled, data, pipeline, sequential, state
+
+import tfgpipe
 
 
 def two_layers():
@@ -87,4 +90,119 @@ def test_optimizer_gives_what_keras_gives(name):
     # Eager, which is faster; and a graph of Keras's forgets the initial values
     # of the slots of `ScheduleFreeAdamW`.
     expected = three_steps(sequential(two_layers), make(), run_eagerly=True)
+    assert_close(found, expected)
+
+
+class Range(kl.Layer):
+    """Divides by the largest value of the last mini-batch, as float8 does."""
+
+    def build(self, shape):
+        self.top = self.add_weight(
+            (), initializer="ones", overwrite_with_gradient=True
+        )
+
+    def call(self, x):
+        @tf.custom_gradient
+        def scaled(x, top):
+            y = tf.tanh(x / top)
+
+            def gradient(dy):
+                return dy * (1 - y * y) / top, tf.reduce_max(tf.abs(x))
+
+            return y, gradient
+
+        return scaled(x, tf.convert_to_tensor(self.top))
+
+
+def ranges():
+    return [
+        keras.Input((4,)),
+        kl.Dense(5, "tanh"),
+        Range(),
+        kl.Dense(5, kernel_regularizer="l2"),
+        Range(),
+        kl.Dense(2),
+    ]
+
+
+class Twice(keras.optimizers.SGD):
+    """Applies gradients twice, by two rates and momenta."""
+
+    def apply(self, grads, trainable_variables=None):
+        rate, momentum = tf.identity(self.learning_rate.value), self.momentum
+        super().apply(grads, trainable_variables)
+        self.learning_rate.assign(rate * 0.3)
+        self.momentum = 0.2
+        super().apply(grads, trainable_variables)
+        self.learning_rate.assign(rate)
+        self.momentum = momentum
+
+
+class TwiceAdam(keras.optimizers.Adam):
+    """Applies gradients twice, whose iterations it counts."""
+
+    def apply(self, grads, trainable_variables=None):
+        super().apply(grads, trainable_variables)
+        super().apply(grads, trainable_variables)
+
+
+class ByHand(keras.optimizers.SGD):
+    """Calls the updates itself."""
+
+    def apply(self, grads, trainable_variables=None):
+        for rate in (0.1, 0.05):
+            for gradient, variable in zip(grads, trainable_variables):
+                self.update_step(gradient, variable.value, rate)
+            self.iterations.assign_add(1)
+
+
+class ByName(keras.optimizers.SGD):
+    """Keeps its slots in a dictionary."""
+
+    def build(self, variables):
+        super().build(variables)
+        self.momentums = dict(enumerate(self.momentums))
+
+
+OWN = {
+    "ByName": lambda: ByName(0.1, momentum=0.9),
+    "Twice": lambda: Twice(0.1, momentum=0.9),
+    "TwiceAdam": lambda: TwiceAdam(0.05),
+    "ByHand": lambda: ByHand(0.1, momentum=0.9),
+}
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", OWN)
+def test_optimizer_that_applies_in_its_own_way_gives_what_keras_gives(name):
+    found = three_steps(pipeline(two_layers, m=2), OWN[name]())
+    model = sequential(two_layers)
+    expected = three_steps(model, OWN[name](), run_eagerly=True)
+    assert_close(found, expected)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(
+    ("name", "replicas", "m", "eagerly"),
+    [
+        ("SGD", 1, 1, False),
+        ("Adam", 1, 4, False),
+        ("Adam", 2, 2, False),
+        ("accumulation", 1, 4, False),
+        ("Twice", 1, 4, True),
+    ],
+)
+def test_weights_overwritten_with_gradients_are_those_of_keras(
+    name, replicas, m, eagerly
+):
+    make = {
+        "SGD": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+        **OPTIMIZERS,
+        **VARIANTS,
+        **OWN,
+    }[name]
+    with tfgpipe.PipelineStrategy(replicas, 2).scope():
+        model = pipeline(ranges, m=m)
+        found = three_steps(model, make(), run_eagerly=eagerly)
+    expected = three_steps(sequential(ranges), make(), run_eagerly=True)
     assert_close(found, expected)

@@ -323,6 +323,17 @@ def test_slots_of_a_variable_are_found(make, own, shared, number):
     assert shared is None or {v.name for v in rest} == shared
 
 
+def test_slots_are_found_beside_a_variable_that_has_none():
+    variables = [keras.Variable([1.0]), keras.Variable([2.0])]
+    variables[1].overwrite_with_gradient = True
+    optimizer = keras.optimizers.Adam()
+    optimizer.build(variables)
+    slots = [internals.slots(optimizer, v) for v in variables]
+    assert [len(own) for own in slots] == [2, 0]
+    rest = internals.shared_variables(optimizer)
+    assert {v.name for v in rest} == {"iteration", "learning_rate"}
+
+
 def test_optimizer_updates_inside_a_scope():
     variables = [keras.Variable([1.0, 2.0]), keras.Variable([3.0, 4.0])]
     optimizer = keras.optimizers.SGD(0.5, momentum=0.5)

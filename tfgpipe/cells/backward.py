@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfgpipe.cells.bundle import tensors
 from tfgpipe.cells.differentiate import differentiate
-from tfgpipe.cells.gradients import Gradient, as_tensor
+from tfgpipe.cells.gradients import Gradient, as_merged, as_tensor
 from tfgpipe.cells.sparse import lookups
 from tfgpipe.cells.trace import Traced, trace
 from tfgpipe.cells.values import (
@@ -29,7 +29,7 @@ class Backward:
         traced: The graph, with the forward pass.
         dy: Gradients of the output tensors, which a function gets; of a
             tensor's shape each, None where there is none.
-        dlosses: Those of the losses, scalars.
+        dlosses: Those of the losses, scalars, None where there is none.
         dx: Gradients of the input tensors, None where there are none.
         dw: Those of the flat weights.
         repeated: For each of `dw`, and each lookup if it is sparse, whether
@@ -38,7 +38,7 @@ class Backward:
 
     traced: Traced
     dy: tuple[Any, ...] = ()
-    dlosses: tuple[tf.Tensor, ...] = ()
+    dlosses: tuple[Any, ...] = ()
     dx: tuple[Any, ...] = ()
     dw: tuple[Gradient, ...] = ()
     repeated: tuple[list[bool], ...] = ()
@@ -68,18 +68,23 @@ def without_backward(traced: Traced) -> Backward:
     )
 
 
-def add_backward(traced: Traced, has_gradient: Sequence[bool]) -> Backward:
+def add_backward(
+    traced: Traced, has_gradient: Sequence[bool], has_losses: Sequence[bool]
+) -> Backward:
     """Adds the backward pass to a graph, which must have none yet.
 
     Args:
         traced: The graph.
         has_gradient: For each output tensor, whether it will have a gradient.
+        has_losses: For each loss, whether it will.
     """
-    made = _differentiated(traced, has_gradient)
+    made = _differentiated(traced, has_gradient, has_losses)
     return dataclasses.replace(made, repeated=tuple(_repeated(made)))
 
 
-def _differentiated(traced: Traced, has_gradient: Sequence[bool]) -> Backward:
+def _differentiated(
+    traced: Traced, has_gradient: Sequence[bool], has_losses: Sequence[bool]
+) -> Backward:
     """As `add_backward`, without `repeated`."""
     outputs = traced.outputs
     with traced.graph.as_default(), traced.origin.for_xla():
@@ -88,27 +93,28 @@ def _differentiated(traced: Traced, has_gradient: Sequence[bool]) -> Backward:
             for t, has in zip(outputs.tensors, has_gradient)
         ]
         dlosses = [
-            tf.compat.v1.placeholder(loss.dtype, loss.shape)
-            for loss in outputs.losses
+            tf.compat.v1.placeholder(loss.dtype, loss.shape) if has else None
+            for loss, has in zip(outputs.losses, has_losses)
         ]
         dx, dw = _gradients(traced, dy, dlosses)
     return Backward(traced, tuple(dy), tuple(dlosses), tuple(dx), tuple(dw))
 
 
 def _gradients(
-    traced: Traced, dy: list[Any], dlosses: list[tf.Tensor]
+    traced: Traced, dy: list[Any], dlosses: list[Any]
 ) -> tuple[Sequence[Any], Sequence[Gradient]]:
     """By inputs, and by weights."""
     inputs, outputs = traced.inputs, traced.outputs
-    targets = [t for t, d in zip(outputs.tensors, dy) if d is not None]
-    if not targets and not outputs.losses:
+    pairs = zip([*outputs.tensors, *outputs.losses], [*dy, *dlosses])
+    targets = [t for t, d in pairs if d is not None]
+    if not targets:
         nothing = without_backward(traced)
         return nothing.dx, nothing.dw
     found = differentiate(
         traced.operations,
         traced.findings.starts,
-        [*targets, *outputs.losses],
-        [*tensors(dy), *dlosses],
+        targets,
+        tensors([*dy, *dlosses]),
         inputs.sources(with_inputs=True),
     )
     _check_gradients(traced)
@@ -117,20 +123,25 @@ def _gradients(
         as_tensor(next(iterator)) if is_continuous(t) else None
         for t in inputs.inputs.tensors
     ]
-    dtype = traced.origin.gradient_dtype
-    return dx, [of_lookups(d).in_dtype(dtype) for d in iterator]
+    origin = traced.origin
+    return dx, [
+        of_lookups(d, variable).in_dtype(origin.gradient_dtype)
+        for d, variable in zip(iterator, origin.function.flat_weights)
+    ]
 
 
-def of_lookups(gradient: Any) -> Gradient:
+def of_lookups(gradient: Any, variable: Any) -> Gradient:
     """What TensorFlow returns as a gradient, its lookups apart.
 
     Args:
         gradient: A tensor, `tf.IndexedSlices`, or None.
+        variable: That of the weight.
     """
     if not isinstance(gradient, tf.IndexedSlices):
-        return Gradient(gradient)
+        return as_merged(Gradient(gradient), variable)
     found = lookups(gradient)
-    return Gradient(slices={(i, 0): part for i, part in enumerate(found)})
+    slices = {(i, 0): part for i, part in enumerate(found)}
+    return as_merged(Gradient(slices=slices), variable)
 
 
 def _repeated(made: Backward) -> Sequence[list[bool]]:
@@ -142,10 +153,11 @@ def _repeated(made: Backward) -> Sequence[list[bool]]:
         return found
     # What follows from a number of rows that is known looks constant.
     has_gradient = [d is not None for d in made.dy]
+    has_losses = [d is not None for d in made.dlosses]
 
     def again(specs: CellArguments) -> Backward:
         traced = trace(dataclasses.replace(origin, specs=specs))
-        return _differentiated(traced, has_gradient)
+        return _differentiated(traced, has_gradient, has_losses)
 
     try:
         return _same_for_all(again(relaxed))

@@ -15,7 +15,7 @@ Python unpacks them inside the function, where they are tensors again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -31,7 +31,13 @@ class Bundle:
     Args:
         tensors: The tensors. A list in the place of one: they are the same.
         together: Whether to put them into one, or few. XLA cannot.
+
+    Attributes:
+        slots: The tensors, a list of equal ones each.
+        maxima: Of sums, the slots of those that are maxima.
     """
+
+    maxima: Collection[int] = ()
 
     def __init__(self, tensors: Sequence[Any], together: bool):
         self.slots = [t if isinstance(t, list) else [t] for t in tensors]
@@ -92,6 +98,17 @@ class Bundle:
             )
             found.update(zip(group, values))
         return [found[i] for i in range(len(self.slots))]
+
+    def add(
+        self, so_far: Sequence[tf.Tensor], values: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Sums that have grown by a value for each slot."""
+        return [
+            tf.maximum(total, value)
+            if i in self.maxima
+            else tf.raw_ops.AddV2(x=total, y=value)
+            for i, (total, value) in enumerate(zip(so_far, values))
+        ]
 
 
 def as_bundle(one: tf.Tensor | Bundle) -> Bundle:

@@ -26,6 +26,7 @@ import tensorflow as tf
 
 from tfgpipe.cells.backward import Backward
 from tfgpipe.cells.bundle import Bundle, by_reference, tensors
+from tfgpipe.cells.gradients import Replacement
 from tfgpipe.cells.moments import sums_over_replicas
 from tfgpipe.cells.stages import Stages
 from tfgpipe.cells.subfunction import Subfunction
@@ -64,8 +65,8 @@ class Cut:
         self.weights = self._bundle(
             [_only_cast(w) or [w] for w in inputs.sources(with_inputs=False)]
         )
-        others = tensors([inputs._replace(weights=[]), backward.dy])
-        others += backward.dlosses
+        seeds = [backward.dy, backward.dlosses]
+        others = tensors([inputs._replace(weights=[]), *seeds])
         self._at_hand = [*others, self.weights]
         at_hand = [*others, *self.weights.aliases, *self.totals]
         start = len(traced.operations)
@@ -77,9 +78,11 @@ class Cut:
         self.crossing = self._bundle(
             self._graph.entering(whole - half, dw, [*at_hand, *kept])
         )
-        self.sums = self._bundle(
-            [d.dense for d in backward.dw if d.dense is not None]
-        )
+        dense = [d for d in backward.dw if d.dense is not None]
+        self.sums = self._bundle([d.dense for d in dense])
+        self.sums.maxima = {
+            i for i, d in enumerate(dense) if isinstance(d, Replacement)
+        }
 
     def _bundle(self, found: Sequence[Any]) -> Bundle:
         return Bundle(found, self._together)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfgpipe.cells.backward import add_backward, of_lookups
 from tfgpipe.cells.function import CellFunction, Findings
-from tfgpipe.cells.gradients import Gradient, as_tensor
+from tfgpipe.cells.gradients import Gradient, as_merged, as_tensor
 from tfgpipe.cells.seen import Seen, differ
 from tfgpipe.cells.trace import Origin, trace
 from tfgpipe.cells.values import (
@@ -224,11 +224,12 @@ class EagerCell:
         m: int,
     ) -> tuple[list[Any], list[Gradient]]:
         tape, output = kept
-        targets = [t for t, d in zip(output.tensors, dy) if d is not None]
+        seeds = [*dy, *dlosses]
+        targets = zip([*output.tensors, *output.losses], seeds)
         found = tape.gradient(
-            targets + output.losses,
+            [t for t, d in targets if d is not None],
             arguments.sources(self.needs_dx),
-            output_gradients=[d for d in dy if d is not None] + [*dlosses],
+            output_gradients=[d for d in seeds if d is not None],
         )
         num_weights = len(arguments.sources(with_inputs=False))
         iterator = iter(found)
@@ -239,16 +240,21 @@ class EagerCell:
             for t in arguments.inputs.tensors
         ]
         dw = [
-            Gradient(slices={(0, 0): d})
+            as_merged(Gradient(slices={(0, 0): d}), variable)
             if isinstance(d, tf.IndexedSlices)
-            else of_lookups(d).in_dtype(self._gradient_dtype)
-            for d in found[len(found) - num_weights :]
+            else of_lookups(d, variable).in_dtype(self._gradient_dtype)
+            for d, variable in zip(
+                found[len(found) - num_weights :], self._function.flat_weights
+            )
         ]
         if self._repeated is None:
             self._repeated = [[] for _ in dw]
             if any(d.slices for d in dw):
-                has_gradient = [d is not None for d in dy]
-                self._repeated = self._traced_parts(arguments, has_gradient)
+                self._repeated = self._traced_parts(
+                    arguments,
+                    [d is not None for d in dy],
+                    [d is not None for d in dlosses],
+                )
         own = [
             # As micro-batch 0 goes what all micro-batches have in common.
             d.of_micro_batch(m + 1, self._same_as_first(i, d))
@@ -270,7 +276,10 @@ class EagerCell:
         return [repeated and is_same for repeated in self._repeated[i]]
 
     def _traced_parts(
-        self, arguments: CellArguments, has_gradient: list[bool]
+        self,
+        arguments: CellArguments,
+        has_gradient: list[bool],
+        has_losses: list[bool],
     ) -> list[list[bool]]:
         """What `Backward.repeated` says of sparse gradients."""
         origin = Origin(
@@ -283,7 +292,8 @@ class EagerCell:
             jit_compile=False,
             gradient_dtype=None,
         )
-        repeated = add_backward(trace(origin), has_gradient).repeated
+        traced = trace(origin)
+        repeated = add_backward(traced, has_gradient, has_losses).repeated
         kinds = [set(same) for same in repeated]
         if any(len(kind) > 1 for kind in kinds):
             raise ValueError(

@@ -52,7 +52,7 @@ class Gradient(NamedTuple):
             (i, 0 if is_same else m): part
             for i, (part, is_same) in enumerate(parts)
         }
-        return Gradient(self.dense, slices)
+        return self._replace(slices=slices)
 
     def plus(self, other: Gradient) -> Gradient:
         """The sum; dense if one of the two is."""
@@ -73,7 +73,7 @@ class Gradient(NamedTuple):
 
     def as_dense(self) -> Gradient:
         """The same with no slices."""
-        return Gradient(as_tensor(self.finished()))
+        return self._replace(dense=as_tensor(self.finished()), slices={})
 
     def finished(self) -> Any:
         """As an optimizer takes it: a tensor, `tf.IndexedSlices`, or None."""
@@ -86,6 +86,37 @@ class Gradient(NamedTuple):
         if dtype is None or self.dense is None:
             return self
         return self._replace(dense=tf.cast(self.dense, dtype))
+
+
+class Replacement(Gradient):
+    """What a weight with `overwrite_with_gradient` becomes, as float8 scales.
+
+    As Keras does where it accumulates gradients, the maximum over micro-batches
+    is taken: of the largest numbers of each, that is the one of all.
+    """
+
+    def plus(self, other: Gradient) -> Gradient:
+        """The maximum."""
+        one, two = self.as_dense().dense, other.as_dense().dense
+        if one is None or two is None:
+            return self if two is None else other
+        return Replacement(tf.maximum(one, two))
+
+    def in_dtype(self, dtype: str | None) -> Gradient:
+        """The same: it is no sum."""
+        return self
+
+
+def is_replaced(variable: Any) -> bool:
+    """Whether its gradient is what a weight becomes."""
+    return bool(getattr(variable, "overwrite_with_gradient", False))
+
+
+def as_merged(gradient: Gradient, variable: Any) -> Gradient:
+    """A gradient that is merged as its variable needs it."""
+    if not is_replaced(variable):
+        return gradient
+    return Replacement(gradient.as_dense().dense)
 
 
 def as_tensor(gradient: Any) -> tf.Tensor | None:
@@ -174,16 +205,19 @@ def _over_replicas(replicas: list[list[Gradient]]) -> list[Gradient]:
         replicas: Each one's sums.
     """
     columns = [_of_one_kind(column[::-1]) for column in zip(*replicas)]
-    dense = [
-        [g.dense for g in own] for own in columns if own[0].dense is not None
-    ]
+    dense = [[g.dense for g in own] for own in columns if _is_dense_sum(own[0])]
     totals = iter(_sums(dense))
     return [
-        functools.reduce(Gradient.plus, own)
-        if own[0].dense is None
-        else Gradient(next(totals))
+        Gradient(next(totals))
+        if _is_dense_sum(own[0])
+        else functools.reduce(lambda a, b: a.plus(b), own)
         for own in columns
     ]
+
+
+def _is_dense_sum(gradient: Gradient) -> bool:
+    is_sum = not isinstance(gradient, Replacement)
+    return is_sum and gradient.dense is not None
 
 
 def _of_one_kind(column: Sequence[Gradient]) -> list[Gradient]:

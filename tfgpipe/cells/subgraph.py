@@ -234,10 +234,7 @@ class Subgraphs:
                 ]
                 if fetch is sums:
                     _, so_far = self._unpacked(fetch, flat)
-                    values = [
-                        tf.raw_ops.AddV2(x=total, y=value)
-                        for total, value in zip(so_far, values)
-                    ]
+                    values = sums.add(so_far, values)
                 with tf.device(self._where):
                     results += as_bundle(fetch).pack(values)
             return results

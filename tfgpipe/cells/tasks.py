@@ -226,7 +226,7 @@ class CellTasks:
     ) -> Work:
         """A function that adds the gradients of the weights to sums."""
         cut, backward = self.graph, self.graph.backward
-        sparse = [Gradient(None, d.slices) for d in backward.dw]
+        sparse = [d._replace(dense=None) for d in backward.dw]
         kept = [one for one in (cut.kept, cut.crossing) if one in values]
         function = cut.function(
             ("backward", len(dx), len(kept), sums is None),
@@ -257,7 +257,7 @@ class CellTasks:
         """The finished sums of the weights."""
         dense = iter(self.graph.sums.unpack(sums.dense))
         return [
-            total if d.dense is None else Gradient(next(dense))
+            total if d.dense is None else d._replace(dense=next(dense))
             for d, total in zip(self.graph.backward.dw, sums.sparse)
         ]
 

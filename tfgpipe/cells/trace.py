@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.cells.function import CellFunction, Findings
+from tfgpipe.cells.gradients import is_replaced
 from tfgpipe.cells.sparse import RowDependence, variation
 from tfgpipe.cells.values import CellArguments, Output
 from tfgpipe.failures import note_source
@@ -120,13 +121,14 @@ class Traced:
     @property
     def ends(self) -> Any:
         """What is known of the graph, a nest: see `graph_key`."""
-        varying = [
-            id(v) in self.origin.varying for v in self.origin.function.state
-        ]
+        function = self.origin.function
+        varying = [id(v) in self.origin.varying for v in function.state]
+        replaced = [is_replaced(v) for v in function.flat_weights]
         tensors = self.inputs, self.outputs
         return (
-            *(len(self.operations), varying, tensors, self.findings),
-            *(self.origin.resized, list(self.effects)),
+            *(len(self.operations), varying, replaced),
+            *(tensors, self.findings, self.origin.resized),
+            list(self.effects),
         )
 
 

@@ -113,6 +113,7 @@ class Tracer:
         traced: Sequence[Traced],
         differentiates: Sequence[bool],
         has_gradient: Sequence[bool],
+        has_losses: Sequence[Sequence[bool]] | None = None,
     ) -> list[Backward]:
         """Adds the backward pass, from the last cell to the first.
 
@@ -121,30 +122,39 @@ class Tracer:
             differentiates: For each, whether it has a backward pass.
             has_gradient: For each output tensor of the last cell, whether
                 there will be a gradient.
+            has_losses: For each cell, whether there will be one of each of
+                its layers' own losses; None for of all.
         """
         made: list[Backward] = []
-        for cell, does in reversed(list(zip(traced, differentiates))):
-            if does:
-                made.insert(0, self._differentiated(cell, has_gradient))
+        for k, cell in reversed(list(enumerate(traced))):
+            if differentiates[k]:
+                losses = [True] * len(cell.outputs.losses)
+                if has_losses is not None:
+                    losses[cell.findings.num_head_losses :] = has_losses[k]
+                one = self._differentiated(cell, has_gradient, losses)
+                made.insert(0, one)
                 has_gradient = made[0].has_dx
             else:
                 made.insert(0, without_backward(cell))
         return made
 
     def _differentiated(
-        self, traced: Traced, has_gradient: Sequence[bool]
+        self,
+        traced: Traced,
+        has_gradient: Sequence[bool],
+        has_losses: Sequence[bool],
     ) -> Backward:
-        """The backward pass of a cell for some gradients of its outputs.
+        """The backward pass of a cell for some gradients of what it returns.
 
         A graph holds one backward pass: another one begins with a new trace.
         """
         # Its key is that of the forward pass, also if it is asked for again.
         own = self._once(traced, lambda: _key(traced, traced.ends, False))
-        key = own, tuple(has_gradient)
+        key = own, tuple(has_gradient), tuple(has_losses)
         if key not in self._known:
             new = trace(traced.origin) if traced in self._used else traced
             self._used.add(new)
-            self._known[key] = add_backward(new, has_gradient)
+            self._known[key] = add_backward(new, has_gradient, has_losses)
         made: Backward = self._known[key]
         _name_as(traced, made.traced)
         return made

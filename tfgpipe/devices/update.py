@@ -123,6 +123,9 @@ def updates_slices_alike(optimizer: Any) -> bool:
 class _SharedUpdate:
     """The `update_step` of an optimizer, traced once for equal weights.
 
+    Only if the trace shows that it reads and assigns nothing but what the
+    function gets and returns. Any other update runs as Keras runs it.
+
     Args:
         optimizer: The optimizer.
         variables: The model's trainable variables.
@@ -132,8 +135,9 @@ class _SharedUpdate:
         self._optimizer = optimizer
         self._plain = optimizer.update_step
         self._by_storage = {id(v.value): v for v in variables}
-        self._functions: dict[Any, Callable] = {}
-        self._scalars: dict[Any, list[tf.Tensor]] = {}
+        self._functions: dict[Any, Callable | None] = {}
+        self._read: dict[Any, list[tf.Tensor]] = {}
+        self._rates: list[Any] = []  # kept, as they are known by their ids
 
     def __call__(
         self, gradient: Any, variable: Any, learning_rate: Any
@@ -149,26 +153,60 @@ class _SharedUpdate:
         changing = [own, *internals.slots(self._optimizer, own)]
         fixed = internals.shared_variables(self._optimizer)
         device = own.value.device
-        place = tf.compat.v1.get_default_graph(), device
         with tf.device(device):
-            if place not in self._scalars:
-                self._scalars[place] = [
-                    tf.identity(getattr(learning_rate, "value", learning_rate)),
-                    *(placement.read_variable(v) for v in fixed),
-                ]
             is_compiled = placement.only_compiles([device])
+            tensors = [gradient, *self._values(learning_rate, fixed, device)]
             key = (
                 *((tuple(v.shape), v.value.dtype) for v in changing),
-                gradient.dtype,
+                *((t.shape, t.dtype) for t in tensors),
                 is_compiled,
+                self._settings(),
             )
-            tensors = [gradient, *self._scalars[place]]
             if key not in self._functions:
                 self._functions[key] = self._trace(
                     tensors, own, changing, fixed, jit_compile=is_compiled
                 )
+            function = self._functions[key]
+            if function is None:
+                self._plain(gradient, variable, learning_rate)
+                return
             handles = [v.value.handle for v in changing]
-            self._functions[key]([*tensors, *handles])
+            function([*tensors, *handles])
+
+    def _settings(self) -> tuple[Any, ...]:
+        """What the optimizer says in plain Python, which may change."""
+        return tuple(
+            (name, value)
+            for name, value in vars(self._optimizer).items()
+            if isinstance(value, (bool, int, float, str, type(None)))
+        )
+
+    def _values(
+        self, learning_rate: Any, fixed: list[keras.Variable], device: str
+    ) -> list[tf.Tensor]:
+        """What is the same for all weights, read once a device.
+
+        And again after anything but a read has used one of the variables, such
+        as an assignment.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        rate = getattr(learning_rate, "value", learning_rate)
+        uses = [
+            sum(
+                op.type != "ReadVariableOp"
+                for op in graph.capture(v.handle).consumers()
+            )
+            for v in [rate, *(v.value for v in fixed)]
+            if isinstance(v, tf.Variable)
+        ]
+        place = graph, device, id(rate), *uses
+        if place not in self._read:
+            self._rates.append(rate)
+            self._read[place] = [
+                tf.identity(rate),
+                *(placement.read_variable(v) for v in fixed),
+            ]
+        return self._read[place]
 
     def _trace(
         self,
@@ -177,17 +215,27 @@ class _SharedUpdate:
         changing: list[keras.Variable],
         fixed: list[keras.Variable],
         jit_compile: bool,
-    ) -> Callable:
+    ) -> Callable | None:
+        """The function; None if it would be another one for other weights."""
         known = [*changing, *fixed]
+        is_alike = True
 
         def update(gradient: Any, learning_rate: Any, *others: Any) -> None:
+            nonlocal is_alike
             settings, handles = others[: len(fixed)], others[len(fixed) :]
             values = [
                 _read(handle, v.value) for handle, v in zip(handles, changing)
             ]
             scope = keras.StatelessScope(list(zip(known, [*values, *settings])))
+            before = dict(scope.state_mapping)
             with internals.updating_in_scope(self._optimizer, variable, scope):
                 self._plain(gradient, variable, learning_rate)
+            assigned = {
+                key
+                for key, value in scope.state_mapping.items()
+                if before.get(key) is not value
+            }
+            is_alike = assigned <= {id(v) for v in changing}
             for handle, v in zip(handles, changing):
                 new = scope.get_current_value(v)
                 tf.raw_ops.AssignVariableOp(resource=handle, value=new)
@@ -202,6 +250,8 @@ class _SharedUpdate:
         )
         with tf.device(None):  # weights on other devices call it, too
             concrete = traced.get_concrete_function(*specs)
+        if not is_alike or concrete.captured_inputs:
+            return None
         return internals.Call(concrete, as_written=False)  # as Keras runs it
 
 

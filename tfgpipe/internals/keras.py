@@ -399,7 +399,8 @@ def replaced_method(thing: Any, name: str, function: Any) -> Iterator[None]:
 def slots(optimizer: Any, variable: keras.Variable) -> list[keras.Variable]:
     """What an optimizer keeps for a variable."""
     index = optimizer._get_variable_index(variable)
-    return [own[index] for own in _slot_lists(optimizer)]
+    found = [own[index] for own in _slot_lists(optimizer)]
+    return [slot for slot in found if slot is not None]
 
 
 def shared_variables(optimizer: Any) -> list[keras.Variable]:
@@ -408,8 +409,11 @@ def shared_variables(optimizer: Any) -> list[keras.Variable]:
     return [v for v in optimizer.variables if id(v) not in kept]
 
 
-def _slot_lists(optimizer: Any) -> list[list[keras.Variable]]:
-    """The optimizer's lists of one variable for each trainable variable."""
+def _slot_lists(optimizer: Any) -> list[list[keras.Variable | None]]:
+    """The optimizer's lists of one variable for each trainable variable.
+
+    None for one that is overwritten with its gradient.
+    """
     number = len(optimizer._trainable_variables)
     return [
         value
@@ -417,7 +421,7 @@ def _slot_lists(optimizer: Any) -> list[list[keras.Variable]]:
         if name not in ("_variables", "_trainable_variables")
         and isinstance(value, list)
         and len(value) == number
-        and all(isinstance(v, keras.Variable) for v in value)
+        and all(v is None or isinstance(v, keras.Variable) for v in value)
     ]
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tfgpipe.cells import gradients as sums
 from tfgpipe.run import LossGradients, Pipeline
 from tfgpipe.schedules import Schedule
 
@@ -39,8 +40,15 @@ class Objective:
     def check(self, schedules: Iterable[Schedule]) -> None:
         """Checks that the loss is known when the backward pass needs it."""
 
-    def has_gradient(self, run: Pipeline) -> list[bool]:
-        """For each output tensor, whether it will have a gradient."""
+    def has_gradient(
+        self, run: Pipeline
+    ) -> tuple[list[bool], list[list[bool]]]:
+        """What will have a gradient.
+
+        Returns:
+            For each output tensor, whether it will have one; and for each
+            cell, whether each of its layers' own losses will.
+        """
         raise NotImplementedError
 
     def start(self, run: Pipeline) -> LossGradients:
@@ -67,38 +75,61 @@ class Penalty(NamedTuple):
     """A weight regulariser's part of the loss, where the weight is.
 
     Attributes:
-        variable: The weight.
+        device: Of the weight.
         value: A scalar.
-        gradient: Its gradient by the weight, or None.
+        gradients: The weights that it reads, its own or others, and its
+            gradients by them, or None.
     """
 
-    variable: keras.Variable
+    device: str
     value: tf.Tensor
-    gradient: Any
+    gradients: list[tuple[keras.Variable, Any]]
 
-    def times(self, factor: Any) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """The weight and its gradient, by the chain rule; or none.
+    def times(self, factor: Any) -> list[tuple[keras.Variable, Any]]:
+        """The weights and their gradients, by the chain rule; or none.
 
         Args:
             factor: The gradient of the loss by the value, or None.
         """
-        if self.gradient is None or factor is None:
+        if factor is None:
             return []
-        with tf.device(self.variable.value.device):
-            factor = tf.cast(factor, self.gradient.dtype)
-            return [(self.variable, factor * self.gradient)]
+        with tf.device(self.device):
+            return [
+                (variable, _scaled(gradient, factor))
+                for variable, gradient in self.gradients
+                if gradient is not None
+            ]
+
+
+def _scaled(gradient: Any, factor: Any) -> Any:
+    """A gradient, dense or sparse, times a scalar."""
+    factor = tf.cast(factor, gradient.dtype)
+    if isinstance(gradient, tf.IndexedSlices):
+        values = factor * gradient.values
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return factor * gradient
 
 
 def penalties(model: keras.Model) -> list[Penalty]:
     """Of each regularised weight."""
+    trained = {id(v.value): v for v in model.trainable_variables}
     found = []
     for variable in model.trainable_weights:
         if variable.regularizer is None:
             continue
-        with tf.device(variable.value.device), tf.GradientTape() as tape:
-            value = variable.regularizer(variable)
-            gradient = tape.gradient(value, variable.value)
-        found.append(Penalty(variable, value, gradient))
+        device = variable.value.device
+        with tf.device(device):
+            with tf.GradientTape() as tape:
+                value = tf.convert_to_tensor(variable.regularizer(variable))
+                if value.shape.rank != 0:  # as Keras does
+                    value = tf.reduce_sum(value)
+            read = [
+                trained[id(v)]
+                for v in tape.watched_variables()
+                if id(v) in trained
+            ]
+            gradients = tape.gradient(value, [v.value for v in read])
+        found.append(Penalty(device, value, [*zip(read, gradients)]))
     return found
 
 
@@ -115,6 +146,5 @@ def add_direct(
         known = gradients.get(id(variable))
         if known is not None:
             with tf.device(variable.value.device):
-                terms = map(tf.convert_to_tensor, (known, gradient))
-                gradient = tf.add(*terms)
+                gradient = sums.in_order([known, gradient])
         gradients[id(variable)] = gradient

@@ -23,9 +23,12 @@ class SummedLoss(Objective):
     _counted: list[tf.Tensor] | None = None
     _direct: list[tuple[keras.Variable, tf.Tensor]]
 
-    def has_gradient(self, run: Pipeline) -> list[bool]:
-        """None has: the head has the loss."""
-        return [False] * run.results.num_outputs
+    def has_gradient(
+        self, run: Pipeline
+    ) -> tuple[list[bool], list[list[bool]]]:
+        """All but outputs: the head has their loss."""
+        extra = [[True] * len(own) for own in run.results.extra_specs()]
+        return [False] * run.results.num_outputs, extra
 
     def start(self, run: Pipeline) -> LossGradients:
         """Where the backward pass starts."""

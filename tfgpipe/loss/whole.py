@@ -27,7 +27,7 @@ class _Loss(NamedTuple):
     Attributes:
         total: The loss, a scalar.
         outputs: Gradients by the flat outputs, of their shapes, or None.
-        extra: By the cells' own losses, scalars.
+        extra: By the cells' own losses, scalars or None.
         penalties: By the values of the weight regularisers, scalars or None.
         weights: By the weights, as far as the loss itself reads some.
     """
@@ -55,16 +55,17 @@ class WholeLoss(Objective):
                 'schedule="gpipe", or a loss class of Keras.'
             )
 
-    def has_gradient(self, run: Pipeline) -> list[bool]:
+    def has_gradient(
+        self, run: Pipeline
+    ) -> tuple[list[bool], list[list[bool]]]:
         """Traces the loss once, for nothing but what it depends on."""
-        found: list[bool] = []
+        found: list[_Loss] = []
         results = run.results
 
         def trace(data: Any, boundary: Boundary, extra: Any) -> None:
             y_pred = boundary.nest(results.output_structure)
             values = [penalty.value for penalty in penalties(self._model)]
-            loss = self._differentiated(data, y_pred, extra, values)
-            found.extend(d is not None for d in loss.outputs)
+            found.append(self._differentiated(data, y_pred, extra, values))
 
         specs = tree.map_structure(
             lambda t: None if t is None else tf.TensorSpec(t.shape, t.dtype),
@@ -73,7 +74,10 @@ class WholeLoss(Objective):
         tf.function(trace, autograph=False).get_concrete_function(
             specs, results.output_specs(), results.extra_specs()
         )
-        return found
+        return (
+            [d is not None for d in found[0].outputs],
+            [[d is not None for d in own] for own in found[0].extra],
+        )
 
     def start(self, run: Pipeline) -> LossGradients:
         """Computes the loss, and where the backward pass starts."""
@@ -154,13 +158,7 @@ class WholeLoss(Objective):
                 as_tensor(next(found)) if is_continuous(t) else None
                 for t in flat
             ],
-            [
-                [
-                    tf.zeros_like(v) if d is None else d
-                    for v, d in ((v, next(found)) for v in losses)
-                ]
-                for losses in extra
-            ],
+            [[next(found) for _ in losses] for losses in extra],
             [next(found) for _ in values],
             list(found),
         )

@@ -16,16 +16,17 @@ class LossGradients(NamedTuple):
         outputs: For each micro-batch, by the last cell's flat outputs: of the
             shape of an output each, or None.
         head: By the head's losses, scalars, the same for every micro-batch.
-        extra: For each cell, by each of its layers' own losses, scalars.
+        extra: For each cell, by each of its layers' own losses, scalars, or
+            None.
     """
 
     outputs: list[list[Any]]
     head: list[tf.Tensor]
-    extra: list[list[tf.Tensor]]
+    extra: list[list[Any]]
 
     def of_losses(
         self, k: int, m: int, micro_batches: MicroBatches
-    ) -> list[tf.Tensor]:
+    ) -> list[Any]:
         """The gradients by cell k's losses for micro-batch m."""
         is_last = k == len(self.extra) - 1
         head = [
@@ -33,5 +34,6 @@ class LossGradients(NamedTuple):
             for d in (self.head if is_last else [])
         ]
         return head + [
-            d * micro_batches.fraction(m, d.dtype) for d in self.extra[k]
+            None if d is None else d * micro_batches.fraction(m, d.dtype)
+            for d in self.extra[k]
         ]

@@ -143,15 +143,21 @@ class Pipeline:
             labels=self._labels[0] if k == len(self.cells) - 1 else None,
         ).specs(self.micro_batches.spec)
 
-    def differentiate(self, has_gradient: Sequence[bool]) -> None:
+    def differentiate(
+        self,
+        has_gradient: Sequence[bool],
+        has_losses: Sequence[Sequence[bool]],
+    ) -> None:
         """Adds the backward pass to the cells.
 
         Args:
             has_gradient: For each output tensor, whether there will be a
                 gradient.
+            has_losses: For each cell, whether there will be one of each of
+                its layers' own losses.
         """
         self._backward = self._tracer.differentiate(
-            self._traced, self._differentiates, has_gradient
+            self._traced, self._differentiates, has_gradient, has_losses
         )
 
     # ------------------------------------------------------------- the tasks

@@ -111,3 +111,103 @@ def test_numbers_that_layers_add_to_the_loss_are_summed(kind, m, rows):
 def test_losses_of_rows_that_layers_add_are_refused(rows):
     with pytest.raises(ValueError, match="`add_loss` must be given a scalar"):
         added(lambda layers: tfgpipe.GPipe(layers, 2, 3), "rows", rows)
+
+
+class LikeAnother(keras.regularizers.Regularizer):
+    """A penalty of what differs from another weight, and from state."""
+
+    def __init__(self, of):
+        self.of = of
+
+    def __call__(self, weight):
+        distance = keras.ops.sum(keras.ops.square(weight - self.of()))
+        rows = tf.gather(weight.value, [0, 0])  # and of itself, sparse
+        return 0.1 * distance + 0.01 * keras.ops.sum(keras.ops.square(rows))
+
+
+def siblings():
+    """Weights that are pulled to each other, over cells; one to state."""
+    first, last = kl.Dense(4, "tanh"), kl.Dense(4, "tanh")
+    norm, table = kl.BatchNormalization(), kl.Embedding(5, 4)
+    first.kernel_regularizer = LikeAnother(lambda: last.kernel)
+    last.kernel_regularizer = LikeAnother(lambda: first.kernel)
+    last.bias_regularizer = LikeAnother(lambda: norm.moving_mean * first.bias)
+    table.embeddings_regularizer = LikeAnother(
+        lambda: keras.ops.sum(tf.gather(last.kernel.value, [1, 1]))
+    )
+    return [keras.Input((2,)), table, first, norm, last, kl.Dense(3)]
+
+
+def after_two_steps(model, optimizer, rows=6, **compiling):
+    model.compile(optimizer, **quickly(model, {"loss": "mse", **compiling}))
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 5, (rows, 2)), rng.random((rows, 2, 3))
+    fitted = model.fit(x, y, rows, epochs=2, verbose=0)
+    state = model.weights + model.optimizer.variables
+    return [fitted.history["loss"], *(v.numpy() for v in state)]
+
+
+@pytest.mark.parametrize(("k", "eagerly"), [(1, True), (2, False)])
+@pytest.mark.parametrize("loss", ["mse", keras.losses.mean_squared_error])
+def test_regularisers_that_read_other_weights_are_those_of_keras(
+    k, eagerly, loss
+):
+    def sgd():
+        return keras.optimizers.SGD(0.1, momentum=0.5)
+
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(siblings())
+    expected = after_two_steps(model, sgd(), loss=loss)
+    keras.utils.set_random_seed(1)
+    model = tfgpipe.GPipe(siblings(), k, 1)
+    found = after_two_steps(model, sgd(), loss=loss, run_eagerly=eagerly)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, 1e-10, 1e-14)
+
+
+def forgetful(cls):
+    """A model whose loss leaves out what layers add to it."""
+
+    class Forgetful(cls):
+        def compute_loss(
+            self, x=None, y=None, y_pred=None, sample_weight=None, training=True
+        ):
+            return keras.ops.mean(keras.ops.square(y - y_pred))
+
+    return Forgetful
+
+
+class Side(kl.Layer):
+    """A part that nothing but `add_loss` depends on."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = kl.Dense(3, kernel_regularizer="l2")
+
+    def build(self, shape):
+        self.inner.build(shape)
+
+    def call(self, x):
+        self.add_loss(keras.ops.mean(self.inner(x) ** 2))
+        return x
+
+
+@pytest.mark.parametrize(
+    ("k", "m", "eagerly"), [(2, 1, False), (1, 2, True), (2, 2, False)]
+)
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_losses_that_are_left_out_have_no_gradients(k, m, eagerly):
+    def layers():
+        keras.utils.set_random_seed(1)
+        inner = [kl.Embedding(5, 4), Side(), kl.Dense(4, "tanh"), Side()]
+        return [keras.Input((2,)), *inner, kl.Dense(3)]
+
+    def adamw():
+        return keras.optimizers.AdamW(0.1, 0.5)
+
+    model = forgetful(keras.Sequential)(layers())
+    expected = after_two_steps(model, adamw(), run_eagerly=True)
+    model = forgetful(tfgpipe.GPipe)(layers(), k, m)
+    found = after_two_steps(model, adamw(), run_eagerly=eagerly)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, 1e-10, 1e-14)
