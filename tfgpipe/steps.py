@@ -119,7 +119,8 @@ class Stepped(Updating):
         """What the last cell computes of the loss, and the rest of it."""
         _, y, sample_weight = batch
         specs = as_specs(y), self._plan.output_spec, as_specs(sample_weight)
-        is_summed = streams_loss(self, *specs)
+        has_own_losses = type(self).losses is not Stepped.losses
+        is_summed = not has_own_losses and streams_loss(self, *specs)
         head = Head(self, is_summed, streams_metrics(self, *specs))
         objective = SummedLoss if is_summed else WholeLoss
         return head, objective(self, batch, training)

@@ -463,6 +463,30 @@ def test_overridden_loss_and_metrics_give_what_keras_gives():
     assert_close(found, run(overriding(keras.Sequential)(layers())))
 
 
+def adding(base):
+    """A model class with a loss more."""
+
+    class Adding(base):
+        @property
+        def losses(self):
+            kernels = [layer.kernel for layer in self.layers[:2]]
+            return [*super().losses, sum(keras.ops.sum(k**2) for k in kernels)]
+
+    return Adding
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_overridden_losses_give_what_keras_gives(eagerly):
+    def run(model, **modes):
+        compiled(model, keras.optimizers.SGD(0.01, momentum=0.9), **modes)
+        return fit(model, *data()), weights(model)
+
+    found = run(pipeline(cls=adding(tfgpipe.GPipe)), run_eagerly=eagerly)
+    keras.utils.set_random_seed(5)
+    assert_close(found, run(adding(keras.Sequential)(layers())))
+
+
 class Penalty(kl.Layer):
     def call(self, x):
         self.add_loss(keras.ops.mean(keras.ops.square(x - 1)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from typing import Any, TypeAlias
 
@@ -44,14 +45,50 @@ def source_of(layers: Any) -> Source:
     return graph.with_costs(costs)
 
 
-# What trains, evaluates and predicts: of a `GPipe`, its own.
-_STEPS = (
-    "train_step",
-    "test_step",
-    "predict_step",
-    "compute_loss",
-    "compute_metrics",
+# What a model's class may define in its own way: it says, saves or builds
+# something, or is called by nobody but the user. A `GPipe` has its own.
+_HARMLESS = set(
+    "add build build_from_config call compile compile_from_config "
+    "compute_output_shape compute_output_spec count_params evaluate export fit "
+    "from_config get_build_config get_compile_config get_config get_layer "
+    "get_quantization_layer_structure get_state_tree get_weights loss "
+    "load_own_variables load_weights path pop predict predict_on_batch "
+    "quantize save save_own_variables save_weights set_state_tree set_weights "
+    "summary supports_masking test_on_batch to_json train_on_batch".split()
 )
+_OF_GRAPHS = {"__call__", "input", "inputs", "layers", "output", "outputs"}
+
+
+def _overridden(model: keras.Model) -> list[str]:
+    """What a model's class, or the model, puts in the place of Keras's.
+
+    Without what does not matter to training and inference.
+    """
+    cls = type(model)
+    above = itertools.takewhile(
+        lambda c: not internals.is_keras(c), cls.__mro__
+    )
+    own = [
+        name
+        for one in above
+        for name, value in vars(one).items()
+        if name == "__call__" or not name.startswith("__")
+        if not name.startswith("_") or _is_method(value)
+    ]
+    own += [n for n in vars(model) if callable(getattr(cls, n, None))]
+    keras_cls = next(filter(internals.is_keras, cls.__mro__))
+    is_list = isinstance(model, keras.Sequential)
+    harmless = _HARMLESS if is_list else _HARMLESS | _OF_GRAPHS
+    return [
+        name
+        for name in dict.fromkeys(own)
+        if hasattr(keras_cls, name) and name not in harmless
+    ]
+
+
+def _is_method(value: Any) -> bool:
+    methods = (property, classmethod, staticmethod)
+    return callable(value) or isinstance(value, methods)
 
 
 def _check_model(model: keras.Model) -> None:
@@ -72,12 +109,13 @@ def _check_model(model: keras.Model) -> None:
             "other as a list; or call them on a `keras.Input`, and pass "
             "`keras.Model(inputs, outputs)` of the result."
         )
-    own = [n for n in _STEPS if getattr(cls, n) is not getattr(keras.Model, n)]
+    own = _overridden(model)
     if own:
         raise ValueError(
-            "A model must be trained in Keras's way: a `GPipe` has steps of "
-            f"its own. Received: '{model.name}', a {cls.__name__} that "
-            f"overrides {', '.join(own)}. Override them in a subclass of "
+            "A model must be trained in Keras's way: a `GPipe` has steps, "
+            "losses and metrics of its own. Received: "
+            f"'{model.name}', a {cls.__name__} that overrides "
+            f"{', '.join(own)}. Override them in a subclass of "
             "`tfgpipe.GPipe`, in which a step calls that of its base, as "
             "`super().train_step(data)`; and pass `keras.Model(model.inputs, "
             "model.outputs)`."

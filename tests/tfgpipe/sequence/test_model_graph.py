@@ -154,6 +154,28 @@ def test_what_a_class_does_beside_its_layers_is_refused():
         tfgpipe.GPipe(OwnSequentialCall([x, kl.Dense(1)]), 1)
 
 
+@pytest.mark.parametrize("base", [keras.Model, keras.Sequential])
+@pytest.mark.parametrize(
+    "name", ["losses", "trainable_weights", "_compute_loss", "metrics"]
+)
+def test_what_a_class_overrides_of_training_is_refused(base, name):
+    x = keras.Input((3,))
+    y = kl.Dense(1)
+    mixin = type("Mixin", (), {name: property(lambda self: [])})
+    own = type("Own", (mixin, base), {})
+    model = own([x, y]) if base is keras.Sequential else own(x, y(x))
+    with pytest.raises(ValueError, match=f"overrides {name}"):
+        tfgpipe.layers_of(model)
+
+
+def test_methods_of_a_model_alone_that_train_are_refused():
+    x = keras.Input((3,))
+    model = keras.Model(x, kl.Dense(1)(x))
+    model.train_step = lambda data: {}
+    with pytest.raises(ValueError, match="overrides train_step"):
+        tfgpipe.layers_of(model)
+
+
 class Task(keras.Model):
     """As one of KerasHub: it looks at what it is called on, and prepares."""
 
@@ -166,6 +188,13 @@ class Task(keras.Model):
         if isinstance(args[0], str):
             raise ValueError("no text")
         return super().__call__(*args, **kwargs)
+
+    @property
+    def layers(self):
+        return super().layers[1:]
+
+    def compile(self, optimizer="adam", **kwargs):
+        super().compile(optimizer, **kwargs)
 
     def fit(self, x, *args, **kwargs):
         return super().fit(self.preprocessor(x), *args, **kwargs)
