@@ -250,11 +250,7 @@ class EagerCell:
         if self._repeated is None:
             self._repeated = [[] for _ in dw]
             if any(d.slices for d in dw):
-                self._repeated = self._traced_parts(
-                    arguments,
-                    [d is not None for d in dy],
-                    [d is not None for d in dlosses],
-                )
+                self._repeated = self._traced_parts(arguments, dy, dlosses)
         own = [
             # As micro-batch 0 goes what all micro-batches have in common.
             d.of_micro_batch(m + 1, self._same_as_first(i, d))
@@ -276,10 +272,7 @@ class EagerCell:
         return [repeated and is_same for repeated in self._repeated[i]]
 
     def _traced_parts(
-        self,
-        arguments: CellArguments,
-        has_gradient: list[bool],
-        has_losses: list[bool],
+        self, arguments: CellArguments, *seeds: Sequence[Any]
     ) -> list[list[bool]]:
         """What `Backward.repeated` says of sparse gradients."""
         origin = Origin(
@@ -292,8 +285,8 @@ class EagerCell:
             jit_compile=False,
             gradient_dtype=None,
         )
-        traced = trace(origin)
-        repeated = add_backward(traced, has_gradient, has_losses).repeated
+        has_seeds = [[d is not None for d in part] for part in seeds]
+        repeated = add_backward(trace(origin), *has_seeds).repeated
         kinds = [set(same) for same in repeated]
         if any(len(kind) > 1 for kind in kinds):
             raise ValueError(
