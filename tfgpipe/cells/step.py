@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -105,14 +105,24 @@ class GraphStep(Step):
         live = tree.flatten(values)
         given = {i: _copied(live[i]) for i in self.uses}
         made = tree.flatten(self.run(given, training))
+        return self.goes_on(
+            lambda i: _copied(live[i]) if i in given else live[i],
+            lambda i: made[i],
+        )
 
-        def give(leaf: Live | Made) -> Any:
-            if isinstance(leaf, Made):
-                return made[leaf.index]
-            tensor = live[leaf.index]
-            return _copied(tensor) if leaf.index in given else tensor
+    def goes_on(
+        self, live: Callable[[int], Any], made: Callable[[int], Any]
+    ) -> Any:
+        """What goes out, a nest.
 
-        return tree.map_structure(give, self.gives)
+        Args:
+            live: Returns what came in, by its position.
+            made: Returns what the operation made.
+        """
+        return tree.map_structure(
+            lambda leaf: (live if isinstance(leaf, Live) else made)(leaf.index),
+            self.gives,
+        )
 
     def run(self, given: Mapping[int, Any], training: bool) -> Any:
         """Calls the operation.

@@ -15,6 +15,7 @@ import keras
 from tfgpipe import internals
 from tfgpipe.devices import placement
 from tfgpipe.planning import cost as cost_lib
+from tfgpipe.planning import one_example
 from tfgpipe.planning.kept_tensors import kept_bytes
 
 # A row more must show, and a layer may fail on a single one.
@@ -26,23 +27,28 @@ class PlacedStep(NamedTuple):
 
     Attributes:
         layer: Its layer.
-        inputs: Nest of `keras.KerasTensor`s that the layer takes.
-        live: All tensors that are alive, which cross if a cell begins here.
+        live: All tensors that are alive, which cross if a cell begins here, a
+            nest of `keras.KerasTensor`s.
         key: What equal steps have in common.
-        step: The `cells.GraphStep` that calls it on `inputs` by position; None
-            for a layer that is called on them.
+        step: The `cells.GraphStep` that calls it on some of them, by position;
+            None for a layer that is called on all.
     """
 
     layer: keras.layers.Layer
-    inputs: Any
     live: Any
     key: Any
     step: Any = None
 
     @property
     def call(self) -> Callable:
-        """Calls the layer on `inputs`, for a `training`."""
+        """Calls the layer on what it takes, for a `training`."""
         return self.layer if self.step is None else self.step.run
+
+    def taken(self, live: Any) -> Any:
+        """What of all that is alive the layer takes."""
+        return (
+            live if self.step is None else {i: live[i] for i in self.step.uses}
+        )
 
 
 class Bytes(NamedTuple):
@@ -113,16 +119,25 @@ def layer_sizes(
         num_slot_bytes: What the optimizer keeps for a variable, in bytes.
     """
     found: list[LayerSize] = []
-    known: dict[int, LayerSize] = {}
-    flops: dict[Any, float] = {}
+    known: dict[Any, tuple[LayerSize, Any]] = {}
+    estimates: dict[Any, Any] = {}
+    live = one_example.example_of(steps[0].live) if steps else None
     with internals.in_no_graph([s.layer for s in steps]):
-        for step, first, weights in _with_weights(steps):
-            if id(first) not in known:
-                known[id(first)] = _measured(first, num_slot_bytes, flops)
-            size = known[id(first)]._replace(
-                **_of_weights(weights, num_slot_bytes)
-            )
+        for i, (step, first, weights) in enumerate(_with_weights(steps)):
+            key = id(first), _specs(live)
+            if key not in known:
+                made = cost_lib.estimated(
+                    first.layer, first.taken(live), estimates, first.step
+                )
+                size = _measured(first, live, made.flops, num_slot_bytes)
+                known[key] = size, made.outputs
+            size, outputs = known[key]
+            size = size._replace(**_of_weights(weights, num_slot_bytes))
             found.append(size._replace(name=step.layer.name))
+            if i + 1 < len(steps):
+                live = one_example.goes_on(
+                    step.step, live, outputs, steps[i + 1].live
+                )
     return found
 
 
@@ -162,14 +177,23 @@ def _with_weights(
 
 def _measured(
     step: PlacedStep,
+    live: Any,
+    flops: float,
     num_slot_bytes: Callable[[Any], int],
-    flops: dict[Any, float],
 ) -> LayerSize:
+    """What a step needs.
+
+    Args:
+        step: The step.
+        live: Specs of what one example is before it, maybe several rows.
+        flops: Of one example.
+        num_slot_bytes: See `layer_sizes`.
+    """
     kept = [
-        kept_bytes(step.layer, _of_rows(step.inputs, rows), step.call)
+        kept_bytes(step.layer, _of_rows(step.taken(live), rows), step.call)
         for rows in _ROWS
     ]
-    leaves = _tensors(step.live)
+    leaves = _tensors(live)
     sizes = [placement.num_bytes(_of_rows(t, 1)) for t in leaves]
     floats = [
         size
@@ -179,7 +203,7 @@ def _measured(
     return LayerSize(
         name=step.layer.name,
         **_of_weights(step.layer.weights, num_slot_bytes),
-        flops=cost_lib.layer_flops(step.layer, step.inputs, flops, step.step),
+        flops=flops,
         live_bytes=sum(sizes),
         float_bytes=sum(floats),
         kept_inputs=_line([one.inputs for one in kept]),
@@ -208,10 +232,12 @@ def _of_weights(
 
 
 def _of_rows(spec: Any, rows: int) -> Any:
-    """Specs of so many rows."""
+    """Specs of so many examples, for those of one."""
     return keras.tree.map_structure(
         lambda leaf: (
-            keras.KerasTensor((rows, *leaf.shape[1:]), leaf.dtype)
+            keras.KerasTensor(
+                (rows * (leaf.shape[0] or 1), *leaf.shape[1:]), leaf.dtype
+            )
             if isinstance(leaf, keras.KerasTensor) and leaf.shape
             else leaf
         ),

@@ -54,13 +54,22 @@ def example_of(spec: Any) -> Any:
     return keras.tree.map_structure(one, spec)
 
 
-def outputs_of_example(made: Any, spec: Any) -> Any:
+def goes_on(step: Any, live: Any, made: Any, spec: Any) -> Any:
     """What goes on of one example, as far as it is known.
 
     Args:
-        made: Specs of what a layer made of it, or None.
-        spec: Specs of what it makes of a batch, a nest.
+        step: The `cells.GraphStep` that made something of it; None for a layer
+            that is called on all that is alive.
+        live: Specs of what it took, a nest.
+        made: Those of what it made, a nest, or None.
+        spec: Those of what goes on of a batch, a nest.
     """
+    if step is not None:
+        given, outputs = keras.tree.flatten(live), keras.tree.flatten(made)
+        none = made is None
+        made = step.goes_on(
+            lambda i: given[i], lambda i: None if none else outputs[i]
+        )
     expected = example_of(spec)
     found, leaves = keras.tree.flatten(made), keras.tree.flatten(expected)
     if len(found) != len(leaves):

@@ -57,7 +57,7 @@ def infer(
                 value = cost_lib.resolve_cost(layer, cost, spec)
                 made = one_example.Estimate(value, None)
             found.append(made.flops)
-            example = one_example.outputs_of_example(made.outputs, output)
+            example = one_example.goes_on(None, example, made.outputs, output)
             spec, before = output, f"the outputs of layer '{layer.name}'"
     return spec, found
 
@@ -87,7 +87,7 @@ def placed_steps(
             key = id(layer) if key is None else key
             if key not in known:
                 known[key] = _called(layer, spec, before)
-            steps.append(PlacedStep(layer, spec, spec, key))
+            steps.append(PlacedStep(layer, spec, key))
             spec, before = known[key], f"the outputs of layer '{layer.name}'"
     return steps, spec
 

@@ -14,7 +14,6 @@ import keras
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import GraphStep, Live, Made
 from tfgpipe.planning import PlacedStep, cut_graph, one_example
 from tfgpipe.planning import cost as cost_lib
 from tfgpipe.sequence.graph_calls import GraphCalls
@@ -91,8 +90,8 @@ class ModelGraph:
                 made = self._estimated(i, cost, example, known)
                 costs.append(made.flops)
                 if i + 1 < len(self.steps):
-                    example = one_example.outputs_of_example(
-                        _goes_on(step, example, made.outputs), self.specs[i + 1]
+                    example = one_example.goes_on(
+                        step, example, made.outputs, self.specs[i + 1]
                     )
         # Keras takes `x * 2.0`, of a dense x, for sparse.
         output = tree.map_structure(
@@ -122,7 +121,7 @@ class ModelGraph:
             given = {i: live[i] for i in step.uses}
             key = cost_lib.key_of(step.layer, given, step)
             key = id(step) if key is None else key
-            steps.append(PlacedStep(step.layer, given, live, key, step))
+            steps.append(PlacedStep(step.layer, live, key, step))
         return steps, self.model.output
 
     def arranged(self, x: Any) -> Any:
@@ -160,18 +159,6 @@ class ModelGraph:
     def config(self) -> dict[str, Any]:
         """The model as plain values."""
         return {"model": keras.saving.serialize_keras_object(self.model)}
-
-
-def _goes_on(step: GraphStep, live: Sequence[Any], made: Any) -> list[Any]:
-    """What goes out of a step, for what comes in; None where unknown."""
-    outputs = tree.flatten(made)
-
-    def give(leaf: Live | Made) -> Any:
-        if isinstance(leaf, Live):
-            return live[leaf.index]
-        return None if made is None else outputs[leaf.index]
-
-    return [give(leaf) for leaf in tree.flatten(step.gives)]
 
 
 def _problems(model: keras.Model) -> list[str]:
