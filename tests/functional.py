@@ -114,6 +114,71 @@ def masked():
     return keras.Model(tokens, kl.Dense(2)(inner(h)))
 
 
+class Scale(kl.Layer):
+    """Multiplies by state that it moves in training."""
+
+    def build(self, shape):
+        self.scale = self.add_weight((), "ones", trainable=False)
+
+    def call(self, x, training=None):
+        if training:
+            mean = ops.mean(ops.abs(ops.stop_gradient(x)))
+            self.scale.assign(0.9 * self.scale + 0.1 * mean)
+        return x * self.scale
+
+
+def _beside(call, other):
+    """A call on a deep tensor, beside another on a shallow one."""
+    x = keras.Input((4,))
+    h = kl.Dense(4, "tanh")(kl.Dense(4, "tanh")(x))
+    ends = [kl.Dense(2)(other(x)), kl.Dense(3)(call(h))]
+    return keras.Model(x, kl.Concatenate()(ends))
+
+
+def normed_beside():
+    """A layer beside another, which assigns its weight in training."""
+    dense = kl.Dense(4)
+    dense.build((None, 4))
+    return _beside(kl.SpectralNormalization(dense), dense)
+
+
+def scaled_beside():
+    """An operation takes a variable that a layer elsewhere assigns."""
+    scale = Scale()
+    scale.build((None, 4))
+    return _beside(lambda x: x * scale.scale, scale)
+
+
+def closure_beside():
+    """A function that reads a variable which a layer elsewhere assigns."""
+    scale = Scale()
+    scale.build((None, 4))
+    return _beside(kl.Lambda(lambda x: x * scale.scale), scale)
+
+
+class Late(kl.Layer):
+    """Calls one layer in two branches, in an order that its graph lacks."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dense, self.first, self.last = (kl.Dense(4) for _ in range(3))
+        self.norm = kl.SpectralNormalization(self.dense)
+
+    def build(self, shape):
+        for layer in (self.dense, self.first, self.last, self.norm):
+            layer.build(shape)
+
+    def call(self, x):
+        shallow = self.dense(x)
+        return self.norm(self.last(self.first(x))) + shallow
+
+
+def opened_beside():
+    """Such a layer, which is opened."""
+    x = keras.Input((4,))
+    return keras.Model(x, kl.Dense(5)(Late()(x)))
+
+
 class Block(kl.Layer):
     """Calls layers, and tells the dropout `training` itself."""
 

@@ -10,14 +10,18 @@ from beside_keras import ROWS, assert_close, normal, pipeline, trained
 from crossing import sent_tensors, short
 from functional import (
     Noise,
+    closure_beside,
     dicts,
     encoder,
     masked,
     named_outputs,
     nested,
     normalized,
+    normed_beside,
+    opened_beside,
     residual,
     reused,
+    scaled_beside,
     siamese,
     translator,
     unet,
@@ -282,6 +286,15 @@ def shared_statistics():
 )
 def test_layers_that_share_state_are_called_in_the_order_of_keras(make, shape):
     x, y = normal(*shape), normal(*shape[:-1], 2)
+    found = trained(make, pipeline(2, 1), x, y)
+    assert_close(found, by_itself(make, x, y, {}))
+
+
+@pytest.mark.parametrize(
+    "make", [normed_beside, scaled_beside, closure_beside, opened_beside]
+)
+def test_branches_that_share_state_are_called_in_the_order_of_keras(make):
+    x, y = normal(4), normal(5)
     found = trained(make, pipeline(2, 1), x, y)
     assert_close(found, by_itself(make, x, y, {}))
 

@@ -1053,6 +1053,23 @@ def test_functional_model_of_a_sequential_is_found():
     assert internals.functional_of(Other([keras.Input((2,))])) is None
 
 
+def test_calls_of_a_graph_come_in_the_order_in_which_they_were_noted():
+    first, second, third = (kl.Dense(2) for _ in range(3))
+
+    def model():
+        x = keras.Input((2,))
+        h = third(x)
+        return keras.Model(x, kl.Add()([second(first(x)), h]))
+
+    def operations():
+        return [c.operation for c in internals.graph_calls(model())][:3]
+
+    assert operations() == [first, second, third]
+    with internals.order_noted():
+        assert operations() == [third, first, second]
+    assert operations() == [first, second, third]
+
+
 def test_calls_of_a_graph_come_in_an_order_that_can_be_run():
     x = keras.Input((2,))
     dense = kl.Dense(2)

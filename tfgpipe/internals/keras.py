@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -19,8 +20,10 @@ from keras.src.backend.common import masking as _masking
 from keras.src.layers import layer as _layer
 from keras.src.losses import loss as _loss
 from keras.src.models.functional import Functional as _Functional
+from keras.src.ops.node import Node as _Node
 
 _UNINITIALIZED = "uninitialized_variables"
+_PLACE = "_tfgpipe_place"
 _IN_NO_GRAPH = "tfgpipe_in_no_graph"
 
 
@@ -579,10 +582,14 @@ def functional_of(model: keras.Sequential) -> Any:
 
 
 def graph_calls(model: keras.Model) -> list[GraphCall]:
-    """The calls in the graph of a functional model, in Keras's own order."""
+    """The calls in the graph of a functional model, in Keras's own order.
+
+    If they were made inside `order_noted`, in the order in which they were.
+    """
     by_depth = model._nodes_by_depth
     depths = sorted(by_depth, reverse=True)
     nodes = [node for depth in depths for node in by_depth[depth]]
+    nodes.sort(key=lambda node: getattr(node, _PLACE, 0))
     return [
         GraphCall(
             node.operation,
@@ -593,6 +600,20 @@ def graph_calls(model: keras.Model) -> list[GraphCall]:
         for node in nodes
         if node.operation is not None and not node.is_input
     ]
+
+
+@contextlib.contextmanager
+def order_noted() -> Iterator[None]:
+    """Inside, the symbolic calls of layers and operations are numbered."""
+    places = itertools.count()
+    make = _Node.__init__
+
+    def numbered(node: Any, *args: Any, **kwargs: Any) -> None:
+        make(node, *args, **kwargs)
+        setattr(node, _PLACE, next(places))
+
+    with _replaced(_Node, "__init__", numbered):
+        yield
 
 
 @contextlib.contextmanager

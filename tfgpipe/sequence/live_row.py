@@ -22,12 +22,14 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.cells import GraphStep, Live, Made
 from tfgpipe.sequence.graph_calls import Call, Value, values_in
+from tfgpipe.sequence.watched import Uses, uses_of
 
 
 class LiveRow:
     """Calls in an order.
 
     Attributes:
+        calls: The calls.
         live_bytes: Bytes of a row that are alive before each step.
         specs: The tensors that are.
     """
@@ -35,7 +37,7 @@ class LiveRow:
     def __init__(
         self, inputs: list[Value], calls: Sequence[Call], outputs: Any
     ):
-        self._calls = calls
+        self.calls = calls
         self._outputs = outputs
         uses: dict[Value, list[int]] = collections.defaultdict(list)
         for i, call in enumerate(calls):
@@ -55,10 +57,10 @@ class LiveRow:
     def steps(self) -> list[GraphStep]:
         """The calls, on what is alive before them."""
         found = []
-        for i, call in enumerate(self._calls):
+        for i, call in enumerate(self.calls):
             before = {id(v): Live(j) for j, v in enumerate(self._live[i])}
             made = {id(v): Made(j) for j, v in enumerate(call.outputs)}
-            is_last = i == len(self._calls) - 1
+            is_last = i == len(self.calls) - 1
             gives = self._outputs if is_last else tuple(self._live[i + 1])
             found.append(
                 GraphStep(
@@ -73,7 +75,7 @@ class LiveRow:
     def together(self) -> set[int]:
         """See `ModelGraph`."""
         uses = collections.defaultdict(list)
-        for i, call in enumerate(self._calls):
+        for i, call in enumerate(self.calls):
             for key in internals.state_of(call.operation).updated:
                 uses[key].append(i)
         return {
@@ -101,14 +103,39 @@ def depth_first(calls: list[Call], outputs: Any) -> list[Call]:
     return list(found.values())
 
 
-def in_turn(calls: Sequence[Call]) -> list[int]:
-    """Calls that depend on the state that earlier ones leave, in order."""
-    shared = internals.shared_state([call.operation for call in calls])
-    return [
-        id(call)
-        for call in calls
-        if not shared.isdisjoint(internals.state_of(call.operation).all)
-    ]
+def in_turn(calls: Sequence[Call], others: Sequence[Call]) -> bool:
+    """Whether calls find the state that they find in another order.
+
+    What a call reads may be assigned by another, of another layer, too: which
+    variables each uses shows when it runs.
+    """
+    uses: dict[int, Uses] = {}
+    for call in calls:
+        seen = _seen(call)
+        if seen is None:
+            return False
+        uses[id(call)] = seen
+    assigned = {key for own in uses.values() for key in own.assigned}
+
+    def users(order: Sequence[Call]) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = collections.defaultdict(list)
+        for call in order:
+            for key in assigned & uses[id(call)].all:
+                found[key].append(id(call))
+        return found
+
+    return users(calls) == users(others)
+
+
+def _seen(call: Call) -> Uses | None:
+    """The variables that a call uses; None if that can't be told."""
+
+    def arguments(tensors: list[Any]) -> Any:
+        by = dict(zip(map(id, call.inputs), tensors))
+        return tree.map_structure(_replaced(by), (call.args, call.kwargs))
+
+    specs = [value.spec for value in call.inputs]
+    return uses_of(call.operation, specs, arguments)
 
 
 def _replaced(by: dict[int, Any]) -> Any:

@@ -1,7 +1,7 @@
 """A functional model as steps, each a call of one of its layers.
 
-Of two orders, Keras's own and depth first, the one is taken in which fewer
-bytes are alive between steps.
+The calls are in Keras's own order; or depth first, where fewer bytes are alive
+between steps then, and no call finds other state.
 """
 
 from __future__ import annotations
@@ -43,15 +43,16 @@ class ModelGraph:
         self.input_spec = model.input
         self.problems = _problems(model)
         self._calls = calls = GraphCalls(model)
-        orders = [calls.found]
-        other = depth_first(calls.found, calls.outputs)
-        # A layer that is called again updates its state, and draws, in turn.
-        if in_turn(other) == in_turn(calls.found):
-            orders.append(other)
-        row = min(
-            (LiveRow(calls.inputs, order, calls.outputs) for order in orders),
-            key=lambda row: sum(row.live_bytes),
+        row, other = (
+            LiveRow(calls.inputs, order, calls.outputs)
+            for order in (
+                calls.found,
+                depth_first(calls.found, calls.outputs),
+            )
         )
+        is_smaller = sum(other.live_bytes) < sum(row.live_bytes)
+        if is_smaller and in_turn(row.calls, other.calls):
+            row = other
         self.steps = row.steps()
         for step in self.steps:
             step.graph = self

@@ -8,18 +8,16 @@ What the `call` of that layer does to symbolic tensors is a graph:
 It is opened only where that graph is all it does, whenever it is called. A
 layer stays closed that draws, assigns or reads variables beside its inner
 calls; that takes or makes masks; two of whose calls draw from one generator or
-assign to one variable, as their order in the graph may be another; whose code
-fails on symbolic tensors; or makes another graph the next time, for another
-`training`, or for sizes that are known. To find out takes four calls and a run.
+have one state that they may assign; whose code fails on symbolic tensors; or
+makes another graph the next time, for another `training`, or for sizes that are
+known. Its calls come in the order in which its code makes them. To find out
+takes four calls and a run.
 """
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import math
-import warnings
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -27,6 +25,7 @@ import numpy as np
 from keras import tree
 
 from tfgpipe import internals
+from tfgpipe.sequence.watched import WatchingScope, unnoticed
 
 # So that four cells of such layers can be even to a tenth.
 SHARE = 1 / 40
@@ -105,7 +104,7 @@ def called(
     masks = map(internals.get_mask, [*tensors_of(call), *call.outputs])
     if not _is_plain(layer, call) or any(mask is not None for mask in masks):
         return None
-    with _unnoticed(layer):
+    with unnoticed(internals.flat_layers(layer)):
         return _called(call, training, size)
 
 
@@ -114,25 +113,12 @@ def _runs(found: Opened) -> bool:
 
     Symbolic calls do not notice, say, a None among sizes to reshape to.
     """
-    with _unnoticed(found.model):
+    with unnoticed(internals.flat_layers(found.model)):
         try:
             internals.output_spec(found.model, found.model.inputs)
         except Exception:  # as below
             return False
     return True
-
-
-@contextlib.contextmanager
-def _unnoticed(layer: keras.layers.Layer) -> Iterator[None]:
-    """Inside, calls of the layers inside a layer leave nothing behind."""
-    with (
-        internals.in_no_graph(internals.flat_layers(layer)),
-        internals.names_kept(),
-        internals.seed_generator_kept(),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")  # the real calls will warn
-        yield
 
 
 def _is_plain(layer: keras.layers.Layer, call: internals.GraphCall) -> bool:
@@ -170,9 +156,13 @@ def _called(
     if "training" in inspect.signature(type(layer).call).parameters:
         kwargs["training"] = training
     before = _num_calls(layer)
-    scope = _WatchingScope()
+    scope = WatchingScope()
     try:
-        with scope, internals.told_training(layer, training) as last_told:
+        with (
+            scope,
+            internals.order_noted(),
+            internals.told_training(layer, training) as last_told,
+        ):
             outputs = tree.flatten(layer.call(*args, **kwargs))
         model = keras.Model([*fresh.values()], outputs, name=layer.name)
     except Exception:  # a user's code may raise anything; then: closed
@@ -180,7 +170,7 @@ def _called(
     calls = internals.graph_calls(model)
     is_layer = [isinstance(c.operation, keras.layers.Layer) for c in calls]
     if (
-        scope.is_used
+        scope.used
         or last_told() is not training  # what a layer inside has left
         or not (size is not None or _are_like(outputs, call.outputs))
         or any(internals.get_mask(t) is not None for t in outputs)
@@ -246,21 +236,6 @@ def _plain(value: Any, numbers: dict[int, int]) -> Any:
     if kind in _VALUES or isinstance(value, (np.generic, slice)):
         return kind, repr(value)  # of nan, too
     return "same", id(value)
-
-
-class _WatchingScope(keras.StatelessScope):
-    """Notes whether a variable is read or assigned."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_used = False
-
-    def get_current_value(self, variable: keras.Variable) -> Any:
-        self.is_used = True
-        return super().get_current_value(variable)
-
-    def add_update(self, update: Any) -> None:
-        self.is_used = True
 
 
 def _converted(layer: keras.layers.Layer, tensor: Any) -> str:
