@@ -18,6 +18,8 @@ from tfgpipe.planning import PlacedStep, cut_graph, one_example
 from tfgpipe.planning import cost as cost_lib
 from tfgpipe.sequence.graph_calls import GraphCalls
 from tfgpipe.sequence.live_row import LiveRow, depth_first, in_turn
+from tfgpipe.sequence.restrictions import check_model_rows
+from tfgpipe.sequence.watched import unnoticed
 
 
 class ModelGraph:
@@ -83,6 +85,8 @@ class ModelGraph:
 
     def infer(self, spec: Any, is_split: bool) -> tuple[Any, list[float]]:
         """The model's outputs, and the costs of the steps."""
+        if is_split:
+            self._check_rows()
         known: dict[Any, Any] = {}
         costs = []
         example = one_example.example_of(self.specs[0])
@@ -99,6 +103,16 @@ class ModelGraph:
             lambda t: keras.KerasTensor(t.shape, t.dtype), self.model.output
         )
         return output, costs
+
+    def _check_rows(self) -> None:
+        """See `check_model_rows`."""
+        makers = {v: call for call in self._calls.found for v in call.outputs}
+        names = [
+            f"'{makers[v].operation.name}'" if v in makers else "no call"
+            for v in tree.flatten(self._calls.outputs)
+        ]
+        with unnoticed(internals.flat_layers(self.model)):
+            check_model_rows(self.model, [v.spec for v in makers], names)
 
     def _estimated(
         self, i: int, cost: Any, example: Any, known: dict[Any, Any]

@@ -38,6 +38,7 @@ def check_supported(
 
 
 _MANY_ROWS = 7919  # a prime, which no other axis has
+_FEWER_ROWS = 7907  # another one
 _ANY_LENGTH = 8
 
 
@@ -72,19 +73,80 @@ def check_rows_stay(
     if any(unknown) and not is_last:
         return
 
-    def many(spec: Any) -> Any:
-        if spec is None:
-            return None
-        inner = [_ANY_LENGTH if d is None else d for d in spec.shape[1:]]
-        return keras.KerasTensor((_MANY_ROWS, *inner), spec.dtype)
-
     try:
-        found = layer(tree.map_structure(many, inputs))
+        found = layer(_of_rows(inputs, _MANY_ROWS))
     except Exception:
         return  # that length does not suit the layer
     shapes = [t.shape for t in tree.flatten(found) if t is not None]
     if any(d and d % _MANY_ROWS == 0 for s in shapes for d in s[1:]):
         _refuse_rows(layer, made)
+
+
+def check_model_rows(
+    model: keras.Model,
+    made: Sequence[keras.KerasTensor],
+    makers: Sequence[str],
+) -> None:
+    """Refuses a functional model with outputs that are not one a row.
+
+    It is asked with two numbers of rows if some tensor in it has an axis that
+    may have become as long as the batch. What happens to such an axis inside is
+    the model's own: recurrent layers may have time first, and rows second.
+
+    Args:
+        model: A model with more than one micro-batch.
+        made: Specs of what the calls in it make.
+        makers: For each output the name of the call that makes it.
+
+    Raises:
+        ValueError: If one has no row for each row of the inputs, or another
+            axis that depends on their number.
+    """
+    outputs = model.outputs
+    wrong = [not t.shape or t.shape[0] is not None for t in outputs]
+    if not any(wrong) and any(None in t.shape[1:] for t in made):
+        counts = _MANY_ROWS, _FEWER_ROWS
+        try:
+            first, second = (
+                tree.flatten(
+                    internals.output_spec(model, _of_rows(model.input, count))
+                )
+                for count in counts
+            )
+        except Exception:
+            return  # those lengths do not suit the model
+        wrong = [
+            a.shape[0] not in (None, counts[0]) or a.shape[1:] != b.shape[1:]
+            for a, b in zip(first, second)
+        ]
+    named = tree.flatten_with_path(model.output)
+    paths = [".".join(map(str, path)) for path, _ in named]
+    names = [
+        f"output {path and repr(path) + ' '}of shape {t.shape}, made by {maker}"
+        for path, t, maker, is_wrong in zip(paths, outputs, makers, wrong)
+        if is_wrong
+    ]
+    if names:
+        raise ValueError(
+            "A model must have outputs with a row for each row of the batch, "
+            "and no other axis that depends on their number, if there is more "
+            f"than one micro-batch. Received: {' and '.join(names)} of model "
+            f"'{model.name}'. Return what they are computed from, and compute "
+            "what needs the whole batch in the loss, or pass "
+            "num_micro_batches=1."
+        )
+
+
+def _of_rows(specs: Any, rows: int) -> Any:
+    """Specs like these with known sizes."""
+
+    def known(spec: Any) -> Any:
+        if spec is None:
+            return None
+        inner = [_ANY_LENGTH if d is None else d for d in spec.shape[1:]]
+        return keras.KerasTensor((rows, *inner), spec.dtype)
+
+    return tree.map_structure(known, specs)
 
 
 def _refuse_rows(layer: keras.layers.Layer, outputs: list[Any]) -> None:
