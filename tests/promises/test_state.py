@@ -34,7 +34,7 @@ class MovedByItself(kl.BatchNormalization):
 def test_batch_norm_whose_moments_are_its_own_is_refused():
     x = np.ones((8, 2))
     with pytest.raises(ValueError, match=r"leave its moments.*'own'"):
-        run([kl.Dense(2), MovedByItself(name="own")], x, x, 1, 1)
+        run([kl.Dense(2), MovedByItself(name="own")], x, x, 1, 2)
 
 
 def normalized(momentum=0.9):

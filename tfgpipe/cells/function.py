@@ -19,6 +19,7 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.cells.cell import Cell
 from tfgpipe.cells.moments import choosing_moments, is_synchronized
+from tfgpipe.cells.moving import MovingStatistics
 from tfgpipe.cells.scope import StateScope
 from tfgpipe.cells.values import Boundary, CellArguments, Output, structure_of
 
@@ -56,12 +57,15 @@ class Findings(NamedTuple):
             and at last, how many after all layers.
         output_structure: A nest like the outputs.
         num_head_losses: How many of the losses are the head's.
+        moving_rules: For each of `CellFunction.normalizations` those of
+            `MovingStatistics`.
     """
 
     draws: list[int | None]
     starts: list[int]
     output_structure: Any
     num_head_losses: int
+    moving_rules: Sequence[list[Any]] = ()
 
     def layer_of(self, place: int) -> int:
         """Which layer made an operation: of those after all, the last."""
@@ -84,7 +88,8 @@ class CellFunction:
         chained: ids of those that run on from micro-batch to micro-batch.
         seeds: Those that are random seeds.
         varying: ids of both.
-        normalizations: The batch normalisations that move their statistics.
+        normalizations: The batch normalisations that move their statistics
+            at the end of the mini-batch.
         synchronizes: Whether it takes moments over replicas.
     """
 
@@ -109,7 +114,7 @@ class CellFunction:
         )
         self.seeds = cell.seeds
         self.varying = frozenset(self.chained | {id(v) for v in self.seeds})
-        self.normalizations = cell.normalizations
+        self.normalizations = cell.normalizations if is_split else []
         self.synchronizes = (
             training
             and len(cell.devices) > 1
@@ -140,11 +145,11 @@ class CellFunction:
                 current graph.
         """
         num_operations = num_operations or _num_operations
+        moving = MovingStatistics(self.normalizations, moved)
         scope = StateScope(
             list(zip(self.state, arguments.state)),
             self.seeds,
-            self.normalizations,
-            moved,
+            moving,
             self.training,
         )
         starts: list[int] = []
@@ -178,7 +183,7 @@ class CellFunction:
             if self.head is not None:
                 sums, counts = self.head(y, arguments.labels, first)
         self._check_unknown(scope)
-        self._check_moved(scope)
+        moving.check(self.cell.number)
         if self.is_split and scope.overwritten:
             raise ValueError(
                 "A seed must be drawn by `seed_generator.next()` alone if "
@@ -198,6 +203,7 @@ class CellFunction:
             starts=starts,
             output_structure=structure_of(y),
             num_head_losses=len(sums),
+            moving_rules=[moving.rules[id(v)] for v in self.normalizations],
         )
         boundary = Boundary.of(y)
         # Where the head has the loss, no gradient comes in by the outputs.
@@ -212,7 +218,7 @@ class CellFunction:
             weights=updated,
             losses=sums + [self._own(loss, x) for loss in scope.losses],
             counts=counts,
-            moments=[scope.moments[id(v)] for v in self.normalizations],
+            moments=[moving.moments[id(v)] for v in self.normalizations],
         )
         return output, findings
 
@@ -246,26 +252,6 @@ class CellFunction:
             "`self.add_weight(...)`, or give `keras.random` functions a "
             "`seed=self.seed_generator` that is a "
             "`keras.random.SeedGenerator` attribute of the layer."
-        )
-
-    def _check_moved(self, scope: StateScope) -> None:
-        if scope.stale:
-            raise ValueError(
-                "A layer must not read the moving statistics of a "
-                "`keras.layers.BatchNormalization` after it was called with "
-                "`training=True`: they move once, at the end of the "
-                f"mini-batch. Received: reads of {scope.stale} in cell "
-                f"{self.cell.number}. Read them before, or compute the moments "
-                "that you need."
-            )
-        if not scope.moved_alone:
-            return
-        raise ValueError(
-            "A `keras.layers.BatchNormalization` must leave its moments to "
-            f"Keras. Received: {scope.moved_alone} in cell {self.cell.number}, "
-            "which assign their moving statistics in a `call` of their own. "
-            "Call `super().call`, or derive from `keras.layers.Layer`: then "
-            "they are the mean over micro-batches, as other state is."
         )
 
 

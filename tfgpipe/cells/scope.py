@@ -9,14 +9,14 @@ is found out here, too, and what can't be carried out of the cell is refused.
 from __future__ import annotations
 
 import collections
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.cells.single_values import count_of_few
+from tfgpipe.cells.moving import MovingStatistics
 
 
 class StateScope(keras.StatelessScope):
@@ -25,9 +25,7 @@ class StateScope(keras.StatelessScope):
     Args:
         state: Pairs of a variable and its value.
         seeds: The variables among them that are random seeds.
-        normalizations: Batch normalisations whose moments are to be recorded
-            instead of moving their statistics.
-        moved: ids of the moving statistics that earlier cells have moved.
+        moving: Statistics that move at the end of the mini-batch.
         training: Whether gradients are wanted.
 
     Attributes:
@@ -38,17 +36,13 @@ class StateScope(keras.StatelessScope):
         unknown: Paths of assigned variables that were not given.
         borrowed: Pairs of a layer's index and a variable that it reads without
             having been given it.
-        moments: For each batch normalisation a list of its calls, each a
-            (mean, variance, count, few), where count is None without a mask,
-            and few is that of `single_values.count_of_few`.
     """
 
     def __init__(
         self,
         state: list[tuple[keras.Variable, tf.Tensor]],
         seeds: Sequence[keras.Variable] = (),
-        normalizations: Sequence[keras.layers.BatchNormalization] = (),
-        moved: Collection[int] = (),
+        moving: MovingStatistics | None = None,
         training: bool = True,
     ):
         super().__init__(state, collect_losses=True)
@@ -57,14 +51,7 @@ class StateScope(keras.StatelessScope):
         self._layer = 0
         self._weights: dict[int, tf.Tensor] = {}
         self._new_weights: dict[int, tf.Tensor] = {}
-        self._moving = {
-            id(v): layer
-            for layer in normalizations
-            for v in (layer.moving_mean, layer.moving_variance)
-        }
-        self._moved_before = moved
-        self._moves: collections.Counter[int] = collections.Counter()
-        self._stale: dict[int, str] = {}
+        self._moving = moving or MovingStatistics([], [])
         self._training = training
         self._graph = internals.current_graph()
         self.assigned: set[int] = set()
@@ -72,10 +59,6 @@ class StateScope(keras.StatelessScope):
         self.overwritten: dict[int, str] = {}
         self.unknown: list[str] = []
         self.borrowed: list[tuple[int, keras.Variable]] = []
-        self._moved: dict[int, keras.layers.BatchNormalization] = {}
-        self.moments: dict[int, list[Any]] = {
-            id(layer): [] for layer in normalizations
-        }
 
     def use_weights(
         self,
@@ -125,17 +108,16 @@ class StateScope(keras.StatelessScope):
                 "Choose what is recomputed with `remat` and `remat_groups` of "
                 "`GPipe`; pass what a custom gradient needs as arguments."
             )
-        if key in self._moved_before or self._moves[key]:
-            self._stale[key] = variable.path
+        self._moving.read(variable)
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         """Called by `Variable.assign`."""
         variable, value = update
         key = id(variable)
-        if key in self._moving:
-            layer = self._moving[key]
-            self._moved[id(layer)] = layer
-            self._moves[key] += 1
+        if self._moving.has(variable):
+            if internals.current_graph() is not self._graph:
+                self._refuse_graph(f"an assignment of '{variable.path}'")
+            self._moving.assign(variable, self.state_mapping[key], value)
             return
         if key in self._seeds:
             self.draws[key] += 1
@@ -185,23 +167,6 @@ class StateScope(keras.StatelessScope):
             "the mini-batch. Do it before, and choose by `keras.ops.where`."
         )
 
-    @property
-    def moved_alone(self) -> list[str]:
-        """Names of normalisations that moved, without moments of Keras's."""
-        return [
-            layer.name
-            for key, layer in self._moved.items()
-            if not self.moments[key]
-        ]
-
-    @property
-    def stale(self) -> list[str]:
-        """Paths of moving statistics that were read after they moved.
-
-        Not by the normalisation itself, which goes on to take moments.
-        """
-        return list(self._stale.values())
-
     def new_values(self, variables: list[keras.Variable]) -> list[Any]:
         """Their new values so far, None where they were not assigned."""
         return [
@@ -215,13 +180,7 @@ class StateScope(keras.StatelessScope):
         """Notes the moments by which a batch normalisation normalises."""
         if internals.current_graph() is not self._graph:
             self._refuse_graph(f"a call of '{layer.name}'")
-        for variable in (layer.moving_mean, layer.moving_variance):
-            self._stale.pop(id(variable), None)
-        count = None
-        if mask is not None:
-            count = tf.reduce_sum(tf.cast(mask, mean.dtype))
-        few = count_of_few(layer, inputs) if mask is None else None
-        self.moments[id(layer)].append((mean, variance, count, few))
+        self._moving.record(layer, inputs, mask, mean, variance)
 
 
 class InnerScope(keras.StatelessScope):

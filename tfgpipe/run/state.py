@@ -255,7 +255,7 @@ class StateFlow:
             mean, variance = layer.moving_mean, layer.moving_variance
             self._claim(mean, k)
             new_mean, new_variance = moving_statistics(
-                layer,
+                self._tasks[k].findings.moving_rules[i],
                 (initial[id(mean)], initial[id(variance)]),
                 moments,
                 self._micro_batches,

@@ -9,6 +9,8 @@ is assigned once, after the last micro-batch:
     other numbers          `Mean`     of the new values, weighted by rows
     other integers         `First`    the new value of the first micro-batch
 
+Where there is one micro-batch, what its layers assigned is what is assigned.
+
 The moments of a mini-batch follow from those of its micro-batches exactly
 ([Chan et al., 1979](http://i.stanford.edu/pub/cstr/reports/cs/tr/79/773)):
 mean = sum w_m mean_m, variance = sum w_m (variance_m + (mean_m - mean)^2),
@@ -24,7 +26,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import keras
 import tensorflow as tf
 
 from tfgpipe.cells import MicroBatches, advance_seed
@@ -132,7 +133,7 @@ def sum_of(values: list[tf.Tensor]) -> tf.Tensor:
 
 
 def moving_statistics(
-    layer: keras.layers.BatchNormalization,
+    rules: list[Any],
     initial: tuple[tf.Tensor, tf.Tensor],
     moments: list[list[Any]],
     micro_batches: MicroBatches,
@@ -140,24 +141,25 @@ def moving_statistics(
     """Updates a batch normalisation once, with a mini-batch's moments.
 
     Args:
-        layer: The layer.
+        rules: Call by call those of the layer, see `MovingStatistics`.
         initial: Its moving mean and variance before the mini-batch.
-        moments: For each micro-batch what `StateScope.moments` recorded.
+        moments: For each micro-batch what `MovingStatistics` recorded.
         micro_batches: How the rows fall into micro-batches.
 
     Returns:
         The new moving mean and variance.
     """
 
-    def updated(old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
-        kept = tf.cast(old, new.dtype) * layer.momentum
-        return tf.cast(kept + new * (1.0 - layer.momentum), old.dtype)
+    def updated(old: tf.Tensor, new: tf.Tensor, rule: Any) -> tf.Tensor:
+        a, b = (tf.constant(factor, new.dtype) for factor in rule)
+        return tf.cast(tf.cast(old, new.dtype) * a + new * b, old.dtype)
 
     moving_mean, moving_variance = initial
-    for call in zip(*moments):  # a layer may be called more than once
+    # A layer may be called more than once.
+    for call, (of_mean, of_variance) in zip(zip(*moments), rules, strict=True):
         mean, variance = combine_moments(list(call), micro_batches)
-        moving_mean = updated(moving_mean, mean)
-        moving_variance = updated(moving_variance, variance)
+        moving_mean = updated(moving_mean, mean, of_mean)
+        moving_variance = updated(moving_variance, variance, of_variance)
     return moving_mean, moving_variance
 
 

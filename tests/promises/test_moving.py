@@ -1,0 +1,157 @@
+"""Batch normalisations that move their statistics by rules of their own.
+
+With one micro-batch, what a layer assigns is kept: the numbers are Keras's.
+With several, the rule is seen in what it assigns, or refused.
+"""
+
+import keras
+import numpy as np
+import pytest
+from beside_keras import check, normal, pipeline, trained
+from keras import layers as kl
+from keras import ops
+
+import tfgpipe
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+class Unbiased(kl.BatchNormalization):
+    """With the variance of a sample, as PyTorch's."""
+
+    def call(self, x, training=None, mask=None):
+        mean, variance = self._moments(x, mask)
+        if training:
+            n = ops.cast(ops.shape(x)[0], x.dtype)
+            for v, new in (
+                (self.moving_mean, mean),
+                (self.moving_variance, variance * n / (n - 1)),
+            ):
+                v.assign(0.9 * v + 0.1 * new)
+        return (x - mean) / ops.sqrt(variance + 1e-3)
+
+
+class Subtracts(kl.BatchNormalization):
+    """Moves by Keras's rule, written in another way."""
+
+    def call(self, x, training=None, mask=None):
+        mean, variance = self._moments(x, mask)
+        if training:
+            for v, new in (
+                (self.moving_mean, mean),
+                (self.moving_variance, variance),
+            ):
+                v.assign_add((new - v) * (1 - self.momentum))
+        return (x - mean) / ops.sqrt(variance + 1e-3)
+
+
+class Sets(kl.BatchNormalization):
+    """Has another momentum while it is called."""
+
+    def call(self, x, training=None, mask=None):
+        own, self.momentum = self.momentum, 0.6
+        try:
+            return super().call(x, training=training, mask=mask)
+        finally:
+            self.momentum = own
+
+
+class Keeps(kl.BatchNormalization):
+    """Takes moments, and keeps its statistics."""
+
+    def call(self, x, training=None, mask=None):
+        mean, variance = self._moments(x, mask)
+        return (x - mean) / ops.sqrt(variance + 1e-3)
+
+
+class Scheduled(kl.BatchNormalization):
+    """Has a momentum that is a variable, which it assigns."""
+
+    def build(self, shape):
+        super().build(shape)
+        self.rate = self.add_weight(initializer="ones", trainable=False)
+
+    def call(self, x, training=None, mask=None):
+        self.rate.assign(self.rate * 0.9)
+        own, self.momentum = self.momentum, self.rate.value
+        try:
+            return super().call(x, training=training, mask=mask)
+        finally:
+            self.momentum = own
+
+
+class Reads(kl.Layer):
+    """Adds moving statistics, which another layer has moved."""
+
+    def __init__(self, norm, **kwargs):
+        super().__init__(**kwargs)
+        self.norm = norm
+
+    def call(self, x):
+        return x + self.norm.moving_mean * self.norm.moving_variance
+
+
+@pytest.mark.parametrize(
+    ("k", "options"),
+    [
+        (2, {}),
+        pytest.param(1, {}, marks=pytest.mark.slow),
+        pytest.param(3, {"run_eagerly": True}, marks=pytest.mark.slow),
+        pytest.param(3, {"jit_compile": True}, marks=pytest.mark.slow),
+    ],
+)
+def test_statistics_of_one_micro_batch_are_what_layers_assigned(k, options):
+    """A later layer reads them, as it does any other state."""
+
+    def make():
+        renormalizing = kl.BatchNormalization(renorm=True, momentum=0.9)
+        sets = Sets()
+        return [
+            keras.Input((3,)),
+            kl.Dense(3),
+            renormalizing,
+            kl.Dense(3),
+            Unbiased(center=False, scale=False),
+            kl.Dense(3),
+            sets,
+            kl.Dense(3),
+            Scheduled(),
+            Reads(sets),
+            Reads(renormalizing),
+            kl.Dense(2),
+        ]
+
+    check(make, normal(3), normal(2), [(k, 1)], **options)
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_statistics_of_micro_batches_move_by_the_rule_that_was_seen(eagerly):
+    """Those of what the model is given do not depend on micro-batches."""
+
+    layers = []
+
+    def make():
+        plain = {"center": False, "scale": False}
+        subtracts = Subtracts(momentum=0.7, **plain)
+        norms = [Sets(**plain), subtracts, Keeps(**plain)]
+        layers.append(norms)
+        inputs = keras.Input((3,))
+        outputs = [kl.Dense(1)(norm(inputs)) for norm in norms]
+        return keras.Model(inputs, kl.concatenate(outputs))
+
+    for model in (lambda plain: plain, pipeline(1, 2)):
+        trained(make, model, normal(3), normal(3), run_eagerly=eagerly)
+    for plain, norm in zip(*layers):
+        for name in ("moving_mean", "moving_variance"):
+            expected = getattr(plain, name).numpy()
+            np.testing.assert_allclose(getattr(norm, name), expected, 1e-10)
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.parametrize("kind", [Unbiased, Scheduled])
+def test_statistics_of_micro_batches_of_another_rule_are_refused(kind, eagerly):
+    """Of a micro-batch's rows, n / (n - 1) is not that of the mini-batch's."""
+    model = tfgpipe.GPipe([kind(name="own"), kl.Dense(2)], 1, 2)
+    model.compile("sgd", "mse", run_eagerly=eagerly)
+    with pytest.raises(ValueError, match=r"constant momentum[^']*'own'.*Call"):
+        model.train_on_batch(normal(3)[:4], normal(2)[:4])
