@@ -13,10 +13,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfgpipe import internals
+from tfgpipe.cells.affine import factors
 from tfgpipe.cells.moving import MovingStatistics
+from tfgpipe.cells.values import is_continuous
 
 
 class StateScope(keras.StatelessScope):
@@ -93,7 +96,11 @@ class StateScope(keras.StatelessScope):
             self.borrowed.append((self._layer, variable))
         elif self._training:
             self._check_read(variable)
-        return super().get_current_value(variable)
+        value = super().get_current_value(variable)
+        is_new = key in self.assigned and key not in self._weights
+        if is_new and is_continuous(value):
+            return tf.stop_gradient(value)  # as in Keras, at the variable
+        return value
 
     def _check_read(self, variable: keras.Variable) -> None:
         """Refuses reads whose gradient would be lost; notes late ones."""
@@ -130,11 +137,8 @@ class StateScope(keras.StatelessScope):
                 value, self._weights[key].dtype
             )
             value = _with_value(self._weights[key], value)
-        else:
-            # As in Keras the gradient stops at the variable.
-            value = tf.stop_gradient(value)
-            if key not in self._known:
-                self.unknown.append(variable.path)
+        elif key not in self._known:
+            self.unknown.append(variable.path)
         self.assigned.add(key)
         super().add_update((variable, value))
 
@@ -202,19 +206,19 @@ def _with_value(weight: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
 def _is_next(value: Any, seed: Any) -> bool:
     """Whether the new value of a seed is the next one: the seed plus (0, 1).
 
-    So is that of `SeedGenerator.next()`. In a graph the operation tells.
+    So is that of `SeedGenerator.next()`. In a graph the operations tell.
     """
     if internals.is_eager(value):
-        step = tf.constant([0, 1], seed.dtype)
-        return bool(tf.reduce_all(value == seed + step))
-    value = internals.origin_of(value)
-    if value.op.type not in ("Add", "AddV2"):
+        found: Any = [0, value.numpy()]
+    else:
+        found = factors(value, [seed])
+    if found is None:
         return False
-    before, increment = value.op.inputs
-    if internals.origin_of(before) is not internals.origin_of(seed):
-        return False
-    steps = tf.get_static_value(increment)
-    return steps is not None and [*steps.flat] == [0, 1]
+    scale, offset = found
+    if internals.is_eager(seed):  # a graph may have copied it
+        seed = seed.numpy()
+        return np.array_equal(scale * seed + offset, seed + [0, 1])
+    return bool(np.all(scale == 1)) and np.array_equal(offset, [0, 1])
 
 
 def advance_seed(

@@ -133,19 +133,6 @@ def graph_of(tensor: Any) -> Any:
     return None if is_eager(tensor) else tensor.graph
 
 
-def origin_of(tensor: tf.Tensor) -> tf.Tensor:
-    """What a tensor is the same as: captures and identities followed back."""
-    while not is_eager(tensor):
-        outside = {id(i): o for o, i in getattr(tensor.graph, "captures", ())}
-        if id(tensor) in outside:
-            tensor = outside[id(tensor)]
-        elif tensor.op.type in ("Identity", "StopGradient"):
-            tensor = tensor.op.inputs[0]
-        else:
-            break
-    return tensor
-
-
 def in_control_flow(graph: Any, outside: Any) -> bool:
     """Whether a graph is, or is inside, a branch or a loop's body.
 
