@@ -66,6 +66,8 @@ class _Plan:
         self.clock: Any = None
         self.storage: Storage | None = None
         self.skips: Skips | None = None
+        self.is_new = True  # not trained yet
+        self.has_default_m = False
         self.calls: collections.Counter[str] = collections.Counter()
 
 
@@ -88,8 +90,10 @@ class GPipe(Described, Saved, Stepped):
             that unit too. See `layers_of` for the costs of a model's calls.
         num_partitions: K, the number of cells. Defaults to the number of
             devices, or as many as the schedule needs for them.
-        num_micro_batches: M, at least 1. A mini-batch of fewer rows is split
-            into as many micro-batches as it has rows. In the scope of a
+        num_micro_batches: M, at least 1, which is the default: then devices
+            do not work at the same time, of which the first `fit` warns where
+            it was not asked for. A mini-batch of fewer rows is split into as
+            many micro-batches as it has rows. In the scope of a
             `PipelineStrategy`, the micro-batches of each replica.
         devices: Names, such as "GPU:0", or `tf.config.LogicalDevice`s, as many
             as the schedule needs for K cells. Defaults to the first of the
@@ -145,7 +149,7 @@ class GPipe(Described, Saved, Stepped):
         self,
         layers: Sequence[Any],
         num_partitions: int | None = None,
-        num_micro_batches: int = 1,
+        num_micro_batches: int | None = None,
         *,
         devices: Sequence[str | tf.config.LogicalDevice] | None = None,
         layers_per_cell: Sequence[int] | None = None,
@@ -163,7 +167,7 @@ class GPipe(Described, Saved, Stepped):
         arguments = Arguments(
             layers,
             num_partitions,
-            num_micro_batches,
+            1 if num_micro_batches is None else num_micro_batches,
             devices,
             layers_per_cell,
             schedule,
@@ -186,6 +190,7 @@ class GPipe(Described, Saved, Stepped):
         self._jit_cells = False
         self._arguments = arguments
         self._plan = _Plan(strategy)
+        self._plan.has_default_m = num_micro_batches is None
         self.sequence = self._source.layers
         if self._source.input_spec is not None:
             self._plan.input_spec = self._source.input_spec

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from tfgpipe import internals
+from tfgpipe import internals, notices
 from tfgpipe.cells import as_specs, shapes
 from tfgpipe.devices import Storage, other_strategies
 from tfgpipe.devices import strategy as strategy_lib
@@ -144,6 +144,38 @@ class Prepared(Extended, internals.BuiltBeforeTracing):
                     self._plan.output_spec,
                     as_specs(sample_weight),
                 )
+
+    def check_overlap(self, count: int) -> None:
+        """Warns if the devices of the first mini-batch wait for each other.
+
+        Args:
+            count: Its micro-batches.
+        """
+        is_new, self._plan.is_new = self._plan.is_new, False
+        num_devices = len({cell.device for cell in self._plan.cells})
+        if num_devices == 1 or not is_new:
+            return
+        m, r = self.num_micro_batches, self.num_replicas
+        cure = (
+            f"Pass num_micro_batches={4 * num_devices}, say, and mini-batches "
+            "of more rows than that"
+        )
+        if self._plan.has_default_m:
+            notices.warn(
+                f"Devices wait for each other: {num_devices} of them train one "
+                "micro-batch, the default of `num_micro_batches`, so that only "
+                f"one works at a time. {cure}; or pass num_micro_batches=1 if "
+                "it is their memory that you want."
+            )
+        elif count < m * r:
+            notices.warn(
+                f"Devices wait for each other: a mini-batch of {count} rows is "
+                f"split into {count} micro-batches. Expected: at least "
+                f"{m * r}, by num_micro_batches={m}"
+                + (f" and {r} replicas" if r > 1 else "")
+                + ". Train on mini-batches of more rows, or pass a smaller "
+                "num_micro_batches."
+            )
 
     def build_optimizer(self) -> None:
         """Creates the optimizer's slots, each where its variable is.

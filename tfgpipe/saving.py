@@ -15,10 +15,11 @@ from typing import Any
 import keras
 from keras import tree
 
-from tfgpipe import random_state
+from tfgpipe import internals, random_state
 from tfgpipe.cells import shapes
 from tfgpipe.checks import as_count, checked_path
 from tfgpipe.devices import strategy as strategy_lib
+from tfgpipe.file_checks import check_adapters, check_devices
 from tfgpipe.files import Filed, read_whole
 from tfgpipe.nonfinite import Skips
 from tfgpipe.random_state import RandomState
@@ -214,12 +215,14 @@ class Saved(Filed):
         costs = self._plan.costs or [
             c if not callable(c) else None for c in self._source.costs
         ]
+        adapters = internals.num_adapters(self)
         return {
             **super().get_config(),
             **self._source.config(),
             "costs": costs,
             "cost_unit": self._arguments.costs.unit,
             "build_config": self.get_build_config(),
+            **({"adapters": adapters} if adapters else {}),
             **self._arguments.config(),
         }
 
@@ -229,8 +232,10 @@ class Saved(Filed):
     ) -> Any:
         """Makes a model of what `get_config` returned."""
         config = overridden(dict(config))
+        check_devices(config["devices"], "devices" in (_overrides.get() or {}))
         build_config = config.pop("build_config", None)
         unit = config.pop("cost_unit", None)
+        adapters = config.pop("adapters", 0)
         is_later = unit == "bytes" and None in config["costs"]  # not built
         items = items_from_config(config, custom_objects)
         if is_later:
@@ -239,6 +244,8 @@ class Saved(Filed):
         if unit is not None:
             model._arguments.costs.unit = unit
         model.build_from_config(build_config)
+        if model.built:
+            check_adapters(adapters, internals.num_adapters(model))
         return model
 
     def __dir__(self) -> list[str]:
@@ -263,10 +270,14 @@ class Saved(Filed):
         The pipeline stays behind: what is served runs layer by layer.
         """
         if input_signature is None and self.built:
+            spec = self._plan.input_spec
+            if self._source.input_spec is None and not tree.is_nested(spec):
+                # As `keras.Sequential`, whatever data it was built for.
+                spec = keras.KerasTensor(spec.shape, self.input_dtype)
             input_signature = [
                 tree.map_structure(
                     lambda t: keras.InputSpec(shape=t.shape, dtype=t.dtype),
-                    self._plan.input_spec,
+                    spec,
                 )
             ]
         super().export(filepath, format, verbose, input_signature, **kwargs)

@@ -49,6 +49,7 @@ class Stepped(Updating):
         batch, arrival = self._unpack(data)
         head, loss = self._loss_of(batch, training=True)
         run = self._forward(batch, head, loss, training=True)
+        self.check_overlap(run.micro_batches.count)
         guard = self._guard(run)
         with tf.control_dependencies(arrival):
             if run.results.are_complete:  # what follows sees the new state

@@ -25,6 +25,7 @@ ORDER = (
     "prepared",
     "extended",
     "saving",
+    "file_checks",
     "nonfinite",
     "files",
     "random_state",
@@ -44,6 +45,7 @@ ORDER = (
     "failures",
     "ending",
     "internals",
+    "notices",
     "checks",
     "versions",
 )
@@ -51,6 +53,7 @@ WITHOUT_TENSORFLOW = {
     "checkpoints/folder",
     "checkpoints/manifest",
     "checks",
+    "notices",
     "planning/cell_record",
     "planning/fit",
     "planning/layer_record",

@@ -44,7 +44,7 @@ def test_constructor_takes_the_arguments_it_promises():
         "self",
         "layers",
         "num_partitions=None",
-        "num_micro_batches=1",
+        "num_micro_batches=None",
         "{devices=None}",
         "{layers_per_cell=None}",
         "{schedule='gpipe'}",

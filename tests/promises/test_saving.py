@@ -610,3 +610,61 @@ def test_load_model_changes_groups_cut_and_dtype(tmp_path):
     assert_same(state(loaded), state(model))
     with pytest.raises(ValueError, match="`remat_groups` must be an integer"):
         tfgpipe.load_model(path, remat_groups=0)
+
+
+def test_file_that_names_other_devices_says_so(tmp_path):
+    path = str(tmp_path / "model.keras")
+    model = pipeline(devices=["CPU:0", "CPU:1"])
+    model.save(path)
+    with zipfile.ZipFile(path) as file:
+        parts = {name: file.read(name) for name in file.namelist()}
+    config = parts["config.json"].replace(b"CPU:1", b"CPU:99")
+    with zipfile.ZipFile(path, "w") as file:
+        for name, part in {**parts, "config.json": config}.items():
+            file.writestr(name, part)
+    expected = r"the file's devices=.*'CPU:99'.* num_partitions=1"
+    for load in (tfgpipe.load_model, keras.saving.load_model):
+        with pytest.raises(Exception, match=expected):
+            load(path)
+    loaded = tfgpipe.load_model(path, num_partitions=1)
+    assert_same(weights(loaded), weights(model))
+    loaded = tfgpipe.load_model(path, devices=["CPU:2", "CPU:3"])
+    assert_same(weights(loaded), weights(model))
+
+
+@keras.saving.register_keras_serializable("test_saving")
+class Holds(kl.Layer):
+    """A layer that makes another one, as blocks of KerasHub do."""
+
+    def build(self, shape):
+        self.inner = kl.Dense(shape[-1])
+        self.inner.build(shape)
+
+    def call(self, x):
+        return self.inner(x)
+
+
+def test_adapters_that_are_not_loaded_as_such_are_warned_of(tmp_path):
+    path, x = str(tmp_path / "model.keras"), data()[0]
+    holds, dense = Holds(), kl.Dense(2)
+    model = pipeline(lambda: [keras.Input((4,)), holds, dense])
+    dense.enable_lora(1)
+    model.save(path)
+    tfgpipe.load_model(path)  # which knows of it
+    holds.inner.enable_lora(1)
+    holds.inner.lora_kernel_b.assign(keras.ops.ones((1, 4)))
+    model.save(path)
+    with pytest.warns(UserWarning, match=r"in 2 layers, and has them in 1"):
+        loaded = tfgpipe.load_model(path)
+    assert_close(loaded(x), model(x), tolerance=1e-5)
+
+
+def test_export_without_an_input_takes_what_keras_takes(tmp_path):
+    """Floats, though the first data were integers."""
+    path = str(tmp_path / "served")
+    model = tfgpipe.GPipe([kl.Embedding(5, 3), kl.Dense(2)], 2, 2)
+    model.predict(np.ones((4, 3), "int64"), verbose=0)
+    model.export(path, verbose=False)
+    served = tf.saved_model.load(path).signatures["serving_default"]
+    (spec,) = served.structured_input_signature[1].values()
+    assert spec.dtype == "float32"

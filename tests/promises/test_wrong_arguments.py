@@ -69,7 +69,7 @@ TARGETS = {
         tfgpipe.GPipe,
         {"layers": layers, **PLAIN, "costs": "flops", "name": None},
         {
-            "num_micro_batches": ["10**30"],
+            "num_micro_batches": ["10**30", "None"],
             "devices": ["None"],
             "layers_per_cell": ["None"],
             "remat": ["{}"],

@@ -1,6 +1,7 @@
 """Everything around the step that a Keras user expects to work."""
 
 import functools
+import warnings
 
 import keras
 import numpy as np
@@ -734,3 +735,38 @@ def test_mini_batch_without_inputs_is_an_error(method):
     model = compiled(pipeline())
     with pytest.raises(ValueError, match="without any tensor"):
         getattr(model, method)([None], data()[1])
+
+
+def waits(use, *args, **kwargs):
+    """What is said of devices that wait, in two uses of a model."""
+    model = compiled(tfgpipe.GPipe(layers(), *args, **kwargs))
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        use(model), use(model)
+    messages = [str(w.message) for w in found]
+    return [m for m in messages if m.startswith("Devices wait")]
+
+
+def train(model):
+    model.train_on_batch(*data(4))
+
+
+def test_devices_that_wait_for_each_other_are_told_of_in_the_first_fit():
+    (message,) = waits(train, 2)
+    assert "the default of `num_micro_batches`" in message
+    assert "Pass num_micro_batches=8" in message
+    assert "or pass num_micro_batches=1 if it is their memory" in message
+    (message,) = waits(train, 2, 8)
+    assert "a mini-batch of 4 rows is split into 4 micro-batches" in message
+    with tfgpipe.PipelineStrategy(2, 2).scope():
+        (message,) = waits(train, 2, 4)
+    assert "at least 8, by num_micro_batches=4 and 2 replicas" in message
+
+
+def test_devices_that_wait_are_not_told_of_where_it_is_meant():
+    assert not waits(train, 2, 1)  # said so
+    assert not waits(train, 1)
+    assert not waits(lambda model: model.evaluate(*data(4), verbose=0), 2)
+    # A last mini-batch may be smaller.
+    sizes = iter([8, 2, 8, 2])
+    assert not waits(lambda m: m.train_on_batch(*data(next(sizes))), 2, 4)

@@ -1145,3 +1145,12 @@ class OwnLayers(keras.Model):
     def __init__(self, x, first, second):
         self.second = second
         super().__init__(inputs=x, outputs=second(first(x)))
+
+
+def test_adapters_are_counted_in_layers_inside_of_layers():
+    outer = keras.Sequential([keras.Input((2,)), kl.Dense(3), kl.Dense(3)])
+    model = keras.Sequential([keras.Input((2,)), outer, kl.Dense(2)])
+    assert internals.num_adapters(model) == 0
+    outer.layers[0].enable_lora(1)
+    model.layers[-1].enable_lora(1)
+    assert internals.num_adapters(model) == 2

@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfgpipe import internals
-from tfgpipe.cells.step import Step
+from tfgpipe import internals, notices
+from tfgpipe.cells.step import Step, named
 from tfgpipe.ending import may_end
 from tfgpipe.failures import add_note
 
@@ -52,6 +52,7 @@ class Cell(keras.layers.Layer):
         self.sequence = [step.layer for step in steps]
         self.borrowed: list[list[keras.Variable]] = [[] for _ in steps]
         self.traced_as = {index}
+        self._told: set[str] = set()
         self.watch: Callable | None = None
         self.devices = tuple(devices)
         self.device = self.devices[0]
@@ -156,7 +157,15 @@ class Cell(keras.layers.Layer):
     def describe(self, layer: Any) -> str:
         """Where in the pipeline a layer is."""
         devices = " or ".join(self.devices)
-        return f"layer '{layer.name}' of cell {self.number} on {devices}"
+        return f"{named(layer)} of cell {self.number} on {devices}"
+
+    def warn_of(self, layer: Any, what: str) -> None:
+        """Warns of a layer by its name, of the same in it once."""
+        name = named(layer)
+        message = f"{name[0].upper()}{name[1:]} {what}"
+        if message not in self._told:
+            self._told.add(message)
+            notices.warn(message)
 
     def check_by_itself(self, graph: Any) -> None:
         """Refuses what the layers take of other cells but their outputs.

@@ -8,32 +8,17 @@ allow that; where not, nothing is claimed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
-
 import tensorflow as tf
 
-
-class Rows(NamedTuple):
-    """Along an axis lie the rows, in order: one or more elements of each."""
-
-    axis: int
-
-
-class Mixed(NamedTuple):
-    """Follows from several rows, since an operation."""
-
-    op: tf.Operation
-
-
-class Unknown(NamedTuple):
-    """Follows from rows in a way that is not known."""
-
-
-State = Rows | Mixed | Unknown | None  # None: does not follow from rows
-States = Sequence[State]
-Rule = Callable[[tf.Operation, States], State]
-UNKNOWN = Unknown()
+from tfgpipe.cells.row_states import (
+    UNKNOWN,
+    Mixed,
+    Rows,
+    Rule,
+    State,
+    States,
+    Total,
+)
 
 
 def left(op: tf.Operation, states: States, output: tf.Tensor) -> State:
@@ -78,7 +63,8 @@ def _along(index: int) -> Rule:
         if axes is None or not isinstance(state, Rows):
             return UNKNOWN
         if state.axis in axes:
-            return Mixed(op)
+            is_sum = op.type in ("Mean", "Sum")
+            return Total(op, int(op.type == "Sum")) if is_sum else Mixed(op)
         if op.outputs[0].shape.rank == rank:
             return state
         return Rows(state.axis - sum(axis < state.axis for axis in axes))
@@ -87,7 +73,7 @@ def _along(index: int) -> Rule:
 
 
 def _whole(op: tf.Operation, states: States) -> State:
-    return Mixed(op)
+    return Total(op, 1)
 
 
 def _along_last(op: tf.Operation, states: States) -> State:
@@ -98,7 +84,7 @@ def _along_last(op: tf.Operation, states: States) -> State:
 def _counted(op: tf.Operation, states: States) -> State:
     """Counts over all elements, or over the second of two axes."""
     is_whole = op.type == "Bincount" or op.inputs[0].shape.rank == 1
-    return Mixed(op) if is_whole else states[0]
+    return Total(op, 1) if is_whole else states[0]
 
 
 def padded(op: tf.Operation) -> State:
@@ -198,7 +184,7 @@ def _product(op: tf.Operation, states: States) -> State:
     """A matrix product, of single matrices or of many."""
     name = "transpose" if op.type == "MatMul" else "adj"
     letters = ("a", "b") if op.type == "MatMul" else ("x", "y")
-    rank, axes = op.outputs[0].shape.rank, set()
+    rank, axes, is_sum = op.outputs[0].shape.rank, set(), False
     for i, (tensor, state) in enumerate(zip(op.inputs, states)):
         own = tensor.shape.rank
         if rank is None or own is None:
@@ -207,10 +193,12 @@ def _product(op: tf.Operation, states: States) -> State:
             continue
         turned = bool(op.get_attr(f"{name}_{letters[i]}"))
         summed = own - 2 if turned != (i == 1) else own - 1
-        if state.axis == summed:
-            return Mixed(op)
-        is_matrix = state.axis >= own - 2
-        axes.add(rank - 2 + i if is_matrix else state.axis + rank - own)
+        is_sum |= state.axis == summed
+        if state.axis != summed:
+            is_matrix = state.axis >= own - 2
+            axes.add(rank - 2 + i if is_matrix else state.axis + rank - own)
+    if is_sum:
+        return Mixed(op) if axes else Total(op, 1)
     return Rows(axes.pop()) if len(axes) == 1 else Mixed(op)
 
 
@@ -225,8 +213,10 @@ def _einsum(op: tf.Operation, states: States) -> State:
         if isinstance(state, Rows)
     }
     letter = letters.pop()
-    if letters or letter not in result:
+    if letters:
         return Mixed(op)
+    if letter not in result:
+        return Total(op, 1)
     return Rows(result.index(letter))
 
 

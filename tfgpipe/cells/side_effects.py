@@ -10,13 +10,13 @@ the forward pass, and the gradient would be wrong. That is an error.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfgpipe import internals
+from tfgpipe.cells.step import named
 
 # Reading a variable or a table has no effect; cuDNN's recurrent kernels are
 # stateful for the sake of their dropout, which Keras does not use. What nobody
@@ -110,19 +110,18 @@ def check_operations(
             raise ValueError(
                 f"{why} a cell must draw its random numbers from Keras seeds, "
                 "or the recomputation draws others, so that the gradient is "
-                "wrong, and replicas may draw the same. Received: layer "
-                f"'{layer.name}' of cell {cell.number}, which runs "
+                "wrong, and replicas may draw the same. Received: "
+                f"{named(layer)} of cell {cell.number}, which runs "
                 f"{', '.join(random)}. Draw with `keras.random` and a "
                 "`keras.random.SeedGenerator` attribute of the layer, or "
                 f"{cure}."
             )
         if found:
-            warnings.warn(
-                f"Layer '{layer.name}' of cell {cell.number} runs "
-                f"{', '.join(sorted(found))}, which has side effects. They "
-                "happen once for every micro-batch, and in no order between "
-                "devices.",
-                stacklevel=2,
+            cell.warn_of(
+                layer,
+                f"of cell {cell.number} runs {', '.join(sorted(found))}, which "
+                "has side effects. They happen once for every micro-batch, and "
+                "in no order between devices.",
             )
 
 

@@ -149,11 +149,21 @@ def _copied(nest: Any) -> Any:
     return Boundary.of(nest).nest(structure_of(nest))
 
 
+class _StandIn(keras.layers.Layer):
+    """A layer for all that is noted by layers."""
+
+
 def _stand_in(
     operation: keras.Operation, variables: list[keras.Variable]
 ) -> keras.layers.Layer:
-    """A layer for all that is noted by layers, with what it reads."""
-    layer = keras.layers.Layer(name=operation.name)
+    """What stands for an operation, with what it reads."""
+    layer = _StandIn(name=operation.name)
     layer.read = variables
     layer.built = True
     return layer
+
+
+def named(layer: keras.layers.Layer) -> str:
+    """What to call a layer, or the operation for which it stands."""
+    kind = "operation" if isinstance(layer, _StandIn) else "layer"
+    return f"{kind} '{layer.name}'"

@@ -18,12 +18,14 @@ import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.cells.added_losses import check_added_losses
+from tfgpipe.cells.assigned_rows import check_assigned, check_metrics
 from tfgpipe.cells.backward import Backward, add_backward, without_backward
 from tfgpipe.cells.cell import Cell
 from tfgpipe.cells.cut import Cut
 from tfgpipe.cells.function import CellFunction
 from tfgpipe.cells.graph_key import graph_key
 from tfgpipe.cells.mixed_rows import check_rows_apart
+from tfgpipe.cells.rows_seen import RowsSeen
 from tfgpipe.cells.side_effects import check_operations, stateful_kinds
 from tfgpipe.cells.tasks import CellTasks
 from tfgpipe.cells.trace import Origin, Traced, trace
@@ -205,20 +207,11 @@ def _check(function: CellFunction, traced: Traced) -> None:
         function.recomputes,
     )
     if function.is_split:
-        check_added_losses(
-            function.cell.sequence,
-            traced.operations,
-            traced.findings,
-            traced.outputs.losses[traced.findings.num_head_losses :],
-            traced.inputs.inputs.tensors,
-        )
-        check_rows_apart(
-            function.cell.sequence,
-            traced.operations,
-            traced.findings,
-            traced.inputs.inputs,
-            traced.outputs,
-        )
+        seen = RowsSeen(function, traced)
+        check_added_losses(seen)
+        check_rows_apart(seen)
+        check_assigned(seen)
+        check_metrics(seen)
 
 
 class _Before:

@@ -770,6 +770,14 @@ def element_spec(epoch_iterator: Any) -> Any:
     return epoch_iterator._get_iterator().element_spec
 
 
+def num_adapters(model: keras.Model) -> int:
+    """How many layers, in others too, have had `enable_lora` called."""
+    return sum(
+        getattr(layer, "lora_enabled", False) is True
+        for layer in flat_layers(model)
+    )
+
+
 class BuiltBeforeTracing(keras.Model):
     """A model that is told of its data before Keras traces a step."""
 

@@ -39,7 +39,7 @@ def test_functional_operations_are_named_too():
     h = kl.Dense(3)(x)
     h = h - keras.ops.mean(h, axis=0, keepdims=True)
     (message,) = warned(keras.Model(x, kl.Dense(2)(h)))
-    assert "Layer 'mean" in message
+    assert message.startswith("Operation 'mean")
 
 
 def test_equalised_images_are_those_of_a_micro_batch():
@@ -62,3 +62,20 @@ def test_one_micro_batch_is_not_warned_of():
 def test_losses_and_regularizers_may_mix_rows():
     layers = [kl.Dense(3, activity_regularizer="l2"), kl.Dropout(0.3)]
     assert not warned([keras.Input((5,)), *layers, kl.Dense(2)])
+
+
+def test_number_of_rows_in_outputs_is_warned_of():
+    def share(x):
+        return x / keras.ops.cast(keras.ops.shape(x)[0], x.dtype)
+
+    def zeros(x):  # the number of rows is a size, and no number
+        return x + keras.ops.zeros((keras.ops.shape(x)[0], 1))
+
+    layers = [kl.Lambda(share, name="share"), kl.Lambda(zeros), kl.Dense(2)]
+    model = tfgpipe.GPipe([keras.Input((5,)), *layers], 2, 2)
+    model.compile("sgd", "mse")
+    with pytest.warns(UserWarning, match="number of rows") as found:
+        model.fit(np.ones((3, 5)), np.ones((3, 2)), batch_size=2, verbose=0)
+    (message,) = {str(w.message) for w in found}
+    assert message.startswith("Layer 'share' computes its outputs with the")
+    assert "pass num_micro_batches=1" in message

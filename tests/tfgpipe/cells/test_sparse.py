@@ -164,6 +164,7 @@ class Noted(Lookup):
         return (tf.range(SIZE) + self.notes.start) % SIZE
 
 
+@pytest.mark.filterwarnings("ignore:Layer 'notes' assigns:UserWarning")
 @pytest.mark.parametrize("k", [1, 2])
 def test_indices_from_what_an_earlier_layer_assigned_are_each_micro_batchs(k):
     def make():
