@@ -206,3 +206,19 @@ def test_weights_overwritten_with_gradients_are_those_of_keras(
         found = three_steps(model, make(), run_eagerly=eagerly)
     expected = three_steps(sequential(ranges), make(), run_eagerly=True)
     assert_close(found, expected)
+
+
+def test_float8_scales_are_those_of_the_whole_mini_batch():
+    def trained(model):
+        for layer in model.layers[-2:]:
+            layer.quantize("float8")
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        x, y = data(6)
+        model.train_on_batch(x, y)
+        model.train_on_batch(x, y)
+        scales = [v for v in model.variables if v.overwrite_with_gradient]
+        assert len(scales) == 12
+        return [v.numpy() for v in scales]
+
+    expected = trained(sequential(two_layers))
+    assert_close(trained(pipeline(two_layers, m=4)), expected, 1e-5)
