@@ -64,7 +64,7 @@ class Updating(Prepared):
             return []
         gradients = run.gradients()
         add_direct(gradients, loss.direct_gradients())
-        pairs = [(gradients.get(id(v)), v) for v in self.trainable_variables]
+        pairs = [(gradients.get(id(v)), v) for v in self.trainable_weights]
         taken = [(placement.as_device_takes(d, v), v) for d, v in pairs]
         changed = [v for (d, v), (t, _) in zip(pairs, taken) if d is not t]
         if changed and not updates_slices_alike(self.optimizer):

@@ -196,10 +196,10 @@ def test_weights_overwritten_with_gradients_are_those_of_keras(
     name, replicas, m, eagerly
 ):
     make = {
-        "SGD": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
         **OPTIMIZERS,
         **VARIANTS,
         **OWN,
+        "SGD": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
     }[name]
     with tfgpipe.PipelineStrategy(replicas, 2).scope():
         model = pipeline(ranges, m=m)

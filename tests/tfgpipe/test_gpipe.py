@@ -465,9 +465,13 @@ def test_overridden_loss_and_metrics_give_what_keras_gives():
 
 
 def adding(base):
-    """A model class with a loss more."""
+    """A model class with a loss more, and a weight less that is trained."""
 
     class Adding(base):
+        @property
+        def trainable_weights(self):
+            return super().trainable_weights[1:]
+
         @property
         def losses(self):
             kernels = [layer.kernel for layer in self.layers[:2]]
@@ -478,7 +482,7 @@ def adding(base):
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("eagerly", [False, True])
-def test_overridden_losses_give_what_keras_gives(eagerly):
+def test_overridden_losses_and_weights_give_what_keras_gives(eagerly):
     def run(model, **modes):
         compiled(model, keras.optimizers.SGD(0.01, momentum=0.9), **modes)
         return fit(model, *data()), weights(model)
