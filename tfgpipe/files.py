@@ -152,6 +152,14 @@ def _unwritten(path: Any, target: str, error: OSError) -> OSError:
     return OSError(text) if error.errno is None else OSError(error.errno, text)
 
 
+class DamagedFileError(OSError, ValueError):
+    """A file is not one that was written whole.
+
+    An `OSError` for `keras.callbacks.BackupAndRestore`, which then takes the
+    file before.
+    """
+
+
 @contextlib.contextmanager
 def read_whole(path: Any) -> Iterator[None]:
     """Inside, a file is read; errors say so if it is damaged.
@@ -171,13 +179,14 @@ def read_whole(path: Any) -> Iterator[None]:
     except (zipfile.BadZipFile, zlib.error, json.JSONDecodeError) as error:
         raise _damaged(path, f"{type(error).__name__}: {error}.") from error
     except OSError as error:
-        if error.errno is not None:  # not one of HDF5, of what is in a file
+        # Of HDF5, those that are about what is in a file have no number.
+        if error.errno is not None or isinstance(error, DamagedFileError):
             raise
         raise _damaged(path, f"{type(error).__name__}: {error}.") from error
 
 
-def _damaged(path: Any, reason: str) -> ValueError:
-    return ValueError(
+def _damaged(path: Any, reason: str) -> DamagedFileError:
+    return DamagedFileError(
         "The path must be that of a whole file, as Keras writes it. Received: "
         f"{str(path)!r}, which is damaged. {reason} It may have been cut off "
         "while it was written or copied: copy it again, or take an earlier one."

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import pathlib
 import re
 import resource
 import zipfile
@@ -160,6 +161,22 @@ def test_damaged_file_is_named_as_damaged(model, tmp_path, name, damage):
     ) as error:
         read(model, path)
     assert "take an earlier one" in str(error.value)
+
+
+def test_training_goes_on_from_the_backup_before_a_damaged_one(model, tmp_path):
+    """Keras takes an `OSError` for a damaged file."""
+    backup = keras.callbacks.BackupAndRestore(
+        str(tmp_path), double_checkpoint=True, delete_checkpoint=False
+    )
+    x = np.ones((4, *model.input_shape[1:]))
+    y = np.ones((4, *model.output_shape[1:]))
+
+    def fit(epochs):
+        return model.fit(x, y, epochs=epochs, verbose=0, callbacks=[backup])
+
+    fit(2)
+    pathlib.Path(backup._weights_path).write_bytes(b"0")
+    assert len(fit(4).epoch) >= 2
 
 
 def test_file_that_is_not_there_is_not_called_damaged(model, tmp_path):
