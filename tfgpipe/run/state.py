@@ -225,10 +225,9 @@ class StateFlow:
             if values[0] is None:
                 continue
             rule = self._rule(k, variable)
-            if isinstance(rule, Seed):  # cells that share one draw in turn
+            if id(variable) in self._seed_ids:  # cells share one in turn
                 if self._owners.setdefault(id(variable), k) == k:
-                    initial = self._initial[k][j]
-                    variable.assign(rule.end(initial, self._micro_batches))
+                    self._assign_seed(k, j, rule)
                 continue
             self._claim(variable, k)
             if isinstance(rule, RunsOn):
@@ -236,6 +235,14 @@ class StateFlow:
                 variable.assign(rule.end(lasts))
             else:
                 variable.assign(rule.end(values, self._micro_batches))
+
+    def _assign_seed(self, k: int, j: int, rule: Seed | First) -> None:
+        variable = self._functions[k].state[j]
+        if isinstance(rule, Seed):
+            new = rule.end(self._initial[k][j], self._micro_batches)
+        else:
+            new = self._left_before(len(self._functions), 0, variable, None)
+        variable.assign(new)
 
     def _assign_normalizations(self, k: int, single: SingleValues) -> None:
         function = self._functions[k]
