@@ -179,6 +179,31 @@ def opened_beside():
     return keras.Model(x, kl.Dense(5)(Late()(x)))
 
 
+class Both(kl.Layer):
+    """Calls layers on a tensor, and on another if there is one."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.first, self.second, self.last = (kl.Dense(4) for _ in range(3))
+
+    def build(self, x_shape, other_shape=None):
+        for layer in (self.first, self.second, self.last):
+            layer.build(x_shape)
+
+    def call(self, x, other=None):
+        h = self.first(x)
+        return self.last(h if other is None else h + self.second(other))
+
+
+def optional():
+    """Inputs that may be left out, of a layer and of a model inside."""
+    x, other = (keras.Input((4,), optional=i == 1) for i in range(2))
+    a, b = (keras.Input((4,), dtype="float32", optional=True) for _ in "ab")
+    inner = keras.Model([a, b], kl.Dense(2)(a))
+    h = kl.Add()([Both()(x, other), x])
+    return keras.Model([x, other], kl.Dense(2)(h) + inner([x, other]))
+
+
 class Block(kl.Layer):
     """Calls layers, and tells the dropout `training` itself."""
 

@@ -19,6 +19,7 @@ from functional import (
     normalized,
     normed_beside,
     opened_beside,
+    optional,
     residual,
     reused,
     scaled_beside,
@@ -297,6 +298,16 @@ def test_branches_that_share_state_are_called_in_the_order_of_keras(make):
     x, y = normal(4), normal(5)
     found = trained(make, pipeline(2, 1), x, y)
     assert_close(found, by_itself(make, x, y, {}))
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize("other", [None, normal(4)[::-1]])
+def test_optional_input_may_be_left_out(other):
+    """A layer that does something else then was opened for both."""
+    x, y = [normal(4), other], normal(2)
+    found = trained(optional, pipeline(2, 2), x, y)
+    # A model inside casts to float32.
+    assert_close(found, by_itself(optional, x, y, {}), 1e-6)
 
 
 def test_class_of_the_model_is_restored(tmp_path):

@@ -33,9 +33,11 @@ class Value:
 
     Attributes:
         spec: Its shape and dtype.
+        may_be_none: Whether it is an input that may be left out.
     """
 
     spec: keras.KerasTensor
+    may_be_none: bool = False
 
     @property
     def row_bytes(self) -> int:
@@ -72,7 +74,10 @@ class GraphCalls:
     """
 
     def __init__(self, model: keras.Model) -> None:
-        self.inputs = [Value(t) for t in model.inputs]
+        self.inputs = [
+            Value(t, getattr(internals.producer(t), "optional", False))
+            for t in model.inputs
+        ]
         self.found: list[Call] = []
         self._known: dict[int, Value] = {}
         self._large = large_layers(model)
@@ -115,7 +120,7 @@ class GraphCalls:
         if inner is not None and len(args) == 1 and not _has_values(others):
             masks = tree.flatten(kwargs.get("mask"))
             outputs = self._inside(inner, _flat(args[0], inner), masks)
-        elif id(call.operation) in self._large and (found := opened(call)):
+        elif found := self._as_opened(call):
             self._opened.append((call, found))
             given = [self._value(t) for t in tensors_of(call)]
             outputs = self._inside(found.model, given, [])
@@ -125,6 +130,15 @@ class GraphCalls:
             outputs = [Value(t) for t in call.outputs]
             self.found.append(Call(call.operation, args, kwargs, outputs))
         self._known.update(zip(map(id, call.outputs), outputs))
+
+    def _as_opened(self, call: internals.GraphCall) -> Opened | None:
+        """What a layer does inside, if that can take its place."""
+        # Where there is None, a layer does something else.
+        if id(call.operation) not in self._large or any(
+            self._value(t).may_be_none for t in tensors_of(call)
+        ):
+            return None
+        return opened(call)
 
     def _inside(
         self, model: keras.Model, inputs: list[Value], masks: list[Any]
@@ -143,7 +157,8 @@ class GraphCalls:
         same_rank = len(value.spec.shape) == len(tensor.shape)
         if value.spec.dtype == tensor.dtype and same_rank and mask is None:
             return value
-        made = Value(keras.KerasTensor(tensor.shape, tensor.dtype))
+        spec = keras.KerasTensor(tensor.shape, tensor.dtype)
+        made = Value(spec, value.may_be_none)
         operation = AsInput(tensor.dtype, len(tensor.shape))
         self.found.append(Call(operation, (value, mask), {}, [made]))
         return made
@@ -159,6 +174,8 @@ class AsInput(keras.Operation):
 
     def call(self, x: Any, mask: Any = None) -> Any:
         """Casts; adds a last axis of size 1, or removes it; sets the mask."""
+        if x is None:
+            return None
         mask = internals.get_mask(x) if mask is None else mask
         x = keras.ops.convert_to_tensor(x, self.dtype)
         if len(x.shape) == self.rank + 1:
