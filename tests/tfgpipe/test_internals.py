@@ -636,26 +636,6 @@ def test_operations_that_call_functions_are_told(kind, takes):
     assert internals.takes_functions(kind) == takes
 
 
-def test_origin_is_followed_through_captures_and_identities():
-    found = []
-
-    @tf.function
-    def outer(x):
-        y = x + 1
-
-        @tf.function
-        def inner():
-            found.append(internals.origin_of(tf.identity(y)) is y)
-            return tf.identity(y)
-
-        return inner()
-
-    outer.get_concrete_function(tf.TensorSpec([1]))
-    assert found == [True]
-    value = tf.ones([1])
-    assert internals.origin_of(value) is value
-
-
 def test_graph_of_a_called_function_is_found():
     inner = tf.function(lambda x: tf.cos(x), autograph=False)
 
