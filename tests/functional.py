@@ -179,6 +179,22 @@ def opened_beside():
     return keras.Model(x, kl.Dense(5)(Late()(x)))
 
 
+class Mixed(kl.Layer):
+    """Says that its outputs are like its first input."""
+
+    def call(self, image, text):
+        return text + ops.mean(image, 1, keepdims=True)
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+
+def wrong_length():
+    """A layer that is wrong about its length, which Keras does not mind."""
+    image, text = keras.Input((2, 4)), keras.Input((None, 4))
+    return keras.Model([image, text], kl.Dense(2)(Mixed()(image, text)))
+
+
 class Both(kl.Layer):
     """Calls layers on a tensor, and on another if there is one."""
 

@@ -26,6 +26,7 @@ from functional import (
     siamese,
     translator,
     unet,
+    wrong_length,
 )
 from graphs import called, step_graph, tasks
 from keras_versions import MASKED_LOSS_RTOL, NAMES_METRICS_OF_DICTS
@@ -308,6 +309,12 @@ def test_optional_input_may_be_left_out(other):
     found = trained(optional, pipeline(2, 2), x, y)
     # A model inside casts to float32.
     assert_close(found, by_itself(optional, x, y, {}), 1e-6)
+
+
+def test_length_of_outputs_is_seen_and_not_believed():
+    x, y = [normal(2, 4), normal(5, 4)], normal(5, 2)
+    found = trained(wrong_length, pipeline(2, 2), x, y)
+    assert_close(found, by_itself(wrong_length, x, y, {}))
 
 
 def test_class_of_the_model_is_restored(tmp_path):

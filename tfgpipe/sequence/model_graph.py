@@ -100,9 +100,26 @@ class ModelGraph:
                     )
         # Keras takes `x * 2.0`, of a dense x, for sparse.
         output = tree.map_structure(
-            lambda t: keras.KerasTensor(t.shape, t.dtype), self.model.output
+            lambda t: keras.KerasTensor(t.shape, t.dtype), self._outputs()
         )
         return output, costs
+
+    def _outputs(self) -> Any:
+        """Specs of the outputs.
+
+        Where layers tell shapes themselves, those that come out: Keras takes
+        their word for it while it makes a graph, and never again.
+        """
+        layers = internals.flat_layers(self.model)
+        if all(
+            internals.is_keras(type(x).compute_output_shape) for x in layers
+        ):
+            return self.model.output
+        with unnoticed(layers):
+            try:
+                return internals.output_spec(self.model, self.model.input)
+            except Exception:  # it fails where sizes are not known
+                return self.model.output
 
     def _check_rows(self) -> None:
         """See `check_model_rows`."""
