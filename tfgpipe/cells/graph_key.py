@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfgpipe import internals
@@ -63,8 +64,8 @@ def graph_key(graph: Any, ends: Any, has_gradients: bool) -> str:
     def written(end: Any) -> Any:
         if isinstance(end, tf.Operation):
             return number[end.name]
-        if not tf.is_tensor(end):
-            return end
+        if not tf.is_tensor(end):  # the text of a large array leaves some out
+            return end.tobytes() if isinstance(end, np.ndarray) else end
         if internals.graph_of(end) is graph:
             return number[end.op.name], end.value_index
         return "outside", id(end)

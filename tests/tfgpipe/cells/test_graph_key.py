@@ -41,10 +41,17 @@ def key(*steps, inputs=1, shape=(None, 6, 4)):
         None,
     )
     structure = structure_of(x if inputs > 1 else x[0])
-    unmoved = frozenset()
-    traced = trace(
-        Origin(function, arguments, structure, unmoved, unmoved, False, None)
+    origin = Origin(
+        function,
+        arguments,
+        structure,
+        moved=frozenset(),
+        varying=frozenset(),
+        resized=[],
+        jit_compile=False,
+        gradient_dtype=None,
     )
+    traced = trace(origin)
     _KEPT.append(traced)
     return graph_key(traced.graph, traced.ends, False)
 
