@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras import layers as kl
 
 import tfgpipe
+from tfgpipe.run.state_rules import RunsOn
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -412,6 +413,13 @@ def test_state_of_equal_or_mean_values_is_that_of_keras(rule, start, rows):
         if a.dtype == np.float32 or not np.isfinite(a).all():
             np.testing.assert_array_equal(b, a)
         np.testing.assert_allclose(b, a, 1e-10, 1e-12)
+
+
+def test_equal_metrics_of_replicas_stay_what_they_are():
+    values = [tf.constant([0.1, np.inf, 2.0])] * 2
+    others = [tf.constant([0.1, np.inf, 5.0])]
+    mean = RunsOn("mean").end(values + others)
+    np.testing.assert_array_equal(mean, tf.constant([0.1, np.inf, 3.0]))
 
 
 class Unordered(kl.Layer):

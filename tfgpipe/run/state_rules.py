@@ -84,7 +84,7 @@ class RunsOn(NamedTuple):
         total = sum_of(lasts)
         if self.aggregation == "sum":
             return total
-        return tf.cast(total / len(lasts), total.dtype)
+        return _if_equal(lasts, tf.cast(total / len(lasts), total.dtype))
 
 
 class Mean:
@@ -116,15 +116,19 @@ def weighted_mean(
     Where all are equal it is that value to the bit, an infinity too. A
     micro-batch without rows counts for nothing.
     """
-    last = values[-1]  # it always has rows
-    parts, is_equal = [], []
+    parts, counted = [], []
     for m, value in enumerate(values):
         part = value * micro_batches.fraction(m, value.dtype)
         parts.append(micro_batches.select(m, part, tf.zeros_like(part)))
-        is_equal.append(micro_batches.select(m, value, last) == last)
-    return tf.where(
-        tf.reduce_all(tf.stack(is_equal), axis=0), last, sum_of(parts)
-    )
+        # The last one always has rows.
+        counted.append(micro_batches.select(m, value, values[-1]))
+    return _if_equal(counted, sum_of(parts))
+
+
+def _if_equal(values: list[tf.Tensor], otherwise: tf.Tensor) -> tf.Tensor:
+    """What all values are, where they are equal; else another value."""
+    is_equal = tf.stack([value == values[-1] for value in values])
+    return tf.where(tf.reduce_all(is_equal, axis=0), values[-1], otherwise)
 
 
 def sum_of(values: list[tf.Tensor]) -> tf.Tensor:
