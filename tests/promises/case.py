@@ -82,7 +82,7 @@ class Case:
         other_replicas: R of a pipeline from a file; None for the same.
         cells: `layers_per_cell`, where K is their number; None to draw it.
         override: What a subclass does itself: "compute_loss", "more loss",
-            "losses" or None.
+            "losses", "losses of the model" or None.
         toggle: What a callback changes after the first epoch: "learning_rate",
             "trainable", "weights" or None.
         bad_row: Of the data, which is NaN and whose mini-batch is skipped.
@@ -179,6 +179,7 @@ class Case:
             *(["functional"] if self.outputs else []),
             *(["skips a mini-batch"] if self.bad_row is not None else []),
             *(["alike cells"] if self.cells else []),
+            *(["micro-batches without rows"] if self._is_short else []),
         }
         for (
             name
@@ -191,6 +192,13 @@ class Case:
         ).split():
             found.add(f"{name} {getattr(self, name)}")
         return sorted(found)
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether the last mini-batch has fewer rows than micro-batches."""
+        rest = self.rows % self.batch_size
+        keeps = self.source not in ("uneven", "remainder")
+        return keeps and 0 < rest < self.num_micro_batches
 
 
 def kinds_of(layers: Any) -> set[str]:

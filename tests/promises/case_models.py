@@ -32,8 +32,8 @@ def layers(case: Case, explicit_input: bool, is_plain: bool = False) -> Any:
     keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(case.seed)
     if case.outputs:
-        # Of the steps, a pipeline has its own; losses are the model's.
-        has_own = is_plain or case.override == "losses"
+        # Steps and losses are a pipeline's own.
+        has_own = is_plain or case.override == "losses of the model"
         override = case.override if has_own else None
         cls = mid_run.overridden(override, keras.Model)
         return case_graphs.model(case, cls)
@@ -124,7 +124,7 @@ def pipeline(
     found = layers(case, explicit)
     count = len(tfgpipe.layers_of(found) if case.outputs else case.layers)
     arguments["layers_per_cell"] = cuts.cut(case, num_partitions, count)
-    in_model = case.outputs and case.override == "losses"
+    in_model = case.outputs and case.override == "losses of the model"
     override = None if in_model else case.override
     with scope(case, num_partitions, schedule):
         cls = mid_run.overridden(override, tfgpipe.GPipe)

@@ -251,9 +251,11 @@ class _Comparison:
 
     def _has_file(self) -> bool:
         case = self.case
-        # Keras's files of a graph have no layers that hold those of others.
+        # Keras reads a graph otherwise if layers hold others of it, or a model
+        # has tensors of it.
         holds = case.outputs and any(
-            spec.kind != "again" and "of" in spec.options
+            spec.kind == "model"
+            or (spec.kind != "again" and "of" in spec.options)
             for spec in case.layers
         )
         has_own = case.override is not None or holds

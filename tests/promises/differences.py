@@ -16,7 +16,7 @@ OPTIMIZER_FLOORS = {"float64": 1e-8, "float32": 1e-3, "bfloat16": 1e-2}
 def difference(found: Any, expected: Any, floor: float = FLOOR) -> float:
     """The largest one, relative to the largest value of each tensor.
 
-    What is not finite must not be so in the same places.
+    Infinities must be in the same places; what is no number differs from all.
     """
     if _names(found) != _names(expected):
         return np.inf
@@ -24,6 +24,8 @@ def difference(found: Any, expected: Any, floor: float = FLOOR) -> float:
     for a, b in zip(tree.flatten(found), tree.flatten(expected)):
         a, b = _floats(a), _floats(b)
         known = np.isfinite(a)
+        if np.isnan(a).any():
+            return np.inf
         if a.shape != b.shape or not np.array_equal(known, np.isfinite(b)):
             return np.inf
         a, b = a[known], b[known]

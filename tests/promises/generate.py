@@ -56,6 +56,10 @@ def generate(seed: int, index: int, wide: bool = False) -> Case:
         found.setdefault("outputs", (growth.at,))
     found["layers"] = tuple(growth.specs)
     found["then"] = rng.choice(THEN)
+    if any(spec.kind == "tf_noise" for spec in growth.specs):
+        # Refused where it is drawn again, in a graph and eagerly.
+        found["then"] = rng.choice((None, "eager"))
+        found["remat"] = rng.choice(("never", "always"))
     found["dtype"] = rng.choices(("float64", "float32"), (3, 1))[0]
     # XLA takes many seconds.
     found["jit_compile"] = found["then"] != "eager" and rng.random() < 0.03
@@ -71,7 +75,7 @@ def _layers(rng: random.Random, found: Options, wide: bool = False) -> Growth:
     found["explicit_input"] = kind != "dict" and rng.random() < 0.3
     growth = Growth(rng, SHAPES.get(kind, (4,)), is_wide=wide)
     embedding = None
-    if wide and kind in ("vector", "sequence") and rng.random() < 0.15:
+    if wide and kind in ("vector", "sequence") and rng.random() < 0.25:
         alike(rng, growth, found)
     if kind == "dict":
         growth.add("combine", keeps=False)
@@ -220,7 +224,7 @@ def _pipeline(rng: random.Random, found: Options) -> None:
         names = {names} if isinstance(names, str) else set(values)
         if not names & WHOLE or rng.random() < 0.05:
             found["schedule"] = rng.choice(EARLY)
-    found.setdefault("remat", rng.choice(REMAT))
+    found["remat"] = rng.choice(REMAT)
     found["other_remat"] = rng.choice(REMAT[:3])
     found["remat_groups"] = rng.choices((1, 2), (8, 1))[0]
     if rng.random() < 0.5 or found["remat_groups"] > 1:
@@ -228,8 +232,9 @@ def _pipeline(rng: random.Random, found: Options) -> None:
 
 
 def _override(rng: random.Random, growth: Growth, found: Options) -> None:
-    if rng.random() < 0.12:
-        found["override"] = rng.choice(("compute_loss", "more loss", "losses"))
+    if rng.random() < 0.18:
+        kinds = ["compute_loss", "more loss", "losses"]
+        found["override"] = rng.choice(kinds)
         if rng.random() < 0.5:
             growth.add("idle")
 
@@ -255,6 +260,11 @@ def _similarities(rng: random.Random, growth: Growth, found: Options) -> None:
 
 def _mid_run(rng: random.Random, found: Options) -> None:
     """Subclasses, what callbacks change, and other M and R at load."""
+    if found.get("override") == "compute_loss" and rng.random() < 0.4:
+        decay = {"weight_decay": 0.1}  # of what has a gradient
+        found["optimizer"] = {"name": "AdamW", "options": decay}
+    if found.get("override") == "losses" and rng.random() < 0.6:
+        found["override"] = "losses of the model"
     if "override" in found and rng.random() < 0.9:
         found["schedule"] = "gpipe"
     if rng.random() < 0.15:

@@ -78,7 +78,7 @@ def odd_weight(g: Growth) -> None:
 
 
 def odd_noise(g: Growth) -> None:
-    g.add(g.rng.choice(("unordered_noise",) * 4 + ("tf_noise",)))
+    g.add(g.rng.choice(("unordered_noise",) * 2 + ("tf_noise",)))
 
 
 # How often each is drawn, beside those of `generate_layers.py`.
@@ -91,17 +91,15 @@ WIDE: list[tuple[int, Callable[[Growth], None]]] = [
     (2, changed_dense),
     (2, near_dense),
     (2, odd_weight),
-    (1, odd_noise),
+    (2, odd_noise),
 ]
 
 
 def alike(rng: random.Random, growth: Growth, found: Options) -> None:
     """Equal blocks, a cell each, of layers that only their names tell apart."""
-    kind = rng.choice((*sorted(SPECIAL), "tf_noise"))
+    kind = rng.choice((*sorted(SPECIAL), *("tf_noise",) * 6))
     count = rng.choice((2, 3, 3))
     for _ in range(count):
         growth.add(kind)
         growth.add("dense", units=growth.width)
     found["cells"] = (2,) * count
-    if kind == "tf_noise" and rng.random() < 0.8:  # else it is refused
-        found["remat"] = "never"

@@ -16,10 +16,7 @@ class OwnLoss:
     """Looks at nothing but the outputs."""
 
     def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
-        pairs = zip(tree.flatten(y), tree.flatten(y_pred), strict=True)
-        return sum(
-            ops.mean(ops.square(ops.cast(a, b.dtype) - b)) for a, b in pairs
-        )
+        return sum(ops.mean(ops.square(b - 0.3)) for b in tree.flatten(y_pred))
 
 
 class MoreLoss:
@@ -46,6 +43,7 @@ OVERRIDES = {
     "compute_loss": OwnLoss,
     "more loss": MoreLoss,
     "losses": MoreLosses,
+    "losses of the model": MoreLosses,
 }
 
 

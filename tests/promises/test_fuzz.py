@@ -95,6 +95,14 @@ def test_random_case_is_equal_to_keras(index):
     assert found.kind == "passed", found.detail
 
 
+# A functional model with a regulariser that reads another weight; a target
+# network; an overridden loss.
+@pytest.mark.parametrize("index", [2, 82, 217])
+def test_random_case_of_the_wide_kinds_is_equal_to_keras(index):
+    found = compare.run(generate(SEED, index, wide=True))
+    assert found.kind == "passed", found.detail
+
+
 def test_cases_of_the_suite_have_all_that_thousands_have():
     every = set().union(*map(covered, range(2000)))
     assert set().union(*map(covered, CASES)) >= every

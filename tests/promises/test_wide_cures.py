@@ -1,0 +1,233 @@
+"""The fuzzer finds faults by chance whose cures are taken out.
+
+Each must be found by one of the first 300 cases. Only those that have what the
+fault needs are run, from one on that is known to find it: a change of the
+generator may ask for another one, which `candidates` names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import compare
+import pytest
+import tensorflow as tf
+from case import Case
+from generate import generate
+from keras import tree
+
+from tfgpipe import internals
+from tfgpipe.cells import eager, gradients, graph_key
+from tfgpipe.cells import scope as state_scope
+from tfgpipe.cells.seen import Seen
+from tfgpipe.devices import placement, update
+from tfgpipe.loss.objective import Penalty
+from tfgpipe.loss.whole import WholeLoss
+from tfgpipe.run import state, state_rules
+from tfgpipe.sequence import source
+from tfgpipe.sequence.graph_calls import GraphCalls
+
+pytestmark = pytest.mark.slow
+MOST = 300
+
+
+def share_tensors_of_models(monkeypatch):
+    def inline(self, model, inputs):
+        before = self._known
+        self._known = dict(zip(map(id, model.inputs), inputs))
+        for call in internals.graph_calls(model):
+            self._add(call)
+        outputs = tree.map_structure(self._value, model.output)
+        inside, self._known = self._known, before
+        self._known.update(inside)
+        return outputs
+
+    monkeypatch.setattr(GraphCalls, "_inline", inline)
+
+
+def look_at_nothing_eagerly(monkeypatch):
+    monkeypatch.setattr(Seen, "check", lambda *_: None)
+    monkeypatch.setattr(eager, "differ", lambda *_: False)
+
+
+class _WithoutStops:
+    """TensorFlow, but gradients stop nowhere."""
+
+    stop_gradient = staticmethod(tf.identity)
+
+    def __getattr__(self, name):
+        return getattr(tf, name)
+
+
+def let_gradients_through_state(monkeypatch):
+    monkeypatch.setattr(state_scope, "tf", _WithoutStops())
+
+
+def follow_next_seeds_only(monkeypatch):
+    monkeypatch.setattr(state_scope, "_is_next", lambda *_: True)
+
+
+def average_equal_values(monkeypatch):
+    def mean(values, micro_batches):
+        parts = [
+            value * micro_batches.fraction(m, value.dtype)
+            for m, value in enumerate(values)
+        ]
+        return state_rules.sum_of(parts)
+
+    monkeypatch.setattr(state_rules, "weighted_mean", mean)
+
+
+def take_complex_state_for_integers(monkeypatch):
+    rule = state.StateFlow._rule
+
+    def first(self, k, variable):
+        is_complex = tf.as_dtype(variable.dtype).is_complex
+        return state_rules.First() if is_complex else rule(self, k, variable)
+
+    monkeypatch.setattr(state.StateFlow, "_rule", first)
+
+
+def take_constants_for_equal(monkeypatch):
+    original = graph_key._without_names
+
+    def without(node, *args):
+        original(node, *args)
+        if node.op == "Const":
+            node.attr.pop("value")
+
+    monkeypatch.setattr(graph_key, "_without_names", without)
+
+
+def read_rates_once(monkeypatch):
+    def values(self, learning_rate, fixed, device):
+        place = tf.compat.v1.get_default_graph(), device
+        if place not in self._read:
+            self._read[place] = [
+                tf.identity(getattr(learning_rate, "value", learning_rate)),
+                *(placement.read_variable(v) for v in fixed),
+            ]
+        return self._read[place]
+
+    monkeypatch.setattr(update._SharedUpdate, "_values", values)
+
+
+def regularise_own_weights(monkeypatch):
+    times = Penalty.times
+
+    def own(self, factor):
+        found = times(self, factor)
+        return [(v, g) for v, g in found if v.regularizer is not None]
+
+    monkeypatch.setattr(Penalty, "times", own)
+
+
+def add_up_replacements(monkeypatch):
+    monkeypatch.setattr(gradients, "is_replaced", lambda _: False)
+
+
+def take_no_gradient_for_zero(monkeypatch):
+    original = WholeLoss._differentiated
+
+    def differentiated(self, data, y_pred, extra, values):
+        found = original(self, data, y_pred, extra, values)
+        zeros = [
+            [tf.zeros_like(v) if d is None else d for v, d in zip(*own)]
+            for own in zip(extra, found.extra)
+        ]
+        return found._replace(extra=zeros)
+
+    monkeypatch.setattr(WholeLoss, "_differentiated", differentiated)
+
+
+def look_at_no_class(monkeypatch):
+    monkeypatch.setattr(source, "_overridden", lambda _: [])
+
+
+@dataclasses.dataclass(frozen=True)
+class Cure:
+    """What is taken out.
+
+    Attributes:
+        take_out: Does so, by a `monkeypatch`.
+        first: The case that is tried first.
+        needs: Tags of a case that may find the fault.
+    """
+
+    take_out: Callable[[Any], None]
+    first: int
+    needs: frozenset[str] = frozenset()
+
+
+def _needs(*tags: str) -> frozenset[str]:
+    return frozenset(tags)
+
+
+CURES = {
+    "tensors of a model inside are those of the graph around it": Cure(
+        share_tensors_of_models, 59, _needs("layer model")
+    ),
+    "unseeded numbers are drawn again, eagerly": Cure(
+        look_at_nothing_eagerly,
+        19,
+        _needs("layer tf_noise", "then eager", "remat always"),
+    ),
+    "gradients flow through the assignment of state": Cure(
+        let_gradients_through_state, 82, _needs("layer kept_target of after")
+    ),
+    "a seed that was assigned is not followed": Cure(
+        follow_next_seeds_only, 21, _needs("layer unordered_noise", "M 1")
+    ),
+    "an infinity is averaged with a micro-batch of no rows": Cure(
+        average_equal_values,
+        41,
+        _needs("layer kept_infinite", "micro-batches without rows"),
+    ),
+    "complex state is that of the first micro-batch": Cure(
+        take_complex_state_for_integers, 91, _needs("layer kept_complex", "M 2")
+    ),
+    "cells of other numbers are taken for alike": Cure(
+        take_constants_for_equal, 29, _needs("alike cells")
+    ),
+    "an optimizer that applies twice gets old rates": Cure(
+        read_rates_once, 142, _needs("optimizer Twice")
+    ),
+    "a regulariser's gradient is that of its own weight": Cure(
+        regularise_own_weights, 2, _needs("layer near_dense")
+    ),
+    "what overwrites a weight is added up": Cure(
+        add_up_replacements, 67, _needs("layer overwritten", "M 2")
+    ),
+    "losses that are left out have gradients of zero": Cure(
+        take_no_gradient_for_zero,
+        238,
+        _needs("layer idle", "override compute_loss", "optimizer AdamW"),
+    ),
+    "losses of a functional model's class are left out": Cure(
+        look_at_no_class,
+        230,
+        _needs("override losses of the model", "functional"),
+    ),
+}
+
+
+def candidates(cure: Cure) -> Iterator[Case]:
+    for index in range(cure.first, MOST):
+        case = generate(0, index, True)
+        if cure.needs <= set(case.tags()):
+            yield case
+
+
+@pytest.mark.parametrize("fault", CURES)
+def test_fault_is_found_by_chance_without_its_cure(fault, monkeypatch):
+    cure = CURES[fault]
+    with monkeypatch.context() as patch:
+        cure.take_out(patch)
+        found = next(
+            case
+            for case in candidates(cure)
+            if compare.run(case).kind == "failed"
+        )
+    assert compare.run(found).kind in ("passed", "refused")
