@@ -265,6 +265,20 @@ def test_unused_outputs_of_a_nested_model_are_computed():
     assert not np.array_equal(norm.moving_mean.numpy(), before)
 
 
+def test_nested_model_does_more_than_its_layers():
+    def make():
+        x = keras.Input((5,))
+        inner = keras.Sequential([keras.Input((5,)), keras.layers.Dense(5)])
+        inner.activity_regularizer = keras.regularizers.L2(0.1)
+        call = inner.call
+        inner.call = lambda *args, **kwargs: 2 * call(*args, **kwargs)
+        return keras.Model(x, keras.layers.Dense(2)(inner(x)))
+
+    x, y = normal(5), normal(2)
+    found = trained(make, pipeline(2, 2), x, y)
+    assert_close(found, by_itself(make, x, y, {}))
+
+
 def shared_generator():
     """Two layers that draw from one generator, in Keras's order."""
     x = keras.Input((5,))

@@ -1,6 +1,7 @@
 """Every optimizer of Keras, and every option of them, gives Keras's numbers."""
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers as kl
@@ -130,9 +131,10 @@ class Twice(keras.optimizers.SGD):
 
     def apply(self, grads, trainable_variables=None):
         rate, momentum = tf.identity(self.learning_rate.value), self.momentum
+        self.momentum = np.float32(momentum)
         super().apply(grads, trainable_variables)
         self.learning_rate.assign(rate * 0.3)
-        self.momentum = 0.2
+        self.momentum = np.float32(0.2)
         super().apply(grads, trainable_variables)
         self.learning_rate.assign(rate)
         self.momentum = momentum

@@ -1050,7 +1050,12 @@ def test_functional_model_of_a_sequential_is_found():
         def call(self, x):
             return x
 
-    assert internals.functional_of(Other([keras.Input((2,))])) is None
+    other = Other([keras.Input((2,))])
+    assert internals.functional_of(other) is None
+    assert internals.runs_its_layers(model)
+    assert not internals.runs_its_layers(other)
+    model.activity_regularizer = keras.regularizers.L2(0.1)
+    assert not internals.runs_its_layers(model)
 
 
 def test_calls_of_a_graph_come_in_the_order_in_which_they_were_noted():

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfgpipe import internals
@@ -49,6 +50,7 @@ _OUTSIDE_UPDATES = {
     "get_config",
     "update_step",  # which is looked for in _ALIKE
 }
+_PLAIN = (bool, int, float, str, type(None), np.generic)
 
 
 @contextlib.contextmanager
@@ -174,11 +176,11 @@ class _SharedUpdate:
             function([*tensors, *handles])
 
     def _settings(self) -> tuple[Any, ...]:
-        """What the optimizer says in plain Python, which may change."""
+        """What the optimizer says in plain numbers, which may change."""
         return tuple(
             (name, value)
             for name, value in vars(self._optimizer).items()
-            if isinstance(value, (bool, int, float, str, type(None)))
+            if isinstance(value, _PLAIN)
         )
 
     def _values(

@@ -518,11 +518,13 @@ def is_functional(model: Any) -> bool:
 
     So is one of a subclass that hands `inputs` and `outputs` to `keras.Model`
     and leaves `call` alone. It may have a `__call__` that looks at tensors and
-    hands them on.
+    hands them on. A regulariser of what the model returns is no layer.
     """
     return (
         isinstance(model, _Functional)
         and type(model).call is _Functional.call
+        and "call" not in vars(model)
+        and model.activity_regularizer is None
         and (type(model).__call__ is _Functional.__call__ or _hands_on(model))
     )
 
@@ -533,7 +535,7 @@ def _hands_on(model: Any) -> bool:
     And returns what that returned: in Python and in graphs, told `training` or
     not.
     """
-    return "call" not in vars(model) and all(
+    return all(
         _is_handed_on(model, told, in_graph)
         for told in (None, True, False)
         for in_graph in (False, True)
@@ -574,11 +576,20 @@ def _is_handed_on(model: Any, training: bool | None, in_graph: bool) -> bool:
 def functional_of(model: keras.Sequential) -> Any:
     """The functional model that a `keras.Sequential` is, or None.
 
-    It is none before it is built, and where it takes a nest of tensors.
+    It is none before it is built, where it takes a nest of tensors, and where
+    it does more than its layers.
     """
-    if type(model).call is not keras.Sequential.call:
-        return None
-    return model._functional
+    return model._functional if runs_its_layers(model) else None
+
+
+def runs_its_layers(model: keras.Sequential) -> bool:
+    """Whether the call of a `keras.Sequential` runs just its layers."""
+    return (
+        type(model).call is keras.Sequential.call
+        and type(model).__call__ is keras.Sequential.__call__
+        and "call" not in vars(model)
+        and model.activity_regularizer is None
+    )
 
 
 def graph_calls(model: keras.Model) -> list[GraphCall]:

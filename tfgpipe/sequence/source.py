@@ -96,17 +96,19 @@ def _check_model(model: keras.Model) -> None:
     cls = type(model)
     is_list = isinstance(model, keras.Sequential)
     has_own_call = (
-        cls.call is not keras.Sequential.call
+        not internals.runs_its_layers(model)
         if is_list
         else not internals.is_functional(model)
     )
     if has_own_call:
+        is_own = model.activity_regularizer is None
+        what = "a `call`" if is_own else "an `activity_regularizer`"
         raise ValueError(
             "A model must be functional, made as `keras.Model(inputs, "
             "outputs)`, or a `keras.Sequential`: then its layers can be told "
-            f"apart. Received: '{model.name}', a {cls.__name__} with a `call` "
-            "of its own. Pass the layers that its `call` runs one after the "
-            "other as a list; or call them on a `keras.Input`, and pass "
+            f"apart. Received: '{model.name}', a {cls.__name__} with {what} of "
+            "its own. Pass the layers that its `call` runs one after the other "
+            "as a list; or call them on a `keras.Input`, and pass "
             "`keras.Model(inputs, outputs)` of the result."
         )
     own = _overridden(model)

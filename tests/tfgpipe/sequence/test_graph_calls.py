@@ -2,9 +2,11 @@
 
 import keras
 import numpy as np
+import pytest
 from functional import nested, siamese
 from keras import layers as kl
 
+import tfgpipe
 from tfgpipe import internals
 from tfgpipe.sequence.graph_calls import AsInput, GraphCalls
 
@@ -32,6 +34,39 @@ def test_value_of_a_model_that_is_called_twice_is_that_of_each_call():
     assert first.operation is second.operation
     assert first.outputs != second.outputs
     assert add.operation.__class__ is kl.Add
+
+
+def doubled(model):
+    call = model.call
+    model.call = lambda *args, **kwargs: 2 * call(*args, **kwargs)
+
+
+def regularized(model):
+    model.activity_regularizer = keras.regularizers.L2(0.1)
+
+
+class OwnCall(keras.Sequential):
+    def __call__(self, *args, **kwargs):
+        return 2 * super().__call__(*args, **kwargs)
+
+
+@pytest.mark.parametrize("change", [doubled, regularized])
+def test_nested_model_that_does_more_than_its_layers_is_a_call(change):
+    x = keras.Input((3,))
+    inner = keras.Sequential([keras.Input((3,)), kl.Dense(3)])
+    graph = keras.Model(x, kl.Dense(3)(x))
+    for model in (inner, graph):
+        change(model)
+    outer = keras.Model(x, inner(x))
+    assert names(outer) == ["Sequential"]
+    for model in (inner, graph):
+        with pytest.raises(ValueError, match=r"with an? `\w+` of its own"):
+            tfgpipe.GPipe(model, 1)
+
+
+def test_nested_sequential_with_its_own_dunder_call_is_a_call():
+    x = keras.Input((3,))
+    assert "OwnCall" in names(keras.Model(x, OwnCall([kl.Dense(3)])(x)))
 
 
 def test_inputs_are_cast_and_their_ranks_fitted():
