@@ -130,7 +130,7 @@ def test_balance_by_a_models_own_flops_needs_no_trace(name, monkeypatch):
     def trace(*_):
         raise AssertionError("a layer was traced to estimate its cost")
 
-    monkeypatch.setattr(cost_lib, "layer_flops", trace)
+    monkeypatch.setattr(cost_lib, "estimated", trace)
     make, spec = MODELS[name]
     layers = make()
     model = tfgpipe.GPipe(

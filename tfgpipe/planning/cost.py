@@ -16,26 +16,19 @@ import keras
 from tfgpipe.checks import is_amount
 from tfgpipe.planning.one_example import Estimate, estimate_of, example_of
 
-Cost: TypeAlias = float | Callable[[keras.layers.Layer, Any], float] | None
+Cost: TypeAlias = float | Callable[[keras.layers.Layer, Any], float]
 
 
 def resolve_cost(
-    layer: keras.layers.Layer,
-    cost: Cost,
-    input_spec: Any,
-    known: dict[Any, Any] | None = None,
-    step: Any = None,
+    layer: keras.layers.Layer, cost: Cost, input_spec: Any
 ) -> float:
-    """Returns what a layer costs: as given, or else its estimated FLOPs.
+    """Returns what a layer costs by what the user gave.
 
     Args:
-        layer: The layer; built, where its cost is to be estimated.
+        layer: The layer.
         cost: A finite number that is not negative, in any unit; or a function
-            of the layer and `input_spec` that returns one; or None for the
-            FLOPs of one example, see `layer_flops`.
+            of the layer and `input_spec` that returns one.
         input_spec: Nest of `keras.KerasTensor` that the layer is called on.
-        known: As for `layer_flops`.
-        step: The same.
 
     Returns:
         The cost, in the unit of what was given.
@@ -50,8 +43,6 @@ def resolve_cost(
     >>> resolve_cost(keras.layers.Dense(4), lambda layer, x: layer.units, spec)
     4.0
     """
-    if cost is None:
-        return layer_flops(layer, input_spec, known, step)
     if not callable(cost):
         if is_amount(cost):
             return float(cost)
@@ -78,12 +69,7 @@ def _bad_cost(layer: keras.layers.Layer, received: str) -> ValueError:
     )
 
 
-def layer_flops(
-    layer: keras.layers.Layer,
-    input_spec: Any,
-    known: dict[Any, Any] | None = None,
-    step: Any = None,
-) -> float:
+def layer_flops(layer: keras.layers.Layer, input_spec: Any) -> float:
     """Estimates the FLOPs of a layer's forward pass for one example.
 
     Args:
@@ -91,12 +77,6 @@ def layer_flops(
         input_spec: Nest (tensor, tuple, list, dict; None as a leaf) of
             `keras.KerasTensor` that the layer is called on, whose first
             dimension is the batch.
-        known: Estimates made before, which this call reads and adds to. Pass
-            the same (at first empty) dict for all layers of a model, and
-            layers of one class, config, input and variable shapes are traced
-            once.
-        step: The `cells.GraphStep` that calls it, on arguments by position;
-            None for a layer that is called on the inputs alone.
 
     Returns:
         Floating-point operations of one example.
@@ -117,7 +97,7 @@ def layer_flops(
             f"estimated. Received: a {type(layer).__name__} without variables. "
             "Call `layer.build(input_shape)`, or call the layer, first."
         )
-    return _estimate(layer, example_of(input_spec), known, step).flops
+    return estimate_of(layer, example_of(input_spec), layer).flops
 
 
 def estimated(
@@ -129,32 +109,27 @@ def estimated(
     taken to multiply and add once by each of its weights.
 
     Args:
-        layer: As for `layer_flops`.
+        layer: A layer that is built; its variables need no values yet.
         example: Nest of `keras.KerasTensor` of one example, which may be
             several rows by now.
-        known: As for `layer_flops`, of estimates.
-        step: As for `layer_flops`.
+        known: Estimates made before, which this call reads and adds to. Pass
+            the same (at first empty) dict for all layers of a model, and
+            layers of one class, config, input and variable shapes are traced
+            once.
+        step: The `cells.GraphStep` that calls it, on arguments by position;
+            None for a layer that is called on the inputs alone.
     """
+    key = key_of(layer, example, step)
+    if key is not None and key in known:
+        return known[key]
     try:
-        return _estimate(layer, example, known, step)
+        made = estimate_of(layer, example, layer if step is None else step.run)
     except ValueError:
         sizes = [math.prod(v.shape) for v in layer.weights]
         return Estimate(2.0 * sum(sizes), None)
-
-
-def _estimate(
-    layer: keras.layers.Layer,
-    example: Any,
-    known: dict[Any, Any] | None,
-    step: Any,
-) -> Estimate:
-    call = layer if step is None else step.run
-    key = None if known is None else key_of(layer, example, step)
-    if known is None or key is None:
-        return estimate_of(layer, example, call)
-    if key not in known:
-        known[key] = estimate_of(layer, example, call)
-    return known[key]
+    if key is not None:
+        known[key] = made
+    return made
 
 
 def _shapes(input_spec: Any) -> Any:

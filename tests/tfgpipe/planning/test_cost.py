@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tfgpipe.planning.cost import layer_flops, resolve_cost
+from tfgpipe.planning.cost import estimated, layer_flops, resolve_cost
+from tfgpipe.planning.one_example import example_of
 
 
 def spec(*shape, dtype="float32"):
@@ -20,6 +21,11 @@ def built(layer, input_spec):
     with keras.StatelessScope(initialize_variables=False):
         layer(input_spec)
     return layer
+
+
+def flops_once(layer, input_spec, known):
+    """As `GPipe` estimates it, where equal layers are traced once."""
+    return estimated(layer, example_of(input_spec), known, None).flops
 
 
 def flops(layer, input_spec):
@@ -391,7 +397,7 @@ def test_layer_flops_equal_layers_are_traced_once(kind, traces):
     pairs = [(built(kind(units), spec(n)), spec(n)) for units, n in sizes]
     known = {}
     before = kind.calls
-    costs = [layer_flops(layer, inputs, known) for layer, inputs in pairs]
+    costs = [flops_once(layer, inputs, known) for layer, inputs in pairs]
     assert kind.calls - before == traces
     assert costs == [2 * n * units + units for units, n in sizes]
 
@@ -403,7 +409,7 @@ def test_layer_flops_config_hides_size_is_not_shared():
 
     known = {}
     costs = [
-        layer_flops(built(Forgetful(units), spec(3)), spec(3), known)
+        flops_once(built(Forgetful(units), spec(3)), spec(3), known)
         for units in (4, 5)
     ]
     assert costs == [2 * 3 * 4 + 4, 2 * 3 * 5 + 5]
@@ -462,9 +468,9 @@ def test_resolve_cost_function_that_fails_is_named_with_its_layer():
     assert isinstance(error.value.__cause__, AttributeError)
 
 
-def test_resolve_cost_none_is_estimated():
+def test_estimated_cost_is_noted_for_equal_layers():
     layer, known = built(layers.Dense(3), spec(4)), {}
-    assert resolve_cost(layer, None, spec(4), known) == 2 * 4 * 3 + 3
+    assert flops_once(layer, spec(4), known) == 2 * 4 * 3 + 3
     assert len(known) == 1
 
 
