@@ -81,8 +81,20 @@ def three_steps(model, optimizer, **kwargs):
     return logs, state(model)
 
 
+# They do with each weight what Adam and SGD do, by another formula.
+ALIKE = {
+    *"Adadelta Adagrad Adamax AdamW Ftrl Nadam RMSprop".split(),
+    *"clipvalue loss_scale_factor".split(),
+}
+
+
+def cases(names, slow):
+    marks = {True: [pytest.mark.slow], False: []}
+    return [pytest.param(n, marks=marks[n in slow]) for n in names]
+
+
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("name", [*OPTIMIZERS, *VARIANTS])
+@pytest.mark.parametrize("name", cases([*OPTIMIZERS, *VARIANTS], ALIKE))
 def test_optimizer_gives_what_keras_gives(name):
     if name in WITHOUT:
         pytest.skip(f"Keras {keras.__version__} has no {name} that works")
@@ -175,7 +187,7 @@ OWN = {
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", cases(OWN, {"TwiceAdam"}))
 def test_optimizer_that_applies_in_its_own_way_gives_what_keras_gives(name):
     found = three_steps(pipeline(two_layers, m=2), OWN[name]())
     model = sequential(two_layers)
@@ -187,10 +199,10 @@ def test_optimizer_that_applies_in_its_own_way_gives_what_keras_gives(name):
 @pytest.mark.parametrize(
     ("name", "replicas", "m", "eagerly"),
     [
-        ("SGD", 1, 1, False),
-        ("Adam", 1, 4, False),
+        pytest.param("SGD", 1, 1, False, marks=pytest.mark.slow),
+        pytest.param("Adam", 1, 4, False, marks=pytest.mark.slow),
         ("Adam", 2, 2, False),
-        ("accumulation", 1, 4, False),
+        pytest.param("accumulation", 1, 4, False, marks=pytest.mark.slow),
         ("Twice", 1, 4, True),
     ],
 )

@@ -147,8 +147,17 @@ def after_two_steps(model, optimizer, rows=6, **compiling):
     return [fitted.history["loss"], *(v.numpy() for v in state)]
 
 
-@pytest.mark.parametrize(("k", "eagerly"), [(1, True), (2, False)])
-@pytest.mark.parametrize("loss", ["mse", keras.losses.mean_squared_error])
+@pytest.mark.parametrize(
+    ("k", "eagerly", "loss"),
+    [
+        (1, True, "mse"),
+        (2, False, keras.losses.mean_squared_error),
+        pytest.param(2, False, "mse", marks=pytest.mark.slow),
+        pytest.param(
+            1, True, keras.losses.mean_squared_error, marks=pytest.mark.slow
+        ),
+    ],
+)
 def test_regularisers_that_read_other_weights_are_those_of_keras(
     k, eagerly, loss
 ):
@@ -193,7 +202,12 @@ class Side(kl.Layer):
 
 
 @pytest.mark.parametrize(
-    ("k", "m", "eagerly"), [(2, 1, False), (1, 2, True), (2, 2, False)]
+    ("k", "m", "eagerly"),
+    [
+        pytest.param(2, 1, False, marks=pytest.mark.slow),
+        (1, 2, True),
+        (2, 2, False),
+    ],
 )
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 def test_losses_that_are_left_out_have_no_gradients(k, m, eagerly):
