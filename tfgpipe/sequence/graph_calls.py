@@ -8,6 +8,7 @@ are large layers that only call others, see `opened_layer.py`.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import math
 from collections.abc import Iterable
@@ -92,6 +93,25 @@ class GraphCalls:
             if now is None or now.written != before.written:
                 found.append(call.operation.name)
         return found
+
+    def wiring(self) -> str:
+        """What the outputs are computed from, the same for equal graphs.
+
+        By the classes of layers alone: a file may give them other names.
+        """
+        known = {value: f"input {i}" for i, value in enumerate(self.inputs)}
+
+        def of(nest: Any) -> str:
+            values = [v for v in tree.flatten(nest) if isinstance(v, Value)]
+            text = ", ".join(known[value] for value in values)
+            return hashlib.sha256(text.encode()).hexdigest()
+
+        for call in self.found:
+            taken = of((call.args, call.kwargs))
+            for i, value in enumerate(call.outputs):
+                name = type(call.operation).__name__
+                known[value] = f"{name} of {taken}, {i}"
+        return of(self.outputs)
 
     def _value(self, leaf: Any) -> Any:
         """A `Value` for a symbolic tensor; what else there is, as it is."""

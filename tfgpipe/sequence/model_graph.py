@@ -190,7 +190,34 @@ class ModelGraph:
 
     def config(self) -> dict[str, Any]:
         """The model as plain values."""
-        return {"model": keras.saving.serialize_keras_object(self.model)}
+        return {
+            "model": keras.saving.serialize_keras_object(self.model),
+            "wiring": self._calls.wiring(),
+        }
+
+    def check_read(self, wiring: str | None) -> None:
+        """Refuses a model that was read as another one than was written.
+
+        Keras tells the calls of a layer apart by their numbers, which are
+        others where a model inside is made first, of the layer's own tensors.
+
+        Args:
+            wiring: What `config` said, or None if a file is older.
+
+        Raises:
+            ValueError: If the calls are others now.
+        """
+        if wiring not in (None, self._calls.wiring()):
+            raise ValueError(
+                "A file must be read as the model that was written. Received: "
+                f"model '{self.model.name}', whose layers were called on other "
+                "tensors, or others were: Keras confuses the calls of a layer "
+                "where a model holds a model of its own tensors, and would "
+                "load another one without a word. Make the inner model of an "
+                "input of its own, `inner = keras.Model(x, layer(x))` with `x "
+                "= keras.Input(shape)`. The weights of this file can be read "
+                "by `load_weights` of a model that the program makes again."
+            )
 
 
 def _problems(model: keras.Model) -> list[str]:

@@ -196,7 +196,11 @@ def items_from_config(config: dict[str, Any], custom_objects: Any) -> list[Any]:
 
     costs = config.pop("costs")
     if "model" in config:
-        return [*zip(layers_of(made(config.pop("model"))), costs, strict=True)]
+        model = made(config.pop("model"))
+        _check_model(model)
+        graph = ModelGraph(model)
+        graph.check_read(config.pop("wiring", None))
+        return [*zip(graph.steps, costs, strict=True)]
     layers = [made(layer) for layer in config.pop("layers")]
     order = config.pop("order", range(len(costs)))
     first = layers[: len(layers) - max(order) - 1]  # `keras.Input`, or none

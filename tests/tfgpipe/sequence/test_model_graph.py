@@ -207,3 +207,25 @@ def test_call_that_hands_its_tensors_on_is_that_of_keras():
 def test_fit_that_prepares_data_is_warned_of():
     with pytest.warns(UserWarning, match=r"a Task with a `fit` of its own"):
         tfgpipe.GPipe(Task(preprocessor=abs), 2, 1)
+
+
+def confused():
+    """A model of tensors that it has, whose layer is called before, too."""
+    dense = kl.Dense(3)
+    x, y = keras.Input((4,)), keras.Input((4,))
+    before, z = dense(y), dense(x)
+    inner = keras.Model(x, z)
+    return keras.Model([x, y], abs(z - inner(y)) + before)
+
+
+def test_model_that_keras_would_read_as_another_one_is_refused(tmp_path):
+    tfgpipe.GPipe(confused(), 2).save(tmp_path / "model.keras")
+    with pytest.raises(ValueError, match=r"Keras confuses .* Make the inner"):
+        tfgpipe.load_model(tmp_path / "model.keras")
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_wiring_is_the_same_in_a_file(make):
+    model = tfgpipe.GPipe(make(), 2)
+    read = tfgpipe.GPipe.from_config(model.get_config())
+    assert read.get_config()["wiring"] == model.get_config()["wiring"]
