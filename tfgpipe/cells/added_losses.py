@@ -22,7 +22,7 @@ def check_added_losses(seen: RowsSeen) -> None:
         state = seen.state_of(loss)
         if not isinstance(state, (Mixed, Rows, Total)):
             continue
-        if isinstance(state, Total) and state[1:] == (0, None, False):
+        if isinstance(state, Total) and state.is_mean:
             continue
         is_sum = not isinstance(state, Rows) and state.op.type in _SUMS
         what = "a sum over rows" if is_sum else "what is no mean over rows"

@@ -56,7 +56,7 @@ def check_assigned(seen: RowsSeen) -> None:
 def _is_mean(seen: RowsSeen, value: tf.Tensor) -> bool:
     """Whether a new value is seen to be linear in means over rows."""
     state = seen.state_of(value)
-    is_mean = isinstance(state, Total) and state[1:] == (0, None, False)
+    is_mean = isinstance(state, Total) and state.is_mean
     return is_mean and is_continuous(value)
 
 

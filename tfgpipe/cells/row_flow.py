@@ -26,17 +26,16 @@ from tfgpipe.cells.row_states import (
     is_data,
 )
 from tfgpipe.cells.row_sums import size, total
+from tfgpipe.cells.side_effects import CALLS
 
-_BRANCHES = {*"Case If StatelessCase StatelessIf StatelessWhile While".split()}
 # Their results have other rows, or it is not known which.
-_OTHER_ROWS = _BRANCHES | {
-    *"DynamicPartition StringSplit StringSplitV2 Unique UniqueV2 Where".split(),
-    *"PartitionedCall StatefulPartitionedCall".split(),
+_OTHER_ROWS = CALLS | {
+    *"DynamicPartition StringSplit StringSplitV2 Unique UniqueV2 Where".split()
 }
 _OF_SHAPES = {*"OnesLike Rank Shape ShapeN Size ZerosLike".split()}
 # What tells the shape of the result, or which branch is taken.
 _ASIDE = {
-    **dict.fromkeys(_BRANCHES - {"StatelessWhile", "While"}, 0),
+    **dict.fromkeys("Case If StatelessCase StatelessIf".split(), 0),
     **dict.fromkeys(
         "Reshape BroadcastTo Tile Bincount DenseBincount".split(), 1
     ),

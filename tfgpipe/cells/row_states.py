@@ -45,6 +45,11 @@ class Total(NamedTuple):
     axis: int | None = None
     is_count: bool = False
 
+    @property
+    def is_mean(self) -> bool:
+        """Whether it is linear in means over all rows."""
+        return not self.power and self.axis is None and not self.is_count
+
 
 class Sizes(NamedTuple):
     """The shape of a tensor that has rows along an axis."""

@@ -66,7 +66,7 @@ _RANDOM = {
     "UniformCandidateSampler",
 }
 # What they do is what the functions do that they call.
-_CALLS = {
+CALLS = {
     "Case",
     "If",
     "PartitionedCall",
@@ -156,9 +156,7 @@ def kinds_run(name: str) -> set[str]:
 def stateful(kinds: Iterable[str]) -> set[str]:
     """Those of them that have side effects, or draw."""
     return {
-        kind
-        for kind in {*kinds} - _CALLS - READS
-        if internals.is_stateful(kind)
+        kind for kind in {*kinds} - CALLS - READS if internals.is_stateful(kind)
     }
 
 
