@@ -464,6 +464,29 @@ def test_overridden_loss_and_metrics_give_what_keras_gives():
     assert_close(found, run(overriding(keras.Sequential)(layers())))
 
 
+class OfLayers(tfgpipe.GPipe):
+    """Takes losses from the layers."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+        loss = keras.ops.mean((y - y_pred) ** 2)
+        return loss + sum(sum(layer.losses) for layer in self.layers)
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_losses_that_single_layers_added_are_refused_in_compute_loss(eagerly):
+    def added():
+        return [*layers()[:-1], kl.Dense(2, activity_regularizer="l2")]
+
+    x, y = data(4)
+    for make in (layers, added):
+        model = compiled(pipeline(make, cls=OfLayers), run_eagerly=eagerly)
+        if make is layers:  # whose regularisers have the same numbers
+            model.train_on_batch(x, y)
+            continue
+        with pytest.raises(ValueError, match="losses of layer 'dense"):
+            model.train_on_batch(x, y)
+
+
 def adding(base):
     """A model class with a loss more, and a weight less that is trained."""
 

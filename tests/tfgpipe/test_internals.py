@@ -64,6 +64,22 @@ def test_error_of_a_layer_keeps_its_words():
         Fails()(np.ones(2))
 
 
+def test_read_of_losses_that_a_layer_added_is_refused():
+    adds = kl.Dense(1, activity_regularizer="l2")
+    model = keras.Sequential([kl.Dense(1, kernel_regularizer="l2"), adds])
+    with keras.StatelessScope(collect_losses=True):
+        model(np.ones((2, 2)))
+    refused = []
+    with internals.refusing_added_losses(
+        model, lambda layer: refused.append(layer) or []
+    ):
+        assert len(model.layers[0].losses) == 1
+        assert not refused
+        assert adds.losses == []
+    assert refused == [adds]
+    assert "_get_own_losses" not in vars(adds)
+
+
 def test_words_of_an_error_of_tensorflow_are_replaced():
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         tf.constant([1.0])[2]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -189,6 +190,26 @@ def replaced_losses(
         for i, entry in enumerate(compile_loss._flat_losses)
     ]
     with _replaced(compile_loss, "_flat_losses", losses):
+        yield
+
+
+@contextlib.contextmanager
+def refusing_added_losses(
+    model: keras.Model, refuse: Callable[[keras.layers.Layer], Any]
+) -> Iterator[None]:
+    """Inside, who reads the losses that a single layer has added is refused.
+
+    Args:
+        model: The model, whose own `losses` may be read.
+        refuse: Called with the layer; raises an exception.
+    """
+    with contextlib.ExitStack() as stack:
+        for layer in model._flatten_layers(include_self=False):
+            if layer._loss_ids:
+                refused = functools.partial(refuse, layer)
+                stack.enter_context(
+                    replaced_method(layer, "_get_own_losses", refused)
+                )
         yield
 
 

@@ -144,7 +144,10 @@ class WholeLoss(Objective):
         sources = [*outputs, *own, *values, *weights]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(sources)
-            with self._model.replaced_losses([*own, *values]):
+            with (
+                self._model.replaced_losses([*own, *values]),
+                internals.refusing_added_losses(self._model, _refuse_losses),
+            ):
                 total = internals.compute_loss(
                     self._model, x, y, y_pred, sample_weight, self._training
                 )
@@ -162,3 +165,13 @@ class WholeLoss(Objective):
             [next(found) for _ in values],
             list(found),
         )
+
+
+def _refuse_losses(layer: keras.layers.Layer) -> None:
+    """Refuses a read of what one layer has added, which a cell returned."""
+    raise ValueError(
+        "`compute_loss` must take what layers add to the loss from "
+        "`self.losses` of the model, which are those of the mini-batch. "
+        f"Received: a read of the losses of layer '{layer.name}', which adds "
+        "some by `add_loss` or an `activity_regularizer`. Use `self.losses`."
+    )
