@@ -725,10 +725,10 @@ def remat_mode(layer: keras.layers.Layer) -> Any:
 
 def own_attributes(operation: keras.Operation) -> dict[str, Any]:
     """The attributes of an operation of Keras, except what it notes itself."""
-    notes = {
-        *("_auto_config", "_inbound_nodes", "_lock", "_name"),
-        *("_outbound_nodes", "name"),
-    }
+    notes = set(
+        "_auto_config _build_shapes_dict _called _inbound_nodes _lock _name "
+        "_outbound_nodes _parent_path _path built name".split()
+    )
     return {k: v for k, v in vars(operation).items() if k not in notes}
 
 

@@ -160,9 +160,9 @@ def test_python_runs_a_layer_once_a_trace(dense_calls):
 def test_equal_cells_are_differentiated_once(monkeypatch):
     differentiated = []
 
-    def noted(traced, has_gradient):
+    def noted(traced, *has_gradients):
         differentiated.append(traced.origin.function.cell.index)
-        return backward.add_backward(traced, has_gradient)
+        return backward.add_backward(traced, *has_gradients)
 
     monkeypatch.setattr(tracer, "add_backward", noted)
     called_functions(dense(8), k=4)

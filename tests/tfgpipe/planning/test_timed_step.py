@@ -30,17 +30,18 @@ def timed_and_values(layer, place, jit_compile=False, shape=(3,)):
     [
         (kl.Dense(4), FORWARD, "forward"),
         # Nothing of it is needed again if no layer follows.
-        (kl.Dense(4), FIRST, "forward recompute backward"),
+        (kl.Dense(4), FIRST, "forward recompute backward_first backward"),
         (
             kl.Dense(4, "relu"),
             BEHIND,
-            "forward recompute recompute_last backward input_gradient "
-            "weight_gradient",
+            "forward recompute recompute_last backward_first backward "
+            "input_gradient weight_gradient",
         ),
         (
             kl.ReLU(),
             BEHIND,
-            "forward recompute recompute_last backward input_gradient",
+            "forward recompute recompute_last backward_first backward "
+            "input_gradient",
         ),
     ],
 )
@@ -57,6 +58,7 @@ def test_compiled_step_has_the_same_tasks():
     assert [*found] == [
         "forward",
         "recompute",
+        "backward_first",
         "backward",
         "input_gradient",
         "weight_gradient",
@@ -68,7 +70,11 @@ def test_compiled_step_has_the_same_tasks():
 def test_compiled_loop_is_one_backward_task():
     layer = kl.GRU(3, return_sequences=True)
     timed, values = timed_and_values(layer, BEHIND, True, shape=(4, 3))
-    assert [*timed.seconds(values)] == ["forward", "backward"]
+    assert [*timed.seconds(values)] == [
+        "forward",
+        "backward_first",
+        "backward",
+    ]
 
 
 def test_outputs_are_those_of_the_layer():
