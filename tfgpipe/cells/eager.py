@@ -1,4 +1,4 @@
-"""Cells that run eagerly, for debugging: see `tracer.py` and `task.py`."""
+"""Cells that run eagerly, for debugging: see `tracer.py` and `tasks.py`."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Subgraphs:
     Args:
         graph: The graph of a `tf.function`. Operations may be added to it
             under `graph.as_default()` until the first call of a method.
-        options: CellArguments of `tf.function` for what is cut.
+        options: Arguments of `tf.function` for what is cut.
         device_type: Of the devices that will run it, such as "GPU".
 
     Attributes:

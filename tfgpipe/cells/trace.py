@@ -7,7 +7,7 @@ changed afterwards:
     differentiate  operations that compute gradients join it       `Backward`
     cut            what crosses from function to function          `Cut`
 
-`task.py` has functions cut out of the last, one for each kind of task.
+`tasks.py` has functions cut out of the last, one for each kind of task.
 """
 
 from __future__ import annotations
