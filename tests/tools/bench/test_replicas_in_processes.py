@@ -116,12 +116,14 @@ def test_delayed_clusters_reach_workers_by_relays(monkeypatch):
 
 
 def test_links_to_where_nobody_listens_are_closed():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    address = DelayedLinks(0.0).to(f"127.0.0.1:{port}")
-    port = int(address.rpartition(":")[2])
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as near:
-        assert near.recv(10) == b""
+    with socket.socket() as silent:
+        # Taken, or the link might listen there, and connect to itself.
+        silent.bind(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
+        address = DelayedLinks(0.0).to(f"127.0.0.1:{port}")
+        port = int(address.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as near:
+            assert near.recv(10) == b""
 
 
 def test_links_hand_on_every_byte_later():
