@@ -20,6 +20,8 @@ from tfgpipe.planning.kept_tensors import kept_bytes
 
 # A row more must show, and a layer may fail on a single one.
 _ROWS = (2, 4)
+# More than what an accelerator's caches hold.
+_CACHE_BYTES = 64 * 2**20
 
 
 class PlacedStep(NamedTuple):
@@ -139,6 +141,31 @@ def layer_sizes(
                     step.step, live, outputs, steps[i + 1].live
                 )
     return found
+
+
+def bytes_between(placed: Sequence[PlacedStep], rows: int) -> int:
+    """What other layers read and write between two tasks of one, in bytes.
+
+    Weights, unless single rows of them are looked up, and sums of gradients;
+    outputs and their gradients. No more than caches hold.
+
+    Args:
+        placed: The steps. Of equal ones the layer of the first is built.
+        rows: Of a micro-batch.
+    """
+    weights = sum(
+        placement.num_bytes(v)
+        for step, _, own in _with_weights(placed)
+        if not isinstance(step.layer, keras.layers.Embedding)
+        for v in own
+    )
+    live = sum(_row_bytes(t) for step in placed for t in _tensors(step.live))
+    return min(2 * (weights + rows * live), _CACHE_BYTES)
+
+
+def _row_bytes(spec: keras.KerasTensor) -> int:
+    sizes = [size or 1 for size in spec.shape[1:]]
+    return placement.num_bytes(keras.KerasTensor((1, *sizes), spec.dtype))
 
 
 def num_params(steps: Sequence[PlacedStep]) -> int:

@@ -10,9 +10,10 @@ run for their share of the time, three times at least; what is noted are median
 and quartiles, so a stray interruption does not show. What a call takes by
 itself is that of a layer which does nothing.
 
-Limits: a layer is measured alone, with caches that are warm from its own last
-turn, and without transfers between devices. What a loop keeps for its gradient
-is not seen. Side effects, such as those of `tf.print`, happen.
+Limits: a layer is measured alone, and without transfers between devices; what
+the others would leave of its caches is imitated, see `bytes_between`. What a
+loop keeps for its gradient is not seen. Side effects, such as those of
+`tf.print`, happen.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from tfgpipe.planning.layer_record import (
     TaskSeconds,
     share_between_quartiles,
 )
-from tfgpipe.planning.layer_size import PlacedStep
+from tfgpipe.planning.layer_size import PlacedStep, bytes_between
 from tfgpipe.planning.start_values import start_values
 from tfgpipe.planning.step_values import Place, StepValues
 from tfgpipe.planning.timed_step import TimedStep
@@ -107,6 +108,8 @@ class Measuring:
                 rows: Boundary.of(tree.map_structure(_copied, x[rows]))
                 for rows in sorted(x)
             }
+            between = {rows: bytes_between(placed, rows) for rows in x}
+            self._others = {n: tf.zeros([b // 4]) for n, b in between.items()}
         self._known: dict[Any, Found] = {}
         self._has_weights = False
         self._left = 0.98 * setting.seconds
@@ -116,7 +119,7 @@ class Measuring:
         layer = keras.layers.Identity()
         with tf.device(self._setting.device):
             inputs = Boundary([tf.ones([1, 1])], [None])
-        timed = self._timed(Step(layer), inputs, 0, Place(False, False))
+        timed = self._timed(0, Step(layer), inputs, 0, Place(False, False))
         found = _sampled(timed, StepValues(inputs, [], []), seconds)
         return _spread(found["forward"]).low
 
@@ -156,6 +159,7 @@ class Measuring:
         layer = keras.layers.Identity(name="loss")
         timed = {
             rows: self._timed(
+                rows,
                 Step(layer),
                 data,
                 self._structure,
@@ -190,7 +194,7 @@ class Measuring:
         trains = any(v.trainable for v in placed.layer.variables)
         place = Place(trains or self._has_weights, self._has_weights)
         timed = {
-            rows: self._timed(step, data, self._structure, place)
+            rows: self._timed(rows, step, data, self._structure, place)
             for rows, data in self._data.items()
         }
         key = layer_key(placed.layer, placed.step)
@@ -206,11 +210,12 @@ class Measuring:
             self._known[alike] = found
         return found
 
-    def _timed(self, step: Step, *arguments: Any) -> TimedStep:
+    def _timed(self, rows: int, step: Step, *arguments: Any) -> TimedStep:
         inputs, structure, place, *loss = arguments
         device, jit_compile, _ = self._setting
+        read = self._others.get(rows)
         return TimedStep(
-            step, inputs, structure, place, device, jit_compile, *loss
+            step, inputs, structure, place, device, jit_compile, read, *loss
         )
 
     def _values(self, timed: dict[int, TimedStep]) -> dict[int, StepValues]:

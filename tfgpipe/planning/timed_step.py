@@ -6,6 +6,11 @@ of them again:
 
     forward -> recompute -> backward -> its two halves -> forward -> ...
 
+Between two of them others are read that do not fit into a cache, as the other
+layers of a cell come in between; what comes from the task before is read last:
+
+    forward -> others -> inputs -> recompute -> others -> inputs, dy -> backward
+
 Weights, state and inputs are arguments: nothing is assigned, and no variable
 needs storage.
 """
@@ -52,6 +57,7 @@ class TimedStep:
         place: Where it is in the model.
         device: Where it runs.
         jit_compile: Whether XLA compiles its tasks.
+        others: What is read between two tasks, a tensor there, or None.
         head: The loss, computed behind it, or None.
         labels: What that takes: specs.
 
@@ -70,11 +76,13 @@ class TimedStep:
         place: Place,
         device: str,
         jit_compile: bool,
+        others: tf.Tensor | None = None,
         head: Any = None,
         labels: Any = None,
     ):
         self._place = place
         self._device = device
+        self._others = others
         self._tracer = Tracer(jit_compile)
         cell = Cell(0, [step], [device])
         while True:  # until it is known what the layer reads
@@ -165,7 +173,7 @@ class TimedStep:
     def seconds(self, values: StepValues) -> dict[str, list[float]]:
         """Runs all tasks some times: what each took, by its kind."""
         dy, dlosses = self._ones()
-        times = self._timed(values, dy, dlosses)[0].numpy()
+        times = self._timed(values, dy, dlosses, self._others)[0].numpy()
         found = collections.defaultdict(list)
         for kind, start, end in zip(self._kinds, times[::2], times[1::2]):
             found[kind].append(float(end - start))
@@ -203,7 +211,7 @@ class TimedStep:
         return tensors([output.tensors, output.masks])
 
     def _run(
-        self, values: StepValues, dy: list[Any], dlosses: list[Any]
+        self, values: StepValues, dy: list[Any], dlosses: list[Any], others: Any
     ) -> list[tf.Tensor]:
         """All tasks, some times; returns when each started and ended."""
         clock = Clock()
@@ -215,17 +223,30 @@ class TimedStep:
             if kind not in _FORWARD:
                 of_graph = [t for t in work.function.inputs if tf.is_tensor(t)]
                 self._read |= {t.ref() for t in of_graph}
+            made = inputs if kind in _FORWARD else [inputs, dy]
+            if others is not None:
+                self._touch(chain, [others, *tensors(made)])
             task = Task(kind, 0, 0)
             return chain.run(task, self._device, [], work)
 
         with tf.device(self._device):
             arguments = self._arguments(values)
+            inputs = arguments.inputs.tensors
             sums: dict[str, Any] = {}
             for _ in range(_TURNS):
                 self._turn(run, arguments, (dy, dlosses), sums)
         self._kinds = [task.kind for task, _ in clock.tasks]
         with tf.device("CPU:0"):
             return [tf.stack(clock.times)]
+
+    def _touch(self, chain: Chain, found: list[tf.Tensor]) -> None:
+        """Reads tensors after the last task, one after the other."""
+        before = chain.last_op.get(self._device)
+        for own in found if before is not None else ():
+            if own.dtype.is_floating:
+                with tf.control_dependencies([before]):
+                    before = tf.reduce_sum(own).op
+        chain.last_op[self._device] = before
 
     def _turn(
         self,

@@ -2,8 +2,9 @@
 
 Tables: `steps`, steps from layers that were measured one by one, and the cut by
 these beside that by FLOPs; `grid`, the plan beside the best of all settings;
-`waiting`, steps of cells that wait, on up to 16 devices; each of these three
-takes a run of its own; `memory`, bytes of an accelerator beside
+`waiting`, steps of cells that wait, on up to 16 devices; `one_device`, steps of
+one device, for each number of micro-batches; each of these four takes a run of
+its own; `memory`, bytes of an accelerator beside
 worker processes whose memory is measured; `paper`, the paper's tables 1 and 2
 from FLOPs and bytes alone; `partition`, the cut of random costs beside the best
 one and the cuts of Lingvo and torchgpipe.
@@ -30,7 +31,13 @@ import numpy as np
 from absl import flags
 
 from tfgpipe.planning import partition
-from tools.bench import plan_grid, plan_memory, plan_paper, plan_steps
+from tools.bench import (
+    plan_grid,
+    plan_memory,
+    plan_one_device,
+    plan_paper,
+    plan_steps,
+)
 from tools.bench.flags import define_choices, new_flags
 from tools.command_line import BadFlags
 from tools.report import Column, Report, Table
@@ -40,7 +47,15 @@ define_choices(
     FLAGS,
     "table",
     ["partition", "paper", "memory", "steps"],
-    ["partition", "paper", "memory", "steps", "grid", "waiting"],
+    [
+        "partition",
+        "paper",
+        "memory",
+        "steps",
+        "grid",
+        "waiting",
+        "one_device",
+    ],
     "What to compare.",
 )
 flags.DEFINE_integer(
@@ -74,11 +89,14 @@ def run(values: flags.FlagValues, report: Report) -> None:
         "waiting": lambda: plan_steps.waiting(values.rounds),
         "grid": lambda: [plan_grid.table(values.rounds, values.seconds)],
         "steps": lambda: plan_steps.tables(values.rounds, values.seconds),
+        "one_device": lambda: [
+            plan_one_device.table(values.rounds, values.seconds)
+        ],
     }
-    if len({"steps", "grid", "waiting"} & set(values.table)) > 1:
+    if len({"steps", "grid", "waiting", "one_device"} & set(values.table)) > 1:
         raise BadFlags(
-            "--table must have one of `steps`, `grid` and `waiting`: the CPU "
-            "can be split once. Received: "
+            "--table must have one of `steps`, `grid`, `waiting` and "
+            "`one_device`: the CPU can be split once. Received: "
             f"--table={','.join(values.table)}."
         )
     for name in dict.fromkeys(values.table):

@@ -2,10 +2,12 @@
 
 import keras
 import numpy as np
+import pytest
 from keras import layers as kl
 
 import tfgpipe
 from tfgpipe.planning import layer_sizes, num_params
+from tfgpipe.planning.layer_size import bytes_between
 from tfgpipe.sequence.source import source_of
 
 
@@ -80,3 +82,29 @@ def test_nothing_is_left_to_be_allocated():
 
     sizes_of([keras.Input((3,)), kl.Dense(10**6), kl.Dense(10**6)])
     assert not global_state.get_global_attribute("uninitialized_variables")
+
+
+@pytest.mark.parametrize(
+    ("layers", "rows", "expected"),
+    [
+        # Weights of 3 x 5 + 5 and 5 x 2 + 2; rows of 3 and 5 numbers.
+        ([keras.Input((3,)), kl.Dense(5), kl.Dense(2)], 7, 32 + 7 * 8),
+        # The table is not counted: 4 ids come in, 4 x 8 numbers go on.
+        (
+            [
+                keras.Input((4,)),
+                kl.Embedding(1000, 8),
+                kl.Dense(3),
+            ],
+            2,
+            27 + 2 * (4 + 32),
+        ),
+        ([keras.Input((None, 3)), kl.Dense(5)], 7, 20 + 7 * 3),
+        # More than 64 MiB.
+        ([keras.Input((1024,)), kl.Dense(20_000)], 1, 2**23),
+    ],
+)
+def test_what_other_layers_use_by_hand(layers, rows, expected):
+    source = source_of(layers)
+    placed, _ = source.placed_steps(source.input_spec)
+    assert bytes_between(placed, rows) == 2 * 4 * expected

@@ -14,11 +14,13 @@ FIRST = Place(differentiates=True, needs_dx=False)
 FORWARD = Place(differentiates=False, needs_dx=False)
 
 
-def timed_and_values(layer, place, jit_compile=False, shape=(3,)):
+def timed_and_values(layer, place, jit_compile=False, shape=(3,), others=None):
     layer.build((None, *shape))
     x = tf.random.stateless_normal((2, *shape), [1, 2])
     inputs = Boundary([x], [None])
-    timed = TimedStep(Step(layer), inputs, 0, place, "CPU:0", jit_compile)
+    timed = TimedStep(
+        Step(layer), inputs, 0, place, "CPU:0", jit_compile, others
+    )
     weights, state = (
         [v.value.value() for v in own] for own in (timed.weights, timed.state)
     )
@@ -50,6 +52,25 @@ def test_tasks_are_those_of_its_place(layer, place, kinds):
     seconds = timed.seconds(values)
     assert [*seconds] == kinds.split()
     assert {len(own) for own in seconds.values()} == {3}
+
+
+def test_others_are_read_between_two_tasks_and_in_none():
+    others = tf.ones([5])
+    timed, values = timed_and_values(kl.Dense(4), FIRST, others=others)
+    names = [*timed.seconds(values)]
+    assert names == [*timed_and_values(kl.Dense(4), FIRST)[0].seconds(values)]
+    (call,) = [
+        op
+        for op in timed._timed._concrete.graph.get_operations()
+        if "PartitionedCall" in op.type
+    ]
+    name = call.get_attr("f").name
+    library = timed._timed._concrete.graph.as_graph_def().library
+    (run,) = [f for f in library.function if f.signature.name == name]
+    argument = run.signature.input_arg[-1].name
+    reads = [node for node in run.node_def if argument in node.input]
+    assert {node.op for node in reads} == {"Sum"}
+    assert len(reads) == 4 * len(names) - 1
 
 
 def test_compiled_step_has_the_same_tasks():
