@@ -22,7 +22,7 @@ HOLDERS = {
     "time_distributed",
 }
 # Options that tell kinds apart.
-DETAILS = ("inner", "reads", "by", "renorm", "dtype")
+DETAILS = ("inner", "reads", "by", "renorm", "dtype", "which")
 TUPLES = "layers outputs frozen metrics weighted_metrics cells".split()
 
 

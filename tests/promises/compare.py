@@ -186,7 +186,7 @@ class _Comparison:
         drawn = [w.numpy() for w in model.weights if w.name == "drawn"]
         for i, one in enumerate(drawn):
             if any(np.array_equal(one, other) for other in drawn[:i]):
-                raise Difference("between layers", "draws", 0.0)
+                raise Difference("between layers", "draws", np.inf)
 
     def _as_first(self, model: Any) -> Numbers:
         """Trains after what the first model did before, too.

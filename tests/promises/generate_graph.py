@@ -11,6 +11,7 @@ from generate_layers import ANY, counted
 from generate_wide import WIDE
 from grow_positions import sequence
 from growth import Growth
+from state_layers import CLASSES as STATE
 
 OPS = ("sine", "centre", "softly")
 
@@ -30,8 +31,33 @@ def graph(rng: random.Random, found: Options) -> Growth:
         weights, functions = zip(*choices, strict=True)
         rng.choices(functions, weights)[0](growth)
         growth.tensors.append((growth.at, growth.shape))
+    if kind == "sequence":
+        _read_aside(growth, random.Random(found["seed"]))
     _join(growth)
     return growth
+
+
+def _read_aside(g: Growth, rng: random.Random) -> None:
+    """At times, a branch that reads what a longer one keeps.
+
+    Its end comes first, so that it is run first where only bytes count.
+
+    Args:
+        g: The graph.
+        rng: Of its own, by which other cases are what they were.
+    """
+    if rng.random() < 0.4:
+        g.rng, before = rng, g.rng
+        start = g.tensors[0]
+        g.at, g.shape = start
+        name = g.add(rng.choice(sorted(STATE)))
+        for _ in range(2):
+            g.add("layer_norm")
+        longer = g.at, g.shape
+        g.at = start[0]
+        g.add("state_reader", keeps=False, of=name)
+        g.tensors[1:1] = [(g.at, g.shape), longer]
+        g.rng = before
 
 
 def _join(g: Growth) -> None:

@@ -72,6 +72,7 @@ def covered(index):
         "optimizer ",
         "layer again of",
         "layer block of",
+        "layer lambda of",
     )
     tags = set(generate(SEED, index).tags()) - {"layer branch"}
     return {tag for tag in tags if not tag.startswith(others)}

@@ -7,7 +7,9 @@ generator may ask for another one, which `candidates` names.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,14 +21,16 @@ from generate import generate
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import eager, gradients, graph_key
+from tfgpipe.cells import eager, gradients, graph_key, sparse, trace
 from tfgpipe.cells import scope as state_scope
+from tfgpipe.cells.function import CellFunction
+from tfgpipe.cells.moving import MovingStatistics
 from tfgpipe.cells.seen import Seen
 from tfgpipe.devices import placement, update
 from tfgpipe.loss.objective import Penalty
 from tfgpipe.loss.whole import WholeLoss
 from tfgpipe.run import state, state_rules
-from tfgpipe.sequence import source
+from tfgpipe.sequence import model_graph, source
 from tfgpipe.sequence.graph_calls import GraphCalls
 
 pytestmark = pytest.mark.slow
@@ -146,6 +150,63 @@ def look_at_no_class(monkeypatch):
     monkeypatch.setattr(source, "_overridden", lambda _: [])
 
 
+def drop_slots_that_some_weights_lack(monkeypatch):
+    """Nor is it seen that an update assigns them."""
+    private = importlib.import_module("tfgpipe.internals.keras")
+    lists, updating = private._slot_lists, internals.updating_in_scope
+
+    def complete(optimizer):
+        found = lists(optimizer)
+        return [own for own in found if all(v is not None for v in own)]
+
+    @contextlib.contextmanager
+    def unseen(optimizer, variable, scope):
+        before = dict(scope.state_mapping)
+        with updating(optimizer, variable, scope):
+            yield
+        own = [variable, *internals.slots(optimizer, variable)]
+        for key in before.keys() - set(map(id, own)):
+            scope.state_mapping[key] = before[key]
+
+    monkeypatch.setattr(private, "_slot_lists", complete)
+    monkeypatch.setattr(internals, "updating_in_scope", unseen)
+
+
+def move_by_the_momentum(monkeypatch):
+    make = CellFunction.__init__
+
+    def always_at_the_end(self, cell, *args, **kwargs):
+        make(self, cell, *args, **kwargs)
+        self.normalizations = cell.normalizations
+
+    def assign(self, variable, old, value):
+        layer, i = self._owners[id(variable)]
+        self.rules[id(layer)][-1][i] = layer.momentum, 1.0 - layer.momentum
+
+    monkeypatch.setattr(CellFunction, "__init__", always_at_the_end)
+    monkeypatch.setattr(MovingStatistics, "assign", assign)
+
+
+def order_by_bytes_alone(monkeypatch):
+    monkeypatch.setattr(model_graph, "in_turn", lambda *_: True)
+
+
+def look_at_no_rows(monkeypatch):
+    monkeypatch.setattr(model_graph, "check_model_rows", lambda *_: None)
+
+
+def take_draws_for_the_same(monkeypatch):
+    def varies(self):
+        same = [*self.inputs.state, *self.inputs.sources(with_inputs=False)]
+        return sparse.variation(self.graph, same, [])
+
+    monkeypatch.setattr(trace.Traced, "varies", property(varies))
+
+
+def number_operations_from_zero(monkeypatch):
+    monkeypatch.setattr(trace, "_next_op_seed", lambda: 0)
+
+
 @dataclasses.dataclass(frozen=True)
 class Cure:
     """What is taken out.
@@ -209,6 +270,26 @@ CURES = {
         look_at_no_class,
         230,
         _needs("override losses of the model", "functional"),
+    ),
+    "slots are dropped where a weight has none": Cure(
+        drop_slots_that_some_weights_lack, 67, _needs("layer overwritten")
+    ),
+    "statistics move by the momentum, whatever a layer assigns": Cure(
+        move_by_the_momentum, 150, _needs("layer unbiased_norm", "M 1", "R 1")
+    ),
+    "a branch reads state before another one assigns it": Cure(
+        order_by_bytes_alone, 60, _needs("functional", "layer state_reader")
+    ),
+    "outputs of rows by rows are those of micro-batches": Cure(
+        look_at_no_rows, 148, _needs("layer op of similarities")
+    ),
+    "drawn rows of a table are those of one micro-batch": Cure(
+        take_draws_for_the_same, 38, _needs("layer lookup of draws")
+    ),
+    "cells draw the same numbers": Cure(
+        number_operations_from_zero,
+        90,
+        _needs("layer tf_noise", "remat never"),
     ),
 }
 

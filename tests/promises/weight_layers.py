@@ -111,7 +111,10 @@ class TensorFlowNoise(kl.Layer):
 
     def build(self, shape):
         self.drawn = self.add_weight(
-            shape=(shape[-1],), trainable=False, initializer="zeros"
+            shape=(shape[-1],),
+            trainable=False,
+            initializer="zeros",
+            name="drawn",
         )
         self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
 

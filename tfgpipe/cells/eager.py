@@ -288,10 +288,12 @@ class EagerCell:
         has_seeds = [[d is not None for d in part] for part in seeds]
         repeated = add_backward(trace(origin), *has_seeds).repeated
         kinds = [set(same) for same in repeated]
-        if any(len(kind) > 1 for kind in kinds):
+        weights = zip(self._function.flat_weights, kinds)
+        if mixed := [v.path for v, kind in weights if len(kind) > 1]:
             raise ValueError(
                 "With `run_eagerly=True` a layer must not look up a weight "
                 "both by its inputs and by constants, such as positions: the "
-                "gradients cannot be told apart. Train without it."
+                "gradients cannot be told apart. Received: lookups of "
+                f"{mixed}. Train without it, or use a weight for each."
             )
         return [list(kind) for kind in kinds]

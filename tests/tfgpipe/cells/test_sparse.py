@@ -271,3 +271,20 @@ def test_positions_of_batches_of_any_length_are_one_slice_each():
     found = trained_on_ids(pipeline(any_length, 3, 2), keras.optimizers.Adam)
     expected = trained_on_ids(plain(make), keras.optimizers.Adam)
     assert_close(found, expected)
+
+
+class ByBoth(Lookup):
+    """Looks up by its inputs and by constants."""
+
+    def make(self):
+        pass
+
+    def call(self, x):
+        found = ops.take(self.table, ops.argmax(x, -1), axis=0)
+        return x + found + ops.take(self.table, np.array([0]), axis=0)
+
+
+def test_lookups_that_a_tape_joins_are_refused_by_name():
+    model = pipeline(lambda: [ByBoth(name="both"), kl.Dense(3)], 1, 2)
+    with pytest.raises(ValueError, match=r"lookups of \['g_pipe/both/"):
+        trained(model, run_eagerly=True)
