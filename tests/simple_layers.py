@@ -39,7 +39,7 @@ def workload(seconds, rows=1.0, task_seconds=0.0, **of_size):
 def equal_tasks(seconds):
     """Each of the tasks takes so long; the whole backward pass twice."""
     whole = 2 * seconds
-    return LayerSeconds(*[seconds] * 3, whole, seconds, seconds, whole)
+    return LayerSeconds(True, *[seconds] * 3, whole, seconds, seconds, whole)
 
 
 def random_seconds(count, seed):

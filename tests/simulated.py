@@ -1,6 +1,6 @@
 """Steps whose tasks take whole seconds."""
 
-from tfgpipe.schedules import SCHEDULES, Task
+from tfgpipe.schedules import SCHEDULES, Facts, Task
 from tfgpipe.timeline import Event, simulated
 
 
@@ -10,12 +10,10 @@ def seconds(task):
 
 
 def events(name="gpipe", k=2, m=3, chunks=1, updates=False, remat=True):
-    schedule = SCHEDULES[name](k, m, chunks)
-    if remat:
-        schedule = schedule.with_recompute(
-            lambda cell, m: m == schedule.first_backward(cell)
-        )
-    made = simulated(schedule, seconds)
+    program = SCHEDULES[name](k, m, chunks).program(
+        "except_last" if remat else "never", [Facts()] * k * chunks
+    )
+    made = simulated(program, seconds)
     ends = [max(e.end for e in made if e.device == d) for d in range(k)]
     for device, end in enumerate(ends if updates else []):
         made.append(Event(Task("update", device, -1), device, end, end + 1))

@@ -46,15 +46,19 @@ class SizedModel(NamedTuple):
     def by_profile(self, profile: Any, rows: float) -> Workload:
         """For micro-batches of so many rows, with seconds as measured."""
         seconds = [
-            LayerSeconds(*(profile.seconds(i, kind, rows) for kind in MEASURED))
-            for i in range(len(self.sizes))
+            LayerSeconds(
+                layer.has_halves,
+                *(profile.seconds(i, kind, rows) for kind in MEASURED),
+            )
+            for i, layer in enumerate(profile.layers)
         ]
         return self.workload(seconds, profile.call_seconds, rows)
 
     def by_cost(self, rows: float) -> Workload:
         """For micro-batches of so many rows, where seconds mean nothing."""
         seconds = [
-            LayerSeconds(*[size.flops] * len(MEASURED)) for size in self.sizes
+            LayerSeconds(True, *[size.flops] * len(MEASURED))
+            for size in self.sizes
         ]
         return self.workload(seconds, 0.0, rows)
 

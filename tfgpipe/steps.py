@@ -147,11 +147,12 @@ class Stepped(Updating):
         while True:  # until it is known what each cell reads
             try:
                 run = self._pipeline(batch, head, training)
-                run.plan(self._arguments.schedule_of)
-                if loss is not None and run.is_training:
-                    loss.check(run.schedules)
-                    if not self._is_eager:
-                        run.differentiate(*loss.has_gradient(run))
+                trained = loss if run.is_training else None
+                if trained is not None and not self._is_eager:
+                    run.differentiate(*trained.has_gradient(run))
+                run.lower(self._arguments.schedule_of)
+                if trained is not None:
+                    trained.check(run.program)
                 run.forward()
                 return run
             except Borrows as found:

@@ -9,30 +9,27 @@ import tensorflow as tf
 
 from tfgpipe.checks import checked_counts
 from tfgpipe.run import Clock, Event
-from tfgpipe.schedules import Schedule, Task
+from tfgpipe.schedules import Op, Program
 from tfgpipe.sequence import inputs
 
 __all__ = ["Clock", "Event", "devices_of", "measure", "simulated"]
 
 
-def simulated(
-    schedule: Schedule, duration: Callable[[Task], float]
-) -> list[Event]:
-    """What a step would be if tasks took only their own time.
+def simulated(program: Program, duration: Callable[[Op], float]) -> list[Event]:
+    """What a step would be if operations took only their own time.
 
     Args:
-        schedule: The tasks of each device.
-        duration: Seconds that a task takes.
+        program: What runs.
+        duration: Seconds that an operation takes.
 
     Returns:
-        An event a task, device by device.
+        An event an operation, device by device.
     """
-    times = schedule.simulate(duration)
-    return [
-        Event(task, device, *times[task])
-        for device, tasks in enumerate(schedule.tasks)
-        for task in tasks
+    times = program.simulate(duration)
+    events = [
+        Event(op.task, op.device, *t) for op, t in zip(program.ops, times)
     ]
+    return sorted(events, key=lambda event: event.device)
 
 
 def measure(

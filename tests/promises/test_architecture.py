@@ -67,7 +67,7 @@ WITHOUT_TENSORFLOW = {
     "planning/search",
     "planning/setting",
     "planning/workload",
-    "run/order",
+    "run/replicas",
     "schedules",
     "versions",
 }

@@ -38,7 +38,8 @@ from tiny import (
 
 import tfgpipe
 from tfgpipe import internals, timeline
-from tfgpipe.run.order import Replicas
+from tfgpipe.run.replicas import Replicas
+from tfgpipe.schedules import Facts, Remat, lower
 from tfgpipe.schedules.named import CHUNKS
 from tfgpipe.schedules.named import SCHEDULES as NAMED
 from tfgpipe.schedules.task import Task
@@ -61,34 +62,44 @@ def test_fewer_micro_batches_than_replicas_leave_some_idle():
     assert [shared.of(m) for m in range(2)] == shared.busy == [1, 2]
 
 
-def flat(groups):
-    return [task for group in groups for task in group]
-
-
 @pytest.mark.parametrize("name", NAMED)
 def test_tasks_of_all_replicas_come_after_those_they_need(name):
     chunks = CHUNKS[name] or 1
+    cells = 2 * chunks
     shared = Replicas([("a0", "b0") * chunks, ("a1", "b1") * chunks], 7)
-    shared.plan(lambda count: NAMED[name](2, count, chunks))
-    tasks = flat(shared.groups(lambda k, m: shared.goes_back_first(k, m)))
+
+    def program(**facts):
+        return lower(
+            lambda count: NAMED[name](2, count, chunks),
+            [Facts(**facts)] * cells,
+            Remat(["except_last"] * cells),
+            shared.counts,
+        )
+
+    tasks = [op.task for op in program().ops]
     assert len(set(tasks)) == len(tasks)
     recomputed = {t.micro_batch for t in tasks if t.kind == "recompute"}
     first = {"gpipe": {2, 6}}.get(name, {0, 3})
     assert recomputed == set(range(7)) - first
     places = {task: i for i, task in enumerate(tasks)}
     for task, i in places.items():
-        needed = [t for t in task.needs(2 * chunks) if t in places]
+        needed = [t for t in task.needs(cells) if t in places]
         assert all(places[t] < i for t in needed)
-    forward_only = flat(shared.groups(None))
-    assert sorted(forward_only) == [
-        Task("forward", k, m) for k in range(2 * chunks) for m in range(7)
+    forward_only = program(has_backward=False).ops
+    assert sorted(op.task for op in forward_only) == [
+        Task("forward", k, m) for k in range(cells) for m in range(7)
     ]
 
 
 def test_all_forward_tasks_of_fill_drain_come_first():
     shared = Replicas([("a0", "b0"), ("a1", "b1")], 5)
-    shared.plan(lambda count: NAMED["gpipe"](2, count, 1))
-    kinds = [task.kind for (task,) in shared.groups(lambda k, m: True)]
+    program = lower(
+        lambda count: NAMED["gpipe"](2, count, 1),
+        [Facts()] * 2,
+        Remat(["never"] * 2),
+        shared.counts,
+    )
+    kinds = [op.kind for op in program.ops]
     assert kinds == ["forward"] * 10 + ["backward"] * 10
 
 
@@ -201,7 +212,7 @@ def test_replicas_draw_different_masks():
     @tf.function(autograph=False)
     def step():
         run = model._pipeline((x, None, None), None, training=True)
-        run.plan(model._arguments.schedule_of)
+        run.lower(model._arguments.schedule_of)
         run.forward()
         return run.results.joined_outputs()
 

@@ -51,7 +51,6 @@ TAKERS = {
     "replicas_on_a_tpu": lambda n: assignment(n, 1),
     "partitions_on_a_tpu": lambda n: assignment(1, n),
     "partition": lambda n: partition([1, 2, 3], n),
-    "limited_to": lambda n: SCHEDULES["gpipe"](1, 3).limited_to(n),
     **{f"devices_of_{s}": lambda n, s=s: SCHEDULES[s](n, 3) for s in SCHEDULES},
     **{f"schedule_{s}": lambda n, s=s: SCHEDULES[s](3, n) for s in SCHEDULES},
     **{f"devices_{s}_ideal": lambda n, s=s: IDEALS[s](n, 4) for s in IDEALS},

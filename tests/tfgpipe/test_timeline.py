@@ -24,14 +24,12 @@ def test_measured_tasks_are_those_of_the_schedule_in_its_order(name):
     ones = np.ones((6, 4), "float32")
     events = timeline.measure(model, ones, ones, num_steps=2)
     tasks = [event for event in events if event.task.kind != "update"]
-    schedule = SCHEDULES[name](2, 3, k // 2).with_recompute(lambda k, m: False)
-    for device, own in enumerate(schedule.tasks):
+    program = SCHEDULES[name](2, 3, k // 2).program("always")
+    for device, own in enumerate(program.by_device):
         measured = [e for e in tasks if e.device == device]
         for before, after in itertools.pairwise(measured):
             assert before.start <= before.end <= after.start
-        # nothing waits for the input gradient of the first cell
-        expected = [task for task in own if task.cell > 0]
-        assert [e.task for e in measured if e.task.cell > 0] == expected
+        assert [e.task for e in measured] == [op.task for op in own]
     updates = [event for event in events if event.task.kind == "update"]
     assert sorted(event.device for event in updates) == [0, 1]
     assert min(event.start for event in events) == 0.0

@@ -20,6 +20,7 @@ from tfgpipe.cells.values import (
     is_continuous,
     structure_of,
 )
+from tfgpipe.schedules import Facts
 
 
 class EagerTracer:
@@ -39,7 +40,7 @@ class EagerTracer:
     def trace(
         self, functions: Sequence[CellFunction], x: Any, *_: Any
     ) -> list[EagerCell]:
-        """Makes cells that follow each other; nothing is run."""
+        """Makes cells that follow each other; runs nothing."""
         made: list[EagerCell] = []
         makers: dict[int, Any] = {}
         for function in functions:
@@ -51,14 +52,9 @@ class EagerTracer:
                     f"cell {function.cell.number}. Debug with one replica, or "
                     "with synchronized=False."
                 )
+            dtype = self._gradient_dtype
             made.append(
-                EagerCell(
-                    function,
-                    made[-1:],
-                    structure_of(x),
-                    self._gradient_dtype,
-                    makers,
-                )
+                EagerCell(function, made[-1:], structure_of(x), dtype, makers)
             )
         return made
 
@@ -86,12 +82,9 @@ class EagerCell:
         makers: For all cells, see `Seen`.
 
     Attributes:
-        is_split: See `CellTasks`.
         needs_dx: Whether the gradients of the inputs are wanted.
         findings: What the layers were seen to do when they ran last.
     """
-
-    is_split = False
 
     def __init__(
         self,
@@ -148,6 +141,10 @@ class EagerCell:
     def weight_dtypes(self) -> list[Any]:
         """Those of the flat weights."""
         return [v.dtype for v in self._function.flat_weights]
+
+    def facts(self, has_backward: bool) -> Facts:
+        """See `CellTasks`; a tape has no halves."""
+        return Facts(has_backward, self.needs_dx, has_halves=False)
 
     def pack_weights(self, weights: Any) -> Any:
         """The weights."""

@@ -28,6 +28,7 @@ from tfgpipe.cells.function import Findings
 from tfgpipe.cells.gradients import Gradient
 from tfgpipe.cells.values import CellArguments, Output
 from tfgpipe.cells.work import Kept, Sums, Work
+from tfgpipe.schedules import Facts
 
 
 class CellTasks:
@@ -51,10 +52,19 @@ class CellTasks:
         """What the layers were seen to do."""
         return self.graph.traced.findings
 
-    @property
-    def is_split(self) -> bool:
-        """Whether the backward pass has two halves."""
-        return bool(self._dx) and self.graph.can_be_split
+    def facts(self, has_backward: bool) -> Facts:
+        """What the program of a step has to know of the cell.
+
+        Args:
+            has_backward: Whether the cell has a backward pass.
+        """
+        cut = self.graph
+        return Facts(
+            has_backward,
+            self.needs_dx,
+            has_halves=bool(self._dx) and cut.can_be_split,
+            recomputes=bool(cut.kept.slots) and not cut.recomputes_in_backward,
+        )
 
     @property
     def _dx(self) -> list[tf.Tensor]:
@@ -98,7 +108,7 @@ class CellTasks:
 
         return Work(function, cut.values(arguments), (), finish)
 
-    def recompute(self, arguments: CellArguments, kept: Kept) -> Work | None:
+    def recompute(self, arguments: CellArguments, kept: Kept) -> Work:
         """Computes again what the backward pass needs, as `forward` does.
 
         Args:
@@ -106,11 +116,9 @@ class CellTasks:
             kept: What `forward` did keep.
 
         Returns:
-            A task that returns what is kept; None if nothing is to be done.
+            A task that returns what is kept.
         """
         cut = self.graph
-        if not cut.kept.slots or cut.recomputes_in_backward:
-            return None
         function = cut.function("recompute", cut.totals, [cut.kept])
         return Work(
             function,

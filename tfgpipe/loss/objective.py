@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfgpipe.cells import gradients as sums
 from tfgpipe.run import LossGradients, Pipeline
-from tfgpipe.schedules import Schedule
+from tfgpipe.schedules import Program
 
 
 class Objective:
@@ -37,7 +37,7 @@ class Objective:
         self._data = data
         self._training = training
 
-    def check(self, schedules: Iterable[Schedule]) -> None:
+    def check(self, program: Program) -> None:
         """Checks that the loss is known when the backward pass needs it."""
 
     def has_gradient(

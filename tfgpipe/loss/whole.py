@@ -7,7 +7,6 @@ and the gradients of the loss by them are taken apart again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import keras
@@ -18,7 +17,7 @@ from tfgpipe import internals
 from tfgpipe.cells import Boundary, as_tensor, is_continuous
 from tfgpipe.loss.objective import Objective, penalties
 from tfgpipe.run import LossGradients, Pipeline
-from tfgpipe.schedules import Schedule
+from tfgpipe.schedules import Program
 
 
 class _Loss(NamedTuple):
@@ -45,9 +44,9 @@ class WholeLoss(Objective):
     _total: tf.Tensor | None = None
     _direct: list[tuple[keras.Variable, tf.Tensor]]
 
-    def check(self, schedules: Iterable[Schedule]) -> None:
-        """Refuses schedules that begin to go backward before all is known."""
-        if not all(schedule.is_forward_first for schedule in schedules):
+    def check(self, program: Program) -> None:
+        """Refuses to begin to go backward before all is known."""
+        if not program.is_forward_first:
             raise ValueError(
                 "`schedule` must run all forward tasks first for a loss of "
                 "whole mini-batches, which cannot be added up. Received: a "

@@ -64,4 +64,4 @@ def ideal_bubble(model: Any, num_micro_batches: int | None = None) -> float:
         chunks = model.num_partitions // devices
         count = num_micro_batches or model.num_micro_batches
         schedule = SCHEDULES[schedule](devices, count, chunks)
-    return schedule.bubble(lambda task: task.units)
+    return schedule.program().bubble()

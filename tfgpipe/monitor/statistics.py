@@ -5,9 +5,10 @@ Updates of weights are left out of all numbers: no schedule has them.
 
 import statistics
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from tfgpipe.schedules import Schedule, Task
-from tfgpipe.timeline import Event
+from tfgpipe.schedules import Op, Program
+from tfgpipe.timeline import Event, simulated
 
 
 def scheduled(events: Sequence[Event]) -> list[Event]:
@@ -34,30 +35,17 @@ def bubble(events: Sequence[Event]) -> float:
     return statistics.fmean(idle_shares(events))
 
 
-def schedule_of(events: Sequence[Event]) -> Schedule:
-    """The order in which the devices ran their tasks."""
-    tasks: list[list[Task]] = [[] for _ in idle_shares(events)]
-    for task, device, _, _ in sorted(scheduled(events), key=_when):
-        tasks[device].append(task)
-    return Schedule(tasks)
-
-
-def _when(event: Event) -> tuple[float, float]:
-    return event.start, event.end  # the end, for tasks that take no time
+def program_of(events: Sequence[Event]) -> Program:
+    """The order in which the devices ran their operations."""
+    in_order = sorted(scheduled(events), key=lambda e: (e.start, e.end))
+    ops = [Op(*event.task, event.device) for event in in_order]
+    return Program(ops, len(idle_shares(events)))
 
 
 def without_waiting(events: Sequence[Event]) -> list[Event]:
     """When the tasks would run, in their order, if they alone took time."""
-    num_cells = 1 + max(event.task.cell for event in events)
-    free: dict[int, float] = {}
-    ends: dict[Task, float] = {}
-    found = []
-    for task, device, start, end in sorted(scheduled(events), key=_when):
-        needed = [ends.get(other, 0.0) for other in task.needs(num_cells)]
-        begin = max(free.get(device, 0.0), *needed, 0.0)
-        free[device] = ends[task] = begin + end - start
-        found.append(Event(task, device, begin, ends[task]))
-    return found
+    seconds = {event.task: event.end - event.start for event in events}
+    return simulated(program_of(events), lambda op: seconds[op.task])
 
 
 def mean_time(events: Sequence[Event]) -> float:
@@ -65,13 +53,13 @@ def mean_time(events: Sequence[Event]) -> float:
     return statistics.fmean(e.end - e.start for e in scheduled(events))
 
 
-def mean_durations(events: Sequence[Event]) -> Callable[[Task], float]:
-    """How long tasks of a kind take in a cell, on average."""
+def mean_durations(events: Sequence[Event]) -> Callable[[Any], float]:
+    """How long tasks or operations of a kind take in a cell, on average."""
     found: dict[tuple[str, int], list[float]] = {}
     for task, _, start, end in events:
         found.setdefault((task.kind, task.cell), []).append(end - start)
     means = {key: statistics.fmean(values) for key, values in found.items()}
-    return lambda task: means[task.kind, task.cell]
+    return lambda op: means[op.kind, op.cell]
 
 
 def forward_time(events: Sequence[Event]) -> float:

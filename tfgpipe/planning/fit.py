@@ -23,6 +23,7 @@ from tfgpipe.planning.memory import memory
 from tfgpipe.planning.prediction import Prediction, predict
 from tfgpipe.planning.setting import Setting
 from tfgpipe.planning.workload import CellNeeds, Workload
+from tfgpipe.schedules import Facts
 
 # From the fastest to the one that holds least.
 RULES = ("never", "except_last", "always")
@@ -137,7 +138,8 @@ def _cut_that_fits(
     """
     places = [*problem.starts, len(workload.sizes)]
     k = setting.num_partitions
-    held = _held(setting)
+    cells = workload.cells(setting.layers_per_cell)
+    held = _held(setting, tuple(own.facts for (own,) in cells))
     costs = [0.0, *itertools.accumulate(workload.costs)]
 
     @functools.cache
@@ -180,7 +182,7 @@ def _cut_that_fits(
     return tuple(b - a for a, b in itertools.pairwise(ends))
 
 
-def _held(setting: Setting) -> list[int]:
+def _held(setting: Setting, facts: tuple[Facts, ...]) -> list[int]:
     """How many micro-batches the device of each cell holds."""
-    held = setting.tasks.held()
+    held = setting.program(facts).held()
     return [held[device] for device in setting.devices]

@@ -113,6 +113,17 @@ class LayerProfile:
     gradient_bytes: int
     measured: tuple[TaskSeconds, ...]
 
+    @property
+    def has_halves(self) -> bool:
+        """Whether its tasks can be cut, which they cannot where XLA compiles.
+
+        Then nothing is recomputed but within its backward task.
+        """
+        return all(
+            own.recompute is not None or own.backward is None
+            for own in self.measured
+        )
+
 
 def layer_from(values: dict[str, Any]) -> LayerProfile:
     """A record of plain values, as `dataclasses.asdict` makes them."""

@@ -1,13 +1,13 @@
 """What devices hold at the peak of a training step, before it is run.
 
-Memory is followed through the tasks of a device:
+Memory is followed through the operations of a device:
 
     forward     keeps what the backward pass needs, or only the cell's inputs
     recompute   adds what the backward pass needs
     backward    frees all; with a weight gradient, that does
 
-beside weights, slots, one sum of gradients, and what the running task needs: a
-backward task that adds to a sum makes a new one beside it.
+beside weights, slots, one sum of gradients, and what the running operation
+needs: a backward pass that adds to a sum makes a new one beside it.
 
 Pure Python: nothing here knows TensorFlow.
 """
@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from tfgpipe.planning.setting import Setting
 from tfgpipe.planning.workload import CellNeeds
-from tfgpipe.schedules import Remat, Schedule, Task
+from tfgpipe.schedules import LAST, Op
 
 
 class DeviceMemory(NamedTuple):
@@ -54,17 +54,17 @@ def memory(
         cells: The groups of each cell.
         setting: What `GPipe` is told.
     """
-    tasks, rules = setting.tasks, Remat(setting.remat)
-    first = first_backward(tasks)
+    groups = [group for own in cells for group in own]
+    program = setting.program(tuple(group.facts for group in groups))
     found = []
-    for own, groups in zip(tasks.tasks, by_device(cells, setting)):
-        activations, working = _peak(own, cells, rules, first)
-        slots = sum(group.slots for group in groups)
+    for ops, own in zip(program.by_device, by_device(cells, setting)):
+        activations, working = _peak(ops, groups)
+        slots = sum(group.slots for group in own)
         found.append(
             DeviceMemory(
-                sum(group.weights for group in groups),
+                sum(group.weights for group in own),
                 -(-slots // setting.num_replicas),
-                sum(group.gradients for group in groups),
+                sum(group.gradients for group in own),
                 round(activations),
                 round(working),
             )
@@ -73,57 +73,47 @@ def memory(
 
 
 def _peak(
-    own: Sequence[Task],
-    cells: Sequence[Sequence[CellNeeds]],
-    rules: Remat,
-    first: dict[int, int],
+    ops: Sequence[Op], groups: Sequence[CellNeeds]
 ) -> tuple[float, float]:
-    """Bytes kept, and bytes of the running task, where both are most.
+    """Bytes kept, and bytes of the running operation, where both are most.
 
     Args:
-        own: The tasks of a device. Recomputations come right before the tasks
-            that need them.
-        cells: The groups of each cell.
-        rules: What each cell keeps.
-        first: For each cell the micro-batch that goes backward first.
+        ops: What a device runs.
+        groups: Those of all cells, in order.
     """
     now = 0.0
     most = (0.0, 0.0)
+    held: dict[tuple[int, int], float] = {}  # of a group and micro-batch
+    there: set[tuple[int, int]] = set()  # whose activations are
     has_sum: set[int] = set()
-    for kind, k, m in own:
-        keeps = rules.keeps(k, first.get(k) == m)
-        is_last = kind in ("backward", "weight_gradient")
-        groups = cells[k] if kind == "forward" else reversed(cells[k])
-        for group in groups:
-            first_kept = group.kept if keeps else group.inputs
-            again = 0.0 if keeps else group.kept - group.kept_inputs
-            crossing = group.crossing if group.gradient_bytes else 0.0
-            if kind == "forward":
-                now += first_kept
-                working = group.outputs if keeps else group.forward
-            else:
-                working = group.backward
-            if kind in ("backward", "input_gradient") and not keeps:
-                now += again
-                working = max(working, group.forward)
-            if is_last and k in has_sum:
-                working += group.gradients
-            most = max(most, (now, working), key=sum)
-            if kind == "input_gradient":
-                now += crossing
-            if is_last:
-                now -= first_kept + again
-                now -= crossing if kind == "weight_gradient" else 0.0
-                now += group.sparse
-        if is_last:
+
+    def hold(at: tuple[int, int], more: float) -> None:
+        nonlocal now
+        now += more
+        held[at] = held.get(at, 0.0) + more
+
+    for kind, k, m, _, keeps in ops:
+        group, at = groups[k], (k, m)
+        working = group.backward
+        if kind == "forward":
+            working = group.outputs if keeps else group.forward
+            if group.facts.has_backward:
+                hold(at, group.kept if keeps else group.inputs)
+        elif at not in there:  # recomputed now, by itself or within
+            hold(at, group.kept - group.kept_inputs)
+            is_alone = kind == "recompute"
+            working = group.forward if is_alone else max(working, group.forward)
+        if keeps or kind != "forward":
+            there.add(at)
+        if kind in LAST and k in has_sum:
+            working += group.gradients
+        most = max(most, (now, working), key=sum)
+        if kind == "input_gradient":
+            hold(at, group.crossing)
+        elif kind in LAST:
+            now += group.sparse - held.pop(at)
             has_sum.add(k)
     return most
-
-
-def first_backward(tasks: Schedule) -> dict[int, int]:
-    """The micro-batch that goes backward through each cell first."""
-    found = {k: tasks.first_backward(k) for k in range(tasks.num_cells)}
-    return {k: m for k, m in found.items() if m is not None}
 
 
 def by_device(

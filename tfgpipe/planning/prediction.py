@@ -1,8 +1,7 @@
 """What a training step takes, before it is run.
 
-A step is the tasks of its schedule, each as long as its layers take, between
-transfers; then the update. A recomputation awaits nothing: it comes as soon as
-the device is free, and what follows it may await a gradient.
+A step is the operations of its program, each as long as its layers take,
+between transfers; then the update.
 
 Pure Python: nothing here knows TensorFlow.
 """
@@ -13,15 +12,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tfgpipe.planning.machine import Machine
-from tfgpipe.planning.memory import (
-    DeviceMemory,
-    by_device,
-    first_backward,
-    memory,
-)
+from tfgpipe.planning.memory import DeviceMemory, by_device, memory
 from tfgpipe.planning.setting import Setting
 from tfgpipe.planning.workload import CellNeeds, Workload
-from tfgpipe.schedules import Remat, Task
+from tfgpipe.schedules import LAST, Op
 
 
 class Prediction(NamedTuple):
@@ -61,122 +55,51 @@ def predict(
         setting: What `GPipe` is told.
         machine: How fast it sends and updates; None: in no time.
     """
-    tasks = setting.tasks
-    cells = workload.cells(setting.layers_per_cell, setting.remat_groups)
-    times = _Times(cells, setting, machine)
-    free = [0.0] * tasks.num_devices
-    ends: dict[Task, float] = {}
-    for task in tasks.order():
-        device = tasks.device_of(task.cell)
-        start = free[device] + times.lead(task)
-        for need in tasks.needs(task):
-            there = ends[need]
-            if tasks.device_of(need.cell) != device:
-                there += times.delay(need)
-            start = max(start, there)
-        free[device] = ends[task] = start + times.duration(task)
+    by_cell = workload.cells(setting.layers_per_cell, setting.remat_groups)
+    groups = [group for own in by_cell for group in own]
+    program = setting.program(tuple(group.facts for group in groups))
+    # There are no sums yet to which these add gradients.
+    first: dict[int, int] = {}
+    for op in program.ops:
+        if op.kind in LAST:
+            first.setdefault(op.cell, op.micro_batch)
+
+    def duration(op: Op) -> float:
+        group = groups[op.cell]
+        found = group.seconds[op.kind]
+        if op.kind in LAST and first[op.cell] == op.micro_batch:
+            found -= group.addition
+        return max(0.0, found)
+
+    def link(op: Op) -> float:
+        """For which what an operation hands on is under way."""
+        if machine is None:
+            return 0.0
+        group = groups[op.cell]
+        is_forward = op.kind == "forward"
+        count = group.outputs if is_forward else group.gradient_bytes
+        return machine.latency + count / machine.bandwidth
+
+    times = program.simulate(duration, link)
+    busy, again, free = ([0.0] * program.num_devices for _ in range(3))
+    for op, (start, end) in zip(program.ops, times):
+        busy[op.device] += end - start
+        again[op.device] += (end - start) * (op.kind == "recompute")
+        free[op.device] = end
     updates = [
         _update_seconds(own, setting.num_replicas, machine)
-        for own in by_device(cells, setting)
+        for own in by_device(by_cell, setting)
     ]
-    again = [sum(map(times.again, own)) for own in tasks.tasks]
-    busy = sum(times.lead(t) + times.duration(t) for t in ends)
     length = max(free)
     return Prediction(
         setting,
         max(end + update for end, update in zip(free, updates)),
-        1 - busy / (tasks.num_devices * length) if length else 0.0,
+        1 - sum(busy) / (program.num_devices * length) if length else 0.0,
         max(again),
-        (busy - sum(again)) / tasks.num_devices,
+        (sum(busy) - sum(again)) / program.num_devices,
         max(updates),
-        memory(cells, setting),
+        memory(by_cell, setting),
     )
-
-
-class _Times:
-    """Seconds of the tasks of a setting.
-
-    Args:
-        cells: The groups of each cell.
-        setting: What `GPipe` is told.
-        machine: How fast it sends.
-    """
-
-    def __init__(
-        self,
-        cells: Sequence[Sequence[CellNeeds]],
-        setting: Setting,
-        machine: Machine | None,
-    ):
-        self._cells = cells
-        self._machine = machine
-        remat = Remat(setting.remat)
-        first = self._first = first_backward(setting.tasks)
-        self._keeps = lambda k, m: remat.keeps(k, first.get(k) == m)
-        self._sums = [
-            {
-                kind: sum(group.seconds[kind] for group in groups)
-                for kind in groups[0].seconds
-            }
-            for groups in cells
-        ]
-
-    def duration(self, task: Task) -> float:
-        """Of a task, and of recomputations inside it."""
-        kind, k, m = task
-        found = self._duration(task)
-        if kind in ("backward", "weight_gradient") and self._first.get(k) == m:
-            # There are no sums yet to which its gradients are added.
-            found -= sum(group.addition for group in self._cells[k])
-        return max(0.0, found)
-
-    def _duration(self, task: Task) -> float:
-        """The same of a micro-batch whose gradients are added to sums."""
-        kind, k, _ = task
-        own = self._sums[k]
-        if kind == "forward":
-            return own[kind]
-        if not self._cells[k][-1].has_backward:
-            return 0.0
-        if not self._cells[k][0].gradient_bytes:
-            # Nothing takes the gradient of the inputs: all is in one half.
-            if kind == "input_gradient":
-                return self._between(task)
-            if kind == "weight_gradient":
-                return own["backward"]
-        return own[kind] + self._between(task)
-
-    def lead(self, task: Task) -> float:
-        """Of the recomputation right before a task, which awaits nothing."""
-        groups = self._cells[task.cell]
-        return groups[-1].seconds["recompute"] if self._is_again(task) else 0.0
-
-    def _between(self, task: Task) -> float:
-        """Of recomputations of other groups, which come in between."""
-        if not self._is_again(task):
-            return 0.0
-        return sum(g.seconds["recompute"] for g in self._cells[task.cell][:-1])
-
-    def again(self, task: Task) -> float:
-        """Of all recomputations for a task."""
-        return self.lead(task) + self._between(task)
-
-    def _is_again(self, task: Task) -> bool:
-        kind, k, m = task
-        return (
-            kind in ("backward", "input_gradient")
-            and self._cells[k][-1].has_backward
-            and not self._keeps(k, m)
-        )
-
-    def delay(self, task: Task) -> float:
-        """For which what a task hands on is under way."""
-        if self._machine is None:
-            return 0.0
-        groups = self._cells[task.cell]
-        is_forward = task.kind == "forward"
-        count = groups[-1].outputs if is_forward else groups[0].gradient_bytes
-        return self._machine.latency + count / self._machine.bandwidth
 
 
 def _update_seconds(

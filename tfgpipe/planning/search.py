@@ -133,8 +133,10 @@ def _bound(workload: Workload, setting: Setting) -> float:
     cells = [own for (own,) in workload.cells(setting.layers_per_cell)]
     m, d = setting.num_micro_batches, setting.num_devices
     forward = [one.seconds["forward"] for one in cells]
-    backward = [one.has_backward * one.seconds["backward"] for one in cells]
-    added = [one.has_backward * one.addition for one in cells]
+    backward = [
+        one.facts.has_backward * one.seconds["backward"] for one in cells
+    ]
+    added = [one.facts.has_backward * one.addition for one in cells]
     busy = [0.0] * d
     for device, f, b, more in zip(setting.devices, forward, backward, added):
         busy[device] += m * (f + b) - more

@@ -8,7 +8,15 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-from tfgpipe.schedules import SCHEDULES, Schedule, devices_of_cells
+from tfgpipe.schedules import (
+    SCHEDULES,
+    Facts,
+    Program,
+    Remat,
+    Schedule,
+    devices_of_cells,
+    lower,
+)
 
 
 class Setting(NamedTuple):
@@ -47,15 +55,30 @@ class Setting(NamedTuple):
         """The device of each cell."""
         return devices_of_cells(self.schedule, self.num_devices, self.chunks)
 
-    @property
-    def tasks(self) -> Schedule:
-        """The tasks of the devices, without recomputations."""
-        return _tasks(
-            self.schedule, self.num_devices, self.num_micro_batches, self.chunks
-        )
+    def program(self, facts: tuple[Facts, ...]) -> Program:
+        """What runs in a replica.
+
+        Args:
+            facts: Those of the groups of all cells.
+        """
+        # A search asks for the same again and again, before it goes to the
+        # next: the memory of a program, then its seconds.
+        return _program(self._replace(num_replicas=1), facts)
 
 
-# A search asks for the same again and again, before it goes to the next.
 @functools.lru_cache(maxsize=2)
-def _tasks(name: str, d: int, m: int, chunks: int) -> Schedule:
+def _program(setting: Setting, facts: tuple[Facts, ...]) -> Program:
+    k = setting.num_partitions
+    remat = Remat.of(dict(enumerate(setting.remat)), k, setting.remat_groups)
+    schedule = _schedule(
+        setting.schedule,
+        setting.num_devices,
+        setting.num_micro_batches,
+        setting.chunks,
+    )
+    return lower(lambda _: schedule, facts, remat, [schedule.num_micro_batches])
+
+
+@functools.lru_cache(maxsize=2)
+def _schedule(name: str, d: int, m: int, chunks: int) -> Schedule:
     return SCHEDULES[name](d, m, chunks)

@@ -262,7 +262,7 @@ class TimedStep:
             return
         if tasks.graph.can_be_split:
             _, again = run("recompute", tasks.forward(arguments, keeps=True))
-            if not tasks.graph.recomputes_in_backward:
+            if tasks.facts(True).recomputes:
                 again = run("recompute_last", tasks.recompute(arguments, kept))
             kept = kept if again is None else again
         given = arguments, kept, *gradients
@@ -271,7 +271,7 @@ class TimedStep:
         run("backward_first", tasks.backward(*given, None, 0))
         work = tasks.backward(*given, sums.get("backward"), 0)
         _, sums["backward"] = run("backward", work)
-        if not tasks.is_split:
+        if not tasks.facts(True).has_halves:
             return
         _, kept = run("input_gradient", tasks.input_gradient(*given))
         if self._is_of_weights:

@@ -13,12 +13,15 @@ from typing import Any, NamedTuple
 from tfgpipe.planning.layer_record import MEASURED
 from tfgpipe.planning.machine import Machine
 from tfgpipe.planning.partition import partition
+from tfgpipe.schedules import Facts
 
 
 class LayerSeconds(NamedTuple):
     """Seconds of a layer's tasks, for one micro-batch; those of `MEASURED`.
 
     Attributes:
+        has_halves: Whether its tasks can be cut; where XLA compiles, they have
+            no halves and recompute what they need by themselves.
         forward: Its outputs.
         recompute: What its backward pass needs, again, and its outputs.
         recompute_last: The same without outputs, as the last layer of a cell.
@@ -28,6 +31,7 @@ class LayerSeconds(NamedTuple):
         backward_first: As `backward`, with no sums to add gradients to.
     """
 
+    has_halves: bool
     forward: float
     recompute: float
     recompute_last: float
@@ -62,7 +66,9 @@ def seconds_by_flops(size: Any, rows: float, machine: Machine) -> LayerSeconds:
     other = forward if is_trained or is_frozen else 2 * forward
     last = forward if results else 0.0
     backward = half + other
-    return LayerSeconds(forward, forward, last, backward, other, half, backward)
+    return LayerSeconds(
+        True, forward, forward, last, backward, other, half, backward
+    )
 
 
 class CellNeeds(NamedTuple):
@@ -70,7 +76,7 @@ class CellNeeds(NamedTuple):
 
     Attributes:
         seconds: By the kind of the task.
-        has_backward: Whether there are backward tasks.
+        facts: What a program has to know of them.
         inputs: Bytes that come in.
         outputs: Bytes that go out.
         gradient_bytes: Bytes of the gradients of what comes in.
@@ -86,7 +92,7 @@ class CellNeeds(NamedTuple):
     """
 
     seconds: dict[str, float]
-    has_backward: bool
+    facts: Facts
     inputs: float
     outputs: float
     gradient_bytes: float
@@ -141,6 +147,7 @@ class Workload:
             kind: _sums(self._own(i, kind, s) for i, s in enumerate(seconds))
             for kind in MEASURED
         }
+        self._whole = _sums(not own.has_halves for own in seconds)
         live = [rows * size.live_bytes for size in sizes]
         self._live = [*live, rows * output_bytes]
         self._floats = [rows * size.float_bytes for size in sizes]
@@ -224,9 +231,15 @@ class Workload:
             + self.task_seconds
         )
         inputs = self._inputs[start]
+        is_cut = not between(self._whole)
         return CellNeeds(
             seconds,
-            stop > self._first,
+            Facts(
+                has_backward=stop > self._first,
+                needs_dx=start > self._first,
+                has_halves=is_cut and self._floats[start] > 0,
+                recomputes=is_cut,
+            ),
             inputs=self._live[start],
             outputs=self._live[stop],
             gradient_bytes=self._floats[start] if start > self._first else 0.0,

@@ -1,18 +1,19 @@
 """Runs a mini-batch through the cells: tasks to tensors.
 
-The tasks of a schedule become operations of one TensorFlow graph, in an order
-in which nothing comes too early; `chain.py` keeps the schedule's order on each
-device, and TensorFlow runs the devices at the same time.
+The program of a step, see `schedules/program.py`, becomes one TensorFlow graph;
+`chain.py` keeps its order on each device, and TensorFlow runs the devices at
+the same time.
 
-A task is one function call: for K cells and M micro-batches the graph has 2 K M
-of them, and K (M - 1) more with re-materialisation. A device holds the inputs
-of its cells for the micro-batches between their forward and backward task, one
-micro-batch's activations, and one sum of gradients.
+An operation is one function call: for K cells and M micro-batches the graph has
+2 K M of them, and K (M - 1) more with re-materialisation. A device holds the
+inputs of its cells for the micro-batches between their forward and backward
+pass, one micro-batch's activations, and one sum of gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import collections
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -31,19 +32,19 @@ from tfgpipe.run.chain import Chain
 from tfgpipe.run.flow import TaskFlow
 from tfgpipe.run.loss_counts import counts_ahead
 from tfgpipe.run.loss_gradients import LossGradients
-from tfgpipe.run.order import Replicas
 from tfgpipe.run.partners import run_together
+from tfgpipe.run.replicas import Replicas
 from tfgpipe.run.results import Results
 from tfgpipe.run.state import StateFlow
 from tfgpipe.run.weights import Weights
-from tfgpipe.schedules import Remat, Schedule, Task, fill_drain
+from tfgpipe.schedules import Op, Program, Remat, Schedule, fill_drain, lower
 
 
 class Pipeline:
     """One mini-batch on its way through the cells.
 
-    Made, it has traced the cells. Then come, in this order, `plan`,
-    `differentiate` if it trains, `forward`, and `backward`.
+    Made, it has traced the cells. Then come, in this order, `differentiate` if
+    it trains, `lower`, `forward`, and `backward`.
 
     Args:
         cells: The cells, in order.
@@ -61,8 +62,9 @@ class Pipeline:
         micro_batches: How the rows fall into micro-batches.
         results: What the cells make of the mini-batch.
         state: The variables that no optimizer updates.
-        chain: The tasks of every device.
+        chain: What runs on every device.
         is_training: Whether there is a backward pass.
+        program: What runs, once it is lowered.
     """
 
     def __init__(
@@ -109,7 +111,6 @@ class Pipeline:
             self._traced, [cell.device for cell in cells], self.micro_batches
         )
         self.chain = Chain(clock)
-        self._left: list[list[Task]] = []
 
     def _split(self, x: Any, labels: Any, num_micro_batches: int) -> Any:
         """Takes the rows of micro-batches; returns the mini-batch."""
@@ -160,25 +161,14 @@ class Pipeline:
             self._traced, self._differentiates, has_gradient, has_losses
         )
 
-    # ------------------------------------------------------------- the tasks
-    def plan(self, schedule_of: Callable[[int], Schedule]) -> None:
-        """Takes the order of the tasks.
+    # -------------------------------------------------------- the operations
+    def lower(self, schedule_of: Callable[[int], Schedule]) -> None:
+        """Decides what runs, on which device and in which order.
 
         Args:
             schedule_of: Returns the schedule for a number of micro-batches:
                 those of a replica.
         """
-        self.replicas.plan(
-            schedule_of, any(f.synchronizes for f in self.functions)
-        )
-
-    @property
-    def schedules(self) -> Iterable[Schedule]:
-        """Those of the replicas."""
-        return self.replicas.schedules.values()
-
-    def forward(self) -> None:
-        """Runs the tasks before the first backward task."""
         self._cell_tasks = self._tracer.tasks(
             self._backward,
             [
@@ -186,6 +176,21 @@ class Pipeline:
                 for k in range(len(self.cells))
             ],
         )
+        self.program: Program = lower(
+            schedule_of,
+            [
+                own.facts(has_backward)
+                for own, has_backward in zip(
+                    self._cell_tasks, self._differentiates
+                )
+            ],
+            self._remat,
+            self.replicas.counts,
+            any(f.synchronizes for f in self.functions),
+        )
+
+    def forward(self) -> None:
+        """Runs the operations before the first backward pass."""
         self.state = StateFlow(
             self.functions, self._cell_tasks, self.replicas, self.micro_batches
         )
@@ -198,36 +203,29 @@ class Pipeline:
             self.results,
             self.replicas,
             self.micro_batches,
-            self._keeps_what_is_needed,
+            [k for k, trains in enumerate(self._differentiates) if trains],
         )
-        groups = self.replicas.groups(
-            self._keeps if self.is_training else None,
-            fill_drain if tf.executing_eagerly() else None,
-        )
-        self._left = [
-            group
-            for group in groups
-            if group[0].kind == "forward" or self._differentiates[group[0].cell]
-        ]
+        in_order = self.program
+        if tf.executing_eagerly():
+            in_order = fill_drain(in_order)
+        self._left = collections.deque(in_order.turns)
         while self._left and self._left[0][0].kind == "forward":
-            self._run(self._left.pop(0), None)
+            self._run(self._left.popleft(), None)
 
     def backward(self, start: LossGradients) -> None:
-        """Runs all other tasks.
+        """Runs all other operations.
 
         Args:
             start: The gradients of the loss.
         """
         while self._left:
-            self._run(self._left.pop(0), start)
+            self._run(self._left.popleft(), start)
 
-    def _run(self, group: list[Task], start: LossGradients | None) -> None:
-        """Runs a task, or those of partners together."""
-        ready = [self._flow.ready(task, start) for task in group]
-        started = [one for one, _ in ready if one is not None]
-        if not started:
-            return
-        if self.functions[group[0].cell].synchronizes:
+    def _run(self, ops: list[Op], start: LossGradients | None) -> None:
+        """Runs an operation, or those of partners together."""
+        ready = [self._flow.ready(op, start) for op in ops]
+        started = [one for one, _ in ready]
+        if self.functions[ops[0].cell].synchronizes:
             results = run_together(self.chain, started, self.micro_batches)
         else:
             results = [
@@ -236,15 +234,6 @@ class Pipeline:
             ]
         for (_, take), result in zip(ready, results, strict=True):
             take(result)
-
-    def _keeps_what_is_needed(self, k: int, m: int) -> bool | None:
-        """As `_keeps`; None where there is no backward task."""
-        has_backward = self.is_training and self._differentiates[k]
-        return self._keeps(k, m) if has_backward else None
-
-    def _keeps(self, k: int, m: int) -> bool:
-        """Whether a forward task keeps what the backward pass needs."""
-        return self._remat.keeps(k, self.replicas.goes_back_first(k, m))
 
     # ------------------------------------------------------------ the results
     def counts(self) -> list[list[tf.Tensor]]:

@@ -18,7 +18,7 @@ from tfgpipe.cells import (
     is_synchronized,
 )
 from tfgpipe.devices import placement
-from tfgpipe.run.order import Replicas
+from tfgpipe.run.replicas import Replicas
 from tfgpipe.run.state_rules import (
     First,
     Mean,

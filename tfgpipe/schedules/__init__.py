@@ -2,26 +2,33 @@
 
 from tfgpipe.schedules.best_order import search
 from tfgpipe.schedules.ideal import IDEALS
+from tfgpipe.schedules.lowering import Facts, fill_drain, lower
 from tfgpipe.schedules.named import (
     CHUNKS,
     SCHEDULES,
     devices_for,
     devices_of_cells,
 )
+from tfgpipe.schedules.program import Op, Program
 from tfgpipe.schedules.remat import REMAT, Remat
-from tfgpipe.schedules.schedule import Schedule, fill_drain
-from tfgpipe.schedules.task import Task
+from tfgpipe.schedules.schedule import Schedule
+from tfgpipe.schedules.task import LAST, Task
 
 __all__ = [
     "CHUNKS",
     "IDEALS",
+    "LAST",
     "REMAT",
     "SCHEDULES",
+    "Facts",
+    "Op",
+    "Program",
     "Remat",
     "Schedule",
     "Task",
     "devices_for",
     "devices_of_cells",
     "fill_drain",
+    "lower",
     "search",
 ]

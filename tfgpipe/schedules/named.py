@@ -14,7 +14,8 @@ from collections.abc import Callable
 from tfgpipe.checks import checked_amount
 from tfgpipe.schedules.filled import filled
 from tfgpipe.schedules.ideal import checked_shape
-from tfgpipe.schedules.schedule import Schedule, Task
+from tfgpipe.schedules.schedule import Schedule
+from tfgpipe.schedules.task import Task
 from tfgpipe.schedules.v_shaped import (
     dualpipe_v,
     v_half,

@@ -23,14 +23,20 @@ class Remat:
     """The rule of each cell.
 
     Args:
-        rules: One of `REMAT` for each cell.
+        rules: One of `REMAT` for each cell, or group of one.
+        groups: Of each cell of the schedule, how many groups it has, each of
+            which is recomputed at once. None: one.
 
     Attributes:
-        rules: One of `REMAT` for each cell.
+        rules: One of `REMAT` for each cell, or group of one.
+        groups: How many groups each cell has; None: one.
     """
 
-    def __init__(self, rules: Sequence[str]):
+    def __init__(
+        self, rules: Sequence[str], groups: Sequence[int] | None = None
+    ):
         self.rules = rules
+        self.groups = groups
 
     @classmethod
     def of(
@@ -50,7 +56,12 @@ class Remat:
             remat if isinstance(remat, str) else remat.get(k, REMAT[0])
             for k in range(num_partitions)
         ]
-        return cls([rule for rule in rules for _ in range(num_groups)])
+        if num_groups == 1:
+            return cls(rules)
+        return cls(
+            [rule for rule in rules for _ in range(num_groups)],
+            [num_groups] * num_partitions,
+        )
 
     def recomputes(self, k: int) -> bool:
         """Whether cell k computes any micro-batch again."""

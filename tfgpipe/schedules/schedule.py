@@ -9,21 +9,22 @@ to the number of tasks.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 
-from tfgpipe.checks import as_count, checked_amount
-from tfgpipe.schedules.task import KINDS as KINDS
-from tfgpipe.schedules.task import Task as Task
+from tfgpipe.checks import checked_amount
+from tfgpipe.schedules.lowering import Facts, lower
+from tfgpipe.schedules.program import Op, Program
+from tfgpipe.schedules.remat import Remat
 from tfgpipe.schedules.task import (
+    LAST,
+    Task,
     as_tasks,
     check_complete,
     check_own_order,
     merged,
     places_of,
 )
-
-# What ends the work on a micro-batch in a cell, and frees its activations.
-_LAST = ("backward", "weight_gradient")
 
 
 class Schedule:
@@ -71,12 +72,9 @@ class Schedule:
         self.num_micro_batches = 1 + max(t.micro_batch for t in self._place)
         self._devices = {t.cell: d for t, (d, _) in self._place.items()}
         check_complete(self._place, self.num_cells, self.num_micro_batches)
-        self._needs = {
-            t: [n for n in t.needs(self.num_cells) if n in self._place]
-            for t in self._place
-        }
-        check_own_order(self._place, self._needs)
-        self._order = merged(self._place, self._needs)
+        needs = {task: self.needs(task) for task in self._place}
+        check_own_order(self._place, needs)
+        self._order = merged(self._place, needs)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Schedule) and self.tasks == other.tasks
@@ -92,17 +90,9 @@ class Schedule:
         )
 
     @property
-    def is_forward_first(self) -> bool:
-        """Whether the last cell runs all its forward tasks first."""
-        last = self.num_cells - 1
-        own = [t for t in self.tasks[self.device_of(last)] if t.cell == last]
-        forward = own[: self.num_micro_batches]
-        return all(task.kind == "forward" for task in forward)
-
-    @property
     def is_training(self) -> bool:
         """Whether there are backward tasks."""
-        return any(task.kind in _LAST for task in self._order)
+        return any(task.kind in LAST for task in self._order)
 
     def device_of(self, cell: int) -> int:
         """Index of the device that runs a cell."""
@@ -110,7 +100,7 @@ class Schedule:
 
     def needs(self, task: Task) -> list[Task]:
         """The tasks of this schedule whose results a task takes."""
-        return list(self._needs[task])
+        return [n for n in task.needs(self.num_cells) if n in self._place]
 
     def order(self) -> list[Task]:
         """All tasks, one after the other, nothing before what it needs.
@@ -120,78 +110,24 @@ class Schedule:
         """
         return list(self._order)
 
-    def limited_to(self, num_micro_batches: int) -> Schedule:
-        """The schedule without the tasks of later micro-batches.
+    @functools.cached_property
+    def ops(self) -> list[Op]:
+        """The tasks in the order of `order`, each with its device."""
+        return [Op(*task, self._devices[task.cell]) for task in self._order]
+
+    def program(
+        self, remat: str = "never", facts: Sequence[Facts] | None = None
+    ) -> Program:
+        """What runs of it, see `lower`.
 
         Args:
-            num_micro_batches: How many are left, from 1 to as many as there
-                are.
+            remat: One of `REMAT`, the rule of all cells.
+            facts: What is known of each cell. None: all are trained.
         """
-        count = as_count(num_micro_batches)
-        if count is None or count > self.num_micro_batches:
-            raise ValueError(
-                "`num_micro_batches` must be from 1 to "
-                f"{self.num_micro_batches}, those of the schedule. Received: "
-                f"num_micro_batches={num_micro_batches!r}. Make a schedule of "
-                "more micro-batches, and limit that."
-            )
-        return Schedule(
-            [t for t in own if t.micro_batch < count] for own in self.tasks
-        )
-
-    def split(self, groups: Sequence[int]) -> Schedule:
-        """The schedule with every cell split into several, on its device.
-
-        Args:
-            groups: How many cells each cell becomes, one after the other.
-
-        Example:
-
-        >>> one = Schedule([[("forward", 0, 0), ("backward", 0, 0)]])
-        >>> [f"{kind} {k}" for kind, k, _ in one.split([2]).tasks[0]]
-        ['forward 0', 'forward 1', 'backward 1', 'backward 0']
-        """
-        starts = [sum(groups[:k]) for k in range(len(groups))]
-        tasks: list[list[Task]] = []
-        for own in self.tasks:
-            tasks.append([])
-            for kind, k, m in own:
-                cells = range(starts[k], starts[k] + groups[k])
-                order = cells if kind == "forward" else reversed(cells)
-                tasks[-1].extend(Task(kind, cell, m) for cell in order)
-        return Schedule(tasks)
-
-    def with_recompute(self, keeps: Callable[[int, int], bool]) -> Schedule:
-        """The schedule with recomputations right before they are used.
-
-        Args:
-            keeps: Says of (cell, micro-batch) whether the forward task keeps
-                its activations, so that nothing has to be recomputed.
-
-        Returns:
-            The same schedule, with a "recompute" directly before every
-            "backward" or "input_gradient" that is not kept and had none.
-        """
-        tasks: list[list[Task]] = []
-        for own in self.tasks:
-            tasks.append([])
-            for task in own:
-                again = Task("recompute", task.cell, task.micro_batch)
-                if (
-                    task.kind in ("backward", "input_gradient")
-                    and again not in self._place
-                    and not keeps(task.cell, task.micro_batch)
-                ):
-                    tasks[-1].append(again)
-                tasks[-1].append(task)
-        return Schedule(tasks)
-
-    def first_backward(self, cell: int) -> int | None:
-        """The micro-batch that goes backward through a cell first, if any."""
-        for kind, k, m in self.tasks[self.device_of(cell)]:
-            if k == cell and kind in ("backward", "input_gradient"):
-                return m
-        return None
+        if facts is None:
+            facts = [Facts(needs_dx=k > 0) for k in range(self.num_cells)]
+        rules = Remat([remat] * self.num_cells)
+        return lower(lambda _: self, facts, rules, [self.num_micro_batches])
 
     def simulate(
         self, duration: Callable[[Task], float], link: float = 0
@@ -208,31 +144,27 @@ class Schedule:
             it needs allow.
         """
         checked_amount("link", link, "the time of a transfer")
-        times: dict[Task, tuple[float, float]] = {}
-        free: list[float] = [0] * self.num_devices
-        for task in self._order:
-            device = self.device_of(task.cell)
-            ready = [
-                times[t][1] + (0 if self.device_of(t.cell) == device else link)
-                for t in self._needs[task]
-            ]
-            start = max([free[device], *ready])
-            free[device] = start + duration(task)
-            times[task] = start, free[device]
-        return times
+        times = self._written.simulate(*_of_ops(duration, link))
+        return dict(zip(self._order, times))
+
+    @functools.cached_property
+    def _written(self) -> Program:
+        """The tasks as they are written."""
+        return Program(self.ops, self.num_devices)
 
     def length(
         self, duration: Callable[[Task], float], link: float = 0
     ) -> float:
         """When the last task ends; see `simulate`."""
-        return max(end for _, end in self.simulate(duration, link).values())
+        checked_amount("link", link, "the time of a transfer")
+        return self._written.length(*_of_ops(duration, link))
 
     def bubble(
         self, duration: Callable[[Task], float], link: float = 0
     ) -> float:
         """Share of the length in which the devices idle; see `simulate`."""
-        work = sum(duration(task) for task in self._order)
-        return 1 - work / (self.num_devices * self.length(duration, link))
+        checked_amount("link", link, "the time of a transfer")
+        return self._written.bubble(*_of_ops(duration, link))
 
     def held(self) -> list[int]:
         """How many micro-batches every device holds at most.
@@ -240,22 +172,11 @@ class Schedule:
         One counts, once a cell, from its forward task to the end of its last
         backward task. What has no backward task is not held.
         """
-        most = [0] * self.num_devices
-        for device, own in enumerate(self.tasks):
-            now = 0
-            for task in own:
-                now += (task.kind == "forward") - (task.kind in _LAST)
-                most[device] = max(most[device], now)
-        return most if self.is_training else [0] * self.num_devices
+        return self._written.held()
 
 
-def fill_drain(tasks: Iterable[Task]) -> list[Task]:
-    """All forward tasks, then all others, a micro-batch after the other."""
-
-    def place(task: Task) -> tuple[int, ...]:
-        kind, k, m = task
-        if kind == "forward":
-            return 0, m, k
-        return 1, -m, -k, KINDS.index(kind)
-
-    return sorted(tasks, key=place)
+def _of_ops(
+    duration: Callable[[Task], float], link: float
+) -> tuple[Callable[[Op], float], Callable[[Op], float]]:
+    """The same of operations."""
+    return lambda op: duration(op.task), lambda op: link

@@ -30,6 +30,11 @@ KINDS = (
     "input_gradient",
     "weight_gradient",
 )
+HALVES = ("input_gradient", "weight_gradient")
+# What the cell before waits for.
+GRADIENTS = ("backward", "input_gradient")
+# What ends the work on a micro-batch in a cell, and frees its activations.
+LAST = ("backward", "weight_gradient")
 
 
 class Task(NamedTuple):
@@ -47,18 +52,6 @@ class Task(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.kind}(cell={self.cell}, micro_batch={self.micro_batch})"
-
-    @property
-    def units(self) -> int:
-        """How long it takes among equal cells, a forward task as the unit.
-
-        Nothing takes the gradient of the model's inputs: the first cell has
-        all of its backward pass in the weight gradient.
-        """
-        if self.cell == 0 and self.kind == "input_gradient":
-            return 0
-        is_whole = self.cell == 0 and self.kind == "weight_gradient"
-        return 2 if is_whole or self.kind == "backward" else 1
 
     def needs(self, num_cells: int) -> list[Task]:
         """The tasks that this one needs, if the schedule has them.

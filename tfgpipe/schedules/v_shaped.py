@@ -79,7 +79,18 @@ def _paced(
     """The schedule of a pace, in which each device holds so many at most."""
     orders = _orders(num_devices, num_micro_batches, gaps)
     most = [most_held] * num_devices
-    return filled(orders, most, lambda task: task.units)
+    return filled(orders, most, _units)
+
+
+def _units(task: Task) -> int:
+    """How long a task takes among equal cells, a forward task as the unit.
+
+    Nothing takes the gradient of the model's inputs: the first cell has all of
+    its backward pass in the weight gradient.
+    """
+    if task.cell == 0 and task.kind != "forward":
+        return 2 if task.kind == "weight_gradient" else 0
+    return 1
 
 
 def zero_bubble_v(
@@ -148,8 +159,10 @@ def dualpipe_v(
     """
     d, m, _ = checked_shape(num_devices, num_micro_batches, num_chunks, 2)
     most = max(m, 2 * d)
-    whole = Schedule(_dualpipe_tasks(d, rank, most) for rank in range(d))
-    return whole.limited_to(m)
+    return Schedule(
+        [t for t in _dualpipe_tasks(d, rank, most) if t.micro_batch < m]
+        for rank in range(d)
+    )
 
 
 def _dualpipe_tasks(d: int, rank: int, m: int) -> list[Task]:

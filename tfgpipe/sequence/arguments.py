@@ -163,23 +163,19 @@ class Arguments:
         return Remat.of(self.remat, self.num_partitions, self.remat_groups)
 
     def schedule_of(self, num_micro_batches: int) -> Schedule:
-        """The schedule for a mini-batch, of the groups of all cells.
+        """The schedule for a mini-batch.
 
         Args:
             num_micro_batches: How many micro-batches it has, M or fewer.
+
+        Returns:
+            One that has at least as many.
         """
         if isinstance(self.schedule, Schedule):
-            schedule = self.schedule.limited_to(num_micro_batches)
-        else:
-            num_devices = len(set(self.grid[0]))
-            schedule = SCHEDULES[self.schedule](
-                num_devices,
-                num_micro_batches,
-                self.num_partitions // num_devices,
-            )
-        if self.remat_groups == 1:
-            return schedule
-        return schedule.split([self.remat_groups] * self.num_partitions)
+            return self.schedule
+        num_devices = len(set(self.grid[0]))
+        chunks = self.num_partitions // num_devices
+        return SCHEDULES[self.schedule](num_devices, num_micro_batches, chunks)
 
     def _device_of(self, k: int, num_devices: int) -> int:
         """Which of the devices runs cell k."""

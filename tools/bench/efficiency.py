@@ -21,7 +21,13 @@ import tensorflow as tf
 from absl import flags
 
 import tfgpipe
-from tfgpipe.schedules import CHUNKS, REMAT, SCHEDULES, Remat, Schedule
+from tfgpipe.schedules import (
+    CHUNKS,
+    REMAT,
+    SCHEDULES,
+    Program,
+    devices_of_cells,
+)
 from tools import devices
 from tools.bench.flags import define_choices, define_numbers, new_flags
 from tools.bench.models import train_step
@@ -111,15 +117,10 @@ class Setting(NamedTuple):
         relative = [CELLS[self.cells](i, count) for i in range(count)]
         return [r * self.cell_ms / 1000 / self.chunks for r in relative]
 
-    def tasks(self) -> Schedule:
-        """The tasks of the devices, recomputations included."""
+    def program(self) -> Program:
+        """What the devices run, recomputations included."""
         schedule = SCHEDULES[self.schedule](self.k, self.m, self.chunks)
-        remat = Remat.of(self.remat, schedule.num_cells, 1)
-        return schedule.with_recompute(
-            lambda cell, m: remat.keeps(
-                cell, m == schedule.first_backward(cell)
-            )
-        )
+        return schedule.program(self.remat)
 
     def bound(self, call_cost: float = 0) -> float:
         """Seconds of a step in which only the tasks take time.
@@ -127,13 +128,14 @@ class Setting(NamedTuple):
         Args:
             call_cost: See `durations`.
         """
-        return self.tasks().length(durations(self.seconds(), call_cost))
+        return self.program().length(durations(self.seconds(), call_cost))
 
     def model(self) -> keras.Model:
         """A pipeline of layers that wait."""
-        clocks, tasks = [Device() for _ in range(self.k)], self.tasks()
+        clocks = [Device() for _ in range(self.k)]
+        places = devices_of_cells(self.schedule, self.k, self.chunks)
         layers = [
-            Timed(clocks[tasks.device_of(index)], seconds, is_first=index == 0)
+            Timed(clocks[places[index]], seconds, is_first=index == 0)
             for index, seconds in enumerate(self.seconds())
         ]
         return tfgpipe.GPipe(
@@ -163,7 +165,7 @@ def run(values: flags.FlagValues, report: Report) -> None:
         table.rows.append(
             {
                 **setting._asdict(),
-                "bubble": setting.tasks().bubble(durations(seconds)),
+                "bubble": setting.program().bubble(durations(seconds)),
                 "bound_ms": 1000 * bound,
                 **spread_values("step_ms", step.times(1000)),
                 "ratio": step.median / bound if bound else None,

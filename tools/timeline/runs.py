@@ -11,7 +11,7 @@ from absl import flags
 import params
 from tfgpipe import timeline
 from tfgpipe.monitor import statistics
-from tfgpipe.schedules import CHUNKS, Task
+from tfgpipe.schedules import CHUNKS, Op
 from tfgpipe.timeline import Event
 from tools import devices
 from tools.bench import efficiency
@@ -36,7 +36,7 @@ class Run:
     what: str
     settings: dict[str, Any]
     measure: Callable[[], list[Event]]
-    duration: Callable[[Task], float] | None = None
+    duration: Callable[[Op], float] | None = None
     is_simulated: bool = False
 
     @property
@@ -52,7 +52,7 @@ class Run:
     def ideal(self, events: list[Event]) -> list[Event]:
         """When the tasks would run if nothing but them took time."""
         return timeline.simulated(
-            statistics.schedule_of(events),
+            statistics.program_of(events),
             self.duration or statistics.mean_durations(events),
         )
 
@@ -110,10 +110,10 @@ def _waiting(values: flags.FlagValues) -> Run:
     )
     duration = durations(setting.seconds())
     if values.simulate:
-        tasks = setting.tasks()
+        program = setting.program()
 
         def measure() -> list[Event]:
-            return timeline.simulated(tasks, duration)
+            return timeline.simulated(program, duration)
 
     else:
         efficiency.make_devices(setting.k)

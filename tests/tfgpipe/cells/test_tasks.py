@@ -281,8 +281,8 @@ def test_no_function_computes_what_another_one_has_computed(name):
 
 def test_cell_whose_inputs_need_no_gradient_is_not_split():
     given = prepared(*CELLS["dense"])
-    assert not tasks_of(*given, [True], needs_dx=False).is_split
-    assert tasks_of(*given, [True]).is_split
+    assert not tasks_of(*given, [True], needs_dx=False).facts(True).has_halves
+    assert tasks_of(*given, [True]).facts(True).has_halves
 
 
 # ----------------------------------------------------- casts of weights

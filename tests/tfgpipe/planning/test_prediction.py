@@ -9,7 +9,7 @@ from tfgpipe.planning.machine import Machine
 from tfgpipe.planning.prediction import predict
 from tfgpipe.planning.setting import Setting
 from tfgpipe.planning.workload import Workload
-from tfgpipe.schedules import SCHEDULES, Remat
+from tfgpipe.schedules import SCHEDULES, Facts, Remat, lower
 from tfgpipe.schedules.ideal import IDEALS
 
 LINK = Machine(1, 1, 1e9, 1e3, latency=0.5, task_seconds=0, efficiency=1)
@@ -22,7 +22,7 @@ def setting(cut, m=4, schedule="gpipe", remat="never", groups=1, **changed):
 
 
 def expected_length(work, made):
-    """By the schedule itself, with recomputations as tasks."""
+    """By the program, with the seconds of each of its operations."""
     groups = [
         group
         for own in work.cells(made.layers_per_cell, made.remat_groups)
@@ -30,21 +30,21 @@ def expected_length(work, made):
     ]
     schedule = SCHEDULES[made.schedule](
         made.num_devices, made.num_micro_batches, made.chunks
-    ).split([made.remat_groups] * made.num_partitions)
-    remat = Remat([r for r in made.remat for _ in range(made.remat_groups)])
-    schedule = schedule.with_recompute(
-        lambda k, m: remat.keeps(k, m == schedule.first_backward(k))
+    )
+    program = lower(
+        lambda _: schedule,
+        [Facts(needs_dx=k > 0) for k in range(len(groups))],
+        Remat(
+            [rule for rule in made.remat for _ in range(made.remat_groups)],
+            [made.remat_groups] * made.num_partitions,
+        ),
+        [made.num_micro_batches],
     )
 
-    def duration(task):
-        own = groups[task.cell].seconds
-        if task.cell == 0 and task.kind == "input_gradient":
-            return 0.0
-        if task.cell == 0 and task.kind == "weight_gradient":
-            return own["backward"]
-        return own[task.kind]
+    def duration(op):
+        return groups[op.cell].seconds[op.kind]
 
-    return schedule.length(duration), schedule.bubble(duration)
+    return program.length(duration), program.bubble(duration)
 
 
 @pytest.mark.parametrize("remat", ["never", "always", "except_last", "mixed"])

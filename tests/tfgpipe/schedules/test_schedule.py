@@ -3,7 +3,8 @@ import sys
 import pytest
 
 from tfgpipe.schedules.named import CHUNKS, SCHEDULES
-from tfgpipe.schedules.schedule import KINDS, Schedule, Task, fill_drain
+from tfgpipe.schedules.schedule import Schedule
+from tfgpipe.schedules.task import KINDS, Task
 
 CASES = [(k, m) for k in (1, 2, 3, 8) for m in (1, 2, 5, 32)]
 F, R, B, X, W = KINDS  # X: input_gradient
@@ -18,12 +19,9 @@ def forward_only(k, m):
 # ----------------------------------------------------------------- the order
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("chunks", [1, 2])
-@pytest.mark.parametrize("remat", [False, True])
-def test_order_has_every_task_once_after_what_it_needs(name, chunks, remat):
+def test_order_has_every_task_once_after_what_it_needs(name, chunks):
     for devices, m in CASES:
         schedule = SCHEDULES[name](devices, m, CHUNKS[name] or chunks)
-        if remat:
-            schedule = schedule.with_recompute(lambda cell, i: i == 0)
         order = schedule.order()
         assert sorted(order) == sorted(t for own in schedule.tasks for t in own)
         position = {task: i for i, task in enumerate(order)}
@@ -76,74 +74,6 @@ def test_needs_are_those_tasks_that_the_schedule_has():
         (X, 0, 0): [(F, 0, 0), (R, 0, 0), (B, 1, 0)],
         (W, 0, 0): [(X, 0, 0)],
     }
-
-
-# ------------------------------------------------------------ other schedules
-def test_schedule_limited_is_without_later_micro_batches():
-    for name, build in SCHEDULES.items():
-        whole = build(3, 8, CHUNKS[name] or 1)
-        limited = whole.limited_to(2)
-        assert limited.num_micro_batches == 2
-        assert limited.num_cells == whole.num_cells
-        for own, more in zip(limited.tasks, whole.tasks, strict=True):
-            assert own == tuple(t for t in more if t.micro_batch < 2)
-    schedule = SCHEDULES["gpipe"](3, 8, 1)
-    assert schedule.limited_to(5) == SCHEDULES["gpipe"](3, 5, 1)
-    assert schedule.limited_to(8) == schedule
-
-
-@pytest.mark.parametrize("num_micro_batches", [0, 9])
-def test_schedule_cannot_be_limited_to_none_or_more(num_micro_batches):
-    with pytest.raises(ValueError, match=r"from 1 to 8.*num_micro_batches=\d"):
-        SCHEDULES["gpipe"](3, 8, 1).limited_to(num_micro_batches)
-
-
-def test_recomputations_come_directly_before_they_are_used():
-    schedule = Schedule(
-        [[(F, 0, 0), (F, 0, 1), (B, 0, 0), (X, 0, 1), (W, 0, 1)]]
-    )
-    asked = []
-    remat = schedule.with_recompute(lambda *pair: bool(asked.append(pair)))
-    assert asked == [(0, 0), (0, 1)]
-    assert remat.tasks[0] == (
-        *[(F, 0, 0), (F, 0, 1), (R, 0, 0), (B, 0, 0)],
-        *[(R, 0, 1), (X, 0, 1), (W, 0, 1)],
-    )
-    assert remat.with_recompute(lambda cell, m: False) == remat
-    assert schedule.with_recompute(lambda cell, m: True) == schedule
-    kept = schedule.with_recompute(lambda cell, m: m == 0)
-    assert [t.micro_batch for t in kept.order() if t.kind == R] == [1]
-
-
-def test_first_backward_is_that_of_the_cell():
-    schedule = Schedule(
-        [
-            [(F, 0, 0), (F, 0, 1), (X, 0, 1), (X, 0, 0), (W, 0, 0), (W, 0, 1)],
-            [(F, 1, 0), (F, 1, 1), (B, 1, 1), (B, 1, 0)],
-        ]
-    )
-    assert [schedule.first_backward(k) for k in range(2)] == [1, 1]
-    assert SCHEDULES["1f1b"](2, 3, 1).first_backward(0) == 0
-    assert forward_only(2, 3).first_backward(0) is None
-
-
-@pytest.mark.parametrize("k", [1, 4])
-@pytest.mark.parametrize("m", [1, 3])
-def test_only_fill_drain_and_single_micro_batches_go_forward_first(k, m):
-    for name, make in SCHEDULES.items():
-        schedule = make(k, m, CHUNKS[name] or 2)
-        assert schedule.is_forward_first == (name == "gpipe" or m == 1)
-    assert forward_only(k, m).is_forward_first
-
-
-def test_fill_drain_order_respects_what_tasks_need():
-    schedule = SCHEDULES["zero_bubble"](3, 4, 1)
-    tasks = fill_drain(schedule.order())
-    done = set()
-    for task in tasks:
-        assert done.issuperset(schedule.needs(task))
-        done.add(task)
-    assert [t.kind for t in tasks[:12]] == [F] * 12
 
 
 def test_schedules_of_the_same_tasks_are_equal():

@@ -31,4 +31,4 @@ def test_bound_of_uneven_cells_is_that_of_the_slowest_at_least(name):
         setting = efficiency.Setting(name, "never", cells, 1, 4, 32, chunks)
         duration = timed_layers.durations(setting.seconds())
         work = 3 * 32 * slowest / chunks if chunks == 1 else 3 * 32
-        assert setting.tasks().length(duration) > work / 1000
+        assert setting.program().length(duration) > work / 1000

@@ -36,8 +36,8 @@ def measured(monkeypatch):
 
     def measure(model, x, y, **kwargs):
         calls.append((model, np.shape(x), np.shape(y)))
-        tasks = SCHEDULES["1f1b"](2, model.num_micro_batches)
-        made = simulated(tasks, lambda task: seconds(task) / 100)
+        program = SCHEDULES["1f1b"](2, model.num_micro_batches).program()
+        made = simulated(program, lambda op: seconds(op) / 100)
         return [Event(t, d, 1.5 * a, 0.5 * a + b) for t, d, a, b in made]
 
     monkeypatch.setattr(library, "measure", measure, raising=False)

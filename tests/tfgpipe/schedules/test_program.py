@@ -1,0 +1,249 @@
+"""What runs: the passes one by one, and what devices really do."""
+
+import itertools
+
+import numpy as np
+import pytest
+from keras import layers as kl
+
+import tfgpipe
+from tfgpipe.run import chain
+from tfgpipe.schedules.lowering import (
+    Facts,
+    fill_drain,
+    grouped,
+    limited,
+    lower,
+    merged,
+    placed,
+    recomputed,
+    without_gradient,
+)
+from tfgpipe.schedules.named import CHUNKS, SCHEDULES
+from tfgpipe.schedules.program import Op, Program
+from tfgpipe.schedules.remat import Remat
+from tfgpipe.schedules.schedule import Schedule
+from tfgpipe.schedules.task import KINDS
+
+LETTERS = dict(zip("FRBIW", KINDS, strict=True))
+
+
+def ops(text, device=0):
+    """'F0.1 B0.1': of cell 0 and micro-batch 1; 'F0.1+' keeps."""
+    found = []
+    for word in text.split():
+        k, m = word.strip("+")[1:].split(".")
+        found.append(
+            Op(LETTERS[word[0]], int(k), int(m), device, word[-1] == "+")
+        )
+    return found
+
+
+FACTS = Facts()
+FROZEN = Facts(has_backward=False, needs_dx=False)
+FIRST = Facts(needs_dx=False)
+COMPILED = Facts(has_halves=False, recomputes=False)
+HALVES = "F0.0 I0.0 W0.0"
+
+
+# ----------------------------------------------------------------- the passes
+def test_micro_batches_that_are_not_there_are_left_out():
+    assert limited(ops("F0.0 F0.1 B0.1 B0.0"), 1) == ops("F0.0 B0.0")
+
+
+def test_groups_go_forward_in_order_and_backward_the_other_way():
+    assert grouped(ops("F0.0 F1.0 I1.0 B0.0"), [2, 1]) == ops(
+        "F0.0 F1.0 F2.0 I2.0 B1.0 B0.0"
+    )
+
+
+def test_what_nothing_trained_asks_for_is_left_out():
+    given = ops("F0.0 F1.0 B1.0 R0.0 B0.0")
+    assert without_gradient(given, [FROZEN, FIRST]) == ops("F0.0 F1.0 B1.0")
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ("never", "F0.0+ F0.1+ B0.1 B0.0"),
+        ("except_last", "F0.0 F0.1+ B0.1 R0.0 B0.0"),
+        ("always", "F0.0 F0.1 R0.1 B0.1 R0.0 B0.0"),
+    ],
+)
+def test_what_is_not_kept_is_recomputed_right_before_its_use(rule, expected):
+    given = ops("F0.0 F0.1 B0.1 B0.0")
+    assert recomputed(given, [FACTS], Remat([rule])) == ops(expected)
+    halves = ops("F0.0 F0.1 I0.1 I0.0 W0.1 W0.0")
+    found = recomputed(halves, [FACTS], Remat([rule]))
+    assert [op for op in found if op.kind == "recompute"] == [
+        op for op in ops(expected) if op.kind == "recompute"
+    ]
+
+
+def test_recomputation_stays_where_a_schedule_has_it():
+    given = ops("F0.0 R0.0 F0.1 B0.1 B0.0")
+    found = recomputed(given, [FACTS], Remat(["always"]))
+    assert found == ops("F0.0 R0.0 F0.1 R0.1 B0.1 B0.0")
+
+
+def test_what_has_nothing_to_recompute_does_not():
+    given = ops("F0.0 R0.0 B0.0")
+    found = recomputed(given, [COMPILED], Remat(["always"]))
+    assert found == ops("F0.0 B0.0")
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        (FACTS, "F0.0 I0.0 F0.1 W0.0"),
+        (COMPILED, "F0.0 B0.0 F0.1"),  # where the cell before waits
+        (FIRST, "F0.0 F0.1 B0.0"),  # nothing waits
+    ],
+)
+def test_halves_that_cannot_be_apart_are_one(facts, expected):
+    assert merged(ops("F0.0 I0.0 F0.1 W0.0"), [facts]) == ops(expected)
+
+
+def test_replicas_have_micro_batches_and_devices_of_their_own():
+    assert placed(ops("F0.0+ B0.0"), 3, 2) == ops("F0.3+ B0.3", device=2)
+
+
+# --------------------------------------------------------------- all together
+def by_device(program):
+    letters = {kind: letter for letter, kind in LETTERS.items()}
+    return [
+        " ".join(f"{letters[op.kind]}{op.cell}.{op.micro_batch}" for op in own)
+        for own in program.by_device
+    ]
+
+
+def test_program_of_replicas_with_unequal_mini_batches():
+    program = lower(
+        lambda count: SCHEDULES["1f1b"](2, count),
+        [FIRST, FACTS],
+        Remat(["except_last"] * 2),
+        [1, 0, 2],
+    )
+    assert program.num_devices == 6
+    assert by_device(program) == [
+        "F0.0 B0.0",
+        "F1.0 B1.0",
+        "",
+        "",
+        "F0.1 F0.2 B0.1 R0.2 B0.2",
+        "F1.1 B1.1 F1.2 R1.2 B1.2",
+    ]
+    assert [len(turn) for turn in program.turns] == [1] * len(program.ops)
+    assert not program.is_forward_first
+
+
+def test_partners_run_together():
+    program = lower(
+        lambda count: SCHEDULES["1f1b"](1, count),
+        [FIRST],
+        Remat(["always"]),
+        [2, 1],
+        together=True,
+    )
+    assert by_device(program) == [
+        "F0.0 R0.0 B0.0 F0.1 R0.1 B0.1",
+        "F0.2 R0.2 B0.2",
+    ]
+    assert [len(turn) for turn in program.turns] == [2, 2, 2, 1, 1, 1]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_fill_drain_goes_forward_first_and_can_run(name):
+    schedule = SCHEDULES[name](2, 4, CHUNKS[name] or 2)
+    cells = schedule.num_cells
+    program = fill_drain(schedule.program("except_last"))
+    assert program.is_forward_first
+    done = set()
+    for op in program.ops:
+        needed = op.task.needs(cells)
+        there = {other.task for other in program.ops}
+        assert all(need in done for need in needed if need in there)
+        done.add(op.task)
+    assert [op.kind for op in program.ops[: 4 * cells]] == ["forward"] * (
+        4 * cells
+    )
+
+
+@pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize("m", [1, 3])
+def test_only_fill_drain_and_single_micro_batches_go_forward_first(k, m):
+    for name, make in SCHEDULES.items():
+        program = make(k, m, CHUNKS[name] or 2).program()
+        assert program.is_forward_first == (name == "gpipe" or m == 1)
+    only = Schedule([[("forward", 0, 0), ("forward", 0, 1)]])
+    assert only.program(facts=[FROZEN]).is_forward_first
+
+
+# ------------------------------------------------------------- the simulation
+def test_simulation_is_as_early_as_devices_and_links_allow():
+    program = Program([*ops("F0.0"), *ops("F1.0 B1.0", 1), *ops("B0.0")], 2)
+    times = program.simulate(lambda op: 1 + op.cell, lambda op: 0.5)
+    assert times == [(0, 1), (1.5, 3.5), (3.5, 5.5), (6.0, 7.0)]
+    assert program.length(lambda op: 1) == 4
+    assert program.length() == 6
+    assert program.bubble() == 0.5
+    assert program.held() == [1, 1]
+
+
+def test_frozen_cells_hold_nothing():
+    schedule = SCHEDULES["gpipe"](2, 3)
+    assert schedule.program(facts=[FROZEN, FIRST]).held() == [0, 3]
+
+
+# --------------------------------------------------------- what devices do run
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_devices_run_the_program(name, monkeypatch):
+    """Remat, groups, frozen layers, and fewer rows than micro-batches."""
+    chunks = CHUNKS[name] or 2
+    ran = {}
+    run = chain.Chain.run
+
+    def watched(self, task, device, awaited, work):
+        ran.setdefault(device, []).append(task)
+        return run(self, task, device, awaited, work)
+
+    monkeypatch.setattr(chain.Chain, "run", watched)
+    settings = itertools.product((2, 9), (0, 1), (1, 2))
+    for remat, (rows, frozen, groups) in zip(
+        itertools.cycle(("except_last", "never", "always")), settings
+    ):
+        layers = [
+            kl.Dense(2, "tanh", trainable=i >= frozen)
+            for i in range(2 * chunks * groups)
+        ]
+        model = tfgpipe.GPipe(
+            layers,
+            2 * chunks,
+            3,
+            devices=["CPU:0", "CPU:1"],
+            schedule=name,
+            remat=remat,
+            remat_groups=groups,
+        )
+        model.compile("sgd", "mse")
+        ran.clear()
+        model.train_on_batch(np.ones((rows, 2)), np.ones((rows, 2)))
+        cells = range(2 * chunks * groups)
+        # A layer each: those before the first trained one are frozen.
+        facts = [
+            Facts(
+                has_backward=k >= frozen,
+                needs_dx=k > frozen,
+                has_halves=k > frozen,
+            )
+            for k in cells
+        ]
+        program = lower(
+            lambda count: SCHEDULES[name](2, count, chunks),
+            facts,
+            Remat.of(remat, 2 * chunks, groups),
+            [min(rows, 3)],
+        )
+        assert [*ran.values()] == [
+            [op.task for op in own] for own in program.by_device
+        ]

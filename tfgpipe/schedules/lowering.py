@@ -1,0 +1,224 @@
+"""From a schedule to the program of a step, by passes.
+
+    limited           drops micro-batches that a short mini-batch has not
+    grouped           makes a cell several, which are recomputed one at a time
+    without_gradient  drops what nothing trained asks for
+    recomputed        notes what is kept; recomputes the rest before its use
+    merged            joins halves of a backward pass that cannot be apart
+    placed            numbers micro-batches and devices of a replica
+
+Each takes operations in an order in which they can run, and returns such.
+
+Pure Python: nothing here knows TensorFlow.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from tfgpipe.schedules.program import Op, Program
+from tfgpipe.schedules.remat import Remat
+from tfgpipe.schedules.task import GRADIENTS, HALVES, KINDS
+
+
+class Facts(NamedTuple):
+    """What a program has to know of a cell.
+
+    Attributes:
+        has_backward: Whether something in it, or before it, is trained.
+        needs_dx: Whether something before it is trained.
+        has_halves: Whether its backward pass can be cut into halves.
+        recomputes: Whether there is something to recompute.
+    """
+
+    has_backward: bool = True
+    needs_dx: bool = True
+    has_halves: bool = True
+    recomputes: bool = True
+
+
+# ----------------------------------------------------------------- the passes
+def limited(ops: Iterable[Op], count: int) -> list[Op]:
+    """Without micro-batches from `count` on."""
+    return [op for op in ops if op.micro_batch < count]
+
+
+def grouped(ops: Iterable[Op], groups: Sequence[int]) -> list[Op]:
+    """Each cell as several: forward in order, backward the other way.
+
+    Args:
+        ops: The operations.
+        groups: How many cells each cell becomes, one after the other.
+    """
+    starts = [*itertools.accumulate(groups, initial=0)]
+    found = []
+    for op in ops:
+        cells = range(starts[op.cell], starts[op.cell + 1])
+        found += [
+            op._replace(cell=k)
+            for k in (cells if op.kind == "forward" else reversed(cells))
+        ]
+    return found
+
+
+def without_gradient(ops: Iterable[Op], facts: Sequence[Facts]) -> list[Op]:
+    """Without backward passes of cells that have none."""
+    return [
+        op for op in ops if op.kind == "forward" or facts[op.cell].has_backward
+    ]
+
+
+def recomputed(
+    ops: Sequence[Op], facts: Sequence[Facts], remat: Remat
+) -> list[Op]:
+    """Each forward pass knows what it keeps; recomputations are added.
+
+    A recomputation that the schedule has stays where it is. All others come
+    right before what takes their results.
+    """
+    first: dict[int, int] = {}
+    there = set()
+    for kind, k, m, *_ in ops:
+        if kind in GRADIENTS:
+            first.setdefault(k, m)
+        elif kind == "recompute":
+            there.add((k, m))
+    found = []
+    for op in ops:
+        kind, k, m, device, _ = op
+        if kind == "forward":
+            if facts[k].has_backward and remat.keeps(k, first.get(k) == m):
+                op = Op(kind, k, m, device, True)
+        elif kind == "recompute":
+            if not facts[k].recomputes:
+                continue
+        elif (
+            kind in GRADIENTS
+            and facts[k].recomputes
+            and (k, m) not in there
+            and not remat.keeps(k, first[k] == m)
+        ):
+            found.append(Op("recompute", k, m, device))
+        found.append(op)
+    return found
+
+
+def merged(ops: Iterable[Op], facts: Sequence[Facts]) -> list[Op]:
+    """Halves that cannot be apart are one, where its result is waited for.
+
+    That is where the input gradient is if the cell before needs it, and where
+    the weight gradient is if none does.
+    """
+    found = []
+    for op in ops:
+        own = facts[op.cell]
+        if op.kind in HALVES and not (own.has_halves and own.needs_dx):
+            if (op.kind == "input_gradient") != own.needs_dx:
+                continue
+            op = op._replace(kind="backward")
+        found.append(op)
+    return found
+
+
+def placed(ops: Iterable[Op], micro_batch: int, device: int) -> list[Op]:
+    """Those of a replica, with the first micro-batch and device it has."""
+    if not micro_batch and not device:
+        return list(ops)
+    return [
+        Op(kind, k, m + micro_batch, d + device, keeps)
+        for kind, k, m, d, keeps in ops
+    ]
+
+
+# ---------------------------------------------------------------- all of them
+def lower(
+    schedule_of: Callable[[int], Any],
+    facts: Sequence[Facts],
+    remat: Remat,
+    counts: Sequence[int] = (0,),
+    together: bool = False,
+) -> Program:
+    """The program of a step.
+
+    Args:
+        schedule_of: Returns the `Schedule` of a replica for a number of
+            micro-batches; of more, the first of them count.
+        facts: Those of each cell; of each group if `remat` has groups.
+        remat: What is recomputed.
+        counts: How many micro-batches each replica has; some may have none.
+        together: Whether partners run together: the same operations of the
+            i-th micro-batches of all replicas.
+    """
+
+    def lowered(schedule: Any, count: int, rules: Remat) -> list[Op]:
+        ops: Sequence[Op] = schedule.ops
+        if count < schedule.num_micro_batches:
+            ops = limited(ops, count)
+        if rules.groups is not None:
+            ops = grouped(ops, rules.groups)
+        ops = without_gradient(ops, facts)
+        return merged(recomputed(ops, facts, rules), facts)
+
+    longest = schedule_of(max(counts))
+    num_devices = longest.num_devices
+    starts = itertools.accumulate(counts, initial=0)
+    replicas = []
+    for r, (start, count) in enumerate(zip(starts, counts)):
+        if count:
+            whole = longest if together else schedule_of(count)
+            ops = lowered(whole, count, remat)
+            replicas.append(placed(ops, start, r * num_devices))
+    if together:
+        always = Remat(["always"] * len(facts), remat.groups)
+        order = lowered(longest, max(counts), always)
+        return _partners(order, replicas, num_devices * len(counts))
+    return Program(_in_turn(replicas), num_devices * len(counts))
+
+
+def _partners(
+    order: list[Op], replicas: list[list[Op]], num_devices: int
+) -> Program:
+    """Operations of replicas side by side, in the order of the longest."""
+    starts = [min(op.micro_batch for op in ops) for ops in replicas]
+    own = [
+        {(op.kind, op.cell, op.micro_batch - start): op for op in ops}
+        for ops, start in zip(replicas, starts)
+    ]
+    turns = [[ops[op.task] for ops in own if op.task in ops] for op in order]
+    sizes = [len(turn) for turn in turns if turn]
+    return Program([op for turn in turns for op in turn], num_devices, sizes)
+
+
+def _in_turn(replicas: list[list[Op]]) -> list[Op]:
+    """Replicas take turns.
+
+    What all begin with, forward operations, comes first: what is known after
+    the last of them is known before the first backward operation.
+    """
+    if len(replicas) == 1:
+        return replicas[0]
+    begins = [
+        [*itertools.takewhile(lambda op: op.kind == "forward", ops)]
+        for ops in replicas
+    ]
+    rests = [ops[len(begin) :] for ops, begin in zip(replicas, begins)]
+    return [
+        op
+        for lists in (begins, rests)
+        for turn in itertools.zip_longest(*lists)
+        for op in turn
+        if op is not None
+    ]
+
+
+def fill_drain(program: Program) -> Program:
+    """All forward operations, then all others, a micro-batch at a time."""
+
+    def place(op: Op) -> tuple[int, ...]:
+        if op.kind == "forward":
+            return 0, op.micro_batch, op.cell
+        return 1, -op.micro_batch, -op.cell, KINDS.index(op.kind)
+
+    return Program(sorted(program.ops, key=place), program.num_devices)

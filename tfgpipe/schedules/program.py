@@ -1,0 +1,188 @@
+"""What one step runs: operations, in an order in which they can run.
+
+`lowering.py` makes a program of a schedule; the engine runs it, the planner
+simulates it, and pictures are drawn of it. Here is the only simulator.
+
+    a schedule says   forward(0, 0)  forward(0, 1)  backward(0, 1)  ...
+    a program says    F 0.0, keeps nothing, on device 0
+                      F 0.1, keeps what the backward pass needs
+                      B 0.1
+                      R 0.0, recomputes it
+                      B 0.0
+
+Pure Python: nothing here knows TensorFlow.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from tfgpipe.schedules.task import GRADIENTS, LAST, Task
+
+# How long operations of equal cells take, a forward pass as the unit.
+UNITS = {
+    "forward": 1,
+    "recompute": 1,
+    "backward": 2,
+    "input_gradient": 1,
+    "weight_gradient": 1,
+}
+
+
+class Op(NamedTuple):
+    """One computation of one micro-batch in one cell, on its device.
+
+    Attributes:
+        kind: One of `KINDS`.
+        cell: Index of the cell; each group of layers that is computed again
+            at once is a cell.
+        micro_batch: Index of the micro-batch in the mini-batch.
+        device: Index of the device; replica r of D devices has those from
+            r D.
+        keeps: Of a "forward", whether it keeps what the backward pass needs.
+    """
+
+    kind: str
+    cell: int
+    micro_batch: int
+    device: int
+    keeps: bool = False
+
+    @property
+    def task(self) -> Task:
+        """What is computed, without where."""
+        return Task(self.kind, self.cell, self.micro_batch)
+
+
+def units(op: Op) -> float:
+    """How long an operation takes among equal cells, see `UNITS`."""
+    return UNITS[op.kind]
+
+
+class Program:
+    """The operations of one step.
+
+    Args:
+        ops: All operations, none before one that it needs.
+        num_devices: How many devices there are, in all replicas.
+        sizes: How many operations run together, turn by turn: those of
+            replicas that normalise together. None: each runs alone.
+
+    Attributes:
+        ops: All operations.
+        num_devices: How many devices there are.
+    """
+
+    def __init__(
+        self,
+        ops: Sequence[Op],
+        num_devices: int,
+        sizes: Sequence[int] | None = None,
+    ):
+        self.ops = ops
+        self.num_devices = num_devices
+        self._sizes = sizes
+
+    @property
+    def turns(self) -> list[list[Op]]:
+        """The operations, those that run together in a list."""
+        if self._sizes is None:
+            return [[op] for op in self.ops]
+        left = iter(self.ops)
+        return [[*itertools.islice(left, size)] for size in self._sizes]
+
+    @functools.cached_property
+    def by_device(self) -> list[list[Op]]:
+        """The operations of each device, in its order."""
+        found: list[list[Op]] = [[] for _ in range(self.num_devices)]
+        for op in self.ops:
+            found[op.device].append(op)
+        return found
+
+    @property
+    def is_forward_first(self) -> bool:
+        """Whether the loss is known of all rows before a gradient is taken."""
+        last = max(op.cell for op in self.ops)
+        kinds = [op.kind == "forward" for op in self.ops if op.cell == last]
+        return all(kinds[: sum(kinds)])
+
+    def simulate(
+        self,
+        duration: Callable[[Op], float],
+        link: Callable[[Op], float] | None = None,
+    ) -> list[tuple[float, float]]:
+        """When each operation runs, if only they and transfers take time.
+
+        Args:
+            duration: How long an operation takes, in any unit.
+            link: How long what an operation hands on is under way to another
+                device, in this unit; no device is busy meanwhile. None: no
+                time.
+
+        Returns:
+            Start and end of each of `ops`: as early as its device and the
+            operations it needs allow.
+        """
+        free = [0.0] * self.num_devices
+        outputs: dict[tuple[int, int], tuple[Op, float]] = {}
+        dx: dict[tuple[int, int], tuple[Op, float]] = {}
+        times = []
+        for op in self.ops:
+            kind, k, m, device, _ = op
+            # All else that it needs is of its own cell: its device ran it.
+            need = None
+            if kind == "forward":
+                need = outputs.get((k - 1, m))
+            elif kind in GRADIENTS:
+                need = dx.get((k + 1, m))
+            start = free[device]
+            if need is not None:
+                before, there = need
+                if link is not None and before.device != device:
+                    there += link(before)
+                start = max(start, there)
+            end = free[device] = start + duration(op)
+            times.append((start, end))
+            if kind == "forward":
+                outputs[k, m] = op, end
+            elif kind in GRADIENTS:
+                dx[k, m] = op, end
+        return times
+
+    def length(
+        self,
+        duration: Callable[[Op], float] = units,
+        link: Callable[[Op], float] | None = None,
+    ) -> float:
+        """When the last operation ends; see `simulate`."""
+        return max(end for _, end in self.simulate(duration, link))
+
+    def bubble(
+        self,
+        duration: Callable[[Op], float] = units,
+        link: Callable[[Op], float] | None = None,
+    ) -> float:
+        """Share of the length in which the devices idle; see `simulate`."""
+        times = self.simulate(duration, link)
+        work = sum(end - start for start, end in times)
+        length = max(end for _, end in times)
+        return 1 - work / (self.num_devices * length) if length else 0.0
+
+    def held(self) -> list[int]:
+        """How many micro-batches every device holds at most.
+
+        One counts, once a cell, from its forward pass to the end of its last
+        backward operation. What has no backward pass is not held.
+        """
+        trained = {op.cell for op in self.ops if op.kind in LAST}
+        most = [0] * self.num_devices
+        for device, own in enumerate(self.by_device):
+            now = 0
+            for op in own:
+                if op.cell in trained:
+                    now += (op.kind == "forward") - (op.kind in LAST)
+                    most[device] = max(most[device], now)
+        return most
