@@ -46,6 +46,7 @@ def _as_it_is(make_iterator):
     """
     options = tf.data.Options()
     options.autotune.enabled = False
+    options.experimental_optimization.apply_default_optimizations = False
 
     def make(dataset):
         return make_iterator(dataset.with_options(options))
