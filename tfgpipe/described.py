@@ -13,8 +13,11 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from tfgpipe.cells import shapes
+from tfgpipe.cells import shapes, until_known
+from tfgpipe.checks import checked_counts
+from tfgpipe.loss import Objective
 from tfgpipe.planning import CellRecord, print_cells
+from tfgpipe.schedules import Program
 
 
 def input_tensors(specs: Any) -> Any:
@@ -199,6 +202,41 @@ class Described(keras.Model):
             )
             start = stop
         return records
+
+    def program(self, batch_size: int) -> Program:
+        """What a training step runs on each device. Print it.
+
+        The layers are traced; nothing is computed.
+
+        Args:
+            batch_size: Rows of the mini-batch.
+
+        Returns:
+            The operations of the devices, in the order of `cells()`, replica
+            after replica.
+
+        Raises:
+            ValueError: If the model is not built, or cannot be trained.
+        """
+        self._check_built("program()")
+        (rows,) = checked_counts(batch_size=batch_size)
+        self._arguments.check_training()
+        found: list[Program] = []
+
+        def trace(x: Any) -> None:
+            batch = x, None, None
+            loss = Objective(self, batch, training=True)
+            found.append(self.lowered(batch, None, loss, True).program)
+
+        def as_spec(t: Any) -> Any:
+            if t is None:
+                return None
+            return tf.TensorSpec((rows, *t.shape[1:]), t.dtype)
+
+        specs = tree.map_structure(as_spec, self._plan.input_spec)
+        function = tf.function(trace, autograph=False)
+        until_known(lambda: function.get_concrete_function(specs))
+        return found[-1]
 
     def _check_built(self, what: str) -> None:
         if not self._plan.cells:

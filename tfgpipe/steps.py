@@ -16,11 +16,11 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells import (
-    Borrows,
     EagerTracer,
     Tracer,
     as_specs,
     check_rows,
+    until_known,
 )
 from tfgpipe.devices import placement
 from tfgpipe.extended import base
@@ -144,19 +144,29 @@ class Stepped(Updating):
         loss: Objective | None,
         training: bool,
     ) -> Pipeline:
-        while True:  # until it is known what each cell reads
-            try:
-                run = self._pipeline(batch, head, training)
-                trained = loss if run.is_training else None
-                if trained is not None and not self._is_eager:
-                    run.differentiate(*trained.has_gradient(run))
-                run.lower(self._arguments.schedule_of)
-                if trained is not None:
-                    trained.check(run.program)
-                run.forward()
-                return run
-            except Borrows as found:
-                found.note()
+        def run_forward() -> Pipeline:
+            run = self.lowered(batch, head, loss, training)
+            run.forward()
+            return run
+
+        return until_known(run_forward)
+
+    def lowered(
+        self,
+        batch: tuple[Any, Any, Any],
+        head: Head | None,
+        loss: Objective | None,
+        training: bool,
+    ) -> Pipeline:
+        """A mini-batch of which it is known what it will run."""
+        run = self._pipeline(batch, head, training)
+        trained = loss if run.is_training else None
+        if trained is not None and not self._is_eager:
+            run.differentiate(*trained.has_gradient(run))
+        run.lower(self._arguments.schedule_of)
+        if trained is not None:
+            trained.check(run.program)
+        return run
 
     def _pipeline(
         self, batch: tuple[Any, Any, Any], head: Any, training: bool

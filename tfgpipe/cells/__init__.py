@@ -9,7 +9,7 @@ from tfgpipe.cells import gradients
 from tfgpipe.cells.bundle import by_reference, tensors
 from tfgpipe.cells.cell import Cell
 from tfgpipe.cells.eager import EagerTracer
-from tfgpipe.cells.function import Borrows, CellFunction
+from tfgpipe.cells.function import CellFunction, until_known
 from tfgpipe.cells.gradients import Gradient, as_tensor
 from tfgpipe.cells.micro_batch import MicroBatches, as_specs, check_rows, shapes
 from tfgpipe.cells.moments import is_synchronized
@@ -28,7 +28,6 @@ from tfgpipe.cells.values import (
 )
 
 __all__ = [
-    "Borrows",
     "Boundary",
     "Cell",
     "CellArguments",
@@ -57,4 +56,5 @@ __all__ = [
     "shapes",
     "structure_of",
     "tensors",
+    "until_known",
 ]

@@ -30,6 +30,8 @@ class EagerTracer:
         gradient_dtype: See `Tracer`.
     """
 
+    can_recompute = True
+
     def __init__(self, gradient_dtype: str | None):
         self._gradient_dtype = gradient_dtype
 

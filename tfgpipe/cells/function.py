@@ -47,6 +47,19 @@ class Borrows(Exception):
                 own.append(variable)
 
 
+def until_known(run: Callable[[], Any]) -> Any:
+    """What a function returns, once it is known what each cell reads.
+
+    Args:
+        run: Runs a mini-batch through the cells; begins again if one borrows.
+    """
+    while True:
+        try:
+            return run()
+        except Borrows as found:
+            found.note()
+
+
 class Findings(NamedTuple):
     """What the layers of a cell were seen to do when they ran.
 

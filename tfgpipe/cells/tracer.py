@@ -41,10 +41,14 @@ class Tracer:
             numbers from a seed than TensorFlow does, so it is all or none.
         gradient_dtype: In which the gradients of weights are summed; None for
             that of each weight.
+
+    Attributes:
+        can_recompute: Whether cells are recomputed by tasks of their own.
     """
 
     def __init__(self, jit_compile: bool, gradient_dtype: str | None = None):
         self._jit_compile = jit_compile
+        self.can_recompute = not jit_compile
         self._gradient_dtype = gradient_dtype
         self._known: dict[Any, Any] = {}
         self._used: set[Traced] = set()  # those with a backward pass

@@ -27,8 +27,7 @@ class SummedLoss(Objective):
         self, run: Pipeline
     ) -> tuple[list[bool], list[list[bool]]]:
         """All but outputs: the head has their loss."""
-        extra = [[True] * len(own) for own in run.results.extra_specs()]
-        return [False] * run.results.num_outputs, extra
+        return [False] * run.results.num_outputs, super().has_gradient(run)[1]
 
     def start(self, run: Pipeline) -> LossGradients:
         """Where the backward pass starts."""

@@ -25,7 +25,6 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe.cells import (
-    Borrows,
     Boundary,
     Cell,
     CellArguments,
@@ -34,6 +33,7 @@ from tfgpipe.cells import (
     Tracer,
     is_continuous,
     tensors,
+    until_known,
 )
 from tfgpipe.devices import placement
 from tfgpipe.planning.as_written import AsWritten
@@ -85,16 +85,15 @@ class TimedStep:
         self._others = others
         self._tracer = Tracer(jit_compile)
         cell = Cell(0, [step], [device])
-        while True:  # until it is known what the layer reads
+
+        def make() -> tuple[CellFunction, Any]:
             # What random numbers a recomputation draws is for `GPipe` to judge.
-            function = CellFunction(
+            own = CellFunction(
                 cell, True, head, recomputes=False, is_split=True
             )
-            try:
-                made = self._made(function, inputs, structure, labels)
-                break
-            except Borrows as found:
-                found.note()
+            return own, self._made(own, inputs, structure, labels)
+
+        function, made = until_known(make)
         self.weights = function.flat_weights
         self.state = function.state
         self.structure = made.traced.findings.output_structure

@@ -82,6 +82,7 @@ class Pipeline:
         self.cells = cells
         self._tracer = tracer
         self._remat = remat
+        self._has_head = head is not None
         x = self._split(tracer.led(x), labels, num_micro_batches)
         self.functions = [
             CellFunction(
@@ -176,14 +177,16 @@ class Pipeline:
                 for k in range(len(self.cells))
             ],
         )
+        facts = [
+            own.facts(has_backward)
+            for own, has_backward in zip(self._cell_tasks, self._differentiates)
+        ]
+        if not self._has_head:  # whatever the loss is, it keeps the outputs
+            can_recompute = self._tracer.can_recompute
+            facts[-1] = facts[-1]._replace(recomputes=can_recompute)
         self.program: Program = lower(
             schedule_of,
-            [
-                own.facts(has_backward)
-                for own, has_backward in zip(
-                    self._cell_tasks, self._differentiates
-                )
-            ],
+            facts,
             self._remat,
             self.replicas.counts,
             any(f.synchronizes for f in self.functions),

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from tfgpipe.checks import checked_amount
 from tfgpipe.schedules.lowering import Facts, lower
+from tfgpipe.schedules.picture import read
 from tfgpipe.schedules.program import Op, Program
 from tfgpipe.schedules.remat import Remat
 from tfgpipe.schedules.task import (
@@ -37,7 +39,10 @@ class Schedule:
     Args:
         tasks: One list a device, in the order in which the device runs them:
             all tasks of the cells on that device, as `Task` or as tuples
-            (kind, cell, micro-batch).
+            (kind, cell, micro-batch). Or a text with a row a device, as a
+            `Program` is printed: letters F, B and R for forward, backward and
+            recompute, I and W for input and weight gradient, each with its
+            micro-batch. Cell k is on device k, if it is not said as in F3.0.
 
     Attributes:
         tasks: The tasks of every device, as tuples of `Task`.
@@ -62,9 +67,20 @@ class Schedule:
     6
     >>> one_cell.held()
     [2]
+    >>> one_cell == Schedule("F0 F1 B1 B0")
+    True
     """
 
-    def __init__(self, tasks: Iterable[Iterable[Task | tuple[str, int, int]]]):
+    def __init__(
+        self, tasks: str | Iterable[Iterable[Task | tuple[str, int, int]]]
+    ):
+        if isinstance(tasks, str):
+            read(tasks, self._take)
+        else:
+            self._take(tasks)
+
+    def _take(self, tasks: Any) -> None:
+        """The tasks, checked."""
         self.tasks = as_tasks(tasks)
         self.num_devices = len(self.tasks)
         self._place = places_of(self.tasks)

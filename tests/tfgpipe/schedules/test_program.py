@@ -247,3 +247,4 @@ def test_devices_run_the_program(name, monkeypatch):
         assert [*ran.values()] == [
             [op.task for op in own] for own in program.by_device
         ]
+        assert model.program(rows).ops == program.ops
