@@ -464,6 +464,34 @@ def test_overridden_loss_and_metrics_give_what_keras_gives():
     assert_close(found, run(overriding(keras.Sequential)(layers())))
 
 
+def alone(base):
+    """A model class whose loss looks at nothing but the outputs."""
+
+    class Alone(base):
+        def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
+            return sum(keras.ops.mean(t**2) for t in keras.tree.flatten(y_pred))
+
+    return Alone
+
+
+def test_compiled_losses_that_are_not_called_are_not_shown():
+    x = np.ones((4, 3), "float32")
+    y = {"a": np.ones((4, 2)), "b": np.ones((4, 2))}
+
+    def run(make):
+        inputs = keras.Input((3,))
+        outputs = {k: kl.Dense(2, name=k)(inputs) for k in "ab"}
+        model = make(keras.Model(inputs, outputs))
+        model.compile("sgd", {"a": "mse", "b": "mae"})
+        history = model.fit(x, y, verbose=0).history
+        return [*history], [*model.evaluate(x, y, return_dict=True, verbose=0)]
+
+    plain = alone(keras.Model)
+    expected = run(lambda m: plain(m.inputs, m.output))
+    assert expected == (["loss"], ["loss"])
+    assert run(lambda m: alone(tfgpipe.GPipe)(m, 2)) == expected
+
+
 class OfLayers(tfgpipe.GPipe):
     """Takes losses from the layers."""
 

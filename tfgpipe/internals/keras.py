@@ -121,6 +121,9 @@ def build_losses_and_metrics(
 ) -> None:
     """Creates the variables of compiled losses and metrics.
 
+    An overridden `compute_loss` may do without the compiled loss, of which
+    Keras shows nothing then: whether it does is tried, as Keras tries it.
+
     Args:
         model: The compiled model.
         x: Nest of `keras.KerasTensor`s, as the other arguments.
@@ -133,7 +136,15 @@ def build_losses_and_metrics(
         _backend.compute_output_spec(
             model.compute_metrics, x, y, y_pred, sample_weight=sample_weight
         )
-    if loss is not None and not loss.built:
+    if loss is None or loss.built:
+        return
+    if type(model).compute_loss is not keras.Model.compute_loss:
+        with contextlib.suppress(Exception):  # it may need real tensors
+            _backend.compute_output_spec(
+                model._compute_loss, x, y, y_pred, sample_weight, training=False
+            )
+            return
+    if not loss.built:
         _backend.compute_output_spec(loss, y, y_pred, sample_weight)
 
 
