@@ -81,13 +81,17 @@ def is_random_in_inference(layers: Any) -> bool:
     )
 
 
+# Keras casts to complex numbers by way of float32, and makes adapters of it.
+_COARSE = {"float8_dense", "int8_dense", "kept_complex", "lora_dense"}
+
+
 def precision(case: Case) -> str:
     """The coarsest dtype that is computed in."""
     dtypes = {spec.options.get("dtype") for spec in case.layers}
     kinds = {spec.kind for spec in case.layers}
     if "mixed_bfloat16" in dtypes:
         return "bfloat16"
-    coarse = "float32" in dtypes or kinds & {"float8_dense", "int8_dense"}
+    coarse = "float32" in dtypes or kinds & _COARSE
     return "float32" if coarse else case.dtype
 
 

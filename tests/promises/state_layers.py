@@ -33,7 +33,7 @@ class Kept(kl.Layer):
 
     def value(self) -> Any:
         """What others may read."""
-        return ops.convert_to_tensor(self.state)
+        return ops.copy(self.state)
 
     def use(self, x, value):
         return x - 0.5 * value
