@@ -145,7 +145,7 @@ class Program:
             Start and end of each of `ops`: as early as its device and the
             operations it needs allow.
         """
-        free = [0.0] * self.num_devices
+        free: list[float] = [0] * self.num_devices
         outputs: dict[tuple[int, int], tuple[Op, float]] = {}
         dx: dict[tuple[int, int], tuple[Op, float]] = {}
         times = []

@@ -340,7 +340,9 @@ def test_worker_gives_signs_of_life_with_its_memory(server, make):
             }
             connection.send(end=0)
             connection._socket.shutdown(socket.SHUT_RDWR)
-        assert lost == ["the connection was closed"]
+        # A socket that is closed while something is under way is reset.
+        (why,) = lost
+        assert why == "the connection was closed" or "reset by peer" in why
         connection.close()
     assert results == [0]
 
