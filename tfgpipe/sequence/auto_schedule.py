@@ -42,8 +42,12 @@ def found(
         )
         again = profile.task_seconds(start, start + count, "recompute", rows)
         again *= remat.recomputes(cell)
-        if cell == 0:  # nothing takes the gradient of the model's inputs
+        needs_dx = any(own.num_params for own in profile.layers[:start])
+        own_layers = profile.layers[start : start + count]
+        if not needs_dx:  # nothing takes the gradient of the inputs
             half, rest = 0.0, whole
+        elif not all(own.has_halves for own in own_layers):
+            half, rest = whole, 0.0
         durations.append((forward, half + again, rest))
         start += count
     return search(durations, num_micro_batches, memory=k), cut

@@ -76,6 +76,22 @@ def test_recomputations_count(monkeypatch):
     assert asked[1] == [(1, 1, 2), (1, 2, 1), (1, 2, 3)]
 
 
+def test_halves_are_those_that_run(monkeypatch):
+    """Nothing is trained before cell 1, and cell 2 cannot be cut."""
+    asked = []
+
+    def search(durations, *arguments, **options):
+        asked.append(durations)
+        return SCHEDULES["1f1b"](3, 6)
+
+    monkeypatch.setattr(auto_schedule, "search", search)
+    frozen = layer("dense_0", tasks(4, 1.0), weights=0)
+    trained = layer("dense_1", tasks(4, *SECONDS))
+    whole = layer("dense_2", tasks(4, 1.0, None, None, 2.0))
+    model(profile(frozen, trained, whole), schedule="auto", remat="never")
+    assert asked == [[(1, 0, 0), (1, 0, 2), (1, 2, 0)]]
+
+
 @pytest.mark.usefixtures("float64")
 def test_training_is_that_by_a_name():
     x = np.random.default_rng(0).normal(size=(12, 3))
