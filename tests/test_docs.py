@@ -449,7 +449,7 @@ def test_table_of_wings_has_all_and_what_their_doors_export():
 def test_hour_of_reading_takes_no_longer():
     (words,) = map(shlex.split, commands_of_chapter("An hour"))
     lines = [text(path).count("\n") for path in words[2:]]
-    assert sum(lines) <= 1915
+    assert sum(lines) <= 1935
 
 
 def commands_of_chapter(name):
@@ -459,9 +459,9 @@ def commands_of_chapter(name):
 
 def test_mini_batch_walks_through_few_modules_and_back_to_one():
     modules = [module for module, _ in named_functions(walk())]
-    assert len(set(modules)) <= 20
+    assert len(set(modules)) <= 21
     again = {m for i, m in enumerate(modules) if m in modules[:i]}
-    assert again == {"run/pipeline"}
+    assert again == {"run/pipeline", "run/traced_batch"}
 
 
 def walk():

@@ -34,7 +34,7 @@ from tfgpipe.loss import (
     streams_metrics,
 )
 from tfgpipe.nonfinite import Guard
-from tfgpipe.run import Pipeline
+from tfgpipe.run import Pipeline, TracedBatch
 from tfgpipe.sequence import inputs
 from tfgpipe.updating import Updating
 
@@ -159,24 +159,26 @@ class Stepped(Updating):
         training: bool,
     ) -> Pipeline:
         """A mini-batch of which it is known what it will run."""
-        run = self._pipeline(batch, head, training)
-        trained = loss if run.is_training else None
+        traced = self._traced(batch, head, training)
+        trained = loss if traced.is_training else None
+        will_have: Any = ()
         if trained is not None and not self._is_eager:
-            run.differentiate(*trained.has_gradient(run))
-        run.lower(self._arguments.schedule_of)
+            will_have = trained.has_gradient(traced)
+        tasks = traced.tasks(*will_have)
+        program = traced.program(tasks, self._arguments.schedule_of)
         if trained is not None:
-            trained.check(run.program)
-        return run
+            trained.check(program)
+        return Pipeline(traced, tasks, program, self._plan.clock)
 
-    def _pipeline(
+    def _traced(
         self, batch: tuple[Any, Any, Any], head: Any, training: bool
-    ) -> Pipeline:
+    ) -> TracedBatch:
         x, *labels = batch
         dtype = self._arguments.gradient_dtype
         compiles = self._jit_cells or self._only_compiles
         if compiles and not self._is_eager:
             inputs.warn_of_unknown_sizes(x, self._plan.input_spec)
-        return Pipeline(
+        return TracedBatch(
             self._plan.cells,
             x,
             None if head is None else tuple(labels),
@@ -185,7 +187,6 @@ class Stepped(Updating):
             head,
             self._arguments.remat_by_cell(),
             EagerTracer(dtype) if self._is_eager else Tracer(compiles, dtype),
-            self._plan.clock,
         )
 
     @property

@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe.cells import gradients as sums
-from tfgpipe.run import LossGradients, Pipeline
+from tfgpipe.run import LossGradients, Pipeline, TracedBatch
 from tfgpipe.schedules import Program
 
 
@@ -41,7 +41,7 @@ class Objective:
         """Checks that the loss is known when the backward pass needs it."""
 
     def has_gradient(
-        self, run: Pipeline
+        self, batch: TracedBatch
     ) -> tuple[list[bool], list[list[bool]]]:
         """What will have a gradient.
 
@@ -49,8 +49,8 @@ class Objective:
             For each output tensor, whether it will have one; and for each
             cell, whether each of its layers' own losses will.
         """
-        extra = [[True] * len(own) for own in run.results.extra_specs()]
-        return [True] * run.results.num_outputs, extra
+        extra = [[True] * len(own) for own in batch.results.extra_specs()]
+        return [True] * batch.results.num_outputs, extra
 
     def start(self, run: Pipeline) -> LossGradients:
         """Where the backward pass starts, of what has run before it."""

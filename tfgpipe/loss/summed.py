@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.loss.objective import Objective, Penalty, penalties
-from tfgpipe.run import LossGradients, Pipeline
+from tfgpipe.run import LossGradients, Pipeline, TracedBatch
 
 
 class SummedLoss(Objective):
@@ -24,10 +24,12 @@ class SummedLoss(Objective):
     _direct: list[tuple[keras.Variable, tf.Tensor]]
 
     def has_gradient(
-        self, run: Pipeline
+        self, batch: TracedBatch
     ) -> tuple[list[bool], list[list[bool]]]:
         """All but outputs: the head has their loss."""
-        return [False] * run.results.num_outputs, super().has_gradient(run)[1]
+        return [False] * batch.results.num_outputs, super().has_gradient(batch)[
+            1
+        ]
 
     def start(self, run: Pipeline) -> LossGradients:
         """Where the backward pass starts."""

@@ -16,7 +16,7 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.cells import Boundary, as_tensor, is_continuous
 from tfgpipe.loss.objective import Objective, penalties
-from tfgpipe.run import LossGradients, Pipeline
+from tfgpipe.run import LossGradients, Pipeline, TracedBatch
 from tfgpipe.schedules import Program
 
 
@@ -55,11 +55,11 @@ class WholeLoss(Objective):
             )
 
     def has_gradient(
-        self, run: Pipeline
+        self, batch: TracedBatch
     ) -> tuple[list[bool], list[list[bool]]]:
         """Traces the loss once, for nothing but what it depends on."""
         found: list[_Loss] = []
-        results = run.results
+        results = batch.results
 
         def trace(data: Any, boundary: Boundary, extra: Any) -> None:
             y_pred = boundary.nest(results.output_structure)

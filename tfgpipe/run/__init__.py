@@ -7,6 +7,7 @@ from tfgpipe.run.chain import Chain
 from tfgpipe.run.clock import Clock, Event
 from tfgpipe.run.loss_gradients import LossGradients
 from tfgpipe.run.pipeline import Pipeline
+from tfgpipe.run.traced_batch import TracedBatch
 from tfgpipe.run.weights import place_variables
 
 __all__ = [
@@ -15,5 +16,6 @@ __all__ = [
     "Event",
     "LossGradients",
     "Pipeline",
+    "TracedBatch",
     "place_variables",
 ]

@@ -10,7 +10,7 @@ by cell and replica. What no operation needs any more is let go.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import tensorflow as tf
@@ -19,14 +19,12 @@ from tfgpipe.cells import (
     Boundary,
     CellArguments,
     Gradient,
-    MicroBatches,
     Output,
 )
 from tfgpipe.run.loss_gradients import LossGradients
 from tfgpipe.run.partners import Started
-from tfgpipe.run.replicas import Replicas
-from tfgpipe.run.results import Results
 from tfgpipe.run.state import StateFlow
+from tfgpipe.run.traced_batch import TracedBatch
 from tfgpipe.run.weights import Weights
 from tfgpipe.schedules import Op
 
@@ -35,38 +33,28 @@ class TaskFlow:
     """Makes operations ready to run, and takes their results.
 
     Args:
+        batch: The mini-batch.
         tasks: What runs the tasks of each cell.
-        inputs: What crosses into the first cell, by micro-batch.
-        labels: What the head takes, by micro-batch.
         weights: The values of the trainable variables.
         state: The variables that no optimizer updates.
-        results: Takes what the cells make of the mini-batch.
-        replicas: Where cells compute micro-batches.
-        micro_batches: How the rows fall into micro-batches.
-        trained: The cells that have a backward pass.
     """
 
     def __init__(
         self,
+        batch: TracedBatch,
         tasks: Sequence[Any],
-        inputs: Sequence[Boundary],
-        labels: Sequence[Any],
         weights: Weights,
         state: StateFlow,
-        results: Results,
-        replicas: Replicas,
-        micro_batches: MicroBatches,
-        trained: Collection[int],
     ):
         self._tasks = tasks
-        self._labels = labels
+        self._labels = batch.labels
         self._weights = weights
         self._state = state
-        self._results = results
-        self._replicas = replicas
-        self._micro_batches = micro_batches
-        self._trained = trained
-        self._boundaries = {(0, m): own for m, own in enumerate(inputs)}
+        self._results = batch.results
+        self._replicas = batch.replicas
+        self._micro_batches = batch.micro_batches
+        self._trained = batch.trained
+        self._boundaries = {(0, m): own for m, own in enumerate(batch.inputs)}
         self._kept: dict[tuple[int, int], Any] = {}
         self._dy: dict[tuple[int, int], list[Any]] = {}
         self._sums: dict[tuple[int, int], Any] = {}

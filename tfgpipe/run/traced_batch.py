@@ -1,0 +1,169 @@
+"""A mini-batch, and the cells traced for it: what is known before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfgpipe.cells import (
+    Boundary,
+    Cell,
+    CellArguments,
+    CellFunction,
+    MicroBatches,
+)
+from tfgpipe.devices import placement
+from tfgpipe.run.replicas import Replicas
+from tfgpipe.run.results import Results
+from tfgpipe.schedules import Program, Remat, Schedule, lower
+
+
+class TracedBatch:
+    """A mini-batch whose rows are split, and for which the cells are traced.
+
+    Args:
+        cells: The cells, in order.
+        x: The mini-batch, a nest of tensors of shape (batch, ...).
+        labels: A nest of the same rows that the head takes, or None.
+        num_micro_batches: M, those of a replica.
+        training: The `training` argument of the layers.
+        head: Loss and metrics of a micro-batch, or None.
+        remat: Which micro-batches are computed again.
+        tracer: Makes the cells' functions: `Tracer`, or `EagerTracer`.
+
+    Attributes:
+        functions: The function of each cell.
+        micro_batches: How the rows fall into micro-batches.
+        inputs: What crosses into the first cell, by micro-batch.
+        labels: What the head takes, by micro-batch.
+        replicas: Which replica computes which micro-batches.
+        results: What the cells make of the mini-batch.
+        trained: The cells that have a backward pass.
+    """
+
+    def __init__(
+        self,
+        cells: list[Cell],
+        x: Any,
+        labels: Any,
+        num_micro_batches: int,
+        training: bool,
+        head: Any,
+        remat: Remat,
+        tracer: Any,
+    ):
+        self._tracer = tracer
+        self._remat = remat
+        self._has_head = head is not None
+        x = self._split(cells, tracer.led(x), labels, num_micro_batches)
+        self.functions = [
+            CellFunction(
+                cell,
+                training,
+                head if cell is cells[-1] else None,
+                recomputes=training and remat.recomputes(k),
+                is_split=self.micro_batches.count > 1,
+            )
+            for k, cell in enumerate(cells)
+        ]
+        has_weights = [any(f.weights) for f in self.functions]
+        self.trained = [
+            k
+            for k in range(len(cells))
+            if training and any(has_weights[: k + 1])
+        ]
+        self._traced = tracer.trace(
+            self.functions,
+            x,
+            [self._specs(k) for k in range(len(cells))],
+            self.micro_batches.spec,
+        )
+        self.results = Results(
+            self._traced, [cell.device for cell in cells], self.micro_batches
+        )
+
+    def _split(
+        self, cells: list[Cell], x: Any, labels: Any, num_micro_batches: int
+    ) -> Any:
+        """Takes the rows of micro-batches; returns the mini-batch."""
+        grid = list(zip(*(cell.devices for cell in cells)))
+        # Rows for several devices are taken apart where they come from, and
+        # those for a TPU where that need not be compiled.
+        first = cells[0].devices
+        from_host = len(first) > 1 or placement.only_compiles(first)
+        host = "CPU:0" if from_host else None
+        with tf.device(host or cells[0].device):
+            count = len(grid) * num_micro_batches
+            self.micro_batches = MicroBatches(x, count)
+            inputs = self.micro_batches.split(x)
+        with tf.device(host or cells[-1].device):
+            self.labels = self.micro_batches.split(labels)
+        self.inputs = [Boundary.of(nest) for nest in inputs]
+        self.replicas = Replicas(grid, self.micro_batches.count)
+        return x
+
+    def _specs(self, k: int) -> CellArguments:
+        """What cell k is traced for; of inputs, those of the first cell."""
+
+        def exact(variable: Any) -> tf.TensorSpec:
+            return tf.TensorSpec(variable.shape, variable.value.dtype)
+
+        function = self.functions[k]
+        return CellArguments(
+            inputs=self.inputs[0],
+            weights=[[exact(v) for v in own] for own in function.weights],
+            state=[exact(v) for v in function.state],
+            labels=self.labels[0] if k == len(self.functions) - 1 else None,
+        ).specs(self.micro_batches.spec)
+
+    @property
+    def is_training(self) -> bool:
+        """Whether there is a backward pass."""
+        return bool(self.trained)
+
+    def tasks(
+        self,
+        has_gradient: Sequence[bool] | None = None,
+        has_losses: Sequence[Sequence[bool]] = (),
+    ) -> list[Any]:
+        """What runs the tasks of each cell.
+
+        Args:
+            has_gradient: For each output tensor, whether there will be a
+                gradient. None: there is no backward pass.
+            has_losses: For each cell, whether there will be one of each of
+                its layers' own losses.
+        """
+        cells = range(len(self.functions))
+        trained = [
+            has_gradient is not None and k in self.trained for k in cells
+        ]
+        backward = self._tracer.differentiate(
+            self._traced, trained, has_gradient or [], has_losses
+        )
+        needs_dx = [k - 1 in self.trained for k in cells]
+        return self._tracer.tasks(backward, needs_dx)
+
+    def program(
+        self, tasks: Sequence[Any], schedule_of: Callable[[int], Schedule]
+    ) -> Program:
+        """What runs, on which device and in which order.
+
+        Args:
+            tasks: What runs the tasks of each cell.
+            schedule_of: Returns the schedule for a number of micro-batches:
+                those of a replica.
+        """
+        facts = [own.facts(k in self.trained) for k, own in enumerate(tasks)]
+        if not self._has_head:  # whatever the loss is, it keeps the outputs
+            can_recompute = self._tracer.can_recompute
+            facts[-1] = facts[-1]._replace(recomputes=can_recompute)
+        return lower(
+            schedule_of,
+            facts,
+            self._remat,
+            self.replicas.counts,
+            any(f.synchronizes for f in self.functions),
+        )
