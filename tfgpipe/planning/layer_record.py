@@ -115,9 +115,9 @@ class LayerProfile:
 
     @property
     def has_halves(self) -> bool:
-        """Whether its tasks can be cut, which they cannot where XLA compiles.
+        """Whether its tasks can be cut, as loops that XLA compiles cannot.
 
-        Then nothing is recomputed but within its backward task.
+        What these need is recomputed within their backward task.
         """
         return all(
             own.recompute is not None or own.backward is None

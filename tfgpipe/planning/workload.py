@@ -20,8 +20,8 @@ class LayerSeconds(NamedTuple):
     """Seconds of a layer's tasks, for one micro-batch; those of `MEASURED`.
 
     Attributes:
-        has_halves: Whether its tasks can be cut; where XLA compiles, they have
-            no halves and recompute what they need by themselves.
+        has_halves: Whether its tasks can be cut. Those of loops that XLA
+            compiles cannot: they recompute what they need by themselves.
         forward: Its outputs.
         recompute: What its backward pass needs, again, and its outputs.
         recompute_last: The same without outputs, as the last layer of a cell.
