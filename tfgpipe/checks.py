@@ -57,6 +57,35 @@ def checked_counts(**counts: Any) -> list[int]:
     return [count for count in found.values() if count is not None]
 
 
+def checked_shape(
+    num_devices: int,
+    num_micro_batches: int,
+    num_chunks: int,
+    wanted: int | None = 1,
+) -> list[int]:
+    """The counts D, M and V, checked.
+
+    Args:
+        num_devices: D.
+        num_micro_batches: M.
+        num_chunks: V.
+        wanted: What V must be; None for any.
+    """
+    found = checked_counts(
+        num_devices=num_devices,
+        num_micro_batches=num_micro_batches,
+        num_chunks=num_chunks,
+    )
+    if wanted not in (None, num_chunks):
+        cells = "one cell" if wanted == 1 else f"{wanted} cells"
+        raise ValueError(
+            f"`num_chunks` must be {wanted} under this schedule: {cells} on "
+            f"every device. Received: num_chunks={num_chunks}. Use "
+            "'interleaved' for any number of cells a device."
+        )
+    return found
+
+
 def check_names(
     given: Mapping[str, Any], known: Iterable[str], meant: Mapping[str, str]
 ) -> None:

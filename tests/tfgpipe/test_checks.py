@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from ideal import IDEALS
 from keras import layers as kl
 
 import tfgpipe
@@ -17,7 +18,6 @@ from tfgpipe.checks import (
     checked_positive,
 )
 from tfgpipe.planning.partition import partition
-from tfgpipe.schedules.ideal import IDEALS
 from tfgpipe.schedules.named import SCHEDULES
 from tfgpipe.schedules.schedule import Schedule
 

@@ -1,7 +1,6 @@
 """The order of tasks on each device; knows no TensorFlow."""
 
 from tfgpipe.schedules.best_order import search
-from tfgpipe.schedules.ideal import IDEALS
 from tfgpipe.schedules.lowering import Facts, fill_drain, lower
 from tfgpipe.schedules.named import (
     CHUNKS,
@@ -16,7 +15,6 @@ from tfgpipe.schedules.task import LAST, Task
 
 __all__ = [
     "CHUNKS",
-    "IDEALS",
     "LAST",
     "REMAT",
     "SCHEDULES",

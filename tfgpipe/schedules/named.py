@@ -1,7 +1,5 @@
 """Known schedules, by name.
 
-Their lengths, bubbles and what they hold are in `tfgpipe.schedules.ideal`.
-
 Pure Python: nothing here knows TensorFlow.
 """
 
@@ -11,9 +9,8 @@ import functools
 import math
 from collections.abc import Callable
 
-from tfgpipe.checks import checked_amount
+from tfgpipe.checks import checked_amount, checked_shape
 from tfgpipe.schedules.filled import filled
-from tfgpipe.schedules.ideal import checked_shape
 from tfgpipe.schedules.schedule import Schedule
 from tfgpipe.schedules.task import Task
 from tfgpipe.schedules.v_shaped import (

@@ -25,8 +25,8 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 
+from tfgpipe.checks import checked_shape
 from tfgpipe.schedules.filled import filled
-from tfgpipe.schedules.ideal import checked_shape
 from tfgpipe.schedules.schedule import Schedule
 from tfgpipe.schedules.task import Task
 

@@ -1,10 +1,10 @@
 """What is said of steps that are made up."""
 
 import pytest
+from ideal import IDEALS
 
 from tfgpipe.monitor import Layout, advise, statistics
 from tfgpipe.schedules import SCHEDULES, Facts, Remat, lower
-from tfgpipe.schedules.ideal import IDEALS
 from tfgpipe.timeline import simulated
 
 

@@ -2,10 +2,11 @@
 
 import keras
 import pytest
+from ideal import IDEALS
 
 import tfgpipe
 from tfgpipe.monitor import ideal_bubble, ideal_bubbles, layout_of
-from tfgpipe.schedules import CHUNKS, IDEALS, SCHEDULES
+from tfgpipe.schedules import CHUNKS, SCHEDULES
 
 DEVICES = ["CPU:0", "CPU:1"]
 

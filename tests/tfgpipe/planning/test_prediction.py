@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from ideal import IDEALS
 from simple_layers import equal_tasks, random_seconds, size, workload
 
 from tfgpipe.planning.machine import Machine
@@ -10,7 +11,6 @@ from tfgpipe.planning.prediction import predict
 from tfgpipe.planning.setting import Setting
 from tfgpipe.planning.workload import Workload
 from tfgpipe.schedules import SCHEDULES, Facts, Remat, lower
-from tfgpipe.schedules.ideal import IDEALS
 
 LINK = Machine(1, 1, 1e9, 1e3, latency=0.5, task_seconds=0, efficiency=1)
 

@@ -1,8 +1,8 @@
 import math
 
 import pytest
+from ideal import IDEALS
 
-from tfgpipe.schedules.ideal import IDEALS
 from tfgpipe.schedules.lowering import Facts
 from tfgpipe.schedules.named import CHUNKS, SCHEDULES
 

@@ -22,8 +22,6 @@ has all of b in its weight gradient, as nothing takes that of the inputs:
 | v_min | 6 M + 4 D - 5, 2 more if D > 3 is divisible by 3 | 2 D / 3 and 2 |
 | dualpipe_v | 6 M + D - 1 if M >= 2 D | 2 D + 1 |
 | "1f1b" of whole cells | 6 M + 6 D - 6 | 2 D |
-
-Pure Python: nothing here knows TensorFlow.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tfgpipe.checks import checked_counts
+from tfgpipe.checks import checked_shape
 
 
 class Ideal(NamedTuple):
@@ -51,35 +49,6 @@ class Ideal(NamedTuple):
 
 def _ideal(length: float, work: float, held: list[int]) -> Ideal:
     return Ideal(length, 1 - work / length, held)
-
-
-def checked_shape(
-    num_devices: int,
-    num_micro_batches: int,
-    num_chunks: int,
-    wanted: int | None = 1,
-) -> list[int]:
-    """The counts D, M and V, checked.
-
-    Args:
-        num_devices: D.
-        num_micro_batches: M.
-        num_chunks: V.
-        wanted: What V must be; None for any.
-    """
-    found = checked_counts(
-        num_devices=num_devices,
-        num_micro_batches=num_micro_batches,
-        num_chunks=num_chunks,
-    )
-    if wanted not in (None, num_chunks):
-        cells = "one cell" if wanted == 1 else f"{wanted} cells"
-        raise ValueError(
-            f"`num_chunks` must be {wanted} under this schedule: {cells} on "
-            f"every device. Received: num_chunks={num_chunks}. Use "
-            "'interleaved' for any number of cells a device."
-        )
-    return found
 
 
 def gpipe_ideal(
