@@ -436,7 +436,7 @@ def test_table_of_modules_has_all_in_the_order_of_the_wings():
 
 def test_table_of_wings_has_all_and_what_their_doors_export():
     rows = re.findall(
-        r"^\| `(\w+)/` \|.*\|(.*)\|$", code_chapter("Wings"), re.M
+        r"^\| `(\w+)/` \|.*\|(.*)\|$", code_chapter("Packages"), re.M
     )
     assert [wing for wing, _ in rows] == [w for w in ORDER if w in WINGS]
     for wing, exported in rows:

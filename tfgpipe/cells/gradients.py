@@ -32,7 +32,7 @@ class Gradient(NamedTuple):
     Attributes:
         dense: Tensor of the weight's shape, or None.
         slices: By lookup and micro-batch (i, m) `tf.IndexedSlices` of values
-            of shape (slices, ...), as the weight has but for its first axis.
+            of shape (slices, ...), as the weight has except its first axis.
             For lookups with the same indices in all micro-batches, m is 0.
     """
 

@@ -74,8 +74,7 @@ class Tracer:
         Args:
             functions: The cells' functions.
             x: The inputs of the first.
-            specs: What each cell takes, but for the inputs of all but the
-                first.
+            specs: What each cell takes; of the inputs, those of the first.
             of_rows: Makes the spec of what has a row for each of the batch's.
         """
         made: list[Traced] = []

@@ -12,7 +12,7 @@
 | branches | the most expensive one |
 
 Only operations that the graph's outputs need are counted. What
-`tf.compat.v1.profiler` knows it counts alike, but for a few elementwise
+`tf.compat.v1.profiler` knows it counts alike, except for a few elementwise
 operations and the borders of transposed convolutions; it does not know einsum,
 loops, branches, called functions and unknown dimensions.
 

@@ -56,7 +56,7 @@ class Plan:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Those of `GPipe`, but for the layers.
+        """Those of `GPipe`, except the layers.
 
         Raises:
             ValueError: If the plan has replicas, and this is not called in the

@@ -254,7 +254,7 @@ def _num_weights(layer: keras.layers.Layer) -> int:
 
 
 def _are_like(found: list[Any], expected: list[Any]) -> bool:
-    """Whether dtypes are equal, and shapes but for sizes that got lost."""
+    """Whether dtypes are equal, and shapes except sizes that got lost."""
     return len(found) == len(expected) and all(
         a.dtype == b.dtype
         and len(a.shape) == len(b.shape)

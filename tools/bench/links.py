@@ -49,7 +49,7 @@ def measure(values: flags.FlagValues, report: Report) -> None:
                 "was told.",
                 "held: micro-batches of the first device.",
                 "bound: of the tasks and links alone.",
-                "hidden: share of all transfers on a link, but for the first "
+                "hidden: share of all transfers on a link, except the first "
                 "way there and the last one back, that do not make the step "
                 "longer than without links.",
             ],

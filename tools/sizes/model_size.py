@@ -30,7 +30,7 @@ def deferred_layers(experiment: Experiment) -> list[keras.layers.Layer]:
 
 
 def largest_inputs(experiment: Experiment) -> Any:
-    """Those that need most memory, but for the number of rows."""
+    """Those that need most memory, except for the number of rows."""
     return keras.tree.map_structure(
         lambda leaf: keras.KerasTensor((None, *leaf.shape[1:]), leaf.dtype),
         experiment.data.source().largest_batch(experiment.batch_size),
