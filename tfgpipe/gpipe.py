@@ -24,6 +24,7 @@ from tfgpipe.saving import Saved
 from tfgpipe.schedules import Schedule
 from tfgpipe.sequence import Arguments
 from tfgpipe.steps import Stepped
+from tfgpipe.trial import Trial
 
 # What other libraries call what `GPipe` has an argument for.
 _ELSEWHERE = {
@@ -55,8 +56,13 @@ class _Plan:
     about cells.
     """
 
-    def __init__(self, strategy: strategy_lib.PipelineStrategy | None) -> None:
+    def __init__(
+        self,
+        strategy: strategy_lib.PipelineStrategy | None,
+        trial: Trial,
+    ) -> None:
         self.strategy = strategy
+        self.trial = trial
         self.input_spec: Any = None
         self.output_spec: Any = None
         self.cells: list[Cell] = []
@@ -127,6 +133,9 @@ class GPipe(Described, Saved, Stepped):
             in seconds for the largest of its micro-batches; "bytes", of their
             weights, gradients and slots (Adam's) and of what the backward pass
             keeps of one row; or a list of numbers, one a layer.
+        trial: What happens where a layer treats a mini-batch otherwise than
+            its micro-batches, which is tried before the first step: "warn",
+            "error", or "off", which is nothing.
         name: Name of the model.
 
     Raises:
@@ -159,6 +168,7 @@ class GPipe(Described, Saved, Stepped):
         gradient_dtype: str | None = None,
         skip_nonfinite: bool = False,
         costs: str | Profile | Sequence[float] = "flops",
+        trial: str = "warn",
         name: str | None = None,
         **kwargs: Any,
     ):
@@ -177,6 +187,7 @@ class GPipe(Described, Saved, Stepped):
             skip_nonfinite,
             costs,
             None if strategy is None else strategy.devices,
+            trial,
         )
         if type(self).call is not GPipe.call:
             raise TypeError(
@@ -189,7 +200,7 @@ class GPipe(Described, Saved, Stepped):
         self.supports_jit = False
         self._jit_cells = False
         self._arguments = arguments
-        self._plan = _Plan(strategy)
+        self._plan = _Plan(strategy, Trial(arguments.trial))
         self._plan.has_default_m = num_micro_batches is None
         self.sequence = self._source.layers
         if self._source.input_spec is not None:

@@ -7,6 +7,7 @@ the same name would not be warned of.
 from __future__ import annotations
 
 import inspect
+import logging
 import warnings
 
 
@@ -22,3 +23,8 @@ def warn(message: str) -> None:
         module="tfgpipe",
         registry=None,
     )
+
+
+def inform(message: str) -> None:
+    """Says what no user needs to act on, in the log named `tfgpipe`."""
+    logging.getLogger("tfgpipe").info(message)

@@ -191,6 +191,12 @@ class Prepared(Extended, internals.BuiltBeforeTracing):
             with tf.init_scope(), internals.without_strategy():
                 optimizer.build(self.trainable_variables)
 
+    def note_data(self, data: Any) -> None:
+        """Keeps the first rows of data, on which layers are tried."""
+        if data is not None and self.num_micro_batches * self.num_replicas > 1:
+            x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+            self._plan.trial.note_data(x, self.cast_inputs)
+
     def build_for(self, data: Any) -> None:
         """Creates all variables before Keras traces a step.
 

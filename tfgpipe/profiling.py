@@ -26,7 +26,6 @@ from tfgpipe.planning import (
     Measuring,
     Profile,
     layer_profiles,
-    one_example,
     slot_bytes_of,
 )
 from tfgpipe.sequence import inputs, source_of
@@ -96,7 +95,7 @@ def profile(
     with (
         internals.outside_functions(),
         internals.without_strategy(),
-        one_example.random_state_kept(),
+        internals.random_state_kept(),
     ):
         x, spec = _as_taken(source, data[0])
         placed, output = source.placed_steps(spec)

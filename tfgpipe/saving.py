@@ -42,6 +42,7 @@ def load_model(
     layers_per_cell: Sequence[int] | None = None,
     gradient_dtype: str | None = "saved",
     skip_nonfinite: bool | None = None,
+    trial: str | None = None,
     **kwargs: Any,
 ) -> Any:
     """Loads what `model.save("model.keras")` wrote.
@@ -63,6 +64,8 @@ def load_model(
             Defaults to "saved": what was saved.
         skip_nonfinite: Whether mini-batches that are not finite are skipped.
             Defaults to what was saved.
+        trial: What happens where a layer differs in micro-batches. Defaults to
+            what was saved.
         **kwargs: Other arguments of `keras.saving.load_model`:
             `custom_objects`, `compile`, `safe_mode`.
 
@@ -90,6 +93,7 @@ def load_model(
         "remat_groups": remat_groups,
         "layers_per_cell": layers_per_cell,
         "skip_nonfinite": skip_nonfinite,
+        "trial": trial,
     }
     changes = {k: v for k, v in changes.items() if v is not None}
     if not (isinstance(gradient_dtype, str) and gradient_dtype == "saved"):

@@ -187,6 +187,7 @@ class Stepped(Updating):
             head,
             self._arguments.remat_by_cell(),
             EagerTracer(dtype) if self._is_eager else Tracer(compiles, dtype),
+            self._plan.trial,
         )
 
     @property

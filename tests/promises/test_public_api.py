@@ -53,6 +53,7 @@ def test_constructor_takes_the_arguments_it_promises():
         "{gradient_dtype=None}",
         "{skip_nonfinite=False}",
         "{costs='flops'}",
+        "{trial='warn'}",
         "{name=None}",
         "**kwargs",
     ]
@@ -85,6 +86,7 @@ def test_load_model_takes_the_arguments_it_promises():
         "layers_per_cell=None",
         "gradient_dtype='saved'",
         "skip_nonfinite=None",
+        "trial=None",
         "**kwargs",
     ]
 

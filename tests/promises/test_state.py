@@ -232,6 +232,8 @@ def test_micro_batches_draw_different_masks():
         [kl.Dropout(0.5), recorder, kl.Dense(1)], 2, 4, remat="never"
     )
     model.compile("sgd", "mse", run_eagerly=True)
+    model.train_on_batch(np.ones((8, 50)), np.ones((8, 1)))  # and a trial
+    recorder.seen.clear()
     model.train_on_batch(np.ones((8, 50)), np.ones((8, 1)))
     masks = [seen for seen in recorder.seen if seen.shape == (2, 50)]
     assert len(masks) == 4

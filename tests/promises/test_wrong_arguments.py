@@ -40,6 +40,7 @@ PLAIN = {
     "remat_groups": 1,
     "gradient_dtype": None,
     "skip_nonfinite": False,
+    "trial": "off",
 }
 
 
@@ -219,6 +220,7 @@ TARGETS = {
             "remat_groups": ["None"],
             "gradient_dtype": ["None"],
             "skip_nonfinite": ["None", "True"],
+            "trial": ["None"],
         },
     ),
     "measure": Target(

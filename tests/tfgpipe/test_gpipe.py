@@ -223,6 +223,7 @@ def test_run_eagerly_calls_layers_with_real_values():
         pipeline(lambda: [keras.Input((4,)), Look(), kl.Dense(2)]),
         run_eagerly=True,
     )
+    model.train_on_batch(*data(6))  # layers are tried, too
     seen.clear()
     model.train_on_batch(*data(6))
     assert set(seen) == {(2, 4)}  # 6 rows in 3 micro-batches

@@ -10,10 +10,11 @@ from tfgpipe.cells.bundle import by_reference, tensors
 from tfgpipe.cells.cell import Cell
 from tfgpipe.cells.eager import EagerTracer
 from tfgpipe.cells.function import CellFunction, until_known
-from tfgpipe.cells.gradients import Gradient, as_tensor
+from tfgpipe.cells.gradients import Gradient, as_tensor, lookups
 from tfgpipe.cells.micro_batch import MicroBatches, as_specs, check_rows, shapes
 from tfgpipe.cells.moments import is_synchronized
 from tfgpipe.cells.scope import InnerScope, advance_seed
+from tfgpipe.cells.side_effects import stateful_kinds
 from tfgpipe.cells.single_values import SingleValues
 from tfgpipe.cells.stages import Stages
 from tfgpipe.cells.step import GraphStep, Live, Made, Step
@@ -53,7 +54,9 @@ __all__ = [
     "gradients",
     "is_continuous",
     "is_synchronized",
+    "lookups",
     "shapes",
+    "stateful_kinds",
     "structure_of",
     "tensors",
     "until_known",

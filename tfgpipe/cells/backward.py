@@ -10,15 +10,9 @@ import tensorflow as tf
 
 from tfgpipe.cells.bundle import tensors
 from tfgpipe.cells.differentiate import differentiate
-from tfgpipe.cells.gradients import Gradient, as_merged, as_tensor
-from tfgpipe.cells.sparse import lookups
-from tfgpipe.cells.trace import Traced, trace
-from tfgpipe.cells.values import (
-    CellArguments,
-    any_rows,
-    is_continuous,
-    one_more_row,
-)
+from tfgpipe.cells.gradients import Gradient, as_merged, as_tensor, lookups
+from tfgpipe.cells.trace import Traced
+from tfgpipe.cells.values import is_continuous
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,14 +72,6 @@ def add_backward(
         has_gradient: For each output tensor, whether it will have a gradient.
         has_losses: For each loss, whether it will.
     """
-    made = _differentiated(traced, has_gradient, has_losses)
-    return dataclasses.replace(made, repeated=tuple(_repeated(made)))
-
-
-def _differentiated(
-    traced: Traced, has_gradient: Sequence[bool], has_losses: Sequence[bool]
-) -> Backward:
-    """As `add_backward`, without `repeated`."""
     outputs = traced.outputs
     with traced.graph.as_default(), traced.origin.for_xla():
         dy = [
@@ -97,7 +83,8 @@ def _differentiated(
             for loss, has in zip(outputs.losses, has_losses)
         ]
         dx, dw = _gradients(traced, dy, dlosses)
-    return Backward(traced, tuple(dy), tuple(dlosses), tuple(dx), tuple(dw))
+    made = Backward(traced, tuple(dy), tuple(dlosses), tuple(dx), tuple(dw))
+    return dataclasses.replace(made, repeated=tuple(_repeated(made)))
 
 
 def _gradients(
@@ -144,42 +131,14 @@ def of_lookups(gradient: Any, variable: Any) -> Gradient:
     return as_merged(Gradient(slices=slices), variable)
 
 
-def _repeated(made: Backward) -> Sequence[list[bool]]:
-    """See `Backward.repeated`."""
-    found = _same_for_all(made)
-    origin = made.traced.origin
-    relaxed = origin.specs.specs(any_rows)
-    if relaxed == origin.specs or not any(map(any, found)):
-        return found
-    # What follows from a number of rows that is known looks constant.
-    has_gradient = [d is not None for d in made.dy]
-    has_losses = [d is not None for d in made.dlosses]
-
-    def again(specs: CellArguments) -> Backward:
-        traced = trace(dataclasses.replace(origin, specs=specs))
-        return _differentiated(traced, has_gradient, has_losses)
-
-    try:
-        return _same_for_all(again(relaxed))
-    except Exception:  # its layers must know how many rows there are
-        more = again(origin.specs.specs(one_more_row))
-    return [
-        [
-            is_same and a.indices.shape == b.indices.shape
-            for is_same, a, b in zip(
-                same, d.slices.values(), other.slices.values()
-            )
-        ]
-        for same, d, other in zip(found, made.dw, more.dw)
-    ]
-
-
-def _same_for_all(made: Backward) -> Sequence[list[bool]]:
-    """For each lookup, whether its indices are the same for all of them."""
-    return [
-        [not made.traced.varies(part.indices) for part in d.slices.values()]
-        for d in made.dw
-    ]
+def _repeated(made: Backward) -> list[list[bool]]:
+    """See `Backward.repeated`: what a trial of the layers has found."""
+    found = []
+    for known, d in zip(made.traced.origin.function.repeated, made.dw):
+        if len(known) != len(d.slices):
+            known = [bool(known) and all(known)] * len(d.slices)
+        found.append(known)
+    return found
 
 
 def _check_gradients(traced: Traced) -> None:

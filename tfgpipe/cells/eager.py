@@ -8,15 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfgpipe.cells.backward import add_backward, of_lookups
+from tfgpipe.cells.backward import of_lookups
 from tfgpipe.cells.function import CellFunction, Findings
 from tfgpipe.cells.gradients import Gradient, as_merged, as_tensor
 from tfgpipe.cells.seen import Seen, differ
-from tfgpipe.cells.trace import Origin, trace
 from tfgpipe.cells.values import (
     CellArguments,
     Output,
-    any_rows,
     is_continuous,
     structure_of,
 )
@@ -100,8 +98,6 @@ class EagerCell:
         self._before = before
         self._input_structure = input_structure
         self._gradient_dtype = gradient_dtype
-        self._repeated: Sequence[list[bool]] | None = None
-        self._first_indices: dict[int, tf.Tensor] = {}
         self.needs_dx = True
         self._seen: Seen | None = Seen(function.cell, makers)
         self._returned: Any = None
@@ -113,15 +109,6 @@ class EagerCell:
         if self._before:
             return self._before[-1].findings.output_structure
         return self._input_structure
-
-    def _changed_before(self) -> frozenset[int]:
-        """The state, by id, that earlier cells have changed."""
-        return frozenset(
-            id(v)
-            for cell, made in self._earlier()
-            for v, new in zip(cell.state, made.state)
-            if new is not None
-        )
 
     def _moved_before(self) -> frozenset[int]:
         """The moving statistics, by id, that earlier cells have moved."""
@@ -246,53 +233,24 @@ class EagerCell:
                 found[len(found) - num_weights :], self._function.flat_weights
             )
         ]
-        if self._repeated is None:
-            self._repeated = [[] for _ in dw]
-            if any(d.slices for d in dw):
-                self._repeated = self._traced_parts(arguments, dy, dlosses)
         own = [
-            # As micro-batch 0 goes what all micro-batches have in common.
-            d.of_micro_batch(m + 1, self._same_as_first(i, d))
-            for i, d in enumerate(dw)
+            d.of_micro_batch(m, [same] * len(d.slices))
+            for d, same in zip(dw, self._repeated)
         ]
         return dx, own if sums is None else [
             a.plus(b) for a, b in zip(sums, own)
         ]
 
-    def _same_as_first(self, i: int, gradient: Gradient) -> list[bool]:
-        """For each lookup of a weight, whether it is always the same one."""
-        if not gradient.slices or self._repeated is None:
-            return []
-        (indices,) = (part.indices for part in gradient.slices.values())
-        first = self._first_indices.setdefault(i, indices)
-        is_same = first.shape == indices.shape and bool(
-            tf.reduce_all(first == indices)
-        )
-        return [repeated and is_same for repeated in self._repeated[i]]
-
-    def _traced_parts(
-        self, arguments: CellArguments, *seeds: Sequence[Any]
-    ) -> list[list[bool]]:
-        """What `Backward.repeated` says of sparse gradients."""
-        origin = Origin(
-            self._function,
-            arguments.specs(any_rows),
-            self._structure,
-            moved=frozenset(),
-            varying=self._function.varying | self._changed_before(),
-            resized=(),
-            jit_compile=False,
-            gradient_dtype=None,
-        )
-        has_seeds = [[d is not None for d in part] for part in seeds]
-        repeated = add_backward(trace(origin), *has_seeds).repeated
-        kinds = [set(same) for same in repeated]
-        weights = zip(self._function.flat_weights, kinds)
-        if mixed := [v.path for v, kind in weights if len(kind) > 1]:
+    @functools.cached_property
+    def _repeated(self) -> list[bool]:
+        """For each weight, whether its lookups are: a tape joins them."""
+        pairs = zip(self._function.flat_weights, self._function.repeated)
+        kinds = [(v.path, set(known)) for v, known in pairs]
+        if mixed := [path for path, kind in kinds if len(kind) > 1]:
             raise ValueError(
                 "With `run_eagerly=True` a layer must not look up a weight "
                 "both by its inputs and by constants, such as positions: the "
                 "gradients cannot be told apart. Received: lookups of "
                 f"{mixed}. Train without it, or use a weight for each."
             )
-        return [list(kind) for kind in kinds]
+        return [True in kind for _, kind in kinds]

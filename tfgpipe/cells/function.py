@@ -100,7 +100,6 @@ class CellFunction:
         state: All other variables, the metrics' among them.
         chained: ids of those that run on from micro-batch to micro-batch.
         seeds: Those that are random seeds.
-        varying: ids of both.
         normalizations: The batch normalisations that move their statistics
             at the end of the mini-batch.
         synchronizes: Whether it takes moments over replicas.
@@ -126,7 +125,6 @@ class CellFunction:
             {id(v) for v in head.metric_state} if head else set()
         )
         self.seeds = cell.seeds
-        self.varying = frozenset(self.chained | {id(v) for v in self.seeds})
         self.normalizations = cell.normalizations if is_split else []
         self.synchronizes = (
             training
@@ -138,6 +136,18 @@ class CellFunction:
     def flat_weights(self) -> list[Any]:
         """The trainable variables."""
         return [v for layer in self.weights for v in layer]
+
+    @property
+    def repeated(self) -> list[list[bool]]:
+        """For each flat weight, which of its lookups are repeated.
+
+        Empty where nothing is known; see `Step.repeated`.
+        """
+        return [
+            step.repeated.get(id(v), [])
+            for step, own in zip(self.cell.steps, self.weights)
+            for v in own
+        ]
 
     def __call__(
         self,

@@ -2,7 +2,7 @@
 
 From the task of a cell to the optimizer a gradient has one type, `Gradient`:
 dense, or sparse. A sparse one has `tf.IndexedSlices` for each lookup i of the
-weight. Those whose slices are those of rows, see `sparse.py`, are kept apart
+weight. Those whose slices are those of rows, see `trial/`, are kept apart
 until the end, by micro-batch m, and then stand one after the other in the order
 of the rows, as those of the whole mini-batch would:
 
@@ -65,7 +65,8 @@ class Gradient(NamedTuple):
         merged = dict(self.slices)
         for key, part in other.slices.items():
             if key in merged:
-                values = merged[key].values + part.values
+                # Never broadcast: a length that varies must be an error.
+                values = tf.add_n([merged[key].values, part.values])
                 part = tf.IndexedSlices(values, part.indices, part.dense_shape)
             merged[key] = part
         dense = other.dense if self.dense is None else self.dense
@@ -117,6 +118,26 @@ def as_merged(gradient: Gradient, variable: Any) -> Gradient:
     if not is_replaced(variable):
         return gradient
     return Replacement(gradient.as_dense().dense)
+
+
+def lookups(gradient: tf.IndexedSlices) -> list[tf.IndexedSlices]:
+    """The gradients of the single lookups, which TensorFlow has joined.
+
+    Args:
+        gradient: Made by TensorFlow, in a graph.
+    """
+    values, indices = gradient.values.op, gradient.indices.op
+    joins = values.type == indices.type == "ConcatV2"
+    if not joins or len(values.inputs) != len(indices.inputs):
+        return [gradient]
+    *pairs, _ = zip(values.inputs, indices.inputs)  # the last is the axis
+    return [
+        part
+        for value, index in pairs
+        for part in lookups(
+            tf.IndexedSlices(value, index, gradient.dense_shape)
+        )
+    ]
 
 
 def as_tensor(gradient: Any) -> tf.Tensor | None:

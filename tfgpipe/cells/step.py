@@ -17,10 +17,15 @@ class Step:
 
     Args:
         layer: The layer.
+
+    Attributes:
+        repeated: By the id of a weight, for each of its lookups, whether its
+            indices are the same for all micro-batches: found by a trial.
     """
 
     def __init__(self, layer: keras.layers.Layer):
         self.layer = layer
+        self.repeated: dict[int, list[bool]] = {}
 
     def __call__(self, values: Any, training: bool) -> Any:
         """Runs the layer.

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +22,6 @@ import tensorflow as tf
 from tfgpipe import internals
 from tfgpipe.cells.function import CellFunction, Findings
 from tfgpipe.cells.gradients import is_replaced
-from tfgpipe.cells.sparse import RowDependence, variation
 from tfgpipe.cells.values import CellArguments, Output
 from tfgpipe.failures import note_source
 
@@ -37,10 +35,6 @@ class Origin:
         specs: `CellArguments` of `tf.TensorSpec`s.
         input_structure: A nest like the inputs.
         moved: ids of the moving statistics that earlier cells have moved.
-        varying: ids of the state with which each micro-batch may begin
-            otherwise, see `CellFunction.varying`.
-        resized: Which inputs have sizes, after the first, that may be others
-            for each micro-batch.
         jit_compile: Whether XLA compiles what is cut out of the graph.
         gradient_dtype: In which gradients of weights are summed; None for that
             of each weight.
@@ -52,8 +46,6 @@ class Origin:
     specs: CellArguments
     input_structure: Any
     moved: frozenset[int]
-    varying: frozenset[int]
-    resized: Sequence[int]
     jit_compile: bool
     gradient_dtype: str | None
     op_seed: int = 0
@@ -98,37 +90,15 @@ class Traced:
     effects: Sequence[tf.Operation]
     op_seed: int
 
-    @functools.cached_property
-    def varies(self) -> RowDependence:
-        """Tells which tensors may be others for each micro-batch."""
-        state = zip(self.origin.function.state, self.inputs.state)
-        same = [t for v, t in state if id(v) not in self.origin.varying]
-        same += self.inputs.sources(with_inputs=False)
-        taken = self.inputs.inputs
-        of_resized = [nest[i] for i in self.origin.resized for nest in taken]
-        resized = [t for t in of_resized if t is not None]
-        return variation(self.graph, same, resized)
-
-    @property
-    def resized(self) -> list[int]:
-        """Which outputs have such sizes, see `Origin.resized`."""
-        return [
-            i
-            for i, t in enumerate(self.outputs.tensors)
-            if t is not None and self.varies.resizes(t)
-        ]
-
     @property
     def ends(self) -> Any:
         """What is known of the graph, a nest: see `graph_key`."""
         function = self.origin.function
-        varying = [id(v) in self.origin.varying for v in function.state]
         replaced = [is_replaced(v) for v in function.flat_weights]
         tensors = self.inputs, self.outputs
         return (
-            *(len(self.operations), varying, replaced),
-            *(tensors, self.findings, self.origin.resized),
-            list(self.effects),
+            *(len(self.operations), function.repeated, replaced),
+            *(tensors, self.findings, list(self.effects)),
         )
 
 

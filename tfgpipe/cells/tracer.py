@@ -17,15 +17,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.cells.added_losses import check_added_losses
-from tfgpipe.cells.assigned_rows import check_assigned, check_metrics
 from tfgpipe.cells.backward import Backward, add_backward, without_backward
 from tfgpipe.cells.cell import Cell
 from tfgpipe.cells.cut import Cut
 from tfgpipe.cells.function import CellFunction
 from tfgpipe.cells.graph_key import graph_key
-from tfgpipe.cells.mixed_rows import check_rows_apart
-from tfgpipe.cells.rows_seen import RowsSeen
 from tfgpipe.cells.side_effects import check_operations, stateful_kinds
 from tfgpipe.cells.tasks import CellTasks
 from tfgpipe.cells.trace import Origin, Traced, trace
@@ -90,8 +86,6 @@ class Tracer:
                 own,
                 structure,
                 before.moved_of(function),
-                function.varying | before.varying_of(function),
-                tuple(made[-1].resized) if made else (),
                 self._jit_compile,
                 self._gradient_dtype,
                 made[-1].op_seed if made else 0,
@@ -209,12 +203,6 @@ def _check(function: CellFunction, traced: Traced) -> None:
         starts,
         function.recomputes,
     )
-    if function.is_split:
-        seen = RowsSeen(function, traced)
-        check_added_losses(seen)
-        check_rows_apart(seen)
-        check_assigned(seen)
-        check_metrics(seen)
 
 
 class _Before:
@@ -223,14 +211,10 @@ class _Before:
     def __init__(self) -> None:
         self._assigned: dict[int, tf.TensorSpec] = {}
         self._moved: set[int] = set()
-        self._state: list[tuple[Any, Any, Traced]] = []
 
     def add(self, function: CellFunction, traced: Traced) -> None:
         """Takes a cell's trace."""
         output = traced.outputs
-        for variable, value in zip(function.state, output.state):
-            if value is not None:
-                self._state.append((variable, value, traced))
         for variable, value in zip(function.flat_weights, output.weights):
             if value is not None:
                 spec = tf.TensorSpec(value.shape, value.dtype)
@@ -248,12 +232,3 @@ class _Before:
     def moved_of(self, function: CellFunction) -> frozenset[int]:
         """The moving statistics that the cell must not read any more."""
         return frozenset(self._moved & {id(v) for v in function.state})
-
-    def varying_of(self, function: CellFunction) -> frozenset[int]:
-        """The state that it gets from earlier cells by micro-batch."""
-        own = {id(v) for v in function.state}
-        return frozenset(
-            id(variable)
-            for variable, value, traced in self._state
-            if id(variable) in own and traced.varies(value)
-        )

@@ -101,22 +101,6 @@ class CellArguments(NamedTuple):
         )
 
 
-def any_rows(tensor: Any) -> tf.TensorSpec:
-    """The spec of a tensor like this one with any number of rows."""
-    shape = tf.TensorShape(tensor.shape)
-    if shape.rank:
-        shape = tf.TensorShape([None]).concatenate(shape[1:])
-    return tf.TensorSpec(shape, tensor.dtype)
-
-
-def one_more_row(tensor: Any) -> tf.TensorSpec:
-    """The spec of a tensor like this one with one row more."""
-    shape = tf.TensorShape(tensor.shape)
-    if shape.rank:
-        shape = tf.TensorShape([shape[0] + 1]).concatenate(shape[1:])
-    return tf.TensorSpec(shape, tensor.dtype)
-
-
 def structure_of(nest: Any) -> Any:
     """A nest like this one, to pack tensors into."""
     return tree.map_structure(lambda _: 0, nest)

@@ -10,10 +10,12 @@ import collections
 import contextlib
 import functools
 import itertools
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src import backend as _backend
 from keras.src.backend.common import global_state as _global_state
@@ -807,7 +809,82 @@ def seed_generator_kept() -> Iterator[None]:
             )
 
 
+@contextlib.contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Undoes what is done inside to Python's, NumPy's and Keras's draws."""
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with seed_generator_kept():
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+
+
+@contextlib.contextmanager
+def alike_rows(num_rows: int | None) -> Iterator[list[Any]]:
+    """Inside, each row gets the same random numbers.
+
+    Args:
+        num_rows: How many rows there are; what is drawn in a shape that begins
+            with this number is drawn for one row.
+
+    Yields:
+        What was drawn: names of functions and shapes without the rows.
+    """
+    module = _backend.random
+    draws: list[Any] = []
+
+    def alike(name: str) -> Callable:
+        plain = getattr(module, name)
+
+        def drawn(shape: Any, *args: Any, **kwargs: Any) -> Any:
+            sizes = [int(n) for n in shape]
+            has_rows = bool(sizes) and sizes[0] == num_rows
+            draws.append((name, has_rows, tuple(sizes[has_rows:])))
+            if not has_rows:
+                return plain(shape, *args, **kwargs)
+            one = plain((1, *sizes[1:]), *args, **kwargs)
+            return tf.repeat(one, num_rows, axis=0)
+
+        return drawn
+
+    dropout = module.dropout
+
+    def dropped(
+        inputs: Any, rate: float, noise_shape: Any = None, seed: Any = None
+    ) -> Any:
+        given = [None] * len(inputs.shape)
+        sizes = [
+            n if wanted is None else wanted
+            for n, wanted in zip(inputs.shape, noise_shape or given)
+        ]
+        has_rows = bool(sizes) and sizes[0] == num_rows
+        draws.append(("dropout", has_rows, tuple(sizes[has_rows:])))
+        if has_rows:
+            sizes[0] = 1
+        return dropout(inputs, rate, sizes, seed)
+
+    with contextlib.ExitStack() as stack:
+        for name in ("normal", "randint", "truncated_normal", "uniform"):
+            stack.enter_context(_replaced(module, name, alike(name)))
+        stack.enter_context(_replaced(module, "dropout", dropped))
+        yield draws
+
+
 # ---------------------------------------------------------------------- steps
+def first_data(epoch_iterator: Any) -> Any:
+    """The data of an epoch, where Keras has it at hand; or None.
+
+    Arrays as they were given, and the batch that Keras takes of a generator to
+    see what it yields. Nothing is asked for that would not be asked for anyway.
+    """
+    adapter = getattr(epoch_iterator, "data_adapter", None)
+    arrays = getattr(adapter, "_inputs", None)
+    batches = getattr(adapter, "_first_batches", None)
+    return arrays if arrays is not None else (batches or [None])[0]
+
+
 def element_spec(epoch_iterator: Any) -> Any:
     """The structure of `tf.TensorSpec` that an epoch's dataset yields."""
     return epoch_iterator._get_iterator().element_spec
@@ -827,9 +904,15 @@ class BuiltBeforeTracing(keras.Model):
     def build_for(self, data: Any) -> None:
         """Called with what a step will get, or its `tf.TensorSpec`s."""
 
+    def note_data(self, data: Any) -> None:
+        """Called with arrays of data, some or all, where there are any."""
+
     def _maybe_symbolic_build(
         self, iterator: Any = None, data_batch: Any = None
     ) -> None:
+        self.note_data(
+            first_data(iterator) if data_batch is None else data_batch
+        )
         if data_batch is None:
             data_batch = element_spec(iterator)
         self.build_for(data_batch)

@@ -18,6 +18,7 @@ from tensorflow.core.framework.attr_value_pb2 import AttrValue as _Attribute
 from tensorflow.core.framework.attr_value_pb2 import (
     NameAttrList as _NameAttrList,
 )
+from tensorflow.python import pywrap_tfe as _pywrap_tfe
 from tensorflow.python.distribute import distribute_lib as _distribute_lib
 from tensorflow.python.eager import context as _context
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import (
@@ -96,6 +97,19 @@ def outside_functions() -> contextlib.AbstractContextManager:
     if tf.executing_eagerly():
         return contextlib.nullcontext()
     return tf.init_scope()
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[None]:
+    """Inside, tapes record, also where `tf.init_scope` has stopped them."""
+    is_stopped = _pywrap_tfe.TFE_Py_TapeSetIsStopped()
+    if is_stopped:
+        _pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
+    try:
+        yield
+    finally:
+        if is_stopped:
+            _pywrap_tfe.TFE_Py_TapeSetStopOnThread()
 
 
 @contextlib.contextmanager

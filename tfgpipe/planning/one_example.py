@@ -17,14 +17,11 @@ measured costs.
 
 from __future__ import annotations
 
-import contextlib
-import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfgpipe import internals
@@ -152,7 +149,7 @@ def traced(call: Callable, spec: Any, unknown: int | None) -> tuple[Any, Any]:
         found.append(keras.tree.map_structure(_spec_of, outputs))
         return [t for t in keras.tree.flatten(outputs) if tf.is_tensor(t)]
 
-    with random_state_kept(), warnings.catch_warnings():
+    with internals.random_state_kept(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the real calls will warn
         function = tf.function(run, autograph=False).get_concrete_function()
     return function.graph, found[-1]
@@ -184,15 +181,3 @@ class _PlaceholderScope(keras.StatelessScope):
                     variable.dtype, variable.shape
                 )
         return self._placeholders[key]
-
-
-@contextlib.contextmanager
-def random_state_kept() -> Iterator[None]:
-    """Undoes what a trace does to the random state of Python, NumPy, Keras."""
-    states = random.getstate(), np.random.get_state()  # noqa: NPY002
-    try:
-        with internals.seed_generator_kept():
-            yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002

@@ -32,6 +32,8 @@ class TracedBatch:
         head: Loss and metrics of a micro-batch, or None.
         remat: Which micro-batches are computed again.
         tracer: Makes the cells' functions: `Tracer`, or `EagerTracer`.
+        trial: Tries layers before they are traced, if there are several
+            micro-batches; None for nothing.
 
     Attributes:
         functions: The function of each cell.
@@ -53,6 +55,7 @@ class TracedBatch:
         head: Any,
         remat: Remat,
         tracer: Any,
+        trial: Any = None,
     ):
         self._tracer = tracer
         self._remat = remat
@@ -68,6 +71,10 @@ class TracedBatch:
             )
             for k, cell in enumerate(cells)
         ]
+        is_real = self._has_head or not training
+        is_tried = trial and is_real and self.micro_batches.count > 1
+        if is_tried:
+            trial.run(self.functions, x)
         has_weights = [any(f.weights) for f in self.functions]
         self.trained = [
             k
@@ -80,6 +87,8 @@ class TracedBatch:
             [self._specs(k) for k in range(len(cells))],
             self.micro_batches.spec,
         )
+        if is_tried:
+            trial.tell()
         self.results = Results(
             self._traced, [cell.device for cell in cells], self.micro_batches
         )

@@ -23,6 +23,7 @@ from tfgpipe.sequence import auto_schedule
 from tfgpipe.sequence.given_costs import GivenCosts
 from tfgpipe.sequence.restrictions import check_supported
 from tfgpipe.sequence.source import source_of
+from tfgpipe.trial import TRIALS
 
 FLOAT_DTYPES = ("bfloat16", "float16", "float32", "float64")
 
@@ -43,6 +44,7 @@ class Arguments:
         skip_nonfinite: Whether mini-batches that are not finite are skipped.
         costs: What the layers cost, or by what to estimate it.
         replicas: The devices of each replica, if a strategy names them.
+        trial: What happens where a layer differs in micro-batches.
 
     Attributes:
         source: The layers, and how they are called.
@@ -68,6 +70,7 @@ class Arguments:
         skip_nonfinite: bool = False,
         costs: Any = "flops",
         replicas: Sequence[Sequence[str]] | None = None,
+        trial: str = "warn",
     ):
         self.source = source_of(layers)
         self._problems = [*self.source.problems]  # the source may be used again
@@ -104,6 +107,7 @@ class Arguments:
         self.skip_nonfinite = bool(
             self._noted(checked_bool, "skip_nonfinite", skip_nonfinite)
         )
+        self.trial = self._choice("trial", trial, TRIALS) or "warn"
         self._check_cut(is_known, is_default=num_partitions is None)
         if self._problems:
             raise ValueError("\n".join(self._problems))
@@ -156,6 +160,7 @@ class Arguments:
             "remat_groups": self.remat_groups,
             "gradient_dtype": self.gradient_dtype,
             "skip_nonfinite": self.skip_nonfinite,
+            "trial": self.trial,
         }
 
     def remat_by_cell(self) -> Remat:

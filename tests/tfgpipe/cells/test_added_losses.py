@@ -39,11 +39,11 @@ def warned(losses, batch_sizes=(12,), num_micro_batches=2, **kwargs):
 
 SUMS = {
     "sum": lambda x, w: ops.sum(ops.square(x)),
-    "scaled": lambda x, w: 0.1 * ops.sum(x) + ops.mean(x),
     "after_means": lambda x, w: -ops.sum(ops.mean(x, -1)),
     "with_weights": lambda x, w: ops.sum(ops.square(x @ w)) * 2,
 }
 OTHERS = {
+    "scaled": lambda x, w: 0.1 * ops.sum(x) + ops.mean(x),
     "largest": lambda x, w: ops.max(x),
     "root": lambda x, w: ops.sqrt(ops.mean(ops.square(x))),
     "spread": lambda x, w: ops.mean(ops.var(x, axis=0)),

@@ -46,8 +46,6 @@ def key(*steps, inputs=1, shape=(None, 6, 4)):
         arguments,
         structure,
         moved=frozenset(),
-        varying=frozenset(),
-        resized=[],
         jit_compile=False,
         gradient_dtype=None,
     )

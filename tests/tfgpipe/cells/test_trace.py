@@ -265,7 +265,7 @@ def test_eagerly_python_runs_the_cells():
 
     model = tfgpipe.GPipe([Counted(), kl.Dense(1)], 2, 4)
     model.compile("sgd", "mse", run_eagerly=True)
-    model.build((None, 3))
+    model.train_on_batch(np.ones((4, 3)), np.ones((4, 1)))  # and a trial
     calls.clear()
     model.train_on_batch(np.ones((4, 3)), np.ones((4, 1)))
     assert calls == [True] * 4

@@ -108,7 +108,9 @@ class Counted(Lookup):
         return (ops.arange(SIZE, dtype="int32") + start) % SIZE
 
 
-WARNS = pytest.mark.filterwarnings("ignore:.*which has side effects")
+WARNS = pytest.mark.filterwarnings(
+    "ignore:.*(which has side effects|has a metric, 'sum')"
+)
 
 
 @WARNS

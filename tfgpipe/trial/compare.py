@@ -1,0 +1,253 @@
+"""What differs between a batch and its parts, in words.
+
+outputs      those of the parts, one after the other
+losses       of the parts, the mean by rows
+state        the mean by rows, or else that of the first part, see
+`run/state_rules.py`
+metrics      run on from part to part
+gradients    with respect to inputs one after the other, to weights the sum
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfgpipe.cells import is_continuous
+from tfgpipe.trial.outcome import Outcome
+from tfgpipe.trial.rows import NONE, PARTS, ROWS, row_axis
+
+_ONE = "pass num_micro_batches=1"
+# Of the largest number, by bytes.
+_ROUNDING = {1: 1e-1, 2: 3e-2, 4: 2e-4, 8: 1e-8}
+
+
+def distance(a: Any, b: Any, size: float = 0.0) -> float:
+    """How far two tensors are apart, as a share of the largest number of `a`.
+
+    Not a number equals itself. What differs by rounding alone is 0 apart;
+    tensors of other shapes are infinitely far apart.
+
+    Args:
+        a: A tensor, or None.
+        b: Another one.
+        size: Of numbers that they are made of: the share is one of this, at
+            least.
+    """
+    if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
+        return 0.0 if a is b else float("inf")
+    if not is_continuous(a):
+        return float(tf.reduce_any(a != b))
+    both_odd = (a == b) | ((a != a) & (b != b))
+    wide = tf.complex128 if a.dtype.is_complex else tf.float64
+    limit = _ROUNDING[a.dtype.real_dtype.size]
+    a, b = tf.cast(a, wide), tf.cast(b, wide)
+    size = tf.maximum(_size(a), tf.cast(size, tf.float64))
+    apart = tf.reduce_max(
+        tf.where(both_odd, tf.cast(0, tf.float64), abs(a - b))
+    )
+    if size == 0 or not tf.math.is_finite(apart):
+        return float("inf") if apart != 0 else 0.0
+    found = float(apart / size)
+    return found if found > limit else 0.0
+
+
+def _size(tensor: Any) -> Any:
+    """The largest finite number, in float64."""
+    wide = tf.cast(abs(tensor), tf.float64)
+    return tf.reduce_max(tf.where(tf.math.is_finite(wide), wide, 0))
+
+
+def output_distance(whole: Outcome, parts: Sequence[Outcome]) -> float:
+    """How far outputs and masks are apart."""
+    flat = [[*own.tensors, *own.masks] for own in (whole, *parts)]
+    if len({*map(len, flat)}) > 1:
+        return float("inf")
+    return max((_rows_distance(*own) for own in zip(*flat)), default=0.0)
+
+
+def _rows_distance(whole: Any, *parts: Any) -> float:
+    """How far a tensor is from those of the parts, side by side."""
+    missing = [t is None for t in (whole, *parts)]
+    if any(missing):
+        return 0.0 if all(missing) else float("inf")
+    axis = row_axis([tuple(t.shape) for t in (whole, *parts)])
+    if axis >= 0:
+        return distance(whole, tf.concat(parts, axis))
+    if axis == NONE:
+        if not is_continuous(whole):
+            return 0.0
+        return max(distance(whole, p) for p in parts)
+    # Several elements of each row, in an order that is not known: sorted.
+    flat = [tf.reshape(t, (-1,)) for t in (whole, *parts)]
+    one, other = flat[0], tf.concat(flat[1:], 0)
+    if one.shape != other.shape:
+        return float("inf")
+    if not one.dtype.is_floating:
+        return 0.0
+    return distance(tf.sort(one), tf.sort(other))
+
+
+def by_rows(values: Sequence[Any]) -> Any:
+    """The mean of two parts' values, by their rows."""
+    shares = [rows / ROWS for rows in PARTS]
+    return sum(
+        v * tf.constant(share, v.dtype) for v, share in zip(values, shares)
+    )
+
+
+def of_outputs(apart: float) -> str:
+    """What to say of a layer whose outputs differ."""
+    return (
+        "mixes the rows of a batch, or computes with their number, or with "
+        "state that follows from them: it sees only those of a micro-batch, "
+        f"and its outputs are others than for the whole mini-batch{_by(apart)}"
+        f". Mix rows in the dataset or in the loss, or {_ONE}."
+    )
+
+
+def of_losses(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
+    """What to say of losses that differ."""
+    if any(len(own.losses) != len(whole.losses) for own in parts):
+        yield (
+            "gives `add_loss` other losses for other numbers of rows. With "
+            f"several micro-batches they must be the same. Give one, or {_ONE}."
+        )
+        return
+    for loss, *own in zip(whole.losses, *(p.losses for p in parts)):
+        apart = distance(loss, by_rows(own))
+        if not apart:
+            continue
+        is_sum = not distance(loss, tf.add_n(own))
+        what, wrong = (
+            ("a sum", "comes out that many times too small")
+            if is_sum
+            else ("what is no mean", f"is not the mini-batch's{_by(apart)}")
+        )
+        yield (
+            f"gives `add_loss` {what} over rows. With several micro-batches it "
+            f"must be a mean, or it {wrong}. Divide it by their number, or "
+            f"{_ONE}."
+        )
+
+
+def of_state(
+    variable: keras.Variable, whole: tf.Tensor, parts: Sequence[Any]
+) -> Iterator[str]:
+    """What to say of state that differs."""
+    is_mean = is_continuous(whole) and not variable.trainable
+    if any(p is None for p in parts):
+        apart = float("inf")
+    else:
+        apart = distance(whole, by_rows(parts) if is_mean else parts[0])
+    if not apart:
+        return
+    what, of = (
+        ("what is not seen to be a mean over rows", "the mean of what the")
+        if is_mean
+        else ("what follows from rows, or their number", "what the first")
+    )
+    yield (
+        f"assigns '{variable.name}' {what}. It becomes {of} micro-batch"
+        f"{'es assign, weighted by rows' if is_mean else ' assigns'}, and "
+        f"not what the whole mini-batch would{_by(apart)}. Assign a mean over "
+        "rows; count and add up in a `keras.metrics.Metric` of the layer, "
+        f"which runs on from micro-batch to micro-batch; or {_ONE}."
+    )
+
+
+def of_metrics(whole: Outcome, last: Outcome) -> Iterator[str]:
+    """What to say of metrics that run on from part to part."""
+    for name, result in whole.results.items():
+        apart = distance(result, last.results.get(name))
+        if apart:
+            yield (
+                f"has a metric, '{name.rsplit('.', 1)[0]}', that comes to "
+                f"another result in micro-batches{_by(apart)}: each updates it "
+                "by itself. Update it with values of rows and not with a mean "
+                "over them, or with a number of rows as `sample_weight`; or "
+                f"{_ONE}."
+            )
+
+
+def of_replicas(name: str) -> str:
+    """What to say of a metric that replicas cannot add up."""
+    return (
+        f"has a metric with '{name}', to which it does not only add: what each "
+        "replica has is added up, which is not what the whole mini-batch would "
+        "give. Pass the metric to `compile`, or train without replicas."
+    )
+
+
+def of_gradients(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
+    """What to say of gradients that differ."""
+    columns = zip(whole.dx, *(own.dx for own in parts))
+    distances = [_input_distance(*map(_dense, own)) for own in columns]
+    worst = max(distances, default=0.0)
+    if worst:
+        yield (
+            "has a gradient with respect to its inputs that mixes rows, or "
+            "computes with their number: micro-batches have others than the "
+            f"whole mini-batch{_by(worst)}. Compute gradients row by row, or "
+            f"{_ONE}."
+        )
+    # That of an attention's keys is zero but for rounding: nothing to compare.
+    sizes = [
+        float(_size(_dense(d)))
+        for _, d in whole.dw.values()
+        if d is not None and is_continuous(d)
+    ]
+    least = 1e-2 * max(sizes, default=0.0)
+    for key, (variable, d) in whole.dw.items():
+        total = [_dense(own.dw[key][1]) for own in parts]
+        if all(t is None for t in total):
+            apart = 0.0 if d is None else float("inf")
+        else:
+            there = [t for t in total if t is not None]
+            apart = distance(_dense(d), tf.add_n(there), least)
+        if apart:
+            yield (
+                f"has a gradient with respect to '{variable.name}' that is not "
+                f"the sum over rows{_by(apart)}: micro-batches have others "
+                f"than the whole mini-batch. Compute gradients row by row, or "
+                f"{_ONE}."
+            )
+            return
+
+
+def _input_distance(whole: Any, *parts: Any) -> float:
+    """How far a gradient is from those of the parts.
+
+    What has no rows, such as positions, is used by all: there it is the sum.
+    """
+    there = [p for p in parts if p is not None]
+    if whole is not None and len(there) == len(parts):
+        shapes = {tuple(t.shape) for t in (whole, *parts)}
+        if len(shapes) == 1:
+            return distance(whole, tf.add_n(there))
+    return _rows_distance(whole, *parts)
+
+
+def of_lookups(variable: keras.Variable) -> str:
+    """What to say of slices that are neither those of rows nor repeated."""
+    return (
+        f"looks up '{variable.name}' by indices that follow from several rows, "
+        "as those of `tf.unique`, or from the longest one. Optimizers other "
+        "than `SGD` see each lookup by itself, and micro-batches have others "
+        "than the whole mini-batch. Look up what each row has, at a length "
+        f"that does not follow from the rows, or {_ONE}."
+    )
+
+
+def _dense(gradient: Any) -> Any:
+    return None if gradient is None else tf.convert_to_tensor(gradient)
+
+
+def _by(apart: float) -> str:
+    """A number, where there is one."""
+    if apart == float("inf"):
+        return ""
+    return f" ({apart:.2g} of its largest)"

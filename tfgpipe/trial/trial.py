@@ -1,0 +1,375 @@
+"""Goes through the layers of a model, and tries each.
+
+A layer trains as in Keras if what it makes of a batch follows from what it
+makes of parts of it, as `compare.py` says. That is tried before the first step,
+for each phase (`training=True` and `False`): on the first rows of the data,
+where they are at hand, and on drawn ones, of several lengths where a length is
+not known. What differs is warned of by the layer's name.
+
+Cost: about four forward and backward passes of five rows through the layers
+that are tried, and forward passes through those before them. A model of layers
+that are known to treat each row by itself is not run at all.
+
+Limits: what other values alone would show is not seen, nor what is wrong with a
+layer that draws by other means than `keras.random`. Python in a layer runs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from tfgpipe import internals, notices
+from tfgpipe.cells import CellFunction
+from tfgpipe.trial import compare, rows
+from tfgpipe.trial.known import is_row_by_row, mixes_rows
+from tfgpipe.trial.lookups import are_by_rows, look_up
+from tfgpipe.trial.outcome import (
+    Given,
+    Outcome,
+    TriedStep,
+    differentiated,
+)
+
+TRIALS = ("warn", "error", "off")
+_Said = dict[tuple[int, str], tuple[CellFunction, Any, str]]
+
+
+class Trial:
+    """Tries the layers of a model, each phase once.
+
+    Args:
+        rule: What happens where a layer differs: "warn", "error", or "off",
+            which is nothing.
+
+    """
+
+    def __init__(self, rule: str):
+        self._data: Callable[[], Any] | None = None
+        self._rule = rule
+        self._found: list[_Pass] = []
+        self._phases: set[tuple[bool, frozenset[int]]] = set()
+
+    def note_data(self, data: Any, cast: Callable[[Any], Any]) -> None:
+        """Takes data to try layers on.
+
+        Args:
+            data: Nest of arrays, of which the first rows are kept.
+            cast: Makes of them what the first layer takes.
+        """
+        first = rows.first_rows(data)
+        self._data = None if first is None else lambda: cast(first)
+
+    def run(self, functions: Sequence[CellFunction], specs: Any) -> None:
+        """Tries the layers, if they have not been tried in this phase.
+
+        What was found is for `tell`: errors of the step itself come first.
+
+        Args:
+            functions: Of the cells, in order.
+            specs: What the first of them takes: nest of tensors, or of specs.
+        """
+        training = functions[0].training
+        trained = frozenset(id(v) for f in functions for v in f.flat_weights)
+        if (training, trained) in self._phases:
+            return
+        self._phases.add((training, trained))
+        steps = [(f, step) for f in functions for step in f.cell.steps]
+        pass_ = _Pass(steps)
+        if pass_.is_needless:
+            return
+        with (
+            internals.outside_functions(),
+            internals.recording(),
+            internals.without_strategy(),
+            internals.random_state_kept(),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")  # the real calls will warn
+            for made in self._rows(functions, specs):
+                pass_.run(made)
+        self._found.append(pass_)
+
+    def _rows(self, functions: Sequence[CellFunction], specs: Any) -> list[Any]:
+        found = []
+        if self._data is not None:
+            try:
+                found.append(rows.with_parts(self._data()))
+            except Exception as error:  # the step itself will tell the user
+                notices.inform(f"Layers are tried on drawn rows: {error}")
+        lengths = rows.LENGTHS if rows.has_unknown_sizes(specs) else (1,)
+        limit = _smallest_table(functions)
+        found += [rows.drawn(specs, n, limit) for n in lengths]
+        return [*found, rows.drawn(specs, lengths[0], limit, seed=1)]
+
+    def tell(self) -> None:
+        """Warns of layers that were found to differ, once.
+
+        Raises:
+            ValueError: If there are any, and the rule is "error".
+        """
+        passes, self._found = self._found, []
+        for pass_ in passes if self._rule != "off" else ():
+            self._tell(pass_)
+
+    def _tell(self, pass_: _Pass) -> None:
+        found = pass_.found()
+        if self._rule == "warn":
+            for function, layer, what in found:
+                function.cell.warn_of(layer, what)
+        if self._rule == "error" and found:
+            texts = [f"{f.cell.describe(own)} {what}" for f, own, what in found]
+            raise ValueError(
+                'With trial="error", layers must treat a mini-batch as they '
+                "treat its micro-batches. Received:\n"
+                + "\n".join(f"* {text[0].upper()}{text[1:]}" for text in texts)
+                + '\nFollow the cures, or pass trial="warn".'
+            )
+        for text in pass_.untried():
+            notices.inform(text)
+
+
+class _Pass:
+    """All steps of a model, tried one after the other.
+
+    Args:
+        steps: Pairs of a cell's function and a step.
+
+    Attributes:
+        said: What differs, by the place of the step and what it is about.
+        is_needless: Whether all steps are known.
+    """
+
+    def __init__(self, steps: list[tuple[CellFunction, Any]]):
+        self._steps = steps
+        self._is_known = [is_row_by_row(step.layer) for _, step in steps]
+        self.said: _Said = {}
+        self._tried: set[int] = set()
+        self._errors: dict[int, str] = {}
+        self._sizes_vary = False  # of what steps hand on, by their rows
+        self._assigned: dict[int, Any] = {}
+        self._varying: dict[int, Any] = {}  # state that follows from rows
+        for i, (function, step) in enumerate(steps):
+            if mixes_rows(step.layer):
+                apart = float("inf")
+                self._say(i, "outputs", compare.of_outputs(apart))
+                self._tried.add(i)
+            if function.training:
+                step.repeated = {}
+        unknown = [i for i, known in enumerate(self._is_known) if not known]
+        self._end = max(unknown, default=-1) + 1
+        self.is_needless = self._end == 0
+
+    def run(self, nests: Sequence[Any]) -> None:
+        """Tries the steps on some rows, as a whole and in parts."""
+        given = [Given(n, {}, own) for n, own in zip(nests, rows.SLICES)]
+        for i, (function, step) in enumerate(self._steps[: self._end]):
+            try:
+                tried = TriedStep(function, step)
+                is_known = self._is_known[i] and rows.have_rows(given[0].nest)
+                if is_known:
+                    made = [tried.run(g) for g in given]
+                else:
+                    made = self._try(i, tried, given)
+            except Exception as error:  # of rows that it cannot take
+                self._errors[i] = f"{type(error).__name__}: {error}"
+                return
+            following = self._handed_on(i, given, made)
+            if following is None:
+                self._errors[i + 1] = "what it takes is not known"
+                return
+            given = following
+
+    def _try(
+        self, i: int, tried: TriedStep, given: list[Given]
+    ) -> list[Outcome]:
+        trains = tried.function.training
+        metrics = {id(v) for m in tried.metrics for v in m.variables}
+        whole = tried.run(given[0], trains)
+        first = tried.run(given[1], trains)
+        chained = [own for k, own in first.state.items() if k in metrics]
+        second = tried.run(given[2], trains, chained)
+        parts = [first, second]
+        if not self._comparable(i, tried, given[0], whole, parts):
+            return [whole, *parts]
+        self._tried.add(i)
+        if apart := compare.output_distance(whole, parts):
+            again = tried.run(given[0])
+            is_same = not any(
+                map(compare.distance, whole.tensors, again.tensors)
+            )
+            if not is_same or tried.has_side_effects(given[0]):
+                self._errors[i] = "it draws by other means than `keras.random`"
+                self._tried.discard(i)
+                return [whole, *parts]
+            self._say(i, "outputs", compare.of_outputs(apart))
+            self._sizes_vary |= rows.UNCLEAR in _row_axes(whole, parts)
+        for text in compare.of_losses(whole, parts):
+            self._say(i, "losses", text)
+        moving = {
+            id(v)
+            for norm in tried.function.normalizations
+            for v in (norm.moving_mean, norm.moving_variance)
+        }
+        self._note_varying(whole, parts)
+        for key, (variable, new) in whole.state.items():
+            if key in metrics or key in moving:
+                continue
+            parts_new = [p.state.get(key, (None, None))[1] for p in parts]
+            for text in compare.of_state(variable, new, parts_new):
+                self._say(i, f"state {key}", text)
+        for text in compare.of_metrics(whole, second):
+            self._say(i, "metrics", text)
+        self._try_replicas(i, tried, given)
+        is_right = not any(place == i for place, _ in self.said)
+        if trains and is_right:
+            axes = _row_axes(whole, parts)
+            whole, first, second = (
+                differentiated(own, axes, g.rows)
+                for own, g in zip([whole, *parts], given)
+            )
+            parts = [first, second]
+            for text in compare.of_gradients(whole, parts):
+                self._say(i, "gradients", text)
+            self._look_up(i, tried, given, axes, [whole, *parts])
+        return [whole, *parts]
+
+    def _comparable(
+        self,
+        i: int,
+        tried: TriedStep,
+        given: Given,
+        whole: Outcome,
+        parts: list[Outcome],
+    ) -> bool:
+        """Whether all rows have got the same random numbers."""
+        draws = [own.draws for own in (whole, *parts)]
+        if None not in draws and all(d == draws[0] for d in draws):
+            return True
+        self._errors[i] = "it draws random numbers for a batch as a whole"
+        return False
+
+    def _look_up(
+        self,
+        i: int,
+        tried: TriedStep,
+        given: list[Given],
+        axes: list[int],
+        made: list[Outcome],
+    ) -> None:
+        """Finds out which slices of sparse gradients are those of rows."""
+        repeated: dict[int, list[bool]] = {}
+        odd: list[Any] = []
+        if not self._sizes_vary and not are_by_rows(made):
+            varying = self._varying.values()
+            repeated, odd = look_up(tried, given, axes, [*varying])
+        before = tried.step.repeated
+        for key in made[0].dw:
+            kinds = repeated.get(key, [])
+            kinds = kinds if any(kinds) else []
+            known = before.setdefault(key, kinds)
+            before[key] = kinds if known == kinds else []
+        for variable in odd:
+            self._say(i, f"lookup {id(variable)}", compare.of_lookups(variable))
+
+    def _note_varying(self, whole: Outcome, parts: list[Outcome]) -> None:
+        """Notes what micro-batches may assign otherwise, and to what."""
+        for made in (whole, *parts):
+            for key, (variable, new) in made.state.items():
+                first = self._assigned.setdefault(key, new)
+                if compare.distance(first, new):
+                    self._varying[key] = variable
+
+    def _try_replicas(
+        self, i: int, tried: TriedStep, given: list[Given]
+    ) -> None:
+        """A metric of several replicas is zero in all but the first."""
+        if len(tried.function.cell.devices) == 1:
+            return
+        for variable in [v for m in tried.metrics for v in m.variables]:
+            if variable.aggregation != "sum":
+                continue
+            nine = 9 * keras.ops.ones_like(variable.value)
+            starts = [nine, nine, keras.ops.zeros_like(nine)]
+            made = [
+                tried.run(g, more=[(variable, start)]).state.get(id(variable))
+                for g, start in zip(given, starts)
+            ]
+            values = [own[1] for own in made if own is not None]
+            if len(values) < len(made):
+                continue
+            whole, one, other = values
+            if compare.distance(whole, one + other):
+                text = compare.of_replicas(variable.name)
+                self._say(i, f"replicas {id(variable)}", text)
+
+    def _handed_on(
+        self, i: int, given: list[Given], made: list[Outcome]
+    ) -> list[Given] | None:
+        """What the next step takes; None if it is not known.
+
+        A fault of this step must not be taken for one of the next.
+        """
+        nests = [own.nest for own in made]
+        if (i, "outputs") in self.said or i in self._errors:
+            if not rows.have_rows(nests[0]):
+                return None
+            nests = rows.with_parts(nests[0])
+        return [
+            Given(nest, {**g.state, **own.state}, g.rows)
+            for g, own, nest in zip(given, made, nests)
+        ]
+
+    def _say(self, i: int, about: str, what: str) -> None:
+        function, step = self._steps[i]
+        self.said.setdefault((i, about), (function, step.layer, what))
+
+    def found(self) -> list[tuple[CellFunction, Any, str]]:
+        """What differs: cells' functions, layers, and words."""
+        return [
+            own
+            for (i, about), own in sorted(
+                self.said.items(), key=lambda pair: pair[0][0]
+            )
+            # Behind wrong outputs are wrong gradients.
+            if about != "gradients" or (i, "outputs") not in self.said
+        ]
+
+    def untried(self) -> list[str]:
+        """Which steps could not be tried, and why, in words."""
+        found = []
+        for i, (function, step) in enumerate(self._steps[: self._end]):
+            if self._is_known[i] or i in self._tried:
+                continue
+            why = self._errors.get(i, "a layer before it could not be run")
+            where = function.cell.describe(step.layer)
+            found.append(
+                f"{where[0].upper()}{where[1:]} was not tried: {why}. Whether "
+                "it treats a mini-batch as its micro-batches is not known."
+            )
+        return found
+
+
+def _row_axes(whole: Outcome, parts: list[Outcome]) -> list[int]:
+    """For each output, along which axis it has the rows."""
+    columns = zip(whole.tensors, *(own.tensors for own in parts))
+    return [
+        rows.NONE
+        if any(t is None for t in column)
+        else rows.row_axis([tuple(t.shape) for t in column])
+        for column in columns
+    ]
+
+
+def _smallest_table(functions: Sequence[CellFunction]) -> int:
+    """How many words the smallest lookup knows, at least 2."""
+    sizes = [
+        layer.input_dim
+        for function in functions
+        for layer in internals.flat_layers(function.cell)
+        if isinstance(layer, keras.layers.Embedding)
+    ]
+    return max(2, min([*sizes, 100]))
