@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from tfgpipe.schedules.program import Op, Program
 from tfgpipe.schedules.remat import Remat
-from tfgpipe.schedules.task import GRADIENTS, HALVES, KINDS
+from tfgpipe.schedules.task import FORWARD, GRADIENTS, HALVES, KINDS
 
 
 class Facts(NamedTuple):
@@ -194,13 +194,13 @@ def _partners(
 def _in_turn(replicas: list[list[Op]]) -> list[Op]:
     """Replicas take turns.
 
-    What all begin with, forward operations, comes first: what is known after
-    the last of them is known before the first backward operation.
+    What all begin with, whatever needs no gradient, comes first: what is known
+    after the last of them is known before the first backward operation.
     """
     if len(replicas) == 1:
         return replicas[0]
     begins = [
-        [*itertools.takewhile(lambda op: op.kind == "forward", ops)]
+        [*itertools.takewhile(lambda op: op.kind in FORWARD, ops)]
         for ops in replicas
     ]
     rests = [ops[len(begin) :] for ops, begin in zip(replicas, begins)]

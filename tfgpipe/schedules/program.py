@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tfgpipe.schedules.picture import LETTERS, drawn
-from tfgpipe.schedules.task import GRADIENTS, LAST, Task
+from tfgpipe.schedules.task import FORWARD, GRADIENTS, LAST, Task
 
 # How long operations of equal cells take, a forward pass as the unit.
 UNITS = {
@@ -125,8 +125,9 @@ class Program:
     def is_forward_first(self) -> bool:
         """Whether the loss is known of all rows before a gradient is taken."""
         last = max(op.cell for op in self.ops)
-        kinds = [op.kind == "forward" for op in self.ops if op.cell == last]
-        return all(kinds[: sum(kinds)])
+        kinds = [op.kind for op in self.ops if op.cell == last]
+        begin = itertools.takewhile(lambda kind: kind in FORWARD, kinds)
+        return [*begin].count("forward") == kinds.count("forward")
 
     def simulate(
         self,

@@ -1,8 +1,10 @@
 """What runs: the passes one by one, and what devices really do."""
 
+import keras
 import numpy as np
 import pytest
 from keras import layers as kl
+from tiny import assert_close, data, layers, pipeline, weights
 
 import tfgpipe
 from tfgpipe.run import chain
@@ -177,6 +179,11 @@ def test_only_fill_drain_and_single_micro_batches_go_forward_first(k, m):
     assert only.program(facts=[FROZEN]).is_forward_first
 
 
+def test_recomputation_needs_no_loss():
+    early = Schedule("F0 R0 F1 B1 B0\nF0 R0 F1 B1 B0").program("always")
+    assert early.is_forward_first
+
+
 # ------------------------------------------------------------- the simulation
 def test_simulation_is_as_early_as_devices_and_links_allow():
     program = Program([*ops("F0.0"), *ops("F1.0 B1.0", 1), *ops("B0.0")], 2)
@@ -194,6 +201,30 @@ def test_frozen_cells_hold_nothing():
 
 
 # --------------------------------------------------------- what devices do run
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("rows", ["F0 R0 F1 B1 B0", "F0 F1 R1 B1 R0 B0"])
+def test_recomputation_may_come_before_the_loss(rows):
+    """A loss of whole mini-batches was asked for when a forward was left.
+
+    Then it was a `KeyError`.
+    """
+    x, y = data()
+
+    def loss(y, found):
+        return keras.ops.log(1 + keras.ops.mean((y - found) ** 2))
+
+    def trained(model):
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss)
+        model.fit(x, y, batch_size=7, verbose=0, shuffle=False)
+        return weights(model)
+
+    keras.utils.set_random_seed(5)
+    expected = trained(keras.Sequential(layers()))
+    schedule = Schedule("\n".join([rows] * 2))
+    found = trained(pipeline(m=2, schedule=schedule, remat="always"))
+    assert_close(found, expected, 1e-12)
+
+
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_devices_run_the_program(name, monkeypatch):
     """Remat, groups, frozen layers, and fewer rows than micro-batches."""
