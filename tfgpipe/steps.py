@@ -35,6 +35,7 @@ from tfgpipe.loss import (
 )
 from tfgpipe.nonfinite import Guard
 from tfgpipe.run import Pipeline, TracedBatch
+from tfgpipe.schedules import fill_drain
 from tfgpipe.sequence import inputs
 from tfgpipe.updating import Updating
 
@@ -124,6 +125,9 @@ class Stepped(Updating):
         is_summed = not has_own_losses and streams_loss(self, *specs)
         head = Head(self, is_summed, streams_metrics(self, *specs))
         objective = SummedLoss if is_summed else WholeLoss
+        if training:
+            seen = internals.compiled_loss(self), as_specs(batch)
+            self._plan.trained = seen
         return head, objective(self, batch, training)
 
     def _forward(
@@ -168,6 +172,8 @@ class Stepped(Updating):
         program = traced.program(tasks, self._arguments.schedule_of)
         if trained is not None:
             trained.check(program)
+        if self._is_eager:  # Python runs one device after the other
+            program = fill_drain(program)
         return Pipeline(traced, tasks, program, self._plan.clock)
 
     def _traced(

@@ -26,16 +26,35 @@ _TASK = re.compile(r"([FRBIW])(\d+)(?:\.(\d+))?\+?-*")
 _AT = re.compile(r"at position (\d+) of device (\d+)")
 
 
-def drawn(
-    ops: Sequence[Any], times: Sequence[tuple[float, float]], num_devices: int
-) -> str:
-    """The rows of devices.
+def drawn(program: Any, times: Sequence[tuple[float, float]]) -> str:
+    """The rows of devices, and in comments what follows from them.
 
     Args:
-        ops: The `Op`s of a program.
-        times: Start and end of each, in units.
-        num_devices: How many rows there are.
+        program: The `Program`.
+        times: Start and end of each of its operations, in units.
     """
+    kinds = {op.kind for op in program.ops}
+    words = [
+        f"{letter} {kind.replace('_', ' ')}"
+        for kind, letter in LETTERS.items()
+        if kind in kinds
+    ]
+    if any(op.keeps for op in program.ops):
+        words.append("+ keeps what the backward pass needs")
+    held = ", ".join(map(str, program.held()))
+    lines = [
+        *_rows(program.ops, times, program.num_devices),
+        f"# {', '.join(words)}",
+        f"# bubble {program.bubble():.0%} if cells take equal times; "
+        f"micro-batches that devices hold: {held}",
+    ]
+    return "\n".join([*lines, f"# {program.note}"] if program.note else lines)
+
+
+def _rows(
+    ops: Sequence[Any], times: Sequence[tuple[float, float]], num_devices: int
+) -> list[str]:
+    """The rows of devices."""
     cells = {(op.device, op.cell) for op in ops}
     is_plain = all(device == cell for device, cell in cells)
 
@@ -52,9 +71,9 @@ def drawn(
             taken = word(op).ljust(width)
         rows[op.device] = row + taken
     digits = len(str(num_devices - 1))
-    return "\n".join(
+    return [
         f"device {d:{digits}}  {row}".rstrip() for d, row in enumerate(rows)
-    )
+    ]
 
 
 def read(text: str, make: Callable[[Any], Any]) -> Any:

@@ -48,6 +48,7 @@ class Arguments:
         source: The layers, and how they are called.
         costs: What they cost.
         grid: Full names of devices, grid[r][k] that of cell k in replica r.
+        devices: Full names of devices, as a `Program` numbers them.
         num_replicas: R.
 
     Raises:
@@ -115,13 +116,11 @@ class Arguments:
                 Remat.of(self.remat, self.num_partitions, 1),
             )
         rows = replicas or [device_list.devices]
-        self.grid = [
-            tuple(
-                row[self._device_of(k, len(row))]
-                for k in range(self.num_partitions)
-            )
-            for row in rows
+        places = [
+            self._device_of(k, len(rows[0])) for k in range(self.num_partitions)
         ]
+        self.grid = [tuple(row[d] for d in places) for row in rows]
+        self.devices = [row[d] for row in rows for d in sorted({*places})]
         self.num_replicas = len(self.grid)
         self.check_supported()
 
