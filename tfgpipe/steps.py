@@ -138,22 +138,14 @@ class Stepped(Updating):
         training: bool,
     ) -> Pipeline:
         """Runs a mini-batch through the cells, up to the backward pass."""
-        with inputs.explaining_sizes(batch[0], self._plan.input_spec):
-            return self._forwarded(batch, head, loss, training)
 
-    def _forwarded(
-        self,
-        batch: tuple[Any, Any, Any],
-        head: Head | None,
-        loss: Objective | None,
-        training: bool,
-    ) -> Pipeline:
         def run_forward() -> Pipeline:
             run = self.lowered(batch, head, loss, training)
             run.forward()
             return run
 
-        return until_known(run_forward)
+        with inputs.explaining_sizes(batch[0], self._plan.input_spec):
+            return until_known(run_forward)
 
     def lowered(
         self,

@@ -3,8 +3,8 @@
     limited           drops micro-batches that a short mini-batch has not
     grouped           makes a cell several, which are recomputed one at a time
     without_gradient  drops what nothing trained asks for
-    recomputed        notes what is kept; recomputes the rest before its use
     merged            joins halves of a backward pass that cannot be apart
+    recomputed        notes what is kept; recomputes the rest before its use
     placed            numbers micro-batches and devices of a replica
 
 Each takes operations in an order in which they can run, and returns such.
@@ -70,41 +70,6 @@ def without_gradient(ops: Iterable[Op], facts: Sequence[Facts]) -> list[Op]:
     ]
 
 
-def recomputed(
-    ops: Sequence[Op], facts: Sequence[Facts], remat: Remat
-) -> list[Op]:
-    """Each forward pass knows what it keeps; recomputations are added.
-
-    A recomputation that the schedule has stays where it is. All others come
-    right before what takes their results.
-    """
-    first: dict[int, int] = {}
-    there = set()
-    for kind, k, m, *_ in ops:
-        if kind in GRADIENTS:
-            first.setdefault(k, m)
-        elif kind == "recompute":
-            there.add((k, m))
-    found = []
-    for op in ops:
-        kind, k, m, device, _ = op
-        if kind == "forward":
-            if facts[k].has_backward and remat.keeps(k, first.get(k) == m):
-                op = Op(kind, k, m, device, True)
-        elif kind == "recompute":
-            if not facts[k].recomputes:
-                continue
-        elif (
-            kind in GRADIENTS
-            and facts[k].recomputes
-            and (k, m) not in there
-            and not remat.keeps(k, first[k] == m)
-        ):
-            found.append(Op("recompute", k, m, device))
-        found.append(op)
-    return found
-
-
 def merged(ops: Iterable[Op], facts: Sequence[Facts]) -> list[Op]:
     """Halves that cannot be apart are one, where its result is waited for.
 
@@ -119,6 +84,47 @@ def merged(ops: Iterable[Op], facts: Sequence[Facts]) -> list[Op]:
                 continue
             op = op._replace(kind="backward")
         found.append(op)
+    return found
+
+
+def recomputed(
+    ops: Sequence[Op],
+    facts: Sequence[Facts],
+    remat: Remat,
+    says_keeps: bool = False,
+) -> list[Op]:
+    """Each forward pass knows what it keeps; recomputations are added.
+
+    A recomputation that the schedule has stays where it is, and its forward
+    pass keeps nothing. All others come right before what takes their results.
+
+    Args:
+        ops: The operations.
+        facts: Those of each cell.
+        remat: What is recomputed, where the schedule does not say it.
+        says_keeps: Whether the schedule says which forward passes keep.
+    """
+    first: dict[int, int] = {}
+    again = set()
+    for kind, k, m, *_ in ops:
+        if kind in GRADIENTS:
+            first.setdefault(k, m)
+        elif kind == "recompute":
+            again.add((k, m))
+    kept = set()
+    for kind, k, m, _, is_said in ops:
+        keeps = is_said if says_keeps else remat.keeps(k, first.get(k) == m)
+        if kind == "forward" and keeps and facts[k].has_backward:
+            kept.add((k, m))
+    kept -= again
+    found = []
+    for kind, k, m, device, _ in ops:
+        is_known = (k, m) in kept or (k, m) in again
+        if kind in GRADIENTS and facts[k].recomputes and not is_known:
+            found.append(Op("recompute", k, m, device))
+        if kind != "recompute" or facts[k].recomputes:
+            keeps = kind == "forward" and (k, m) in kept
+            found.append(Op(kind, k, m, device, keeps))
     return found
 
 
@@ -159,7 +165,8 @@ def lower(
         if rules.groups is not None:
             ops = grouped(ops, rules.groups)
         ops = without_gradient(ops, facts)
-        return merged(recomputed(ops, facts, rules), facts)
+        says = schedule.keeps is not None
+        return merged(recomputed(ops, facts, rules, says), facts)
 
     longest = schedule_of(max(counts))
     num_devices = longest.num_devices

@@ -185,6 +185,14 @@ def test_recomputation_needs_no_loss():
     assert early.is_forward_first
 
 
+def test_wrong_rule_and_facts_of_other_cells_are_refused():
+    schedule = SCHEDULES["gpipe"](2, 2)
+    with pytest.raises(ValueError, match=r"`remat` must be one of .*'Never'"):
+        schedule.program("Never")
+    with pytest.raises(ValueError, match="each cell of the schedule, 2"):
+        schedule.program("never", [FIRST])
+
+
 # ------------------------------------------------------------- the simulation
 def test_simulation_is_as_early_as_devices_and_links_allow():
     program = Program([*ops("F0.0"), *ops("F1.0 B1.0", 1), *ops("B0.0")], 2)
@@ -325,6 +333,24 @@ def test_program_that_is_printed_is_what_ran(how, last, ran):
         [op.task for op in own] for own in program.by_device
     ]
     assert str(program).endswith("\n# mini-batches of 6 rows")
+
+
+@pytest.mark.parametrize("remat", ["never", "except_last"])
+def test_text_that_keeps_is_run_and_saved(remat, ran):
+    """Which `remat` there is makes no difference."""
+    schedule = Schedule("F0+ F1 F2+ B2 B1 B0\nF0 F1+ F2 B2 B1 B0")
+    model = pipeline(m=3, schedule=schedule, remat=remat)
+    model.compile("sgd", "mse")
+    model.train_on_batch(*data(6))
+    again = [
+        (task.cell, task.micro_batch)
+        for own in ran.values()
+        for task in own
+        if task.kind == "recompute"
+    ]
+    assert again == [(0, 1), (1, 2), (1, 0)]
+    copy = tfgpipe.GPipe.from_config(model.get_config())
+    assert copy.program(6).ops == model.program(6).ops
 
 
 def test_short_mini_batch_of_fit_has_all_micro_batches(ran):
