@@ -165,8 +165,8 @@ def lower(
         if rules.groups is not None:
             ops = grouped(ops, rules.groups)
         ops = without_gradient(ops, facts)
-        says = schedule.keeps is not None
-        return merged(recomputed(ops, facts, rules, says), facts)
+        ops = merged(ops, facts)
+        return recomputed(ops, facts, rules, schedule.keeps is not None)
 
     longest = schedule_of(max(counts))
     num_devices = longest.num_devices

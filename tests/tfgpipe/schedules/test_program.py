@@ -193,6 +193,17 @@ def test_wrong_rule_and_facts_of_other_cells_are_refused():
         schedule.program("never", [FIRST])
 
 
+def test_weight_gradient_that_is_not_split_is_recomputed_for_when_it_runs():
+    """The first cell held what three micro-batches need, and not one."""
+    program = SCHEDULES["zero_bubble_v"](4, 8, 2).program("always")
+    held = most = 0
+    for op in program.ops:
+        if op.cell == 0:
+            held += (op.kind == "recompute") - (op.kind == "backward")
+            most = max(most, held)
+    assert most == 1
+
+
 # ------------------------------------------------------------- the simulation
 def test_simulation_is_as_early_as_devices_and_links_allow():
     program = Program([*ops("F0.0"), *ops("F1.0 B1.0", 1), *ops("B0.0")], 2)
