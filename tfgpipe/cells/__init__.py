@@ -8,6 +8,7 @@ graph, then its backward pass, then the functions of its tasks, `CellTasks`.
 from tfgpipe.cells import gradients
 from tfgpipe.cells.bundle import by_reference, tensors
 from tfgpipe.cells.cell import Cell
+from tfgpipe.cells.cut import only_cast
 from tfgpipe.cells.eager import EagerTracer
 from tfgpipe.cells.function import CellFunction, until_known
 from tfgpipe.cells.gradients import Gradient, as_tensor
@@ -17,6 +18,7 @@ from tfgpipe.cells.scope import InnerScope, advance_seed
 from tfgpipe.cells.single_values import SingleValues
 from tfgpipe.cells.stages import Stages
 from tfgpipe.cells.step import GraphStep, Live, Made, Step
+from tfgpipe.cells.subgraph import CHEAP
 from tfgpipe.cells.tasks import CellTasks
 from tfgpipe.cells.tracer import Tracer
 from tfgpipe.cells.values import (
@@ -28,6 +30,7 @@ from tfgpipe.cells.values import (
 )
 
 __all__ = [
+    "CHEAP",
     "Boundary",
     "Cell",
     "CellArguments",
@@ -53,6 +56,7 @@ __all__ = [
     "gradients",
     "is_continuous",
     "is_synchronized",
+    "only_cast",
     "shapes",
     "structure_of",
     "tensors",

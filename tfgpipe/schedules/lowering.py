@@ -38,6 +38,32 @@ class Facts(NamedTuple):
     has_halves: bool = True
     recomputes: bool = True
 
+    @classmethod
+    def of(
+        cls,
+        has_backward: bool,
+        needs_dx: bool,
+        has_dx: bool,
+        can_be_split: bool,
+        keeps: bool,
+    ) -> Facts:
+        """Those of a cell, traced or planned.
+
+        Args:
+            has_backward: Whether something in it, or before it, is trained.
+            needs_dx: Whether something before it is trained.
+            has_dx: Whether its inputs have a gradient.
+            can_be_split: Whether its gradients may be apart.
+            keeps: Whether there are tensors, besides its inputs, that its
+                backward pass gets of its forward pass or a recomputation.
+        """
+        return cls(
+            has_backward,
+            needs_dx,
+            has_halves=needs_dx and has_dx and can_be_split,
+            recomputes=has_backward and keeps,
+        )
+
 
 # ----------------------------------------------------------------- the passes
 def limited(ops: Iterable[Op], count: int) -> list[Op]:
