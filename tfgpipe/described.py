@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 from keras import tree
 
+from tfgpipe import internals
 from tfgpipe.cells import shapes, until_known
 from tfgpipe.checks import checked_counts
 from tfgpipe.loss import Objective
@@ -203,40 +204,62 @@ class Described(keras.Model):
             start = stop
         return records
 
-    def program(self, batch_size: int) -> Program:
+    def program(self, batch_size: int | None) -> Program:
         """What a training step runs on each device. Print it.
 
-        The layers are traced; nothing is computed.
+        The layers are traced; nothing is computed. Loss, labels and weights
+        are like those of the mini-batch that was trained on last. Before the
+        first, the loss is taken to keep the outputs for its gradient.
 
         Args:
-            batch_size: Rows of the mini-batch.
+            batch_size: Rows of the mini-batch. None: not known when the step
+                is traced, as in `fit` of data whose last mini-batch is
+                shorter. The program of these has all micro-batches, of which
+                some have no rows.
 
         Returns:
-            The operations of the devices, in the order of `cells()`, replica
-            after replica.
+            The operations of the devices, in the order of the schedule,
+            replica after replica.
 
         Raises:
             ValueError: If the model is not built, or cannot be trained.
         """
         self._check_built("program()")
-        (rows,) = checked_counts(batch_size=batch_size)
+        rows = batch_size
+        if rows is not None:
+            (rows,) = checked_counts(batch_size=rows)
         self._arguments.check_training()
+        known = self._trained_on()
+        specs = known or (self._plan.input_spec, None, None)
         found: list[Program] = []
 
-        def trace(x: Any) -> None:
-            batch = x, None, None
-            loss = Objective(self, batch, training=True)
-            found.append(self.lowered(batch, None, loss, True).program)
+        def trace(*batch: Any) -> None:
+            head, loss = None, Objective(self, batch, training=True)
+            if known is not None:
+                head, loss = self._loss_of(batch, training=True)
+            found.append(self.lowered(batch, head, loss, True).program)
 
         def as_spec(t: Any) -> Any:
             if t is None:
                 return None
             return tf.TensorSpec((rows, *t.shape[1:]), t.dtype)
 
-        specs = tree.map_structure(as_spec, self._plan.input_spec)
         function = tf.function(trace, autograph=False)
-        until_known(lambda: function.get_concrete_function(specs))
-        return found[-1]
+        flat = tree.map_structure(as_spec, specs)
+        until_known(lambda: function.get_concrete_function(*flat))
+        program = found[-1]
+        program.note = f"mini-batches of {rows} rows"
+        if rows is None:
+            program.note = "mini-batches of unknown numbers of rows"
+        if known is None:
+            program.note += "; the loss is taken to keep the outputs"
+        return program
+
+    def _trained_on(self) -> Any:
+        """Specs of x, y, sample_weight of the last step with this loss."""
+        loss, specs = self._plan.trained or (None, None)
+        is_same = self.compiled and loss is internals.compiled_loss(self)
+        return specs if is_same else None
 
     def _check_built(self, what: str) -> None:
         if not self._plan.cells:

@@ -69,6 +69,8 @@ class _Plan:
         self.costs: list[float] = []
         self.random_state: RandomState | None = None
         self.pending_losses: list[Any] | None = None
+        # With which loss, and on what specs of data, it was trained last.
+        self.trained: tuple[Any, Any] | None = None
         self.clock: Any = None
         self.storage: Storage | None = None
         self.skips: Skips | None = None

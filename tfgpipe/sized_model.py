@@ -52,7 +52,9 @@ class SizedModel(NamedTuple):
             )
             for i, layer in enumerate(profile.layers)
         ]
-        return self.workload(seconds, profile.call_seconds, rows)
+        return self.workload(
+            seconds, profile.call_seconds, rows, profile.jit_compile
+        )
 
     def by_cost(self, rows: float) -> Workload:
         """For micro-batches of so many rows, where seconds mean nothing."""
@@ -63,11 +65,20 @@ class SizedModel(NamedTuple):
         return self.workload(seconds, 0.0, rows)
 
     def workload(
-        self, seconds: Sequence[LayerSeconds], task_seconds: float, rows: float
+        self,
+        seconds: Sequence[LayerSeconds],
+        task_seconds: float,
+        rows: float,
+        is_compiled: bool = False,
     ) -> Workload:
         """The layers with their seconds, for micro-batches of so many rows."""
         return Workload(
-            self.sizes, self.output_bytes, seconds, task_seconds, rows
+            self.sizes,
+            self.output_bytes,
+            seconds,
+            task_seconds,
+            rows,
+            is_compiled,
         )
 
 

@@ -35,6 +35,7 @@ from tfgpipe.loss import (
 )
 from tfgpipe.nonfinite import Guard
 from tfgpipe.run import Pipeline, TracedBatch
+from tfgpipe.schedules import fill_drain
 from tfgpipe.sequence import inputs
 from tfgpipe.updating import Updating
 
@@ -124,6 +125,9 @@ class Stepped(Updating):
         is_summed = not has_own_losses and streams_loss(self, *specs)
         head = Head(self, is_summed, streams_metrics(self, *specs))
         objective = SummedLoss if is_summed else WholeLoss
+        if training:
+            seen = internals.compiled_loss(self), as_specs(batch)
+            self._plan.trained = seen
         return head, objective(self, batch, training)
 
     def _forward(
@@ -134,22 +138,14 @@ class Stepped(Updating):
         training: bool,
     ) -> Pipeline:
         """Runs a mini-batch through the cells, up to the backward pass."""
-        with inputs.explaining_sizes(batch[0], self._plan.input_spec):
-            return self._forwarded(batch, head, loss, training)
 
-    def _forwarded(
-        self,
-        batch: tuple[Any, Any, Any],
-        head: Head | None,
-        loss: Objective | None,
-        training: bool,
-    ) -> Pipeline:
         def run_forward() -> Pipeline:
             run = self.lowered(batch, head, loss, training)
             run.forward()
             return run
 
-        return until_known(run_forward)
+        with inputs.explaining_sizes(batch[0], self._plan.input_spec):
+            return until_known(run_forward)
 
     def lowered(
         self,
@@ -168,6 +164,8 @@ class Stepped(Updating):
         program = traced.program(tasks, self._arguments.schedule_of)
         if trained is not None:
             trained.check(program)
+        if self._is_eager:  # Python runs one device after the other
+            program = fill_drain(program)
         return Pipeline(traced, tasks, program, self._plan.clock)
 
     def _traced(

@@ -89,6 +89,5 @@ def measure(
 
 
 def devices_of(model: Any) -> list[str]:
-    """Names of a model's devices, in the order of their indices in events."""
-    replicas = zip(*(cell.devices for cell in model.cells()))
-    return list(dict.fromkeys(d for own in replicas for d in own))
+    """Names of a model's devices, as events and programs number them."""
+    return list(model._arguments.devices)

@@ -57,6 +57,7 @@ WITHOUT_TENSORFLOW = {
     "notices",
     "planning/cell_record",
     "planning/fit",
+    "planning/gradient_path",
     "planning/layer_record",
     "planning/machine",
     "planning/memory",

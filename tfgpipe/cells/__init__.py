@@ -8,6 +8,7 @@ graph, then its backward pass, then the functions of its tasks, `CellTasks`.
 from tfgpipe.cells import gradients
 from tfgpipe.cells.bundle import by_reference, tensors
 from tfgpipe.cells.cell import Cell
+from tfgpipe.cells.cut import only_cast
 from tfgpipe.cells.eager import EagerTracer
 from tfgpipe.cells.function import CellFunction, until_known
 from tfgpipe.cells.gradients import Gradient, as_tensor, lookups
@@ -18,6 +19,7 @@ from tfgpipe.cells.side_effects import stateful_kinds
 from tfgpipe.cells.single_values import SingleValues
 from tfgpipe.cells.stages import Stages
 from tfgpipe.cells.step import GraphStep, Live, Made, Step
+from tfgpipe.cells.subgraph import CHEAP
 from tfgpipe.cells.tasks import CellTasks
 from tfgpipe.cells.tracer import Tracer
 from tfgpipe.cells.values import (
@@ -29,6 +31,7 @@ from tfgpipe.cells.values import (
 )
 
 __all__ = [
+    "CHEAP",
     "Boundary",
     "Cell",
     "CellArguments",
@@ -55,6 +58,7 @@ __all__ = [
     "is_continuous",
     "is_synchronized",
     "lookups",
+    "only_cast",
     "shapes",
     "stateful_kinds",
     "structure_of",

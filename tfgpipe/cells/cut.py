@@ -63,7 +63,7 @@ class Cut:
         self._functions: dict[Any, Any] = {}
         self.totals = sums_over_replicas(traced.operations)
         self.weights = self._bundle(
-            [_only_cast(w) or [w] for w in inputs.sources(with_inputs=False)]
+            [only_cast(w) or [w] for w in inputs.sources(with_inputs=False)]
         )
         seeds = [backward.dy, backward.dlosses]
         others = tensors([inputs._replace(weights=[]), *seeds])
@@ -168,7 +168,7 @@ class Cut:
         return {**values, self.weights: arguments.weights}
 
 
-def _only_cast(weight: tf.Tensor) -> list[tf.Tensor] | None:
+def only_cast(weight: tf.Tensor) -> list[tf.Tensor] | None:
     """A weight's casts, if all that happens to it is casts to one dtype."""
     consumers = weight.consumers()
     casts = [op.outputs[0] for op in consumers if op.type == "Cast"]

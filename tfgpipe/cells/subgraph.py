@@ -38,7 +38,7 @@ from tfgpipe.failures import stays_where_called, traced
 
 # Repeated rather than carried from one function to the next, where their
 # inputs are at hand.
-_CHEAP = {
+CHEAP = {
     "BroadcastGradientArgs",
     "Const",
     "ExpandDims",
@@ -288,7 +288,7 @@ def _follows(tensor: tf.Tensor, free: set[Any]) -> bool:
     """Whether a tensor is among the free ones or follows cheaply from them."""
     if tensor.ref() in free:
         return True
-    if tensor.op.type not in _CHEAP:
+    if tensor.op.type not in CHEAP:
         return False
     if all(_follows(t, free) for t in tensor.op.inputs):
         free.add(tensor.ref())

@@ -59,11 +59,12 @@ class CellTasks:
             has_backward: Whether the cell has a backward pass.
         """
         cut = self.graph
-        return Facts(
+        return Facts.of(
             has_backward,
             self.needs_dx,
-            has_halves=bool(self._dx) and cut.can_be_split,
-            recomputes=bool(cut.kept.slots) and not cut.recomputes_in_backward,
+            has_dx=bool(self._dx),
+            can_be_split=cut.can_be_split,
+            keeps=bool(cut.kept.slots) and not cut.recomputes_in_backward,
         )
 
     @property

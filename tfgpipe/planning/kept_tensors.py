@@ -27,6 +27,8 @@ import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.devices import placement
+from tfgpipe.planning.gradient_path import GradientPath, Reads
+from tfgpipe.planning.layer_gradient import LayerGradient, one_by_one
 
 # Operations that hand on the memory of their first input.
 _ALIASES = {"ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient"}
@@ -66,6 +68,7 @@ class Kept(NamedTuple):
         forward: Needed at most while the forward pass runs, with outputs.
         backward: Needed at most, beside what is kept, while the backward pass
             runs, with the gradients of outputs and inputs.
+        path: Which of it is of which tensor.
     """
 
     inputs: int
@@ -75,6 +78,7 @@ class Kept(NamedTuple):
     sparse: int
     forward: int
     backward: int
+    path: GradientPath
 
 
 def kept_bytes(
@@ -134,12 +138,12 @@ def _kept(
     """
     graph = tf.compat.v1.get_default_graph()
     forward = graph.get_operations()
-    free = {weight.ref() for weight in weights}
-    needed = _peak(forward, free, outputs)
+    needed = _peak(forward, {weight.ref() for weight in weights}, outputs)
     targets = [t for t in outputs if t.dtype.is_floating]
     floats = [t for t in [*sources, *given] if t.dtype.is_floating]
     if not (targets and floats):
-        return Kept(0, 0, 0, 0, 0, needed, 0)
+        path = LayerGradient(given, weights).path(outputs, [], Reads(), Reads())
+        return Kept(0, 0, 0, 0, 0, needed, 0, path)
     dy = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in targets]
     found = tf.gradients(targets, floats, dy)
     dw, dx = found[: len(sources)], found[len(sources) :]
@@ -147,10 +151,11 @@ def _kept(
     by_weight, by_input = _flat(dw), _flat(dx)
     backward = graph.get_operations()[len(forward) :]
     own = set(backward)
+    gradient = LayerGradient(given, weights)
+    free = gradient.free
+    read = _boundary([*by_weight, *by_input], own)
     kept = {
-        ref
-        for ref in _owners(_boundary([*by_weight, *by_input], own)) - free
-        if ref.deref().op.type != "Const"
+        ref for ref in _owners(read) - free if ref.deref().op.type != "Const"
     }
     first = _owners(given)
     last = _owners(outputs) - first
@@ -161,6 +166,13 @@ def _kept(
     dead = free | kept | _owners(by_weight)
     # TensorFlow computes the gradients of weights as soon as it can, or later.
     late_by = _bytes(_owners(t for t in late if t.op in own)) / 2
+    working = _peak(backward, dead, by_input) + round(late_by)
+    path = gradient.path(
+        outputs,
+        one_by_one(targets, sources, given, (dw, dx)),
+        gradient.reads(read),
+        gradient.reads(_boundary(by_weight, own)),
+    )
     return Kept(
         _bytes(kept & first),
         _bytes(kept & last),
@@ -168,7 +180,8 @@ def _kept(
         _bytes(crossing),
         _bytes(_owners(_flat(sparse))),
         needed,
-        _peak(backward, dead, by_input) + round(late_by),
+        working,
+        path,
     )
 
 

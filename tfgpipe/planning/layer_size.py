@@ -16,7 +16,9 @@ from tfgpipe import internals
 from tfgpipe.devices import placement
 from tfgpipe.planning import cost as cost_lib
 from tfgpipe.planning import one_example
+from tfgpipe.planning.gradient_path import GradientPath
 from tfgpipe.planning.kept_tensors import kept_bytes
+from tfgpipe.planning.layer_gradient import among_live
 
 # A row more must show, and a layer may fail on a single one.
 _ROWS = (2, 4)
@@ -90,6 +92,7 @@ class LayerSize(NamedTuple):
         sparse: Slices of gradients, which are not added up.
         forward: What its forward pass needs while it runs.
         backward: What its backward pass does, beside what is kept.
+        path: Which tensors its gradient takes.
     """
 
     name: str
@@ -108,6 +111,7 @@ class LayerSize(NamedTuple):
     sparse: Bytes
     forward: Bytes
     backward: Bytes
+    path: GradientPath = GradientPath()
 
 
 def layer_sizes(
@@ -135,7 +139,8 @@ def layer_sizes(
                 known[key] = size, made.outputs
             size, outputs = known[key]
             size = size._replace(**_of_weights(weights, num_slot_bytes))
-            found.append(size._replace(name=step.layer.name))
+            path = among_live(size.path, step.step, _tensors(step.live))
+            found.append(size._replace(name=step.layer.name, path=path))
             if i + 1 < len(steps):
                 live = one_example.goes_on(
                     step.step, live, outputs, steps[i + 1].live
@@ -240,6 +245,7 @@ def _measured(
         sparse=_line([one.sparse for one in kept]),
         forward=_line([one.forward for one in kept]),
         backward=_line([one.backward for one in kept]),
+        path=kept[0].path,
     )
 
 

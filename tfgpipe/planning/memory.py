@@ -99,7 +99,8 @@ def _peak(
             working = group.outputs if keeps else group.forward
             if group.facts.has_backward:
                 hold(at, group.kept if keeps else group.inputs)
-        elif at not in there:  # recomputed now, by itself or within
+        elif at not in there and group.kept > group.kept_inputs:
+            # Recomputed now, by itself or within.
             hold(at, group.kept - group.kept_inputs)
             is_alone = kind == "recompute"
             working = group.forward if is_alone else max(working, group.forward)

@@ -15,7 +15,7 @@ from tfgpipe.planning.machine import Machine
 from tfgpipe.planning.memory import DeviceMemory, by_device, memory
 from tfgpipe.planning.setting import Setting
 from tfgpipe.planning.workload import CellNeeds, Workload
-from tfgpipe.schedules import LAST, Op
+from tfgpipe.schedules import GRADIENTS, LAST, Op
 
 
 class Prediction(NamedTuple):
@@ -60,13 +60,18 @@ def predict(
     program = setting.program(tuple(group.facts for group in groups))
     # There are no sums yet to which these add gradients.
     first: dict[int, int] = {}
+    there = set()  # what a backward task needs not compute by itself
     for op in program.ops:
         if op.kind in LAST:
             first.setdefault(op.cell, op.micro_batch)
+        elif op.keeps or op.kind == "recompute":
+            there.add((op.cell, op.micro_batch))
 
     def duration(op: Op) -> float:
         group = groups[op.cell]
         found = group.seconds[op.kind]
+        if op.kind in GRADIENTS and (op.cell, op.micro_batch) not in there:
+            found += group.seconds["recompute"]
         if op.kind in LAST and first[op.cell] == op.micro_batch:
             found -= group.addition
         return max(0.0, found)

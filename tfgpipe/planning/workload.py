@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from tfgpipe.planning.gradient_path import GradientPaths
 from tfgpipe.planning.layer_record import MEASURED
 from tfgpipe.planning.machine import Machine
 from tfgpipe.planning.partition import partition
@@ -126,6 +127,8 @@ class Workload:
         seconds: Those of each layer's tasks.
         task_seconds: What a task takes besides its layers.
         rows: Of a micro-batch.
+        is_compiled: Whether XLA compiles: then recomputations are part of the
+            backward tasks.
     """
 
     def __init__(
@@ -135,7 +138,9 @@ class Workload:
         seconds: Sequence[LayerSeconds],
         task_seconds: float,
         rows: float,
+        is_compiled: bool = False,
     ):
+        self._is_compiled = is_compiled
         self._known: dict[Any, list[list[CellNeeds]]] = {}
         self.sizes = sizes
         self.rows = rows
@@ -147,12 +152,14 @@ class Workload:
             kind: _sums(self._own(i, kind, s) for i, s in enumerate(seconds))
             for kind in MEASURED
         }
+        self._paths = GradientPaths([size.path for size in sizes])
         self._whole = _sums(not own.has_halves for own in seconds)
         live = [rows * size.live_bytes for size in sizes]
         self._live = [*live, rows * output_bytes]
         self._floats = [rows * size.float_bytes for size in sizes]
         self._inputs = [size.kept_inputs.of(rows) for size in sizes]
         self._outputs = [size.kept_outputs.of(rows) for size in sizes]
+        self._outputs[-1:] = [max(self._live[-1], *self._outputs[-1:])]
         others = [size.kept_others.of(rows) for size in sizes]
         self._others = _sums(others)
         self._between = _sums(  # what either of two neighbours keeps
@@ -224,29 +231,27 @@ class Workload:
             kind: between(sums) + self.task_seconds
             for kind, sums in self._seconds.items()
         }
-        last = self._seconds["recompute_last"]
-        seconds["recompute"] = (
-            between(self._seconds["recompute"], stop - 1)
-            + (last[stop] - last[stop - 1])
-            + self.task_seconds
-        )
-        inputs = self._inputs[start]
-        is_cut = not between(self._whole)
+        # The loss, behind the last layer, is taken to keep the outputs.
+        has_loss = stop == len(self.sizes)
+        keeps = has_loss or self._paths.keeps(start, stop)
+        inputs = kept = self._inputs[start]
+        if keeps:
+            kept += between(self._others) + between(self._between, stop - 1)
+            kept += self._outputs[stop - 1]
+        seconds["recompute"] = self._again(start, stop, has_loss) * keeps
         return CellNeeds(
             seconds,
-            Facts(
+            Facts.of(
                 has_backward=stop > self._first,
                 needs_dx=start > self._first,
-                has_halves=is_cut and self._floats[start] > 0,
-                recomputes=is_cut,
+                has_dx=self._paths.has_dx(start),
+                can_be_split=not between(self._whole),
+                keeps=keeps and not self._is_compiled,
             ),
             inputs=self._live[start],
             outputs=self._live[stop],
             gradient_bytes=self._floats[start] if start > self._first else 0.0,
-            kept=inputs
-            + between(self._others)
-            + between(self._between, stop - 1)
-            + self._outputs[stop - 1],
+            kept=kept,
             kept_inputs=inputs,
             crossing=between(self._crossing),
             sparse=between(self._sparse),
@@ -255,6 +260,17 @@ class Workload:
             weights=int(between(self._weights)),
             slots=int(between(self._slots)),
             gradients=int(between(self._gradients)),
+        )
+
+    def _again(self, start: int, stop: int, has_loss: bool) -> float:
+        """Seconds of a recomputation; the last layer has nobody behind it."""
+        again = self._seconds["recompute"]
+        last = self._seconds["recompute" if has_loss else "recompute_last"]
+        return (
+            again[stop - 1]
+            - again[start]
+            + (last[stop] - last[stop - 1])
+            + self.task_seconds
         )
 
 

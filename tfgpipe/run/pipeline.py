@@ -28,7 +28,7 @@ from tfgpipe.run.partners import run_together
 from tfgpipe.run.state import StateFlow
 from tfgpipe.run.traced_batch import TracedBatch
 from tfgpipe.run.weights import Weights
-from tfgpipe.schedules import Op, Program, fill_drain
+from tfgpipe.schedules import FORWARD, Op, Program
 
 
 class Pipeline:
@@ -70,12 +70,11 @@ class Pipeline:
         self._flow = TaskFlow(
             batch, tasks, Weights(batch.functions, tasks), self.state
         )
-        in_order = fill_drain(program) if tf.executing_eagerly() else program
-        self._left = collections.deque(in_order.turns)
+        self._left = collections.deque(program.turns)
 
     def forward(self) -> None:
-        """Runs the operations before the first backward pass."""
-        while self._left and self._left[0][0].kind == "forward":
+        """Runs the operations before the first that needs the loss."""
+        while self._left and self._left[0][0].kind in FORWARD:
             self._run(self._left.popleft(), None)
 
     def backward(self, start: LossGradients) -> None:

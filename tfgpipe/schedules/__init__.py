@@ -11,10 +11,12 @@ from tfgpipe.schedules.named import (
 from tfgpipe.schedules.program import Op, Program
 from tfgpipe.schedules.remat import REMAT, Remat
 from tfgpipe.schedules.schedule import Schedule
-from tfgpipe.schedules.task import LAST, Task
+from tfgpipe.schedules.task import FORWARD, GRADIENTS, LAST, Task
 
 __all__ = [
     "CHUNKS",
+    "FORWARD",
+    "GRADIENTS",
     "LAST",
     "REMAT",
     "SCHEDULES",

@@ -3,8 +3,8 @@
     limited           drops micro-batches that a short mini-batch has not
     grouped           makes a cell several, which are recomputed one at a time
     without_gradient  drops what nothing trained asks for
-    recomputed        notes what is kept; recomputes the rest before its use
     merged            joins halves of a backward pass that cannot be apart
+    recomputed        notes what is kept; recomputes the rest before its use
     placed            numbers micro-batches and devices of a replica
 
 Each takes operations in an order in which they can run, and returns such.
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from tfgpipe.schedules.program import Op, Program
 from tfgpipe.schedules.remat import Remat
-from tfgpipe.schedules.task import GRADIENTS, HALVES, KINDS
+from tfgpipe.schedules.task import FORWARD, GRADIENTS, HALVES, KINDS
 
 
 class Facts(NamedTuple):
@@ -37,6 +37,32 @@ class Facts(NamedTuple):
     needs_dx: bool = True
     has_halves: bool = True
     recomputes: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        has_backward: bool,
+        needs_dx: bool,
+        has_dx: bool,
+        can_be_split: bool,
+        keeps: bool,
+    ) -> Facts:
+        """Those of a cell, traced or planned.
+
+        Args:
+            has_backward: Whether something in it, or before it, is trained.
+            needs_dx: Whether something before it is trained.
+            has_dx: Whether its inputs have a gradient.
+            can_be_split: Whether its gradients may be apart.
+            keeps: Whether there are tensors, besides its inputs, that its
+                backward pass gets of its forward pass or a recomputation.
+        """
+        return cls(
+            has_backward,
+            needs_dx,
+            has_halves=needs_dx and has_dx and can_be_split,
+            recomputes=has_backward and keeps,
+        )
 
 
 # ----------------------------------------------------------------- the passes
@@ -70,41 +96,6 @@ def without_gradient(ops: Iterable[Op], facts: Sequence[Facts]) -> list[Op]:
     ]
 
 
-def recomputed(
-    ops: Sequence[Op], facts: Sequence[Facts], remat: Remat
-) -> list[Op]:
-    """Each forward pass knows what it keeps; recomputations are added.
-
-    A recomputation that the schedule has stays where it is. All others come
-    right before what takes their results.
-    """
-    first: dict[int, int] = {}
-    there = set()
-    for kind, k, m, *_ in ops:
-        if kind in GRADIENTS:
-            first.setdefault(k, m)
-        elif kind == "recompute":
-            there.add((k, m))
-    found = []
-    for op in ops:
-        kind, k, m, device, _ = op
-        if kind == "forward":
-            if facts[k].has_backward and remat.keeps(k, first.get(k) == m):
-                op = Op(kind, k, m, device, True)
-        elif kind == "recompute":
-            if not facts[k].recomputes:
-                continue
-        elif (
-            kind in GRADIENTS
-            and facts[k].recomputes
-            and (k, m) not in there
-            and not remat.keeps(k, first[k] == m)
-        ):
-            found.append(Op("recompute", k, m, device))
-        found.append(op)
-    return found
-
-
 def merged(ops: Iterable[Op], facts: Sequence[Facts]) -> list[Op]:
     """Halves that cannot be apart are one, where its result is waited for.
 
@@ -119,6 +110,47 @@ def merged(ops: Iterable[Op], facts: Sequence[Facts]) -> list[Op]:
                 continue
             op = op._replace(kind="backward")
         found.append(op)
+    return found
+
+
+def recomputed(
+    ops: Sequence[Op],
+    facts: Sequence[Facts],
+    remat: Remat,
+    says_keeps: bool = False,
+) -> list[Op]:
+    """Each forward pass knows what it keeps; recomputations are added.
+
+    A recomputation that the schedule has stays where it is, and its forward
+    pass keeps nothing. All others come right before what takes their results.
+
+    Args:
+        ops: The operations.
+        facts: Those of each cell.
+        remat: What is recomputed, where the schedule does not say it.
+        says_keeps: Whether the schedule says which forward passes keep.
+    """
+    first: dict[int, int] = {}
+    again = set()
+    for kind, k, m, *_ in ops:
+        if kind in GRADIENTS:
+            first.setdefault(k, m)
+        elif kind == "recompute":
+            again.add((k, m))
+    kept = set()
+    for kind, k, m, _, is_said in ops:
+        keeps = is_said if says_keeps else remat.keeps(k, first.get(k) == m)
+        if kind == "forward" and keeps and facts[k].has_backward:
+            kept.add((k, m))
+    kept -= again
+    found = []
+    for kind, k, m, device, _ in ops:
+        is_known = (k, m) in kept or (k, m) in again
+        if kind in GRADIENTS and facts[k].recomputes and not is_known:
+            found.append(Op("recompute", k, m, device))
+        if kind != "recompute" or facts[k].recomputes:
+            keeps = kind == "forward" and (k, m) in kept
+            found.append(Op(kind, k, m, device, keeps))
     return found
 
 
@@ -159,7 +191,8 @@ def lower(
         if rules.groups is not None:
             ops = grouped(ops, rules.groups)
         ops = without_gradient(ops, facts)
-        return merged(recomputed(ops, facts, rules), facts)
+        ops = merged(ops, facts)
+        return recomputed(ops, facts, rules, schedule.keeps is not None)
 
     longest = schedule_of(max(counts))
     num_devices = longest.num_devices
@@ -194,13 +227,13 @@ def _partners(
 def _in_turn(replicas: list[list[Op]]) -> list[Op]:
     """Replicas take turns.
 
-    What all begin with, forward operations, comes first: what is known after
-    the last of them is known before the first backward operation.
+    What all begin with, whatever needs no gradient, comes first: what is known
+    after the last of them is known before the first backward operation.
     """
     if len(replicas) == 1:
         return replicas[0]
     begins = [
-        [*itertools.takewhile(lambda op: op.kind == "forward", ops)]
+        [*itertools.takewhile(lambda op: op.kind in FORWARD, ops)]
         for ops in replicas
     ]
     rests = [ops[len(begin) :] for ops, begin in zip(replicas, begins)]

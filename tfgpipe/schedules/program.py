@@ -20,8 +20,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tfgpipe.schedules.picture import LETTERS, drawn
-from tfgpipe.schedules.task import GRADIENTS, LAST, Task
+from tfgpipe.schedules.picture import drawn
+from tfgpipe.schedules.task import FORWARD, GRADIENTS, LAST, Task
 
 # How long operations of equal cells take, a forward pass as the unit.
 UNITS = {
@@ -75,6 +75,7 @@ class Program:
     Attributes:
         ops: All operations.
         num_devices: How many devices there are.
+        note: What is to be printed besides, in one line.
     """
 
     def __init__(
@@ -85,25 +86,12 @@ class Program:
     ):
         self.ops = ops
         self.num_devices = num_devices
+        self.note = ""
         self._sizes = sizes
 
     def __str__(self) -> str:
         """A row a device, see `picture.py`, and what follows from it."""
-        kinds = {op.kind for op in self.ops}
-        words = [
-            f"{letter} {kind.replace('_', ' ')}"
-            for kind, letter in LETTERS.items()
-            if kind in kinds
-        ]
-        if any(op.keeps for op in self.ops):
-            words.append("+ keeps what the backward pass needs")
-        held = ", ".join(map(str, self.held()))
-        return (
-            f"{drawn(self.ops, self.simulate(units), self.num_devices)}\n"
-            f"# {', '.join(words)}\n"
-            f"# bubble {self.bubble():.0%} if cells take equal times; "
-            f"micro-batches that devices hold: {held}"
-        )
+        return drawn(self, self.simulate(units))
 
     @property
     def turns(self) -> list[list[Op]]:
@@ -125,8 +113,9 @@ class Program:
     def is_forward_first(self) -> bool:
         """Whether the loss is known of all rows before a gradient is taken."""
         last = max(op.cell for op in self.ops)
-        kinds = [op.kind == "forward" for op in self.ops if op.cell == last]
-        return all(kinds[: sum(kinds)])
+        kinds = [op.kind for op in self.ops if op.cell == last]
+        begin = itertools.takewhile(lambda kind: kind in FORWARD, kinds)
+        return [*begin].count("forward") == kinds.count("forward")
 
     def simulate(
         self,

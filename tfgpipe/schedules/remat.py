@@ -14,7 +14,7 @@ where re-materialisation of all but the last micro-batch is the default.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 REMAT = ("except_last", "always", "never")
 
@@ -26,6 +26,8 @@ class Remat:
         rules: One of `REMAT` for each cell, or group of one.
         groups: Of each cell of the schedule, how many groups it has, each of
             which is recomputed at once. None: one.
+        written: Cells, or groups, of which the schedule itself recomputes some
+            micro-batches.
 
     Attributes:
         rules: One of `REMAT` for each cell, or group of one.
@@ -33,10 +35,14 @@ class Remat:
     """
 
     def __init__(
-        self, rules: Sequence[str], groups: Sequence[int] | None = None
+        self,
+        rules: Sequence[str],
+        groups: Sequence[int] | None = None,
+        written: Collection[int] = (),
     ):
         self.rules = rules
         self.groups = groups
+        self._written = written
 
     @classmethod
     def of(
@@ -44,6 +50,7 @@ class Remat:
         remat: str | Mapping[int, str],
         num_partitions: int,
         num_groups: int,
+        written: Collection[int] = (),
     ) -> Remat:
         """The rules of the groups of all cells.
 
@@ -51,21 +58,25 @@ class Remat:
             remat: A rule, or rules by cells; the first of `REMAT` for others.
             num_partitions: K.
             num_groups: In how many groups each cell is computed again.
+            written: Cells of which the schedule itself recomputes some
+                micro-batches.
         """
         rules = [
             remat if isinstance(remat, str) else remat.get(k, REMAT[0])
             for k in range(num_partitions)
         ]
         if num_groups == 1:
-            return cls(rules)
+            return cls(rules, None, written)
+        groups = [k for k in range(num_partitions) for _ in range(num_groups)]
         return cls(
-            [rule for rule in rules for _ in range(num_groups)],
+            [rules[k] for k in groups],
             [num_groups] * num_partitions,
+            [i for i, k in enumerate(groups) if k in written],
         )
 
     def recomputes(self, k: int) -> bool:
         """Whether cell k computes any micro-batch again."""
-        return self.rules[k] != "never"
+        return self.rules[k] != "never" or k in self._written
 
     def keeps(self, k: int, goes_back_first: bool) -> bool:
         """Whether cell k keeps the activations of a micro-batch.

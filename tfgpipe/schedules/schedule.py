@@ -13,11 +13,11 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from tfgpipe.checks import checked_amount
+from tfgpipe.checks import checked_amount, checked_choice
 from tfgpipe.schedules.lowering import Facts, lower
 from tfgpipe.schedules.picture import read
 from tfgpipe.schedules.program import Op, Program
-from tfgpipe.schedules.remat import Remat
+from tfgpipe.schedules.remat import REMAT, Remat
 from tfgpipe.schedules.task import (
     LAST,
     Task,
@@ -43,12 +43,16 @@ class Schedule:
             `Program` is printed: letters F, B and R for forward, backward and
             recompute, I and W for input and weight gradient, each with its
             micro-batch. Cell k is on device k, if it is not said as in F3.0.
+            Where a `+` is in it, F0+ keeps what the backward pass needs, and
+            F0 does not: then `remat` has no say.
 
     Attributes:
         tasks: The tasks of every device, as tuples of `Task`.
         num_devices: How many devices there are.
         num_cells: How many cells there are, K.
         num_micro_batches: How many micro-batches there are, M.
+        keeps: The (cell, micro-batch) whose forward task keeps what the
+            backward pass needs; None where `remat` says it.
 
     Raises:
         ValueError: If a task is missing, comes twice or too early, if a cell
@@ -79,8 +83,11 @@ class Schedule:
         else:
             self._take(tasks)
 
-    def _take(self, tasks: Any) -> None:
+    def _take(
+        self, tasks: Any, keeps: frozenset[tuple[int, int]] | None = None
+    ) -> None:
         """The tasks, checked."""
+        self.keeps = keeps
         self.tasks = as_tasks(tasks)
         self.num_devices = len(self.tasks)
         self._place = places_of(self.tasks)
@@ -93,10 +100,18 @@ class Schedule:
         self._order = merged(self._place, needs)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Schedule) and self.tasks == other.tasks
+        return (
+            isinstance(other, Schedule)
+            and self.tasks == other.tasks
+            and self.keeps == other.keeps
+        )
 
     def __hash__(self) -> int:
         return hash(self.tasks)
+
+    def __str__(self) -> str:
+        """A text of which it can be made again."""
+        return str(self._written)
 
     def __repr__(self) -> str:
         return (
@@ -104,6 +119,12 @@ class Schedule:
             f"num_cells={self.num_cells} "
             f"num_micro_batches={self.num_micro_batches}>"
         )
+
+    def plain(self) -> str | list[list[list[Any]]]:
+        """As a file can hold it: lists of tasks, or the text if it keeps."""
+        if self.keeps is not None:
+            return str(self)
+        return [[list(task) for task in own] for own in self.tasks]
 
     @property
     def is_training(self) -> bool:
@@ -129,7 +150,22 @@ class Schedule:
     @functools.cached_property
     def ops(self) -> list[Op]:
         """The tasks in the order of `order`, each with its device."""
-        return [Op(*task, self._devices[task.cell]) for task in self._order]
+        kept = {Task("forward", k, m) for k, m in self.keeps or ()}
+        return [
+            Op(*task, self._devices[task.cell], task in kept)
+            for task in self._order
+        ]
+
+    def recomputing(self) -> set[int]:
+        """The cells that recompute some micro-batch, whatever `remat` says."""
+        found = {t.cell for t in self._order if t.kind == "recompute"}
+        if self.keeps is not None:
+            found |= {
+                t.cell
+                for t in self._order
+                if t.kind == "forward" and t[1:] not in self.keeps
+            }
+        return found
 
     def program(
         self, remat: str = "never", facts: Sequence[Facts] | None = None
@@ -139,10 +175,19 @@ class Schedule:
         Args:
             remat: One of `REMAT`, the rule of all cells.
             facts: What is known of each cell. None: all are trained.
+
+        Raises:
+            ValueError: If there is no such rule, or facts of other cells.
         """
+        rules = Remat([checked_choice("remat", remat, REMAT)] * self.num_cells)
         if facts is None:
             facts = [Facts(needs_dx=k > 0) for k in range(self.num_cells)]
-        rules = Remat([remat] * self.num_cells)
+        if len(facts) != self.num_cells:
+            raise ValueError(
+                "`facts` must be those of each cell of the schedule, "
+                f"{self.num_cells}. Received: {len(facts)}. Pass one `Facts` a "
+                "cell, or none."
+            )
         return lower(lambda _: self, facts, rules, [self.num_micro_batches])
 
     def simulate(

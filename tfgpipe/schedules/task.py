@@ -31,6 +31,8 @@ KINDS = (
     "weight_gradient",
 )
 HALVES = ("input_gradient", "weight_gradient")
+# What needs no gradient: it may run before the loss is known.
+FORWARD = ("forward", "recompute")
 # What the cell before waits for.
 GRADIENTS = ("backward", "input_gradient")
 # What ends the work on a micro-batch in a cell, and frees its activations.
@@ -161,6 +163,7 @@ def check_complete(
 ) -> None:
     """Every micro-batch has its tasks in every cell."""
     is_training = any(task.kind != "forward" for task in places)
+    devices = {task.cell: device for task, (device, _) in places.items()}
     for k in range(num_cells):
         for m in range(num_micro_batches):
             has = {kind for kind in KINDS if Task(kind, k, m) in places}
@@ -171,17 +174,19 @@ def check_complete(
                 needed |= {"backward"}
             if needed - has:
                 missing = Task(min(needed - has, key=KINDS.index), k, m)
+                where = f" on device {devices[k]}" if k in devices else ""
                 raise ValueError(
                     "`tasks` must have every task of each of the "
                     f"{num_micro_batches} micro-batches in each of the "
-                    f"{num_cells} cells. Received: no {missing}. Add it."
+                    f"{num_cells} cells. Received: no {missing}{where}. Add it."
                 )
             if has - needed - {"recompute"}:
+                whole = _at(Task("backward", k, m), places)
                 raise ValueError(
                     "`tasks` must have, for a micro-batch in a cell, either a "
                     "backward, or an input_gradient and a weight_gradient. "
                     f"Received: both for micro-batch {m} in cell {k}. Remove "
-                    f"{Task('backward', k, m)}."
+                    f"{whole}."
                 )
 
 

@@ -50,6 +50,7 @@ class Arguments:
         source: The layers, and how they are called.
         costs: What they cost.
         grid: Full names of devices, grid[r][k] that of cell k in replica r.
+        devices: Full names of devices, as a `Program` numbers them.
         num_replicas: R.
 
     Raises:
@@ -119,13 +120,11 @@ class Arguments:
                 Remat.of(self.remat, self.num_partitions, 1),
             )
         rows = replicas or [device_list.devices]
-        self.grid = [
-            tuple(
-                row[self._device_of(k, len(row))]
-                for k in range(self.num_partitions)
-            )
-            for row in rows
+        places = [
+            self._device_of(k, len(rows[0])) for k in range(self.num_partitions)
         ]
+        self.grid = [tuple(row[d] for d in places) for row in rows]
+        self.devices = [row[d] for row in rows for d in sorted({*places})]
         self.num_replicas = len(self.grid)
         self.check_supported()
 
@@ -153,7 +152,9 @@ class Arguments:
             "num_micro_batches": self.num_micro_batches,
             "devices": self._named_devices,
             "layers_per_cell": self.layers_per_cell,
-            "schedule": _as_lists(self.schedule),
+            "schedule": self.schedule.plain()
+            if isinstance(self.schedule, Schedule)
+            else self.schedule,
             "remat": self.remat
             if isinstance(self.remat, str)
             else {str(k): rule for k, rule in self.remat.items()},
@@ -165,7 +166,12 @@ class Arguments:
 
     def remat_by_cell(self) -> Remat:
         """The rule of each group of each cell."""
-        return Remat.of(self.remat, self.num_partitions, self.remat_groups)
+        written: set[int] = set()
+        if isinstance(self.schedule, Schedule):
+            written = self.schedule.recomputing()
+        return Remat.of(
+            self.remat, self.num_partitions, self.remat_groups, written
+        )
 
     def schedule_of(self, num_micro_batches: int) -> Schedule:
         """The schedule for a mini-batch.
@@ -193,7 +199,8 @@ class Arguments:
         """The schedule, or a stand-in if it is wrong."""
         if isinstance(schedule, Schedule):
             return schedule
-        if isinstance(schedule, (list, tuple)):
+        is_text = isinstance(schedule, str) and any(map(str.isspace, schedule))
+        if is_text or isinstance(schedule, (list, tuple)):
             try:
                 return Schedule(schedule)
             except ValueError as error:
@@ -290,10 +297,3 @@ class Arguments:
                 f"num_partitions={len(cut)} with it."
             )
         self.layers_per_cell = counts
-
-
-def _as_lists(schedule: Any) -> Any:
-    """A schedule as a file can hold it."""
-    if not isinstance(schedule, Schedule):
-        return schedule
-    return [[list(task) for task in own] for own in schedule.tasks]

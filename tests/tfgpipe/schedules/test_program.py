@@ -1,10 +1,13 @@
 """What runs: the passes one by one, and what devices really do."""
 
+import keras
 import numpy as np
 import pytest
 from keras import layers as kl
+from tiny import assert_close, data, layers, pipeline, weights
 
 import tfgpipe
+from tfgpipe import timeline
 from tfgpipe.run import chain
 from tfgpipe.schedules.lowering import (
     Facts,
@@ -177,6 +180,30 @@ def test_only_fill_drain_and_single_micro_batches_go_forward_first(k, m):
     assert only.program(facts=[FROZEN]).is_forward_first
 
 
+def test_recomputation_needs_no_loss():
+    early = Schedule("F0 R0 F1 B1 B0\nF0 R0 F1 B1 B0").program("always")
+    assert early.is_forward_first
+
+
+def test_wrong_rule_and_facts_of_other_cells_are_refused():
+    schedule = SCHEDULES["gpipe"](2, 2)
+    with pytest.raises(ValueError, match=r"`remat` must be one of .*'Never'"):
+        schedule.program("Never")
+    with pytest.raises(ValueError, match="each cell of the schedule, 2"):
+        schedule.program("never", [FIRST])
+
+
+def test_weight_gradient_that_is_not_split_is_recomputed_for_when_it_runs():
+    """The first cell held what three micro-batches need, and not one."""
+    program = SCHEDULES["zero_bubble_v"](4, 8, 2).program("always")
+    held = most = 0
+    for op in program.ops:
+        if op.cell == 0:
+            held += (op.kind == "recompute") - (op.kind == "backward")
+            most = max(most, held)
+    assert most == 1
+
+
 # ------------------------------------------------------------- the simulation
 def test_simulation_is_as_early_as_devices_and_links_allow():
     program = Program([*ops("F0.0"), *ops("F1.0 B1.0", 1), *ops("B0.0")], 2)
@@ -194,18 +221,48 @@ def test_frozen_cells_hold_nothing():
 
 
 # --------------------------------------------------------- what devices do run
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_devices_run_the_program(name, monkeypatch):
-    """Remat, groups, frozen layers, and fewer rows than micro-batches."""
-    chunks = CHUNKS[name] or 2
-    ran = {}
+@pytest.fixture
+def ran(monkeypatch):
+    """What each device has run, by its name."""
+    found = {}
     run = chain.Chain.run
 
     def watched(self, task, device, awaited, work):
-        ran.setdefault(device, []).append(task)
+        found.setdefault(device, []).append(task)
         return run(self, task, device, awaited, work)
 
     monkeypatch.setattr(chain.Chain, "run", watched)
+    return found
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("rows", ["F0 R0 F1 B1 B0", "F0 F1 R1 B1 R0 B0"])
+def test_recomputation_may_come_before_the_loss(rows):
+    """A loss of whole mini-batches was asked for when a forward was left.
+
+    Then it was a `KeyError`.
+    """
+    x, y = data()
+
+    def loss(y, found):
+        return keras.ops.log(1 + keras.ops.mean((y - found) ** 2))
+
+    def trained(model):
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss)
+        model.fit(x, y, batch_size=7, verbose=0, shuffle=False)
+        return weights(model)
+
+    keras.utils.set_random_seed(5)
+    expected = trained(keras.Sequential(layers()))
+    schedule = Schedule("\n".join([rows] * 2))
+    found = trained(pipeline(m=2, schedule=schedule, remat="always"))
+    assert_close(found, expected, 1e-12)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_devices_run_the_program(name, ran):
+    """Remat, groups, frozen layers, and fewer rows than micro-batches."""
+    chunks = CHUNKS[name] or 2
     settings = [
         ("except_last", 9, 0, 2),
         ("always", 2, 1, 1),
@@ -248,3 +305,86 @@ def test_devices_run_the_program(name, monkeypatch):
             [op.task for op in own] for own in program.by_device
         ]
         assert model.program(rows).ops == program.ops
+
+
+def own_loss(y, found):
+    return keras.ops.mean(keras.ops.square(y - found))
+
+
+class Linear(keras.losses.Loss):
+    """Its gradient needs no outputs."""
+
+    is_row_wise = True
+
+    def call(self, y, found):
+        return keras.ops.mean(y * found, -1)
+
+
+@pytest.mark.parametrize("last", ["dense", "flatten"])
+@pytest.mark.parametrize("how", ["mse", "own", "linear", "eager", "1f1b"])
+def test_program_that_is_printed_is_what_ran(how, last, ran):
+    """Whatever the loss keeps, and whoever runs the tasks."""
+    loss = {"own": own_loss, "linear": Linear()}.get(how, "mse")
+    model = tfgpipe.GPipe(
+        [
+            keras.Input((2,)),
+            kl.Dense(2, "tanh"),
+            kl.Dense(2) if last == "dense" else kl.Flatten(),
+        ],
+        2,
+        3,
+        devices=["CPU:0", "CPU:1"],
+        schedule="1f1b" if how in ("eager", "1f1b") else "gpipe",
+    )
+    assert str(model.program(6)).endswith("is taken to keep the outputs")
+    model.compile("sgd", loss, run_eagerly=how == "eager")
+    model.train_on_batch(np.ones((6, 2)), np.ones((6, 2)))
+    program = model.program(6)
+    assert [*ran.values()] == [
+        [op.task for op in own] for own in program.by_device
+    ]
+    assert str(program).endswith("\n# mini-batches of 6 rows")
+
+
+@pytest.mark.parametrize("remat", ["never", "except_last"])
+def test_text_that_keeps_is_run_and_saved(remat, ran):
+    """Which `remat` there is makes no difference."""
+    schedule = Schedule("F0+ F1 F2+ B2 B1 B0\nF0 F1+ F2 B2 B1 B0")
+    model = pipeline(m=3, schedule=schedule, remat=remat)
+    model.compile("sgd", "mse")
+    model.train_on_batch(*data(6))
+    again = [
+        (task.cell, task.micro_batch)
+        for own in ran.values()
+        for task in own
+        if task.kind == "recompute"
+    ]
+    assert again == [(0, 1), (1, 2), (1, 0)]
+    copy = tfgpipe.GPipe.from_config(model.get_config())
+    assert copy.program(6).ops == model.program(6).ops
+
+
+def test_short_mini_batch_of_fit_has_all_micro_batches(ran):
+    """The program of the short one, as it would be alone, was printed."""
+    model = pipeline(m=4)
+    model.compile("sgd", "mse")
+    x, y = data(11)
+    model.fit(x, y, batch_size=8, verbose=0)
+    program = model.program(None)
+    assert [*ran.values()] == [
+        [op.task for op in own] for own in program.by_device
+    ]
+    assert "of unknown numbers of rows" in str(program)
+    assert len(program.ops) > len(model.program(3).ops)
+
+
+def test_events_number_devices_as_the_program_does():
+    """A schedule may have its first cell on its last device."""
+    schedule = Schedule("F1.0 B1.0\nF0.0 B0.0")
+    model = pipeline(k=2, m=1, schedule=schedule, devices=["CPU:3", "CPU:2"])
+    model.compile("sgd", "mse")
+    events = timeline.measure(model, *data(4), num_steps=1)
+    measured = {e.task: e.device for e in events if e.task.kind != "update"}
+    ops = model.program(4).ops
+    assert measured == {op.task: op.device for op in ops}
+    assert [cell.device[-1] for cell in model.cells()] == ["2", "3"]

@@ -3,6 +3,7 @@
 import pytest
 
 from tfgpipe.schedules.remat import REMAT, Remat
+from tfgpipe.schedules.schedule import Schedule
 
 
 @pytest.mark.parametrize(
@@ -33,3 +34,11 @@ def test_cells_without_a_rule_have_the_default():
     assert [remat.recomputes(k) for k in range(6)] == [
         *(True, True, False, False, True, True)
     ]
+
+
+def test_cells_that_a_schedule_recomputes_are_known():
+    remat = Remat.of("never", 2, 2, written={1})
+    assert [remat.recomputes(k) for k in range(4)] == [False] * 2 + [True] * 2
+    assert Schedule("F0 R0 B0\nF0 B0").recomputing() == {0}
+    assert Schedule("F0 B0\nF0+ B0").recomputing() == {0}
+    assert Schedule("F0 B0\nF0 B0").recomputing() == set()
