@@ -51,6 +51,27 @@ def test_moved_variable_keeps_its_value():
     np.testing.assert_array_equal(variable.numpy(), [1.0, 2.0])
 
 
+def test_storage_is_watched_as_the_variable_was_made():
+    """Whatever `trainable` is when it is created, or moved."""
+    with internals.deferred_variables():
+        made = [kl.Dense(3), kl.BatchNormalization()]
+        for layer in made:
+            layer.build((None, 2))
+            layer.trainable = False
+    made[1].moving_mean.trainable = True
+    variables = [made[0].kernel, made[1].gamma, made[1].moving_mean]
+    assert [*map(internals.is_watched, variables)] == [True, True, False]
+    for variable in variables:
+        internals.create_variable(variable)
+    for variable in variables:
+        internals.move_variable(variable)
+    assert [v.value.trainable for v in variables] == [True, True, False]
+    assert [v.trainable for v in variables] == [False, False, True]
+    assert not any(map(internals.is_trained, variables))
+    made[0].trainable = True
+    assert internals.is_trained(made[0].kernel)
+
+
 def test_error_of_a_layer_keeps_its_words():
     class Fails(kl.Layer):
         def call(self, x):

@@ -24,6 +24,7 @@ from keras.src.models.functional import Functional as _Functional
 from keras.src.ops.node import Node as _Node
 
 _UNINITIALIZED = "uninitialized_variables"
+_MADE_TRAINABLE = "_tfgpipe_made_trainable"
 _PLACE = "_tfgpipe_place"
 _IN_NO_GRAPH = "tfgpipe_in_no_graph"
 
@@ -38,6 +39,7 @@ def deferred_variables() -> Iterator[None]:
     them all on the default device when the outermost scope ends.
     """
     before = list(_global_state.get_global_attribute(_UNINITIALIZED) or [])
+    _global_state.set_global_attribute(_UNINITIALIZED, _Waiting(before))
     try:
         with (
             seed_generator_kept(),
@@ -46,6 +48,15 @@ def deferred_variables() -> Iterator[None]:
             yield
     finally:
         _global_state.set_global_attribute(_UNINITIALIZED, before)
+
+
+class _Waiting(list):
+    """Variables without storage: notes what each was made with."""
+
+    def append(self, variable: Any) -> None:
+        """Called where a variable is made."""
+        setattr(variable, _MADE_TRAINABLE, variable.trainable)
+        super().append(variable)
 
 
 def variables_are_deferred() -> bool:
@@ -63,9 +74,25 @@ def storage(variable: keras.Variable) -> Any:
     return variable._value
 
 
+def is_watched(variable: keras.Variable) -> bool:
+    """Whether tapes watch the variable, as it was made, whatever it says now.
+
+    So Keras has no gradient of a weight that was made with `trainable=False`.
+    """
+    if is_created(variable):
+        return storage(variable).trainable
+    return getattr(variable, _MADE_TRAINABLE, variable.trainable)
+
+
+def is_trained(variable: keras.Variable) -> bool:
+    """Whether Keras would train the variable."""
+    return variable.trainable and is_watched(variable)
+
+
 def create_variable(variable: keras.Variable) -> None:
     """Allocates a deferred variable on the current device."""
-    variable._deferred_initialize()
+    with _as_made(variable):
+        variable._deferred_initialize()
 
 
 def initial_value(variable: keras.Variable) -> tf.Tensor:
@@ -80,7 +107,13 @@ def move_variable(variable: keras.Variable) -> None:
 
     To be done before an optimizer or a trace knows the old one.
     """
-    variable._initialize(tf.identity(variable._value))
+    with _as_made(variable):
+        variable._initialize(tf.identity(variable._value))
+
+
+def _as_made(variable: keras.Variable) -> Any:
+    """Inside, storage is made as if nothing were frozen or unfrozen since."""
+    return _replaced(variable, "_trainable", is_watched(variable))
 
 
 # --------------------------------------------------------------------- inputs
@@ -802,9 +835,7 @@ def seed_generator_kept() -> Iterator[None]:
         if made is not before:
             _global_state.set_global_attribute(key, before)
             waiting = _global_state.get_global_attribute(_UNINITIALIZED) or []
-            _global_state.set_global_attribute(
-                _UNINITIALIZED, [v for v in waiting if v is not made.state]
-            )
+            waiting[:] = [v for v in waiting if v is not made.state]
 
 
 # ---------------------------------------------------------------------- steps
