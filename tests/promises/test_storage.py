@@ -120,3 +120,90 @@ def test_loss_that_reads_a_weight_made_frozen_does_not_train_it():
         return keras.ops.mean((y_true - y_pred) ** 2) + scale
 
     compared(make, 1, False, loss=loss)
+
+
+# ------------------------------------------------------ scopes inside layers
+class Substituted(kl.Layer):
+    """Replaces one weight of a layer inside, and reads what it assigned."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.inner = kl.Dense(4)
+
+    def build(self, shape):
+        self.inner.build(shape)
+        self.calls = self.add_weight(
+            shape=(), initializer="zeros", trainable=False, name="calls"
+        )
+
+    def call(self, x):
+        self.calls.assign_add(1.0)
+        kernel = keras.ops.tanh(self.inner.kernel)
+        with keras.StatelessScope([(self.inner.kernel, kernel)]):
+            y = self.inner(x) / (1.0 + self.calls)  # and reads the bias
+            self.calls.assign(0.0)
+        return y
+
+
+@EVERYWHERE
+def test_scope_of_a_layer_reads_what_the_layer_reads(k, eagerly):
+    """It read storage: state of the last step, weights without a gradient."""
+    compared(
+        lambda: [kl.Dense(4, "tanh"), Substituted(), kl.Dense(2)], k, eagerly
+    )
+
+
+# ------------------------------------------------------- tapes inside layers
+class Differentiating(kl.Layer):
+    """Takes gradients by its own weights, and by those of a layer inside."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.inner = kl.Dense(4)
+
+    def build(self, shape):
+        self.inner.build(shape)
+        self.scale = self.add_weight(shape=(4,), name="scale")
+        self.frozen = self.add_weight(shape=(4,), name="frozen")
+        self.frozen.trainable = False
+        self.never = self.add_weight(
+            shape=(4,), name="never", trainable=False, initializer="ones"
+        )
+
+    def call(self, x):
+        before = tf.convert_to_tensor(self.scale)
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as tape:
+                energy = tf.reduce_sum(tf.tanh(self.scale) ** 2 * before)
+                energy += tf.reduce_sum(self.frozen**3 * self.never)
+            found = tape.gradient(energy, [self.scale, self.frozen, self.never])
+            size = tf.reduce_sum(found[0] ** 2)
+        if found.pop() is not None:
+            raise ValueError("A tape does not watch what is not trained.")
+        found.append(outer.gradient(size, self.scale.value))
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(self.never.value)
+            energy = tf.reduce_sum(self.never**2 * self.scale)
+        found.append(tape.gradient(energy, self.never))
+        found.append(tf.cond(tf.shape(x)[0] > 0, self.branch, self.branch))
+        with tf.GradientTape() as tape:
+            rows = keras.ops.tanh(self.inner(x))
+            energy = keras.ops.sum(self.inner.bias**2)
+            energy += keras.ops.sum(self.inner.kernel**3)
+        kernel, bias = tape.gradient(energy, self.inner.trainable_variables)
+        return rows @ (kernel + self.inner.kernel) + bias + sum(found)
+
+    def branch(self):
+        with tf.GradientTape() as tape:
+            energy = tf.reduce_sum(self.scale**2)
+        return tape.gradient(energy, self.scale) * self.scale
+
+
+@EVERYWHERE
+def test_tape_in_a_layer_differentiates_by_its_weights(k, eagerly):
+    """Inside, a weight had no handle; and what was read before, counted."""
+    compared(
+        lambda: [kl.Dense(4, "tanh"), Differentiating(), kl.Dense(2)],
+        k,
+        eagerly,
+    )

@@ -72,6 +72,72 @@ def test_storage_is_watched_as_the_variable_was_made():
     assert internals.is_trained(made[0].kernel)
 
 
+def test_scope_stands_for_storage_in_scopes_and_to_tapes():
+    a, b = keras.Variable([1.0, 2.0]), keras.Variable([3.0])
+    frozen = keras.Variable([4.0], trainable=False)
+    values = [tf.constant(v) for v in ([5.0, 6.0], [7.0], [8.0])]
+    scope = internals.ReadingScope([*zip([a, b, frozen], values, strict=True)])
+    with scope, keras.StatelessScope([(b, tf.constant([9.0]))]):
+        with tf.GradientTape() as tape:
+            product = tf.reduce_sum(a * a * b * frozen)
+        assert tape.watched_variables() == (a,)
+        da, dfrozen = tape.gradient(product, [a, frozen])
+        with pytest.raises(AttributeError, match="handle"):
+            _ = b.handle
+    np.testing.assert_array_equal(da, 2 * 9 * 8 * values[0])
+    assert dfrozen is None
+    assert a.handle is a.value.handle
+    np.testing.assert_array_equal(a.value, [1.0, 2.0])
+
+
+def test_variables_without_storage_are_known_to_tapes():
+    layer = kl.Dense(3)
+    with internals.deferred_variables():
+        layer.build((None, 2))
+
+        def differentiate(x):
+            with tf.GradientTape() as tape:
+                y = layer(x)
+            return tape.gradient(y, layer.kernel)
+
+        spec = keras.KerasTensor((None, 2))
+        assert internals.output_spec(differentiate, spec).shape == (2, 3)
+    assert not internals.is_created(layer.kernel)
+
+
+def test_what_a_thread_replaces_is_as_it_was_for_others():
+    class Owner:
+        def method(self):
+            return "method"
+
+        @property
+        def name(self):
+            return "name"
+
+    before = dict(vars(Owner))
+    method = internals.Replaceable(Owner, "method")
+    name = internals.Replaceable(Owner, "name")
+    seen = []
+    with method.by(lambda _: "other"), name.by(lambda owner: owner.method()):
+        with name.by(lambda owner: f"{name.original(owner)} inside"):
+            assert Owner().name == "name inside"
+        assert (Owner().method(), Owner().name) == ("other", "other")
+        thread = threading.Thread(
+            target=lambda: seen.append((Owner().method(), Owner().name))
+        )
+        thread.start()
+        thread.join()
+    assert seen == [("method", "name")]
+    assert dict(vars(Owner)) == before
+
+
+def test_tapes_are_told_of_what_is_read():
+    variable = keras.Variable([1.0])
+    with tf.GradientTape() as tape:
+        internals.tell_tapes(variable)
+    assert tape.watched_variables() == (variable,)
+
+
 def test_error_of_a_layer_keeps_its_words():
     class Fails(kl.Layer):
         def call(self, x):

@@ -10,6 +10,7 @@ import collections
 import contextlib
 import functools
 import itertools
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -23,10 +24,95 @@ from keras.src.losses import loss as _loss
 from keras.src.models.functional import Functional as _Functional
 from keras.src.ops.node import Node as _Node
 
+from tfgpipe.internals.tensorflow import Replaceable, current_graph, tell_tapes
+
 _UNINITIALIZED = "uninitialized_variables"
 _MADE_TRAINABLE = "_tfgpipe_made_trainable"
 _PLACE = "_tfgpipe_place"
 _IN_NO_GRAPH = "tfgpipe_in_no_graph"
+
+
+_value = Replaceable(keras.Variable, "value")
+_handle = Replaceable(keras.Variable, "handle")
+
+
+# --------------------------------------------------------------------- scopes
+class ReadingScope(keras.StatelessScope):
+    """A scope whose values stand for storage, to all that runs in it.
+
+    In Keras, a scope inside reads storage where it has no value of its own, and
+    a tape has no name for a value. Here both find those of this scope:
+
+        with keras.StatelessScope(...): self.w    the value that this scope has
+        tape.gradient(loss, self.w)               what `handle_of` returns
+
+    Attributes:
+        is_telling: Whether a tape asks, to watch a variable that is read.
+    """
+
+    is_telling = False
+
+    def __enter__(self) -> Any:
+        self._outer = _value.current, _handle.current
+        self._entered = contextlib.ExitStack()
+        self._entered.enter_context(_value.by(self._read))
+        self._entered.enter_context(_handle.by(self._handle))
+        return super().__enter__()
+
+    def __exit__(self, *args: Any, **kwargs: Any) -> None:
+        super().__exit__(*args, **kwargs)
+        self._entered.close()
+
+    def handle_of(self, variable: keras.Variable) -> Any:
+        """By what tapes know a variable: a tensor; or None for its storage."""
+        return self.get_current_value(variable)
+
+    def _read(self, variable: keras.Variable) -> Any:
+        """Called where a variable is read."""
+        value = self._inner(variable)
+        if value is None:
+            if is_watched(variable):
+                with _replaced(self, "is_telling", True):
+                    tell_tapes(variable)
+            value = self.get_current_value(variable)
+        if value is None:
+            return self._outer[0](variable)
+        return variable._maybe_autocast(value)
+
+    def _handle(self, variable: keras.Variable) -> Any:
+        """Called where a tape is asked of a variable, or told of it."""
+        if self._inner(variable) is not None:
+            return _handle.original(variable)
+        handle = self.handle_of(variable)
+        return self._outer[1](variable) if handle is None else handle
+
+    def _inner(self, variable: keras.Variable) -> Any:
+        """The value that a scope inside this one has, or None."""
+        scope = _global_state.get_global_attribute("stateless_scope")
+        if scope in (None, self) or isinstance(scope, ReadingScope):
+            return None
+        return scope.get_current_value(variable)
+
+
+class _StartScope(ReadingScope):
+    """Has variables without storage read, in a graph, as one start value."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        self._values: Any = weakref.WeakKeyDictionary()
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """Called where a variable is read."""
+        value = super().get_current_value(variable)
+        graph = current_graph()
+        if value is not None or is_created(variable) or graph is None:
+            return value
+        own = self._values.setdefault(graph, {})
+        if id(variable) not in own:
+            own[id(variable)] = variable._initializer(
+                variable._shape, dtype=variable._dtype
+            )
+        return own[id(variable)]
 
 
 # ------------------------------------------------------------------ variables
@@ -43,7 +129,7 @@ def deferred_variables() -> Iterator[None]:
     try:
         with (
             seed_generator_kept(),
-            keras.StatelessScope(initialize_variables=False),
+            _StartScope(initialize_variables=False),
         ):
             yield
     finally:

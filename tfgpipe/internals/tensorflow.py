@@ -18,6 +18,7 @@ from tensorflow.core.framework.attr_value_pb2 import AttrValue as _Attribute
 from tensorflow.core.framework.attr_value_pb2 import (
     NameAttrList as _NameAttrList,
 )
+from tensorflow.python import pywrap_tfe as _pywrap_tfe
 from tensorflow.python.distribute import distribute_lib as _distribute_lib
 from tensorflow.python.eager import context as _context
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import (
@@ -35,8 +36,8 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import (
 _IS_COMPILED = "_XlaMustCompile"
 
 
-class _Replaceable:
-    """A function of TensorFlow's that a thread may replace for itself.
+class Replaceable:
+    """A function, or a property, that a thread may replace for itself.
 
     While a thread does so, a dispatcher stands in for the function. All other
     threads are led to the original, which is back when the last thread leaves.
@@ -44,20 +45,32 @@ class _Replaceable:
     Args:
         owner: The class or module that has the function.
         name: Its name there.
+
+    Attributes:
+        original: The function, which gets the value of the property.
     """
 
     def __init__(self, owner: Any, name: str):
         self._owner = owner
         self._name = name
-        self.original: Callable = getattr(owner, name)
+        self._there: Any = getattr(owner, name)
+        is_property = isinstance(self._there, property)
+        self.original: Callable = (
+            self._there.fget if is_property else self._there
+        )
         self._lock = threading.Lock()
         self._num_inside = 0
         self._of_thread = threading.local()
 
+    @property
+    def current(self) -> Callable:
+        """What this thread calls now."""
+        return getattr(self._of_thread, "function", self.original)
+
     @contextlib.contextmanager
     def by(self, function: Callable) -> Iterator[None]:
         """Inside, this thread calls another function."""
-        before = getattr(self._of_thread, "function", self.original)
+        before = self.current
         self._count(1)
         self._of_thread.function = function
         try:
@@ -72,19 +85,19 @@ class _Replaceable:
                 setattr(self._owner, self._name, self._dispatcher())
             self._num_inside += change
             if self._num_inside == 0:
-                setattr(self._owner, self._name, self.original)
+                setattr(self._owner, self._name, self._there)
 
-    def _dispatcher(self) -> Callable:
+    def _dispatcher(self) -> Any:
         @functools.wraps(self.original)
         def dispatch(*args: Any, **kwargs: Any) -> Any:
-            own = getattr(self._of_thread, "function", self.original)
-            return own(*args, **kwargs)
+            return self.current(*args, **kwargs)
 
-        return dispatch
+        is_property = isinstance(self._there, property)
+        return property(dispatch) if is_property else dispatch
 
 
-_function_call = _Replaceable(_Function, "__call__")
-_consumers = _Replaceable(_gradients_util, "_Consumers")
+_function_call = Replaceable(_Function, "__call__")
+_consumers = Replaceable(_gradients_util, "_Consumers")
 
 
 # --------------------------------------------------------------- tf.functions
@@ -159,6 +172,11 @@ def captures_of_strangers(graph: Any) -> list[tf.Tensor]:
         for tensor, _ in graph.captures
         if graph_of(tensor) not in (around | {None})
     ]
+
+
+def tell_tapes(variable: Any) -> None:
+    """Has tapes that watch what is read watch `variable.handle`, as of now."""
+    _pywrap_tfe.TFE_Py_TapeVariableAccessed(variable)
 
 
 def in_custom_gradient(thing: Any) -> bool:
