@@ -45,10 +45,15 @@ def test_initial_value_is_that_of_a_created_variable():
 
 def test_moved_variable_keeps_its_value():
     variable = keras.Variable([1.0, 2.0])
+    kept = variable.value
     with tf.device("CPU:2"):
         internals.move_variable(variable)
+    assert variable.value is kept
     assert variable.value.device.endswith("CPU:2")
     np.testing.assert_array_equal(variable.numpy(), [1.0, 2.0])
+    with tf.GradientTape() as tape:
+        double = 2.0 * kept
+    np.testing.assert_array_equal(tape.gradient(double, variable), [2.0, 2.0])
 
 
 def test_storage_is_watched_as_the_variable_was_made():
@@ -103,6 +108,41 @@ def test_variables_without_storage_are_known_to_tapes():
         spec = keras.KerasTensor((None, 2))
         assert internals.output_spec(differentiate, spec).shape == (2, 3)
     assert not internals.is_created(layer.kernel)
+
+
+def test_storage_is_read_by_python_as_something_else():
+    a, b = tf.Variable([[1.0, 2.0]]), tf.Variable([3.0])
+    value = tf.constant([[5.0, 6.0]])
+    with internals.reading_storage(lambda v: value if v is a else None):
+        np.testing.assert_array_equal(a + 1.0, value + 1.0)
+        np.testing.assert_array_equal(tf.gather(a, [0]), value)
+        np.testing.assert_array_equal(tf.gather_nd(a, [[0]]), value)
+        np.testing.assert_array_equal(b.read_value(), [3.0])
+        with internals.reading_storage(lambda v: None):
+            np.testing.assert_array_equal(a.value(), value)
+    np.testing.assert_array_equal(a, [[1.0, 2.0]])
+
+
+def test_reads_of_storage_by_operations_are_seen():
+    a, b = tf.Variable([1.0]), tf.Variable([2.0])
+    with internals.reads_of_storage() as read:
+        tf.raw_ops.Tanh(x=a)
+    tf.raw_ops.Tanh(x=b)
+    assert [v is a for v in read()] == [True]
+
+
+def test_storage_knows_its_variable():
+    variable, other = keras.Variable([1.0]), keras.Variable([1.0])
+    internals.note_variable(variable)
+    assert internals.variable_of(variable.value.handle) is variable
+    assert internals.variable_of(other.value.handle) is None
+
+
+def test_moved_storage_is_that_of_another():
+    one, other = tf.Variable([1.0]), tf.Variable([2.0])
+    internals.move_storage(one, other)
+    assert one.handle is other.handle
+    np.testing.assert_array_equal(one, [2.0])
 
 
 def test_what_a_thread_replaces_is_as_it_was_for_others():

@@ -55,6 +55,7 @@ class StateScope(internals.ReadingScope):
         self._weights: dict[int, tf.Tensor] = {}
         self._new_weights: dict[int, tf.Tensor] = {}
         self._handles: dict[int, tf.Tensor] = {}
+        self._held_back: dict[int, str] = {}
         self._moving = moving or MovingStatistics([], [])
         self._training = training
         self._graph = internals.current_graph()
@@ -115,7 +116,8 @@ class StateScope(internals.ReadingScope):
         on: what was read before the tape is constant to it.
         """
         key = id(variable)
-        given = self._weights.get(key, self._state.get(key))
+        own = self._weights if key in self._weights else self._state
+        given = own.get(key, self.state_mapping.get(key))
         if given is not None and self.is_telling and key not in self._handles:
             self._handles[key] = self._identity(given)
         return self._handles.get(key, given)
@@ -167,6 +169,7 @@ class StateScope(internals.ReadingScope):
         elif key not in self._state:
             self.unknown.append(variable.path)
         self.assigned.add(key)
+        self._held_back[key] = variable.path
         super().add_update((variable, value))
 
     def _value_outside(
@@ -200,10 +203,22 @@ class StateScope(internals.ReadingScope):
 
     def new_values(self, variables: list[keras.Variable]) -> list[Any]:
         """Their new values so far, None where they were not assigned."""
+        for variable in variables:
+            self._held_back.pop(id(variable), None)
         return [
             self.state_mapping[id(v)] if id(v) in self.assigned else None
             for v in variables
         ]
+
+    def check_taken(self) -> None:
+        """Refuses new values that `new_values` has not returned."""
+        if self._held_back:
+            raise ValueError(
+                "What is assigned must be of the layer that assigns it. "
+                f"Received: new values of {[*self._held_back.values()]} from "
+                "another one, or from a loss or a metric, which the pipeline "
+                "would lose. Assign them in the layer's own `call`."
+            )
 
     def record(
         self, layer: Any, inputs: Any, mask: Any, mean: Any, variance: Any

@@ -20,6 +20,7 @@ from tfgpipe import internals
 from tfgpipe.cells.added_losses import check_added_losses
 from tfgpipe.cells.assigned_rows import check_assigned, check_metrics
 from tfgpipe.cells.backward import Backward, add_backward, without_backward
+from tfgpipe.cells.captured import check_captured
 from tfgpipe.cells.cell import Cell
 from tfgpipe.cells.cut import Cut
 from tfgpipe.cells.function import CellFunction
@@ -201,6 +202,7 @@ def _name_as(own: Traced, first: Traced) -> None:
 
 def _check(function: CellFunction, traced: Traced) -> None:
     """Refuses, or warns of, what the trace shows of a cell's layers."""
+    check_captured(function.cell, traced)
     starts = traced.findings.starts
     operations = traced.operations
     check_operations(

@@ -24,9 +24,16 @@ from keras.src.losses import loss as _loss
 from keras.src.models.functional import Functional as _Functional
 from keras.src.ops.node import Node as _Node
 
-from tfgpipe.internals.tensorflow import Replaceable, current_graph, tell_tapes
+from tfgpipe.internals.tensorflow import (
+    Replaceable,
+    current_graph,
+    move_storage,
+    reading_storage,
+    tell_tapes,
+)
 
 _UNINITIALIZED = "uninitialized_variables"
+_KEPT_BY = "_tfgpipe_kept_by"
 _MADE_TRAINABLE = "_tfgpipe_made_trainable"
 _PLACE = "_tfgpipe_place"
 _IN_NO_GRAPH = "tfgpipe_in_no_graph"
@@ -44,6 +51,7 @@ class ReadingScope(keras.StatelessScope):
     a tape has no name for a value. Here both find those of this scope:
 
         with keras.StatelessScope(...): self.w    the value that this scope has
+        self.kept = self.w.value                  the same, when it is read
         tape.gradient(loss, self.w)               what `handle_of` returns
 
     Attributes:
@@ -57,6 +65,7 @@ class ReadingScope(keras.StatelessScope):
         self._entered = contextlib.ExitStack()
         self._entered.enter_context(_value.by(self._read))
         self._entered.enter_context(_handle.by(self._handle))
+        self._entered.enter_context(reading_storage(self._read_storage))
         return super().__enter__()
 
     def __exit__(self, *args: Any, **kwargs: Any) -> None:
@@ -71,19 +80,30 @@ class ReadingScope(keras.StatelessScope):
         """Called where a variable is read."""
         value = self._inner(variable)
         if value is None:
-            if is_watched(variable):
-                with _replaced(self, "is_telling", True):
-                    tell_tapes(variable)
-            value = self.get_current_value(variable)
+            value = self._own(variable)
         if value is None:
             return self._outer[0](variable)
         return variable._maybe_autocast(value)
+
+    def _read_storage(self, storage: tf.Variable) -> Any:
+        """Called where the `tf.Variable` of a variable is read."""
+        variable = variable_of(storage.handle)
+        return None if variable is None else self._own(variable)
+
+    def _own(self, variable: keras.Variable) -> Any:
+        """The value that this scope has, or None; tapes are told of it."""
+        if is_watched(variable):
+            with _replaced(self, "is_telling", True):
+                tell_tapes(variable)
+        return self.get_current_value(variable)
 
     def _handle(self, variable: keras.Variable) -> Any:
         """Called where a tape is asked of a variable, or told of it."""
         if self._inner(variable) is not None:
             return _handle.original(variable)
         handle = self.handle_of(variable)
+        if handle is None and is_created(variable):
+            return storage(variable).handle
         return self._outer[1](variable) if handle is None else handle
 
     def _inner(self, variable: keras.Variable) -> Any:
@@ -160,6 +180,17 @@ def storage(variable: keras.Variable) -> Any:
     return variable._value
 
 
+def note_variable(variable: keras.Variable) -> None:
+    """Has `variable_of` know whose its storage is."""
+    setattr(storage(variable).handle, _KEPT_BY, weakref.ref(variable))
+
+
+def variable_of(handle: tf.Tensor) -> keras.Variable | None:
+    """The variable whose storage has this handle, if that was noted."""
+    kept_by = getattr(handle, _KEPT_BY, None)
+    return None if kept_by is None else kept_by()
+
+
 def is_watched(variable: keras.Variable) -> bool:
     """Whether tapes watch the variable, as it was made, whatever it says now.
 
@@ -191,10 +222,16 @@ def initial_value(variable: keras.Variable) -> tf.Tensor:
 def move_variable(variable: keras.Variable) -> None:
     """Gives the variable new storage with its value on the current device.
 
-    To be done before an optimizer or a trace knows the old one.
+    To be done before an optimizer or a trace knows the old one. The same
+    `tf.Variable` has it, which layers may keep; except where there was one for
+    each device.
     """
+    before = variable._value
     with _as_made(variable):
-        variable._initialize(tf.identity(variable._value))
+        variable._initialize(tf.identity(before))
+    if not isinstance(before, tf.distribute.DistributedValues):
+        move_storage(before, variable._value)
+        variable._value = before
 
 
 def _as_made(variable: keras.Variable) -> Any:

@@ -21,6 +21,7 @@ from tensorflow.core.framework.attr_value_pb2 import (
 from tensorflow.python import pywrap_tfe as _pywrap_tfe
 from tensorflow.python.distribute import distribute_lib as _distribute_lib
 from tensorflow.python.eager import context as _context
+from tensorflow.python.eager import record as _record
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import (
     Function as _Function,
 )
@@ -29,6 +30,7 @@ from tensorflow.python.framework import op_def_registry as _op_def_registry
 from tensorflow.python.ops import control_flow_ops as _control_flow_ops
 from tensorflow.python.ops import custom_gradient as _custom_gradient
 from tensorflow.python.ops import gradients_util as _gradients_util
+from tensorflow.python.ops import resource_variable_ops as _variable_ops
 from tensorflow.python.ops.control_flow_v2_func_graphs import (
     ControlFlowFuncGraph as _ControlFlowFuncGraph,
 )
@@ -98,6 +100,9 @@ class Replaceable:
 
 _function_call = Replaceable(_Function, "__call__")
 _consumers = Replaceable(_gradients_util, "_Consumers")
+_read = Replaceable(_variable_ops.BaseResourceVariable, "_read_variable_op")
+_gather = Replaceable(_variable_ops.BaseResourceVariable, "sparse_read")
+_gather_nd = Replaceable(_variable_ops.BaseResourceVariable, "gather_nd")
 
 
 # --------------------------------------------------------------- tf.functions
@@ -194,6 +199,55 @@ def in_custom_gradient(thing: Any) -> bool:
                 return True
         frame = frame.f_back
     return False
+
+
+# ------------------------------------------------------------------- variables
+@contextlib.contextmanager
+def reading_storage(of: Callable[[tf.Variable], Any]) -> Iterator[None]:
+    """Inside, Python reads of a `tf.Variable` something else.
+
+    Args:
+        of: Called with the variable; returns a tensor, or None for its value.
+    """
+
+    def instead(function: Replaceable, made_of: Callable) -> Any:
+        outer = function.current
+
+        def read(variable: Any, *args: Any, **kwargs: Any) -> Any:
+            value = of(variable)
+            if value is None:
+                return outer(variable, *args, **kwargs)
+            return made_of(value, *args, **kwargs)
+
+        return function.by(read)
+
+    with (
+        instead(_read, lambda value, no_copy=False: value),
+        instead(_gather, tf.gather),
+        instead(_gather_nd, tf.gather_nd),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def reads_of_storage() -> Iterator[Callable[[], Sequence[Any]]]:
+    """Yields what returns the variables whose storage has been read inside.
+
+    Those which tapes may watch: also where an operation that runs eagerly takes
+    a `tf.Variable`, which it reads by itself.
+    """
+    with _record.VariableWatcher() as watcher:
+        yield watcher.watched_variables
+
+
+def move_storage(variable: tf.Variable, moved: tf.Variable) -> None:
+    """Gives a variable the storage of another: who keeps it, keeps that.
+
+    Args:
+        variable: The variable.
+        moved: One like it, which is not used any more.
+    """
+    variable._handle = moved._handle
 
 
 # -------------------------------------------------------------------- tracing
