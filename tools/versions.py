@@ -87,6 +87,7 @@ TESTS = [
     "tests/promises/test_placement.py",
     "tests/promises/test_saving.py",
     "tests/promises/test_state.py",
+    "tests/promises/test_storage.py",
 ]
 # What pytest is run with here, that the tests need.
 TEST_TOOLS = ["pytest", "pytest-xdist"]

@@ -45,10 +45,137 @@ def test_initial_value_is_that_of_a_created_variable():
 
 def test_moved_variable_keeps_its_value():
     variable = keras.Variable([1.0, 2.0])
+    kept = variable.value
     with tf.device("CPU:2"):
         internals.move_variable(variable)
+    assert variable.value is kept
     assert variable.value.device.endswith("CPU:2")
     np.testing.assert_array_equal(variable.numpy(), [1.0, 2.0])
+    with tf.GradientTape() as tape:
+        double = 2.0 * kept
+    np.testing.assert_array_equal(tape.gradient(double, variable), [2.0, 2.0])
+
+
+def test_storage_is_watched_as_the_variable_was_made():
+    """Whatever `trainable` is when it is created, or moved."""
+    with internals.deferred_variables():
+        made = [kl.Dense(3), kl.BatchNormalization()]
+        for layer in made:
+            layer.build((None, 2))
+            layer.trainable = False
+    made[1].moving_mean.trainable = True
+    variables = [made[0].kernel, made[1].gamma, made[1].moving_mean]
+    assert [*map(internals.is_watched, variables)] == [True, True, False]
+    for variable in variables:
+        internals.create_variable(variable)
+    for variable in variables:
+        internals.move_variable(variable)
+    assert [v.value.trainable for v in variables] == [True, True, False]
+    assert [v.trainable for v in variables] == [False, False, True]
+    assert not any(map(internals.is_trained, variables))
+    made[0].trainable = True
+    assert internals.is_trained(made[0].kernel)
+
+
+def test_scope_stands_for_storage_in_scopes_and_to_tapes():
+    a, b = keras.Variable([1.0, 2.0]), keras.Variable([3.0])
+    frozen = keras.Variable([4.0], trainable=False)
+    values = [tf.constant(v) for v in ([5.0, 6.0], [7.0], [8.0])]
+    scope = internals.ReadingScope([*zip([a, b, frozen], values, strict=True)])
+    with scope, keras.StatelessScope([(b, tf.constant([9.0]))]):
+        with tf.GradientTape() as tape:
+            product = tf.reduce_sum(a * a * b * frozen)
+        assert tape.watched_variables() == (a,)
+        da, dfrozen = tape.gradient(product, [a, frozen])
+        with pytest.raises(AttributeError, match="handle"):
+            _ = b.handle
+    np.testing.assert_array_equal(da, 2 * 9 * 8 * values[0])
+    assert dfrozen is None
+    assert a.handle is a.value.handle
+    np.testing.assert_array_equal(a.value, [1.0, 2.0])
+
+
+def test_variables_without_storage_are_known_to_tapes():
+    layer = kl.Dense(3)
+    with internals.deferred_variables():
+        layer.build((None, 2))
+
+        def differentiate(x):
+            with tf.GradientTape() as tape:
+                y = layer(x)
+            return tape.gradient(y, layer.kernel)
+
+        spec = keras.KerasTensor((None, 2))
+        assert internals.output_spec(differentiate, spec).shape == (2, 3)
+    assert not internals.is_created(layer.kernel)
+
+
+def test_storage_is_read_by_python_as_something_else():
+    a, b = tf.Variable([[1.0, 2.0]]), tf.Variable([3.0])
+    value = tf.constant([[5.0, 6.0]])
+    with internals.reading_storage(lambda v: value if v is a else None):
+        np.testing.assert_array_equal(a + 1.0, value + 1.0)
+        np.testing.assert_array_equal(tf.gather(a, [0]), value)
+        np.testing.assert_array_equal(tf.gather_nd(a, [[0]]), value)
+        np.testing.assert_array_equal(b.read_value(), [3.0])
+        with internals.reading_storage(lambda v: None):
+            np.testing.assert_array_equal(a.value(), value)
+    np.testing.assert_array_equal(a, [[1.0, 2.0]])
+
+
+def test_reads_of_storage_by_operations_are_seen():
+    a, b = tf.Variable([1.0]), tf.Variable([2.0])
+    with internals.reads_of_storage() as read:
+        tf.raw_ops.Tanh(x=a)
+    tf.raw_ops.Tanh(x=b)
+    assert [v is a for v in read()] == [True]
+
+
+def test_storage_knows_its_variable():
+    variable, other = keras.Variable([1.0]), keras.Variable([1.0])
+    internals.note_variable(variable)
+    assert internals.variable_of(variable.value.handle) is variable
+    assert internals.variable_of(other.value.handle) is None
+
+
+def test_moved_storage_is_that_of_another():
+    one, other = tf.Variable([1.0]), tf.Variable([2.0])
+    internals.move_storage(one, other)
+    assert one.handle is other.handle
+    np.testing.assert_array_equal(one, [2.0])
+
+
+def test_what_a_thread_replaces_is_as_it_was_for_others():
+    class Owner:
+        def method(self):
+            return "method"
+
+        @property
+        def name(self):
+            return "name"
+
+    before = dict(vars(Owner))
+    method = internals.Replaceable(Owner, "method")
+    name = internals.Replaceable(Owner, "name")
+    seen = []
+    with method.by(lambda _: "other"), name.by(lambda owner: owner.method()):
+        with name.by(lambda owner: f"{name.original(owner)} inside"):
+            assert Owner().name == "name inside"
+        assert (Owner().method(), Owner().name) == ("other", "other")
+        thread = threading.Thread(
+            target=lambda: seen.append((Owner().method(), Owner().name))
+        )
+        thread.start()
+        thread.join()
+    assert seen == [("method", "name")]
+    assert dict(vars(Owner)) == before
+
+
+def test_tapes_are_told_of_what_is_read():
+    variable = keras.Variable([1.0])
+    with tf.GradientTape() as tape:
+        internals.tell_tapes(variable)
+    assert tape.watched_variables() == (variable,)
 
 
 def test_error_of_a_layer_keeps_its_words():

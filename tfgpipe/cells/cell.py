@@ -87,10 +87,12 @@ class Cell(keras.layers.Layer):
         """The trainable variables of each layer, and those it borrows.
 
         As in Keras, a variable is trained if it says so itself: what is inside
-        a layer that was made with `trainable=False` may be.
+        a layer that was made with `trainable=False` may be. And tapes must
+        watch it: what was itself made with `trainable=False` never is trained.
         """
         return [
-            [v for v in own if v.trainable] for own in self._variables_by_layer
+            [v for v in own if internals.is_trained(v)]
+            for own in self._variables_by_layer
         ]
 
     @property
@@ -100,7 +102,7 @@ class Cell(keras.layers.Layer):
             id(v): v
             for layer, own in zip(self.sequence, self._variables_by_layer)
             for v in [*own, *layer.metrics_variables]
-            if not v.trainable
+            if not internals.is_trained(v)
         }
         return list(variables.values())
 

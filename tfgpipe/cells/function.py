@@ -243,6 +243,7 @@ class CellFunction:
             counts=counts,
             moments=[moving.moments[id(v)] for v in self.normalizations],
         )
+        scope.check_taken()
         return output, findings
 
     def _own(self, loss: Any, x: Any) -> tf.Tensor:

@@ -22,7 +22,7 @@ from tfgpipe.cells.moving import MovingStatistics
 from tfgpipe.cells.values import is_continuous
 
 
-class StateScope(keras.StatelessScope):
+class StateScope(internals.ReadingScope):
     """Runs layers on given values of their variables, and notes new ones.
 
     Args:
@@ -49,11 +49,13 @@ class StateScope(keras.StatelessScope):
         training: bool = True,
     ):
         super().__init__(state, collect_losses=True)
-        self._known = set(self.state_mapping)
+        self._state = dict(self.state_mapping)
         self._seeds = {id(v): self.state_mapping[id(v)] for v in seeds}
         self._layer = 0
         self._weights: dict[int, tf.Tensor] = {}
         self._new_weights: dict[int, tf.Tensor] = {}
+        self._handles: dict[int, tf.Tensor] = {}
+        self._held_back: dict[int, str] = {}
         self._moving = moving or MovingStatistics([], [])
         self._training = training
         self._graph = internals.current_graph()
@@ -80,6 +82,8 @@ class StateScope(keras.StatelessScope):
                 earlier cell has assigned to them, or None.
         """
         self._layer = index
+        for key in self._weights:
+            self._handles.pop(key, None)
         self._weights = {}
         for variable, tensor, assigned in weights:
             key = id(variable)
@@ -92,15 +96,40 @@ class StateScope(keras.StatelessScope):
     def get_current_value(self, variable: keras.Variable) -> Any:
         """Called where a variable is read."""
         key = id(variable)
-        if key not in self._weights and key not in self._known:
+        if key not in self._weights and key not in self._state:
             self.borrowed.append((self._layer, variable))
         elif self._training:
             self._check_read(variable)
         value = super().get_current_value(variable)
         is_new = key in self.assigned and key not in self._weights
         if is_new and is_continuous(value):
-            return tf.stop_gradient(value)  # as in Keras, at the variable
-        return value
+            value = tf.stop_gradient(value)  # as in Keras, at the variable
+        if value is None or key not in self._handles:
+            return value
+        handle = self._handles[key]
+        return _with_value(handle, value) if key in self.assigned else handle
+
+    def handle_of(self, variable: keras.Variable) -> Any:
+        """By what tapes inside a layer know a variable.
+
+        If one watches it, a tensor of its own, which is what is read from then
+        on: what was read before the tape is constant to it.
+        """
+        key = id(variable)
+        own = self._weights if key in self._weights else self._state
+        given = own.get(key, self.state_mapping.get(key))
+        if given is not None and self.is_telling and key not in self._handles:
+            self._handles[key] = self._identity(given)
+        return self._handles.get(key, given)
+
+    def _identity(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Another tensor of the layer's graph, wherever the layer is now."""
+        if internals.current_graph() is self._graph:
+            return tf.identity(tensor)
+        if self._graph is None:  # as an operation there would be on no tape
+            return tensor
+        with self._graph.as_default():
+            return tf.identity(tensor)
 
     def _check_read(self, variable: keras.Variable) -> None:
         """Refuses reads whose gradient would be lost; notes late ones."""
@@ -137,9 +166,10 @@ class StateScope(keras.StatelessScope):
                 value, self._weights[key].dtype
             )
             value = _with_value(self._weights[key], value)
-        elif key not in self._known:
+        elif key not in self._state:
             self.unknown.append(variable.path)
         self.assigned.add(key)
+        self._held_back[key] = variable.path
         super().add_update((variable, value))
 
     def _value_outside(
@@ -173,10 +203,22 @@ class StateScope(keras.StatelessScope):
 
     def new_values(self, variables: list[keras.Variable]) -> list[Any]:
         """Their new values so far, None where they were not assigned."""
+        for variable in variables:
+            self._held_back.pop(id(variable), None)
         return [
             self.state_mapping[id(v)] if id(v) in self.assigned else None
             for v in variables
         ]
+
+    def check_taken(self) -> None:
+        """Refuses new values that `new_values` has not returned."""
+        if self._held_back:
+            raise ValueError(
+                "What is assigned must be of the layer that assigns it. "
+                f"Received: new values of {[*self._held_back.values()]} from "
+                "another one, or from a loss or a metric, which the pipeline "
+                "would lose. Assign them in the layer's own `call`."
+            )
 
     def record(
         self, layer: Any, inputs: Any, mask: Any, mean: Any, variance: Any

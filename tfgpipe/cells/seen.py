@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.cells.bundle import tensors
+from tfgpipe.cells.captured import check_read, check_used
 from tfgpipe.cells.cell import Cell
 from tfgpipe.cells.function import Findings
 from tfgpipe.cells.side_effects import check_operations, kinds_run, stateful
@@ -35,6 +36,8 @@ class Seen:
         self._kinds: list[str] = []
         self._given: set[int] = set()
         self._is_strange = False
+        self._uses: list[tuple[str, Any]] = []
+        self._read: Sequence[Any] = ()
 
     def count(self) -> int:
         """How many there are."""
@@ -45,13 +48,18 @@ class Seen:
         """Inside, the cell is run."""
         given = tensors(list(arguments))
         self._given = {id(t) for t in given}
-        with internals.watching_operations(self._notice):
+        with (
+            internals.watching_operations(self._notice),
+            internals.reads_of_storage() as read,
+        ):
             yield
+        self._read = read()
 
     def _notice(
         self, name: str, inputs: Sequence[Any], outputs: Sequence[Any]
     ) -> None:
         self._kinds.extend(kinds_run(name))
+        self._uses += [(name, t) for t in inputs if t.dtype == tf.resource]
         for tensor in inputs:
             made, cell = self._makers.get(id(tensor), (None, self._cell))
             is_other = cell is not self._cell and id(tensor) not in self._given
@@ -64,6 +72,8 @@ class Seen:
         """Refuses, and warns of, what a trace would show, see `tracer.py`."""
         if self._is_strange:
             self._cell.refuse_strangers()
+        check_used(self._cell, self._uses)
+        check_read(self._cell, self._read)
         check_operations(
             self._cell,
             lambda start, end: stateful(self._kinds[start:end]),

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.cells.backward import Backward, add_backward, without_backward
+from tfgpipe.cells.captured import check_captured
 from tfgpipe.cells.cell import Cell
 from tfgpipe.cells.cut import Cut
 from tfgpipe.cells.function import CellFunction
@@ -195,6 +196,7 @@ def _name_as(own: Traced, first: Traced) -> None:
 
 def _check(function: CellFunction, traced: Traced) -> None:
     """Refuses, or warns of, what the trace shows of a cell's layers."""
+    check_captured(function.cell, traced)
     starts = traced.findings.starts
     operations = traced.operations
     check_operations(

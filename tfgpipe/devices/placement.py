@@ -111,18 +111,19 @@ class Storage:
     def __init__(self, model: str, layers: Iterable[keras.layers.Layer]):
         self._model = model
         self._held = [
-            (layer.name, variable, internals.storage(variable))
+            (layer.name, variable, internals.storage(variable).handle)
             for layer in layers
             for variable in layer.variables
         ]
         for _, variable, _ in self._held:
+            internals.note_variable(variable)
             setattr(variable, _PLACED_BY, model)
         self.known = {id(variable) for _, variable, _ in self._held}
 
     def check(self) -> None:
         """Refuses to go on where another model took over a layer."""
         for layer, variable, before in self._held:
-            if internals.storage(variable) is before:
+            if internals.storage(variable).handle is before:
                 continue
             other = getattr(variable, _PLACED_BY)
             raise ValueError(

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import itertools
 import random
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -25,9 +26,115 @@ from keras.src.losses import loss as _loss
 from keras.src.models.functional import Functional as _Functional
 from keras.src.ops.node import Node as _Node
 
+from tfgpipe.internals.tensorflow import (
+    Replaceable,
+    current_graph,
+    move_storage,
+    reading_storage,
+    tell_tapes,
+)
+
 _UNINITIALIZED = "uninitialized_variables"
+_KEPT_BY = "_tfgpipe_kept_by"
+_MADE_TRAINABLE = "_tfgpipe_made_trainable"
 _PLACE = "_tfgpipe_place"
 _IN_NO_GRAPH = "tfgpipe_in_no_graph"
+
+
+_value = Replaceable(keras.Variable, "value")
+_handle = Replaceable(keras.Variable, "handle")
+
+
+# --------------------------------------------------------------------- scopes
+class ReadingScope(keras.StatelessScope):
+    """A scope whose values stand for storage, to all that runs in it.
+
+    In Keras, a scope inside reads storage where it has no value of its own, and
+    a tape has no name for a value. Here both find those of this scope:
+
+        with keras.StatelessScope(...): self.w    the value that this scope has
+        self.kept = self.w.value                  the same, when it is read
+        tape.gradient(loss, self.w)               what `handle_of` returns
+
+    Attributes:
+        is_telling: Whether a tape asks, to watch a variable that is read.
+    """
+
+    is_telling = False
+
+    def __enter__(self) -> Any:
+        self._outer = _value.current, _handle.current
+        self._entered = contextlib.ExitStack()
+        self._entered.enter_context(_value.by(self._read))
+        self._entered.enter_context(_handle.by(self._handle))
+        self._entered.enter_context(reading_storage(self._read_storage))
+        return super().__enter__()
+
+    def __exit__(self, *args: Any, **kwargs: Any) -> None:
+        super().__exit__(*args, **kwargs)
+        self._entered.close()
+
+    def handle_of(self, variable: keras.Variable) -> Any:
+        """By what tapes know a variable: a tensor; or None for its storage."""
+        return self.get_current_value(variable)
+
+    def _read(self, variable: keras.Variable) -> Any:
+        """Called where a variable is read."""
+        value = self._inner(variable)
+        if value is None:
+            value = self._own(variable)
+        if value is None:
+            return self._outer[0](variable)
+        return variable._maybe_autocast(value)
+
+    def _read_storage(self, storage: tf.Variable) -> Any:
+        """Called where the `tf.Variable` of a variable is read."""
+        variable = variable_of(storage.handle)
+        return None if variable is None else self._own(variable)
+
+    def _own(self, variable: keras.Variable) -> Any:
+        """The value that this scope has, or None; tapes are told of it."""
+        if is_watched(variable):
+            with _replaced(self, "is_telling", True):
+                tell_tapes(variable)
+        return self.get_current_value(variable)
+
+    def _handle(self, variable: keras.Variable) -> Any:
+        """Called where a tape is asked of a variable, or told of it."""
+        if self._inner(variable) is not None:
+            return _handle.original(variable)
+        handle = self.handle_of(variable)
+        if handle is None and is_created(variable):
+            return storage(variable).handle
+        return self._outer[1](variable) if handle is None else handle
+
+    def _inner(self, variable: keras.Variable) -> Any:
+        """The value that a scope inside this one has, or None."""
+        scope = _global_state.get_global_attribute("stateless_scope")
+        if scope in (None, self) or isinstance(scope, ReadingScope):
+            return None
+        return scope.get_current_value(variable)
+
+
+class _StartScope(ReadingScope):
+    """Has variables without storage read, in a graph, as one start value."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        self._values: Any = weakref.WeakKeyDictionary()
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """Called where a variable is read."""
+        value = super().get_current_value(variable)
+        graph = current_graph()
+        if value is not None or is_created(variable) or graph is None:
+            return value
+        own = self._values.setdefault(graph, {})
+        if id(variable) not in own:
+            own[id(variable)] = variable._initializer(
+                variable._shape, dtype=variable._dtype
+            )
+        return own[id(variable)]
 
 
 # ------------------------------------------------------------------ variables
@@ -40,14 +147,24 @@ def deferred_variables() -> Iterator[None]:
     them all on the default device when the outermost scope ends.
     """
     before = list(_global_state.get_global_attribute(_UNINITIALIZED) or [])
+    _global_state.set_global_attribute(_UNINITIALIZED, _Waiting(before))
     try:
         with (
             seed_generator_kept(),
-            keras.StatelessScope(initialize_variables=False),
+            _StartScope(initialize_variables=False),
         ):
             yield
     finally:
         _global_state.set_global_attribute(_UNINITIALIZED, before)
+
+
+class _Waiting(list):
+    """Variables without storage: notes what each was made with."""
+
+    def append(self, variable: Any) -> None:
+        """Called where a variable is made."""
+        setattr(variable, _MADE_TRAINABLE, variable.trainable)
+        super().append(variable)
 
 
 def variables_are_deferred() -> bool:
@@ -65,9 +182,36 @@ def storage(variable: keras.Variable) -> Any:
     return variable._value
 
 
+def note_variable(variable: keras.Variable) -> None:
+    """Has `variable_of` know whose its storage is."""
+    setattr(storage(variable).handle, _KEPT_BY, weakref.ref(variable))
+
+
+def variable_of(handle: tf.Tensor) -> keras.Variable | None:
+    """The variable whose storage has this handle, if that was noted."""
+    kept_by = getattr(handle, _KEPT_BY, None)
+    return None if kept_by is None else kept_by()
+
+
+def is_watched(variable: keras.Variable) -> bool:
+    """Whether tapes watch the variable, as it was made, whatever it says now.
+
+    So Keras has no gradient of a weight that was made with `trainable=False`.
+    """
+    if is_created(variable):
+        return storage(variable).trainable
+    return getattr(variable, _MADE_TRAINABLE, variable.trainable)
+
+
+def is_trained(variable: keras.Variable) -> bool:
+    """Whether Keras would train the variable."""
+    return variable.trainable and is_watched(variable)
+
+
 def create_variable(variable: keras.Variable) -> None:
     """Allocates a deferred variable on the current device."""
-    variable._deferred_initialize()
+    with _as_made(variable):
+        variable._deferred_initialize()
 
 
 def initial_value(variable: keras.Variable) -> tf.Tensor:
@@ -80,9 +224,21 @@ def initial_value(variable: keras.Variable) -> tf.Tensor:
 def move_variable(variable: keras.Variable) -> None:
     """Gives the variable new storage with its value on the current device.
 
-    To be done before an optimizer or a trace knows the old one.
+    To be done before an optimizer or a trace knows the old one. The same
+    `tf.Variable` has it, which layers may keep; except where there was one for
+    each device.
     """
-    variable._initialize(tf.identity(variable._value))
+    before = variable._value
+    with _as_made(variable):
+        variable._initialize(tf.identity(before))
+    if not isinstance(before, tf.distribute.DistributedValues):
+        move_storage(before, variable._value)
+        variable._value = before
+
+
+def _as_made(variable: keras.Variable) -> Any:
+    """Inside, storage is made as if nothing were frozen or unfrozen since."""
+    return _replaced(variable, "_trainable", is_watched(variable))
 
 
 # --------------------------------------------------------------------- inputs
@@ -804,9 +960,7 @@ def seed_generator_kept() -> Iterator[None]:
         if made is not before:
             _global_state.set_global_attribute(key, before)
             waiting = _global_state.get_global_attribute(_UNINITIALIZED) or []
-            _global_state.set_global_attribute(
-                _UNINITIALIZED, [v for v in waiting if v is not made.state]
-            )
+            waiting[:] = [v for v in waiting if v is not made.state]
 
 
 @contextlib.contextmanager

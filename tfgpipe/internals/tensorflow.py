@@ -21,6 +21,7 @@ from tensorflow.core.framework.attr_value_pb2 import (
 from tensorflow.python import pywrap_tfe as _pywrap_tfe
 from tensorflow.python.distribute import distribute_lib as _distribute_lib
 from tensorflow.python.eager import context as _context
+from tensorflow.python.eager import record as _record
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import (
     Function as _Function,
 )
@@ -29,6 +30,7 @@ from tensorflow.python.framework import op_def_registry as _op_def_registry
 from tensorflow.python.ops import control_flow_ops as _control_flow_ops
 from tensorflow.python.ops import custom_gradient as _custom_gradient
 from tensorflow.python.ops import gradients_util as _gradients_util
+from tensorflow.python.ops import resource_variable_ops as _variable_ops
 from tensorflow.python.ops.control_flow_v2_func_graphs import (
     ControlFlowFuncGraph as _ControlFlowFuncGraph,
 )
@@ -36,8 +38,8 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import (
 _IS_COMPILED = "_XlaMustCompile"
 
 
-class _Replaceable:
-    """A function of TensorFlow's that a thread may replace for itself.
+class Replaceable:
+    """A function, or a property, that a thread may replace for itself.
 
     While a thread does so, a dispatcher stands in for the function. All other
     threads are led to the original, which is back when the last thread leaves.
@@ -45,20 +47,32 @@ class _Replaceable:
     Args:
         owner: The class or module that has the function.
         name: Its name there.
+
+    Attributes:
+        original: The function, which gets the value of the property.
     """
 
     def __init__(self, owner: Any, name: str):
         self._owner = owner
         self._name = name
-        self.original: Callable = getattr(owner, name)
+        self._there: Any = getattr(owner, name)
+        is_property = isinstance(self._there, property)
+        self.original: Callable = (
+            self._there.fget if is_property else self._there
+        )
         self._lock = threading.Lock()
         self._num_inside = 0
         self._of_thread = threading.local()
 
+    @property
+    def current(self) -> Callable:
+        """What this thread calls now."""
+        return getattr(self._of_thread, "function", self.original)
+
     @contextlib.contextmanager
     def by(self, function: Callable) -> Iterator[None]:
         """Inside, this thread calls another function."""
-        before = getattr(self._of_thread, "function", self.original)
+        before = self.current
         self._count(1)
         self._of_thread.function = function
         try:
@@ -73,19 +87,22 @@ class _Replaceable:
                 setattr(self._owner, self._name, self._dispatcher())
             self._num_inside += change
             if self._num_inside == 0:
-                setattr(self._owner, self._name, self.original)
+                setattr(self._owner, self._name, self._there)
 
-    def _dispatcher(self) -> Callable:
+    def _dispatcher(self) -> Any:
         @functools.wraps(self.original)
         def dispatch(*args: Any, **kwargs: Any) -> Any:
-            own = getattr(self._of_thread, "function", self.original)
-            return own(*args, **kwargs)
+            return self.current(*args, **kwargs)
 
-        return dispatch
+        is_property = isinstance(self._there, property)
+        return property(dispatch) if is_property else dispatch
 
 
-_function_call = _Replaceable(_Function, "__call__")
-_consumers = _Replaceable(_gradients_util, "_Consumers")
+_function_call = Replaceable(_Function, "__call__")
+_consumers = Replaceable(_gradients_util, "_Consumers")
+_read = Replaceable(_variable_ops.BaseResourceVariable, "_read_variable_op")
+_gather = Replaceable(_variable_ops.BaseResourceVariable, "sparse_read")
+_gather_nd = Replaceable(_variable_ops.BaseResourceVariable, "gather_nd")
 
 
 # --------------------------------------------------------------- tf.functions
@@ -175,6 +192,11 @@ def captures_of_strangers(graph: Any) -> list[tf.Tensor]:
     ]
 
 
+def tell_tapes(variable: Any) -> None:
+    """Has tapes that watch what is read watch `variable.handle`, as of now."""
+    _pywrap_tfe.TFE_Py_TapeVariableAccessed(variable)
+
+
 def in_custom_gradient(thing: Any) -> bool:
     """Whether a function with a gradient of its own reads something.
 
@@ -190,6 +212,55 @@ def in_custom_gradient(thing: Any) -> bool:
                 return True
         frame = frame.f_back
     return False
+
+
+# ------------------------------------------------------------------- variables
+@contextlib.contextmanager
+def reading_storage(of: Callable[[tf.Variable], Any]) -> Iterator[None]:
+    """Inside, Python reads of a `tf.Variable` something else.
+
+    Args:
+        of: Called with the variable; returns a tensor, or None for its value.
+    """
+
+    def instead(function: Replaceable, made_of: Callable) -> Any:
+        outer = function.current
+
+        def read(variable: Any, *args: Any, **kwargs: Any) -> Any:
+            value = of(variable)
+            if value is None:
+                return outer(variable, *args, **kwargs)
+            return made_of(value, *args, **kwargs)
+
+        return function.by(read)
+
+    with (
+        instead(_read, lambda value, no_copy=False: value),
+        instead(_gather, tf.gather),
+        instead(_gather_nd, tf.gather_nd),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def reads_of_storage() -> Iterator[Callable[[], Sequence[Any]]]:
+    """Yields what returns the variables whose storage has been read inside.
+
+    Those which tapes may watch: also where an operation that runs eagerly takes
+    a `tf.Variable`, which it reads by itself.
+    """
+    with _record.VariableWatcher() as watcher:
+        yield watcher.watched_variables
+
+
+def move_storage(variable: tf.Variable, moved: tf.Variable) -> None:
+    """Gives a variable the storage of another: who keeps it, keeps that.
+
+    Args:
+        variable: The variable.
+        moved: One like it, which is not used any more.
+    """
+    variable._handle = moved._handle
 
 
 # -------------------------------------------------------------------- tracing

@@ -90,9 +90,10 @@ class WholeLoss(Objective):
                 [penalty.value for penalty in found],
             )
             self._total = loss.total
-            variables = self._model.trainable_variables
             self._direct = [
-                (v, d) for v, d in zip(variables, loss.weights) if d is not None
+                (v, d)
+                for v, d in zip(self._trained(), loss.weights)
+                if d is not None
             ]
             for penalty, factor in zip(found, loss.penalties):
                 self._direct += penalty.times(factor)
@@ -120,6 +121,10 @@ class WholeLoss(Objective):
         """Those of a loss that reads weights, and of weight regularisers."""
         return self._direct
 
+    def _trained(self) -> list[keras.Variable]:
+        variables = self._model.trainable_variables
+        return [v for v in variables if internals.is_trained(v)]
+
     def _differentiated(
         self,
         data: tuple[Any, Any, Any],
@@ -139,7 +144,7 @@ class WholeLoss(Objective):
         flat = tree.flatten(y_pred)
         outputs = [t for t in flat if is_continuous(t)]
         own = [v for losses in extra for v in losses]
-        weights = [v.value for v in self._model.trainable_variables]
+        weights = [v.value for v in self._trained()]
         sources = [*outputs, *own, *values, *weights]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(sources)

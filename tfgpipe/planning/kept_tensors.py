@@ -104,7 +104,7 @@ def kept_bytes(
     def trace() -> None:
         inputs = keras.tree.map_structure(_placeholder, spec)
         weights = [_placeholder(v) for v in layer.variables]
-        scope = keras.StatelessScope(
+        scope = internals.ReadingScope(
             state_mapping=list(zip(layer.variables, weights, strict=True)),
             initialize_variables=False,
         )

@@ -162,7 +162,7 @@ def _spec_of(leaf: Any) -> Any:
     return keras.KerasTensor(tuple(leaf.shape), leaf.dtype.name)
 
 
-class _PlaceholderScope(keras.StatelessScope):
+class _PlaceholderScope(internals.ReadingScope):
     """Inside, every variable without an update reads as a placeholder."""
 
     def __init__(self, graph: tf.Graph):

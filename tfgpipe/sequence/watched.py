@@ -25,7 +25,7 @@ class Uses(NamedTuple):
     assigned: set[int]
 
 
-class WatchingScope(keras.StatelessScope):
+class WatchingScope(internals.ReadingScope):
     """Notes which variables are read and assigned; none changes.
 
     Attributes:

@@ -1,0 +1,301 @@
+"""What is kept of variables: storage that tapes watch, and who else reads it.
+
+A Keras variable keeps its value in a `tf.Variable`, which tapes watch if it was
+made to be trained. Layers may read that by other ways than the variable.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from beside_keras import normal
+from keras import layers as kl
+
+import tfgpipe
+
+pytestmark = pytest.mark.usefixtures("float64")
+EVERYWHERE = pytest.mark.parametrize(
+    ("k", "eagerly"), [(1, False), (2, False), (2, True)]
+)
+
+
+def compared(make, k, eagerly, **arguments):
+    """Trains a pipeline of K cells, M = K, and plain Keras, alike."""
+
+    def trained(model, **told):
+        keras.utils.set_random_seed(5)
+        model = model(make())
+        model.build((None, 4))
+        for variable in model.variables:
+            if variable.name in ("kernel", "scale"):
+                variable.trainable = True
+        optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
+        model.compile(optimizer, **{"loss": "mse", **arguments}, **told)
+        x = normal(4)
+        history = model.fit(x, normal(2), batch_size=4, epochs=2, verbose=0)
+        with tf.GradientTape() as tape:
+            value = tf.reduce_sum(model(x) ** 2)
+        weights = [v.value for v in model.trainable_variables]
+        found = tape.gradient(value, weights)
+        return (
+            history.history["loss"],
+            model.get_weights(),
+            [0.0 if d is None else tf.convert_to_tensor(d) for d in found],
+            [d is None for d in found],
+        )
+
+    expected = trained(keras.Sequential)
+    found = trained(
+        lambda layers: tfgpipe.GPipe(layers, k, k), run_eagerly=eagerly
+    )
+    for a, b in zip(
+        keras.tree.flatten(found), keras.tree.flatten(expected), strict=True
+    ):
+        np.testing.assert_allclose(a, b, 1e-10, 1e-12)
+
+
+# ---------------------------------------------------- frozen, and then not
+class Scale(kl.Layer):
+    """Has a weight that is frozen, one way or the other, when it is placed."""
+
+    def __init__(self, made_trainable, **kwargs):
+        super().__init__(**kwargs)
+        self.made_trainable = made_trainable
+
+    def build(self, shape):
+        self.scale = self.add_weight(
+            shape=(shape[-1],),
+            initializer="ones",
+            regularizer="l2",
+            name="scale",
+            trainable=self.made_trainable,
+        )
+        self.scale.trainable = False
+
+    def call(self, x):
+        return x * self.scale
+
+
+def built_and_frozen():
+    layers = [kl.Dense(4, "tanh"), kl.Dense(4, kernel_regularizer="l2")]
+    for layer in layers:
+        layer.build((None, 4))
+        layer.trainable = False
+    return [*layers, kl.Dense(2)]
+
+
+def frozen_by_itself():
+    return [kl.Dense(4, "tanh"), Scale(True), kl.Dense(2)]
+
+
+def made_frozen():
+    return [kl.Dense(4, "tanh"), Scale(False), kl.Dense(2)]
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize(
+    "make", [built_and_frozen, frozen_by_itself, made_frozen]
+)
+@EVERYWHERE
+def test_weights_unfrozen_after_they_were_placed_are_trained_as_in_keras(
+    make, k, eagerly
+):
+    """Regularisers and tapes missed them, whose storage was made frozen.
+
+    Keras's own tape misses those that were made with `trainable=False`.
+    """
+    compared(make, k, eagerly)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_loss_that_reads_a_weight_made_frozen_does_not_train_it():
+    layers = []
+
+    def make():
+        layers[:] = made_frozen()
+        return layers
+
+    def loss(y_true, y_pred):
+        scale = keras.ops.sum(layers[1].scale)
+        return keras.ops.mean((y_true - y_pred) ** 2) + scale
+
+    compared(make, 1, False, loss=loss)
+
+
+# ------------------------------------------------------ scopes inside layers
+class Substituted(kl.Layer):
+    """Replaces one weight of a layer inside, and reads what it assigned."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.inner = kl.Dense(4)
+
+    def build(self, shape):
+        self.inner.build(shape)
+        self.calls = self.add_weight(
+            shape=(), initializer="zeros", trainable=False, name="calls"
+        )
+
+    def call(self, x):
+        self.calls.assign_add(1.0)
+        kernel = keras.ops.tanh(self.inner.kernel)
+        with keras.StatelessScope([(self.inner.kernel, kernel)]):
+            y = self.inner(x) / (1.0 + self.calls)  # and reads the bias
+            self.calls.assign(0.0)
+        return y
+
+
+@EVERYWHERE
+def test_scope_of_a_layer_reads_what_the_layer_reads(k, eagerly):
+    """It read storage: state of the last step, weights without a gradient."""
+    compared(
+        lambda: [kl.Dense(4, "tanh"), Substituted(), kl.Dense(2)], k, eagerly
+    )
+
+
+# ------------------------------------------------------- tapes inside layers
+class Differentiating(kl.Layer):
+    """Takes gradients by its own weights, and by those of a layer inside."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.inner = kl.Dense(4)
+
+    def build(self, shape):
+        self.inner.build(shape)
+        self.scale = self.add_weight(shape=(4,), name="scale")
+        self.frozen = self.add_weight(shape=(4,), name="frozen")
+        self.frozen.trainable = False
+        self.never = self.add_weight(
+            shape=(4,), name="never", trainable=False, initializer="ones"
+        )
+
+    def call(self, x):
+        before = tf.convert_to_tensor(self.scale)
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as tape:
+                energy = tf.reduce_sum(tf.tanh(self.scale) ** 2 * before)
+                energy += tf.reduce_sum(self.frozen**3 * self.never)
+            found = tape.gradient(energy, [self.scale, self.frozen, self.never])
+            size = tf.reduce_sum(found[0] ** 2)
+        if found.pop() is not None:
+            raise ValueError("A tape does not watch what is not trained.")
+        found.append(outer.gradient(size, self.scale.value))
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(self.never.value)
+            energy = tf.reduce_sum(self.never**2 * self.scale)
+        found.append(tape.gradient(energy, self.never))
+        found.append(tf.cond(tf.shape(x)[0] > 0, self.branch, self.branch))
+        with tf.GradientTape() as tape:
+            rows = keras.ops.tanh(self.inner(x))
+            energy = keras.ops.sum(self.inner.bias**2)
+            energy += keras.ops.sum(self.inner.kernel**3)
+        kernel, bias = tape.gradient(energy, self.inner.trainable_variables)
+        return rows @ (kernel + self.inner.kernel) + bias + sum(found)
+
+    def branch(self):
+        with tf.GradientTape() as tape:
+            energy = tf.reduce_sum(self.scale**2)
+        return tape.gradient(energy, self.scale) * self.scale
+
+
+@EVERYWHERE
+def test_tape_in_a_layer_differentiates_by_its_weights(k, eagerly):
+    """Inside, a weight had no handle; and what was read before, counted."""
+    compared(
+        lambda: [kl.Dense(4, "tanh"), Differentiating(), kl.Dense(2)],
+        k,
+        eagerly,
+    )
+
+
+# --------------------------------------------------- storage that layers keep
+def kept(use, **arguments):
+    """Layers of which one uses the storage of another's weight."""
+    dense = kl.Dense(4)
+    dense.build((None, 4))
+    storage = dense.kernel.value
+    return [dense, kl.Lambda(lambda x: use(x, storage), **arguments)]
+
+
+def by_operations(x, kernel):
+    x = keras.ops.tanh(keras.ops.matmul(x, kernel)) * (1.0 + kernel[0])
+    return x + tf.gather(kernel, [1])[0] + tf.gather_nd(kernel, [[2]])[0]
+
+
+def in_control_flow(x, kernel):
+    x = tf.cond(tf.shape(x)[0] > 0, lambda: tf.matmul(x, kernel), lambda: x)
+    step = tf.function(lambda h: tf.tanh(tf.matmul(h, kernel)))
+    return tf.while_loop(
+        lambda i, h: i < 2, lambda i, h: (i + 1, step(h)), [0, x]
+    )[1]
+
+
+@pytest.mark.parametrize("use", [by_operations, in_control_flow])
+@EVERYWHERE
+def test_storage_that_a_layer_keeps_is_that_of_the_weight(use, k, eagerly):
+    """It was captured: without a gradient, and left behind on its device."""
+    compared(lambda: [*kept(use), kl.Dense(2)], k, eagerly)
+
+
+def assigning(x, kernel):
+    kernel.assign(kernel * 0.5)
+    return x
+
+
+def assigning_in_a_branch(x, kernel):
+    def branch():
+        return x + tf.reduce_sum(kernel.assign_add(kernel))
+
+    return tf.cond(tf.shape(x)[0] > 0, branch, lambda: x)
+
+
+def reading_in_a_loop(x, kernel):
+    def body(i, h):
+        value = tf.raw_ops.ReadVariableOp(
+            resource=kernel.handle, dtype=kernel.dtype
+        )
+        return i + 1, tf.matmul(h, value)
+
+    return tf.while_loop(lambda i, h: i < 2, body, [0, x])[1]
+
+
+@pytest.mark.parametrize(
+    "use", [assigning, assigning_in_a_branch, reading_in_a_loop]
+)
+@EVERYWHERE
+def test_storage_that_is_used_by_itself_is_refused(use, k, eagerly):
+    layers = [keras.Input((4,)), *kept(use, name="uses"), kl.Dense(2)]
+    model = tfgpipe.GPipe(layers, k, k)
+    model.compile("sgd", "mse", run_eagerly=eagerly)
+    with pytest.raises(
+        ValueError, match=r"(?s)'uses'.* of 'dense.*/kernel' by itself.*Keep"
+    ):
+        model.train_on_batch(normal(4), normal(2))
+
+
+def test_storage_that_operations_read_eagerly_is_refused():
+    """Python does not see what they read, nor would the tape."""
+    layers = kept(lambda x, kernel: x @ tf.tanh(kernel))
+    model = tfgpipe.GPipe([keras.Input((4,)), *layers], 2)
+    model.compile("sgd", "mse", run_eagerly=True)
+    with pytest.raises(ValueError, match=r"(?s)/kernel' by itself.*ops"):
+        model.train_on_batch(normal(4), normal(4))
+
+
+@EVERYWHERE
+def test_tape_by_a_weight_of_another_layer(k, eagerly):
+    """Of another cell, too: which weights it reads is found out on the way."""
+
+    def make():
+        dense = kl.Dense(4)
+        dense.build((None, 4))
+
+        def differentiate(x):
+            with tf.GradientTape() as tape:
+                energy = tf.reduce_sum(tf.tanh(dense.kernel) ** 2)
+            return keras.ops.matmul(x, tape.gradient(energy, dense.kernel))
+
+        return [dense, kl.Lambda(differentiate), kl.Dense(2)]
+
+    compared(make, k, eagerly)
