@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -20,10 +20,10 @@ from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.nonfinite import Skips
 from tfgpipe.planning import Profile, partition
 from tfgpipe.random_state import RandomState
+from tfgpipe.rehearsal import Rehearsed
 from tfgpipe.saving import Saved
 from tfgpipe.schedules import Schedule
 from tfgpipe.sequence import Arguments
-from tfgpipe.steps import Stepped
 
 # What other libraries call what `GPipe` has an argument for.
 _ELSEWHERE = {
@@ -64,6 +64,8 @@ class _Plan:
         self.random_state: RandomState | None = None
         self.pending_losses: list[Any] | None = None
         self.clock: Any = None
+        self.keeps_all = False  # whatever `remat` says
+        self.tell_gradients: Callable | None = None
         self.storage: Storage | None = None
         self.skips: Skips | None = None
         self.is_new = True  # not trained yet
@@ -72,7 +74,7 @@ class _Plan:
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
-class GPipe(Described, Saved, Stepped):
+class GPipe(Described, Saved, Rehearsed):
     """A sequence of Keras layers that is trained on several devices.
 
     The layers are cut into `num_partitions` cells, one a device. A mini-batch

@@ -807,6 +807,12 @@ def seed_generator_kept() -> Iterator[None]:
             )
 
 
+def global_seed() -> list[keras.Variable]:
+    """The state of Keras's global seed generator, if there is one."""
+    made = _global_state.get_global_attribute("global_seed_generator")
+    return [] if made is None else [made.state]
+
+
 # ---------------------------------------------------------------------- steps
 def element_spec(epoch_iterator: Any) -> Any:
     """The structure of `tf.TensorSpec` that an epoch's dataset yields."""

@@ -158,9 +158,14 @@ class Arguments:
             "skip_nonfinite": self.skip_nonfinite,
         }
 
-    def remat_by_cell(self) -> Remat:
-        """The rule of each group of each cell."""
-        return Remat.of(self.remat, self.num_partitions, self.remat_groups)
+    def remat_by_cell(self, keeps_all: bool = False) -> Remat:
+        """The rule of each group of each cell.
+
+        Args:
+            keeps_all: Whether to recompute nothing.
+        """
+        remat = "never" if keeps_all else self.remat
+        return Remat.of(remat, self.num_partitions, self.remat_groups)
 
     def schedule_of(self, num_micro_batches: int) -> Schedule:
         """The schedule for a mini-batch.
