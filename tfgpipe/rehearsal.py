@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.nonfinite import Guard
+from tfgpipe.nonfinite import Guard, all_finite
 from tfgpipe.steps import Stepped
 
 
@@ -27,6 +27,11 @@ class Rehearsal(NamedTuple):
     total: tf.Tensor
     pairs: list[tuple[Any, keras.Variable]]
     gradient_dtype: str | None
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether loss and gradients are."""
+        return bool(all_finite(self.total, [d for d, _ in self.pairs]))
 
 
 class Rehearsed(Stepped):
@@ -83,8 +88,8 @@ class Rehearsed(Stepped):
     def unchanged(self) -> Iterator[Callable[[], None]]:
         """Inside, steps may run: at the end the variables are as before.
 
-        Those of the layers, seeds among them, of metrics and of the optimizer.
-        It yields what puts them back at once.
+        Those of the layers, of metrics, of the optimizer, and seeds. It yields
+        what puts them back at once.
         """
         skips, optimizer = self._plan.skips, self.optimizer
         variables: list[Any] = [
@@ -92,6 +97,7 @@ class Rehearsed(Stepped):
             *self.metrics_variables,
             *(v for o in internals.with_inner(optimizer) for v in o.variables),
             *internals.unlisted(optimizer),
+            *internals.global_seed(),
             *([] if skips is None else skips.counts),
         ]
         values = {id(v): (v, v.numpy()) for v in variables}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -10,8 +10,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import check_rows
-from tfgpipe.exactness.difference import are_finite
+from tfgpipe.cells import check_rows, is_synchronized
 from tfgpipe.exactness.graph_step import (
     compare_state,
     compare_step,
@@ -24,8 +23,12 @@ from tfgpipe.exactness.recorder import Recorded, Recorder
 from tfgpipe.exactness.report import Report, Tally
 from tfgpipe.exactness.weights import Places, compare_weights
 from tfgpipe.gpipe import GPipe
+from tfgpipe.nonfinite import all_finite
 from tfgpipe.planning import one_example
+from tfgpipe.rehearsal import Rehearsal
 from tfgpipe.sequence import inputs
+
+_MOST_SCALES = 20  # of the loss: from 2^15 to under 1
 
 
 def check(
@@ -83,32 +86,53 @@ def check(
         internals.random_numbers_kept(),
     ):
         model.prepare(*data, with_loss=True)
-        with model.unchanged() as put_back:
-            return _compared(model, data, put_back)
+        with model.unchanged():
+            model.reset_metrics()
+            recorder, rehearsal = _rehearsed(model, data)
+            with model.unchanged() as put_back:
+                return _compared(model, data, recorder, rehearsal, put_back)
 
 
-def _compared(model: Any, data: tuple[Any, Any, Any], put_back: Any) -> Report:
-    model.reset_metrics()
-    recorder, tally, backward = Recorder(), Tally(), Tally()
+def _rehearsed(
+    model: Any, data: tuple[Any, Any, Any]
+) -> tuple[Recorder, Rehearsal]:
+    """A step that Python has run, after as many as a loss scale needs."""
     packed = keras.utils.pack_x_y_sample_weight(*data)
-    rehearsal = model.rehearse(packed, recorder, keeps_all=True)
+    optimizer = model.optimizer
+    has_scale = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    for _ in range(_MOST_SCALES):
+        recorder = Recorder()
+        rehearsal = model.rehearse(packed, recorder, keeps_all=True)
+        loss_is_finite = all_finite(rehearsal.total, [])
+        if rehearsal.is_finite or not has_scale or not loss_is_finite:
+            break
+        internals.lower_loss_scale(optimizer)
+    return recorder, rehearsal
+
+
+def _compared(
+    model: Any,
+    data: tuple[Any, Any, Any],
+    recorder: Recorder,
+    rehearsal: Rehearsal,
+    put_back: Callable[[], None],
+) -> Report:
+    tally, backward = Tally(), Tally()
+    total, pairs, sums_in = rehearsal
     num_rows = _num_rows(data[0])
     recorded = recorder.recorded(
         min(num_rows, model.num_micro_batches * model.num_replicas)
     )
-    pairs, sums_in = rehearsal.pairs, rehearsal.gradient_dtype
-    is_finite = are_finite([rehearsal.total, *(d for d, _ in pairs)])
     places = Places(model, recorded)
+    is_finite = rehearsal.is_finite
     on_host = compare_forward(tally, backward, recorded, is_finite)
-    direct = compare_loss(tally, model, data, rehearsal.total, recorded)
+    direct = compare_loss(tally, model, data, total, recorded)
     tally.add_backwards(backward)
     dw = _sum(on_host.dw, direct)
     compare_weights(tally, "gradient", places, pairs, dw, sums_in)
     if is_finite:  # or all that follows is not
-        put_back()
-        model.reset_metrics()
         step = run_graph_step(model, data)
-        compare_step(tally, places, step, rehearsal.total, pairs, sums_in)
+        compare_step(tally, places, step, total, pairs, sums_in)
         put_back()
         compare_update(tally, model, places, step, on_host.assigned)
         compare_state(tally, places, step, recorded, on_host)
@@ -151,6 +175,20 @@ def _check_model(model: Any) -> None:
             "`model` must be compiled, with an optimizer and a loss, for a "
             f"training step. Received: '{model.name}', which is not. Call "
             "`model.compile(optimizer, loss)` first."
+        )
+
+    together = [
+        layer.name
+        for layer in internals.flat_layers(model)
+        if is_synchronized(layer)
+    ]
+    if model.num_replicas > 1 and together:
+        raise ValueError(
+            "`model` must have one replica to be checked, if it normalises "
+            "over replicas: layers are compared one by one. Received: "
+            f"{model.num_replicas} replicas, and synchronized=True of "
+            f"{together}. Make the model outside of the strategy's scope, or "
+            "check it with synchronized=False."
         )
 
 

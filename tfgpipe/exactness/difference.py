@@ -124,11 +124,20 @@ def compared_dx(
     return [found[i] for i in places], [expected[i] for i in places]
 
 
-def of_change(found: Any, expected: Any, before: Any) -> float:
+def of_change(
+    found: Any, expected: Any, before: Any, scale: float = 0.0
+) -> float:
     """How far a new value is from what it should be.
 
     As a share of the largest change that it should have seen. Where that is
-    nothing but rounding of the value, of that.
+    nothing but rounding, of that.
+
+    Args:
+        found: The new value.
+        expected: What it should be.
+        before: What it was.
+        scale: The largest of the numbers that it was computed from: it may be
+            zero but for their rounding.
     """
     name = tf.convert_to_tensor(before).dtype.name
     found, expected, before = map(as_array, (found, expected, before))
@@ -137,7 +146,8 @@ def of_change(found: Any, expected: Any, before: Any) -> float:
     if name not in _ROUNDING:
         return math.inf  # integers are not rounded
     limit, unit = _ROUNDING[name]
-    rounding = _UNITS_IN_LAST_PLACE * unit * np.max(np.abs(expected))
+    size = max(np.max(np.abs(expected)), scale)
+    rounding = _UNITS_IN_LAST_PLACE * unit * size
     change = max(np.max(np.abs(expected - before)), rounding / limit)
     return _share(np.max(np.abs(found - expected)), change)
 

@@ -155,13 +155,19 @@ def compare_state(
         recorded: The layers.
         on_host: What they have come to on the host.
     """
-    state = {id(v): v for place, _ in recorded for v in place.variables[1]}
+    state = {
+        id(v): v
+        for place, _ in recorded
+        for v in place.own_variables
+        if not v.trainable
+    }
     seeds = {id(v) for place, _ in recorded for v in place.cell.seeds}
     for key, variable in state.items():
-        if key in seeds | on_host.unknown or key not in step.after:
+        if key in seeds | on_host.unknown:
             continue
         before = step.before[key]
         expected = on_host.assigned.get(key, before)
-        difference = of_change(step.after[key], expected, before)
+        scale = places.scale(variable)
+        difference = of_change(step.after[key], expected, before, scale)
         limit = places.limit(variable)
         tally.note("state", places.name(variable), "value", difference, limit)

@@ -107,7 +107,8 @@ def _added(recorded: Recorded) -> list[tuple[tf.Tensor, Any]]:
                 dtype = tf.as_dtype(keras.config.floatx())
             loss = tf.add_n(
                 [
-                    tf.cast(share, dtype) * tf.reduce_sum(tf.cast(part, dtype))
+                    tf.constant(share, dtype)
+                    * tf.reduce_sum(tf.cast(part, dtype))
                     for share, part in zip(shares, parts)
                 ]
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 _MOST = 20  # rows of a table
 # What is compared, in the order in which a step comes to it.
@@ -26,7 +27,8 @@ class Finding:
         kind: Which comparison has shown it: "forward", "transfer", "rows",
             "loss", "gradient", "step", "update" or "state".
         where: A layer with its cell and devices, or two of them.
-        difference: How far it is off, as a share of what it should be.
+        difference: How far it is off, as a share of what it should be;
+            infinity for what is not finite, or of another shape.
         what: What differs, in words.
         is_documented: Whether the guide says that it differs.
     """
@@ -38,10 +40,10 @@ class Finding:
     is_documented: bool = False
 
     def __str__(self) -> str:
-        return (
-            f"{self.kind}: {self.where}: {self.what}, off by "
-            f"{_number(self.difference)}"
-        )
+        found = f"{self.kind}: {self.where}: {self.what}"
+        if math.isinf(self.difference):
+            return found
+        return f"{found}, off by {_number(self.difference)}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,13 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.cells import as_tensor
-from tfgpipe.exactness.difference import limit_of, of_gradients, without_tiny
+from tfgpipe.cells import as_tensor, is_continuous
+from tfgpipe.exactness.difference import (
+    largest,
+    limit_of,
+    of_gradients,
+    without_tiny,
+)
 from tfgpipe.exactness.recorder import Recorded
 from tfgpipe.exactness.report import Tally
 
@@ -32,12 +37,19 @@ class Places:
     def __init__(self, model: Any, recorded: Recorded):
         self._names: dict[int, str] = {}
         self._limits: dict[int, float] = {}
+        self._scales: dict[int, float] = {}
         for place, calls in recorded:
             limit = place.limit(calls[0].outputs.tensors)
+            taken = [t for call in calls for t in call.inputs.tensors]
+            scale = max(
+                (largest(t) for t in taken if is_continuous(t)), default=0.0
+            )
             for variable in place.own_variables:
                 self._names.setdefault(id(variable), place.name)
                 known = self._limits.get(id(variable), 0.0)
                 self._limits[id(variable)] = max(known, limit)
+                known = self._scales.get(id(variable), 0.0)
+                self._scales[id(variable)] = max(known, scale)
         self.worst = max(
             place.limit(calls[0].outputs.tensors) for place, calls in recorded
         )
@@ -55,6 +67,10 @@ class Places:
     def limit(self, variable: keras.Variable) -> float:
         """From where on its gradient differs by more than rounding."""
         return self._limits.get(id(variable), limit_of([variable.dtype]))
+
+    def scale(self, variable: keras.Variable) -> float:
+        """The largest input of its layer."""
+        return self._scales.get(id(variable), 0.0)
 
 
 def compare_weights(
