@@ -29,6 +29,7 @@ from tools.results import __main__ as results
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [
     "README.md",
+    "docs/check.md",
     "docs/code.md",
     "docs/examples.md",
     "docs/guide.md",

@@ -21,6 +21,7 @@ from tfgpipe.devices import (
     connect_to_tpu,
     tpu_device_assignment,
 )
+from tfgpipe.exactness import check
 from tfgpipe.gpipe import GPipe
 from tfgpipe.planner import plan
 from tfgpipe.planning import MACHINES, Machine, Profile
@@ -40,6 +41,7 @@ __all__ = [
     "Schedule",
     "TPUPipelineStrategy",
     "callbacks",
+    "check",
     "connect_to_tpu",
     "layers_of",
     "load_model",

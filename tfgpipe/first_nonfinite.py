@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from keras import tree
 
-from tfgpipe.cells import Boundary, is_continuous, structure_of
+from tfgpipe.cells import is_continuous, with_gradients_told
 
 
 def first_nonfinite(model: Any, data: Any) -> str:
@@ -28,7 +28,7 @@ def first_nonfinite(model: Any, data: Any) -> str:
     if not _are_finite(x):
         return "The inputs of the mini-batch are not finite."
     watch = _Watch()
-    loss, pairs = model.rehearse(data, watch)
+    loss, pairs, _ = model.rehearse(data, watch)
     if watch.outputs is not None:
         return (
             f"The outputs of {_place(model, watch.outputs)} are not finite, "
@@ -93,7 +93,8 @@ class _Watch:
         self.gradient: Any = None
         self.from_loss = False
 
-    def __call__(self, step: Any, inputs: Any, training: bool) -> Any:
+    def __call__(self, cell: Any, i: int, inputs: Any, training: bool) -> Any:
+        step = cell.steps[i]
         if not tf.executing_eagerly():
             return step(inputs, training)
         seen: list[bool] = []
@@ -110,19 +111,9 @@ class _Watch:
 
 def _watched(nest: Any, note: Any) -> Any:
     """The nest; `note` is called when a gradient by it is not finite."""
-
-    @tf.custom_gradient
-    def watched(tensor: tf.Tensor) -> Any:
-        def gradient(dy: Any) -> Any:
-            if not _are_finite(dy):
-                note()
-            return dy
-
-        return tf.identity(tensor), gradient
-
-    boundary = Boundary.of(nest)
-    tensors = [watched(t) if is_continuous(t) else t for t in boundary.tensors]
-    return Boundary(tensors, boundary.masks).nest(structure_of(nest))
+    return with_gradients_told(
+        nest, lambda _, dy: None if _are_finite(dy) else note()
+    )
 
 
 def _are_finite(nest: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -20,10 +20,10 @@ from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.nonfinite import Skips
 from tfgpipe.planning import Profile, partition
 from tfgpipe.random_state import RandomState
+from tfgpipe.rehearsal import Rehearsed
 from tfgpipe.saving import Saved
 from tfgpipe.schedules import Schedule
 from tfgpipe.sequence import Arguments
-from tfgpipe.steps import Stepped
 from tfgpipe.trial import Trial
 
 # What other libraries call what `GPipe` has an argument for.
@@ -72,6 +72,8 @@ class _Plan:
         # With which loss, and on what specs of data, it was trained last.
         self.trained: tuple[Any, Any] | None = None
         self.clock: Any = None
+        self.keeps_all = False  # whatever `remat` says
+        self.tell_gradients: Callable | None = None
         self.storage: Storage | None = None
         self.skips: Skips | None = None
         self.is_new = True  # not trained yet
@@ -80,7 +82,7 @@ class _Plan:
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
-class GPipe(Described, Saved, Stepped):
+class GPipe(Described, Saved, Rehearsed):
     """A sequence of Keras layers that is trained on several devices.
 
     The layers are cut into `num_partitions` cells, one a device. A mini-batch

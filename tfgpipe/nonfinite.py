@@ -71,6 +71,11 @@ class Skips(keras.layers.Layer):
         return int(self._counts["in_a_row"].numpy())
 
     @property
+    def counts(self) -> list[tf.Variable]:
+        """What holds all that it counts."""
+        return [*self._counts.values()]
+
+    @property
     def total_variable(self) -> tf.Variable:
         """What holds `total`."""
         return self._counts["total"]

@@ -7,7 +7,7 @@ graph each.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -33,7 +33,6 @@ from tfgpipe.loss import (
     streams_loss,
     streams_metrics,
 )
-from tfgpipe.nonfinite import Guard
 from tfgpipe.run import Pipeline, TracedBatch
 from tfgpipe.schedules import fill_drain
 from tfgpipe.sequence import inputs
@@ -183,7 +182,7 @@ class Stepped(Updating):
             self.num_micro_batches,
             training,
             head,
-            self._arguments.remat_by_cell(),
+            self._arguments.remat_by_cell(self._plan.keeps_all),
             EagerTracer(dtype) if self._is_eager else Tracer(compiles, dtype),
             self._plan.trial,
         )
@@ -197,37 +196,6 @@ class Stepped(Updating):
         return placement.only_compiles(
             device for cell in self._plan.cells for device in cell.devices
         )
-
-    def rehearse(
-        self, data: Any, watch: Callable
-    ) -> tuple[tf.Tensor, list[tuple[Any, keras.Variable]]]:
-        """Runs a training step eagerly, which changes nothing.
-
-        Args:
-            data: A mini-batch, as `train_step` takes it.
-            watch: Runs each step of the cells: called with the step, its
-                inputs and `training`.
-
-        Returns:
-            The loss, and pairs of gradients and weights.
-        """
-        was_eager = bool(self._is_eager)
-        self.run_eagerly = True
-        for cell in self._plan.cells:
-            cell.watch = watch
-        try:
-            batch, _ = self._unpack(data)
-            head, loss = self._loss_of(batch, training=True)
-            run = self._forward(batch, head, loss, training=True)
-            guard = Guard(self._kept(run), None)
-            run.backward(loss.start(run))
-            total, pairs = loss.total(run), self._gradients(run, loss)
-            guard.put_back()
-            return total, pairs
-        finally:
-            self.run_eagerly = was_eager
-            for cell in self._plan.cells:
-                cell.watch = None
 
     @contextlib.contextmanager
     def timed_by(self, clock: Any) -> Iterator[None]:

@@ -78,6 +78,8 @@ class Updating(Prepared):
                 "devices give.",
                 stacklevel=3,
             )
+        if self._plan.tell_gradients is not None:
+            self._plan.tell_gradients(taken)
         return taken
 
     def _guard(self, run: Pipeline) -> Guard | None:

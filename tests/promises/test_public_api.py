@@ -17,6 +17,7 @@ def test_all_is_the_public_interface():
         "Schedule",
         "TPUPipelineStrategy",
         "callbacks",
+        "check",
         "connect_to_tpu",
         "layers_of",
         "load_model",
@@ -71,6 +72,15 @@ def test_profile_takes_the_arguments_it_promises():
         "{jit_compile=False}",
         "{optimizer='adam'}",
         "{verbose='auto'}",
+    ]
+
+
+def test_check_takes_the_arguments_it_promises():
+    assert parameters(tfgpipe.check) == [
+        "model",
+        "x",
+        "y=None",
+        "sample_weight=None",
     ]
 
 

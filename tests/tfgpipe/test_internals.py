@@ -1282,3 +1282,28 @@ def test_adapters_are_counted_in_layers_inside_of_layers():
     outer.layers[0].enable_lora(1)
     model.layers[-1].enable_lora(1)
     assert internals.num_adapters(model) == 2
+
+
+def test_random_numbers_are_those_that_would_have_been_drawn():
+    own = tf.random.Generator.from_seed(1)
+    before = tf.random.get_global_generator()
+    tf.random.set_global_generator(own)
+    tf.random.set_seed(3)
+    expected = tf.random.uniform([2])
+    tf.random.set_seed(3)
+    state = own.state.numpy()
+    with internals.random_numbers_kept():
+        tf.random.uniform([2])
+        own.normal([2])
+    np.testing.assert_array_equal(tf.random.uniform([2]), expected)
+    np.testing.assert_array_equal(own.state.numpy(), state)
+    tf.random.set_global_generator(before)
+
+
+def test_state_of_the_global_seed_generator_is_known():
+    assert not internals.global_seed()
+    keras.random.uniform([1])
+    (state,) = internals.global_seed()
+    before = state.numpy()
+    keras.random.uniform([1])
+    assert (state.numpy() != before).any()

@@ -14,13 +14,19 @@ from tfgpipe.cells.function import CellFunction, until_known
 from tfgpipe.cells.gradients import Gradient, as_tensor, lookups
 from tfgpipe.cells.micro_batch import MicroBatches, as_specs, check_rows, shapes
 from tfgpipe.cells.moments import is_synchronized
-from tfgpipe.cells.scope import InnerScope, advance_seed
+from tfgpipe.cells.scope import (
+    InnerScope,
+    StateScope,
+    advance_seed,
+    current_scope,
+)
 from tfgpipe.cells.side_effects import stateful_kinds
 from tfgpipe.cells.single_values import SingleValues
 from tfgpipe.cells.stages import Stages
 from tfgpipe.cells.step import GraphStep, Live, Made, Step
 from tfgpipe.cells.subgraph import CHEAP
 from tfgpipe.cells.tasks import CellTasks
+from tfgpipe.cells.told import with_gradient_told, with_gradients_told
 from tfgpipe.cells.tracer import Tracer
 from tfgpipe.cells.values import (
     Boundary,
@@ -47,6 +53,7 @@ __all__ = [
     "Output",
     "SingleValues",
     "Stages",
+    "StateScope",
     "Step",
     "Tracer",
     "advance_seed",
@@ -54,6 +61,7 @@ __all__ = [
     "as_tensor",
     "by_reference",
     "check_rows",
+    "current_scope",
     "gradients",
     "is_continuous",
     "is_synchronized",
@@ -64,4 +72,6 @@ __all__ = [
     "structure_of",
     "tensors",
     "until_known",
+    "with_gradient_told",
+    "with_gradients_told",
 ]

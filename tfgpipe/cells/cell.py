@@ -62,7 +62,7 @@ class Cell(keras.layers.Layer):
     def call(self, inputs: Any, before_layer: Callable, training: bool) -> Any:
         """Runs the steps; `before_layer(i)` is called before step i.
 
-        Or has `watch(step, inputs, training)` run each.
+        Or has `watch(self, i, inputs, training)` run step i.
         """
         for i, step in enumerate(self.steps):
             may_end()
@@ -75,7 +75,7 @@ class Cell(keras.layers.Layer):
                 if self.watch is None:
                     inputs = step(inputs, training)
                 else:
-                    inputs = self.watch(step, inputs, training)
+                    inputs = self.watch(self, i, inputs, training)
         return inputs
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:

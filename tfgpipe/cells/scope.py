@@ -240,6 +240,12 @@ class InnerScope(keras.StatelessScope):
         return own
 
 
+def current_scope() -> Any:
+    """The `keras.StatelessScope` in which layers run now, or None."""
+    with keras.StatelessScope(initialize_variables=False) as inner:
+        return inner.original_scope
+
+
 def _with_value(weight: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     """The value, exactly, with the gradient of the weight."""
     return tf.stop_gradient(value) + (weight - tf.stop_gradient(weight))

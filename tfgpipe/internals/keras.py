@@ -1026,6 +1026,12 @@ def alike_rows(num_rows: int | None) -> Iterator[list[Any]]:
         yield draws
 
 
+def global_seed() -> list[keras.Variable]:
+    """The state of Keras's global seed generator, if there is one."""
+    made = _global_state.get_global_attribute("global_seed_generator")
+    return [] if made is None else [made.state]
+
+
 # ---------------------------------------------------------------------- steps
 def first_data(epoch_iterator: Any) -> Any:
     """The data of an epoch, where Keras has it at hand; or None.

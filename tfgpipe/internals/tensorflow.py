@@ -31,6 +31,7 @@ from tensorflow.python.ops import control_flow_ops as _control_flow_ops
 from tensorflow.python.ops import custom_gradient as _custom_gradient
 from tensorflow.python.ops import gradients_util as _gradients_util
 from tensorflow.python.ops import resource_variable_ops as _variable_ops
+from tensorflow.python.ops import stateful_random_ops as _random_ops
 from tensorflow.python.ops.control_flow_v2_func_graphs import (
     ControlFlowFuncGraph as _ControlFlowFuncGraph,
 )
@@ -150,6 +151,28 @@ def tracing_anew() -> Iterator[None]:
 
     with _function_call.by(anew):
         yield
+
+
+@contextlib.contextmanager
+def random_numbers_kept() -> Iterator[None]:
+    """Afterwards TensorFlow draws the numbers that it would have drawn.
+
+    An operation that draws is made once for each seed, and goes on where it
+    has stopped: those that are made inside are forgotten.
+    """
+    context = _context.context()
+    numbers = getattr(context, "_rng", None)  # None: they are never the same
+    before = None if numbers is None else numbers.getstate()
+    generator = _random_ops.global_generator
+    state = None if generator is None else generator.state.numpy()
+    try:
+        yield
+    finally:
+        if numbers is not None and numbers.getstate() != before:
+            numbers.setstate(before)
+            context.clear_kernel_cache()
+        if generator is not None:
+            generator.state.assign(state)
 
 
 def current_graph() -> Any:

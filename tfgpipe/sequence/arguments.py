@@ -164,14 +164,17 @@ class Arguments:
             "trial": self.trial,
         }
 
-    def remat_by_cell(self) -> Remat:
-        """The rule of each group of each cell."""
+    def remat_by_cell(self, keeps_all: bool = False) -> Remat:
+        """The rule of each group of each cell.
+
+        Args:
+            keeps_all: Whether to recompute nothing.
+        """
         written: set[int] = set()
         if isinstance(self.schedule, Schedule):
             written = self.schedule.recomputing()
-        return Remat.of(
-            self.remat, self.num_partitions, self.remat_groups, written
-        )
+        remat = "never" if keeps_all else self.remat
+        return Remat.of(remat, self.num_partitions, self.remat_groups, written)
 
     def schedule_of(self, num_micro_batches: int) -> Schedule:
         """The schedule for a mini-batch.

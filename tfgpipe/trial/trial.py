@@ -86,6 +86,7 @@ class Trial:
             internals.recording(),
             internals.without_strategy(),
             internals.random_state_kept(),
+            internals.random_numbers_kept(),
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")  # the real calls will warn

@@ -5,6 +5,7 @@ r"""Trains an experiment of `params` through a pipeline.
     python -m tools.train --params=lm.transformer_103 --dry_run \
         --num_partitions=16 --schedule=interleaved --num_virtual_devices=4
     python -m tools.train --params=image.amoebanet_d_demo
+    python -m tools.train --params=image.amoebanet_d_demo --check
     python -m tools.train --params=lm.austen --plan=v100
     python -m tools.train --params=image.amoebanet_d_demo \
         --num_partitions=3 --set=model.num_filters=64 --train_dir=runs/wide
@@ -52,10 +53,10 @@ def main(argv: list[str]) -> int:
     """Runs the command line.
 
     Returns:
-        The exit code: 0; 1 if compared weights differ; 2 for bad flags; 3 if
-        another host was lost; 4 if too many mini-batches were not finite; 75
-        and 76 when SIGTERM and Ctrl-C found a --train_dir to save to, 130 when
-        Ctrl-C found none.
+        The exit code: 0; 1 if compared weights differ, or --check finds what
+        is not documented; 2 for bad flags; 3 if another host was lost; 4 if
+        too many mini-batches were not finite; 75 and 76 when SIGTERM and
+        Ctrl-C found a --train_dir to save to, 130 when Ctrl-C found none.
     """
     if not FLAGS["verbosity"].present:  # `app.run` shows what TensorFlow notes
         logging.set_verbosity(logging.WARNING)
@@ -114,6 +115,10 @@ def _run(
             saves_on_signal=bool(FLAGS.train_dir),
             may_grow=True,
         )
+        if FLAGS.check:
+            report = trainer.check()
+            print(report)
+            return 0 if report.is_exact else 1
         snapshot = _snapshot(trainer)
     except _REFUSED as error:
         return _say(error)

@@ -16,6 +16,12 @@ flags.DEFINE_boolean(
     False,
     "Print what each device would hold, and stop; nothing is allocated.",
 )
+flags.DEFINE_boolean(
+    "check",
+    False,
+    "Compare a step on the first mini-batch with plain Keras, layer by layer, "
+    "and stop; with exit code 1 if anything differs that is not documented.",
+)
 flags.DEFINE_string(
     "plan",
     None,

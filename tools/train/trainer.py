@@ -13,6 +13,7 @@ from params import Experiment
 from params.source import Source
 from tfgpipe.callbacks import Checkpoint, StopOnNonFinite
 from tfgpipe.checkpoints import Restored
+from tfgpipe.exactness import Report
 from tfgpipe.saving import spec_config
 from tools.train import run_record
 
@@ -222,6 +223,19 @@ class Trainer:
                 on_signal=self._saves_on_signal,
             )
         ]
+
+    def check(self) -> Report:
+        """Compares a step on the next mini-batch, see `tfgpipe.check`.
+
+        Nothing is trained.
+        """
+        data = self.source.train(
+            self.experiment.batch_size,
+            seed=self.experiment.seed,
+            first_step=self.first_step,
+            num_steps=self.first_step + 1,
+        )
+        return tfgpipe.check(self.model, *next(iter(data)))
 
     def evaluate(self) -> dict[str, float]:
         """What the test examples give, by name; see the experiment's task."""

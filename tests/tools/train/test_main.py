@@ -22,6 +22,7 @@ from params.experiment import Experiment
 from params.images import Images
 from params.optimizer import Optimizer
 from tfgpipe.monitor import event_log
+from tfgpipe.run import state
 from tools import devices
 from tools.sizes.model_size import num_parameters
 from tools.sizes.parameter_counts import PARAMETER_COUNTS
@@ -271,6 +272,26 @@ def test_comparison_that_fails_exits_with_1(capsys, monkeypatch):
     out = capsys.readouterr().out
     assert "after 2 of 2 steps from the same initial weights: " in out
     assert "differ, by up to 1" in out
+
+
+def test_check_stops_before_the_first_step(capsys, monkeypatch, tmp_path):
+    """And its exit code says whether all that differs is documented."""
+    given = {"params": "image.tiny", "check": True}
+    assert run(**given, train_dir=str(tmp_path)) == 0
+    out = capsys.readouterr().out
+    assert "by random numbers for each micro-batch" in out
+    assert out.endswith("nothing else differs by more than rounding.\n")
+    assert not list(tmp_path.glob("checkpoints/*"))
+    merged = state.moving_statistics
+    monkeypatch.setattr(
+        state,
+        "moving_statistics",
+        lambda rules, initial, moments, micro_batches: merged(
+            rules, initial, moments[:1] * len(moments), micro_batches
+        ),
+    )
+    assert run(**given) == 1
+    assert "First of all, state: 'g_pipe" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -1,0 +1,449 @@
+"""Faults are named with their layers, and nothing is said of what is right."""
+
+import random
+import sys
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tiny
+from keras import layers as kl
+from tensorflow.python.ops import gen_math_ops
+
+import tfgpipe
+from tfgpipe.cells import values
+from tfgpipe.devices import update
+from tfgpipe.loss import SummedLoss
+from tfgpipe.run import flow, state, state_rules
+
+ROWS = 12
+
+
+class LoopMixes(kl.Layer):
+    """Rows are mixed in a loop."""
+
+    def call(self, x):
+        def body(i, x):
+            return i + 1, x - 0.1 * tf.reduce_sum(x, 0, keepdims=True)
+
+        return tf.while_loop(lambda i, x: i < 2, body, (0, x))[1]
+
+
+class NoisyMixes(kl.Layer):
+    """Rows are mixed where random numbers hide it."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.seed = keras.random.SeedGenerator(1)
+
+    def call(self, x, training=None):
+        noise = keras.random.normal(keras.ops.shape(x), seed=self.seed)
+        return x + noise - keras.ops.mean(x, axis=0, keepdims=True)
+
+
+class GradientMixes(kl.Layer):
+    """Rows are mixed on their way back."""
+
+    def call(self, x):
+        @tf.custom_gradient
+        def mixed(x):
+            return tf.identity(x), lambda d: d - tf.reduce_mean(d, 0)
+
+        return mixed(x)
+
+
+class Average(kl.Layer):
+    """A moving average of its inputs."""
+
+    def build(self, shape):
+        self.mean = self.add_weight(
+            shape=shape[-1:], initializer="zeros", trainable=False, name="mean"
+        )
+
+    def call(self, x, training=None):
+        if training:
+            new = keras.ops.mean(x, axis=0)
+            self.mean.assign(0.9 * self.mean + 0.1 * new)
+        return x
+
+
+def dense(name, units=8, activation="tanh", **kwargs):
+    return kl.Dense(units, activation, name=name, **kwargs)
+
+
+def pipeline(*middle, k=3, m=3, optimizer="adam", loss="mse", **options):
+    """Layers a, b, those in the middle, c and d."""
+    layers = [dense("a"), dense("b"), *middle, dense("c"), dense("d", 4, None)]
+    keras.utils.set_random_seed(1)
+    model = tfgpipe.GPipe([keras.Input((8,)), *layers], k, m, **options)
+    model.compile(optimizer, loss)
+    return model
+
+
+def data(rows=ROWS):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(rows, 8)), rng.normal(size=(rows, 4))
+    return x.astype(keras.config.floatx()), y.astype(keras.config.floatx())
+
+
+def checked(model, *own):
+    """The report; the model is as it was, and so is all that draws."""
+    variables = [
+        *model.variables,
+        *model.metrics_variables,
+        *model.optimizer.variables,
+    ]
+    before = [v.numpy() for v in variables]
+    states = random.getstate(), np.random.get_state()[1].copy()  # noqa: NPY002
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of layers that mix rows
+        report = tfgpipe.check(model, *(own or data()))
+    tiny.assert_same([v.numpy() for v in variables], before)
+    assert random.getstate() == states[0]
+    np.testing.assert_array_equal(np.random.get_state()[1], states[1])  # noqa: NPY002
+    return report
+
+
+def first_of(model, *own):
+    report = checked(model, *own)
+    assert not report.is_exact
+    assert str(report.first) in str(report)
+    return report.first
+
+
+def undocumented(report):
+    return [f for f in report.findings if not f.is_documented]
+
+
+# ------------------------------------------------------------ what is right
+def test_nothing_is_wrong_with_what_is_documented():
+    model = pipeline(
+        kl.Dropout(0.3, name="drop"),
+        kl.BatchNormalization(name="normal"),
+        Average(name="average"),
+        schedule="1f1b",
+    )
+    report = checked(model)
+    assert report.is_exact
+    assert report.first is None
+    assert [f.where.split("'")[1] for f in report.findings] == [
+        "drop",
+        "normal",
+    ]
+    assert all(f.kind == "rows" for f in report.findings)
+    assert "by random numbers for each micro-batch" in str(report)
+    assert "Exact: nothing else differs" in str(report)
+
+
+def test_one_micro_batch_is_keras():
+    report = checked(
+        pipeline(kl.Dropout(0.3), kl.BatchNormalization(), m=1, k=2)
+    )
+    assert not report.findings
+    assert {c.kind for c in report.compared} >= {"state", "update"}
+
+
+def test_masks_shared_embedding_and_recurrence_are_exact():
+    inputs = keras.Input((6,), dtype="int32")
+    embedding = kl.Embedding(9, 8, mask_zero=True)
+    x = kl.LSTM(8, return_sequences=True)(embedding(inputs))
+    x = kl.MultiHeadAttention(2, 4)(x, x)
+    x = kl.GlobalAveragePooling1D()(kl.Add()([x, embedding(inputs)]))
+    model = tfgpipe.GPipe(keras.Model(inputs, kl.Dense(4)(x)), 3, 3)
+    model.compile("adam", "mse")
+    ids = np.random.default_rng(0).integers(0, 9, (ROWS, 6))
+    assert not checked(model, ids, data()[1]).findings
+
+
+def transformer():
+    inputs = keras.Input((5,), dtype="int32")
+    x = kl.Embedding(9, 8)(inputs)
+    x = x + kl.Embedding(5, 8)(keras.ops.arange(5))
+    heads = kl.MultiHeadAttention(2, 4)
+    y = kl.LayerNormalization()(x)
+    x = kl.Add()([x, heads(y, y, use_causal_mask=True)])
+    x = kl.Add()([x, kl.Dense(8, "gelu")(kl.LayerNormalization()(x))])
+    model = tfgpipe.GPipe(keras.Model(inputs, kl.Dense(9)(x)), 3, 3)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss)
+    ids = np.random.default_rng(0).integers(0, 9, (ROWS, 5))
+    return model, ids, ids
+
+
+def test_transformer_is_exact():
+    """The gradient of the keys' bias is nothing but rounding."""
+    assert not checked(*transformer()).findings
+
+
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
+def test_sixteen_bits_are_exact(dtype):
+    """With the scale of the loss that the mini-batch needs."""
+    keras.config.set_dtype_policy(dtype)
+    model = pipeline(kl.BatchNormalization(), gradient_dtype=dtype[6:])
+    assert checked(model).is_exact
+
+
+def test_functional_model_with_a_skip_is_exact(float64):
+    inputs = keras.Input((8,))
+    x = dense("a", kernel_regularizer="l2")(inputs)
+    y = dense("b", activity_regularizer="l1")(x)
+    y = kl.Concatenate()([kl.Add()([x, y]), inputs])
+    model = keras.Model(inputs, dense("c", 4)(y))
+    model = tfgpipe.GPipe(model, 3, 3, remat="always")
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    weights = np.linspace(0.1, 1, ROWS)
+    assert not checked(model, *data(), weights).findings
+
+
+def test_loss_of_the_whole_mini_batch_is_exact():
+    def dice(y, p):
+        return 1 - tf.reduce_sum(y * p) / (9 + tf.reduce_sum(y + p))
+
+    model = pipeline(loss=dice)
+    model.fit(*data(), verbose=0)  # slots and metrics are no zeros
+    assert not checked(model).findings
+
+
+def test_replicas_are_exact():
+    with tfgpipe.PipelineStrategy(2, 2).scope():
+        model = pipeline(kl.BatchNormalization(), k=2, m=2)
+    report = checked(model)
+    assert report.is_exact
+    assert "2 replicas" in report.title
+
+
+# ------------------------------------------------------------ what is wrong
+def test_layer_that_mixes_rows_is_named():
+    found = first_of(pipeline(LoopMixes(name="mixes")))
+    assert found.kind == "rows"
+    assert found.where == "layer 'mixes' of cell 1 on /device:CPU:1"
+    assert found.difference > 0.1
+
+
+def test_rows_are_mixed_beside_random_numbers():
+    found = first_of(pipeline(NoisyMixes(name="mixes")))
+    assert found.where.startswith("layer 'mixes'")
+    assert found.what == "outputs, by the rows of other micro-batches"
+
+
+def test_rows_are_mixed_on_their_way_back():
+    found = first_of(pipeline(GradientMixes(name="mixes")))
+    assert found.where.startswith("layer 'mixes'")
+    assert found.what == "gradients"
+
+
+def test_layer_that_makes_what_is_not_finite_is_named():
+    spoils = kl.Lambda(lambda x: keras.ops.log(x - 100.0), name="spoils")
+    report = checked(pipeline(spoils))
+    (found,) = undocumented(report)
+    assert found.where == "layer 'spoils' of cell 1 on /device:CPU:1"
+    assert found.kind == "forward"
+    assert found.difference == np.inf
+
+
+def test_products_of_one_device_are_wrong(monkeypatch):
+    product = tf.matmul
+
+    def wrong(*args, **kwargs):
+        y = product(*args, **kwargs)
+        is_there = tf.executing_eagerly() and y.device.endswith("CPU:1")
+        return 1.01 * y if is_there else y
+
+    monkeypatch.setattr(tf, "matmul", wrong)
+    found = first_of(pipeline())
+    assert found.kind == "forward"
+    assert found.where == "layer 'b' of cell 1 on /device:CPU:1"
+    assert 1e-3 < found.difference < 2e-2
+
+
+def test_gradients_of_one_device_are_wrong(monkeypatch):
+    product = gen_math_ops.mat_mul
+
+    def wrong(*args, **kwargs):
+        y = product(*args, **kwargs)
+        caller = sys._getframe(1).f_code.co_filename
+        is_there = tf.executing_eagerly() and y.device.endswith("CPU:1")
+        return 1.01 * y if is_there and "math_grad" in caller else y
+
+    monkeypatch.setattr(gen_math_ops, "mat_mul", wrong)
+    report = checked(pipeline())
+    own = [f for f in report.findings if f.kind == "gradient"]
+    assert [f.what for f in own] == ["gradient by inputs", "gradient"]
+    assert own[1].where.startswith("'g_pipe/b/kernel' of layer 'b' of cell 1")
+    assert report.first is own[0]
+    assert [f.difference for f in own] == pytest.approx([0.01, 0.01], rel=0.1)
+
+
+def test_transfer_that_changes_what_is_sent_is_named(monkeypatch):
+    class Flipped(values.Boundary):
+        def __new__(cls, tensors, masks):
+            sent = [
+                1.0001 * t if t.device.endswith("CPU:1") else t for t in tensors
+            ]
+            return values.Boundary(sent, masks)
+
+    monkeypatch.setattr(flow, "Boundary", Flipped)
+    found = first_of(pipeline())
+    assert found.kind == "transfer"
+    assert found.where == (
+        "layer 'b' of cell 1 on /device:CPU:1 to layer 'c' of cell 2 on "
+        "/device:CPU:2"
+    )
+    assert found.difference == pytest.approx(1e-4, rel=0.1)
+
+
+def test_what_is_wrong_in_the_graph_alone_is_told():
+    def other(x):
+        return x if tf.executing_eagerly() else 1.01 * x
+
+    model = pipeline(kl.Lambda(other), optimizer="sgd")
+    assert {f.kind for f in undocumented(checked(model))} == {"step"}
+
+
+def test_wrong_rule_of_state_is_told(monkeypatch):
+    monkeypatch.setattr(
+        state_rules.Mean, "end", lambda self, values, micro_batches: values[0]
+    )
+    (found,) = undocumented(checked(pipeline(Average(name="average"))))
+    assert found.kind == "state"
+    assert found.where == (
+        "'g_pipe/average/mean' of layer 'average' of cell 1 on /device:CPU:1"
+    )
+    assert found.difference > 0.1
+
+
+def test_wrong_rule_of_batch_normalisation_is_told(monkeypatch):
+    merged = state.moving_statistics
+
+    def wrong(rules, initial, moments, micro_batches):
+        first = [moments[0]] * len(moments)
+        return merged(rules, initial, first, micro_batches)
+
+    monkeypatch.setattr(state, "moving_statistics", wrong)
+    report = checked(pipeline(kl.BatchNormalization(name="normal")))
+    assert [f.where.split("'")[1] for f in undocumented(report)] == [
+        "g_pipe/normal/moving_mean",
+        "g_pipe/normal/moving_variance",
+    ]
+
+
+def test_update_by_another_gradient_is_told(monkeypatch):
+    own = update._SharedUpdate.__call__
+
+    def wrong(self, gradient, variable, rate):
+        path = getattr(self._by_storage.get(id(variable)), "path", "")
+        own(
+            self,
+            1.5 * gradient if "c/kernel" in path else gradient,
+            variable,
+            rate,
+        )
+
+    monkeypatch.setattr(update._SharedUpdate, "__call__", wrong)
+    sgd = keras.optimizers.SGD(1e-3)
+    (found,) = undocumented(checked(pipeline(optimizer=sgd)))
+    assert found.kind == "update"
+    assert found.where.startswith("'g_pipe/c/kernel' of layer 'c' of cell 2")
+
+
+def test_slot_that_is_wrong_is_told(monkeypatch):
+    own = update._SharedUpdate.__call__
+
+    def wrong(self, gradient, variable, rate):
+        own(self, gradient, variable, rate)
+        if "b/bias" in self._by_storage[id(variable)].path:
+            (slot,) = [
+                v
+                for v in self._optimizer.variables
+                if "b_bias_velocity" in v.path
+            ]
+            slot.assign_add(tf.ones_like(slot) * 1e-4)
+
+    monkeypatch.setattr(update._SharedUpdate, "__call__", wrong)
+    (found,) = undocumented(checked(pipeline()))
+    assert found.kind == "update"
+    assert "b_bias_velocity' of layer 'b' of cell 1" in found.where
+
+
+def test_gradients_that_start_wrong_are_told(monkeypatch):
+    start = SummedLoss.start
+
+    def wrong(self, run):
+        found = start(self, run)
+        return found._replace(head=[0.5 * d for d in found.head])
+
+    monkeypatch.setattr(SummedLoss, "start", wrong)
+    found = first_of(pipeline())
+    assert found.kind == "loss"
+    assert found.what == "gradient of the loss by outputs"
+    assert found.difference == pytest.approx(0.5, rel=0.01)
+
+
+# ---------------------------------------------------------- what is refused
+def test_error_leaves_the_model_as_it_was():
+    class Failing(tfgpipe.GPipe):
+        def compute_loss(self, *args, **kwargs):
+            if not tf.executing_eagerly():
+                raise RuntimeError("enough")
+            return super().compute_loss(*args, **kwargs)
+
+    layers = [dense("a"), kl.BatchNormalization(), dense("b", 4)]
+    model = Failing([keras.Input((8,)), *layers], 2, 2)
+    model.compile("adam", "mse")
+    before = tiny.weights(model)
+    with pytest.raises(RuntimeError, match="enough"):
+        tfgpipe.check(model, *data())
+    tiny.assert_same(tiny.weights(model), before)
+    assert not model.run_eagerly
+    assert model.train_function is None
+
+
+def test_random_numbers_of_tensorflow_are_those_of_before():
+    noise = kl.Lambda(lambda x: x + tf.random.normal(tf.shape(x)), name="noise")
+    model = pipeline(noise, remat="never", k=2, m=1)
+    tf.random.set_seed(5)
+    expected = tf.random.uniform([3])
+    tf.random.set_seed(5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of random numbers without a seed
+        found = tfgpipe.check(model, *data()).first
+    assert found.where.startswith("layer 'noise'")
+    np.testing.assert_array_equal(tf.random.uniform([3]), expected)
+
+
+def test_model_must_be_a_compiled_gpipe():
+    plain = keras.Sequential([keras.Input((8,)), dense("a", 4)])
+    plain.compile("sgd", "mse")
+    with pytest.raises(
+        ValueError, match=r"must be a compiled `GPipe`.*sequent"
+    ):
+        tfgpipe.check(plain, *data())
+    model = tfgpipe.GPipe([keras.Input((8,)), dense("a", 4)], 1)
+    with pytest.raises(ValueError, match=r"must be compiled.*'g_pipe'"):
+        tfgpipe.check(model, *data())
+
+
+def test_data_must_be_one_mini_batch(dense_calls):
+    model = pipeline()
+    del dense_calls[:]
+    x, y = data()
+    with pytest.raises(ValueError, match="12 rows of x and 11 of y"):
+        tfgpipe.check(model, x, y[1:])
+    with pytest.raises(
+        ValueError, match=r"12 rows of x and 3 of sample_weight"
+    ):
+        tfgpipe.check(model, x, y, np.ones(3))
+    dataset = tf.data.Dataset.from_tensors((x, y))
+    with pytest.raises(ValueError, match=r"next\(iter\(dataset\)\)"):
+        tfgpipe.check(model, dataset)
+    assert not dense_calls
+
+
+def test_normalisation_over_replicas_is_refused():
+    with tfgpipe.PipelineStrategy(2, 2).scope():
+        together = kl.BatchNormalization(synchronized=True, name="together")
+        model = pipeline(together, k=2, m=2)
+    with pytest.raises(ValueError, match=r"one replica.*\['together'\]"):
+        tfgpipe.check(model, *data())

@@ -1,0 +1,199 @@
+"""Is it exact on my model? One step, beside plain Keras on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import tree
+
+from tfgpipe import internals
+from tfgpipe.cells import check_rows, is_synchronized
+from tfgpipe.exactness.graph_step import (
+    compare_state,
+    compare_step,
+    compare_update,
+    run_graph_step,
+)
+from tfgpipe.exactness.layers import compare_forward
+from tfgpipe.exactness.loss_by_keras import compare_loss
+from tfgpipe.exactness.recorder import Recorded, Recorder
+from tfgpipe.exactness.report import Report, Tally
+from tfgpipe.exactness.weights import Places, compare_weights
+from tfgpipe.gpipe import GPipe
+from tfgpipe.nonfinite import all_finite
+from tfgpipe.rehearsal import Rehearsal
+from tfgpipe.sequence import inputs
+
+_MOST_SCALES = 20  # of the loss: from 2^15 to under 1
+
+
+def check(
+    model: Any, x: Any, y: Any = None, sample_weight: Any = None
+) -> Report:
+    """Compares a training step of a model with plain Keras on the host.
+
+    One mini-batch goes through the pipeline, on its own devices. Each layer is
+    compared with the same layer on the host, given the very inputs, weights and
+    gradients that it got there, so that a difference is that layer's own. Then
+    what one layer hands on with what the next one gets, the micro-batches of
+    a layer with the whole mini-batch, the loss, the step in the graph that
+    `fit` runs, and what it makes of each weight, slot and other variable.
+
+    Nothing is trained: all variables, metrics and random states are put back.
+    The devices hold the activations of all micro-batches meanwhile, whatever
+    `remat` says, and the host those of a layer for the whole mini-batch.
+
+    Args:
+        model: A compiled `GPipe`. It is built if it is not yet.
+        x: The inputs of one mini-batch, as for `train_on_batch`.
+        y: Its labels, or None.
+        sample_weight: Weights of its rows, or None.
+
+    Returns:
+        What differs by more than rounding. `print` shows it as tables;
+        `is_exact` says whether all of it is documented, `first` has what is
+        not.
+
+    Raises:
+        ValueError: If the model is no compiled `GPipe`, or the data are not
+            those of one mini-batch.
+
+    Example:
+
+    >>> import numpy as np
+    >>> import tfgpipe
+    >>> layers = [
+    ...     keras.Input((4,)),
+    ...     keras.layers.Dense(3),
+    ...     keras.layers.Dense(1),
+    ... ]
+    >>> model = tfgpipe.GPipe(layers, num_partitions=2, num_micro_batches=2)
+    >>> model.compile("adam", "mse")
+    >>> report = tfgpipe.check(model, np.ones((8, 4)), np.ones((8, 1)))
+    >>> report.is_exact
+    True
+    """
+    _check_model(model)
+    data = _as_tensors(x, y, sample_weight)
+    with (
+        internals.outside_functions(),
+        internals.without_strategy(),
+        internals.random_state_kept(),
+        internals.random_numbers_kept(),
+    ):
+        model.prepare(*data, with_loss=True)
+        with model.unchanged():
+            model.reset_metrics()
+            recorder, rehearsal = _rehearsed(model, data)
+            with model.unchanged() as put_back:
+                return _compared(model, data, recorder, rehearsal, put_back)
+
+
+def _rehearsed(
+    model: Any, data: tuple[Any, Any, Any]
+) -> tuple[Recorder, Rehearsal]:
+    """A step that Python has run, after as many as a loss scale needs."""
+    packed = keras.utils.pack_x_y_sample_weight(*data)
+    optimizer = model.optimizer
+    has_scale = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    for _ in range(_MOST_SCALES):
+        recorder = Recorder()
+        rehearsal = model.rehearse(packed, recorder, keeps_all=True)
+        loss_is_finite = all_finite(rehearsal.total, [])
+        if rehearsal.is_finite or not has_scale or not loss_is_finite:
+            break
+        internals.lower_loss_scale(optimizer)
+    return recorder, rehearsal
+
+
+def _compared(
+    model: Any,
+    data: tuple[Any, Any, Any],
+    recorder: Recorder,
+    rehearsal: Rehearsal,
+    put_back: Callable[[], None],
+) -> Report:
+    tally, backward = Tally(), Tally()
+    total, pairs, sums_in = rehearsal
+    num_rows = _num_rows(data[0])
+    recorded = recorder.recorded(
+        min(num_rows, model.num_micro_batches * model.num_replicas)
+    )
+    places = Places(model, recorded)
+    is_finite = rehearsal.is_finite
+    on_host = compare_forward(tally, backward, recorded, is_finite)
+    direct = compare_loss(tally, model, data, total, recorded)
+    tally.add_backwards(backward)
+    dw = _sum(on_host.dw, direct)
+    compare_weights(tally, "gradient", places, pairs, dw, sums_in)
+    if is_finite:  # or all that follows is not
+        step = run_graph_step(model, data)
+        compare_step(tally, places, step, total, pairs, sums_in)
+        put_back()
+        compare_update(tally, model, places, step, on_host.assigned)
+        compare_state(tally, places, step, recorded, on_host)
+    return tally.report(_title(model, num_rows, recorded))
+
+
+def _sum(
+    first: Mapping[int, tf.Tensor], second: Mapping[int, tf.Tensor]
+) -> dict[int, tf.Tensor]:
+    """What either has, added up."""
+    both = {key: first[key] + second[key] for key in {*first} & {*second}}
+    return {**first, **second, **both}
+
+
+def _num_rows(x: Any) -> int:
+    return next(t.shape[0] for t in tree.flatten(x) if t is not None)
+
+
+def _title(model: Any, num_rows: int, recorded: Recorded) -> str:
+    count = len(recorded[0][1])
+    cells = model.num_partitions
+    replicas = model.num_replicas
+    return (
+        f"A step of '{model.name}': {num_rows} rows in {count} micro-batches, "
+        f"{len(recorded)} layers in {cells} cells"
+        + (f", {replicas} replicas" if replicas > 1 else "")
+    )
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, GPipe):
+        kind = type(model).__name__
+        raise ValueError(
+            "`model` must be a compiled `GPipe`: it is compared with plain "
+            f"Keras. Received: model={getattr(model, 'name', model)!r}, a "
+            f"{kind}. Pass `tfgpipe.GPipe(layers)`, after its `compile`."
+        )
+    if not model.compiled or model.optimizer is None:
+        raise ValueError(
+            "`model` must be compiled, with an optimizer and a loss, for a "
+            f"training step. Received: '{model.name}', which is not. Call "
+            "`model.compile(optimizer, loss)` first."
+        )
+
+    together = [
+        layer.name
+        for layer in internals.flat_layers(model)
+        if is_synchronized(layer)
+    ]
+    if model.num_replicas > 1 and together:
+        raise ValueError(
+            "`model` must have one replica to be checked, if it normalises "
+            "over replicas: layers are compared one by one. Received: "
+            f"{model.num_replicas} replicas, and synchronized=True of "
+            f"{together}. Make the model outside of the strategy's scope, or "
+            "check it with synchronized=False."
+        )
+
+
+def _as_tensors(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+    """One mini-batch, checked before any work."""
+    x, y = inputs.as_tensors(x, y)
+    _, sample_weight = inputs.as_tensors(x, sample_weight)
+    check_rows(x, y, sample_weight)
+    return x, y, sample_weight

@@ -1,0 +1,175 @@
+"""What a check has found, as a record that prints as a table."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+_MOST = 20  # rows of a table
+# What is compared, in the order in which a step comes to it.
+KINDS = {
+    "forward": "what a layer makes, and the same layer on the host",
+    "transfer": "what a layer hands on, and what the next one gets",
+    "rows": "micro-batches of a layer, and the whole mini-batch",
+    "loss": "the loss and where its gradients start, and Keras's",
+    "gradient": "gradients by inputs and weights, and the host's",
+    "step": "the step in the graph of `fit`, and in Python",
+    "update": "weights and slots after it, and by Keras's optimizer",
+    "state": "other variables after it, and by Keras of all rows",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """Something that differs by more than rounding.
+
+    Attributes:
+        kind: Which comparison has shown it: "forward", "transfer", "rows",
+            "loss", "gradient", "step", "update" or "state".
+        where: A layer with its cell and devices, or two of them.
+        difference: How far it is off, as a share of what it should be;
+            infinity for what is not finite, or of another shape.
+        what: What differs, in words.
+        is_documented: Whether the guide says that it differs.
+    """
+
+    kind: str
+    where: str
+    difference: float
+    what: str
+    is_documented: bool = False
+
+    def __str__(self) -> str:
+        found = f"{self.kind}: {self.where}: {self.what}"
+        if math.isinf(self.difference):
+            return found
+        return f"{found}, off by {_number(self.difference)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Compared:
+    """What was compared, all in all.
+
+    Attributes:
+        kind: As that of a `Finding`.
+        count: How many comparisons there were.
+        largest: The largest difference, that of documented ones left out.
+    """
+
+    kind: str
+    count: int
+    largest: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What `tfgpipe.check` has found. `print` shows tables of it.
+
+    Attributes:
+        title: Which step was looked at, in words.
+        compared: What was compared.
+        findings: What differs, in the order of a training step: forward from
+            the first layer, backward from the last one.
+    """
+
+    title: str
+    compared: tuple[Compared, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing differs but what is documented."""
+        return self.first is None
+
+    @property
+    def first(self) -> Finding | None:
+        """The first finding that is not documented, or None."""
+        return next((f for f in self.findings if not f.is_documented), None)
+
+    def __str__(self) -> str:
+        counts = [
+            (c.kind, str(c.count), _number(c.largest), KINDS[c.kind])
+            for c in self.compared
+        ]
+        parts = [_table(("compared", "times", "largest", ""), counts)]
+        for is_documented in (True, False):
+            own = [f for f in self.findings if f.is_documented == is_documented]
+            title = "documented" if is_documented else "wrong"
+            rows = [
+                (f.kind, "", _number(f.difference), f"{f.where}: {f.what}")
+                for f in own[:_MOST]
+            ]
+            if len(own) > _MOST:
+                rows.append(("...", "", "", f"and {len(own) - _MOST} more"))
+            if rows:
+                parts.append(_table((title, "", "by", ""), rows))
+        end = "Exact: nothing else differs by more than rounding."
+        if self.first is not None:
+            end = f"Not exact. First of all, {self.first}."
+        return "\n\n".join([self.title, *parts, end])
+
+
+def _number(value: float) -> str:
+    return f"{value:.1e}" if value else "0"
+
+
+def _table(
+    header: tuple[str, str, str, str], rows: list[tuple[str, str, str, str]]
+) -> str:
+    return "\n".join(
+        f"{kind:<10}  {count:>5}  {size:>7}  {text}".rstrip()
+        for kind, count, size, text in [header, *rows]
+    )
+
+
+class Tally:
+    """Takes comparisons, one after the other, and makes the report of them."""
+
+    def __init__(self) -> None:
+        self._counts = dict.fromkeys(KINDS, 0)
+        self._largest = dict.fromkeys(KINDS, 0.0)
+        self._findings: list[Finding] = []
+
+    def note(
+        self,
+        kind: str,
+        where: str,
+        what: str,
+        difference: float,
+        limit: float = 0.0,
+        is_documented: bool = False,
+    ) -> None:
+        """Takes a comparison.
+
+        Args:
+            kind: See `Finding`, as for what follows.
+            where: Where it was made.
+            what: What was compared.
+            difference: How far it is off.
+            limit: Up to where that is rounding.
+            is_documented: Whether it may be more.
+        """
+        self._counts[kind] += 1
+        if difference > limit:
+            self._findings.append(
+                Finding(kind, where, difference, what, is_documented)
+            )
+        if not is_documented:
+            self._largest[kind] = max(self._largest[kind], difference)
+
+    def add_backwards(self, other: Tally) -> None:
+        """Takes what another has, its last finding first."""
+        for kind, count in other._counts.items():
+            self._counts[kind] += count
+            largest = max(self._largest[kind], other._largest[kind])
+            self._largest[kind] = largest
+        self._findings += reversed(other._findings)
+
+    def report(self, title: str) -> Report:
+        """What was found."""
+        compared = [
+            Compared(kind, count, self._largest[kind])
+            for kind, count in self._counts.items()
+            if count
+        ]
+        return Report(title, tuple(compared), tuple(self._findings))
