@@ -1056,6 +1056,13 @@ def test_functional_models_are_told_from_those_with_a_call_of_their_own():
     assert not internals.is_functional(keras.Sequential([x, kl.Dense(1)]))
 
 
+def test_private_methods_of_steps_are_there():
+    x = keras.Input((2,))
+    model = keras.Model(x, kl.Dense(1)(x))
+    for name in internals.METHODS_OF_STEPS:
+        assert callable(getattr(model, name))
+
+
 def test_functional_model_of_a_sequential_is_found():
     model = keras.Sequential([kl.Dense(1)])
     assert internals.functional_of(model) is None

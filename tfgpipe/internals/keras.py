@@ -26,6 +26,13 @@ from keras.src.ops.node import Node as _Node
 _UNINITIALIZED = "uninitialized_variables"
 _PLACE = "_tfgpipe_place"
 _IN_NO_GRAPH = "tfgpipe_in_no_graph"
+# Private methods by which models compute what a step does.
+METHODS_OF_STEPS = frozenset(
+    "_adjust_input_rank _aggregate_additional_loss _compute_loss "
+    "_convert_inputs_to_tensors _get_metrics_result_or_logs _get_own_losses "
+    "_get_own_metrics _get_regularization_losses _run_through_graph "
+    "_standardize_inputs".split()
+)
 
 
 # ------------------------------------------------------------------ variables
