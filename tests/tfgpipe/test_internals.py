@@ -978,13 +978,20 @@ def test_calls_inherit_what_the_layer_around_was_told():
     around, dropout = kl.Layer(), kl.Dropout(0.5)
     inputs = keras.Input((2,))
     for told in (True, False):
-        with internals.told_training(around, told) as last_told:
+        with internals.told_training(around, told):
             output = dropout(inputs)
-            assert last_told() is told
-            dropout(inputs, training=not told)
-            assert last_told() is not told
         call = internals.graph_calls(keras.Model(inputs, output))[0]
         assert call.kwargs == {"training": told}
+
+
+def test_losses_of_a_scope_are_forgotten():
+    layer = kl.ActivityRegularization(0.1)
+    with keras.StatelessScope(collect_losses=True) as scope:
+        layer(keras.ops.ones((2, 2)))
+        (loss,) = scope.losses
+    internals.forget_losses(layer)
+    assert not layer._loss_ids and not layer._losses
+    assert float(loss) > 0
 
 
 def test_context_of_inner_calls_is_known():
