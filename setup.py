@@ -28,6 +28,9 @@ TEST_TOOLS = [
     "tensorflow==2.21.*",
     # Counts FLOPs as XLA does, to compare with.
     "jax==0.10.2; python_version >= '3.11'",
+    # Its models are trained beside plain Keras. For Python 3.10, the newest.
+    "keras-hub==0.32.0; python_version >= '3.11'",
+    "keras-hub==0.25.1; python_version < '3.11'",
     "mypy==2.4.1",
     "pytest==9.2.0",
     "pytest-xdist==3.8.0",  # a worker a core: tracing takes most of the time

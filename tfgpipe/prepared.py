@@ -34,7 +34,7 @@ class Prepared(Extended, internals.BuiltBeforeTracing):
         self._check_storage()
         self._check_scope()
         if self.train_function is None or force:
-            self._source.check()
+            self._source.check_again()
             self._arguments.check_training()
             super().make_train_function(force)
             self.train_function = endable(self._explained(self.train_function))
@@ -45,7 +45,7 @@ class Prepared(Extended, internals.BuiltBeforeTracing):
         self._check_storage()
         self._check_scope()
         if self.test_function is None or force:
-            self._source.check()
+            self._source.check_again()
             super().make_test_function(force)
             self.test_function = self._explained(self.test_function)
 
@@ -55,7 +55,7 @@ class Prepared(Extended, internals.BuiltBeforeTracing):
         self._check_storage()
         self._check_scope()
         if self.predict_function is None or force:
-            self._source.check()
+            self._source.check_again()
             super().make_predict_function(force)
             self.predict_function = self._explained(self.predict_function)
 

@@ -171,6 +171,7 @@ class Stepped(Updating):
         self, batch: tuple[Any, Any, Any], head: Any, training: bool
     ) -> TracedBatch:
         x, *labels = batch
+        self._source.check(as_specs(x))
         dtype = self._arguments.gradient_dtype
         compiles = self._jit_cells or self._only_compiles
         if compiles and not self._is_eager:

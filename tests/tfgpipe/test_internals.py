@@ -1105,13 +1105,20 @@ def test_calls_inherit_what_the_layer_around_was_told():
     around, dropout = kl.Layer(), kl.Dropout(0.5)
     inputs = keras.Input((2,))
     for told in (True, False):
-        with internals.told_training(around, told) as last_told:
+        with internals.told_training(around, told):
             output = dropout(inputs)
-            assert last_told() is told
-            dropout(inputs, training=not told)
-            assert last_told() is not told
         call = internals.graph_calls(keras.Model(inputs, output))[0]
         assert call.kwargs == {"training": told}
+
+
+def test_losses_of_a_scope_are_forgotten():
+    layer = kl.ActivityRegularization(0.1)
+    with keras.StatelessScope(collect_losses=True) as scope:
+        layer(keras.ops.ones((2, 2)))
+        (loss,) = scope.losses
+    internals.forget_losses(layer)
+    assert not layer._loss_ids and not layer._losses
+    assert float(loss) > 0
 
 
 def test_context_of_inner_calls_is_known():
@@ -1181,6 +1188,13 @@ def test_functional_models_are_told_from_those_with_a_call_of_their_own():
         assert not internals.is_functional(does_more(x, y))
     assert not internals.is_functional(OwnCall(x, y))
     assert not internals.is_functional(keras.Sequential([x, kl.Dense(1)]))
+
+
+def test_private_methods_of_steps_are_there():
+    x = keras.Input((2,))
+    model = keras.Model(x, kl.Dense(1)(x))
+    for name in internals.METHODS_OF_STEPS:
+        assert callable(getattr(model, name))
 
 
 def test_functional_model_of_a_sequential_is_found():

@@ -39,6 +39,13 @@ _KEPT_BY = "_tfgpipe_kept_by"
 _MADE_TRAINABLE = "_tfgpipe_made_trainable"
 _PLACE = "_tfgpipe_place"
 _IN_NO_GRAPH = "tfgpipe_in_no_graph"
+# Private methods by which models compute what a step does.
+METHODS_OF_STEPS = frozenset(
+    "_adjust_input_rank _aggregate_additional_loss _compute_loss "
+    "_convert_inputs_to_tensors _get_metrics_result_or_logs _get_own_losses "
+    "_get_own_metrics _get_regularization_losses _run_through_graph "
+    "_standardize_inputs".split()
+)
 
 
 _value = Replaceable(keras.Variable, "value")
@@ -902,22 +909,22 @@ def own_attributes(operation: keras.Operation) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def told_training(
-    layer: keras.layers.Layer, training: bool
-) -> Iterator[Callable[[], Any]]:
-    """Inside, layers are called as inside a layer that was told `training`.
-
-    Yields what returns the `training` that the next call would inherit.
-    """
+def told_training(layer: keras.layers.Layer, training: bool) -> Iterator[None]:
+    """Inside, layers are called as inside a layer that was told `training`."""
     key = "current_call_ctx"
     before = _global_state.get_global_attribute(key)
     context: Any = _layer.CallContext(entry_layer=layer)
     context.training = training
     _global_state.set_global_attribute(key, context)
     try:
-        yield lambda: context.training
+        yield
     finally:
         _global_state.set_global_attribute(key, before)
+
+
+def forget_losses(layer: keras.layers.Layer) -> None:
+    """Forgets what a layer, and those inside, have added to the loss."""
+    layer._clear_losses()
 
 
 def own_context_arguments(layer: keras.layers.Layer) -> set[str]:

@@ -7,59 +7,32 @@ are large layers that only call others, see `opened_layer.py`.
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import hashlib
 import itertools
-import math
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.sequence.opened_layer import (
-    Opened,
-    called,
-    large_layers,
-    opened,
+from tfgpipe.sequence.call import (
+    AsInput,
+    Call,
+    Value,
+    run_calls,
     tensors_of,
 )
+from tfgpipe.sequence.layer_trial import LayerTrial, Shapes, with_sizes
+from tfgpipe.sequence.opened_layer import graph_of, large_layers
+from tfgpipe.sequence.watched import unnoticed
 
-
-@dataclasses.dataclass(eq=False)
-class Value:
-    """A tensor of the graph.
-
-    Attributes:
-        spec: Its shape and dtype.
-        may_be_none: Whether it is an input that may be left out.
-    """
-
-    spec: keras.KerasTensor
-    may_be_none: bool = False
-
-    @property
-    def row_bytes(self) -> int:
-        """Of one row; unknown sizes count as 1."""
-        sizes = [size or 1 for size in self.spec.shape[1:]]
-        return math.prod(sizes) * tf.as_dtype(self.spec.dtype).size
-
-
-@dataclasses.dataclass(eq=False)
-class Call:
-    """A call of a layer or operation; `Value`s for tensors."""
-
-    operation: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    outputs: list[Value]
-
-    @property
-    def inputs(self) -> list[Value]:
-        """The tensors it takes, each once."""
-        return list(values_in((self.args, self.kwargs)))
+_ANY_SIZE = 6
+# What becomes of large layers inside one that is opened.
+_TRIED = "tried by itself"
+_OPENED = "opened, and tried with it"
+_CLOSED = "left closed"
 
 
 class GraphCalls:
@@ -82,17 +55,62 @@ class GraphCalls:
         self.found: list[Call] = []
         self._known: dict[int, Value] = {}
         self._large = large_layers(model)
-        self._opened: list[tuple[internals.GraphCall, Opened]] = []
+        self._inner = _TRIED
+        self._tried: list[tuple[LayerTrial, list[Value]]] = []
         self.outputs = self._inline(model, self.inputs)
 
-    def changed(self) -> list[str]:
-        """The names of opened layers that compute something else now."""
-        found = []
-        for call, before in self._opened:
-            now = called(call, True)
-            if now is None or now.written != before.written:
-                found.append(call.operation.name)
-        return found
+    def differing(self, specs: list[Any]) -> list[str]:
+        """The names of opened layers that compute something else.
+
+        Than they did when they were opened, or at other sizes: they are tried
+        at those that they have for such inputs, with few rows.
+
+        Args:
+            specs: Those of the model's inputs, with shapes.
+        """
+        if not self._tried:
+            return []
+        trials, given = zip(*self._tried)
+        for rows in (2, 1):
+            taken = self._taken(specs, rows, given)
+            if all(t.is_affordable(s) for t, s in zip(trials, taken)):
+                break
+        return [
+            trial.name
+            for trial, shapes in zip(trials, taken)
+            if not all(
+                trial.found(shapes, training).is_same
+                for training in (True, False)
+            )
+        ]
+
+    def _taken(
+        self, specs: list[Any], rows: int, wanted: Sequence[list[Value]]
+    ) -> list[Shapes]:
+        """The shapes of `Value`s for inputs of so many rows."""
+        shapes = [[value.spec.shape for value in own] for own in wanted]
+        if any(None in shape[1:] for own in shapes for shape in own):
+            shapes = self._inferred(specs, rows, wanted) or shapes
+        return [with_sizes(own, rows, _ANY_SIZE) for own in shapes]
+
+    def _inferred(
+        self, specs: list[Any], rows: int, wanted: Sequence[list[Value]]
+    ) -> list[list[Any]] | None:
+        """The same, where sizes may be unknown; None if that fails."""
+
+        def run(*inputs: Any) -> Any:
+            return run_calls(self.found, zip(self.inputs, inputs), wanted)
+
+        try:
+            given = [
+                keras.KerasTensor((rows, *spec.shape[1:]), spec.dtype)
+                for spec in specs
+            ]
+            with unnoticed(()):
+                found = internals.output_spec(run, *given)
+        except Exception:  # as where a layer needs sizes that are not known
+            return None
+        return [[spec.shape for spec in own] for own in found]
 
     def wiring(self) -> str:
         """What the outputs are computed from, the same for equal graphs.
@@ -140,25 +158,59 @@ class GraphCalls:
         if inner is not None and len(args) == 1 and not _has_values(others):
             masks = tree.flatten(kwargs.get("mask"))
             outputs = self._inside(inner, _flat(args[0], inner), masks)
-        elif found := self._as_opened(call):
-            self._opened.append((call, found))
-            given = [self._value(t) for t in tensors_of(call)]
-            outputs = self._inside(found.model, given, [])
-            for value, tensor in zip(outputs, call.outputs):
-                value.spec = tensor  # in which sizes may be known that got lost
+        elif found := self._opened(call):
+            outputs = found
         else:
-            outputs = [Value(t) for t in call.outputs]
-            self.found.append(Call(call.operation, args, kwargs, outputs))
+            made = [Value(t) for t in call.outputs]
+            self.found.append(Call(call.operation, args, kwargs, made))
+            outputs = made
         self._known.update(zip(map(id, call.outputs), outputs))
 
-    def _as_opened(self, call: internals.GraphCall) -> Opened | None:
-        """What a layer does inside, if that can take its place."""
-        # Where there is None, a layer does something else.
-        if id(call.operation) not in self._large or any(
-            self._value(t).may_be_none for t in tensors_of(call)
+    def _opened(self, call: internals.GraphCall) -> list[Value] | None:
+        """Adds the calls inside a layer, if they can take its place.
+
+        Returns:
+            The layer's outputs, or None.
+        """
+        given = [self._value(t) for t in tensors_of(call)]
+        if (
+            self._inner == _CLOSED
+            or id(call.operation) not in self._large
+            # Where there is None, a layer does something else.
+            or any(value.may_be_none for value in given)
         ):
             return None
-        return opened(call)
+        model = graph_of(call)
+        if model is None:
+            return None
+        if self._inner == _OPENED:
+            return self._in_place(call, model, given)
+        for inner in (_OPENED, _CLOSED):
+            start = len(self.found)
+            with self._large_inside(inner):
+                outputs = self._in_place(call, model, given)
+            trial = _trial(call, given, self.found[start:], outputs)
+            if trial.agrees():
+                self._tried.append((trial, given))
+                return outputs
+            del self.found[start:]
+        return None
+
+    @contextlib.contextmanager
+    def _large_inside(self, inner: str) -> Iterator[None]:
+        """Says what becomes of large layers inside a layer."""
+        before, self._inner = self._inner, inner
+        yield
+        self._inner = before
+
+    def _in_place(
+        self, call: internals.GraphCall, model: keras.Model, given: list[Value]
+    ) -> list[Value]:
+        """Adds the calls of a model in the place of one of a layer."""
+        outputs = self._inside(model, given, [])
+        for value, tensor in zip(outputs, call.outputs):
+            value.spec = tensor  # in which sizes may be known that got lost
+        return outputs
 
     def _inside(
         self, model: keras.Model, inputs: list[Value], masks: list[Any]
@@ -184,27 +236,19 @@ class GraphCalls:
         return made
 
 
-class AsInput(keras.Operation):
-    """Gives a tensor the dtype and rank of a nested model's input."""
+def _trial(
+    call: internals.GraphCall,
+    given: list[Value],
+    calls: list[Call],
+    outputs: list[Value],
+) -> LayerTrial:
+    """Of a layer, and of the calls that would take its place."""
 
-    def __init__(self, dtype: str, rank: int):
-        super().__init__()
-        self.dtype = dtype
-        self.rank = rank
+    def run(tensors: list[Any], training: bool) -> Any:
+        told = {"training": training}
+        return run_calls(calls, zip(given, tensors), outputs, told)
 
-    def call(self, x: Any, mask: Any = None) -> Any:
-        """Casts; adds a last axis of size 1, or removes it; sets the mask."""
-        if x is None:
-            return None
-        mask = internals.get_mask(x) if mask is None else mask
-        x = keras.ops.convert_to_tensor(x, self.dtype)
-        if len(x.shape) == self.rank + 1:
-            x = keras.ops.squeeze(x, -1)
-        elif len(x.shape) == self.rank - 1:
-            x = keras.ops.expand_dims(x, -1)
-        if mask is not None:
-            internals.set_mask(x, mask)
-        return x
+    return LayerTrial(call, run)
 
 
 def _functional(operation: Any) -> keras.Model | None:
@@ -224,9 +268,3 @@ def _flat(inputs: Any, model: keras.Model) -> list[Value]:
 def _has_values(kwargs: dict[str, Any]) -> bool:
     """Whether an argument, such as a mask, is more than None."""
     return any(leaf is not None for leaf in tree.flatten(kwargs))
-
-
-def values_in(nest: Any) -> Iterable[Value]:
-    """The tensors of a nest, each once."""
-    leaves = tree.flatten(nest)
-    return dict.fromkeys(v for v in leaves if isinstance(v, Value))

@@ -60,8 +60,11 @@ class LayerList:
         if not self.problems:
             self._check_graph(first, start)
 
-    def check(self) -> None:
+    def check_again(self) -> None:
         """What a layer computes may be changed until it is traced."""
+
+    def check(self, spec: Any) -> None:
+        """Its layers are called as they are, whatever they compute."""
 
     def infer(self, spec: Any, is_split: bool) -> tuple[Any, list[float]]:
         """What the last layer returns, and costs; see `inference.infer`."""

@@ -21,7 +21,7 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells import GraphStep, Live, Made
-from tfgpipe.sequence.graph_calls import Call, Value, values_in
+from tfgpipe.sequence.call import Call, Value, values_in
 from tfgpipe.sequence.watched import Uses, uses_of
 
 

@@ -62,6 +62,7 @@ class ModelGraph:
         self.specs = row.specs
         self.live_bytes = row.live_bytes
         self._together = row.together()
+        self._checked: set[Any] = set()  # shapes of inputs
 
     def with_costs(self, costs: list[Any]) -> ModelGraph:
         """The same graph, of whose steps the user says other costs."""
@@ -69,19 +70,36 @@ class ModelGraph:
         graph.costs = costs
         return graph
 
-    def check(self) -> None:
-        """Refuses layers that were changed since they were opened.
+    def check_again(self) -> None:
+        """Lets `check` try layers again, which may have been changed."""
+        self._checked.clear()
+
+    def check(self, spec: Any) -> None:
+        """Refuses layers that compute something else than when opened.
+
+        Args:
+            spec: What a step is traced for, in the structure of the inputs.
 
         Raises:
-            ValueError: If one computes something else now.
+            ValueError: If one does.
         """
-        if changed := self._calls.changed():
+        specs = tree.flatten(spec)
+        key = tuple(None if s is None else s.shape[1:] for s in specs)
+        if key in self._checked:
+            return
+        with internals.outside_functions():
+            found = self._calls.differing(specs)
+        if found:
             raise ValueError(
                 "The layers of a model must compute what they did when the "
-                f"`GPipe` was made of it. Received: {changed}, of model "
-                f"'{self.model.name}', whose attributes were changed since. "
-                "Change them first, then make the `GPipe`."
+                f"`GPipe` was made of it. Received: {found}, of model "
+                f"'{self.model.name}', which do not for inputs of shapes "
+                f"{[(None, *k) for k in key if k is not None]}. If their "
+                "attributes were changed since, change them first, then make "
+                "the `GPipe`. If their code looks at sizes, name the sizes in "
+                "`keras.Input`, so that they are known then."
             )
+        self._checked.add(key)
 
     def infer(self, spec: Any, is_split: bool) -> tuple[Any, list[float]]:
         """The model's outputs, and the costs of the steps."""

@@ -57,6 +57,9 @@ _HARMLESS = set(
     "summary supports_masking test_on_batch to_json train_on_batch".split()
 )
 _OF_GRAPHS = {"__call__", "input", "inputs", "layers", "output", "outputs"}
+# Others that begin with an underscore are called where a model is made, saved
+# or quantised, or are no methods of Keras: those come and go with its versions.
+_PRIVATE = {"__call__", *internals.METHODS_OF_STEPS}
 
 
 def _overridden(model: keras.Model) -> list[str]:
@@ -68,13 +71,7 @@ def _overridden(model: keras.Model) -> list[str]:
     above = itertools.takewhile(
         lambda c: not internals.is_keras(c), cls.__mro__
     )
-    own = [
-        name
-        for one in above
-        for name, value in vars(one).items()
-        if name == "__call__" or not name.startswith("__")
-        if not name.startswith("_") or _is_method(value)
-    ]
+    own = [name for one in above for name in vars(one)]
     own += [n for n in vars(model) if callable(getattr(cls, n, None))]
     keras_cls = next(filter(internals.is_keras, cls.__mro__))
     is_list = isinstance(model, keras.Sequential)
@@ -82,13 +79,9 @@ def _overridden(model: keras.Model) -> list[str]:
     return [
         name
         for name in dict.fromkeys(own)
+        if name in _PRIVATE or not name.startswith("_")
         if hasattr(keras_cls, name) and name not in harmless
     ]
-
-
-def _is_method(value: Any) -> bool:
-    methods = (property, classmethod, staticmethod)
-    return callable(value) or isinstance(value, methods)
 
 
 def _check_model(model: keras.Model) -> None:

@@ -8,7 +8,8 @@ from keras import layers as kl
 
 import tfgpipe
 from tfgpipe import internals
-from tfgpipe.sequence.graph_calls import AsInput, GraphCalls
+from tfgpipe.sequence.call import AsInput
+from tfgpipe.sequence.graph_calls import GraphCalls
 
 
 def names(model):

@@ -11,7 +11,7 @@ from keras import ops
 
 import tfgpipe
 from tfgpipe import internals
-from tfgpipe.sequence.opened_layer import opened
+from tfgpipe.sequence.graph_calls import GraphCalls
 
 
 class Around(kl.Layer):
@@ -174,7 +174,6 @@ CLOSED = {
     "draws": Draws,
     "other constants": Constant,
     "calls that lead nowhere": Drops,
-    "masks": Masks,
     "makes layers": Masking,
     "needs rows": NeedsRows,
     "reshapes to unknown sizes": Reshapes,
@@ -188,29 +187,91 @@ CLOSED = {
 }
 
 
-def only_call(layer, shape=(3, 4)):
+def inside(layer, shape=(3, 4)):
+    """What is called where the layer was."""
     x = keras.Input(shape)
-    (call,) = internals.graph_calls(keras.Model(x, layer(x)))
-    return call
+    calls = GraphCalls(keras.Model(x, layer(x))).found
+    return [call.operation for call in calls]
 
 
-def test_layer_that_only_calls_layers_is_opened():
-    call = only_call(Around())
-    found = [c.operation for c in internals.graph_calls(opened(call).model)]
-    assert found == [call.operation.first, call.operation.second]
+@pytest.mark.parametrize("kind", [Around, Masks])
+def test_layer_that_only_calls_layers_is_opened(kind):
+    layer = kind()
+    assert inside(layer) == [layer.first, layer.second]
 
 
 @pytest.mark.parametrize("name", CLOSED)
 def test_layer_that_does_more_stays_closed(name):
-    assert opened(only_call(CLOSED[name]())) is None
+    layer = CLOSED[name]()
+    assert inside(layer) == [layer]
+
+
+SIZES = {
+    "even": lambda n: n % 2 == 0,
+    "odd": lambda n: n % 2 == 1,
+    "one": lambda n: n == 1,
+    "more than one": lambda n: n > 1,
+    "of four": lambda n: n % 4 == 0,
+    "long": lambda n: n > 2000,
+}
+
+
+class Sized(Around):
+    """Does something else where it knows that a size is of some kind."""
+
+    def __init__(self, axis, is_so, phase=None):
+        super().__init__()
+        self.axis, self.is_so, self.phase = axis, is_so, phase
+
+    def call(self, x, training=None):
+        y, size = self.second(self.first(x)), ops.shape(x)[self.axis]
+        is_other = isinstance(size, int) and self.is_so(size)
+        if is_other and self.phase in (None, training):
+            y = 2.0 * y
+        return y
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("name", SIZES)
+def test_layer_that_looks_at_sizes_stays_closed(name, axis):
+    layer = Sized(axis, SIZES[name])
+    assert inside(layer, (None, 4)) == [layer]
+
+
+@pytest.mark.parametrize("phase", [True, False])
+def test_layer_that_looks_at_sizes_in_one_phase_stays_closed(phase):
+    layer = Sized(1, SIZES["even"], phase)
+    assert inside(layer, (None, 4)) == [layer]
+
+
+def test_layer_that_looks_at_sizes_that_it_cannot_have_is_opened():
+    layer = Sized(1, SIZES["even"])
+    assert inside(layer, (3, 4)) == [layer.first, layer.second]
+
+
+class Pair(Around):
+    """A layer that looks at sizes, and one that does not."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Sized(1, SIZES["even"]), Around()
+
+    def build(self, shape):
+        self.first.build(shape)
+        self.second.build(shape)
+
+
+def test_layer_around_one_that_looks_at_sizes_is_opened():
+    layer = Pair()
+    assert inside(layer, (None, 4)) == [layer.first, layer.second]
 
 
 def test_nothing_is_left_of_looking_inside():
-    layer = Counts()
-    call = only_call(layer)
+    layer, x = Counts(), keras.Input((3, 4))
+    model = keras.Model(x, layer(x))
     before = len(internals.symbolic_calls(layer.first)), layer.count.numpy()
     name = keras.layers.Add().name
-    opened(call)
+    GraphCalls(model)
     after = len(internals.symbolic_calls(layer.first)), layer.count.numpy()
     assert before == after
     number = int(name.rpartition("_")[2]) if "_" in name else 0
@@ -244,8 +305,9 @@ def test_each_layer_is_asked_what_it_does():
     x = h = keras.Input((4,))
     for layer in map(Chooses, (True, False, True)):
         h = layer(h)
-    calls = internals.graph_calls(keras.Model(x, h))
-    assert [opened(call) is not None for call in calls] == [True, False, True]
+    found = tfgpipe.layers_of(keras.Model(x, h))
+    names = [type(call.operation).__name__ for call in found]
+    assert names == ["Dense", "Dense", "Chooses", "Dense", "Dense"]
 
 
 def test_small_layers_stay_closed():
@@ -268,35 +330,43 @@ def test_mixed_precision_casts_as_in_keras():
 
 
 class Scaled(Around):
-    scale = 1.0
+    """Two attributes: one matters in training, one in inference."""
+
+    in_training, in_inference = 1.0, 1.0
 
     def call(self, x, training=None):
-        return self.scale * self.second(self.first(x))
+        scale = self.in_training if training else self.in_inference
+        return scale * self.second(self.first(x))
 
 
-def test_layer_that_is_changed_after_it_was_opened_is_refused():
+@pytest.mark.parametrize("name", ["in_training", "in_inference"])
+@pytest.mark.parametrize("method", ["fit", "evaluate"])
+def test_layer_that_is_changed_after_it_was_opened_is_refused(name, method):
     x = keras.Input((4,))
-    layer = Scaled()
-    model = tfgpipe.GPipe(keras.Model(x, layer(x)), 2, 1)
-    model.compile("sgd", "mse")
-    data = np.zeros((4, 4), "float32")
-    model.predict(data, verbose=0)
-    layer.scale = 2.0
-    with pytest.raises(ValueError, match=r"Received: \['scaled'\], of model"):
-        model.fit(data, data, verbose=0)
-
-
-def test_one_of_equal_layers_that_is_changed_is_named():
-    x = h = keras.Input((4,))
     layers = [Scaled() for _ in range(3)]
+    h = x
     for layer in layers:
         h = layer(h)
     model = tfgpipe.GPipe(keras.Model(x, h), 2, 1)
     model.compile("sgd", "mse")
-    layers[1].scale = 2.0
     data = np.zeros((4, 4), "float32")
+    model.predict(data, verbose=0)
+    setattr(layers[1], name, 2.0)
     with pytest.raises(ValueError, match=r"Received: \['scaled_1'\], of model"):
+        getattr(model, method)(data, data, verbose=0)
+
+
+def test_size_that_was_not_tried_is_tried_when_it_comes():
+    x = keras.Input((None, 4))
+    layer = Sized(1, lambda n: n == 39)
+    model = tfgpipe.GPipe(keras.Model(x, layer(x)), 2, 1)
+    model.compile("sgd", "mse")
+    assert len(tfgpipe.layers_of(model.model)) == 2
+    data = np.ones((4, 39, 4), "float32")
+    model.predict(data[:, :38], verbose=0)
+    with pytest.raises(ValueError, match=r"of shapes \[\(None, 39, 4\)\]"):
         model.fit(data, data, verbose=0)
+    assert len(inside(layer, (39, 4))) == 3
 
 
 class Passes(Around):
