@@ -237,7 +237,9 @@ class Described(keras.Model):
             head, loss = None, Objective(self, batch, training=True)
             if known is not None:
                 head, loss = self._loss_of(batch, training=True)
-            found.append(self.lowered(batch, head, loss, True).program)
+            x, *labels = batch
+            run = self.lowered(self.as_taken(x), labels, head, loss, True)
+            found.append(run.program)
 
         def as_spec(t: Any) -> Any:
             if t is None:

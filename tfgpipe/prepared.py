@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals, notices
 from tfgpipe.cells import as_specs, shapes
-from tfgpipe.devices import Storage, other_strategies
+from tfgpipe.devices import Storage, other_strategies, placement
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.ending import endable
 from tfgpipe.extended import Extended, base
@@ -37,7 +39,9 @@ class Prepared(Extended, internals.BuiltBeforeTracing):
             self._source.check_again()
             self._arguments.check_training()
             super().make_train_function(force)
-            self.train_function = endable(self._explained(self.train_function))
+            self.train_function = endable(
+                self._explained(self._overlapping(self.train_function))
+            )
 
     @base
     def make_test_function(self, force: bool = False) -> None:
@@ -145,15 +149,37 @@ class Prepared(Extended, internals.BuiltBeforeTracing):
                     as_specs(sample_weight),
                 )
 
-    def check_overlap(self, count: int) -> None:
-        """Warns if the devices of the first mini-batch wait for each other.
+    def _overlapping(self, function: Callable) -> Callable:
+        """A training function whose first mini-batch is looked at."""
+
+        @functools.wraps(function)
+        def looked_at(*args: Any) -> Any:
+            if not self._plan.is_new:
+                return function(*args)
+            before = self._seen_in_training()
+            result = function(*args)
+            self._plan.is_new = False
+            rows, steps = self._seen_in_training() - before
+            self._check_overlap(rows // steps if steps > 0 else None)
+            return result
+
+        return looked_at
+
+    def _seen_in_training(self) -> Any:
+        """How many rows, and in how many steps."""
+        rows = internals.loss_tracker(self).count
+        steps = getattr(self.optimizer, "iterations", 0)
+        return np.array([int(rows), int(steps)])
+
+    def _check_overlap(self, rows: int | None) -> None:
+        """Warns if the devices of the first mini-batch waited for each other.
 
         Args:
-            count: Its micro-batches.
+            rows: Its rows, which are known when it has run: `fit` traces a step
+                for any number of them. None if nothing was updated.
         """
-        is_new, self._plan.is_new = self._plan.is_new, False
         num_devices = len({cell.device for cell in self._plan.cells})
-        if num_devices == 1 or not is_new:
+        if num_devices == 1:
             return
         m, r = self.num_micro_batches, self.num_replicas
         cure = (
@@ -167,10 +193,10 @@ class Prepared(Extended, internals.BuiltBeforeTracing):
                 f"one works at a time. {cure}; or pass num_micro_batches=1 if "
                 "it is their memory that you want."
             )
-        elif count < m * r:
+        elif rows is not None and rows < m * r:
             notices.warn(
-                f"Devices wait for each other: a mini-batch of {count} rows is "
-                f"split into {count} micro-batches. Expected: at least "
+                f"Devices wait for each other: a mini-batch of {rows} rows is "
+                f"split into {rows} micro-batches. Expected: at least "
                 f"{m * r}, by num_micro_batches={m}"
                 + (f" and {r} replicas" if r > 1 else "")
                 + ". Train on mini-batches of more rows, or pass a smaller "
@@ -190,6 +216,12 @@ class Prepared(Extended, internals.BuiltBeforeTracing):
         if not optimizer.built:
             with tf.init_scope(), internals.without_strategy():
                 optimizer.build(self.trainable_variables)
+            return
+        # Another model has trained with it, whose weights are elsewhere now.
+        for one in internals.with_inner(optimizer):
+            for variable in internals.trained_by(one):
+                own = internals.slots(one, variable)
+                placement.create_or_move(own, variable.value.device)
 
     def note_data(self, data: Any) -> None:
         """Keeps the first rows of data, on which layers are tried."""

@@ -7,7 +7,7 @@ graph each.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -30,6 +30,7 @@ from tfgpipe.loss import (
     Objective,
     SummedLoss,
     WholeLoss,
+    has_own_scale,
     streams_loss,
     streams_metrics,
 )
@@ -49,7 +50,6 @@ class Stepped(Updating):
         batch, arrival = self._unpack(data)
         head, loss = self._loss_of(batch, training=True)
         run = self._forward(batch, head, loss, training=True)
-        self.check_overlap(run.micro_batches.count)
         guard = self._guard(run)
         with tf.control_dependencies(arrival):
             if run.results.are_complete:  # what follows sees the new state
@@ -88,7 +88,11 @@ class Stepped(Updating):
     def _unpack(
         self, data: Any, with_loss: bool = True
     ) -> tuple[tuple[Any, Any, Any], list[tf.Operation]]:
-        """The mini-batch, and what has run once it is there."""
+        """The mini-batch as it is given, and what has run once it is there.
+
+        Losses and metrics of a user's get this x, as in Keras: uncast, and in
+        a dict if it came in one.
+        """
         self._check_scope()
         kept = (type(None), tf.SparseTensor, tf.RaggedTensor)  # to be refused
         data = tree.map_structure(
@@ -102,11 +106,15 @@ class Stepped(Updating):
         checks = check_rows(x, y, sample_weight)
         self.prepare(x, y, sample_weight, with_loss)
         arrival = inputs.arrival((x, y, sample_weight), checks)
+        return (x, y, sample_weight), arrival
+
+    def as_taken(self, x: Any) -> Any:
+        """Data as the first layer takes it, checked."""
         x = self.cast_inputs(x)
         model = self._source.model
         is_exact = model is not None and model.input_spec is not None
         inputs.check_shapes(x, self._plan.input_spec, is_exact)
-        return (x, y, sample_weight), arrival
+        return x
 
     def cast_inputs(self, x: Any) -> Any:
         """Data as the layers expect it, see `inputs.as_expected`."""
@@ -121,7 +129,11 @@ class Stepped(Updating):
         _, y, sample_weight = batch
         specs = as_specs(y), self._plan.output_spec, as_specs(sample_weight)
         has_own_losses = type(self).losses is not Stepped.losses
-        is_summed = not has_own_losses and streams_loss(self, *specs)
+        is_summed = (
+            not has_own_losses
+            and streams_loss(self, *specs)
+            and not (training and has_own_scale(self.optimizer))
+        )
         head = Head(self, is_summed, streams_metrics(self, *specs))
         objective = SummedLoss if is_summed else WholeLoss
         if training:
@@ -137,24 +149,35 @@ class Stepped(Updating):
         training: bool,
     ) -> Pipeline:
         """Runs a mini-batch through the cells, up to the backward pass."""
+        given, *labels = batch
+        x = self.as_taken(given)
 
         def run_forward() -> Pipeline:
-            run = self.lowered(batch, head, loss, training)
+            run = self.lowered(x, labels, head, loss, training)
             run.forward()
             return run
 
-        with inputs.explaining_sizes(batch[0], self._plan.input_spec):
+        with inputs.explaining_sizes(x, self._plan.input_spec):
             return until_known(run_forward)
 
     def lowered(
         self,
-        batch: tuple[Any, Any, Any],
+        x: Any,
+        labels: Sequence[Any],
         head: Head | None,
         loss: Objective | None,
         training: bool,
     ) -> Pipeline:
-        """A mini-batch of which it is known what it will run."""
-        traced = self._traced(batch, head, training)
+        """A mini-batch of which it is known what it will run.
+
+        Args:
+            x: What the first layer takes.
+            labels: y and sample_weight, nests or None.
+            head: What the last cell computes of the loss, or None.
+            loss: The rest of it, or None.
+            training: Whether gradients are wanted.
+        """
+        traced = self._traced(x, labels, head, training)
         trained = loss if traced.is_training else None
         will_have: Any = ()
         if trained is not None and not self._is_eager:
@@ -168,9 +191,8 @@ class Stepped(Updating):
         return Pipeline(traced, tasks, program, self._plan.clock)
 
     def _traced(
-        self, batch: tuple[Any, Any, Any], head: Any, training: bool
+        self, x: Any, labels: Sequence[Any], head: Any, training: bool
     ) -> TracedBatch:
-        x, *labels = batch
         self._source.check(as_specs(x))
         dtype = self._arguments.gradient_dtype
         compiles = self._jit_cells or self._only_compiles

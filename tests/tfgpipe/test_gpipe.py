@@ -1,6 +1,7 @@
 """Everything around the step that a Keras user expects to work."""
 
 import functools
+import re
 import warnings
 
 import keras
@@ -26,6 +27,7 @@ from tiny import (
 )
 
 import tfgpipe
+from tfgpipe import internals
 
 
 # ------------------------------------------------------------- what is fed
@@ -826,3 +828,63 @@ def test_devices_that_wait_are_not_told_of_where_it_is_meant():
     # A last mini-batch may be smaller.
     sizes = iter([8, 2, 8, 2])
     assert not waits(lambda m: m.train_on_batch(*data(next(sizes))), 2, 4)
+
+
+def test_mini_batches_of_fewer_rows_are_told_of_where_fit_does_not_know_them():
+    def fit(model):  # a step for any number of rows
+        model.fit(*data(10), batch_size=4, verbose=0)
+
+    (message,) = waits(fit, 2, 8)
+    assert "a mini-batch of 4 rows is split into 4 micro-batches" in message
+    assert not waits(fit, 2, 4)
+
+
+def test_arguments_can_be_read():
+    model = tfgpipe.GPipe(layers(), 2, 2, schedule="1f1b", remat="never")
+    assert (model.schedule, model.remat) == ("1f1b", "never")
+    assert model.devices == [f"/device:CPU:{i}" for i in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_micro_batches", 4),
+        ("schedule", "1f1b"),
+        ("remat", "never"),
+        ("devices", ["CPU:0", "CPU:1"]),
+        ("trial", "off"),
+    ],
+)
+def test_arguments_that_are_set_later_are_refused(name, value):
+    model = tfgpipe.GPipe(layers(), 2, 2)
+    message = re.escape(f"`tfgpipe.GPipe(layers, {name}={value!r}, ...)`")
+    with pytest.raises(AttributeError, match=message):
+        setattr(model, name, value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.optimizers.Adam(0.1),
+        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.1)),
+    ],
+)
+def test_optimizer_of_another_model_brings_its_slots(make):
+    model = keras.Sequential([keras.Input((4,)), kl.Dense(4), kl.Dense(2)])
+    model.compile(make(), "mse")
+    model.train_on_batch(*data(4))
+    again = keras.models.clone_model(model)
+    again.set_weights(model.get_weights())
+    again.compile(make(), "mse")
+    again.optimizer.build(again.trainable_variables)
+    for own, other in zip(again.optimizer.variables, model.optimizer.variables):
+        own.assign(other)
+    expected = [model.train_on_batch(*data(4)) for _ in range(3)]
+    pipelined = tfgpipe.GPipe(again, 2, 2)
+    pipelined.compile(again.optimizer, "mse")
+    found = [pipelined.train_on_batch(*data(4)) for _ in range(3)]
+    np.testing.assert_allclose(found, expected, 1e-5)
+    kernel, *_ = again.layers[1].trainable_variables
+    inner = internals.with_inner(again.optimizer)[-1]
+    own = [kernel, *internals.slots(inner, kernel)]
+    assert {v.value.device[-5:] for v in own} == {"CPU:1"}

@@ -460,6 +460,7 @@ def test_slots_of_a_variable_are_found(make, own, shared, number):
     optimizer.build(variables)
     all_slots = [internals.slots(optimizer, v) for v in variables]
     assert [len(slots) for slots in all_slots] == [own] * number
+    assert internals.trained_by(optimizer) == variables
     rest = internals.shared_variables(optimizer)
     found = {id(v) for v in rest} | {id(v) for s in all_slots for v in s}
     assert found == {id(v) for v in optimizer.variables}

@@ -603,6 +603,11 @@ def slots(optimizer: Any, variable: keras.Variable) -> list[keras.Variable]:
     return [slot for slot in found if slot is not None]
 
 
+def trained_by(optimizer: Any) -> list[keras.Variable]:
+    """The variables for which an optimizer was built."""
+    return list(optimizer._trainable_variables)
+
+
 def shared_variables(optimizer: Any) -> list[keras.Variable]:
     """What an optimizer keeps for all variables together."""
     kept = {id(v) for own in _slot_lists(optimizer) for v in own}

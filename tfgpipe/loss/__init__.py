@@ -2,7 +2,11 @@
 
 from tfgpipe.loss.head import Head
 from tfgpipe.loss.objective import Objective, add_direct
-from tfgpipe.loss.row_wise import streams_loss, streams_metrics
+from tfgpipe.loss.row_wise import (
+    has_own_scale,
+    streams_loss,
+    streams_metrics,
+)
 from tfgpipe.loss.summed import SummedLoss
 from tfgpipe.loss.whole import WholeLoss
 
@@ -12,6 +16,7 @@ __all__ = [
     "SummedLoss",
     "WholeLoss",
     "add_direct",
+    "has_own_scale",
     "streams_loss",
     "streams_metrics",
 ]

@@ -22,6 +22,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
+from tfgpipe.cells import stateful_kinds
 
 _LOSSES = (
     keras.losses.BinaryCrossentropy,
@@ -144,6 +145,16 @@ def streams_loss(
     return all(calls)
 
 
+def has_own_scale(optimizer: Any) -> bool:
+    """Whether an optimizer scales the loss in a way that Keras does not know.
+
+    Keras's own multiply it by a number, which does not follow from the loss.
+    """
+    return optimizer is not None and not internals.is_keras(
+        optimizer.scale_loss
+    )
+
+
 def streams_metrics(
     model: keras.Model, y: Any, y_pred: Any, sample_weight: Any
 ) -> bool:
@@ -177,7 +188,7 @@ def _is_rowwise_loss(loss: Any, y: Any, y_pred: Any) -> bool:
     if internals.function_arguments(loss).get("axis", -1) != -1:
         return False
     if getattr(loss, "is_row_wise", False):
-        return _takes_any_rows(loss, y, y_pred)
+        return _adds_up(loss, y, y_pred)
     if tree.is_nested(y) or tree.is_nested(y_pred) or y is None:
         return False
     function = getattr(loss, "fn", None)  # compile(loss="mse") wraps it
@@ -190,21 +201,33 @@ def _is_rowwise_loss(loss: Any, y: Any, y_pred: Any) -> bool:
     return _fits_squeezed(y.shape, y_pred.shape)
 
 
-def _takes_any_rows(loss: Any, y: Any, y_pred: Any) -> bool:
-    """Whether a loss accepts labels and outputs of very many rows.
+def _adds_up(loss: Any, y: Any, y_pred: Any) -> bool:
+    """Whether a loss that says so does treat every row by itself.
 
-    If labels of one rank and outputs of another fit only for as many rows as
-    another axis is long, it fails.
+    It must accept labels and outputs of very many rows: if labels of one rank
+    and outputs of another fit only for as many rows as another axis is long, it
+    fails. And it must not assign or draw, which Keras does once a mini-batch.
     """
+    kinds: set[str] = set()
+    assigned: list[Any] = []
+
+    def call(y: Any, y_pred: Any) -> None:
+        with keras.StatelessScope() as scope:
+            loss.call(y, y_pred)
+        assigned.extend(scope.state_mapping)
+        graph = tf.compat.v1.get_default_graph()
+        kinds.update(stateful_kinds(graph.get_operations()))
 
     def many(spec: Any) -> Any:  # in the dtype to which Keras casts both
-        return keras.KerasTensor((_MANY_ROWS, *spec.shape[1:]), loss.dtype)
+        return tf.TensorSpec((_MANY_ROWS, *spec.shape[1:]), loss.dtype)
 
     try:
-        internals.output_spec(loss.call, *tree.map_structure(many, (y, y_pred)))
+        tf.function(call, autograph=False).get_concrete_function(
+            *tree.map_structure(many, (y, y_pred))
+        )
     except Exception:
         return False  # Keras says what is wrong, on the mini-batch
-    return True
+    return not assigned and not kinds
 
 
 def _is_rowwise_metric(

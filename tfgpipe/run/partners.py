@@ -52,25 +52,26 @@ def run_together(
 
     Args:
         chain: Of all devices.
-        started: The tasks, which are calls of the same function.
+        started: The tasks. Of replicas with unequal numbers of micro-batches,
+            one may be the first to sum gradients, and another one not.
         micro_batches: How the rows fall into micro-batches.
     """
-    function: Stages = started[0].work.function
+    functions: list[Stages] = [one.work.function for one in started]
     values = [dict(one.work.values) for one in started]
     is_first = True
-    for stage in function.before_last:
+    for stages in zip(*(f.before_last for f in functions), strict=True):
         sent = []
-        for one, own in zip(started, values):
+        for one, own, stage in zip(started, values, stages):
             with _on_device(chain, one, is_first):
                 *sums, own[stage.carried] = stage.function(own)
                 run_independently(sums)
                 sent.append(sums)
         is_first = False
         totals = _totals(started, sent, micro_batches)
-        for own, received in zip(values, totals):
+        for own, stage, received in zip(values, stages, totals):
             own.update(by_reference(stage.received, received))
     results = []
-    for one, own in zip(started, values):
+    for one, own, function in zip(started, values, functions):
         with _on_device(chain, one, is_first):
             found = function.last(own, one.work.sums)
             results.append(one.work.finish(found))

@@ -282,6 +282,7 @@ def check_micro_batches(r, k, m, schedule, remat, optimizer, sizes):
     ("r", "k", "m", "schedule", "remat", "optimizer", "sizes"),
     [
         (2, 2, 2, "zero_bubble", "except_last", "momentum", (7, 3, 1)),
+        (2, 1, 2, "gpipe", "always", "momentum", (3,)),  # 2 and 1 of them
         pytest.param(
             *(3, 2, 2, "1f1b", "always", "adam", (4, 11, 2)),
             marks=pytest.mark.slow,

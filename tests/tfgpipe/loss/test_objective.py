@@ -1,10 +1,13 @@
-"""Losses of whole mini-batches: where their gradients come from."""
+"""Losses of whole mini-batches: what they see, and where gradients start."""
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from beside_keras import assert_close, normal, pipeline
+from beside_keras import trained as train
 from keras import layers as kl
+from own_losses import Counting, CountingInTensorFlow, Drawing
 from tiny import quickly
 
 import tfgpipe
@@ -225,3 +228,106 @@ def test_losses_that_are_left_out_have_no_gradients(k, m, eagerly):
     found = after_two_steps(model, adamw(), run_eagerly=eagerly)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, 1e-10, 1e-14)
+
+
+def small():
+    return [keras.Input((4,)), kl.Dense(5, "tanh"), kl.Dense(3)]
+
+
+POINTS = [(1, 1), (2, 1), (2, 2)]
+
+
+@pytest.mark.parametrize("loss", [Drawing, Counting, CountingInTensorFlow])
+def test_loss_of_rows_that_assigns_or_draws_does_so_once(loss):
+    expected = train(small, keras.Sequential, normal(4), normal(3), loss=loss())
+    for k, m in POINTS:
+        model = pipeline(k, m)
+        found = train(small, model, normal(4), normal(3), loss=loss())
+        assert_close(found, expected)
+
+
+class Squaring(keras.optimizers.SGD):
+    """Its loss has another gradient than a multiple of the loss."""
+
+    def scale_loss(self, loss):
+        return loss * loss
+
+
+def test_loss_that_an_optimizer_scales_by_itself_is_that_of_keras():
+    expected, *found = (
+        train(small, make, normal(4), normal(3), optimizer=Squaring(0.05))
+        for make in (keras.Sequential, *(pipeline(*point) for point in POINTS))
+    )
+    for one in found:
+        assert_close(one, expected)
+
+
+class SumOfBytes:
+    """Adds what bytes add up to: 200 + 100 is 44."""
+
+    def compute_loss(self, x, y, y_pred, sample_weight, training=True):
+        total = keras.ops.cast(x + x, y_pred.dtype)
+        return keras.ops.mean((y - y_pred) ** 2 + 1e-3 * total[:, :3] * y_pred)
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        own = {"bytes": keras.ops.mean(keras.ops.cast(x + x, y_pred.dtype))}
+        return {**super().compute_metrics(x, y, y_pred, sample_weight), **own}
+
+
+class SumOfBytesInKeras(SumOfBytes, keras.Sequential):
+    pass
+
+
+class SumOfBytesInCells(SumOfBytes, tfgpipe.GPipe):
+    pass
+
+
+def scaled():
+    return [keras.Input((4,)), kl.Rescaling(1 / 255), kl.Dense(3)]
+
+
+@pytest.mark.parametrize(("k", "m"), POINTS)
+def test_losses_and_metrics_get_the_bytes_that_are_given(k, m):
+    x = np.random.default_rng(0).integers(0, 256, (7, 4)).astype("uint8")
+    found, expected = (
+        train(scaled, make, x, normal(3))
+        for make in (
+            lambda layers: SumOfBytesInCells(layers, k, m),
+            SumOfBytesInKeras,
+        )
+    )
+    assert_close(found, expected)
+
+
+class Named:
+    """Takes inputs by the names that the data have."""
+
+    def compute_loss(self, x, y, y_pred, sample_weight, training=True):
+        return keras.ops.mean((y - y_pred) ** 2 + x["a"] * y_pred)
+
+
+class NamedInKeras(Named, keras.Model):
+    pass
+
+
+class NamedInCells(Named, tfgpipe.GPipe):
+    pass
+
+
+def two_inputs(make):
+    a, b = keras.Input((3,), name="a"), keras.Input((2,), name="b")
+    joined = kl.Dense(4, "tanh")(kl.Concatenate()([a, b]))
+    return make([a, b], kl.Dense(3)(joined))
+
+
+@pytest.mark.parametrize(("k", "m"), POINTS)
+def test_loss_reads_inputs_by_the_names_of_the_data(k, m):
+    x = {"a": normal(3), "b": normal(2)}
+    found, expected = (
+        train(lambda: None, make, x, normal(3))
+        for make in (
+            lambda _: NamedInCells(two_inputs(keras.Model), k, m),
+            lambda _: two_inputs(NamedInKeras),
+        )
+    )
+    assert_close(found, expected)
