@@ -40,10 +40,11 @@ PAGES = [
     "docs/planning.md",
     "docs/results.md",
     "docs/scaling.md",
+    "docs/schedules.md",
     "docs/tpu.md",
     "docs/versions.md",
 ]
-READ_FIRST = ["README.md", "docs/guide.md"]
+READ_FIRST = ["README.md", "docs/guide.md", "docs/schedules.md"]
 # No Python blocks.
 TABLES = [
     "docs/code.md",
