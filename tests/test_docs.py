@@ -513,7 +513,7 @@ def test_streaming_losses_of_the_guide_are_those_of_the_library():
 
 
 def test_tests_of_promises_exist():
-    named = re.findall(r"`([\w/]+\.py)::(\w+)`", text("docs/guide.md"))
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", text("docs/code.md"))
     assert len(named) > 10
     for path, name in named:
         source = (ROOT / "tests" / path).read_text()
