@@ -35,6 +35,7 @@ PAGES = [
     "docs/guide.md",
     "docs/keras_compatibility.md",
     "docs/long_runs.md",
+    "docs/measurements.md",
     "docs/models.md",
     "docs/performance.md",
     "docs/planning.md",
@@ -49,6 +50,7 @@ READ_FIRST = ["README.md", "docs/guide.md", "docs/schedules.md"]
 TABLES = [
     "docs/code.md",
     "docs/examples.md",
+    "docs/measurements.md",
     "docs/models.md",
     "docs/performance.md",
     "docs/results.md",
@@ -353,7 +355,7 @@ def check_wc(words):
 @pytest.mark.parametrize(
     ("page", "module"),
     [
-        ("docs/performance.md", "tools.bench"),
+        ("docs/measurements.md", "tools.bench"),
         ("docs/results.md", "tools.results"),
     ],
 )
