@@ -229,7 +229,7 @@ class CellFunction:
             moving_rules=[moving.rules[id(v)] for v in self.normalizations],
         )
         boundary = Boundary.of(y)
-        # Where the head has the loss, no gradient comes in by the outputs.
+        # Where the head has the loss, outputs get no gradient.
         has_loss = self.head is not None and self.head.streams_loss
         hand_out = tf.stop_gradient if has_loss else tf.identity
         output = Output(
