@@ -419,6 +419,13 @@ def test_modules_and_functions_that_are_named_exist():
     assert not {m for m in unknown if not (ROOT / f"{m}.py").exists()}
 
 
+def test_classes_in_the_table_of_words_exist():
+    named = set(re.findall(r"`_?([A-Z]\w+)`", code_chapter("Words")))
+    known = {name.lstrip("_") for m in MODULES for name in names_of(m)}
+    assert {"Op", "Program", "Task"} <= named
+    assert named - {"GPipe"} <= known
+
+
 def test_functions_of_the_hour_exist():
     rows = re.findall(
         r"^\| `([\w/]+)\.py` (\|.*)$", code_chapter("An hour"), re.M

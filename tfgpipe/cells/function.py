@@ -2,8 +2,9 @@
 
     inputs, weights, state, labels -> outputs, new state, losses
 
-Weights are arguments, so nothing is captured, and equal cells can share a
-trace. `tracer.py` makes a graph of it, `eager.py` runs it as it is.
+Weights are arguments, so nothing is captured, and cells of equal graphs can
+share what is made of them. `tracer.py` makes a graph of it, `eager.py` runs it
+as it is.
 """
 
 from __future__ import annotations
