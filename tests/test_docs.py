@@ -18,7 +18,7 @@ import absl.flags
 import keras
 import pytest
 import tiny
-from test_architecture import MODULES, ORDER, WINGS, parsed
+from test_architecture import MODULES, ORDER, SUBPACKAGES, parsed
 
 import params
 from tfgpipe.loss import row_wise
@@ -437,23 +437,25 @@ def test_functions_of_the_hour_exist():
         assert set(re.findall(r"`(\w+)`", row)) <= known
 
 
-def test_table_of_modules_has_all_in_the_order_of_the_wings():
+def test_table_of_modules_has_all_in_the_order_of_imports():
     shown = re.findall(r"^\| `([\w/]+)\.py` \|", code_chapter("Modules"), re.M)
-    rooms = [m for m in MODULES if "/" not in m or not m.endswith("__init__")]
-    assert sorted(shown) == sorted(rooms)
+    listed = [m for m in MODULES if "/" not in m or not m.endswith("__init__")]
+    assert sorted(shown) == sorted(listed)
     places = [ORDER.index(module.split("/")[0]) for module in shown]
     assert places == sorted(places)
 
 
-def test_table_of_wings_has_all_and_what_their_doors_export():
+def test_table_of_packages_has_all_and_what_they_export():
     rows = re.findall(
         r"^\| `(\w+)/` \|.*\|(.*)\|$", code_chapter("Packages"), re.M
     )
-    assert [wing for wing, _ in rows] == [w for w in ORDER if w in WINGS]
-    for wing, exported in rows:
-        door = importlib.import_module(f"tfgpipe.{wing}")
+    assert [package for package, _ in rows] == [
+        w for w in ORDER if w in SUBPACKAGES
+    ]
+    for package, exported in rows:
+        interface = importlib.import_module(f"tfgpipe.{package}")
         assert set(re.findall(r"`(\w+)`", exported)) <= set(
-            getattr(door, "__all__", vars(door))
+            getattr(interface, "__all__", vars(interface))
         )
 
 
