@@ -18,7 +18,7 @@ import absl.flags
 import keras
 import pytest
 import tiny
-from test_architecture import MODULES, ORDER, WINGS, parsed
+from test_architecture import MODULES, ORDER, SUBPACKAGES, parsed
 
 import params
 from tfgpipe.loss import row_wise
@@ -35,19 +35,22 @@ PAGES = [
     "docs/guide.md",
     "docs/keras_compatibility.md",
     "docs/long_runs.md",
+    "docs/measurements.md",
     "docs/models.md",
     "docs/performance.md",
     "docs/planning.md",
     "docs/results.md",
     "docs/scaling.md",
+    "docs/schedules.md",
     "docs/tpu.md",
     "docs/versions.md",
 ]
-READ_FIRST = ["README.md", "docs/guide.md"]
+READ_FIRST = ["README.md", "docs/guide.md", "docs/schedules.md"]
 # No Python blocks.
 TABLES = [
     "docs/code.md",
     "docs/examples.md",
+    "docs/measurements.md",
     "docs/models.md",
     "docs/performance.md",
     "docs/results.md",
@@ -352,7 +355,7 @@ def check_wc(words):
 @pytest.mark.parametrize(
     ("page", "module"),
     [
-        ("docs/performance.md", "tools.bench"),
+        ("docs/measurements.md", "tools.bench"),
         ("docs/results.md", "tools.results"),
     ],
 )
@@ -416,6 +419,13 @@ def test_modules_and_functions_that_are_named_exist():
     assert not {m for m in unknown if not (ROOT / f"{m}.py").exists()}
 
 
+def test_classes_in_the_table_of_words_exist():
+    named = set(re.findall(r"`_?([A-Z]\w+)`", code_chapter("Words")))
+    known = {name.lstrip("_") for m in MODULES for name in names_of(m)}
+    assert {"Op", "Program", "Task"} <= named
+    assert named - {"GPipe"} <= known
+
+
 def test_functions_of_the_hour_exist():
     rows = re.findall(
         r"^\| `([\w/]+)\.py` (\|.*)$", code_chapter("An hour"), re.M
@@ -427,23 +437,25 @@ def test_functions_of_the_hour_exist():
         assert set(re.findall(r"`(\w+)`", row)) <= known
 
 
-def test_table_of_modules_has_all_in_the_order_of_the_wings():
+def test_table_of_modules_has_all_in_the_order_of_imports():
     shown = re.findall(r"^\| `([\w/]+)\.py` \|", code_chapter("Modules"), re.M)
-    rooms = [m for m in MODULES if "/" not in m or not m.endswith("__init__")]
-    assert sorted(shown) == sorted(rooms)
+    listed = [m for m in MODULES if "/" not in m or not m.endswith("__init__")]
+    assert sorted(shown) == sorted(listed)
     places = [ORDER.index(module.split("/")[0]) for module in shown]
     assert places == sorted(places)
 
 
-def test_table_of_wings_has_all_and_what_their_doors_export():
+def test_table_of_packages_has_all_and_what_they_export():
     rows = re.findall(
         r"^\| `(\w+)/` \|.*\|(.*)\|$", code_chapter("Packages"), re.M
     )
-    assert [wing for wing, _ in rows] == [w for w in ORDER if w in WINGS]
-    for wing, exported in rows:
-        door = importlib.import_module(f"tfgpipe.{wing}")
+    assert [package for package, _ in rows] == [
+        w for w in ORDER if w in SUBPACKAGES
+    ]
+    for package, exported in rows:
+        interface = importlib.import_module(f"tfgpipe.{package}")
         assert set(re.findall(r"`(\w+)`", exported)) <= set(
-            getattr(door, "__all__", vars(door))
+            getattr(interface, "__all__", vars(interface))
         )
 
 
@@ -512,7 +524,7 @@ def test_streaming_losses_of_the_guide_are_those_of_the_library():
 
 
 def test_tests_of_promises_exist():
-    named = re.findall(r"`([\w/]+\.py)::(\w+)`", text("docs/guide.md"))
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", text("docs/code.md"))
     assert len(named) > 10
     for path, name in named:
         source = (ROOT / "tests" / path).read_text()

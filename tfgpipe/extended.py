@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 _CURES = {
-    "train_step": "A loss of your own belongs into `compute_loss`.",
-    "test_step": "A loss of your own belongs into `compute_loss`.",
+    "train_step": "A loss of your own belongs in `compute_loss`.",
+    "test_step": "A loss of your own belongs in `compute_loss`.",
     "predict_step": "Then change what that returned.",
     "make_train_function": "Then change `self.train_function`.",
     "make_test_function": "Then change `self.test_function`.",

@@ -57,14 +57,14 @@ def _first_gradient(model: Any, watch: _Watch, pairs: Any) -> str:
     )
     if watch.from_loss:
         return (
-            "The gradient of the loss by the outputs of the last layer is not "
-            "finite, and the loss is."
+            "The gradient of the loss with respect to the outputs of the last "
+            "layer is not finite, and the loss is."
         )
     if watch.gradient is not None and layers.index(watch.gradient) >= owner:
         return (
-            "The gradient by the inputs of "
-            f"{_place(model, watch.gradient)} is not finite, and that by its "
-            "outputs is."
+            "The gradient with respect to the inputs of "
+            f"{_place(model, watch.gradient)} is not finite, and that with "
+            "respect to its outputs is."
         )
     if weight is not None:
         return (
@@ -85,7 +85,8 @@ class _Watch:
         outputs: The first layer whose outputs are not finite, or None.
         gradient: The first in the backward pass, which is the last, whose
             inputs have a gradient that is not finite, or None.
-        from_loss: Whether the gradient by its outputs was not finite.
+        from_loss: Whether the gradient with respect to its outputs was not
+            finite.
     """
 
     def __init__(self) -> None:
@@ -110,7 +111,7 @@ class _Watch:
 
 
 def _watched(nest: Any, note: Any) -> Any:
-    """The nest; `note` is called when a gradient by it is not finite."""
+    """The nest; `note` is called when its gradient is not finite."""
     return with_gradients_told(
         nest, lambda _, dy: None if _are_finite(dy) else note()
     )

@@ -1,10 +1,9 @@
 """Mini-batches that are not finite, and change nothing.
 
-One loss or gradient of NaN or infinity would spread to all weights. That all
-are finite is known when the gradients are: the layers' state and the metrics
-may have taken what the mini-batch made of them by then. So what they were is
-kept, which costs nothing as long as it is not overwritten in place, and put
-back; and the optimizer runs in a branch.
+One loss or gradient of NaN or infinity would spread to all weights. Whether all
+is finite is known only after the backward pass. So the layers' state and the
+metrics are saved first, which costs nothing as long as they are not overwritten
+in place, and restored; and the optimizer runs in a branch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The house rules, checked on the source."""
+"""Rules for the source, checked on it."""
 
 import ast
 import functools
@@ -12,7 +12,7 @@ import pytest
 import tfgpipe
 
 PACKAGE = pathlib.Path(tfgpipe.__file__).parent
-# Wings, and single modules of the top floor. Imports only go down this list.
+# Packages, and modules that are in none. Imports only go down this list.
 ORDER = (
     "__init__",
     "callbacks",
@@ -80,7 +80,7 @@ MODULES = {
     str(path.relative_to(PACKAGE).with_suffix("")): path
     for path in sorted(PACKAGE.rglob("*.py"))
 }
-WINGS = {module.split("/")[0] for module in MODULES if "/" in module}
+SUBPACKAGES = {module.split("/")[0] for module in MODULES if "/" in module}
 
 
 @functools.cache
@@ -88,7 +88,7 @@ def parsed(module):
     return ast.parse(MODULES[module].read_text())
 
 
-def wing_of(module):
+def subpackage_of(module):
     return module.split("/")[0]
 
 
@@ -102,71 +102,71 @@ def imports(module):
 
 
 def own_imports(module):
-    """What a module imports of this package, as paths: wing, room, name."""
+    """What a module imports of tfgpipe, as paths: package, module, name."""
     for name in imports(module):
         package, *rest = name.split(".")
         if package == "tfgpipe" and rest:
             yield rest
 
 
-def test_every_wing_has_its_place_in_the_order():
-    assert {wing_of(module) for module in MODULES} == set(ORDER)
+def test_every_package_has_its_place_in_the_order():
+    assert {subpackage_of(module) for module in MODULES} == set(ORDER)
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_only_go_down(module):
-    below = ORDER[ORDER.index(wing_of(module)) :]
-    assert {wing for wing, *_ in own_imports(module)} <= set(below)
+    below = ORDER[ORDER.index(subpackage_of(module)) :]
+    assert {package for package, *_ in own_imports(module)} <= set(below)
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_wings_are_entered_by_their_doors(module):
-    """Another wing's names come from its `__init__`, none from its rooms."""
+def test_packages_are_imported_as_a_whole(module):
+    """Names of another package come from its `__init__`, not its modules."""
     passed = [
         ".".join(path)
         for path in own_imports(module)
-        if path[0] in WINGS - {wing_of(module)} and len(path) > 2
+        if path[0] in SUBPACKAGES - {subpackage_of(module)} and len(path) > 2
     ]
     assert not passed
 
 
-@pytest.mark.parametrize("wing", sorted(WINGS))
-def test_door_exports_what_others_use(wing):
-    door = importlib.import_module(f"tfgpipe.{wing}")
+@pytest.mark.parametrize("package", sorted(SUBPACKAGES))
+def test_package_exports_what_others_use(package):
+    interface = importlib.import_module(f"tfgpipe.{package}")
     used = {
         path[1]
         for module in MODULES
-        if wing_of(module) != wing
+        if subpackage_of(module) != package
         for path in own_imports(module)
-        if path[0] == wing and len(path) > 1
+        if path[0] == package and len(path) > 1
     }
     # That of the private names lets all through.
-    assert used <= set(getattr(door, "__all__", vars(door)))
+    assert used <= set(getattr(interface, "__all__", vars(interface)))
 
 
-@pytest.mark.parametrize("wing", sorted(WINGS))
-def test_rooms_of_a_wing_need_no_circle(wing):
-    """Each room can be imported when those it imports have been."""
+@pytest.mark.parametrize("package", sorted(SUBPACKAGES))
+def test_modules_of_a_package_need_no_circle(package):
+    """Each module can be imported when those it imports have been."""
     graph = {
         module: {
             "/".join(path[:2])
             for path in own_imports(module)
-            if path[0] == wing and "/".join(path[:2]) in MODULES
+            if path[0] == package and "/".join(path[:2]) in MODULES
         }
         for module in MODULES
-        if wing_of(module) == wing and not module.endswith("__init__")
+        if subpackage_of(module) == package and not module.endswith("__init__")
     }
     graphlib.TopologicalSorter(graph).prepare()
 
 
 @pytest.mark.parametrize("module", sorted(WITHOUT_TENSORFLOW))
 def test_module_knows_no_tensorflow(module):
-    own = [m for m in MODULES if m == module or wing_of(m) == module]
+    own = [m for m in MODULES if m == module or subpackage_of(m) == module]
     assert own
     packages = {name.split(".")[0] for m in own for name in imports(m)}
     assert not packages & {"tensorflow", "keras"}
-    wings = {path[0] for m in own for path in own_imports(m)}
-    assert wings <= {wing_of(module), "schedules", "checks"}
+    below = {path[0] for m in own for path in own_imports(m)}
+    assert below <= {subpackage_of(module), "schedules", "checks"}
 
 
 def is_private(name):
@@ -189,7 +189,7 @@ def defined_names():
 
 
 @pytest.mark.parametrize(
-    "module", [m for m in MODULES if wing_of(m) != "internals"]
+    "module", [m for m in MODULES if subpackage_of(m) != "internals"]
 )
 def test_private_names_of_others_stay_in_internals(module):
     own = defined_names()

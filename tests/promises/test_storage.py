@@ -155,7 +155,7 @@ def test_scope_of_a_layer_reads_what_the_layer_reads(k, eagerly):
 
 # ------------------------------------------------------- tapes inside layers
 class Differentiating(kl.Layer):
-    """Takes gradients by its own weights, and by those of a layer inside."""
+    """Takes gradients of its own weights, and of those of a layer inside."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)

@@ -68,7 +68,9 @@ def test_layer_is_named_by_the_gradients_that_it_hands_on():
     zeros = dense("b", kernel_initializer="zeros")  # and so its outputs
     model = model_of([dense("a"), zeros, Root(name="root"), dense("c")], k=4)
     found = first_nonfinite(model, data())
-    assert found.startswith("The gradient by the inputs of layer 'root' of")
+    assert found.startswith(
+        "The gradient with respect to the inputs of layer 'root' of"
+    )
 
 
 def test_weight_is_named_whose_gradient_is_the_first():
@@ -83,7 +85,9 @@ def test_gradient_of_the_loss_is_told():
 
     model = model_of([dense("a"), kl.Rescaling(0.0)], k=2, loss=loss)
     found = first_nonfinite(model, data(y=0.0))
-    assert found.startswith("The gradient of the loss by the outputs")
+    assert found.startswith(
+        "The gradient of the loss with respect to the outputs"
+    )
 
 
 def test_what_is_finite_is_told():

@@ -878,11 +878,11 @@ def test_scope_within_that_of_another_strategy_is_an_error():
 
 def test_every_function_has_a_test():
     """Each is named here, or used by what is."""
-    rooms = pathlib.Path(internals.__file__).parent.glob("*.py")
+    modules = pathlib.Path(internals.__file__).parent.glob("*.py")
     names = {
         node.name
-        for room in rooms
-        for node in ast.parse(room.read_text()).body
+        for module in modules
+        for node in ast.parse(module.read_text()).body
         if isinstance(node, (ast.FunctionDef, ast.ClassDef))
         and not node.name.startswith("_")
     }

@@ -90,7 +90,7 @@ def add_backward(
 def _gradients(
     traced: Traced, dy: list[Any], dlosses: list[Any]
 ) -> tuple[Sequence[Any], Sequence[Gradient]]:
-    """By inputs, and by weights."""
+    """Gradients with respect to inputs, and to weights."""
     inputs, outputs = traced.inputs, traced.outputs
     pairs = zip([*outputs.tensors, *outputs.losses], [*dy, *dlosses])
     targets = [t for t, d in pairs if d is not None]

@@ -9,7 +9,7 @@ order wherever a cell ends, each layer is differentiated by itself:
        |             |+--------------+         h1 is used twice in layer 2:
     w: one tensor a layer, shared or not       its two gradients are added
 
-    tf.gradients of layer 2 by (h1, its w), then of layer 1 by (h0, its w), ...
+    tf.gradients(layer 2, (h1, its w)), then tf.gradients(layer 1, (h0, its w))
 
 With one call for all layers, the bits of the sum for h1 would depend on what
 follows in the same cell, and so on K.

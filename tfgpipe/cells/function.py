@@ -2,8 +2,9 @@
 
     inputs, weights, state, labels -> outputs, new state, losses
 
-Weights are arguments, so nothing is captured, and equal cells can share a
-trace. `tracer.py` makes a graph of it, `eager.py` runs it as it is.
+Weights are arguments, so nothing is captured, and cells of equal graphs can
+share what is made of them. `tracer.py` makes a graph of it, `eager.py` runs it
+as it is.
 """
 
 from __future__ import annotations
@@ -229,7 +230,7 @@ class CellFunction:
             moving_rules=[moving.rules[id(v)] for v in self.normalizations],
         )
         boundary = Boundary.of(y)
-        # Where the head has the loss, no gradient comes in by the outputs.
+        # Where the head has the loss, outputs get no gradient.
         has_loss = self.head is not None and self.head.streams_loss
         hand_out = tf.stop_gradient if has_loss else tf.identity
         output = Output(

@@ -8,9 +8,9 @@ replicas, is the moving mean: the nearer to the mean, the less is lost to
 rounding.
 
 The addition is a point in the graph of a cell, in the forward pass and, as it
-is its own derivative, in the backward pass: what a sum over replicas gives to
-each of them, each of them returns a gradient for. `stages.py` cuts the graph
-there, and `run/partners.py` adds up. Nothing else knows of it.
+is its own derivative, in the backward pass: every replica receives the sum, so
+every replica sends back a gradient for it. `stages.py` cuts the graph there,
+and `run/partners.py` adds up. Nothing else knows of it.
 
 References: [Ioffe and Szegedy, 2015](https://arxiv.org/abs/1502.03167);
 [Peng et al., 2018](https://arxiv.org/abs/1711.07240) on moments over devices.

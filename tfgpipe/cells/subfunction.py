@@ -1,4 +1,4 @@
-"""A function cut out of a graph, see `cut.py`."""
+"""A function cut out of a graph, see `subgraph.py`."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ def with_gradients_told(nest: Any, tell: Callable[[int, Any], None]) -> Any:
 
     Args:
         nest: A nest of tensors, which are run eagerly.
-        tell: Called with the position of a tensor and the gradient by it, when
-            that passes.
+        tell: Called with the position of a tensor and its gradient, when that
+            passes.
     """
     boundary = Boundary.of(nest)
     tensors = [
@@ -32,7 +32,7 @@ def with_gradients_told(nest: Any, tell: Callable[[int, Any], None]) -> Any:
 def with_gradient_told(
     tensor: tf.Tensor, tell: Callable[[Any], None]
 ) -> tf.Tensor:
-    """The tensor; `tell` is called with the gradient by it."""
+    """The tensor; `tell` is called with its gradient."""
 
     @tf.custom_gradient
     def told(value: tf.Tensor) -> Any:

@@ -31,9 +31,9 @@ _ROUNDING = {
     "bfloat16": (5e-2, 2.0**-7),
 }
 _ELEVEN_BITS = 5e-3  # float32, where factors are rounded
-# Gradients by weights that are this share of the largest of all are zero but
-# for rounding, as that of the bias of the keys of an attention. Those by inputs
-# are if they are that share of the gradients by outputs.
+# Gradients of weights that are this share of the largest of all are zero but
+# for rounding, as that of the bias of the keys of an attention. Those of
+# inputs are, if they are that share of those of outputs.
 _TINY = 1e-5
 _TINY_DX = 1e-6
 _UNITS_IN_LAST_PLACE = 8
@@ -86,7 +86,7 @@ def of_gradients(found: Sequence[Any], expected: Sequence[Any]) -> float:
 
 
 def without_tiny(compared: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Without gradients by weights that are zero but for rounding.
+    """Without gradients of weights that are zero but for rounding.
 
     Args:
         compared: Tuples that begin with two gradients, of which either may be

@@ -96,8 +96,8 @@ def compare_step(
         tally: Takes the comparisons.
         places: Where the weights are.
         step: The step in the graph.
-        total: The loss by Python.
-        pairs: The gradients by Python.
+        total: The loss, computed in Python.
+        pairs: The gradients, computed in Python.
         sums_in: In which dtype gradients are summed, or None.
     """
     if "loss" in step.logs:

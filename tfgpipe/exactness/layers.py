@@ -33,7 +33,7 @@ class OnHost(NamedTuple):
     """What the layers have come to on the host.
 
     Attributes:
-        dw: Gradients by weights, summed over micro-batches and uses, by id.
+        dw: Gradients of weights, summed over micro-batches and uses, by id.
         assigned: What Keras makes of variables in the whole mini-batch, by id.
         unknown: ids of those of which that cannot be said.
     """
@@ -145,5 +145,5 @@ def _compare_dx(
         for call, replay in zip(calls, replays)
     )
     if any(call.dx for call in calls):
-        what = "gradient by inputs"
+        what = "gradient with respect to inputs"
         tally.note("gradient", place.name, what, difference, limit)

@@ -44,7 +44,7 @@ def compare_loss(
         recorded: The steps and their calls.
 
     Returns:
-        Gradients by weights that do not come through layers, by id: those of
+        Gradients of weights that do not come through layers, by id: those of
         regularisers, and of a loss that reads weights.
     """
     place, calls = recorded[-1]
@@ -85,9 +85,11 @@ def compare_loss(
         if places := [*calls[0].dy]:
             dy = [joined_gradients([c.dy[i] for c in calls], 0) for i in places]
             pairs = [*zip(dy, (flat[i] for i in places))]
-            compared("gradient of the loss by outputs", pairs)
+            compared("gradient of the loss with respect to outputs", pairs)
         if pairs := [(d, loss) for loss, d in added if d is not None]:
-            compared("gradient of the loss by what layers add to it", pairs)
+            compared(
+                "gradient of the loss with respect to layers' losses", pairs
+            )
         return {
             id(v): as_tensor(found[id(t)])
             for v, t in zip(variables, weights)
@@ -96,7 +98,7 @@ def compare_loss(
 
 
 def _added(recorded: Recorded) -> list[tuple[tf.Tensor, Any]]:
-    """What layers add to the loss, of all rows, and the gradients by it."""
+    """What layers add to the loss, of all rows, with its gradients."""
     shares = shares_of(recorded)
     found = []
     for _, calls in recorded:

@@ -105,10 +105,11 @@ class Call:
         outputs: What went out.
         given: The same as a nest, for the next step.
         output_structure: A nest like it.
-        dx: The gradients by what came in, by position, as far as they passed.
-        dy: Those by what went out.
+        dx: The gradients with respect to what came in, by position, as far as
+            they passed.
+        dy: Those with respect to what went out.
         losses: What it has added to the loss.
-        dlosses: The gradients by that.
+        dlosses: The gradients with respect to that.
     """
 
     outputs: Boundary

@@ -26,8 +26,9 @@ class Given(NamedTuple):
         structure: A nest like it.
         training: What the layer is told.
         values: Values of variables, by id.
-        dy: Returns the gradients by what goes out, by position, given that.
-        dlosses: Gradients by what the layer adds to the loss.
+        dy: Given what goes out, returns the gradients with respect to it, by
+            position.
+        dlosses: Gradients with respect to what the layer adds to the loss.
         with_dx: The positions of what comes in whose gradients are wanted.
     """
 
@@ -112,7 +113,7 @@ def _gradients(
     given: Given,
     sources: list[tf.Tensor],
 ) -> list[Any]:
-    """The gradients by the sources, dense; zeros where there is none."""
+    """Gradients with respect to the sources, dense; zeros where none is."""
     pairs = [(outputs.tensors[i], d) for i, d in given.dy(outputs).items()]
     pairs += [(losses[i], d) for i, d in given.dlosses.items()]
     if not pairs:

@@ -12,7 +12,7 @@ KINDS = {
     "transfer": "what a layer hands on, and what the next one gets",
     "rows": "micro-batches of a layer, and the whole mini-batch",
     "loss": "the loss and where its gradients start, and Keras's",
-    "gradient": "gradients by inputs and weights, and the host's",
+    "gradient": "gradients with respect to inputs and weights, and the host's",
     "step": "the step in the graph of `fit`, and in Python",
     "update": "weights and slots after it, and by Keras's optimizer",
     "state": "other variables after it, and by Keras of all rows",

@@ -1,4 +1,4 @@
-"""Gradients by weights, and where the weights are."""
+"""Gradients of weights, and where the weights are."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def compare_weights(
     expected: Mapping[int, Any],
     sums_in: str | None,
 ) -> None:
-    """Compares gradients by weights.
+    """Compares gradients of weights.
 
     Args:
         tally: Takes the comparisons.

@@ -61,7 +61,7 @@ class Objective:
         raise NotImplementedError
 
     def direct_gradients(self) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """Gradients by weights that do not come through the cells.
+        """Gradients of weights that do not come through the cells.
 
         Known when the loss is.
         """
@@ -79,7 +79,7 @@ class Penalty(NamedTuple):
         device: Of the weight.
         value: A scalar.
         gradients: The weights that it reads, its own or others, and its
-            gradients by them, or None.
+            gradients with respect to them, or None.
     """
 
     device: str
@@ -90,7 +90,8 @@ class Penalty(NamedTuple):
         """The weights and their gradients, by the chain rule; or none.
 
         Args:
-            factor: The gradient of the loss by the value, or None.
+            factor: The gradient of the loss with respect to the value, or
+                None.
         """
         if factor is None:
             return []

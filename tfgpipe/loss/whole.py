@@ -2,7 +2,7 @@
 
 A function of the user's, Dice over the whole batch, an overridden
 `compute_loss`: the outputs of all micro-batches are joined on the last device,
-and the gradients of the loss by them are taken apart again.
+and the gradients of the loss with respect to them are taken apart again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class _Loss(NamedTuple):
 
     Attributes:
         total: The loss, a scalar.
-        outputs: Gradients by the flat outputs, of their shapes, or None.
+        outputs: Gradients with respect to the flat outputs, of their shapes,
+            or None.
         extra: By the cells' own losses, scalars or None.
         penalties: By the values of the weight regularisers, scalars or None.
         weights: By the weights, as far as the loss itself reads some.

@@ -1,4 +1,4 @@
-"""Costs of layers, and the cut into cells."""
+"""Costs of layers, the cut into cells, and what settings come to."""
 
 from tfgpipe.planning import cost, one_example
 from tfgpipe.planning.cell_record import CellRecord, print_cells

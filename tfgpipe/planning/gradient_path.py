@@ -55,8 +55,8 @@ class GradientPath(NamedTuple):
     Attributes:
         num_inputs: How many tensors are alive before the layer.
         outs: Those that are alive behind it.
-        reads: What gradients by inputs and weights read.
-        weights_read: What those by weights alone do.
+        reads: What gradients with respect to inputs and weights read.
+        weights_read: What those with respect to weights alone read.
     """
 
     num_inputs: int = 1

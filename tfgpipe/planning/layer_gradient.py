@@ -61,10 +61,10 @@ class LayerGradient:
 
         Args:
             outputs: What the layer returned.
-            gradients: Some of them, each with its gradients by weights and by
-                inputs, None where there is none.
+            gradients: Some of them, each with its gradients with respect to
+                weights and to inputs, None where there is none.
             reads: What gradients take.
-            weights_read: What those by weights alone take.
+            weights_read: What those with respect to weights alone take.
         """
         of = {t.ref(): (dw, dx) for t, dw, dx in gradients}
         outs = []
@@ -93,13 +93,14 @@ def one_by_one(
     given: list[Any],
     found: tuple[list[Any], list[Any]],
 ) -> list[tuple[Any, list[Any], list[Any]]]:
-    """Each output with its gradients by weights and by all inputs.
+    """Each output with its gradients with respect to weights and inputs.
 
     Args:
         targets: The outputs.
         sources: The trainable weights.
         given: The inputs.
-        found: The gradients of all outputs, by weights and continuous inputs.
+        found: The gradients of all outputs, with respect to weights and
+            continuous inputs.
     """
 
     def spread(dx: list[Any]) -> list[Any]:

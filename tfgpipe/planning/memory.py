@@ -4,7 +4,7 @@ Memory is followed through the operations of a device:
 
     forward     keeps what the backward pass needs, or only the cell's inputs
     recompute   adds what the backward pass needs
-    backward    frees all; with a weight gradient, that does
+    backward    frees all; if it is split, its weight gradient does
 
 beside weights, slots, one sum of gradients, and what the running operation
 needs: a backward pass that adds to a sum makes a new one beside it.

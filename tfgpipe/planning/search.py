@@ -6,8 +6,8 @@ predicted in the order of these bounds, until the next bound is above the best
 predictions: so the search is exact, and most settings are never simulated.
 
 Predictions are not exact. So of settings that are nearly as fast as the fastest
-the first is the one of fewest micro-batches: whatever a task takes besides what
-is known of it, few tasks take less of it.
+the first is the one of fewest micro-batches: a cost of each task that is not
+modelled favours fewer tasks.
 
 Pure Python: nothing here knows TensorFlow.
 """

@@ -1,6 +1,6 @@
 """Runs one mini-batch through the cells: tasks to tensors.
 
-`Pipeline` is the room to begin with.
+Begin with `pipeline.py`.
 """
 
 from tfgpipe.run.chain import Chain

@@ -104,7 +104,7 @@ class Clock:
     def sent_bytes(self) -> tf.Tensor:
         """What the tasks took from other devices in a step, a scalar.
 
-        Outputs of the cells before, with their masks, and gradients by them. A
+        Outputs of the cells before, with their masks, and their gradients. A
         mini-batch and its labels, which come from the host, are not counted.
         """
         found = [tf.constant(0, tf.int64)]

@@ -1,4 +1,4 @@
-"""What the losses of a mini-batch count, known before they are.
+"""Computes each loss's divisor before the loss.
 
 A loss that is added up is divided by a number of rows, unmasked positions or
 weights. It rarely depends on what the layers compute: a function cut out of

@@ -13,11 +13,12 @@ class LossGradients(NamedTuple):
     """Where the backward pass starts: gradients of the loss.
 
     Attributes:
-        outputs: For each micro-batch, by the last cell's flat outputs: of the
-            shape of an output each, or None.
-        head: By the head's losses, scalars, the same for every micro-batch.
-        extra: For each cell, by each of its layers' own losses, scalars, or
-            None.
+        outputs: For each micro-batch, with respect to the last cell's flat
+            outputs: of the shape of an output each, or None.
+        head: With respect to the head's losses, scalars, the same for every
+            micro-batch.
+        extra: For each cell, with respect to each of its layers' own losses,
+            scalars, or None.
     """
 
     outputs: list[list[Any]]
@@ -27,7 +28,7 @@ class LossGradients(NamedTuple):
     def of_losses(
         self, k: int, m: int, micro_batches: MicroBatches
     ) -> list[Any]:
-        """The gradients by cell k's losses for micro-batch m."""
+        """Gradients with respect to cell k's losses, for micro-batch m."""
         is_last = k == len(self.extra) - 1
         head = [
             micro_batches.select(m, d, tf.zeros_like(d))

@@ -1,7 +1,7 @@
 """What one step runs: operations, in an order in which they can run.
 
 `lowering.py` makes a program of a schedule; the engine runs it, the planner
-simulates it, and pictures are drawn of it. Here is the only simulator.
+simulates it, and pictures are drawn of it.
 
     a schedule says   forward(0, 0)  forward(0, 1)  backward(0, 1)  ...
     a program says    F 0.0, keeps nothing, on device 0

@@ -4,7 +4,7 @@ What a layer's code does for other sizes, in another phase, or to tensors that
 have values, neither the code nor one graph of it tells. So both are run, on
 drawn rows: the layer, called as Keras calls it, and the calls. Compared are
 outputs with their masks, what they assign, and what they add to the loss; once
-also gradients by inputs and weights.
+also gradients with respect to inputs and weights.
 
 Sizes that are not known are 1, even, odd, a multiple of 4 and long, and so are
 numbers of rows, as far as that is cheap: what it takes is estimated by weights

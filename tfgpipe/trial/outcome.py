@@ -257,7 +257,7 @@ def _moving_moments(layer: Any, inputs: Any, mask: Any) -> Any:
 
 
 def differentiated(made: Outcome, axes: Sequence[int], rows: slice) -> Outcome:
-    """With gradients of its outputs by cotangents, and of its losses by rows.
+    """With gradients, for cotangents of its outputs and shares of its losses.
 
     Args:
         made: What was run on a tape.

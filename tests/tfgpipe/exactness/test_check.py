@@ -270,7 +270,10 @@ def test_gradients_of_one_device_are_wrong(monkeypatch):
     monkeypatch.setattr(gen_math_ops, "mat_mul", wrong)
     report = checked(pipeline())
     own = [f for f in report.findings if f.kind == "gradient"]
-    assert [f.what for f in own] == ["gradient by inputs", "gradient"]
+    assert [f.what for f in own] == [
+        "gradient with respect to inputs",
+        "gradient",
+    ]
     assert own[1].where.startswith("'g_pipe/b/kernel' of layer 'b' of cell 1")
     assert report.first is own[0]
     assert [f.difference for f in own] == pytest.approx([0.01, 0.01], rel=0.1)
@@ -377,7 +380,7 @@ def test_gradients_that_start_wrong_are_told(monkeypatch):
     monkeypatch.setattr(SummedLoss, "start", wrong)
     found = first_of(pipeline())
     assert found.kind == "loss"
-    assert found.what == "gradient of the loss by outputs"
+    assert found.what == "gradient of the loss with respect to outputs"
     assert found.difference == pytest.approx(0.5, rel=0.01)
 
 

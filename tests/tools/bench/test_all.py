@@ -75,7 +75,7 @@ def test_flags_are_known_and_what_was_reported_is_in_the_docs(run):
     )
     known = set(module.FLAGS)
     assert {re.match(r"--(\w+)", word)[1] for word in words} <= known
-    page = (ROOT / "docs" / "performance.md").read_text()
+    page = (ROOT / "docs" / "measurements.md").read_text()
     page += (ROOT / "docs" / "planning.md").read_text()
     for one in run.goals:
         if one.reported is not None:

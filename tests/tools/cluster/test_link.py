@@ -9,11 +9,11 @@ from tools.cluster import link
 def test_fingerprint_is_of_the_code_of_every_package(
     package, tmp_path, monkeypatch
 ):
-    room = tmp_path / package / "wing" / "room.py"
-    room.parent.mkdir(parents=True)
+    module = tmp_path / package / "sub" / "module.py"
+    module.parent.mkdir(parents=True)
     monkeypatch.setattr(link, "__file__", tmp_path / "tools/cluster/link.py")
     found = []
     for text in ("x = 1", "x = 2", "x = 1"):
-        room.write_text(text)
+        module.write_text(text)
         found.append(link.fingerprint.__wrapped__())
     assert found[0] == found[2] != found[1]
