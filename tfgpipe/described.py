@@ -7,6 +7,8 @@ models can be made of them.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import keras
@@ -18,7 +20,8 @@ from tfgpipe.cells import shapes, until_known
 from tfgpipe.checks import checked_counts
 from tfgpipe.loss import Objective
 from tfgpipe.planning import CellRecord, print_cells
-from tfgpipe.schedules import Program
+from tfgpipe.schedules import Program, Schedule
+from tfgpipe.sequence import Arguments
 
 
 def input_tensors(specs: Any) -> Any:
@@ -36,8 +39,57 @@ def input_tensors(specs: Any) -> Any:
     return tree.map_structure(as_input, specs)
 
 
+# Keras itself refuses other `layers`.
+_FIXED = {*inspect.signature(Arguments.__init__).parameters} - {
+    "self",
+    "layers",
+    "replicas",
+}
+
+
 class Described(keras.Model):
     """The part of `GPipe` that tells what it is, without running it."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses to change what cells and programs were made by."""
+        if name in _FIXED:
+            raise AttributeError(
+                f"`{name}` must be given when a `GPipe` is made, which has its "
+                f"cells by it. Received: model.{name} = {value!r}. Make a new "
+                "one of the same layers, which keep their weights: "
+                f"`tfgpipe.GPipe(layers, {name}={value!r}, ...)`."
+            )
+        super().__setattr__(name, value)
+
+    @property
+    def num_partitions(self) -> int:
+        """K, the number of cells."""
+        return self._arguments.num_partitions
+
+    @property
+    def num_micro_batches(self) -> int:
+        """M, the number of micro-batches of a mini-batch, in each replica."""
+        return self._arguments.num_micro_batches
+
+    @property
+    def num_replicas(self) -> int:
+        """R, the number of pipelines, see `PipelineStrategy`."""
+        return self._arguments.num_replicas
+
+    @property
+    def devices(self) -> list[str]:
+        """Full names of the devices, replica after replica."""
+        return [*self._arguments.devices]
+
+    @property
+    def schedule(self) -> str | Schedule:
+        """The order of the tasks on each device: a name, or tasks."""
+        return self._arguments.schedule
+
+    @property
+    def remat(self) -> str | Mapping[int, str]:
+        """Which micro-batches are computed again, of all cells or by cell."""
+        return self._arguments.remat
 
     @property
     def inputs(self) -> list[keras.KerasTensor]:

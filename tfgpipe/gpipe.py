@@ -211,50 +211,9 @@ class GPipe(Described, Saved, Rehearsed):
             self._plan.input_spec = self._source.input_spec
             self.build(shapes(self._plan.input_spec))
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Refuses to change what cells and programs were made by."""
-        if name in _FIXED:
-            raise AttributeError(
-                f"`{name}` must be given when a `GPipe` is made, which has its "
-                f"cells by it. Received: model.{name} = {value!r}. Make a new "
-                "one of the same layers, which keep their weights: "
-                f"`tfgpipe.GPipe(layers, {name}={value!r}, ...)`."
-            )
-        super().__setattr__(name, value)
-
     @property
     def _source(self) -> Any:
         return self._arguments.source
-
-    @property
-    def num_partitions(self) -> int:
-        """K, the number of cells."""
-        return self._arguments.num_partitions
-
-    @property
-    def num_micro_batches(self) -> int:
-        """M, the number of micro-batches of a mini-batch, in each replica."""
-        return self._arguments.num_micro_batches
-
-    @property
-    def num_replicas(self) -> int:
-        """R, the number of pipelines, see `PipelineStrategy`."""
-        return self._arguments.num_replicas
-
-    @property
-    def devices(self) -> list[str]:
-        """Full names of the devices, replica after replica."""
-        return [*self._arguments.devices]
-
-    @property
-    def schedule(self) -> str | Schedule:
-        """The order of the tasks on each device: a name, or tasks."""
-        return self._arguments.schedule
-
-    @property
-    def remat(self) -> str | Mapping[int, str]:
-        """Which micro-batches are computed again, of all cells or by cell."""
-        return self._arguments.remat
 
     # ------------------------------------------------------------------ build
     def build(self, input_shape: Any) -> None:
@@ -335,11 +294,3 @@ class GPipe(Described, Saved, Rehearsed):
                 for layer in cell.sequence:
                     inputs = layer(inputs, **kwargs)
         return inputs
-
-
-_FIXED = {*inspect.signature(GPipe.__init__).parameters} - {
-    "self",
-    "layers",  # Keras refuses it
-    "name",
-    "kwargs",
-}

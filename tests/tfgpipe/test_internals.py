@@ -4,6 +4,7 @@ import ast
 import contextlib
 import gc
 import pathlib
+import random
 import threading
 
 import fabricated_tpu
@@ -1322,3 +1323,55 @@ def test_state_of_the_global_seed_generator_is_known():
     before = state.numpy()
     keras.random.uniform([1])
     assert (state.numpy() != before).any()
+
+
+def test_rows_get_the_same_random_numbers_inside():
+    seed = keras.random.SeedGenerator(1)
+    with internals.alike_rows(3) as draws:
+        noise = keras.random.normal((3, 2), seed=seed)
+        kept = keras.random.dropout(tf.ones((3, 40)), 0.5, seed=seed)
+        other = keras.random.uniform((2, 2), seed=seed)
+    for rows in (noise, kept):
+        np.testing.assert_array_equal(rows[1:], rows[:-1])
+    assert 0 < int(tf.math.count_nonzero(kept[0])) < 40
+    assert np.any(other[0] != other[1])
+    assert draws == [
+        ("normal", True, (2,)),
+        ("dropout", True, (40,)),
+        ("uniform", False, (2, 2)),
+    ]
+    again = keras.random.normal((3, 2), seed=seed)
+    assert np.any(again[0] != again[1])
+
+
+def test_random_states_are_those_of_before():
+    def drawn():
+        return (
+            random.random(),
+            np.random.random(),  # noqa: NPY002
+            float(keras.random.uniform(())),
+        )
+
+    keras.utils.set_random_seed(3)
+    with internals.random_state_kept():
+        inside = drawn()
+    assert drawn() == inside
+
+
+def test_first_data_are_what_fit_was_given(monkeypatch):
+    found = []
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+
+    def noted(iterator=None, data_batch=None):
+        found.append(internals.first_data(iterator))
+
+    monkeypatch.setattr(model, "_maybe_symbolic_build", noted)
+    x, y = np.ones((6, 2)), np.ones((6, 1))
+    model.fit(x, y, verbose=0)
+    model.fit(((x[:2], y[:2]) for _ in "ab"), shuffle=False, verbose=0)
+    model.fit(tf.data.Dataset.from_tensors((x, y)), verbose=0)
+    arrays, batch, nothing = found
+    np.testing.assert_array_equal(arrays[0], x)
+    np.testing.assert_array_equal(batch[0], x[:2])
+    assert nothing is None
