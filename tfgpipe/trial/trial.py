@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -33,6 +33,7 @@ from tfgpipe.trial.outcome import (
     Given,
     Outcome,
     TriedStep,
+    Values,
     differentiated,
 )
 
@@ -107,8 +108,11 @@ class Trial:
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")  # the real calls will warn
-            for parts, nests in self._rows(functions, specs, count):
+            made = self._rows(functions, specs, count)
+            for parts, nests in made:
                 pass_.run(parts, nests)
+            for state in pass_.later():
+                pass_.run(*made[-1], state)
         self._found.append(pass_)
 
     def _rows(
@@ -213,6 +217,7 @@ class _Pass:
         self._sizes_vary = False  # of what steps hand on, by their rows
         self._assigned: dict[int, Any] = {}
         self._varying: dict[int, Any] = {}  # state that follows from rows
+        self._next: dict[int, Any] = {}  # state, before and after a step
         for i, (function, step) in enumerate(steps):
             if mixes_rows(step.layer):
                 apart = float("inf")
@@ -224,10 +229,37 @@ class _Pass:
         self._end = max(unknown, default=-1) + 1
         self.is_needless = self._end == 0
 
-    def run(self, parts: rows.Parts, nests: Sequence[Any]) -> None:
-        """Tries the steps on some rows, as a whole and in parts."""
+    def later(self) -> Iterator[Values]:
+        """Yields the state of the second step, and that of a late one.
+
+        What is the same for all rows is taken for a counter.
+        """
+        if not self._next:
+            return
+        yield {key: (v, new) for key, (v, _, new) in self._next.items()}
+        yield {
+            key: (v, new if key in self._varying else new + 999 * (new - old))
+            for key, (v, old, new) in self._next.items()
+            if new.dtype.is_integer or new.dtype.is_floating
+        }
+
+    def run(
+        self,
+        parts: rows.Parts,
+        nests: Sequence[Any],
+        state: Values | None = None,
+    ) -> None:
+        """Tries the steps on some rows, as a whole and in parts.
+
+        Args:
+            parts: How many rows there are.
+            nests: Those of all, and of each part.
+            state: That the step begins with, where it is not the present one.
+        """
+        if state is not None:
+            self._assigned = {}
         given = [
-            Given(n, {}, own, parts.total)
+            Given(n, dict(state or {}), own, parts.total)
             for n, own in zip(nests, parts.slices)
         ]
         for i, (function, step) in enumerate(self._steps[: self._end]):
@@ -286,6 +318,8 @@ class _Pass:
                 continue
             for text in compare.of_state(variable, new, parts):
                 self._say(i, f"state {key}", text)
+            old = given[0].state.get(key, (None, variable.value))[1]
+            self._next.setdefault(key, (variable, old, new))
         self._try_draws(i, tried, given[0], whole, {*metrics, *moving})
         for text in compare.of_metrics(whole, second):
             self._say(i, "metrics", text)

@@ -313,6 +313,33 @@ def test_batch_normalisation_with_moments_of_its_own_is_found():
     assert any("'own' mixes the rows" in text for text in warned(layers, x))
 
 
+class Counts(keras.layers.Layer):
+    """Mixes rows, or adds a sum of them, from some step on."""
+
+    def __init__(self, first, use, dtype):
+        super().__init__(name="own")
+        self.first, self.use = first, use
+        self.steps = self.add_weight((), "zeros", dtype, trainable=False)
+
+    def call(self, x):
+        is_on = ops.cast(self.steps >= self.first, x.dtype)
+        self.steps.assign(self.steps + 1)
+        if self.use == "loss":
+            self.add_loss(is_on * ops.sum(x))
+            return x
+        return x - is_on * ops.mean(x, 0)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+@pytest.mark.parametrize("use", ["loss", "outputs"])
+@pytest.mark.parametrize("first", [1, 100])
+def test_what_shows_in_later_steps_is_found(first, use, dtype):
+    x = tf.random.stateless_normal((6, 3), (1, 2))
+    layers = [keras.layers.Dense(3), Counts(first, use, dtype)]
+    (message,) = warned(layers, x)
+    assert message.startswith("Layer 'own' ")
+
+
 class Draws(keras.layers.Layer):
     def __init__(self, by_row):
         super().__init__(name="own")
