@@ -41,9 +41,15 @@ def before_step(is_asked: Callable[[], bool], then: Callable[[], None]) -> None:
     _offers[:] = [_Offer(is_asked, then)]
 
 
-def may_end() -> None:
-    """Ends the trace that this is called from, if that is asked for."""
-    if not (_offers and _in_step.get() and tf.inside_function()):
+def may_end(in_trial: bool = False) -> None:
+    """Ends the trace that this is called from, if that is asked for.
+
+    Args:
+        in_trial: Whether layers are tried now, which is before anything runs,
+            and outside of graphs.
+    """
+    is_tracing = in_trial or tf.inside_function()
+    if not (_offers and _in_step.get() and is_tracing):
         return
     if _offers[0].is_asked():
         raise TracingEnded

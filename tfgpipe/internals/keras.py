@@ -1046,15 +1046,19 @@ def global_seed() -> list[keras.Variable]:
 
 # ---------------------------------------------------------------------- steps
 def first_data(epoch_iterator: Any) -> Any:
-    """The data of an epoch, where Keras has it at hand; or None.
+    """The first batch of an epoch, where Keras has it at hand; or None.
 
-    Arrays as they were given, and the batch that Keras takes of a generator to
-    see what it yields. Nothing is asked for that would not be asked for anyway.
+    Of arrays, and the batch that Keras takes of a generator to see what it
+    yields. Nothing is asked for that would not be asked for anyway.
     """
-    adapter = getattr(epoch_iterator, "data_adapter", None)
+    adapter: Any = getattr(epoch_iterator, "data_adapter", None)
     arrays = getattr(adapter, "_inputs", None)
-    batches = getattr(adapter, "_first_batches", None)
-    return arrays if arrays is not None else (batches or [None])[0]
+    if arrays is None:
+        return (getattr(adapter, "_first_batches", None) or [None])[0]
+    size = adapter.batch_size
+    return keras.tree.map_structure(
+        lambda a: a[:size] if getattr(a, "shape", ()) else a, arrays
+    )
 
 
 def element_spec(epoch_iterator: Any) -> Any:

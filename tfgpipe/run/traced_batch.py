@@ -74,7 +74,7 @@ class TracedBatch:
         is_real = self._has_head or not training
         is_tried = trial and is_real and self.micro_batches.count > 1
         if is_tried:
-            trial.run(self.functions, x)
+            trial.run(self.functions, x, self.micro_batches.count)
         has_weights = [any(f.weights) for f in self.functions]
         self.trained = [
             k

@@ -18,14 +18,16 @@ import tensorflow as tf
 
 from tfgpipe.cells import is_continuous
 from tfgpipe.trial.outcome import Outcome
-from tfgpipe.trial.rows import NONE, PARTS, ROWS, row_axis
+from tfgpipe.trial.rows import NONE, row_axis
 
 _ONE = "pass num_micro_batches=1"
 # Of the largest number, by bytes.
 _ROUNDING = {1: 1e-1, 2: 3e-2, 4: 2e-4, 8: 1e-8}
+# Of the largest number that is taken.
+_CANCELLED = {1: 1e-1, 2: 3e-2, 4: 1e-5, 8: 2e-14}
 
 
-def distance(a: Any, b: Any, size: float = 0.0) -> float:
+def distance(a: Any, b: Any, size: float = 0.0, noise: float = 0.0) -> float:
     """How far two tensors are apart, as a share of the largest number of `a`.
 
     Not a number equals itself. What differs by rounding alone is 0 apart;
@@ -36,6 +38,7 @@ def distance(a: Any, b: Any, size: float = 0.0) -> float:
         b: Another one.
         size: Of numbers that they are made of: the share is one of this, at
             least.
+        noise: What is no more than this apart is so by rounding alone.
     """
     if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
         return 0.0 if a is b else float("inf")
@@ -52,7 +55,7 @@ def distance(a: Any, b: Any, size: float = 0.0) -> float:
     if size == 0 or not tf.math.is_finite(apart):
         return float("inf") if apart != 0 else 0.0
     found = float(apart / size)
-    return found if found > limit else 0.0
+    return found if found > limit and apart > noise else 0.0
 
 
 def _size(tensor: Any) -> Any:
@@ -63,24 +66,37 @@ def _size(tensor: Any) -> Any:
 
 def output_distance(whole: Outcome, parts: Sequence[Outcome]) -> float:
     """How far outputs and masks are apart."""
-    flat = [[*own.tensors, *own.masks] for own in (whole, *parts)]
+    runs = whole, *parts
+    flat = [[*own.tensors, *own.masks] for own in runs]
     if len({*map(len, flat)}) > 1:
         return float("inf")
-    return max((_rows_distance(*own) for own in zip(*flat)), default=0.0)
+    counts = [own.num_rows for own in runs]
+    # What cancels leaves the rounding of what was taken.
+    given = [t for t in whole.inputs if is_continuous(t)]
+    noise = max((_rounding(t) for t in given), default=0.0)
+    found = (_rows_distance(counts, *own, noise=noise) for own in zip(*flat))
+    return max(found, default=0.0)
 
 
-def _rows_distance(whole: Any, *parts: Any) -> float:
+def _rounding(tensor: Any) -> float:
+    """By how much numbers of this size may be off."""
+    return float(_size(tensor)) * _CANCELLED[tensor.dtype.real_dtype.size]
+
+
+def _rows_distance(
+    counts: Sequence[int], whole: Any, *parts: Any, noise: float = 0.0
+) -> float:
     """How far a tensor is from those of the parts, side by side."""
     missing = [t is None for t in (whole, *parts)]
     if any(missing):
         return 0.0 if all(missing) else float("inf")
-    axis = row_axis([tuple(t.shape) for t in (whole, *parts)])
+    axis = row_axis([tuple(t.shape) for t in (whole, *parts)], counts)
     if axis >= 0:
-        return distance(whole, tf.concat(parts, axis))
+        return distance(whole, tf.concat(parts, axis), noise=noise)
     if axis == NONE:
         if not is_continuous(whole):
             return 0.0
-        return max(distance(whole, p) for p in parts)
+        return max(distance(whole, p, noise=noise) for p in parts)
     # Several elements of each row, in an order that is not known: sorted.
     flat = [tf.reshape(t, (-1,)) for t in (whole, *parts)]
     one, other = flat[0], tf.concat(flat[1:], 0)
@@ -88,14 +104,13 @@ def _rows_distance(whole: Any, *parts: Any) -> float:
         return float("inf")
     if not one.dtype.is_floating:
         return 0.0
-    return distance(tf.sort(one), tf.sort(other))
+    return distance(tf.sort(one), tf.sort(other), noise=noise)
 
 
-def by_rows(values: Sequence[Any]) -> Any:
+def by_rows(values: Sequence[Any], parts: Sequence[Outcome]) -> Any:
     """The mean of two parts' values, by their rows."""
-    shares = [rows / ROWS for rows in PARTS]
     return sum(
-        v * tf.constant(share, v.dtype) for v, share in zip(values, shares)
+        v * tf.constant(own.share, v.dtype) for v, own in zip(values, parts)
     )
 
 
@@ -118,7 +133,7 @@ def of_losses(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
         )
         return
     for loss, *own in zip(whole.losses, *(p.losses for p in parts)):
-        apart = distance(loss, by_rows(own))
+        apart = distance(loss, by_rows(own, parts))
         if not apart:
             continue
         is_sum = not distance(loss, tf.add_n(own))
@@ -135,14 +150,15 @@ def of_losses(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
 
 
 def of_state(
-    variable: keras.Variable, whole: tf.Tensor, parts: Sequence[Any]
+    variable: keras.Variable, whole: tf.Tensor, parts: Sequence[Outcome]
 ) -> Iterator[str]:
     """What to say of state that differs."""
+    found = [own.state.get(id(variable), (None, None))[1] for own in parts]
     is_mean = is_continuous(whole) and not variable.trainable
-    if any(p is None for p in parts):
+    if any(value is None for value in found):
         apart = float("inf")
     else:
-        apart = distance(whole, by_rows(parts) if is_mean else parts[0])
+        apart = distance(whole, by_rows(found, parts) if is_mean else found[0])
     if not apart:
         return
     what, of = (
@@ -156,6 +172,21 @@ def of_state(
         f"not what the whole mini-batch would{_by(apart)}. Assign a mean over "
         "rows; count and add up in a `keras.metrics.Metric` of the layer, "
         f"which runs on from micro-batch to micro-batch; or {_ONE}."
+    )
+
+
+def of_drawn(variable: keras.Variable) -> str:
+    """What to say of state that is drawn, and not for each row."""
+    is_mean = is_continuous(variable.value) and not variable.trainable
+    of = (
+        "the mean of what the micro-batches draw, which deviates less"
+        if is_mean
+        else "what the first micro-batch draws"
+    )
+    return (
+        f"assigns '{variable.name}' what it draws for a batch as a whole. It "
+        f"becomes {of}, and not what the whole mini-batch would draw. Draw in "
+        f"a callback, or {_ONE}."
     )
 
 
@@ -185,7 +216,8 @@ def of_replicas(name: str) -> str:
 def of_gradients(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
     """What to say of gradients that differ."""
     columns = zip(whole.dx, *(own.dx for own in parts))
-    distances = [_input_distance(*map(_dense, own)) for own in columns]
+    counts = [own.num_rows for own in (whole, *parts)]
+    distances = [_input_distance(counts, *map(_dense, own)) for own in columns]
     worst = max(distances, default=0.0)
     if worst:
         yield (
@@ -218,7 +250,7 @@ def of_gradients(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
             return
 
 
-def _input_distance(whole: Any, *parts: Any) -> float:
+def _input_distance(counts: Sequence[int], whole: Any, *parts: Any) -> float:
     """How far a gradient is from those of the parts.
 
     What has no rows, such as positions, is used by all: there it is the sum.
@@ -228,7 +260,7 @@ def _input_distance(whole: Any, *parts: Any) -> float:
         shapes = {tuple(t.shape) for t in (whole, *parts)}
         if len(shapes) == 1:
             return distance(whole, tf.add_n(there))
-    return _rows_distance(whole, *parts)
+    return _rows_distance(counts, whole, *parts)
 
 
 def of_lookups(variable: keras.Variable) -> str:

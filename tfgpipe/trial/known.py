@@ -60,14 +60,37 @@ def _is_of(layer: keras.layers.Layer, names: frozenset[str]) -> bool:
 def _is_plain(layer: keras.layers.Layer) -> bool:
     """Whether nothing in its arguments is a user's, or takes the rows' axis."""
     own = vars(layer)
-    axes = [own.get(name) for name in ("axis", "axes")]
-    flat = [axis for value in axes for axis in keras.tree.flatten(value)]
+    axes = [own[name] for name in own if name.endswith(("axis", "axes"))]
+    # -2 is the rows' axis of a matrix.
+    if any(
+        isinstance(axis, int) and (axis == 0 or axis < -1)
+        for axis in keras.tree.flatten(axes)
+    ):
+        return False
+    if isinstance(layer, keras.layers.EinsumDense) and not _keeps_rows(
+        layer.equation
+    ):
+        return False
     functions = [
         value
         for name, value in own.items()
         if callable(value)
-        and ("activation" in name or "regularizer" in name or name == "call")
+        and (
+            "activation" in name
+            or "regularizer" in name
+            or hasattr(type(layer), name)
+        )
     ]
-    return 0 not in flat and all(
+    return all(
         internals.is_keras(f) or internals.is_keras(type(f)) for f in functions
     )
+
+
+def _keeps_rows(equation: str) -> bool:
+    """Whether the first axis that goes in comes out first alone."""
+    given, made = equation.replace(" ", "").split("->")
+    taken, weights = given.split(",")
+    if made[:1] != taken[:1]:
+        return False
+    row = taken[0]
+    return row == "." or (taken.count(row) == 1 and row not in weights)

@@ -100,7 +100,7 @@ def _slices(
     def indices(tensors: list[Any], masks: list[Any]) -> list[Any]:
         nest = Boundary(tensors, masks).nest(structure)
         run = tried.run(given._replace(nest=nest), True, more)
-        made = differentiated(run, axes, given.rows)
+        made = differentiated(run, axes)
         sparse = [
             (v, lookups(d))
             for v, d in made.dw.values()

@@ -24,7 +24,8 @@ from tfgpipe.cells import (
     stateful_kinds,
     structure_of,
 )
-from tfgpipe.trial.rows import ROWS, UNCLEAR, cotangent
+from tfgpipe.ending import may_end
+from tfgpipe.trial.rows import UNCLEAR, cotangent
 
 Values = dict[int, tuple[keras.Variable, tf.Tensor]]
 
@@ -36,11 +37,13 @@ class Given(NamedTuple):
         nest: Its inputs.
         state: By the ids of variables what earlier layers have made of them.
         rows: Which ones of all rows these are.
+        total: How many rows there are of all.
     """
 
     nest: Any
     state: Values
     rows: slice
+    total: int
 
 
 class Outcome(NamedTuple):
@@ -60,6 +63,8 @@ class Outcome(NamedTuple):
         tape: That on which it ran, if gradients are wanted.
         dx: Gradients with respect to the inputs.
         dw: By the ids of weights those with respect to them.
+        rows: Which ones of all rows it has.
+        total: How many rows there are of all.
     """
 
     nest: Any
@@ -74,6 +79,18 @@ class Outcome(NamedTuple):
     tape: Any
     dx: list[Any]
     dw: dict[int, tuple[keras.Variable, Any]]
+    rows: slice
+    total: int
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows it has."""
+        return int(self.rows.stop - self.rows.start)
+
+    @property
+    def share(self) -> float:
+        """Of all rows."""
+        return self.num_rows / self.total
 
 
 class _Scope(keras.StatelessScope):
@@ -100,10 +117,11 @@ class TriedStep:
     def __init__(self, function: CellFunction, step: Any):
         self.function, self.step, self.layer = function, step, step.layer
         self.metrics = [m for m in step.layer.metrics if m.variables]
-        self._normalizations = [
+        self.normalizations = [
             layer
             for layer in internals.flat_layers(step.layer)
             if isinstance(layer, keras.layers.BatchNormalization)
+            and not internals.has_own_moments(layer)
         ]
         self._seeds = {id(v) for v in function.seeds}
         self._weights = [
@@ -123,6 +141,7 @@ class TriedStep:
             differentiates: Whether gradients are wanted.
             more: Pairs of variables and values that it shall have besides.
         """
+        may_end(in_trial=True)
         flat, masks = Boundary.of(given.nest)
         inputs = [None if t is None else tf.identity(t) for t in flat]
         nest = Boundary(inputs, masks).nest(structure_of(given.nest))
@@ -153,7 +172,16 @@ class TriedStep:
             tape,
             [],
             {},
+            given.rows,
+            given.total,
         )
+
+    def other_seeds(self) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """Those that a later micro-batch finds."""
+        return [
+            (v, v.value + tf.constant([0, 1000], v.value.dtype))
+            for v in self.function.seeds
+        ]
 
     def later(
         self, varying: Sequence[keras.Variable]
@@ -163,10 +191,7 @@ class TriedStep:
         Args:
             varying: The state that is other for each.
         """
-        seeds = [
-            (v, v.value + tf.constant([0, 1000], v.value.dtype))
-            for v in self.function.seeds
-        ]
+        seeds = self.other_seeds()
         own = {id(v) for v, _ in seeds}
         metrics = [v for m in self.metrics for v in m.variables]
         others = [v for v in [*metrics, *varying] if id(v) not in own]
@@ -184,7 +209,9 @@ class TriedStep:
 
         traced = tf.function(run, autograph=False)
         graph = traced.get_concrete_function(*Boundary.of(given.nest)).graph
-        return bool(stateful_kinds(graph.get_operations()))
+        kinds = {*stateful_kinds(graph.get_operations())}
+        # A function of Python's has shown in a second run what it draws.
+        return bool(kinds - {"PyFunc", "EagerPyFunc"})
 
     @contextlib.contextmanager
     def _around(self) -> Iterator[None]:
@@ -192,7 +219,7 @@ class TriedStep:
             tf.device(self.function.device),
             internals.tracing_anew(),
             internals.recording_moments(
-                self._normalizations, lambda *_: None, _moving_moments
+                self.normalizations, lambda *_: None, _moving_moments
             ),
         ):
             yield
@@ -256,22 +283,22 @@ def _moving_moments(layer: Any, inputs: Any, mask: Any) -> Any:
     return tuple(keras.ops.cast(v, inputs.dtype) for v in statistics)
 
 
-def differentiated(made: Outcome, axes: Sequence[int], rows: slice) -> Outcome:
+def differentiated(made: Outcome, axes: Sequence[int]) -> Outcome:
     """With gradients, for cotangents of its outputs and shares of its losses.
 
     Args:
         made: What was run on a tape.
         axes: For each output that of the rows, see `row_axis`; those that are
             `UNCLEAR` are left out.
-        rows: Which ones of all rows it has.
     """
-    share = (rows.stop - rows.start) / ROWS
     pairs = [
-        (t, cotangent(i, t, axis, rows))
+        (t, cotangent(i, t, axis, made.rows, made.total))
         for i, (t, axis) in enumerate(zip(made.tensors, axes))
         if is_continuous(t) and axis != UNCLEAR
     ]
-    pairs += [(loss, tf.constant(share, loss.dtype)) for loss in made.losses]
+    pairs += [
+        (loss, tf.constant(made.share, loss.dtype)) for loss in made.losses
+    ]
     targets, seeds = zip(*pairs) if pairs else ((), ())
     sources = [t for t in made.inputs if is_continuous(t)]
     weights = [own for own in made.weights if is_continuous(own[1])]

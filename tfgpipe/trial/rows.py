@@ -3,24 +3,44 @@
     whole   rows 0 1 2 3 4      as plain Keras has a mini-batch
     parts   rows 0 1 | 2 3 4    as a pipeline has its micro-batches
 
-The parts differ in size, so that a mean of means is no mean.
+The parts differ in size, so that a mean of means is no mean. What a layer does
+with more rows shows when it has them: as many as a mini-batch, beside those of
+its first micro-batch and all others.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from keras import tree
 
 from tfgpipe.cells import Boundary, structure_of
 
-PARTS = (2, 3)
-ROWS = sum(PARTS)
-# Of all rows those that each run has.
-SLICES = (slice(0, ROWS), slice(0, PARTS[0]), slice(PARTS[0], ROWS))
+
+class Parts(NamedTuple):
+    """How many rows each part has."""
+
+    first: int
+    other: int
+
+    @property
+    def total(self) -> int:
+        """All rows."""
+        return self.first + self.other
+
+    @property
+    def slices(self) -> tuple[slice, slice, slice]:
+        """Of all rows those that each run has: all, and each part."""
+        end = self.total
+        return slice(0, end), slice(0, self.first), slice(self.first, end)
+
+
+FEW = Parts(2, 3)
+# As many as a mini-batch may have, where that is not known.
+MANY = Parts(1, 31)
 # Of axes whose size is not known: even, odd, single, long.
 LENGTHS = (8, 7, 1, 130)
 
@@ -31,7 +51,9 @@ def has_unknown_sizes(specs: Any) -> bool:
     return any(None in tuple(spec.shape)[1:] for spec in flat)
 
 
-def drawn(specs: Any, length: int, limit: int, seed: int = 0) -> list[Any]:
+def drawn(
+    specs: Any, length: int, limit: int, seed: int = 0, parts: Parts = FEW
+) -> list[Any]:
     """Drawn rows, as a whole and in parts.
 
     Args:
@@ -39,10 +61,12 @@ def drawn(specs: Any, length: int, limit: int, seed: int = 0) -> list[Any]:
         length: For sizes that are not known.
         limit: Integers are smaller, and at least 0.
         seed: Numbers around 0 are drawn with 0, such from 0 to 1 with another.
+        parts: How many rows there are.
 
     Returns:
         Three nests of tensors: of all rows, of the first ones, of the others.
     """
+    count = parts.total
 
     def one(spec: Any) -> Any:
         if spec is None:
@@ -50,10 +74,10 @@ def drawn(specs: Any, length: int, limit: int, seed: int = 0) -> list[Any]:
         sizes = [size or length for size in tuple(spec.shape)[1:]]
         dtype = tf.as_dtype(spec.dtype)
         if dtype == tf.string:  # the last one is the longest
-            texts = [["a " * (row + 1)] for row in range(ROWS)]
+            texts = [["a " * (row + 1)] for row in range(count)]
             found = tf.repeat(tf.constant(texts), math.prod(sizes), axis=1)
-            return tf.reshape(found, (ROWS, *sizes))
-        shape = (ROWS, *sizes)
+            return tf.reshape(found, (count, *sizes))
+        shape = (count, *sizes)
         values = tf.random.stateless_normal(shape, (len(sizes), 7 + seed))
         if dtype == tf.bool:
             return values > 0
@@ -65,31 +89,33 @@ def drawn(specs: Any, length: int, limit: int, seed: int = 0) -> list[Any]:
         if seed:  # such as pixels
             return tf.cast(tf.math.sigmoid(values), dtype)
         # A maximum over all rows is none of the first ones.
-        rising = tf.linspace(-3.0, 3.0, ROWS)
+        rising = tf.linspace(-3.0, 3.0, count)
         values += tf.reshape(rising, (-1, *[1 for _ in sizes]))
         return tf.cast(values, dtype)
 
-    return with_parts(tree.map_structure(one, specs))
+    return with_parts(tree.map_structure(one, specs), parts)
 
 
-def first_rows(data: Any) -> Any:
-    """The first rows of a nest of arrays, or None if there are too few."""
+def num_rows(data: Any) -> int:
+    """Rows of a nest of arrays; 0 if it is something else."""
     flat = [leaf for leaf in tree.flatten(data) if leaf is not None]
     is_array = all(hasattr(leaf, "shape") for leaf in flat)
     if not flat or not is_array or any(tf.is_symbolic_tensor(t) for t in flat):
-        return None
-    if any(len(leaf.shape) == 0 or leaf.shape[0] < ROWS for leaf in flat):
-        return None
+        return 0
+    return min(leaf.shape[0] if len(leaf.shape) else 0 for leaf in flat)
 
+
+def first_rows(data: Any, count: int) -> Any:
+    """The first rows of a nest of arrays, as tensors."""
     return tree.map_structure(
-        lambda t: None if t is None else tf.convert_to_tensor(t[:ROWS]), data
+        lambda t: None if t is None else tf.convert_to_tensor(t[:count]), data
     )
 
 
-def with_parts(whole: Any) -> list[Any]:
+def with_parts(whole: Any, parts: Parts) -> list[Any]:
     """A nest of tensors with a row each, and its parts."""
     found = [whole]
-    for rows in SLICES[1:]:
+    for rows in parts.slices[1:]:
         own = [
             [None if t is None else t[rows] for t in flat]
             for flat in Boundary.of(whole)
@@ -98,20 +124,21 @@ def with_parts(whole: Any) -> list[Any]:
     return found
 
 
-def have_rows(nest: Any) -> bool:
+def have_rows(nest: Any, parts: Parts) -> bool:
     """Whether all tensors have a row each of the whole."""
     flat = [t for t in tree.flatten(nest) if t is not None]
-    return all(t.shape.rank and t.shape[0] == ROWS for t in flat)
+    return all(t.shape.rank and t.shape[0] == parts.total for t in flat)
 
 
 NONE, UNCLEAR = -1, -2
 
 
-def row_axis(shapes: Sequence[tuple[int, ...]]) -> int:
+def row_axis(shapes: Sequence[tuple[int, ...]], counts: Sequence[int]) -> int:
     """Along which axis a tensor has the rows.
 
     Args:
         shapes: Of the tensor of all rows, and of those of each part.
+        counts: How many rows each has.
 
     Returns:
         The axis; `NONE` if all have the same; `UNCLEAR` if there are several
@@ -123,11 +150,13 @@ def row_axis(shapes: Sequence[tuple[int, ...]]) -> int:
     if not differ:
         return NONE
     axis, *others = differ
-    is_rows = tuple(shape[axis] for shape in shapes) == (ROWS, *PARTS)
+    is_rows = [shape[axis] for shape in shapes] == [*counts]
     return axis if is_rows and not others else UNCLEAR
 
 
-def cotangent(place: int, tensor: Any, axis: int, rows: slice) -> Any:
+def cotangent(
+    place: int, tensor: Any, axis: int, rows: slice, total: int
+) -> Any:
     """What the gradient of an output begins with: drawn numbers.
 
     Args:
@@ -135,13 +164,14 @@ def cotangent(place: int, tensor: Any, axis: int, rows: slice) -> Any:
         tensor: The output, of some rows.
         axis: That of the rows, see `row_axis`.
         rows: Which ones of all.
+        total: How many there are of all.
 
     Returns:
         A tensor like it, in which a row has the same numbers in each run.
     """
     sizes = [*tensor.shape]
     if axis != NONE:
-        sizes[axis] = ROWS
+        sizes[axis] = total
     found = tf.random.stateless_normal(sizes, (place, 3))
     if axis != NONE:
         found = tf.gather(found, tf.range(rows.start, rows.stop), axis=axis)

@@ -16,11 +16,13 @@ layer that draws by other means than `keras.random`. Python in a layer runs.
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+from keras import tree
 
 from tfgpipe import internals, notices
 from tfgpipe.cells import CellFunction
@@ -31,10 +33,14 @@ from tfgpipe.trial.outcome import (
     Given,
     Outcome,
     TriedStep,
+    Values,
     differentiated,
 )
 
 TRIALS = ("warn", "error", "off")
+# Of a mini-batch's rows, on which layers are tried besides: FLOPs of a run,
+# numbers that go in, and rows.
+_AFFORDABLE, _MOST_NUMBERS, _MOST_ROWS = 3e8, 2**18, 1024
 _Said = dict[tuple[int, str], tuple[CellFunction, Any, str]]
 
 
@@ -48,22 +54,31 @@ class Trial:
     """
 
     def __init__(self, rule: str):
-        self._data: Callable[[], Any] | None = None
+        self._data: Callable[[int], Any] | None = None
+        self._num_rows = 0  # of a mini-batch, where data are at hand
         self._rule = rule
         self._found: list[_Pass] = []
-        self._phases: set[tuple[bool, frozenset[int]]] = set()
+        self._phases: set[Any] = set()
+        self._told: set[tuple[int, str]] = set()
 
     def note_data(self, data: Any, cast: Callable[[Any], Any]) -> None:
         """Takes data to try layers on.
 
         Args:
-            data: Nest of arrays, of which the first rows are kept.
+            data: Nest of arrays, the rows of a mini-batch.
             cast: Makes of them what the first layer takes.
         """
-        first = rows.first_rows(data)
-        self._data = None if first is None else lambda: cast(first)
+        self._num_rows = rows.num_rows(data)
+        if not self._num_rows:
+            self._data = None
+            return
+        kept = min(self._num_rows, _MOST_ROWS)
+        first = rows.first_rows(data, kept)
+        self._data = lambda count: cast(rows.first_rows(first, count))
 
-    def run(self, functions: Sequence[CellFunction], specs: Any) -> None:
+    def run(
+        self, functions: Sequence[CellFunction], specs: Any, count: int
+    ) -> None:
         """Tries the layers, if they have not been tried in this phase.
 
         What was found is for `tell`: errors of the step itself come first.
@@ -71,12 +86,15 @@ class Trial:
         Args:
             functions: Of the cells, in order.
             specs: What the first of them takes: nest of tensors, or of specs.
+            count: Micro-batches there are.
         """
         training = functions[0].training
         trained = frozenset(id(v) for f in functions for v in f.flat_weights)
-        if (training, trained) in self._phases:
+        flat = [spec for spec in tree.flatten(specs) if spec is not None]
+        sizes = (*(tuple(spec.shape)[1:] for spec in flat),)
+        if (training, trained, sizes) in self._phases:
             return
-        self._phases.add((training, trained))
+        self._phases.add((training, trained, sizes))
         steps = [(f, step) for f in functions for step in f.cell.steps]
         pass_ = _Pass(steps)
         if pass_.is_needless:
@@ -90,21 +108,63 @@ class Trial:
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")  # the real calls will warn
-            for made in self._rows(functions, specs):
-                pass_.run(made)
+            made = self._rows(functions, specs, count)
+            for parts, nests in made:
+                pass_.run(parts, nests)
+            for state in pass_.later():
+                pass_.run(*made[-1], state)
         self._found.append(pass_)
 
-    def _rows(self, functions: Sequence[CellFunction], specs: Any) -> list[Any]:
-        found = []
+    def _rows(
+        self, functions: Sequence[CellFunction], specs: Any, count: int
+    ) -> list[tuple[rows.Parts, list[Any]]]:
+        """What to try layers on."""
+        many = self._many(functions, specs, count)
+        found, real = [], []
         if self._data is not None:
+            real = [own for own in (rows.FEW, many) if own is not None]
+            real = [own for own in real if own.total <= self._num_rows]
             try:
-                found.append(rows.with_parts(self._data()))
+                found = [
+                    (own, rows.with_parts(self._data(own.total), own))
+                    for own in real
+                ]
             except Exception as error:  # the step itself will tell the user
                 notices.inform(f"Layers are tried on drawn rows: {error}")
+                real = []
         lengths = rows.LENGTHS if rows.has_unknown_sizes(specs) else (1,)
         limit = _smallest_table(functions)
-        found += [rows.drawn(specs, n, limit) for n in lengths]
-        return [*found, rows.drawn(specs, lengths[0], limit, seed=1)]
+        tried = [(rows.FEW, n, 0) for n in lengths]
+        if not real:
+            tried.append((many or rows.FEW, lengths[0], 1))
+        return found + [
+            (own, rows.drawn(specs, n, limit, seed, own))
+            for own, n, seed in tried
+        ]
+
+    def _many(
+        self, functions: Sequence[CellFunction], specs: Any, count: int
+    ) -> rows.Parts | None:
+        """As many rows as a mini-batch has; None if that takes long."""
+        flat = [spec for spec in tree.flatten(specs) if spec is not None]
+        total = self._num_rows or flat[0].shape[0]
+        if total is None:
+            many = rows.MANY
+        elif total < 2:
+            return None
+        else:
+            many = rows.Parts(max(1, total // count), 0)
+            many = many._replace(other=total - many.first)
+        sizes = [size or 1 for s in flat for size in tuple(s.shape)[1:-1]]
+        num_weights = sum(
+            math.prod(v.shape) for f in functions for v in f.flat_weights
+        )
+        work = 2 * num_weights * many.total * math.prod(sizes)
+        num_numbers = many.total * sum(
+            math.prod(size or 1 for size in tuple(s.shape)[1:]) for s in flat
+        )
+        is_cheap = work <= _AFFORDABLE and num_numbers <= _MOST_NUMBERS
+        return many if is_cheap and many.total <= _MOST_ROWS else None
 
     def tell(self) -> None:
         """Warns of layers that were found to differ, once.
@@ -119,10 +179,12 @@ class Trial:
     def _tell(self, pass_: _Pass) -> None:
         found = pass_.found()
         if self._rule == "warn":
-            for function, layer, what in found:
-                function.cell.warn_of(layer, what)
+            for about, function, layer, what in found:
+                if (id(layer), about) not in self._told:  # in another phase
+                    self._told.add((id(layer), about))
+                    function.cell.warn_of(layer, what)
         if self._rule == "error" and found:
-            texts = [f"{f.cell.describe(own)} {what}" for f, own, what in found]
+            texts = [f"{f.cell.describe(x)} {what}" for _, f, x, what in found]
             raise ValueError(
                 'With trial="error", layers must treat a mini-batch as they '
                 "treat its micro-batches. Received:\n"
@@ -153,6 +215,7 @@ class _Pass:
         self._sizes_vary = False  # of what steps hand on, by their rows
         self._assigned: dict[int, Any] = {}
         self._varying: dict[int, Any] = {}  # state that follows from rows
+        self._next: dict[int, Any] = {}  # state, before and after a step
         for i, (function, step) in enumerate(steps):
             if mixes_rows(step.layer):
                 apart = float("inf")
@@ -164,13 +227,45 @@ class _Pass:
         self._end = max(unknown, default=-1) + 1
         self.is_needless = self._end == 0
 
-    def run(self, nests: Sequence[Any]) -> None:
-        """Tries the steps on some rows, as a whole and in parts."""
-        given = [Given(n, {}, own) for n, own in zip(nests, rows.SLICES)]
+    def later(self) -> Iterator[Values]:
+        """Yields the state of the second step, and that of a late one.
+
+        What is the same for all rows is taken for a counter.
+        """
+        if not self._next:
+            return
+        yield {key: (v, new) for key, (v, _, new) in self._next.items()}
+        yield {
+            key: (v, new if key in self._varying else new + 999 * (new - old))
+            for key, (v, old, new) in self._next.items()
+            if new.dtype.is_integer or new.dtype.is_floating
+        }
+
+    def run(
+        self,
+        parts: rows.Parts,
+        nests: Sequence[Any],
+        state: Values | None = None,
+    ) -> None:
+        """Tries the steps on some rows, as a whole and in parts.
+
+        Args:
+            parts: How many rows there are.
+            nests: Those of all, and of each part.
+            state: That the step begins with, where it is not the present one.
+        """
+        if state is not None:
+            self._assigned = {}
+        given = [
+            Given(n, dict(state or {}), own, parts.total)
+            for n, own in zip(nests, parts.slices)
+        ]
         for i, (function, step) in enumerate(self._steps[: self._end]):
             try:
                 tried = TriedStep(function, step)
-                is_known = self._is_known[i] and rows.have_rows(given[0].nest)
+                is_known = self._is_known[i] and rows.have_rows(
+                    given[0].nest, parts
+                )
                 if is_known:
                     made = [tried.run(g) for g in given]
                 else:
@@ -178,7 +273,7 @@ class _Pass:
             except Exception as error:  # of rows that it cannot take
                 self._errors[i] = f"{type(error).__name__}: {error}"
                 return
-            following = self._handed_on(i, given, made)
+            following = self._handed_on(i, parts, given, made)
             if following is None:
                 self._errors[i + 1] = "what it takes is not known"
                 return
@@ -212,16 +307,18 @@ class _Pass:
             self._say(i, "losses", text)
         moving = {
             id(v)
-            for norm in tried.function.normalizations
+            for norm in tried.normalizations
             for v in (norm.moving_mean, norm.moving_variance)
         }
         self._note_varying(whole, parts)
         for key, (variable, new) in whole.state.items():
             if key in metrics or key in moving:
                 continue
-            parts_new = [p.state.get(key, (None, None))[1] for p in parts]
-            for text in compare.of_state(variable, new, parts_new):
+            for text in compare.of_state(variable, new, parts):
                 self._say(i, f"state {key}", text)
+            old = given[0].state.get(key, (None, variable.value))[1]
+            self._next.setdefault(key, (variable, old, new))
+        self._try_draws(i, tried, given[0], whole, {*metrics, *moving})
         for text in compare.of_metrics(whole, second):
             self._say(i, "metrics", text)
         self._try_replicas(i, tried, given)
@@ -229,8 +326,7 @@ class _Pass:
         if trains and is_right:
             axes = _row_axes(whole, parts)
             whole, first, second = (
-                differentiated(own, axes, g.rows)
-                for own, g in zip([whole, *parts], given)
+                differentiated(own, axes) for own in (whole, *parts)
             )
             parts = [first, second]
             for text in compare.of_gradients(whole, parts):
@@ -284,6 +380,29 @@ class _Pass:
                 if compare.distance(first, new):
                     self._varying[key] = variable
 
+    def _try_draws(
+        self,
+        i: int,
+        tried: TriedStep,
+        given: Given,
+        whole: Outcome,
+        others: set[int],
+    ) -> None:
+        """State that is drawn, and not row by row, is another with each seed.
+
+        One that follows from rows, which draw, is a mean over more of them.
+        """
+        seeds = tried.other_seeds()
+        others = others | {id(v) for v, _ in seeds}
+        kept = whole.state.keys() - others
+        if not kept or all(has_rows for _, has_rows, _ in whole.draws or ()):
+            return
+        again = tried.run(given, more=seeds).state
+        for key in kept:
+            variable, new = whole.state[key]
+            if key in again and compare.distance(new, again[key][1]):
+                self._say(i, f"state {key}", compare.of_drawn(variable))
+
     def _try_replicas(
         self, i: int, tried: TriedStep, given: list[Given]
     ) -> None:
@@ -308,7 +427,11 @@ class _Pass:
                 self._say(i, f"replicas {id(variable)}", text)
 
     def _handed_on(
-        self, i: int, given: list[Given], made: list[Outcome]
+        self,
+        i: int,
+        parts: rows.Parts,
+        given: list[Given],
+        made: list[Outcome],
     ) -> list[Given] | None:
         """What the next step takes; None if it is not known.
 
@@ -316,11 +439,11 @@ class _Pass:
         """
         nests = [own.nest for own in made]
         if (i, "outputs") in self.said or i in self._errors:
-            if not rows.have_rows(nests[0]):
+            if not rows.have_rows(nests[0], parts):
                 return None
-            nests = rows.with_parts(nests[0])
+            nests = rows.with_parts(nests[0], parts)
         return [
-            Given(nest, {**g.state, **own.state}, g.rows)
+            g._replace(nest=nest, state={**g.state, **own.state})
             for g, own, nest in zip(given, made, nests)
         ]
 
@@ -328,10 +451,10 @@ class _Pass:
         function, step = self._steps[i]
         self.said.setdefault((i, about), (function, step.layer, what))
 
-    def found(self) -> list[tuple[CellFunction, Any, str]]:
-        """What differs: cells' functions, layers, and words."""
+    def found(self) -> list[tuple[str, CellFunction, Any, str]]:
+        """What differs: what it is about, cells' functions, layers, words."""
         return [
-            own
+            (about, *own)
             for (i, about), own in sorted(
                 self.said.items(), key=lambda pair: pair[0][0]
             )
@@ -357,10 +480,11 @@ class _Pass:
 def _row_axes(whole: Outcome, parts: list[Outcome]) -> list[int]:
     """For each output, along which axis it has the rows."""
     columns = zip(whole.tensors, *(own.tensors for own in parts))
+    counts = [own.num_rows for own in (whole, *parts)]
     return [
         rows.NONE
         if any(t is None for t in column)
-        else rows.row_axis([tuple(t.shape) for t in column])
+        else rows.row_axis([tuple(t.shape) for t in column], counts)
         for column in columns
     ]
 

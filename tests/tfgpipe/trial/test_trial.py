@@ -6,6 +6,7 @@ import keras
 import pytest
 import tensorflow as tf
 
+import tfgpipe
 from tfgpipe.cells import Cell, CellFunction, Step
 from tfgpipe.trial import Trial
 
@@ -232,7 +233,7 @@ def said(function, use="outputs", rows=None):
         warnings.simplefilter("always")
         specs = tf.TensorSpec((rows, 4, 3), "float32")
         trial = Trial("warn")
-        trial.run([own], specs)
+        trial.run([own], specs, 2)
         trial.tell()
     return [str(w.message) for w in found]
 
@@ -258,6 +259,147 @@ def test_means_over_rows_are_left_alone(name):
 def test_what_is_no_mean_is_found(name):
     (message,) = said(NOT_MEANS[name], "loss")
     assert "gives `add_loss`" in message
+
+
+# What shows where there are as many rows as in a mini-batch: of x and `number`.
+OF_MANY = {
+    "outputs": lambda x: ops.where(number(x) >= 8, x, 2.0 * x),
+    "loss": lambda x: ops.mean(ops.square(x[:6])),
+    "state": lambda x: ops.where(number(x) >= 6, ops.mean(x), 0.0),
+}
+
+
+@pytest.mark.parametrize("rows", [8, None])
+@pytest.mark.parametrize("use", OF_MANY)
+def test_what_a_mini_batchs_rows_alone_show_is_found(use, rows):
+    (message,) = said(OF_MANY[use], use, rows)
+    assert message.startswith("Layer 'own' ")
+
+
+def test_rows_of_arrays_are_as_many_as_those_of_a_batch():
+    layer = Own(lambda x: ops.where(number(x) > 40, 2.0 * x, x), "outputs")
+    model = tfgpipe.GPipe(
+        [keras.Input((4, 3)), keras.layers.Dense(3), layer], 1, 2
+    )
+    model.compile("sgd", "mse")
+    x = tf.ones((90, 4, 3))
+    with pytest.warns(UserWarning, match="'own' mixes the rows") as found:
+        model.fit(x, x, batch_size=45, verbose=0)
+    assert len(found) == 1
+    with warnings.catch_warnings():  # not for each phase
+        warnings.simplefilter("error")
+        model.evaluate(x, x, batch_size=45, verbose=0)
+
+
+def warned(layers, x, count=2):
+    """What is said of layers in `predict` and a step."""
+    model = tfgpipe.GPipe([*layers, keras.layers.Dense(2)], 2, count)
+    model.compile("sgd", "mse")
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        model.train_on_batch(x, tf.ones((len(x), 2)))
+    return [str(w.message) for w in found]
+
+
+class OwnMoments(keras.layers.BatchNormalization):
+    def _moments(self, inputs, mask):
+        mean, variance = super()._moments(inputs, mask)
+        return 0.5 * mean, variance + 0.1
+
+
+def test_batch_normalisation_with_moments_of_its_own_is_found():
+    x = tf.random.stateless_normal((6, 3), (1, 2))
+    layers = [keras.layers.Dense(3), OwnMoments(name="own")]
+    assert any("'own' mixes the rows" in text for text in warned(layers, x))
+
+
+class Counts(keras.layers.Layer):
+    """Mixes rows, or adds a sum of them, from some step on."""
+
+    def __init__(self, first, use, dtype):
+        super().__init__(name="own")
+        self.first, self.use = first, use
+        self.steps = self.add_weight((), "zeros", dtype, trainable=False)
+
+    def call(self, x):
+        is_on = ops.cast(self.steps >= self.first, x.dtype)
+        self.steps.assign(self.steps + 1)
+        if self.use == "loss":
+            self.add_loss(is_on * ops.sum(x))
+            return x
+        return x - is_on * ops.mean(x, 0)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+@pytest.mark.parametrize("use", ["loss", "outputs"])
+@pytest.mark.parametrize("first", [1, 100])
+def test_what_shows_in_later_steps_is_found(first, use, dtype):
+    x = tf.random.stateless_normal((6, 3), (1, 2))
+    layers = [keras.layers.Dense(3), Counts(first, use, dtype)]
+    (message,) = warned(layers, x)
+    assert message.startswith("Layer 'own' ")
+
+
+class Draws(keras.layers.Layer):
+    def __init__(self, by_row):
+        super().__init__(name="own")
+        self.seed = keras.random.SeedGenerator(1)
+        self.by_row = by_row
+        self.kept = self.add_weight((3,), "zeros", trainable=False, name="kept")
+
+    def call(self, x):
+        shape = ops.shape(x) if self.by_row else (3,)
+        drawn = keras.random.normal(shape, seed=self.seed, dtype=x.dtype)
+        self.kept.assign(ops.mean(drawn, 0) if self.by_row else drawn)
+        return x
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+def test_state_that_is_drawn_for_a_batch_as_a_whole_is_found(by_row):
+    """Means of draws deviate less; a mean over rows has them all."""
+    x = tf.random.stateless_normal((8, 3), (1, 2))
+    found = warned([keras.layers.Dense(3), Draws(by_row)], x)
+    assert len(found) == (0 if by_row else 1)
+    assert all("'own' assigns 'kept' what it draws" in text for text in found)
+
+
+def test_rows_mixed_by_a_function_of_python_are_found():
+    def centred(x):
+        made = tf.numpy_function(lambda a: a - a.mean(0), [x], x.dtype)
+        return tf.ensure_shape(made, x.shape)
+
+    (message,) = said(centred)
+    assert "'own' mixes the rows" in message
+
+
+def test_what_rounding_leaves_is_not_found():
+    def cancelled(x):
+        return x - ops.matmul(x, 3.0 * ops.eye(3)) / 3.0
+
+    assert not said(cancelled)
+    x = ops.tile(tf.random.stateless_normal((1, 3), (1, 2)), (6, 1))
+    layers = [
+        keras.layers.Dense(3),
+        keras.layers.Lambda(lambda x: x * x - x**2),
+    ]
+    assert not warned(layers, x)
+
+
+def test_other_sizes_are_tried_again():
+    def centred(x):
+        return x - ops.mean(x, 0) * ops.cast(ops.shape(x)[1] > 4, x.dtype)
+
+    layer = Own(centred, "outputs")
+    layer.build((None, 4, 3))
+    model = tfgpipe.GPipe([layer, keras.layers.Dense(3)], 1, 2)
+    model.compile("sgd", "mse")
+    x = tf.ones((6, 4, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.train_on_batch(x, x)
+    x = tf.ones((6, 5, 3))
+    with pytest.warns(UserWarning, match="'own' mixes the rows"):
+        model.train_on_batch(x, x)
 
 
 @pytest.mark.parametrize("name", ODD)

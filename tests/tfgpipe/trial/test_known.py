@@ -1,0 +1,85 @@
+"""The tables of known layers are what a trial of each layer says."""
+
+import keras
+import pytest
+from every_layer import USES
+from keras import layers as kl
+
+import tfgpipe
+from tfgpipe.cells import CellFunction
+from tfgpipe.trial import MIXES_ROWS, ROW_BY_ROW, Trial, trial
+from tfgpipe.trial.known import is_row_by_row
+
+# Other names of classes, and what has nothing of its own to try.
+WITHOUT_USE = {"GroupQueryAttention", "Sequential"}
+
+
+def untried_and_differing(name, training, monkeypatch):
+    """What a trial says of all layers of a use."""
+    monkeypatch.setattr(trial, "is_row_by_row", lambda layer: False)
+    use = USES[name]
+    keras.config.set_floatx(use.dtype)
+    keras.config.set_dtype_policy(use.dtype)
+    model = tfgpipe.GPipe(use.make(), 1, 2)
+    model.build((None, *use.x.shape[1:]))
+    x = keras.ops.convert_to_tensor(use.x)
+    functions = [
+        CellFunction(cell, training, None, False, True)
+        for cell in model._plan.cells
+    ]
+    own = Trial("warn")
+    own.note_data(use.x, model.cast_inputs)
+    own.run(functions, model.cast_inputs(x), 2)
+    (found,) = own._found
+    return found.untried(), [text for *_, text in found.found()]
+
+
+def test_known_layers_have_a_use_each():
+    used = {name.split("/")[0] for name in USES}
+    assert ROW_BY_ROW - used <= WITHOUT_USE
+    assert used >= MIXES_ROWS
+
+
+def test_layers_that_may_take_the_rows_axis_are_not_known():
+    for known in (
+        kl.Softmax(),
+        kl.EinsumDense("ab,bc->ac", 3),
+        kl.EinsumDense("...b,bc->...c", 3),
+        kl.MultiHeadAttention(1, 2, attention_axes=1),
+    ):
+        assert is_row_by_row(known)
+    for unknown in (
+        kl.Softmax(axis=0),
+        kl.Softmax(axis=-2),  # of a matrix
+        kl.UnitNormalization(axis=(0, 1)),
+        kl.EinsumDense("ab,bc->ca", 3),
+        kl.EinsumDense("ab,ac->ac", 3),
+        kl.MultiHeadAttention(1, 2, attention_axes=0),
+    ):
+        assert not is_row_by_row(unknown)
+
+
+def test_layers_with_methods_of_a_user_are_not_known():
+    layer = kl.Dense(3)
+    layer.build((None, 3))
+    assert is_row_by_row(layer)
+    layer.compute_mask = lambda x, mask=None: None
+    assert not is_row_by_row(layer)
+
+
+def test_layer_of_keras_that_mixes_rows_as_it_is_set_is_found():
+    model = tfgpipe.GPipe([kl.Dense(3), kl.Softmax(axis=-2)], 1, 2)
+    model.compile("sgd", "mse")
+    with pytest.warns(UserWarning, match="mixes the rows"):
+        model.predict(keras.random.normal((6, 3)), batch_size=6, verbose=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    "name", [name for name in USES if name.split("/")[0] in ROW_BY_ROW]
+)
+def test_trial_of_a_known_layer_finds_nothing(name, training, monkeypatch):
+    untried, differing = untried_and_differing(name, training, monkeypatch)
+    assert not untried
+    assert not differing
