@@ -134,11 +134,9 @@ class Trial:
                 real = []
         lengths = rows.LENGTHS if rows.has_unknown_sizes(specs) else (1,)
         limit = _smallest_table(functions)
-        tried = [(rows.FEW, n, 0) for n in lengths] + [
-            (rows.FEW, lengths[0], 1)
-        ]
-        if many is not None and many not in real:
-            tried.append((many, lengths[0], 0))
+        tried = [(rows.FEW, n, 0) for n in lengths]
+        if not real:
+            tried.append((many or rows.FEW, lengths[0], 1))
         return found + [
             (own, rows.drawn(specs, n, limit, seed, own))
             for own, n, seed in tried

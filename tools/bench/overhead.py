@@ -8,14 +8,18 @@ dispatch: the slope of the step time with the number of tasks, for layers that
 compute next to nothing; beside it, that of calls of an empty function.
 
 tracing: a `fit` of one step, which builds and traces, for identical small
-Transformer blocks.
+Transformer blocks; and what of it the trial of the layers takes, for those and
+for as many layers of Keras.
 
 safety: what `skip_nonfinite` and checkpoints in the background add.
 """
 
+import contextlib
 import statistics
 import time
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -23,6 +27,7 @@ import tensorflow as tf
 from absl import flags
 
 from tfgpipe.schedules import CHUNKS, SCHEDULES
+from tfgpipe.trial import Trial
 from tools.bench import dispatch, safety
 from tools.bench.dispatch import pipeline, step_of
 from tools.bench.flags import define_choices, define_numbers, new_flags
@@ -111,6 +116,16 @@ TRACING_COLUMNS = [
     Column("step_ms", "step ms", ".0f"),
     Column("keras_first_step_s", "Keras first step s", ".1f"),
     Column("keras_ratio", "/ Keras", ".2f"),
+]
+
+TRIAL_COLUMNS = [
+    Column("layers", "layers"),
+    Column("l", "L"),
+    Column("k", "K"),
+    Column("m", "M"),
+    Column("first_step_s", "first step s", ".1f"),
+    Column("trial_s", "trial s", ".2f"),
+    Column("share", "share", ".3f"),
 ]
 
 
@@ -274,3 +289,59 @@ def _tracing(values: flags.FlagValues, report: Report) -> None:
                 "keras_ratio": first / plain[size],
             }
         )
+    _trials(values, report)
+
+
+def _trials(values: flags.FlagValues, report: Report) -> None:
+    table = report.add(
+        Table(
+            "trial",
+            "What the trial of the layers takes of such a `fit`, with blocks "
+            "of one's own and with as many layers of Keras",
+            TRIAL_COLUMNS,
+        )
+    )
+    k, m = values.k[0], values.m[0]
+    settings = [
+        (layers, num_layers)
+        for num_layers in dict.fromkeys(values.l)
+        for layers in ("own", "Keras's")
+        if k <= num_layers
+    ]
+    for layers, num_layers in progress(settings, "trial"):
+        x = np.ones((m, 8, 32), np.float32)
+        model = pipeline(
+            transformer(num_layers, num_heads=2, hidden_units=64)
+            if layers == "own"
+            else [keras.layers.Dense(32, "gelu") for _ in range(num_layers)],
+            k,
+            m,
+        )
+        with _trial_timed() as seconds:
+            first = _fit_seconds(model, x)
+        table.rows.append(
+            {
+                "layers": layers,
+                "l": num_layers,
+                "k": k,
+                "m": m,
+                "first_step_s": first,
+                "trial_s": sum(seconds),
+                "share": sum(seconds) / first,
+            }
+        )
+
+
+@contextlib.contextmanager
+def _trial_timed() -> Iterator[list[float]]:
+    """Inside, notes the seconds that each trial takes."""
+    seconds: list[float] = []
+    run = Trial.run
+
+    def timed(*args: Any) -> None:
+        start = time.perf_counter()
+        run(*args)
+        seconds.append(time.perf_counter() - start)
+
+    with mock.patch.object(Trial, "run", timed):
+        yield seconds

@@ -35,6 +35,9 @@ def test_overhead_measures_dispatch_and_tracing(tables):
         (2, 1, 4),
         (2, 2, 8),
     ]
+    own, keras = found["trial"]
+    assert (own["layers"], keras["layers"]) == ("own", "Keras's")
+    assert own["share"] > keras["share"] > 0
 
 
 @pytest.mark.slow
