@@ -10,13 +10,14 @@ gradients    with respect to inputs one after the other, to weights the sum
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfgpipe.cells import is_continuous
+from tfgpipe.cells import gradients, is_continuous
 from tfgpipe.trial.outcome import Outcome
 from tfgpipe.trial.rows import NONE, row_axis
 
@@ -27,7 +28,9 @@ _ROUNDING = {1: 1e-1, 2: 3e-2, 4: 2e-4, 8: 1e-8}
 _CANCELLED = {1: 1e-1, 2: 3e-2, 4: 1e-5, 8: 2e-14}
 
 
-def distance(a: Any, b: Any, size: float = 0.0, noise: float = 0.0) -> float:
+def distance(
+    a: Any, b: Any, size: float = 0.0, noise: float = 0.0, num_bytes: int = 8
+) -> float:
     """How far two tensors are apart, as a share of the largest number of `a`.
 
     Not a number equals itself. What differs by rounding alone is 0 apart;
@@ -39,6 +42,8 @@ def distance(a: Any, b: Any, size: float = 0.0, noise: float = 0.0) -> float:
         size: Of numbers that they are made of: the share is one of this, at
             least.
         noise: What is no more than this apart is so by rounding alone.
+        num_bytes: Of the numbers that they were computed in, if these are
+            fewer than their own.
     """
     if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
         return 0.0 if a is b else float("inf")
@@ -46,7 +51,7 @@ def distance(a: Any, b: Any, size: float = 0.0, noise: float = 0.0) -> float:
         return float(tf.reduce_any(a != b))
     both_odd = (a == b) | ((a != a) & (b != b))
     wide = tf.complex128 if a.dtype.is_complex else tf.float64
-    limit = _ROUNDING[a.dtype.real_dtype.size]
+    limit = _ROUNDING[min(a.dtype.real_dtype.size, num_bytes)]
     a, b = tf.cast(a, wide), tf.cast(b, wide)
     size = tf.maximum(_size(a), tf.cast(size, tf.float64))
     apart = tf.reduce_max(
@@ -74,7 +79,8 @@ def output_distance(whole: Outcome, parts: Sequence[Outcome]) -> float:
     # What cancels leaves the rounding of what was taken.
     given = [t for t in whole.inputs if is_continuous(t)]
     noise = max((_rounding(t) for t in given), default=0.0)
-    found = (_rows_distance(counts, *own, noise=noise) for own in zip(*flat))
+    most = {"noise": noise, "num_bytes": whole.num_bytes}
+    found = (_rows_distance(counts, *own, **most) for own in zip(*flat))
     return max(found, default=0.0)
 
 
@@ -84,7 +90,7 @@ def _rounding(tensor: Any) -> float:
 
 
 def _rows_distance(
-    counts: Sequence[int], whole: Any, *parts: Any, noise: float = 0.0
+    counts: Sequence[int], whole: Any, *parts: Any, **most: Any
 ) -> float:
     """How far a tensor is from those of the parts, side by side."""
     missing = [t is None for t in (whole, *parts)]
@@ -92,11 +98,11 @@ def _rows_distance(
         return 0.0 if all(missing) else float("inf")
     axis = row_axis([tuple(t.shape) for t in (whole, *parts)], counts)
     if axis >= 0:
-        return distance(whole, tf.concat(parts, axis), noise=noise)
+        return distance(whole, tf.concat(parts, axis), **most)
     if axis == NONE:
         if not is_continuous(whole):
             return 0.0
-        return max(distance(whole, p, noise=noise) for p in parts)
+        return max(distance(whole, p, **most) for p in parts)
     # Several elements of each row, in an order that is not known: sorted.
     flat = [tf.reshape(t, (-1,)) for t in (whole, *parts)]
     one, other = flat[0], tf.concat(flat[1:], 0)
@@ -104,7 +110,7 @@ def _rows_distance(
         return float("inf")
     if not one.dtype.is_floating:
         return 0.0
-    return distance(tf.sort(one), tf.sort(other), noise=noise)
+    return distance(tf.sort(one), tf.sort(other), **most)
 
 
 def by_rows(values: Sequence[Any], parts: Sequence[Outcome]) -> Any:
@@ -133,10 +139,11 @@ def of_losses(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
         )
         return
     for loss, *own in zip(whole.losses, *(p.losses for p in parts)):
-        apart = distance(loss, by_rows(own, parts))
+        most = {"num_bytes": whole.num_bytes}
+        apart = distance(loss, by_rows(own, parts), **most)
         if not apart:
             continue
-        is_sum = not distance(loss, tf.add_n(own))
+        is_sum = not distance(loss, tf.add_n(own), **most)
         what, wrong = (
             ("a sum", "comes out that many times too small")
             if is_sum
@@ -158,7 +165,8 @@ def of_state(
     if any(value is None for value in found):
         apart = float("inf")
     else:
-        apart = distance(whole, by_rows(found, parts) if is_mean else found[0])
+        expected = by_rows(found, parts) if is_mean else found[0]
+        apart = distance(whole, expected, num_bytes=parts[0].num_bytes)
     if not apart:
         return
     what, of = (
@@ -193,7 +201,8 @@ def of_drawn(variable: keras.Variable) -> str:
 def of_metrics(whole: Outcome, last: Outcome) -> Iterator[str]:
     """What to say of metrics that run on from part to part."""
     for name, result in whole.results.items():
-        apart = distance(result, last.results.get(name))
+        other = last.results.get(name)
+        apart = distance(result, other, num_bytes=whole.num_bytes)
         if apart:
             yield (
                 f"has a metric, '{name.rsplit('.', 1)[0]}', that comes to "
@@ -217,7 +226,10 @@ def of_gradients(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
     """What to say of gradients that differ."""
     columns = zip(whole.dx, *(own.dx for own in parts))
     counts = [own.num_rows for own in (whole, *parts)]
-    distances = [_input_distance(counts, *map(_dense, own)) for own in columns]
+    most = {"num_bytes": whole.num_bytes}
+    distances = [
+        _input_distance(counts, *map(_dense, own), **most) for own in columns
+    ]
     worst = max(distances, default=0.0)
     if worst:
         yield (
@@ -239,7 +251,8 @@ def of_gradients(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
             apart = 0.0 if d is None else float("inf")
         else:
             there = [t for t in total if t is not None]
-            apart = distance(_dense(d), tf.add_n(there), least)
+            added = _sum_of(variable, there)
+            apart = distance(_dense(d), added, least, **most)
         if apart:
             yield (
                 f"has a gradient with respect to '{variable.name}' that is not "
@@ -250,7 +263,16 @@ def of_gradients(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
             return
 
 
-def _input_distance(counts: Sequence[int], whole: Any, *parts: Any) -> float:
+def _sum_of(variable: keras.Variable, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    """What the gradients of micro-batches come to, see `of_variables`."""
+    if gradients.is_replaced(variable):
+        return functools.reduce(tf.maximum, parts)
+    return tf.add_n(parts)
+
+
+def _input_distance(
+    counts: Sequence[int], whole: Any, *parts: Any, **most: Any
+) -> float:
     """How far a gradient is from those of the parts.
 
     What has no rows, such as positions, is used by all: there it is the sum.
@@ -259,8 +281,8 @@ def _input_distance(counts: Sequence[int], whole: Any, *parts: Any) -> float:
     if whole is not None and len(there) == len(parts):
         shapes = {tuple(t.shape) for t in (whole, *parts)}
         if len(shapes) == 1:
-            return distance(whole, tf.add_n(there))
-    return _rows_distance(counts, whole, *parts)
+            return distance(whole, tf.add_n(there), **most)
+    return _rows_distance(counts, whole, *parts, **most)
 
 
 def of_lookups(variable: keras.Variable) -> str:

@@ -38,6 +38,7 @@ class Given(NamedTuple):
         state: By the ids of variables what earlier layers have made of them.
         rows: Which ones of all rows these are.
         total: How many rows there are of all.
+        num_bytes: Of the numbers that the layer computes in.
     """
 
     nest: Any
@@ -65,6 +66,7 @@ class Outcome(NamedTuple):
         dw: By the ids of weights those with respect to them.
         rows: Which ones of all rows it has.
         total: How many rows there are of all.
+        num_bytes: Of the numbers that the layer computes in.
     """
 
     nest: Any
@@ -81,6 +83,7 @@ class Outcome(NamedTuple):
     dw: dict[int, tuple[keras.Variable, Any]]
     rows: slice
     total: int
+    num_bytes: int
 
     @property
     def num_rows(self) -> int:
@@ -174,7 +177,16 @@ class TriedStep:
             {},
             given.rows,
             given.total,
+            self._num_bytes(inputs),
         )
+
+    def _num_bytes(self, inputs: list[Any]) -> int:
+        """Of the numbers in which most is lost."""
+        inside = internals.flat_layers(self.layer)
+        dtypes = [getattr(one, "compute_dtype", None) for one in inside]
+        dtypes += [t.dtype for t in inputs if t is not None]
+        known = [tf.as_dtype(d).real_dtype for d in dtypes if d is not None]
+        return min((d.size for d in known if d.is_floating), default=8)
 
     def other_seeds(self) -> list[tuple[keras.Variable, tf.Tensor]]:
         """Those that a later micro-batch finds."""
