@@ -1369,8 +1369,10 @@ def test_first_data_are_what_fit_was_given(monkeypatch):
     monkeypatch.setattr(model, "_maybe_symbolic_build", noted)
     x, y = np.ones((6, 2)), np.ones((6, 1))
     model.fit(x, y, verbose=0)
-    model.fit(((x[:2], y[:2]) for _ in "ab"), shuffle=False, verbose=0)
-    model.fit(tf.data.Dataset.from_tensors((x, y)), verbose=0)
+    batches = ((x[:2], y[:2]) for _ in "ab")
+    model.fit(batches, steps_per_epoch=2, shuffle=False, verbose=0)
+    dataset = tf.data.Dataset.from_tensors((x, y))
+    model.fit(dataset, shuffle=False, verbose=0)
     arrays, batch, nothing = found
     np.testing.assert_array_equal(arrays[0], x)
     np.testing.assert_array_equal(batch[0], x[:2])

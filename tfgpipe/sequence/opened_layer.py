@@ -25,7 +25,7 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.sequence.call import tensors_of
-from tfgpipe.sequence.watched import WatchingScope, unnoticed
+from tfgpipe.sequence.watched import unnoticed
 
 # So that four cells of such layers can be even to a tenth.
 SHARE = 1 / 40
@@ -69,6 +69,26 @@ def _may_be_opened(call: internals.GraphCall) -> bool:
     )
 
 
+class _UsageScope(keras.StatelessScope):
+    """Notes whether a layer itself uses a variable.
+
+    What the layers do that it calls, is in scopes of their own: a call of a
+    layer on symbolic tensors runs in one.
+    """
+
+    is_used = False
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """Called where a variable is read."""
+        self.is_used = True
+        return super().get_current_value(variable)
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        """Called by `Variable.assign`."""
+        self.is_used = True
+        super().add_update(update)
+
+
 def _called(call: internals.GraphCall) -> keras.Model | None:
     """What a layer does in one call, in training; None if it stays closed."""
     layer = call.operation
@@ -86,7 +106,7 @@ def _called(call: internals.GraphCall) -> keras.Model | None:
     if "training" in inspect.signature(type(layer).call).parameters:
         kwargs["training"] = True
     before = _num_calls(layer)
-    scope = WatchingScope()
+    scope = _UsageScope()
     try:
         with (
             scope,
@@ -100,7 +120,7 @@ def _called(call: internals.GraphCall) -> keras.Model | None:
     calls = internals.graph_calls(model)
     is_layer = [isinstance(c.operation, keras.layers.Layer) for c in calls]
     if (
-        scope.used
+        scope.is_used
         or sum(is_layer) != _num_calls(layer) - before  # some lead nowhere
         or internals.shared_state([c.operation for c in calls])
         or any(_is_cast(layer, c) for c in calls)
