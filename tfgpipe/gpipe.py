@@ -139,7 +139,8 @@ class GPipe(Described, Saved, Rehearsed):
             keeps of one row; or a list of numbers, one a layer.
         trial: What happens where a layer treats a mini-batch otherwise than
             its micro-batches, which is tried before the first step: "warn",
-            "error", or "off", which is nothing.
+            "error", or "off", which says nothing. Layers are tried all the
+            same: it tells which slices of sparse gradients belong to rows.
         name: Name of the model.
 
     Raises:
