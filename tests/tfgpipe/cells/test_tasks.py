@@ -63,7 +63,7 @@ CELLS = {
 }
 
 CARRYING = {
-    *subgraph._CHEAP,
+    *subgraph.CHEAP,
     "IdentityN",
     "OptionalFromValue",
     "OptionalGetValue",
