@@ -79,6 +79,7 @@ class _Plan:
         self.is_new = True  # not trained yet
         self.has_default_m = False
         self.calls: collections.Counter[str] = collections.Counter()
+        self.functions: dict[str, dict[Any, Callable]] = {}  # called eagerly
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")

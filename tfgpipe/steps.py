@@ -7,7 +7,8 @@ graph each.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -24,7 +25,7 @@ from tfgpipe.cells import (
 )
 from tfgpipe.devices import placement
 from tfgpipe.extended import base
-from tfgpipe.failures import one_step
+from tfgpipe.look import as_graph, look
 from tfgpipe.loss import (
     Head,
     Objective,
@@ -43,8 +44,10 @@ from tfgpipe.updating import Updating
 class Stepped(Updating):
     """The part of `GPipe` that runs mini-batches through its cells."""
 
+    run_eagerly: Any
+
     @base
-    @one_step
+    @as_graph
     def train_step(self, data: Any) -> dict[str, Any]:
         """Trains on one mini-batch; called by `fit`."""
         batch, arrival = self._unpack(data)
@@ -64,7 +67,7 @@ class Stepped(Updating):
             return logs if guard is None else self._guarded(logs, guard)
 
     @base
-    @one_step
+    @as_graph
     def test_step(self, data: Any) -> dict[str, Any]:
         """Evaluates one mini-batch; called by `evaluate`."""
         batch, arrival = self._unpack(data)
@@ -76,7 +79,7 @@ class Stepped(Updating):
             return self._logs(run, head, total, batch)
 
     @base
-    @one_step
+    @as_graph
     def predict_step(self, data: Any) -> Any:
         """Computes one mini-batch's outputs; called by `predict`."""
         batch, arrival = self._unpack(data, with_loss=False)
@@ -84,6 +87,58 @@ class Stepped(Updating):
         with tf.control_dependencies(arrival):
             run.state.assign()
         return run.results.joined_outputs()
+
+    def run_as_graph(self, step: Callable, data: Any) -> Any:
+        """Runs a step that was called eagerly.
+
+        Args:
+            step: One of the above.
+            data: The mini-batch.
+        """
+        kind = step.__name__.removesuffix("_step")
+        getattr(self, f"make_{kind}_function")()  # what Keras checks before
+        self.note_data(data)
+        batch, _ = self._unpack(data, with_loss=kind != "predict")
+        if self.run_eagerly or tf.config.functions_run_eagerly():
+            self._look(kind, batch)
+        known = self._plan.functions.setdefault(kind, {})
+        trained = tuple(v.trainable for v in self.variables)
+        if trained not in known:
+            function = functools.partial(step, self)
+            known[trained] = self._explained(
+                tf.function(function, autograph=False, reduce_retracing=True)
+            )
+        with self.nothing_eager():
+            return known[trained](data)
+
+    def _look(self, kind: str, batch: tuple[Any, Any, Any]) -> None:
+        """Has Python run what a step will run."""
+        training, head, loss = kind == "train", None, None
+        if kind != "predict":
+            head, loss = self._loss_of(batch, training)
+
+        def of_all_rows(y_pred: Any, added: list[tf.Tensor]) -> None:
+            if loss is not None:
+                loss.look(y_pred, added)
+            if head is not None and not head.streams_metrics:
+                x, y, sample_weight = batch
+                self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+        count = self.num_micro_batches * self.num_replicas
+        with inputs.explaining_sizes(batch[0], self._plan.input_spec):
+            look(self._plan.cells, batch, count, training, head, of_all_rows)
+
+    @contextlib.contextmanager
+    def nothing_eager(self) -> Iterator[None]:
+        """Inside, steps are traced, also those of a model that runs eagerly."""
+        was_eager = bool(self.run_eagerly), tf.config.functions_run_eagerly()
+        self.run_eagerly = False
+        tf.config.run_functions_eagerly(False)
+        try:
+            yield
+        finally:
+            self.run_eagerly = was_eager[0]
+            tf.config.run_functions_eagerly(was_eager[1])
 
     def _unpack(
         self, data: Any, with_loss: bool = True

@@ -10,7 +10,7 @@ from tfgpipe.cells.bundle import by_reference, tensors
 from tfgpipe.cells.cell import Cell
 from tfgpipe.cells.cut import only_cast
 from tfgpipe.cells.eager import EagerTracer
-from tfgpipe.cells.function import CellFunction, until_known
+from tfgpipe.cells.function import CellFunction, as_number, until_known
 from tfgpipe.cells.gradients import Gradient, as_tensor, lookups
 from tfgpipe.cells.micro_batch import MicroBatches, as_specs, check_rows, shapes
 from tfgpipe.cells.moments import is_synchronized
@@ -57,6 +57,7 @@ __all__ = [
     "Step",
     "Tracer",
     "advance_seed",
+    "as_number",
     "as_specs",
     "as_tensor",
     "by_reference",

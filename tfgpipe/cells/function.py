@@ -248,7 +248,7 @@ class CellFunction:
         return output, findings
 
     def _own(self, loss: Any, x: Any) -> tf.Tensor:
-        """A loss of `add_loss`, as a number: Keras sums it up."""
+        """A loss of `add_loss`, checked."""
         loss = tf.convert_to_tensor(loss)
         first = next((t for t in tree.flatten(x) if t is not None), loss)
         if (
@@ -263,9 +263,7 @@ class CellFunction:
                 f"{self.cell.number}. Add `keras.ops.mean(loss)`, or pass "
                 "num_micro_batches=1."
             )
-        if not loss.dtype.is_floating:
-            loss = tf.cast(loss, keras.config.floatx())
-        return tf.reduce_sum(loss) if loss.shape.rank != 0 else loss
+        return as_number(loss)
 
     def _check_unknown(self, scope: StateScope) -> None:
         if not scope.unknown:
@@ -278,6 +276,14 @@ class CellFunction:
             "`seed=self.seed_generator` that is a "
             "`keras.random.SeedGenerator` attribute of the layer."
         )
+
+
+def as_number(loss: Any) -> tf.Tensor:
+    """A loss of `add_loss`, as a number: Keras sums it up."""
+    loss = tf.convert_to_tensor(loss)
+    if not loss.dtype.is_floating:
+        loss = tf.cast(loss, keras.config.floatx())
+    return tf.reduce_sum(loss) if loss.shape.rank != 0 else loss
 
 
 def _num_operations() -> int:

@@ -1,0 +1,112 @@
+"""Steps that are called eagerly, and layers that Python runs to be looked at.
+
+A step is a graph, whoever calls it. Where a model runs eagerly, Python first
+runs each layer, the loss and the metrics on the rows that they will get, so
+that the user can print, assert and stop there. What they return and assign is
+dropped; then the step itself runs, as the same graph as otherwise:
+
+    rows 0 --> cell 0 --> cell 1 --> loss of rows 0      Python, to be looked at
+    rows 1 --> cell 0 --> cell 1 --> loss of rows 1
+    mini-batch --> graph --> logs                        what is trained
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfgpipe.cells import (
+    Boundary,
+    Cell,
+    MicroBatches,
+    as_number,
+    structure_of,
+)
+from tfgpipe.failures import one_step
+from tfgpipe.loss import Head
+
+
+def as_graph(step: Callable) -> Callable:
+    """A step of a `GPipe`, which is a graph also where it is called eagerly.
+
+    Args:
+        step: A method that takes a mini-batch.
+    """
+    in_graph = one_step(step)
+
+    @functools.wraps(step)
+    def called(self: Any, data: Any) -> Any:
+        if tf.executing_eagerly():
+            return self.run_as_graph(in_graph, data)
+        return in_graph(self, data)
+
+    return called
+
+
+def look(
+    cells: Sequence[Cell],
+    batch: tuple[Any, Any, Any],
+    count: int,
+    training: bool,
+    head: Head | None,
+    of_all_rows: Callable[[Any, list[tf.Tensor]], None],
+) -> None:
+    """Has Python run the layers, micro-batch by micro-batch; changes nothing.
+
+    As in the step, each micro-batch finds the state that the mini-batch found;
+    seeds and metrics run on.
+
+    Args:
+        cells: The cells.
+        batch: The mini-batch: x, y and sample_weight.
+        count: How many micro-batches it has at most.
+        training: The `training` argument of the layers.
+        head: Loss and metrics of a micro-batch, or None.
+        of_all_rows: Computes what the head does not, called with the outputs
+            and what layers add to the loss.
+    """
+    x, *labels = batch
+    split = MicroBatches(x, count)
+    runs_on = [v for cell in cells for v in [*cell.seeds, *cell.metric_state]]
+    runs_on += [] if head is None else head.metric_state
+    # Keras looks for what it regularises in the scope alone.
+    weights = [
+        v for cell in cells for own in cell.weights_by_layer for v in own
+    ]
+    read = [(v, v.value) for v in weights if v.regularizer is not None]
+    known: list[tuple[keras.Variable, Any]] = read
+    outputs, added = [], []
+    parts = zip(split.split(x), split.split(tuple(labels)))
+    for m, (values, own) in enumerate(parts):
+        with keras.StatelessScope(known, collect_losses=True) as scope:
+            values = _run_cells(cells, values, training)
+            if head is not None:
+                with tf.device(cells[-1].device):
+                    head(values, own, first=True)
+            found = [(v, scope.get_current_value(v)) for v in runs_on]
+        known = read + [(v, value) for v, value in found if value is not None]
+        outputs.append(Boundary.of(values))
+        losses = map(as_number, scope.losses)
+        added.append([split.fraction(m, t.dtype) * t for t in losses])
+    all_rows = Boundary(
+        split.join([own.tensors for own in outputs]),
+        split.join([own.masks for own in outputs]),
+    )
+    with keras.StatelessScope(known), tf.device(cells[-1].device):
+        of_all_rows(
+            all_rows.nest(structure_of(values)),
+            [sum(terms) for terms in zip(*added)],
+        )
+
+
+def _run_cells(cells: Sequence[Cell], values: Any, training: bool) -> Any:
+    for cell in cells:
+        with tf.device(cell.device):
+            values = cell(
+                values, before_layer=lambda i: None, training=training
+            )
+    return values
