@@ -72,7 +72,6 @@ class _Plan:
         # With which loss, and on what specs of data, it was trained last.
         self.trained: tuple[Any, Any] | None = None
         self.clock: Any = None
-        self.keeps_all = False  # whatever `remat` says
         self.tell_gradients: Callable | None = None
         self.storage: Storage | None = None
         self.skips: Skips | None = None

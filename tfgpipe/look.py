@@ -12,8 +12,9 @@ dropped; then the step itself runs, as the same graph as otherwise:
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -28,6 +29,8 @@ from tfgpipe.cells import (
 )
 from tfgpipe.failures import one_step
 from tfgpipe.loss import Head
+from tfgpipe.sequence import inputs
+from tfgpipe.updating import Updating
 
 
 def as_graph(step: Callable) -> Callable:
@@ -47,9 +50,74 @@ def as_graph(step: Callable) -> Callable:
     return called
 
 
+class Looking(Updating):
+    """The part of `GPipe` whose steps may be called eagerly."""
+
+    run_eagerly: Any
+    _unpack: Any
+    as_taken: Any
+    _loss_of: Any
+
+    def run_as_graph(self, step: Callable, data: Any) -> Any:
+        """Runs a step that was called eagerly.
+
+        Args:
+            step: A training, test or predict step.
+            data: The mini-batch.
+        """
+        kind = step.__name__.removesuffix("_step")
+        getattr(self, f"make_{kind}_function")()  # what Keras checks before
+        self.note_data(data)
+        batch, _ = self._unpack(data, with_loss=kind != "predict")
+        if self.run_eagerly or tf.config.functions_run_eagerly():
+            self._look(kind, batch)
+        known = self._plan.functions.setdefault(kind, {})
+        trained = tuple(v.trainable for v in self.variables)
+        if trained not in known:
+            function = functools.partial(step, self)
+            known[trained] = self._explained(
+                tf.function(function, autograph=False, reduce_retracing=True)
+            )
+        with self.nothing_eager():
+            return known[trained](data)
+
+    def _look(self, kind: str, batch: tuple[Any, Any, Any]) -> None:
+        """Has Python run what a step will run."""
+        training, head, loss = kind == "train", None, None
+        if kind != "predict":
+            head, loss = self._loss_of(batch, training)
+
+        def of_all_rows(y_pred: Any, added: list[tf.Tensor]) -> None:
+            if loss is not None:
+                loss.look(y_pred, added)
+            if head is not None and not head.streams_metrics:
+                x, y, sample_weight = batch
+                self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+        given, *labels = batch
+        x = self.as_taken(given)
+        count = self.num_micro_batches * self.num_replicas
+        cells = self._plan.cells
+        with inputs.explaining_sizes(x, self._plan.input_spec):
+            look(cells, x, labels, count, training, head, of_all_rows)
+
+    @contextlib.contextmanager
+    def nothing_eager(self) -> Iterator[None]:
+        """Inside, steps are traced, also those of a model that runs eagerly."""
+        was_eager = bool(self.run_eagerly), tf.config.functions_run_eagerly()
+        self.run_eagerly = False
+        tf.config.run_functions_eagerly(False)
+        try:
+            yield
+        finally:
+            self.run_eagerly = was_eager[0]
+            tf.config.run_functions_eagerly(was_eager[1])
+
+
 def look(
     cells: Sequence[Cell],
-    batch: tuple[Any, Any, Any],
+    x: Any,
+    labels: Sequence[Any],
     count: int,
     training: bool,
     head: Head | None,
@@ -62,14 +130,14 @@ def look(
 
     Args:
         cells: The cells.
-        batch: The mini-batch: x, y and sample_weight.
+        x: What the first layer takes.
+        labels: y and sample_weight, nests or None.
         count: How many micro-batches it has at most.
         training: The `training` argument of the layers.
         head: Loss and metrics of a micro-batch, or None.
         of_all_rows: Computes what the head does not, called with the outputs
             and what layers add to the loss.
     """
-    x, *labels = batch
     split = MicroBatches(x, count)
     runs_on = [v for cell in cells for v in [*cell.seeds, *cell.metric_state]]
     runs_on += [] if head is None else head.metric_state

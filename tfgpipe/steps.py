@@ -7,8 +7,7 @@ graph each.
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -17,7 +16,7 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells import (
-    EagerTracer,
+    Cell,
     Tracer,
     as_specs,
     check_rows,
@@ -25,7 +24,7 @@ from tfgpipe.cells import (
 )
 from tfgpipe.devices import placement
 from tfgpipe.extended import base
-from tfgpipe.look import as_graph, look
+from tfgpipe.look import Looking, as_graph
 from tfgpipe.loss import (
     Head,
     Objective,
@@ -36,15 +35,12 @@ from tfgpipe.loss import (
     streams_metrics,
 )
 from tfgpipe.run import Pipeline, TracedBatch
-from tfgpipe.schedules import fill_drain
+from tfgpipe.schedules import Remat
 from tfgpipe.sequence import inputs
-from tfgpipe.updating import Updating
 
 
-class Stepped(Updating):
+class Stepped(Looking):
     """The part of `GPipe` that runs mini-batches through its cells."""
-
-    run_eagerly: Any
 
     @base
     @as_graph
@@ -87,58 +83,6 @@ class Stepped(Updating):
         with tf.control_dependencies(arrival):
             run.state.assign()
         return run.results.joined_outputs()
-
-    def run_as_graph(self, step: Callable, data: Any) -> Any:
-        """Runs a step that was called eagerly.
-
-        Args:
-            step: One of the above.
-            data: The mini-batch.
-        """
-        kind = step.__name__.removesuffix("_step")
-        getattr(self, f"make_{kind}_function")()  # what Keras checks before
-        self.note_data(data)
-        batch, _ = self._unpack(data, with_loss=kind != "predict")
-        if self.run_eagerly or tf.config.functions_run_eagerly():
-            self._look(kind, batch)
-        known = self._plan.functions.setdefault(kind, {})
-        trained = tuple(v.trainable for v in self.variables)
-        if trained not in known:
-            function = functools.partial(step, self)
-            known[trained] = self._explained(
-                tf.function(function, autograph=False, reduce_retracing=True)
-            )
-        with self.nothing_eager():
-            return known[trained](data)
-
-    def _look(self, kind: str, batch: tuple[Any, Any, Any]) -> None:
-        """Has Python run what a step will run."""
-        training, head, loss = kind == "train", None, None
-        if kind != "predict":
-            head, loss = self._loss_of(batch, training)
-
-        def of_all_rows(y_pred: Any, added: list[tf.Tensor]) -> None:
-            if loss is not None:
-                loss.look(y_pred, added)
-            if head is not None and not head.streams_metrics:
-                x, y, sample_weight = batch
-                self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
-
-        count = self.num_micro_batches * self.num_replicas
-        with inputs.explaining_sizes(batch[0], self._plan.input_spec):
-            look(self._plan.cells, batch, count, training, head, of_all_rows)
-
-    @contextlib.contextmanager
-    def nothing_eager(self) -> Iterator[None]:
-        """Inside, steps are traced, also those of a model that runs eagerly."""
-        was_eager = bool(self.run_eagerly), tf.config.functions_run_eagerly()
-        self.run_eagerly = False
-        tf.config.run_functions_eagerly(False)
-        try:
-            yield
-        finally:
-            self.run_eagerly = was_eager[0]
-            tf.config.run_functions_eagerly(was_eager[1])
 
     def _unpack(
         self, data: Any, with_loss: bool = True
@@ -235,39 +179,40 @@ class Stepped(Updating):
         traced = self._traced(x, labels, head, training)
         trained = loss if traced.is_training else None
         will_have: Any = ()
-        if trained is not None and not self._is_eager:
+        if trained is not None:
             will_have = trained.has_gradient(traced)
         tasks = traced.tasks(*will_have)
         program = traced.program(tasks, self._arguments.schedule_of)
         if trained is not None:
             trained.check(program)
-        if self._is_eager:  # Python runs one device after the other
-            program = fill_drain(program)
         return Pipeline(traced, tasks, program, self._plan.clock)
 
     def _traced(
-        self, x: Any, labels: Sequence[Any], head: Any, training: bool
+        self,
+        x: Any,
+        labels: Sequence[Any],
+        head: Any,
+        training: bool,
+        parts: tuple[list[Cell], Remat] | None = None,
     ) -> TracedBatch:
+        """Traces the cells, or parts of them, with what these recompute."""
         self._source.check(as_specs(x))
-        dtype = self._arguments.gradient_dtype
+        plan, arguments = self._plan, self._arguments
+        cells, remat = parts or (plan.cells, arguments.remat_by_cell())
         compiles = self._jit_cells or self._only_compiles
-        if compiles and not self._is_eager:
-            inputs.warn_of_unknown_sizes(x, self._plan.input_spec)
+        if compiles:
+            inputs.warn_of_unknown_sizes(x, plan.input_spec)
         return TracedBatch(
-            self._plan.cells,
+            cells,
             x,
             None if head is None else tuple(labels),
             self.num_micro_batches,
             training,
             head,
-            self._arguments.remat_by_cell(self._plan.keeps_all),
-            EagerTracer(dtype) if self._is_eager else Tracer(compiles, dtype),
-            self._plan.trial,
+            remat,
+            Tracer(compiles, arguments.gradient_dtype),
+            plan.trial if parts is None else None,
         )
-
-    @property
-    def _is_eager(self) -> bool:
-        return self.run_eagerly or tf.config.functions_run_eagerly()
 
     @property
     def _only_compiles(self) -> bool:

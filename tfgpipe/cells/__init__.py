@@ -35,6 +35,7 @@ from tfgpipe.cells.values import (
     is_continuous,
     structure_of,
 )
+from tfgpipe.cells.work import Work
 
 __all__ = [
     "CHEAP",
@@ -56,6 +57,7 @@ __all__ = [
     "StateScope",
     "Step",
     "Tracer",
+    "Work",
     "advance_seed",
     "as_number",
     "as_specs",

@@ -146,6 +146,17 @@ class Cell(keras.layers.Layer):
         }
         return list(found.values())
 
+    def part(self, index: int, step: Step) -> Cell:
+        """A step as a cell of its own, which warns of nothing twice.
+
+        Args:
+            index: Its position among such cells.
+            step: What it runs.
+        """
+        part = Cell(index, [step], self.devices, self.number)
+        part._told = self._told
+        return part
+
     @contextlib.contextmanager
     def naming(self, layer: Any) -> Iterator[None]:
         """Says in an error where in the pipeline it happened."""

@@ -1,11 +1,11 @@
-"""The step that `fit` runs, beside the same one run by Python.
+"""The step that `fit` runs, beside the same one by layers.
 
 It is traced as for `fit`, and tells its gradients. Given these, Keras's
 optimizer updates the same variables on the host:
 
     graph step      gradients --> weights, slots
                         |              |
-    Python, Keras   gradients      weights', slots'
+    layers, Keras   gradients      weights', slots'
 """
 
 from __future__ import annotations
@@ -90,14 +90,14 @@ def compare_step(
     pairs: Gradients,
     sums_in: str | None,
 ) -> None:
-    """Compares the step in the graph with the one that Python has run.
+    """Compares the step in the graph with the one by layers.
 
     Args:
         tally: Takes the comparisons.
         places: Where the weights are.
         step: The step in the graph.
-        total: The loss, computed in Python.
-        pairs: The gradients, computed in Python.
+        total: The loss by layers.
+        pairs: The gradients by layers.
         sums_in: In which dtype gradients are summed, or None.
     """
     if "loss" in step.logs:
