@@ -88,13 +88,17 @@ class ByLayers:
         cells: A cell for each layer, and one for the head.
         step: Makes a graph of a mini-batch; also returns nests like what
             comes into each cell.
+        nothing_eager: Within what it is called.
 
     Attributes:
         cells: Those.
         structures: For each cell, a nest like what comes in.
     """
 
-    def __init__(self, cells: Sequence[Cell], step: Callable):
+    def __init__(
+        self, cells: Sequence[Cell], step: Callable, nothing_eager: Callable
+    ):
+        self._nothing_eager = nothing_eager
         self.cells = cells
         self.structures: list[Any] = []
 
@@ -108,7 +112,8 @@ class ByLayers:
 
     def __call__(self, data: Any) -> Rehearsal:
         """Runs a mini-batch, which is as `train_step` takes it."""
-        found: Rehearsal = self._function(data)
+        with self._nothing_eager():
+            found: Rehearsal = self._function(data)
         return found
 
 
@@ -138,7 +143,7 @@ class Rehearsed(Stepped):
         groups = [counts[k] for k in range(self.num_partitions)]
         remat = self._arguments.remat_by_cell().parted(places, groups)
         step = functools.partial(self._by_layers, of_call, (cells, remat))
-        return ByLayers(cells, step)
+        return ByLayers(cells, step, self.nothing_eager)
 
     def _by_layers(
         self,

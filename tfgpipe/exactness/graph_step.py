@@ -56,11 +56,12 @@ def run_graph_step(model: Any, data: tuple[Any, Any, Any]) -> GraphStep:
             logs = train_step(batch)
         return logs, [d for d, _ in told[-1]] if told else []
 
-    function = model.train_function_of(step)
-    before = _values(model)
     packed = keras.utils.pack_x_y_sample_weight(*data)
     packed = packed if isinstance(packed, tuple) else (packed,)
-    logs, gradients = function(iter([packed]))
+    before = _values(model)
+    with model.nothing_eager():
+        function = model.train_function_of(step)
+        logs, gradients = function(iter([packed]))
     variables = [v for _, v in told[-1]] if told else []
     return GraphStep(logs, [*zip(gradients, variables)], before, _values(model))
 
