@@ -158,6 +158,9 @@ def look(
             found = [(v, scope.get_current_value(v)) for v in runs_on]
         known = read + [(v, value) for v, value in found if value is not None]
         outputs.append(Boundary.of(values))
+        if split.count > 1:
+            for tensor in filter(tf.is_tensor, outputs[-1].tensors):
+                split.check_output(tensor, m)
         losses = map(as_number, scope.losses)
         added.append([split.fraction(m, t.dtype) * t for t in losses])
     all_rows = Boundary(
