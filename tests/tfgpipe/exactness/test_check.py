@@ -206,6 +206,21 @@ def test_loss_of_the_whole_mini_batch_is_exact():
     assert not checked(model).findings
 
 
+@pytest.mark.parametrize(
+    ("k", "options"),
+    [
+        (4, {"schedule": "zero_bubble_v", "devices": ["CPU:0", "CPU:1"]}),
+        (2, {"remat_groups": 2, "remat": "always"}),
+    ],
+    ids=["zero_bubble_v", "groups"],
+)
+def test_step_by_layers_has_the_bits_of_the_step(k, options):
+    report = checked(pipeline(kl.BatchNormalization(), k=k, **options))
+    assert report.is_exact
+    (step,) = [c for c in report.compared if c.kind == "step"]
+    assert step.largest == 0.0
+
+
 def test_replicas_are_exact():
     with tfgpipe.PipelineStrategy(2, 2).scope():
         model = pipeline(kl.BatchNormalization(), k=2, m=2)
