@@ -49,6 +49,8 @@ def explained(
 
     @functools.wraps(function)
     def explaining(*args: Any) -> Any:
+        if _graphs.get() is not None:  # called by another one
+            return function(*args)
         try:
             with _set(_in_turn, is_alone), _set(_graphs, graphs):
                 return function(*args)

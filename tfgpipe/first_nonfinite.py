@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 from keras import tree
 
-from tfgpipe.cells import is_continuous, with_gradients_told
+from tfgpipe.cells import Cell, is_continuous
+from tfgpipe.nonfinite import all_finite
 
 
 def first_nonfinite(model: Any, data: Any) -> str:
     """Where values of a mini-batch are not finite first, as a sentence.
 
-    The mini-batch is run again, eagerly; the model stays as it is. What comes
-    first is told by its order in a training step: inputs, outputs of layers
-    from the first to the last, the loss, and gradients from the last layer to
-    the first.
+    The mini-batch is run again, layer by layer; the model stays as it is. What
+    comes first is told by its order in a training step: inputs, outputs of
+    layers from the first to the last, the loss, and gradients from the last
+    layer to the first.
 
     Args:
         model: A compiled `GPipe` that has seen data.
@@ -27,94 +29,81 @@ def first_nonfinite(model: Any, data: Any) -> str:
     x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
     if not _are_finite(x):
         return "The inputs of the mini-batch are not finite."
-    watch = _Watch()
-    loss, pairs, _ = model.rehearse(data, watch)
-    if watch.outputs is not None:
-        return (
-            f"The outputs of {_place(model, watch.outputs)} are not finite, "
-            "and its inputs are."
-        )
-    if not _are_finite(loss):
+    step = model.by_layers(
+        lambda call: _Finite(_all(call.outputs.tensors), _all(call.dx))
+    )
+    total, gradients, calls = step(data)
+    *cells, _ = step.cells
+    for cell, own in zip(cells, calls):
+        if not all(call.outputs for call in own):
+            return (
+                f"The outputs of {_place(cell)} are not finite, and its inputs "
+                "are."
+            )
+    if not _are_finite(total):
         return (
             "The loss is not finite, and the outputs of all layers are: look "
             "at the labels, or at what the loss does with such outputs."
         )
-    return _first_gradient(model, watch, pairs)
+    bad = [
+        v
+        for d, v in zip(gradients, model.trainable_weights)
+        if d is not None and not _are_finite(d)
+    ]
+    return _first_gradient(cells, calls, bad)
 
 
-def _first_gradient(model: Any, watch: _Watch, pairs: Any) -> str:
-    """What is not finite in the backward pass."""
-    layers = model.sequence
-    bad = [v for d, v in pairs if d is not None and not _are_finite(d)]
-    owner, weight = max(
-        (
-            (max(i for i, layer in enumerate(layers) if _has(layer, v)), v)
-            for v in bad
-            if any(_has(layer, v) for layer in layers)
-        ),
-        key=lambda pair: pair[0],
-        default=(-1, None),
-    )
-    if watch.from_loss:
+class _Finite(NamedTuple):
+    """Whether something is finite of a layer's call: scalars.
+
+    Attributes:
+        outputs: What went out.
+        dx: The gradients with respect to what came in.
+    """
+
+    outputs: tf.Tensor
+    dx: tf.Tensor
+
+
+def _first_gradient(
+    cells: list[Cell], calls: list[list[_Finite]], bad: list[keras.Variable]
+) -> str:
+    """What is not finite in the backward pass.
+
+    Args:
+        cells: Each layer.
+        calls: Those of each layer, and of the head.
+        bad: The weights whose gradients are not finite.
+    """
+    *has_dx, has_loss = [all(call.dx for call in own) for own in calls]
+    if not has_loss:
         return (
             "The gradient of the loss with respect to the outputs of the last "
             "layer is not finite, and the loss is."
         )
-    if watch.gradient is not None and layers.index(watch.gradient) >= owner:
-        return (
-            "The gradient with respect to the inputs of "
-            f"{_place(model, watch.gradient)} is not finite, and that with "
-            "respect to its outputs is."
-        )
-    if weight is not None:
-        return (
-            f"The gradient of the weight '{weight.path}' of "
-            f"{_place(model, layers[owner])} is not finite, and those of later "
-            "layers are."
-        )
+    for cell, is_finite in reversed([*zip(cells, has_dx)]):
+        if not is_finite:
+            return (
+                f"The gradient with respect to the inputs of {_place(cell)} is "
+                "not finite, and that with respect to its outputs is."
+            )
+        for weight in bad:
+            if any(v is weight for v in cell.sequence[0].variables):
+                return (
+                    f"The gradient of the weight '{weight.path}' of "
+                    f"{_place(cell)} is not finite, and those of later layers "
+                    "are."
+                )
     return (
-        "Run again, eagerly, all its values are finite: what is not comes from "
-        "rounding, or from XLA."
+        "Run again, layer by layer, all its values are finite: what is not "
+        "comes from rounding, or from XLA."
     )
 
 
-class _Watch:
-    """Runs steps, and notes the first one of which something is not finite.
-
-    Attributes:
-        outputs: The first layer whose outputs are not finite, or None.
-        gradient: The first in the backward pass, which is the last, whose
-            inputs have a gradient that is not finite, or None.
-        from_loss: Whether the gradient with respect to its outputs was not
-            finite.
-    """
-
-    def __init__(self) -> None:
-        self.outputs: Any = None
-        self.gradient: Any = None
-        self.from_loss = False
-
-    def __call__(self, cell: Any, i: int, inputs: Any, training: bool) -> Any:
-        step = cell.steps[i]
-        if not tf.executing_eagerly():
-            return step(inputs, training)
-        seen: list[bool] = []
-
-        def of_inputs() -> None:
-            if self.gradient is None:
-                self.gradient, self.from_loss = step.layer, any(seen)
-
-        outputs = step(_watched(inputs, of_inputs), training)
-        if self.outputs is None and not _are_finite(outputs):
-            self.outputs = step.layer
-        return _watched(outputs, lambda: seen.append(True))
-
-
-def _watched(nest: Any, note: Any) -> Any:
-    """The nest; `note` is called when its gradient is not finite."""
-    return with_gradients_told(
-        nest, lambda _, dy: None if _are_finite(dy) else note()
-    )
+def _all(tensors: Iterable[Any]) -> tf.Tensor:
+    """Whether all are finite, a scalar; where they are."""
+    found = [t for t in tensors if t is not None and is_continuous(t)]
+    return all_finite(found[0], found[1:]) if found else tf.constant(True)
 
 
 def _are_finite(nest: Any) -> bool:
@@ -126,13 +115,6 @@ def _are_finite(nest: Any) -> bool:
     )
 
 
-def _has(layer: keras.layers.Layer, variable: keras.Variable) -> bool:
-    return any(v is variable for v in layer.variables)
-
-
-def _place(model: Any, layer: keras.layers.Layer) -> str:
+def _place(cell: Cell) -> str:
     """A layer, its cell and its device, in words."""
-    for cell in model.cells():
-        if layer.name in cell.layers:
-            return f"layer '{layer.name}' of cell {cell.index} on {cell.device}"
-    return f"layer '{layer.name}'"
+    return cell.describe(cell.sequence[0])

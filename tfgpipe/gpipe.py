@@ -72,13 +72,13 @@ class _Plan:
         # With which loss, and on what specs of data, it was trained last.
         self.trained: tuple[Any, Any] | None = None
         self.clock: Any = None
-        self.keeps_all = False  # whatever `remat` says
         self.tell_gradients: Callable | None = None
         self.storage: Storage | None = None
         self.skips: Skips | None = None
         self.is_new = True  # not trained yet
         self.has_default_m = False
         self.calls: collections.Counter[str] = collections.Counter()
+        self.functions: dict[str, dict[Any, Callable]] = {}  # called eagerly
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")

@@ -36,6 +36,7 @@ class Prepared(Extended, internals.BuiltBeforeTracing):
         self._check_storage()
         self._check_scope()
         if self.train_function is None or force:
+            self._plan.functions.pop("train", None)
             self._source.check_again()
             self._arguments.check_training()
             super().make_train_function(force)
@@ -49,6 +50,7 @@ class Prepared(Extended, internals.BuiltBeforeTracing):
         self._check_storage()
         self._check_scope()
         if self.test_function is None or force:
+            self._plan.functions.pop("test", None)
             self._source.check_again()
             super().make_test_function(force)
             self.test_function = self._explained(self.test_function)
@@ -59,6 +61,7 @@ class Prepared(Extended, internals.BuiltBeforeTracing):
         self._check_storage()
         self._check_scope()
         if self.predict_function is None or force:
+            self._plan.functions.pop("predict", None)
             self._source.check_again()
             super().make_predict_function(force)
             self.predict_function = self._explained(self.predict_function)

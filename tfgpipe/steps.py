@@ -16,7 +16,7 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells import (
-    EagerTracer,
+    Cell,
     Tracer,
     as_specs,
     check_rows,
@@ -24,7 +24,7 @@ from tfgpipe.cells import (
 )
 from tfgpipe.devices import placement
 from tfgpipe.extended import base
-from tfgpipe.failures import one_step
+from tfgpipe.look import Looking, as_graph
 from tfgpipe.loss import (
     Head,
     Objective,
@@ -35,16 +35,15 @@ from tfgpipe.loss import (
     streams_metrics,
 )
 from tfgpipe.run import Pipeline, TracedBatch
-from tfgpipe.schedules import fill_drain
+from tfgpipe.schedules import Remat
 from tfgpipe.sequence import inputs
-from tfgpipe.updating import Updating
 
 
-class Stepped(Updating):
+class Stepped(Looking):
     """The part of `GPipe` that runs mini-batches through its cells."""
 
     @base
-    @one_step
+    @as_graph
     def train_step(self, data: Any) -> dict[str, Any]:
         """Trains on one mini-batch; called by `fit`."""
         batch, arrival = self._unpack(data)
@@ -64,7 +63,7 @@ class Stepped(Updating):
             return logs if guard is None else self._guarded(logs, guard)
 
     @base
-    @one_step
+    @as_graph
     def test_step(self, data: Any) -> dict[str, Any]:
         """Evaluates one mini-batch; called by `evaluate`."""
         batch, arrival = self._unpack(data)
@@ -76,7 +75,7 @@ class Stepped(Updating):
             return self._logs(run, head, total, batch)
 
     @base
-    @one_step
+    @as_graph
     def predict_step(self, data: Any) -> Any:
         """Computes one mini-batch's outputs; called by `predict`."""
         batch, arrival = self._unpack(data, with_loss=False)
@@ -180,39 +179,40 @@ class Stepped(Updating):
         traced = self._traced(x, labels, head, training)
         trained = loss if traced.is_training else None
         will_have: Any = ()
-        if trained is not None and not self._is_eager:
+        if trained is not None:
             will_have = trained.has_gradient(traced)
         tasks = traced.tasks(*will_have)
         program = traced.program(tasks, self._arguments.schedule_of)
         if trained is not None:
             trained.check(program)
-        if self._is_eager:  # Python runs one device after the other
-            program = fill_drain(program)
         return Pipeline(traced, tasks, program, self._plan.clock)
 
     def _traced(
-        self, x: Any, labels: Sequence[Any], head: Any, training: bool
+        self,
+        x: Any,
+        labels: Sequence[Any],
+        head: Any,
+        training: bool,
+        parts: tuple[list[Cell], Remat] | None = None,
     ) -> TracedBatch:
+        """Traces the cells, or parts of them, with what these recompute."""
         self._source.check(as_specs(x))
-        dtype = self._arguments.gradient_dtype
+        plan, arguments = self._plan, self._arguments
+        cells, remat = parts or (plan.cells, arguments.remat_by_cell())
         compiles = self._jit_cells or self._only_compiles
-        if compiles and not self._is_eager:
-            inputs.warn_of_unknown_sizes(x, self._plan.input_spec)
+        if compiles:
+            inputs.warn_of_unknown_sizes(x, plan.input_spec)
         return TracedBatch(
-            self._plan.cells,
+            cells,
             x,
             None if head is None else tuple(labels),
             self.num_micro_batches,
             training,
             head,
-            self._arguments.remat_by_cell(self._plan.keeps_all),
-            EagerTracer(dtype) if self._is_eager else Tracer(compiles, dtype),
-            self._plan.trial,
+            remat,
+            Tracer(compiles, arguments.gradient_dtype),
+            plan.trial if parts is None else None,
         )
-
-    @property
-    def _is_eager(self) -> bool:
-        return self.run_eagerly or tf.config.functions_run_eagerly()
 
     @property
     def _only_compiles(self) -> bool:

@@ -23,6 +23,7 @@ ORDER = (
     "gpipe",
     "rehearsal",
     "steps",
+    "look",
     "updating",
     "prepared",
     "extended",

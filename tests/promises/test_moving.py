@@ -96,7 +96,6 @@ class Reads(kl.Layer):
     [
         (2, {}),
         pytest.param(1, {}, marks=pytest.mark.slow),
-        pytest.param(3, {"run_eagerly": True}, marks=pytest.mark.slow),
         pytest.param(3, {"jit_compile": True}, marks=pytest.mark.slow),
     ],
 )
@@ -124,8 +123,7 @@ def test_statistics_of_one_micro_batch_are_what_layers_assigned(k, options):
     check(make, normal(3), normal(2), [(k, 1)], **options)
 
 
-@pytest.mark.parametrize("eagerly", [False, True])
-def test_statistics_of_micro_batches_move_by_the_rule_that_was_seen(eagerly):
+def test_statistics_of_micro_batches_move_by_the_rule_that_was_seen():
     """Those of what the model is given do not depend on micro-batches."""
 
     layers = []
@@ -140,18 +138,17 @@ def test_statistics_of_micro_batches_move_by_the_rule_that_was_seen(eagerly):
         return keras.Model(inputs, kl.concatenate(outputs))
 
     for model in (lambda plain: plain, pipeline(1, 2)):
-        trained(make, model, normal(3), normal(3), run_eagerly=eagerly)
+        trained(make, model, normal(3), normal(3))
     for plain, norm in zip(*layers):
         for name in ("moving_mean", "moving_variance"):
             expected = getattr(plain, name).numpy()
             np.testing.assert_allclose(getattr(norm, name), expected, 1e-10)
 
 
-@pytest.mark.parametrize("eagerly", [False, True])
 @pytest.mark.parametrize("kind", [Unbiased, Scheduled])
-def test_statistics_of_micro_batches_of_another_rule_are_refused(kind, eagerly):
+def test_statistics_of_micro_batches_of_another_rule_are_refused(kind):
     """Of a micro-batch's rows, n / (n - 1) is not that of the mini-batch's."""
     model = tfgpipe.GPipe([kind(name="own"), kl.Dense(2)], 1, 2)
-    model.compile("sgd", "mse", run_eagerly=eagerly)
+    model.compile("sgd", "mse")
     with pytest.raises(ValueError, match=r"constant momentum[^']*'own'.*Call"):
         model.train_on_batch(normal(3)[:4], normal(2)[:4])

@@ -274,13 +274,12 @@ def test_storage_that_is_used_by_itself_is_refused(use, k, eagerly):
         model.train_on_batch(normal(4), normal(2))
 
 
-def test_storage_that_operations_read_eagerly_is_refused():
-    """Python does not see what they read, nor would the tape."""
-    layers = kept(lambda x, kernel: x @ tf.tanh(kernel))
-    model = tfgpipe.GPipe([keras.Input((4,)), *layers], 2)
-    model.compile("sgd", "mse", run_eagerly=True)
-    with pytest.raises(ValueError, match=r"(?s)/kernel' by itself.*ops"):
-        model.train_on_batch(normal(4), normal(4))
+@EVERYWHERE
+def test_storage_that_operations_read_is_that_of_the_weight(k, eagerly):
+    def make():
+        return [*kept(lambda x, kernel: x @ tf.tanh(kernel)), kl.Dense(2)]
+
+    compared(make, k, eagerly)
 
 
 @EVERYWHERE

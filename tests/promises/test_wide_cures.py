@@ -21,11 +21,10 @@ from generate import generate
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import eager, gradients, graph_key, sparse, trace
+from tfgpipe.cells import gradients, graph_key, sparse, trace
 from tfgpipe.cells import scope as state_scope
 from tfgpipe.cells.function import CellFunction
 from tfgpipe.cells.moving import MovingStatistics
-from tfgpipe.cells.seen import Seen
 from tfgpipe.devices import placement, update
 from tfgpipe.loss.objective import Penalty
 from tfgpipe.loss.whole import WholeLoss
@@ -49,11 +48,6 @@ def share_tensors_of_models(monkeypatch):
         return outputs
 
     monkeypatch.setattr(GraphCalls, "_inline", inline)
-
-
-def look_at_nothing_eagerly(monkeypatch):
-    monkeypatch.setattr(Seen, "check", lambda *_: None)
-    monkeypatch.setattr(eager, "differ", lambda *_: False)
 
 
 class _WithoutStops:
@@ -229,11 +223,6 @@ def _needs(*tags: str) -> frozenset[str]:
 CURES = {
     "tensors of a model inside are those of the graph around it": Cure(
         share_tensors_of_models, 59, _needs("layer model")
-    ),
-    "unseeded numbers are drawn again, eagerly": Cure(
-        look_at_nothing_eagerly,
-        19,
-        _needs("layer tf_noise", "then eager", "remat always"),
     ),
     "gradients flow through the assignment of state": Cure(
         let_gradients_through_state, 82, _needs("layer kept_target of after")

@@ -58,6 +58,17 @@ def test_first_layer_with_such_outputs_is_named():
     assert found.startswith("The outputs of layer 'logarithm' of cell 0 on")
 
 
+def test_layers_are_named_where_replicas_normalise_together():
+    together = kl.BatchNormalization(synchronized=True)
+    logarithm = kl.Lambda(keras.ops.log, name="logarithm")
+    with tfgpipe.PipelineStrategy(2, 2).scope():
+        layers = [keras.Input((4,)), dense("a"), together, logarithm]
+        model = model_of(layers, k=2, schedule="1f1b")
+    x, y = data()
+    found = first_nonfinite(model, (tf.random.normal(x.shape, seed=1), y))
+    assert found.startswith("The outputs of layer 'logarithm' of cell 1 on")
+
+
 def test_labels_are_told_from_outputs():
     model = model_of([dense("a"), dense("b"), dense("c")])
     found = first_nonfinite(model, data(y=np.inf))

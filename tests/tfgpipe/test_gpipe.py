@@ -201,19 +201,31 @@ def test_steps_per_execution_gives_what_keras_gives():
     assert_close(run(pipeline()), run(sequential()))
 
 
-@pytest.mark.usefixtures("float64")
-def test_run_eagerly_equals_the_graph():
+def test_run_eagerly_has_the_bits_of_the_graph():
     def run(eagerly):
         optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
         model = pipeline(random_layers)
         compiled(model, optimizer, run_eagerly=eagerly)
         return fit(model, *data()), state(model)
 
-    assert_close(run(True), run(False))
+    (history, found), (expected_history, expected) = run(True), run(False)
+    assert history == expected_history
+    assert_same(found, expected)
 
 
-def test_run_eagerly_calls_layers_with_real_values():
-    seen = []
+def whole_loss(seen):
+    """A loss and a metric that are no sums over rows."""
+
+    def note(y, p):
+        if not tf.is_symbolic_tensor(p):
+            seen.append(p.numpy().shape)
+        return tf.reduce_max(tf.abs(y - p))
+
+    return {"loss": note, "metrics": [note]}
+
+
+def test_run_eagerly_calls_layers_and_losses_with_real_values():
+    seen, of_losses = [], []
 
     class Look(kl.Layer):
         def call(self, x):
@@ -224,11 +236,82 @@ def test_run_eagerly_calls_layers_with_real_values():
     model = compiled(
         pipeline(lambda: [keras.Input((4,)), Look(), kl.Dense(2)]),
         run_eagerly=True,
+        **whole_loss(of_losses),
     )
-    model.train_on_batch(*data(6))  # layers are tried, too
+    for use in (model.train_on_batch, model.test_on_batch):
+        seen.clear()
+        of_losses.clear()
+        use(*data(6))
+        assert seen[:3] == [(2, 4)] * 3  # 6 rows in 3 micro-batches
+        assert of_losses == [(6, 2)] * 2
     seen.clear()
-    model.train_on_batch(*data(6))
-    assert set(seen) == {(2, 4)}  # 6 rows in 3 micro-batches
+    model.predict_on_batch(data(6)[0])  # no layer is tried again
+    assert seen == [(2, 4)] * 3
+
+
+def test_micro_batches_that_are_looked_at_begin_alike():
+    """And draw as they do in the step."""
+    seen = []
+
+    class Look(kl.Layer):
+        def __init__(self):
+            super().__init__()
+            self.seed = keras.random.SeedGenerator(1)
+
+        def build(self, shape):
+            self.mean = self.add_weight(shape=(), trainable=False, name="mean")
+
+        def call(self, x):
+            noise = keras.random.normal((1, 4), seed=self.seed)
+            if not tf.is_symbolic_tensor(x):
+                seen.append((self.mean.numpy(), noise.numpy()))
+            self.mean.assign(keras.ops.mean(x))
+            return x + noise
+
+    layers = [keras.Input((4,)), Look()]
+    model = compiled(pipeline(lambda: layers, 1, 2), run_eagerly=True)
+    seed = layers[1].seed
+    x = np.zeros((4, 4), "float32")
+    model.predict_on_batch(x)  # layers are tried, too
+    first, mean = seed.state.numpy(), layers[1].mean.numpy()
+    seen.clear()
+    y = model.predict_on_batch(x)
+    assert [value for value, _ in seen] == [mean] * 2
+    for (_, noise), rows in zip(seen, (y[:2], y[2:]), strict=True):
+        np.testing.assert_array_equal(rows, np.concatenate([noise] * 2))
+    assert seed.state.numpy()[1] == first[1] + 2
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eagerly"])
+def test_steps_that_are_called_give_what_keras_gives(eagerly):
+    x, y = data(7)
+    weights_of_rows = np.linspace(0.1, 1, 7)
+
+    def run(model):
+        compiled(model, metrics=["mae"], run_eagerly=eagerly)
+        logs = [
+            model.train_step((x, y)),
+            model.train_step((x, y, weights_of_rows)),
+            model.test_step((x, y)),
+        ]
+        model.layers[0].trainable = False
+        logs.append(model.train_step((x[:5], y[:5])))
+        compiled(model, keras.optimizers.SGD(0.1), run_eagerly=eagerly)
+        logs.append(model.train_step((x, y)))
+        outputs = model.predict_step((x,)), model.predict_step(x)
+        return [{k: float(v) for k, v in log.items()} for log in logs], [
+            *map(np.asarray, outputs),
+            *weights(model),
+        ]
+
+    (logs, found), (expected_logs, expected) = (
+        run(pipeline()),
+        run(sequential()),
+    )
+    assert_close(found, expected)
+    for own, other in zip(logs, expected_logs, strict=True):
+        assert own == pytest.approx(other)
 
 
 def jit_options(monkeypatch):
@@ -364,6 +447,22 @@ def test_fit_from_a_generator_traces_once_and_loses_no_batch():
     assert model.traces["train"] == 1
     assert model.optimizer.iterations == 4
     assert served[:4] == [4, 4, 4, 2]
+
+
+def test_steps_that_are_called_are_traced_once():
+    traced = []
+
+    class Counted(kl.Layer):
+        def call(self, x):
+            traced.append(x)
+            return x
+
+    model = compiled(pipeline(lambda: [Counted(), *layers()[1:]]))
+    for is_new in (True, False):
+        for step in (model.train_step, model.test_step, model.predict_step):
+            traced.clear()
+            step(data(6))
+            assert bool(traced) is is_new
 
 
 # ------------------------------------------------------- losses and metrics

@@ -124,14 +124,6 @@ def test_storage_is_read_by_python_as_something_else():
     np.testing.assert_array_equal(a, [[1.0, 2.0]])
 
 
-def test_reads_of_storage_by_operations_are_seen():
-    a, b = tf.Variable([1.0]), tf.Variable([2.0])
-    with internals.reads_of_storage() as read:
-        tf.raw_ops.Tanh(x=a)
-    tf.raw_ops.Tanh(x=b)
-    assert [v is a for v in read()] == [True]
-
-
 def test_storage_knows_its_variable():
     variable, other = keras.Variable([1.0]), keras.Variable([1.0])
     internals.note_variable(variable)
@@ -675,35 +667,6 @@ def test_outer_tensors_are_what_was_captured():
     assert seen[2] is seen[4] is None
     assert internals.is_eager(value)
     assert not internals.is_eager(seen)
-
-
-def test_what_runs_eagerly_is_noticed():
-    seen, inside = [], []
-
-    def notice(name, *noticed):
-        seen.append((name, *noticed))
-        if internals.is_function(name):
-            inside.extend(n.op for n in internals.nodes_of_function(name))
-
-    @tf.function(autograph=False)
-    def function(x):
-        return tf.sqrt(x)
-
-    x = tf.constant([4.0])
-    with internals.watching_operations(notice):
-        y = tf.nn.bias_add(x[None], x)
-        function(y)
-    tf.tanh(x)
-    names = [name for name, *_ in seen]
-    assert "BiasAdd" in names
-    assert "Sqrt" not in names[:-1]
-    assert "Tanh" not in names
-    at = names.index("BiasAdd")
-    assert any(t is x for t in seen[at][1])
-    assert seen[at][2][0] is y
-    assert not internals.is_function("BiasAdd")
-    assert internals.is_function(names[-1])
-    assert "Sqrt" in inside
 
 
 def test_element_spec_of_an_epoch_is_found_without_reading_it():

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tfgpipe.checks import (
     checked_counts,
@@ -243,14 +242,6 @@ class PipelineMonitor(keras.callbacks.Callback):
                 "`PipelineMonitor` must watch a `GPipe`. Received: "
                 f"'{model.name}', a {type(model).__name__}. Pass it to the "
                 "`fit` of the `GPipe`, or leave it out."
-            )
-        if model.run_eagerly or tf.config.functions_run_eagerly():
-            raise ValueError(
-                "`PipelineMonitor` must have steps that are traced: eager "
-                "tasks run one after the other. Received: a model that runs "
-                "eagerly. Compile it with run_eagerly=False, without "
-                "`tf.config.run_functions_eagerly(True)`, or leave the "
-                "monitor out."
             )
 
     def _take(self) -> dict[str, float]:

@@ -16,9 +16,10 @@ class StopOnNonFinite(keras.callbacks.Callback):
     """Ends `fit` when too many mini-batches in a row were not finite.
 
     They were skipped, so the weights are those from before the first of them.
-    The last one is run again, eagerly, to name the first layer whose outputs or
-    gradients are not finite. For that, `fit` keeps the last mini-batch; another
-    callback may have run it in its own way, and then no layer is named.
+    The last one is run again, layer by layer, to name the first one whose
+    outputs or gradients are not finite. For that, `fit` keeps the last
+    mini-batch; another callback may have run it in its own way, and then no
+    layer is named.
 
     Args:
         steps: How many in a row. Positive.

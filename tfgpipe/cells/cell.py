@@ -35,7 +35,6 @@ class Cell(keras.layers.Layer):
             list, as a function does that has another layer in its closure.
         traced_as: The indices of the cells, equal to this one, in whose names
             its operations run.
-        watch: Calls the steps instead, see `call`; or None.
     """
 
     def __init__(
@@ -53,17 +52,13 @@ class Cell(keras.layers.Layer):
         self.borrowed: list[list[keras.Variable]] = [[] for _ in steps]
         self.traced_as = {index}
         self._told: set[str] = set()
-        self.watch: Callable | None = None
         self.devices = tuple(devices)
         self.device = self.devices[0]
         self.supports_masking = True
         self.built = True
 
     def call(self, inputs: Any, before_layer: Callable, training: bool) -> Any:
-        """Runs the steps; `before_layer(i)` is called before step i.
-
-        Or has `watch(self, i, inputs, training)` run step i.
-        """
+        """Runs the steps; `before_layer(i)` is called before step i."""
         for i, step in enumerate(self.steps):
             may_end()
             before_layer(i)
@@ -72,10 +67,7 @@ class Cell(keras.layers.Layer):
                 self.naming(step.layer),
                 internals.tracing_anew(),
             ):
-                if self.watch is None:
-                    inputs = step(inputs, training)
-                else:
-                    inputs = self.watch(self, i, inputs, training)
+                inputs = step(inputs, training)
         return inputs
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
@@ -146,6 +138,17 @@ class Cell(keras.layers.Layer):
         }
         return list(found.values())
 
+    def part(self, index: int, step: Step) -> Cell:
+        """A step as a cell of its own, which warns of nothing twice.
+
+        Args:
+            index: Its position among such cells.
+            step: What it runs.
+        """
+        part = Cell(index, [step], self.devices, self.number)
+        part._told = self._told
+        return part
+
     @contextlib.contextmanager
     def naming(self, layer: Any) -> Iterator[None]:
         """Says in an error where in the pipeline it happened."""
@@ -175,11 +178,8 @@ class Cell(keras.layers.Layer):
         Args:
             graph: Of a function in which they were called.
         """
-        if internals.captures_of_strangers(graph):
-            self.refuse_strangers()
-
-    def refuse_strangers(self) -> None:
-        """Refuses layers that use a tensor which another cell has made."""
+        if not internals.captures_of_strangers(graph):
+            return
         raise ValueError(
             "A layer must take tensors of other layers as its inputs. "
             f"Received: cell {self.number} with the layers "

@@ -3,8 +3,7 @@
     inputs, weights, state, labels -> outputs, new state, losses
 
 Weights are arguments, so nothing is captured, and cells of equal graphs can
-share what is made of them. `tracer.py` makes a graph of it, `eager.py` runs it
-as it is.
+share what is made of them. `tracer.py` makes a graph of it.
 """
 
 from __future__ import annotations
@@ -156,7 +155,6 @@ class CellFunction:
         input_structure: Any,
         first: bool = True,
         moved: Collection[int] = (),
-        num_operations: Callable[[], int] | None = None,
     ) -> tuple[Output, Findings]:
         """Runs layers and head on given values of all variables.
 
@@ -165,10 +163,7 @@ class CellFunction:
             input_structure: A nest like the inputs.
             first: False in a recomputation, which needs no metrics.
             moved: ids of the moving statistics that earlier cells have moved.
-            num_operations: Counts the operations so far; None for those of the
-                current graph.
         """
-        num_operations = num_operations or _num_operations
         moving = MovingStatistics(self.normalizations, moved)
         scope = StateScope(
             list(zip(self.state, arguments.state)),
@@ -184,7 +179,7 @@ class CellFunction:
         weights = list(zip(self.weights, arguments.weights, assigned))
 
         def before_layer(i: int) -> None:
-            starts.append(num_operations())
+            starts.append(_num_operations())
             if i > 0:  # before the next use of a shared weight
                 updated.extend(scope.new_values(self.weights[i - 1]))
             scope.use_weights(i, zip(*weights[i]))
@@ -202,7 +197,7 @@ class CellFunction:
             ),
         ):
             y = self.cell(x, before_layer=before_layer, training=self.training)
-            starts.append(num_operations())
+            starts.append(_num_operations())
             updated.extend(scope.new_values(self.weights[-1]))
             if self.head is not None:
                 sums, counts = self.head(y, arguments.labels, first)
@@ -248,7 +243,7 @@ class CellFunction:
         return output, findings
 
     def _own(self, loss: Any, x: Any) -> tf.Tensor:
-        """A loss of `add_loss`, as a number: Keras sums it up."""
+        """A loss of `add_loss`, checked."""
         loss = tf.convert_to_tensor(loss)
         first = next((t for t in tree.flatten(x) if t is not None), loss)
         if (
@@ -263,9 +258,7 @@ class CellFunction:
                 f"{self.cell.number}. Add `keras.ops.mean(loss)`, or pass "
                 "num_micro_batches=1."
             )
-        if not loss.dtype.is_floating:
-            loss = tf.cast(loss, keras.config.floatx())
-        return tf.reduce_sum(loss) if loss.shape.rank != 0 else loss
+        return as_number(loss)
 
     def _check_unknown(self, scope: StateScope) -> None:
         if not scope.unknown:
@@ -278,6 +271,14 @@ class CellFunction:
             "`seed=self.seed_generator` that is a "
             "`keras.random.SeedGenerator` attribute of the layer."
         )
+
+
+def as_number(loss: Any) -> tf.Tensor:
+    """A loss of `add_loss`, as a number: Keras sums it up."""
+    loss = tf.convert_to_tensor(loss)
+    if not loss.dtype.is_floating:
+        loss = tf.cast(loss, keras.config.floatx())
+    return tf.reduce_sum(loss) if loss.shape.rank != 0 else loss
 
 
 def _num_operations() -> int:

@@ -266,8 +266,6 @@ def _sums(columns: list[list[tf.Tensor]]) -> list[tf.Tensor]:
             for i in range(0, len(tensors), count)
         ]
 
-    if tf.executing_eagerly():
-        return add(*flat)
     specs = [tf.TensorSpec(t.shape, t.dtype) for t in flat]
     traced = tf.function(
         add,

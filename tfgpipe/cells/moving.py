@@ -9,7 +9,6 @@ statistics are state as any other.)
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -17,7 +16,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfgpipe import internals
 from tfgpipe.cells.affine import factors
 from tfgpipe.cells.single_values import count_of_few
 
@@ -136,15 +134,6 @@ def _rule(
 ) -> tuple[Any, Any] | None:
     """The numbers (a, b) with value = old * a + new * b and a + b = 1."""
     limit = _ROUNDING[value.dtype.size]
-    if internals.is_eager(value):  # there is only the value to look at
-        if not isinstance(layer.momentum, numbers.Real):
-            return None
-        a, b = layer.momentum, 1.0 - layer.momentum
-        new, was = tf.cast(new, value.dtype), tf.cast(old, value.dtype)
-        apart = abs(value - (was * a + new * b))
-        size = abs(was) + abs(new)
-        is_apart = tf.reduce_any(apart > tf.cast(limit, size.dtype) * size)
-        return None if is_apart else (a, b)
     found = factors(value, [old, new])
     if found is None:
         return None

@@ -240,12 +240,6 @@ class InnerScope(keras.StatelessScope):
         return own
 
 
-def current_scope() -> Any:
-    """The `keras.StatelessScope` in which layers run now, or None."""
-    with keras.StatelessScope(initialize_variables=False) as inner:
-        return inner.original_scope
-
-
 def _with_value(weight: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     """The value, exactly, with the gradient of the weight."""
     return tf.stop_gradient(value) + (weight - tf.stop_gradient(weight))
@@ -254,12 +248,9 @@ def _with_value(weight: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
 def _is_next(value: Any, seed: Any) -> bool:
     """Whether the new value of a seed is the next one: the seed plus (0, 1).
 
-    So is that of `SeedGenerator.next()`. In a graph the operations tell.
+    So is that of `SeedGenerator.next()`: the operations tell.
     """
-    if internals.is_eager(value):
-        found: Any = [0, value.numpy()]
-    else:
-        found = factors(value, [seed])
+    found = factors(value, [seed])
     if found is None:
         return False
     scale, offset = found

@@ -10,7 +10,7 @@ the forward pass, and the gradient would be wrong. That is an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -80,7 +80,7 @@ CALLS = {
 
 def check_operations(
     cell: Any,
-    kinds: Callable[[int, int], set[str]],
+    operations: Sequence[tf.Operation],
     starts: list[int],
     recomputes: bool,
 ) -> None:
@@ -88,8 +88,7 @@ def check_operations(
 
     Args:
         cell: The cell.
-        kinds: The types of the stateful operations among those from one place
-            to another, all of which its layers made.
+        operations: All of its graph, in order.
         starts: For each layer, how many operations there were before it.
         recomputes: Whether the cell is computed again in the backward pass.
 
@@ -98,7 +97,7 @@ def check_operations(
             replicas the same ones.
     """
     for layer, start, end in zip(cell.sequence, starts, starts[1:]):
-        found = kinds(start, end)
+        found = stateful_kinds(operations[start:end])
         random = sorted(found & _RANDOM)
         has_replicas = len(cell.devices) > 1
         if random and (recomputes or has_replicas):
@@ -138,19 +137,8 @@ def stateful_kinds(operations: Sequence[tf.Operation]) -> set[str]:
             function.signature.name: function.node_def
             for function in operations[0].graph.as_graph_def().library.function
         }
-        kinds |= _kinds_in(called, library.__getitem__)
+        kinds |= _kinds_in(called, library)
     return stateful(kinds)
-
-
-def kinds_run(name: str) -> set[str]:
-    """The types of the operations of what runs eagerly.
-
-    Args:
-        name: The type of an operation, or the name of a function.
-    """
-    if not internals.is_function(name):
-        return {name}
-    return _kinds_in([name], internals.nodes_of_function)
 
 
 def stateful(kinds: Iterable[str]) -> set[str]:
@@ -161,7 +149,7 @@ def stateful(kinds: Iterable[str]) -> set[str]:
 
 
 def _kinds_in(
-    names: Iterable[str], nodes_of: Callable[[str], Iterable[Any]]
+    names: Iterable[str], library: Mapping[str, Iterable[Any]]
 ) -> set[str]:
     """The types of the operations of functions, and of those they call."""
     kinds: set[str] = set()
@@ -170,7 +158,7 @@ def _kinds_in(
     while waiting:
         name = waiting.pop()
         known.add(name)
-        for node in nodes_of(name):
+        for node in library[name]:
             kinds.add(node.op)
             waiting |= {*_functions(node)} - known
     return kinds

@@ -80,9 +80,6 @@ class SingleValues:
         rows = self._micro_batches.num_rows
         with tf.device(None):  # Python runs here
             values = [tf.stack(self._found), tf.convert_to_tensor(rows)]
-            if tf.executing_eagerly():
-                self._warn(*(value.numpy() for value in values))
-                return
             op = tf.numpy_function(self._warn, values, [])
             internals.run_independently(op)
 

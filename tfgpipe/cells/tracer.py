@@ -23,7 +23,7 @@ from tfgpipe.cells.cell import Cell
 from tfgpipe.cells.cut import Cut
 from tfgpipe.cells.function import CellFunction
 from tfgpipe.cells.graph_key import graph_key
-from tfgpipe.cells.side_effects import check_operations, stateful_kinds
+from tfgpipe.cells.side_effects import check_operations
 from tfgpipe.cells.tasks import CellTasks
 from tfgpipe.cells.trace import Origin, Traced, trace
 from tfgpipe.cells.values import Boundary, CellArguments, structure_of
@@ -197,12 +197,10 @@ def _name_as(own: Traced, first: Traced) -> None:
 def _check(function: CellFunction, traced: Traced) -> None:
     """Refuses, or warns of, what the trace shows of a cell's layers."""
     check_captured(function.cell, traced)
-    starts = traced.findings.starts
-    operations = traced.operations
     check_operations(
         function.cell,
-        lambda start, end: stateful_kinds(operations[start:end]),
-        starts,
+        traced.operations,
+        traced.findings.starts,
         function.recomputes,
     )
 

@@ -78,15 +78,14 @@ def update_on_devices(
     ]
     with contextlib.ExitStack() as stack:
         stack.enter_context(internals.without_all_reduce(optimizer))
-        if not tf.executing_eagerly():
-            for one in alike:
-                shared = _SharedUpdate(one, variables)
-                stack.enter_context(
-                    internals.replaced_method(one, "update_step", shared)
-                )
+        for one in alike:
+            shared = _SharedUpdate(one, variables)
             stack.enter_context(
-                placement.follow_inputs([*optimizer.variables, *variables])
+                internals.replaced_method(one, "update_step", shared)
             )
+        stack.enter_context(
+            placement.follow_inputs([*optimizer.variables, *variables])
+        )
         yield
 
 

@@ -1,7 +1,7 @@
 """Exactness: one step of a user's model beside plain Keras on the host.
 
-`check` runs it. A `Recorder` notes what each layer gets and gives on its device
-in a step that Python runs; `replay.py` computes the same on the host. `layers`
+`check` runs it. `recorder.py` has what each layer gets and gives on its device
+in a step by layers; `replay.py` computes the same on the host. `layers`
 compares them, `rows` the micro-batches of a layer with all rows at once,
 `loss_by_keras` the loss, and `graph_step` what `fit` runs. What differs is in
 the `Report`.

@@ -19,12 +19,12 @@ from tfgpipe.exactness.graph_step import (
 )
 from tfgpipe.exactness.layers import compare_forward
 from tfgpipe.exactness.loss_by_keras import compare_loss
-from tfgpipe.exactness.recorder import Recorded, Recorder
+from tfgpipe.exactness.recorder import Recorded, recorded_in
 from tfgpipe.exactness.report import Report, Tally
 from tfgpipe.exactness.weights import Places, compare_weights
 from tfgpipe.gpipe import GPipe
 from tfgpipe.nonfinite import all_finite
-from tfgpipe.rehearsal import Rehearsal
+from tfgpipe.rehearsal import ByLayers, Rehearsal
 from tfgpipe.sequence import inputs
 
 _MOST_SCALES = 20  # of the loss: from 2^15 to under 1
@@ -43,8 +43,8 @@ def check(
     `fit` runs, and what it makes of each weight, slot and other variable.
 
     Nothing is trained: all variables, metrics and random states are put back.
-    The devices hold the activations of all micro-batches meanwhile, whatever
-    `remat` says, and the host those of a layer for the whole mini-batch.
+    The devices hold what each layer gets and gives of all micro-batches
+    meanwhile, and the host that of a layer for the whole mini-batch.
 
     Args:
         model: A compiled `GPipe`. It is built if it is not yet.
@@ -87,43 +87,44 @@ def check(
         model.prepare(*data, with_loss=True)
         with model.unchanged():
             model.reset_metrics()
-            recorder, rehearsal = _rehearsed(model, data)
+            step, rehearsal = _rehearsed(model, data)
             with model.unchanged() as put_back:
-                return _compared(model, data, recorder, rehearsal, put_back)
+                return _compared(model, data, step, rehearsal, put_back)
 
 
 def _rehearsed(
     model: Any, data: tuple[Any, Any, Any]
-) -> tuple[Recorder, Rehearsal]:
-    """A step that Python has run, after as many as a loss scale needs."""
+) -> tuple[ByLayers, Rehearsal]:
+    """A step by layers, after as many as a loss scale needs."""
     packed = keras.utils.pack_x_y_sample_weight(*data)
     optimizer = model.optimizer
     has_scale = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    step = model.by_layers(lambda call: call)
     for _ in range(_MOST_SCALES):
-        recorder = Recorder()
-        rehearsal = model.rehearse(packed, recorder, keeps_all=True)
+        rehearsal = step(packed)
+        is_finite = all_finite(rehearsal.total, rehearsal.gradients)
         loss_is_finite = all_finite(rehearsal.total, [])
-        if rehearsal.is_finite or not has_scale or not loss_is_finite:
+        if is_finite or not has_scale or not loss_is_finite:
             break
         internals.lower_loss_scale(optimizer)
-    return recorder, rehearsal
+    return step, rehearsal
 
 
 def _compared(
     model: Any,
     data: tuple[Any, Any, Any],
-    recorder: Recorder,
+    by_layers: ByLayers,
     rehearsal: Rehearsal,
     put_back: Callable[[], None],
 ) -> Report:
     tally, backward = Tally(), Tally()
-    total, pairs, sums_in = rehearsal
+    total, gradients, _ = rehearsal
+    pairs = [*zip(gradients, model.trainable_weights)]
+    sums_in = model.gradient_dtype
     num_rows = _num_rows(data[0])
-    recorded = recorder.recorded(
-        min(num_rows, model.num_micro_batches * model.num_replicas)
-    )
+    recorded = recorded_in(by_layers, rehearsal)
     places = Places(model, recorded)
-    is_finite = rehearsal.is_finite
+    is_finite = bool(all_finite(total, gradients))
     on_host = compare_forward(tally, backward, recorded, is_finite)
     direct = compare_loss(tally, model, data, total, recorded)
     tally.add_backwards(backward)

@@ -1,11 +1,11 @@
-"""The step that `fit` runs, beside the same one run by Python.
+"""The step that `fit` runs, beside the same one by layers.
 
 It is traced as for `fit`, and tells its gradients. Given these, Keras's
 optimizer updates the same variables on the host:
 
     graph step      gradients --> weights, slots
                         |              |
-    Python, Keras   gradients      weights', slots'
+    layers, Keras   gradients      weights', slots'
 """
 
 from __future__ import annotations
@@ -56,11 +56,12 @@ def run_graph_step(model: Any, data: tuple[Any, Any, Any]) -> GraphStep:
             logs = train_step(batch)
         return logs, [d for d, _ in told[-1]] if told else []
 
-    function = model.train_function_of(step)
-    before = _values(model)
     packed = keras.utils.pack_x_y_sample_weight(*data)
     packed = packed if isinstance(packed, tuple) else (packed,)
-    logs, gradients = function(iter([packed]))
+    before = _values(model)
+    with model.nothing_eager():
+        function = model.train_function_of(step)
+        logs, gradients = function(iter([packed]))
     variables = [v for _, v in told[-1]] if told else []
     return GraphStep(logs, [*zip(gradients, variables)], before, _values(model))
 
@@ -90,14 +91,14 @@ def compare_step(
     pairs: Gradients,
     sums_in: str | None,
 ) -> None:
-    """Compares the step in the graph with the one that Python has run.
+    """Compares the step in the graph with the one by layers.
 
     Args:
         tally: Takes the comparisons.
         places: Where the weights are.
         step: The step in the graph.
-        total: The loss, computed in Python.
-        pairs: The gradients, computed in Python.
+        total: The loss by layers.
+        pairs: The gradients by layers.
         sums_in: In which dtype gradients are summed, or None.
     """
     if "loss" in step.logs:

@@ -88,7 +88,6 @@ def _given_of(call: Call) -> Given:
     return Given(
         call.inputs,
         call.structure,
-        call.training,
         call.values,
         lambda _: call.dy,
         call.dlosses,

@@ -2,81 +2,52 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
-from typing import Any
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.cells import (
-    Boundary,
-    Cell,
-    Step,
-    current_scope,
-    is_continuous,
-    structure_of,
-    with_gradient_told,
-    with_gradients_told,
-)
+from tfgpipe.cells import Boundary, Cell, is_continuous
 from tfgpipe.exactness.difference import limit_of
+from tfgpipe.rehearsal import ByLayers, LayerCall, Rehearsal
 
 
 class Place:
-    """A step, and where in the pipeline it is.
+    """A layer, and where in the pipeline it is.
 
     Args:
-        cell: Its cell.
-        index: Its position there.
+        cell: A cell of nothing else, see `ByLayers`.
 
     Attributes:
-        step: The step.
-        layer: Its layer.
-        cell: Its cell.
+        step: What calls the layer.
+        layer: The layer.
+        cell: The cell.
         name: The layer with its cell and devices, in words.
+        weights: The trainable variables that it reads.
+        state: All others.
         normalizations: The batch normalisations in it.
         draws: Whether it draws random numbers.
     """
 
-    def __init__(self, cell: Cell, index: int):
-        self.step: Step = cell.steps[index]
+    def __init__(self, cell: Cell):
+        (self.step,) = cell.steps
         self.layer = self.step.layer
         self.cell = cell
         self.name = cell.describe(self.layer)
-        self._index = index
-        self._known: tuple[int, Any] = (-1, None)
+        (self.weights,) = cell.weights_by_layer
+        self.state = cell.state
+        self.normalizations = cell.normalizations
+        self.draws = bool(cell.seeds)
         layers = internals.flat_layers(self.layer)
-        self.normalizations = [
-            layer
-            for layer in cell.normalizations
-            if any(layer is own for own in layers)
-        ]
-        seeds = {id(v) for v in cell.seeds}
-        self.draws = any(id(v) in seeds for v in self.layer.variables)
         self._dtypes = {layer.compute_dtype for layer in layers}
-
-    @property
-    def variables(self) -> tuple[list[keras.Variable], list[keras.Variable]]:
-        """The trainable ones that it reads, and all others of its cell.
-
-        A rehearsal may find out that a cell borrows some.
-        """
-        num_borrowed = len(self.cell.all_borrowed)
-        if self._known[0] != num_borrowed:
-            weights = self.cell.weights_by_layer[self._index]
-            self._known = num_borrowed, (weights, self.cell.state)
-        return self._known[1]
 
     @property
     def own_variables(self) -> list[keras.Variable]:
         """All that are its layer's, or that it borrows."""
-        weights, _ = self.variables
-        return [
-            *self.layer.variables,
-            *self.layer.metrics_variables,
-            *weights,
-        ]
+        return [*self.weights, *self.state]
 
     def limit(self, tensors: Sequence[Any], on_host: bool = False) -> float:
         """From where on its numbers differ by more than rounding.
@@ -94,92 +65,75 @@ class Place:
         )
 
 
-class Call:
-    """A step on one micro-batch: what came in and went out on its device.
+class Call(NamedTuple):
+    """A layer on one micro-batch: what came in and went out on its device.
 
     Attributes:
         inputs: What came in.
         structure: A nest like it.
-        training: What the layer was told.
         values: The variables that it could read, and their values by id.
         outputs: What went out.
-        given: The same as a nest, for the next step.
         output_structure: A nest like it.
+        losses: What it has added to the loss, numbers.
         dx: The gradients with respect to what came in, by position, as far as
-            they passed.
+            there are.
         dy: Those with respect to what went out.
-        losses: What it has added to the loss.
-        dlosses: The gradients with respect to that.
+        dlosses: Those with respect to what it has added to the loss.
     """
 
+    inputs: Boundary
+    structure: Any
+    values: Mapping[int, Any]
     outputs: Boundary
+    output_structure: Any
+    losses: list[Any]
+    dx: Mapping[int, Any]
+    dy: Mapping[int, Any]
+    dlosses: Mapping[int, Any]
 
-    def __init__(self, place: Place, inputs: Any, training: bool):
-        scope = current_scope()
-        known = scope.state_mapping
-        self.inputs = Boundary.of(inputs)
-        self.structure = structure_of(inputs)
-        self.values = {
-            id(v): known[id(v)]
-            for own in place.variables
-            for v in own
-            if id(v) in known
-        }
-        self.dx: dict[int, Any] = {}
-        self.dy: dict[int, Any] = {}
-        self.dlosses: dict[int, Any] = {}
-        self.training = training
-        num_before = len(scope.losses)
-        given = with_gradients_told(inputs, self.dx.__setitem__)
-        made = place.step(given, training)
-        self.losses = [
-            tf.convert_to_tensor(loss) for loss in scope.losses[num_before:]
-        ]
-        scope.losses[num_before:] = [
-            with_gradient_told(
-                loss, functools.partial(self.dlosses.__setitem__, i)
-            )
-            if is_continuous(loss)
-            else loss
-            for i, loss in enumerate(self.losses)
-        ]
-        self.outputs = Boundary.of(made)
-        self.output_structure = structure_of(made)
-        self.given = with_gradients_told(made, self.dy.__setitem__)
-
-
-class Recorder:
-    """Runs steps for `model.rehearse`, and notes their calls."""
-
-    def __init__(self) -> None:
-        self._places: dict[tuple[int, int], Place] = {}
-        self._calls: dict[tuple[int, int], list[Call]] = {}
-
-    def __call__(self, cell: Cell, i: int, inputs: Any, training: bool) -> Any:
-        """Runs step i of a cell."""
-        if not tf.executing_eagerly():  # it is traced once, for lookups
-            return cell.steps[i](inputs, training)
-        key = cell.index, i
-        place = self._places.setdefault(key, Place(cell, i))
-        call = Call(place, inputs, training)
-        self._calls.setdefault(key, []).append(call)
-        return call.given
-
-    def recorded(self, count: int) -> list[tuple[Place, list[Call]]]:
-        """The steps in order, each with its calls in that of micro-batches.
+    @classmethod
+    def of(
+        cls, place: Place, structures: Sequence[Any], call: LayerCall
+    ) -> Call:
+        """A call of a layer in a rehearsal.
 
         Args:
-            count: How many micro-batches there are. What was called before is
-                no part of it: a cell that is found to borrow variables begins
-                again.
+            place: The layer.
+            structures: Nests like what came in and what went out.
+            call: What was recorded.
         """
-        return [
-            (self._places[key], calls[-count:])
-            for key, calls in sorted(self._calls.items())
-        ]
+        structure, output_structure = structures
+        values = {id(v): value for v, value in zip(place.state, call.state)}
+        assigned = call.assigned or [None] * len(place.weights)
+        for variable, new in zip(place.weights, assigned):
+            known = variable.value if new is None else new
+            values[id(variable)] = tf.convert_to_tensor(known)
+        return cls(
+            call.inputs,
+            structure,
+            values,
+            call.outputs,
+            output_structure,
+            call.losses,
+            *map(_known, (call.dx, call.dy, call.dlosses)),
+        )
+
+
+def _known(gradients: Sequence[Any]) -> dict[int, Any]:
+    return {i: d for i, d in enumerate(gradients) if d is not None}
 
 
 Recorded = Sequence[tuple[Place, list[Call]]]
+
+
+def recorded_in(step: ByLayers, rehearsal: Rehearsal) -> Recorded:
+    """The layers in order, each with its calls by micro-batch."""
+    places = [Place(cell) for cell in step.cells[:-1]]
+    structures = itertools.pairwise(step.structures)
+    return [
+        (place, [Call.of(place, own, call) for call in calls])
+        for place, own, calls in zip(places, structures, rehearsal.calls)
+    ]
 
 
 def shares_of(recorded: Recorded) -> list[float]:

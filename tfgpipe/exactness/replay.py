@@ -13,7 +13,13 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.cells import Boundary, StateScope, as_tensor, is_continuous
+from tfgpipe.cells import (
+    Boundary,
+    StateScope,
+    as_number,
+    as_tensor,
+    is_continuous,
+)
 from tfgpipe.exactness.parts import HOST
 from tfgpipe.exactness.recorder import Place
 
@@ -24,7 +30,6 @@ class Given(NamedTuple):
     Attributes:
         inputs: What comes in.
         structure: A nest like it.
-        training: What the layer is told.
         values: Values of variables, by id.
         dy: Given what goes out, returns the gradients with respect to it, by
             position.
@@ -34,7 +39,6 @@ class Given(NamedTuple):
 
     inputs: Boundary
     structure: Any
-    training: bool
     values: Mapping[int, Any]
     dy: Callable[[Boundary], Mapping[int, Any]]
     dlosses: Mapping[int, Any]
@@ -46,7 +50,7 @@ class Replay(NamedTuple):
 
     Attributes:
         outputs: What goes out.
-        losses: What the layer adds to the loss.
+        losses: What the layer adds to the loss, numbers.
         assigned: New values of variables, by id.
         dx: The gradients that were wanted, dense, by position.
         dw: Gradients by the trainable variables, dense, by id.
@@ -61,7 +65,7 @@ class Replay(NamedTuple):
 
 def replayed(place: Place, given: Given) -> Replay:
     """Runs a step on the host, forward and backward."""
-    weights, state = place.variables
+    weights, state = place.weights, place.state
     with tf.device(HOST), place.cell.naming(place.layer):
         inputs = [_copied(t) for t in given.inputs.tensors]
         masks = [_copied(t) for t in given.inputs.masks]
@@ -78,11 +82,10 @@ def replayed(place: Place, given: Given) -> Replay:
         ):
             tape.watch(sources)
             scope.use_weights(0, zip(weights, values, [None] * len(weights)))
-            made = place.step(
-                Boundary(inputs, masks).nest(given.structure), given.training
-            )
+            nest = Boundary(inputs, masks).nest(given.structure)
+            made = place.step(nest, training=True)
             outputs = Boundary.of(made)
-            losses = [tf.convert_to_tensor(loss) for loss in scope.losses]
+            losses = [as_number(loss) for loss in scope.losses]
         wanted = [inputs[i] for i in given.with_dx]
         found = _gradients(tape, outputs, losses, given, [*wanted, *values])
         assigned = {

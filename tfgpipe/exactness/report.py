@@ -13,7 +13,7 @@ KINDS = {
     "rows": "micro-batches of a layer, and the whole mini-batch",
     "loss": "the loss and where its gradients start, and Keras's",
     "gradient": "gradients with respect to inputs and weights, and the host's",
-    "step": "the step in the graph of `fit`, and in Python",
+    "step": "the step in the graph of `fit`, and by layers",
     "update": "weights and slots after it, and by Keras's optimizer",
     "state": "other variables after it, and by Keras of all rows",
 }

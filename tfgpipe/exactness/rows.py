@@ -127,7 +127,7 @@ class Rows:
     def _whole(self, place: Place, calls: list[Call], axes: Boundary) -> Given:
         """What the layer is given of all rows at once."""
         first = calls[0]
-        state = {id(v) for v in place.variables[1]}
+        state = {id(v) for v in place.state}
 
         def dy(outputs: Boundary) -> Mapping[int, Any]:
             out = axes_of([call.outputs for call in calls], outputs).tensors
@@ -139,7 +139,6 @@ class Rows:
         return Given(
             inputs=joined([call.inputs for call in calls], axes),
             structure=first.structure,
-            training=first.training,
             values={
                 key: self.assigned.get(key, value) if key in state else value
                 for key, value in first.values.items()

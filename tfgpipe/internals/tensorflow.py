@@ -10,7 +10,7 @@ import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -21,11 +21,9 @@ from tensorflow.core.framework.attr_value_pb2 import (
 from tensorflow.python import pywrap_tfe as _pywrap_tfe
 from tensorflow.python.distribute import distribute_lib as _distribute_lib
 from tensorflow.python.eager import context as _context
-from tensorflow.python.eager import record as _record
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import (
     Function as _Function,
 )
-from tensorflow.python.framework import op_callbacks as _op_callbacks
 from tensorflow.python.framework import op_def_registry as _op_def_registry
 from tensorflow.python.ops import control_flow_ops as _control_flow_ops
 from tensorflow.python.ops import custom_gradient as _custom_gradient
@@ -265,17 +263,6 @@ def reading_storage(of: Callable[[tf.Variable], Any]) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def reads_of_storage() -> Iterator[Callable[[], Sequence[Any]]]:
-    """Yields what returns the variables whose storage has been read inside.
-
-    Those which tapes may watch: also where an operation that runs eagerly takes
-    a `tf.Variable`, which it reads by itself.
-    """
-    with _record.VariableWatcher() as watcher:
-        yield watcher.watched_variables
-
-
 def move_storage(variable: tf.Variable, moved: tf.Variable) -> None:
     """Gives a variable the storage of another: who keeps it, keeps that.
 
@@ -459,45 +446,6 @@ def takes_functions(op_type: str) -> bool:
     """Whether operations of a type call functions that they name."""
     op_def = _op_def_registry.get(op_type)
     return op_def is not None and any("func" in a.type for a in op_def.attr)
-
-
-@contextlib.contextmanager
-def watching_operations(
-    notice: Callable[[str, Sequence[Any], Sequence[Any]], None],
-) -> Iterator[None]:
-    """Inside, what is run eagerly is noticed.
-
-    Args:
-        notice: Called with the type of each operation, or the name of each
-            function, its inputs and its outputs.
-    """
-
-    def callback(
-        op_type: Any,
-        inputs: Any,
-        attrs: Any,
-        outputs: Any,
-        op_name: Any = None,
-        graph: Any = None,
-    ) -> None:
-        if graph is None:
-            notice(tf.compat.as_str(op_type), inputs, outputs)
-
-    _op_callbacks.add_op_callback(callback)
-    try:
-        yield
-    finally:
-        _op_callbacks.remove_op_callback(callback)
-
-
-def is_function(name: str) -> bool:
-    """Whether a name of what was run eagerly is that of a function."""
-    return _op_def_registry.get(name) is None
-
-
-def nodes_of_function(name: str) -> Any:
-    """The operations of a function that was run eagerly, or is called there."""
-    return _context.context().get_function_def(name).node_def
 
 
 def function_graph(op: tf.Operation, name: str) -> tf.Graph:

@@ -67,6 +67,14 @@ class Objective:
         """
         raise NotImplementedError
 
+    def look(self, y_pred: Any, added: list[tf.Tensor]) -> None:
+        """Has Python compute what the head does not, for the user to look at.
+
+        Args:
+            y_pred: Outputs of the whole mini-batch.
+            added: What layers add to the loss.
+        """
+
     def _scaled(self, loss: tf.Tensor) -> tf.Tensor:
         optimizer = self._model.optimizer
         return loss if optimizer is None else optimizer.scale_loss(loss)

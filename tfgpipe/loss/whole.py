@@ -122,6 +122,11 @@ class WholeLoss(Objective):
         """Those of a loss that reads weights, and of weight regularisers."""
         return self._direct
 
+    def look(self, y_pred: Any, added: list[tf.Tensor]) -> None:
+        """Computes the loss and its gradients."""
+        values = [penalty.value for penalty in penalties(self._model)]
+        self._differentiated(self._data, y_pred, [added], values)
+
     def _trained(self) -> list[keras.Variable]:
         variables = self._model.trainable_variables
         return [v for v in variables if internals.is_trained(v)]

@@ -55,6 +55,8 @@ def typical(measured: Iterable[Measured]) -> tuple[Measured, int]:
 class TimedStep:
     """Takes the place of a model's train function, for one call at a time.
 
+    Python looks at no layer, also if the model runs eagerly.
+
     The first call for each kind of mini-batch traces, and is not measured.
     With `steps_per_execution`, a call runs several steps, and the last of them
     is measured.
@@ -74,7 +76,8 @@ class TimedStep:
         self._train_step = model.train_step
         self._traces: list[tuple[Clock, Any]] = []
         self._calls: collections.Counter[int] = collections.Counter()
-        self._function = model.train_function_of(self._timed)
+        with model.nothing_eager():
+            self._function = model.train_function_of(self._timed)
 
     def install(self) -> None:
         """Lets `fit` call this once instead of the model's own function."""
@@ -89,7 +92,8 @@ class TimedStep:
     def __call__(self, iterator: Any) -> Any:
         """Runs what a call of the train function runs; returns its logs."""
         self.withdraw()
-        logs, numbers = self._function(iterator)
+        with self._model.nothing_eager():
+            logs, numbers = self._function(iterator)
         trace, num_rows, sent_bytes, *times = numbers.numpy().tolist()
         self._calls[trace] += 1
         if self._calls[trace] > 1:

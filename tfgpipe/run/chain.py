@@ -83,7 +83,7 @@ class Chain:
 def run_independently(results: Any) -> tf.Operation | None:
     """The operation that made some results; side effects do not order it."""
     found = tensors(results)
-    if tf.executing_eagerly() or not found:
+    if not found:
         return None
     op = found[0].op
     if op.type == "StatefulPartitionedCall":

@@ -36,7 +36,7 @@ class Started(NamedTuple):
         task: The task.
         device: Where it runs.
         awaited: What it gets from other devices.
-        work: Runs it: `Work`, or run eagerly, a function.
+        work: Runs it.
     """
 
     task: Task

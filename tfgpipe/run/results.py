@@ -16,7 +16,7 @@ class Results:
     """What the cells made of a mini-batch, or will make.
 
     Args:
-        cells: Each traced cell; run eagerly, each `EagerCell`.
+        cells: Each traced cell.
         devices: Each cell's device, the first if there are replicas.
         micro_batches: How the rows fall into micro-batches.
 

@@ -31,7 +31,7 @@ class TracedBatch:
         training: The `training` argument of the layers.
         head: Loss and metrics of a micro-batch, or None.
         remat: Which micro-batches are computed again.
-        tracer: Makes the cells' functions: `Tracer`, or `EagerTracer`.
+        tracer: Makes the cells' functions.
         trial: Tries layers before they are traced, if there are several
             micro-batches; None for nothing.
 

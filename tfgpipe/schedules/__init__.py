@@ -1,7 +1,7 @@
 """The order of tasks on each device; knows no TensorFlow."""
 
 from tfgpipe.schedules.best_order import search
-from tfgpipe.schedules.lowering import Facts, fill_drain, lower
+from tfgpipe.schedules.lowering import Facts, lower
 from tfgpipe.schedules.named import (
     CHUNKS,
     SCHEDULES,
@@ -28,7 +28,6 @@ __all__ = [
     "Task",
     "devices_for",
     "devices_of_cells",
-    "fill_drain",
     "lower",
     "search",
 ]

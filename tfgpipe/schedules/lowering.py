@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from tfgpipe.schedules.program import Op, Program
 from tfgpipe.schedules.remat import Remat
-from tfgpipe.schedules.task import FORWARD, GRADIENTS, HALVES, KINDS
+from tfgpipe.schedules.task import FORWARD, GRADIENTS, HALVES
 
 
 class Facts(NamedTuple):
@@ -244,14 +244,3 @@ def _in_turn(replicas: list[list[Op]]) -> list[Op]:
         for op in turn
         if op is not None
     ]
-
-
-def fill_drain(program: Program) -> Program:
-    """All forward operations, then all others, a micro-batch at a time."""
-
-    def place(op: Op) -> tuple[int, ...]:
-        if op.kind == "forward":
-            return 0, op.micro_batch, op.cell
-        return 1, -op.micro_batch, -op.cell, KINDS.index(op.kind)
-
-    return Program(sorted(program.ops, key=place), program.num_devices)

@@ -78,6 +78,16 @@ class Remat:
         """Whether cell k computes any micro-batch again."""
         return self.rules[k] != "never" or k in self._written
 
+    def parted(self, cells: Sequence[int], groups: Sequence[int]) -> Remat:
+        """The same rules for smaller groups.
+
+        Args:
+            cells: For each, which cell or group it is a part of.
+            groups: How many each cell of the schedule has.
+        """
+        written = [i for i, k in enumerate(cells) if k in self._written]
+        return Remat([self.rules[k] for k in cells], groups, written)
+
     def keeps(self, k: int, goes_back_first: bool) -> bool:
         """Whether cell k keeps the activations of a micro-batch.
 

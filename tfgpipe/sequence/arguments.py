@@ -164,17 +164,13 @@ class Arguments:
             "trial": self.trial,
         }
 
-    def remat_by_cell(self, keeps_all: bool = False) -> Remat:
-        """The rule of each group of each cell.
-
-        Args:
-            keeps_all: Whether to recompute nothing.
-        """
+    def remat_by_cell(self) -> Remat:
+        """The rule of each group of each cell."""
         written: set[int] = set()
         if isinstance(self.schedule, Schedule):
             written = self.schedule.recomputing()
-        remat = "never" if keeps_all else self.remat
-        return Remat.of(remat, self.num_partitions, self.remat_groups, written)
+        groups = self.remat_groups
+        return Remat.of(self.remat, self.num_partitions, groups, written)
 
     def schedule_of(self, num_micro_batches: int) -> Schedule:
         """The schedule for a mini-batch.

@@ -13,7 +13,7 @@ from keras import layers as kl
 from tensorflow.python.ops import gen_math_ops
 
 import tfgpipe
-from tfgpipe.cells import values
+from tfgpipe.cells import tracer, values
 from tfgpipe.devices import update
 from tfgpipe.loss import SummedLoss
 from tfgpipe.run import flow, state, state_rules
@@ -206,6 +206,21 @@ def test_loss_of_the_whole_mini_batch_is_exact():
     assert not checked(model).findings
 
 
+@pytest.mark.parametrize(
+    ("k", "options"),
+    [
+        (4, {"schedule": "zero_bubble_v", "devices": ["CPU:0", "CPU:1"]}),
+        (2, {"remat_groups": 2, "remat": "always"}),
+    ],
+    ids=["zero_bubble_v", "groups"],
+)
+def test_step_by_layers_has_the_bits_of_the_step(k, options):
+    report = checked(pipeline(kl.BatchNormalization(), k=k, **options))
+    assert report.is_exact
+    (step,) = [c for c in report.compared if c.kind == "step"]
+    assert step.largest == 0.0
+
+
 def test_replicas_are_exact():
     with tfgpipe.PipelineStrategy(2, 2).scope():
         model = pipeline(kl.BatchNormalization(), k=2, m=2)
@@ -243,32 +258,63 @@ def test_layer_that_makes_what_is_not_finite_is_named():
     assert found.difference == np.inf
 
 
-def test_products_of_one_device_are_wrong(monkeypatch):
-    product = tf.matmul
+@pytest.fixture
+def wrong_products(monkeypatch):
+    """Lets the products be wrong of one device, or in some cells.
 
-    def wrong(*args, **kwargs):
+    Called with which cells these are, and whether in their backward pass.
+    """
+    product = gen_math_ops.mat_mul
+    inside = []
+
+    def mat_mul(*args, **kwargs):
         y = product(*args, **kwargs)
-        is_there = tf.executing_eagerly() and y.device.endswith("CPU:1")
-        return 1.01 * y if is_there else y
+        is_backward = "math_grad" in sys._getframe(1).f_code.co_filename
+        return 1.01 * y if inside and is_backward is inside[-1] else y
 
-    monkeypatch.setattr(tf, "matmul", wrong)
+    def within(name, cell_of, of_cells, backward):
+        made = getattr(tracer, name)
+
+        def making(given, *args):
+            if of_cells(cell_of(given)):
+                inside.append(backward)
+            try:
+                return made(given, *args)
+            finally:
+                inside.clear()
+
+        monkeypatch.setattr(tracer, name, making)
+
+    def use(of_cells, backward=False):
+        monkeypatch.setattr(gen_math_ops, "mat_mul", mat_mul)
+        if backward:
+            within(
+                "add_backward",
+                lambda traced: traced.origin.function.cell,
+                of_cells,
+                True,
+            )
+        else:
+            within("trace", lambda o: o.function.cell, of_cells, False)
+
+    return use
+
+
+def test_products_of_one_device_are_wrong(wrong_products):
+    wrong_products(lambda cell: cell.device.endswith("CPU:1"))
     found = first_of(pipeline())
     assert found.kind == "forward"
     assert found.where == "layer 'b' of cell 1 on /device:CPU:1"
     assert 1e-3 < found.difference < 2e-2
 
 
-def test_gradients_of_one_device_are_wrong(monkeypatch):
-    product = gen_math_ops.mat_mul
-
-    def wrong(*args, **kwargs):
-        y = product(*args, **kwargs)
-        caller = sys._getframe(1).f_code.co_filename
-        is_there = tf.executing_eagerly() and y.device.endswith("CPU:1")
-        return 1.01 * y if is_there and "math_grad" in caller else y
-
-    monkeypatch.setattr(gen_math_ops, "mat_mul", wrong)
-    report = checked(pipeline())
+def test_gradients_of_one_device_are_wrong(wrong_products):
+    wrong_products(lambda cell: cell.device.endswith("CPU:1"), backward=True)
+    other = dense("c", activation="elu")  # equal cells have one backward pass
+    layers = [dense("a"), dense("b", activation="relu"), other]
+    model = tfgpipe.GPipe([keras.Input((8,)), *layers, dense("d", 4)], 4, 3)
+    model.compile("adam", "mse")
+    report = checked(model)
     own = [f for f in report.findings if f.kind == "gradient"]
     assert [f.what for f in own] == [
         "gradient with respect to inputs",
@@ -301,7 +347,14 @@ def test_what_is_wrong_in_the_graph_alone_is_told():
     def other(x):
         return x if tf.executing_eagerly() else 1.01 * x
 
-    model = pipeline(kl.Lambda(other), optimizer="sgd")
+    found = first_of(pipeline(kl.Lambda(other, name="other"), optimizer="sgd"))
+    assert found.kind == "forward"
+    assert found.where.startswith("layer 'other' of cell 1")
+
+
+def test_what_is_wrong_in_cells_alone_is_told(wrong_products):
+    wrong_products(lambda cell: len(cell.steps) > 1)
+    model = pipeline(optimizer="sgd")
     assert {f.kind for f in undocumented(checked(model))} == {"step"}
 
 

@@ -11,7 +11,6 @@ from tfgpipe import timeline
 from tfgpipe.run import chain
 from tfgpipe.schedules.lowering import (
     Facts,
-    fill_drain,
     grouped,
     limited,
     lower,
@@ -151,23 +150,6 @@ def test_partners_run_together():
         "F0.2 R0.2 B0.2",
     ]
     assert [len(turn) for turn in program.turns] == [2, 2, 2, 1, 1, 1]
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_fill_drain_goes_forward_first_and_can_run(name):
-    schedule = SCHEDULES[name](2, 4, CHUNKS[name] or 2)
-    cells = schedule.num_cells
-    program = fill_drain(schedule.program("except_last"))
-    assert program.is_forward_first
-    done = set()
-    for op in program.ops:
-        needed = op.task.needs(cells)
-        there = {other.task for other in program.ops}
-        assert all(need in done for need in needed if need in there)
-        done.add(op.task)
-    assert [op.kind for op in program.ops[: 4 * cells]] == ["forward"] * (
-        4 * cells
-    )
 
 
 @pytest.mark.parametrize("k", [1, 4])
