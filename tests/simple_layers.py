@@ -2,8 +2,8 @@
 
 import random
 
-from tfgpipe.planning.layer_size import Bytes, LayerSize
-from tfgpipe.planning.workload import LayerSeconds, Workload
+from tfgpipe.costs.layer_size import Bytes, LayerSize
+from tfgpipe.plans.workload import LayerSeconds, Workload
 
 NOTHING = Bytes(0, 0)
 

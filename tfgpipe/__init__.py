@@ -22,11 +22,9 @@ from tfgpipe.devices import (
     tpu_device_assignment,
 )
 from tfgpipe.exactness import check
-from tfgpipe.gpipe import GPipe
-from tfgpipe.planner import plan
-from tfgpipe.planning import MACHINES, Machine, Profile
-from tfgpipe.profiling import profile
-from tfgpipe.saving import load_model
+from tfgpipe.model import GPipe, load_model
+from tfgpipe.plans import MACHINES, Machine, plan
+from tfgpipe.profiles import Profile, profile
 from tfgpipe.schedules import Schedule
 from tfgpipe.sequence import layers_of
 

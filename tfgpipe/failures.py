@@ -1,9 +1,20 @@
-"""Errors that TensorFlow raises while a step runs.
+"""How a step ends badly: errors, a trace given up, warnings.
 
 A cell's operations are in a function, whose failure cancels what else waits on
 its device, before the function's caller hears of it: then the caller only
 knows that it was cancelled. Tasks share what they wait at with the step instead
 (see `internals.share_rendezvous`), and all devices get the error itself.
+
+A step that is only being traced can be given up. A step that runs must not be
+ended: some weights would be updated, and others not. While Python traces it,
+nothing has run, and of a large model that takes longer than clusters wait. So a
+trace asks, before each layer, function and task, whether it shall go on. If
+not, it unwinds as after an error, and what is to be done then is done outside
+of all graphs, where variables have the values that they had before the step.
+
+Warnings come for each model, and not once a process. Python shows a text once
+for the line that warns: a second model with a layer of the same name would not
+be warned of.
 """
 
 from __future__ import annotations
@@ -11,27 +22,34 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import inspect
+import logging
 import pathlib
 import re
 import traceback
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.ending import may_end
 
 _LAYER = re.compile(r"\bcell_(\d+)(?:_\d+)?/layer_(\d+)(?:_\d+)?/")
+
 _UNKNOWN = re.compile(
     r"Detected at node (\S+) defined at \(most recent call last\):\n"
     r"<stack traces unavailable>\n"
 )
+
 # Frames in which no user has written anything.
 _INNER = tuple(str(pathlib.Path(f).parent) for f in (__file__, tf.__file__))
+
 _in_turn = contextvars.ContextVar("in_turn", default=False)
+
 _graphs = contextvars.ContextVar[Any]("graphs", default=None)
+
 _with_step: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -208,3 +226,82 @@ def _name_layer(error: tf.errors.OpError, cells: Sequence[Any]) -> None:
             if k in cell.traced_as
         ]
         add_note(error, f"In {', or its equal '.join(places)}.")
+
+
+class TracingEnded(BaseException):
+    """Unwinds a trace. No `Exception`, which others would catch."""
+
+
+class _Offer(NamedTuple):
+    is_asked: Callable[[], bool]
+    then: Callable[[], None]
+
+
+_offers: list[_Offer] = []
+
+_in_step = contextvars.ContextVar("in_step", default=False)
+
+
+def before_step(is_asked: Callable[[], bool], then: Callable[[], None]) -> None:
+    """Lets the next training step be ended while it is traced.
+
+    Args:
+        is_asked: Whether it shall end; called often.
+        then: Called in its place. It must raise an exception.
+    """
+    _offers[:] = [_Offer(is_asked, then)]
+
+
+def may_end(in_trial: bool = False) -> None:
+    """Ends the trace that this is called from, if that is asked for.
+
+    Args:
+        in_trial: Whether layers are tried now, which is before anything runs,
+            and outside of graphs.
+    """
+    is_tracing = in_trial or tf.inside_function()
+    if not (_offers and _in_step.get() and is_tracing):
+        return
+    if _offers[0].is_asked():
+        raise TracingEnded
+
+
+def endable(function: Callable) -> Callable:
+    """A training step that may be ended, see `before_step`.
+
+    Args:
+        function: What Keras calls with a mini-batch.
+    """
+
+    @functools.wraps(function)
+    def ending(*args: Any) -> Any:
+        token = _in_step.set(True)
+        try:
+            return function(*args)
+        except TracingEnded:
+            _offers[0].then()
+            raise
+        finally:
+            _in_step.reset(token)
+            _offers.clear()
+
+    return ending
+
+
+def warn(message: str) -> None:
+    """Warns, also if the same was said before."""
+    frame = inspect.currentframe()
+    caller = frame.f_back if frame is not None else None
+    warnings.warn_explicit(
+        message,
+        UserWarning,
+        __file__ if caller is None else caller.f_code.co_filename,
+        1 if caller is None else caller.f_lineno,
+        module="tfgpipe",
+        registry=None,
+    )
+
+
+def inform(message: str) -> None:
+    """Says what no user needs to act on, in the log named `tfgpipe`."""
+    logging.getLogger("tfgpipe").info(message)

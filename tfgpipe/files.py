@@ -11,98 +11,10 @@ import contextlib
 import json
 import os
 import uuid
-import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator
 from typing import Any
-
-import h5py
-import keras
-
-from tfgpipe import internals
-
-
-class Filed(keras.Model):
-    """The part of `GPipe` that writes and reads files, as Keras does."""
-
-    def save(
-        self,
-        filepath: Any,
-        overwrite: bool = True,
-        zipped: bool | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Writes a `.keras` file, see `keras.Model.save`.
-
-        Raises:
-            ValueError: If the file is of the older HDF5 format, which has no
-                place for a `GPipe`.
-            OSError: If it cannot be written. What was there is kept.
-        """
-        if str(filepath).endswith((".h5", ".hdf5")):
-            raise ValueError(
-                "`filepath` must end in '.keras'. Received: "
-                f"filepath={str(filepath)!r}, of the older HDF5 format, from "
-                "which Keras cannot load a `GPipe`. Save to '.keras', or the "
-                "weights alone by `save_weights` to '.weights.h5'."
-            )
-        _warn_of_unlisted(self)
-        with written_whole(filepath, overwrite) as path:
-            super().save(path, overwrite, zipped, **kwargs)
-
-    def save_weights(
-        self,
-        filepath: Any,
-        overwrite: bool = True,
-        max_shard_size: float | None = None,
-    ) -> None:
-        """Writes a `.weights.h5` file, see `keras.Model.save_weights`.
-
-        Raises:
-            OSError: If it cannot be written. What was there is kept.
-        """
-        _warn_of_unlisted(self)
-        if max_shard_size is not None:  # several files, left to Keras
-            super().save_weights(filepath, overwrite, max_shard_size)
-            return
-        with written_whole(filepath, overwrite) as path:
-            super().save_weights(path, overwrite)
-
-    def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
-        """Loads what `save_weights` wrote, see `keras.Model.load_weights`.
-
-        The optimizer's state is loaded even if it has made no step yet.
-
-        Raises:
-            ValueError: If the file is damaged, or that of another model.
-        """
-        with read_whole(filepath):
-            if self.built and _holds_optimizer(filepath):
-                self.build_optimizer()
-            super().load_weights(filepath, *args, **kwargs)
-
-
-def _warn_of_unlisted(model: keras.Model) -> None:
-    """Warns of an optimizer's state for which Keras's files have no place."""
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None and internals.unlisted(optimizer):
-        names = " of ".join(internals.optimizer_names(model))
-        warnings.warn(
-            "Keras's files leave out what this optimizer keeps for all weights "
-            "together: a training that goes on from one has other numbers than "
-            f"one that was not interrupted. Received: {names}. Go "
-            "on from what `tfgpipe.callbacks.Checkpoint` writes.",
-            stacklevel=3,
-        )
-
-
-def _holds_optimizer(path: Any) -> bool:
-    """Whether a file of `save_weights` has the state of an optimizer."""
-    if not str(path).endswith(".weights.h5"):
-        return False
-    with h5py.File(path) as file:
-        return len(file.get("optimizer/vars", ())) > 0
 
 
 @contextlib.contextmanager

@@ -46,6 +46,7 @@ TENSORFLOW = Range(
     "Install it: `pip install --upgrade 'tensorflow>=2.18'`, or a build of it "
     "for your hardware, such as `tensorflow-cpu` or `tensorflow-tpu`.",
 )
+
 KERAS = Range(
     "Keras",
     (3, 10),

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 import tfgpipe
 from params import Experiment
-from tfgpipe.devices import placement
+from tfgpipe.devices import accelerators
 from tfgpipe.schedules import CHUNKS, devices_for
 
 
@@ -95,7 +95,7 @@ def strategy(
         ValueError: If there are too few.
     """
     if CHUNKS[experiment.schedule] is None:
-        names = names or placement.accelerators()
+        names = names or accelerators()
     found = len(names or ()) // num_replicas
     k = devices_for(experiment.schedule, experiment.num_partitions, found)
     if names is not None:

@@ -17,7 +17,7 @@ from absl import flags
 import params
 import tfgpipe
 from params import Experiment
-from tfgpipe.planning import Plan
+from tfgpipe.plans import Plan
 from tools import command_line
 from tools.sizes.model_size import (
     deferred_layers,

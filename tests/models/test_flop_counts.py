@@ -13,7 +13,7 @@ from stacks import no_weights_allocated
 import tfgpipe
 from models import amoebanet, transformer_lm, translation
 from models.amoebanet_layers import AmoebaNetCell
-from tfgpipe.planning import cost as cost_lib
+from tfgpipe.costs import cost as cost_lib
 
 ROOT = pathlib.Path(__file__).parents[2]
 # Runs in an interpreter of its own, where Keras uses JAX, whose compiler is

@@ -6,10 +6,10 @@ import pytest
 from test_fuzz import TOLD
 
 import tfgpipe
-from tfgpipe.cells import scope as state_scope
 from tfgpipe.cells.cell import Cell
 from tfgpipe.loss import row_wise
-from tfgpipe.random_state import RandomState
+from tfgpipe.state import scope as state_scope
+from tfgpipe.state.seeds import RandomState
 
 pytestmark = pytest.mark.slow
 

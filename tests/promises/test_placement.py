@@ -7,7 +7,7 @@ from keras import layers as kl
 from kinds import Logits
 
 import tfgpipe
-from tfgpipe.devices import placement
+from tfgpipe.devices import names
 
 WIDTH, ROWS = 16, 20
 
@@ -129,12 +129,12 @@ def test_shared_variable_has_one_owner_and_one_update():
     ],
 )
 def test_resolve_device_finds_the_name_that_is_listed(name):
-    assert short(placement.resolve_device(name)) == "/device:CPU:3"
+    assert short(names.resolve_device(name)) == "/device:CPU:3"
 
 
 @pytest.mark.parametrize("name", ["CPU:99", "GPU:0", "CPU", "nonsense", 3, ""])
 def test_resolve_device_of_unknown_device_is_none(name):
-    assert placement.resolve_device(name) is None
+    assert names.resolve_device(name) is None
 
 
 def test_model_whose_layers_another_one_moved_is_refused():

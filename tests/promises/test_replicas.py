@@ -38,10 +38,10 @@ from tiny import (
 
 import tfgpipe
 from tfgpipe import internals, timeline
-from tfgpipe.run.replicas import Replicas
+from tfgpipe.devices.cell_devices import Replicas
 from tfgpipe.schedules import Facts, Remat, lower
-from tfgpipe.schedules.named import CHUNKS
-from tfgpipe.schedules.named import SCHEDULES as NAMED
+from tfgpipe.schedules.orders import CHUNKS
+from tfgpipe.schedules.orders import SCHEDULES as NAMED
 from tfgpipe.schedules.task import Task
 
 

@@ -27,7 +27,7 @@ from tiny import (
 
 import tfgpipe
 from tfgpipe.schedules import search
-from tfgpipe.schedules.named import SCHEDULES
+from tfgpipe.schedules.orders import SCHEDULES
 from tfgpipe.schedules.schedule import Schedule
 
 

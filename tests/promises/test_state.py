@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras import layers as kl
 
 import tfgpipe
-from tfgpipe.run.state_rules import RunsOn
+from tfgpipe.state.means import RunsOn
 
 pytestmark = pytest.mark.usefixtures("float64")
 

@@ -21,16 +21,19 @@ from generate import generate
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import gradients, graph_key, sparse, trace
-from tfgpipe.cells import scope as state_scope
+from tfgpipe.cells import sparse
 from tfgpipe.cells.function import CellFunction
-from tfgpipe.cells.moving import MovingStatistics
 from tfgpipe.devices import placement, update
+from tfgpipe.graphs import alike, gradient_sums
 from tfgpipe.loss.objective import Penalty
 from tfgpipe.loss.whole import WholeLoss
-from tfgpipe.run import state, state_rules
 from tfgpipe.sequence import model_graph, source
 from tfgpipe.sequence.graph_calls import GraphCalls
+from tfgpipe.state import flow, means
+from tfgpipe.state import scope as state_scope
+from tfgpipe.state.batch_normalization import MovingStatistics
+
+trace = importlib.import_module("tfgpipe.graphs.trace")  # not the function
 
 pytestmark = pytest.mark.slow
 MOST = 300
@@ -73,30 +76,30 @@ def average_equal_values(monkeypatch):
             value * micro_batches.fraction(m, value.dtype)
             for m, value in enumerate(values)
         ]
-        return state_rules.sum_of(parts)
+        return means.sum_of(parts)
 
-    monkeypatch.setattr(state_rules, "weighted_mean", mean)
+    monkeypatch.setattr(means, "weighted_mean", mean)
 
 
 def take_complex_state_for_integers(monkeypatch):
-    rule = state.StateFlow._rule
+    rule = flow.StateFlow._rule
 
     def first(self, k, variable):
         is_complex = tf.as_dtype(variable.dtype).is_complex
-        return state_rules.First() if is_complex else rule(self, k, variable)
+        return means.First() if is_complex else rule(self, k, variable)
 
-    monkeypatch.setattr(state.StateFlow, "_rule", first)
+    monkeypatch.setattr(flow.StateFlow, "_rule", first)
 
 
 def take_constants_for_equal(monkeypatch):
-    original = graph_key._without_names
+    original = alike._without_names
 
     def without(node, *args):
         original(node, *args)
         if node.op == "Const":
             node.attr.pop("value")
 
-    monkeypatch.setattr(graph_key, "_without_names", without)
+    monkeypatch.setattr(alike, "_without_names", without)
 
 
 def read_rates_once(monkeypatch):
@@ -123,7 +126,7 @@ def regularise_own_weights(monkeypatch):
 
 
 def add_up_replacements(monkeypatch):
-    monkeypatch.setattr(gradients, "is_replaced", lambda _: False)
+    monkeypatch.setattr(gradient_sums, "is_replaced", lambda _: False)
 
 
 def take_no_gradient_for_zero(monkeypatch):

@@ -17,8 +17,8 @@ from tfgpipe.checks import (
     checked_path,
     checked_positive,
 )
-from tfgpipe.planning.partition import partition
-from tfgpipe.schedules.named import SCHEDULES
+from tfgpipe.partition import partition
+from tfgpipe.schedules.orders import SCHEDULES
 from tfgpipe.schedules.schedule import Schedule
 
 

@@ -9,7 +9,7 @@ from keras import layers as kl
 import tfgpipe
 from tfgpipe import timeline
 from tfgpipe.schedules import Task
-from tfgpipe.schedules.named import CHUNKS, SCHEDULES
+from tfgpipe.schedules.orders import CHUNKS, SCHEDULES
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

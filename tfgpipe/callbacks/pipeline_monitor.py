@@ -9,12 +9,8 @@ from typing import Any
 
 import keras
 
-from tfgpipe.checks import (
-    checked_counts,
-    checked_positive,
-    checked_sink,
-)
-from tfgpipe.gpipe import GPipe
+from tfgpipe.checks import checked_counts, checked_positive, checked_sink
+from tfgpipe.model import GPipe
 from tfgpipe.monitor import (
     Measured,
     Rates,
@@ -29,10 +25,13 @@ from tfgpipe.monitor import (
     tokens_of_example,
     typical,
 )
-from tfgpipe.timeline import Event, devices_of
+from tfgpipe.run import Event
+from tfgpipe.timeline import devices_of
 
 _STEPS = 3  # that are measured in an epoch, and that advice needs
+
 _RATES = ("examples_per_second", "tokens_per_second")
+
 _IN_LOGS = {"bubble", "model_flops_utilisation", *_RATES}
 
 

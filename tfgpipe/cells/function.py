@@ -8,20 +8,23 @@ share what is made of them. `tracer.py` makes a graph of it.
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
+from tfgpipe.boundary import Boundary, CellArguments, Output, structure_of
 from tfgpipe.cells.cell import Cell
-from tfgpipe.cells.moments import choosing_moments, is_synchronized
-from tfgpipe.cells.moving import MovingStatistics
-from tfgpipe.cells.scope import StateScope
-from tfgpipe.cells.values import Boundary, CellArguments, Output, structure_of
+from tfgpipe.graphs import Findings
+from tfgpipe.state import (
+    MovingStatistics,
+    StateScope,
+    choosing_moments,
+    is_synchronized,
+)
 
 
 class Borrows(Exception):
@@ -58,31 +61,6 @@ def until_known(run: Callable[[], Any]) -> Any:
             return run()
         except Borrows as found:
             found.note()
-
-
-class Findings(NamedTuple):
-    """What the layers of a cell were seen to do when they ran.
-
-    Attributes:
-        draws: How often each of `CellFunction.seeds` was drawn; None for one
-            that got another value than the next one.
-        starts: For each layer, how many operations the graph had before it,
-            and at last, how many after all layers.
-        output_structure: A nest like the outputs.
-        num_head_losses: How many of the losses are the head's.
-        moving_rules: For each of `CellFunction.normalizations` those of
-            `MovingStatistics`.
-    """
-
-    draws: list[int | None]
-    starts: list[int]
-    output_structure: Any
-    num_head_losses: int
-    moving_rules: Sequence[list[Any]] = ()
-
-    def layer_of(self, place: int) -> int:
-        """Which layer made an operation: of those after all, the last."""
-        return max(0, bisect.bisect_right(self.starts[:-1], place) - 1)
 
 
 class CellFunction:

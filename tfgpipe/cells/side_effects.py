@@ -1,4 +1,4 @@
-"""Finds operations with side effects in a cell, and the layer they are from.
+"""Refuses, or warns of, what a trace of a cell shows of its layers.
 
 TensorFlow runs the stateful operations of a function one after the other, so
 a single `tf.print` in a cell would make the whole pipeline run serially.
@@ -6,36 +6,24 @@ a single `tf.print` in a cell would make the whole pipeline run serially.
 the user that effects happen once a micro-batch, in any order between devices.
 A random operation is worse: re-materialisation would draw other numbers than
 the forward pass, and the gradient would be wrong. That is an error.
+
+The storage of a model's variables is for nobody to use beside their values.
+What a cell reads of a variable, it gets as an argument, and what it assigns, it
+returns. Storage that it uses by itself would be that of the last mini-batch,
+would be changed once a micro-batch, and would have no gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.cells.step import named
+from tfgpipe.cells.cell import named
+from tfgpipe.graphs import stateful_kinds
 
-# Reading a variable or a table has no effect; cuDNN's recurrent kernels are
-# stateful for the sake of their dropout, which Keras does not use. What nobody
-# needs any more, Python destroys when it comes to it.
-READS = {
-    "DestroyResourceOp",
-    "LookupTableFindV2",
-    "LookupTableSizeV2",
-    "ReadVariableOp",
-    "ResourceGather",
-    "VarHandleOp",
-    "VarIsInitializedOp",
-    "CudnnRNN",
-    "CudnnRNNV2",
-    "CudnnRNNV3",
-    "CudnnRNNBackprop",
-    "CudnnRNNBackpropV2",
-    "CudnnRNNBackpropV3",
-}
 _RANDOM = {
     "AllCandidateSampler",
     "FixedUnigramCandidateSampler",
@@ -64,17 +52,6 @@ _RANDOM = {
     "ThreadUnsafeUnigramCandidateSampler",
     "TruncatedNormal",
     "UniformCandidateSampler",
-}
-# What they do is what the functions do that they call.
-CALLS = {
-    "Case",
-    "If",
-    "PartitionedCall",
-    "StatefulPartitionedCall",
-    "StatelessCase",
-    "StatelessIf",
-    "StatelessWhile",
-    "While",
 }
 
 
@@ -124,49 +101,28 @@ def check_operations(
             )
 
 
-def stateful_kinds(operations: Sequence[tf.Operation]) -> set[str]:
-    """The types of the stateful operations, those in called functions too.
+def check_captured(cell: Any, traced: Any) -> None:
+    """Refuses storage that the graph of a cell captures.
 
-    A branch of a condition and the body of a loop are such functions.
+    Args:
+        cell: The cell.
+        traced: Its `Traced`; branches, loops and functions capture through it.
     """
-    kinds = {op.type for op in operations}
-    calls = [op for op in operations if internals.takes_functions(op.type)]
-    called = {name for op in calls for name in _functions(op.node_def)}
-    if called:
-        library = {
-            function.signature.name: function.node_def
-            for function in operations[0].graph.as_graph_def().library.function
-        }
-        kinds |= _kinds_in(called, library)
-    return stateful(kinds)
-
-
-def stateful(kinds: Iterable[str]) -> set[str]:
-    """Those of them that have side effects, or draw."""
-    return {
-        kind for kind in {*kinds} - CALLS - READS if internals.is_stateful(kind)
-    }
-
-
-def _kinds_in(
-    names: Iterable[str], library: Mapping[str, Iterable[Any]]
-) -> set[str]:
-    """The types of the operations of functions, and of those they call."""
-    kinds: set[str] = set()
-    known: set[str] = set()
-    waiting = set(names)
-    while waiting:
-        name = waiting.pop()
-        known.add(name)
-        for node in library[name]:
-            kinds.add(node.op)
-            waiting |= {*_functions(node)} - known
-    return kinds
-
-
-def _functions(node: Any) -> list[str]:
-    """The names of the functions that an operation may call."""
-    found = []
-    for attribute in node.attr.values():
-        found += [attribute.func, *attribute.list.func]
-    return [function.name for function in found if function.name]
+    places = {op.name: i for i, op in enumerate(traced.operations)}
+    for outer, own in traced.graph.captures:
+        variable = internals.variable_of(outer)
+        if variable is not None:
+            users = own.consumers()
+            place = min((places[op.name] for op in users), default=0)
+            layer = cell.sequence[traced.findings.layer_of(place)]
+            kinds = sorted({op.type for op in users})
+            raise ValueError(
+                "A layer must use a weight of the model by its "
+                f"`keras.Variable`. Received: {named(layer)} of cell "
+                f"{cell.number} uses the `tf.Variable` of '{variable.path}' by "
+                f"itself, by {', '.join(kinds)}, from which a pipeline gets no "
+                "gradient, and no new value at the end of the mini-batch. Keep "
+                "the variable, as in `self.k = layer.kernel` instead of "
+                "`layer.kernel.value`, and call its `assign`, or functions of "
+                "`keras.ops`."
+            )

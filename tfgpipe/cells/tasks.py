@@ -17,17 +17,13 @@ a mini-batch. Where there are many tensors, they go in bundles.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfgpipe.cells.bundle import by_reference, tensors
-from tfgpipe.cells.cut import Cut
-from tfgpipe.cells.function import Findings
-from tfgpipe.cells.gradients import Gradient
-from tfgpipe.cells.values import CellArguments, Output
-from tfgpipe.cells.work import Kept, Sums, Work
+from tfgpipe.boundary import CellArguments, Output
+from tfgpipe.graphs import Cut, Findings, Gradient, Sums, by_reference, tensors
 from tfgpipe.schedules import Facts
 
 
@@ -279,3 +275,38 @@ def _like(nest: Any, values: Iterator[Any]) -> Any:
         [None if t is None else next(values) for t in flat],
         expand_composites=True,
     )
+
+
+class Kept(NamedTuple):
+    """What later tasks of a micro-batch take of earlier ones.
+
+    Attributes:
+        totals: What was added up over replicas.
+        values: What `Cut.kept` names, packed; None if it was dropped.
+        crossing: What `Cut.crossing` names, packed; None before it is there.
+    """
+
+    totals: list[tf.Tensor]
+    values: list[tf.Tensor] | None = None
+    crossing: list[tf.Tensor] | None = None
+
+
+class Work(NamedTuple):
+    """A task, ready to be run: a call without arguments.
+
+    Attributes:
+        function: A `Subfunction`; for a cell that takes moments over replicas
+            `Stages`, see `run/chain.py`.
+        values: What it takes, by what that is of the graph.
+        sums: The sums of gradients so far, packed.
+        finish: Makes what the task returns of what the function does.
+    """
+
+    function: Any
+    values: dict[Any, Any]
+    sums: Sequence[tf.Tensor]
+    finish: Callable[[list[Any]], Any]
+
+    def __call__(self) -> Any:
+        """Runs the task."""
+        return self.finish(self.function(self.values, self.sums))

@@ -1,7 +1,7 @@
 """Makes the tasks of all cells: traced functions, which equal cells share.
 
 Python runs the layers of each cell. What follows is made once for all cells of
-equal graphs, see `graph_key.py`:
+equal graphs, see `graphs/alike.py`:
 
     cell 0 --trace--> graph --+
     cell 1 --trace--> graph --+--differentiate--> cut --> functions
@@ -17,17 +17,22 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.cells.backward import Backward, add_backward, without_backward
-from tfgpipe.cells.captured import check_captured
+from tfgpipe.boundary import Boundary, CellArguments, structure_of
 from tfgpipe.cells.cell import Cell
-from tfgpipe.cells.cut import Cut
 from tfgpipe.cells.function import CellFunction
-from tfgpipe.cells.graph_key import graph_key
-from tfgpipe.cells.side_effects import check_operations
+from tfgpipe.cells.side_effects import check_captured, check_operations
 from tfgpipe.cells.tasks import CellTasks
-from tfgpipe.cells.trace import Origin, Traced, trace
-from tfgpipe.cells.values import Boundary, CellArguments, structure_of
-from tfgpipe.devices import placement
+from tfgpipe.devices import names
+from tfgpipe.graphs import (
+    Backward,
+    Cut,
+    Origin,
+    Traced,
+    add_backward,
+    graph_key,
+    trace,
+    without_backward,
+)
 
 
 class Tracer:
@@ -184,7 +189,7 @@ def _key(traced: Traced, ends: Any, has_gradients: bool) -> Any:
     """Equal for cells of which one can stand for the other."""
     return (
         graph_key(traced.graph, ends, has_gradients),
-        tuple(placement.device_types(traced.origin.function.cell.devices)),
+        tuple(names.device_types(traced.origin.function.cell.devices)),
     )
 
 

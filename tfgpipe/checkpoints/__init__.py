@@ -1,7 +1,6 @@
 """Checkpoints of a training: written in the background, whole or not at all."""
 
-from tfgpipe.checkpoints.folder import Folder
-from tfgpipe.checkpoints.manifest import Position
+from tfgpipe.checkpoints.folder import Folder, Position, read
 from tfgpipe.checkpoints.restore import (
     Restored,
     is_known_damaged,
@@ -18,6 +17,7 @@ __all__ = [
     "Writer",
     "is_known_damaged",
     "known_steps_of",
+    "read",
     "restore",
     "steps_of",
     "wait_for_all",

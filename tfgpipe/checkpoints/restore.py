@@ -12,10 +12,9 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.checkpoints import contents
-from tfgpipe.checkpoints import manifest as manifest_lib
-from tfgpipe.checkpoints.folder import Folder
-from tfgpipe.checkpoints.manifest import Damaged, Manifest
+from tfgpipe.checkpoints import folder as manifest_lib
+from tfgpipe.checkpoints import writer
+from tfgpipe.checkpoints.folder import Damaged, Folder, Manifest
 from tfgpipe.checkpoints.writer import VALUES, wait_for_all
 from tfgpipe.checks import as_integer
 
@@ -144,7 +143,7 @@ def _take(model: keras.Model, path: pathlib.Path, manifest: Manifest) -> None:
             "first, or let the list of layers begin with `keras.Input(shape)`."
         )
     _build_optimizer(model)
-    groups = contents.contents(model)
+    groups = writer.contents(model)
     if not groups["optimizer"]:  # not compiled
         del groups["optimizer"]
     if not (groups["skipped"] and manifest.variables.get("skipped")):
@@ -156,10 +155,10 @@ def _take(model: keras.Model, path: pathlib.Path, manifest: Manifest) -> None:
             f"Received: {names}, and {list(manifest.optimizer)} in {path}. "
             "Compile the model as it was for the training."
         )
-    _check(contents.described(groups), manifest, path)
+    _check(writer.described(groups), manifest, path)
     for group, variables in groups.items():
-        for i, variable in enumerate(map(contents.storage, variables)):
-            key = contents.key(group, i)
+        for i, variable in enumerate(map(writer.storage, variables)):
+            key = writer.key(group, i)
             variable.assign(_read(path, key, variable))
 
 

@@ -1,4 +1,4 @@
-"""Writes checkpoints while the training goes on.
+"""Writes checkpoints while the training goes on, and which variables they have.
 
     step 100      values are copied to the CPUs of the hosts that have them
     step 101 ...  meanwhile a thread has each host write its shard:
@@ -20,11 +20,9 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.checkpoints import contents
-from tfgpipe.checkpoints import manifest as manifest_lib
-from tfgpipe.checkpoints.folder import Folder
-from tfgpipe.checkpoints.manifest import Manifest, Position
-from tfgpipe.devices import placement
+from tfgpipe.checkpoints import folder as manifest_lib
+from tfgpipe.checkpoints.folder import Folder, Manifest, Position
+from tfgpipe.devices import names
 
 VALUES = "values"
 
@@ -88,11 +86,11 @@ class Writer:
             OSError: If the one before could not be written.
         """
         self.wait()
-        groups = contents.contents(model)
+        groups = contents(model)
         shards = _copied(groups, self._shared)
         manifest = Manifest(
             position,
-            contents.described(groups),
+            described(groups),
             {},
             monitored,
             internals.optimizer_names(model),
@@ -158,11 +156,11 @@ def _copied(
     """
     shards: dict[str, dict[str, tf.Tensor]] = {}
     for group, variables in groups.items():
-        for i, variable in enumerate(map(contents.storage, variables)):
-            host = placement.host_of(variable.device) if shared else "CPU:0"
+        for i, variable in enumerate(map(storage, variables)):
+            host = names.host_of(variable.device) if shared else "CPU:0"
             with tf.device(host):
                 value = tf.identity(variable.read_value())
-            shards.setdefault(host, {})[contents.key(group, i)] = value
+            shards.setdefault(host, {})[key(group, i)] = value
     return shards
 
 
@@ -192,3 +190,54 @@ def _write_values(
             destination_prefix=str(folder / VALUES),
             delete_old_dirs=False,
         )
+
+
+def contents(model: keras.Model) -> dict[str, list[Any]]:
+    """The variables of a training, by groups, each in an order of its own.
+
+    The order is that of the layers, wherever they are: the same for a `GPipe`
+    of any cells and replicas, and for a plain Keras model of the same layers.
+
+    Args:
+        model: A model that is built, whose optimizer is, if it has one.
+
+    Returns:
+        "model": weights, state, seeds and metrics of layers; "optimizer": its
+        slots, iterations and the like; "skipped", for a `GPipe` that skips.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    skips = getattr(model, "skips", None)
+    kept: list[Any] = []
+    if optimizer is not None:
+        kept = [*optimizer.variables, *internals.unlisted(optimizer)]
+    return {
+        "model": [*model.variables],
+        "optimizer": kept,
+        "skipped": [] if skips is None else [skips.total_variable],
+    }
+
+
+def storage(variable: Any) -> tf.Variable:
+    """What holds a variable's value."""
+    is_keras = isinstance(variable, keras.Variable)
+    return variable.value if is_keras else variable
+
+
+def described(groups: dict[str, list[Any]]) -> dict[str, list[list[Any]]]:
+    """For each variable its name, shape and dtype, as JSON can hold them."""
+    return {
+        group: [
+            [
+                getattr(v, "path", v.name),
+                [int(n) for n in v.shape],
+                tf.as_dtype(v.dtype).name,
+            ]
+            for v in variables
+        ]
+        for group, variables in groups.items()
+    }
+
+
+def key(group: str, index: int) -> str:
+    """What the values of a variable are called in the files."""
+    return f"{group}/{index}"

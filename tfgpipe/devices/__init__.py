@@ -1,8 +1,14 @@
-"""Devices: their names, and what is placed on them."""
+"""Devices: their names, the cells on them, and what is placed on them."""
 
-from tfgpipe.devices import other_strategies, placement, strategy
-from tfgpipe.devices.names import DeviceList
-from tfgpipe.devices.placement import Storage
+from tfgpipe.devices import names, placement, strategy
+from tfgpipe.devices.cell_devices import DeviceList, Replicas
+from tfgpipe.devices.names import (
+    accelerators,
+    all_devices,
+    device_types,
+    resolve_device,
+)
+from tfgpipe.devices.placement import Storage, place_variables
 from tfgpipe.devices.strategy import PipelineStrategy, TPUPipelineStrategy
 from tfgpipe.devices.tpu import connect_to_tpu, tpu_device_assignment
 from tfgpipe.devices.update import update_on_devices, updates_slices_alike
@@ -10,11 +16,17 @@ from tfgpipe.devices.update import update_on_devices, updates_slices_alike
 __all__ = [
     "DeviceList",
     "PipelineStrategy",
+    "Replicas",
     "Storage",
     "TPUPipelineStrategy",
+    "accelerators",
+    "all_devices",
     "connect_to_tpu",
-    "other_strategies",
+    "device_types",
+    "names",
+    "place_variables",
     "placement",
+    "resolve_device",
     "strategy",
     "tpu_device_assignment",
     "update_on_devices",

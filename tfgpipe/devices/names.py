@@ -1,160 +1,11 @@
-"""Finds out how many cells there are, and the devices for them."""
+"""Names of devices, and which devices there are."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
-
-from tfgpipe.devices import placement
-from tfgpipe.schedules import CHUNKS, Schedule
-
-
-class DeviceList:
-    """The number of cells, and the devices for them.
-
-    Args:
-        names: Devices that the user gave, or None.
-        num_partitions: K, or None if the user said none, or no count.
-        num_micro_batches: M, or None if what the user said is no count.
-        schedule: Name of the schedule, or the schedule itself.
-        replica: The devices of a replica, if a strategy names them, or None.
-
-    Attributes:
-        names: The names that the user gave, or of what the user gave; or None.
-        devices: Full names of the devices.
-        num_partitions: K.
-        problems: What is wrong.
-    """
-
-    def __init__(
-        self,
-        names: list[Any] | None,
-        num_partitions: int | None,
-        num_micro_batches: int | None,
-        schedule: str | Schedule,
-        replica: Sequence[str] | None = None,
-    ):
-        self.names = None if names is None else [*map(name_of, names)]
-        self._replica = replica
-        self.devices, self.problems = self._found()
-        found = len(self.devices if names is None or replica else names)
-        if isinstance(schedule, Schedule):
-            self.num_partitions = schedule.num_cells
-            self._check_written(
-                schedule, num_partitions, num_micro_batches, found
-            )
-        elif num_partitions is None:
-            self.num_partitions = found * (CHUNKS.get(schedule, 1) or 1)
-        else:
-            self.num_partitions = num_partitions
-            self._check_count(schedule, CHUNKS.get(schedule, 1), found)
-
-    def _found(self) -> tuple[list[str], list[str]]:
-        """The devices, and what is wrong with how they are named."""
-        if self._replica is None:
-            if self.names is None:
-                return placement.accelerators(), []
-            return resolved(self.names)
-        if self.names is None:
-            return list(self._replica), []
-        return list(self._replica), [
-            "`devices` must be those of the strategy. Received: "
-            f"devices={self.names} in the scope of a strategy with the "
-            f"devices {list(self._replica)} in its first replica. Leave them "
-            "out, or pass them to `PipelineStrategy`."
-        ]
-
-    def _check_count(
-        self, schedule: str, chunks: int | None, found: int
-    ) -> None:
-        """Compares K with the number of devices.
-
-        Args:
-            schedule: Its name.
-            chunks: Cells of a device, None for any number.
-            found: Number of devices.
-        """
-        k = self.num_partitions
-        if chunks is None:
-            if k % found:
-                self.problems.append(
-                    "`num_partitions` must be a multiple of the number of "
-                    f'devices under schedule="{schedule}". Received: '
-                    f"num_partitions={k} and {found} devices. Change it, or "
-                    "name other `devices`."
-                )
-        elif self._replica is not None:
-            if k != chunks * found:
-                self.problems.append(
-                    "`num_partitions` must be that of the strategy, "
-                    f"{found}{_each(chunks)}. Received: num_partitions={k}. "
-                    "Leave it out, or make a `PipelineStrategy` of as many "
-                    "devices a replica."
-                )
-        elif k % chunks:
-            self.problems.append(
-                f"`num_partitions` must be {chunks} a device under "
-                f'schedule="{schedule}". Received: num_partitions={k}. Pass '
-                f"{k + chunks - k % chunks}, or take another schedule."
-            )
-        elif self.names is None:
-            if k > chunks * found:
-                self.problems.append(
-                    "`num_partitions` must be at most the number of devices"
-                    f"{_each(chunks)}. Received: num_partitions={k} and the "
-                    f"devices {self.devices}. Ask for fewer cells, or for "
-                    'schedule="interleaved" with a multiple of the devices; '
-                    "to try a pipeline without accelerators, split the CPU "
-                    "with `tf.config.set_logical_device_configuration` first."
-                )
-            self.devices = self.devices[: k // chunks]
-        elif k != chunks * found:
-            count = "one device a cell"
-            if chunks > 1:
-                count = f"one device for {chunks} cells"
-            self.problems.append(
-                f"`devices` must name {count}. Received: devices={self.names} "
-                f"and num_partitions={k}. Pass num_partitions="
-                f"{chunks * found} for these, or name {k // chunks}."
-            )
-
-    def _check_written(
-        self,
-        schedule: Schedule,
-        num_partitions: Any,
-        num_micro_batches: int | None,
-        found: int,
-    ) -> None:
-        """Compares a schedule that the user wrote with the other arguments."""
-        for name, expected, received in (
-            ("num_partitions", schedule.num_cells, num_partitions),
-            (
-                "num_micro_batches",
-                schedule.num_micro_batches,
-                num_micro_batches,
-            ),
-        ):
-            if received not in (None, expected):
-                self.problems.append(
-                    f"`{name}` must be that of `schedule`, {expected}. "
-                    f"Received: {name}={received!r}. Write the schedule for "
-                    "as many."
-                )
-        wanted = schedule.num_devices
-        is_named = self.names is not None or self._replica is not None
-        if wanted > found or (is_named and wanted != found):
-            self.problems.append(
-                f"`schedule` has tasks for {wanted} devices. Received: the "
-                f"devices {self.names or self.devices}. Write it for as many, "
-                "or name others."
-            )
-
-
-def _each(chunks: int) -> str:
-    """What follows the number of devices where each has several cells."""
-    return "" if chunks == 1 else f", times the {chunks} cells of each"
 
 
 def name_of(device: Any) -> Any:
@@ -169,11 +20,11 @@ def resolved(devices: list[Any]) -> tuple[list[str], list[str]]:
     found: list[str] = []
     problems: list[str] = []
     for name in map(name_of, devices):
-        full = placement.resolve_device(name)
+        full = resolve_device(name)
         if full is None:
             problems.append(
                 "`devices` must be devices that TensorFlow lists: "
-                f"{placement.all_devices()}. Received: {name!r}."
+                f"{all_devices()}. Received: {name!r}."
             )
             continue
         if full in found:
@@ -184,3 +35,74 @@ def resolved(devices: list[Any]) -> tuple[list[str], list[str]]:
             )
         found.append(full)
     return found, problems
+
+
+# Types of devices without kernels of their own. Those of the last two exist if
+# TensorFlow is asked for them, see docs/tpu.md.
+_ONLY_COMPILE = {"TPU", "XLA_CPU", "XLA_GPU"}
+
+# What names leave out.
+_LOCAL = tf.DeviceSpec(job="localhost", replica=0, task=0)
+
+
+def accelerators() -> list[str]:
+    """Names of the devices cells go to: TPUs, or GPUs, or else CPUs."""
+    for kind in ("TPU", "GPU", "CPU"):
+        devices = tf.config.list_logical_devices(kind)
+        if devices:
+            return [device.name for device in devices]
+    return []
+
+
+def all_devices() -> list[str]:
+    """Names of all devices that TensorFlow lists."""
+    return [device.name for device in tf.config.list_logical_devices()]
+
+
+def resolve_device(name: Any) -> str | None:
+    """The name by which TensorFlow lists a device, or None."""
+    if not isinstance(name, str):
+        return None
+    try:
+        wanted = tf.DeviceSpec.from_string(
+            name if name.startswith("/") else f"/device:{name}"
+        )
+    except ValueError:
+        return None
+    if wanted.device_type is None or wanted.device_index is None:
+        return None
+    for listed in all_devices():
+        # Of CPUs TensorFlow lists short names, and other strategies use full.
+        spec = _LOCAL.make_merged_spec(tf.DeviceSpec.from_string(listed))
+        if spec.make_merged_spec(wanted) == spec:
+            return listed
+    return None
+
+
+def device_types(names: Iterable[str]) -> list[str]:
+    """The types of devices, such as "GPU", each once."""
+    types = (tf.DeviceSpec.from_string(name).device_type for name in names)
+    return list(dict.fromkeys(types))
+
+
+def only_compiles(names: Iterable[str]) -> bool:
+    """Whether one of these devices runs nothing but what XLA compiles.
+
+    It has no kernels besides, and holds no variants, such as Optionals.
+    """
+    return not _ONLY_COMPILE.isdisjoint(device_types(names))
+
+
+def same_device(one: str, other: str) -> bool:
+    """Whether two names, full or short, mean one device."""
+    a, b = tf.DeviceSpec.from_string(one), tf.DeviceSpec.from_string(other)
+    keys = ("device_type", "device_index")
+    if any(getattr(a, key) != getattr(b, key) for key in keys):
+        return False
+    return None in (a.task, b.task) or (a.job, a.task) == (b.job, b.task)
+
+
+def host_of(device: str) -> str:
+    """The CPU of the host that a device is of."""
+    spec = tf.DeviceSpec.from_string(device)
+    return spec.replace(device_type="CPU", device_index=0).to_string()

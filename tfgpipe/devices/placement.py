@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfgpipe import internals
+from tfgpipe.devices import names as names_lib
+from tfgpipe.devices.names import same_device
 
 # Operations that run others, or are needed wherever they are used.
 _ANYWHERE = {
@@ -24,52 +26,12 @@ _ANYWHERE = {
     "While",
 }
 
-# Types of devices without kernels of their own. Those of the last two exist if
-# TensorFlow is asked for them, see docs/tpu.md.
-_ONLY_COMPILE = {"TPU", "XLA_CPU", "XLA_GPU"}
-
-# What names leave out.
-_LOCAL = tf.DeviceSpec(job="localhost", replica=0, task=0)
 _PLACED_BY = "tfgpipe_placed_by"  # an attribute of variables
 
 
 def num_bytes(variable: Any) -> int:
     """Bytes of a variable, or of anything else with a shape and a dtype."""
     return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
-
-
-def accelerators() -> list[str]:
-    """Names of the devices cells go to: TPUs, or GPUs, or else CPUs."""
-    for kind in ("TPU", "GPU", "CPU"):
-        devices = tf.config.list_logical_devices(kind)
-        if devices:
-            return [device.name for device in devices]
-    return []
-
-
-def all_devices() -> list[str]:
-    """Names of all devices that TensorFlow lists."""
-    return [device.name for device in tf.config.list_logical_devices()]
-
-
-def resolve_device(name: Any) -> str | None:
-    """The name by which TensorFlow lists a device, or None."""
-    if not isinstance(name, str):
-        return None
-    try:
-        wanted = tf.DeviceSpec.from_string(
-            name if name.startswith("/") else f"/device:{name}"
-        )
-    except ValueError:
-        return None
-    if wanted.device_type is None or wanted.device_index is None:
-        return None
-    for listed in all_devices():
-        # Of CPUs TensorFlow lists short names, and other strategies use full.
-        spec = _LOCAL.make_merged_spec(tf.DeviceSpec.from_string(listed))
-        if spec.make_merged_spec(wanted) == spec:
-            return listed
-    return None
 
 
 def create_or_move(variables: list[keras.Variable], device: str) -> None:
@@ -136,35 +98,6 @@ class Storage:
             )
 
 
-def device_types(names: Iterable[str]) -> list[str]:
-    """The types of devices, such as "GPU", each once."""
-    types = (tf.DeviceSpec.from_string(name).device_type for name in names)
-    return list(dict.fromkeys(types))
-
-
-def only_compiles(names: Iterable[str]) -> bool:
-    """Whether one of these devices runs nothing but what XLA compiles.
-
-    It has no kernels besides, and holds no variants, such as Optionals.
-    """
-    return not _ONLY_COMPILE.isdisjoint(device_types(names))
-
-
-def same_device(one: str, other: str) -> bool:
-    """Whether two names, full or short, mean one device."""
-    a, b = tf.DeviceSpec.from_string(one), tf.DeviceSpec.from_string(other)
-    keys = ("device_type", "device_index")
-    if any(getattr(a, key) != getattr(b, key) for key in keys):
-        return False
-    return None in (a.task, b.task) or (a.job, a.task) == (b.job, b.task)
-
-
-def host_of(device: str) -> str:
-    """The CPU of the host that a device is of."""
-    spec = tf.DeviceSpec.from_string(device)
-    return spec.replace(device_type="CPU", device_index=0).to_string()
-
-
 def read_variable(variable: keras.Variable) -> tf.Tensor:
     """The variable's value on the current device."""
     value = variable.value
@@ -180,7 +113,7 @@ def as_device_takes(gradient: Any, variable: keras.Variable) -> Any:
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
-    if not only_compiles([variable.value.device]):
+    if not names_lib.only_compiles([variable.value.device]):
         return gradient
     with tf.device(variable.value.device):
         return tf.tensor_scatter_nd_add(
@@ -238,3 +171,40 @@ def _device_of_inputs(variables: list[keras.Variable]) -> Callable:
         return fallback
 
     return device
+
+
+def place_variables(cells: Iterable[Any], placed: Collection[int]) -> None:
+    """Puts each variable onto its device.
+
+    The trainable ones of a cell are shared out among its devices. What cells
+    share belongs to the first of them.
+
+    Args:
+        cells: The cells.
+        placed: ids of variables that stay where they are.
+    """
+    known = set(placed)
+
+    def new(variables: Iterable[keras.Variable]) -> list[keras.Variable]:
+        found = {id(v): v for v in variables if id(v) not in known}
+        known.update(found)
+        return list(found.values())
+
+    for cell in cells:
+        weights = new(v for layer in cell.weights_by_layer for v in layer)
+        for device, own in _shared_out(weights, cell.devices).items():
+            create_or_move(own, device)
+        create_or_move(new(cell.state), cell.device)
+
+
+def _shared_out(
+    variables: Sequence[keras.Variable], devices: Sequence[str]
+) -> dict[str, list[keras.Variable]]:
+    """Gives each device about as many bytes of variables."""
+    owned: dict[str, list[keras.Variable]] = {device: [] for device in devices}
+    held = dict.fromkeys(devices, 0)
+    for variable in sorted(variables, key=num_bytes, reverse=True):
+        device = min(devices, key=held.__getitem__)
+        owned[device].append(variable)
+        held[device] += num_bytes(variable)
+    return owned

@@ -32,6 +32,9 @@ Devices may be those of other hosts that TensorFlow is connected to: the graph
 is the same. Limits: one process traces it, and feeds the data. What is not
 trained is on the first replica's devices.
 
+Of TensorFlow's own strategies a pipeline takes over one thing. That is their
+devices: not how they run a step.
+
 References: [Huang et al., 2019](https://arxiv.org/abs/1811.06965), section 1,
 on data parallelism beside pipelines;
 [Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054) on optimizer state
@@ -47,8 +50,7 @@ import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.checks import checked_counts
-from tfgpipe.devices import other_strategies, placement
-from tfgpipe.devices.names import resolved
+from tfgpipe.devices.names import accelerators, resolved
 
 
 class PipelineStrategy(internals.SingleReplicaStrategy):
@@ -135,9 +137,9 @@ class PipelineStrategy(internals.SingleReplicaStrategy):
         >>> PipelineStrategy.from_strategy(mirrored, num_partitions=1)
         <PipelineStrategy num_replicas=1 num_partitions=1>
         """
-        if other_strategies.is_of_tpu(strategy):
+        if is_of_tpu(strategy):
             return TPUPipelineStrategy.from_strategy(strategy, num_partitions)
-        devices = other_strategies.devices_of(strategy, num_partitions)
+        devices = devices_of(strategy, num_partitions)
         return cls(len(devices) // num_partitions, num_partitions, devices)
 
     def _names(self, devices: Sequence[Any] | None) -> list[str]:
@@ -145,7 +147,7 @@ class PipelineStrategy(internals.SingleReplicaStrategy):
         problems: list[str] = []
         wanted = self.num_replicas * self.num_partitions
         if devices is None:
-            found = placement.accelerators()
+            found = accelerators()
             if len(found) < wanted:
                 problems.append(
                     "`num_replicas` times `num_partitions` must be at most the "
@@ -236,7 +238,7 @@ class TPUPipelineStrategy(PipelineStrategy):
             ValueError: If it is another strategy, or has no such assignment.
                 Without one it does not say how its cores lie in the TPU.
         """
-        return cls(other_strategies.assignment_of(strategy, num_partitions))
+        return cls(assignment_of(strategy, num_partitions))
 
 
 def any_current() -> Any:
@@ -257,6 +259,97 @@ def current() -> PipelineStrategy | None:
             "A `GPipe` must be made in the scope of a "
             "`tfgpipe.PipelineStrategy`, or of no `tf.distribute` strategy. "
             f"Received: the scope of {strategy}. "
-            f"{other_strategies.instead_of(strategy)}"
+            f"{instead_of(strategy)}"
         )
     return strategy
+
+
+_LOCAL = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)
+
+_TPU = (tf.distribute.TPUStrategy, tf.distribute.experimental.TPUStrategy)
+
+
+def is_of_tpu(strategy: Any) -> bool:
+    """Whether it is a strategy for the cores of a TPU."""
+    return isinstance(strategy, _TPU)
+
+
+def devices_of(strategy: Any, num_partitions: int) -> list[str]:
+    """The devices of a strategy, for replicas of K of them.
+
+    Args:
+        strategy: A `MirroredStrategy` or a `OneDeviceStrategy`.
+        num_partitions: K, which divides the number of its devices.
+
+    Raises:
+        ValueError: If it is something else, or K does not divide the number.
+    """
+    (num_partitions,) = checked_counts(num_partitions=num_partitions)
+    if not isinstance(strategy, _LOCAL):
+        raise ValueError(
+            "`strategy` must be a `tf.distribute.MirroredStrategy`, "
+            f"`OneDeviceStrategy` or `TPUStrategy`. Received: {strategy!r}. "
+            "Name devices instead: `tfgpipe.PipelineStrategy(num_replicas, "
+            "num_partitions, devices)`."
+        )
+    devices = list(strategy.extended.worker_devices)
+    if len(devices) % num_partitions:
+        raise ValueError(
+            "`num_partitions` must divide the number of devices of the "
+            f"strategy, {len(devices)}. Received: "
+            f"num_partitions={num_partitions} and the devices {devices}. "
+            "Change it, or name the devices to use: `tfgpipe.PipelineStrategy("
+            "num_replicas, num_partitions, devices)`."
+        )
+    return devices
+
+
+def assignment_of(strategy: Any, num_partitions: int) -> Any:
+    """The cores of a TPU's strategy, as replicas of K of them.
+
+    Args:
+        strategy: A `TPUStrategy` that was made for K cores a replica.
+        num_partitions: K.
+
+    Returns:
+        Its `tf.tpu.experimental.DeviceAssignment`.
+
+    Raises:
+        ValueError: If it is something else, or has no such assignment. Without
+            one, it does not know how its cores lie in the TPU.
+    """
+    (num_partitions,) = checked_counts(num_partitions=num_partitions)
+    if not is_of_tpu(strategy):
+        raise ValueError(
+            "`strategy` must be a `tf.distribute.TPUStrategy`. Received: "
+            f"{strategy!r}. For strategies of other devices, use "
+            "`tfgpipe.PipelineStrategy.from_strategy`."
+        )
+    assignment = internals.device_assignment(strategy)
+    has = None if assignment is None else assignment.num_cores_per_replica
+    if has != num_partitions:
+        raise ValueError(
+            "`strategy` must be a `TPUStrategy` with a `DeviceAssignment` of "
+            f"`num_partitions` cores a replica, {num_partitions}. Received: a "
+            "strategy with "
+            + (f"one of {has}. " if has else "none. ")
+            + "Pass the topology that "
+            "`tf.tpu.experimental.initialize_tpu_system` has returned: "
+            "`tfgpipe.TPUPipelineStrategy(tfgpipe.tpu_device_assignment("
+            f"topology, num_replicas, num_partitions={num_partitions}))`."
+        )
+    return assignment
+
+
+def instead_of(strategy: Any) -> str:
+    """What to use in the place of a strategy, in a sentence."""
+    if isinstance(strategy, (*_LOCAL, *_TPU)):
+        return (
+            "For replicas of a pipeline of K cells on its devices, make the "
+            "model in the `scope()` of `tfgpipe.PipelineStrategy.from_strategy("
+            "strategy, num_partitions=K)`."
+        )
+    return (
+        "For replicas of a pipeline, make the model in the `scope()` of a "
+        "`tfgpipe.PipelineStrategy(num_replicas, num_partitions)`."
+    )

@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.devices import placement
+from tfgpipe.devices import names, placement
 
 # Keras's optimizers whose update of a weight depends on nothing but the
 # gradient, the weight, its slots and the optimizer's settings. Others, such as
@@ -41,6 +41,7 @@ _ALIKE = {
         keras.optimizers.SGD,
     )
 }
+
 # What a user's subclass may define: nothing that such an update calls.
 _OUTSIDE_UPDATES = {
     "apply",
@@ -50,6 +51,7 @@ _OUTSIDE_UPDATES = {
     "get_config",
     "update_step",  # which is looked for in _ALIKE
 }
+
 _PLAIN = (bool, int, float, str, type(None), np.generic)
 
 
@@ -155,7 +157,7 @@ class _SharedUpdate:
         fixed = internals.shared_variables(self._optimizer)
         device = own.value.device
         with tf.device(device):
-            is_compiled = placement.only_compiles([device])
+            is_compiled = names.only_compiles([device])
             tensors = [gradient, *self._values(learning_rate, fixed, device)]
             key = (
                 *((tuple(v.shape), v.value.dtype) for v in changing),

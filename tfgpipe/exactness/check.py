@@ -10,22 +10,22 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import check_rows, is_synchronized
-from tfgpipe.exactness.graph_step import (
+from tfgpipe.exactness.fit_step import (
+    Places,
+    compare_loss,
     compare_state,
     compare_step,
     compare_update,
+    compare_weights,
     run_graph_step,
 )
 from tfgpipe.exactness.layers import compare_forward
-from tfgpipe.exactness.loss_by_keras import compare_loss
 from tfgpipe.exactness.recorder import Recorded, recorded_in
 from tfgpipe.exactness.report import Report, Tally
-from tfgpipe.exactness.weights import Places, compare_weights
-from tfgpipe.gpipe import GPipe
-from tfgpipe.nonfinite import all_finite
-from tfgpipe.rehearsal import ByLayers, Rehearsal
+from tfgpipe.micro_batches import check_rows
+from tfgpipe.model import ByLayers, GPipe, Rehearsal, all_finite
 from tfgpipe.sequence import inputs
+from tfgpipe.state import is_synchronized
 
 _MOST_SCALES = 20  # of the loss: from 2^15 to under 1
 

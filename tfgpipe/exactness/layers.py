@@ -1,4 +1,4 @@
-"""Each layer of a step beside the same layer on the host.
+"""Each layer beside the host, and its micro-batches beside the whole.
 
     device     x --> layer --> y --> next layer     as it was rehearsed
                |               |
@@ -8,25 +8,61 @@ With the gradients that came back on the device, the host has its own:
 
     device    dx <-- layer <-- dy <-- next layer
     host      dx' <- layer <-- dy                    dx' beside dx
+
+The micro-batches of a layer are computed one by one, and all at once:
+
+    host    x0 --> layer --> y0
+            x1 --> layer --> y1      y0, y1, y2 beside the rows of y
+            x2 --> layer --> y2
+            x  --> layer --> y       as Keras does without micro-batches
+
+Two things differ by what the guide says: batch normalisation, by the moments
+that it takes, and random numbers. Whether that is all of it shows when only
+rows of other micro-batches change:
+
+    x0, x1, x2 --> layer --> y       with its moments and its seeds
+    x0, x0, x0 --> layer --> y'      with the same: y0' must be y0
+
+Limit: the state of a layer that draws, or holds several batch normalisations,
+follows from what differs: of that, nothing is said.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 
-from tfgpipe.exactness.difference import (
+from tfgpipe import internals
+from tfgpipe.boundary import Boundary
+from tfgpipe.exactness.recorder import (
+    Call,
+    Given,
+    Place,
+    Recorded,
+    Replay,
+    axes_of,
+    first_axes,
+    first_repeated,
+    first_rows,
+    joined,
+    joined_gradients,
+    replayed,
+    shares_of,
+    summed,
+)
+from tfgpipe.exactness.report import (
+    Tally,
     are_finite,
     compared_dx,
     of_gradients,
     of_outputs,
+    without_tiny,
 )
-from tfgpipe.exactness.recorder import Call, Place, Recorded, shares_of
-from tfgpipe.exactness.replay import Given, Replay, replayed
-from tfgpipe.exactness.report import Tally
-from tfgpipe.exactness.rows import Rows
 
 
 class OnHost(NamedTuple):
@@ -146,3 +182,231 @@ def _compare_dx(
     if any(call.dx for call in calls):
         what = "gradient with respect to inputs"
         tally.note("gradient", place.name, what, difference, limit)
+
+
+class _Layer(NamedTuple):
+    """A layer on the host, by micro-batches and on all rows at once.
+
+    Attributes:
+        place: The layer.
+        calls: Its calls on its device.
+        parts: The same on the host.
+        given: What it is given of all rows.
+        whole: What it makes of that.
+        axes_in: Along which axes the rows of its inputs are.
+        axes_out: Those of its outputs.
+    """
+
+    place: Place
+    calls: list[Call]
+    parts: list[Replay]
+    given: Given
+    whole: Replay
+    axes_in: Boundary
+    axes_out: Boundary
+
+    @property
+    def limit(self) -> float:
+        """Up to where differences are rounding."""
+        return self.place.limit(self.whole.outputs.tensors, on_host=True)
+
+
+class Rows:
+    """Compares layer after layer, in order.
+
+    Args:
+        tally: Takes the comparisons.
+        shares: The share of the rows that each micro-batch has.
+
+    Attributes:
+        assigned: What Keras makes of variables in the whole mini-batch, by id.
+        unknown: ids of those of which that cannot be said.
+    """
+
+    def __init__(self, tally: Tally, shares: Sequence[float]):
+        self._tally = tally
+        self._shares = shares
+        self._axes: Boundary | None = None  # of what comes into the next layer
+        self.assigned: dict[int, tf.Tensor] = {}
+        self.unknown: set[int] = set()
+
+    def compare(
+        self, place: Place, calls: list[Call], parts: list[Replay]
+    ) -> None:
+        """Compares what micro-batches came to with the whole mini-batch.
+
+        Args:
+            place: The layer.
+            calls: Its calls.
+            parts: The same on the host.
+        """
+        if len(calls) == 1:
+            self._take_assigned(place, parts[0], is_comparable=True)
+            return
+        axes = self._axes or first_axes(calls[0].inputs)
+        given = self._whole(place, calls, axes)
+        moments: list[Any] = []
+        with _moments_noted(place.normalizations, moments):
+            whole = replayed(place, given)
+        self._axes = axes_of([part.outputs for part in parts], whole.outputs)
+        one = _Layer(place, calls, parts, given, whole, axes, self._axes)
+        reasons = [
+            *(["the moments of each micro-batch"] if moments else []),
+            *(["random numbers for each micro-batch"] if place.draws else []),
+        ]
+        self._compare_outputs(one, " and ".join(reasons))
+        if reasons:
+            self._compare_first(one, moments)
+        else:
+            self._compare_gradients(one)
+        self._take_assigned(place, whole, is_comparable=not reasons)
+
+    def _whole(self, place: Place, calls: list[Call], axes: Boundary) -> Given:
+        """What the layer is given of all rows at once."""
+        first = calls[0]
+        state = {id(v) for v in place.state}
+
+        def dy(outputs: Boundary) -> Mapping[int, Any]:
+            out = axes_of([call.outputs for call in calls], outputs).tensors
+            return {
+                i: joined_gradients([call.dy[i] for call in calls], out[i])
+                for i in first.dy
+            }
+
+        return Given(
+            inputs=joined([call.inputs for call in calls], axes),
+            structure=first.structure,
+            values={
+                key: self.assigned.get(key, value) if key in state else value
+                for key, value in first.values.items()
+            },
+            dy=dy,
+            dlosses={
+                i: summed([call.dlosses[i] for call in calls])
+                for i in first.dlosses
+            },
+            with_dx=[*first.dx],
+        )
+
+    def _compare_outputs(self, one: _Layer, reasons: str) -> None:
+        found = joined([part.outputs for part in one.parts], one.axes_out)
+        expected = one.whole.outputs
+        what = "outputs"
+        self._note(
+            one,
+            f"{what}, by {reasons}" if reasons else what,
+            of_outputs(
+                [*found.tensors, *found.masks],
+                [*expected.tensors, *expected.masks],
+            ),
+            is_documented=bool(reasons),
+        )
+        if one.whole.losses:
+            means = [
+                sum(
+                    a * tf.cast(b, "float64") for a, b in zip(self._shares, own)
+                )
+                for own in zip(*(part.losses for part in one.parts))
+            ]
+            difference = of_outputs(means, one.whole.losses)
+            what = "what it adds to the loss"
+            self._note(one, what, difference, is_documented=bool(reasons))
+
+    def _compare_first(self, one: _Layer, moments: list[Any]) -> None:
+        """The first micro-batch, when the rows of others change."""
+        first = one.parts[0].outputs
+        changed = one.given._replace(
+            inputs=first_repeated(
+                one.given.inputs, one.calls[0].inputs, one.axes_in
+            ),
+            dy=lambda _: {},
+            dlosses={},
+            with_dx=(),
+        )
+        with _moments_given(one.place.normalizations, moments):
+            again = replayed(one.place, changed)
+        self._note(
+            one,
+            "outputs, by the rows of other micro-batches",
+            of_outputs(
+                first_rows(again.outputs, first, one.axes_out),
+                first_rows(one.whole.outputs, first, one.axes_out),
+            ),
+        )
+
+    def _compare_gradients(self, one: _Layer) -> None:
+        axes, whole = one.axes_in.tensors, one.whole
+        dx = {
+            i: joined_gradients([part.dx[i] for part in one.parts], axes[i])
+            for i in whole.dx
+        }
+        dy = {
+            (m, i): d
+            for m, call in enumerate(one.calls)
+            for i, d in call.dy.items()
+        }
+        found, expected = compared_dx(dx, whole.dx, dy)
+        dw = without_tiny(
+            [
+                (summed([part.dw[key] for part in one.parts]), own)
+                for key, own in whole.dw.items()
+            ]
+        )
+        if found or dw:
+            difference = of_gradients(
+                [*found, *(a for a, _ in dw)], [*expected, *(b for _, b in dw)]
+            )
+            self._note(one, "gradients", difference)
+
+    def _note(
+        self,
+        one: _Layer,
+        what: str,
+        difference: float,
+        is_documented: bool = False,
+    ) -> None:
+        self._tally.note(
+            "rows", one.place.name, what, difference, one.limit, is_documented
+        )
+
+    def _take_assigned(
+        self, place: Place, whole: Replay, is_comparable: bool
+    ) -> None:
+        """Takes new values of variables; seeds go their own way."""
+        seeds = {id(v) for v in place.cell.seeds}
+        known: set[int] = set()
+        if len(place.normalizations) == 1 and not place.draws:
+            (layer,) = place.normalizations
+            known = {id(layer.moving_mean), id(layer.moving_variance)}
+        for key, value in whole.assigned.items():
+            if key in seeds:
+                continue
+            if is_comparable or key in known:
+                self.assigned[key] = value
+            else:
+                self.unknown.add(key)
+
+
+@contextlib.contextmanager
+def _moments_noted(
+    layers: list[keras.layers.Layer], found: list[Any]
+) -> Iterator[None]:
+    """Inside, batch normalisations note their moments, call by call."""
+
+    def note(layer: Any, inputs: Any, mask: Any, *moments: Any) -> None:
+        found.append(moments)
+
+    with internals.recording_moments(layers, note):
+        yield
+
+
+@contextlib.contextmanager
+def _moments_given(
+    layers: list[keras.layers.Layer], moments: Sequence[Any]
+) -> Iterator[None]:
+    """Inside, batch normalisations normalise by these, call by call."""
+    left = iter(moments)
+    with internals.recording_moments(
+        layers, lambda *_: None, lambda *_: next(left)
+    ):
+        yield

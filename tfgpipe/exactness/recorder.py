@@ -1,18 +1,26 @@
-"""What each layer got and gave on its device, in a step that is rehearsed."""
+"""What each layer got and gave on its device; the same, computed on the host.
+
+Given the very inputs, values of variables and gradients that the layer got
+there, a difference is that layer's own: nothing of it propagates. Keras's layer
+runs as it is; what it assigns is held back.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.cells import Boundary, Cell, is_continuous
-from tfgpipe.exactness.difference import limit_of
-from tfgpipe.rehearsal import ByLayers, LayerCall, Rehearsal
+from tfgpipe.boundary import Boundary, is_continuous
+from tfgpipe.cells import Cell, as_number
+from tfgpipe.exactness.report import limit_of
+from tfgpipe.graphs import as_tensor
+from tfgpipe.model import ByLayers, LayerCall, Rehearsal
+from tfgpipe.state import StateScope
 
 
 class Place:
@@ -144,3 +152,210 @@ def shares_of(recorded: Recorded) -> list[float]:
         for call in calls
     ]
     return [size / sum(sizes) for size in sizes]
+
+
+class Given(NamedTuple):
+    """What a step is computed from.
+
+    Attributes:
+        inputs: What comes in.
+        structure: A nest like it.
+        values: Values of variables, by id.
+        dy: Given what goes out, returns the gradients with respect to it, by
+            position.
+        dlosses: Gradients with respect to what the layer adds to the loss.
+        with_dx: The positions of what comes in whose gradients are wanted.
+    """
+
+    inputs: Boundary
+    structure: Any
+    values: Mapping[int, Any]
+    dy: Callable[[Boundary], Mapping[int, Any]]
+    dlosses: Mapping[int, Any]
+    with_dx: Sequence[int]
+
+
+class Replay(NamedTuple):
+    """What a step comes to on the host.
+
+    Attributes:
+        outputs: What goes out.
+        losses: What the layer adds to the loss, numbers.
+        assigned: New values of variables, by id.
+        dx: The gradients that were wanted, dense, by position.
+        dw: Gradients by the trainable variables, dense, by id.
+    """
+
+    outputs: Boundary
+    losses: list[tf.Tensor]
+    assigned: dict[int, tf.Tensor]
+    dx: dict[int, tf.Tensor]
+    dw: dict[int, tf.Tensor]
+
+
+def replayed(place: Place, given: Given) -> Replay:
+    """Runs a step on the host, forward and backward."""
+    weights, state = place.weights, place.state
+    with tf.device(HOST), place.cell.naming(place.layer):
+        inputs = [_copied(t) for t in given.inputs.tensors]
+        masks = [_copied(t) for t in given.inputs.masks]
+        values = [_copied(given.values[id(v)]) for v in weights]
+        scope = StateScope(
+            [(v, _copied(given.values[id(v)])) for v in state],
+            place.cell.seeds,
+        )
+        sources = [t for t in [*inputs, *values] if is_continuous(t)]
+        with (
+            tf.GradientTape(watch_accessed_variables=False) as tape,
+            scope,
+            internals.tracing_anew(),
+        ):
+            tape.watch(sources)
+            scope.use_weights(0, zip(weights, values, [None] * len(weights)))
+            nest = Boundary(inputs, masks).nest(given.structure)
+            made = place.step(nest, training=True)
+            outputs = Boundary.of(made)
+            losses = [as_number(loss) for loss in scope.losses]
+        wanted = [inputs[i] for i in given.with_dx]
+        found = _gradients(tape, outputs, losses, given, [*wanted, *values])
+        assigned = {
+            id(v): value
+            for v, value in zip(
+                [*weights, *state], scope.new_values([*weights, *state])
+            )
+            if value is not None
+        }
+        return Replay(
+            outputs,
+            losses,
+            assigned,
+            dict(zip(given.with_dx, found)),
+            {id(v): d for v, d in zip(weights, found[len(wanted) :])},
+        )
+
+
+def _copied(tensor: Any) -> Any:
+    """The tensor in the host's memory."""
+    return None if tensor is None else tf.identity(tensor)
+
+
+def _gradients(
+    tape: tf.GradientTape,
+    outputs: Boundary,
+    losses: list[tf.Tensor],
+    given: Given,
+    sources: list[tf.Tensor],
+) -> list[Any]:
+    """Gradients with respect to the sources, dense; zeros where none is."""
+    pairs = [(outputs.tensors[i], d) for i, d in given.dy(outputs).items()]
+    pairs += [(losses[i], d) for i, d in given.dlosses.items()]
+    if not pairs:
+        return [tf.zeros_like(t) for t in sources]
+    found = tape.gradient(
+        [t for t, _ in pairs],
+        sources,
+        [_copied(as_tensor(d)) for _, d in pairs],
+    )
+    return [
+        tf.zeros_like(t) if d is None else as_tensor(d)
+        for t, d in zip(sources, found)
+    ]
+
+
+HOST = "CPU:0"
+
+
+def first_axes(boundary: Boundary) -> Boundary:
+    """Rows along axis 0, as the data have them."""
+    return Boundary([0] * len(boundary.tensors), [0] * len(boundary.masks))
+
+
+def axes_of(parts: Sequence[Boundary], whole: Boundary) -> Boundary:
+    """Along which axes parts make a whole.
+
+    None where a tensor is the same in all parts and in the whole, such as
+    positions, or a number.
+    """
+    return Boundary(
+        *(
+            [_axis(own, all_rows) for *own, all_rows in zip(*boundaries)]
+            for boundaries in zip(*parts, whole)
+        )
+    )
+
+
+def _axis(parts: Sequence[Any], whole: Any) -> int | None:
+    if whole is None or any(t is None for t in parts):
+        return None
+    shapes = [tuple(t.shape) for t in parts]
+    if any(len(shape) != len(whole.shape) for shape in shapes):
+        return None
+    for axis, size in enumerate(whole.shape):
+        sizes = [shape[axis] for shape in shapes]
+        if size == sum(sizes) != sizes[0]:
+            return axis
+    return None
+
+
+def joined(parts: Sequence[Boundary], axes: Boundary) -> Boundary:
+    """The rows of all parts."""
+    return Boundary(
+        *(
+            [_all_of(own, axis) for *own, axis in zip(*boundaries)]
+            for boundaries in zip(*parts, axes)
+        )
+    )
+
+
+def _all_of(parts: Sequence[Any], axis: int | None) -> Any:
+    if axis is None or parts[0] is None or len(parts) == 1:
+        return parts[0]
+    with tf.device(HOST):
+        return tf.concat(parts, axis)
+
+
+def joined_gradients(parts: Sequence[Any], axis: int | None) -> tf.Tensor:
+    """Gradients by rows, or by what all parts have in common."""
+    with tf.device(HOST):
+        dense = [as_tensor(d) for d in parts]
+        return tf.add_n(dense) if axis is None else tf.concat(dense, axis)
+
+
+def summed(gradients: Sequence[Any]) -> Any:
+    """The sum of those that are not None, or None."""
+    known = [d for d in gradients if d is not None]
+    with tf.device(HOST):
+        return tf.add_n(known) if known else None
+
+
+def first_repeated(
+    whole: Boundary, first: Boundary, axes: Boundary
+) -> Boundary:
+    """The whole, with the rows of the first part in the place of others."""
+
+    def repeated(tensor: Any, part: Any, axis: int | None) -> Any:
+        if axis is None or tensor is None:
+            return tensor
+        with tf.device(HOST):
+            indices = tf.range(tensor.shape[axis]) % part.shape[axis]
+            return tf.gather(part, indices, axis=axis)
+
+    return Boundary(
+        *(
+            [repeated(*own) for own in zip(*boundaries)]
+            for boundaries in zip(whole, first, axes)
+        )
+    )
+
+
+def first_rows(whole: Boundary, first: Boundary, axes: Boundary) -> list[Any]:
+    """The tensors of a whole, of which the rows of the first part alone."""
+    with tf.device(HOST):
+        return [
+            tensor
+            if axis is None
+            else tf.gather(tensor, tf.range(part.shape[axis]), axis=axis)
+            for tensor, part, axis in zip(
+                whole.tensors, first.tensors, axes.tensors
+            )
+        ]

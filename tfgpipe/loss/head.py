@@ -22,7 +22,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.cells import InnerScope
+from tfgpipe.state import InnerScope
 
 
 class Head:
@@ -88,7 +88,7 @@ def _sums_and_counts(
         return add_up
 
     with (
-        InnerScope(),  # Keras's trackers: `summed.py` updates them
+        InnerScope(),  # Keras's trackers: `objective.py` updates them
         internals.replaced_losses(compiled, replace),
     ):
         compiled(y, y_pred, sample_weight)

@@ -6,6 +6,12 @@ One interface, two ways:
                  `head.py`: known piece by piece, in any schedule
     WholeLoss    any other: Keras computes it, and its gradients, from the
                  outputs of the whole mini-batch
+
+What is added up over micro-batches is divided once:
+
+    loss = sum over m of sum_m / sum over m of count_m
+
+The backward pass needs nothing but the numbers to divide by.
 """
 
 from __future__ import annotations
@@ -16,7 +22,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfgpipe.cells import gradients as sums
+from tfgpipe import internals
+from tfgpipe.graphs import gradient_sums as sums
 from tfgpipe.run import LossGradients, Pipeline, TracedBatch
 from tfgpipe.schedules import Program
 
@@ -158,3 +165,123 @@ def add_direct(
             with tf.device(variable.value.device):
                 gradient = sums.in_order([known, gradient])
         gradients[id(variable)] = gradient
+
+
+class SummedLoss(Objective):
+    """The loss of one mini-batch, from what the head has computed."""
+
+    _counted: list[tf.Tensor] | None = None
+    _direct: list[tuple[keras.Variable, tf.Tensor]]
+
+    def has_gradient(
+        self, batch: TracedBatch
+    ) -> tuple[list[bool], list[list[bool]]]:
+        """All but outputs: the head has their loss."""
+        return [False] * batch.results.num_outputs, super().has_gradient(batch)[
+            1
+        ]
+
+    def start(self, run: Pipeline) -> LossGradients:
+        """Where the backward pass starts."""
+        results = run.results
+        none = [None] * results.num_outputs  # the head has the loss
+        with tf.device(results.device):
+            counts = self._counts(run)
+            scale = self._scaled(tf.ones([], self._dtype(run)))
+            return LossGradients(
+                outputs=[none] * run.micro_batches.count,
+                head=[
+                    tf.math.divide_no_nan(tf.cast(scale, c.dtype) * w, c)
+                    for w, c in zip(self._weights(run), counts)
+                ],
+                extra=[
+                    [tf.fill(s.shape, tf.cast(scale, s.dtype)) for s in specs]
+                    for specs in results.extra_specs()
+                ],
+            )
+
+    def total(self, run: Pipeline) -> tf.Tensor:
+        """The loss; updates the metrics in which Keras shows its parts."""
+        with tf.device(run.results.device):
+            found = penalties(self._model)
+            total = self._sum(run, found)
+            scale = self._scaled(tf.ones([], total.dtype))
+        if self._training:
+            self._direct = [
+                pair for penalty in found for pair in penalty.times(scale)
+            ]
+        return total
+
+    def direct_gradients(self) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """Those of weight regularisers."""
+        return self._direct
+
+    def _sum(self, run: Pipeline, found: list[Penalty]) -> tf.Tensor:
+        """The sum of all losses."""
+        sums = _add_up(run.results.head_sums(), run.micro_batches)
+        values = [
+            tf.math.divide_no_nan(s, c) for s, c in zip(sums, self._counts(run))
+        ]
+        self._track(values, run.micro_batches.num_rows)
+        own = [v for losses in run.results.extra_losses() for v in losses]
+        own += [penalty.value for penalty in found]
+        weighted = [w * v for w, v in zip(self._weights(run), values)]
+        losses = [sum(weighted)] if sums else []
+        losses += [tf.reduce_sum(v) for v in own]
+        if not losses:
+            raise ValueError(
+                "No loss to compute. Provide a `loss` argument in `compile()`."
+            )
+        return keras.ops.sum(losses) if len(losses) > 1 else losses[0]
+
+    def _entries(self, run: Pipeline) -> list[Any]:
+        """The losses that the head has computed, as Keras keeps them."""
+        if not run.results.num_head_losses:
+            return []
+        return internals.flat_losses(internals.compiled_loss(self._model))
+
+    def _weights(self, run: Pipeline) -> list[Any]:
+        return [
+            1.0 if entry.loss_weights is None else entry.loss_weights
+            for entry in self._entries(run)
+        ]
+
+    def _counts(self, run: Pipeline) -> list[tf.Tensor]:
+        """By what each loss is divided."""
+        if self._counted is None:
+            counts = _add_up(run.counts(), run.micro_batches)
+            self._counted = [
+                tf.ones_like(count) if entry.loss.reduction == "sum" else count
+                for entry, count in zip(self._entries(run), counts)
+            ]
+        return self._counted
+
+    def _dtype(self, run: Pipeline) -> Any:
+        """The widest of all losses."""
+        dtypes = [count.dtype for count in self._counts(run)]
+        extra = run.results.extra_specs()
+        dtypes += [spec.dtype for own in extra for spec in own]
+        return max(dtypes, key=lambda d: d.size, default=tf.float32)
+
+    def _track(self, values: list[tf.Tensor], num_rows: Any) -> None:
+        """Updates the metrics in which Keras shows each output's loss."""
+        compiled = internals.compiled_loss(self._model)
+        if compiled is None:
+            return
+        for tracker, value in zip(compiled.metrics, values):
+            tracker.update_state(
+                value,
+                sample_weight=num_rows if isinstance(num_rows, int) else None,
+            )
+
+
+def _add_up(
+    per_micro_batch: list[list[tf.Tensor]], micro_batches: Any
+) -> list[tf.Tensor]:
+    """Sums over the micro-batches that have rows."""
+    select = micro_batches.select
+    added = [
+        [select(m, t, tf.zeros_like(t)) for m, t in enumerate(tensors)]
+        for tensors in zip(*per_micro_batch)
+    ]
+    return [tf.reduce_sum(tf.stack(tensors), 0) for tensors in added]

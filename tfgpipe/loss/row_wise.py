@@ -22,7 +22,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import stateful_kinds
+from tfgpipe.graphs import stateful_kinds
 
 _LOSSES = (
     keras.losses.BinaryCrossentropy,
@@ -41,6 +41,7 @@ _LOSSES = (
     keras.losses.Poisson,
     keras.losses.SparseCategoricalCrossentropy,
 )
+
 _LOSS_FUNCTIONS = {
     "binary_crossentropy",
     "categorical_crossentropy",
@@ -48,7 +49,9 @@ _LOSS_FUNCTIONS = {
     "mean_squared_error",
     "sparse_categorical_crossentropy",
 }
+
 _REDUCTIONS = ("sum_over_batch_size", "mean", "sum", "mean_with_sample_weight")
+
 # What a `MeanMetricWrapper` may average: those that fit ranks by squeezing or
 # expanding the last axis, those that do not, and those of class numbers.
 _SQUEEZING = {
@@ -64,6 +67,7 @@ _SQUEEZING = {
     "mean_squared_logarithmic_error",
     "pearson_correlation",
 }
+
 _OF_EQUAL_RANKS = {
     "binary_crossentropy",
     "binary_focal_crossentropy",
@@ -75,13 +79,16 @@ _OF_EQUAL_RANKS = {
     "poisson",
     "top_k_categorical_accuracy",
 }
+
 _SPARSE = {
     "sparse_categorical_accuracy",
     "sparse_categorical_crossentropy",
     "sparse_top_k_categorical_accuracy",
 }
+
 # Metrics that add up what they count.
 _F_SCORES = (keras.metrics.F1Score, keras.metrics.FBetaScore)
+
 _INTERSECTIONS = (
     keras.metrics.BinaryIoU,
     keras.metrics.IoU,
@@ -89,6 +96,7 @@ _INTERSECTIONS = (
     keras.metrics.OneHotIoU,
     keras.metrics.OneHotMeanIoU,
 )
+
 _COUNTERS = (
     keras.metrics.AUC,
     keras.metrics.FalseNegatives,
@@ -103,6 +111,7 @@ _COUNTERS = (
     keras.metrics.TrueNegatives,
     keras.metrics.TruePositives,
 )
+
 _MANY_ROWS = 7919  # a prime, which no other axis has
 
 

@@ -14,7 +14,8 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import Boundary, as_tensor, is_continuous
+from tfgpipe.boundary import Boundary, is_continuous
+from tfgpipe.graphs import as_tensor
 from tfgpipe.loss.objective import Objective, penalties
 from tfgpipe.run import LossGradients, Pipeline, TracedBatch
 from tfgpipe.schedules import Program

@@ -1,20 +1,23 @@
 """Numbers of a training: what `callbacks.PipelineMonitor` tells, and advice."""
 
 from tfgpipe.monitor import statistics
-from tfgpipe.monitor.advice import advise
-from tfgpipe.monitor.event_log import EventLog
-from tfgpipe.monitor.layout import (
+from tfgpipe.monitor.advice import (
     Layout,
+    advise,
     ideal_bubble,
     ideal_bubbles,
     layout_of,
 )
-from tfgpipe.monitor.memory import accelerator_mib, is_remote
-from tfgpipe.monitor.picture import save_picture
-from tfgpipe.monitor.rates import Rates, flops_of_example, tokens_of_example
-from tfgpipe.monitor.record import Record
+from tfgpipe.monitor.event_log import EventLog, Record, save_picture
+from tfgpipe.monitor.rates import (
+    Rates,
+    accelerator_mib,
+    flops_of_example,
+    is_remote,
+    tokens_of_example,
+)
+from tfgpipe.monitor.statistics import name, seconds
 from tfgpipe.monitor.timed_step import Measured, TimedStep, typical
-from tfgpipe.monitor.words import name, seconds
 
 __all__ = [
     "EventLog",

@@ -1,17 +1,27 @@
-"""Scalars of a training run in files that TensorBoard shows.
+"""Numbers and pictures of a training, in files that TensorBoard shows.
 
 A run that was interrupted after its last checkpoint does some steps again. What
 an earlier process wrote about those is taken out, so that every step is there
 once. TensorBoard itself is not needed to write the files, or to read them here.
 """
 
+from __future__ import annotations
+
+import importlib.util
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
+from tfgpipe.checks import checked_path
+from tfgpipe.monitor import statistics
+from tfgpipe.monitor.statistics import seconds
+from tfgpipe.run import Event
+
 _PATTERN = "events.out.tfevents.*"
+
 _SCALARS = "scalars"  # what TensorBoard calls them
 
 
@@ -23,7 +33,9 @@ def _metadata(plugin: str, data_class: int) -> tf.compat.v1.SummaryMetadata:
 
 
 _SCALAR = _metadata(_SCALARS, 1)  # DATA_CLASS_SCALAR
+
 _TEXT = _metadata("text", 2)  # DATA_CLASS_TENSOR
+
 _PICTURE = _metadata("images", 3)  # DATA_CLASS_BLOB_SEQUENCE
 
 
@@ -143,3 +155,89 @@ def _events(path: pathlib.Path) -> Iterator[tf.compat.v1.Event]:
             yield tf.compat.v1.Event.FromString(record)
     except tf.errors.DataLossError:
         return
+
+
+class Record:
+    """Writes the numbers of epochs, where there is a folder for them.
+
+    Args:
+        log_dir: For TensorBoard: a folder "pipeline" in this one. Or None.
+        pictures: For a picture of each measured step. Or None.
+
+    Raises:
+        ValueError: If a path is none, or there are to be pictures, and no
+            matplotlib.
+    """
+
+    def __init__(
+        self,
+        log_dir: str | os.PathLike[str] | None,
+        pictures: str | os.PathLike[str] | None,
+    ) -> None:
+        self._folder, self._pictures = (
+            None if path is None else checked_path(name, path)
+            for name, path in (("log_dir", log_dir), ("pictures", pictures))
+        )
+        self._log: EventLog | None = None
+        if self._pictures is None:
+            return
+        if not importlib.util.find_spec("matplotlib"):
+            raise ValueError(
+                "`pictures` needs matplotlib, which is not installed. "
+                f"Received: pictures={str(pictures)!r}. Install it with `pip "
+                "install matplotlib`, or leave `pictures` out."
+            )
+        self._pictures.mkdir(parents=True, exist_ok=True)
+
+    def open(self) -> None:
+        """Begins a file, beside those that are there."""
+        if self._folder is not None:
+            self._log = EventLog(self._folder / "pipeline")
+
+    def write(self, epoch: int, numbers: Mapping[str, float]) -> None:
+        """Writes the numbers of an epoch, by name."""
+        if self._log is not None:
+            tagged = {f"pipeline/{name}": v for name, v in numbers.items()}
+            self._log.write(epoch, tagged)
+
+    def write_step(
+        self, epoch: int, events: Sequence[Event], advice: str
+    ) -> None:
+        """Writes what is said about a measured step, and draws it."""
+        if self._log is not None:
+            self._log.write_text(epoch, "pipeline/advice", advice)
+        if self._pictures is None:
+            return
+        path = self._pictures / f"epoch_{epoch + 1:04}.png"
+        save_picture(events, f"Epoch {epoch + 1}", advice, path)
+        if self._log is not None:
+            self._log.write_picture(epoch, "pipeline/timeline", path)
+
+    def close(self) -> None:
+        """Ends the files."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+
+def save_picture(
+    events: Sequence[Event], what: str, advice: str, path: pathlib.Path
+) -> None:
+    """Draws a step into a file.
+
+    Args:
+        events: What ran.
+        what: What was measured.
+        advice: What is said about it.
+        path: The file, which ends in ".png".
+    """
+    # Needs matplotlib, which not everyone has.
+    from tfgpipe.monitor import gantt
+
+    length = statistics.length(events)
+    title = (
+        f"{what}: bubble {statistics.bubble(events):.0%}, the tasks take "
+        f"{seconds(length)}"
+    )
+    line = textwrap.shorten(advice, 110, placeholder=" ...")
+    gantt.save(events, gantt.Caption(title, line), [path])

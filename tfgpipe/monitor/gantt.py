@@ -2,6 +2,12 @@
 
 Nothing is taken from the machine, neither a display nor fonts nor settings of
 the user, so that equal events give equal files.
+
+The colours are those of Okabe and Ito, which colour-blind people tell apart,
+made darker or lighter where they would be the same grey. Recomputations have
+lower boxes too. Where a device has several cells, the first is the darkest.
+
+Reference: [Okabe and Ito, 2008](https://jfly.uni-koeln.de/color/)
 """
 
 import pathlib
@@ -12,18 +18,22 @@ import matplotlib.style
 from matplotlib import patches
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from tfgpipe.monitor import statistics
-from tfgpipe.monitor.gantt_colors import IDLE, LOOKS, Look, ink
-from tfgpipe.monitor.words import name
-from tfgpipe.timeline import Event
+from tfgpipe.monitor.statistics import name
+from tfgpipe.run import Event
 
 # Inches, as all sizes of the figure.
 _ROW, _LEFT, _RIGHT, _TOP, _BOTTOM = 0.42, 0.85, 0.8, 0.86, 0.9
+
 _SLOT, _WIDTH = 0.11, (9.0, 18.0)  # of a forward task, if the limits allow
+
 _DIGIT = 0.64  # width of a digit in font sizes
+
 _FONT_SIZES = (5.0, 9.0)  # of micro-batches' numbers, in points
+
 _SETTINGS = {
     "font.family": "DejaVu Sans",  # comes with matplotlib
     "svg.fonttype": "path",
@@ -266,3 +276,50 @@ def _cells(cells: list[int]) -> str:
     if cells == list(range(cells[0], cells[-1] + 1)):
         return f"cells {cells[0]} to {cells[-1]}"
     return f"cells {', '.join(map(str, cells))}"
+
+
+class Look(NamedTuple):
+    """How the boxes of a kind of task look.
+
+    Attributes:
+        dark: Colour of a device's first cell.
+        light: Colour of its last, if there are several.
+        height: In rows.
+    """
+
+    dark: str
+    light: str
+    height: float = 0.84
+
+    def color(self, place: int, last: int) -> tuple[float, float, float]:
+        """The colour of a cell: red, green and blue, up to 1.
+
+        Args:
+            place: Of the cell among those of its device, from 0.
+            last: The last place.
+        """
+        share = place / last if last else 0
+        ends = zip(to_rgb(self.dark), to_rgb(self.light))
+        red, green, blue = (
+            (1 - share) * dark + share * light for dark, light in ends
+        )
+        return red, green, blue
+
+
+LOOKS = {
+    "forward": Look("#00558A", "#4A96CB"),
+    "recompute": Look("#56B4E9", "#9AD3F3", 0.48),
+    "backward": Look("#E69F00", "#F5CE78"),
+    "input_gradient": Look("#D55E00", "#E88F4E"),
+    "weight_gradient": Look("#F0E442", "#F7F09A"),
+    "update": Look("#000000", "#000000"),
+}
+
+IDLE = "#F3F3F3"
+
+
+def ink(color: tuple[float, ...]) -> str:
+    """Black or white, whichever is easier to read on the colour."""
+    red, green, blue = (part**2.2 for part in color)
+    luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    return "black" if luminance > 0.18 else "white"

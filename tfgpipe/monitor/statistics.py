@@ -1,14 +1,17 @@
-"""What follows from the events of a step, beside those of its schedule.
+"""What follows from the events of a step, and how to say it.
 
 Updates of weights are left out of all numbers: no schedule has them.
 """
+
+from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tfgpipe.run import Event
 from tfgpipe.schedules import Op, Program
-from tfgpipe.timeline import Event, simulated
+from tfgpipe.timeline import simulated
 
 
 def scheduled(events: Sequence[Event]) -> list[Event]:
@@ -115,3 +118,21 @@ def summary(events: Sequence[Event], groups: int = 1) -> dict[str, float]:
         "slowest_ratio": seconds[slowest] / mean if mean else 1.0,
         "step_seconds": max(event.end for event in events),
     }
+
+
+def name(kind: str) -> str:
+    """A kind of task, in words."""
+    return kind.replace("_", " ")
+
+
+def seconds(value: float) -> str:
+    """A time with its unit.
+
+    Example:
+
+    >>> seconds(0.0123), seconds(1.234), seconds(81.2)
+    ('12.3 ms', '1,234 ms', '81.2 s')
+    """
+    if value >= 10:
+        return f"{value:,.1f} s"
+    return f"{1000 * value:,.{0 if value >= 0.1 else 1}f} ms"

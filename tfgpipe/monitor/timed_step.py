@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfgpipe.cells import as_specs
+from tfgpipe.micro_batches import as_specs
 from tfgpipe.monitor import statistics
-from tfgpipe.timeline import Clock, Event, devices_of
+from tfgpipe.run import Clock, Event
+from tfgpipe.timeline import devices_of
 
 
 class Measured(NamedTuple):

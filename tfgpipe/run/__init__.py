@@ -6,9 +6,8 @@ Begin with `pipeline.py`.
 from tfgpipe.run.chain import Chain
 from tfgpipe.run.clock import Clock, Event
 from tfgpipe.run.loss_gradients import LossGradients
+from tfgpipe.run.mini_batch import TracedBatch
 from tfgpipe.run.pipeline import Pipeline
-from tfgpipe.run.traced_batch import TracedBatch
-from tfgpipe.run.weights import place_variables
 
 __all__ = [
     "Chain",
@@ -17,5 +16,4 @@ __all__ = [
     "LossGradients",
     "Pipeline",
     "TracedBatch",
-    "place_variables",
 ]

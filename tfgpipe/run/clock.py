@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.devices import placement
+from tfgpipe.devices import names
 from tfgpipe.schedules import Task
 
 # What is inside may be on any device.
@@ -97,7 +97,7 @@ class Clock:
         self._sent |= {
             (id(tensor), device): tensor
             for tensor in self._awaited.pop(device, [])
-            if not is_fed and not placement.same_device(tensor.device, device)
+            if not is_fed and not names.same_device(tensor.device, device)
         }
         return stopped.op
 
@@ -158,7 +158,7 @@ class Clock:
                 op
                 for op in operations
                 if op.type in _BRANCHES
-                or (op.device and placement.same_device(op.device, device))
+                or (op.device and names.same_device(op.device, device))
             ]
             self.start(device, [before], [])
             done = self._read(device, [before, *own]).op
@@ -185,7 +185,7 @@ def _seen(device: str, host: str, after: list[Any]) -> list[tf.Tensor]:
     own = [
         op
         for op in operations
-        if op.type != "Const" and not placement.same_device(op.device, host)
+        if op.type != "Const" and not names.same_device(op.device, host)
     ]
     if not own:
         return []

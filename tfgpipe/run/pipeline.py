@@ -8,27 +8,40 @@ An operation is one function call: for K cells and M micro-batches the graph has
 2 K M of them, and K (M - 1) more with re-materialisation. A device holds the
 inputs of its cells for the micro-batches between their forward and backward
 pass, one micro-batch's activations, and one sum of gradients.
+
+What each operation takes of others, and what it leaves to them:
+
+    forward         takes the boundary before the cell   leaves the one behind
+    recompute       takes that boundary again            leaves what is kept
+    backward        takes dy and what is kept            leaves dx, adds to sums
+
+Each is by cell and micro-batch (k, m), except the sums of gradients, which are
+by cell and replica. What no operation needs any more is let go.
+
+Weights have their values of one mini-batch. A variable has one owner among the
+devices of its cell's column: one a replica. It is read once, there, and sent to
+the others; what a cell only casts is cast before that.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import keras
 import tensorflow as tf
+from keras import tree
 
-from tfgpipe.cells import gradients
-from tfgpipe.run.chain import Chain
-from tfgpipe.run.flow import TaskFlow
-from tfgpipe.run.loss_counts import counts_ahead
-from tfgpipe.run.loss_gradients import LossGradients
-from tfgpipe.run.partners import run_together
-from tfgpipe.run.state import StateFlow
-from tfgpipe.run.traced_batch import TracedBatch
-from tfgpipe.run.weights import Weights
+from tfgpipe.boundary import Boundary, CellArguments, Output
+from tfgpipe.cells import CellFunction
+from tfgpipe.devices import names, placement
+from tfgpipe.graphs import Gradient, gradient_sums
+from tfgpipe.run.chain import Chain, Started, run_together
+from tfgpipe.run.loss_gradients import LossGradients, counts_ahead
+from tfgpipe.run.mini_batch import TracedBatch
 from tfgpipe.schedules import FORWARD, Op, Program
+from tfgpipe.state import StateFlow
 
 
 class Pipeline:
@@ -129,7 +142,7 @@ class Pipeline:
 
         A tensor of the variable's shape, `tf.IndexedSlices`, or None.
         """
-        return gradients.of_variables(
+        return gradient_sums.of_variables(
             (
                 function.device,
                 function.flat_weights,
@@ -138,3 +151,189 @@ class Pipeline:
             for k, function in enumerate(self._functions)
             if k in self._batch.trained
         )
+
+
+class TaskFlow:
+    """Makes operations ready to run, and takes their results.
+
+    Args:
+        batch: The mini-batch.
+        tasks: What runs the tasks of each cell.
+        weights: The values of the trainable variables.
+        state: The variables that no optimizer updates.
+    """
+
+    def __init__(
+        self,
+        batch: TracedBatch,
+        tasks: Sequence[Any],
+        weights: Weights,
+        state: StateFlow,
+    ):
+        self._tasks = tasks
+        self._labels = batch.labels
+        self._weights = weights
+        self._state = state
+        self._results = batch.results
+        self._replicas = batch.replicas
+        self._micro_batches = batch.micro_batches
+        self._trained = batch.trained
+        self._boundaries = {(0, m): own for m, own in enumerate(batch.inputs)}
+        self._kept: dict[tuple[int, int], Any] = {}
+        self._dy: dict[tuple[int, int], list[Any]] = {}
+        self._sums: dict[tuple[int, int], Any] = {}
+
+    def ready(
+        self, op: Op, start: LossGradients | None
+    ) -> tuple[Started, Callable[[Any], None]]:
+        """An operation to be run, and what takes its results.
+
+        Args:
+            op: The operation.
+            start: The gradients of the loss, once they are known.
+        """
+        device = self._replicas.device(op.cell, op.micro_batch)
+        with tf.device(device):
+            if op.kind == "forward":
+                awaited, work, take = self._ready_forward(op)
+            elif op.kind == "recompute":
+                awaited, work, take = self._ready_recompute(op)
+            else:
+                awaited, work, take = self._ready_backward(
+                    op, cast(LossGradients, start)
+                )
+        return Started(op.task, device, awaited, work), take
+
+    def _arguments(self, k: int, m: int) -> CellArguments:
+        return self._given(
+            k, m, self._boundaries[k, m], self._state.before(k, m)
+        )
+
+    def counting(self, k: int, m: int) -> CellArguments:
+        """What cell k takes, as far as it is known when nothing has run."""
+        inputs = self._boundaries.get((k, m), Boundary([], []))
+        return self._given(k, m, inputs, self._state.values(k, m))
+
+    def _given(
+        self, k: int, m: int, inputs: Boundary, state: list[tf.Tensor]
+    ) -> CellArguments:
+        return CellArguments(
+            inputs=inputs,
+            weights=self._weights.packed(k, self._replicas.device(k, m)),
+            state=state,
+            labels=self._labels[m] if k == len(self._tasks) - 1 else None,
+            assigned=self._state.assigned(k, m),
+        )
+
+    def _ready_forward(self, op: Op) -> tuple[list[Any], Any, Callable]:
+        k, m = op.cell, op.micro_batch
+        work = self._tasks[k].forward(self._arguments(k, m), op.keeps)
+
+        def take(found: tuple[Output, Any]) -> None:
+            output, kept = found
+            with tf.device(self._replicas.device(k, m)):
+                self._state.after(k, m, output)
+                self._results.add(k, m, output)
+            if k in self._trained:
+                self._kept[k, m] = kept
+            if k + 1 < len(self._tasks):
+                outputs = Boundary(output.tensors, output.masks)
+                self._boundaries[k + 1, m] = outputs
+
+        boundary = self._boundaries[k, m]
+        return [*boundary.tensors, *boundary.masks], work, take
+
+    def _ready_recompute(self, op: Op) -> tuple[list[Any], Any, Callable]:
+        k, m = op.cell, op.micro_batch
+        work = self._tasks[k].recompute(self._arguments(k, m), self._kept[k, m])
+
+        def take(kept: Any) -> None:
+            self._kept[k, m] = kept
+
+        return [], work, take
+
+    def _ready_backward(
+        self, op: Op, start: LossGradients
+    ) -> tuple[list[Any], Any, Callable]:
+        """A backward pass, or one of its halves."""
+        kind, k, m = op.task
+        cell, own = self._tasks[k], (k, self._replicas.of(m))
+        is_end = k == len(self._tasks) - 1
+        dy = start.outputs[m] if is_end else self._dy[k + 1, m]
+        dlosses = start.of_losses(k, m, self._micro_batches)
+        given = self._arguments(k, m), self._kept[k, m], dy, dlosses
+        sums = self._sums.get(own)
+
+        def take_halfway(found: Any) -> None:
+            self._dy[k, m], self._kept[k, m] = found
+
+        def take(found: Any) -> None:
+            if kind == "backward":
+                self._dy[k, m], found = found
+            self._sums[own] = found
+            del self._kept[k, m], self._boundaries[k, m]
+
+        if kind == "input_gradient":
+            work = cell.input_gradient(*given)
+            return [*dy, *dlosses], work, take_halfway
+        summed = cell.backward if kind == "backward" else cell.weight_gradient
+        return [*dy, *dlosses], summed(*given, sums, m), take
+
+    def sums(self, k: int, r: int) -> list[Gradient]:
+        """What cell k has added up in replica r."""
+        with tf.device(self._replicas.device_in(r, k)):
+            return self._tasks[k].unpack_sums(self._sums[k, r])
+
+
+class Weights:
+    """The values of all cells' weights, on every device that needs them.
+
+    What a cell only casts, for every micro-batch, is cast once here.
+
+    Args:
+        functions: The cells' functions.
+        tasks: What runs the tasks of each cell.
+    """
+
+    def __init__(self, functions: Sequence[CellFunction], tasks: Sequence[Any]):
+        self._functions = functions
+        self._tasks = tasks
+        self._values = [
+            tf.nest.pack_sequence_as(
+                function.weights,
+                [
+                    self._read(variable, dtype)
+                    for variable, dtype in zip(
+                        function.flat_weights, own.weight_dtypes
+                    )
+                ],
+            )
+            for function, own in zip(functions, tasks)
+        ]
+        self._packed: dict[tuple[int, str], Any] = {}
+
+    def _read(self, variable: keras.Variable, dtype: Any) -> tf.Tensor:
+        with tf.device(variable.value.device):
+            return tf.cast(placement.read_variable(variable), dtype)
+
+    def packed(self, k: int, device: str) -> Any:
+        """The weights of cell k on a device, as its tasks take them."""
+        if (k, device) not in self._packed:
+            values = self._values[k]
+            # Sent when the step begins, not when they are used first.
+            with tf.control_dependencies(None), tf.device(device):
+                values = tree.map_structure(
+                    lambda variable, value: self._sent(variable, value, device),
+                    self._functions[k].weights,
+                    values,
+                )
+                self._packed[k, device] = self._tasks[k].pack_weights(values)
+        return self._packed[k, device]
+
+    def _sent(
+        self, variable: keras.Variable, value: tf.Tensor, device: str
+    ) -> tf.Tensor:
+        """A value on the current device, which has this name."""
+        if names.same_device(variable.value.device, device):
+            return value
+        return tf.identity(value)

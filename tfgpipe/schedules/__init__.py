@@ -1,13 +1,13 @@
 """The order of tasks on each device; knows no TensorFlow."""
 
-from tfgpipe.schedules.best_order import search
 from tfgpipe.schedules.lowering import Facts, lower
-from tfgpipe.schedules.named import (
+from tfgpipe.schedules.orders import (
     CHUNKS,
     SCHEDULES,
     devices_for,
     devices_of_cells,
 )
+from tfgpipe.schedules.orders.auto import search
 from tfgpipe.schedules.program import Op, Program
 from tfgpipe.schedules.remat import REMAT, Remat
 from tfgpipe.schedules.schedule import Schedule

@@ -20,8 +20,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tfgpipe.schedules.picture import drawn
 from tfgpipe.schedules.task import FORWARD, GRADIENTS, LAST, Task
+from tfgpipe.schedules.text import drawn
 
 # How long operations of equal cells take, a forward pass as the unit.
 UNITS = {
@@ -90,7 +90,7 @@ class Program:
         self._sizes = sizes
 
     def __str__(self) -> str:
-        """A row a device, see `picture.py`, and what follows from it."""
+        """A row a device, see `text.py`, and what follows from it."""
         return drawn(self, self.simulate(units))
 
     @property

@@ -1,7 +1,7 @@
 """Schedules: the tasks of every device, in the order in which it runs them.
 
 What a task is and needs is in `task.py`; known schedules, by name, are in
-`named.py`.
+`orders/__init__.py`.
 
 Pure Python: nothing here knows TensorFlow. Everything takes time in proportion
 to the number of tasks.
@@ -15,7 +15,6 @@ from typing import Any
 
 from tfgpipe.checks import checked_amount, checked_choice
 from tfgpipe.schedules.lowering import Facts, lower
-from tfgpipe.schedules.picture import read
 from tfgpipe.schedules.program import Op, Program
 from tfgpipe.schedules.remat import REMAT, Remat
 from tfgpipe.schedules.task import (
@@ -27,6 +26,7 @@ from tfgpipe.schedules.task import (
     merged,
     places_of,
 )
+from tfgpipe.schedules.text import read
 
 
 class Schedule:

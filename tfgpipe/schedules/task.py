@@ -30,11 +30,15 @@ KINDS = (
     "input_gradient",
     "weight_gradient",
 )
+
 HALVES = ("input_gradient", "weight_gradient")
+
 # What needs no gradient: it may run before the loss is known.
 FORWARD = ("forward", "recompute")
+
 # What the cell before waits for.
 GRADIENTS = ("backward", "input_gradient")
+
 # What ends the work on a micro-batch in a cell, and frees its activations.
 LAST = ("backward", "weight_gradient")
 

@@ -1,7 +1,13 @@
-"""What the user gives, checked: arguments, layers, data."""
+"""What the user gives, checked: layers, a functional model, data."""
 
 from tfgpipe.sequence import inputs
-from tfgpipe.sequence.arguments import Arguments
+from tfgpipe.sequence.restrictions import check_supported
 from tfgpipe.sequence.source import items_from_config, layers_of, source_of
 
-__all__ = ["Arguments", "inputs", "items_from_config", "layers_of", "source_of"]
+__all__ = [
+    "check_supported",
+    "inputs",
+    "items_from_config",
+    "layers_of",
+    "source_of",
+]

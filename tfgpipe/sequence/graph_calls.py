@@ -1,37 +1,49 @@
-"""The calls in a functional model, and in the models inside it.
+"""The calls in a functional model, in models inside it and in opened layers.
 
 Keras has the graph: every call of a layer or operation on symbolic tensors. A
 nested model is opened up where it is called: its own calls take its place. So
-are large layers that only call others, see `opened_layer.py`.
+are large layers that only call others.
+
+A layer that calls other layers is opened: their calls take its place. A
+backbone may hold all of its blocks in one layer, which would be one cell. What
+the `call` of that layer does to symbolic tensors is a graph:
+
+    encoder(x)    is    norm(block_1(block_0(x)))
+
+It is opened only where that graph is all that it does, whenever it is called.
+Mostly that is tried, see `trial/layer_calls.py`. A trial does not tell whether
+a value was read from a variable, which may have another one later; whether
+calls inside lead nowhere, whose layers would be in no cell; and whether two of
+them draw from one generator or have one state that they may assign. Then, too,
+the layer stays closed, as where masks come in, or where its code fails on
+symbolic tensors. Its calls come in the order in which its code makes them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
+import inspect
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.sequence.call import (
-    AsInput,
-    Call,
-    Value,
-    run_calls,
-    tensors_of,
-)
-from tfgpipe.sequence.layer_trial import LayerTrial, Shapes, with_sizes
-from tfgpipe.sequence.opened_layer import graph_of, large_layers
-from tfgpipe.sequence.watched import unnoticed
+from tfgpipe.trial import LayerTrial, Shapes, tensors_of, unnoticed, with_sizes
 
 _ANY_SIZE = 6
+
 # What becomes of large layers inside one that is opened.
 _TRIED = "tried by itself"
+
 _OPENED = "opened, and tried with it"
+
 _CLOSED = "left closed"
 
 
@@ -268,3 +280,222 @@ def _flat(inputs: Any, model: keras.Model) -> list[Value]:
 def _has_values(kwargs: dict[str, Any]) -> bool:
     """Whether an argument, such as a mask, is more than None."""
     return any(leaf is not None for leaf in tree.flatten(kwargs))
+
+
+@dataclasses.dataclass(eq=False)
+class Value:
+    """A tensor of the graph.
+
+    Attributes:
+        spec: Its shape and dtype.
+        may_be_none: Whether it is an input that may be left out.
+    """
+
+    spec: keras.KerasTensor
+    may_be_none: bool = False
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one row; unknown sizes count as 1."""
+        sizes = [size or 1 for size in self.spec.shape[1:]]
+        return math.prod(sizes) * tf.as_dtype(self.spec.dtype).size
+
+
+@dataclasses.dataclass(eq=False)
+class Call:
+    """A call of a layer or operation; `Value`s for tensors."""
+
+    operation: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: list[Value]
+
+    @property
+    def inputs(self) -> list[Value]:
+        """The tensors it takes, each once."""
+        return list(values_in((self.args, self.kwargs)))
+
+
+class AsInput(keras.Operation):
+    """Gives a tensor the dtype and rank of a nested model's input."""
+
+    def __init__(self, dtype: str, rank: int):
+        super().__init__()
+        self.dtype = dtype
+        self.rank = rank
+
+    def call(self, x: Any, mask: Any = None) -> Any:
+        """Casts; adds a last axis of size 1, or removes it; sets the mask."""
+        if x is None:
+            return None
+        mask = internals.get_mask(x) if mask is None else mask
+        x = keras.ops.convert_to_tensor(x, self.dtype)
+        if len(x.shape) == self.rank + 1:
+            x = keras.ops.squeeze(x, -1)
+        elif len(x.shape) == self.rank - 1:
+            x = keras.ops.expand_dims(x, -1)
+        if mask is not None:
+            internals.set_mask(x, mask)
+        return x
+
+
+def run_calls(
+    calls: Iterable[Call],
+    given: Iterable[tuple[Value, Any]],
+    wanted: Any,
+    told: dict[str, Any] | None = None,
+) -> Any:
+    """Makes calls, one after the other.
+
+    Args:
+        calls: The calls.
+        given: What they begin with.
+        wanted: A nest of `Value`s.
+        told: Keyword arguments for layers.
+
+    Returns:
+        The nest, with tensors.
+    """
+    known = dict(given)
+
+    def tensor(leaf: Any) -> Any:
+        return known[leaf] if isinstance(leaf, Value) else leaf
+
+    for call in calls:
+        args = tree.map_structure(tensor, call.args)
+        kwargs = tree.map_structure(tensor, call.kwargs)
+        if isinstance(call.operation, keras.layers.Layer):
+            kwargs.update(told or {})
+        made = tree.flatten(call.operation(*args, **kwargs))
+        known.update(zip(call.outputs, made))
+    return tree.map_structure(tensor, wanted)
+
+
+def values_in(nest: Any) -> Iterable[Value]:
+    """The tensors of a nest, each once."""
+    leaves = tree.flatten(nest)
+    return dict.fromkeys(v for v in leaves if isinstance(v, Value))
+
+
+# So that four cells of such layers can be even to a tenth.
+SHARE = 1 / 40
+
+
+def large_layers(model: keras.Model) -> set[int]:
+    """The ids of layers that hold a good share of a model's weights."""
+    total = _num_weights(model)
+    return {
+        id(layer)
+        for layer in internals.flat_layers(model)
+        if _num_weights(layer) > SHARE * total
+    }
+
+
+def graph_of(call: internals.GraphCall) -> keras.Model | None:
+    """What a call of a layer does, as a functional model; yet to be tried.
+
+    Args:
+        call: The call of a layer in the graph of a model.
+
+    Returns:
+        A model of `tensors_of` the call. None if the layer stays closed.
+    """
+    if not _may_be_opened(call):
+        return None
+    with unnoticed(internals.flat_layers(call.operation)):
+        return _called(call)
+
+
+def _may_be_opened(call: internals.GraphCall) -> bool:
+    """Whether a layer calls others in a way of its own, without masks."""
+    layer = call.operation
+    masks = map(internals.get_mask, tensors_of(call))
+    return (
+        len(internals.flat_layers(layer)) > 1
+        and not internals.is_keras(type(layer).call)
+        and internals.remat_mode(layer) is None
+        and not internals.own_context_arguments(layer) & set(call.kwargs)
+        and all(mask is None for mask in masks)
+    )
+
+
+class _UsageScope(keras.StatelessScope):
+    """Notes whether a layer itself uses a variable.
+
+    What the layers do that it calls, is in scopes of their own: a call of a
+    layer on symbolic tensors runs in one.
+    """
+
+    is_used = False
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """Called where a variable is read."""
+        self.is_used = True
+        return super().get_current_value(variable)
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        """Called by `Variable.assign`."""
+        self.is_used = True
+        super().add_update(update)
+
+
+def _called(call: internals.GraphCall) -> keras.Model | None:
+    """What a layer does in one call, in training; None if it stays closed."""
+    layer = call.operation
+    fresh = {
+        id(tensor): keras.Input(
+            batch_shape=tensor.shape,
+            dtype=_converted(layer, tensor),
+            name=f"input_{i}",
+        )
+        for i, tensor in enumerate(tensors_of(call))
+    }
+    args, kwargs = tree.map_structure(
+        lambda leaf: fresh.get(id(leaf), leaf), (call.args, call.kwargs)
+    )
+    if "training" in inspect.signature(type(layer).call).parameters:
+        kwargs["training"] = True
+    before = _num_calls(layer)
+    scope = _UsageScope()
+    try:
+        with (
+            scope,
+            internals.order_noted(),
+            internals.told_training(layer, True),
+        ):
+            outputs = tree.flatten(layer.call(*args, **kwargs))
+        model = keras.Model([*fresh.values()], outputs, name=layer.name)
+    except Exception:  # a user's code may raise anything; then: closed
+        return None
+    calls = internals.graph_calls(model)
+    is_layer = [isinstance(c.operation, keras.layers.Layer) for c in calls]
+    if (
+        scope.is_used
+        or sum(is_layer) != _num_calls(layer) - before  # some lead nowhere
+        or internals.shared_state([c.operation for c in calls])
+        or any(_is_cast(layer, c) for c in calls)
+    ):
+        return None
+    return model
+
+
+def _is_cast(layer: keras.layers.Layer, call: internals.GraphCall) -> bool:
+    """Whether a layer would cast a variable that a call takes."""
+    leaves = tree.flatten((call.args, call.kwargs))
+    is_mixed = layer.compute_dtype != layer.variable_dtype
+    return is_mixed and any(isinstance(v, keras.Variable) for v in leaves)
+
+
+def _converted(layer: keras.layers.Layer, tensor: Any) -> str:
+    """The dtype in which a layer's `call` gets a tensor."""
+    is_float = keras.backend.is_float_dtype(tensor.dtype)
+    return layer.input_dtype if is_float and layer.autocast else tensor.dtype
+
+
+def _num_calls(layer: keras.layers.Layer) -> int:
+    inner = internals.flat_layers(layer)
+    return sum(len(internals.symbolic_calls(one)) for one in inner)
+
+
+def _num_weights(layer: keras.layers.Layer) -> int:
+    return sum(math.prod(w.shape) for w in layer.weights)

@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from tfgpipe.cells import as_specs
+from tfgpipe.micro_batches import as_specs
 
 
 def data_spec(x: Any, dtype: str) -> Any:

@@ -1,8 +1,20 @@
-"""Checks the list of layers that the user gives, and takes it apart."""
+"""Takes a list of layers apart: checks it, and finds out what they return.
+
+Layers of a functional model that is no chain are refused. A functional model is
+a graph of layers and of operations such as `+`, which are no layers. Its list
+of layers says nothing of branches and operations: called one after the other,
+the layers compute something else. Keras notes in each layer on which symbolic
+tensors it was called; so the chain that is asked for can be compared with the
+graph.
+
+A layer that was never called in a graph goes anywhere, and so does one that
+takes the outputs of a layer that is left out: the user has put something else
+in its place, or begins in the middle.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -10,10 +22,12 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells import Step
-from tfgpipe.planning import PlacedStep, partition
-from tfgpipe.planning import cost as cost_lib
-from tfgpipe.sequence.inference import infer, placed_steps
-from tfgpipe.sequence.layer_graph import graph_problem
+from tfgpipe.costs import PlacedStep
+from tfgpipe.costs import cost as cost_lib
+from tfgpipe.internals import SymbolicCall
+from tfgpipe.micro_batches import shapes
+from tfgpipe.partition import partition
+from tfgpipe.sequence.restrictions import check_rows_stay
 
 
 class LayerList:
@@ -201,3 +215,208 @@ def _declared_by(layer: keras.layers.Layer) -> Any:
     if len(inputs) != 1 or tree.is_nested(getattr(layer, "input", None)):
         return None
     return keras.Input(inputs[0].shape[1:], dtype=inputs[0].dtype)
+
+
+def graph_problem(
+    layers: Sequence[keras.layers.Layer], first: Any = None, start: int = 0
+) -> str | None:
+    """What of the layers' graph is not the chain of the layers, or None.
+
+    Args:
+        layers: The layers, in order.
+        first: The `keras.KerasTensor` before them, if it is given.
+        start: Index of the first layer in the user's list.
+    """
+    return _Chain(layers).problem(first, start)
+
+
+class _Chain:
+    """Follows the layers through their graphs."""
+
+    def __init__(self, layers: Sequence[keras.layers.Layer]):
+        self._layers = layers
+        self._own = {id(layer) for layer in layers}
+        self._taken: set[int] = set()  # tensors that earlier layers take
+
+    def problem(self, first: Any, start: int) -> str | None:
+        """See `graph_problem`."""
+        before = _Outputs(_input_calls(first), "the input")
+        for i, layer in enumerate(self._layers, start):
+            calls = internals.symbolic_calls(layer)
+            found = [c for c in calls if self._follows(c, before)]
+            if calls and not found:
+                return (
+                    f"layer '{layer.name}' at index {i}, which was called on "
+                    f"{_names(calls)}, not on the outputs of {before.name} "
+                    "alone"
+                )
+            for call in calls:
+                self._taken |= _ids(call.inputs)
+            before = _Outputs(found, f"layer '{layer.name}'")
+        return self._problem_after(before.calls)
+
+    def _follows(self, call: SymbolicCall, before: _Outputs) -> bool:
+        """Whether a call is the next of the chain, or begins another one."""
+        if any(_ids(call.inputs) == _ids(c.outputs) for c in before.calls):
+            return True
+        sources = [internals.producer(t) for t in call.inputs]
+        if any(id(source) in self._own for source in sources):
+            return False
+        are_layers = not any(_is_operation(source) for source in sources)
+        is_fork = bool(_ids(call.inputs) & self._taken)
+        return not is_fork and (are_layers or not before.calls)
+
+    def _problem_after(self, last: list[SymbolicCall]) -> str | None:
+        """What takes the outputs of the last layer that is missing, or None."""
+        following: list[Any] = []
+        for call in last:
+            users = [
+                c.operation
+                for c in internals.calls_on(self._layers[-1])
+                if _ids(c.inputs) & _ids(call.outputs)
+            ]
+            following = [
+                u for u in users if id(u) in self._own or _is_operation(u)
+            ]
+            if not following:
+                return None
+        if not following:
+            return None
+        return (
+            f"layer '{self._layers[-1].name}' at the end, whose outputs go to "
+            f"{_quoted(following)}"
+        )
+
+
+class _Outputs:
+    """What the next layer should take, and of what it is."""
+
+    def __init__(self, calls: list[SymbolicCall], name: str):
+        self.calls = calls
+        self.name = name
+
+
+def _input_calls(first: Any) -> list[SymbolicCall]:
+    """The call that made an input, if it goes anywhere."""
+    layer = internals.producer(first)
+    if layer is None or not internals.calls_on(layer):
+        return []
+    return internals.symbolic_calls(layer)
+
+
+def _is_operation(source: Any) -> bool:
+    """Whether something that was called, or None, is no layer."""
+    return source is not None and not isinstance(source, keras.layers.Layer)
+
+
+def _ids(tensors: Iterable[Any]) -> set[int]:
+    return {id(tensor) for tensor in tensors}
+
+
+def _names(calls: list[SymbolicCall]) -> str:
+    return _quoted(internals.producer(t) for c in calls for t in c.inputs)
+
+
+def _quoted(operations: Iterable[Any]) -> str:
+    """Names of layers and operations, each once."""
+    texts = [
+        f"{'layer' if isinstance(o, keras.layers.Layer) else 'operation'} "
+        f"'{getattr(o, 'name', o)}'"
+        for o in operations
+    ]
+    return " and ".join(dict.fromkeys(texts))
+
+
+def infer(
+    layers: Sequence[keras.layers.Layer],
+    costs: Sequence[Any],
+    spec: Any,
+    is_split: bool,
+) -> tuple[Any, list[float]]:
+    """Builds layers, each for the outputs of the one before.
+
+    Their variables get no storage yet.
+
+    Args:
+        layers: The layers, in order.
+        costs: For each what the user said of its cost, or None.
+        spec: Nest of `keras.KerasTensor`s: what the first layer takes.
+        is_split: Whether mini-batches are split into several micro-batches.
+
+    Returns:
+        What the last layer returns, a nest of `keras.KerasTensor`s, and the
+        costs of the layers.
+
+    Raises:
+        ValueError: If a layer does not take what the one before returns, or
+            its outputs have no row for each row of its inputs.
+    """
+    before = "the model's inputs"
+    found = []
+    known: dict[Any, Any] = {}  # equal layers are estimated once
+    example = cost_lib.example_of(spec)
+    with (
+        internals.deferred_variables(),
+        internals.tracing_anew(),
+        internals.in_no_graph(layers),
+    ):
+        for layer, cost in zip(layers, costs):
+            output = _called(layer, spec, before)
+            if is_split:
+                check_rows_stay(layer, spec, output, layer is layers[-1])
+            if cost is None:
+                made = cost_lib.estimated(layer, example, known, None)
+            else:
+                value = cost_lib.resolve_cost(layer, cost, spec)
+                made = cost_lib.Estimate(value, None)
+            found.append(made.flops)
+            example = cost_lib.goes_on(None, example, made.outputs, output)
+            spec, before = output, f"the outputs of layer '{layer.name}'"
+    return spec, found
+
+
+def placed_steps(
+    layers: Sequence[keras.layers.Layer], spec: Any
+) -> tuple[list[PlacedStep], Any]:
+    """What comes into each layer; of equal ones, only the first is built.
+
+    Args:
+        layers: The layers, in order.
+        spec: As for `infer`.
+
+    Returns:
+        A step for each layer, and what the last one returns.
+    """
+    before = "the model's inputs"
+    steps = []
+    known: dict[Any, Any] = {}
+    with (
+        internals.deferred_variables(),
+        internals.tracing_anew(),
+        internals.in_no_graph(layers),
+    ):
+        for layer in layers:
+            key = cost_lib.key_of(layer, spec, None)
+            key = id(layer) if key is None else key
+            if key not in known:
+                known[key] = _called(layer, spec, before)
+            steps.append(PlacedStep(layer, spec, key))
+            spec, before = known[key], f"the outputs of layer '{layer.name}'"
+    return steps, spec
+
+
+def _called(layer: keras.layers.Layer, spec: Any, before: str) -> Any:
+    """What a layer returns for what comes before it."""
+    try:
+        try:
+            return layer(spec)
+        except NotImplementedError:  # Keras tries a `Lambda` on floats only
+            return cost_lib.traced(layer, spec, None)[1]
+    except Exception as error:
+        raise ValueError(
+            f"Layer '{layer.name}' must accept {before}. Received: tensors of "
+            f"shape {shapes(spec)}, and this {type(error).__name__}: {error}\n"
+            "Check the order of the layers and their sizes. If `call` needs "
+            "values of tensors or raises this on purpose, give the layer a "
+            "`compute_output_spec`."
+        ) from error

@@ -14,12 +14,13 @@ import keras
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.planning import PlacedStep, cut_graph, one_example
-from tfgpipe.planning import cost as cost_lib
+from tfgpipe.costs import PlacedStep
+from tfgpipe.costs import cost as cost_lib
+from tfgpipe.partition import cut_graph
+from tfgpipe.sequence.graph_boundaries import LiveRow, depth_first, in_turn
 from tfgpipe.sequence.graph_calls import GraphCalls
-from tfgpipe.sequence.live_row import LiveRow, depth_first, in_turn
 from tfgpipe.sequence.restrictions import check_model_rows
-from tfgpipe.sequence.watched import unnoticed
+from tfgpipe.trial import unnoticed
 
 
 class ModelGraph:
@@ -107,13 +108,13 @@ class ModelGraph:
             self._check_rows()
         known: dict[Any, Any] = {}
         costs = []
-        example = one_example.example_of(self.specs[0])
+        example = cost_lib.example_of(self.specs[0])
         with internals.in_no_graph(internals.flat_layers(self.model)):
             for i, (step, cost) in enumerate(zip(self.steps, self.costs)):
                 made = self._estimated(i, cost, example, known)
                 costs.append(made.flops)
                 if i + 1 < len(self.steps):
-                    example = one_example.goes_on(
+                    example = cost_lib.goes_on(
                         step, example, made.outputs, self.specs[i + 1]
                     )
         # Keras takes `x * 2.0`, of a dense x, for sparse.
@@ -151,7 +152,7 @@ class ModelGraph:
 
     def _estimated(
         self, i: int, cost: Any, example: Any, known: dict[Any, Any]
-    ) -> one_example.Estimate:
+    ) -> cost_lib.Estimate:
         """What a step costs, and makes of one example."""
         step, live = self.steps[i], self.specs[i]
         if cost is None:
@@ -162,7 +163,7 @@ class ModelGraph:
             args, _ = step.arguments(given)
             given = args[0] if len(args) == 1 else args
         value = cost_lib.resolve_cost(step.layer, cost, given)
-        return one_example.Estimate(value, None)
+        return cost_lib.Estimate(value, None)
 
     def placed_steps(self, spec: Any) -> tuple[list[PlacedStep], Any]:
         """What comes into each step, and goes out of the last one."""

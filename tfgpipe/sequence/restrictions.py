@@ -9,7 +9,7 @@ import keras
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import is_synchronized
+from tfgpipe.state import is_synchronized
 
 
 def check_supported(
@@ -38,7 +38,9 @@ def check_supported(
 
 
 _MANY_ROWS = 7919  # a prime, which no other axis has
+
 _FEWER_ROWS = 7907  # another one
+
 _ANY_LENGTH = 8
 
 

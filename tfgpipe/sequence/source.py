@@ -56,7 +56,9 @@ _HARMLESS = set(
     "quantize save save_own_variables save_weights set_state_tree set_weights "
     "summary supports_masking test_on_batch to_json train_on_batch".split()
 )
+
 _OF_GRAPHS = {"__call__", "input", "inputs", "layers", "output", "outputs"}
+
 # Others that begin with an underscore are called where a model is made, saved
 # or quantised, or are no methods of Keras: those come and go with its versions.
 _PRIVATE = {"__call__", *internals.METHODS_OF_STEPS}

@@ -3,11 +3,31 @@
 Whether a layer treats a batch as it treats its parts cannot be read from what
 it is made of; it can be tried. `trial.py` goes through the layers of a model,
 `rows.py` has the rows, `outcome.py` what a layer makes of them, `compare.py`
-what differs, `lookups.py` which slices of a sparse gradient belong to rows, and
-`known.py` the layers of Keras for which all of this is known.
+what differs. `layer_calls.py` tries whether the calls inside a layer compute
+what it does.
 """
 
-from tfgpipe.trial.known import MIXES_ROWS, ROW_BY_ROW
-from tfgpipe.trial.trial import TRIALS, Trial
+from tfgpipe.trial.layer_calls import (
+    LayerTrial,
+    Shapes,
+    Uses,
+    tensors_of,
+    unnoticed,
+    uses_of,
+    with_sizes,
+)
+from tfgpipe.trial.trial import MIXES_ROWS, ROW_BY_ROW, TRIALS, Trial
 
-__all__ = ["MIXES_ROWS", "ROW_BY_ROW", "TRIALS", "Trial"]
+__all__ = [
+    "MIXES_ROWS",
+    "ROW_BY_ROW",
+    "TRIALS",
+    "LayerTrial",
+    "Shapes",
+    "Trial",
+    "Uses",
+    "tensors_of",
+    "unnoticed",
+    "uses_of",
+    "with_sizes",
+]

@@ -3,7 +3,7 @@
 outputs      those of the parts, one after the other
 losses       of the parts, the mean by rows
 state        the mean by rows, or else that of the first part, see
-`run/state_rules.py`
+`state/means.py`
 metrics      run on from part to part
 gradients    with respect to inputs one after the other, to weights the sum
 """
@@ -17,13 +17,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfgpipe.cells import gradients, is_continuous
+from tfgpipe.boundary import is_continuous
+from tfgpipe.graphs import gradient_sums
 from tfgpipe.trial.outcome import Outcome
 from tfgpipe.trial.rows import NONE, row_axis
 
 _ONE = "pass num_micro_batches=1"
+
 # Of the largest number, by bytes.
 _ROUNDING = {1: 1e-1, 2: 3e-2, 4: 2e-4, 8: 1e-8}
+
 # Of the largest number that is taken.
 _CANCELLED = {1: 1e-1, 2: 3e-2, 4: 1e-5, 8: 2e-14}
 
@@ -265,7 +268,7 @@ def of_gradients(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
 
 def _sum_of(variable: keras.Variable, parts: Sequence[tf.Tensor]) -> tf.Tensor:
     """What the gradients of micro-batches come to, see `of_variables`."""
-    if gradients.is_replaced(variable):
+    if gradient_sums.is_replaced(variable):
         return functools.reduce(tf.maximum, parts)
     return tf.add_n(parts)
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from keras import tree
 
-from tfgpipe.cells import Boundary, structure_of
+from tfgpipe.boundary import Boundary, structure_of
 
 
 class Parts(NamedTuple):
@@ -39,8 +39,10 @@ class Parts(NamedTuple):
 
 
 FEW = Parts(2, 3)
+
 # As many as a mini-batch may have, where that is not known.
 MANY = Parts(1, 31)
+
 # Of axes whose size is not known: even, odd, single, long.
 LENGTHS = (8, 7, 1, 130)
 

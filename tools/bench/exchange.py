@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import tfgpipe
-from tfgpipe.devices import placement
+from tfgpipe.devices import names, placement
 
 
 def exchanged_bytes(model: tfgpipe.GPipe) -> dict[str, int]:
@@ -29,7 +29,7 @@ def exchanged_bytes(model: tfgpipe.GPipe) -> dict[str, int]:
             device: sum(
                 count
                 for name, count in weights.items()
-                if placement.same_device(name, device)
+                if names.same_device(name, device)
             )
             for device in devices
         }

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from tfgpipe.planning import partition
+from tfgpipe.partition import partition
 from tools.bench import (
     plan_grid,
     plan_memory,

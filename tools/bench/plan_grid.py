@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 import tfgpipe
-from tfgpipe.planning import Setting
+from tfgpipe.plans import Setting
 from tools import devices
 from tools.bench.models import MODELS
 from tools.bench.plan_steps import Measured, made_step, measure, step_seconds

@@ -15,8 +15,7 @@ import tensorflow as tf
 from keras import layers as kl
 
 import tfgpipe
-from tfgpipe import sized_model
-from tfgpipe.planning import Machine, Setting, predict
+from tfgpipe.plans import Machine, Setting, model_size, predict
 from tfgpipe.sequence import source_of
 from tools import devices
 from tools.bench.models import MODELS, BenchModel
@@ -126,7 +125,7 @@ def _predicted(
         optimizer="sgd",
         verbose=0,
     )
-    sized = sized_model.sized(source_of(layers), None, "sgd")
+    sized = model_size.sized(source_of(layers), None, "sgd")
     found = []
     for m in MICRO_BATCHES:
         workload = sized.by_profile(profile, model.batch_size / m)

@@ -13,13 +13,7 @@ import params
 from params import Experiment
 from params.image import AmoebaNetD
 from params.lm import TransformerLM
-from tfgpipe.planning import (
-    MACHINES,
-    Problem,
-    Setting,
-    fitted,
-    predict,
-)
+from tfgpipe.plans import MACHINES, Problem, Setting, fitted, predict
 from tools.bench.memory_rows import largest
 from tools.report import Column, Table, progress
 from tools.sizes.model_size import sized

@@ -1,6 +1,6 @@
 """What an experiment's model and its devices need, without allocating it.
 
-`tfgpipe.planner` counts, for the settings that the experiment has.
+`tfgpipe.plan` counts, for the settings that the experiment has.
 """
 
 from __future__ import annotations
@@ -10,15 +10,9 @@ from typing import Any
 import keras
 
 from params import Experiment
-from tfgpipe import internals, sized_model
-from tfgpipe.planning import (
-    LayerSize,
-    Machine,
-    Prediction,
-    Setting,
-    num_params,
-    predict,
-)
+from tfgpipe import internals
+from tfgpipe.costs import LayerSize, num_params
+from tfgpipe.plans import Machine, Prediction, Setting, model_size, predict
 from tfgpipe.schedules import devices_for
 from tfgpipe.sequence import source_of
 
@@ -51,9 +45,9 @@ def num_parameters(experiment: Experiment) -> int:
     return num_params(steps)
 
 
-def sized(experiment: Experiment) -> sized_model.SizedModel:
+def sized(experiment: Experiment) -> model_size.SizedModel:
     """The model's layers, for the inputs that need most memory."""
-    return sized_model.sized(
+    return model_size.sized(
         source_of(deferred_layers(experiment)),
         largest_inputs(experiment),
         experiment.optimizer.make(10),
@@ -98,7 +92,7 @@ def predicted(
 
 def _setting(
     experiment: Experiment,
-    model: sized_model.SizedModel,
+    model: model_size.SizedModel,
     num_devices: int | None,
     num_replicas: int,
 ) -> Setting:

@@ -4,7 +4,8 @@ import itertools
 
 import params
 from params import Experiment
-from tfgpipe.planning import LayerSize, Prediction
+from tfgpipe.costs import LayerSize
+from tfgpipe.plans import Prediction
 from tools.sizes.model_size import num_parameters, predicted
 from tools.sizes.parameter_counts import PARAMETER_COUNTS
 

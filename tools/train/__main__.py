@@ -30,8 +30,8 @@ from absl import app, flags, logging
 import params
 from params import Experiment
 from tfgpipe.callbacks import PipelineMonitor
+from tfgpipe.model import print_cells
 from tfgpipe.monitor import ideal_bubble
-from tfgpipe.planning import print_cells
 from tools import worker
 from tools.cluster import hosts, secret
 from tools.cluster.controller import Cluster

@@ -14,7 +14,7 @@ from params.source import Source
 from tfgpipe.callbacks import Checkpoint, StopOnNonFinite
 from tfgpipe.checkpoints import Restored
 from tfgpipe.exactness import Report
-from tfgpipe.saving import spec_config
+from tfgpipe.model.saving import spec_config
 from tools.train import run_record
 
 _MOST_SKIPPED = 10  # mini-batches in a row

@@ -11,12 +11,13 @@ from keras import layers as kl
 from kinds import Block, Fork, Join, Step
 
 import tfgpipe
-from tfgpipe.cells import step, subgraph
+from tfgpipe.boundary import Boundary, CellArguments
+from tfgpipe.cells import cell
 from tfgpipe.cells.cell import Cell
 from tfgpipe.cells.function import CellFunction
-from tfgpipe.cells.micro_batch import MicroBatches
 from tfgpipe.cells.tracer import Tracer
-from tfgpipe.cells.values import Boundary, CellArguments
+from tfgpipe.graphs import cut
+from tfgpipe.micro_batches import MicroBatches
 
 ROWS = 6
 
@@ -63,7 +64,7 @@ CELLS = {
 }
 
 CARRYING = {
-    *subgraph.CHEAP,
+    *cut.CHEAP,
     "IdentityN",
     "OptionalFromValue",
     "OptionalGetValue",
@@ -100,7 +101,7 @@ def tasks_of(function, arguments, has_gradient, needs_dx=True):
 def cell_function(layers, x):
     for layer in layers:
         x = layer(x)  # creates the variables
-    steps = [step.Step(layer) for layer in layers]
+    steps = [cell.Step(layer) for layer in layers]
     return CellFunction(Cell(0, steps, ["CPU:0"]), True, None, True)
 
 

@@ -3,7 +3,7 @@ import os
 import pytest
 
 from tfgpipe.checkpoints import Folder, Position
-from tfgpipe.checkpoints.manifest import Manifest
+from tfgpipe.checkpoints.folder import Manifest
 
 
 def add(folder, step, value=None):

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from tfgpipe.checkpoints import manifest as manifest_lib
-from tfgpipe.checkpoints.manifest import Damaged, Manifest, Position
+from tfgpipe.checkpoints import folder as manifest_lib
+from tfgpipe.checkpoints.folder import Damaged, Manifest, Position
 
 
 def written(folder, **changed):

@@ -15,7 +15,7 @@ from tiny import assert_close, data, fit, weights
 
 import tfgpipe
 from tfgpipe import internals
-from tfgpipe.devices import placement
+from tfgpipe.devices import names as names_lib
 
 
 @pytest.fixture
@@ -255,7 +255,7 @@ def test_updates_are_compiled_where_variables_are_on_a_tpu(
     expected, _ = trained(
         tfgpipe.PipelineStrategy(2, 2), "adam", num_micro_batches=2
     )
-    monkeypatch.setattr(placement, "only_compiles", lambda names: True)
+    monkeypatch.setattr(names_lib, "only_compiles", lambda names: True)
     found, _ = trained(
         tfgpipe.PipelineStrategy(2, 2), "adam", num_micro_batches=2
     )

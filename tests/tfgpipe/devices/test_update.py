@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tfgpipe.devices import placement, update
+from tfgpipe.devices import names as names_lib
+from tfgpipe.devices import update
 
 SHAPES = ((3, 4), (4,), (3, 4), (), (4,), (2, 2, 2))
 
@@ -267,9 +268,9 @@ def test_model_with_a_users_optimizer_trains_as_in_keras():
 
 
 def test_hosts_of_devices_are_their_cpus():
-    one = placement.host_of("/job:worker/replica:0/task:3/device:GPU:2")
+    one = names_lib.host_of("/job:worker/replica:0/task:3/device:GPU:2")
     assert one == "/job:worker/replica:0/task:3/device:CPU:0"
-    assert placement.host_of("/device:CPU:5").endswith("CPU:0")
+    assert names_lib.host_of("/device:CPU:5").endswith("CPU:0")
 
 
 @pytest.mark.parametrize(
@@ -322,7 +323,7 @@ def test_sparse_gradients_are_dense_where_all_is_compiled(
 
     expected = trained()
     assert not recwarn.list
-    monkeypatch.setattr(placement, "only_compiles", lambda names: True)
+    monkeypatch.setattr(names_lib, "only_compiles", lambda names: True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = trained()

@@ -13,10 +13,13 @@ from keras import layers as kl
 from tensorflow.python.ops import gen_math_ops
 
 import tfgpipe
-from tfgpipe.cells import tracer, values
+from tfgpipe import boundary
+from tfgpipe.cells import tracer
 from tfgpipe.devices import update
 from tfgpipe.loss import SummedLoss
-from tfgpipe.run import flow, state, state_rules
+from tfgpipe.run import pipeline as pipeline_lib
+from tfgpipe.state import flow as flow_lib
+from tfgpipe.state import means
 
 ROWS = 12
 
@@ -326,14 +329,14 @@ def test_gradients_of_one_device_are_wrong(wrong_products):
 
 
 def test_transfer_that_changes_what_is_sent_is_named(monkeypatch):
-    class Flipped(values.Boundary):
+    class Flipped(boundary.Boundary):
         def __new__(cls, tensors, masks):
             sent = [
                 1.0001 * t if t.device.endswith("CPU:1") else t for t in tensors
             ]
-            return values.Boundary(sent, masks)
+            return boundary.Boundary(sent, masks)
 
-    monkeypatch.setattr(flow, "Boundary", Flipped)
+    monkeypatch.setattr(pipeline_lib, "Boundary", Flipped)
     found = first_of(pipeline())
     assert found.kind == "transfer"
     assert found.where == (
@@ -360,7 +363,7 @@ def test_what_is_wrong_in_cells_alone_is_told(wrong_products):
 
 def test_wrong_rule_of_state_is_told(monkeypatch):
     monkeypatch.setattr(
-        state_rules.Mean, "end", lambda self, values, micro_batches: values[0]
+        means.Mean, "end", lambda self, values, micro_batches: values[0]
     )
     (found,) = undocumented(checked(pipeline(Average(name="average"))))
     assert found.kind == "state"
@@ -371,13 +374,13 @@ def test_wrong_rule_of_state_is_told(monkeypatch):
 
 
 def test_wrong_rule_of_batch_normalisation_is_told(monkeypatch):
-    merged = state.moving_statistics
+    merged = flow_lib.moving_statistics
 
     def wrong(rules, initial, moments, micro_batches):
         first = [moments[0]] * len(moments)
         return merged(rules, initial, first, micro_batches)
 
-    monkeypatch.setattr(state, "moving_statistics", wrong)
+    monkeypatch.setattr(flow_lib, "moving_statistics", wrong)
     report = checked(pipeline(kl.BatchNormalization(name="normal")))
     assert [f.where.split("'")[1] for f in undocumented(report)] == [
         "g_pipe/normal/moving_mean",

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from tfgpipe.monitor.gantt_colors import LOOKS
+from tfgpipe.monitor.gantt import LOOKS
 
 
 def luminance(color):

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfgpipe.monitor import accelerator_mib, memory
+from tfgpipe.monitor import accelerator_mib, rates
 
 
 def test_only_accelerators_of_this_process_that_count_are_told(monkeypatch):
@@ -23,5 +23,5 @@ def test_only_accelerators_of_this_process_that_count_are_told(monkeypatch):
     expected = {"GPU:3_current": 3.0, "GPU:3_peak": 4.0}
     assert accelerator_mib(devices) == expected
     # a worker counts its own
-    monkeypatch.setattr(memory, "_own_device", lambda: f"{worker}/device:CPU:0")
+    monkeypatch.setattr(rates, "_own_device", lambda: f"{worker}/device:CPU:0")
     assert "GPU:1_peak" in accelerator_mib(devices)

@@ -38,4 +38,4 @@ def test_nothing_but_pictures_needs_matplotlib():
             names.append(getattr(node, "module", None) or "")
             if any("matplotlib" in name or "gantt" in name for name in names):
                 found.add(path.stem)
-    assert found == {"gantt", "gantt_colors"}
+    assert found == {"gantt"}

@@ -11,7 +11,7 @@ from keras import layers as kl
 
 import tfgpipe
 from tfgpipe import internals
-from tfgpipe.schedules.named import CHUNKS, SCHEDULES, devices_of_cells
+from tfgpipe.schedules.orders import CHUNKS, SCHEDULES, devices_of_cells
 
 REMAT = ("always", "except_last", "never")
 

@@ -19,7 +19,7 @@ from tfgpipe.schedules.lowering import (
     recomputed,
     without_gradient,
 )
-from tfgpipe.schedules.named import CHUNKS, SCHEDULES
+from tfgpipe.schedules.orders import CHUNKS, SCHEDULES
 from tfgpipe.schedules.program import Op, Program
 from tfgpipe.schedules.remat import Remat
 from tfgpipe.schedules.schedule import Schedule

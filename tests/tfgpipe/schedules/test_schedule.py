@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from tfgpipe.schedules.named import CHUNKS, SCHEDULES
+from tfgpipe.schedules.orders import CHUNKS, SCHEDULES
 from tfgpipe.schedules.schedule import Schedule
 from tfgpipe.schedules.task import KINDS, Task
 

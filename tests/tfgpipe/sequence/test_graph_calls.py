@@ -8,8 +8,7 @@ from keras import layers as kl
 
 import tfgpipe
 from tfgpipe import internals
-from tfgpipe.sequence.call import AsInput
-from tfgpipe.sequence.graph_calls import GraphCalls
+from tfgpipe.sequence.graph_calls import AsInput, GraphCalls
 
 
 def names(model):

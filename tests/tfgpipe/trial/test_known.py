@@ -8,7 +8,7 @@ from keras import layers as kl
 import tfgpipe
 from tfgpipe.cells import CellFunction
 from tfgpipe.trial import MIXES_ROWS, ROW_BY_ROW, Trial, trial
-from tfgpipe.trial.known import is_row_by_row
+from tfgpipe.trial.trial import is_row_by_row
 
 # Other names of classes, and what has nothing of its own to try.
 WITHOUT_USE = {"GroupQueryAttention", "Sequential"}

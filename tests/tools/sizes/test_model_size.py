@@ -13,7 +13,7 @@ from params.image import AmoebaNetD
 from params.lm import TransformerLM
 from params.mt import Translation
 from params.random_data import RandomImages, RandomPairs, RandomTokens
-from tfgpipe.saving import spec_config
+from tfgpipe.model.saving import spec_config
 from tools.sizes.model_size import layer_sizes, num_parameters, predicted
 
 SMALL = {

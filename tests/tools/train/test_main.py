@@ -22,7 +22,7 @@ from params.experiment import Experiment
 from params.images import Images
 from params.optimizer import Optimizer
 from tfgpipe.monitor import event_log
-from tfgpipe.run import state
+from tfgpipe.state import flow
 from tools import devices
 from tools.sizes.model_size import num_parameters
 from tools.sizes.parameter_counts import PARAMETER_COUNTS
@@ -282,9 +282,9 @@ def test_check_stops_before_the_first_step(capsys, monkeypatch, tmp_path):
     assert "by random numbers for each micro-batch" in out
     assert out.endswith("nothing else differs by more than rounding.\n")
     assert not list(tmp_path.glob("checkpoints/*"))
-    merged = state.moving_statistics
+    merged = flow.moving_statistics
     monkeypatch.setattr(
-        state,
+        flow,
         "moving_statistics",
         lambda rules, initial, moments, micro_batches: merged(
             rules, initial, moments[:1] * len(moments), micro_batches

@@ -1,0 +1,485 @@
+import fractions
+import math
+import random
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tfgpipe.costs.cost import estimated, example_of, layer_flops, resolve_cost
+
+
+def spec(*shape, dtype="float32"):
+    return keras.KerasTensor((None, *shape), dtype)
+
+
+def built(layer, input_spec):
+    """Builds a layer the way `GPipe` does: without values of variables."""
+    with keras.StatelessScope(initialize_variables=False):
+        layer(input_spec)
+    return layer
+
+
+def flops_once(layer, input_spec, known):
+    """As `GPipe` estimates it, where equal layers are traced once."""
+    return estimated(layer, example_of(input_spec), known, None).flops
+
+
+def flops(layer, input_spec):
+    return layer_flops(built(layer, input_spec), input_spec)
+
+
+class Call(layers.Layer):
+    """Calls a function of its sublayers and its input."""
+
+    def __init__(self, function, *sublayers):
+        super().__init__()
+        self.function = function
+        self.sublayers = list(sublayers)
+
+    def call(self, x):
+        return self.function(*self.sublayers, x)
+
+
+# ------------------------------------------------------------ hand formulas
+EXACT = {
+    "dense": (layers.Dense(5), spec(3), 2 * 3 * 5 + 5),
+    "dense on a sequence": (
+        layers.Dense(5, use_bias=False),
+        spec(7, 3),
+        2 * 7 * 3 * 5,
+    ),
+    "dense, relu": (layers.Dense(5, "relu"), spec(3), 2 * 3 * 5 + 5 + 5),
+    "dense, bfloat16": (
+        layers.Dense(5, dtype="mixed_bfloat16"),
+        spec(3),
+        2 * 3 * 5 + 5,
+    ),
+    "conv, valid": (
+        layers.Conv2D(5, 3),
+        spec(8, 9, 4),
+        6 * 7 * 5 * (2 * 3 * 3 * 4 + 1),
+    ),
+    "conv, strides, same": (
+        layers.Conv2D(5, 3, strides=2, padding="same"),
+        spec(9, 9, 4),
+        5 * 5 * 5 * (2 * 3 * 3 * 4 + 1),
+    ),
+    "conv, groups": (
+        layers.Conv2D(6, 3, groups=2, use_bias=False),
+        spec(8, 8, 4),
+        6 * 6 * 6 * 2 * 3 * 3 * (4 // 2),
+    ),
+    "conv, dilation": (
+        layers.Conv2D(5, 3, dilation_rate=2, use_bias=False),
+        spec(8, 8, 4),
+        4 * 4 * 5 * 2 * 3 * 3 * 4,
+    ),
+    "conv 1d, causal": (
+        layers.Conv1D(5, 3, padding="causal", use_bias=False),
+        spec(8, 4),
+        8 * 5 * 2 * 3 * 4,
+    ),
+    "conv 3d": (
+        layers.Conv3D(5, 2, use_bias=False),
+        spec(4, 5, 6, 3),
+        3 * 4 * 5 * 5 * 2 * 2**3 * 3,
+    ),
+    "depthwise": (
+        layers.DepthwiseConv2D(3, depth_multiplier=2),
+        spec(8, 8, 4),
+        6 * 6 * 8 * (2 * 3 * 3 + 1),
+    ),
+    "separable": (
+        layers.SeparableConv2D(5, 3, padding="same", depth_multiplier=2),
+        spec(8, 8, 4),
+        8 * 8 * 8 * 2 * 3 * 3 + 8 * 8 * 5 * (2 * 8 + 1),
+    ),
+    "transposed conv": (
+        layers.Conv2DTranspose(5, 3, strides=2, padding="same"),
+        spec(8, 8, 4),
+        8 * 8 * 4 * 2 * 3 * 3 * 5 + 16 * 16 * 5,
+    ),
+    "transposed conv 3d": (
+        layers.Conv3DTranspose(5, 2, strides=2, use_bias=False),
+        spec(3, 4, 5, 4),
+        3 * 4 * 5 * 4 * 2 * 2**3 * 5,
+    ),
+    "embedding": (layers.Embedding(100, 8), spec(7, dtype="int32"), 0),
+    "flatten": (layers.Flatten(), spec(3, 4), 0),
+    "max pooling": (layers.MaxPooling2D(2), spec(8, 8, 3), 8 * 8 * 3),
+    "average pooling": (
+        layers.AveragePooling2D(3, strides=1),
+        spec(8, 8, 3),
+        6 * 6 * 3 * 9,
+    ),
+    "global pooling": (
+        layers.GlobalAveragePooling2D(),
+        spec(8, 8, 3),
+        8 * 8 * 3,
+    ),
+    "softmax": (layers.Softmax(), spec(7), 5 * 7),
+    "einsum": (
+        layers.EinsumDense("abc,cde->abde", (None, 4, 5)),
+        spec(7, 3),
+        7 * 2 * 3 * 4 * 5,
+    ),
+    "one branch": (
+        Call(
+            lambda x: tf.cond(
+                tf.reduce_sum(x) > 0,
+                lambda: x @ tf.ones((4, 4)),
+                lambda: x * 2,
+            )
+        ),
+        spec(4),
+        2 * 4 * 4 + 4 + 1,
+    ),
+    "loop": (
+        Call(
+            lambda x: keras.ops.fori_loop(
+                2, 9, lambda i, y: y @ tf.ones((4, 4)), x
+            )
+        ),
+        spec(4),
+        7 * 2 * 4 * 4,
+    ),
+    "called function": (
+        Call(
+            tf.function(lambda x: x @ tf.ones((4, 5)), autograph=False),
+        ),
+        spec(4),
+        2 * 4 * 5,
+    ),
+    "mapped function": (
+        Call(lambda x: tf.map_fn(lambda row: row * 2, x[0])),
+        spec(6, 5),
+        6 * 5,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_layer_flops_simple_layer_equals_hand_formula(kind):
+    layer, input_spec, expected = EXACT[kind]
+    assert flops(layer, input_spec) == expected
+
+
+def test_layer_flops_attention_counts_projections_and_products():
+    length, width, heads, key, value = 32, 48, 4, 16, 8
+    attention = layers.MultiHeadAttention(heads, key, value)
+    layer = Call(lambda attend, x: attend(x, x), attention)
+    projections = 2 * length * width * heads * (2 * key + 2 * value)
+    scores = 2 * heads * length * length * key
+    values = 2 * heads * length * length * value
+    # softmax, scaling, biases
+    elementwise = length * (heads * (5 * length + 3 * key + value) + width)
+    total = flops(layer, spec(length, width))
+    assert total == pytest.approx(
+        projections + scores + values + elementwise, rel=0.01
+    )
+
+
+@pytest.mark.parametrize(
+    ("layer", "gates", "biases"),
+    [
+        (layers.LSTM(16), 4, 1),
+        (layers.LSTM(16, unroll=True), 4, 1),
+        (layers.LSTM(16, return_sequences=True, dropout=0.1), 4, 1),
+        (layers.GRU(16), 3, 2),
+        (layers.SimpleRNN(16), 1, 1),
+    ],
+)
+def test_layer_flops_recurrent_counts_every_time_step(layer, gates, biases):
+    steps, width, units = 11, 24, 16
+    products = steps * 2 * (width + units) * gates * units
+    total = flops(layer, spec(steps, width))
+    assert products < total < products * 1.15
+
+
+def test_layer_flops_unknown_length_counts_as_one():
+    dense = flops(layers.Dense(5), spec(None, 3))
+    assert dense == 2 * 3 * 5 + 5
+    conv = flops(layers.Conv2D(5, 3), spec(None, None, 4))
+    assert conv == 5 * (2 * 3 * 3 * 4 + 1)
+    step = flops(layers.LSTM(8), spec(1, 3))
+    assert flops(layers.LSTM(8), spec(None, 3)) == pytest.approx(step, rel=0.02)
+
+
+def test_layer_flops_batch_norm_grows_with_its_input_only():
+    small = flops(layers.BatchNormalization(), spec(8, 8, 4))
+    large = flops(layers.BatchNormalization(), spec(16, 16, 4))
+    assert 1 <= small / (8 * 8 * 4) <= 10
+    assert large / small == pytest.approx(4, rel=0.05)
+
+
+# ------------------------------------------------------------ nested layers
+def sequential():
+    return keras.Sequential(
+        [layers.Dense(5), keras.Sequential([layers.Dense(6)])]
+    )
+
+
+def functional():
+    inputs = keras.Input((3,))
+    hidden = layers.Dense(5)(inputs)
+    return keras.Model(inputs, layers.Dense(6)(hidden))
+
+
+@pytest.mark.parametrize("make", [sequential, functional])
+@pytest.mark.parametrize("trainable", [True, False])
+def test_layer_flops_nested_model_is_the_sum(make, trainable):
+    model = make()
+    model.trainable = trainable
+    assert flops(model, spec(3)) == 2 * 3 * 5 + 5 + 2 * 5 * 6 + 6
+
+
+def test_layer_flops_tuple_of_tensors_counts_all():
+    layer = Call(
+        lambda dense, xs: (dense(xs[0]), xs[1] + 1, xs[2]), layers.Dense(5)
+    )
+    inputs = (spec(3), spec(4), spec(5, dtype="int32"))
+    assert flops(layer, inputs) == 2 * 3 * 5 + 5 + 4
+
+
+def test_layer_flops_dict_with_none_counts_tensors():
+    class Maybe(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(5)
+
+        def call(self, inputs):
+            y = self.dense(inputs["x"])
+            return y if inputs["extra"] is None else y + inputs["extra"]
+
+    assert flops(Maybe(), {"x": spec(3), "extra": None}) == 2 * 3 * 5 + 5
+
+
+def test_layer_flops_unused_results_are_not_counted():
+    def waste(x):
+        _ = x @ tf.ones((4, 100))
+        return x + 1
+
+    assert flops(Call(waste), spec(4)) == 4
+
+
+@pytest.mark.parametrize(
+    ("layer", "input_spec"),
+    [
+        (layers.Dense(5), spec(3)),
+        (layers.Conv2D(5, 3, strides=2, padding="same"), spec(9, 9, 4)),
+        (layers.SeparableConv2D(5, 3), spec(8, 8, 4)),
+        (layers.MaxPooling2D(2), spec(8, 8, 4)),
+        (layers.Softmax(), spec(7, 5)),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_layer_flops_equals_tensorflow_profiler(layer, input_spec):
+    layer(input_spec)
+    example = tf.TensorSpec((1, *input_spec.shape[1:]))
+    graph = tf.function(layer).get_concrete_function(example).graph
+    profiler = tf.compat.v1.profiler
+    options = profiler.ProfileOptionBuilder(
+        profiler.ProfileOptionBuilder.float_operation()
+    ).with_empty_output()
+    profile = profiler.profile(graph, cmd="op", options=options.build())
+    assert layer_flops(layer, input_spec) == profile.total_float_ops
+
+
+# ------------------------------------------------------------- side effects
+def model_with_everything():
+    return keras.Sequential(
+        [
+            layers.Embedding(10, 4),
+            layers.LSTM(4, return_sequences=True, dropout=0.1),
+            layers.BatchNormalization(),
+            layers.Dense(4, kernel_initializer="orthogonal"),
+            layers.Dropout(0.5),
+            # Draws without a seed: from Keras's global generator.
+            layers.Lambda(lambda x: x + keras.random.normal((4,))),
+        ]
+    )
+
+
+def deferred(layer):
+    return [v for v in layer.variables if v._value is None]
+
+
+def test_layer_flops_allocates_no_variable():
+    model = built(model_with_everything(), spec(7, dtype="int32"))
+    before = deferred(model)
+    assert len(before) > 5
+    layer_flops(model, spec(7, dtype="int32"))
+    assert [id(v) for v in deferred(model)] == [id(v) for v in before]
+
+
+def test_layer_flops_leaves_values_alone():
+    model = model_with_everything()
+    model(np.ones((1, 7), "int32"))
+    before = [np.array(v.value) for v in model.variables]
+    layer_flops(model, spec(7, dtype="int32"))
+    for variable, value in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(np.array(variable.value), value)
+    assert model.losses == []
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_layer_flops_uses_no_random_state(seed):
+    class Drawing(layers.Layer):
+        def call(self, x):
+            _ = random.random(), np.random.rand()  # noqa: NPY002
+            return x + keras.random.normal((3,)) + tf.random.normal((3,))
+
+    def draws(estimate):
+        layer = built(Drawing(), spec(3))
+        keras.utils.set_random_seed(seed)
+        if estimate:
+            layer_flops(layer, spec(3))
+        return [
+            random.random(),
+            np.random.rand(),  # noqa: NPY002
+            float(tf.random.uniform(())),
+            keras.random.uniform((2,)).numpy().tolist(),
+            random.random(),
+        ]
+
+    assert draws(True) == draws(False)
+
+
+def test_layer_flops_same_seed_gives_same_initial_weights():
+    def weights(estimate):
+        keras.utils.set_random_seed(5)
+        layer = keras.Sequential([layers.Dense(4), layers.Dropout(0.1)])
+        with keras.StatelessScope(initialize_variables=False):
+            layer(spec(3))
+        if estimate:
+            layer_flops(layer, spec(3))
+        layer(np.ones((1, 3), "float32"))
+        for variable in deferred(layer):
+            variable._deferred_initialize()
+        return np.array(layer.layers[0].kernel.value)
+
+    np.testing.assert_array_equal(weights(True), weights(False))
+
+
+def test_layer_flops_variable_of_another_layer_is_not_drawn():
+    embedding = built(layers.Embedding(50, 8), spec(7, dtype="int32"))
+    tied = Call(lambda x: x @ keras.ops.transpose(embedding.embeddings))
+    assert flops(tied, spec(8)) == 2 * 8 * 50
+    assert embedding.embeddings._value is None
+
+
+# ------------------------------------------------------------------ sharing
+class Counted(layers.Layer):
+    calls = 0
+
+    def __init__(self, units, **kwargs):
+        super().__init__(**kwargs)
+        self.units = units
+        self.dense = layers.Dense(units)
+
+    def call(self, x):
+        type(self).calls += 1
+        return self.dense(x)
+
+
+class Unsaveable(Counted):
+    def get_config(self):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(("kind", "traces"), [(Counted, 3), (Unsaveable, 4)])
+def test_layer_flops_equal_layers_are_traced_once(kind, traces):
+    sizes = [(4, 3), (4, 3), (5, 3), (4, 6)]
+    pairs = [(built(kind(units), spec(n)), spec(n)) for units, n in sizes]
+    known = {}
+    before = kind.calls
+    costs = [flops_once(layer, inputs, known) for layer, inputs in pairs]
+    assert kind.calls - before == traces
+    assert costs == [2 * n * units + units for units, n in sizes]
+
+
+def test_layer_flops_config_hides_size_is_not_shared():
+    class Forgetful(Counted):
+        def get_config(self):
+            return {"name": self.name}
+
+    known = {}
+    costs = [
+        flops_once(built(Forgetful(units), spec(3)), spec(3), known)
+        for units in (4, 5)
+    ]
+    assert costs == [2 * 3 * 4 + 4, 2 * 3 * 5 + 5]
+
+
+# ------------------------------------------------------------------- errors
+def test_layer_flops_not_built_is_an_error():
+    with pytest.raises(ValueError, match="'mine' must be built"):
+        layer_flops(layers.Dense(3, name="mine"), spec(3))
+
+
+def test_layer_flops_failing_call_is_the_error_of_the_layer():
+    class Picky(layers.Layer):
+        def call(self, x, training=False):
+            if training:
+                raise TypeError("no such tensor")
+            return x
+
+    layer = built(Picky(name="mine"), spec(3))
+    with pytest.raises(
+        ValueError,
+        match=r"(?s)^Layer 'mine' \(Picky\) failed in its `call`.*"
+        r"shape \(None, 3\)\. Received: this TypeError: .*no such tensor.*"
+        r"Correct the layer; .*`\(layer, cost\)`",
+    ) as error:
+        layer_flops(layer, spec(3))
+    assert isinstance(error.value.__cause__, TypeError)
+
+
+@pytest.mark.parametrize(
+    "cost", [3, 0, 2.5, np.float32(1.5), np.int64(4), fractions.Fraction(1, 2)]
+)
+def test_resolve_cost_number_is_itself(cost):
+    layer = layers.Dense(3)
+    for given in (cost, lambda layer, x: cost):
+        value = resolve_cost(layer, given, spec(3))
+        assert value == cost
+        assert type(value) is float
+
+
+def test_resolve_cost_function_gets_layer_and_spec():
+    layer, inputs = layers.Dense(3), {"x": spec(4)}
+    seen = []
+    resolve_cost(layer, lambda *args: seen.append(args) or 1, inputs)
+    assert seen == [(layer, inputs)]
+
+
+def test_resolve_cost_function_that_fails_is_named_with_its_layer():
+    layer = layers.Dense(3, name="mine")
+    with pytest.raises(
+        ValueError,
+        match=r"`cost` of layer 'mine' .* an input of shape \(None, 4\), "
+        r"raised AttributeError: 'Dense' .*'size'\. Pass the layer without",
+    ) as error:
+        resolve_cost(layer, lambda layer, x: layer.size, spec(4))
+    assert isinstance(error.value.__cause__, AttributeError)
+
+
+def test_estimated_cost_is_noted_for_equal_layers():
+    layer, known = built(layers.Dense(3), spec(4)), {}
+    assert flops_once(layer, spec(4), known) == 2 * 4 * 3 + 3
+    assert len(known) == 1
+
+
+@pytest.mark.parametrize(
+    "cost", [-1, -0.5, math.nan, math.inf, True, "3", 1j, [1], 10**400]
+)
+def test_resolve_cost_no_cost_is_an_error(cost):
+    layer = layers.Dense(3, name="mine")
+    with pytest.raises(ValueError, match="`cost` of layer 'mine'") as error:
+        resolve_cost(layer, cost, spec(3))
+    assert repr(cost) in str(error.value)
+    with pytest.raises(ValueError, match="its function returned"):
+        resolve_cost(layer, lambda layer, x: cost, spec(3))

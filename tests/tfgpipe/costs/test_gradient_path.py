@@ -1,0 +1,99 @@
+"""What a plan takes for the program of a step is what the engine runs."""
+
+import keras
+import pytest
+from keras import layers as kl
+from keras import ops
+
+import tfgpipe
+from tfgpipe.plans import Setting, machine_of
+from tfgpipe.plans.model_size import sized
+from tfgpipe.sequence.source import source_of
+
+
+class ToIntegers(kl.Layer):
+    """No gradient goes through whole numbers."""
+
+    def call(self, x):
+        return ops.cast(ops.abs(x) * 0 + 1, "int32")
+
+
+class Stop(kl.Layer):
+    def call(self, x):
+        return ops.stop_gradient(x)
+
+
+def flat():
+    return [kl.Dense(4), kl.Flatten(), kl.Reshape((2, 2)), kl.Dense(3)]
+
+
+def integers():
+    return [kl.Dense(4), ToIntegers(), kl.Embedding(9, 2), kl.Dense(2)]
+
+
+def stopped():
+    return [kl.Dense(4, "tanh"), kl.Flatten(), Stop(), kl.Dense(2)]
+
+
+def frozen():
+    return [kl.Dense(4, "tanh", trainable=False), kl.Dense(4), *flat()[:2]]
+
+
+def without_weights():
+    return [kl.Rescaling(2.0), kl.Activation("tanh"), *flat()[:2]]
+
+
+def normalised():
+    return [kl.LayerNormalization(), kl.Dense(4), kl.ReLU(), kl.Dropout(0.1)]
+
+
+def graph():
+    x = keras.Input((4,))
+    h = kl.Dense(4, "relu")(x)
+    e = kl.Embedding(5, 4)(ops.argmax(h, -1))
+    return keras.Model(x, kl.Dense(2)(kl.Add()([e, kl.Flatten()(h)])))
+
+
+MODELS = [flat, integers, stopped, frozen, without_weights, normalised, graph]
+CUTS = ([1, 1, 1, 1], [2, 1, 1], [1, 3], [3, 1])
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+@pytest.mark.parametrize("make", MODELS)
+def test_planned_program_is_that_of_the_engine(make, cut):
+    """Cells that keep nothing were planned to recompute; others had halves.
+
+    Operation by operation, under a schedule that cuts backward tasks and one
+    that does not.
+    """
+
+    def layers():
+        return make() if make is graph else [keras.Input((4,)), *make()]
+
+    source = source_of(layers())
+    cut = [*cut[:-1], len(source.steps) - sum(cut[:-1])]
+    work = sized(source, None, "sgd").by_flops(machine_of("v100"), 2)
+    facts = tuple(own.facts for (own,) in work.cells(cut))
+    for schedule, remat in (("zero_bubble", "always"), ("gpipe", "never")):
+        model = tfgpipe.GPipe(
+            layers(),
+            len(cut),
+            3,
+            layers_per_cell=cut,
+            schedule=schedule,
+            remat=remat,
+        )
+        rules = (remat,) * len(cut)
+        setting = Setting(1, len(cut), tuple(cut), 3, schedule, rules)
+        assert setting.program(facts).ops == model.program(6).ops
+
+
+def test_loss_keeps_the_outputs():
+    """A language model's last cell was planned to keep its inputs alone."""
+    layers = [keras.Input((8,)), kl.Dense(64, "relu"), kl.Dense(4000)]
+    work = sized(source_of(layers), None, "sgd").by_flops(
+        machine_of("v100"), 32
+    )
+    last = work.cell(1, 2)
+    assert last.kept == 4 * 32 * (64 + 4000)
+    assert last.facts.recomputes

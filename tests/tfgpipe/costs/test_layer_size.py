@@ -1,0 +1,110 @@
+"""What steps need, beside what Keras makes of them."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers as kl
+
+import tfgpipe
+from tfgpipe.costs import layer_sizes, num_params
+from tfgpipe.costs.layer_size import bytes_between
+from tfgpipe.sequence.source import source_of
+
+
+def sizes_of(layers, spec=None):
+    source = source_of(layers)
+    spec = source.input_spec if spec is None else spec
+    steps, output = source.placed_steps(spec)
+    # Two slots, in float32.
+    return layer_sizes(steps, lambda v: 8 * int(np.prod(v.shape))), output
+
+
+def test_layer_by_hand():
+    [size], output = sizes_of([keras.Input((3,)), kl.Dense(4, "relu")])
+    assert output.shape == (None, 4)
+    assert size.num_params == size.num_values == 3 * 4 + 4
+    assert size.weight_bytes == size.gradient_bytes == 4 * 16
+    assert size.slot_bytes == 2 * 4 * 16
+    assert size.live_bytes == size.float_bytes == 4 * 3
+    assert size.kept_inputs.of(5) == 5 * 4 * 3
+    assert size.kept_outputs.of(5) == 5 * 4 * 4
+    assert size.kept_others.of(5) == 0
+
+
+def test_only_the_first_of_equal_layers_is_built():
+    layers = [kl.Dense(3, name=f"dense_{i}") for i in range(4)]
+    sizes, _ = sizes_of([keras.Input((3,)), *layers])
+    assert [layer.built for layer in layers] == [True, False, False, False]
+    assert [size.name for size in sizes] == [layer.name for layer in layers]
+    assert len({size._replace(name="") for size in sizes}) == 1
+    model = tfgpipe.GPipe([keras.Input((3,)), *layers], num_partitions=1)
+    assert len(model.weights) == 8
+    assert model.predict(np.ones((2, 3)), verbose=0).shape == (2, 3)
+
+
+def test_tied_weights_count_in_the_first_layer():
+    other, shared = kl.Dense(3, name="a"), kl.Dense(3, name="b")
+    sizes, _ = sizes_of([keras.Input((3,)), other, shared, kl.ReLU(), shared])
+    assert [size.num_values for size in sizes] == [12, 12, 0, 0]
+    assert not shared.built
+    steps, _ = source_of([other, shared, shared]).placed_steps(
+        keras.KerasTensor((None, 3))
+    )
+    assert num_params(steps) == 24
+
+
+def test_frozen_weights_have_no_gradients_and_slots():
+    layer = kl.Dense(3, trainable=False)
+    [size], _ = sizes_of([keras.Input((3,)), layer])
+    assert (size.num_params, size.num_values) == (0, 12)
+    assert size.gradient_bytes == size.slot_bytes == 0
+    assert size.weight_bytes == 4 * 12
+
+
+def test_what_passes_by_is_alive():
+    """Of ids beside floats, only floats have gradients."""
+    ids = keras.Input((5,), dtype="int32")
+    first = kl.Embedding(7, 2)(ids)
+    second = kl.Dense(2)(first)
+    model = keras.Model(ids, kl.Add()([first, second]))
+    sizes, _ = sizes_of(model)
+    assert [s.name.split("_")[0] for s in sizes] == [
+        "embedding",
+        "dense",
+        "add",
+    ]
+    assert [s.live_bytes for s in sizes] == [4 * 5, 4 * 10, 2 * 4 * 10]
+    assert [s.float_bytes for s in sizes] == [0, 4 * 10, 2 * 4 * 10]
+
+
+def test_nothing_is_left_to_be_allocated():
+    from keras.src.backend.common import global_state
+
+    sizes_of([keras.Input((3,)), kl.Dense(10**6), kl.Dense(10**6)])
+    assert not global_state.get_global_attribute("uninitialized_variables")
+
+
+@pytest.mark.parametrize(
+    ("layers", "rows", "expected"),
+    [
+        # Weights of 3 x 5 + 5 and 5 x 2 + 2; rows of 3 and 5 numbers.
+        ([keras.Input((3,)), kl.Dense(5), kl.Dense(2)], 7, 32 + 7 * 8),
+        # The table is not counted: 4 ids come in, 4 x 8 numbers go on.
+        (
+            [
+                keras.Input((4,)),
+                kl.Embedding(1000, 8),
+                kl.Dense(3),
+            ],
+            2,
+            27 + 2 * (4 + 32),
+        ),
+        ([keras.Input((None, 3)), kl.Dense(5)], 7, 20 + 7 * 3),
+        # More than 64 MiB.
+        ([keras.Input((1024,)), kl.Dense(20_000)], 1, 2**23),
+    ],
+)
+def test_what_other_layers_use_by_hand(layers, rows, expected):
+    source = source_of(layers)
+    placed, _ = source.placed_steps(source.input_spec)
+    assert bytes_between(placed, rows) == 2 * 4 * expected

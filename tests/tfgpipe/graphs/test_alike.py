@@ -1,0 +1,385 @@
+"""Which cells are alike: two that differ never may be."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers as kl
+from kinds import Block
+
+import tfgpipe
+from tfgpipe.boundary import Boundary, CellArguments, structure_of
+from tfgpipe.cells.cell import Cell, GraphStep, Live, Made, Step
+from tfgpipe.cells.function import CellFunction
+from tfgpipe.graphs.alike import graph_key
+from tfgpipe.graphs.trace import Origin, trace
+
+_KEPT = []  # graphs that were compared: an id is not used again
+
+
+def key(*steps, inputs=1, shape=(None, 6, 4)):
+    """The key of a cell of layers."""
+    for step in steps:
+        if isinstance(step, kl.Layer) and not step.built:
+            step.build(shape)
+    steps = [s if isinstance(s, Step) else Step(s) for s in steps]
+    function = CellFunction(Cell(0, steps, ["CPU:0"]), True, None, False)
+    x = [tf.TensorSpec(shape)] * inputs
+
+    def specs(variables):
+        return tf.nest.map_structure(
+            lambda v: tf.TensorSpec(v.shape, v.dtype), variables
+        )
+
+    arguments = CellArguments(
+        Boundary(x, [None] * inputs),
+        specs(function.weights),
+        specs(function.state),
+        None,
+    )
+    structure = structure_of(x if inputs > 1 else x[0])
+    origin = Origin(
+        function,
+        arguments,
+        structure,
+        moved=frozenset(),
+        jit_compile=False,
+        gradient_dtype=None,
+    )
+    traced = trace(origin)
+    _KEPT.append(traced)
+    return graph_key(traced.graph, traced.ends, False)
+
+
+# -------------------------------------------------------------------- alike
+class Scale(kl.Layer):
+    """Multiplies by its attribute."""
+
+    def __init__(self, factor, **kwargs):
+        super().__init__(**kwargs)
+        self.factor = factor
+        self.built = True
+
+    def call(self, x):
+        return x * self.factor
+
+
+class Calls(Scale):
+    """Calls its attribute."""
+
+    def call(self, x):
+        return self.factor(x)
+
+
+def positive(x):
+    return keras.ops.maximum(x, 0.0)
+
+
+def attention():
+    layer = kl.MultiHeadAttention(2, 2, dropout=0.1)
+    layer.build((None, 6, 4), (None, 6, 4))
+    return GraphStep(layer, (Live(0), Live(0)), {}, Made(0))
+
+
+def branches():
+    return Calls(
+        tf.function(
+            lambda x: tf.cond(x[0, 0, 0] > 0, lambda: 2.0 * x, lambda: x),
+            autograph=False,
+        )
+    )
+
+
+ALIKE = {
+    "dense": lambda: kl.Dense(4, "gelu", kernel_regularizer="l2"),
+    "normalization": kl.BatchNormalization,
+    "dropout": lambda: kl.Dropout(0.3),
+    "recurrent": lambda: kl.Bidirectional(kl.LSTM(4)),
+    "attention": attention,
+    "block": lambda: Block(4),
+    "function": lambda: kl.Lambda(positive),
+    "lambda": lambda: kl.Lambda(lambda x: 2.0 * x),
+    "constant": lambda: Scale(np.arange(4.0)),
+    "large_constant": lambda: Calls(
+        lambda x: x + tf.constant(np.arange(24000.0), "float32")[0]
+    ),
+    "branches": branches,
+    "seed": lambda: kl.Dropout(0.5, seed=len(_KEPT)),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_equal_layers_are_alike(name):
+    assert key(ALIKE[name]()) == key(ALIKE[name]())
+
+
+def test_names_and_values_do_not_matter():
+    one = kl.Dense(4, name="one", kernel_initializer="zeros")
+    other = kl.Dense(4, name="two", kernel_initializer="ones")
+    assert key(one) == key(other)
+
+
+# ------------------------------------------------------------------- unlike
+class Named(kl.Layer):
+    def __init__(self, factor):
+        super().__init__(name="by_" + str(factor).replace(".", "_"))
+        self.template = "%s"
+
+    @property
+    def factor(self):
+        return float(self.name[3:].replace("_", "."))
+
+
+class Operators(Named):
+    """Its code asks for the name where nobody calls a function."""
+
+    def __getattr__(self, name):
+        if name == "missing":
+            return self.factor
+        raise AttributeError(name)
+
+    def __mul__(self, x):
+        return x * self.factor
+
+    def __iter__(self):
+        return iter([self.factor])
+
+    def __enter__(self):
+        return self.factor
+
+    def __exit__(self, *_):
+        pass
+
+    def __getitem__(self, i):
+        return self.factor
+
+    def __str__(self):
+        return "x" * int(self.factor)
+
+    def call(self, x):
+        return self.scaled(x)
+
+
+class Descriptor:
+    def __get__(self, layer, owner=None):
+        return layer.factor
+
+
+class Described(Operators):
+    described = Descriptor()
+
+
+def entered(layer, x):
+    with layer as factor:
+        return x * factor
+
+
+SPECIAL = {
+    "getattr": lambda layer, x: x * layer.missing,
+    "mul": lambda layer, x: layer * x,
+    "iter": lambda layer, x: x * next(iter(layer)),
+    "enter": entered,
+    "getitem": lambda layer, x: x * layer[0],
+    "get": lambda layer, x: x * layer.described,
+    "template": lambda layer, x: x * float(len(layer.template % layer)),
+}
+
+
+def special(name):
+    cls = type("Special", (Described,), {"scaled": SPECIAL[name]})
+    return [cls(2.0), cls(3.0)]
+
+
+class Limited(kl.Layer):
+    """Its variable has what it computes with."""
+
+    def __init__(self, limit):
+        super().__init__()
+        self.limit = limit
+
+    def build(self, shape):
+        self.w = self.add_weight(
+            shape=shape[-1:],
+            initializer="ones",
+            constraint=keras.constraints.MaxNorm(self.limit),
+        )
+        del self.limit
+
+    def call(self, x):
+        return x * self.w.constraint(self.w)
+
+
+class Noted(kl.Layer):
+    """A number kept at a variable."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.kept = factor
+
+    def build(self, shape):
+        self.w = self.add_weight(shape=shape[-1:], initializer="ones")
+        self.w.kept = self.kept
+        del self.kept
+
+    def call(self, x):
+        return x * self.w * self.w.kept
+
+
+OF_VARIABLES = {
+    "constraint": lambda: [Limited(0.5), Limited(1.0)],
+    "number": lambda: [Noted(2.0), Noted(3.0)],
+}
+PAIRS = {
+    **OF_VARIABLES,
+    **{name: functools.partial(special, name) for name in SPECIAL},
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_layers_that_hide_what_differs_compute_as_in_keras(name):
+    x = np.random.default_rng(0).standard_normal((2, 4))
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    layers = PAIRS[name]()
+    expected = keras.Sequential([keras.Input((4,)), *layers]).predict(
+        x, verbose=0
+    )
+    model = tfgpipe.GPipe([keras.Input((4,)), *layers], 2)
+    np.testing.assert_allclose(model.predict(x, verbose=0), expected, 1e-12)
+
+
+@pytest.mark.parametrize("name", ["constraint", "number", "template"])
+def test_layers_that_hide_what_differs_train_as_in_keras(name):
+    x = np.random.default_rng(0).standard_normal((4, 4))
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    results = []
+    for make in (keras.Sequential, lambda made: tfgpipe.GPipe(made, 3, 2)):
+        keras.utils.set_random_seed(1)
+        model = make([keras.Input((4,)), *PAIRS[name](), kl.Dense(4)])
+        model.compile(keras.optimizers.SGD(0.1, 0.9), "mse")
+        for _ in range(2):
+            model.train_on_batch(x, x)
+        results.append([w.numpy() for w in model.weights])
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_allclose(a, b, 1e-10)
+
+
+class Freeze(kl.Layer):
+    def __init__(self, trainable):
+        super().__init__()
+        self.a = self.add_weight(shape=(4,), trainable=trainable)
+
+    def call(self, x):
+        return x * self.a
+
+
+class Claims(kl.Layer):
+    """Says a size that no operation knows."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size = size
+
+    def call(self, x):
+        y = tf.reshape(x, tf.concat([tf.shape(x)[:1], [-1]], 0))
+        y.set_shape([None, self.size])
+        return y
+
+
+class OnDevice(Scale):
+    def call(self, x):
+        with tf.device(self.factor):
+            return 2.0 * x
+
+
+class Prints(kl.Layer):
+    def call(self, x):
+        tf.print("", output_stream="file:///dev/null")
+        return x
+
+
+class Adds(Scale):
+    def call(self, x):
+        self.add_loss(self.factor * keras.ops.mean(x))
+        return x
+
+
+def looped(count):
+    return Calls(
+        lambda x: tf.while_loop(
+            lambda i, _: i < 3, lambda i, y: (i + 1, y * count), [0, x]
+        )[1]
+    )
+
+
+def own_gradient(_):
+    @tf.custom_gradient
+    def scaled(x):
+        return x * 2.0, lambda dy: dy * 3.0
+
+    return Calls(scaled)
+
+
+# Each of two arguments that give layers which compute something else.
+UNLIKE = {
+    "class": ((kl.ReLU, kl.ELU), lambda cls: cls()),
+    "units": ((3, 4), kl.Dense),
+    "activation": (("relu", "gelu"), lambda v: kl.Dense(4, v)),
+    "bias": ((False, True), lambda v: kl.Dense(4, use_bias=v)),
+    "epsilon": ((1e-3, 1e-5), lambda v: kl.LayerNormalization(epsilon=v)),
+    "rate": ((0.1, 0.2), kl.Dropout),
+    "policy": (("float32", "mixed_bfloat16"), lambda v: kl.Dense(4, dtype=v)),
+    "trainable": ((False, True), Freeze),
+    "number": ((2.0, 3.0), Scale),
+    "array": ((np.arange(4.0), np.arange(4.0) + 1), Scale),
+    "tensor": ((2.0, 3.0), lambda v: Scale(tf.constant(v))),
+    "captured": ((2.0, 3.0), lambda v: Scale(tf.Variable(v))),
+    "captured_of_one_value": ((2.0, 2.0), lambda v: Scale(tf.Variable(v))),
+    "loop": ((2.0, 3.0), looped),
+    "set_shape": ((None, 24), Claims),
+    "device": (("CPU:0", "CPU:1"), OnDevice),
+    "side_effects": ((1, 2), lambda v: Prints()),
+    "added_loss": ((2.0, 3.0), Adds),
+    "own_gradient": ((1, 2), own_gradient),
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_layers_that_differ_are_not_alike(name):
+    (one, other), make = UNLIKE[name]
+    assert key(make(one)) != key(make(other))
+
+
+def test_order_and_number_of_layers_count():
+    def layers():
+        return [kl.Dense(4), kl.Activation("relu"), kl.Dropout(0.1)]
+
+    first = key(*layers())
+    assert first == key(*layers())
+    assert first != key(*layers()[:2])
+    assert first != key(*layers()[::-1])
+
+
+def test_steps_are_alike_if_their_operations_and_positions_are():
+    def written(units, index):
+        dense = kl.Dense(units)
+        dense.build((None, 3))
+        made = GraphStep(dense, (Live(index),), {}, (Live(0), Made(0)))
+        return key(made, inputs=2, shape=(None, 3))
+
+    assert written(2, 0) == written(2, 0)
+    assert written(2, 0) != written(2, 1)
+    assert written(2, 0) != written(4, 0)
+
+
+def test_sizes_count():
+    assert key(kl.ReLU(), shape=(2, 4)) != key(kl.ReLU(), shape=(3, 4))
+
+
+def test_layer_in_a_cell_twice_is_a_function_of_two_weights():
+    """Gradients of its uses are added up outside of what cells share."""
+    shared = kl.Dense(4)
+    assert key(shared, shared) == key(kl.Dense(4), kl.Dense(4))

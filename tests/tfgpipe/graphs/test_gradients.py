@@ -1,0 +1,130 @@
+"""Sums of gradients, dense and sparse, by hand."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfgpipe.graphs.gradient_sums import (
+    Gradient,
+    add_uses,
+    as_tensor,
+    in_order,
+    of_variables,
+)
+
+ROWS = 4  # of the weight, a table of two columns
+
+
+def slices(*indices, value=1.0):
+    values = (
+        np.full((len(indices), 2), value) + np.arange(len(indices))[:, None]
+    )
+    return tf.IndexedSlices(
+        tf.constant(values), tf.constant(indices), tf.constant([ROWS, 2])
+    )
+
+
+def dense(value):
+    return Gradient(tf.fill([ROWS, 2], tf.constant(value, tf.float64)))
+
+
+def sparse(*indices, m=0, repeated=False, **kwargs):
+    """One lookup, as a task gives it."""
+    gradient = Gradient(slices={(0, 0): slices(*indices, **kwargs)})
+    return gradient.of_micro_batch(m, [repeated])
+
+
+def table(*gradients):
+    """The sum of `tf.IndexedSlices`, computed row by row."""
+    found = np.zeros((ROWS, 2))
+    for gradient in gradients:
+        np.add.at(found, gradient.indices.numpy(), gradient.values.numpy())
+    return found
+
+
+def test_slices_of_rows_stand_in_the_order_of_the_rows():
+    """Whatever the order in which micro-batches come back."""
+    parts = [sparse(1, 2, m=0), sparse(2, 3, m=1), sparse(0, 1, m=2)]
+    total = parts[2].plus(parts[0]).plus(parts[1]).finished()
+    np.testing.assert_array_equal(total.indices, [1, 2, 2, 3, 0, 1])
+    expected = table(*(part.finished() for part in parts))
+    np.testing.assert_array_equal(as_tensor(total), expected)
+
+
+def test_slices_with_the_same_indices_are_added_up():
+    parts = [sparse(1, 3, m=m, repeated=True, value=m + 1.0) for m in range(3)]
+    total = parts[0].plus(parts[1]).plus(parts[2]).finished()
+    np.testing.assert_array_equal(total.indices, [1, 3])
+    np.testing.assert_array_equal(total.values, [[6, 6], [9, 9]])
+
+
+def test_lookups_of_both_kinds_are_kept_apart():
+    both = Gradient(slices={(0, 0): slices(1), (1, 0): slices(2)})
+    total = both.of_micro_batch(0, [False, True]).plus(
+        both.of_micro_batch(1, [False, True])
+    )
+    assert sorted(total.slices) == [(0, 0), (0, 1), (1, 0)]
+    np.testing.assert_array_equal(total.finished().indices, [1, 1, 2])
+
+
+@pytest.mark.parametrize("is_dense_first", [True, False])
+def test_sum_of_dense_and_sparse_is_dense(is_dense_first):
+    a, b = dense(2.0), sparse(1, 1)
+    total = a.plus(b) if is_dense_first else b.plus(a)
+    assert not total.slices
+    np.testing.assert_array_equal(total.finished(), 2 + table(slices(1, 1)))
+
+
+@pytest.mark.parametrize("other", [dense(3.0), sparse(2), Gradient()])
+def test_nothing_adds_nothing(other):
+    for total in (Gradient().plus(other), other.plus(Gradient())):
+        assert type(total.finished()) is type(other.finished())
+        np.testing.assert_array_equal(
+            as_tensor(total.finished()), as_tensor(other.finished())
+        )
+
+
+def test_dense_part_alone_is_cast():
+    assert dense(1.0).in_dtype("float32").dense.dtype == tf.float32
+    assert dense(1.0).in_dtype(None).dense.dtype == tf.float64
+    kept = sparse(1).in_dtype("float32")
+    assert kept.finished().dtype == tf.float64
+
+
+def test_sum_is_sparse_if_all_are():
+    found = in_order([slices(3), slices(1)])
+    np.testing.assert_array_equal(found.indices, [3, 1])
+    mixed = in_order([slices(3), dense(1.0).dense])
+    np.testing.assert_array_equal(mixed, 1 + table(slices(3)))
+
+
+def test_sum_goes_from_left_to_right():
+    """1 is lost beside 1e16, and 2 is not."""
+    one, large = tf.constant(1.0, tf.float64), tf.constant(1e16, tf.float64)
+    assert float(in_order([one, one, large])) == 1e16 + 2
+    assert float(in_order([large, one, one])) == 1e16
+    graph = tf.function(lambda *ts: add_uses(list(ts)), autograph=False)
+    assert float(graph(one, one, large)) == 1e16 + 2
+
+
+def test_uses_and_replicas_of_a_variable_are_added_up():
+    shared, own = (tf.Variable(np.zeros((ROWS, 2))) for _ in range(2))
+
+    class Holder:
+        """A Keras variable, as far as this needs one."""
+
+        dtype = "float64"
+
+        def __init__(self, value):
+            self.value = value
+
+    shared, own, unused = Holder(shared), Holder(own), Holder(own)
+    found = of_variables(
+        [
+            ("CPU:0", [shared, own], [[dense(1.0), sparse(1)]] * 2),
+            ("CPU:1", [shared, unused], [[sparse(2), Gradient()]]),
+        ]
+    )
+    np.testing.assert_array_equal(found[id(shared)], 2 + table(slices(2)))
+    np.testing.assert_array_equal(found[id(own)].indices, [1])
+    assert found[id(unused)] is None

@@ -1,0 +1,312 @@
+"""Functions cut out of a traced graph."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from graphs import types
+from keras import layers as kl
+
+import tfgpipe
+from tfgpipe.graphs.bundle import Bundle
+from tfgpipe.graphs.cut import Subgraphs
+
+
+def traced(function, *specs):
+    """The graph of a function, with its input and output tensors."""
+    concrete = tf.function(function, autograph=False).get_concrete_function(
+        *specs
+    )
+    inputs = concrete.inputs[: len(specs)]  # the others are captures
+    return concrete.graph, inputs, concrete.structured_outputs
+
+
+def cut(graph):
+    return Subgraphs(graph, {"autograph": False}, "CPU")
+
+
+def run(function, values, sums=()):
+    """Calls a function that was cut, inside a graph as the engine does."""
+
+    def step():
+        known = {key: tf.constant(v) for key, v in values().items()}
+        return function(known, [tf.constant(total) for total in sums])
+
+    return tf.nest.map_structure(
+        lambda t: t.numpy(), tf.function(step, autograph=False)()
+    )
+
+
+def kinds(subfunction):
+    """The types of the operations of a function that was cut."""
+    return set(types(subfunction._call._function.graph))
+
+
+SPEC = tf.TensorSpec([2])
+
+
+@pytest.fixture
+def chain():
+    """sin, then tanh, then exp: tensors by their names."""
+    tensors = {}
+
+    def function(x, y):
+        tensors["a"] = tf.sin(x)
+        tensors["b"] = tf.tanh(tensors["a"]) * y
+        tensors["c"] = tf.exp(tensors["b"])
+        return tensors["c"]
+
+    graph, (x, y), _ = traced(function, SPEC, SPEC)
+    return graph, {"x": x, "y": y, **tensors}
+
+
+def test_function_holds_what_is_between_and_nothing_else(chain):
+    graph, t = chain
+    part = cut(graph).function([t["x"], t["y"], t["a"]], [t["b"]])
+    assert kinds(part) == {"Tanh", "Mul"}
+    assert {u.name for u in part.inputs} == {t["a"].name, t["y"].name}
+
+
+def test_function_computes_what_the_graph_does(chain):
+    graph, t = chain
+    x, y = np.array([0.3, 2.0], "float32"), np.array([1.5, -1.0], "float32")
+    part = cut(graph).function([t["x"], t["y"]], [t["a"], t["c"]])
+    a, c = run(part, lambda: {t["x"].ref(): x, t["y"].ref(): y})
+    np.testing.assert_allclose(a, np.sin(x), 1e-6)
+    np.testing.assert_allclose(c, np.exp(np.tanh(np.sin(x)) * y), 1e-6)
+
+
+def test_fetch_that_is_an_input_is_handed_through(chain):
+    graph, t = chain
+    part = cut(graph).function([t["x"], t["a"]], [t["a"], t["a"]])
+    assert kinds(part) == set()
+    value = np.array([4.0, 5.0], "float32")
+    for found in run(part, lambda: {t["a"].ref(): value}):
+        np.testing.assert_array_equal(found, value)
+
+
+def test_function_of_nothing_is_empty(chain):
+    graph, t = chain
+    part = cut(graph).function([t["x"]], [])
+    assert run(part, dict) == []
+
+
+def test_sum_so_far_is_added(chain):
+    graph, t = chain
+    sums = Bundle([t["a"]], together=True)
+    part = cut(graph).function([t["a"]], [t["a"], sums], sums=sums)
+    one = np.ones(2, "float32")
+    a, total = run(part, lambda: {t["a"].ref(): one}, [np.full(2, 5.0, "f4")])
+    np.testing.assert_array_equal(a, [1, 1])
+    np.testing.assert_array_equal(total, [[6, 6]])
+
+
+def test_what_was_captured_comes_along():
+    constant, variable = tf.constant([2.0, 3.0]), tf.Variable([10.0, 20.0])
+
+    def function(x):
+        return x * constant + variable
+
+    graph, (x,), y = traced(function, SPEC)
+    part = cut(graph).function([x], [y])
+    one = np.ones(2, "float32")
+    np.testing.assert_array_equal(
+        run(part, lambda: {x.ref(): one})[0], [12, 23]
+    )
+    variable.assign([0.0, 0.0])
+    np.testing.assert_array_equal(run(part, lambda: {x.ref(): one})[0], [2, 3])
+
+
+def test_side_effects_are_left_out_unless_asked_for():
+    count = tf.Variable(0.0)
+
+    def function(x):
+        count.assign_add(1.0)
+        return x * 2.0
+
+    graph, (x,), y = traced(function, SPEC)
+    one = np.ones(2, "float32")
+    effects = graph.control_outputs
+    assert effects
+    subgraphs = cut(graph)
+    run(subgraphs.function([x], [y]), lambda: {x.ref(): one})
+    assert float(count) == 0
+    run(subgraphs.function([x], [y], effects), lambda: {x.ref(): one})
+    assert float(count) == 1
+
+
+def test_order_of_side_effects_is_kept():
+    state = tf.Variable(1.0)
+
+    def function(x):
+        state.assign(state * 2.0)
+        state.assign(state + 3.0)
+        state.assign(state * 5.0)
+        return x + state
+
+    graph, (x,), y = traced(function, SPEC)
+    part = cut(graph).function([x], [y], graph.control_outputs)
+    found = run(part, lambda: {x.ref(): np.zeros(2, "float32")})
+    assert float(state) == 25
+    np.testing.assert_array_equal(found[0], [25, 25])
+
+
+@pytest.mark.parametrize("body", ["while_loop", "scan", "cond", "map"])
+def test_control_flow_and_its_gradient_survive(body):
+    """Their functions are in the graph's library."""
+
+    def function(x):
+        if body == "while_loop":
+            _, y = tf.while_loop(
+                lambda i, _: i < 3, lambda i, y: (i + 1, y * tf.sin(y)), (0, x)
+            )
+        elif body == "scan":
+            y = tf.scan(lambda a, b: a * tf.cos(b), x)
+        elif body == "cond":
+            y = tf.cond(x[0] > 0, lambda: tf.sin(x), lambda: x * 3.0)
+        else:
+            y = tf.map_fn(lambda v: v * v, x)
+        return y, tf.gradients(y, x)[0]
+
+    graph, (x,), outputs = traced(function, SPEC)
+    part = cut(graph).function([x], list(outputs))
+    value = np.array([0.5, 0.7], "float32")
+    expected = tf.function(function, autograph=False)(tf.constant(value))
+    for a, b in zip(run(part, lambda: {x.ref(): value}), expected):
+        np.testing.assert_allclose(a, b, 1e-6)
+
+
+def test_shapes_that_only_the_layer_knew_are_kept():
+    def function(x):
+        y = tf.numpy_function(lambda a: a, [x], tf.float32, stateful=False)
+        y.set_shape([2])
+        return y
+
+    graph, (x,), y = traced(function, tf.TensorSpec([None]))
+    part = cut(graph).function([x], [y])
+    step = tf.function(lambda v: part({x.ref(): v}), autograph=False)
+    concrete = step.get_concrete_function(tf.TensorSpec([None]))
+    assert concrete.structured_outputs[0].shape == (2,)
+
+
+def test_resources_and_custom_gradients_survive():
+    @tf.custom_gradient
+    def strange(x):
+        return x * 2.0, lambda dy: dy * 7.0
+
+    def function(x):
+        return tf.gradients(strange(x), x)[0]
+
+    graph, (x,), y = traced(function, SPEC)
+    part = cut(graph).function([x], [y])
+    np.testing.assert_array_equal(
+        run(part, lambda: {x.ref(): np.ones(2, "float32")})[0], [7, 7]
+    )
+
+
+# ------------------------------------------------------- what has to be carried
+def test_needed_follows_from_a_place_in_the_graph_on(chain):
+    graph, t = chain
+    subgraphs = cut(graph)
+    place = graph.get_operations().index(t["a"].op) + 1
+    assert t["a"].op.name in subgraphs.needed([t["c"]])
+    later = subgraphs.needed([t["c"]], place)
+    assert later == {t["b"].op.name, t["c"].op.name} | {
+        op.name for op in graph.get_operations() if op.type == "Tanh"
+    }
+
+
+def test_entering_are_the_tensors_that_cross_the_line(chain):
+    graph, t = chain
+    subgraphs = cut(graph)
+    later = {t["c"].op.name}
+    assert [u.name for u in subgraphs.entering(later, [], [])] == [t["b"].name]
+    assert subgraphs.entering(later, [], [t["b"]]) == []
+
+
+def test_what_is_returned_enters_if_others_make_it(chain):
+    graph, t = chain
+    subgraphs = cut(graph)
+    later = {t["c"].op.name}
+    entering = subgraphs.entering(later, [t["a"], t["c"]], [t["b"]])
+    assert [u.name for u in entering] == [t["a"].name]
+
+
+def test_shapes_and_views_are_repeated_rather_than_carried():
+    tensors = {}
+
+    def function(x):
+        shape = tf.shape(x)
+        tensors["view"] = tf.reshape(x, [shape[0] * 1, 1])
+        tensors["far"] = tf.reshape(tf.sin(x), [-1, 1])
+        return tensors["view"] + tensors["far"]
+
+    graph, (x,), y = traced(function, tf.TensorSpec([None]))
+    subgraphs = cut(graph)
+    entering = subgraphs.entering({y.op.name}, [y], [x])
+    types = {u.op.type for u in entering}
+    assert "Sin" not in types  # its reshaped copy, or itself, but one of them
+    assert len(entering) <= 2
+    part = subgraphs.function([x, *entering], [y])
+    assert "Sin" not in kinds(part)
+
+
+def test_random_numbers_of_a_seed_are_the_same_wherever_they_are_cut():
+    def function(seed):
+        return tf.random.stateless_normal([4], seed)
+
+    graph, (seed,), y = traced(function, tf.TensorSpec([2], tf.int32))
+    part = cut(graph).function([seed], [y])
+    value = np.array([3, 9], "int32")
+    expected = tf.function(function, autograph=False)(tf.constant(value))
+    np.testing.assert_array_equal(
+        run(part, lambda: {seed.ref(): value})[0], expected
+    )
+
+
+def test_sums_are_added_in_order_whatever_memory_is_free():
+    """AddN would begin with the last: the others are still needed."""
+    tensors = {}
+
+    def function(a, b, c):
+        a, b, c = tensors["sources"] = [2 * x for x in (a, b, c)]
+        tensors["sum"] = tf.add_n([a, b, c])
+        return tensors["sum"]
+
+    spec = tf.TensorSpec([64])
+    graph, inputs, _ = traced(function, spec, spec, spec)
+    a, b, _ = tensors["sources"]
+    options = {"experimental_attributes": {"_noinline": True}}
+    part = Subgraphs(graph, options, "CPU").function(
+        inputs, [tensors["sum"], a, b]
+    )
+    values = np.random.default_rng(0).normal(size=(3, 64)).astype("float32")
+    known = {t.ref(): value for t, value in zip(inputs, values)}
+    x, y, z = 2 * values
+    found = run(part, lambda: known)[0]
+    np.testing.assert_array_equal(found, x + y + z)
+    assert (found != z + y + x).any()
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+def test_biases_of_convolutions_get_their_own_gradients(schedule):
+    """In float32, in which TensorFlow fuses them with those of filters.
+
+    Not those of very small images.
+    """
+    rng = np.random.default_rng(0)
+    x, y = (rng.normal(size=(8, 8, 8, 4)).astype("float32") for _ in range(2))
+
+    def trained(make):
+        keras.utils.set_random_seed(1)
+        layers = [kl.Conv2D(4, 3, padding="same") for _ in range(6)]
+        model = make([keras.Input((8, 8, 4)), *layers])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        model.fit(x, y, epochs=2, verbose=0)
+        return model.get_weights()
+
+    found = trained(
+        lambda layers: tfgpipe.GPipe(layers, 2, 2, schedule=schedule)
+    )
+    for a, b in zip(found, trained(keras.Sequential), strict=True):
+        np.testing.assert_allclose(a, b, 1e-4, 1e-6)

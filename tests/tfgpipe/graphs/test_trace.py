@@ -1,0 +1,301 @@
+"""What is traced, how often, and which cells share it."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from graphs import called, step_graph, tasks
+from keras import layers as kl
+from kinds import Block
+
+import tfgpipe
+from tfgpipe.cells import tracer
+from tfgpipe.graphs import backward
+
+
+def called_functions(layers, k, m=2, **kwargs):
+    """Names of the functions that the tasks of a training step call."""
+    model = tfgpipe.GPipe(layers, k, m, remat="always", **kwargs)
+    model.compile("sgd", "mse")
+    x = np.ones((4, 6, 4), "float32")
+    graph = step_graph(model, x, np.zeros_like(model(x)))
+    return {called(op) for op in tasks(graph) if op.outputs}
+
+
+def dense(count, units=4):
+    return [kl.Dense(units, "tanh", name=f"d{i}") for i in range(count)]
+
+
+def test_equal_cells_share_their_functions():
+    """Of four cells the last has the loss; the others are equal."""
+    names = called_functions(dense(8), k=4)
+    # forward, recompute, backward, and backward with a sum so far; the first
+    # cell's backward functions have no gradient of the inputs
+    assert len(names) == 4 + 2 + 4
+
+
+def test_schedule_with_halves_shares_them():
+    names = called_functions(dense(8), k=4, schedule="zero_bubble")
+    # forward, recompute, input gradient and weight gradient with and without
+    # a sum; the first cell's backward pass is in one; and what the loss counts
+    assert len(names) == 5 + 2 + 5 + 1
+
+
+def test_blocks_of_layers_share_too():
+    assert len(called_functions([Plain() for _ in range(8)], k=4)) == 4 + 2 + 4
+
+
+class Plain(kl.Layer):
+    """A block whose layers are attributes."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.norm = kl.LayerNormalization()
+        self.attention = kl.MultiHeadAttention(2, 2)
+        self.dense = [kl.Dense(8, "gelu"), kl.Dense(4)]
+
+    def build(self, shape):
+        self.norm.build(shape)
+        self.attention.build(shape, shape)
+        self.dense[0].build(shape)
+        self.dense[1].build((*shape[:-1], 8))
+
+    def call(self, x):
+        h = self.norm(x)
+        h = x + self.attention(h, h)
+        return x + self.dense[1](self.dense[0](h))
+
+
+@pytest.mark.parametrize("k", [2, 3])
+def test_nested_models_give_the_right_numbers_shared_or_not(k):
+    layers = [Block(4) for _ in range(3)]
+    model = tfgpipe.GPipe([keras.Input((6, 4)), *layers], k, 2)
+    x = np.random.default_rng(0).standard_normal((4, 6, 4)).astype("float32")
+    expected = x
+    for layer in layers:
+        expected = layer(expected)
+    np.testing.assert_allclose(
+        model.predict(x, verbose=0), expected, 1e-5, 1e-5
+    )
+
+
+def test_cells_that_differ_in_a_constant_do_not_share():
+    names = called_functions(
+        [kl.LayerNormalization(epsilon=10.0**-i) for i in range(1, 7)], k=6
+    )
+    assert len(names) == 6 * 4
+
+
+def test_cells_of_other_shapes_do_not_share():
+    layers = [kl.Dense(n, "tanh") for n in (4, 5, 4, 5, 4)]
+    names = called_functions(layers, k=5)
+    assert len(names) == 4 * 4  # the second and the fourth are equal
+
+
+def test_cells_that_take_another_structure_do_not_share():
+    def wrap(key):
+        return kl.Lambda(lambda x: {key: x})
+
+    def unwrap(key):
+        return kl.Lambda(lambda x: x[key])
+
+    layers = [wrap("a"), unwrap("a"), wrap("b"), unwrap("b"), kl.Dense(4)]
+    model = tfgpipe.GPipe([keras.Input((4,)), *layers], 5)
+    x = np.ones((2, 4), "float32")
+    np.testing.assert_allclose(model.predict(x, verbose=0), layers[-1](x), 1e-6)
+
+
+def test_cells_share_across_gradients_that_come_in_or_do_not():
+    """One output of the second cell leads nowhere."""
+
+    class Pair(kl.Layer):
+        def __init__(self):
+            super().__init__()
+            self.dense = kl.Dense(4, "tanh")
+
+        def build(self, shapes):
+            self.dense.build(shapes[0])
+
+        def call(self, x):
+            return self.dense(x[0]), x[1] * 2.0
+
+    class First(kl.Layer):
+        def call(self, x):
+            return x, x
+
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+
+    class Last(kl.Layer):
+        def call(self, x):
+            return x[0]
+
+    def layers():
+        middle = [Pair() for _ in range(4)]
+        return [keras.Input((4,)), First(), *middle, Last(), kl.Dense(1)]
+
+    x = np.random.default_rng(0).standard_normal((6, 4))
+    results = []
+    for k in (1, 7):
+        keras.utils.set_random_seed(1)
+        model = tfgpipe.GPipe(layers(), k, 2)
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        model.train_on_batch(x, x[:, :1])
+        results.append([w.numpy() for w in model.weights])
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_python_runs_a_layer_once_a_trace(dense_calls):
+    """Whatever M, with the backward pass: forward, gradients, halves."""
+    layers = [kl.Dense(4) for _ in range(4)]
+    model = tfgpipe.GPipe(layers, 4, 8, remat="always", schedule="zero_bubble")
+    model.compile("sgd", "mse")
+    model.build((None, 4))
+    dense_calls.clear()
+    ones = np.ones((16, 4), "float32")
+    model.train_on_batch(ones, ones)
+    assert len(dense_calls) == 4  # each layer
+
+
+def test_equal_cells_are_differentiated_once(monkeypatch):
+    differentiated = []
+
+    def noted(traced, *has_gradients):
+        differentiated.append(traced.origin.function.cell.index)
+        return backward.add_backward(traced, *has_gradients)
+
+    monkeypatch.setattr(tracer, "add_backward", noted)
+    called_functions(dense(8), k=4)
+    # the last has the loss, and the first one's inputs have no gradient
+    assert differentiated == [3, 2]
+
+
+def test_cells_with_gradients_of_their_own_share_their_functions():
+    """As `silu` has, which is code until it has run."""
+    layers = [kl.Dense(4, "silu") for _ in range(8)]
+    assert len(called_functions(layers, k=4)) == 4 + 2 + 4
+
+
+class OwnGradient(kl.Layer):
+    """The gradient is told from the attribute, the outputs are not."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def call(self, x):
+        @tf.custom_gradient
+        def scaled(x):
+            return x * 2.0, lambda dy: dy * self.factor
+
+        return scaled(x)
+
+
+def own_gradients():
+    made = [keras.Input((4,), dtype="float64")]
+    for factor in (2.0, 3.0, 5.0):
+        made += [kl.Dense(4, dtype="float64"), OwnGradient(factor)]
+    return [*made, kl.Dense(4, dtype="float64")]
+
+
+def test_layers_that_differ_in_their_gradient_alone_do_not_share_it():
+    x = np.random.default_rng(0).standard_normal((4, 4))
+    results = []
+    for make in (
+        keras.Sequential,
+        lambda layers: tfgpipe.GPipe(
+            layers, 4, 2, layers_per_cell=[2, 2, 2, 1]
+        ),
+    ):
+        keras.utils.set_random_seed(1)
+        model = make(own_gradients())
+        model.compile(keras.optimizers.SGD(0.01, 0.9), "mse")
+        model.train_on_batch(x, x)
+        results.append([w.numpy() for w in model.weights])
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_allclose(a, b, 1e-10)
+
+
+class Noise(kl.Layer):
+    def call(self, x):
+        return x + tf.random.normal(tf.shape(x))
+
+
+def noisy(make):
+    """Losses of two steps: variances of what three layers add up."""
+    keras.utils.set_random_seed(3)
+    noise = [Noise() for _ in range(3)]
+    scale = kl.Dense(300, use_bias=False, kernel_initializer="identity")
+    model = make([keras.Input((300,)), *noise, scale])
+    model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=False)
+    x = np.zeros((4, 300), "float32")
+    return [float(model.train_on_batch(x, x)) for _ in range(2)]
+
+
+@pytest.mark.filterwarnings("ignore:Layer 'noise:UserWarning")
+def test_seeded_operations_draw_as_in_keras_whatever_the_cells():
+    def drawn(k, m):
+        return noisy(lambda layers: tfgpipe.GPipe(layers, k, m, remat="never"))
+
+    expected = noisy(keras.Sequential)
+    np.testing.assert_allclose(expected, 3, 0.2)
+    assert drawn(1, 1) == drawn(4, 1) == expected
+    assert drawn(1, 2) == drawn(4, 2)
+    np.testing.assert_allclose(drawn(4, 2), 3, 0.2)
+
+
+def test_operations_that_draw_the_same_in_replicas_are_refused():
+    with tfgpipe.PipelineStrategy(2, 2).scope():
+        model = tfgpipe.GPipe(
+            [keras.Input((4,)), Noise(), kl.Dense(4)], remat="never"
+        )
+    model.compile("sgd", "mse")
+    ones = np.ones((4, 4), "float32")
+    with pytest.raises(ValueError, match=r"With replicas .*one replica"):
+        model.train_on_batch(ones, ones)
+
+
+def test_eagerly_python_runs_the_cells():
+    calls = []
+
+    class Counted(kl.Layer):
+        def call(self, x):
+            calls.append(tf.executing_eagerly())
+            return x * 2.0
+
+    model = tfgpipe.GPipe([Counted(), kl.Dense(1)], 2, 4)
+    model.compile("sgd", "mse", run_eagerly=True)
+    model.train_on_batch(np.ones((4, 3)), np.ones((4, 1)))  # and a trial
+    calls.clear()
+    model.train_on_batch(np.ones((4, 3)), np.ones((4, 1)))
+    assert calls == [True] * 4 + [False]  # and the step's graph
+
+
+def test_seeded_layers_that_share_draw_their_own_masks():
+    """Seeds are arguments, so equal dropout layers share a trace."""
+    keras.utils.set_random_seed(1)
+    keep = [Kept() for _ in range(3)]
+    model = tfgpipe.GPipe([keras.Input((300,)), *keep, kl.Dense(1)], 4, 2)
+    model.compile("sgd", "mse")
+    model.train_on_batch(np.ones((2, 300)), np.ones((2, 1)))
+    shares = [float(layer.share.numpy()) for layer in keep]
+    assert abs(shares[0] - 0.5) < 0.1
+    assert abs(shares[1] - 0.25) < 0.1  # half of a half: another mask
+    assert abs(shares[2] - 0.125) < 0.1
+
+
+class Kept(kl.Dropout):
+    """Notes what share of its outputs is not zero."""
+
+    def __init__(self):
+        super().__init__(0.5)
+
+    def build(self, shape):
+        self.share = self.add_weight(shape=(), trainable=False)
+
+    def call(self, x, training=False):
+        y = super().call(x, training=training)
+        if training:
+            self.share.assign(keras.ops.mean(keras.ops.cast(y != 0, "float32")))
+        return y

@@ -1,0 +1,382 @@
+"""A mini-batch that is not finite changes nothing, whatever the pipeline."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from beside_keras import pipeline
+from crossing import sent_tensors
+from keras import layers as kl
+from kinds import Counter
+from matrix import arguments
+
+import tfgpipe
+from tfgpipe.model import nonfinite
+
+ROWS, BATCH = 20, 4
+BAD = slice(2 * BATCH, 3 * BATCH)  # the third of five mini-batches
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Spoiled(kl.Layer):
+    """Multiplies the gradient of rows that hold a large number by it."""
+
+    def call(self, x):
+        @tf.custom_gradient
+        def spoiled(x):
+            factor = tf.where(tf.reduce_any(x > 1e3), np.inf, 1.0)
+            return tf.identity(x), lambda dy: dy * tf.cast(factor, dy.dtype)
+
+        return spoiled(x)
+
+
+def layers():
+    return [
+        kl.Dense(6, activation="relu"),
+        Counter(name="counter"),
+        kl.BatchNormalization(),
+        kl.Dropout(0.3, seed=1),
+        kl.Dense(6, kernel_regularizer="l2"),
+        kl.SpectralNormalization(kl.Dense(6)),
+        kl.Dense(2),
+    ]
+
+
+def data(bad="none"):
+    """Rows of five mini-batches; one row of the third is spoiled."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((ROWS, 4)), rng.standard_normal((ROWS, 2))
+    dtype = keras.config.floatx()
+    x, y = x.astype(dtype), y.astype(dtype)
+    if bad == "input":
+        x[BAD][1] = np.nan
+    elif bad == "label":
+        y[BAD][3] = np.inf
+    elif bad == "gradient":
+        x[BAD][2] = 1e9
+    return x, y
+
+
+def without_bad(x, y):
+    keep = np.r_[0 : BAD.start, BAD.stop : ROWS]
+    return x[keep], y[keep]
+
+
+def trained(x, y, make=layers, optimizer=None, compiling=None, **options):
+    """The model and its history after two epochs."""
+    keras.utils.set_random_seed(5)
+    model = tfgpipe.GPipe(make(), **options)
+    model.compile(
+        optimizer or keras.optimizers.Adam(0.01, use_ema=True),
+        **{"loss": "mse", "metrics": ["mae"], **(compiling or {})},
+    )
+    history = model.fit(x, y, BATCH, epochs=2, shuffle=False, verbose=0)
+    return model, history.history
+
+
+def everything(model):
+    found = {v.path: v.numpy() for v in model.variables}
+    found |= {f"metric {v.path}": v.numpy() for v in model.metrics_variables}
+    for i, v in enumerate(model.optimizer.variables):
+        found[f"optimizer {i} {v.path}"] = v.numpy()
+    return found
+
+
+def check(bad, make=layers, optimizer=lambda: None, compiling=None, **options):
+    """Training with a bad mini-batch is training without it."""
+    x, y = data(bad)
+    model, history = trained(
+        x, y, make, optimizer(), compiling, skip_nonfinite=True, **options
+    )
+    other, expected = trained(
+        *without_bad(x, y), make, optimizer(), compiling, **options
+    )
+    assert history.pop("skipped_steps") == [1, 1]
+    assert history.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(history[name], values, name)
+    found = everything(model)
+    assert all(np.isfinite(value).all() for value in found.values())
+    for (name, a), b in zip(found.items(), everything(other).values()):
+        np.testing.assert_array_equal(a, b, name)
+
+
+POINTS = [
+    ("label", 2, 2, "1f1b", "except_last"),
+    ("input", 4, 3, "interleaved", "always"),
+    ("label", 3, 4, "zero_bubble", "mapping"),
+    *(
+        pytest.param(*point, marks=pytest.mark.slow)
+        for point in (
+            ("input", 1, 1, "gpipe", "never"),
+            ("input", 3, 2, "written", "never"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("bad", "k", "m", "schedule", "remat"), POINTS)
+def test_skipped_mini_batch_leaves_the_bits_of_one_never_seen(
+    bad, k, m, schedule, remat
+):
+    check(bad, **arguments(k, m, schedule, remat))
+
+
+def test_gradient_alone_can_be_what_is_not_finite():
+    """The loss is finite, and so are the gradients of the later cells."""
+
+    def make():
+        return [kl.Dense(4), kl.Rescaling(1.0), Spoiled(), kl.Dense(2)]
+
+    check("gradient", make, num_partitions=4, num_micro_batches=2)
+
+
+@pytest.mark.parametrize(
+    "compiling",
+    [
+        {"run_eagerly": True},
+        {"jit_compile": True},
+        {"loss": lambda y, p: tf.reduce_max(tf.square(y - p))},
+        {"steps_per_execution": 2},
+    ],
+    ids=["eager", "xla", "whole_loss", "several_steps"],
+)
+def test_ways_to_run_skip_alike(compiling):
+    make = layers
+    if "jit_compile" in compiling:
+
+        def make():
+            return [kl.Dense(4), kl.BatchNormalization(), kl.Dense(2)]
+
+    check(
+        "label",
+        make,
+        None.__class__,
+        compiling,
+        num_partitions=2,
+        num_micro_batches=2,
+    )
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: keras.optimizers.Nadam(0.01),
+        lambda: keras.optimizers.SGD(
+            keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5),
+            momentum=0.9,
+            global_clipnorm=0.1,
+            gradient_accumulation_steps=3,
+        ),
+        lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
+    ],
+    ids=["nadam", "accumulated", "adamw"],
+)
+def test_optimizer_has_never_seen_it(optimizer):
+    check(
+        "label",
+        lambda: [kl.Dense(4), kl.Dense(2)],
+        optimizer,
+        num_partitions=2,
+        num_micro_batches=2,
+    )
+
+
+def test_sparse_gradients_are_looked_at():
+    x = np.arange(ROWS).reshape(ROWS, 1) % 7
+    y = data("label")[1]
+
+    def run(x, y, **options):
+        return trained(
+            x,
+            y,
+            lambda: [kl.Embedding(7, 4), kl.Flatten(), kl.Dense(2)],
+            num_partitions=2,
+            **options,
+        )
+
+    model, history = run(x, y, skip_nonfinite=True)
+    other, _ = run(*without_bad(x, y))
+    assert history["skipped_steps"] == [1, 1]
+    for a, b in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_all_replicas_skip_what_one_finds():
+    x, y = data("input")
+
+    def run(x, y, **options):
+        with tfgpipe.PipelineStrategy(2, 2).scope():
+            return trained(x, y, num_micro_batches=2, **options)
+
+    model, history = run(x, y, skip_nonfinite=True)
+    other, _ = run(*without_bad(x, y))
+    assert history["skipped_steps"] == [1, 1]
+    for (name, a), b in zip(
+        everything(model).items(), everything(other).values(), strict=True
+    ):
+        np.testing.assert_array_equal(a, b, name)
+
+
+def test_loss_scale_falls_and_nothing_else_changes():
+    x, y = data("label")
+
+    def scaled():
+        return keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.1, momentum=0.9), initial_scale=2.0**10
+        )
+
+    def run(x, y, **options):
+        return trained(x, y, layers, scaled(), num_partitions=3, **options)
+
+    model, history = run(x, y, skip_nonfinite=True)
+    other, _ = run(*without_bad(x, y))
+    assert history["skipped_steps"] == [1, 1]
+    assert float(model.optimizer.dynamic_scale) == 2.0**8  # of two epochs
+    for a, b in zip(model.variables, other.variables, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy(), a.path)
+    assert int(model.optimizer.iterations) == int(other.optimizer.iterations)
+
+
+def test_low_precision_skips_what_overflows():
+    """The loss is finite, and its gradient is not, in float16."""
+    x, y = data("none")
+    y[BAD] = 1e7
+
+    def make():
+        policy = keras.DTypePolicy("float16")
+        return [kl.Dense(4, dtype=policy), kl.Dense(2, dtype=policy)]
+
+    def run(x, y, **options):
+        return trained(
+            x, y, make, keras.optimizers.SGD(0.01), num_partitions=2, **options
+        )
+
+    model, history = run(x, y, skip_nonfinite=True)
+    other, _ = run(*without_bad(x, y))
+    assert history["skipped_steps"] == [1, 1]
+    for a, b in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_finite_training_has_the_same_bits():
+    x, y = data()
+    options = {"num_partitions": 3, "num_micro_batches": 2}
+    model, history = trained(x, y, skip_nonfinite=True, **options)
+    other, expected = trained(x, y, **options)
+    assert history.pop("skipped_steps") == [0, 0]
+    assert history == expected
+    for (name, a), b in zip(
+        everything(model).items(), everything(other).values(), strict=True
+    ):
+        np.testing.assert_array_equal(a, b, name)
+
+
+def test_without_it_one_bad_row_is_in_all_weights():
+    """As in plain Keras."""
+    model, history = trained(*data("input"), num_partitions=2)
+    assert "skipped_steps" not in history
+    assert not np.isfinite(model.get_weights()[0]).any()
+
+
+def test_own_metrics_are_what_they_return():
+    class Own(tfgpipe.GPipe):
+        def compute_metrics(self, x, y, y_pred, sample_weight=None):
+            found = super().compute_metrics(x, y, y_pred, sample_weight)
+            return {**found, "own": tf.reduce_max(y_pred)}
+
+    model = Own([kl.Dense(2)], 1, 2, skip_nonfinite=True)
+    model.compile("sgd", "mse")
+    logs = model.fit(*data(), BATCH, verbose=0).history
+    assert logs["skipped_steps"] == [0] and np.isfinite(logs["own"]).all()
+
+
+def test_only_scalars_of_the_check_leave_a_device():
+    width = 16
+    x = np.ones((ROWS, width), "float32")
+
+    def sent(**options):
+        keras.utils.set_random_seed(1)
+        made = [kl.Dense(width) for _ in range(4)]
+        model = tfgpipe.GPipe(made, 4, 4, **options)
+        model.compile("adam", "mse")
+        return sorted(
+            entry
+            for entry in sent_tensors(model, x, x)
+            if np.prod(entry[2]) > 1
+        )
+
+    assert sent(skip_nonfinite=True) == sent()
+
+
+def test_flag_is_kept_in_a_file_and_can_be_changed(tmp_path):
+    model, _ = trained(
+        *data(), lambda: [kl.Dense(2)], num_partitions=1, skip_nonfinite=True
+    )
+    path = tmp_path / "model.keras"
+    model.save(path)
+    assert tfgpipe.load_model(path).skip_nonfinite is True
+    other = tfgpipe.load_model(path, skip_nonfinite=False)
+    assert other.skip_nonfinite is False
+
+
+def test_number_of_all_is_kept_in_files(tmp_path):
+    def make(x, y):
+        return trained(
+            x, y, lambda: [kl.Dense(2)], num_partitions=1, skip_nonfinite=True
+        )[0]
+
+    model, path = make(*data("label")), tmp_path / "model.keras"
+    assert (model.num_skipped, int(model.optimizer.iterations)) == (2, 8)
+    model.save(path)
+    assert tfgpipe.load_model(path).num_skipped == 2
+    assert tfgpipe.load_model(path, skip_nonfinite=False).num_skipped == 0
+    other = make(*data())
+    assert other.num_skipped == 0
+    model.save_weights(tmp_path / "a.weights.h5")
+    other.load_weights(tmp_path / "a.weights.h5")
+    assert other.num_skipped == 2
+    plain = keras.Sequential([kl.Dense(2)])
+    plain.build((None, 4))
+    plain.save_weights(tmp_path / "b.weights.h5")
+    new = tfgpipe.GPipe([kl.Dense(2)], 1, skip_nonfinite=True)
+    new.build((None, 4))
+    new.load_weights(tmp_path / "b.weights.h5")
+    assert new.num_skipped == 0
+
+
+@pytest.mark.parametrize("value", ["yes", 1, None])
+def test_flag_must_be_true_or_false(value):
+    with pytest.raises(ValueError, match=f"skip_nonfinite={value!r}"):
+        pipeline(1, 1, skip_nonfinite=value)([kl.Dense(2)])
+
+
+@pytest.mark.parametrize(
+    ("loss", "gradients", "expected"),
+    [
+        (1.0, [[1.0, 2.0], None], True),
+        (np.nan, [[1.0]], False),
+        (1.0, [[1.0], [0.0, -np.inf]], False),
+        (1.0, [[1.0 + 1j * np.nan]], False),
+        (1.0, [], True),
+    ],
+)
+def test_everything_must_be_finite(loss, gradients, expected):
+    tensors = [None if g is None else tf.constant(g) for g in gradients]
+    assert bool(nonfinite.all_finite(tf.constant(loss), tensors)) == expected
+
+
+def test_mini_batches_are_counted():
+    skips = nonfinite.Skips("CPU:0")
+    for is_finite, count, in_a_row in [
+        (True, 0, 0),
+        (False, 1, 1),
+        (False, 2, 2),
+        (True, 2, 0),
+        (False, 3, 1),
+    ]:
+        assert skips.add(tf.constant(is_finite)) == count
+        assert skips.in_a_row == in_a_row
+    skips.start_epoch()
+    assert (skips.add(tf.constant(False)), skips.in_a_row) == (1, 2)
+    assert skips.total == 4

@@ -1,0 +1,68 @@
+"""Machines, and what is no machine."""
+
+import math
+
+import pytest
+
+from tfgpipe.plans.machine import MACHINES, Machine, machine_named, machine_of
+
+FIGURES = {
+    "flops": 1e12,
+    "memory": 1e9,
+    "memory_bandwidth": 1e9,
+    "bandwidth": 1e9,
+}
+
+
+def test_machines_are_found_by_name():
+    assert machine_of("v100") is MACHINES["v100"]
+    own = Machine(**FIGURES)
+    assert machine_of(own) is own
+
+
+def test_unknown_machine_is_an_error_that_lists_them():
+    with pytest.raises(ValueError, match=r"'a100'.*Received: machine='b100'"):
+        machine_of("b100")
+
+
+@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("value", [0, -1.0, math.inf, math.nan, "1", True])
+def test_figures_are_positive_numbers(name, value):
+    with pytest.raises(ValueError, match=f"`{name}` of a machine must be"):
+        Machine(**{**FIGURES, name: value})
+
+
+def test_latency_may_be_nothing():
+    assert Machine(**FIGURES, latency=0).latency == 0
+    with pytest.raises(ValueError, match=r"`latency`.*a number from 0"):
+        Machine(**FIGURES, latency=-1)
+
+
+def test_efficiency_is_a_share():
+    with pytest.raises(ValueError, match=r"`efficiency`.*at most 1"):
+        Machine(**FIGURES, efficiency=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "gib"),
+    [
+        ("Tesla P100-PCIE-16GB", "p100", 16),
+        ("Tesla V100-SXM2-16GB", "v100", 16),
+        ("Tesla T4", "t4", 16),
+        ("NVIDIA A100-SXM4-40GB", "a100", 40),
+        ("NVIDIA H100 80GB HBM3", "h100", 80),
+        ("NVIDIA L4", "l4", 24),
+    ],
+)
+def test_machine_is_known_by_its_makers_name(name, kind, gib):
+    found = machine_named(name)
+    assert found.name == kind and found.memory == gib * 2**30
+    assert found.flops == MACHINES[kind].flops
+
+
+MIG = "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
+
+
+@pytest.mark.parametrize("name", ["", "NVIDIA RTX 3090", "NVIDIA L40S", MIG])
+def test_other_names_are_no_machine(name):
+    assert machine_named(name) is None

@@ -1,0 +1,255 @@
+"""A plan is a `GPipe` that trains, and nothing is made before."""
+
+import dataclasses
+
+import functional
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers as kl
+
+import tfgpipe
+from tfgpipe.profiles import MEASURED
+from tfgpipe.profiles.layer_profile import Spread
+
+CPUS = [f"CPU:{i}" for i in range(4)]
+# Fast links and slow arithmetic: several cells pay.
+MACHINE = tfgpipe.Machine(
+    flops=1e6,
+    memory=1e9,
+    memory_bandwidth=1e9,
+    bandwidth=1e9,
+    task_seconds=1e-6,
+    name="slow",
+)
+
+
+def dense(count=8, width=16):
+    return [keras.Input((width,))] + [
+        kl.Dense(width, "relu") for _ in range(count)
+    ]
+
+
+def planned(layers=None, batch_size=32, **changed):
+    options = {"machine": MACHINE, "devices": CPUS, **changed}
+    layers = dense() if layers is None else layers
+    return tfgpipe.plan(layers, batch_size, **options)
+
+
+def test_arguments_make_a_model_that_trains():
+    layers = dense()
+    plan = planned(layers)
+    assert plan.arguments["num_partitions"] >= 4
+    assert plan.arguments["num_micro_batches"] > 1
+    model = tfgpipe.GPipe(layers, **plan.arguments)
+    model.compile("adam", "mse")
+    x = np.ones((32, 16), np.float32)
+    model.train_on_batch(x, x)
+    counts = [len(cell.layers) for cell in model.cells()]
+    assert counts == plan.arguments["layers_per_cell"]
+    held = [
+        4 * cell.num_params * 3 for cell in model.cells()
+    ]  # weights, two slots
+    predicted = [own.weights + own.slots for own in plan.best.memory]
+    if model.num_partitions == len(predicted):
+        assert predicted == held
+
+
+def test_plan_of_a_functional_model():
+    model = functional.residual()
+    plan = tfgpipe.plan(model, 32, machine="v100", devices=CPUS)
+    assert sum(plan.arguments["layers_per_cell"]) == len(
+        tfgpipe.layers_of(model)
+    )
+    tfgpipe.GPipe(model, **plan.arguments)
+
+
+def test_nothing_is_allocated():
+    """12 TB of weights."""
+    layers = [keras.Input((10**6,))] + [kl.Dense(10**6) for _ in range(3)]
+    plan = planned(layers, machine="tpu_v2_core", memory_limit=1e15, devices=3)
+    assert sum(own.weights for own in plan.best.memory) > 1.2e13
+
+
+def test_memory_limit_is_kept():
+    free = planned()
+    limit = 0.97 * max(free.device_bytes)
+    tight = planned(memory_limit=limit)
+    assert max(tight.device_bytes) <= limit
+    fastest = [
+        min(own.step_seconds for own in plan.choices) for plan in (tight, free)
+    ]
+    assert fastest[0] >= fastest[1]
+
+
+def test_machines_memory_is_the_limit():
+    with pytest.raises(ValueError, match="Received: 15 MiB for each of 4"):
+        planned(
+            dense(8, 2048),
+            machine=tfgpipe.Machine(1e12, 16e6, 1e9, 1e9),
+        )
+
+
+def test_what_does_not_fit_is_named():
+    layers = [keras.Input((16,)), kl.Dense(16), kl.Dense(4096, name="huge")]
+    with pytest.raises(ValueError, match="largest layer is 'huge'") as info:
+        planned(layers, memory_limit=1000)
+    text = str(info.value)
+    assert "The nearest needs 1." in text
+    assert "Use more devices" in text
+
+
+def test_slots_are_those_of_the_optimizer():
+    sgd, adam = (
+        sum(own.slots for own in planned(optimizer=o).best.memory)
+        for o in ("sgd", "adam")
+    )
+    assert sgd == 0
+    assert adam == 2 * sum(own.weights for own in planned().best.memory)
+
+
+def test_replicas_need_their_scope():
+    plan = planned(num_replicas=2)
+    assert plan.num_replicas == 2
+    with pytest.raises(ValueError, match=r"with plan.strategy\(\).scope"):
+        plan.arguments  # noqa: B018
+    with plan.strategy().scope():
+        model = tfgpipe.GPipe(dense(), **plan.arguments)
+    assert model.num_replicas == 2
+
+
+def test_table_has_a_line_for_each_choice():
+    plan = planned()
+    head, titles, first, *others = str(plan).splitlines()
+    assert "mini-batches of 32; at most 954 MiB a device" in head
+    assert "seconds from FLOPs on slow" in head
+    assert titles.split()[:4] == ["R", "K", "M", "schedule"]
+    assert first.endswith("the plan")
+    assert len(others) == len(plan.choices) - 1
+    assert all("+" in line for line in others)
+
+
+def test_more_devices_than_there_are_can_be_planned_for():
+    plan = planned(dense(24), 256, devices=16, machine=MACHINE)
+    assert len(plan.device_bytes) > 4
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"batch_size": 0}, "`batch_size` must be"),
+        ({"machine": None}, "`profile` or `machine` must be given"),
+        ({"machine": "abacus"}, "`machine` must be one of"),
+        ({"devices": 0}, "`devices` must be"),
+        ({"devices": ["CPU:9"]}, "CPU:9"),
+        ({"devices": []}, "`devices` must be how many"),
+        ({"devices": "CPU:0"}, "or a list of names"),
+        ({"memory_limit": "1GB"}, "Received: memory_limit='1GB'"),
+        ({"profile": "a.json"}, "Read a file by `tfgpipe.Profile.load"),
+        ({"inputs": keras.Input((9,))}, "`inputs` must be left out"),
+        ({"layers": [kl.Dense(3)], "inputs": (8,)}, "must hold `keras.Input`s"),
+        ({"setting": {"chunks": 4}}, "`setting` must be a dict with some of"),
+        ({"setting": {"schedule": "auto"}}, "`schedule` must be one of"),
+        ({"setting": {"num_partitions": 9}}, "must be that of the strategy"),
+        ({"setting": {"num_micro_batches": 64}}, "at most the rows of a mini"),
+        ({"setting": {}, "num_replicas": None}, "with which nothing is chosen"),
+        ({"batch_size": 2, "num_replicas": 4}, "at least the number of replic"),
+        ({"memory_limit": -1}, "`memory_limit` must be a positive"),
+        ({"num_replicas": 5}, "at most the number of devices, 4"),
+        ({"layers": [kl.Dense(3)]}, "`inputs` must tell"),
+        (
+            {"layers": [keras.Input((None, 3)), kl.Dense(3)]},
+            "`inputs` must have known sizes",
+        ),
+        ({"layers": [3]}, "`layers` must hold Keras layers"),
+    ],
+)
+def test_bad_input_is_named(changed, message):
+    with pytest.raises(ValueError, match=message):
+        planned(**changed)
+
+
+def test_inputs_of_a_list_may_be_given():
+    plan = planned([kl.Dense(3)], inputs=keras.Input((5,)))
+    assert plan.best.memory[0].weights == 4 * (5 * 3 + 3)
+    with pytest.raises(ValueError, match="left out for a model"):
+        planned(functional.residual(), inputs=keras.Input((5,)))
+
+
+def test_measured_seconds_make_a_plan():
+    layers = [keras.Input((8,))] + [
+        kl.Dense(8, name=f"dense_{i}") for i in range(4)
+    ]
+    x = np.ones((32, 8), np.float32)
+    profile = tfgpipe.profile(layers, x, seconds=0.2, device="CPU:0", verbose=0)
+    plan = tfgpipe.plan(layers, 32, profile, devices=CPUS[:2])
+    assert plan.basis == "seconds as measured"
+    assert plan.memory_limit is None
+    tfgpipe.GPipe(layers, **plan.arguments)
+    others = [keras.Input((8,))] + [
+        kl.Dense(8, "relu", name=f"dense_{i}") for i in range(4)
+    ]
+    for wrong in (dense(), others):
+        with pytest.raises(ValueError, match="profile must be one of the mod"):
+            tfgpipe.plan(wrong, 32, profile, devices=CPUS[:2])
+
+
+def test_profile_of_a_busy_computer_or_of_fewer_rows_is_warned_of():
+    layers = dense(2, 8)
+    spread = Spread(1.2, 1.0, 1.5)
+    key = tfgpipe.profile(layers, np.ones((2, 8)), seconds=1e-3, verbose=0)
+    noisy, quiet = (
+        dataclasses.replace(
+            key,
+            layers=tuple(
+                dataclasses.replace(
+                    layer,
+                    measured=tuple(
+                        dataclasses.replace(own, **dict.fromkeys(MEASURED, one))
+                        for own in layer.measured
+                    ),
+                )
+                for layer in key.layers
+            ),
+        )
+        for one in (spread, Spread(1.0, 1.0, 1.1))
+    )
+    assert quiet.spread == pytest.approx(0.1)
+    with pytest.warns(UserWarning, match="measurements spread by 50%"):
+        tfgpipe.plan(layers, 2, noisy, devices=CPUS[:2])
+    with pytest.warns(UserWarning, match="8 rows, .* up to 2: what they take"):
+        tfgpipe.plan(
+            layers, 8, quiet, devices=1, setting={"num_micro_batches": 1}
+        )
+    tfgpipe.plan(layers, 2, quiet, devices=CPUS[:2])
+
+
+def test_setting_of_ones_own_is_predicted():
+    layers = dense()
+    wanted = {"num_partitions": 2, "num_micro_batches": 4, "schedule": "1f1b"}
+    plan = planned(layers, setting={**wanted, "remat": {1: "never"}})
+    assert len(plan.choices) == 1
+    assert wanted.items() <= plan.arguments.items()
+    assert plan.arguments["remat"] == {0: "except_last", 1: "never"}
+    assert plan.arguments["layers_per_cell"] == [4, 4]
+    tfgpipe.GPipe(layers, **plan.arguments)
+    # The plan's own choice comes to the same.
+    chosen = planned()
+    assert planned(setting=chosen.arguments).best == chosen.best
+    tight = planned(setting=wanted, memory_limit=1000)
+    assert "does not fit" in str(tight)
+
+
+def test_machine_is_that_of_the_gpus_here(monkeypatch):
+    """Their memory is the limit."""
+    gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [gpu])
+    monkeypatch.setattr(
+        tf.config.experimental,
+        "get_device_details",
+        lambda device: {"device_name": "NVIDIA A100-SXM4-40GB"},
+    )
+    found = tfgpipe.plan(dense(), 64, devices=CPUS[:2])
+    assert found.memory_limit == 40 * 2**30
+    assert "seconds from FLOPs on a100" in str(found)

@@ -1,0 +1,178 @@
+"""Predictions are what schedules say of themselves."""
+
+import itertools
+
+import pytest
+from ideal import IDEALS
+from simple_layers import equal_tasks, random_seconds, size, workload
+
+from tfgpipe.plans.machine import Machine
+from tfgpipe.plans.prediction import Setting, predict
+from tfgpipe.plans.workload import Workload
+from tfgpipe.schedules import SCHEDULES, Facts, Remat, lower
+
+LINK = Machine(1, 1, 1e9, 1e3, latency=0.5, task_seconds=0, efficiency=1)
+
+
+def setting(cut, m=4, schedule="gpipe", remat="never", groups=1, **changed):
+    rules = (remat,) * len(cut) if isinstance(remat, str) else remat
+    made = Setting(1, len(cut), tuple(cut), m, schedule, rules, groups)
+    return made._replace(**changed)
+
+
+def expected_length(work, made):
+    """By the program, with the seconds of each of its operations."""
+    groups = [
+        group
+        for own in work.cells(made.layers_per_cell, made.remat_groups)
+        for group in own
+    ]
+    schedule = SCHEDULES[made.schedule](
+        made.num_devices, made.num_micro_batches, made.chunks
+    )
+    program = lower(
+        lambda _: schedule,
+        [Facts(needs_dx=k > 0) for k in range(len(groups))],
+        Remat(
+            [rule for rule in made.remat for _ in range(made.remat_groups)],
+            [made.remat_groups] * made.num_partitions,
+        ),
+        [made.num_micro_batches],
+    )
+
+    def duration(op):
+        return groups[op.cell].seconds[op.kind]
+
+    return program.length(duration), program.bubble(duration)
+
+
+@pytest.mark.parametrize("remat", ["never", "always", "except_last", "mixed"])
+@pytest.mark.parametrize(
+    ("schedule", "d"),
+    [("gpipe", 4), ("1f1b", 4), ("zero_bubble", 4), ("interleaved", 2)],
+)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_length_is_that_of_the_schedule(schedule, d, remat, groups):
+    rules = ("never", "always", "except_last", "never")
+    for seed in range(3):
+        work = workload(random_seconds(12, seed))
+        made = setting(
+            [3, 2, 4, 3],
+            5,
+            schedule,
+            rules if remat == "mixed" else remat,
+            groups,
+            num_devices=d,
+        )
+        found = predict(work, made, None)
+        length, bubble = expected_length(work, made)
+        assert found.step_seconds == pytest.approx(length)
+        assert found.bubble == pytest.approx(bubble)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_equal_cells_take_what_the_closed_form_says(schedule):
+    work = workload([1.0] * 4)
+    found = predict(work, setting([1] * 4, 8, schedule), None)
+    # The first cell has one gradient less, which nothing waits for.
+    ideal = IDEALS[schedule](4, 8)
+    assert found.step_seconds == pytest.approx(ideal.length - 1)
+
+
+def test_transfers_delay_what_waits_for_them():
+    work = workload([1.0, 1.0])
+    made = setting([1, 1], m=1)
+    # Forward, forward, backward, and the weight gradient of the first cell;
+    # 8 bytes go there and back at 1,000 bytes a second.
+    alone = 1 + 1 + 2 + 1
+    assert predict(work, made, None).step_seconds == alone
+    found = predict(work, made, LINK)
+    assert found.step_seconds == pytest.approx(alone + 2 * (0.5 + 8 / 1e3))
+
+
+def test_tasks_cost_something_by_themselves():
+    one, two = (workload([1.0], task_seconds=t) for t in (0.0, 0.25))
+    made = setting([1], m=3)
+    more = [predict(w, made, None).step_seconds for w in (one, two)]
+    assert more[1] - more[0] == pytest.approx(2 * 3 * 0.25)
+
+
+def test_layers_before_the_first_weights_go_forward_only():
+    sizes = [size(0), size(0), size(1)]
+    work = Workload(sizes, 8, [equal_tasks(1)] * 3, 0, 1)
+    found = predict(work, setting([2, 1], m=1, remat="always"), None)
+    # 2 and 1 forward; computed again, and the gradient of the weights.
+    assert found.step_seconds == 2 + 1 + 1 + 1
+    assert found.memory[0].gradients == 0
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
+def test_never_holds_what_the_schedule_holds(schedule):
+    work = workload([1.0] * 4, crossing=0)
+    made = setting([1] * 4, 8, schedule)
+    held = SCHEDULES[schedule](4, 8, 1).held()
+    found = [own.activations for own in predict(work, made, None).memory]
+    # Behind the last cell, the loss keeps 8 bytes of outputs.
+    assert found[:-1] == [(8 + 16) * count for count in held[:-1]]
+    assert found[-1] == (8 + 16 + 8) * held[-1]
+
+
+def test_remat_holds_inputs_and_one_micro_batch():
+    work = workload([1.0] * 4)
+    for rule in ("always", "except_last"):
+        made = setting([2, 2], 8, "gpipe", rule)
+        found = [own.activations for own in predict(work, made, None).memory]
+        # Each layer keeps 16 bytes and its 8 of input, and the loss 8.
+        first = 8 * 8 + 2 * (8 + 16) - 8
+        assert found == [first, first + 8]
+
+
+def test_groups_hold_one_group():
+    work = workload([1.0] * 4)
+    made = setting([4], 8, "gpipe", "always", groups=2)
+    [own] = predict(work, made, None).memory
+    assert own.activations == 2 * 8 * 8 + 2 * (8 + 16) - 8 + 8
+
+
+def test_zero_bubble_keeps_gradients_until_weights_have_theirs():
+    plain, crossing = (workload([1.0] * 2, crossing=c) for c in (0, 4))
+    made = setting([1, 1], 4, "zero_bubble")
+    before, after = (
+        [own.activations for own in predict(work, made, None).memory]
+        for work in (plain, crossing)
+    )
+    # The first cell computes no gradient of inputs.
+    assert after[0] == before[0]
+    assert after[1] > before[1]
+
+
+def test_replicas_share_slots_and_exchange_gradients():
+    work = workload([1.0] * 2)
+    one = predict(work, setting([1, 1]), LINK)
+    two = predict(work, setting([1, 1], num_replicas=2), LINK)
+    assert two.memory[0].slots * 2 == one.memory[0].slots
+    assert two.update_seconds > one.update_seconds
+
+
+def test_sums_are_those_of_the_layers():
+    work = workload([1.0, 2.0, 3.0], rows=2.0, task_seconds=0.5)
+    for start, stop in itertools.combinations(range(4), 2):
+        cell = work.cell(start, stop)
+        seconds = sum([1.0, 2.0, 3.0][start:stop])
+        assert cell.seconds["forward"] == pytest.approx(seconds + 0.5)
+        assert cell.weights == 4 * (stop - start)
+        assert cell.kept == 2 * ((stop - start) * (8 + 16) + 8 * (stop == 3))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
+@pytest.mark.parametrize("m", [1, 3])
+def test_first_micro_batch_has_no_sums_to_add_to(schedule, m):
+    """Of a step, each cell spares one addition."""
+    plain = equal_tasks(2.0)
+    sparing = plain._replace(backward_first=plain.backward - 0.5)
+    made = setting([3], m, schedule)
+    slow, fast = (
+        predict(Workload([size(1)] * 3, 8, [own] * 3, 0.0, 1.0), made, None)
+        for own in (plain, sparing)
+    )
+    assert slow.step_seconds - fast.step_seconds == pytest.approx(3 * 0.5)

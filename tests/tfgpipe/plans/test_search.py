@@ -1,0 +1,161 @@
+"""The settings found are those of an exhaustive search."""
+
+import itertools
+
+import pytest
+from simple_layers import equal_tasks, random_seconds, size
+
+from tfgpipe.partition import partition
+from tfgpipe.plans.machine import Machine
+from tfgpipe.plans.prediction import Setting, predict
+from tfgpipe.plans.search import (
+    RULES,
+    Problem,
+    _candidates,
+    fitted,
+    search,
+    smallest,
+)
+from tfgpipe.plans.workload import Workload
+
+LINK = Machine(1, 1, 1e3, 1e3, latency=0.05, task_seconds=0, efficiency=1)
+
+
+def problem(seconds, limit=None, devices=4, machine=LINK, **changed):
+    sizes = [
+        size(1 + i % 3, kept=16 + 8 * (i % 2)) for i in range(len(seconds))
+    ]
+
+    def workload_of(rows):
+        times = [equal_tasks(rows * s / 8) for s in seconds]
+        return Workload(sizes, 8, times, 0.1, rows)
+
+    options = {
+        "workload_of": workload_of,
+        "cut": partition,
+        "starts": tuple(range(len(seconds))),
+        "batch_size": 16,
+        "num_devices": devices,
+        "num_replicas": (1,),
+        "memory_limit": limit,
+        "machine": machine,
+    }
+    return Problem(**{**options, **changed})
+
+
+def workload_for(given, setting):
+    return given.workload(setting.num_replicas, setting.num_micro_batches)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("limit", [None, 1200, 700])
+def test_best_of_all_candidates_is_found(seed, limit):
+    """Bounds leave nothing out; the first has few micro-batches."""
+    given = problem(random_seconds(8, seed), limit)
+    every = [fitted(given, setting) for _, setting in _candidates(given)]
+    expected = sorted(
+        (p for p in every if p is not None), key=lambda p: p.step_seconds
+    )
+    assert expected or limit == 700
+    if not expected:
+        assert search(given, 3) == []
+        return
+    first, *others = search(given, 3)
+    least = expected[0].step_seconds
+    assert first.step_seconds <= 1.02 * least
+    assert first.setting.num_micro_batches == min(
+        p.setting.num_micro_batches
+        for p in expected
+        if p.step_seconds <= 1.02 * least
+    )
+    seconds = [p.step_seconds for p in expected]
+    seconds.remove(first.step_seconds)
+    assert [p.step_seconds for p in others] == pytest.approx(seconds[:2])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bounds_are_bounds(seed):
+    given = problem(random_seconds(8, seed))
+    for bound, setting in _candidates(given):
+        found = predict(workload_for(given, setting), setting, given.machine)
+        assert bound <= found.step_seconds * (1 + 1e-9)
+
+
+def test_every_choice_fits():
+    given = problem(random_seconds(8, 0), 900)
+    found = search(given, 5)
+    assert found
+    for choice in found:
+        assert max(choice.device_bytes) <= 900
+
+
+def test_rules_are_the_fastest_that_fit():
+    """Cell by cell: under 1F1B later cells hold less, and keep more."""
+    given = problem([1.0] * 8, machine=None)
+    setting = Setting(1, 4, (2,) * 4, 8, "1f1b", ("never",) * 4)
+    workload = workload_for(given, setting)
+    everything = predict(workload, setting, None).device_bytes
+    limit = sorted(everything)[1]
+    tight = problem([1.0] * 8, limit, machine=None)
+    found = fitted(tight, setting)
+    trials = [
+        predict(workload, setting._replace(remat=rules), None)
+        for rules in itertools.product(RULES, repeat=4)
+    ]
+    fits = [t for t in trials if max(t.device_bytes) <= limit]
+    assert "never" in found.setting.remat
+    assert len(set(found.setting.remat)) > 1
+    assert found.step_seconds == min(t.step_seconds for t in fits)
+
+
+def test_cut_moves_where_weights_do_not_fit():
+    """Memory first, then time."""
+    seconds = [1.0, 1.0, 1.0, 5.0]
+    sizes = [size(100), size(100), size(100), size(1)]
+
+    def workload_of(rows):
+        return Workload(sizes, 8, [equal_tasks(s) for s in seconds], 0, 1)
+
+    setting = Setting(1, 2, (3, 1), 1, "gpipe", ("never",) * 2)
+    three = 3 * 100 * 16
+    given = problem(
+        seconds, three - 1, 2, workload_of=workload_of, starts=(0, 1, 2, 3)
+    )
+    found = fitted(given, setting)
+    assert found.setting.layers_per_cell == (2, 2)
+
+
+def test_groups_are_the_last_resort():
+    given = problem([1.0] * 8, machine=None)
+    setting = Setting(1, 1, (8,), 4, "gpipe", ("never",))
+    always = setting._replace(remat=("always",))
+    [needed] = predict(workload_for(given, setting), always, None).device_bytes
+    tight = problem([1.0] * 8, needed - 1, machine=None)
+    found = fitted(tight, setting)
+    assert found.setting.remat_groups > 1
+    assert max(found.device_bytes) < needed
+
+
+def test_nothing_fits():
+    given = problem([1.0] * 8, 50)
+    assert search(given, 5) == []
+    nearest = smallest(given)
+    assert max(nearest.device_bytes) > 50
+    assert nearest.setting.num_partitions == 4
+
+
+def test_replicas_are_chosen_if_asked_for():
+    given = problem([1.0] * 8, num_replicas=(1, 2, 4), machine=None)
+    replicas = {p.setting.num_replicas for p in search(given, 100)}
+    assert replicas == {1, 2, 4}
+
+
+def test_cells_begin_where_they_can():
+    given = problem(
+        [1.0] * 8,
+        900,
+        starts=(0, 4),
+        cut=lambda costs, k: [8] if k == 1 else [4, 4],
+    )
+    cuts = {p.setting.layers_per_cell for p in search(given, 100)}
+    assert cuts <= {(8,), (4, 4)}

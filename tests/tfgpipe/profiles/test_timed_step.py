@@ -1,0 +1,141 @@
+"""One step, timed: which tasks it has, and what it returns."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers as kl
+
+from tfgpipe.boundary import Boundary
+from tfgpipe.cells import Step
+from tfgpipe.profiles.lone_layer import KeptBytes, Place, StepValues, TimedStep
+
+BEHIND = Place(differentiates=True, needs_dx=True)
+FIRST = Place(differentiates=True, needs_dx=False)
+FORWARD = Place(differentiates=False, needs_dx=False)
+
+
+def timed_and_values(layer, place, jit_compile=False, shape=(3,), others=None):
+    layer.build((None, *shape))
+    x = tf.random.stateless_normal((2, *shape), [1, 2])
+    inputs = Boundary([x], [None])
+    timed = TimedStep(
+        Step(layer), inputs, 0, place, "CPU:0", jit_compile, others
+    )
+    weights, state = (
+        [v.value.value() for v in own] for own in (timed.weights, timed.state)
+    )
+    return timed, StepValues(inputs, weights, state)
+
+
+@pytest.mark.parametrize(
+    ("layer", "place", "kinds"),
+    [
+        (kl.Dense(4), FORWARD, "forward"),
+        # Nothing of it is needed again if no layer follows.
+        (kl.Dense(4), FIRST, "forward recompute backward_first backward"),
+        (
+            kl.Dense(4, "relu"),
+            BEHIND,
+            "forward recompute recompute_last backward_first backward "
+            "input_gradient weight_gradient",
+        ),
+        (
+            kl.ReLU(),
+            BEHIND,
+            "forward recompute recompute_last backward_first backward "
+            "input_gradient",
+        ),
+    ],
+)
+def test_tasks_are_those_of_its_place(layer, place, kinds):
+    timed, values = timed_and_values(layer, place)
+    seconds = timed.seconds(values)
+    assert [*seconds] == kinds.split()
+    assert {len(own) for own in seconds.values()} == {3}
+
+
+def test_others_are_read_between_two_tasks_and_in_none():
+    others = tf.ones([5])
+    timed, values = timed_and_values(kl.Dense(4), FIRST, others=others)
+    names = [*timed.seconds(values)]
+    assert names == [*timed_and_values(kl.Dense(4), FIRST)[0].seconds(values)]
+    (call,) = [
+        op
+        for op in timed._timed._concrete.graph.get_operations()
+        if "PartitionedCall" in op.type
+    ]
+    name = call.get_attr("f").name
+    library = timed._timed._concrete.graph.as_graph_def().library
+    (run,) = [f for f in library.function if f.signature.name == name]
+    argument = run.signature.input_arg[-1].name
+    reads = [node for node in run.node_def if argument in node.input]
+    assert {node.op for node in reads} == {"Sum"}
+    assert len(reads) == 4 * len(names) - 1
+
+
+def test_compiled_step_has_the_same_tasks():
+    timed, values = timed_and_values(kl.Dense(4, "relu"), BEHIND, True)
+    found = timed.seconds(values)
+    assert [*found] == [
+        "forward",
+        "recompute",
+        "backward_first",
+        "backward",
+        "input_gradient",
+        "weight_gradient",
+        "recompute_last",
+    ]
+    assert found["recompute"] == found["recompute_last"]
+
+
+def test_compiled_loop_is_one_backward_task():
+    layer = kl.GRU(3, return_sequences=True)
+    timed, values = timed_and_values(layer, BEHIND, True, shape=(4, 3))
+    assert [*timed.seconds(values)] == [
+        "forward",
+        "backward_first",
+        "backward",
+    ]
+
+
+def test_outputs_are_those_of_the_layer():
+    layer = kl.Dense(4, "relu")
+    timed, values = timed_and_values(layer, BEHIND)
+    outputs = timed.outputs(values)
+    expected = layer(values.inputs.tensors[0])
+    np.testing.assert_array_equal(outputs.tensors[0], expected)
+    assert outputs.masks == [None]
+
+
+def test_state_stays_as_it_was():
+    layer = kl.BatchNormalization()
+    timed, values = timed_and_values(layer, BEHIND)
+    timed.seconds(values)
+    timed.outputs(values)
+    np.testing.assert_array_equal(layer.moving_mean, [0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("layer", "place", "kept"),
+    [
+        (kl.Dense(4), BEHIND, KeptBytes(2 * 3 * 4, 0, 0)),
+        (kl.Dense(4, "relu"), BEHIND, KeptBytes(2 * 3 * 4, 2 * 4 * 4, 0)),
+        (kl.Dense(4), FORWARD, KeptBytes(0, 0, 0)),
+    ],
+)
+def test_kept_bytes_by_hand(layer, place, kept):
+    timed, values = timed_and_values(layer, place)
+    timed.seconds(values)
+    assert timed.kept == kept
+    assert timed.output_bytes == 2 * 4 * 4
+
+
+def test_step_that_reads_variables_of_another_is_not_by_itself():
+    other = kl.Dense(3)
+    other.build((None, 3))
+    timed, values = timed_and_values(kl.Lambda(lambda x: other(x)), BEHIND)
+    assert not timed.is_by_itself
+    assert {id(v) for v in timed.weights} == {id(v) for v in other.weights}
+    np.testing.assert_array_equal(
+        timed.outputs(values).tensors[0], other(values.inputs.tensors[0])
+    )

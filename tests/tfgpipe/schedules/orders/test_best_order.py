@@ -1,0 +1,201 @@
+"""Orders for unequal cells: never worse than those with names, and within."""
+
+import itertools
+import math
+import random
+
+import pytest
+
+from tfgpipe.schedules import SCHEDULES, Schedule, search
+from tfgpipe.schedules.orders import CHUNKS, auto, devices_of_cells
+
+EQUAL = [(1, 1, 1)] * 4
+
+
+def cases(seed, count):
+    """Random cells, one a device or two in a V, with and without limits."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        k, m = rng.randint(2, 8), rng.randint(1, 12)
+        devices = None
+        if k % 2 == 0 and rng.random() < 0.5:
+            devices = [*range(k // 2), *reversed(range(k // 2))]
+        durations = [
+            [rng.choice([0.0, 0.5, 1.0, 2.0, rng.random()]) for _ in range(3)]
+            for _ in range(k)
+        ]
+        memory = rng.choice([math.inf, k, k + 2, 2 * k])
+        yield durations, m, memory, devices, rng.choice([0.0, 0.0, 0.3, 1.0])
+
+
+def duration_of(durations):
+    kinds = ("forward", "input_gradient", "weight_gradient")
+
+    def duration(task):
+        own = durations[task.cell]
+        if task.kind == "backward":
+            return own[1] + own[2]
+        return own[kinds.index(task.kind)]
+
+    return duration
+
+
+def check(durations, m, memory, devices, link=0.0):
+    found = search(durations, m, memory, devices=devices, link=link)
+    duration, places = duration_of(durations), devices or range(len(durations))
+    assert found.num_micro_batches == m
+    assert [*map(found.device_of, range(len(durations)))] == [*places]
+    assert max(found.held()) <= memory
+    length = found.length(duration, link)
+    num_devices = 1 + max(places)
+    chunks = len(durations) // num_devices
+    for name, make in SCHEDULES.items():
+        if CHUNKS[name] not in (None, chunks) or [
+            *devices_of_cells(name, num_devices, chunks)
+        ] != [*places]:
+            continue
+        named = make(num_devices, m, chunks)
+        if max(named.held()) <= memory:
+            named_length = named.length(duration, link)
+            assert length <= named_length * (1 + 1e-12), name
+    return length
+
+
+def test_no_named_schedule_is_shorter():
+    for case in cases(0, 8):
+        check(*case)
+
+
+@pytest.mark.slow
+def test_no_named_schedule_is_shorter_in_a_thousand_cases():
+    for case in cases(1, 1000):
+        check(*case)
+
+
+def test_equal_cells_have_the_bound_of_zero_bubble():
+    assert search(EQUAL, 8).length(duration_of(EQUAL)) == 3 * 8 + 3
+    v = [0, 1, 1, 0]
+    assert search(EQUAL, 8, 4, devices=v).length(duration_of(EQUAL)) == 49
+
+
+@pytest.mark.parametrize("link", [0.0, 0.3, 1.0])
+def test_policies_take_as_long_as_they_say(link):
+    for durations, m, _, devices, _ in cases(2, 10):
+        seconds = [dict(zip(auto.HALVES, own)) for own in durations]
+        places = devices or [*range(len(durations))]
+        most = [math.inf] * (1 + max(places))
+        work = auto.Work(seconds, [1] * len(places), places, most, m, link)
+        policy = auto.Policy(True, False, False, False)
+        tasks, length = auto.run(work, policy, [2] * len(places))
+        found = Schedule(tasks).length(work.duration, link)
+        assert length == pytest.approx(found)
+
+
+def test_orders_leave_room_for_transfers():
+    duration, link = duration_of(EQUAL), 0.75
+    without = search(EQUAL, 16).length(duration, link)
+    assert search(EQUAL, 16, link=link).length(duration, link) < 0.9 * without
+    # shorter than by any name
+    durations = [(0, 1, 0), (0, 0.5, 1)]
+    found = search(durations, 4, 4, link=1)
+    assert found.length(duration_of(durations), 1) == 7
+    assert search(EQUAL, 4, link=1e308).num_devices == 4
+
+
+def test_unequal_cells_take_less_than_by_any_name():
+    durations = [(1, 1, 1), (1, 1, 1), (1, 3, 1), (1, 1, 3)]
+    duration = duration_of(durations)
+    named = min(
+        SCHEDULES[name](4, 6).length(duration)
+        for name, chunks in CHUNKS.items()
+        if chunks == 1
+    )
+    assert search(durations, 6).length(duration) < named
+
+
+def test_orders_are_the_best_of_all_where_all_can_be_tried():
+    """Two cells, two micro-batches: every order of both devices."""
+    durations = [(1.0, 0.7, 2.0), (0.4, 1.5, 0.3)]
+    shortest = min(every_length(durations))
+    found = search(durations, 2).length(duration_of(durations))
+    assert found == pytest.approx(shortest)
+
+
+def every_length(durations):
+    """Lengths of all schedules of two cells and two micro-batches."""
+    kinds = ("forward", "input_gradient", "weight_gradient")
+    orders = [
+        [
+            *itertools.permutations(
+                [(kind, k, m) for kind in kinds for m in (0, 1)]
+            )
+        ]
+        for k in (0, 1)
+    ]
+    possible = [
+        [
+            o
+            for o in own
+            if all(
+                o.index((a, k, m)) < o.index((b, k, m))
+                for m in (0, 1)
+                for a, b in itertools.pairwise(kinds)
+            )
+        ]
+        for k, own in enumerate(orders)
+    ]
+    for pair in itertools.product(*possible):
+        try:
+            schedule = Schedule(pair)
+        except ValueError:  # the devices would wait for each other
+            continue
+        yield schedule.length(duration_of(durations))
+
+
+def test_sums_are_rounded():
+    found = search([(1, 1, 1)] * 2, 1, 0.3, sizes=[0.1, 0.2], devices=[0, 0])
+    assert found.num_devices == 1
+
+
+def test_memory_of_each_device_and_sizes_of_cells_count():
+    durations = [(1, 1, 1)] * 3
+    found = search(durations, 9, [6, 2, 3], sizes=[2, 1, 3])
+    assert [2 * found.held()[0], found.held()[1], 3 * found.held()[2]] <= [
+        6,
+        2,
+        3,
+    ]
+    wide = search(durations, 9, sizes=[2, 1, 3])
+    assert wide.length(duration_of(durations)) <= found.length(
+        duration_of(durations)
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "words"),
+    [
+        (([], 2), {}, "`durations` must have three"),
+        (([(1, 1)], 2), {}, r"durations=\[\(1, 1\)\]"),
+        (([(1, 1, -1)], 2), {}, "finite numbers from 0"),
+        ((5, 2), {}, "durations=5"),
+        ((EQUAL, 0), {}, "num_micro_batches=0"),
+        ((EQUAL, 2, -1), {}, "memory=-1"),
+        ((EQUAL, 2, [1, 2]), {}, "one for each of the 4 devices"),
+        ((EQUAL, 2), {"sizes": [1]}, r"sizes=\[1\]"),
+        ((EQUAL, 2), {"devices": [0, 0, 2, 2]}, "leave none out"),
+        ((EQUAL, 2), {"devices": [0, 1]}, r"devices=\[0, 1\]"),
+        ((EQUAL, 2), {"sizes": 3}, "sizes=3"),
+        ((EQUAL, 2), {"devices": 1}, "devices=1"),
+        ((EQUAL, 2), {"devices": [0, 1, 2, None]}, "devices="),
+        ((EQUAL, 2), {"devices": [0, 1, 2, True]}, "leave none out"),
+        ((EQUAL, 2, None), {}, "memory=None"),
+        ((EQUAL, 2, math.nan), {}, "memory=nan"),
+        (([3, 4], 2), {}, r"durations=\[3, 4\]"),
+        ((EQUAL, 2), {"link": -1}, "link=-1"),
+        ((EQUAL, 2), {"link": None}, "link=None"),
+        ((EQUAL, 2, 0.5), {}, "enough to hold a micro-batch"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, options, words):
+    with pytest.raises(ValueError, match=words):
+        search(*arguments, **options)

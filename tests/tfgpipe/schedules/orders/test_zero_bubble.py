@@ -1,0 +1,60 @@
+"""Weight gradients where a device would wait, or is full."""
+
+import pytest
+
+from tfgpipe.schedules.orders import SCHEDULES
+from tfgpipe.schedules.orders.zero_bubble import filled
+from tfgpipe.schedules.task import Task
+
+
+def orders(k, m):
+    """Of "1f1b", with input gradients alone."""
+    return [
+        [
+            task._replace(kind="input_gradient")
+            if task.kind == "backward"
+            else task
+            for task in own
+        ]
+        for own in SCHEDULES["1f1b"](k, m).tasks
+    ]
+
+
+def words(schedule, device):
+    return " ".join(f"{kind[0]}{m}" for kind, _, m in schedule.tasks[device])
+
+
+def test_weight_gradients_come_where_the_device_would_wait():
+    schedule = filled(orders(2, 3), [2, 2])
+    assert words(schedule, 0) == "f0 f1 i0 w0 f2 i1 w1 i2 w2"
+    # It waits for nothing but the end, and for being full.
+    assert words(schedule, 1) == "f0 i0 f1 i1 w0 f2 i2 w1 w2"
+
+
+def test_what_a_device_may_hold_is_kept_to():
+    for most in (1, 2, 3, 9):
+        schedule = filled(orders(1, 9), [most])
+        assert schedule.held() == [most]
+
+
+def test_order_is_the_one_given():
+    given = orders(3, 5)
+    schedule = filled(given, [3] * 3)
+    for own, filled_up in zip(given, schedule.tasks, strict=True):
+        rest = [t for t in filled_up if t.kind != "weight_gradient"]
+        assert rest == own
+
+
+def test_an_order_that_needs_more_than_may_be_held_is_run():
+    assert filled(orders(4, 4), [1] * 4).held() == [4, 3, 2, 1]
+
+
+@pytest.mark.parametrize("factor", [0.25, 4])
+def test_durations_say_where_a_device_would_wait(factor):
+    def duration(task):
+        return factor if task.kind == "weight_gradient" else 1 + task.cell
+
+    schedule = filled(orders(2, 6), [6, 6], duration)
+    plain = filled(orders(2, 6), [6, 6])
+    assert schedule.length(duration) <= plain.length(duration)
+    assert Task("weight_gradient", 0, 5) == schedule.tasks[0][-1]

@@ -1,0 +1,132 @@
+"""Programs as text, and back."""
+
+import pytest
+
+from tfgpipe.schedules.lowering import Facts
+from tfgpipe.schedules.orders import CHUNKS, SCHEDULES
+from tfgpipe.schedules.program import Program
+from tfgpipe.schedules.remat import REMAT
+from tfgpipe.schedules.schedule import Schedule
+
+
+def test_program_is_a_row_a_device():
+    assert str(SCHEDULES["1f1b"](2, 2).program("except_last")) == (
+        "device 0  F0+ F1          B0----- R1      B1-----\n"
+        "device 1      F0+ B0----- F1  R1  B1-----\n"
+        "# F forward, R recompute, B backward, + keeps what the backward pass "
+        "needs\n"
+        "# bubble 30% if cells take equal times; micro-batches that devices "
+        "hold: 2, 1"
+    )
+
+
+def test_cells_are_named_where_they_are_not_the_devices():
+    program = SCHEDULES["interleaved"](1, 1, 2).program()
+    first, *_ = str(program).splitlines()
+    assert first == "device 0  F0.0+ F1.0+ B1.0------- B0.0-------"
+
+
+def test_many_devices_are_aligned():
+    rows = str(SCHEDULES["gpipe"](11, 1).program()).splitlines()
+    assert rows[0].startswith("device  0  F0+")
+    assert rows[10].startswith("device 10  ")
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("devices", "m"), [(1, 1), (2, 3), (3, 12)])
+def test_text_can_be_read_back(name, devices, m):
+    schedule = SCHEDULES[name](devices, m, CHUNKS[name] or 2)
+    facts = [Facts()] * schedule.num_cells
+    program = schedule.program(facts=facts)
+    assert Schedule(str(program)).tasks == schedule.tasks
+    always = Schedule(str(schedule.program("always", facts)))
+    assert Schedule(str(Program(always.ops, devices))) == always
+    kinds = [task.kind for task in always.order()]
+    assert kinds.count("recompute") == m * schedule.num_cells
+
+
+def test_rows_without_names_are_devices_in_order():
+    named = Schedule("device 1  F0 B0\n\n# then the other\ndevice 0  F0 B0")
+    assert (
+        named == Schedule("F0 B0 # first\nF0 B0\n") == SCHEDULES["gpipe"](2, 1)
+    )
+
+
+@pytest.mark.parametrize("remat", REMAT)
+@pytest.mark.parametrize(
+    ("text", "runs"),
+    [
+        ("F0+ F1+ B1 B0", "F0+ F1+ B1----- B0-----"),
+        ("F0+ F1 B1 B0", "F0+ F1  R1  B1----- B0-----"),
+        ("F0 F1+ R0 B1 B0", "F0  F1+ R0  B1----- B0-----"),
+        ("F0 F1 R0 R1 B1 B0", "F0 F1 R0 R1 B1--- B0---"),
+    ],
+)
+def test_what_a_text_says_is_what_runs(text, runs, remat):
+    """A `+` was ignored, and an R beside "never" was kept, too."""
+    schedule = Schedule(text)
+    program = schedule.program(remat)
+    assert str(program).splitlines()[0] == f"device 0  {runs}"
+    assert Schedule(str(schedule)) == schedule
+    again = Schedule(str(program)).program(remat)
+    assert again.ops == program.ops
+
+
+def test_what_a_text_does_not_say_is_said_by_remat():
+    schedule = Schedule("F0 F1 R0 B1 B0")
+    assert schedule.keeps is None
+    never, always = map(schedule.program, ("never", "always"))
+    assert str(never).splitlines()[0].split()[2:4] == ["F0", "F1+"]
+    assert [op.kind for op in always.ops].count("recompute") == 2
+
+
+REFUSED = {
+    "digit": ("F\u0663 B\u0663", r"Received: 'F\u0663'\.\nF\u0663 <-- here B"),
+    "device_digit": ("device \u0660  F0 B0", "device <-- here"),
+    "keeps_and_recomputes": (
+        "F0 F1+ R1 B1 B0",
+        r"of which there is no recomputation.*\nF0 F1\+ <-- here R1 B1 B0$",
+    ),
+    "backward_keeps": ("F0 B0+", r"must be at a forward.*\nF0 B0\+ <-- here$"),
+    "whole_and_halves": (
+        "F0 B0 I0 W0",
+        r"Remove backward\(cell=0, micro_batch=0\) at .*\nF0 B0 <-- here I0 W0",
+    ),
+    "no_such_cell": (
+        "F0.0 B0.0 F2.0 B2.0",
+        r"no forward\(cell=1, micro_batch=0\)\. Add it\.\nF.* B2\.0 <-- here$",
+    ),
+    "kind": ("F0 X0", r"'X0'\.\nF0 X0 <-- here$"),
+    "no_number": ("F0 B", r"'B'\.\nF0 B <-- here$"),
+    "words": ("gpipe", r"Received: 'gpipe'\.\ngpipe <-- here$"),
+    "twice": ("F0 F0 B0", r"every task once.*\nF0 <-- here F0 B0$"),
+    "second_row": (
+        "device 0  F0 B0\ndevice 1  F0 F1 B0",
+        r"no forward\(cell=0, micro_batch=1\) on device 0.*"
+        r"\ndevice 0  F0 B0 <-- here\n",
+    ),
+    "too_early": (
+        "F0 B1 F1 B0",
+        r"after the tasks it needs.*\nF0 B1 <-- here F1 B0$",
+    ),
+    "device_twice": (
+        "device 0  F0 B0\ndevice 0  F0 B0",
+        r"device 0 again\.\ndevice 0  F0 B0\ndevice 0  F0 B0 <-- here$",
+    ),
+    "device_missing": (
+        "device 1  F0 B0",
+        r"no row of device 0\.\ndevice 1  F0 B0 <-- here$",
+    ),
+    "nothing": ("", r"no row of device 0\.$"),
+    "empty_row": (
+        "device 0\ndevice 1  F1.0 B1.0",
+        r"a row without tasks\.\ndevice 0 <-- here\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_texts_are_marked(name):
+    text, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message):
+        Schedule(text)

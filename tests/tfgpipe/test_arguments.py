@@ -1,0 +1,693 @@
+"""Bad input gives an error that says what is wrong and what to do."""
+
+import importlib
+import pathlib
+import re
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers as kl
+from tiny import compiled, data, fit, layers, pipeline, sequential
+
+import tfgpipe
+from tfgpipe.schedules.orders import SCHEDULES
+from tfgpipe.schedules.schedule import Schedule
+
+ROOT = pathlib.Path(__file__).parents[3]
+
+
+class Subclassed(keras.Model):
+    def call(self, x):
+        return x
+
+
+def dense(count=4):
+    return [kl.Dense(3, name=f"layer_{i}") for i in range(count)]
+
+
+def written():
+    """A schedule as a user would write it."""
+    return SCHEDULES["1f1b"](2, 3)
+
+
+def recomputed(name):
+    with keras.RematScope("full"):
+        return kl.Dense(3, name=name)
+
+
+def refused(*parts):
+    """The error whose message has these parts, in this order."""
+    return pytest.raises(
+        ValueError, match=re.compile(".*".join(map(re.escape, parts)), re.S)
+    )
+
+
+# -------------------------------------------------------------- constructor
+BAD_ARGUMENTS = {
+    "no_layers": (
+        lambda: tfgpipe.GPipe([], 1),
+        ("`layers` must be a list of at least one", "Received: layers=[]"),
+    ),
+    "only_an_input": (
+        lambda: tfgpipe.GPipe([keras.Input((3,))], 1),
+        ("`layers` must be a list of at least one Keras layer",),
+    ),
+    "a_model": (
+        lambda: tfgpipe.GPipe(Subclassed(), 1),
+        ("A model must be functional", "a Subclassed with a `call` of its own"),
+    ),
+    "not_a_layer": (
+        lambda: tfgpipe.GPipe([*dense(), np.tanh], 1),
+        ("must hold Keras layers", "ufunc", "at index 4", "Lambda"),
+    ),
+    "not_a_layer_after_an_input": (
+        lambda: tfgpipe.GPipe([keras.Input((3,)), *dense(), np.tanh], 1),
+        ("must hold Keras layers", "ufunc", "at index 5"),
+    ),
+    "pair_of_layers": (
+        lambda: tfgpipe.GPipe([dense(2)], 1),
+        ("must hold Keras layers or pairs (layer, cost)", "type list"),
+    ),
+    "input_in_the_middle": (
+        lambda: tfgpipe.GPipe([*dense(), keras.Input((3,))], 1),
+        ("must hold Keras layers", "at index 4", "`keras.Input` comes first"),
+    ),
+    "same_names": (
+        lambda: tfgpipe.GPipe([kl.Dense(3, name="a"), kl.ReLU(name="a")], 1),
+        ("`layers` must have different names", "['a']", "Pass `name=`"),
+    ),
+    "negative_cost": (
+        lambda: tfgpipe.GPipe(list(zip(dense(), [1, -2, 3, 4])), 1),
+        ("`cost` of layer 'layer_1' must be a finite", "Received: cost=-2"),
+    ),
+    "nan_cost": (
+        lambda: tfgpipe.GPipe([(kl.Dense(3, name="a"), float("nan"))], 1),
+        ("`cost` of layer 'a' must be a finite number", "cost=nan"),
+    ),
+    "infinite_cost": (
+        lambda: tfgpipe.GPipe([(kl.Dense(3, name="a"), float("inf"))], 1),
+        ("`cost` of layer 'a' must be a finite number", "cost=inf"),
+    ),
+    "cost_of_a_string": (
+        lambda: tfgpipe.GPipe([(kl.Dense(3, name="a"), "7")], 1),
+        ("`cost` of layer 'a' must be a finite number", "cost='7'"),
+    ),
+    "more_cells_than_layers": (
+        lambda: tfgpipe.GPipe(dense(), 5),
+        (
+            "`num_partitions` must be at most the number of layers, 4.",
+            "Received: num_partitions=5. Ask for fewer cells",
+        ),
+    ),
+    "more_devices_than_layers": (
+        lambda: tfgpipe.GPipe(dense()),
+        ("number of layers, 4.", "num_partitions=8 (by the number of devices)"),
+    ),
+    "more_cells_than_devices": (
+        lambda: tfgpipe.GPipe(dense(9), 9),
+        (
+            "`num_partitions` must be at most the number of devices.",
+            "num_partitions=9",
+            "/device:CPU:7",
+            "tf.config.set_logical_device_configuration",
+        ),
+    ),
+    "no_cells": (
+        lambda: tfgpipe.GPipe(dense(), 0),
+        ("`num_partitions` must be an integer of at least 1.", "=0."),
+    ),
+    "half_a_cell": (
+        lambda: tfgpipe.GPipe(dense(), 1.5),
+        ("`num_partitions` must be an integer of at least 1.", "=1.5."),
+    ),
+    "no_micro_batches": (
+        lambda: tfgpipe.GPipe(dense(), 1, 0),
+        ("`num_micro_batches` must be an integer of at least 1.", "=0."),
+    ),
+    "micro_batches_of_true": (
+        lambda: tfgpipe.GPipe(dense(), 1, True),
+        ("`num_micro_batches` must be an integer of at least 1.", "=True."),
+    ),
+    "unknown_device": (
+        lambda: tfgpipe.GPipe(dense(), devices=["CPU:0", "GPU:7"]),
+        ("`devices` must be devices that TensorFlow lists", "'GPU:7'"),
+    ),
+    "device_without_a_number": (
+        lambda: tfgpipe.GPipe(dense(), devices=["CPU"]),
+        ("`devices` must be devices that TensorFlow lists", "'CPU'"),
+    ),
+    "one_device_twice": (
+        lambda: tfgpipe.GPipe(dense(), devices=["CPU:1", "/cpu:1"]),
+        ("`devices` must be different from each other", "'/cpu:1'"),
+    ),
+    "fewer_devices_than_cells": (
+        lambda: tfgpipe.GPipe(dense(), 3, devices=["CPU:0", "CPU:1"]),
+        (
+            "`devices` must name one device a cell.",
+            "devices=['CPU:0', 'CPU:1'] and num_partitions=3",
+        ),
+    ),
+    "devices_as_a_string": (
+        lambda: tfgpipe.GPipe(dense(), devices="CPU:0"),
+        ("`devices` must be a list", "devices='CPU:0'"),
+    ),
+    "cut_that_does_not_add_up": (
+        lambda: tfgpipe.GPipe(dense(), 2, layers_per_cell=[2, 3]),
+        (
+            "`layers_per_cell` must place every layer exactly once. "
+            "Expected a sum of 4 (the number of layers). "
+            "Received: layers_per_cell=[2, 3] (sum 5). Omit it",
+        ),
+    ),
+    "cut_with_an_empty_cell": (
+        lambda: tfgpipe.GPipe(dense(), 2, layers_per_cell=[4, 0]),
+        ("`layers_per_cell` must hold integers of at least 1.", "=[4, 0]"),
+    ),
+    "cut_for_more_cells": (
+        lambda: tfgpipe.GPipe(dense(), 2, layers_per_cell=[1, 1, 2]),
+        (
+            "`layers_per_cell` must have one number for each of the 2 cells.",
+            "[1, 1, 2]",
+            "Pass num_partitions=3",
+        ),
+    ),
+    "cut_of_a_number": (
+        lambda: tfgpipe.GPipe(dense(), 2, layers_per_cell=2),
+        ("`layers_per_cell` must be a list", "layers_per_cell=2"),
+    ),
+    "unknown_schedule": (
+        lambda: tfgpipe.GPipe(dense(), 1, schedule="fast"),
+        ("`schedule` must be one of ['gpipe'", "schedule='fast'"),
+    ),
+    "unknown_remat": (
+        lambda: tfgpipe.GPipe(dense(), 1, remat=True),
+        (
+            "`remat` must be one of ['except_last', 'always', 'never'].",
+            "Received: remat=True",
+        ),
+    ),
+    "renorm": (
+        lambda: tfgpipe.GPipe(
+            [keras.Sequential([kl.BatchNormalization(renorm=True, name="r")])],
+            1,
+            2,
+        ),
+        ("layer 'r' with renorm=True", "num_micro_batches=2", "renorm=False"),
+    ),
+    "stateful": (
+        lambda: tfgpipe.GPipe([kl.LSTM(3, stateful=True, name="r")], 1),
+        ("layer 'r' with stateful=True", "Pass stateful=False"),
+    ),
+    "remat_of_a_cell_that_is_not_there": (
+        lambda: tfgpipe.GPipe(dense(), 2, remat={0: "never", 2: "never"}),
+        (
+            "`remat` must map indices of cells, from 0 to 1, to rules.",
+            "Received: 2: 'never'.",
+        ),
+    ),
+    "remat_of_a_cell_by_name": (
+        lambda: tfgpipe.GPipe(dense(), 2, remat={"layer_1": "never"}),
+        ("`remat` must map indices of cells", "Received: 'layer_1': 'never'"),
+    ),
+    "remat_from_the_end": (
+        lambda: tfgpipe.GPipe(dense(), 2, remat={-1: "never"}),
+        ("`remat` must map indices of cells", "Received: -1: 'never'"),
+    ),
+    "remat_by_an_unknown_rule": (
+        lambda: tfgpipe.GPipe(dense(), 2, remat={0: "sometimes"}),
+        ("`remat` must be one of", "Received: remat='sometimes'"),
+    ),
+    "remat_as_a_list": (
+        lambda: tfgpipe.GPipe(dense(), 2, remat=["never", "always"]),
+        ("`remat` must be one of", "Received: remat=['never', 'always']"),
+    ),
+    "no_remat_groups": (
+        lambda: tfgpipe.GPipe(dense(), 2, remat_groups=0),
+        ("`remat_groups` must be an integer of at least 1.", "=0."),
+    ),
+    "more_remat_groups_than_layers": (
+        lambda: tfgpipe.GPipe([keras.Input((3,)), *dense()], 2, remat_groups=3),
+        ("`remat_groups` must be at most", "remat_groups=3", "[2, 2] layers"),
+    ),
+    "sums_of_integers": (
+        lambda: tfgpipe.GPipe(dense(), 2, gradient_dtype="int8"),
+        ("`gradient_dtype` must be one of", "Received: gradient_dtype='int8'"),
+    ),
+    "interleaved_cells_that_devices_do_not_divide": (
+        lambda: tfgpipe.GPipe(
+            dense(), 3, schedule="interleaved", devices=["CPU:0", "CPU:1"]
+        ),
+        (
+            "`num_partitions` must be a multiple of the number of devices",
+            "num_partitions=3 and 2 devices",
+        ),
+    ),
+    "auto_without_a_profile": (
+        lambda: tfgpipe.GPipe(dense(), 2, schedule="auto"),
+        ('`schedule="auto"` must know how long', "Pass costs=tfgpipe.profile"),
+    ),
+    "v_of_an_odd_number_of_cells": (
+        lambda: tfgpipe.GPipe(dense(), 3, schedule="v_min"),
+        ("`num_partitions` must be 2 a device", "num_partitions=3. Pass 4,"),
+    ),
+    "v_on_too_few_devices": (
+        lambda: tfgpipe.GPipe(
+            dense(), 4, schedule="zero_bubble_v", devices=["CPU:0"]
+        ),
+        (
+            "`devices` must name one device for 2 cells",
+            "Pass num_partitions=2 for these, or name 2.",
+        ),
+    ),
+    "v_of_one_cell_a_device": (
+        lambda: tfgpipe.GPipe(
+            dense(), 2, schedule="v_half", devices=["CPU:0", "CPU:1"]
+        ),
+        ("num_partitions=2. Pass num_partitions=4 for these, or name 1.",),
+    ),
+    "interleaved_on_all_devices": (
+        lambda: tfgpipe.GPipe(dense(), 4, schedule="interleaved"),
+        ("must be a multiple", "num_partitions=4 and 8 devices"),
+    ),
+    "several_cells_a_device_by_another_schedule": (
+        lambda: tfgpipe.GPipe(
+            dense(), 4, schedule="1f1b", devices=["CPU:0", "CPU:1"]
+        ),
+        ("`devices` must name one device a cell.", "num_partitions=4"),
+    ),
+    "schedule_that_is_no_schedule": (
+        lambda: tfgpipe.GPipe(dense(), 1, schedule=Schedule),
+        (
+            "`schedule` must be one of ['gpipe'",
+            "tfgpipe.schedules.schedule.Schedule",
+        ),
+    ),
+    "schedule_of_bad_tasks": (
+        lambda: tfgpipe.GPipe(dense(), 1, schedule=[[("forward", 0)]]),
+        ("`tasks` must hold a `Task` or a tuple", "('forward', 0)"),
+    ),
+    "schedule_of_other_cells": (
+        lambda: tfgpipe.GPipe(dense(), 3, 3, schedule=written()),
+        (
+            "`num_partitions` must be that of `schedule`, 2.",
+            "Received: num_partitions=3.",
+        ),
+    ),
+    "schedule_of_other_micro_batches": (
+        lambda: tfgpipe.GPipe(dense(), 2, 4, schedule=written()),
+        (
+            "`num_micro_batches` must be that of `schedule`, 3.",
+            "Received: num_micro_batches=4.",
+        ),
+    ),
+    "schedule_of_other_devices": (
+        lambda: tfgpipe.GPipe(
+            dense(), 2, 3, schedule=written(), devices=["CPU:0"]
+        ),
+        ("`schedule` has tasks for 2 devices.", "['CPU:0']"),
+    ),
+    "schedule_of_more_devices_than_there_are": (
+        lambda: tfgpipe.GPipe(dense(9), 9, schedule=SCHEDULES["gpipe"](9, 1)),
+        ("`schedule` has tasks for 9 devices.", "/device:CPU:7"),
+    ),
+    "remat_of_keras": (
+        lambda: tfgpipe.GPipe([recomputed("r")], 1),
+        ("layer 'r' with a `keras.RematScope`", "choose what is recomputed"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ARGUMENTS)
+def test_constructor_refuses(name):
+    make, parts = BAD_ARGUMENTS[name]
+    with refused(*parts):
+        make()
+
+
+def test_constructor_lists_all_problems_before_any_work():
+    first = kl.Dense(3, name="first")
+    with refused(
+        "must hold Keras layers",
+        "`schedule` must be one of",
+        "`num_micro_batches` must be an integer",
+        "`devices` must be devices that TensorFlow lists",
+        "`remat` must be one of",
+        "`layers_per_cell` must",
+    ):
+        tfgpipe.GPipe(
+            [keras.Input((3,)), first, "second"],
+            2,
+            0,
+            devices=["CPU:0", "XPU:1"],
+            layers_per_cell=[0, 1],
+            schedule="fast",
+            remat="no",
+        )
+    assert not first.built
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs"),
+    [
+        ("num_partitions", {"devices": ["CPU:0", "CPU:1"]}),
+        ("num_partitions", {"layers_per_cell": [2, 2]}),
+        ("num_partitions", {"remat": {1: "never"}, "devices": ["CPU:0"]}),
+        ("num_partitions", {"schedule": "interleaved"}),
+        ("num_partitions", {}),
+        ("num_micro_batches", {"schedule": written()}),
+    ],
+)
+def test_bad_count_is_all_that_is_said(name, kwargs):
+    with pytest.raises(ValueError, match=f"`{name}` must be an") as error:
+        tfgpipe.GPipe(dense(), **{name: 0}, **kwargs)
+    assert str(error.value).endswith(f" Received: {name}=0.")
+
+
+def test_bad_count_in_a_strategy_is_all_that_is_said():
+    with tfgpipe.PipelineStrategy(1, 2).scope(), refused("an integer") as error:
+        tfgpipe.GPipe(dense(), "2")
+    assert str(error.value).endswith(" Received: num_partitions='2'.")
+
+
+def test_schedule_alone_gives_cells_and_devices():
+    items = [keras.Input((3,)), *dense()]
+    both = Schedule(
+        [
+            [("forward", 0, 0), ("forward", 1, 0)]
+            + [("backward", 1, 0), ("backward", 0, 0)]
+        ]
+    )
+    model = tfgpipe.GPipe(items, schedule=both, devices=["CPU:3"])
+    assert [c.device for c in model.cells()] == ["/device:CPU:3"] * 2
+
+
+def test_interleaved_cells_go_round_the_devices():
+    items = [keras.Input((3,)), *dense(6)]
+    devices = ["CPU:4", "CPU:1"]
+    model = tfgpipe.GPipe(items, 6, schedule="interleaved", devices=devices)
+    found = [cell.device for cell in model.cells()]
+    assert found == ["/device:CPU:4", "/device:CPU:1"] * 3
+
+
+def test_rules_of_remat_that_are_left_out_are_the_default():
+    model = tfgpipe.GPipe(dense(), 3, remat={1: "never", np.int64(2): "always"})
+    rules = ["except_last", "never", "always"]
+    assert model._arguments.remat_by_cell().rules == rules
+
+
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        ("chunks", "Pass `num_micro_batches` instead."),
+        ("balance", "Pass `layers_per_cell` instead."),
+        ("num_partition", "Pass `num_partitions` instead."),
+        ("trainabel", "Pass `trainable` instead."),
+        ("momentum", "Leave it out."),
+    ],
+)
+def test_unknown_argument_is_an_error_that_names_the_one_meant(name, cure):
+    received = rf"Received: {name}=3\. {re.escape(cure)}"
+    with pytest.raises(TypeError, match=received):
+        tfgpipe.GPipe(dense(), **{name: 3})
+
+
+def test_arguments_of_any_layer_are_taken():
+    model = tfgpipe.GPipe(dense(), 1, trainable=False, name="mine")
+    assert (model.trainable, model.name) == (False, "mine")
+
+
+def test_renorm_without_micro_batches_is_fine():
+    items = [keras.Input((3,)), kl.BatchNormalization(renorm=True)]
+    assert tfgpipe.GPipe(items, 1, 1).built
+
+
+def test_numbers_of_numpy_are_numbers():
+    one, two = np.int64(1), np.int32(2)
+    model = tfgpipe.GPipe(dense(3), two, two, layers_per_cell=np.array([1, 2]))
+    assert model.num_partitions == 2
+    assert model.num_micro_batches == 2
+    assert model.get_config()["layers_per_cell"] == [1, 2]
+    assert tfgpipe.GPipe(dense(), one).num_partitions == 1
+
+
+def test_defaults_are_all_devices_and_one_micro_batch():
+    model = tfgpipe.GPipe(dense(8))
+    model.build((None, 3))
+    assert model.num_partitions == 8
+    assert model.num_micro_batches == 1
+    devices = [device.name for device in tf.config.list_logical_devices()]
+    assert [cell.device for cell in model.cells()] == devices
+
+
+def test_devices_alone_give_the_number_of_cells():
+    model = tfgpipe.GPipe(dense(), devices=["/device:CPU:5", "cpu:2"])
+    model.build((None, 3))
+    devices = [cell.device for cell in model.cells()]
+    assert devices == ["/device:CPU:5", "/device:CPU:2"]
+
+
+# -------------------------------------------------------------------- build
+def test_layer_that_cannot_take_the_one_before_is_named_with_it():
+    items = [
+        keras.Input((6, 6, 1)),
+        kl.Conv2D(2, 3, name="convolution"),
+        kl.LSTM(3, name="sequence"),
+    ]
+    with refused(
+        "Layer 'sequence' must accept the outputs of layer 'convolution'.",
+        "Received: tensors of shape (None, 4, 4, 2)",
+        "expected ndim=3",
+        "Check the order of the layers",
+    ):
+        tfgpipe.GPipe(items, 1)
+
+
+def test_first_layer_that_cannot_take_the_data_is_named():
+    model = compiled(tfgpipe.GPipe([kl.Conv2D(2, 3, name="first")], 1))
+    with refused("Layer 'first' must accept the model's inputs.", "(None, 4)"):
+        model.train_on_batch(*data())
+
+
+def test_wrong_size_of_a_built_layer_is_named():
+    built = kl.Dense(3, name="built")
+    built.build((None, 7))
+    with refused(
+        "Layer 'built' must accept the outputs of layer 'a'.", "(None, 5)"
+    ):
+        tfgpipe.GPipe([keras.Input((4,)), kl.Dense(5, name="a"), built], 1)
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), None, "many"])
+def test_cost_function_of_a_bad_value_is_named_at_build(value):
+    model = tfgpipe.GPipe([(kl.Dense(3, name="a"), lambda *_: value)], 1)
+    with refused("`cost` of layer 'a' must be", f"returned {value!r}"):
+        model.build((None, 3))
+
+
+class Late(kl.Layer):
+    """Makes a batch normalisation when it is built."""
+
+    def build(self, shape):
+        self.inner = kl.BatchNormalization(renorm=True, name="late")
+        self.inner.build(shape)
+
+    def call(self, x):
+        return self.inner(x)
+
+
+def test_renorm_that_appears_at_build_is_an_error():
+    with refused("layer 'late' with renorm=True"):
+        tfgpipe.GPipe([keras.Input((3,)), Late()], 1, 2)
+
+
+# --------------------------------------------------------------------- data
+def run_batch(model, step, x, y):
+    if step == "predict":
+        return model.predict_on_batch(x)
+    return getattr(model, f"{step}_on_batch")(x, y)
+
+
+@pytest.mark.parametrize("step", ["train", "test", "predict"])
+def test_batch_without_rows_is_an_error(step):
+    x, y = data(0)
+    with refused("`x` must have at least one row", "(0, 4)", "Drop empty"):
+        run_batch(compiled(pipeline()), step, x, y)
+
+
+def dataset(sizes_of_x, sizes_of_y=None, static=False):
+    """Batches of so many rows, with or without a known batch dimension."""
+    sizes = list(zip(sizes_of_x, sizes_of_y or sizes_of_x))
+    x, y = data()
+
+    def generate():
+        for rows, labels in sizes:
+            yield x[:rows], y[:labels]
+
+    rows, labels = sizes[0] if static else (None, None)
+    specs = tf.TensorSpec((rows, 4)), tf.TensorSpec((labels, 2))
+    return tf.data.Dataset.from_generator(generate, output_signature=specs)
+
+
+def run(model, step, batches):
+    shuffle = {"shuffle": False} if step == "fit" else {}
+    return getattr(model, step)(batches, verbose=0, **shuffle)
+
+
+@pytest.mark.parametrize("step", ["fit", "evaluate", "predict"])
+def test_batch_without_rows_found_later_is_an_error(step):
+    model = compiled(pipeline())
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="must have at least one row"
+    ):
+        run(model, step, dataset([4, 0, 4]))
+
+
+@pytest.mark.parametrize("step", ["fit", "evaluate"])
+def test_labels_of_another_length_are_an_error(step):
+    with refused(
+        "`y` must have as many rows as `x`.", "4 rows of x and 3 of y"
+    ):
+        run(compiled(pipeline()), step, dataset([4], [3], static=True))
+
+
+@pytest.mark.parametrize("step", ["fit", "evaluate"])
+def test_labels_of_another_length_found_later_are_an_error(step):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="`y` must have as many rows"
+    ):
+        run(compiled(pipeline()), step, dataset([4, 4], [4, 3]))
+
+
+def test_labels_of_another_length_in_numpy_are_the_error_of_keras():
+    x, y = data()
+    with refused("cardinality"):
+        compiled(pipeline()).fit(x, y[:-1], verbose=0)
+
+
+def test_weights_of_another_length_are_an_error():
+    x, y = data()
+    with refused("`sample_weight` must have as many rows as `x`.", "14", "5"):
+        compiled(pipeline()).train_on_batch(x, y, sample_weight=np.ones(5))
+
+
+def test_inputs_of_different_lengths_are_an_error():
+    class Sum(kl.Layer):
+        def call(self, x):
+            return x[0] + x[1]
+
+    x, y = data()
+    model = compiled(tfgpipe.GPipe([Sum(), kl.Dense(2)], 2, 2))
+    with refused("`x` must have the same number of rows", "[6, 14] rows"):
+        model.train_on_batch((x, x[:6]), y)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "ragged"])
+def test_sparse_and_ragged_inputs_are_errors(kind):
+    x, y = data(4)
+    other = {
+        "sparse": lambda: tf.sparse.from_dense(x),
+        "ragged": lambda: tf.RaggedTensor.from_tensor(x),
+    }[kind]()
+    batches = tf.data.Dataset.from_tensor_slices((other, y)).batch(4)
+    with refused("`x` must hold dense tensors", "to_dense()"):
+        fit(compiled(pipeline()), batches)
+
+
+def test_data_of_unknown_rank_is_an_error():
+    batches = tf.data.Dataset.from_generator(
+        lambda: iter([data()]), output_types=(tf.float32, tf.float32)
+    )
+    with refused("must have a known number of dimensions", "`set_shape`"):
+        fit(compiled(pipeline()), batches)
+
+
+def test_data_without_batches_is_an_error():
+    batches = tf.data.Dataset.from_tensor_slices(data())
+    items = layers()[1:]
+    with pytest.raises(ValueError, match=r"must accept|as many rows"):
+        fit(compiled(tfgpipe.GPipe(items, 2)), batches)
+
+
+def test_nan_in_the_data_shows_as_keras_shows_it():
+    x, y = data()
+    x[9, 1] = np.nan
+    shown = []
+    for model in (pipeline(), sequential()):
+        compiled(model, metrics=["mae"])
+        before = model.evaluate(x, y, 4, verbose=0)
+        history = fit(model, x, y)
+        outputs = np.isnan(model.predict(x, verbose=0))
+        shown.append([np.isnan(before), history.keys(), outputs])
+        assert np.isnan(history["loss"]).all()
+    np.testing.assert_array_equal(shown[0][0], shown[1][0])
+    np.testing.assert_array_equal(shown[0][2], shown[1][2])
+
+
+# ------------------------------------------------------------------- import
+def test_another_backend_of_keras_is_an_error(monkeypatch):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    with pytest.raises(ImportError) as error:
+        importlib.reload(tfgpipe)
+    assert str(error.value) == (
+        "tfgpipe needs Keras on TensorFlow. Received: the Keras backend 'jax'. "
+        "Set the environment variable KERAS_BACKEND=tensorflow before Keras is "
+        "imported."
+    )
+
+
+def test_import_does_not_start_the_devices():
+    code = """
+import tfgpipe, tensorflow as tf
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0],
+    [tf.config.LogicalDeviceConfiguration()] * 3,
+)
+print(len(tf.config.list_logical_devices("CPU")))
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.stdout.strip() == "3", result.stderr
+
+
+def test_strategy_of_another_kind_around_the_model_is_refused():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with (
+        strategy.scope(),
+        pytest.raises(ValueError, match=r"of a `tfgpipe.PipelineStrategy`"),
+    ):
+        tfgpipe.GPipe([keras.layers.Dense(2)], 1)
+
+
+def test_schedule_of_forward_tasks_evaluates_and_does_not_train():
+    tasks = [[("forward", k, m) for m in range(2)] for k in range(2)]
+    model = tfgpipe.GPipe(
+        [keras.Input((2,)), kl.Dense(2), kl.Dense(2)],
+        num_micro_batches=2,
+        devices=["CPU:0", "CPU:1"],
+        schedule=Schedule(tasks),
+    )
+    model.compile("sgd", "mse")
+    x = np.ones((4, 2))
+    plain = float(np.mean((model.predict(x, verbose=0) - x) ** 2))
+    assert model.evaluate(x, x, verbose=0) == pytest.approx(plain, 1e-5)
+    with pytest.raises(ValueError, match="must have backward tasks to train"):
+        model.fit(x, x, verbose=0)
+
+
+def test_calls_of_a_model_are_not_marked_by_a_refusal():
+    """The problems of the first `GPipe` were those of all later ones."""
+    x = keras.Input((3,))
+    model = keras.Model(x, keras.layers.Dense(2)(keras.layers.Dense(3)(x)))
+    calls = tfgpipe.layers_of(model)
+    with pytest.raises(ValueError, match="num_partitions=9"):
+        tfgpipe.GPipe(calls, 9)
+    tfgpipe.GPipe(calls, 2)

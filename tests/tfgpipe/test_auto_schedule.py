@@ -1,0 +1,111 @@
+"""`schedule="auto"`: for what the cells take."""
+
+import keras
+import numpy as np
+import pytest
+from fabricated_profile import layer, profile, tasks
+from keras import layers as kl
+
+import tfgpipe
+from tfgpipe import arguments as arguments_lib
+from tfgpipe.schedules import SCHEDULES
+
+DEVICES = ["CPU:0", "CPU:1", "CPU:2"]
+SECONDS = (1.0, 1.0, 1.0, 2.0, (1.0, 1.0))
+LAST = (1.0, 1.0, 1.0, 5.0, (2.0, 3.0))
+
+
+def measured(*seconds):
+    return profile(
+        *(
+            layer(f"dense_{i}", tasks(4, *own), key=f"dense_{i}")
+            for i, own in enumerate(seconds)
+        )
+    )
+
+
+def model(costs, **options):
+    keras.utils.set_random_seed(1)
+    layers = [kl.Dense(3, "tanh", name=f"dense_{i}") for i in range(3)]
+    made = tfgpipe.GPipe(layers, 3, 6, devices=DEVICES, costs=costs, **options)
+    made.compile("sgd", "mse")
+    return made
+
+
+def length(schedule):
+    def duration(task):
+        forward, *_, backward, (half, rest) = [SECONDS, SECONDS, LAST][
+            task.cell
+        ]
+        if task.cell == 0:
+            half, rest = 0.0, backward
+        by_kind = {
+            "forward": forward,
+            "backward": backward,
+            "input_gradient": half,
+            "weight_gradient": rest,
+        }
+        return by_kind[task.kind]
+
+    return schedule.length(duration)
+
+
+def test_schedule_is_for_what_was_measured_and_saved_with_the_model(tmp_path):
+    costs = measured(SECONDS, SECONDS, LAST)
+    made = model(costs, schedule="auto", remat="never")
+    found = made._arguments.schedule
+    names = ("gpipe", "1f1b", "zero_bubble")
+    assert length(found) <= min(length(SCHEDULES[n](3, 6)) for n in names)
+    assert max(found.held()) <= 3
+    assert made._arguments.layers_per_cell == [1, 1, 1]
+    config = made.get_config()
+    assert tfgpipe.GPipe.from_config(config)._arguments.schedule == found
+
+
+def test_recomputations_count(monkeypatch):
+    asked = []
+
+    def search(durations, *arguments, **options):
+        asked.append(durations)
+        return SCHEDULES["1f1b"](3, 6)
+
+    monkeypatch.setattr(arguments_lib, "search", search)
+    for remat in ("never", {0: "always", 1: "always", 2: "never"}):
+        model(measured(SECONDS, SECONDS, LAST), schedule="auto", remat=remat)
+    assert asked[0] == [(1, 0, 2), (1, 1, 1), (1, 2, 3)]
+    assert asked[1] == [(1, 1, 2), (1, 2, 1), (1, 2, 3)]
+
+
+def test_halves_are_those_that_run(monkeypatch):
+    """Nothing is trained before cell 1, and cell 2 cannot be cut."""
+    asked = []
+
+    def search(durations, *arguments, **options):
+        asked.append(durations)
+        return SCHEDULES["1f1b"](3, 6)
+
+    monkeypatch.setattr(arguments_lib, "search", search)
+    frozen = layer("dense_0", tasks(4, 1.0), weights=0)
+    trained = layer("dense_1", tasks(4, *SECONDS))
+    whole = layer("dense_2", tasks(4, 1.0, None, None, 2.0))
+    model(profile(frozen, trained, whole), schedule="auto", remat="never")
+    assert asked == [[(1, 0, 0), (1, 0, 2), (1, 2, 0)]]
+
+
+@pytest.mark.usefixtures("float64")
+def test_training_is_that_by_a_name():
+    x = np.random.default_rng(0).normal(size=(12, 3))
+    costs = [1.0, 1.0, 2.0]
+    weights = []
+    for options in (
+        {"costs": costs, "schedule": "1f1b"},
+        {"costs": measured(SECONDS, SECONDS, LAST), "schedule": "auto"},
+    ):
+        made = model(**options)
+        layers = made._arguments.source.layers
+        if "profile" in str(type(options["costs"])).lower():
+            made._arguments.costs.profile = None  # of no real layers
+        made.fit(x, x, batch_size=12, epochs=2, verbose=0)
+        weights.append([w.numpy() for la in layers for w in la.weights])
+    for a, b in zip(*weights, strict=True):
+        np.testing.assert_allclose(a, b, 1e-12)

@@ -1,0 +1,472 @@
+"""Checks the arguments of `GPipe` before anything is built.
+
+`costs` and `schedule="auto"`, which ask more than a check, are here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from keras import tree
+
+from tfgpipe.cells import GraphStep
+from tfgpipe.checks import (
+    as_count,
+    checked_bool,
+    checked_choice,
+    count_problem,
+    is_amount,
+)
+from tfgpipe.costs import PlacedStep, layer_key, layer_sizes, slot_bytes_of
+from tfgpipe.devices import DeviceList
+from tfgpipe.profiles import Profile, kept_in_row
+from tfgpipe.schedules import (
+    REMAT,
+    SCHEDULES,
+    Remat,
+    Schedule,
+    devices_of_cells,
+    search,
+)
+from tfgpipe.sequence import check_supported, source_of
+from tfgpipe.trial import TRIALS
+
+FLOAT_DTYPES = ("bfloat16", "float16", "float32", "float64")
+
+
+class Arguments:
+    """The arguments of a `GPipe`, checked and completed.
+
+    Args:
+        layers: See `GPipe`, as all others.
+        num_partitions: K or None.
+        num_micro_batches: M.
+        devices: Names or `tf.config.LogicalDevice`s, or None.
+        layers_per_cell: The cut, or None.
+        schedule: Name of the schedule, or the schedule itself.
+        remat: Name of the rule, or rules by cells.
+        remat_groups: Groups a cell.
+        gradient_dtype: Dtype of sums of gradients, or None.
+        skip_nonfinite: Whether mini-batches that are not finite are skipped.
+        costs: What the layers cost, or by what to estimate it.
+        replicas: The devices of each replica, if a strategy names them.
+        trial: What happens where a layer differs in micro-batches.
+
+    Attributes:
+        source: The layers, and how they are called.
+        costs: What they cost.
+        grid: Full names of devices, grid[r][k] that of cell k in replica r.
+        devices: Full names of devices, as a `Program` numbers them.
+        num_replicas: R.
+
+    Raises:
+        ValueError: With all that is wrong.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Any],
+        num_partitions: int | None,
+        num_micro_batches: int,
+        devices: Sequence[Any] | None,
+        layers_per_cell: Sequence[int] | None,
+        schedule: str | Schedule,
+        remat: str | Mapping[Any, str],
+        remat_groups: int,
+        gradient_dtype: str | None,
+        skip_nonfinite: bool = False,
+        costs: Any = "flops",
+        replicas: Sequence[Sequence[str]] | None = None,
+        trial: str = "warn",
+    ):
+        self.source = source_of(layers)
+        self._problems = [*self.source.problems]  # the source may be used again
+        self.costs = GivenCosts(costs, self.source)
+        self._problems += self.costs.problems
+        named_devices = self._list_or_none("devices", devices)
+        self.layers_per_cell = self._list_or_none(
+            "layers_per_cell", layers_per_cell
+        )
+        self.schedule = self._check_schedule(schedule)
+        m = self._count("num_micro_batches", num_micro_batches)
+        k = num_partitions
+        if k is not None:
+            k = self._count("num_partitions", k)
+        device_list = DeviceList(
+            named_devices,
+            k,
+            m,
+            self.schedule,
+            None if replicas is None else replicas[0],
+        )
+        self._named_devices = device_list.names
+        self._problems += device_list.problems
+        self.num_micro_batches = 1 if m is None else m
+        self.num_partitions = device_list.num_partitions
+        is_known = k is not None or num_partitions is None
+        self.remat = self._check_remat(remat, is_known)
+        self.remat_groups = self._count("remat_groups", remat_groups) or 1
+        self.gradient_dtype = None
+        if gradient_dtype is not None:
+            self.gradient_dtype = self._choice(
+                "gradient_dtype", gradient_dtype, FLOAT_DTYPES
+            )
+        self.skip_nonfinite = bool(
+            self._noted(checked_bool, "skip_nonfinite", skip_nonfinite)
+        )
+        self.trial = self._choice("trial", trial, TRIALS) or "warn"
+        self._check_cut(is_known, is_default=num_partitions is None)
+        if self._problems:
+            raise ValueError("\n".join(self._problems))
+        if self.schedule == AUTO:
+            self.schedule, self.layers_per_cell = found(
+                self.costs,
+                self.layers_per_cell,
+                self.num_micro_batches,
+                Remat.of(self.remat, self.num_partitions, 1),
+            )
+        rows = replicas or [device_list.devices]
+        places = [
+            self._device_of(k, len(rows[0])) for k in range(self.num_partitions)
+        ]
+        self.grid = [tuple(row[d] for d in places) for row in rows]
+        self.devices = [row[d] for row in rows for d in sorted({*places})]
+        self.num_replicas = len(self.grid)
+        self.check_supported()
+
+    def check_supported(self) -> None:
+        """Refuses layers that a pipeline would change the meaning of."""
+        check_supported(
+            self.source.layers, self.num_micro_batches, self.num_replicas
+        )
+
+    def check_training(self) -> None:
+        """Refuses a schedule that has forward tasks only."""
+        schedule = self.schedule
+        if isinstance(schedule, Schedule) and not schedule.is_training:
+            raise ValueError(
+                "`schedule` must have backward tasks to train with. Received: "
+                f"{schedule!r}, whose tasks are all 'forward', which is enough "
+                "for `evaluate` and `predict`. Make a `Schedule` with a "
+                "'backward' for every 'forward', or pass the name of one."
+            )
+
+    def config(self) -> dict[str, Any]:
+        """The arguments other than the layers, as plain values."""
+        return {
+            "num_partitions": self.num_partitions,
+            "num_micro_batches": self.num_micro_batches,
+            "devices": self._named_devices,
+            "layers_per_cell": self.layers_per_cell,
+            "schedule": self.schedule.plain()
+            if isinstance(self.schedule, Schedule)
+            else self.schedule,
+            "remat": self.remat
+            if isinstance(self.remat, str)
+            else {str(k): rule for k, rule in self.remat.items()},
+            "remat_groups": self.remat_groups,
+            "gradient_dtype": self.gradient_dtype,
+            "skip_nonfinite": self.skip_nonfinite,
+            "trial": self.trial,
+        }
+
+    def remat_by_cell(self) -> Remat:
+        """The rule of each group of each cell."""
+        written: set[int] = set()
+        if isinstance(self.schedule, Schedule):
+            written = self.schedule.recomputing()
+        groups = self.remat_groups
+        return Remat.of(self.remat, self.num_partitions, groups, written)
+
+    def schedule_of(self, num_micro_batches: int) -> Schedule:
+        """The schedule for a mini-batch.
+
+        Args:
+            num_micro_batches: How many micro-batches it has, M or fewer.
+
+        Returns:
+            One that has at least as many.
+        """
+        if isinstance(self.schedule, Schedule):
+            return self.schedule
+        num_devices = len(set(self.grid[0]))
+        chunks = self.num_partitions // num_devices
+        return SCHEDULES[self.schedule](num_devices, num_micro_batches, chunks)
+
+    def _device_of(self, k: int, num_devices: int) -> int:
+        """Which of the devices runs cell k."""
+        if isinstance(self.schedule, Schedule):
+            return self.schedule.device_of(k)
+        chunks = self.num_partitions // num_devices
+        return devices_of_cells(self.schedule, num_devices, chunks)[k]
+
+    def _check_schedule(self, schedule: Any) -> Any:
+        """The schedule, or a stand-in if it is wrong."""
+        if isinstance(schedule, Schedule):
+            return schedule
+        is_text = isinstance(schedule, str) and any(map(str.isspace, schedule))
+        if is_text or isinstance(schedule, (list, tuple)):
+            try:
+                return Schedule(schedule)
+            except ValueError as error:
+                self._problems.append(
+                    "`schedule` must be a name, a `Schedule`, or the tasks of "
+                    f"one. Received: schedule={schedule!r}. {error}"
+                )
+                return "gpipe"
+        names = [*SCHEDULES, AUTO]
+        name = self._choice("schedule", schedule, names) or "gpipe"
+        if name == AUTO and self.costs.profile is None:
+            self._problems.append(NEEDS_PROFILE)
+        return name
+
+    def _check_remat(self, remat: Any, is_known: bool) -> Any:
+        """The rule or rules; their cells are compared where K is known."""
+        if not isinstance(remat, Mapping):
+            return self._choice("remat", remat, REMAT) or "always"
+        rules: dict[int, str] = {}
+        for key, rule in remat.items():
+            rule = self._choice("remat", rule, REMAT) or "always"
+            k = int(key) if str(key).isdigit() else -1
+            if is_known and not 0 <= k < self.num_partitions:
+                self._problems.append(
+                    "`remat` must map indices of cells, from 0 to "
+                    f"{self.num_partitions - 1}, to rules. Received: "
+                    f"{key!r}: {rule!r}. Leave it out, or see "
+                    "`model.cells()`."
+                )
+            rules[k] = rule
+        return rules
+
+    def _choice(self, name: str, value: Any, choices: Any) -> str | None:
+        """The value, or None where it is wrong."""
+        return self._noted(checked_choice, name, value, choices)
+
+    def _noted(self, check: Callable[..., Any], *arguments: Any) -> Any:
+        """What a check returns; None where it finds a problem."""
+        try:
+            return check(*arguments)
+        except ValueError as error:
+            self._problems.append(str(error))
+            return None
+
+    def _list_or_none(self, name: str, value: Any) -> list[Any] | None:
+        if value is None:
+            return None
+        if isinstance(value, Iterable) and not isinstance(value, str):
+            return list(value)
+        self._problems.append(
+            f"`{name}` must be a list, one item a cell. "
+            f"Received: {name}={value!r}."
+        )
+        return None
+
+    def _count(self, name: str, value: Any) -> int | None:
+        """The value, or None where it is wrong."""
+        count = as_count(value)
+        if count is None:
+            self._problems.append(count_problem(name, value))
+        return count
+
+    def _check_cut(self, is_known: bool, is_default: bool) -> None:
+        num_layers = len(self.source.steps)
+        k = self.num_partitions
+        if is_known and k > num_layers > 0:
+            default = " (by the number of devices)" if is_default else ""
+            self._problems.append(
+                "`num_partitions` must be at most the number of layers, "
+                f"{num_layers}. Received: num_partitions={k}{default}. Ask for "
+                "fewer cells, or put the layers of a `keras.Sequential` into "
+                "the list instead of the model."
+            )
+        cut = self.layers_per_cell
+        if cut is None:
+            return
+        counts = [n for n in map(as_count, cut) if n is not None]
+        if len(counts) < len(cut):
+            self._problems.append(
+                "`layers_per_cell` must hold integers of at least 1. "
+                f"Received: layers_per_cell={cut}. Every cell needs a layer."
+            )
+        elif sum(counts) != num_layers:
+            self._problems.append(
+                "`layers_per_cell` must place every layer exactly once. "
+                f"Expected a sum of {num_layers} (the number of layers). "
+                f"Received: layers_per_cell={cut} (sum {sum(counts)}). "
+                "Omit it to let `GPipe` balance the cells by cost."
+            )
+        elif is_known and len(cut) != k:
+            self._problems.append(
+                "`layers_per_cell` must have one number for each of the "
+                f"{k} cells. Received: layers_per_cell={cut}. Pass "
+                f"num_partitions={len(cut)} with it."
+            )
+        self.layers_per_cell = counts
+
+
+AUTO = "auto"
+
+NEEDS_PROFILE = (
+    f'`schedule="{AUTO}"` must know how long tasks take. Received: no profile. '
+    "Pass costs=tfgpipe.profile(layers, x) to `GPipe`, or another schedule."
+)
+
+
+def found(
+    costs: GivenCosts,
+    layers_per_cell: list[int] | None,
+    num_micro_batches: int,
+    remat: Remat,
+) -> tuple[Schedule, list[int]]:
+    """The shortest schedule found that holds what "1f1b" would, or less.
+
+    Args:
+        costs: What the layers take: has a profile.
+        layers_per_cell: The cut; None to cut by the costs.
+        num_micro_batches: M.
+        remat: What each cell computes again.
+
+    Returns:
+        The schedule, and the cut.
+    """
+    k = len(remat.rules)
+    source, profile = costs.source, costs.profile
+    cut = layers_per_cell or source.cut(source.costs, k)
+    rows, start = profile.rows[-1], 0
+    durations = []
+    for cell, count in enumerate(cut):
+        kinds = ("forward", "input_gradient", "weight_gradient", "backward")
+        forward, half, rest, whole = (
+            profile.task_seconds(start, start + count, kind, rows)
+            for kind in kinds
+        )
+        again = profile.task_seconds(start, start + count, "recompute", rows)
+        again *= remat.recomputes(cell)
+        needs_dx = any(own.num_params for own in profile.layers[:start])
+        own_layers = profile.layers[start : start + count]
+        if not needs_dx:  # nothing takes the gradient of the inputs
+            half, rest = 0.0, whole
+        elif not all(own.has_halves for own in own_layers):
+            half, rest = whole, 0.0
+        durations.append((forward, half + again, rest))
+        start += count
+    return search(durations, num_micro_batches, memory=k), cut
+
+
+_NAMES = ("flops", "bytes")
+
+
+class GivenCosts:
+    """The argument `costs`, checked, and what follows from it.
+
+    Args:
+        costs: See `GPipe`.
+        source: The layers. Costs that are known become its own.
+
+    Attributes:
+        unit: Of the costs; empty for one that the user knows.
+        profile: What was measured, or None.
+        source: The layers.
+        problems: What is wrong.
+    """
+
+    def __init__(self, costs: Any, source: Any):
+        self.problems: list[str] = []
+        self.profile: Any = costs if isinstance(costs, Profile) else None
+        self._is_bytes = isinstance(costs, str) and costs == "bytes"
+        self.source = source
+        in_pairs = sum(c is not None for c in source.costs)
+        self.unit = "" if in_pairs else "FLOPs"
+        if isinstance(costs, str) and costs == "flops":
+            return
+        if in_pairs:
+            self.problems.append(
+                "`costs` must say what all layers cost, or nothing. Received: "
+                f"`costs` beside {in_pairs} pairs (layer, cost). Pass the "
+                "layers by themselves, or leave `costs` out."
+            )
+        numbers = self._numbers(costs)
+        if self._is_bytes:
+            self.unit = "bytes"
+        elif self.profile is not None:
+            self.unit = "s"
+        else:
+            self.unit = ""
+        if numbers and not self.problems:
+            source.costs = numbers
+
+    def _numbers(self, costs: Any) -> list[float]:
+        """A cost for each step; none if they are not known, or wrong."""
+        if self._is_bytes:
+            return []
+        if self.profile is not None:
+            costs = self.profile.costs()
+        is_list = isinstance(costs, Iterable) and not isinstance(costs, str)
+        found = [*costs] if is_list else []
+        num_layers = len(self.source.steps)
+        if len(found) == num_layers and all(map(is_amount, found)):
+            return [float(value) for value in found]
+        received = f"costs={costs!r}"
+        if self.profile is not None:
+            received = f"a profile of {len(found)} layers"
+        elif is_list:
+            received += f" ({len(found)} numbers)"
+        self.problems.append(
+            f"`costs` must be one of {[*_NAMES]}, what `tfgpipe.profile` "
+            "returned for these layers, or a list of finite numbers from 0. "
+            f"Expected {num_layers} of them (the number of layers). "
+            f"Received: {received}. Leave it out to cut by FLOPs."
+        )
+        return []
+
+    def _check_profile(self, profile: Profile) -> None:
+        """Refuses one of other layers, now that the layers are built."""
+        steps = self.source.steps
+        keys = [
+            layer_key(s.layer, s if isinstance(s, GraphStep) else None)
+            for s in steps
+        ]
+        profile.check([step.layer.name for step in steps], keys)
+
+    def resolved(self, costs: list[float], spec: Any) -> list[float]:
+        """The costs of the layers, which are built.
+
+        Args:
+            costs: Those that the source has inferred.
+            spec: What comes into the first layer.
+
+        Raises:
+            ValueError: If a profile is one of other layers.
+        """
+        if self.profile is not None:
+            self._check_profile(self.profile)
+        if not self._is_bytes:
+            return costs
+        steps, _ = self.source.placed_steps(spec)
+        _check_sizes(steps)
+        sizes = layer_sizes(steps, slot_bytes_of("adam"))
+        kept = kept_in_row(
+            [
+                (s.kept_inputs.of(1), s.kept_outputs.of(1), s.kept_others.of(1))
+                for s in sizes
+            ]
+        )
+        return [
+            size.weight_bytes + size.slot_bytes + size.gradient_bytes + own
+            for size, own in zip(sizes, kept)
+        ]
+
+
+def _check_sizes(steps: Sequence[PlacedStep]) -> None:
+    """Refuses steps whose bytes cannot be told."""
+    for step in steps:
+        for tensor in tree.flatten(step.live):
+            if tensor is not None and None in tensor.shape[1:]:
+                raise ValueError(
+                    'costs="bytes" needs layers whose inputs have known sizes. '
+                    f"Received: layer '{step.layer.name}' with an input of "
+                    f"shape {tuple(tensor.shape)}. Make the `keras.Input` with "
+                    "all sizes but that of the batch, or measure: "
+                    "`tfgpipe.profile(layers, x).bytes()`."
+                )

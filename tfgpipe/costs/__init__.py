@@ -1,0 +1,25 @@
+"""What layers cost: FLOPs, bytes, and what they keep for the backward pass."""
+
+from tfgpipe.costs import cost
+from tfgpipe.costs.cost import layer_key
+from tfgpipe.costs.gradient_path import GradientPaths
+from tfgpipe.costs.layer_size import (
+    LayerSize,
+    PlacedStep,
+    bytes_between,
+    layer_sizes,
+    num_params,
+    slot_bytes_of,
+)
+
+__all__ = [
+    "GradientPaths",
+    "LayerSize",
+    "PlacedStep",
+    "bytes_between",
+    "cost",
+    "layer_key",
+    "layer_sizes",
+    "num_params",
+    "slot_bytes_of",
+]

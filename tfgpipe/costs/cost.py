@@ -1,0 +1,379 @@
+"""What a layer costs; a layer with one example; which layers are equal.
+
+A layer's floating-point operations (FLOPs) are estimated on one example.
+Method: the layer's call is traced for one example into a graph of its own that
+never runs, and the FLOPs of the operations that its outputs need are added up,
+by the table in `flops.py`. So nested models, attention and custom layers need
+no rule of their own. While tracing, every variable is a placeholder: nothing is
+allocated, initialised or assigned, and no random state is used up.
+
+Cost: one trace, 10 to 100 ms a layer; equal layers can share one.
+
+Limits: the call is traced with `training=True` and without masks. A dimension
+other than the batch that is unknown counts as 1, a loop whose number of
+iterations is unknown runs once, and what Python or NumPy compute inside a
+`tf.numpy_function` is not seen. FLOPs are not seconds: where that matters, pass
+measured costs.
+
+Reference: [Huang et al., 2019](https://arxiv.org/abs/1811.06965), sections 2.1
+and 2.2, balances cells by such an estimate of each layer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import keras
+import tensorflow as tf
+
+from tfgpipe import internals
+from tfgpipe.checks import is_amount
+from tfgpipe.costs.flops import graph_flops
+
+Cost: TypeAlias = float | Callable[[keras.layers.Layer, Any], float]
+
+
+def resolve_cost(
+    layer: keras.layers.Layer, cost: Cost, input_spec: Any
+) -> float:
+    """Returns what a layer costs by what the user gave.
+
+    Args:
+        layer: The layer.
+        cost: A finite number that is not negative, in any unit; or a function
+            of the layer and `input_spec` that returns one.
+        input_spec: Nest of `keras.KerasTensor` that the layer is called on.
+
+    Returns:
+        The cost, in the unit of what was given.
+
+    Raises:
+        ValueError: If that is not a finite number from 0, or the function
+            fails.
+
+    Example:
+
+    >>> spec = keras.KerasTensor((None, 3))
+    >>> resolve_cost(keras.layers.Dense(4), lambda layer, x: layer.units, spec)
+    4.0
+    """
+    if not callable(cost):
+        if is_amount(cost):
+            return float(cost)
+        raise _bad_cost(layer, f"cost={cost!r}")
+    try:
+        value = cost(layer, input_spec)
+    except Exception as error:
+        raise _bad_cost(
+            layer,
+            "its function, called for an input of shape "
+            f"{_shapes(input_spec)}, raised {type(error).__name__}: {error}",
+        ) from error
+    if is_amount(value):
+        return float(value)
+    raise _bad_cost(layer, f"its function returned {value!r}")
+
+
+def _bad_cost(layer: keras.layers.Layer, received: str) -> ValueError:
+    return ValueError(
+        f"`cost` of layer '{layer.name}' must be a finite number that is not "
+        "negative, or a function of (layer, input spec) that returns one. "
+        f"Received: {received}. "
+        "Pass the layer without a cost to have its FLOPs estimated."
+    )
+
+
+def layer_flops(layer: keras.layers.Layer, input_spec: Any) -> float:
+    """Estimates the FLOPs of a layer's forward pass for one example.
+
+    Args:
+        layer: A layer that is built; its variables need no values yet.
+        input_spec: Nest (tensor, tuple, list, dict; None as a leaf) of
+            `keras.KerasTensor` that the layer is called on, whose first
+            dimension is the batch.
+
+    Returns:
+        Floating-point operations of one example.
+
+    Raises:
+        ValueError: If the layer is not built, or fails on one example.
+
+    Example:
+
+    >>> layer = keras.layers.Dense(4, use_bias=False)
+    >>> layer.build((None, 3))
+    >>> layer_flops(layer, keras.KerasTensor((None, 3)))
+    24.0
+    """
+    if not layer.built:
+        raise ValueError(
+            f"Layer '{layer.name}' must be built before its FLOPs can be "
+            f"estimated. Received: a {type(layer).__name__} without variables. "
+            "Call `layer.build(input_shape)`, or call the layer, first."
+        )
+    return estimate_of(layer, example_of(input_spec), layer).flops
+
+
+def estimated(
+    layer: keras.layers.Layer, example: Any, known: dict[Any, Any], step: Any
+) -> Estimate:
+    """As `layer_flops`, for what layers before have made of one example.
+
+    A layer that fails on it may train all the same, on more examples: it is
+    taken to multiply and add once by each of its weights.
+
+    Args:
+        layer: A layer that is built; its variables need no values yet.
+        example: Nest of `keras.KerasTensor` of one example, which may be
+            several rows by now.
+        known: Estimates made before, which this call reads and adds to. Pass
+            the same (at first empty) dict for all layers of a model, and
+            layers of one class, config, input and variable shapes are traced
+            once.
+        step: The `cells.GraphStep` that calls it, on arguments by position;
+            None for a layer that is called on the inputs alone.
+    """
+    key = key_of(layer, example, step)
+    if key is not None and key in known:
+        return known[key]
+    try:
+        made = estimate_of(layer, example, layer if step is None else step.run)
+    except ValueError:
+        sizes = [math.prod(v.shape) for v in layer.weights]
+        return Estimate(2.0 * sum(sizes), None)
+    if key is not None:
+        known[key] = made
+    return made
+
+
+def _shapes(input_spec: Any) -> Any:
+    return keras.tree.map_structure(
+        lambda x: getattr(x, "shape", None), input_spec
+    )
+
+
+def key_of(layer: keras.layers.Layer, input_spec: Any, step: Any) -> Any:
+    """What equal layers have in common, or None if that cannot be told."""
+    called = layer if step is None else step.operation
+    wiring = None if step is None else str((step.args, step.kwargs))
+    try:
+        config = {**called.get_config(), "name": None}
+        text = json.dumps(config, sort_keys=True)
+    except Exception:  # a user's method may raise anything; then: no sharing
+        return None
+    variables = [(tuple(v.shape), v.dtype) for v in layer.variables]
+    inputs = keras.tree.map_structure(
+        lambda x: (getattr(x, "shape", None), getattr(x, "dtype", None)),
+        input_spec,
+    )
+    return type(called), text, wiring, str(variables), str(inputs)
+
+
+class Estimate(NamedTuple):
+    """What a layer does with one example.
+
+    Attributes:
+        flops: Floating-point operations.
+        outputs: Specs of its outputs, a nest, or None if they are not known.
+    """
+
+    flops: float
+    outputs: Any
+
+
+def example_of(spec: Any) -> Any:
+    """A nest of specs of batches, as those of batches of one row."""
+
+    def one(leaf: Any) -> Any:
+        if not isinstance(leaf, keras.KerasTensor) or not leaf.shape:
+            return leaf
+        return keras.KerasTensor((1, *leaf.shape[1:]), leaf.dtype)
+
+    return keras.tree.map_structure(one, spec)
+
+
+def goes_on(step: Any, live: Any, made: Any, spec: Any) -> Any:
+    """What goes on of one example, as far as it is known.
+
+    Args:
+        step: The `cells.GraphStep` that made something of it; None for a layer
+            that is called on all that is alive.
+        live: Specs of what it took, a nest.
+        made: Those of what it made, a nest, or None.
+        spec: Those of what goes on of a batch, a nest.
+    """
+    if step is not None:
+        given, outputs = keras.tree.flatten(live), keras.tree.flatten(made)
+        none = made is None
+        made = step.goes_on(
+            lambda i: given[i], lambda i: None if none else outputs[i]
+        )
+    expected = example_of(spec)
+    found, leaves = keras.tree.flatten(made), keras.tree.flatten(expected)
+    if len(found) != len(leaves):
+        return expected
+    return keras.tree.pack_sequence_as(
+        expected, [_merged(*pair) for pair in zip(found, leaves)]
+    )
+
+
+def _merged(made: Any, expected: Any) -> Any:
+    """A leaf that was made; of sizes that are not known, only the first."""
+    if made is None or expected is None or not made.shape:
+        return expected
+    if len(made.shape) != len(expected.shape):
+        return expected
+    pairs = zip(made.shape[1:], expected.shape[1:])
+    sizes = [None if known is None else size for size, known in pairs]
+    return keras.KerasTensor((made.shape[0], *sizes), made.dtype)
+
+
+def estimate_of(
+    layer: keras.layers.Layer, example: Any, call: Callable
+) -> Estimate:
+    """Traces a layer.
+
+    Args:
+        layer: The layer.
+        example: Nest of `keras.KerasTensor` that it is called on.
+        call: Calls it, on the inputs alone.
+
+    Raises:
+        ValueError: If it fails.
+    """
+    failure: Any = None
+    # Unknown sizes count as 1, but a 3x3 convolution, say, fails on an image
+    # of one pixel: then they stay unknown.
+    for unknown in (1, None):
+        try:
+            graph, outputs = traced(call, example, unknown)
+        except Exception as error:
+            failure = error
+        else:
+            return Estimate(graph_flops(graph), outputs)
+    batch = keras.tree.map_structure(
+        lambda t: None if t is None else (None, *t.shape[1:]), example
+    )
+    raise ValueError(
+        f"Layer '{layer.name}' ({type(layer).__name__}) failed in its `call`, "
+        "with training=True, on one example of inputs of shape "
+        f"{batch}. Received: this {type(failure).__name__}: "
+        f"{failure}\nCorrect the layer; if it is right and needs more than "
+        "one example, pass the pair `(layer, cost)` instead of it, so that it "
+        "is not called to estimate its FLOPs."
+    ) from failure
+
+
+def traced(call: Callable, spec: Any, unknown: int | None) -> tuple[Any, Any]:
+    """Calls a layer in a graph that never runs.
+
+    Args:
+        call: The layer, or a function that calls it.
+        spec: Nest of `keras.KerasTensor` that it is called on.
+        unknown: What sizes are that are not known, or None.
+
+    Returns:
+        The graph, and specs of the outputs.
+    """
+    found: list[Any] = []
+
+    def placeholder(leaf: Any) -> Any:
+        if not isinstance(leaf, keras.KerasTensor):
+            return leaf
+        shape = [unknown if size is None else size for size in leaf.shape]
+        return tf.compat.v1.placeholder(leaf.dtype, shape)
+
+    def run() -> list[Any]:
+        inputs = keras.tree.map_structure(placeholder, spec)
+        with _PlaceholderScope(tf.compat.v1.get_default_graph()):
+            outputs = call(inputs, training=True)
+        found.append(keras.tree.map_structure(_spec_of, outputs))
+        return [t for t in keras.tree.flatten(outputs) if tf.is_tensor(t)]
+
+    with internals.random_state_kept(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the real calls will warn
+        function = tf.function(run, autograph=False).get_concrete_function()
+    return function.graph, found[-1]
+
+
+def _spec_of(leaf: Any) -> Any:
+    """That of a tensor of known rank, or None."""
+    if not tf.is_tensor(leaf) or leaf.shape.rank is None:
+        return None
+    return keras.KerasTensor(tuple(leaf.shape), leaf.dtype.name)
+
+
+class _PlaceholderScope(internals.ReadingScope):
+    """Inside, every variable without an update reads as a placeholder."""
+
+    def __init__(self, graph: tf.Graph):
+        super().__init__(initialize_variables=False)
+        self._graph = graph
+        self._placeholders: dict[tuple[int, str], tf.Tensor] = {}
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        value = super().get_current_value(variable)
+        if value is not None:
+            return value
+        key = (id(variable), variable.dtype)  # which depends on autocasting
+        if key not in self._placeholders:
+            with self._graph.as_default():  # not in that of a loop's body
+                self._placeholders[key] = tf.compat.v1.placeholder(
+                    variable.dtype, variable.shape
+                )
+        return self._placeholders[key]
+
+
+def layer_key(layer: Any, step: Any = None) -> str:
+    """What layers of one class, configuration and shapes of weights share.
+
+    Names are left out, those of layers inside it too: Keras counts layers on
+    where they are made again. Of a layer without a configuration that a file
+    can hold, only class and weights are compared.
+
+    Args:
+        layer: The layer, built.
+        step: The `cells.GraphStep` that calls it; None for a layer of a list.
+    """
+    called = layer if step is None else step.operation
+    weights = [(list(v.shape), v.dtype, v.trainable) for v in layer.weights]
+    wiring = None if step is None else str((step.args, step.kwargs))
+    cls = type(called)
+    facts = [cls.__module__, cls.__qualname__, _config(called), weights, wiring]
+    text = json.dumps(facts, sort_keys=True)
+    return f"{cls.__name__} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _config(called: Any) -> Any:
+    try:
+        config = called.get_config()
+        json.dumps(config)
+    except Exception:  # a user's method may raise anything
+        return None
+    names = dict.fromkeys(_names(config))
+    return _renamed(config, {name: f"#{i}" for i, name in enumerate(names)})
+
+
+def _names(value: Any) -> list[str]:
+    """The names in a configuration, in the order of its layers."""
+    if isinstance(value, dict):
+        name = value.get("name")
+        own = [name] if isinstance(name, str) else []
+        return own + [n for k in sorted(value) for n in _names(value[k])]
+    if isinstance(value, (list, tuple)):
+        return [name for one in value for name in _names(one)]
+    return []
+
+
+def _renamed(value: Any, names: dict[str, str]) -> Any:
+    """The same, with other names wherever they stand."""
+    if isinstance(value, dict):
+        return {key: _renamed(own, names) for key, own in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_renamed(own, names) for own in value]
+    return names.get(value, value) if isinstance(value, str) else value

@@ -1,0 +1,271 @@
+"""Counts the floating-point operations (FLOPs) of a TensorFlow graph.
+
+| operation | FLOPs |
+| --- | --- |
+| matrix products, einsum, convolutions | 2 per multiply-add, padding included |
+| pooling | the window, per output element |
+| sums and other reductions | 1 per input element |
+| softmax | 5 per element |
+| moving, copying, casting, looking up | 0 |
+| everything else on floats | 1 per output element |
+| loops | the number of iterations times the body |
+| branches | the most expensive one |
+
+Only operations that the graph's outputs need are counted. What
+`tf.compat.v1.profiler` knows it counts alike, except for a few elementwise
+operations and the borders of transposed convolutions; it does not know einsum,
+loops, branches, called functions and unknown dimensions.
+
+Limits: an unknown dimension counts as 1, and so does a loop whose number of
+iterations is unknown.
+
+Cost: one visit of every operation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from tfgpipe import internals
+
+_MOVES = frozenset(
+    """
+    BatchToSpaceND Bitcast BroadcastTo Cast CheckNumerics Concat ConcatV2 Const
+    DepthToSpace DynamicPartition DynamicStitch Empty EnsureShape ExpandDims
+    ExtractImagePatches Fill Gather GatherNd GatherV2 Identity IdentityN
+    LinSpace MatrixBandPart MatrixDiag MatrixDiagPart MatrixDiagPartV2
+    MatrixDiagPartV3 MatrixDiagV2 MatrixDiagV3 MatrixSetDiag MatrixSetDiagV3
+    MirrorPad OneHot OnesLike Pack Pad PadV2 Placeholder PreventGradient Print
+    PrintV2 Range ReadVariableOp Reshape ResizeNearestNeighbor ResourceGather
+    ResourceGatherNd Reverse ReverseSequence ReverseV2 Roll Shape ShapeN Size
+    Slice SpaceToBatchND SpaceToDepth Split SplitV Squeeze StopGradient
+    StridedSlice TensorListFromTensor TensorListGather TensorListGetItem
+    TensorListReserve TensorListSetItem TensorListStack TensorScatterUpdate Tile
+    Transpose Unpack ZerosLike
+    """.split()
+)
+
+_REDUCTIONS = frozenset(
+    """
+    All Any ArgMax ArgMin EuclideanNorm L2Loss Max Mean Min Prod SegmentMax
+    SegmentMean SegmentMin SegmentProd SegmentSum Sum TopKV2 UnsortedSegmentMax
+    UnsortedSegmentMin UnsortedSegmentProd UnsortedSegmentSum
+    """.split()
+)
+
+_MATRIX_PRODUCTS = {
+    # type: the attribute that transposes the first matrix
+    "MatMul": "transpose_a",
+    "BatchMatMul": "adj_x",
+    "BatchMatMulV2": "adj_x",
+    "BatchMatMulV3": "adj_x",
+}
+
+_CONVOLUTIONS = {
+    # type: how many of the filter's dimensions are summed over per output
+    "Conv2D": 3,
+    "Conv3D": 4,
+    "DepthwiseConv2dNative": 2,
+}
+
+_TRANSPOSED_CONVOLUTIONS = {
+    # type: how many of the filter's dimensions each input is multiplied by
+    "Conv2DBackpropInput": 3,
+    "Conv3DBackpropInput": 4,
+    "Conv3DBackpropInputV2": 4,
+    "DepthwiseConv2dNativeBackpropInput": 3,
+}
+
+_POOLINGS = frozenset(["AvgPool", "AvgPool3D", "MaxPool", "MaxPool3D"])
+
+_SOFTMAXES = frozenset(["LogSoftmax", "Softmax"])
+
+_LOOPS = frozenset(["StatelessWhile", "While"])
+
+_CALLED = ("f", "then_branch", "else_branch", "branches")
+
+
+def graph_flops(graph: Any) -> float:
+    """Counts the FLOPs that the outputs of a function's graph need.
+
+    Args:
+        graph: Graph of a concrete function.
+
+    Returns:
+        Floating-point operations of one run; unknown dimensions count as 1.
+
+    Example:
+
+    >>> @tf.function(input_signature=[tf.TensorSpec((2, 3))])
+    ... def product(x):
+    ...     return tf.matmul(x, tf.ones((3, 5)))
+    >>> graph_flops(product.get_concrete_function().graph)
+    60.0
+    """
+    return sum(map(_operation_flops, _needed(graph.outputs)), start=0.0)
+
+
+def _needed(outputs: Iterable[tf.Tensor]) -> list[tf.Operation]:
+    waiting = [tensor.op for tensor in outputs]
+    found = dict.fromkeys(waiting)
+    while waiting:
+        op = waiting.pop()
+        inputs = [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+        for source in inputs:
+            if source not in found:
+                found[source] = None
+                waiting.append(source)
+    return list(found)
+
+
+def _operation_flops(op: tf.Operation) -> float:
+    if op.type in _LOOPS:
+        return _loop_flops(op)
+    attributes = op.node_def.attr
+    called = [op.get_attr(name) for name in _CALLED if name in attributes]
+    if called:
+        return max(map(graph_flops, _function_graphs(op, called)))
+    if op.type in _MOVES or not _is_float(op):
+        return 0.0
+    return float(_float_flops(op))
+
+
+def _is_float(op: tf.Operation) -> bool:
+    tensors = [*op.inputs, *op.outputs]
+    return any(t.dtype.is_floating or t.dtype.is_complex for t in tensors)
+
+
+def _float_flops(op: tf.Operation) -> int:
+    if op.type in _MATRIX_PRODUCTS:
+        rows_and_columns = _dims(op.inputs[0])[-2:]
+        transposed = op.get_attr(_MATRIX_PRODUCTS[op.type])
+        return 2 * _size(op.outputs[0]) * rows_and_columns[not transposed]
+    if op.type == "Einsum":
+        return _einsum_flops(op)
+    if op.type in _CONVOLUTIONS:
+        window = _dims(op.inputs[1])[: _CONVOLUTIONS[op.type]]
+        return 2 * _size(op.outputs[0]) * math.prod(window)
+    if op.type in _TRANSPOSED_CONVOLUTIONS:
+        # inputs: shape of the result, filter (..., out, in), images
+        window = _dims(op.inputs[1])[: _TRANSPOSED_CONVOLUTIONS[op.type]]
+        return 2 * _size(op.inputs[2]) * math.prod(window)
+    if op.type.startswith("CudnnRNN"):
+        # inputs: (time, batch, in), states, all weights in one vector
+        steps = math.prod(_dims(op.inputs[0])[:2])
+        return 2 * steps * _size(op.inputs[3])
+    if op.type in _POOLINGS:
+        return _size(op.outputs[0]) * math.prod(op.get_attr("ksize"))
+    if op.type in _SOFTMAXES:
+        return 5 * _size(op.outputs[0])
+    if op.type in _REDUCTIONS:
+        return _size(op.inputs[0])
+    if op.type == "AddN":
+        return (len(op.inputs) - 1) * _size(op.outputs[0])
+    return _size(op.outputs[0]) if op.outputs else 0
+
+
+def _einsum_flops(op: tf.Operation) -> int:
+    terms, result = op.get_attr("equation").decode().split("->")
+    summed: dict[str, int] = {}
+    for term, tensor in zip(terms.split(","), op.inputs):
+        left, _, right = term.partition("...")
+        dims = _dims(tensor)
+        sizes = dict(zip(left, dims)) | dict(zip(right[::-1], dims[::-1]))
+        for label, size in sizes.items():
+            if label not in result:
+                summed[label] = max(size, summed.get(label, 1))
+    products = _size(op.outputs[0]) * math.prod(summed.values())
+    if len(op.inputs) == 1:
+        return products if summed else 0  # a sum, or a transposition
+    return 2 * products if summed else products
+
+
+def _loop_flops(op: tf.Operation) -> float:
+    attributes = [op.get_attr("cond"), op.get_attr("body")]
+    condition, body = _function_graphs(op, attributes)
+    counts = _iterations(op, condition.outputs[0], condition, body)
+    count = min(counts, default=1)
+    return count * (graph_flops(condition) + graph_flops(body))
+
+
+def _iterations(
+    op: tf.Operation, test: tf.Tensor, condition: Any, body: Any
+) -> list[int]:
+    """Upper bounds of a loop's iterations: one per known `counter < limit`."""
+    test = _behind_identities(test)
+    if test.op.type == "LogicalAnd":
+        sides = [_iterations(op, t, condition, body) for t in test.op.inputs]
+        return sides[0] + sides[1]
+    if test.op.type != "Less":
+        return []
+    counter, limit = map(_behind_identities, test.op.inputs)
+    stop = _static(_outside(op, limit, condition))
+    start = _static(_outside(op, counter, condition))
+    step = _step(counter, condition, body)
+    if stop is None or start is None or not step or step < 0:
+        return []
+    return [max(0, math.ceil((stop - start) / step))]
+
+
+def _step(counter: tf.Tensor, condition: Any, body: Any) -> Any:
+    """What the body adds to a loop variable, if that is known."""
+    index = _index(counter, condition.inputs)
+    if index is None:
+        return None
+    update = _behind_identities(body.outputs[index])
+    if update.op.type not in ("Add", "AddV2"):
+        return None
+    old, step = map(_behind_identities, update.op.inputs)
+    return _static(step) if old is body.inputs[index] else None
+
+
+def _outside(op: tf.Operation, tensor: tf.Tensor, graph: Any) -> tf.Tensor:
+    """What a function's argument is where the operation calls it."""
+    index = _index(tensor, graph.inputs)
+    return tensor if index is None else op.inputs[index]
+
+
+def _index(tensor: tf.Tensor, tensors: Iterable[tf.Tensor]) -> int | None:
+    return next((i for i, t in enumerate(tensors) if t is tensor), None)
+
+
+def _behind_identities(tensor: tf.Tensor) -> tf.Tensor:
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _static(tensor: tf.Tensor) -> Any:
+    """The value of a scalar, if that is known while tracing."""
+    value = tf.get_static_value(tensor)
+    if value is None and tensor.op.type == "Max":
+        # The largest length of several sequences, which Keras's RNNs run for.
+        value = tf.get_static_value(tensor.op.inputs[0])
+        return None if value is None else value.max()
+    return value
+
+
+def _dims(tensor: tf.Tensor) -> list[int]:
+    if tensor.shape.rank is None:
+        return []
+    return [1 if size is None else size for size in tensor.shape]
+
+
+def _size(tensor: tf.Tensor) -> int:
+    return math.prod(_dims(tensor))
+
+
+def _function_graphs(op: tf.Operation, called: list[Any]) -> list[Any]:
+    """The graphs of the functions that an operation calls."""
+    names = [
+        function.name
+        for attribute in called
+        for function in (
+            attribute if isinstance(attribute, list) else [attribute]
+        )
+    ]
+    return [internals.function_graph(op, name) for name in names]

@@ -1,0 +1,407 @@
+"""How many bytes a layer keeps of its forward pass for its backward pass.
+
+The layer is called in a graph that never runs, with placeholders for its
+weights; then the graph is asked for gradients. What the operations that this
+adds read of those that were there before has to be kept:
+
+    x ----> forward operations ----> y
+              |  kept: what these hand down
+              v
+    dx <--- backward operations <--- dy
+              |  crossing: what the gradients of inputs hand to those of weights
+              v
+             dw
+
+What else is there while they run is found by letting tensors die after their
+last reader, in the order of the graph.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfgpipe import internals
+from tfgpipe.cells import Live
+from tfgpipe.costs.gradient_path import GradientPath, Out, Reads
+from tfgpipe.devices import placement
+from tfgpipe.graphs import CHEAP, only_cast
+
+# Operations that hand on the memory of their first input.
+_ALIASES = {"ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient"}
+
+# Operations that write over an input that nothing else reads.
+_IN_PLACE = {
+    "AddN",
+    "AddV2",
+    "Cast",
+    "Exp",
+    "Mul",
+    "Neg",
+    "RealDiv",
+    "Relu",
+    "ReluGrad",
+    "Rsqrt",
+    "Softmax",
+    "Sqrt",
+    "Square",
+    "Sub",
+    "Tanh",
+    "TanhGrad",
+}
+
+
+class Kept(NamedTuple):
+    """Bytes that the tasks of a layer keep, and need while they run.
+
+    Two layers in a row may both keep the tensor between them: it is one.
+    Weights and constants do not count.
+
+    Attributes:
+        inputs: Kept of the layer's inputs, from its forward pass.
+        outputs: Of its outputs.
+        others: Of all else.
+        crossing: Kept from the gradients of inputs to those of weights.
+        sparse: Slices of gradients that are not added up, but kept.
+        forward: Needed at most while the forward pass runs, with outputs.
+        backward: Needed at most, beside what is kept, while the backward pass
+            runs, with the gradients of outputs and inputs.
+        path: Which of it is of which tensor.
+    """
+
+    inputs: int
+    outputs: int
+    others: int
+    crossing: int
+    sparse: int
+    forward: int
+    backward: int
+    path: GradientPath
+
+
+def kept_bytes(
+    layer: keras.layers.Layer, spec: Any, call: Callable | None = None
+) -> Kept:
+    """What a layer keeps, and needs.
+
+    Args:
+        layer: A layer that is built; its variables need no values.
+        spec: Nest of `keras.KerasTensor` that it is called on, all of whose
+            sizes are known.
+        call: Calls it on such a nest, for a `training`; None for the layer.
+
+    Example:
+
+    >>> layer = keras.layers.Dense(4, activation="relu")
+    >>> layer.build((2, 3))
+    >>> kept_bytes(layer, keras.KerasTensor((2, 3)))[:3]  # 2 x 3 in, 2 x 4 out
+    (24, 32, 0)
+    """
+    found: list[Kept] = []
+
+    def trace() -> None:
+        inputs = keras.tree.map_structure(_placeholder, spec)
+        weights = [_placeholder(v) for v in layer.variables]
+        scope = internals.ReadingScope(
+            state_mapping=list(zip(layer.variables, weights, strict=True)),
+            initialize_variables=False,
+        )
+        with scope:
+            outputs = (call or layer)(inputs, training=True)
+        of_trainable = {id(v) for v in layer.trainable_variables}
+        sources = [
+            weight
+            for variable, weight in zip(layer.variables, weights, strict=True)
+            if id(variable) in of_trainable
+        ]
+        given = [t for t in keras.tree.flatten(inputs) if tf.is_tensor(t)]
+        made = [t for t in keras.tree.flatten(outputs) if tf.is_tensor(t)]
+        found.append(_kept(made, sources, weights, given))
+
+    with internals.seed_generator_kept():
+        tf.function(trace, autograph=False).get_concrete_function()
+    return found[0]
+
+
+def _kept(
+    outputs: list[Any], sources: list[Any], weights: list[Any], given: list[Any]
+) -> Kept:
+    """See `kept_bytes`.
+
+    Args:
+        outputs: What the layer returned.
+        sources: Its trainable weights.
+        weights: All its weights.
+        given: Its inputs.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    forward = graph.get_operations()
+    needed = _peak(forward, {weight.ref() for weight in weights}, outputs)
+    targets = [t for t in outputs if t.dtype.is_floating]
+    floats = [t for t in [*sources, *given] if t.dtype.is_floating]
+    if not (targets and floats):
+        path = LayerGradient(given, weights).path(outputs, [], Reads(), Reads())
+        return Kept(0, 0, 0, 0, 0, needed, 0, path)
+    dy = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in targets]
+    found = tf.gradients(targets, floats, dy)
+    dw, dx = found[: len(sources)], found[len(sources) :]
+    sparse = [g for g in dw if isinstance(g, tf.IndexedSlices)]
+    by_weight, by_input = _flat(dw), _flat(dx)
+    backward = graph.get_operations()[len(forward) :]
+    own = set(backward)
+    gradient = LayerGradient(given, weights)
+    free = gradient.free
+    read = _boundary([*by_weight, *by_input], own)
+    kept = {
+        ref for ref in _owners(read) - free if ref.deref().op.type != "Const"
+    }
+    first = _owners(given)
+    last = _owners(outputs) - first
+    # What the gradients of inputs make is there before those of weights are.
+    made = _ancestors(by_input, own)
+    late = _boundary(by_weight, own - made)
+    crossing = _owners(t for t in late if t.op in own) if by_input else set()
+    dead = free | kept | _owners(by_weight)
+    # TensorFlow computes the gradients of weights as soon as it can, or later.
+    late_by = _bytes(_owners(t for t in late if t.op in own)) / 2
+    working = _peak(backward, dead, by_input) + round(late_by)
+    path = gradient.path(
+        outputs,
+        one_by_one(targets, sources, given, (dw, dx)),
+        gradient.reads(read),
+        gradient.reads(_boundary(by_weight, own)),
+    )
+    return Kept(
+        _bytes(kept & first),
+        _bytes(kept & last),
+        _bytes(kept - first - last),
+        _bytes(crossing),
+        _bytes(_owners(_flat(sparse))),
+        needed,
+        working,
+        path,
+    )
+
+
+def _flat(gradients: list[Any]) -> list[tf.Tensor]:
+    """The tensors of gradients; those of embeddings have several."""
+    return tf.nest.flatten(
+        [g for g in gradients if g is not None], expand_composites=True
+    )
+
+
+def _ancestors(tensors: list[Any], within: set[Any]) -> set[Any]:
+    """The operations that some tensors need, among these."""
+    found: set[Any] = set()
+    waiting = [tensor.op for tensor in tensors]
+    while waiting:
+        op = waiting.pop()
+        if op in within and op not in found:
+            found.add(op)
+            waiting += [t.op for t in op.inputs]
+    return found
+
+
+def _boundary(tensors: list[Any], within: set[Any]) -> list[Any]:
+    """What the operations that some tensors need, among these, read of others.
+
+    Also the tensors themselves that others make.
+    """
+    ops = _ancestors(tensors, within)
+    read = [t for op in ops for t in op.inputs]
+    return [t for t in [*read, *tensors] if t.op not in ops]
+
+
+def _owners(tensors: Iterable[Any]) -> set[Any]:
+    return {_owner(tensor).ref() for tensor in tensors}
+
+
+def _peak(ops: Sequence[Any], free: set[Any], results: Iterable[Any]) -> int:
+    """Bytes that are there at most, if operations run in this order.
+
+    A tensor is there until its last reader has run; one that has the size of
+    an input that dies takes its place.
+
+    Args:
+        ops: The operations.
+        free: References of tensors that do not count.
+        results: Tensors that stay.
+    """
+    inside = set(ops)
+    readers: collections.Counter[Any] = collections.Counter()
+    for op in ops:
+        readers.update({_owner(t).ref() for t in op.inputs})
+    readers.update(_owners(results))
+    now = most = 0
+    for op in ops:
+        read = {_owner(t).ref() for t in op.inputs}
+        readers.subtract(read)
+        dead = [
+            _size(r.deref())
+            for r in read - free
+            if not readers[r] and r.deref().op in inside
+        ]
+        is_new = op.type not in _ALIASES and op.type != "Const"
+        new = [t for t in op.outputs if is_new and t.ref() not in free]
+        sizes = [_size(t) for t in new]
+        if op.type in _IN_PLACE and sizes[:1] and sizes[0] in dead:
+            dead.remove(sizes[0])
+            now -= sizes[0]
+        now += sum(sizes)
+        most = max(most, now)
+        now -= sum(dead)
+        now -= sum(n for t, n in zip(new, sizes) if not readers[t.ref()])
+    return most
+
+
+def _size(tensor: Any) -> int:
+    """Bytes; those of the largest input where the size is unknown."""
+    if tensor.shape.is_fully_defined():
+        return placement.num_bytes(tensor)
+    known = [t for t in tensor.op.inputs if t.shape.is_fully_defined()]
+    return max(map(placement.num_bytes, known), default=0)
+
+
+def _bytes(references: Iterable[Any]) -> int:
+    return sum(_size(ref.deref()) for ref in references)
+
+
+def _owner(tensor: Any) -> Any:
+    """The tensor whose memory this one has."""
+    while tensor.op.type in _ALIASES:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _placeholder(spec: Any) -> Any:
+    if spec is None:
+        return None
+    return tf.compat.v1.placeholder(spec.dtype, spec.shape)
+
+
+class LayerGradient:
+    """Follows tensors of a layer's graph back to its inputs.
+
+    Args:
+        given: The layer's inputs, in the current graph.
+        weights: All its weights there.
+    """
+
+    def __init__(self, given: Sequence[Any], weights: Sequence[Any]):
+        graph = tf.compat.v1.get_default_graph()
+        self._num_inputs = len(given)
+        self.free = {inner.ref() for _, inner in graph.captures}
+        for weight in weights:
+            casts = only_cast(weight) or []
+            self.free |= {t.ref() for t in [weight, *casts]}
+        self._known: dict[Any, frozenset[int] | None] = {
+            ref: frozenset() for ref in self.free
+        }
+        self._known |= {t.ref(): frozenset({i}) for i, t in enumerate(given)}
+
+    def follows(self, tensor: Any) -> frozenset[int] | None:
+        """The inputs from which a tensor follows at no cost, or None.
+
+        A cell takes the same for at hand: see `graphs/cut.py`.
+        """
+        ref = tensor.ref()
+        if ref not in self._known:
+            found = None
+            if tensor.op.type in CHEAP:
+                found = _joined(self.follows(t) for t in tensor.op.inputs)
+            self._known[ref] = found
+        return self._known[ref]
+
+    def reads(self, taken: Iterable[Any]) -> Reads:
+        """What tensors that a gradient takes are of."""
+        found = [self.follows(t) for t in taken]
+        known = [own for own in found if own is not None]
+        return Reads(frozenset().union(*known), len(known) < len(found))
+
+    def path(
+        self,
+        outputs: Sequence[Any],
+        gradients: Sequence[tuple[Any, Sequence[Any], Sequence[Any]]],
+        reads: Reads,
+        weights_read: Reads,
+    ) -> GradientPath:
+        """What all this comes to.
+
+        Args:
+            outputs: What the layer returned.
+            gradients: Some of them, each with its gradients with respect to
+                weights and to inputs, None where there is none.
+            reads: What gradients take.
+            weights_read: What those with respect to weights alone take.
+        """
+        of = {t.ref(): (dw, dx) for t, dw, dx in gradients}
+        outs = []
+        for tensor in outputs:
+            dw, dx = of.get(tensor.ref(), ((), ()))
+            passes = (i for i, d in enumerate(dx) if d is not None)
+            trains = any(d is not None for d in dw)
+            follows = self.follows(tensor)
+            outs.append(Out(True, follows, frozenset(passes), trains))
+        return GradientPath(self._num_inputs, tuple(outs), reads, weights_read)
+
+
+def _joined(found: Iterable[frozenset[int] | None]) -> frozenset[int] | None:
+    """All of them; None if one is."""
+    known = []
+    for own in found:
+        if own is None:
+            return None
+        known.append(own)
+    return frozenset().union(*known)
+
+
+def one_by_one(
+    targets: list[Any],
+    sources: list[Any],
+    given: list[Any],
+    found: tuple[list[Any], list[Any]],
+) -> list[tuple[Any, list[Any], list[Any]]]:
+    """Each output with its gradients with respect to weights and inputs.
+
+    Args:
+        targets: The outputs.
+        sources: The trainable weights.
+        given: The inputs.
+        found: The gradients of all outputs, with respect to weights and
+            continuous inputs.
+    """
+
+    def spread(dx: list[Any]) -> list[Any]:
+        left = iter(dx)
+        return [next(left) if t.dtype.is_floating else None for t in given]
+
+    if len(targets) == 1:
+        return [(targets[0], found[0], spread(found[1]))]
+    floats = [t for t in [*sources, *given] if t.dtype.is_floating]
+    count = len(sources)
+    each = [(t, tf.gradients(t, floats)) for t in targets]
+    return [(t, own[:count], spread(own[count:])) for t, own in each]
+
+
+def among_live(
+    path: GradientPath, step: Any, live: Sequence[Any]
+) -> GradientPath:
+    """What a layer's gradient takes, of all that is alive before it.
+
+    Args:
+        path: What it takes of the layer's inputs.
+        step: The `cells.GraphStep` that calls it on some of what is alive;
+            None for a layer that is called on all.
+        live: What is alive.
+    """
+    if step is None:
+        return path
+    gives = [
+        leaf.index if isinstance(leaf, Live) else -1 - leaf.index
+        for leaf in tf.nest.flatten(step.gives)
+    ]
+    return path.among(len(live), sorted(step.uses), gives)

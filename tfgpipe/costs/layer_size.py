@@ -1,0 +1,373 @@
+"""What layers need, by their rows, without allocating any of it.
+
+Each layer is traced for two numbers of rows, into graphs that never run; equal
+ones are traced once. What grows with the rows is a line through both.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfgpipe import internals
+from tfgpipe.costs import cost as cost_lib
+from tfgpipe.costs.gradient_path import GradientPath
+from tfgpipe.costs.kept_bytes import among_live, kept_bytes
+from tfgpipe.devices import placement
+
+# A row more must show, and a layer may fail on a single one.
+_ROWS = (2, 4)
+
+# More than what an accelerator's caches hold.
+_CACHE_BYTES = 64 * 2**20
+
+
+class PlacedStep(NamedTuple):
+    """A step, and what is alive before it.
+
+    Attributes:
+        layer: Its layer.
+        live: All tensors that are alive, which cross if a cell begins here, a
+            nest of `keras.KerasTensor`s.
+        key: What equal steps have in common.
+        step: The `cells.GraphStep` that calls it on some of them, by position;
+            None for a layer that is called on all.
+    """
+
+    layer: keras.layers.Layer
+    live: Any
+    key: Any
+    step: Any = None
+
+    @property
+    def call(self) -> Callable:
+        """Calls the layer on what it takes, for a `training`."""
+        return self.layer if self.step is None else self.step.run
+
+    def taken(self, live: Any) -> Any:
+        """What of all that is alive the layer takes."""
+        return (
+            live if self.step is None else {i: live[i] for i in self.step.uses}
+        )
+
+
+class Bytes(NamedTuple):
+    """Bytes for a number of rows.
+
+    Attributes:
+        fixed: Whatever the rows.
+        per_row: For each row.
+    """
+
+    fixed: float
+    per_row: float
+
+    def of(self, rows: float) -> float:
+        """Bytes for so many rows."""
+        return self.fixed + rows * self.per_row
+
+
+class LayerSize(NamedTuple):
+    """What one step needs; of tied weights, the first step has all.
+
+    Attributes:
+        name: Of its layer.
+        num_params: Numbers in its trainable weights.
+        num_values: Numbers in all its weights.
+        weight_bytes: Bytes of these.
+        slot_bytes: Bytes that the optimizer keeps for them.
+        gradient_bytes: Bytes of a gradient for each trainable weight.
+        flops: Of a row's forward pass.
+        live_bytes: Of a row of what is alive before it, which crosses if a
+            cell begins with it.
+        float_bytes: Of these, what has a gradient, which crosses back.
+        kept_inputs: What its backward pass keeps of the layer's inputs.
+        kept_outputs: What it keeps of its outputs.
+        kept_others: What it keeps of all else.
+        crossing: What the gradients of its inputs keep for those of weights.
+        sparse: Slices of gradients, which are not added up.
+        forward: What its forward pass needs while it runs.
+        backward: What its backward pass does, beside what is kept.
+        path: Which tensors its gradient takes.
+    """
+
+    name: str
+    num_params: int
+    num_values: int
+    weight_bytes: int
+    slot_bytes: int
+    gradient_bytes: int
+    flops: float
+    live_bytes: float
+    float_bytes: float
+    kept_inputs: Bytes
+    kept_outputs: Bytes
+    kept_others: Bytes
+    crossing: Bytes
+    sparse: Bytes
+    forward: Bytes
+    backward: Bytes
+    path: GradientPath = GradientPath()
+
+
+def layer_sizes(
+    steps: Sequence[PlacedStep], num_slot_bytes: Callable[[Any], int]
+) -> list[LayerSize]:
+    """What each step needs, in order.
+
+    Args:
+        steps: The steps. Of equal ones the layer of the first is built; its
+            weights need no values.
+        num_slot_bytes: What the optimizer keeps for a variable, in bytes.
+    """
+    found: list[LayerSize] = []
+    known: dict[Any, tuple[LayerSize, Any]] = {}
+    estimates: dict[Any, Any] = {}
+    live = cost_lib.example_of(steps[0].live) if steps else None
+    with internals.in_no_graph([s.layer for s in steps]):
+        for i, (step, first, weights) in enumerate(_with_weights(steps)):
+            key = id(first), _specs(live)
+            if key not in known:
+                made = cost_lib.estimated(
+                    first.layer, first.taken(live), estimates, first.step
+                )
+                size = _measured(first, live, made.flops, num_slot_bytes)
+                known[key] = size, made.outputs
+            size, outputs = known[key]
+            size = size._replace(**_of_weights(weights, num_slot_bytes))
+            path = among_live(size.path, step.step, _tensors(step.live))
+            found.append(size._replace(name=step.layer.name, path=path))
+            if i + 1 < len(steps):
+                live = cost_lib.goes_on(
+                    step.step, live, outputs, steps[i + 1].live
+                )
+    return found
+
+
+def bytes_between(placed: Sequence[PlacedStep], rows: int) -> int:
+    """What other layers read and write between two tasks of one, in bytes.
+
+    Weights, unless single rows of them are looked up, and sums of gradients;
+    outputs and their gradients. No more than caches hold.
+
+    Args:
+        placed: The steps. Of equal ones the layer of the first is built.
+        rows: Of a micro-batch.
+    """
+    weights = sum(
+        placement.num_bytes(v)
+        for step, _, own in _with_weights(placed)
+        if not isinstance(step.layer, keras.layers.Embedding)
+        for v in own
+    )
+    live = sum(_row_bytes(t) for step in placed for t in _tensors(step.live))
+    return min(2 * (weights + rows * live), _CACHE_BYTES)
+
+
+def _row_bytes(spec: keras.KerasTensor) -> int:
+    sizes = [size or 1 for size in spec.shape[1:]]
+    return placement.num_bytes(keras.KerasTensor((1, *sizes), spec.dtype))
+
+
+def num_params(steps: Sequence[PlacedStep]) -> int:
+    """Numbers in the trainable weights of the steps, tied ones once.
+
+    Args:
+        steps: As for `layer_sizes`.
+    """
+    return sum(
+        _count(weight)
+        for _, _, weights in _with_weights(steps)
+        for weight in weights
+        if weight.trainable
+    )
+
+
+def _with_weights(
+    steps: Sequence[PlacedStep],
+) -> Iterator[tuple[PlacedStep, PlacedStep, list[keras.Variable]]]:
+    """Each step, the first that is equal, and weights like its own.
+
+    Without those of steps before it.
+    """
+    known: dict[Any, PlacedStep] = {}
+    seen: set[int] = set()  # layers, which may not be built, and variables
+    for step in steps:
+        layer = step.layer
+        first = known.setdefault((step.key, _specs(step.live)), step)
+        weights = first.layer.weights
+        if id(layer) in seen or any(id(v) in seen for v in layer.weights):
+            weights = [] if id(layer) in seen else layer.weights
+            weights = [v for v in weights if id(v) not in seen]
+        seen |= {id(layer), *map(id, layer.weights)}
+        yield step, first, weights
+
+
+def _measured(
+    step: PlacedStep,
+    live: Any,
+    flops: float,
+    num_slot_bytes: Callable[[Any], int],
+) -> LayerSize:
+    """What a step needs.
+
+    Args:
+        step: The step.
+        live: Specs of what one example is before it, maybe several rows.
+        flops: Of one example.
+        num_slot_bytes: See `layer_sizes`.
+    """
+    kept = [
+        kept_bytes(step.layer, _of_rows(step.taken(live), rows), step.call)
+        for rows in _ROWS
+    ]
+    leaves = _tensors(live)
+    sizes = [placement.num_bytes(_of_rows(t, 1)) for t in leaves]
+    floats = [
+        size
+        for size, leaf in zip(sizes, leaves)
+        if keras.backend.is_float_dtype(leaf.dtype)
+    ]
+    return LayerSize(
+        name=step.layer.name,
+        **_of_weights(step.layer.weights, num_slot_bytes),
+        flops=flops,
+        live_bytes=sum(sizes),
+        float_bytes=sum(floats),
+        kept_inputs=_line([one.inputs for one in kept]),
+        kept_outputs=_line([one.outputs for one in kept]),
+        kept_others=_line([one.others for one in kept]),
+        crossing=_line([one.crossing for one in kept]),
+        sparse=_line([one.sparse for one in kept]),
+        forward=_line([one.forward for one in kept]),
+        backward=_line([one.backward for one in kept]),
+        path=kept[0].path,
+    )
+
+
+def _of_weights(
+    weights: Sequence[keras.Variable],
+    num_slot_bytes: Callable[[keras.Variable], int],
+) -> dict[str, Any]:
+    """The part of `LayerSize` that follows from the weights."""
+    trainable = [v for v in weights if v.trainable]
+    return {
+        "num_params": sum(map(_count, trainable)),
+        "num_values": sum(map(_count, weights)),
+        "weight_bytes": sum(map(placement.num_bytes, weights)),
+        "slot_bytes": sum(map(num_slot_bytes, trainable)),
+        "gradient_bytes": sum(map(placement.num_bytes, trainable)),
+    }
+
+
+def _of_rows(spec: Any, rows: int) -> Any:
+    """Specs of so many examples, for those of one."""
+    return keras.tree.map_structure(
+        lambda leaf: (
+            keras.KerasTensor(
+                (rows * (leaf.shape[0] or 1), *leaf.shape[1:]), leaf.dtype
+            )
+            if isinstance(leaf, keras.KerasTensor) and leaf.shape
+            else leaf
+        ),
+        spec,
+    )
+
+
+def _line(values: Sequence[float]) -> Bytes:
+    """Through what was found for `_ROWS`; never below what is fixed."""
+    (a, b), (first, second) = _ROWS, values
+    per_row = (second - first) / (b - a)
+    return Bytes(max(first - a * per_row, 0.0), per_row)
+
+
+def _tensors(nest: Any) -> list[Any]:
+    return [t for t in keras.tree.flatten(nest) if t is not None]
+
+
+def _specs(nest: Any) -> str:
+    return str([(t.shape, t.dtype) for t in _tensors(nest)])
+
+
+def _count(variable: keras.Variable) -> int:
+    return math.prod(variable.shape)
+
+
+# Sizes that tell one axis from another.
+_PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
+
+
+def slot_bytes_of(optimizer: Any) -> Callable[[keras.Variable], int]:
+    """A function that tells the bytes of a variable's slots.
+
+    A twin of the optimizer is built for a tiny variable of as many axes. Each
+    slot's axes are axes of the variable.
+
+    Args:
+        optimizer: As `compile` takes it; None for none. It is left alone.
+
+    Raises:
+        ValueError: If it is none, or cannot be made again of its configuration.
+    """
+    if optimizer is None:
+        return lambda _: 0
+    try:
+        given = keras.optimizers.get(optimizer)
+    except Exception as error:  # of many kinds
+        raise ValueError(
+            "`optimizer` must be what `compile` takes: the name of one, or a "
+            "`keras.optimizers.Optimizer`; or None. Received: "
+            f"optimizer={optimizer!r}, and this {type(error).__name__}: {error}"
+        ) from error
+    known: dict[Any, list[tuple[tuple[int, ...], int]]] = {}
+
+    def slot_bytes(variable: keras.Variable) -> int:
+        axes = dict(zip(_PRIMES, variable.shape))
+        key = len(axes), variable.dtype
+        if key not in known:
+            known[key] = _slots(given, [*axes], variable.dtype)
+        return sum(
+            itemsize * math.prod(axes.get(size, size) for size in shape)
+            for shape, itemsize in known[key]
+        )
+
+    return slot_bytes
+
+
+def _slots(
+    optimizer: Any, shape: Sequence[int], dtype: str
+) -> list[tuple[tuple[int, ...], int]]:
+    """Shapes, and bytes of a number, of the slots of a tiny variable."""
+    with (
+        tf.init_scope(),
+        internals.without_strategy(),
+        tf.device("CPU:0"),
+        internals.names_kept(),
+    ):
+        twin = _twin(optimizer)
+        weight = keras.Variable("zeros", shape=shape, dtype=dtype)
+        twin.build([weight])
+    return [
+        (tuple(slot.shape), tf.as_dtype(slot.dtype).size)
+        for one in internals.with_inner(twin)
+        for slot in internals.slots(one, weight)
+    ]
+
+
+def _twin(optimizer: Any) -> Any:
+    """An equal optimizer that is not built."""
+    try:
+        config = copy.deepcopy(optimizer.get_config())
+        return type(optimizer).from_config(config)
+    except Exception as error:
+        raise ValueError(
+            "`optimizer` must be one that can be made again of what its "
+            "`get_config` returns, so that its slots can be counted. Received: "
+            f"{optimizer!r}, and this {type(error).__name__}: {error}. Pass "
+            "the name of one with as many slots, such as 'adam'."
+        ) from error

@@ -1,0 +1,391 @@
+"""The step that `fit` runs: its loss, gradients, update and state, by Keras.
+
+It is traced as for `fit`, and tells its gradients. Given these, Keras's
+optimizer updates the same variables on the host:
+
+    graph step      gradients --> weights, slots
+                        |              |
+    layers, Keras   gradients      weights', slots'
+
+The loss of the whole mini-batch is computed by Keras on the host, from what the
+last layer has made on its device: so what differs is the loss itself, its sum
+over micro-batches, or where its gradients start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfgpipe import internals
+from tfgpipe.boundary import is_continuous
+from tfgpipe.exactness.layers import OnHost
+from tfgpipe.exactness.recorder import (
+    HOST,
+    Recorded,
+    first_axes,
+    joined,
+    joined_gradients,
+    shares_of,
+    summed,
+)
+from tfgpipe.exactness.report import (
+    Tally,
+    largest,
+    limit_of,
+    of_change,
+    of_gradients,
+    of_outputs,
+    without_tiny,
+)
+from tfgpipe.graphs import as_tensor
+
+
+class GraphStep(NamedTuple):
+    """A training step in a graph, and what it has left.
+
+    Attributes:
+        logs: What `fit` would show.
+        pairs: Gradients, or None, and their weights.
+        before: Values of all variables, by id.
+        after: The same after the step.
+    """
+
+    logs: Mapping[str, Any]
+    pairs: Gradients
+    before: Mapping[int, np.ndarray]
+    after: Mapping[int, np.ndarray]
+
+
+def run_graph_step(model: Any, data: tuple[Any, Any, Any]) -> GraphStep:
+    """Trains on a mini-batch, as `fit` does."""
+    told: list[Any] = []
+    train_step = model.train_step
+
+    def step(batch: Any) -> Any:
+        with model.telling_gradients(told.append):
+            logs = train_step(batch)
+        return logs, [d for d, _ in told[-1]] if told else []
+
+    packed = keras.utils.pack_x_y_sample_weight(*data)
+    packed = packed if isinstance(packed, tuple) else (packed,)
+    before = _values(model)
+    with model.nothing_eager():
+        function = model.train_function_of(step)
+        logs, gradients = function(iter([packed]))
+    variables = [v for _, v in told[-1]] if told else []
+    return GraphStep(logs, [*zip(gradients, variables)], before, _values(model))
+
+
+def _values(model: Any) -> dict[int, np.ndarray]:
+    return {id(v): v.numpy() for v in _variables(model)}
+
+
+def _variables(model: Any) -> list[keras.Variable]:
+    return [
+        *model.variables,
+        *model.metrics_variables,
+        *_of_optimizer(model),
+    ]
+
+
+def _of_optimizer(model: Any) -> list[keras.Variable]:
+    optimizer = model.optimizer
+    return [*optimizer.variables, *internals.unlisted(optimizer)]
+
+
+def compare_step(
+    tally: Tally,
+    places: Places,
+    step: GraphStep,
+    total: tf.Tensor,
+    pairs: Gradients,
+    sums_in: str | None,
+) -> None:
+    """Compares the step in the graph with the one by layers.
+
+    Args:
+        tally: Takes the comparisons.
+        places: Where the weights are.
+        step: The step in the graph.
+        total: The loss by layers.
+        pairs: The gradients by layers.
+        sums_in: In which dtype gradients are summed, or None.
+    """
+    if "loss" in step.logs:
+        difference = of_outputs([step.logs["loss"]], [total])
+        tally.note("step", "the graph", "loss", difference, places.worst)
+    expected = {id(v): d for d, v in pairs}
+    compare_weights(tally, "step", places, step.pairs, expected, sums_in)
+
+
+def compare_update(
+    tally: Tally,
+    model: Any,
+    places: Places,
+    step: GraphStep,
+    assigned: Mapping[int, Any],
+) -> None:
+    """Compares what the graph has made of weights and slots with Keras.
+
+    Args:
+        tally: Takes the comparisons.
+        model: The `GPipe`, with the variables that it had before the step.
+        places: Where the weights are.
+        step: The step in the graph.
+        assigned: What layers themselves assign, by id.
+    """
+    optimizer = model.optimizer
+    weights = model.trainable_variables
+    with tf.device(HOST), internals.without_all_reduce(optimizer):
+        for weight in weights:
+            if id(weight) in assigned:
+                weight.assign(assigned[id(weight)])
+        optimizer.apply_gradients(step.pairs)
+    for variable in [*weights, *_of_optimizer(model)]:
+        key = id(variable)
+        difference = of_change(
+            step.after[key], variable.numpy(), step.before[key]
+        )
+        limit = limit_of([variable.dtype])
+        tally.note("update", places.name(variable), "update", difference, limit)
+
+
+def compare_state(
+    tally: Tally,
+    places: Places,
+    step: GraphStep,
+    recorded: Recorded,
+    on_host: OnHost,
+) -> None:
+    """Compares what the graph has made of other variables with Keras.
+
+    Args:
+        tally: Takes the comparisons.
+        places: Where the variables are.
+        step: The step in the graph.
+        recorded: The layers.
+        on_host: What they have come to on the host.
+    """
+    state = {
+        id(v): v
+        for place, _ in recorded
+        for v in place.own_variables
+        if not v.trainable
+    }
+    seeds = {id(v) for place, _ in recorded for v in place.cell.seeds}
+    for key, variable in state.items():
+        if key in seeds | on_host.unknown:
+            continue
+        before = step.before[key]
+        expected = on_host.assigned.get(key, before)
+        scale = places.scale(variable)
+        difference = of_change(step.after[key], expected, before, scale)
+        limit = places.limit(variable)
+        tally.note("state", places.name(variable), "value", difference, limit)
+
+
+# Gradients, or None, and their weights.
+Gradients = Sequence[tuple[Any, keras.Variable]]
+
+
+class Places:
+    """Where variables are, in words, and what is rounding there.
+
+    Args:
+        model: The `GPipe`.
+        recorded: Its steps.
+
+    Attributes:
+        worst: What is rounding where most is.
+    """
+
+    def __init__(self, model: Any, recorded: Recorded):
+        self._names: dict[int, str] = {}
+        self._limits: dict[int, float] = {}
+        self._scales: dict[int, float] = {}
+        for place, calls in recorded:
+            limit = place.limit(calls[0].outputs.tensors)
+            taken = [t for call in calls for t in call.inputs.tensors]
+            scale = max(
+                (largest(t) for t in taken if is_continuous(t)), default=0.0
+            )
+            for variable in place.own_variables:
+                self._names.setdefault(id(variable), place.name)
+                known = self._limits.get(id(variable), 0.0)
+                self._limits[id(variable)] = max(known, limit)
+                known = self._scales.get(id(variable), 0.0)
+                self._scales[id(variable)] = max(known, scale)
+        self.worst = max(
+            place.limit(calls[0].outputs.tensors) for place, calls in recorded
+        )
+        for weight in model.trainable_variables:
+            for optimizer in internals.with_inner(model.optimizer):
+                for slot in internals.slots(optimizer, weight):
+                    self._names[id(slot)] = self._names.get(id(weight), "")
+
+    def name(self, variable: keras.Variable) -> str:
+        """A variable and its layer."""
+        place = self._names.get(id(variable))
+        path = f"'{variable.path}'"
+        return f"{path} of {place}" if place else path
+
+    def limit(self, variable: keras.Variable) -> float:
+        """From where on its gradient differs by more than rounding."""
+        return self._limits.get(id(variable), limit_of([variable.dtype]))
+
+    def scale(self, variable: keras.Variable) -> float:
+        """The largest input of its layer."""
+        return self._scales.get(id(variable), 0.0)
+
+
+def compare_weights(
+    tally: Tally,
+    kind: str,
+    places: Places,
+    found: Gradients,
+    expected: Mapping[int, Any],
+    sums_in: str | None,
+) -> None:
+    """Compares gradients of weights.
+
+    Args:
+        tally: Takes the comparisons.
+        kind: Of what, see `Finding`.
+        places: Where the weights are.
+        found: The gradients.
+        expected: What they should be, by the id of the weight.
+        sums_in: In which dtype they are summed; None: that of each weight.
+    """
+    pairs = [
+        (as_tensor(d), as_tensor(expected.get(id(v))), v) for d, v in found
+    ]
+    rounded = 0.0 if sums_in is None else limit_of([sums_in])
+    for d, own, variable in without_tiny(pairs):
+        d, own = (_or_zeros(d, own), _or_zeros(own, d))
+        limit = max(places.limit(variable), rounded)
+        difference = of_gradients([d], [own])
+        tally.note(kind, places.name(variable), "gradient", difference, limit)
+
+
+def _or_zeros(gradient: Any, other: Any) -> tf.Tensor:
+    return tf.zeros_like(other) if gradient is None else gradient
+
+
+_WHERE = "the whole mini-batch"
+
+
+def compare_loss(
+    tally: Tally,
+    model: Any,
+    data: tuple[Any, Any, Any],
+    total: tf.Tensor,
+    recorded: Recorded,
+) -> dict[int, tf.Tensor]:
+    """Compares the loss, and where its gradients start, with Keras's.
+
+    Args:
+        tally: Takes the comparisons.
+        model: The compiled `GPipe`.
+        data: The mini-batch: x, y and sample_weight.
+        total: The loss as the pipeline has it.
+        recorded: The steps and their calls.
+
+    Returns:
+        Gradients of weights that do not come through layers, by id: those of
+        regularisers, and of a loss that reads weights.
+    """
+    place, calls = recorded[-1]
+    limit = place.limit(calls[0].outputs.tensors)
+    variables = model.trainable_variables
+    with tf.device(HOST):
+        parts = [call.outputs for call in calls]
+        outputs = joined(parts, first_axes(parts[0]))
+        y_pred = outputs.nest(calls[0].output_structure)
+        flat = keras.tree.flatten(y_pred)
+        added = _added(recorded)
+        weights = [tf.identity(v.value) for v in variables]
+        sources = [
+            t
+            for t in [*flat, *(loss for loss, _ in added), *weights]
+            if is_continuous(t)
+        ]
+        with (
+            tf.GradientTape(watch_accessed_variables=False) as tape,
+            keras.StatelessScope([*zip(variables, weights)]),
+        ):
+            tape.watch(sources)
+            losses = [loss for loss, _ in added] + _penalties(model)
+            own = _loss(model, data, y_pred, losses)
+            scaled = model.optimizer.scale_loss(own)
+        found = dict(zip(map(id, sources), tape.gradient(scaled, sources)))
+
+        def compared(what: str, pairs: list[tuple[Any, Any]]) -> None:
+            """Pairs of what is found, and a source for what is expected."""
+            expected = [
+                tf.zeros_like(t) if found[id(t)] is None else found[id(t)]
+                for _, t in pairs
+            ]
+            difference = of_gradients([d for d, _ in pairs], expected)
+            tally.note("loss", _WHERE, what, difference, limit)
+
+        tally.note("loss", _WHERE, "loss", of_outputs([total], [own]), limit)
+        if places := [*calls[0].dy]:
+            dy = [joined_gradients([c.dy[i] for c in calls], 0) for i in places]
+            pairs = [*zip(dy, (flat[i] for i in places))]
+            compared("gradient of the loss with respect to outputs", pairs)
+        if pairs := [(d, loss) for loss, d in added if d is not None]:
+            compared(
+                "gradient of the loss with respect to layers' losses", pairs
+            )
+        return {
+            id(v): as_tensor(found[id(t)])
+            for v, t in zip(variables, weights)
+            if found.get(id(t)) is not None
+        }
+
+
+def _added(recorded: Recorded) -> list[tuple[tf.Tensor, Any]]:
+    """What layers add to the loss, of all rows, with its gradients."""
+    shares = shares_of(recorded)
+    found = []
+    for _, calls in recorded:
+        for i in range(len(calls[0].losses)):
+            parts = [call.losses[i] for call in calls]
+            dtype = parts[0].dtype
+            if not dtype.is_floating:
+                dtype = tf.as_dtype(keras.config.floatx())
+            loss = tf.add_n(
+                [
+                    tf.constant(share, dtype)
+                    * tf.reduce_sum(tf.cast(part, dtype))
+                    for share, part in zip(shares, parts)
+                ]
+            )
+            found.append(
+                (loss, summed([call.dlosses.get(i) for call in calls]))
+            )
+    return found
+
+
+def _penalties(model: Any) -> list[tf.Tensor]:
+    """What weight regularisers add to the loss."""
+    return [
+        tf.reduce_sum(v.regularizer(v))
+        for v in model.trainable_weights
+        if v.regularizer is not None
+    ]
+
+
+def _loss(
+    model: Any, data: tuple[Any, Any, Any], y_pred: Any, losses: list[Any]
+) -> tf.Tensor:
+    x, y, sample_weight = data
+    with model.replaced_losses(losses):
+        return internals.compute_loss(
+            model, x, y, y_pred, sample_weight, training=True
+        )

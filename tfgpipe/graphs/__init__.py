@@ -1,0 +1,35 @@
+"""The graph of a cell: traced, differentiated, and cut into functions."""
+
+from tfgpipe.graphs import gradient_sums
+from tfgpipe.graphs.alike import graph_key
+from tfgpipe.graphs.backward import Backward, add_backward, without_backward
+from tfgpipe.graphs.bundle import by_reference, tensors
+from tfgpipe.graphs.cut import CHEAP
+from tfgpipe.graphs.gradient_sums import Gradient, Sums, as_tensor, lookups
+from tfgpipe.graphs.kept import Cut, only_cast
+from tfgpipe.graphs.replica_sums import Stages, sum_over_replicas
+from tfgpipe.graphs.trace import Findings, Origin, Traced, stateful_kinds, trace
+
+__all__ = [
+    "CHEAP",
+    "Backward",
+    "Cut",
+    "Findings",
+    "Gradient",
+    "Origin",
+    "Stages",
+    "Sums",
+    "Traced",
+    "add_backward",
+    "as_tensor",
+    "by_reference",
+    "gradient_sums",
+    "graph_key",
+    "lookups",
+    "only_cast",
+    "stateful_kinds",
+    "sum_over_replicas",
+    "tensors",
+    "trace",
+    "without_backward",
+]

@@ -1,0 +1,348 @@
+r"""Cuts functions out of one traced graph.
+
+Python runs a cell's layers once. The graph of that run, with the operations
+that differentiate it, is the source from which all functions of the cell are
+cut: the forward pass alone, the forward pass with what the backward pass needs
+of it, the backward pass, and each half of that.
+
+A function takes some tensors of the graph, or bundles of them, and computes
+others. It holds a copy of the operations in between and nothing else:
+
+    the graph      x --> matmul --> h --> gelu --> y      forward pass
+                    \               \
+                     \               +--> gelu' --> dh    backward pass
+                      +---------------------> x^T dh --> dw
+
+    forward        takes x, w           returns y, and h if it is to be kept
+    recompute      takes x, w           returns h
+    backward       takes x, w, h, dy    returns dx, dw + the sum so far
+
+What one run of Python has made is cut, and not traced a second time: so the
+bits of a recomputed h are those of the first one, and a layer that draws random
+numbers, or prints, is called once a trace.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfgpipe import internals
+from tfgpipe.failures import stays_where_called, traced
+from tfgpipe.graphs.bundle import Bundle, as_bundle
+from tfgpipe.graphs.gradient_sums import add_in_order
+
+# Repeated rather than carried from one function to the next, where their
+# inputs are at hand.
+CHEAP = {
+    "BroadcastGradientArgs",
+    "Const",
+    "ExpandDims",
+    "Identity",
+    "Pack",
+    "Prod",
+    "Range",
+    "Reshape",
+    "Shape",
+    "StridedSlice",
+}
+
+
+class Subgraphs:
+    """A traced graph to cut functions from.
+
+    Args:
+        graph: The graph of a `tf.function`. Operations may be added to it
+            under `graph.as_default()` until the first call of a method.
+        options: Arguments of `tf.function` for what is cut.
+        device_type: Of the devices that will run it, such as "GPU".
+
+    Attributes:
+        operations: All operations of the graph, in order.
+        captures: Tensors outside of it, by the references of its own.
+    """
+
+    def __init__(self, graph: Any, options: dict[str, Any], device_type: str):
+        self._options = options
+        # Among devices of that type, TensorFlow takes the one of the call.
+        self._where = f"/device:{device_type}:*"
+        self._graph = graph
+        self._definition = graph.as_graph_def()
+        self.operations = graph.get_operations()
+        self._place = {op.name: i for i, op in enumerate(self.operations)}
+        self.captures = {t.ref(): outer for outer, t in graph.captures}
+
+    def needed(self, fetches: Iterable[tf.Tensor], start: int = 0) -> set[str]:
+        """Names of the operations that tensors depend on.
+
+        Args:
+            fetches: The tensors.
+            start: Leave out the graph's first operations, this many.
+        """
+        found: set[str] = set()
+        waiting = [t.op for t in fetches]
+        while waiting:
+            op = waiting.pop()
+            if op.name in found or self._place[op.name] < start:
+                continue
+            found.add(op.name)
+            waiting.extend(t.op for t in op.inputs)
+        return found
+
+    def entering(
+        self,
+        names: set[str],
+        fetches: Iterable[tf.Tensor],
+        at_hand: Iterable[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        """The tensors that operations, and fetches, take from others.
+
+        Args:
+            names: The operations.
+            fetches: What is returned, by these operations or others.
+            at_hand: Not to be carried, nor is what follows cheaply from them.
+        """
+        free = {t.ref() for t in at_hand} | set(self.captures)
+        found: dict[Any, tf.Tensor] = {}
+        own = [op for op in self.operations if op.name in names]
+        for tensor in [*(t for op in own for t in op.inputs), *fetches]:
+            if tensor.op.name not in names and not _follows(tensor, free):
+                found[tensor.ref()] = tensor
+        return list(found.values())
+
+    def function(
+        self,
+        inputs: Iterable[tf.Tensor | Bundle],
+        fetches: Sequence[tf.Tensor | Bundle],
+        controls: Iterable[tf.Operation] = (),
+        sums: Bundle | None = None,
+        done: Collection[str] = (),
+    ) -> Subfunction:
+        """Cuts out the function that computes some tensors from others.
+
+        Args:
+            inputs: What it may take. It takes what it needs.
+            fetches: What it returns.
+            controls: Operations it runs for their side effects. Others that
+                no fetch needs are left out.
+            sums: A fetch that is added to an argument of the function's, the
+                sums so far.
+            done: See `reached`.
+        """
+        names, taken = self.reached(inputs, fetches, controls, done)
+        part = self._definition_of(names)
+        return self._import(part, taken, fetches, sums)
+
+    def reached(
+        self,
+        inputs: Iterable[tf.Tensor | Bundle],
+        fetches: Iterable[tf.Tensor | Bundle],
+        controls: Iterable[tf.Operation] = (),
+        done: Collection[str] = (),
+    ) -> tuple[set[str], list[tf.Tensor | Bundle]]:
+        """Names of a function's operations, and the inputs that it takes.
+
+        Args:
+            inputs: See `function`, as what follows.
+            fetches: What it returns.
+            controls: What it runs for side effects.
+            done: What another function did: not run for side effects.
+        """
+        known: dict[Any, tf.Tensor | Bundle] = {
+            ref: ref.deref() for ref in self.captures
+        }
+        for one in inputs:
+            known.update({t.ref(): one for t in as_bundle(one).aliases})
+        taken: dict[int, tf.Tensor | Bundle] = {}
+        names: set[str] = set()
+        controls = [op for op in controls if op.name not in done]
+        waiting = [t for fetch in fetches for t in as_bundle(fetch).tensors]
+        waiting += [op.outputs[0] for op in controls if op.outputs]
+        operations = [op for op in controls if not op.outputs]
+        while waiting or operations:
+            if waiting:
+                tensor = waiting.pop()
+                if tensor.ref() in known:
+                    one = known[tensor.ref()]
+                    taken[id(one)] = one
+                    continue
+                operations.append(tensor.op)
+            op = operations.pop()
+            if op.name not in names:
+                names.add(op.name)
+                waiting.extend(op.inputs)
+                if controls:
+                    operations += [
+                        o for o in op.control_inputs if o.name not in done
+                    ]
+        return names, list(taken.values())
+
+    def _definition_of(self, names: set[str]) -> Any:
+        """The definition of some operations of the graph."""
+        part = tf.compat.v1.GraphDef(
+            versions=self._definition.versions,
+            library=self._definition.library,
+            node=[n for n in self._definition.node if n.name in names],
+        )
+        for node in part.node:
+            node.attr.pop("_class", None)  # colocation with what is left out
+            node.input[:] = [
+                i for i in node.input if i[0] != "^" or i[1:] in names
+            ]
+        add_in_order(part)
+        return part
+
+    def _import(
+        self,
+        part: Any,
+        inputs: list[tf.Tensor | Bundle],
+        fetches: Sequence[tf.Tensor | Bundle],
+        sums: Bundle | None,
+    ) -> Subfunction:
+        used = {_full(name) for node in part.node for name in node.input}
+        given = {t.name for one in inputs for t in as_bundle(one).aliases}
+        wanted = [t for fetch in fetches for t in as_bundle(fetch).tensors]
+        computed = [t.name for t in wanted if t.name not in given]
+
+        def body(*arguments: tf.Tensor) -> list[tf.Tensor]:
+            flat = iter(arguments)
+            found: dict[str, tf.Tensor] = {}
+            for one in inputs:
+                for slot, value in zip(*self._unpacked(one, flat)):
+                    found.update({t.name: value for t in slot})
+            found.update(_by_themselves(part, found))
+            imported = tf.graph_util.import_graph_def(
+                part,
+                input_map={n: v for n, v in found.items() if n in used},
+                return_elements=computed,
+                name="",
+            )
+            found.update(zip(computed, imported))
+            for t in wanted:  # what `set_shape` said is in no definition
+                found[t.name].set_shape(t.shape)
+            results = []
+            for fetch in fetches:
+                values = [
+                    tf.identity(found[t.name])
+                    if t.name in given
+                    else found[t.name]
+                    for t in as_bundle(fetch).tensors
+                ]
+                if fetch is sums:
+                    _, so_far = self._unpacked(fetch, flat)
+                    values = sums.add(so_far, values)
+                with tf.device(self._where):
+                    results += as_bundle(fetch).pack(values)
+            return results
+
+        taken = [*inputs, sums] if sums else inputs
+        specs = [spec for one in taken for spec in as_bundle(one).specs]
+        stays = stays_where_called(specs, part)
+        concrete = traced(body, specs, self._options, stays)
+        internals.keep(concrete, self._graph)  # and so the functions it calls
+        call = internals.Call(concrete, as_written=True)
+        # A call of a call: TensorFlow builds a called function anew for every
+        # call in the step's graph, and this way only that of one operation.
+        wrapper = traced(lambda *a: call(list(a)), specs, self._options, stays)
+        internals.keep(wrapper, concrete)
+        return Subfunction(wrapper, inputs, fetches, self.captures)
+
+    def _unpacked(
+        self, one: tf.Tensor | Bundle, arguments: Iterator[tf.Tensor]
+    ) -> tuple[list[list[tf.Tensor]], list[tf.Tensor]]:
+        """The slots of a bundle, and their values in a function."""
+        bundle = as_bundle(one)
+        packed = list(itertools.islice(arguments, bundle.num_packed))
+        with tf.device(self._where):
+            return bundle.slots, bundle.unpack(packed)
+
+
+def _by_themselves(
+    part: Any, found: dict[str, tf.Tensor]
+) -> dict[str, tf.Tensor]:
+    """What gradients of biases take, each from an operation of its own.
+
+    On CPUs, TensorFlow fuses the gradient of a convolution's filters with that
+    of its bias, which it knows by the operation that both take `dy` from:
+
+        unpack --0--> Conv2DBackpropFilter        dy of one convolution
+               --1--> BiasAddGrad                 dy of another one
+
+    It does not ask which output (`mkl_layout_pass.cc`, for float32).
+    """
+    read = [n.input[0] for n in part.node if n.op == "BiasAddGrad"]
+    names = dict.fromkeys(map(_full, read))
+    return {n: tf.identity(found[n]) for n in names if n in found}
+
+
+def _full(name: str) -> str:
+    """The name of a node's input as a tensor's name."""
+    return name if ":" in name else f"{name}:0"
+
+
+def _follows(tensor: tf.Tensor, free: set[Any]) -> bool:
+    """Whether a tensor is among the free ones or follows cheaply from them."""
+    if tensor.ref() in free:
+        return True
+    if tensor.op.type not in CHEAP:
+        return False
+    if all(_follows(t, free) for t in tensor.op.inputs):
+        free.add(tensor.ref())
+        return True
+    return False
+
+
+class Subfunction:
+    """A function cut out of a graph.
+
+    Args:
+        concrete: The function.
+        inputs: What it takes of the graph.
+        fetches: What it returns.
+        captures: Tensors outside of the graph, by the reference of the graph's
+            own.
+    """
+
+    def __init__(
+        self,
+        concrete: Any,
+        inputs: list[tf.Tensor | Bundle],
+        fetches: Sequence[tf.Tensor | Bundle],
+        captures: Mapping[Any, Any],
+    ):
+        self._call = internals.Call(concrete, as_written=True)
+        self.inputs = inputs
+        self._fetches = fetches
+        self._captures = captures
+
+    def __call__(
+        self, values: Mapping[Any, Any], sums: Sequence[tf.Tensor] = ()
+    ) -> list[Any]:
+        """Calls the function.
+
+        Args:
+            values: By the references of the graph's tensors; those of a
+                bundle, packed, by the bundle.
+            sums: The sums so far, packed.
+
+        Returns:
+            The fetches' values; for a bundle, a list of what is packed.
+        """
+        arguments: list[tf.Tensor] = []
+        for one in self.inputs:
+            if isinstance(one, Bundle):
+                arguments += values[one]
+            elif one.ref() in values:
+                arguments.append(values[one.ref()])
+            else:
+                arguments.append(self._captures[one.ref()])
+        results = iter(self._call([*arguments, *sums]))
+        return [
+            list(itertools.islice(results, fetch.num_packed))
+            if isinstance(fetch, Bundle)
+            else next(results)
+            for fetch in self._fetches
+        ]

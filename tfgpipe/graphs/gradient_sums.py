@@ -1,0 +1,334 @@
+"""Gradients of weights: sums over micro-batches and over uses of a variable.
+
+From the task of a cell to the optimizer a gradient has one type, `Gradient`:
+dense, or sparse. A sparse one has `tf.IndexedSlices` for each lookup i of the
+weight. Those whose slices are those of rows, see `trial/`, are kept apart
+until the end, by micro-batch m, and then stand one after the other in the order
+of the rows, as those of the whole mini-batch would:
+
+    micro-batch 0   {(0, 0): slices of its rows, (1, 0): slices of positions}
+    micro-batch 1   {(0, 1): slices of its rows, (1, 0): slices of positions}
+    sum             {(0, 0): ..., (0, 1): ...,   (1, 0): added up}
+    finished        tf.IndexedSlices, of (0, 0), (0, 1), (1, 0)
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfgpipe import internals
+
+
+class Gradient(NamedTuple):
+    """The gradient of a weight, by one micro-batch or the sum of several.
+
+    Where both attributes are empty, nothing depends on the weight.
+
+    Attributes:
+        dense: Tensor of the weight's shape, or None.
+        slices: By lookup and micro-batch (i, m) `tf.IndexedSlices` of values
+            of shape (slices, ...), as the weight has except its first axis.
+            For lookups with the same indices in all micro-batches, m is 0.
+    """
+
+    dense: tf.Tensor | None = None
+    slices: Mapping[tuple[int, int], tf.IndexedSlices] = {}
+
+    def of_micro_batch(self, m: int, repeated: Sequence[bool]) -> Gradient:
+        """The gradient of one micro-batch, to be added to those of others.
+
+        Args:
+            m: Index of the micro-batch.
+            repeated: For each lookup, whether its indices are the same for
+                all micro-batches.
+        """
+        parts = zip(self.slices.values(), repeated, strict=True)
+        slices = {
+            (i, 0 if is_same else m): part
+            for i, (part, is_same) in enumerate(parts)
+        }
+        return self._replace(slices=slices)
+
+    def plus(self, other: Gradient) -> Gradient:
+        """The sum; dense if one of the two is."""
+        if self.dense is not None and other.dense is not None:
+            return Gradient(self.dense + other.dense)
+        if self.dense is not None and other.slices:
+            return self.plus(other.as_dense())
+        if self.slices and other.dense is not None:
+            return self.as_dense().plus(other)
+        merged = dict(self.slices)
+        for key, part in other.slices.items():
+            if key in merged:
+                # Never broadcast: a length that varies must be an error.
+                values = tf.add_n([merged[key].values, part.values])
+                part = tf.IndexedSlices(values, part.indices, part.dense_shape)
+            merged[key] = part
+        dense = other.dense if self.dense is None else self.dense
+        return Gradient(dense, merged)
+
+    def as_dense(self) -> Gradient:
+        """The same with no slices."""
+        return self._replace(dense=as_tensor(self.finished()), slices={})
+
+    def finished(self) -> Any:
+        """As an optimizer takes it: a tensor, `tf.IndexedSlices`, or None."""
+        if not self.slices:
+            return self.dense
+        return _joined([self.slices[key] for key in sorted(self.slices)])
+
+    def in_dtype(self, dtype: str | None) -> Gradient:
+        """With a dense part of this dtype; None for as it is."""
+        if dtype is None or self.dense is None:
+            return self
+        return self._replace(dense=tf.cast(self.dense, dtype))
+
+
+class Replacement(Gradient):
+    """What a weight with `overwrite_with_gradient` becomes, as float8 scales.
+
+    As Keras does where it accumulates gradients, the maximum over micro-batches
+    is taken: of the largest numbers of each, that is the one of all.
+    """
+
+    def plus(self, other: Gradient) -> Gradient:
+        """The maximum."""
+        one, two = self.as_dense().dense, other.as_dense().dense
+        if one is None or two is None:
+            return self if two is None else other
+        return Replacement(tf.maximum(one, two))
+
+    def in_dtype(self, dtype: str | None) -> Gradient:
+        """The same: it is no sum."""
+        return self
+
+
+def is_replaced(variable: Any) -> bool:
+    """Whether its gradient is what a weight becomes."""
+    return bool(getattr(variable, "overwrite_with_gradient", False))
+
+
+def as_merged(gradient: Gradient, variable: Any) -> Gradient:
+    """A gradient that is merged as its variable needs it."""
+    if not is_replaced(variable):
+        return gradient
+    return Replacement(gradient.as_dense().dense)
+
+
+def lookups(gradient: tf.IndexedSlices) -> list[tf.IndexedSlices]:
+    """The gradients of the single lookups, which TensorFlow has joined.
+
+    Args:
+        gradient: Made by TensorFlow, in a graph.
+    """
+    values, indices = gradient.values.op, gradient.indices.op
+    joins = values.type == indices.type == "ConcatV2"
+    if not joins or len(values.inputs) != len(indices.inputs):
+        return [gradient]
+    *pairs, _ = zip(values.inputs, indices.inputs)  # the last is the axis
+    return [
+        part
+        for value, index in pairs
+        for part in lookups(
+            tf.IndexedSlices(value, index, gradient.dense_shape)
+        )
+    ]
+
+
+def as_tensor(gradient: Any) -> tf.Tensor | None:
+    """A tensor or `tf.IndexedSlices` as a tensor; None as None."""
+    return None if gradient is None else tf.convert_to_tensor(gradient)
+
+
+def _joined(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
+    """The slices of one after those of the other."""
+    if len(slices) == 1:
+        return slices[0]
+    indices = [s.indices for s in slices]
+    if len({t.dtype for t in indices}) > 1:  # int32 ids, int64 positions
+        indices = [tf.cast(t, tf.int64) for t in indices]
+    return tf.IndexedSlices(
+        tf.concat([s.values for s in slices], 0),
+        tf.concat(indices, 0),
+        slices[0].dense_shape,
+    )
+
+
+def in_order(gradients: Sequence[Any]) -> Any:
+    """The sum of one or more gradients, in order; sparse ones stay sparse.
+
+    Args:
+        gradients: Tensors or `tf.IndexedSlices`.
+    """
+    if _all_sparse(gradients):
+        return _joined(gradients)
+    return functools.reduce(
+        operator.add, [tf.convert_to_tensor(g) for g in gradients]
+    )
+
+
+def _all_sparse(gradients: Sequence[Any]) -> bool:
+    return all(isinstance(g, tf.IndexedSlices) for g in gradients)
+
+
+# ------------------------------------------------------ from tasks to variables
+def of_variables(
+    cells: Iterable[tuple[str, list[Any], list[list[Gradient]]]],
+) -> dict[int, Any]:
+    """The gradient of every variable, by its id, as optimizers take it.
+
+    A variable that several layers share gets the sum of its uses', on its own
+    device, in the order of the layers.
+
+    Args:
+        cells: For each cell its device, its variables, and each replica's
+            sums.
+    """
+    uses: dict[int, tuple[Any, list[Any]]] = {}
+    for device, variables, replicas in cells:
+        owners = [device] * len(variables)
+        if len(replicas) > 1:
+            owners = [v.value.device for v in variables]
+        for owner in dict.fromkeys(owners):
+            own = [i for i, name in enumerate(owners) if name == owner]
+            with tf.device(owner):
+                totals = _over_replicas([[r[i] for i in own] for r in replicas])
+                for i, total in zip(own, totals):
+                    variable = variables[i]
+                    _, found = uses.setdefault(id(variable), (variable, []))
+                    gradient = total.in_dtype(variable.dtype).finished()
+                    if gradient is not None:
+                        found.append(gradient)
+    gradients = {}
+    for key, (variable, found) in uses.items():
+        with tf.device(variable.value.device):
+            gradients[key] = add_uses(found)
+    return gradients
+
+
+def _over_replicas(replicas: list[list[Gradient]]) -> list[Gradient]:
+    """The sums over replicas, from the last to the first.
+
+    One operation adds all that are dense. Slices of rows are collected, those
+    of repeated indices are added up. It needs nothing but the last backward
+    tasks of one cell, so it is done while earlier cells still drain:
+
+        last cell    B2 B1 B0 s            s: the sum, and then the update
+        cell before     B2 B1 B0 s
+        first cell         B2 B1 B0 s
+
+    Args:
+        replicas: Each one's sums.
+    """
+    columns = [_of_one_kind(column[::-1]) for column in zip(*replicas)]
+    dense = [[g.dense for g in own] for own in columns if _is_dense_sum(own[0])]
+    totals = iter(_sums(dense))
+    return [
+        Gradient(next(totals))
+        if _is_dense_sum(own[0])
+        else functools.reduce(lambda a, b: a.plus(b), own)
+        for own in columns
+    ]
+
+
+def _is_dense_sum(gradient: Gradient) -> bool:
+    is_sum = not isinstance(gradient, Replacement)
+    return is_sum and gradient.dense is not None
+
+
+def _of_one_kind(column: Sequence[Gradient]) -> list[Gradient]:
+    """Sums of one variable, dense if any of them is."""
+    is_mixed = any(g.slices for g in column) and any(
+        g.dense is not None for g in column
+    )
+    return [g.as_dense() for g in column] if is_mixed else list(column)
+
+
+def _sums(columns: list[list[tf.Tensor]]) -> list[tf.Tensor]:
+    """The sum of each column, in order.
+
+    TensorFlow would regroup three tensors and more, and round otherwise each
+    time.
+    """
+    count = len(columns[0]) if columns else 1
+    flat = [tensor for column in columns for tensor in column]
+    if count == 1:
+        return flat
+
+    def add(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        return [
+            in_order(tensors[i : i + count])
+            for i in range(0, len(tensors), count)
+        ]
+
+    specs = [tf.TensorSpec(t.shape, t.dtype) for t in flat]
+    traced = tf.function(
+        add,
+        autograph=False,
+        experimental_attributes={"_noinline": True},
+    ).get_concrete_function(*specs)
+    with tf.name_scope("sum_of_gradients"):
+        return internals.Call(traced, as_written=True)(flat)
+
+
+def add_uses(totals: list[Any]) -> Any:
+    """The sum over the layers that use a variable, None for none.
+
+    Args:
+        totals: Tensors or `tf.IndexedSlices`.
+    """
+    if not totals:
+        return None
+    if _all_sparse(totals):
+        return in_order(totals)
+    tensors = [tf.convert_to_tensor(total) for total in totals]
+    return _sums([tensors])[0]
+
+
+_VARIANT = tf.variant.as_datatype_enum
+
+
+def add_in_order(definition: Any) -> None:
+    """Replaces sums of three and more tensors by sums of two.
+
+    AddN begins with the first tensor whose memory it may write to. That is
+    not the same one in every run and at every cut, so neither is the rounding.
+    """
+    for node in list(definition.node):
+        if node.op != "AddN" or node.attr["T"].type == _VARIANT:
+            continue
+        *others, last = (i for i in node.input if i[0] != "^")
+        controls = [i for i in node.input if i[0] == "^"]
+        if len(others) < 2:
+            continue
+        total = others[0]
+        for i, other in enumerate(others[1:]):
+            partial = definition.node.add(
+                op="AddV2",
+                name=f"{node.name}/partial_{i}",
+                device=node.device,
+                input=[total, other],
+            )
+            partial.attr["T"].CopyFrom(node.attr["T"])
+            total = partial.name
+        node.op = "AddV2"
+        node.attr.pop("N")
+        node.ClearField("input")
+        node.input.extend([total, last, *controls])
+
+
+class Sums(NamedTuple):
+    """The gradients of a cell's weights, summed so far.
+
+    Attributes:
+        dense: Those of `Cut.sums`, packed.
+        sparse: For each weight, the slices of its gradient.
+    """
+
+    dense: list[tf.Tensor]
+    sparse: list[Gradient]

@@ -1,0 +1,191 @@
+"""What crosses from function to function where a cell's graph is cut.
+
+The backward pass takes some tensors of the forward pass: they are *kept*. What
+they follow from cheaply is repeated instead. Where the backward pass itself is
+cut into the gradients of inputs and those of weights, some more cross:
+
+    x, weights, state ---> forward ------------------------> y
+                              |
+                              | kept: activations, (rows, ...) each
+                              v
+    dy ----------------> input gradient --------------------> dx
+                              |
+                              | crossing: gradients inside the cell
+                              v
+    sums so far -------> weight gradient -------------------> sums
+
+Hundreds of tensors cross; they travel in a `Bundle`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfgpipe.boundary import CellArguments
+from tfgpipe.devices import device_types
+from tfgpipe.failures import out_of_turn
+from tfgpipe.graphs.backward import Backward
+from tfgpipe.graphs.bundle import Bundle, by_reference, tensors
+from tfgpipe.graphs.cut import Subfunction, Subgraphs
+from tfgpipe.graphs.gradient_sums import Replacement
+from tfgpipe.graphs.replica_sums import Stages, sums_over_replicas
+
+
+class Cut:
+    """The graph of a cell, cut.
+
+    Args:
+        backward: The graph. No operation may be added to it any more.
+
+    Attributes:
+        backward: The graph.
+        traced: The forward pass alone.
+        weights: The flat weights, or the casts of those that are only cast.
+        kept: What the backward pass needs of the forward pass.
+        crossing: What the second half of the backward pass needs of the first.
+        sums: The gradients of weights that are dense.
+        totals: What of the forward pass is added up over replicas.
+    """
+
+    def __init__(self, backward: Backward):
+        self.backward = backward
+        self.traced = traced = backward.traced
+        origin, inputs = traced.origin, traced.inputs
+        types = device_types(origin.function.cell.devices)
+        # XLA cannot take Optionals, nor can they go between kinds of devices.
+        self._together = len(types) == 1 and not origin.jit_compile
+        self._graph = Subgraphs(traced.graph, origin.options, types[0])
+        self._functions: dict[Any, Any] = {}
+        self.totals = sums_over_replicas(traced.operations)
+        self.weights = self._bundle(
+            [only_cast(w) or [w] for w in inputs.sources(with_inputs=False)]
+        )
+        seeds = [backward.dy, backward.dlosses]
+        others = tensors([inputs._replace(weights=[]), *seeds])
+        self._at_hand = [*others, self.weights]
+        at_hand = [*others, *self.weights.aliases, *self.totals]
+        start = len(traced.operations)
+        dx, dw = tensors(backward.dx), tensors(backward.dw)
+        whole = self._graph.needed([*dx, *dw], start)
+        half = self._graph.needed(dx, start)
+        kept = self._graph.entering(whole, [*dx, *dw], at_hand)
+        self.kept = self._bundle(kept)
+        self.crossing = self._bundle(
+            self._graph.entering(whole - half, dw, [*at_hand, *kept])
+        )
+        dense = [d for d in backward.dw if d.dense is not None]
+        self.sums = self._bundle([d.dense for d in dense])
+        self.sums.maxima = {
+            i for i, d in enumerate(dense) if isinstance(d, Replacement)
+        }
+
+    def _bundle(self, found: Sequence[Any]) -> Bundle:
+        return Bundle(found, self._together)
+
+    @property
+    def recomputes_in_backward(self) -> bool:
+        """Whether the backward pass computes again what it needs itself.
+
+        XLA cannot hand the state of loops from function to function.
+        """
+        return self.traced.origin.jit_compile
+
+    @property
+    def can_be_split(self) -> bool:
+        """Whether the two halves of the backward pass may be functions."""
+        between = [*self.kept.tensors, *self.crossing.tensors]
+        has_lists = any(t.dtype == tf.variant for t in between)
+        return not (self.recomputes_in_backward and has_lists)
+
+    def function(
+        self,
+        key: Any,
+        inputs: Sequence[tf.Tensor | Bundle],
+        fetches: Sequence[tf.Tensor | Bundle],
+        sums: Bundle | None = None,
+        with_effects: bool = False,
+    ) -> Subfunction | Stages:
+        """A function of the arguments; in stages where it waits for replicas.
+
+        Args:
+            key: Which function it is: asked for again, it is the same one.
+            inputs: What else of the graph it may take.
+            fetches: What of the graph it returns.
+            sums: See `Subgraphs.function`.
+            with_effects: Whether it has the layers' side effects.
+        """
+        if key not in self._functions:
+            make: Any = Stages if self.totals else Subgraphs.function
+            self._functions[key] = make(
+                self._graph,
+                [*self._at_hand, *inputs],
+                fetches,
+                self.traced.effects if with_effects else (),
+                sums,
+            )
+        return self._functions[key]
+
+    def part(self, fetches: Sequence[tf.Tensor]) -> Subfunction:
+        """The function that computes tensors of the forward pass."""
+        key = tuple(t.ref() for t in fetches)
+        with out_of_turn():
+            function = self.function(key, [], fetches)
+            return function.whole if isinstance(function, Stages) else function
+
+    def check_kept(self) -> None:
+        """Refuses to keep what XLA cannot hand from function to function."""
+        findings = self.traced.findings
+        layers = self.traced.origin.function.cell.sequence
+        places = {op.name: i for i, op in enumerate(self.traced.operations)}
+        kept = [t for t in self.kept.tensors if _is_of_one_function(t)]
+        found = {findings.layer_of(places[t.op.name]) for t in kept}
+        if found:
+            names = [layers[i].name for i in sorted(found)]
+            raise ValueError(
+                "`jit_compile=True` with recurrent layers, other loops or "
+                "conditions needs re-materialisation of every micro-batch: XLA "
+                "cannot hand what they keep for their gradients (a TensorList, "
+                "or a tensor of one branch) to another function. Received: "
+                f"layers {names} in a cell that keeps it. Pass "
+                'remat="always" to `GPipe`, or jit_compile=False to `compile`.'
+            )
+
+    def values(self, arguments: CellArguments) -> dict[Any, Any]:
+        """Arguments by what they are of the graph.
+
+        Args:
+            arguments: The arguments; weights are packed.
+        """
+        values = by_reference(
+            tf.nest.flatten(self.traced.inputs._replace(weights=[])),
+            tf.nest.flatten(arguments._replace(weights=[])),
+        )
+        return {**values, self.weights: arguments.weights}
+
+
+def only_cast(weight: tf.Tensor) -> list[tf.Tensor] | None:
+    """A weight's casts, if all that happens to it is casts to one dtype."""
+    consumers = weight.consumers()
+    casts = [op.outputs[0] for op in consumers if op.type == "Cast"]
+    same = len({t.dtype for t in casts}) == 1
+    return casts if same and len(casts) == len(consumers) else None
+
+
+def _is_of_one_function(tensor: tf.Tensor) -> bool:
+    """Whether XLA knows what it is in the function alone that computed it.
+
+    What a branch keeps for its gradient has no rows if the other one is taken;
+    TensorFlow gives it a shape without rows where their number is not known.
+    """
+    is_of_branch = tensor.op.type in {
+        "Case",
+        "If",
+        "StatelessCase",
+        "StatelessIf",
+    }
+    return tensor.dtype == tf.variant or (
+        is_of_branch and bool(tensor.shape.rank) and 0 in tensor.shape
+    )

@@ -1,0 +1,20 @@
+"""`GPipe`: a list of Keras layers as a model that spans several devices.
+
+`gpipe` has the class; what it does with a mini-batch is in `step`.
+"""
+
+from tfgpipe.model.description import print_cells
+from tfgpipe.model.gpipe import GPipe
+from tfgpipe.model.nonfinite import all_finite
+from tfgpipe.model.rehearsal import ByLayers, LayerCall, Rehearsal
+from tfgpipe.model.saving import load_model
+
+__all__ = [
+    "ByLayers",
+    "GPipe",
+    "LayerCall",
+    "Rehearsal",
+    "all_finite",
+    "load_model",
+    "print_cells",
+]

@@ -1,0 +1,398 @@
+"""What a `GPipe` says of its cells, its inputs and its outputs.
+
+`build` calls the layers on symbolic tensors that begin at a `keras.Input`. They
+are the model's `inputs` and `outputs`, and those of its layers: functional
+models can be made of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import keras
+import tensorflow as tf
+from keras import tree
+
+from tfgpipe import internals
+from tfgpipe.arguments import Arguments
+from tfgpipe.cells import until_known
+from tfgpipe.checks import checked_counts
+from tfgpipe.loss import Objective
+from tfgpipe.micro_batches import shapes
+from tfgpipe.schedules import Program, Schedule
+
+
+def input_tensors(specs: Any) -> Any:
+    """Symbolic inputs at which functional models can begin.
+
+    Args:
+        specs: Nest of `keras.KerasTensor`s; None as a leaf.
+    """
+
+    def as_input(spec: Any) -> Any:
+        if spec is None:
+            return None
+        return keras.Input(batch_shape=spec.shape, dtype=spec.dtype)
+
+    return tree.map_structure(as_input, specs)
+
+
+# Keras itself refuses other `layers`.
+_FIXED = {*inspect.signature(Arguments.__init__).parameters} - {
+    "self",
+    "layers",
+    "replicas",
+}
+
+
+class Described(keras.Model):
+    """The part of `GPipe` that tells what it is, without running it."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses to change what cells and programs were made by."""
+        if name in _FIXED:
+            raise AttributeError(
+                f"`{name}` must be given when a `GPipe` is made, which has its "
+                f"cells by it. Received: model.{name} = {value!r}. Make a new "
+                "one of the same layers, which keep their weights: "
+                f"`tfgpipe.GPipe(layers, {name}={value!r}, ...)`."
+            )
+        super().__setattr__(name, value)
+
+    @property
+    def num_partitions(self) -> int:
+        """K, the number of cells."""
+        return self._arguments.num_partitions
+
+    @property
+    def num_micro_batches(self) -> int:
+        """M, the number of micro-batches of a mini-batch, in each replica."""
+        return self._arguments.num_micro_batches
+
+    @property
+    def num_replicas(self) -> int:
+        """R, the number of pipelines, see `PipelineStrategy`."""
+        return self._arguments.num_replicas
+
+    @property
+    def devices(self) -> list[str]:
+        """Full names of the devices, replica after replica."""
+        return [*self._arguments.devices]
+
+    @property
+    def schedule(self) -> str | Schedule:
+        """The order of the tasks on each device: a name, or tasks."""
+        return self._arguments.schedule
+
+    @property
+    def remat(self) -> str | Mapping[int, str]:
+        """Which micro-batches are computed again, of all cells or by cell."""
+        return self._arguments.remat
+
+    @property
+    def inputs(self) -> list[keras.KerasTensor]:
+        """Symbolic inputs, once the model is built."""
+        flat = tree.flatten(self._known("input_spec"))
+        return [tensor for tensor in flat if tensor is not None]
+
+    @property
+    def outputs(self) -> list[keras.KerasTensor]:
+        """Symbolic outputs, once the model is built."""
+        return tree.flatten(self.output)
+
+    @property
+    def input(self) -> Any:
+        """Nest of the `inputs`, as the first layer or the `model` has it."""
+        spec = self._known("input_spec")
+        model = self._source.model
+        return spec if model is None else model.input
+
+    @property
+    def output(self) -> Any:
+        """Nest of the `outputs`, as the last layer or the `model` has it."""
+        spec = self._known("output_spec")
+        model = self._source.model
+        return spec if model is None else model.output
+
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the `inputs`, by which a dict of data is understood."""
+        return [tensor.name for tensor in self.inputs]
+
+    @property
+    def input_shape(self) -> Any:
+        """Nest of shapes (batch, ...), once the model is built."""
+        return shapes(self._known("input_spec"))
+
+    @property
+    def output_shape(self) -> Any:
+        """Nest of shapes (batch, ...), once the model is built."""
+        return shapes(self._known("output_spec"))
+
+    @property
+    def model(self) -> keras.Model:
+        """The functional model that it was made of; it has the weights."""
+        model = self._source.model
+        if model is None:
+            raise AttributeError(
+                "A `GPipe` of a functional model has a `model`. Received: "
+                f"'{self.name}', which was made of a list of layers. See "
+                "`model.layers`."
+            )
+        return model
+
+    @property
+    def operations(self) -> list[Any]:
+        """Those of the `model`, layers among them."""
+        return self.model.operations
+
+    @property
+    def layers(self) -> list[keras.layers.Layer]:
+        """The layers, each once; in the order of the `model`, if it has one."""
+        model = self._source.model
+        return super().layers if model is None else model.layers
+
+    @property
+    def output_names(self) -> list[str]:
+        """Those of the `model`, by which losses and labels may be given."""
+        return self.model.output_names
+
+    def _known(self, name: str) -> Any:
+        # Keras, and users, ask by `hasattr`: no other error will do.
+        if not self._plan.cells:
+            raise AttributeError(
+                f"A `GPipe` has inputs and outputs when it is built. Received: "
+                f"'{self.name}', which has seen no data. Call "
+                "`model.build(input_shape)` first, or let the list of layers "
+                "begin with `keras.Input(shape)`."
+            )
+        return getattr(self._plan, name)
+
+    def compute_output_spec(
+        self, inputs: Any, training: bool | None = None
+    ) -> Any:
+        """Shapes and dtypes of outputs, see `keras.Layer`; nothing is run."""
+        if self._source.model is not None:
+            return self._source.model.compute_output_spec(inputs)
+        for layer in self.sequence:
+            inputs = layer.compute_output_spec(inputs)
+        return inputs
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Shapes of outputs for those of inputs, built or not."""
+        dtype = self.input_dtype
+        specs = tree.map_shape_structure(
+            lambda shape: keras.KerasTensor(shape, dtype), input_shape
+        )
+        return shapes(self.compute_output_spec(specs))
+
+    def check_input_shape(self, input_shape: Any) -> None:
+        """Refuses to be built again for other inputs.
+
+        Raises:
+            ValueError: If a size other than that of the batch differs.
+        """
+        found = tree.flatten(
+            tree.map_shape_structure(
+                lambda shape: tf.TensorShape(shape)[1:], input_shape
+            )
+        )
+        expected = [tf.TensorShape(t.shape)[1:] for t in self.inputs]
+        if len(found) != len(expected) or not all(
+            map(tf.TensorShape.is_compatible_with, found, expected)
+        ):
+            raise ValueError(
+                "`input_shape` must be that for which the model was built. "
+                f"Expected: {self.input_shape}. Received: "
+                f"input_shape={input_shape}. Make a new `GPipe` of new layers."
+            )
+
+    def add(self, layer: Any) -> NoReturn:
+        """Refused: the cells are cut once."""
+        self._refuse("add", f"tfgpipe.GPipe([*layers, {layer!r}], ...)")
+
+    def pop(self, rebuild: bool = True) -> NoReturn:
+        """Refused: the cells are cut once."""
+        self._refuse("pop", "tfgpipe.GPipe(layers[:-1], ...)")
+
+    def _refuse(self, name: str, cure: str) -> NoReturn:
+        raise AttributeError(
+            "The layers of a `GPipe` must be given when it is made. Received: "
+            f"a call of `{name}`. Change the list of layers first, then make "
+            f"the model: `{cure}`."
+        )
+
+    # ------------------------------------------------------------- the cells
+    def cells(self) -> list[CellRecord]:
+        """What each cell holds, in order. The model must be built."""
+        self._check_built("cells()")
+        records, start = [], 0
+        counted: set[int] = set()
+        groups = self._arguments.remat_groups
+        for first in range(0, len(self._plan.cells), groups):
+            parts = self._plan.cells[first : first + groups]
+            layers = [layer for part in parts for layer in part.sequence]
+            weights = {id(w): w for layer in layers for w in layer.weights}
+            sizes = [
+                w.shape for key, w in weights.items() if key not in counted
+            ]
+            counted.update(weights)
+            stop = start + len(layers)
+            records.append(
+                CellRecord(
+                    index=first // groups,
+                    layers=tuple(layer.name for layer in layers),
+                    device=parts[0].device,
+                    cost=sum(self._plan.costs[start:stop]),
+                    num_params=sum(
+                        tf.TensorShape(size).num_elements() for size in sizes
+                    ),
+                    devices=parts[0].devices,
+                    unit=self._arguments.costs.unit,
+                )
+            )
+            start = stop
+        return records
+
+    def program(self, batch_size: int | None) -> Program:
+        """What a training step runs on each device. Print it.
+
+        The layers are traced; nothing is computed. Loss, labels and weights
+        are like those of the mini-batch that was trained on last. Before the
+        first, the loss is taken to keep the outputs for its gradient.
+
+        Args:
+            batch_size: Rows of the mini-batch. None: not known when the step
+                is traced, as in `fit` of data whose last mini-batch is
+                shorter. The program of these has all micro-batches, of which
+                some have no rows.
+
+        Returns:
+            The operations of the devices, in the order of the schedule,
+            replica after replica.
+
+        Raises:
+            ValueError: If the model is not built, or cannot be trained.
+        """
+        self._check_built("program()")
+        rows = batch_size
+        if rows is not None:
+            (rows,) = checked_counts(batch_size=rows)
+        self._arguments.check_training()
+        known = self._trained_on()
+        specs = known or (self._plan.input_spec, None, None)
+        found: list[Program] = []
+
+        def trace(*batch: Any) -> None:
+            head, loss = None, Objective(self, batch, training=True)
+            if known is not None:
+                head, loss = self._loss_of(batch, training=True)
+            x, *labels = batch
+            run = self.lowered(self.as_taken(x), labels, head, loss, True)
+            found.append(run.program)
+
+        def as_spec(t: Any) -> Any:
+            if t is None:
+                return None
+            return tf.TensorSpec((rows, *t.shape[1:]), t.dtype)
+
+        function = tf.function(trace, autograph=False)
+        flat = tree.map_structure(as_spec, specs)
+        until_known(lambda: function.get_concrete_function(*flat))
+        program = found[-1]
+        program.note = f"mini-batches of {rows} rows"
+        if rows is None:
+            program.note = "mini-batches of unknown numbers of rows"
+        if known is None:
+            program.note += "; the loss is taken to keep the outputs"
+        return program
+
+    def _trained_on(self) -> Any:
+        """Specs of x, y, sample_weight of the last step with this loss."""
+        loss, specs = self._plan.trained or (None, None)
+        is_same = self.compiled and loss is internals.compiled_loss(self)
+        return specs if is_same else None
+
+    def _check_built(self, what: str) -> None:
+        if not self._plan.cells:
+            raise ValueError(
+                f"`{what}` needs a model that is built. Received: a model that "
+                "has seen no data. Call `model.build(input_shape)` first, or "
+                "let the list of layers begin with `keras.Input(shape)`."
+            )
+
+    def summary(self, *args: Any, **kwargs: Any) -> None:
+        """Prints Keras's summary, and the cell of each layer.
+
+        Takes the arguments of `keras.Model.summary`.
+        """
+        super().summary(*args, **kwargs)
+        if self._plan.cells:
+            print_cells(self.cells(), kwargs.get("print_fn"))
+
+
+@dataclasses.dataclass(frozen=True)
+class CellRecord:
+    """What one cell of a `GPipe` holds.
+
+    Attributes:
+        index: Position in the pipeline, from 0.
+        layers: Names of the layers, in order.
+        device: Full name of the device that runs it; of the first, if there
+            are replicas.
+        cost: Sum of the layers' costs, in their unit; by default FLOPs of one
+            forward pass of one example.
+        num_params: Scalars in all variables that were created for this cell. A
+            variable that cells share counts in the first of them.
+        devices: Full names of the devices that run it, one a replica. They
+            share out the weights.
+        unit: Of the cost: "FLOPs", "s" or "bytes"; empty if the user gave it.
+    """
+
+    index: int
+    layers: tuple[str, ...]
+    device: str
+    cost: float
+    num_params: int
+    devices: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+    unit: str = dataclasses.field(default="", repr=False)
+
+
+def print_cells(
+    cells: list[CellRecord], print_fn: Callable[[str], object] | None = None
+) -> None:
+    """Prints a table of the cells: one line a layer, one more a cell.
+
+    Args:
+        cells: The cells.
+        print_fn: Called with each line. Defaults to `print`.
+    """
+    write = print_fn or print
+    total = sum(cell.cost for cell in cells)
+    unit = f" ({cells[0].unit})" if cells[0].unit else ""
+    rows = [("cell", "device", "layers", "params", f"cost{unit}", "share")]
+    for cell in cells:
+        share = cell.cost / total if total else 1 / len(cells)
+        rows.append(
+            (
+                str(cell.index),
+                " ".join(map(_short, cell.devices or (cell.device,))),
+                cell.layers[0],
+                f"{cell.num_params:,}",
+                f"{cell.cost:.3g}",
+                f"{share:.0%}",
+            )
+        )
+        rows += [("", "", name, "", "", "") for name in cell.layers[1:]]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for row in rows:
+        left = [c.ljust(w) for c, w in zip(row[:3], widths[:3])]
+        right = [c.rjust(w) for c, w in zip(row[3:], widths[3:])]
+        write("  ".join([*left, *right]).rstrip())
+
+
+def _short(device: str) -> str:
+    return device.removeprefix("/job:localhost/replica:0/task:0")

@@ -1,0 +1,299 @@
+"""`GPipe`: a list of Keras layers as a model that spans several devices."""
+
+from __future__ import annotations
+
+import collections
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import tree
+
+from tfgpipe import internals
+from tfgpipe.arguments import Arguments
+from tfgpipe.cells import Cell
+from tfgpipe.checks import check_names
+from tfgpipe.devices import Storage
+from tfgpipe.devices import strategy as strategy_lib
+from tfgpipe.micro_batches import shapes
+from tfgpipe.model.description import Described, input_tensors
+from tfgpipe.model.nonfinite import Skips
+from tfgpipe.model.rehearsal import Rehearsed
+from tfgpipe.model.saving import Saved
+from tfgpipe.partition import partition
+from tfgpipe.profiles import Profile
+from tfgpipe.schedules import Schedule
+from tfgpipe.state import RandomState
+from tfgpipe.trial import Trial
+
+# What other libraries call what `GPipe` has an argument for.
+_ELSEWHERE = {
+    "balance": "layers_per_cell",
+    "checkpoint": "remat",
+    "chunks": "num_micro_batches",
+    "micro_batches": "num_micro_batches",
+    "n_microbatches": "num_micro_batches",
+    "num_stages": "num_partitions",
+    "recompute": "remat",
+}
+
+
+def _argument_names() -> list[str]:
+    """Those of `GPipe`, and what Keras takes for any layer."""
+    found = [
+        name
+        for cls in (GPipe, keras.layers.Layer)
+        for name, one in inspect.signature(cls.__init__).parameters.items()
+        if name != "self" and one.kind is not one.VAR_KEYWORD
+    ]
+    return [*dict.fromkeys(found), "input_shape", "input_dim"]
+
+
+class _Plan:
+    """What `build` found out, and what a step notes for the next call.
+
+    A plain object, which Keras does not track: names and files must not know
+    about cells.
+    """
+
+    def __init__(
+        self,
+        strategy: strategy_lib.PipelineStrategy | None,
+        trial: Trial,
+    ) -> None:
+        self.strategy = strategy
+        self.trial = trial
+        self.input_spec: Any = None
+        self.output_spec: Any = None
+        self.cells: list[Cell] = []
+        self.costs: list[float] = []
+        self.random_state: RandomState | None = None
+        self.pending_losses: list[Any] | None = None
+        # With which loss, and on what specs of data, it was trained last.
+        self.trained: tuple[Any, Any] | None = None
+        self.clock: Any = None
+        self.tell_gradients: Callable | None = None
+        self.storage: Storage | None = None
+        self.skips: Skips | None = None
+        self.is_new = True  # not trained yet
+        self.has_default_m = False
+        self.calls: collections.Counter[str] = collections.Counter()
+        self.functions: dict[str, dict[Any, Callable]] = {}  # called eagerly
+
+
+@keras.saving.register_keras_serializable(package="tfgpipe")
+class GPipe(Described, Saved, Rehearsed):
+    """A sequence of Keras layers that is trained on several devices.
+
+    The layers are cut into `num_partitions` cells, one a device. A mini-batch
+    is split into `num_micro_batches`, which follow each other through the
+    cells, so that the devices work at the same time. Gradients are summed and
+    applied once for the mini-batch: loss, metrics and weights are those of
+    `keras.Sequential(layers)`.
+
+    Args:
+        layers: Keras layers, each called on the outputs of the one before, any
+            nest of tensors; or a functional model; or a `keras.Sequential`. An
+            item may be a pair (layer, cost), where the cost is a number or a
+            function of (layer, input spec) that returns one; other costs are
+            estimated, in FLOPs of one example, so the ones given must be in
+            that unit too. See `layers_of` for the costs of a model's calls.
+        num_partitions: K, the number of cells. Defaults to the number of
+            devices, or as many as the schedule needs for them.
+        num_micro_batches: M, at least 1, which is the default: then devices
+            do not work at the same time, of which the first `fit` warns where
+            it was not asked for. A mini-batch of fewer rows is split into as
+            many micro-batches as it has rows. In the scope of a
+            `PipelineStrategy`, the micro-batches of each replica.
+        devices: Names, such as "GPU:0", or `tf.config.LogicalDevice`s, as many
+            as the schedule needs for K cells. Defaults to the first of the
+            accelerators: TPUs, or GPUs, or else CPUs; in the scope of a
+            `PipelineStrategy`, to those of the strategy.
+        layers_per_cell: How many layers each cell has. By default the cells
+            are balanced by cost.
+        schedule: The order of the tasks on each device: "gpipe", "1f1b",
+            "interleaved", "zero_bubble", "zero_bubble_2p", "zero_bubble_v",
+            "v_half", "v_min", "dualpipe_v", a `Schedule`, or "auto" for the
+            shortest found for `costs`, which must be a profile then. Under
+            "interleaved", K is a multiple of the number of devices D, and cell
+            k is on device k modulo D. Under those with a v, K is 2 D, and cell
+            k is on device k, or 2 D - 1 - k from k = D on.
+        remat: Which micro-batches the backward pass computes again instead of
+            keeping their activations: "always", "never", or "except_last", all
+            but the one whose backward pass comes first. Or a dict from the
+            index of a cell to its rule; "except_last" for those left out.
+        remat_groups: In how many groups of layers a cell is computed again,
+            one after the other. With more, a device holds the activations of a
+            smaller group, and the inputs of more of them.
+        gradient_dtype: Dtype in which the gradients of weights are summed over
+            micro-batches, such as "bfloat16" to halve the memory of the sums.
+            None for that of each weight.
+        skip_nonfinite: Whether a mini-batch with a loss or a gradient that is
+            not finite changes nothing: no weight, slot, state, seed or metric,
+            and no iteration is counted. `fit`'s logs get `skipped_steps`, the
+            number of those in the epoch. A loss scale is lowered all the same.
+        costs: By what cells are balanced, if no layer has a cost of its own:
+            "flops", as above; what `tfgpipe.profile` measured of these layers,
+            in seconds for the largest of its micro-batches; "bytes", of their
+            weights, gradients and slots (Adam's) and of what the backward pass
+            keeps of one row; or a list of numbers, one a layer.
+        trial: What happens where a layer treats a mini-batch otherwise than
+            its micro-batches, which is tried before the first step: "warn",
+            "error", or "off", which says nothing. Layers are tried all the
+            same: it tells which slices of sparse gradients belong to rows.
+        name: Name of the model.
+
+    Raises:
+        ValueError: If an argument is out of range, or a layer cannot take the
+            outputs of the one before.
+        TypeError: If a subclass overrides `call`.
+
+    Example:
+
+    >>> import numpy as np
+    >>> layers = [keras.layers.Dense(8, activation="relu") for _ in range(4)]
+    >>> model = GPipe(layers, num_partitions=1, num_micro_batches=4)
+    >>> model.compile("adam", "mse")
+    >>> history = model.fit(np.ones((16, 8)), np.ones((16, 8)), verbose=0)
+
+    Reference: [Huang et al., 2019](https://arxiv.org/abs/1811.06965)
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Any],
+        num_partitions: int | None = None,
+        num_micro_batches: int | None = None,
+        *,
+        devices: Sequence[str | tf.config.LogicalDevice] | None = None,
+        layers_per_cell: Sequence[int] | None = None,
+        schedule: str | Schedule = "gpipe",
+        remat: str | Mapping[int, str] = "except_last",
+        remat_groups: int = 1,
+        gradient_dtype: str | None = None,
+        skip_nonfinite: bool = False,
+        costs: str | Profile | Sequence[float] = "flops",
+        trial: str = "warn",
+        name: str | None = None,
+        **kwargs: Any,
+    ):
+        check_names(kwargs, _argument_names(), _ELSEWHERE)
+        strategy = strategy_lib.current()
+        arguments = Arguments(
+            layers,
+            num_partitions,
+            1 if num_micro_batches is None else num_micro_batches,
+            devices,
+            layers_per_cell,
+            schedule,
+            remat,
+            remat_groups,
+            gradient_dtype,
+            skip_nonfinite,
+            costs,
+            None if strategy is None else strategy.devices,
+            trial,
+        )
+        if type(self).call is not GPipe.call:
+            raise TypeError(
+                "A subclass of `GPipe` must not override `call`, which a "
+                f"pipeline does not use. Received: {type(self).__name__}. Put "
+                "what it does into a layer of the list."
+            )
+        super().__init__(name=name, **kwargs)
+        # XLA would compile the whole step, onto one device.
+        self.supports_jit = False
+        self._jit_cells = False
+        self._arguments = arguments
+        self._plan = _Plan(strategy, Trial(arguments.trial))
+        self._plan.has_default_m = num_micro_batches is None
+        self.sequence = self._source.layers
+        if self._source.input_spec is not None:
+            self._plan.input_spec = self._source.input_spec
+            self.build(shapes(self._plan.input_spec))
+
+    @property
+    def _source(self) -> Any:
+        return self._arguments.source
+
+    # ------------------------------------------------------------------ build
+    def build(self, input_shape: Any) -> None:
+        """Cuts the layers into cells and creates their variables there.
+
+        Args:
+            input_shape: Nest of shapes (batch, ...) of the inputs.
+        """
+        if self._plan.cells:
+            self.check_input_shape(input_shape)
+            return
+        if self._plan.input_spec is None:
+            dtype = self.input_dtype
+            self._plan.input_spec = tree.map_shape_structure(
+                lambda shape: keras.KerasTensor(shape, dtype), input_shape
+            )
+        with internals.outside_functions(), internals.without_strategy():
+            if self._source.input_spec is None:
+                specs = input_tensors(self._plan.input_spec)
+                self._plan.input_spec = specs
+            self._plan.output_spec, costs = self._source.infer(
+                self._plan.input_spec,
+                self.num_micro_batches * self.num_replicas > 1,
+            )
+            self._arguments.check_supported()
+            self._plan.costs = self._arguments.costs.resolved(
+                costs, self._plan.input_spec
+            )
+            self._make_cells()
+            if not internals.variables_are_deferred():
+                self.place()
+        seeds = {id(s): s for cell in self._plan.cells for s in cell.seeds}
+        self._plan.random_state = RandomState(self.name, [*seeds.values()])
+        self.built = True
+
+    def _make_cells(self) -> None:
+        counts = self._arguments.layers_per_cell or self._source.cut(
+            self._plan.costs, self.num_partitions
+        )
+        self._check_groups(counts)
+        start = 0
+        columns = zip(*self._arguments.grid)
+        for k, (devices, count) in enumerate(zip(columns, counts)):
+            own = self._plan.costs[start : start + count]
+            for size in partition(own, self._arguments.remat_groups):
+                index = len(self._plan.cells)
+                steps = self._source.steps[start : start + size]
+                self._plan.cells.append(Cell(index, steps, devices, k))
+                start += size
+
+    def _check_groups(self, counts: Sequence[int]) -> None:
+        if self._arguments.remat_groups > min(counts):
+            raise ValueError(
+                "`remat_groups` must be at most the number of layers of every "
+                f"cell. Received: remat_groups={self._arguments.remat_groups} "
+                f"and cells of {list(counts)} layers. Ask for fewer groups, "
+                "or put the layers of a `keras.Sequential` into the list "
+                "instead of the model."
+            )
+
+    # ------------------------------------------------------------- plain call
+    @property
+    def input_dtype(self) -> str:
+        """To which `model(x)` casts floats, as in `keras.Sequential`."""
+        if self._source.input_spec is not None:
+            return tree.flatten(self._source.input_spec)[0].dtype
+        return self.sequence[0].compute_dtype
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """Runs the layers one after the other, without a pipeline."""
+        inputs = self.cast_inputs(inputs)
+        if self._source.model is not None:
+            return self._source.model(inputs, training=training)
+        # Each layer is told, or it is what the last layer left to others.
+        kwargs = {} if training is None else {"training": training}
+        for cell in self._plan.cells:
+            with tf.device(cell.device):
+                for layer in cell.sequence:
+                    inputs = layer(inputs, **kwargs)
+        return inputs

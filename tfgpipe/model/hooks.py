@@ -1,0 +1,321 @@
+"""What Keras calls around a step, and what a subclass may extend.
+
+Before a step is traced, variables and what it runs have to be there, and are
+checked.
+
+Some methods may be extended, and not replaced. Keras's own examples of a
+`train_step` differentiate by a `tf.GradientTape` what `self(x)` returns. In a
+`GPipe` that would run layer after layer, without cells and micro-batches, and
+nobody would know. So whether a subclass's method calls that of its base is
+observed where it runs: while a step is traced.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import tree
+
+from tfgpipe import failures, internals
+from tfgpipe.devices import Storage, place_variables, placement
+from tfgpipe.devices import strategy as strategy_lib
+from tfgpipe.failures import endable, explained
+from tfgpipe.micro_batches import as_specs, shapes
+from tfgpipe.model.nonfinite import Skips
+from tfgpipe.sequence import inputs
+
+_CURES = {
+    "train_step": "A loss of your own belongs in `compute_loss`.",
+    "test_step": "A loss of your own belongs in `compute_loss`.",
+    "predict_step": "Then change what that returned.",
+    "make_train_function": "Then change `self.train_function`.",
+    "make_test_function": "Then change `self.test_function`.",
+    "make_predict_function": "Then change `self.predict_function`.",
+}
+
+
+def base(method: Callable) -> Callable:
+    """Marks what overriding methods must call."""
+
+    @functools.wraps(method)
+    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self._plan.calls[method.__name__] += 1
+        return method(self, *args, **kwargs)
+
+    noted.is_base = True  # type: ignore[attr-defined]
+    return noted
+
+
+class Extended:
+    """Checks that methods of subclasses call those marked with `base`."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in _CURES:
+            method = getattr(cls, name, None)
+            bases = [vars(parent).get(name) for parent in cls.__mro__]
+            has_base = any(hasattr(m, "is_base") for m in bases)
+            is_known = hasattr(method, "is_base") or hasattr(method, "extends")
+            if has_base and not is_known:
+                setattr(cls, name, _extending(name, method))
+
+
+def _extending(name: str, method: Any) -> Callable:
+    """The method, which fails if it does not call that of its base."""
+
+    @functools.wraps(method)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before = self._plan.calls[name]
+        result = method(self, *args, **kwargs)
+        if self._plan.calls[name] == before:
+            raise TypeError(
+                f"`{name}` of a subclass of `GPipe` must call that of `GPipe`, "
+                "which alone uses the cells. Received: "
+                f"{method.__qualname__}, which does not: layers would run one "
+                "after the other, without micro-batches. Call "
+                f"`super().{name}(...)` in it. {_CURES[name]}"
+            )
+        return result
+
+    checked.extends = True  # type: ignore[attr-defined]
+    return checked
+
+
+class Prepared(Extended, internals.BuiltBeforeTracing):
+    """The part of `GPipe` that Keras calls before it traces a step."""
+
+    train_function: Any
+    test_function: Any
+    predict_function: Any
+
+    @base
+    def make_train_function(self, force: bool = False) -> None:
+        """Makes what Keras calls with each batch in `fit`."""
+        self._check_storage()
+        self._check_scope()
+        if self.train_function is None or force:
+            self._plan.functions.pop("train", None)
+            self._source.check_again()
+            self._arguments.check_training()
+            super().make_train_function(force)
+            self.train_function = endable(
+                self._explained(self._overlapping(self.train_function))
+            )
+
+    @base
+    def make_test_function(self, force: bool = False) -> None:
+        """Makes what Keras calls with each batch in `evaluate`."""
+        self._check_storage()
+        self._check_scope()
+        if self.test_function is None or force:
+            self._plan.functions.pop("test", None)
+            self._source.check_again()
+            super().make_test_function(force)
+            self.test_function = self._explained(self.test_function)
+
+    @base
+    def make_predict_function(self, force: bool = False) -> None:
+        """Makes what Keras calls with each batch in `predict`."""
+        self._check_storage()
+        self._check_scope()
+        if self.predict_function is None or force:
+            self._plan.functions.pop("predict", None)
+            self._source.check_again()
+            super().make_predict_function(force)
+            self.predict_function = self._explained(self.predict_function)
+
+    def train_function_of(self, train_step: Callable) -> Callable:
+        """What `fit` would call with each batch, were this the training step.
+
+        Args:
+            train_step: Takes a mini-batch; returns a nest of tensors.
+        """
+        own = self.train_function
+        with internals.replaced_method(self, "train_step", train_step):
+            self.make_train_function(force=True)
+        made, self.train_function = self.train_function, own
+
+        def function(iterator: Any) -> Any:
+            with internals.replaced_method(self, "train_step", train_step):
+                return made(iterator)  # in some versions it looks for the step
+
+        return function
+
+    def _explained(self, function: Callable) -> Callable:
+        is_alone = self.steps_per_execution == 1
+        return explained(function, self._plan.cells, is_alone)
+
+    def place(self) -> None:
+        """Gives the variables storage on the devices of their cells.
+
+        In a model around this one they are where that model puts them.
+        """
+        storage = self._plan.storage
+        known = set() if storage is None else storage.known
+        place_variables(self._plan.cells, known)
+        self._plan.storage = Storage(self.name, self.sequence)
+        # tf.train.Checkpoint finds nothing in a list of layers.
+        self._checkpointed = tf.Module()
+        self._checkpointed.values = [v.value for v in self.variables]
+        if self._arguments.skip_nonfinite and self._plan.skips is None:
+            self._plan.skips = Skips(self._plan.cells[-1].device)
+
+    def _check_storage(self) -> None:
+        """Refuses layers that another model took over."""
+        if self._plan.storage is not None:
+            self._plan.storage.check()
+            self._place_new()
+
+    def _place_new(self) -> None:
+        """Places the weights that `enable_lora` or `quantize` have added."""
+        storage = self._plan.storage
+        if storage is not None and any(
+            id(variable) not in storage.known
+            for layer in self.sequence
+            for variable in layer.variables
+        ):
+            self.place()
+
+    def _check_scope(self) -> None:
+        """Refuses strategies that the model does not know of."""
+        strategy, own = strategy_lib.any_current(), self._plan.strategy
+        if strategy not in (None, own):
+            made_in = "no scope" if own is None else f"that of {own}"
+            raise ValueError(
+                "A `GPipe` must be used in the scope of the strategy in whose "
+                "scope it was made, or of none. Received: the scope of "
+                f"{strategy}, and a model that was made in {made_in}. Leave "
+                "the scope before you use the model, and do without the "
+                f"strategy's `run`. {strategy_lib.instead_of(strategy)}"
+            )
+
+    def prepare(
+        self, x: Any, y: Any, sample_weight: Any, with_loss: bool
+    ) -> None:
+        """Creates all variables, before the step is traced if possible."""
+        with internals.outside_functions(), internals.without_strategy():
+            if not self.built:
+                self._plan.input_spec = inputs.data_spec(x, self.input_dtype)
+                self.build(shapes(self._plan.input_spec))
+            if not with_loss:
+                return
+            self._place_new()  # an optimizer knows where they are
+            self.build_optimizer()
+            with tf.device(self._plan.cells[-1].device):
+                internals.build_losses_and_metrics(
+                    self,
+                    as_specs(x),
+                    as_specs(y),
+                    self._plan.output_spec,
+                    as_specs(sample_weight),
+                )
+
+    def _overlapping(self, function: Callable) -> Callable:
+        """A training function whose first mini-batch is looked at."""
+
+        @functools.wraps(function)
+        def looked_at(*args: Any) -> Any:
+            if not self._plan.is_new:
+                return function(*args)
+            before = self._seen_in_training()
+            result = function(*args)
+            self._plan.is_new = False
+            rows, steps = self._seen_in_training() - before
+            self._check_overlap(rows // steps if steps > 0 else None)
+            return result
+
+        return looked_at
+
+    def _seen_in_training(self) -> Any:
+        """How many rows, and in how many steps."""
+        rows = internals.loss_tracker(self).count
+        steps = getattr(self.optimizer, "iterations", 0)
+        return np.array([int(rows), int(steps)])
+
+    def _check_overlap(self, rows: int | None) -> None:
+        """Warns if the devices of the first mini-batch waited for each other.
+
+        Args:
+            rows: Its rows, which are known when it has run: `fit` traces a step
+                for any number of them. None if nothing was updated.
+        """
+        num_devices = len({cell.device for cell in self._plan.cells})
+        if num_devices == 1:
+            return
+        m, r = self.num_micro_batches, self.num_replicas
+        cure = (
+            f"Pass num_micro_batches={4 * num_devices}, say, and mini-batches "
+            "of more rows than that"
+        )
+        if self._plan.has_default_m:
+            failures.warn(
+                f"Devices wait for each other: {num_devices} of them train one "
+                "micro-batch, the default of `num_micro_batches`, so that only "
+                f"one works at a time. {cure}; or pass num_micro_batches=1 if "
+                "it is their memory that you want."
+            )
+        elif rows is not None and rows < m * r:
+            failures.warn(
+                f"Devices wait for each other: a mini-batch of {rows} rows is "
+                f"split into {rows} micro-batches. Expected: at least "
+                f"{m * r}, by num_micro_batches={m}"
+                + (f" and {r} replicas" if r > 1 else "")
+                + ". Train on mini-batches of more rows, or pass a smaller "
+                "num_micro_batches."
+            )
+
+    def build_optimizer(self) -> None:
+        """Creates the optimizer's slots, each where its variable is.
+
+        Keras does so in the first step, and puts all of them on device 0.
+        """
+        optimizer = getattr(self, "optimizer", None)
+        if optimizer is None:
+            return
+        if self._plan.strategy is not None:
+            internals.adopt(optimizer, self._plan.strategy)
+        if not optimizer.built:
+            with tf.init_scope(), internals.without_strategy():
+                optimizer.build(self.trainable_variables)
+            return
+        # Another model has trained with it, whose weights are elsewhere now.
+        for one in internals.with_inner(optimizer):
+            for variable in internals.trained_by(one):
+                own = internals.slots(one, variable)
+                placement.create_or_move(own, variable.value.device)
+
+    def note_data(self, data: Any) -> None:
+        """Keeps the first rows of data, on which layers are tried."""
+        if data is not None and self.num_micro_batches * self.num_replicas > 1:
+            x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+            self._plan.trial.note_data(x, self.cast_inputs)
+
+    def build_for(self, data: Any) -> None:
+        """Creates all variables before Keras traces a step.
+
+        A step that creates some would be traced twice.
+
+        Args:
+            data: What the step will get; `tf.TensorSpec`s for tensors.
+        """
+        leaves = tree.flatten(data)
+        if all(t is None or hasattr(t, "shape") for t in leaves):
+            x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+            self.prepare(x, y, weight, with_loss=True)
+
+    @property
+    def jit_compile(self) -> bool:
+        """Always False: `compile(jit_compile=True)` compiles each cell.
+
+        On a TPU, cells are compiled in any case.
+        """
+        return False
+
+    @jit_compile.setter
+    def jit_compile(self, value: Any) -> None:
+        self._jit_cells = value is True

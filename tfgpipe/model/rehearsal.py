@@ -1,0 +1,296 @@
+"""Training steps that change nothing, and gradients told as they pass.
+
+Each layer is a cell of its own, on the devices of its cell, and the head is one
+after them: so what a layer gets and gives is what crosses from task to task.
+
+    a step        cell 0: layers a, b        cell 1: layer c, loss
+    by layers     a --> b -----------------> c --> loss
+                  device 0                   device 1
+
+The schedule, and what is recomputed, are those of the step; its bits are, too,
+which do not depend on cells.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfgpipe import internals
+from tfgpipe.boundary import Boundary, CellArguments, Output, structure_of
+from tfgpipe.cells import Cell, CellTasks, Step, Work, until_known
+from tfgpipe.failures import explained
+from tfgpipe.model.step import Stepped
+from tfgpipe.run import Pipeline
+from tfgpipe.schedules import Facts, Remat
+
+
+class LayerCall(NamedTuple):
+    """A layer on one micro-batch, on its device.
+
+    Attributes:
+        inputs: What came in.
+        state: Values of `Cell.state`.
+        assigned: What earlier layers have assigned to its weights, None where
+            none did; empty if none did at all.
+        outputs: What went out.
+        losses: What it has added to the loss, numbers.
+        dy: The gradients by what went out, None where there is none.
+        dlosses: Those by what it has added to the loss.
+        dx: Those by what came in.
+    """
+
+    inputs: Boundary
+    state: list[Any]
+    assigned: Sequence[Any]
+    outputs: Boundary
+    losses: list[Any]
+    dy: Sequence[Any] = ()
+    dlosses: Sequence[Any] = ()
+    dx: Sequence[Any] = ()
+
+
+class Rehearsal(NamedTuple):
+    """What a step has come to.
+
+    Attributes:
+        total: The loss, a scalar.
+        gradients: By each trainable weight, or None.
+        calls: For each layer, and the head at last, what was asked of its
+            calls, by micro-batch.
+    """
+
+    total: tf.Tensor
+    gradients: list[Any]
+    calls: list[list[Any]]
+
+
+class ByLayers:
+    """Runs training steps, layer by layer, that change nothing.
+
+    Args:
+        cells: A cell for each layer, and one for the head.
+        step: Makes a graph of a mini-batch; also returns nests like what
+            comes into each cell.
+        nothing_eager: Within what it is called.
+
+    Attributes:
+        cells: Those.
+        structures: For each cell, a nest like what comes in.
+    """
+
+    def __init__(
+        self, cells: Sequence[Cell], step: Callable, nothing_eager: Callable
+    ):
+        self._nothing_eager = nothing_eager
+        self.cells = cells
+        self.structures: list[Any] = []
+
+        def run(data: Any) -> Rehearsal:
+            found: Rehearsal
+            found, self.structures = step(data)
+            return found
+
+        function = tf.function(run, autograph=False)
+        self._function = explained(function, cells, True)
+
+    def __call__(self, data: Any) -> Rehearsal:
+        """Runs a mini-batch, which is as `train_step` takes it."""
+        with self._nothing_eager():
+            found: Rehearsal = self._function(data)
+        return found
+
+
+class Rehearsed(Stepped):
+    """The part of `GPipe` whose steps are looked at."""
+
+    @property
+    def gradient_dtype(self) -> str | None:
+        """In which gradients are summed over micro-batches, see `GPipe`."""
+        return self._arguments.gradient_dtype
+
+    def by_layers(self, of_call: Callable[[LayerCall], Any]) -> ByLayers:
+        """Runs training steps that change nothing.
+
+        Args:
+            of_call: What is asked of each call, a nest of tensors; called
+                while the step is traced.
+        """
+        steps = [[*cell.steps] for cell in self._plan.cells]
+        steps[-1].append(_Nothing())
+        places = [k for k, own in enumerate(steps) for _ in own]
+        cells = [
+            self._plan.cells[k].part(i, step)
+            for i, (k, step) in enumerate(zip(places, itertools.chain(*steps)))
+        ]
+        counts = collections.Counter(cell.number for cell in cells)
+        groups = [counts[k] for k in range(self.num_partitions)]
+        remat = self._arguments.remat_by_cell().parted(places, groups)
+        step = functools.partial(self._by_layers, of_call, (cells, remat))
+        return ByLayers(cells, step, self.nothing_eager)
+
+    def _by_layers(
+        self,
+        of_call: Callable[[LayerCall], Any],
+        parts: tuple[list[Cell], Remat],
+        data: Any,
+    ) -> tuple[Rehearsal, list[Any]]:
+        """A step by layers, and nests like what comes into each."""
+        batch, _ = self._unpack(data)
+        given, *labels = batch
+        x = self.as_taken(given)
+        head, loss = self._loss_of(batch, training=True)
+
+        def lowered() -> tuple[list[_Recorded], Pipeline]:
+            traced = self._traced(x, labels, head, True, parts)
+            wanted = loss.has_gradient(traced) if traced.is_training else ()
+            tasks = [_Recorded(own) for own in traced.tasks(*wanted)]
+            program = traced.program(tasks, self._arguments.schedule_of)
+            return tasks, Pipeline(traced, tasks, program)
+
+        tasks, run = until_known(lowered)
+        run.forward()
+        with keras.StatelessScope():  # the metrics stay as they are
+            run.backward(loss.start(run))
+            total = loss.total(run)
+        pairs = self._gradients(run, loss)
+        calls = [
+            [of_call(call) for call in own.calls(k, run)]
+            for k, own in enumerate(tasks)
+        ]
+        structures = [
+            structure_of(x),
+            *(own.findings.output_structure for own in tasks[:-1]),
+        ]
+        return Rehearsal(total, [d for d, _ in pairs], calls), structures
+
+    @contextlib.contextmanager
+    def telling_gradients(
+        self, tell: Callable[[list[tuple[Any, keras.Variable]]], None]
+    ) -> Iterator[None]:
+        """Inside, training steps tell the gradients that they apply.
+
+        Args:
+            tell: Called with pairs of a gradient, or None, and its weight.
+        """
+        self._plan.tell_gradients = tell
+        try:
+            yield
+        finally:
+            self._plan.tell_gradients = None
+
+    @contextlib.contextmanager
+    def unchanged(self) -> Iterator[Callable[[], None]]:
+        """Inside, steps may run: at the end the variables are as before.
+
+        Those of the layers, of metrics, of the optimizer, and seeds. It yields
+        what puts them back at once.
+        """
+        skips, optimizer = self._plan.skips, self.optimizer
+        variables: list[Any] = [
+            *self.variables,
+            *self.metrics_variables,
+            *(v for o in internals.with_inner(optimizer) for v in o.variables),
+            *internals.unlisted(optimizer),
+            *internals.global_seed(),
+            *([] if skips is None else skips.counts),
+        ]
+        values = {id(v): (v, v.numpy()) for v in variables}
+
+        def put_back() -> None:
+            for variable, value in values.values():
+                is_own = isinstance(variable, keras.Variable)
+                storage = variable.value if is_own else variable
+                with tf.device(storage.device):
+                    variable.assign(value)
+
+        try:
+            yield put_back
+        finally:
+            put_back()
+
+
+class _Nothing(Step):
+    """Hands on what the last layer has made: where the head is."""
+
+    def __init__(self) -> None:
+        super().__init__(keras.layers.Identity())
+
+    def __call__(self, values: Any, training: bool) -> Any:
+        """See `Step`."""
+        return values
+
+
+class _Recorded:
+    """The tasks of a cell, which note what they take and return.
+
+    Args:
+        tasks: The tasks.
+    """
+
+    def __init__(self, tasks: CellTasks):
+        self._tasks = tasks
+        self._forward: list[tuple[CellArguments, Output]] = []
+        self._backward: dict[int, tuple[Any, Any, Any]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tasks, name)
+
+    def facts(self, has_backward: bool) -> Facts:
+        """See `CellTasks`; the halves of a backward pass are one."""
+        return self._tasks.facts(has_backward)._replace(has_halves=False)
+
+    def forward(self, arguments: CellArguments, keeps: bool) -> Work:
+        """See `CellTasks`."""
+        work = self._tasks.forward(arguments, keeps)
+
+        def finish(results: list[Any]) -> Any:
+            found = work.finish(results)
+            self._forward.append((arguments, found[0]))
+            return found
+
+        return work._replace(finish=finish)
+
+    def backward(self, *given: Any) -> Work:
+        """See `CellTasks`."""
+        work = self._tasks.backward(*given)
+        _, _, dy, dlosses, _, m = given
+
+        def finish(results: list[Any]) -> Any:
+            found = work.finish(results)
+            self._backward[m] = dy, dlosses, found[0]
+            return found
+
+        return work._replace(finish=finish)
+
+    def calls(self, k: int, run: Pipeline) -> list[LayerCall]:
+        """What was noted, by micro-batch.
+
+        Args:
+            k: Of which cell these tasks are.
+            run: What has run them.
+        """
+        ops = [op for op in run.program.ops if op.kind == "forward"]
+        order = [op.micro_batch for op in ops if op.cell == k]
+        num_head = self.findings.num_head_losses
+        made = {}
+        for m, (given, output) in zip(order, self._forward, strict=True):
+            dy, dlosses, dx = self._backward.get(m, ((), (), ()))
+            made[m] = LayerCall(
+                given.inputs,
+                given.state,
+                given.assigned,
+                Boundary(output.tensors, output.masks),
+                output.losses[num_head:],
+                dy,
+                dlosses[num_head:],
+                dx,
+            )
+        return [made[m] for m in sorted(made)]

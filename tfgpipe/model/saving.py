@@ -1,0 +1,427 @@
+"""Saves and loads a `GPipe`, at the same or another number of cells.
+
+Files are Keras's own and hold nothing about cells but the arguments: what was
+saved with four cells can be loaded with two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import h5py
+import keras
+from keras import tree
+
+from tfgpipe import failures, internals
+from tfgpipe.checks import as_count, checked_path
+from tfgpipe.devices import all_devices, resolve_device
+from tfgpipe.devices import strategy as strategy_lib
+from tfgpipe.files import read_whole, written_whole
+from tfgpipe.micro_batches import shapes
+from tfgpipe.model.nonfinite import Skips
+from tfgpipe.schedules import CHUNKS
+from tfgpipe.sequence import items_from_config
+from tfgpipe.state import RandomState, seeds
+
+
+class Filed(keras.Model):
+    """The part of `GPipe` that writes and reads files, as Keras does."""
+
+    def save(
+        self,
+        filepath: Any,
+        overwrite: bool = True,
+        zipped: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Writes a `.keras` file, see `keras.Model.save`.
+
+        Raises:
+            ValueError: If the file is of the older HDF5 format, which has no
+                place for a `GPipe`.
+            OSError: If it cannot be written. What was there is kept.
+        """
+        if str(filepath).endswith((".h5", ".hdf5")):
+            raise ValueError(
+                "`filepath` must end in '.keras'. Received: "
+                f"filepath={str(filepath)!r}, of the older HDF5 format, from "
+                "which Keras cannot load a `GPipe`. Save to '.keras', or the "
+                "weights alone by `save_weights` to '.weights.h5'."
+            )
+        _warn_of_unlisted(self)
+        with written_whole(filepath, overwrite) as path:
+            super().save(path, overwrite, zipped, **kwargs)
+
+    def save_weights(
+        self,
+        filepath: Any,
+        overwrite: bool = True,
+        max_shard_size: float | None = None,
+    ) -> None:
+        """Writes a `.weights.h5` file, see `keras.Model.save_weights`.
+
+        Raises:
+            OSError: If it cannot be written. What was there is kept.
+        """
+        _warn_of_unlisted(self)
+        if max_shard_size is not None:  # several files, left to Keras
+            super().save_weights(filepath, overwrite, max_shard_size)
+            return
+        with written_whole(filepath, overwrite) as path:
+            super().save_weights(path, overwrite)
+
+    def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """Loads what `save_weights` wrote, see `keras.Model.load_weights`.
+
+        The optimizer's state is loaded even if it has made no step yet.
+
+        Raises:
+            ValueError: If the file is damaged, or that of another model.
+        """
+        with read_whole(filepath):
+            if self.built and _holds_optimizer(filepath):
+                self.build_optimizer()
+            super().load_weights(filepath, *args, **kwargs)
+
+
+def _warn_of_unlisted(model: keras.Model) -> None:
+    """Warns of an optimizer's state for which Keras's files have no place."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and internals.unlisted(optimizer):
+        names = " of ".join(internals.optimizer_names(model))
+        warnings.warn(
+            "Keras's files leave out what this optimizer keeps for all weights "
+            "together: a training that goes on from one has other numbers than "
+            f"one that was not interrupted. Received: {names}. Go "
+            "on from what `tfgpipe.callbacks.Checkpoint` writes.",
+            stacklevel=3,
+        )
+
+
+def _holds_optimizer(path: Any) -> bool:
+    """Whether a file of `save_weights` has the state of an optimizer."""
+    if not str(path).endswith(".weights.h5"):
+        return False
+    with h5py.File(path) as file:
+        return len(file.get("optimizer/vars", ())) > 0
+
+
+_overrides: contextvars.ContextVar[dict[str, Any] | None] = (
+    contextvars.ContextVar("overrides", default=None)
+)
+
+
+def load_model(
+    path: str | os.PathLike[str],
+    num_partitions: int | None = None,
+    num_micro_batches: int | None = None,
+    devices: Sequence[Any] | None = None,
+    schedule: Any = None,
+    remat: Any = None,
+    remat_groups: int | None = None,
+    layers_per_cell: Sequence[int] | None = None,
+    gradient_dtype: str | None = "saved",
+    skip_nonfinite: bool | None = None,
+    trial: str | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Loads what `model.save("model.keras")` wrote.
+
+    Args:
+        path: The `.keras` file; or the folder, if it was saved with
+            `zipped=False`.
+        num_partitions: K. Defaults to what was saved, or to that of the
+            `PipelineStrategy` in whose scope this is called.
+        num_micro_batches: M. Defaults to what was saved.
+        devices: The devices, as for `GPipe`. Defaults to what was saved; where
+            none were given then, to the first accelerators.
+        schedule: The schedule. Defaults to what was saved.
+        remat: The rule, or rules. Defaults to what was saved.
+        remat_groups: Groups a cell. Defaults to what was saved.
+        layers_per_cell: How many layers each cell has. Defaults to what was
+            saved; at another K, to a cut of balanced costs.
+        gradient_dtype: Of sums of gradients; None for that of each weight.
+            Defaults to "saved": what was saved.
+        skip_nonfinite: Whether mini-batches that are not finite are skipped.
+            Defaults to what was saved.
+        trial: What happens where a layer differs in micro-batches. Defaults to
+            what was saved.
+        **kwargs: Other arguments of `keras.saving.load_model`:
+            `custom_objects`, `compile`, `safe_mode`.
+
+    Returns:
+        The `tfgpipe.GPipe`, compiled as it was, optimizer state included.
+
+    Raises:
+        ValueError: If the file is damaged or holds something else, or the
+            arguments do not fit the layers or the devices.
+    """
+    checked_path("path", path)
+    path = os.fspath(path)
+    is_file = path.endswith((".keras", ".h5", ".hdf5"))
+    if not is_file and "://" not in path and not os.path.isdir(path):
+        raise ValueError(
+            "`path` must be what `model.save` wrote, 'NAME.keras'. "
+            f"Received: path={path!r}."
+        )
+    changes = {
+        "num_partitions": num_partitions,
+        "num_micro_batches": num_micro_batches,
+        "devices": list(devices) if isinstance(devices, tuple) else devices,
+        "schedule": schedule,
+        "remat": remat,
+        "remat_groups": remat_groups,
+        "layers_per_cell": layers_per_cell,
+        "skip_nonfinite": skip_nonfinite,
+        "trial": trial,
+    }
+    changes = {k: v for k, v in changes.items() if v is not None}
+    if not (isinstance(gradient_dtype, str) and gradient_dtype == "saved"):
+        changes["gradient_dtype"] = gradient_dtype
+    with _overriding(changes), _expecting_seeds(), read_whole(path):
+        model = keras.saving.load_model(path, **kwargs)
+    if not isinstance(model, Saved):
+        raise ValueError(
+            "`path` must hold a `tfgpipe.GPipe`. Received: "
+            f"path={path!r}, which holds a {type(model).__name__}. Load "
+            "it with `keras.saving.load_model`; pass the layers of a "
+            "`keras.Sequential` to `GPipe`."
+        )
+    return model
+
+
+@contextlib.contextmanager
+def _expecting_seeds() -> Iterator[None]:
+    token = seeds.is_expected.set(True)
+    try:
+        yield
+    finally:
+        seeds.is_expected.reset(token)
+
+
+@contextlib.contextmanager
+def _overriding(changes: dict[str, Any]) -> Iterator[None]:
+    token = _overrides.set(changes)
+    try:
+        yield
+    finally:
+        _overrides.reset(token)
+
+
+def overridden(config: dict[str, Any]) -> dict[str, Any]:
+    """A model's config with the arguments of `load_model`.
+
+    At another number of cells the saved cut and device names are dropped.
+
+    Raises:
+        ValueError: If a saved schedule or rules for single cells would not
+            fit.
+    """
+    changes = _overrides.get() or {}
+    changes = {**_of_strategy({**config, **changes}), **changes}
+    new = {**config, **changes}
+    other_cells = as_count(new["num_partitions"]) != config["num_partitions"]
+    if other_cells:
+        new = {**new, "layers_per_cell": None, "devices": None, **changes}
+    other = other_cells or (
+        as_count(new["num_micro_batches"]) != config["num_micro_batches"]
+    )
+    for name, is_fixed, differs in (
+        ("schedule", isinstance(config["schedule"], list), other),
+        ("remat", isinstance(config["remat"], dict), other_cells),
+    ):
+        if is_fixed and differs and name not in changes:
+            raise ValueError(
+                f"`{name}` was saved for {config['num_partitions']} cells and "
+                f"{config['num_micro_batches']} micro-batches. Received: "
+                f"num_partitions={new['num_partitions']}, num_micro_batches="
+                f"{new['num_micro_batches']}. Pass `{name}=` as well."
+            )
+    return new
+
+
+def _of_strategy(config: dict[str, Any]) -> dict[str, Any]:
+    """Arguments that follow from the strategy in whose scope this is called."""
+    strategy = strategy_lib.current()
+    if strategy is None:
+        return {}
+    saved, k = as_count(config["num_partitions"]), strategy.num_partitions
+    if saved is None:  # refused later
+        return {}
+    schedule = config["schedule"]
+    chunks: int | None = 1
+    if isinstance(schedule, (list, tuple)):  # the tasks of each device
+        fits = len(schedule) == k
+    else:
+        chunks = CHUNKS.get(schedule, 1)  # a wrong name is refused later
+        fits = saved % k == 0 if chunks is None else saved == chunks * k
+    return {
+        "num_partitions": saved if fits else (chunks or 1) * k,
+        "devices": None,
+    }
+
+
+def spec_config(spec: Any) -> dict[str, Any]:
+    """A nest of `keras.KerasTensor`s as plain values."""
+    flat = tree.flatten(spec)
+    return {
+        "structure": tree.pack_sequence_as(spec, list(range(len(flat)))),
+        "specs": [
+            None if s is None else [list(s.shape), s.dtype] for s in flat
+        ],
+    }
+
+
+def spec_from_config(config: dict[str, Any]) -> Any:
+    """Undoes `spec_config`."""
+    flat = [
+        None if s is None else keras.KerasTensor(tuple(s[0]), s[1])
+        for s in config["specs"]
+    ]
+    return tree.map_structure(lambda i: flat[i], config["structure"])
+
+
+class Saved(Filed):
+    """The part of `GPipe` that Keras calls to save, load and copy it."""
+
+    @property
+    def random_state(self) -> RandomState | None:
+        """The random seeds, which Keras itself does not save."""
+        return self._plan.random_state
+
+    @property
+    def skips(self) -> Skips | None:
+        """The number of mini-batches that were skipped, for files."""
+        return self._plan.skips
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments; costs as numbers, if they are known."""
+        costs = self._plan.costs or [
+            c if not callable(c) else None for c in self._source.costs
+        ]
+        adapters = internals.num_adapters(self)
+        return {
+            **super().get_config(),
+            **self._source.config(),
+            "costs": costs,
+            "cost_unit": self._arguments.costs.unit,
+            "build_config": self.get_build_config(),
+            **({"adapters": adapters} if adapters else {}),
+            **self._arguments.config(),
+        }
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Any = None
+    ) -> Any:
+        """Makes a model of what `get_config` returned."""
+        config = overridden(dict(config))
+        check_devices(config["devices"], "devices" in (_overrides.get() or {}))
+        build_config = config.pop("build_config", None)
+        unit = config.pop("cost_unit", None)
+        adapters = config.pop("adapters", 0)
+        is_later = unit == "bytes" and None in config["costs"]  # not built
+        items = items_from_config(config, custom_objects)
+        if is_later:
+            config["costs"] = unit
+        model = cls(items, **config)
+        if unit is not None:
+            model._arguments.costs.unit = unit
+        model.build_from_config(build_config)
+        if model.built:
+            check_adapters(adapters, internals.num_adapters(model))
+        return model
+
+    def __dir__(self) -> list[str]:
+        """All names but two: Keras saves and loads what it finds here.
+
+        The layers are found as `layers`, each once. A layer that failed to
+        load would be looked for a second time, with an error that says less.
+        """
+        others = {"sequence", "model"}
+        return [name for name in super().__dir__() if name not in others]
+
+    def export(
+        self,
+        filepath: Any,
+        format: str = "tf_saved_model",
+        verbose: bool | None = None,
+        input_signature: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Writes a model for serving, see `keras.Model.export`.
+
+        The pipeline stays behind: what is served runs layer by layer.
+        """
+        if input_signature is None and self.built:
+            spec = self._plan.input_spec
+            if self._source.input_spec is None and not tree.is_nested(spec):
+                # As `keras.Sequential`, whatever data it was built for.
+                spec = keras.KerasTensor(spec.shape, self.input_dtype)
+            input_signature = [
+                tree.map_structure(
+                    lambda t: keras.InputSpec(shape=t.shape, dtype=t.dtype),
+                    spec,
+                )
+            ]
+        super().export(filepath, format, verbose, input_signature, **kwargs)
+
+    def get_build_config(self) -> dict[str, Any] | None:
+        """Shapes and dtypes of the inputs."""
+        if not self._plan.cells:
+            return None
+        return spec_config(self._plan.input_spec)
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        """Builds for what `get_build_config` returned."""
+        if config is None or self.built:
+            return
+        self._plan.input_spec = spec_from_config(config)
+        self.build(shapes(self._plan.input_spec))
+
+
+def check_devices(names: Sequence[str] | None, is_given: bool) -> None:
+    """Refuses devices of a file that are not here.
+
+    Args:
+        names: The devices of the model, or None for the first ones.
+        is_given: Whether the user gave them, and not the file.
+
+    Raises:
+        ValueError: If TensorFlow does not list one of them.
+    """
+    if names is None or is_given:
+        return
+    missing = [n for n in names if resolve_device(n) is None]
+    if missing:
+        raise ValueError(
+            "The devices that the file names must be devices that TensorFlow "
+            f"lists: {all_devices()}. Received: the file's devices="
+            f"{[*names]}, of which {missing} are not. Name others by "
+            "`tfgpipe.load_model(path, devices=[...])`, or pass "
+            "num_partitions=1 to load the model onto one device."
+        )
+
+
+def check_adapters(saved: int, loaded: int) -> None:
+    """Warns of adapters (LoRA) that became part of the weights.
+
+    Args:
+        saved: How many layers had them when the model was saved.
+        loaded: How many have them now.
+    """
+    if loaded >= saved:
+        return
+    failures.warn(
+        f"The model was saved with adapters (LoRA) in {saved} layers, and has "
+        f"them in {loaded} now: a layer that holds other layers is made "
+        "without what `enable_lora` added to those. As in plain Keras, the "
+        "file has the adapters added to the weights: outputs are the same, but "
+        "the whole weights are trained now. Call `enable_lora` again, set "
+        "`trainable = False` where nothing is to be trained, and `compile`."
+    )

@@ -1,0 +1,20 @@
+"""Which arguments of a `GPipe` train fastest, and fit."""
+
+from tfgpipe.plans.machine import MACHINES, Machine, machine_of
+from tfgpipe.plans.plan import Plan
+from tfgpipe.plans.planner import plan
+from tfgpipe.plans.prediction import Prediction, Setting, predict
+from tfgpipe.plans.search import Problem, fitted
+
+__all__ = [
+    "MACHINES",
+    "Machine",
+    "Plan",
+    "Prediction",
+    "Problem",
+    "Setting",
+    "fitted",
+    "machine_of",
+    "plan",
+    "predict",
+]

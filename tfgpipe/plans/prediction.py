@@ -1,0 +1,314 @@
+"""A setting of a `GPipe`: its seconds, and its bytes at the peak.
+
+A step is the operations of its program, each as long as its layers take,
+between transfers; then the update.
+
+Memory is followed through the operations of a device:
+
+    forward     keeps what the backward pass needs, or only the cell's inputs
+    recompute   adds what the backward pass needs
+    backward    frees all; if it is split, its weight gradient does
+
+beside weights, slots, one sum of gradients, and what the running operation
+needs: a backward pass that adds to a sum makes a new one beside it.
+
+Pure Python: nothing here knows TensorFlow.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tfgpipe.plans.machine import Machine
+from tfgpipe.plans.workload import CellNeeds, Workload
+from tfgpipe.schedules import (
+    GRADIENTS,
+    LAST,
+    SCHEDULES,
+    Facts,
+    Op,
+    Program,
+    Remat,
+    Schedule,
+    devices_of_cells,
+    lower,
+)
+
+
+class Prediction(NamedTuple):
+    """What a setting comes to.
+
+    Attributes:
+        setting: What is predicted.
+        step_seconds: Of a training step.
+        bubble: Share of the pipeline's time in which devices wait.
+        recompute_seconds: Spent computing again, by the device that does most.
+        busy_seconds: Of a device's tasks that are no recomputation, the mean.
+        update_seconds: Of the update, and of what replicas exchange for it.
+        memory: Of each device of a replica.
+    """
+
+    setting: Setting
+    step_seconds: float
+    bubble: float
+    recompute_seconds: float
+    busy_seconds: float
+    update_seconds: float
+    memory: list[DeviceMemory]
+
+    @property
+    def device_bytes(self) -> list[int]:
+        """What each device of a replica holds, in all."""
+        return [own.total for own in self.memory]
+
+
+def predict(
+    workload: Workload, setting: Setting, machine: Machine | None
+) -> Prediction:
+    """What a setting comes to.
+
+    Args:
+        workload: The layers, for the micro-batches of the setting.
+        setting: What `GPipe` is told.
+        machine: How fast it sends and updates; None: in no time.
+    """
+    by_cell = workload.cells(setting.layers_per_cell, setting.remat_groups)
+    groups = [group for own in by_cell for group in own]
+    program = setting.program(tuple(group.facts for group in groups))
+    # There are no sums yet to which these add gradients.
+    first: dict[int, int] = {}
+    there = set()  # what a backward task needs not compute by itself
+    for op in program.ops:
+        if op.kind in LAST:
+            first.setdefault(op.cell, op.micro_batch)
+        elif op.keeps or op.kind == "recompute":
+            there.add((op.cell, op.micro_batch))
+
+    def duration(op: Op) -> float:
+        group = groups[op.cell]
+        found = group.seconds[op.kind]
+        if op.kind in GRADIENTS and (op.cell, op.micro_batch) not in there:
+            found += group.seconds["recompute"]
+        if op.kind in LAST and first[op.cell] == op.micro_batch:
+            found -= group.addition
+        return max(0.0, found)
+
+    def link(op: Op) -> float:
+        """For which what an operation hands on is under way."""
+        if machine is None:
+            return 0.0
+        group = groups[op.cell]
+        is_forward = op.kind == "forward"
+        count = group.outputs if is_forward else group.gradient_bytes
+        return machine.latency + count / machine.bandwidth
+
+    times = program.simulate(duration, link)
+    busy, again, free = ([0.0] * program.num_devices for _ in range(3))
+    for op, (start, end) in zip(program.ops, times):
+        busy[op.device] += end - start
+        again[op.device] += (end - start) * (op.kind == "recompute")
+        free[op.device] = end
+    updates = [
+        _update_seconds(own, setting.num_replicas, machine)
+        for own in by_device(by_cell, setting)
+    ]
+    length = max(free)
+    return Prediction(
+        setting,
+        max(end + update for end, update in zip(free, updates)),
+        1 - sum(busy) / (program.num_devices * length) if length else 0.0,
+        max(again),
+        (sum(busy) - sum(again)) / program.num_devices,
+        max(updates),
+        memory(by_cell, setting),
+    )
+
+
+def _update_seconds(
+    own: Sequence[CellNeeds], num_replicas: int, machine: Machine | None
+) -> float:
+    """Reads gradients, reads and writes weights and slots; replicas share it.
+
+    Each replica sends what others own of the gradients, and gets their weights.
+    """
+    if machine is None:
+        return 0.0
+    weights = sum(one.weights for one in own)
+    slots = sum(one.slots for one in own)
+    gradients = sum(one.gradients for one in own)
+    moved = (gradients + 2 * weights + 2 * slots) / num_replicas
+    sent = 2 * gradients * (num_replicas - 1) / num_replicas
+    latency = machine.latency if num_replicas > 1 else 0.0
+    return moved / machine.memory_bandwidth + sent / machine.bandwidth + latency
+
+
+class DeviceMemory(NamedTuple):
+    """What a device holds at the peak of a step, in bytes.
+
+    Attributes:
+        weights: Its weights.
+        slots: The optimizer's slots.
+        gradients: One sum of gradients.
+        activations: What it keeps of the micro-batches.
+        working: What the task needs that runs then.
+    """
+
+    weights: int
+    slots: int
+    gradients: int
+    activations: int
+    working: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(self)
+
+
+def memory(
+    cells: Sequence[Sequence[CellNeeds]], setting: Setting
+) -> list[DeviceMemory]:
+    """What each device holds at its peak.
+
+    Args:
+        cells: The groups of each cell.
+        setting: What `GPipe` is told.
+    """
+    groups = [group for own in cells for group in own]
+    program = setting.program(tuple(group.facts for group in groups))
+    found = []
+    for ops, own in zip(program.by_device, by_device(cells, setting)):
+        activations, working = _peak(ops, groups)
+        slots = sum(group.slots for group in own)
+        found.append(
+            DeviceMemory(
+                sum(group.weights for group in own),
+                -(-slots // setting.num_replicas),
+                sum(group.gradients for group in own),
+                round(activations),
+                round(working),
+            )
+        )
+    return found
+
+
+def _peak(
+    ops: Sequence[Op], groups: Sequence[CellNeeds]
+) -> tuple[float, float]:
+    """Bytes kept, and bytes of the running operation, where both are most.
+
+    Args:
+        ops: What a device runs.
+        groups: Those of all cells, in order.
+    """
+    now = 0.0
+    most = (0.0, 0.0)
+    held: dict[tuple[int, int], float] = {}  # of a group and micro-batch
+    there: set[tuple[int, int]] = set()  # whose activations are
+    has_sum: set[int] = set()
+
+    def hold(at: tuple[int, int], more: float) -> None:
+        nonlocal now
+        now += more
+        held[at] = held.get(at, 0.0) + more
+
+    for kind, k, m, _, keeps in ops:
+        group, at = groups[k], (k, m)
+        working = group.backward
+        if kind == "forward":
+            working = group.outputs if keeps else group.forward
+            if group.facts.has_backward:
+                hold(at, group.kept if keeps else group.inputs)
+        elif at not in there and group.kept > group.kept_inputs:
+            # Recomputed now, by itself or within.
+            hold(at, group.kept - group.kept_inputs)
+            is_alone = kind == "recompute"
+            working = group.forward if is_alone else max(working, group.forward)
+        if keeps or kind != "forward":
+            there.add(at)
+        if kind in LAST and k in has_sum:
+            working += group.gradients
+        most = max(most, (now, working), key=sum)
+        if kind == "input_gradient":
+            hold(at, group.crossing)
+        elif kind in LAST:
+            now += group.sparse - held.pop(at)
+            has_sum.add(k)
+    return most
+
+
+def by_device(
+    cells: Sequence[Sequence[CellNeeds]], setting: Setting
+) -> list[list[CellNeeds]]:
+    """The groups of each device."""
+    found: list[list[CellNeeds]] = [[] for _ in range(setting.num_devices)]
+    for device, groups in zip(setting.devices, cells):
+        found[device] += groups
+    return found
+
+
+class Setting(NamedTuple):
+    """What a `GPipe` can be told.
+
+    Attributes:
+        num_replicas: R.
+        num_devices: Of a replica.
+        layers_per_cell: The cut.
+        num_micro_batches: M, of a replica.
+        schedule: Its name.
+        remat: The rule of each cell.
+        remat_groups: Groups of layers of a cell.
+    """
+
+    num_replicas: int
+    num_devices: int
+    layers_per_cell: tuple[int, ...]
+    num_micro_batches: int
+    schedule: str
+    remat: tuple[str, ...]
+    remat_groups: int = 1
+
+    @property
+    def num_partitions(self) -> int:
+        """K, the number of cells."""
+        return len(self.layers_per_cell)
+
+    @property
+    def chunks(self) -> int:
+        """Cells of a device."""
+        return self.num_partitions // self.num_devices
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The device of each cell."""
+        return devices_of_cells(self.schedule, self.num_devices, self.chunks)
+
+    def program(self, facts: tuple[Facts, ...]) -> Program:
+        """What runs in a replica.
+
+        Args:
+            facts: Those of the groups of all cells.
+        """
+        # A search asks for the same again and again, before it goes to the
+        # next: the memory of a program, then its seconds.
+        return _program(self._replace(num_replicas=1), facts)
+
+
+@functools.lru_cache(maxsize=2)
+def _program(setting: Setting, facts: tuple[Facts, ...]) -> Program:
+    k = setting.num_partitions
+    remat = Remat.of(dict(enumerate(setting.remat)), k, setting.remat_groups)
+    schedule = _schedule(
+        setting.schedule,
+        setting.num_devices,
+        setting.num_micro_batches,
+        setting.chunks,
+    )
+    return lower(lambda _: schedule, facts, remat, [schedule.num_micro_batches])
+
+
+@functools.lru_cache(maxsize=2)
+def _schedule(name: str, d: int, m: int, chunks: int) -> Schedule:
+    return SCHEDULES[name](d, m, chunks)

@@ -1,0 +1,347 @@
+"""Finds the settings that train fastest within a memory limit.
+
+For every number of replicas, devices, cells and micro-batches, and every
+schedule, there is a time that no order of the tasks is below. Settings are
+predicted in the order of these bounds, until the next bound is above the best
+predictions: so the search is exact, and most settings are never simulated.
+
+Predictions are not exact. So of settings that are nearly as fast as the fastest
+the first is the one of fewest micro-batches: a cost of each task that is not
+modelled favours fewer tasks.
+
+Settings are made to fit into a device's memory. In this order, which is that of
+what it costs:
+
+1. the cells are even in seconds, and everything is kept;
+2. cells that do not fit compute again what they must: all but one micro-batch,
+   or all; then in groups of layers;
+3. the cut is that with the fastest slowest cell of those that fit.
+
+Pure Python: nothing here knows TensorFlow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from tfgpipe.plans.machine import Machine
+from tfgpipe.plans.prediction import Prediction, Setting, memory, predict
+from tfgpipe.plans.workload import CellNeeds, Workload
+from tfgpipe.schedules import CHUNKS, Facts
+
+_SHAPES = [
+    (name, chunks)
+    for name, own in CHUNKS.items()
+    for chunks in ((2, 4) if own is None else (own,))
+]
+
+# Of a step: beyond, its graph takes minutes to trace.
+_MOST_MICRO_BATCHES = 512
+
+_MOST_TASKS = 40_000
+
+
+# So much slower than the fastest is nearly as fast.
+NEAR = 1.02
+
+
+class _Candidate(NamedTuple):
+    bound: float
+    setting: Setting
+
+
+def search(problem: Problem, count: int) -> list[Prediction]:
+    """The settings that are nearly as fast as the fastest, then the others.
+
+    The first is the one of these with the fewest micro-batches; what follows
+    comes in the order of its time.
+
+    Args:
+        problem: What is to be planned.
+        count: How many to return; fewer, if there are fewer that fit.
+    """
+    found: list[Prediction] = []
+    for bound, setting in sorted(_candidates(problem)):
+        if len(found) >= count and bound >= max(
+            NEAR * found[0].step_seconds, found[count - 1].step_seconds
+        ):
+            break
+        prediction = fitted(problem, setting)
+        if prediction is not None:
+            found.append(prediction)
+            # Of equally fast ones, what holds less.
+            found.sort(key=lambda p: (p.step_seconds, max(p.device_bytes)))
+    if not found:
+        return []
+    near = [p for p in found if p.step_seconds <= NEAR * found[0].step_seconds]
+    first = min(near, key=lambda p: p.setting.num_micro_batches)
+    others = [p for p in found if p is not first]
+    return [first, *others][:count]
+
+
+def _candidates(problem: Problem) -> Iterator[_Candidate]:
+    most = len(problem.starts)
+    for replicas, d in _grids(problem):
+        if not may_fit(problem, replicas, d):
+            continue
+        for m in _micro_batches(problem.batch_size // replicas, d):
+            shapes = _SHAPES if d > 1 else [("gpipe", 1)]
+            workload = problem.workload(replicas, m)
+            for schedule, chunks in shapes:
+                if d * chunks > most or 3 * m * d * chunks > _MOST_TASKS:
+                    continue
+                cut = _even_cut(problem, workload, d * chunks)
+                if cut is None:
+                    continue
+                setting = Setting(
+                    replicas, d, cut, m, schedule, ("never",) * len(cut)
+                )
+                yield _Candidate(_bound(workload, setting), setting)
+
+
+def _grids(problem: Problem) -> Iterator[tuple[int, int]]:
+    """Numbers of replicas, and of the devices of each."""
+    for replicas in problem.num_replicas:
+        most = min(problem.num_devices // replicas, len(problem.starts))
+        for d in range(1, most + 1):
+            is_round = d & (d - 1) == 0 or d == most
+            if d <= 8 or is_round or problem.num_devices % d == 0:
+                yield replicas, d
+
+
+def _micro_batches(rows: int, num_devices: int) -> list[int]:
+    """Powers of two, and multiples of the devices, that leave a row each."""
+    most = min(rows, _MOST_MICRO_BATCHES)
+    powers = [2**i for i in range(most.bit_length()) if 2**i <= most]
+    multiples = [num_devices * i for i in (1, 2, 3, 4, 8)]
+    return sorted({*powers, *(m for m in multiples if m <= most)})
+
+
+def _even_cut(
+    problem: Problem, workload: Workload, k: int
+) -> tuple[int, ...] | None:
+    # Proportional costs are cut alike, so that one cut serves many settings.
+    total = sum(workload.costs) or 1.0
+    whole = tuple(round(1e9 * cost / total) for cost in workload.costs)
+    try:
+        return tuple(problem.cut(whole, k))
+    except ValueError:  # there are not as many places to cut
+        return None
+
+
+def _bound(workload: Workload, setting: Setting) -> float:
+    """Seconds that no order of a step's tasks is below.
+
+    A device works on all micro-batches, after the first one has come through
+    the devices before it; then the last one goes back through these. Where the
+    backward pass is split, it may have gone back earlier.
+    """
+    cells = [own for (own,) in workload.cells(setting.layers_per_cell)]
+    m, d = setting.num_micro_batches, setting.num_devices
+    forward = [one.seconds["forward"] for one in cells]
+    backward = [
+        one.facts.has_backward * one.seconds["backward"] for one in cells
+    ]
+    added = [one.facts.has_backward * one.addition for one in cells]
+    busy = [0.0] * d
+    for device, f, b, more in zip(setting.devices, forward, backward, added):
+        busy[device] += m * (f + b) - more
+    if setting.chunks > 1:
+        return max(busy)
+    is_split = setting.schedule in ("zero_bubble", "zero_bubble_2p")
+    back = [b - more for b, more in zip(backward, added)]
+    way = forward if is_split else [f + b for f, b in zip(forward, back)]
+    before = itertools.accumulate(way, initial=0.0)
+    return max(own + more for own, more in zip(busy, before))
+
+
+def smallest(problem: Problem) -> Prediction | None:
+    """Of the settings with most cells and micro-batches, what holds least."""
+    rows = problem.batch_size // min(problem.num_replicas)
+    replicas, d = max(_grids(problem), key=lambda grid: grid[1])
+    m = max(_micro_batches(rows, d))
+    workload = problem.workload(replicas, m)
+    cut = _even_cut(problem, workload, d)
+    if cut is None:
+        return None
+    setting = Setting(replicas, d, cut, m, "1f1b", ("always",) * d)
+    found = predict(workload, setting, problem.machine)
+    low, high = 0.0, float(max(found.device_bytes))
+    while high - low > 0.01 * high:
+        middle = (low + high) / 2
+        trial = dataclasses.replace(problem, memory_limit=middle)
+        fits = fitted(trial, setting)
+        if fits is None:
+            low = middle
+        else:
+            found, high = fits, middle
+    return found
+
+
+# From the fastest to the one that holds least.
+RULES = ("never", "except_last", "always")
+
+GROUPS = (2, 4, 8, 16)
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What is to be planned.
+
+    Attributes:
+        workload_of: The layers, for micro-batches of so many rows.
+        cut: Cuts a tuple of costs into cells; raises ValueError where it
+            cannot.
+        starts: Indices of the layers with which a cell can begin.
+        batch_size: Rows of a mini-batch.
+        num_devices: All devices.
+        num_replicas: The numbers of replicas to choose from.
+        memory_limit: Bytes of a device; None for any.
+        machine: How fast it sends and updates; None: in no time.
+    """
+
+    workload_of: Callable[[float], Workload]
+    cut: Callable[[tuple[float, ...], int], list[int]]
+    starts: tuple[int, ...]
+    batch_size: int
+    num_devices: int
+    num_replicas: tuple[int, ...]
+    memory_limit: float | None
+    machine: Machine | None
+
+    def workload(self, num_replicas: int, num_micro_batches: int) -> Workload:
+        """The layers, for micro-batches of a part of the mini-batch each."""
+        parts = num_replicas * num_micro_batches
+        return self.workload_of(self.batch_size / parts)
+
+    def workload_for(self, setting: Setting) -> Workload:
+        """The layers, for the micro-batches of a setting."""
+        return self.workload(setting.num_replicas, setting.num_micro_batches)
+
+    @property
+    def limit(self) -> float:
+        """The memory limit as a number."""
+        return math.inf if self.memory_limit is None else self.memory_limit
+
+
+def fitted(problem: Problem, setting: Setting) -> Prediction | None:
+    """The prediction for a setting that is changed until it fits, or None."""
+    workload = problem.workload_for(setting)
+    held = memory(workload.cells(setting.layers_per_cell), setting)
+    if max(own.total for own in held) <= problem.limit:
+        return predict(workload, setting, problem.machine)
+    cuts = [setting.layers_per_cell]
+    other = _cut_that_fits(problem, workload, setting)
+    if other is not None:
+        cuts.append(other)
+    for cut in cuts:
+        changed = setting._replace(layers_per_cell=cut)
+        for groups in (1, *(g for g in GROUPS if g <= min(cut))):
+            found = _with_remat(problem, workload, changed, groups)
+            if found is not None:
+                return found
+    return None
+
+
+def may_fit(problem: Problem, num_replicas: int, num_devices: int) -> bool:
+    """Whether the weights of all layers do, shared out."""
+    workload = problem.workload_of(1.0)
+    everything = workload.cell(0, len(workload.sizes))
+    return _static(everything, num_replicas) / num_devices <= problem.limit
+
+
+def _static(needs: CellNeeds, replicas: int) -> float:
+    return needs.weights + needs.slots / replicas + needs.gradients
+
+
+def _with_remat(
+    problem: Problem, workload: Workload, setting: Setting, groups: int
+) -> Prediction | None:
+    """With the fastest rule for each device that lets it fit."""
+    limit = problem.limit
+    d, k = setting.num_devices, setting.num_partitions
+    rules: list[str | None] = [None] * d
+    rest = RULES if groups == 1 else RULES[1:]
+    for rule in rest:
+        trial = setting._replace(remat=(rule,) * k, remat_groups=groups)
+        cells = workload.cells(trial.layers_per_cell, groups)
+        held = [own.total for own in memory(cells, trial)]
+        for device in range(d):
+            if rules[device] is None and held[device] <= limit:
+                rules[device] = rule
+        if None not in rules:
+            break
+    known = [rule for rule in rules if rule is not None]
+    if len(known) < d:
+        return None
+    changed = setting._replace(
+        remat=tuple(known[device] for device in setting.devices),
+        remat_groups=groups,
+    )
+    return predict(workload, changed, problem.machine)
+
+
+def _cut_that_fits(
+    problem: Problem, workload: Workload, setting: Setting
+) -> tuple[int, ...] | None:
+    """The cut with the fastest slowest cell of those that fit, or None.
+
+    A cell fits if its weights, one micro-batch and the inputs of all that its
+    device holds do. Cells are filled one after the other up to a time, which
+    is halved and halved.
+    """
+    places = [*problem.starts, len(workload.sizes)]
+    k = setting.num_partitions
+    cells = workload.cells(setting.layers_per_cell)
+    held = _held(setting, tuple(own.facts for (own,) in cells))
+    costs = [0.0, *itertools.accumulate(workload.costs)]
+
+    @functools.cache
+    def least(cell: int, start: int, stop: int) -> float:
+        needs = workload.cell(places[start], places[stop])
+        own = needs.inputs * held[cell]
+        own += needs.kept - needs.kept_inputs + needs.backward
+        own += needs.gradients * (setting.num_micro_batches > 1)
+        return own + _static(needs, setting.num_replicas)
+
+    limit = problem.limit / setting.chunks
+
+    def fill(seconds: float) -> list[int] | None:
+        stops, at = [], 0
+        for cell in range(k):
+            last = len(places) - 1 - (k - 1 - cell)  # one each for the others
+            stop = at
+            while (
+                stop < last
+                and costs[places[stop + 1]] - costs[places[at]] <= seconds
+                and least(cell, at, stop + 1) <= limit
+            ):
+                stop += 1
+            if stop == at:
+                return None
+            stops.append(stop)
+            at = stop
+        return stops if at == len(places) - 1 else None
+
+    if fill(costs[-1]) is None:
+        return None
+    low, high = costs[-1] / k, costs[-1]
+    while high - low > 1e-3 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if fill(middle) else (middle, high)
+    stops = fill(high)
+    if stops is None:
+        return None
+    ends = [0, *(places[stop] for stop in stops)]
+    return tuple(b - a for a, b in itertools.pairwise(ends))
+
+
+def _held(setting: Setting, facts: tuple[Facts, ...]) -> list[int]:
+    """How many micro-batches the device of each cell holds."""
+    held = setting.program(facts).held()
+    return [held[device] for device in setting.devices]

@@ -1,0 +1,278 @@
+"""What consecutive layers take and hold, for a micro-batch: sums of the layers.
+
+Pure Python: nothing here knows TensorFlow.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from tfgpipe.costs import GradientPaths
+from tfgpipe.partition import partition
+from tfgpipe.plans.machine import Machine
+from tfgpipe.profiles import MEASURED
+from tfgpipe.schedules import Facts
+
+
+class LayerSeconds(NamedTuple):
+    """Seconds of a layer's tasks, for one micro-batch; those of `MEASURED`.
+
+    Attributes:
+        has_halves: Whether its tasks can be cut. Those of loops that XLA
+            compiles cannot: they recompute what they need by themselves.
+        forward: Its outputs.
+        recompute: What its backward pass needs, again, and its outputs.
+        recompute_last: The same without outputs, as the last layer of a cell.
+        backward: The gradients of its inputs and weights.
+        input_gradient: Those of its inputs alone.
+        weight_gradient: Those of its weights, after that.
+        backward_first: As `backward`, with no sums to add gradients to.
+    """
+
+    has_halves: bool
+    forward: float
+    recompute: float
+    recompute_last: float
+    backward: float
+    input_gradient: float
+    weight_gradient: float
+    backward_first: float
+
+
+def seconds_by_flops(size: Any, rows: float, machine: Machine) -> LayerSeconds:
+    """Estimates a layer's seconds: that of its FLOPs, or of its bytes if more.
+
+    A backward pass has twice the operations of a forward pass: a matrix
+    product has two gradients, of its input and of its weights. A layer whose
+    weights are frozen computes one of them. The last layer of a cell is not
+    computed again if it keeps nothing but its inputs.
+
+    Args:
+        size: A `LayerSize`.
+        rows: Of a micro-batch.
+        machine: What computes.
+    """
+    results = size.kept_outputs.of(rows) + size.kept_others.of(rows)
+    moved = size.weight_bytes + size.kept_inputs.of(rows) + results
+    forward = max(
+        rows * size.flops / (machine.flops * machine.efficiency),
+        moved / machine.memory_bandwidth,
+    )
+    is_trained = size.num_params > 0
+    is_frozen = size.num_values > 0 and not is_trained
+    half = forward if is_trained else 0.0
+    other = forward if is_trained or is_frozen else 2 * forward
+    last = forward if results else 0.0
+    backward = half + other
+    return LayerSeconds(
+        True, forward, forward, last, backward, other, half, backward
+    )
+
+
+class CellNeeds(NamedTuple):
+    """What consecutive layers need for a micro-batch.
+
+    Attributes:
+        seconds: By the kind of the task.
+        facts: What a program has to know of them.
+        inputs: Bytes that come in.
+        outputs: Bytes that go out.
+        gradient_bytes: Bytes of the gradients of what comes in.
+        kept: Bytes that the backward pass needs, inputs among them.
+        kept_inputs: Of these, those of inputs.
+        crossing: What the gradients of inputs keep for those of weights.
+        sparse: Slices of gradients, which are not added up.
+        forward: Bytes that a forward task needs besides, while it runs.
+        backward: Bytes that a backward task needs besides.
+        weights: Bytes of weights.
+        slots: Bytes of the optimizer's slots.
+        gradients: Bytes of one gradient of each weight.
+    """
+
+    seconds: dict[str, float]
+    facts: Facts
+    inputs: float
+    outputs: float
+    gradient_bytes: float
+    kept: float
+    kept_inputs: float
+    crossing: float
+    sparse: float
+    forward: float
+    backward: float
+    weights: int
+    slots: int
+    gradients: int
+
+    @property
+    def addition(self) -> float:
+        """Seconds of adding gradients to sums, in each backward task but one.
+
+        The first of a step has nothing to add to.
+        """
+        return self.seconds["backward"] - self.seconds["backward_first"]
+
+
+class Workload:
+    """The layers of a model, for micro-batches of some size.
+
+    Sums over layers i to j take constant time.
+
+    Args:
+        sizes: A `LayerSize` for each layer.
+        output_bytes: Of a row of the last layer's outputs.
+        seconds: Those of each layer's tasks.
+        task_seconds: What a task takes besides its layers.
+        rows: Of a micro-batch.
+        is_compiled: Whether XLA compiles: then recomputations are part of the
+            backward tasks.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[Any],
+        output_bytes: float,
+        seconds: Sequence[LayerSeconds],
+        task_seconds: float,
+        rows: float,
+        is_compiled: bool = False,
+    ):
+        self._is_compiled = is_compiled
+        self._known: dict[Any, list[list[CellNeeds]]] = {}
+        self.sizes = sizes
+        self.rows = rows
+        self.task_seconds = task_seconds
+        self._first = next(
+            (i for i, size in enumerate(sizes) if size.num_params), len(sizes)
+        )
+        self._seconds = {
+            kind: _sums(self._own(i, kind, s) for i, s in enumerate(seconds))
+            for kind in MEASURED
+        }
+        self._paths = GradientPaths([size.path for size in sizes])
+        self._whole = _sums(not own.has_halves for own in seconds)
+        live = [rows * size.live_bytes for size in sizes]
+        self._live = [*live, rows * output_bytes]
+        self._floats = [rows * size.float_bytes for size in sizes]
+        self._inputs = [size.kept_inputs.of(rows) for size in sizes]
+        self._outputs = [size.kept_outputs.of(rows) for size in sizes]
+        self._outputs[-1:] = [max(self._live[-1], *self._outputs[-1:])]
+        others = [size.kept_others.of(rows) for size in sizes]
+        self._others = _sums(others)
+        self._between = _sums(  # what either of two neighbours keeps
+            max(a, b) for a, b in zip(self._outputs, self._inputs[1:])
+        )
+        self._crossing = _sums(size.crossing.of(rows) for size in sizes)
+        self._sparse = _sums(size.sparse.of(rows) for size in sizes)
+        self._forward = [  # its inputs are there, too
+            before + size.forward.of(rows)
+            for before, size in zip(self._live, sizes)
+        ]
+        self._backward = [size.backward.of(rows) for size in sizes]
+        self._weights = _sums(size.weight_bytes for size in sizes)
+        self._slots = _sums(size.slot_bytes for size in sizes)
+        self._gradients = _sums(size.gradient_bytes for size in sizes)
+
+    def _own(self, i: int, kind: str, seconds: LayerSeconds) -> float:
+        """Seconds of layer i; without gradients that nothing asks for."""
+        if i > self._first or kind == "forward":
+            return getattr(seconds, kind)
+        if i < self._first or kind == "input_gradient":
+            return 0.0
+        own = getattr(seconds, kind)
+        if kind in ("backward", "backward_first"):  # no gradient of its inputs
+            other = seconds.backward - seconds.weight_gradient
+            return own - max(0.0, other)
+        return own
+
+    @functools.cached_property
+    def costs(self) -> list[float]:
+        """Seconds of each layer's tasks, for the cut."""
+        sums = [self._seconds[kind] for kind in ("forward", "backward")]
+        return [
+            sum(own[i + 1] - own[i] for own in sums)
+            for i in range(len(self.sizes))
+        ]
+
+    def cells(
+        self, layers_per_cell: Sequence[int], num_groups: int = 1
+    ) -> list[list[CellNeeds]]:
+        """What the groups of each cell need, as `GPipe` cuts them."""
+        key = tuple(layers_per_cell), num_groups
+        if key not in self._known:
+            self._known[key] = [*self._cells(*key)]
+        return self._known[key]
+
+    def _cells(
+        self, layers_per_cell: tuple[int, ...], num_groups: int
+    ) -> Iterator[list[CellNeeds]]:
+        costs, start = self.costs, 0
+        cut = functools.cache(lambda own: partition(own, num_groups))
+        for count in layers_per_cell:
+            sizes = [count]
+            if num_groups > 1:
+                sizes = cut(tuple(costs[start : start + count]))
+            groups = []
+            for size in sizes:
+                groups.append(self.cell(start, start + size))
+                start += size
+            yield groups
+
+    def cell(self, start: int, stop: int) -> CellNeeds:
+        """What the layers from `start` to before `stop` need."""
+
+        def between(sums: Sequence[float], last: int = stop) -> float:
+            return sums[last] - sums[start]
+
+        seconds = {
+            kind: between(sums) + self.task_seconds
+            for kind, sums in self._seconds.items()
+        }
+        # The loss, behind the last layer, is taken to keep the outputs.
+        has_loss = stop == len(self.sizes)
+        keeps = has_loss or self._paths.keeps(start, stop)
+        inputs = kept = self._inputs[start]
+        if keeps:
+            kept += between(self._others) + between(self._between, stop - 1)
+            kept += self._outputs[stop - 1]
+        seconds["recompute"] = self._again(start, stop, has_loss) * keeps
+        return CellNeeds(
+            seconds,
+            Facts.of(
+                has_backward=stop > self._first,
+                needs_dx=start > self._first,
+                has_dx=self._paths.has_dx(start),
+                can_be_split=not between(self._whole),
+                keeps=keeps and not self._is_compiled,
+            ),
+            inputs=self._live[start],
+            outputs=self._live[stop],
+            gradient_bytes=self._floats[start] if start > self._first else 0.0,
+            kept=kept,
+            kept_inputs=inputs,
+            crossing=between(self._crossing),
+            sparse=between(self._sparse),
+            forward=max(self._forward[start:stop]),
+            backward=max(self._backward[start:stop]),
+            weights=int(between(self._weights)),
+            slots=int(between(self._slots)),
+            gradients=int(between(self._gradients)),
+        )
+
+    def _again(self, start: int, stop: int, has_loss: bool) -> float:
+        """Seconds of a recomputation; the last layer has nobody behind it."""
+        again = self._seconds["recompute"]
+        last = self._seconds["recompute" if has_loss else "recompute_last"]
+        return (
+            again[stop - 1]
+            - again[start]
+            + (last[stop] - last[stop - 1])
+            + self.task_seconds
+        )
+
+
+def _sums(values: Any) -> list[float]:
+    return [*itertools.accumulate(values, initial=0)]

@@ -1,0 +1,12 @@
+"""What the tasks of each layer take, measured."""
+
+from tfgpipe.profiles.layer_profile import MEASURED
+from tfgpipe.profiles.profile import Profile
+from tfgpipe.profiles.profiler import kept_in_row, profile
+
+__all__ = [
+    "MEASURED",
+    "Profile",
+    "kept_in_row",
+    "profile",
+]

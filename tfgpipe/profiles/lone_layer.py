@@ -1,0 +1,382 @@
+"""A layer by itself, run as the pipeline runs it, and timed.
+
+The step is made a cell by itself, whose tasks are traced, differentiated and
+cut out as a pipeline's are. On one device they run one after the other, and all
+of them again:
+
+    forward -> recompute -> backward -> its two halves -> forward -> ...
+
+Between two of them others are read that do not fit into a cache, as the other
+layers of a cell come in between; what comes from the task before is read last:
+
+    forward -> others -> inputs -> recompute -> others -> inputs, dy -> backward
+
+Weights, state and inputs are arguments: nothing is assigned, and no variable
+needs storage.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+from keras import tree
+
+from tfgpipe import internals
+from tfgpipe.boundary import Boundary, CellArguments, is_continuous
+from tfgpipe.cells import Cell, CellFunction, Step, Tracer, until_known
+from tfgpipe.devices import placement
+from tfgpipe.graphs import tensors
+from tfgpipe.run import Chain, Clock
+from tfgpipe.schedules import Task
+
+_FORWARD = ("forward", "recompute", "recompute_last")
+
+# How often all tasks run in a call; the first time warms up.
+_TURNS = 4
+
+
+class TimedStep:
+    """The tasks of a step, for micro-batches of one size.
+
+    Args:
+        step: The step. Its layer is built.
+        inputs: What crosses into it: tensors, or their specs.
+        structure: A nest like its inputs.
+        place: Where it is in the model.
+        device: Where it runs.
+        jit_compile: Whether XLA compiles its tasks.
+        others: What is read between two tasks, a tensor there, or None.
+        head: The loss, computed behind it, or None.
+        labels: What that takes: specs.
+
+    Attributes:
+        weights: The trainable variables, those of others that it reads among
+            them.
+        state: All other variables.
+        structure: A nest like its outputs.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        inputs: Boundary,
+        structure: Any,
+        place: Place,
+        device: str,
+        jit_compile: bool,
+        others: tf.Tensor | None = None,
+        head: Any = None,
+        labels: Any = None,
+    ):
+        self._place = place
+        self._device = device
+        self._others = others
+        self._tracer = Tracer(jit_compile)
+        cell = Cell(0, [step], [device])
+
+        def make() -> tuple[CellFunction, Any]:
+            # What random numbers a recomputation draws is for `GPipe` to judge.
+            own = CellFunction(
+                cell, True, head, recomputes=False, is_split=True
+            )
+            return own, self._made(own, inputs, structure, labels)
+
+        function, made = until_known(make)
+        self.weights = function.flat_weights
+        self.state = function.state
+        self.structure = made.traced.findings.output_structure
+        self._backward = made
+        self._tasks = self._tracer.tasks([made], [place.needs_dx])[0]
+        self._is_of_weights = any(
+            d.dense is not None or d.slices for d in made.dw
+        )
+        self._kinds: list[str] = []
+        self._read: set[Any] = set()  # what gradients are computed from
+        self._timed = AsWritten(self._run)
+        self._outputs = AsWritten(self._forward)
+
+    def _made(
+        self,
+        function: CellFunction,
+        inputs: Boundary,
+        structure: Any,
+        labels: Any,
+    ) -> Any:
+        """The cell's graph, differentiated."""
+        specs = CellArguments(
+            inputs,
+            [[_spec(v) for v in own] for own in function.weights],
+            [_spec(v) for v in function.state],
+            labels,
+        ).specs(_spec)
+        x = tree.map_structure(lambda _: 0, structure)
+        traced = self._tracer.trace([function], x, [specs], _spec)
+        has_loss = function.head is not None
+        has_gradient = [
+            is_continuous(t) and not has_loss for t in traced[0].outputs.tensors
+        ]
+        return self._tracer.differentiate(
+            traced, [self._place.differentiates], has_gradient
+        )[0]
+
+    @property
+    def is_by_itself(self) -> bool:
+        """Whether the step reads its own variables only."""
+        return not self._backward.traced.origin.function.cell.all_borrowed
+
+    @property
+    def output_bytes(self) -> int:
+        """Of the outputs."""
+        outputs = self._backward.traced.outputs
+        return _bytes([*outputs.tensors, *outputs.masks])
+
+    @property
+    def kept(self) -> KeptBytes:
+        """What the backward pass needs of the forward pass."""
+        if not self._place.differentiates:
+            return KeptBytes(0, 0, 0)
+        cut = self._tasks.graph
+        traced = self._backward.traced
+        found = {t.ref() for t in map(_owner, cut.kept.tensors)}
+        made = {_owner(t).ref() for t in tensors(traced.outputs.tensors)}
+        given = {t.ref() for t in tensors(traced.inputs.inputs)}
+        return KeptBytes(
+            _bytes([ref.deref() for ref in given & self._read]),
+            _bytes([ref.deref() for ref in found & made]),
+            _bytes([ref.deref() for ref in found - made]),
+        )
+
+    def outputs(self, values: StepValues) -> Boundary:
+        """What the step returns."""
+        results = iter(self._outputs(values))
+        flat = [
+            None if t is None else next(results)
+            for own in self._backward.traced.outputs[:2]
+            for t in own
+        ]
+        half = len(flat) // 2
+        return Boundary(flat[:half], flat[half:])
+
+    def seconds(self, values: StepValues) -> dict[str, list[float]]:
+        """Runs all tasks some times: what each took, by its kind."""
+        dy, dlosses = self._ones()
+        times = self._timed(values, dy, dlosses, self._others)[0].numpy()
+        found = collections.defaultdict(list)
+        for kind, start, end in zip(self._kinds, times[::2], times[1::2]):
+            found[kind].append(float(end - start))
+        if self._tasks.graph.recomputes_in_backward and "recompute" in found:
+            # It is part of the backward task, and as long for every layer.
+            found["recompute_last"] = found["recompute"]
+        return {kind: own[1:] for kind, own in found.items()}
+
+    def _ones(self) -> tuple[list[Any], list[Any]]:
+        """Gradients of the outputs and of the losses."""
+        made = self._backward
+
+        def ones(like: Any) -> Any:
+            return None if like is None else tf.ones(like.shape, like.dtype)
+
+        with tf.device(self._device):
+            return [*map(ones, made.dy)], [*map(ones, made.dlosses)]
+
+    def _arguments(self, values: StepValues) -> CellArguments:
+        weights = [
+            tf.cast(value, dtype)
+            for value, dtype in zip(values.weights, self._tasks.weight_dtypes)
+        ]
+        return CellArguments(
+            self._tracer.led(values.inputs),
+            self._tasks.pack_weights([weights]),
+            values.state,
+            values.labels,
+        )
+
+    def _forward(self, values: StepValues) -> list[tf.Tensor]:
+        with tf.device(self._device):
+            work = self._tasks.forward(self._arguments(values), keeps=False)
+            output, _ = work()
+        return tensors([output.tensors, output.masks])
+
+    def _run(
+        self, values: StepValues, dy: list[Any], dlosses: list[Any], others: Any
+    ) -> list[tf.Tensor]:
+        """All tasks, some times; returns when each started and ended."""
+        clock = Clock()
+        chain = Chain(clock)
+
+        def run(kind: str, work: Any) -> Any:
+            if work is None:
+                return None
+            if kind not in _FORWARD:
+                of_graph = [t for t in work.function.inputs if tf.is_tensor(t)]
+                self._read |= {t.ref() for t in of_graph}
+            made = inputs if kind in _FORWARD else [inputs, dy]
+            if others is not None:
+                self._touch(chain, [others, *tensors(made)])
+            task = Task(kind, 0, 0)
+            return chain.run(task, self._device, [], work)
+
+        with tf.device(self._device):
+            arguments = self._arguments(values)
+            inputs = arguments.inputs.tensors
+            sums: dict[str, Any] = {}
+            for _ in range(_TURNS):
+                self._turn(run, arguments, (dy, dlosses), sums)
+        self._kinds = [task.kind for task, _ in clock.tasks]
+        with tf.device("CPU:0"):
+            return [tf.stack(clock.times)]
+
+    def _touch(self, chain: Chain, found: list[tf.Tensor]) -> None:
+        """Reads tensors after the last task, one after the other."""
+        before = chain.last_op.get(self._device)
+        for own in found if before is not None else ():
+            if own.dtype.is_floating:
+                with tf.control_dependencies([before]):
+                    before = tf.reduce_sum(own).op
+        chain.last_op[self._device] = before
+
+    def _turn(
+        self,
+        run: Callable[[str, Any], Any],
+        arguments: CellArguments,
+        gradients: tuple[list[Any], list[Any]],
+        sums: dict[str, Any],
+    ) -> None:
+        """Each task once."""
+        tasks = self._tasks
+        _, kept = run("forward", tasks.forward(arguments, keeps=False))
+        if not self._place.differentiates:
+            return
+        if tasks.graph.can_be_split:
+            _, again = run("recompute", tasks.forward(arguments, keeps=True))
+            if tasks.facts(True).recomputes:
+                again = run("recompute_last", tasks.recompute(arguments, kept))
+            kept = kept if again is None else again
+        given = arguments, kept, *gradients
+        if not (self._place.needs_dx or self._is_of_weights):
+            return
+        run("backward_first", tasks.backward(*given, None, 0))
+        work = tasks.backward(*given, sums.get("backward"), 0)
+        _, sums["backward"] = run("backward", work)
+        if not tasks.facts(True).has_halves:
+            return
+        _, kept = run("input_gradient", tasks.input_gradient(*given))
+        if self._is_of_weights:
+            given = arguments, kept, *gradients
+            work = tasks.weight_gradient(*given, sums.get("halves"), 0)
+            sums["halves"] = run("weight_gradient", work)
+
+
+def _owner(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor that another one is an identity of."""
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _spec(like: Any) -> tf.TensorSpec:
+    return tf.TensorSpec(like.shape, like.dtype)
+
+
+def _bytes(found: list[Any]) -> int:
+    """Of tensors whose shapes are known."""
+    known = [t for t in found if t is not None and t.dtype != tf.variant]
+    return sum(placement.num_bytes(t) for t in known)
+
+
+class Place(NamedTuple):
+    """What the backward pass has to do for a step, by where it is.
+
+    Attributes:
+        differentiates: Whether there are weights in it, or before it.
+        needs_dx: Whether there are weights before it.
+    """
+
+    differentiates: bool
+    needs_dx: bool
+
+
+class StepValues(NamedTuple):
+    """What a step is computed from.
+
+    Attributes:
+        inputs: What crosses into it.
+        weights: Values of the trainable variables.
+        state: Values of all other variables.
+        labels: What the head takes, or None.
+    """
+
+    inputs: Boundary
+    weights: list[tf.Tensor]
+    state: list[tf.Tensor]
+    labels: Any = None
+
+
+class KeptBytes(NamedTuple):
+    """What the backward pass keeps: of inputs, of outputs, and of all else."""
+
+    inputs: int
+    outputs: int
+    others: int
+
+
+def start_values(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+    """The values of variables; what they would start with, if they have none.
+
+    On the current device, without a draw from what others draw from.
+    """
+    waiting = [v for v in variables if not internals.is_created(v)]
+    drawn: dict[int, tf.Tensor] = {}
+    if waiting:
+
+        def draw() -> list[tf.Tensor]:
+            return [internals.initial_value(v) for v in waiting]
+
+        results = tf.function(draw, autograph=False).get_concrete_function()()
+        drawn = {id(v): value for v, value in zip(waiting, results)}
+    return [
+        drawn[id(v)] if id(v) in drawn else placement.read_variable(v)
+        for v in variables
+    ]
+
+
+class AsWritten:
+    """Calls a function, which TensorFlow's graph optimiser leaves as it is.
+
+    It would take out tasks whose results are not used. The function is not
+    inlined into its caller, which the optimiser does change.
+
+    Args:
+        function: Takes tensors in nests, and returns a flat list of tensors;
+            it captures none.
+    """
+
+    def __init__(self, function: Callable):
+        self._function = function
+        self._concrete: Any = None
+
+    def __call__(self, *arguments: Any) -> list[tf.Tensor]:
+        """Calls the function; traces it in the first call."""
+        if self._concrete is None:
+            self._concrete = self._made(arguments)
+        return self._concrete(*tensors(arguments))
+
+    def _made(self, arguments: Any) -> Any:
+        specs = tf.nest.map_structure(
+            lambda t: None if t is None else tf.TensorSpec(t.shape, t.dtype),
+            arguments,
+        )
+        inner = tf.function(
+            self._function,
+            autograph=False,
+            experimental_attributes={"_noinline": True},
+        )
+        call = internals.Call(
+            inner.get_concrete_function(*specs), as_written=True
+        )
+        outer = tf.function(lambda *flat: call(list(flat)), autograph=False)
+        return outer.get_concrete_function(*tensors(specs))

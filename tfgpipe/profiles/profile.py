@@ -1,0 +1,412 @@
+"""What the tasks of each layer take: a record, a file and a table.
+
+A record, in plain Python, which a file can hold: see `layer_times.py` for how
+it is made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import uuid
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from tfgpipe.checks import as_count, count_problem
+from tfgpipe.profiles.layer_profile import (
+    MEASURED,
+    MOST_SPREAD,
+    LayerProfile,
+    layer_from,
+    share_between_quartiles,
+)
+
+_CURE = (
+    "Measure these: `tfgpipe.profile(layers, x)`, with the same layers and no "
+    "others."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """What `tfgpipe.profile` has measured. It is printed as a table.
+
+    Attributes:
+        layers: The layers, in order.
+        loss: The loss, which is computed behind the last layer; or None.
+        device: Where it was measured.
+        call_seconds: What a task takes beside what it computes.
+        jit_compile: Whether XLA compiled the tasks.
+        optimizer: The class whose slots are counted.
+        versions: Of Python and packages, by their names.
+    """
+
+    layers: tuple[LayerProfile, ...]
+    loss: LayerProfile | None
+    device: str
+    call_seconds: float
+    jit_compile: bool
+    optimizer: str
+    versions: dict[str, str]
+
+    @property
+    def spread(self) -> float:
+        """How far repeated measurements lie apart, quartile to quartile.
+
+        As a share of what they measure; of tasks of 0.1 ms or more.
+        """
+        return share_between_quartiles(
+            getattr(own, kind)
+            for layer in self.layers
+            for own in layer.measured
+            for kind in MEASURED
+        )
+
+    def warn_if_spread(self) -> None:
+        """Warns of a profile that a busy computer has made."""
+        if self.spread > MOST_SPREAD:
+            warnings.warn(
+                "Repeated measurements of a task must agree to plan by them. "
+                f"Received: a profile whose measurements spread by "
+                f"{self.spread:.0%} (quartile to quartile; at most "
+                f"{MOST_SPREAD:.0%} is usual on an idle computer). Something "
+                "else ran on the device: measure again when it does not, or "
+                "for longer, `tfgpipe.profile(..., seconds=...)`.",
+                stacklevel=4,
+            )
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The sizes of micro-batches that were measured, rising."""
+        return tuple(one.rows for one in self.layers[0].measured)
+
+    def seconds(self, index: int, kind: str, rows: float) -> float:
+        """What a task takes for one layer, without the cost of a call.
+
+        Between the sizes that were measured, and above them, it is on a line.
+        Below, it is that of the smallest: a task has a cost that rows do not
+        tell, so that nothing is promised which was not measured.
+
+        Args:
+            index: Of the layer. The last one's has the loss in it.
+            kind: "forward", "recompute", "backward"; or one of its halves,
+                "input_gradient" or "weight_gradient"; where it has no halves,
+                all is in the second. Or "backward_first", which has no sums to
+                add gradients to.
+            rows: Of the micro-batch.
+        """
+        self._check_kind(kind)
+        found = sum(
+            self._of(layer, kind, rows) for layer in self._with_loss(index)
+        )
+        if kind == "backward_first":
+            return min(found, self.seconds(index, "backward", rows))
+        return found
+
+    def task_seconds(
+        self, start: int, stop: int, kind: str, rows: float
+    ) -> float:
+        """What a task of a cell takes.
+
+        Args:
+            start: Index of its first layer.
+            stop: Index behind its last one.
+            kind: As for `seconds`.
+            rows: Of the micro-batch.
+
+        Returns:
+            The cost of a call and the seconds of its layers; 0.0 if it has
+            nothing to compute.
+        """
+        total = sum(self.seconds(i, kind, rows) for i in range(start, stop))
+        if kind == "recompute":
+            has_backward = any(
+                self.seconds(i, "backward", rows) for i in range(start, stop)
+            )
+            if not has_backward:
+                return 0.0
+            last = self._with_loss(stop - 1)[-1]
+            total -= self._of(last, "recompute", rows)
+            total += self._of(last, "recompute_last", rows)
+        return total + self.call_seconds if total else 0.0
+
+    def costs(self, rows: int | None = None) -> list[float]:
+        """Seconds of all tasks of each layer for a micro-batch.
+
+        Args:
+            rows: Of the micro-batch. Defaults to the most that were measured.
+        """
+        rows = self._checked_rows(rows)
+        return [
+            sum(
+                self.seconds(i, kind, rows)
+                for kind in ("forward", "recompute", "backward")
+            )
+            for i in range(len(self.layers))
+        ]
+
+    def bytes(self, rows: int | None = None) -> list[float]:
+        """Bytes of each layer: weights, slots, gradients, and what is kept.
+
+        Args:
+            rows: Of the micro-batch, of which the backward pass keeps what it
+                needs. Defaults to the most that were measured.
+        """
+        rows = self._checked_rows(rows)
+        return [
+            layer.weight_bytes
+            + layer.slot_bytes
+            + layer.gradient_bytes
+            + _on_line([(o.rows, o.kept_bytes) for o in layer.measured], rows)
+            for layer in self.layers
+        ]
+
+    def _checked_rows(self, rows: Any) -> int:
+        """The rows of a micro-batch; the most that were measured for None."""
+        count = self.rows[-1] if rows is None else as_count(rows)
+        if count is None:
+            raise ValueError(count_problem("rows", rows))
+        return count
+
+    def _check_kind(self, kind: str) -> None:
+        if kind not in MEASURED:
+            raise ValueError(
+                f"`kind` must be one of {[*MEASURED]}. Received: kind={kind!r}."
+            )
+
+    def _with_loss(self, index: int) -> list[LayerProfile]:
+        is_last = index == len(self.layers) - 1
+        loss = [self.loss] if is_last and self.loss is not None else []
+        return [self.layers[index], *loss]
+
+    def _of(self, layer: LayerProfile, kind: str, rows: float) -> float:
+        points = []
+        for own in layer.measured:
+            spread = getattr(own, kind)
+            if kind == "weight_gradient" and own.input_gradient is None:
+                spread = own.backward
+            if kind == "backward_first" and spread is None:
+                spread = own.backward
+            if spread is None:
+                return 0.0
+            points.append((own.rows, spread.low - self.call_seconds))
+        fewest = layer.measured[0].rows
+        points = [(n, max(0.0, y)) for n, y in points]
+        return _on_line(points, max(rows, fewest))
+
+    def check(
+        self, names: Sequence[str], keys: Sequence[str] | None = None
+    ) -> None:
+        """Refuses to be used for other layers.
+
+        Args:
+            names: Of the layers. The numbers that Keras appends to them do
+                not count: they are others where layers are made again.
+            keys: Those of `layer_key`, if the layers are built. They say more
+                than names, which are not compared then.
+
+        Raises:
+            ValueError: If the layers are not those that were measured.
+        """
+        measured = [layer.name for layer in self.layers]
+        if len(names) != len(measured):
+            raise ValueError(
+                "A profile must be one of the model's layers. Received: one of "
+                f"{len(measured)} layers, from '{measured[0]}' to "
+                f"'{measured[-1]}', for {len(names)} layers. {_CURE}"
+            )
+        expected = [*map(_stem, measured)]
+        found = [*map(_stem, names)]
+        what = "name"
+        if keys is not None:
+            expected = [layer.key for layer in self.layers]
+            found = [*keys]
+            what = "class, configuration or shape of weights"
+        for i, (own, other) in enumerate(zip(expected, found)):
+            if own != other:
+                raise ValueError(
+                    "A profile must be one of the model's layers. Received: "
+                    f"one whose layer {i}, '{measured[i]}', has another {what} "
+                    f"than layer '{names[i]}' of the model. {_CURE}"
+                )
+
+    def __str__(self) -> str:
+        return table_of(self)
+
+    def save(self, path: Any) -> None:
+        """Writes it as JSON, whole or not at all.
+
+        Args:
+            path: Of the file.
+        """
+        write_profile(self, path)
+
+    @classmethod
+    def load(cls, path: Any) -> Profile:
+        """Reads what `save` wrote.
+
+        Args:
+            path: Of the file.
+
+        Raises:
+            ValueError: If the file holds something else.
+        """
+        with open(path, encoding="utf-8") as file:
+            try:
+                return cls._from_values(read_profile(file))
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                raise ValueError(
+                    "`path` must be that of a profile, as `Profile.save` "
+                    f"writes it. Received: {os.fspath(path)!r}, and this "
+                    f"{type(error).__name__}: {error}. It may be damaged, or "
+                    "of another kind or version: measure again, and save."
+                ) from error
+
+    @classmethod
+    def _from_values(cls, values: dict[str, Any]) -> Profile:
+        loss = values.pop("loss")
+        found = cls(
+            layers=tuple(map(layer_from, values.pop("layers"))),
+            loss=None if loss is None else layer_from(loss),
+            **values,
+        )
+        rows = {tuple(t.rows for t in own.measured) for own in found.layers}
+        if len(rows) != 1 or not all(rows):
+            raise ValueError("its layers have not all been measured")
+        return found
+
+
+def _stem(name: str) -> str:
+    """A name without the number that Keras appends."""
+    return re.sub(r"_\d+$", "", name)
+
+
+def _on_line(points: Sequence[tuple[float, float]], at: float) -> float:
+    """The value there on lines through points; through zero, of one point."""
+    if len(points) == 1:
+        ((x, y),) = points
+        return y * at / x
+    places = [i for i, (x, _) in enumerate(points) if x <= at]
+    i = min(places[-1] if places else 0, len(points) - 2)
+    (a, first), (b, second) = points[i : i + 2]
+    return max(0.0, first + (second - first) * (at - a) / (b - a))
+
+
+_FORMAT = "tfgpipe.profile 1"
+
+
+def write_profile(profile: Any, path: Any) -> None:
+    """Writes a `Profile`, whole or not at all.
+
+    Args:
+        profile: The profile.
+        path: Of the file. A link stays one.
+    """
+    text = json.dumps({"format": _FORMAT, **dataclasses.asdict(profile)})
+    target = os.path.realpath(os.fspath(path))
+    folder, name = os.path.split(target)
+    beside = os.path.join(folder, f".{uuid.uuid4().hex}.{name}")
+    try:
+        with open(beside, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(beside, target)
+    finally:
+        if os.path.exists(beside):
+            os.remove(beside)
+
+
+def read_profile(file: Any) -> dict[str, Any]:
+    """The values in a file that `write_profile` wrote.
+
+    Raises:
+        ValueError: If it is another file.
+    """
+    values = json.load(file)
+    if not isinstance(values, dict) or values.pop("format", None) != _FORMAT:
+        raise ValueError(f'it has no "format": "{_FORMAT}"')
+    return values
+
+
+_KINDS = ("forward", "recompute", "backward")
+
+
+def table_of(profile: Any) -> str:
+    """The table of a `Profile`: a line for each layer and micro-batch size.
+
+    Seconds are lower quartiles, each with the cost of a call; `+-` is half of
+    the distance of the quartiles, of all kinds the largest, as a share.
+    """
+    header = (
+        "layer",
+        "rows",
+        "forward",
+        "recompute",
+        "backward",
+        "+-",
+        "outputs",
+        "kept",
+        "weights",
+        "slots",
+        "gradients",
+    )
+    rows: list[tuple[str, ...]] = [header]
+    loss = [] if profile.loss is None else [profile.loss]
+    for layer in [*profile.layers, *loss]:
+        for own in layer.measured:
+            spreads = [getattr(own, kind) for kind in _KINDS]
+            is_first = own is layer.measured[0]
+            held = (layer.weight_bytes, layer.slot_bytes, layer.gradient_bytes)
+            rows.append(
+                (
+                    layer.name if is_first else "",
+                    str(own.rows),
+                    *map(_time, spreads),
+                    f"{max(map(_width, spreads)):.0%}",
+                    _size(own.output_bytes),
+                    _size(own.kept_bytes),
+                    *(_size(n) if is_first else "" for n in held),
+                )
+            )
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = [
+        "  ".join(
+            [
+                row[0].ljust(widths[0]),
+                *(c.rjust(w) for c, w in zip(row[1:], widths[1:])),
+            ]
+        ).rstrip()
+        for row in rows
+    ]
+    compiled = ", compiled by XLA" if profile.jit_compile else ""
+    lines.append(
+        f"On {profile.device}{compiled}; slots of {profile.optimizer}; a call "
+        f"takes {_seconds(profile.call_seconds)} of each."
+    )
+    return "\n".join(lines)
+
+
+def _time(spread: Any) -> str:
+    return "-" if spread is None else _seconds(spread.low)
+
+
+def _width(spread: Any) -> float:
+    if spread is None or not spread.low:
+        return 0.0
+    return (spread.high - spread.low) / 2 / spread.low
+
+
+def _seconds(value: float) -> str:
+    for factor, unit in ((1, "s"), (1e3, "ms")):
+        if value * factor >= 1:
+            return f"{value * factor:.3g} {unit}"
+    return f"{value * 1e6:.3g} us"
+
+
+def _size(value: float) -> str:
+    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if value >= 1024**power:
+            return f"{value / 1024**power:.3g} {unit}"
+    return f"{value:.0f} B"

@@ -1,0 +1,330 @@
+"""`profile`: what the layers of a model take, measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import platform
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import tree
+
+from tfgpipe import internals
+from tfgpipe.checks import as_count, as_integer, checked_bool, checked_positive
+from tfgpipe.costs import PlacedStep, slot_bytes_of
+from tfgpipe.devices import names, placement
+from tfgpipe.loss import Head, streams_loss
+from tfgpipe.micro_batches import as_specs, check_rows
+from tfgpipe.profiles.layer_profile import LayerProfile
+from tfgpipe.profiles.layer_times import Found, MeasureSetting, Measuring
+from tfgpipe.profiles.profile import Profile
+from tfgpipe.sequence import inputs as inputs_lib
+from tfgpipe.sequence import source_of
+
+
+def profile(
+    layers: Any,
+    x: Any,
+    y: Any = None,
+    *,
+    loss: Any = None,
+    micro_batch_sizes: Sequence[int] | None = None,
+    device: Any = None,
+    seconds: float = 30.0,
+    jit_compile: bool = False,
+    optimizer: Any = "adam",
+    verbose: str | int = "auto",
+) -> Profile:
+    """Measures what each layer of a model takes on one device.
+
+    The layers' tasks run there as in a pipeline, one layer after the other, so
+    that the device holds no more than one of them; equal layers are measured
+    once. Nothing is trained: variables, states and random seeds stay as they
+    are. Layers that were not built are built, without storage for their
+    variables, which a `GPipe` gives them; plain Keras cannot train these.
+
+    Args:
+        layers: As for `GPipe`: a list of layers, or a model.
+        x: The inputs of a micro-batch, or more.
+        y: Its labels, to measure the loss as well; or None.
+        loss: The loss, as for `compile`. Defaults to that of a compiled model.
+        micro_batch_sizes: Rows of the micro-batches to measure, the first ones
+            of `x`. Defaults to all rows, a quarter and a sixteenth of them;
+            others are on a line, but that smaller ones are taken to be no
+            faster. Plan for no more rows than were measured.
+        device: A name, or a `tf.config.LogicalDevice`. Defaults to the first
+            accelerator.
+        seconds: For how long to measure, all in all, without what is traced
+            and compiled; three times as long where measurements do not agree.
+            Every task runs three times at least.
+        jit_compile: Whether XLA compiles the tasks, as `compile` can ask for.
+            On a TPU, it always does.
+        optimizer: Whose slots are counted; None for none.
+        verbose: 1 for a progress bar, 2 for a line a layer, 0 for silence.
+
+    Returns:
+        The record; `print` shows a table of it.
+
+    Raises:
+        ValueError: If an argument is wrong, or a layer cannot be measured. It
+            is named then.
+    """
+    seconds = checked_positive("seconds", seconds, "for how long to measure")
+    checked_bool("jit_compile", jit_compile)
+    verbose = _checked_verbose(verbose)
+    num_slot_bytes = slot_bytes_of(optimizer)
+    source = source_of(layers)
+    if source.problems:
+        raise ValueError("\n".join(source.problems))
+    name = _device(device)
+    data = inputs_lib.as_tensors(x, y)
+    check_rows(*data, None)
+    sizes = _sizes(micro_batch_sizes, _num_rows(data[0]))
+    setting = MeasureSetting(
+        name, jit_compile or names.only_compiles([name]), seconds
+    )
+    with (
+        internals.outside_functions(),
+        internals.without_strategy(),
+        internals.random_state_kept(),
+    ):
+        x, spec = _as_taken(source, data[0])
+        placed, output = source.placed_steps(spec)
+        head = _head(layers, loss, x, data[1], output)
+        own = Measuring(source.steps, placed, _rows(x, sizes), setting)
+        found = [own.layer(i) for i in _progress(placed, verbose)]
+        of_loss = None
+        if head is not None:
+            of_loss = own.loss(head, _rows((data[1], None), sizes))
+        records = layer_profiles(placed, found, of_loss, num_slot_bytes)
+    made = Profile(
+        layers=tuple(records[0]),
+        loss=records[1],
+        device=name,
+        call_seconds=own.call_seconds,
+        jit_compile=setting.jit_compile,
+        optimizer=_class_name(optimizer),
+        versions=_versions(),
+    )
+    made.warn_if_spread()
+    return made
+
+
+def _checked_verbose(verbose: Any) -> int:
+    """As Keras takes it: a boolean is one of the numbers."""
+    if isinstance(verbose, str) and verbose == "auto":
+        return 1
+    found = int(verbose) if isinstance(verbose, bool) else as_integer(verbose)
+    if found not in (0, 1, 2):
+        raise ValueError(
+            '`verbose` must be "auto", 0, 1 or 2. '
+            f"Received: verbose={verbose!r}."
+        )
+    return found
+
+
+def _device(device: Any) -> str:
+    """The full name of a device; that of the first accelerator by default."""
+    if device is None:
+        return names.accelerators()[0]
+    name = names.resolve_device(getattr(device, "name", device))
+    if name is None:
+        raise ValueError(
+            "`device` must be the name of one that TensorFlow lists, one of "
+            f"{names.all_devices()}. Received: device={device!r}."
+        )
+    return name
+
+
+def _num_rows(x: Any) -> int:
+    return next(t.shape[0] for t in tree.flatten(x) if t is not None)
+
+
+def _sizes(sizes: Any, num_rows: int) -> list[int]:
+    """The micro-batch sizes to measure."""
+    if sizes is None:
+        return sorted({max(1, num_rows // part) for part in (16, 4, 1)})
+    is_list = isinstance(sizes, Iterable) and not isinstance(sizes, str)
+    listed = [*sizes] if is_list else []
+    counts = [as_count(n) for n in listed]
+    if not counts or any(n is None or n > num_rows for n in counts):
+        raise ValueError(
+            "`micro_batch_sizes` must be a list of integers from 1 to the "
+            f"rows of `x`, {num_rows}. Received: micro_batch_sizes={sizes!r}. "
+            "Pass a larger `x`, or smaller sizes."
+        )
+    return sorted({n for n in counts if n is not None})
+
+
+def _rows(nest: Any, sizes: Sequence[int]) -> dict[int, Any]:
+    """The first rows of a nest, by their number."""
+    return {
+        rows: tree.map_structure(
+            lambda t, rows=rows: None if t is None else t[:rows], nest
+        )
+        for rows in sizes
+    }
+
+
+def _as_taken(source: Any, x: Any) -> tuple[Any, Any]:
+    """Data as the first step takes it, and what the layers are built for."""
+    x = source.arranged(x)
+    spec = source.input_spec
+    is_declared = spec is not None
+    if not is_declared:
+        spec = inputs_lib.data_spec(x, source.layers[0].compute_dtype)
+    taken = inputs_lib.as_expected(x, spec, is_declared)
+    for own, given in zip(tree.flatten(spec), tree.flatten(taken)):
+        if own is None or given is None:
+            continue
+        expected, found = (tf.TensorShape(t.shape)[1:] for t in (own, given))
+        if not expected.is_compatible_with(found):
+            raise ValueError(
+                "`x` must have the shapes of the model's inputs. Expected: "
+                f"rows of shape {expected}. Received: rows of shape {found}."
+            )
+    return taken, spec
+
+
+def _head(layers: Any, loss: Any, x: Any, y: Any, output: Any) -> Head | None:
+    """What computes the loss, or None where there are no labels."""
+    if y is not None and loss is None and isinstance(layers, keras.Model):
+        loss = getattr(layers, "loss", None)
+    if y is None and loss is None:
+        return None
+    if y is None or loss is None:
+        raise ValueError(
+            "`y` and `loss` must be given together: a loss needs labels. "
+            f"Received: y={'None' if y is None else 'given'}, loss={loss!r}. "
+            "Pass both, or none to leave the loss unmeasured."
+        )
+    holder = keras.Model()
+    specs = as_specs(y), output, None
+    try:
+        holder.compile(loss=loss)
+        internals.build_losses_and_metrics(holder, as_specs(x), *specs)
+    except Exception as error:  # of many kinds
+        raise ValueError(
+            "`loss` must be one that `compile` takes, and `y` labels that fit "
+            f"it and what the last layer returns. Received: loss={loss!r}, y="
+            f"{_shapes(y)}, for outputs {_shapes(output)}, and this "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if not streams_loss(holder, *specs):
+        raise ValueError(
+            "`loss` must add up over rows to be measured by micro-batches: "
+            "other losses are computed of the whole mini-batch, by no cell. "
+            f"Received: loss={loss!r}. Leave out `y` and `loss`."
+        )
+    return Head(holder, True, False)
+
+
+def _shapes(nest: Any) -> Any:
+    return tree.map_structure(lambda t: t if t is None else t.shape, nest)
+
+
+def _progress(placed: Sequence[Any], verbose: int) -> Iterator[int]:
+    """Goes through the steps, and shows how far it is."""
+    bar = keras.utils.Progbar(
+        len(placed),
+        verbose=verbose,
+        unit_name="layer",
+    )
+    for i in range(len(placed)):
+        yield i
+        bar.update(i + 1)
+
+
+def _class_name(optimizer: Any) -> str:
+    if optimizer is None:
+        return "none"
+    return type(keras.optimizers.get(optimizer)).__name__
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "python": platform.python_version(),
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def layer_profiles(
+    placed: Sequence[PlacedStep],
+    found: Sequence[Found],
+    loss: Found | None,
+    num_slot_bytes: Callable[[Any], int],
+) -> tuple[list[LayerProfile], LayerProfile | None]:
+    """The records of layers, and that of the loss.
+
+    Args:
+        placed: The steps.
+        found: What was found out about each.
+        loss: About the loss, or None.
+        num_slot_bytes: What the optimizer keeps for a variable, in bytes.
+    """
+    seen: set[int] = set()
+    layers = []
+    for step, own in zip(placed, found, strict=True):
+        weights = step.layer.weights
+        new = [v for v in weights if id(v) not in seen]
+        seen |= {id(v) for v in weights}
+        if not weights:  # not built, as an equal one was
+            new = own.weights
+        layers.append(_record(step.layer.name, own, new, num_slot_bytes))
+    row = [*found] if loss is None else [*found, loss]
+    kept = [
+        {rows: timed.kept for rows, timed in own.timed.items()} for own in row
+    ]
+    layers += (
+        [] if loss is None else [_record("loss", loss, [], num_slot_bytes)]
+    )
+    for i, layer in enumerate(layers):
+        measured = tuple(
+            dataclasses.replace(
+                one,
+                kept_bytes=int(kept_in_row([k[one.rows] for k in kept])[i]),
+            )
+            for one in layer.measured
+        )
+        layers[i] = dataclasses.replace(layer, measured=measured)
+    return layers[: len(found)], layers[-1] if loss is not None else None
+
+
+def _record(
+    name: str,
+    found: Found,
+    variables: Sequence[keras.Variable],
+    num_slot_bytes: Callable[[Any], int],
+) -> LayerProfile:
+    trainable = [v for v in variables if v.trainable]
+    return LayerProfile(
+        name=name,
+        key=found.key,
+        num_params=sum(math.prod(v.shape) for v in trainable),
+        weight_bytes=sum(map(placement.num_bytes, variables)),
+        slot_bytes=sum(map(num_slot_bytes, trainable)),
+        gradient_bytes=sum(map(placement.num_bytes, trainable)),
+        measured=found.measured,
+    )
+
+
+def kept_in_row(kept: Sequence[Any]) -> list[float]:
+    """What each of some layers keeps that follow each other.
+
+    What two neighbours keep is the first one's.
+
+    Args:
+        kept: For each, what it keeps of its inputs, its outputs and all else.
+    """
+    found = []
+    for i, (inputs, outputs, others) in enumerate(kept):
+        behind = kept[i + 1][0] if i + 1 < len(kept) else 0
+        before = inputs if i == 0 else 0
+        found.append(before + others + max(outputs, behind))
+    return found

@@ -1,0 +1,451 @@
+"""Finds an order of the tasks for cells of unequal cost.
+
+A named schedule is made for equal cells. Here all policies are
+tried, each with several limits of how many micro-batches a cell may have under
+way; then the limits of single cells are changed as long as that helps. What is
+returned is the shortest schedule that fits, named ones among them.
+
+Finding the shortest order of all is hard: this is a heuristic, which is never
+worse than the named schedules.
+
+The tasks of unequal cells run as soon as a policy has them. A device that is
+free runs, of the tasks that could start now, what a *policy* prefers; weight
+gradients run where nothing else can. How many micro-batches a cell may have
+under way is limited, and so is what a device holds.
+
+Pure Python: nothing here knows TensorFlow.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import numbers
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from tfgpipe.checks import as_integer, checked_amount, checked_counts, is_amount
+from tfgpipe.schedules.orders import (
+    CHUNKS,
+    SCHEDULES,
+    WITH_LINKS,
+    devices_of_cells,
+)
+from tfgpipe.schedules.schedule import Schedule
+from tfgpipe.schedules.task import Task
+
+_MOST_TASKS = 400_000  # that are run in all trials together
+
+_ROUNDING = 1 + 1e-9  # of sums of sizes
+
+_SCALES = (1.0, 1.25, 1.5, 2.0, 3.0, 1e9)  # of the limits tried first
+
+
+def search(
+    durations: Sequence[Sequence[float]],
+    num_micro_batches: int,
+    memory: float | Sequence[float] = math.inf,
+    *,
+    sizes: Sequence[float] | None = None,
+    devices: Sequence[int] | None = None,
+    link: float = 0.0,
+) -> Schedule:
+    """Finds a short schedule for given durations, within a memory limit.
+
+    Args:
+        durations: For each cell, how long its forward task takes, the gradient
+            of its inputs, and that of its weights, in any unit.
+        num_micro_batches: M, at least 1.
+        memory: What a device may hold at once, or each device; in the unit of
+            `sizes`.
+        sizes: What it takes to hold a micro-batch in a cell, from its forward
+            task to its weight gradient. Defaults to 1 each.
+        devices: For each cell, the index of its device. By default, each has
+            one of its own.
+        link: How long it takes from a device to another, in the unit of
+            `durations`; no device is busy meanwhile.
+
+    Returns:
+        The shortest found. It is as short as every schedule with a name that
+        fits and has the cells on the same devices.
+
+    Raises:
+        ValueError: If an argument is wrong, or nothing fits.
+
+    Example:
+
+    >>> found = search([(1, 1, 1), (1, 1, 2)], num_micro_batches=4)
+    >>> found.length(lambda task: 2 if task == ("weight_gradient", 1, 0) else 1)
+    14
+    """
+    work = _checked(durations, num_micro_batches, memory, sizes, devices, link)
+    best: Schedule | None = None
+    shortest = math.inf
+    for schedule in _named(work):
+        length = schedule.length(work.duration, work.link)
+        is_best = best is None or length < shortest
+        if is_best and work.fits(schedule):
+            best, shortest = schedule, length
+    left = _MOST_TASKS // (3 * len(work.sizes) * num_micro_batches)
+    chosen = None
+    for policy, limits in itertools.islice(_starts(work), max(8, left // 2)):
+        tasks, length = run(work, policy, limits)
+        if length < shortest:
+            best, shortest, chosen = Schedule(tasks), length, (policy, limits)
+    if chosen is not None:
+        policy, limits = chosen
+        for cell, change in itertools.islice(_changes(limits), left // 2):
+            limits[cell] += change
+            tasks, length = run(work, policy, limits)
+            if length < shortest:
+                best, shortest = Schedule(tasks), length
+            else:
+                limits[cell] -= change
+    if best is None:
+        raise ValueError(
+            "`memory` must be enough to hold a micro-batch in each cell of a "
+            f"device. Received: memory={memory}, and cells of sizes "
+            f"{work.sizes} on the devices {work.devices}."
+        )
+    return best
+
+
+def _checked(
+    durations: Any,
+    num_micro_batches: Any,
+    memory: Any,
+    sizes: Any,
+    devices: Any,
+    link: Any,
+) -> Work:
+    """The arguments of `search`."""
+    (count,) = checked_counts(num_micro_batches=num_micro_batches)
+    cells = [_listed(own) for own in _listed(durations)]
+    if not cells or not all(
+        len(own) == len(HALVES) and all(map(is_amount, own)) for own in cells
+    ):
+        raise ValueError(
+            "`durations` must have three finite numbers from 0 for each cell: "
+            "of its forward task, of the gradient of its inputs and of that of "
+            f"its weights. Received: durations={durations!r}."
+        )
+    k = len(cells)
+    own_sizes = [1.0] * k if sizes is None else _listed(sizes)
+    if len(own_sizes) != k or not all(map(is_amount, own_sizes)):
+        raise ValueError(
+            f"`sizes` must have a finite number from 0 for each of the {k} "
+            f"cells. Received: sizes={sizes!r}."
+        )
+    given = range(k) if devices is None else _listed(devices)
+    places = [p for p in map(as_integer, given) if p is not None]
+    used = sorted(set(places))
+    if len(places) != k or len(given) != k or used != [*range(len(used))]:
+        raise ValueError(
+            f"`devices` must have the index of a device for each of the {k} "
+            "cells, and leave none out. Received: "
+            f"devices={devices!r}."
+        )
+    is_one = isinstance(memory, numbers.Real)
+    most = [memory] * len(used) if is_one else _listed(memory)
+    if len(most) != len(used) or not all(
+        is_amount(own) or own == math.inf for own in most
+    ):
+        raise ValueError(
+            "`memory` must be a number from 0, or one for each of the "
+            f"{len(used)} devices. Received: memory={memory!r}."
+        )
+    way = checked_amount("link", link, "the time of a transfer")
+    seconds = [dict(zip(HALVES, map(float, own))) for own in cells]
+    rounded = [_ROUNDING * float(own) for own in most]
+    return Work(seconds, own_sizes, places, rounded, count, way)
+
+
+def _listed(value: Any) -> list[Any]:
+    """What is in a list; nothing of what is none."""
+    try:
+        return [*value]
+    except TypeError:
+        return []
+
+
+def _named(work: Work) -> Iterator[Schedule]:
+    """The schedules with names that have the cells where they are."""
+    num_devices = 1 + max(work.devices)
+    chunks, rest = divmod(len(work.devices), num_devices)
+    if rest:
+        return
+    shape = num_devices, work.num_micro_batches, chunks
+    for name, own in CHUNKS.items():
+        if own not in (None, chunks):
+            continue
+        if name == "interleaved" and chunks == 1:
+            continue  # which is "1f1b" then
+        if list(devices_of_cells(name, num_devices, chunks)) == work.devices:
+            yield SCHEDULES[name](*shape)
+            if work.link and name in WITH_LINKS:
+                yield SCHEDULES[name](*shape, link_share=_share(work))
+
+
+def _share(work: Work) -> float:
+    """What a link takes of the time of a cell, the mean of all."""
+    whole = sum(sum(own.values()) for own in work.seconds)
+    most = work.num_micro_batches  # which has all of them under way
+    if work.link * len(work.seconds) >= most * whole:
+        return most
+    return work.link * len(work.seconds) / whole
+
+
+def _starts(work: Work) -> Iterator[tuple[Policy, list[int]]]:
+    """Policies, each with several limits.
+
+    A cell has work without a break if as many micro-batches are under way as
+    go through the slowest device in the time that one takes from the cell to
+    the end and back.
+    """
+    busy = [0.0] * (1 + max(work.devices))
+    for device, own in zip(work.devices, work.seconds):
+        busy[device] += sum(own.values())
+    period = max(busy) or 1.0
+    ways = [own["forward"] + own["input_gradient"] for own in work.seconds]
+    for k, (here, there) in enumerate(itertools.pairwise(work.devices)):
+        if here != there:
+            ways[k] += 2 * work.link
+    behind = [*itertools.accumulate(reversed(ways))][::-1]
+    several = (False, True) if len(busy) < len(ways) else (False,)
+    limited = (False, True) if min(work.most) < math.inf else (False,)
+    for scale in _SCALES:
+        limits = [
+            max(1, math.ceil(min(scale * way / period, work.num_micro_batches)))
+            for way in behind
+        ]
+        for first, forward, backward, reserves in itertools.product(
+            (True, False),
+            several,
+            several,
+            limited if several[1:] else (False,),
+        ):
+            policy = Policy(first, forward, backward, reserves)
+            yield policy, [*limits]
+
+
+def _changes(limits: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Changes of single limits, again and again."""
+    while True:
+        for cell in range(len(limits)):
+            yield cell, 1
+            if limits[cell] > 1:
+                yield cell, -1
+
+
+HALVES = ("forward", "input_gradient", "weight_gradient")
+
+
+class Work(NamedTuple):
+    """What is to be ordered.
+
+    Attributes:
+        seconds: For each cell, those of its three tasks.
+        sizes: For each cell, what it takes to hold a micro-batch.
+        devices: For each cell, its device.
+        most: What each device may hold, with room for the rounding of sums.
+        num_micro_batches: M.
+        link: How long it takes to another device.
+    """
+
+    seconds: list[dict[str, float]]
+    sizes: list[float]
+    devices: list[int]
+    most: list[float]
+    num_micro_batches: int
+    link: float
+
+    def duration(self, task: Task) -> float:
+        """Of a task; a whole backward task is its halves."""
+        own = self.seconds[task.cell]
+        if task.kind == "backward":
+            return own["input_gradient"] + own["weight_gradient"]
+        return own[task.kind]
+
+    def fits(self, schedule: Schedule) -> bool:
+        """Whether no device holds more than it may."""
+        for most, own in zip(self.most, schedule.tasks):
+            now = 0.0
+            for kind, k, _ in own:
+                if kind == "forward":
+                    now += self.sizes[k]
+                    if now > most:
+                        return False
+                elif kind in ("backward", "weight_gradient"):
+                    now -= self.sizes[k]
+        return True
+
+
+class Policy(NamedTuple):
+    """What a device prefers.
+
+    Attributes:
+        gradients_first: Gradients to forward tasks.
+        last_forward: The last of its cells, of forward tasks.
+        last_backward: The last of its cells, of gradients.
+        reserves: Whether a micro-batch comes to a device only if there is
+            room for it in all cells there.
+    """
+
+    gradients_first: bool
+    last_forward: bool
+    last_backward: bool
+    reserves: bool
+
+
+def run(
+    work: Work, policy: Policy, limits: Sequence[int]
+) -> tuple[list[list[Task]], float]:
+    """What each device runs, and when the last one ends.
+
+    Args:
+        work: What is to be run.
+        policy: What devices prefer.
+        limits: How many micro-batches each cell may have under way.
+
+    Returns:
+        The tasks of each device and the length, which is infinite if the
+        devices come to a stop, each without room for what it could run.
+    """
+    running = _Running(work, policy, limits)
+    # Ends of tasks and, on links that take time, what arrives of them.
+    events: list[tuple[float, bool, Task]] = []
+    idle, now, length = set(range(len(work.most))), 0.0, 0.0
+    while True:
+        for device in sorted(idle):
+            task = running.next_task(device)
+            if task is not None:
+                idle.discard(device)
+                running.start(task)
+                heapq.heappush(events, (now + work.duration(task), True, task))
+        if not events:
+            break
+        now = events[0][0]
+        while events and events[0][0] <= now:
+            _, is_end, task = heapq.heappop(events)
+            if is_end:
+                length = now
+                running.end(task)
+                idle.add(work.devices[task.cell])
+                if task.kind != "weight_gradient":  # which no other one needs
+                    heapq.heappush(events, (now + work.link, False, task))
+            else:
+                running.arrive(task)
+    return running.tasks, length if running.is_done else math.inf
+
+
+class _Running:
+    """Devices at work.
+
+    Args:
+        work: What is to be run.
+        policy: What devices prefer.
+        limits: How many micro-batches each cell may have under way.
+
+    Attributes:
+        tasks: What each device has run.
+    """
+
+    def __init__(self, work: Work, policy: Policy, limits: Sequence[int]):
+        self._work = work
+        self._policy = policy
+        self._limits = limits
+        count = len(work.devices)
+        self.tasks: list[list[Task]] = [[] for _ in work.most]
+        self._started = [dict.fromkeys(HALVES, 0) for _ in range(count)]
+        self._ended = [dict.fromkeys(HALVES, 0) for _ in range(count)]
+        self._arrived = [dict.fromkeys(HALVES, 0) for _ in range(count)]
+        self._held = [0.0] * len(work.most)
+        cells = [
+            [k for k in range(count) if work.devices[k] == d]
+            for d in range(len(work.most))
+        ]
+        self._cells = cells
+        self._forward = [c[::-1] if policy.last_forward else c for c in cells]
+        self._backward = [c[::-1] if policy.last_backward else c for c in cells]
+        # What a micro-batch will take in the cells of a device yet to come.
+        self._room = [
+            sum(
+                work.sizes[c]
+                for c in cells[work.devices[k]]
+                if c == k or (policy.reserves and c > k)
+            )
+            for k in range(count)
+        ]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all tasks have run."""
+        count = self._work.num_micro_batches
+        return all(own["weight_gradient"] == count for own in self._ended)
+
+    def next_task(self, device: int) -> Task | None:
+        """What a device runs now, if there is something."""
+        ways = [self._next_gradient, self._next_forward]
+        if not self._policy.gradients_first:
+            ways.reverse()
+        for way in (*ways, self._next_late):
+            task = way(device)
+            if task is not None:
+                return task
+        return None
+
+    def _next_forward(self, device: int) -> Task | None:
+        work, most = self._work, self._work.most[device]
+        for k in self._forward[device]:
+            m = self._started[k]["forward"]
+            if (
+                m < work.num_micro_batches
+                and (k == 0 or self._got(k, k - 1, "forward") > m)
+                and m - self._ended[k]["input_gradient"] < self._limits[k]
+                and self._held[device] + self._room[k] <= most
+            ):
+                return Task("forward", k, m)
+        return None
+
+    def _next_gradient(self, device: int) -> Task | None:
+        last = len(self._work.devices) - 1
+        for k in self._backward[device]:
+            m = self._started[k]["input_gradient"]
+            before = self._ended[k]["forward"]
+            if k < last:
+                before = min(before, self._got(k, k + 1, "input_gradient"))
+            if m < before:
+                return Task("input_gradient", k, m)
+        return None
+
+    def _next_late(self, device: int) -> Task | None:
+        for k in self._cells[device]:
+            m = self._started[k]["weight_gradient"]
+            if m < self._ended[k]["input_gradient"]:
+                return Task("weight_gradient", k, m)
+        return None
+
+    def _got(self, k: int, other: int, kind: str) -> int:
+        """How many results of another cell's tasks are where cell k is."""
+        is_here = self._work.devices[k] == self._work.devices[other]
+        return (self._ended if is_here else self._arrived)[other][kind]
+
+    def start(self, task: Task) -> None:
+        """Notes that a task runs."""
+        device = self._work.devices[task.cell]
+        self.tasks[device].append(task)
+        self._started[task.cell][task.kind] += 1
+        if task.kind == "forward":
+            self._held[device] += self._work.sizes[task.cell]
+
+    def end(self, task: Task) -> None:
+        """Notes that a task has ended."""
+        kind, k, _ = task
+        self._ended[k][kind] += 1
+        if kind == "weight_gradient":
+            self._held[self._work.devices[k]] -= self._work.sizes[k]
+
+    def arrive(self, task: Task) -> None:
+        """Notes that what a task leaves is on other devices."""
+        self._arrived[task.cell][task.kind] += 1

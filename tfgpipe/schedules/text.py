@@ -1,0 +1,204 @@
+"""Programs as text, and schedules read from it.
+
+    device 0  F0  F1+         B1----- R0  B0-----
+    device 1      F0  F1+ B1----- R0  B0-----
+
+A row is a device, a place in it a unit of time. An operation is a letter and
+its micro-batch, or its cell and micro-batch where cells are not numbered as
+their devices, as in `F3.0`; `+` says that it keeps what the backward pass
+needs, and `-` that it takes longer than a unit.
+
+Pure Python: nothing here knows TensorFlow.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from tfgpipe.schedules.task import KINDS, Task
+
+LETTERS = dict(zip(KINDS, "FRBIW", strict=True))
+
+_KINDS = {letter: kind for kind, letter in LETTERS.items()}
+
+_LABEL = re.compile(r"\s*device\s+([0-9]+)(?!\S)")
+
+_TASK = re.compile(r"([FRBIW])([0-9]+)(?:\.([0-9]+))?(\+?)-*")
+
+_AT = re.compile(r"at position (\d+) of device (\d+)")
+
+_ON = re.compile(r"on device (\d+)")
+
+
+def drawn(program: Any, times: Sequence[tuple[float, float]]) -> str:
+    """The rows of devices, and in comments what follows from them.
+
+    Args:
+        program: The `Program`.
+        times: Start and end of each of its operations, in units.
+    """
+    kinds = {op.kind for op in program.ops}
+    words = [
+        f"{letter} {kind.replace('_', ' ')}"
+        for kind, letter in LETTERS.items()
+        if kind in kinds
+    ]
+    if any(op.keeps for op in program.ops):
+        words.append("+ keeps what the backward pass needs")
+    held = ", ".join(map(str, program.held()))
+    lines = [
+        *_rows(program.ops, times, program.num_devices),
+        f"# {', '.join(words)}",
+        f"# bubble {program.bubble():.0%} if cells take equal times; "
+        f"micro-batches that devices hold: {held}",
+    ]
+    return "\n".join([*lines, f"# {program.note}"] if program.note else lines)
+
+
+def _rows(
+    ops: Sequence[Any], times: Sequence[tuple[float, float]], num_devices: int
+) -> list[str]:
+    """The rows of devices."""
+    cells = {(op.device, op.cell) for op in ops}
+    is_plain = all(device == cell for device, cell in cells)
+
+    def word(op: Any) -> str:
+        number = op.micro_batch if is_plain else f"{op.cell}.{op.micro_batch}"
+        return f"{LETTERS[op.kind]}{number}{'+' * op.keeps}"
+
+    width = 1 + max(len(word(op)) for op in ops)
+    rows = [""] * num_devices
+    for op, (start, end) in zip(ops, times):
+        row = rows[op.device].ljust(int(start) * width)
+        taken = word(op).ljust(int(end - start) * width - 1, "-") + " "
+        if end - start == 1:
+            taken = word(op).ljust(width)
+        rows[op.device] = row + taken
+    digits = len(str(num_devices - 1))
+    return [
+        f"device {d:{digits}}  {row}".rstrip() for d, row in enumerate(rows)
+    ]
+
+
+def read(text: str, make: Callable[[Any, Any], Any]) -> Any:
+    """What is made of the tasks that a text says.
+
+    Args:
+        text: As `drawn` writes it; what follows a `#` is left out. Without
+            names of devices, rows are devices 0, 1 and so on. Where no cell is
+            said, it is the device's index.
+        make: Makes it of a list of tasks for each device, and the (cell,
+            micro-batch) whose forward task keeps, or None where that is not
+            said. What it refuses at some position of a device is marked in the
+            text.
+
+    Raises:
+        ValueError: If the text says something else, or `make` refuses it.
+    """
+    lines = text.splitlines()
+    rows: dict[int, _Row] = {}
+    for number, line in enumerate(lines):
+        written = line.partition("#")[0]
+        label = _LABEL.match(written)
+        start = label.end() if label else 0
+        if not written[start:].strip() and label is None:
+            continue
+        device = int(label[1]) if label else len(rows)
+        end = len(written.rstrip())
+        words = [*_words(lines, number, written, start, device)]
+        if device in rows or not words:
+            found = f"device {device} again" if words else "a row without tasks"
+            raise ValueError(
+                "A schedule must have one row of tasks a device. Received: "
+                f"{found}.\n{_marked(lines, number, end)}"
+            )
+        rows[device] = _Row(words, number, end)
+    missing = {*range(len(rows) or 1)} - {*rows}
+    if missing:
+        number = max(rows, default=0)
+        raise ValueError(
+            "A schedule must have a row for each device, from 0. Received: "
+            f"no row of device {min(missing)}."
+            + (f"\n{_marked(lines, *rows[number][1:])}" if rows else "")
+        )
+    own = [rows[device] for device in range(len(rows))]
+    kept = _kept(lines, [word for row in own for word in row.words])
+    try:
+        return make([[word.task for word in row.words] for row in own], kept)
+    except ValueError as error:
+        marked = _marked(lines, *_place(str(error), own))
+        raise ValueError(f"{error}\n{marked}") from None
+
+
+class _Row(NamedTuple):
+    """The tasks of a device, and where they end."""
+
+    words: list[_Word]
+    line: int
+    end: int
+
+
+def _place(error: str, rows: list[_Row]) -> tuple[int, int]:
+    """The line of which an error speaks, and how far; the end for nothing."""
+    if found := _AT.search(error):
+        position, device = map(int, found.groups())
+        word = rows[device].words[position]
+        return word.line, word.end
+    found = _ON.search(error)
+    row = rows[int(found[1]) if found else -1]
+    return row.line, row.end
+
+
+class _Word(NamedTuple):
+    """A task, whether it keeps, and where it is written."""
+
+    task: Task
+    keeps: bool
+    line: int
+    end: int
+
+
+def _words(
+    lines: list[str], number: int, written: str, start: int, device: int
+) -> Iterator[_Word]:
+    """The tasks of a row, which begin at `start`."""
+    for found in re.finditer(r"\S+", written[start:]):
+        end = start + found.end()
+        word = _TASK.fullmatch(found[0])
+        if word is None:
+            raise ValueError(
+                "A task must be one of the letters "
+                f"{', '.join(LETTERS.values())}, and its micro-batch or its "
+                "cell and micro-batch, as in F0 or F3.0. Received: "
+                f"{found[0]!r}.\n{_marked(lines, number, end)}"
+            )
+        letter, one, other, plus = word.groups()
+        k, m = (device, one) if other is None else (one, other)
+        task = Task(_KINDS[letter], int(k), int(m))
+        yield _Word(task, bool(plus), number, end)
+
+
+def _kept(
+    lines: list[str], words: list[_Word]
+) -> frozenset[tuple[int, int]] | None:
+    """What forward tasks keep, by cell and micro-batch; None for not said."""
+    found = {word.task: word for word in words if word.keeps}
+    again = {word.task[1:] for word in words if word.task.kind == "recompute"}
+    for task, word in found.items():
+        if task.kind != "forward" or task[1:] in again:
+            raise ValueError(
+                "A + must be at a forward task, which keeps what the backward "
+                "pass needs, and of which there is no recomputation. Received: "
+                f"one at {task}. Take it, or the R, out.\n"
+                f"{_marked(lines, word.line, word.end)}"
+            )
+    return frozenset(task[1:] for task in found) if found else None
+
+
+def _marked(lines: list[str], number: int, end: int) -> str:
+    """The rows, with a mark behind a place in one of them."""
+    shown = [*lines]
+    shown[number] = f"{lines[number][:end]} <-- here{lines[number][end:]}"
+    return "\n".join(line for line in shown if line.strip())

@@ -1,0 +1,25 @@
+"""Variables that no optimizer updates, over micro-batches."""
+
+from tfgpipe.state import seeds
+from tfgpipe.state.batch_normalization import (
+    MovingStatistics,
+    choosing_moments,
+    is_synchronized,
+)
+from tfgpipe.state.flow import StateFlow
+from tfgpipe.state.means import sum_of, weighted_mean
+from tfgpipe.state.scope import InnerScope, StateScope
+from tfgpipe.state.seeds import RandomState
+
+__all__ = [
+    "InnerScope",
+    "MovingStatistics",
+    "RandomState",
+    "StateFlow",
+    "StateScope",
+    "choosing_moments",
+    "is_synchronized",
+    "seeds",
+    "sum_of",
+    "weighted_mean",
+]

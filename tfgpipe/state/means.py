@@ -1,0 +1,108 @@
+"""What micro-batches do to the variables that no optimizer updates.
+
+Every micro-batch of a mini-batch starts from the same state, and the variable
+is assigned once, after the last micro-batch:
+
+    random seeds           `Seed`     advance by what every micro-batch draws
+    metrics                `RunsOn`   from micro-batch to micro-batch
+    batch normalisation    `moving_statistics`, with the mini-batch's moments
+    other numbers          `Mean`     of the new values, weighted by rows
+    other integers         `First`    the new value of the first micro-batch
+
+Where there is one micro-batch, what its layers assigned is what is assigned.
+
+The moments of a mini-batch follow from those of its micro-batches exactly
+([Chan et al., 1979](http://i.stanford.edu/pub/cstr/reports/cs/tr/79/773)):
+mean = sum w_m mean_m, variance = sum w_m (variance_m + (mean_m - mean)^2),
+where w_m is the share of the rows (of the unmasked positions) of micro-batch m.
+A backward pass recomputes from the same state, and assigns nothing.
+
+Limits: a seed that is drawn a number of times that depends on the data, and
+state that rows of a mini-batch hand on to each other, cannot be told from the
+above. `BatchNormalization(renorm=True)` normalises by its state: refused.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tfgpipe.micro_batches import MicroBatches
+
+
+class RunsOn(NamedTuple):
+    """A metric: a micro-batch begins with what the one before has left.
+
+    Attributes:
+        aggregation: What becomes of several replicas' values, see
+            `keras.Variable`.
+    """
+
+    aggregation: str
+
+    def first(self, value: tf.Tensor, is_first_replica: bool) -> tf.Tensor:
+        """With what a replica begins: what is summed is zero in all but one."""
+        if is_first_replica:
+            return value
+        if self.aggregation == "sum":
+            return tf.zeros_like(value)
+        return tf.identity(value)
+
+    def end(self, lasts: list[tf.Tensor]) -> tf.Tensor:
+        """The value after the mini-batch, for what each replica has left."""
+        if len(lasts) == 1 or self.aggregation not in ("sum", "mean"):
+            return lasts[0]
+        total = sum_of(lasts)
+        if self.aggregation == "sum":
+            return total
+        return _if_equal(lasts, tf.cast(total / len(lasts), total.dtype))
+
+
+class Mean:
+    """Any other number: the mean of the new values, weighted by rows."""
+
+    def end(
+        self, values: list[tf.Tensor], micro_batches: MicroBatches
+    ) -> tf.Tensor:
+        """The value after the mini-batch, for those of micro-batches."""
+        return weighted_mean(values, micro_batches)
+
+
+class First:
+    """Any other integer, such as a counter: what the first micro-batch left."""
+
+    def end(
+        self, values: list[tf.Tensor], micro_batches: MicroBatches
+    ) -> tf.Tensor:
+        """The value after the mini-batch, for those of micro-batches."""
+        del micro_batches
+        return values[0]
+
+
+def weighted_mean(
+    values: list[tf.Tensor], micro_batches: MicroBatches
+) -> tf.Tensor:
+    """Mean of the micro-batches' values, weighted by their rows.
+
+    Where all are equal it is that value to the bit, an infinity too. A
+    micro-batch without rows counts for nothing.
+    """
+    parts, counted = [], []
+    for m, value in enumerate(values):
+        part = value * micro_batches.fraction(m, value.dtype)
+        parts.append(micro_batches.select(m, part, tf.zeros_like(part)))
+        # The last one always has rows.
+        counted.append(micro_batches.select(m, value, values[-1]))
+    return _if_equal(counted, sum_of(parts))
+
+
+def _if_equal(values: list[tf.Tensor], otherwise: tf.Tensor) -> tf.Tensor:
+    """What all values are, where they are equal; else another value."""
+    is_equal = tf.stack([value == values[-1] for value in values])
+    return tf.where(tf.reduce_all(is_equal, axis=0), values[-1], otherwise)
+
+
+def sum_of(values: list[tf.Tensor]) -> tf.Tensor:
+    """The sum, rounded alike every time, which that of AddN is not."""
+    return tf.reduce_sum(tf.stack(values), axis=0)

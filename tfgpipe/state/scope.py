@@ -1,0 +1,260 @@
+"""The variables of layers while they run: values in, new values out.
+
+Layers read and assign Keras variables. In a cell, what they read is an argument
+of the cell's function, and what they assign is a result of it; nothing is
+captured, and nothing is changed on the way. What a layer reads of another one
+is found out here, too, and what can't be carried out of the cell is refused.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfgpipe import internals
+from tfgpipe.boundary import is_continuous
+from tfgpipe.state.batch_normalization import MovingStatistics, factors
+from tfgpipe.state.seeds import advance_seed
+
+
+class StateScope(internals.ReadingScope):
+    """Runs layers on given values of their variables, and notes new ones.
+
+    Args:
+        state: Pairs of a variable and its value.
+        seeds: The variables among them that are random seeds.
+        moving: Statistics that move at the end of the mini-batch.
+        training: Whether gradients are wanted.
+
+    Attributes:
+        assigned: ids of the variables that got a new value.
+        draws: How often the seed of an id was drawn.
+        overwritten: ids and paths of seeds that got another value than the
+            next one.
+        unknown: Paths of assigned variables that were not given.
+        borrowed: Pairs of a layer's index and a variable that it reads without
+            having been given it.
+    """
+
+    def __init__(
+        self,
+        state: list[tuple[keras.Variable, tf.Tensor]],
+        seeds: Sequence[keras.Variable] = (),
+        moving: MovingStatistics | None = None,
+        training: bool = True,
+    ):
+        super().__init__(state, collect_losses=True)
+        self._state = dict(self.state_mapping)
+        self._seeds = {id(v): self.state_mapping[id(v)] for v in seeds}
+        self._layer = 0
+        self._weights: dict[int, tf.Tensor] = {}
+        self._new_weights: dict[int, tf.Tensor] = {}
+        self._handles: dict[int, tf.Tensor] = {}
+        self._held_back: dict[int, str] = {}
+        self._moving = moving or MovingStatistics([], [])
+        self._training = training
+        self._graph = internals.current_graph()
+        self.assigned: set[int] = set()
+        self.draws: collections.Counter[int] = collections.Counter()
+        self.overwritten: dict[int, str] = {}
+        self.unknown: list[str] = []
+        self.borrowed: list[tuple[int, keras.Variable]] = []
+
+    def use_weights(
+        self,
+        index: int,
+        weights: Iterable[tuple[keras.Variable, tf.Tensor, Any]],
+    ) -> None:
+        """Gives the next layer its trainable variables.
+
+        A variable that two layers share comes as two tensors, so that each
+        use has its own gradient: they are summed in the same order wherever
+        the two uses are.
+
+        Args:
+            index: Which layer of the cell it is.
+            weights: Its variables, their values, and what a layer of an
+                earlier cell has assigned to them, or None.
+        """
+        self._layer = index
+        for key in self._weights:
+            self._handles.pop(key, None)
+        self._weights = {}
+        for variable, tensor, assigned in weights:
+            key = id(variable)
+            self._weights[key] = tensor
+            new = self._new_weights.get(key, assigned)
+            self.state_mapping[key] = (
+                tensor if new is None else _with_value(tensor, new)
+            )
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """Called where a variable is read."""
+        key = id(variable)
+        if key not in self._weights and key not in self._state:
+            self.borrowed.append((self._layer, variable))
+        elif self._training:
+            self._check_read(variable)
+        value = super().get_current_value(variable)
+        is_new = key in self.assigned and key not in self._weights
+        if is_new and is_continuous(value):
+            value = tf.stop_gradient(value)  # as in Keras, at the variable
+        if value is None or key not in self._handles:
+            return value
+        handle = self._handles[key]
+        return _with_value(handle, value) if key in self.assigned else handle
+
+    def handle_of(self, variable: keras.Variable) -> Any:
+        """By what tapes inside a layer know a variable.
+
+        If one watches it, a tensor of its own, which is what is read from then
+        on: what was read before the tape is constant to it.
+        """
+        key = id(variable)
+        own = self._weights if key in self._weights else self._state
+        given = own.get(key, self.state_mapping.get(key))
+        if given is not None and self.is_telling and key not in self._handles:
+            self._handles[key] = self._identity(given)
+        return self._handles.get(key, given)
+
+    def _identity(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Another tensor of the layer's graph, wherever the layer is now."""
+        if internals.current_graph() is self._graph:
+            return tf.identity(tensor)
+        if self._graph is None:  # as an operation there would be on no tape
+            return tensor
+        with self._graph.as_default():
+            return tf.identity(tensor)
+
+    def _check_read(self, variable: keras.Variable) -> None:
+        """Refuses reads whose gradient would be lost; notes late ones."""
+        key = id(variable)
+        has_function = key in self._weights or key in self._seeds
+        if has_function and internals.in_custom_gradient(variable):
+            raise ValueError(
+                "A layer must not read its variables in a function that has a "
+                "gradient of its own, such as `keras.remat(f)`, "
+                "`tf.recompute_grad(f)` or `tf.custom_gradient`: they would "
+                f"not be trained. Received: a read of '{variable.path}' there. "
+                "Choose what is recomputed with `remat` and `remat_groups` of "
+                "`GPipe`; pass what a custom gradient needs as arguments."
+            )
+        self._moving.read(variable)
+
+    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
+        """Called by `Variable.assign`."""
+        variable, value = update
+        key = id(variable)
+        if self._moving.has(variable):
+            if internals.current_graph() is not self._graph:
+                self._refuse_graph(f"an assignment of '{variable.path}'")
+            self._moving.assign(variable, self.state_mapping[key], value)
+            return
+        if key in self._seeds:
+            self.draws[key] += 1
+            if not _is_next(value, self.state_mapping[key]):
+                self.overwritten[key] = variable.path
+        value = self._value_outside(variable, value)
+        if key in self._weights:
+            # As in Keras the gradient is that of the new value.
+            self._new_weights[key] = value = tf.cast(
+                value, self._weights[key].dtype
+            )
+            value = _with_value(self._weights[key], value)
+        elif key not in self._state:
+            self.unknown.append(variable.path)
+        self.assigned.add(key)
+        self._held_back[key] = variable.path
+        super().add_update((variable, value))
+
+    def _value_outside(
+        self, variable: keras.Variable, value: tf.Tensor
+    ) -> tf.Tensor:
+        """A value of a `tf.function` inside a layer in the layer's graph."""
+        current = internals.current_graph()
+        if current is self._graph:
+            return value
+        seed = self._seeds.get(id(variable))
+        is_outside = internals.graph_of(value) in (self._graph, None)
+        is_drawn = seed is not None and id(variable) not in self.overwritten
+        if internals.in_control_flow(current, self._graph) or (
+            not is_drawn and not is_outside
+        ):
+            self._refuse_graph(f"an assignment of '{variable.path}'")
+        if is_outside:
+            return value
+        with self._graph.as_default() if self._graph else tf.init_scope():
+            return advance_seed(seed, self.draws[id(variable)], 0, 0)
+
+    def _refuse_graph(self, what: str) -> None:
+        """Refuses what cannot leave a condition, a loop or a function."""
+        raise ValueError(
+            "Variables must be assigned, random numbers drawn and batches "
+            "normalised by a layer directly. Received: "
+            f"{what} in a branch of a condition, in a loop or in a "
+            "`tf.function`, from which a pipeline cannot take it to the end of "
+            "the mini-batch. Do it before, and choose by `keras.ops.where`."
+        )
+
+    def new_values(self, variables: list[keras.Variable]) -> list[Any]:
+        """Their new values so far, None where they were not assigned."""
+        for variable in variables:
+            self._held_back.pop(id(variable), None)
+        return [
+            self.state_mapping[id(v)] if id(v) in self.assigned else None
+            for v in variables
+        ]
+
+    def check_taken(self) -> None:
+        """Refuses new values that `new_values` has not returned."""
+        if self._held_back:
+            raise ValueError(
+                "What is assigned must be of the layer that assigns it. "
+                f"Received: new values of {[*self._held_back.values()]} from "
+                "another one, or from a loss or a metric, which the pipeline "
+                "would lose. Assign them in the layer's own `call`."
+            )
+
+    def record(
+        self, layer: Any, inputs: Any, mask: Any, mean: Any, variance: Any
+    ) -> None:
+        """Notes the moments by which a batch normalisation normalises."""
+        if internals.current_graph() is not self._graph:
+            self._refuse_graph(f"a call of '{layer.name}'")
+        self._moving.record(layer, inputs, mask, mean, variance)
+
+
+class InnerScope(keras.StatelessScope):
+    """Holds assignments back; reads as the scope around it does."""
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """Called where a variable is read."""
+        own = super().get_current_value(variable)
+        if own is None and self.original_scope is not None:
+            return self.original_scope.get_current_value(variable)
+        return own
+
+
+def _with_value(weight: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    """The value, exactly, with the gradient of the weight."""
+    return tf.stop_gradient(value) + (weight - tf.stop_gradient(weight))
+
+
+def _is_next(value: Any, seed: Any) -> bool:
+    """Whether the new value of a seed is the next one: the seed plus (0, 1).
+
+    So is that of `SeedGenerator.next()`: the operations tell.
+    """
+    found = factors(value, [seed])
+    if found is None:
+        return False
+    scale, offset = found
+    if internals.is_eager(seed):  # a graph may have copied it
+        seed = seed.numpy()
+        return np.array_equal(scale * seed + offset, seed + [0, 1])
+    return bool(np.all(scale == 1)) and np.array_equal(offset, [0, 1])

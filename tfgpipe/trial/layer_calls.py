@@ -1,0 +1,425 @@
+"""Tries whether the calls inside a layer compute what the layer computes.
+
+For that it runs layers unnoticed, and sees which variables they use.
+
+What a layer's code does for other sizes, in another phase, or to tensors that
+have values, neither the code nor one graph of it tells. So both are run, on
+drawn rows: the layer, called as Keras calls it, and the calls. Compared are
+outputs with their masks, what they assign, and what they add to the loss; once
+also gradients with respect to inputs and weights.
+
+Sizes that are not known are 1, even, odd, a multiple of 4 and long, and so are
+numbers of rows, as far as that is cheap: what it takes is estimated by weights
+and positions. The sizes that a mini-batch really has are tried when it comes.
+Weights have the values that they have; but those that are all equal, as where
+they begin with zeros, which would hide what is computed with them, are drawn.
+
+Cost: both run twice for each size, forward, eagerly; once for a long one.
+Not seen: what depends on values that were not drawn, and on other sizes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import tree
+
+from tfgpipe import internals
+
+Shapes: TypeAlias = list[tuple[int, ...]]
+
+# Rows, and what every other unknown size is.
+_SIZES = ((2, 6), (3, 5), (4, 8), (1, 1))
+
+_LONG_SIZES = ((1, 2050), (2050, 1))  # not in training, which takes longer
+
+# FLOPs of a run: a tenth of a second, about.
+_AFFORDABLE = 1e10
+
+# By the bytes of a number.
+_ROUNDING = {2: 0.03, 4: 3e-4, 8: 1e-8}
+
+
+class Found(NamedTuple):
+    """What a trial has found.
+
+    Attributes:
+        has_run: Whether the layer could be run at these sizes.
+        is_same: Whether the calls compute the same, or fail as well.
+    """
+
+    has_run: bool
+    is_same: bool
+
+
+class _Outcome(NamedTuple):
+    """What a run has made; of tensors that are not there, None."""
+
+    outputs: list[Any]
+    masks: list[Any]
+    losses: list[Any]
+    assigned: dict[int, Any]
+    gradients: list[Any]
+
+
+class LayerTrial:
+    """A layer, and the calls that would take its place.
+
+    Args:
+        call: The call of the layer in the graph of a model.
+        run_calls: Makes calls on `tensors_of` the call, told `training`;
+            returns what the layer returns, flat.
+    """
+
+    def __init__(
+        self,
+        call: internals.GraphCall,
+        run_calls: Callable[[list[Any], bool], list[Any]],
+    ):
+        self._call = call
+        self._run_calls = run_calls
+        self._tensors = tensors_of(call)
+        self._layer = call.operation
+
+    @property
+    def name(self) -> str:
+        """That of the layer."""
+        return self._layer.name
+
+    def agrees(self) -> bool:
+        """Whether the calls can take the place of the layer.
+
+        Not if there is a difference, nor if half of the trials, or more, fail.
+        """
+        short = self._shapes(_SIZES)
+        long = [s for s in self._shapes(_LONG_SIZES) if s not in short]
+        tries = [(shapes, told) for shapes in short for told in (True, False)]
+        tries += [(shapes, False) for shapes in long]
+        num_run = 0
+        for i, (shapes, training) in enumerate(tries):
+            one = self.found(shapes, training, with_gradients=i == 0)
+            if one.has_run and not one.is_same:
+                return False
+            num_run += one.has_run
+        return 2 * num_run > len(tries)
+
+    def found(
+        self, shapes: Shapes, training: bool, with_gradients: bool = False
+    ) -> Found:
+        """Runs both on drawn tensors of some shapes."""
+        rng = np.random.default_rng(0)
+        with tf.device("CPU:0"), unnoticed(()):
+            given = [
+                _drawn(rng, shape, tensor.dtype)
+                for shape, tensor in zip(shapes, self._tensors)
+            ]
+            expected, found = (
+                self._run(function, given, training, with_gradients)
+                for function in (self._run_layer, self._run_calls)
+            )
+        if expected is None or found is None:
+            return Found(expected is not None, expected is found)
+        if _says_nothing(expected.outputs):
+            return Found(False, True)
+        return Found(True, _are_near(tuple(found), tuple(expected)))
+
+    def is_affordable(self, shapes: Shapes) -> bool:
+        """Whether a run at these sizes takes little time."""
+        positions = max(math.prod(shape[:-1]) for shape in shapes)
+        num_weights = sum(math.prod(w.shape) for w in self._layer.weights)
+        return 2 * num_weights * positions <= _AFFORDABLE
+
+    def _shapes(self, sizes: Sequence[tuple[int, int]]) -> list[Shapes]:
+        """The shapes to try, each once: the first, and what is affordable."""
+        found = [
+            with_sizes((t.shape for t in self._tensors), rows, size)
+            for rows, size in sizes
+        ]
+        return [
+            shapes
+            for i, shapes in enumerate(found)
+            if shapes not in found[:i]
+            if (i == 0 and sizes is _SIZES) or self.is_affordable(shapes)
+        ]
+
+    def _run_layer(self, given: list[Any], training: bool) -> Any:
+        """Calls the layer on tensors in the places of the symbolic ones."""
+        by = dict(zip(map(id, self._tensors), given))
+        args, kwargs = tree.map_structure(
+            lambda leaf: by.get(id(leaf), leaf),
+            (self._call.args, self._call.kwargs),
+        )
+        kwargs["training"] = training  # whatever the graph was made with
+        return self._layer(*args, **kwargs)
+
+    def _run(
+        self,
+        function: Callable[[list[Any], bool], Any],
+        given: list[tf.Tensor],
+        training: bool,
+        with_gradients: bool,
+    ) -> _Outcome | None:
+        """What a function makes of tensors; None if it fails."""
+        values = self._values
+        scope = keras.StatelessScope(values, True, False)
+        trained = [value for variable, value in values if variable.trainable]
+        sources = [*filter(_is_continuous, [*given, *trained])]
+        try:
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                for source in sources if with_gradients else ():
+                    tape.watch(source)
+                with scope, internals.told_training(self._layer, training):
+                    outputs = tree.flatten(function(given, training))
+            gradients = _gradients(tape, outputs, sources, with_gradients)
+        except Exception:  # a user's code may raise anything
+            return None
+        finally:
+            internals.forget_losses(self._layer)
+        before = {id(variable): value for variable, value in values}
+        assigned = {
+            key: value
+            for key, value in scope.state_mapping.items()
+            if value is not before.get(key)
+        }
+        masks = [internals.get_mask(tensor) for tensor in outputs]
+        return _Outcome(outputs, masks, scope.losses, assigned, gradients)
+
+    @functools.cached_property
+    def _values(self) -> list[tuple[keras.Variable, Any]]:
+        """The variables of the layer, and what they are in a trial."""
+        rng = np.random.default_rng(1)
+        return [(v, _value_of(v, rng)) for v in self._layer.variables]
+
+
+def with_sizes(shapes: Iterable[Sequence[Any]], rows: int, size: int) -> Shapes:
+    """Shapes with a number of rows, and a size, where there is None."""
+    return [
+        tuple(
+            d if d is not None else size if axis else rows
+            for axis, d in enumerate(shape)
+        )
+        for shape in shapes
+    ]
+
+
+def _drawn(
+    rng: np.random.Generator, shape: tuple[int, ...], dtype: str
+) -> tf.Tensor:
+    """A tensor; of whole numbers, such as there are in every table."""
+    if keras.backend.is_float_dtype(dtype):
+        return tf.cast(rng.standard_normal(shape), dtype)
+    return tf.cast(rng.integers(0, 2, shape), dtype)
+
+
+def _value_of(variable: keras.Variable, rng: np.random.Generator) -> Any:
+    """The value of a variable, or a drawn one, positive as a variance is."""
+    is_float = keras.backend.is_float_dtype(variable.dtype)
+    if internals.is_created(variable):
+        value = tf.identity(variable.value)
+        if not is_float or np.ptp(value) > 0:
+            return value
+    elif not is_float:
+        return tf.identity(variable.value)  # what it will begin with
+    shape = variable.shape
+    fan_in = math.prod(shape[:-1]) if len(shape) > 1 else 1
+    drawn = rng.uniform(0.5, 1.5, shape) / math.sqrt(fan_in)
+    return tf.cast(drawn, variable.dtype)
+
+
+def _is_continuous(tensor: tf.Tensor) -> bool:
+    return tensor.dtype.is_floating
+
+
+def _gradients(
+    tape: tf.GradientTape,
+    outputs: list[Any],
+    sources: list[tf.Tensor],
+    is_asked: bool,
+) -> list[Any]:
+    """Gradients of the outputs, each weighed by a drawn tensor."""
+    if not is_asked:
+        return []
+    rng = np.random.default_rng(2)
+    made = [*filter(_is_continuous, outputs)]
+    weights = [_drawn(rng, tuple(t.shape), t.dtype.name) for t in made]
+    found = tape.gradient(made, sources, weights) if made else []
+    return [g if g is None else tf.convert_to_tensor(g) for g in found]
+
+
+def _are_near(found: Any, expected: Any, least: float = 0.0) -> bool:
+    """Whether nests of tensors are equal but for rounding.
+
+    Args:
+        found: A nest.
+        expected: Another one.
+        least: Differences are by the largest value of a tensor, at least this:
+            a gradient that is zero is so but for rounding.
+    """
+    if isinstance(expected, dict):
+        return found.keys() == expected.keys() and _are_near(
+            [found[key] for key in expected], [*expected.values()]
+        )
+    if isinstance(expected, (list, tuple)):
+        least = 1e-3 * max(map(_largest, tree.flatten(expected)), default=0.0)
+        return len(found) == len(expected) and all(
+            _are_near(a, b, least) for a, b in zip(found, expected)
+        )
+    if found is None or expected is None:
+        return found is expected
+    if found.dtype != expected.dtype or found.shape != expected.shape:
+        return False
+    if not _is_continuous(expected):
+        return bool(tf.reduce_all(found == expected))
+    tolerance = _ROUNDING[expected.dtype.size] * max(_largest(expected), least)
+    a, b = (tf.cast(t, "float64").numpy() for t in (found, expected))
+    return np.allclose(a, b, 0.0, tolerance, equal_nan=True)
+
+
+def _largest(tensor: Any) -> float:
+    """The largest finite value, without its sign."""
+    if tensor is None or not _is_continuous(tensor):
+        return 0.0
+    values = np.abs(tf.cast(tensor, "float64").numpy())
+    return float(np.max(values, initial=0.0, where=np.isfinite(values)))
+
+
+def _says_nothing(outputs: list[Any]) -> bool:
+    """Whether no value is finite."""
+    return not any(
+        np.isfinite(tf.cast(tensor, "float64").numpy()).any()
+        for tensor in outputs
+    )
+
+
+class Uses(NamedTuple):
+    """The ids of the variables that a call uses.
+
+    Attributes:
+        all: Of those that it reads or assigns.
+        assigned: Of those that it may assign.
+    """
+
+    all: set[int]
+    assigned: set[int]
+
+
+class WatchingScope(internals.ReadingScope):
+    """Notes which variables are read and assigned; none changes.
+
+    Attributes:
+        used: ids of all of them.
+        assigned: ids of those that are assigned.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used: set[int] = set()
+        self.assigned: set[int] = set()
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """Called where a variable is read."""
+        self.used.add(id(variable))
+        return super().get_current_value(variable)
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        """Called by `Variable.assign`."""
+        self.used.add(id(update[0]))
+        self.assigned.add(id(update[0]))
+        super().add_update(update)
+
+
+@contextlib.contextmanager
+def unnoticed(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
+    """Inside, calls of these layers leave nothing behind."""
+    with (
+        internals.in_no_graph(layers),
+        internals.names_kept(),
+        internals.seed_generator_kept(),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")  # the real calls will warn
+        yield
+
+
+def uses_of(
+    operation: Any, specs: list[Any], arguments: Callable[[list[Any]], Any]
+) -> Uses | None:
+    """The variables that a call uses, in training or not.
+
+    Those of other layers are among them, which a function may have in its
+    closure or take as arguments. So it is run, except where there is nothing
+    but Keras's own code: that uses its own variables, and a layer with none
+    inside assigns those that no optimizer trains.
+
+    Args:
+        operation: A layer or operation of a model's graph.
+        specs: `keras.KerasTensor`s of the tensors that it takes.
+        arguments: Makes positional and keyword arguments of such tensors.
+
+    Returns:
+        None if the call fails on symbolic tensors, or leaves something in an
+        attribute, where other calls may find it.
+    """
+    if _is_own(operation, arguments(specs)):
+        variables = getattr(operation, "variables", ())
+        state = internals.state_of(operation).all
+        return Uses({id(v) for v in variables} | state, state)
+    is_layer = isinstance(operation, keras.layers.Layer)
+    layers = internals.flat_layers(operation) if is_layer else []
+    before = [internals.own_attributes(layer) for layer in layers]
+    scope = WatchingScope()
+
+    def run(*tensors: Any) -> None:
+        args, kwargs = arguments([*tensors])
+        with scope:
+            for training in (True, False) if is_layer else ():
+                operation(*args, **{**kwargs, "training": training})
+            if not is_layer:
+                operation(*args, **kwargs)
+
+    with unnoticed(layers):
+        try:
+            internals.output_spec(run, *specs)
+        except Exception:  # a user's code may raise anything
+            return None
+    after = [internals.own_attributes(layer) for layer in layers]
+    if not all(map(_are_same, before, after)):
+        return None
+    return Uses(scope.used, scope.assigned)
+
+
+def _is_own(operation: Any, arguments: Any) -> bool:
+    """Whether a call runs Keras's code alone, that of one layer."""
+    if not internals.is_keras(type(operation)):
+        return False
+    is_layer = isinstance(operation, keras.layers.Layer)
+    if is_layer and len(internals.flat_layers(operation)) > 1:
+        return False
+    if any(isinstance(v, keras.Variable) for v in tree.flatten(arguments)):
+        return False
+    given = [arguments, internals.own_attributes(operation)]
+    return not any(
+        callable(leaf) and not internals.is_keras(leaf)
+        for leaf in tree.flatten(given)
+    )
+
+
+def _are_same(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    return before.keys() == after.keys() and all(
+        after[name] is value for name, value in before.items()
+    )
+
+
+def tensors_of(call: internals.GraphCall) -> list[keras.KerasTensor]:
+    """The tensors of a call, each once, in the order of its arguments."""
+    leaves = tree.flatten((call.args, call.kwargs))
+    found = {id(t): t for t in leaves if isinstance(t, keras.KerasTensor)}
+    return list(found.values())
