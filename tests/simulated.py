@@ -1,6 +1,6 @@
 """Steps whose tasks take whole seconds."""
 
-from tfgpipe.schedules import SCHEDULES, Facts, Task
+from tfgpipe.schedules import SCHEDULES, CellFacts, Task
 from tfgpipe.timeline import Event, simulated
 
 
@@ -11,7 +11,7 @@ def seconds(task):
 
 def events(name="gpipe", k=2, m=3, chunks=1, updates=False, remat=True):
     program = SCHEDULES[name](k, m, chunks).program(
-        "except_last" if remat else "never", [Facts()] * k * chunks
+        "except_last" if remat else "never", [CellFacts()] * k * chunks
     )
     made = simulated(program, seconds)
     ends = [max(e.end for e in made if e.device == d) for d in range(k)]

@@ -10,7 +10,7 @@ from typing import Any
 
 from keras import tree
 
-from tfgpipe.cells import GraphStep
+from tfgpipe.cells import LiveCall
 from tfgpipe.checks import (
     as_count,
     checked_bool,
@@ -18,8 +18,8 @@ from tfgpipe.checks import (
     count_problem,
     is_amount,
 )
-from tfgpipe.costs import PlacedStep, layer_key, layer_sizes, slot_bytes_of
-from tfgpipe.devices import DeviceList
+from tfgpipe.costs import PlacedCall, layer_key, layer_sizes, slot_bytes_of
+from tfgpipe.devices import CellDevices
 from tfgpipe.profiles import Profile, kept_in_row
 from tfgpipe.schedules import (
     REMAT,
@@ -93,7 +93,7 @@ class Arguments:
         k = num_partitions
         if k is not None:
             k = self._count("num_partitions", k)
-        device_list = DeviceList(
+        device_list = CellDevices(
             named_devices,
             k,
             m,
@@ -120,7 +120,7 @@ class Arguments:
         if self._problems:
             raise ValueError("\n".join(self._problems))
         if self.schedule == AUTO:
-            self.schedule, self.layers_per_cell = found(
+            self.schedule, self.layers_per_cell = auto_schedule(
                 self.costs,
                 self.layers_per_cell,
                 self.num_micro_batches,
@@ -313,7 +313,7 @@ NEEDS_PROFILE = (
 )
 
 
-def found(
+def auto_schedule(
     costs: GivenCosts,
     layers_per_cell: list[int] | None,
     num_micro_batches: int,
@@ -424,7 +424,7 @@ class GivenCosts:
         """Refuses one of other layers, now that the layers are built."""
         steps = self.source.steps
         keys = [
-            layer_key(s.layer, s if isinstance(s, GraphStep) else None)
+            layer_key(s.layer, s if isinstance(s, LiveCall) else None)
             for s in steps
         ]
         profile.check([step.layer.name for step in steps], keys)
@@ -458,7 +458,7 @@ class GivenCosts:
         ]
 
 
-def _check_sizes(steps: Sequence[PlacedStep]) -> None:
+def _check_sizes(steps: Sequence[PlacedCall]) -> None:
     """Refuses steps whose bytes cannot be told."""
     for step in steps:
         for tensor in tree.flatten(step.live):

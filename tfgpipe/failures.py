@@ -146,7 +146,7 @@ def traced(
         options: Of `tf.function`.
         stays: Whether it runs where it is called, see `stays_where_called`.
     """
-    may_end()
+    check_interruption()
     found = tf.function(function, **options)
     if _in_turn.get() and stays:
         internals.share_rendezvous(found)
@@ -228,7 +228,7 @@ def _name_layer(error: tf.errors.OpError, cells: Sequence[Any]) -> None:
         add_note(error, f"In {', or its equal '.join(places)}.")
 
 
-class TracingEnded(BaseException):
+class TraceInterrupted(BaseException):
     """Unwinds a trace. No `Exception`, which others would catch."""
 
 
@@ -242,7 +242,9 @@ _offers: list[_Offer] = []
 _in_step = contextvars.ContextVar("in_step", default=False)
 
 
-def before_step(is_asked: Callable[[], bool], then: Callable[[], None]) -> None:
+def interrupt_next_trace(
+    is_asked: Callable[[], bool], then: Callable[[], None]
+) -> None:
     """Lets the next training step be ended while it is traced.
 
     Args:
@@ -252,7 +254,7 @@ def before_step(is_asked: Callable[[], bool], then: Callable[[], None]) -> None:
     _offers[:] = [_Offer(is_asked, then)]
 
 
-def may_end(in_trial: bool = False) -> None:
+def check_interruption(in_trial: bool = False) -> None:
     """Ends the trace that this is called from, if that is asked for.
 
     Args:
@@ -263,11 +265,11 @@ def may_end(in_trial: bool = False) -> None:
     if not (_offers and _in_step.get() and is_tracing):
         return
     if _offers[0].is_asked():
-        raise TracingEnded
+        raise TraceInterrupted
 
 
-def endable(function: Callable) -> Callable:
-    """A training step that may be ended, see `before_step`.
+def interruptible(function: Callable) -> Callable:
+    """A training step that may be ended, see `interrupt_next_trace`.
 
     Args:
         function: What Keras calls with a mini-batch.
@@ -278,7 +280,7 @@ def endable(function: Callable) -> Callable:
         token = _in_step.set(True)
         try:
             return function(*args)
-        except TracingEnded:
+        except TraceInterrupted:
             _offers[0].then()
             raise
         finally:

@@ -39,7 +39,7 @@ from tiny import (
 import tfgpipe
 from tfgpipe import internals, timeline
 from tfgpipe.devices.cell_devices import Replicas
-from tfgpipe.schedules import Facts, Remat, lower
+from tfgpipe.schedules import CellFacts, Remat, lower
 from tfgpipe.schedules.orders import CHUNKS
 from tfgpipe.schedules.orders import SCHEDULES as NAMED
 from tfgpipe.schedules.task import Task
@@ -71,7 +71,7 @@ def test_tasks_of_all_replicas_come_after_those_they_need(name):
     def program(**facts):
         return lower(
             lambda count: NAMED[name](2, count, chunks),
-            [Facts(**facts)] * cells,
+            [CellFacts(**facts)] * cells,
             Remat(["except_last"] * cells),
             shared.counts,
         )
@@ -95,7 +95,7 @@ def test_all_forward_tasks_of_fill_drain_come_first():
     shared = Replicas([("a0", "b0"), ("a1", "b1")], 5)
     program = lower(
         lambda count: NAMED["gpipe"](2, count, 1),
-        [Facts()] * 2,
+        [CellFacts()] * 2,
         Remat(["never"] * 2),
         shared.counts,
     )

@@ -86,7 +86,7 @@ def take_complex_state_for_integers(monkeypatch):
 
     def first(self, k, variable):
         is_complex = tf.as_dtype(variable.dtype).is_complex
-        return means.First() if is_complex else rule(self, k, variable)
+        return means.FirstRule() if is_complex else rule(self, k, variable)
 
     monkeypatch.setattr(flow.StateFlow, "_rule", first)
 

@@ -224,7 +224,7 @@ def test_function_that_shares_tells_its_caller_what_fails():
     internals.share_rendezvous(failing)
     concrete = failing.get_concrete_function(tf.TensorSpec([1], "int32"))
     assert concrete.function_def.attr["shared_rendezvous"].b
-    call = internals.Call(concrete, as_written=True)
+    call = internals.FunctionCall(concrete, as_written=True)
     for _ in range(5):
         with pytest.raises(tf.errors.InvalidArgumentError, match="= 7 is not"):
             tf.function(step, autograph=False)(tf.constant([7]))
@@ -563,7 +563,7 @@ def test_call_calls_as_the_function_itself_would(
 
     spec = tf.TensorSpec([2])
     concrete = function.get_concrete_function(spec, spec)
-    call = internals.Call(concrete, as_written)
+    call = internals.FunctionCall(concrete, as_written)
 
     @tf.function(autograph=False)
     def outer(x, y):
@@ -590,7 +590,7 @@ def test_function_that_only_a_name_calls_is_kept():
     def nested():
         inner = tf.function(lambda x: x + 1.0, autograph=False)
         concrete = inner.get_concrete_function(tf.TensorSpec([1]))
-        call = internals.Call(concrete, as_written=True)
+        call = internals.FunctionCall(concrete, as_written=True)
         outer = tf.function(lambda x: call([x]), autograph=False)
         found = outer.get_concrete_function(tf.TensorSpec([1]))
         internals.keep(found, concrete)

@@ -25,7 +25,7 @@ from tfgpipe.checkpoints import (
     wait_for_all,
 )
 from tfgpipe.checks import checked_bool, checked_choice, checked_counts
-from tfgpipe.failures import before_step
+from tfgpipe.failures import interrupt_next_trace
 from tfgpipe.versions import VERSION
 
 _MODES = ("auto", "min", "max")
@@ -172,7 +172,7 @@ class Checkpoint(keras.callbacks.Callback):
         """After a signal, lets the step end while it is only being traced."""
         signals = self._signals
         if signals is not None:
-            before_step(signals.is_asked, self._end_if_asked)
+            interrupt_next_trace(signals.is_asked, self._end_if_asked)
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         """Saves if it is time."""

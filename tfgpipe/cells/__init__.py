@@ -4,21 +4,21 @@ The way of a cell: its layers are one `CellFunction`; `Tracer` makes of it a
 graph, then its backward pass, then the functions of its tasks, `CellTasks`.
 """
 
-from tfgpipe.cells.cell import Cell, GraphStep, Live, Made, Step
+from tfgpipe.cells.cell import CallOutput, Cell, LayerCall, LiveCall, LiveInput
 from tfgpipe.cells.function import CellFunction, as_number, until_known
-from tfgpipe.cells.tasks import CellTasks, Work
+from tfgpipe.cells.tasks import CellTasks, TaskCall
 from tfgpipe.cells.tracer import Tracer
 
 __all__ = [
+    "CallOutput",
     "Cell",
     "CellFunction",
     "CellTasks",
-    "GraphStep",
-    "Live",
-    "Made",
-    "Step",
+    "LayerCall",
+    "LiveCall",
+    "LiveInput",
+    "TaskCall",
     "Tracer",
-    "Work",
     "as_number",
     "until_known",
 ]

@@ -13,7 +13,7 @@ from keras import tree
 
 from tfgpipe import failures, internals
 from tfgpipe.boundary import Boundary, structure_of
-from tfgpipe.failures import add_note, may_end
+from tfgpipe.failures import add_note, check_interruption
 
 
 class Cell(keras.layers.Layer):
@@ -41,14 +41,14 @@ class Cell(keras.layers.Layer):
     def __init__(
         self,
         index: int,
-        steps: Sequence[Step],
+        steps: Sequence[LayerCall],
         devices: Sequence[str],
         number: int | None = None,
     ):
         super().__init__(name=f"cell_{index}", autocast=False, dtype="float32")
         self.index = index
         self.number = index if number is None else number
-        self.steps = tuple(steps)
+        self.calls = tuple(steps)
         self.sequence = [step.layer for step in steps]
         self.borrowed: list[list[keras.Variable]] = [[] for _ in steps]
         self.traced_as = {index}
@@ -60,8 +60,8 @@ class Cell(keras.layers.Layer):
 
     def call(self, inputs: Any, before_layer: Callable, training: bool) -> Any:
         """Runs the steps; `before_layer(i)` is called before step i."""
-        for i, step in enumerate(self.steps):
-            may_end()
+        for i, step in enumerate(self.calls):
+            check_interruption()
             before_layer(i)
             with (
                 tf.name_scope(f"layer_{i}"),  # `failures.py` finds it
@@ -139,7 +139,7 @@ class Cell(keras.layers.Layer):
         }
         return list(found.values())
 
-    def part(self, index: int, step: Step) -> Cell:
+    def part(self, index: int, step: LayerCall) -> Cell:
         """A step as a cell of its own, which warns of nothing twice.
 
         Args:
@@ -163,11 +163,11 @@ class Cell(keras.layers.Layer):
     def describe(self, layer: Any) -> str:
         """Where in the pipeline a layer is."""
         devices = " or ".join(self.devices)
-        return f"{named(layer)} of cell {self.number} on {devices}"
+        return f"{name_in_words(layer)} of cell {self.number} on {devices}"
 
     def warn_of(self, layer: Any, what: str) -> None:
         """Warns of a layer by its name, of the same in it once."""
-        name = named(layer)
+        name = name_in_words(layer)
         message = f"{name[0].upper()}{name[1:]} {what}"
         if message not in self._told:
             self._told.add(message)
@@ -191,7 +191,7 @@ class Cell(keras.layers.Layer):
         )
 
 
-class Step:
+class LayerCall:
     """Calls a layer on all that the step before returned.
 
     Args:
@@ -220,20 +220,20 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True)
-class Live:
-    """A tensor that comes into a `GraphStep`, by its position."""
+class LiveInput:
+    """A tensor that comes into a `LiveCall`, by its position."""
 
     index: int
 
 
 @dataclasses.dataclass(frozen=True)
-class Made:
-    """An output of the operation of a `GraphStep`, by its position."""
+class CallOutput:
+    """An output of the operation of a `LiveCall`, by its position."""
 
     index: int
 
 
-class GraphStep(Step):
+class LiveCall(LayerCall):
     """Calls a layer, or an operation, of a model's graph.
 
     The tensors that are alive before it come in, flat; those that are alive
@@ -248,9 +248,9 @@ class GraphStep(Step):
 
     Args:
         operation: The layer or the `keras.Operation`.
-        args: Its positional arguments, with `Live` for tensors.
+        args: Its positional arguments, with `LiveInput` for tensors.
         kwargs: Its keyword arguments.
-        gives: What goes out: a nest of `Live` and `Made`.
+        gives: What goes out: a nest of `LiveInput` and `CallOutput`.
 
     Attributes:
         graph: What knows the whole model.
@@ -280,12 +280,12 @@ class GraphStep(Step):
             dict.fromkeys(
                 leaf.index
                 for leaf in tree.flatten((args, kwargs))
-                if isinstance(leaf, Live)
+                if isinstance(leaf, LiveInput)
             )
         )
 
     def __call__(self, values: Any, training: bool) -> Any:
-        """See `Step`."""
+        """See `LayerCall`."""
         live = tree.flatten(values)
         given = {i: _copied(live[i]) for i in self.uses}
         made = tree.flatten(self.run(given, training))
@@ -304,7 +304,9 @@ class GraphStep(Step):
             made: Returns what the operation made.
         """
         return tree.map_structure(
-            lambda leaf: (live if isinstance(leaf, Live) else made)(leaf.index),
+            lambda leaf: (live if isinstance(leaf, LiveInput) else made)(
+                leaf.index
+            ),
             self.gives,
         )
 
@@ -323,7 +325,9 @@ class GraphStep(Step):
     def arguments(self, given: Mapping[int, Any]) -> tuple[Any, Any]:
         """Positional and keyword arguments, with these tensors."""
         return tree.map_structure(
-            lambda leaf: given[leaf.index] if isinstance(leaf, Live) else leaf,
+            lambda leaf: (
+                given[leaf.index] if isinstance(leaf, LiveInput) else leaf
+            ),
             (self.args, self.kwargs),
         )
 
@@ -347,7 +351,7 @@ def _stand_in(
     return layer
 
 
-def named(layer: keras.layers.Layer) -> str:
+def name_in_words(layer: keras.layers.Layer) -> str:
     """What to call a layer, or the operation for which it stands."""
     kind = "operation" if isinstance(layer, _StandIn) else "layer"
     return f"{kind} '{layer.name}'"

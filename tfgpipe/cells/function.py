@@ -18,7 +18,7 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.boundary import Boundary, CellArguments, Output, structure_of
 from tfgpipe.cells.cell import Cell
-from tfgpipe.graphs import Findings
+from tfgpipe.graphs import TraceFindings
 from tfgpipe.state import (
     MovingStatistics,
     StateScope,
@@ -27,7 +27,7 @@ from tfgpipe.state import (
 )
 
 
-class Borrows(Exception):
+class ForeignVariables(Exception):
     """A cell reads variables that its layers do not list.
 
     What a layer reads shows when it runs: a function may have another layer in
@@ -59,7 +59,7 @@ def until_known(run: Callable[[], Any]) -> Any:
     while True:
         try:
             return run()
-        except Borrows as found:
+        except ForeignVariables as found:
             found.note()
 
 
@@ -119,11 +119,11 @@ class CellFunction:
     def repeated(self) -> list[list[bool]]:
         """For each flat weight, which of its lookups are repeated.
 
-        Empty where nothing is known; see `Step.repeated`.
+        Empty where nothing is known; see `LayerCall.repeated`.
         """
         return [
             step.repeated.get(id(v), [])
-            for step, own in zip(self.cell.steps, self.weights)
+            for step, own in zip(self.cell.calls, self.weights)
             for v in own
         ]
 
@@ -133,7 +133,7 @@ class CellFunction:
         input_structure: Any,
         first: bool = True,
         moved: Collection[int] = (),
-    ) -> tuple[Output, Findings]:
+    ) -> tuple[Output, TraceFindings]:
         """Runs layers and head on given values of all variables.
 
         Args:
@@ -191,8 +191,8 @@ class CellFunction:
                 "num_micro_batches=1."
             )
         if scope.borrowed:
-            raise Borrows(self.cell, scope.borrowed)
-        findings = Findings(
+            raise ForeignVariables(self.cell, scope.borrowed)
+        findings = TraceFindings(
             draws=[
                 None if id(v) in scope.overwritten else scope.draws[id(v)]
                 for v in self.seeds

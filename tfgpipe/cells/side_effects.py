@@ -21,7 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.cells.cell import named
+from tfgpipe.cells.cell import name_in_words
 from tfgpipe.graphs import stateful_kinds
 
 _RANDOM = {
@@ -87,7 +87,7 @@ def check_operations(
                 f"{why} a cell must draw its random numbers from Keras seeds, "
                 "or the recomputation draws others, so that the gradient is "
                 "wrong, and replicas may draw the same. Received: "
-                f"{named(layer)} of cell {cell.number}, which runs "
+                f"{name_in_words(layer)} of cell {cell.number}, which runs "
                 f"{', '.join(random)}. Draw with `keras.random` and a "
                 "`keras.random.SeedGenerator` attribute of the layer, or "
                 f"{cure}."
@@ -118,7 +118,7 @@ def check_captured(cell: Any, traced: Any) -> None:
             kinds = sorted({op.type for op in users})
             raise ValueError(
                 "A layer must use a weight of the model by its "
-                f"`keras.Variable`. Received: {named(layer)} of cell "
+                f"`keras.Variable`. Received: {name_in_words(layer)} of cell "
                 f"{cell.number} uses the `tf.Variable` of '{variable.path}' by "
                 f"itself, by {', '.join(kinds)}, from which a pipeline gets no "
                 "gradient, and no new value at the end of the mini-batch. Keep "

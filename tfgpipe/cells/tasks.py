@@ -23,8 +23,15 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfgpipe.boundary import CellArguments, Output
-from tfgpipe.graphs import Cut, Findings, Gradient, Sums, by_reference, tensors
-from tfgpipe.schedules import Facts
+from tfgpipe.graphs import (
+    CellGraph,
+    Gradient,
+    GradientSums,
+    TraceFindings,
+    by_reference,
+    tensors,
+)
+from tfgpipe.schedules import CellFacts
 
 
 class CellTasks:
@@ -39,23 +46,23 @@ class CellTasks:
         needs_dx: Whether the gradients of the inputs are wanted.
     """
 
-    def __init__(self, cut: Cut, needs_dx: bool):
+    def __init__(self, cut: CellGraph, needs_dx: bool):
         self.graph = cut
         self.needs_dx = needs_dx
 
     @property
-    def findings(self) -> Findings:
+    def findings(self) -> TraceFindings:
         """What the layers were seen to do."""
         return self.graph.traced.findings
 
-    def facts(self, has_backward: bool) -> Facts:
+    def facts(self, has_backward: bool) -> CellFacts:
         """What the program of a step has to know of the cell.
 
         Args:
             has_backward: Whether the cell has a backward pass.
         """
         cut = self.graph
-        return Facts.of(
+        return CellFacts.of(
             has_backward,
             self.needs_dx,
             has_dx=bool(self._dx),
@@ -76,7 +83,7 @@ class CellTasks:
         """What tasks take for weights that are cast, a list a layer."""
         return self.graph.weights.pack(tf.nest.flatten(weights))
 
-    def forward(self, arguments: CellArguments, keeps: bool) -> Work:
+    def forward(self, arguments: CellArguments, keeps: bool) -> TaskCall:
         """Computes the outputs.
 
         Args:
@@ -97,15 +104,15 @@ class CellTasks:
             with_effects=True,
         )
 
-        def finish(results: list[Any]) -> tuple[Output, Kept]:
+        def finish(results: list[Any]) -> tuple[Output, KeptValues]:
             values = iter(results)
             output = _like(outputs, values)
             totals = [next(values) for _ in cut.totals]
-            return output, Kept(totals, next(values, None))
+            return output, KeptValues(totals, next(values, None))
 
-        return Work(function, cut.values(arguments), (), finish)
+        return TaskCall(function, cut.values(arguments), (), finish)
 
-    def recompute(self, arguments: CellArguments, kept: Kept) -> Work:
+    def recompute(self, arguments: CellArguments, kept: KeptValues) -> TaskCall:
         """Computes again what the backward pass needs, as `forward` does.
 
         Args:
@@ -117,7 +124,7 @@ class CellTasks:
         """
         cut = self.graph
         function = cut.function("recompute", cut.totals, [cut.kept])
-        return Work(
+        return TaskCall(
             function,
             self._values(arguments, kept),
             (),
@@ -127,12 +134,12 @@ class CellTasks:
     def backward(
         self,
         arguments: CellArguments,
-        kept: Kept,
+        kept: KeptValues,
         dy: Sequence[Any],
         dlosses: Sequence[tf.Tensor],
-        sums: Sums | None,
+        sums: GradientSums | None,
         m: int,
-    ) -> Work:
+    ) -> TaskCall:
         """Computes the gradients.
 
         Args:
@@ -154,10 +161,10 @@ class CellTasks:
     def input_gradient(
         self,
         arguments: CellArguments,
-        kept: Kept,
+        kept: KeptValues,
         dy: Sequence[Any],
         dlosses: Sequence[tf.Tensor],
-    ) -> Work:
+    ) -> TaskCall:
         """Computes the gradients of the inputs.
 
         Returns:
@@ -172,7 +179,7 @@ class CellTasks:
             [*self._dx, cut.crossing, *([] if has_kept else [cut.kept])],
         )
 
-        def finish(results: list[Any]) -> tuple[list[Any], Kept]:
+        def finish(results: list[Any]) -> tuple[list[Any], KeptValues]:
             values = iter(results)
             dx = _like(list(self.graph.backward.dx), values)
             crossing = next(values)
@@ -180,17 +187,17 @@ class CellTasks:
             return dx, kept._replace(crossing=crossing, values=known)
 
         values = self._values(arguments, kept, dy, dlosses)
-        return Work(function, values, (), finish)
+        return TaskCall(function, values, (), finish)
 
     def weight_gradient(
         self,
         arguments: CellArguments,
-        kept: Kept,
+        kept: KeptValues,
         dy: Sequence[Any],
         dlosses: Sequence[tf.Tensor],
-        sums: Sums | None,
+        sums: GradientSums | None,
         m: int,
-    ) -> Work:
+    ) -> TaskCall:
         """Computes the gradients of the weights, see `backward`.
 
         Returns:
@@ -203,7 +210,7 @@ class CellTasks:
     def _values(
         self,
         arguments: CellArguments,
-        kept: Kept,
+        kept: KeptValues,
         dy: Sequence[Any] = (),
         dlosses: Sequence[Any] = (),
     ) -> dict[Any, Any]:
@@ -226,9 +233,9 @@ class CellTasks:
         self,
         dx: list[tf.Tensor],
         values: dict[Any, Any],
-        sums: Sums | None,
+        sums: GradientSums | None,
         m: int,
-    ) -> Work:
+    ) -> TaskCall:
         """A function that adds the gradients of the weights to sums."""
         cut, backward = self.graph, self.graph.backward
         sparse = [d._replace(dense=None) for d in backward.dw]
@@ -240,7 +247,7 @@ class CellTasks:
             sums and cut.sums,
         )
 
-        def finish(results: list[Any]) -> tuple[list[Any], Sums]:
+        def finish(results: list[Any]) -> tuple[list[Any], GradientSums]:
             left = iter(results)
             found = _like(
                 list(backward.dx if dx else [None] * len(backward.dx)), left
@@ -254,11 +261,11 @@ class CellTasks:
             ]
             if sums is not None:
                 own = [a.plus(b) for a, b in zip(sums.sparse, own)]
-            return found, Sums(dense, own)
+            return found, GradientSums(dense, own)
 
-        return Work(function, values, sums.dense if sums else (), finish)
+        return TaskCall(function, values, sums.dense if sums else (), finish)
 
-    def unpack_sums(self, sums: Sums) -> list[Gradient]:
+    def unpack_sums(self, sums: GradientSums) -> list[Gradient]:
         """The finished sums of the weights."""
         dense = iter(self.graph.sums.unpack(sums.dense))
         return [
@@ -277,13 +284,14 @@ def _like(nest: Any, values: Iterator[Any]) -> Any:
     )
 
 
-class Kept(NamedTuple):
+class KeptValues(NamedTuple):
     """What later tasks of a micro-batch take of earlier ones.
 
     Attributes:
         totals: What was added up over replicas.
-        values: What `Cut.kept` names, packed; None if it was dropped.
-        crossing: What `Cut.crossing` names, packed; None before it is there.
+        values: What `CellGraph.kept` names, packed; None if it was dropped.
+        crossing: What `CellGraph.crossing` names, packed; None before it is
+        there.
     """
 
     totals: list[tf.Tensor]
@@ -291,12 +299,12 @@ class Kept(NamedTuple):
     crossing: list[tf.Tensor] | None = None
 
 
-class Work(NamedTuple):
+class TaskCall(NamedTuple):
     """A task, ready to be run: a call without arguments.
 
     Attributes:
         function: A `Subfunction`; for a cell that takes moments over replicas
-            `Stages`, see `run/chain.py`.
+            `StagedFunction`, see `run/chain.py`.
         values: What it takes, by what that is of the graph.
         sums: The sums of gradients so far, packed.
         finish: Makes what the task returns of what the function does.

@@ -25,7 +25,7 @@ from tfgpipe.cells.tasks import CellTasks
 from tfgpipe.devices import names
 from tfgpipe.graphs import (
     Backward,
-    Cut,
+    CellGraph,
     Origin,
     Traced,
     add_backward,
@@ -82,7 +82,7 @@ class Tracer:
         made: list[Traced] = []
         structure = structure_of(x)
         inputs = specs[0].inputs
-        before = _Before()
+        before = _EarlierCells()
         for function, own in zip(functions, specs):
             own = own._replace(
                 inputs=inputs, assigned=before.assigned_to(function)
@@ -176,10 +176,10 @@ class Tracer:
         cuts = [self._once(c, functools.partial(self._cut, c)) for c in cells]
         return [CellTasks(cut, needs) for cut, needs in zip(cuts, needs_dx)]
 
-    def _cut(self, cell: Backward) -> Cut:
-        cut: Cut = self._once(
+    def _cut(self, cell: Backward) -> CellGraph:
+        cut: CellGraph = self._once(
             _key(cell.traced, cell.ends, True),
-            functools.partial(Cut, cell),
+            functools.partial(CellGraph, cell),
         )
         _name_as(cell.traced, cut.traced)
         return cut
@@ -210,7 +210,7 @@ def _check(function: CellFunction, traced: Traced) -> None:
     )
 
 
-class _Before:
+class _EarlierCells:
     """What earlier cells have done to variables of a later one."""
 
     def __init__(self) -> None:

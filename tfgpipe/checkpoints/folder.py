@@ -137,7 +137,7 @@ class Folder:
     def manifest(self, step: int) -> Manifest | None:
         """What a checkpoint says of itself; None if it is damaged."""
         try:
-            return read(self.of(step))
+            return read_manifest(self.of(step))
         except Damaged:
             return None
 
@@ -231,7 +231,7 @@ class Damaged(Exception):
     """Why a checkpoint cannot be used, in words."""
 
 
-def read(folder: pathlib.Path) -> Manifest:
+def read_manifest(folder: pathlib.Path) -> Manifest:
     """The manifest of a checkpoint.
 
     Raises:
@@ -269,14 +269,14 @@ def check_files(folder: pathlib.Path, manifest: Manifest) -> None:
                 f"{expected['bytes']:,}"
             )
         try:
-            found = described(path)
+            found = file_record(path)
         except OSError as error:
             raise Damaged(f"{name} cannot be read: {error}") from error
         if found != expected:
             raise Damaged(f"{name} is not as it was written")
 
 
-def described(path: pathlib.Path) -> dict[str, Any]:
+def file_record(path: pathlib.Path) -> dict[str, Any]:
     """What a manifest says of a file."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:

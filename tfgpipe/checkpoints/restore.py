@@ -86,7 +86,7 @@ def restore(
     for one in reversed(steps) if step is None else [int(step)]:
         path = found.of(one)
         try:
-            manifest = manifest_lib.read(path)
+            manifest = manifest_lib.read_manifest(path)
             manifest_lib.check_files(path, manifest)
             _take(model, path, manifest)
         except Damaged as error:
@@ -155,7 +155,7 @@ def _take(model: keras.Model, path: pathlib.Path, manifest: Manifest) -> None:
             f"Received: {names}, and {list(manifest.optimizer)} in {path}. "
             "Compile the model as it was for the training."
         )
-    _check(writer.described(groups), manifest, path)
+    _check(writer.variable_records(groups), manifest, path)
     for group, variables in groups.items():
         for i, variable in enumerate(map(writer.storage, variables)):
             key = writer.key(group, i)

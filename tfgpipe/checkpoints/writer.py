@@ -90,7 +90,7 @@ class Writer:
         shards = _copied(groups, self._shared)
         manifest = Manifest(
             position,
-            described(groups),
+            variable_records(groups),
             {},
             monitored,
             internals.optimizer_names(model),
@@ -139,7 +139,7 @@ class Writer:
         _write_values(unfinished, shards)
         shards.clear()  # lets the copies go
         files = {
-            path.name: manifest_lib.described(path)
+            path.name: manifest_lib.file_record(path)
             for path in sorted(unfinished.iterdir())
         }
         manifest._replace(files=files).write(unfinished)
@@ -223,7 +223,9 @@ def storage(variable: Any) -> tf.Variable:
     return variable.value if is_keras else variable
 
 
-def described(groups: dict[str, list[Any]]) -> dict[str, list[list[Any]]]:
+def variable_records(
+    groups: dict[str, list[Any]],
+) -> dict[str, list[list[Any]]]:
     """For each variable its name, shape and dtype, as JSON can hold them."""
     return {
         group: [

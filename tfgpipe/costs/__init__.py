@@ -5,7 +5,7 @@ from tfgpipe.costs.cost import layer_key
 from tfgpipe.costs.gradient_path import GradientPaths
 from tfgpipe.costs.layer_size import (
     LayerSize,
-    PlacedStep,
+    PlacedCall,
     bytes_between,
     layer_sizes,
     num_params,
@@ -15,7 +15,7 @@ from tfgpipe.costs.layer_size import (
 __all__ = [
     "GradientPaths",
     "LayerSize",
-    "PlacedStep",
+    "PlacedCall",
     "bytes_between",
     "cost",
     "layer_key",

@@ -218,11 +218,11 @@ def goes_on(step: Any, live: Any, made: Any, spec: Any) -> Any:
     if len(found) != len(leaves):
         return expected
     return keras.tree.pack_sequence_as(
-        expected, [_merged(*pair) for pair in zip(found, leaves)]
+        expected, [_known_sizes(*pair) for pair in zip(found, leaves)]
     )
 
 
-def _merged(made: Any, expected: Any) -> Any:
+def _known_sizes(made: Any, expected: Any) -> Any:
     """A leaf that was made; of sizes that are not known, only the first."""
     if made is None or expected is None or not made.shape:
         return expected

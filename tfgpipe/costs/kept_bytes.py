@@ -26,7 +26,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.cells import Live
+from tfgpipe.cells import LiveInput
 from tfgpipe.costs.gradient_path import GradientPath, Out, Reads
 from tfgpipe.devices import placement
 from tfgpipe.graphs import CHEAP, only_cast
@@ -55,7 +55,7 @@ _IN_PLACE = {
 }
 
 
-class Kept(NamedTuple):
+class KeptBytes(NamedTuple):
     """Bytes that the tasks of a layer keep, and need while they run.
 
     Two layers in a row may both keep the tensor between them: it is one.
@@ -85,7 +85,7 @@ class Kept(NamedTuple):
 
 def kept_bytes(
     layer: keras.layers.Layer, spec: Any, call: Callable | None = None
-) -> Kept:
+) -> KeptBytes:
     """What a layer keeps, and needs.
 
     Args:
@@ -101,7 +101,7 @@ def kept_bytes(
     >>> kept_bytes(layer, keras.KerasTensor((2, 3)))[:3]  # 2 x 3 in, 2 x 4 out
     (24, 32, 0)
     """
-    found: list[Kept] = []
+    found: list[KeptBytes] = []
 
     def trace() -> None:
         inputs = keras.tree.map_structure(_placeholder, spec)
@@ -129,7 +129,7 @@ def kept_bytes(
 
 def _kept(
     outputs: list[Any], sources: list[Any], weights: list[Any], given: list[Any]
-) -> Kept:
+) -> KeptBytes:
     """See `kept_bytes`.
 
     Args:
@@ -145,7 +145,7 @@ def _kept(
     floats = [t for t in [*sources, *given] if t.dtype.is_floating]
     if not (targets and floats):
         path = LayerGradient(given, weights).path(outputs, [], Reads(), Reads())
-        return Kept(0, 0, 0, 0, 0, needed, 0, path)
+        return KeptBytes(0, 0, 0, 0, 0, needed, 0, path)
     dy = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in targets]
     found = tf.gradients(targets, floats, dy)
     dw, dx = found[: len(sources)], found[len(sources) :]
@@ -175,7 +175,7 @@ def _kept(
         gradient.reads(read),
         gradient.reads(_boundary(by_weight, own)),
     )
-    return Kept(
+    return KeptBytes(
         _bytes(kept & first),
         _bytes(kept & last),
         _bytes(kept - first - last),
@@ -401,7 +401,7 @@ def among_live(
     if step is None:
         return path
     gives = [
-        leaf.index if isinstance(leaf, Live) else -1 - leaf.index
+        leaf.index if isinstance(leaf, LiveInput) else -1 - leaf.index
         for leaf in tf.nest.flatten(step.gives)
     ]
     return path.among(len(live), sorted(step.uses), gives)

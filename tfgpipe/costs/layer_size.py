@@ -27,7 +27,7 @@ _ROWS = (2, 4)
 _CACHE_BYTES = 64 * 2**20
 
 
-class PlacedStep(NamedTuple):
+class PlacedCall(NamedTuple):
     """A step, and what is alive before it.
 
     Attributes:
@@ -116,7 +116,7 @@ class LayerSize(NamedTuple):
 
 
 def layer_sizes(
-    steps: Sequence[PlacedStep], num_slot_bytes: Callable[[Any], int]
+    steps: Sequence[PlacedCall], num_slot_bytes: Callable[[Any], int]
 ) -> list[LayerSize]:
     """What each step needs, in order.
 
@@ -149,7 +149,7 @@ def layer_sizes(
     return found
 
 
-def bytes_between(placed: Sequence[PlacedStep], rows: int) -> int:
+def bytes_between(placed: Sequence[PlacedCall], rows: int) -> int:
     """What other layers read and write between two tasks of one, in bytes.
 
     Weights, unless single rows of them are looked up, and sums of gradients;
@@ -174,7 +174,7 @@ def _row_bytes(spec: keras.KerasTensor) -> int:
     return placement.num_bytes(keras.KerasTensor((1, *sizes), spec.dtype))
 
 
-def num_params(steps: Sequence[PlacedStep]) -> int:
+def num_params(steps: Sequence[PlacedCall]) -> int:
     """Numbers in the trainable weights of the steps, tied ones once.
 
     Args:
@@ -189,13 +189,13 @@ def num_params(steps: Sequence[PlacedStep]) -> int:
 
 
 def _with_weights(
-    steps: Sequence[PlacedStep],
-) -> Iterator[tuple[PlacedStep, PlacedStep, list[keras.Variable]]]:
+    steps: Sequence[PlacedCall],
+) -> Iterator[tuple[PlacedCall, PlacedCall, list[keras.Variable]]]:
     """Each step, the first that is equal, and weights like its own.
 
     Without those of steps before it.
     """
-    known: dict[Any, PlacedStep] = {}
+    known: dict[Any, PlacedCall] = {}
     seen: set[int] = set()  # layers, which may not be built, and variables
     for step in steps:
         layer = step.layer
@@ -209,7 +209,7 @@ def _with_weights(
 
 
 def _measured(
-    step: PlacedStep,
+    step: PlacedCall,
     live: Any,
     flops: float,
     num_slot_bytes: Callable[[Any], int],

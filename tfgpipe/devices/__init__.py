@@ -1,7 +1,7 @@
 """Devices: their names, the cells on them, and what is placed on them."""
 
 from tfgpipe.devices import names, placement, strategy
-from tfgpipe.devices.cell_devices import DeviceList, Replicas
+from tfgpipe.devices.cell_devices import CellDevices, Replicas
 from tfgpipe.devices.names import (
     accelerators,
     all_devices,
@@ -14,7 +14,7 @@ from tfgpipe.devices.tpu import connect_to_tpu, tpu_device_assignment
 from tfgpipe.devices.update import update_on_devices, updates_slices_alike
 
 __all__ = [
-    "DeviceList",
+    "CellDevices",
     "PipelineStrategy",
     "Replicas",
     "Storage",

@@ -17,7 +17,7 @@ from tfgpipe.devices.names import accelerators, name_of, resolved
 from tfgpipe.schedules import CHUNKS, Schedule
 
 
-class DeviceList:
+class CellDevices:
     """The number of cells, and the devices for them.
 
     Args:

@@ -255,7 +255,9 @@ class _SharedUpdate:
             concrete = traced.get_concrete_function(*specs)
         if not is_alike or concrete.captured_inputs:
             return None
-        return internals.Call(concrete, as_written=False)  # as Keras runs it
+        return internals.FunctionCall(
+            concrete, as_written=False
+        )  # as Keras runs it
 
 
 def _read(handle: tf.Tensor, variable: tf.Variable) -> tf.Tensor:

@@ -11,7 +11,7 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.exactness.fit_step import (
-    Places,
+    WeightPlaces,
     compare_loss,
     compare_state,
     compare_step,
@@ -123,7 +123,7 @@ def _compared(
     sums_in = model.gradient_dtype
     num_rows = _num_rows(data[0])
     recorded = recorded_in(by_layers, rehearsal)
-    places = Places(model, recorded)
+    places = WeightPlaces(model, recorded)
     is_finite = bool(all_finite(total, gradients))
     on_host = compare_forward(tally, backward, recorded, is_finite)
     direct = compare_loss(tally, model, data, total, recorded)

@@ -45,7 +45,7 @@ from tfgpipe.exactness.report import (
 from tfgpipe.graphs import as_tensor
 
 
-class GraphStep(NamedTuple):
+class FitStep(NamedTuple):
     """A training step in a graph, and what it has left.
 
     Attributes:
@@ -61,7 +61,7 @@ class GraphStep(NamedTuple):
     after: Mapping[int, np.ndarray]
 
 
-def run_graph_step(model: Any, data: tuple[Any, Any, Any]) -> GraphStep:
+def run_graph_step(model: Any, data: tuple[Any, Any, Any]) -> FitStep:
     """Trains on a mini-batch, as `fit` does."""
     told: list[Any] = []
     train_step = model.train_step
@@ -78,7 +78,7 @@ def run_graph_step(model: Any, data: tuple[Any, Any, Any]) -> GraphStep:
         function = model.train_function_of(step)
         logs, gradients = function(iter([packed]))
     variables = [v for _, v in told[-1]] if told else []
-    return GraphStep(logs, [*zip(gradients, variables)], before, _values(model))
+    return FitStep(logs, [*zip(gradients, variables)], before, _values(model))
 
 
 def _values(model: Any) -> dict[int, np.ndarray]:
@@ -100,8 +100,8 @@ def _of_optimizer(model: Any) -> list[keras.Variable]:
 
 def compare_step(
     tally: Tally,
-    places: Places,
-    step: GraphStep,
+    places: WeightPlaces,
+    step: FitStep,
     total: tf.Tensor,
     pairs: Gradients,
     sums_in: str | None,
@@ -126,8 +126,8 @@ def compare_step(
 def compare_update(
     tally: Tally,
     model: Any,
-    places: Places,
-    step: GraphStep,
+    places: WeightPlaces,
+    step: FitStep,
     assigned: Mapping[int, Any],
 ) -> None:
     """Compares what the graph has made of weights and slots with Keras.
@@ -157,8 +157,8 @@ def compare_update(
 
 def compare_state(
     tally: Tally,
-    places: Places,
-    step: GraphStep,
+    places: WeightPlaces,
+    step: FitStep,
     recorded: Recorded,
     on_host: OnHost,
 ) -> None:
@@ -193,7 +193,7 @@ def compare_state(
 Gradients = Sequence[tuple[Any, keras.Variable]]
 
 
-class Places:
+class WeightPlaces:
     """Where variables are, in words, and what is rounding there.
 
     Args:
@@ -246,7 +246,7 @@ class Places:
 def compare_weights(
     tally: Tally,
     kind: str,
-    places: Places,
+    places: WeightPlaces,
     found: Gradients,
     expected: Mapping[int, Any],
     sums_in: str | None,

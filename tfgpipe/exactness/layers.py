@@ -40,11 +40,11 @@ import tensorflow as tf
 from tfgpipe import internals
 from tfgpipe.boundary import Boundary
 from tfgpipe.exactness.recorder import (
-    Call,
-    Given,
-    Place,
+    LayerPlace,
     Recorded,
+    RecordedCall,
     Replay,
+    ReplayInputs,
     axes_of,
     first_axes,
     first_repeated,
@@ -93,7 +93,7 @@ def compare_forward(
     """
     dw: dict[int, tf.Tensor] = {}
     rows = Rows(tally, shares_of(recorded))
-    before: tuple[Place, list[Call]] | None = None
+    before: tuple[LayerPlace, list[RecordedCall]] | None = None
     for place, calls in recorded:
         if before is not None:
             _compare_transfer(tally, backward, before, (place, calls))
@@ -119,9 +119,9 @@ def compare_forward(
     return OnHost(dw, rows.assigned, rows.unknown)
 
 
-def _given_of(call: Call) -> Given:
+def _given_of(call: RecordedCall) -> ReplayInputs:
     """What the host is given of a call."""
-    return Given(
+    return ReplayInputs(
         call.inputs,
         call.structure,
         call.values,
@@ -131,7 +131,9 @@ def _given_of(call: Call) -> Given:
     )
 
 
-def _look_for_nonfinite(tally: Tally, place: Place, calls: list[Call]) -> None:
+def _look_for_nonfinite(
+    tally: Tally, place: LayerPlace, calls: list[RecordedCall]
+) -> None:
     taken = [t for call in calls for t in call.inputs.tensors]
     made = [t for call in calls for t in call.outputs.tensors]
     if are_finite(taken) and not are_finite(made):
@@ -142,8 +144,8 @@ def _look_for_nonfinite(tally: Tally, place: Place, calls: list[Call]) -> None:
 def _compare_transfer(
     tally: Tally,
     backward: Tally,
-    before: tuple[Place, list[Call]],
-    after: tuple[Place, list[Call]],
+    before: tuple[LayerPlace, list[RecordedCall]],
+    after: tuple[LayerPlace, list[RecordedCall]],
 ) -> None:
     """What a step hands on is what the next one gets, to the bit."""
     (first, firsts), (second, seconds) = before, after
@@ -170,8 +172,8 @@ def _compare_transfer(
 
 def _compare_dx(
     tally: Tally,
-    place: Place,
-    calls: list[Call],
+    place: LayerPlace,
+    calls: list[RecordedCall],
     replays: list[Replay],
     limit: float,
 ) -> None:
@@ -197,10 +199,10 @@ class _Layer(NamedTuple):
         axes_out: Those of its outputs.
     """
 
-    place: Place
-    calls: list[Call]
+    place: LayerPlace
+    calls: list[RecordedCall]
     parts: list[Replay]
-    given: Given
+    given: ReplayInputs
     whole: Replay
     axes_in: Boundary
     axes_out: Boundary
@@ -231,7 +233,7 @@ class Rows:
         self.unknown: set[int] = set()
 
     def compare(
-        self, place: Place, calls: list[Call], parts: list[Replay]
+        self, place: LayerPlace, calls: list[RecordedCall], parts: list[Replay]
     ) -> None:
         """Compares what micro-batches came to with the whole mini-batch.
 
@@ -261,7 +263,9 @@ class Rows:
             self._compare_gradients(one)
         self._take_assigned(place, whole, is_comparable=not reasons)
 
-    def _whole(self, place: Place, calls: list[Call], axes: Boundary) -> Given:
+    def _whole(
+        self, place: LayerPlace, calls: list[RecordedCall], axes: Boundary
+    ) -> ReplayInputs:
         """What the layer is given of all rows at once."""
         first = calls[0]
         state = {id(v) for v in place.state}
@@ -273,7 +277,7 @@ class Rows:
                 for i in first.dy
             }
 
-        return Given(
+        return ReplayInputs(
             inputs=joined([call.inputs for call in calls], axes),
             structure=first.structure,
             values={
@@ -370,7 +374,7 @@ class Rows:
         )
 
     def _take_assigned(
-        self, place: Place, whole: Replay, is_comparable: bool
+        self, place: LayerPlace, whole: Replay, is_comparable: bool
     ) -> None:
         """Takes new values of variables; seeds go their own way."""
         seeds = {id(v) for v in place.cell.seeds}

@@ -19,11 +19,11 @@ from tfgpipe.boundary import Boundary, is_continuous
 from tfgpipe.cells import Cell, as_number
 from tfgpipe.exactness.report import limit_of
 from tfgpipe.graphs import as_tensor
-from tfgpipe.model import ByLayers, LayerCall, Rehearsal
+from tfgpipe.model import ByLayers, LayerRun, Rehearsal
 from tfgpipe.state import StateScope
 
 
-class Place:
+class LayerPlace:
     """A layer, and where in the pipeline it is.
 
     Args:
@@ -41,7 +41,7 @@ class Place:
     """
 
     def __init__(self, cell: Cell):
-        (self.step,) = cell.steps
+        (self.step,) = cell.calls
         self.layer = self.step.layer
         self.cell = cell
         self.name = cell.describe(self.layer)
@@ -73,7 +73,7 @@ class Place:
         )
 
 
-class Call(NamedTuple):
+class RecordedCall(NamedTuple):
     """A layer on one micro-batch: what came in and went out on its device.
 
     Attributes:
@@ -101,8 +101,8 @@ class Call(NamedTuple):
 
     @classmethod
     def of(
-        cls, place: Place, structures: Sequence[Any], call: LayerCall
-    ) -> Call:
+        cls, place: LayerPlace, structures: Sequence[Any], call: LayerRun
+    ) -> RecordedCall:
         """A call of a layer in a rehearsal.
 
         Args:
@@ -131,15 +131,15 @@ def _known(gradients: Sequence[Any]) -> dict[int, Any]:
     return {i: d for i, d in enumerate(gradients) if d is not None}
 
 
-Recorded = Sequence[tuple[Place, list[Call]]]
+Recorded = Sequence[tuple[LayerPlace, list[RecordedCall]]]
 
 
 def recorded_in(step: ByLayers, rehearsal: Rehearsal) -> Recorded:
     """The layers in order, each with its calls by micro-batch."""
-    places = [Place(cell) for cell in step.cells[:-1]]
+    places = [LayerPlace(cell) for cell in step.cells[:-1]]
     structures = itertools.pairwise(step.structures)
     return [
-        (place, [Call.of(place, own, call) for call in calls])
+        (place, [RecordedCall.of(place, own, call) for call in calls])
         for place, own, calls in zip(places, structures, rehearsal.calls)
     ]
 
@@ -154,7 +154,7 @@ def shares_of(recorded: Recorded) -> list[float]:
     return [size / sum(sizes) for size in sizes]
 
 
-class Given(NamedTuple):
+class ReplayInputs(NamedTuple):
     """What a step is computed from.
 
     Attributes:
@@ -193,7 +193,7 @@ class Replay(NamedTuple):
     dw: dict[int, tf.Tensor]
 
 
-def replayed(place: Place, given: Given) -> Replay:
+def replayed(place: LayerPlace, given: ReplayInputs) -> Replay:
     """Runs a step on the host, forward and backward."""
     weights, state = place.weights, place.state
     with tf.device(HOST), place.cell.naming(place.layer):
@@ -243,7 +243,7 @@ def _gradients(
     tape: tf.GradientTape,
     outputs: Boundary,
     losses: list[tf.Tensor],
-    given: Given,
+    given: ReplayInputs,
     sources: list[tf.Tensor],
 ) -> list[Any]:
     """Gradients with respect to the sources, dense; zeros where none is."""

@@ -5,20 +5,31 @@ from tfgpipe.graphs.alike import graph_key
 from tfgpipe.graphs.backward import Backward, add_backward, without_backward
 from tfgpipe.graphs.bundle import by_reference, tensors
 from tfgpipe.graphs.cut import CHEAP
-from tfgpipe.graphs.gradient_sums import Gradient, Sums, as_tensor, lookups
-from tfgpipe.graphs.kept import Cut, only_cast
-from tfgpipe.graphs.replica_sums import Stages, sum_over_replicas
-from tfgpipe.graphs.trace import Findings, Origin, Traced, stateful_kinds, trace
+from tfgpipe.graphs.gradient_sums import (
+    Gradient,
+    GradientSums,
+    as_tensor,
+    lookups,
+)
+from tfgpipe.graphs.kept import CellGraph, only_cast
+from tfgpipe.graphs.replica_sums import StagedFunction, sum_over_replicas
+from tfgpipe.graphs.trace import (
+    Origin,
+    Traced,
+    TraceFindings,
+    stateful_kinds,
+    trace,
+)
 
 __all__ = [
     "CHEAP",
     "Backward",
-    "Cut",
-    "Findings",
+    "CellGraph",
     "Gradient",
+    "GradientSums",
     "Origin",
-    "Stages",
-    "Sums",
+    "StagedFunction",
+    "TraceFindings",
     "Traced",
     "add_backward",
     "as_tensor",

@@ -28,7 +28,7 @@ import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.boundary import is_continuous
-from tfgpipe.failures import may_end
+from tfgpipe.failures import check_interruption
 from tfgpipe.graphs.bundle import tensors
 from tfgpipe.graphs.gradient_sums import (
     Gradient,
@@ -205,7 +205,7 @@ def differentiate(
     for target, gradient in zip(targets, output_gradients):
         gradients[target.ref()].append(gradient)
     for section in reversed(sections):
-        may_end()
+        check_interruption()
         taken = list(section.taken.values())
         ys = [t for t in section.made if t.ref() in gradients]
         if not ys or not taken:

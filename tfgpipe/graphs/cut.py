@@ -51,7 +51,7 @@ CHEAP = {
 }
 
 
-class Subgraphs:
+class GraphCutter:
     """A traced graph to cut functions from.
 
     Args:
@@ -243,7 +243,7 @@ class Subgraphs:
         stays = stays_where_called(specs, part)
         concrete = traced(body, specs, self._options, stays)
         internals.keep(concrete, self._graph)  # and so the functions it calls
-        call = internals.Call(concrete, as_written=True)
+        call = internals.FunctionCall(concrete, as_written=True)
         # A call of a call: TensorFlow builds a called function anew for every
         # call in the step's graph, and this way only that of one operation.
         wrapper = traced(lambda *a: call(list(a)), specs, self._options, stays)
@@ -313,7 +313,7 @@ class Subfunction:
         fetches: Sequence[tf.Tensor | Bundle],
         captures: Mapping[Any, Any],
     ):
-        self._call = internals.Call(concrete, as_written=True)
+        self._call = internals.FunctionCall(concrete, as_written=True)
         self.inputs = inputs
         self._fetches = fetches
         self._captures = captures

@@ -273,7 +273,7 @@ def _sums(columns: list[list[tf.Tensor]]) -> list[tf.Tensor]:
         experimental_attributes={"_noinline": True},
     ).get_concrete_function(*specs)
     with tf.name_scope("sum_of_gradients"):
-        return internals.Call(traced, as_written=True)(flat)
+        return internals.FunctionCall(traced, as_written=True)(flat)
 
 
 def add_uses(totals: list[Any]) -> Any:
@@ -322,7 +322,7 @@ def add_in_order(definition: Any) -> None:
         node.input.extend([total, last, *controls])
 
 
-class Sums(NamedTuple):
+class GradientSums(NamedTuple):
     """The gradients of a cell's weights, summed so far.
 
     Attributes:

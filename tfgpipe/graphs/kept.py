@@ -29,12 +29,12 @@ from tfgpipe.devices import device_types
 from tfgpipe.failures import out_of_turn
 from tfgpipe.graphs.backward import Backward
 from tfgpipe.graphs.bundle import Bundle, by_reference, tensors
-from tfgpipe.graphs.cut import Subfunction, Subgraphs
+from tfgpipe.graphs.cut import GraphCutter, Subfunction
 from tfgpipe.graphs.gradient_sums import Replacement
-from tfgpipe.graphs.replica_sums import Stages, sums_over_replicas
+from tfgpipe.graphs.replica_sums import StagedFunction, sums_over_replicas
 
 
-class Cut:
+class CellGraph:
     """The graph of a cell, cut.
 
     Args:
@@ -57,7 +57,7 @@ class Cut:
         types = device_types(origin.function.cell.devices)
         # XLA cannot take Optionals, nor can they go between kinds of devices.
         self._together = len(types) == 1 and not origin.jit_compile
-        self._graph = Subgraphs(traced.graph, origin.options, types[0])
+        self._graph = GraphCutter(traced.graph, origin.options, types[0])
         self._functions: dict[Any, Any] = {}
         self.totals = sums_over_replicas(traced.operations)
         self.weights = self._bundle(
@@ -107,18 +107,18 @@ class Cut:
         fetches: Sequence[tf.Tensor | Bundle],
         sums: Bundle | None = None,
         with_effects: bool = False,
-    ) -> Subfunction | Stages:
+    ) -> Subfunction | StagedFunction:
         """A function of the arguments; in stages where it waits for replicas.
 
         Args:
             key: Which function it is: asked for again, it is the same one.
             inputs: What else of the graph it may take.
             fetches: What of the graph it returns.
-            sums: See `Subgraphs.function`.
+            sums: See `GraphCutter.function`.
             with_effects: Whether it has the layers' side effects.
         """
         if key not in self._functions:
-            make: Any = Stages if self.totals else Subgraphs.function
+            make: Any = StagedFunction if self.totals else GraphCutter.function
             self._functions[key] = make(
                 self._graph,
                 [*self._at_hand, *inputs],
@@ -133,7 +133,11 @@ class Cut:
         key = tuple(t.ref() for t in fetches)
         with out_of_turn():
             function = self.function(key, [], fetches)
-            return function.whole if isinstance(function, Stages) else function
+            return (
+                function.whole
+                if isinstance(function, StagedFunction)
+                else function
+            )
 
     def check_kept(self) -> None:
         """Refuses to keep what XLA cannot hand from function to function."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfgpipe.graphs.bundle import Bundle, as_bundle
-from tfgpipe.graphs.cut import Subfunction, Subgraphs
+from tfgpipe.graphs.cut import GraphCutter, Subfunction
 
 
 class Stage(NamedTuple):
@@ -36,7 +36,7 @@ class Stage(NamedTuple):
     carried: Bundle
 
 
-class Stages:
+class StagedFunction:
     """A function cut out of a graph, in stages.
 
     Args:
@@ -44,12 +44,12 @@ class Stages:
         inputs: What it may take.
         fetches: What it returns.
         controls: Operations it runs for their side effects.
-        sums: See `Subgraphs.function`.
+        sums: See `GraphCutter.function`.
     """
 
     def __init__(
         self,
-        graph: Subgraphs,
+        graph: GraphCutter,
         inputs: Iterable[tf.Tensor | Bundle],
         fetches: Sequence[tf.Tensor | Bundle],
         controls: Sequence[tf.Operation],

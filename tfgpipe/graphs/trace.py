@@ -85,7 +85,7 @@ class Traced:
     graph: Any
     inputs: CellArguments
     outputs: Output
-    findings: Findings
+    findings: TraceFindings
     operations: Sequence[tf.Operation]
     effects: Sequence[tf.Operation]
     op_seed: int
@@ -147,7 +147,7 @@ def _next_op_seed() -> int:
     return seed % (2**31 - 1)  # TensorFlow says that number for 0, at times
 
 
-class Findings(NamedTuple):
+class TraceFindings(NamedTuple):
     """What the layers of a cell were seen to do when they ran.
 
     Attributes:

@@ -322,7 +322,7 @@ def analysis_stopper() -> tf.Operation:
         )
 
 
-class Call:
+class FunctionCall:
     """Calls a traced function with flat arguments.
 
     As `function(*arguments)` does, which takes several times as long to trace.

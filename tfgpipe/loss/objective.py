@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.graphs import gradient_sums as sums
-from tfgpipe.run import LossGradients, Pipeline, TracedBatch
+from tfgpipe.run import LossGradients, MiniBatch, Pipeline
 from tfgpipe.schedules import Program
 
 
@@ -48,7 +48,7 @@ class Objective:
         """Checks that the loss is known when the backward pass needs it."""
 
     def has_gradient(
-        self, batch: TracedBatch
+        self, batch: MiniBatch
     ) -> tuple[list[bool], list[list[bool]]]:
         """What will have a gradient.
 
@@ -174,7 +174,7 @@ class SummedLoss(Objective):
     _direct: list[tuple[keras.Variable, tf.Tensor]]
 
     def has_gradient(
-        self, batch: TracedBatch
+        self, batch: MiniBatch
     ) -> tuple[list[bool], list[list[bool]]]:
         """All but outputs: the head has their loss."""
         return [False] * batch.results.num_outputs, super().has_gradient(batch)[

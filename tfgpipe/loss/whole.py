@@ -17,7 +17,7 @@ from tfgpipe import internals
 from tfgpipe.boundary import Boundary, is_continuous
 from tfgpipe.graphs import as_tensor
 from tfgpipe.loss.objective import Objective, penalties
-from tfgpipe.run import LossGradients, Pipeline, TracedBatch
+from tfgpipe.run import LossGradients, MiniBatch, Pipeline
 from tfgpipe.schedules import Program
 
 
@@ -57,7 +57,7 @@ class WholeLoss(Objective):
             )
 
     def has_gradient(
-        self, batch: TracedBatch
+        self, batch: MiniBatch
     ) -> tuple[list[bool], list[list[bool]]]:
         """Traces the loss once, for nothing but what it depends on."""
         found: list[_Loss] = []

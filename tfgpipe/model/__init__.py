@@ -6,13 +6,13 @@
 from tfgpipe.model.description import print_cells
 from tfgpipe.model.gpipe import GPipe
 from tfgpipe.model.nonfinite import all_finite
-from tfgpipe.model.rehearsal import ByLayers, LayerCall, Rehearsal
+from tfgpipe.model.rehearsal import ByLayers, LayerRun, Rehearsal
 from tfgpipe.model.saving import load_model
 
 __all__ = [
     "ByLayers",
     "GPipe",
-    "LayerCall",
+    "LayerRun",
     "Rehearsal",
     "all_finite",
     "load_model",

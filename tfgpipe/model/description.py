@@ -48,7 +48,7 @@ _FIXED = {*inspect.signature(Arguments.__init__).parameters} - {
 }
 
 
-class Described(keras.Model):
+class Description(keras.Model):
     """The part of `GPipe` that tells what it is, without running it."""
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -18,10 +18,10 @@ from tfgpipe.checks import check_names
 from tfgpipe.devices import Storage
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.micro_batches import shapes
-from tfgpipe.model.description import Described, input_tensors
+from tfgpipe.model.description import Description, input_tensors
 from tfgpipe.model.nonfinite import Skips
-from tfgpipe.model.rehearsal import Rehearsed
-from tfgpipe.model.saving import Saved
+from tfgpipe.model.rehearsal import Rehearsals
+from tfgpipe.model.saving import Saving
 from tfgpipe.partition import partition
 from tfgpipe.profiles import Profile
 from tfgpipe.schedules import Schedule
@@ -84,7 +84,7 @@ class _Plan:
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
-class GPipe(Described, Saved, Rehearsed):
+class GPipe(Description, Saving, Rehearsals):
     """A sequence of Keras layers that is trained on several devices.
 
     The layers are cut into `num_partitions` cells, one a device. A mini-batch

@@ -24,7 +24,7 @@ from keras import tree
 from tfgpipe import failures, internals
 from tfgpipe.devices import Storage, place_variables, placement
 from tfgpipe.devices import strategy as strategy_lib
-from tfgpipe.failures import endable, explained
+from tfgpipe.failures import explained, interruptible
 from tfgpipe.micro_batches import as_specs, shapes
 from tfgpipe.model.nonfinite import Skips
 from tfgpipe.sequence import inputs
@@ -51,7 +51,7 @@ def base(method: Callable) -> Callable:
     return noted
 
 
-class Extended:
+class Overrides:
     """Checks that methods of subclasses call those marked with `base`."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -86,7 +86,7 @@ def _extending(name: str, method: Any) -> Callable:
     return checked
 
 
-class Prepared(Extended, internals.BuiltBeforeTracing):
+class Hooks(Overrides, internals.BuiltBeforeTracing):
     """The part of `GPipe` that Keras calls before it traces a step."""
 
     train_function: Any
@@ -103,7 +103,7 @@ class Prepared(Extended, internals.BuiltBeforeTracing):
             self._source.check_again()
             self._arguments.check_training()
             super().make_train_function(force)
-            self.train_function = endable(
+            self.train_function = interruptible(
                 self._explained(self._overlapping(self.train_function))
             )
 

@@ -25,7 +25,7 @@ from tfgpipe.cells import Cell, as_number
 from tfgpipe.failures import one_step
 from tfgpipe.loss import Head
 from tfgpipe.micro_batches import MicroBatches
-from tfgpipe.model.hooks import Prepared
+from tfgpipe.model.hooks import Hooks
 from tfgpipe.sequence import inputs
 
 
@@ -46,7 +46,7 @@ def as_graph(step: Callable) -> Callable:
     return called
 
 
-class Looking(Prepared):
+class Looking(Hooks):
     """The part of `GPipe` whose steps may be called eagerly."""
 
     run_eagerly: Any

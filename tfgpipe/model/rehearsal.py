@@ -25,14 +25,14 @@ import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.boundary import Boundary, CellArguments, Output, structure_of
-from tfgpipe.cells import Cell, CellTasks, Step, Work, until_known
+from tfgpipe.cells import Cell, CellTasks, LayerCall, TaskCall, until_known
 from tfgpipe.failures import explained
-from tfgpipe.model.step import Stepped
+from tfgpipe.model.step import Steps
 from tfgpipe.run import Pipeline
-from tfgpipe.schedules import Facts, Remat
+from tfgpipe.schedules import CellFacts, Remat
 
 
-class LayerCall(NamedTuple):
+class LayerRun(NamedTuple):
     """A layer on one micro-batch, on its device.
 
     Attributes:
@@ -108,7 +108,7 @@ class ByLayers:
         return found
 
 
-class Rehearsed(Stepped):
+class Rehearsals(Steps):
     """The part of `GPipe` whose steps are looked at."""
 
     @property
@@ -116,14 +116,14 @@ class Rehearsed(Stepped):
         """In which gradients are summed over micro-batches, see `GPipe`."""
         return self._arguments.gradient_dtype
 
-    def by_layers(self, of_call: Callable[[LayerCall], Any]) -> ByLayers:
+    def by_layers(self, of_call: Callable[[LayerRun], Any]) -> ByLayers:
         """Runs training steps that change nothing.
 
         Args:
             of_call: What is asked of each call, a nest of tensors; called
                 while the step is traced.
         """
-        steps = [[*cell.steps] for cell in self._plan.cells]
+        steps = [[*cell.calls] for cell in self._plan.cells]
         steps[-1].append(_Nothing())
         places = [k for k, own in enumerate(steps) for _ in own]
         cells = [
@@ -138,7 +138,7 @@ class Rehearsed(Stepped):
 
     def _by_layers(
         self,
-        of_call: Callable[[LayerCall], Any],
+        of_call: Callable[[LayerRun], Any],
         parts: tuple[list[Cell], Remat],
         data: Any,
     ) -> tuple[Rehearsal, list[Any]]:
@@ -217,14 +217,14 @@ class Rehearsed(Stepped):
             put_back()
 
 
-class _Nothing(Step):
+class _Nothing(LayerCall):
     """Hands on what the last layer has made: where the head is."""
 
     def __init__(self) -> None:
         super().__init__(keras.layers.Identity())
 
     def __call__(self, values: Any, training: bool) -> Any:
-        """See `Step`."""
+        """See `LayerCall`."""
         return values
 
 
@@ -243,11 +243,11 @@ class _Recorded:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tasks, name)
 
-    def facts(self, has_backward: bool) -> Facts:
+    def facts(self, has_backward: bool) -> CellFacts:
         """See `CellTasks`; the halves of a backward pass are one."""
         return self._tasks.facts(has_backward)._replace(has_halves=False)
 
-    def forward(self, arguments: CellArguments, keeps: bool) -> Work:
+    def forward(self, arguments: CellArguments, keeps: bool) -> TaskCall:
         """See `CellTasks`."""
         work = self._tasks.forward(arguments, keeps)
 
@@ -258,7 +258,7 @@ class _Recorded:
 
         return work._replace(finish=finish)
 
-    def backward(self, *given: Any) -> Work:
+    def backward(self, *given: Any) -> TaskCall:
         """See `CellTasks`."""
         work = self._tasks.backward(*given)
         _, _, dy, dlosses, _, m = given
@@ -270,7 +270,7 @@ class _Recorded:
 
         return work._replace(finish=finish)
 
-    def calls(self, k: int, run: Pipeline) -> list[LayerCall]:
+    def calls(self, k: int, run: Pipeline) -> list[LayerRun]:
         """What was noted, by micro-batch.
 
         Args:
@@ -283,7 +283,7 @@ class _Recorded:
         made = {}
         for m, (given, output) in zip(order, self._forward, strict=True):
             dy, dlosses, dx = self._backward.get(m, ((), (), ()))
-            made[m] = LayerCall(
+            made[m] = LayerRun(
                 given.inputs,
                 given.state,
                 given.assigned,

@@ -29,7 +29,7 @@ from tfgpipe.sequence import items_from_config
 from tfgpipe.state import RandomState, seeds
 
 
-class Filed(keras.Model):
+class ModelFiles(keras.Model):
     """The part of `GPipe` that writes and reads files, as Keras does."""
 
     def save(
@@ -185,7 +185,7 @@ def load_model(
         changes["gradient_dtype"] = gradient_dtype
     with _overriding(changes), _expecting_seeds(), read_whole(path):
         model = keras.saving.load_model(path, **kwargs)
-    if not isinstance(model, Saved):
+    if not isinstance(model, Saving):
         raise ValueError(
             "`path` must hold a `tfgpipe.GPipe`. Received: "
             f"path={path!r}, which holds a {type(model).__name__}. Load "
@@ -286,7 +286,7 @@ def spec_from_config(config: dict[str, Any]) -> Any:
     return tree.map_structure(lambda i: flat[i], config["structure"])
 
 
-class Saved(Filed):
+class Saving(ModelFiles):
     """The part of `GPipe` that Keras calls to save, load and copy it."""
 
     @property

@@ -37,12 +37,12 @@ from tfgpipe.micro_batches import as_specs, check_rows
 from tfgpipe.model.hooks import base
 from tfgpipe.model.look import Looking, as_graph
 from tfgpipe.model.nonfinite import Guard
-from tfgpipe.run import Pipeline, TracedBatch
+from tfgpipe.run import MiniBatch, Pipeline
 from tfgpipe.schedules import Remat
 from tfgpipe.sequence import inputs
 
 
-class Updating(Looking):
+class Updates(Looking):
     """The part of `GPipe` that applies the gradients of a mini-batch."""
 
     @property
@@ -147,7 +147,7 @@ class Updating(Looking):
             self._plan.skips.start_epoch()
 
 
-class Stepped(Updating):
+class Steps(Updates):
     """The part of `GPipe` that runs mini-batches through its cells."""
 
     @base
@@ -235,7 +235,7 @@ class Stepped(Updating):
         """What the last cell computes of the loss, and the rest of it."""
         _, y, sample_weight = batch
         specs = as_specs(y), self._plan.output_spec, as_specs(sample_weight)
-        has_own_losses = type(self).losses is not Stepped.losses
+        has_own_losses = type(self).losses is not Steps.losses
         is_summed = (
             not has_own_losses
             and streams_loss(self, *specs)
@@ -302,7 +302,7 @@ class Stepped(Updating):
         head: Any,
         training: bool,
         parts: tuple[list[Cell], Remat] | None = None,
-    ) -> TracedBatch:
+    ) -> MiniBatch:
         """Traces the cells, or parts of them, with what these recompute."""
         self._source.check(as_specs(x))
         plan, arguments = self._plan, self._arguments
@@ -310,7 +310,7 @@ class Stepped(Updating):
         compiles = self._jit_cells or self._only_compiles
         if compiles:
             inputs.warn_of_unknown_sizes(x, plan.input_spec)
-        return TracedBatch(
+        return MiniBatch(
             cells,
             x,
             None if head is None else tuple(labels),

@@ -10,7 +10,7 @@ from keras import tree
 
 from tfgpipe.costs import (
     LayerSize,
-    PlacedStep,
+    PlacedCall,
     layer_key,
     layer_sizes,
     slot_bytes_of,
@@ -104,7 +104,7 @@ def sized(source: Any, inputs: Any, optimizer: Any) -> SizedModel:
     )
 
 
-def _keys(steps: Sequence[PlacedStep]) -> list[str]:
+def _keys(steps: Sequence[PlacedCall]) -> list[str]:
     """What layers are; of equal ones, what the first is, which is built."""
     known: dict[Any, str] = {}
     for step in steps:

@@ -19,12 +19,12 @@ from tfgpipe.checks import (
     checked_positive,
 )
 from tfgpipe.costs import LayerSize
-from tfgpipe.devices import DeviceList, accelerators
+from tfgpipe.devices import CellDevices, accelerators
 from tfgpipe.plans.machine import Machine, machine_named, machine_of
 from tfgpipe.plans.model_size import sized
 from tfgpipe.plans.plan import Plan
 from tfgpipe.plans.prediction import Setting, predict
-from tfgpipe.plans.search import Problem, search, smallest
+from tfgpipe.plans.search import PlanProblem, fastest_settings, smallest
 from tfgpipe.plans.workload import Workload
 from tfgpipe.profiles import Profile
 from tfgpipe.schedules import SCHEDULES, Remat, devices_for
@@ -145,7 +145,7 @@ def plan(
             return model.by_profile(profile, rows)
         return model.by_flops(machine_of(known), rows)
 
-    problem = Problem(
+    problem = PlanProblem(
         functools.cache(workload_of),
         functools.cache(source.cut),
         tuple(source.starts()),
@@ -156,11 +156,11 @@ def plan(
         known,
     )
     if setting is None:
-        choices = search(problem, NUM_CHOICES)
+        choices = fastest_settings(problem, NUM_CHOICES)
         if not choices:
             _raise_nothing_fits(problem, model.sizes)
     else:
-        wanted = own_setting(problem, layers, names, setting)
+        wanted = user_setting(problem, layers, names, setting)
         choices = [predict(problem.workload_for(wanted), wanted, known)]
     if profile is not None:
         _warn_of_guesses(profile, choices[0].setting, rows)
@@ -197,7 +197,7 @@ def _machine_here() -> Machine | None:
 def _devices(devices: Any) -> tuple[tuple[str, ...], bool]:
     """Names of all devices, and whether they were given."""
     if isinstance(devices, (list, tuple)) and devices:
-        checked = DeviceList([*devices], None, 1, "gpipe")
+        checked = CellDevices([*devices], None, 1, "gpipe")
         _raise_if(checked.problems)
         return tuple(checked.names or ()), True
     found = accelerators()
@@ -232,7 +232,9 @@ def _raise_if(problems: Sequence[str]) -> None:
         raise ValueError("\n".join(problems))
 
 
-def _raise_nothing_fits(problem: Problem, sizes: Sequence[LayerSize]) -> None:
+def _raise_nothing_fits(
+    problem: PlanProblem, sizes: Sequence[LayerSize]
+) -> None:
     """Says what would fit, and which layer is largest."""
     limit = _mib(problem.limit)
     largest = max(sizes, key=_held_for_weights)
@@ -294,8 +296,11 @@ def checked_setting(setting: Any) -> dict[str, Any]:
     )
 
 
-def own_setting(
-    problem: Problem, layers: Any, names: Sequence[str], given: dict[str, Any]
+def user_setting(
+    problem: PlanProblem,
+    layers: Any,
+    names: Sequence[str],
+    given: dict[str, Any],
 ) -> Setting:
     """What a `GPipe` of these arguments is told.
 

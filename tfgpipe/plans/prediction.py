@@ -27,7 +27,7 @@ from tfgpipe.schedules import (
     GRADIENTS,
     LAST,
     SCHEDULES,
-    Facts,
+    CellFacts,
     Op,
     Program,
     Remat,
@@ -285,7 +285,7 @@ class Setting(NamedTuple):
         """The device of each cell."""
         return devices_of_cells(self.schedule, self.num_devices, self.chunks)
 
-    def program(self, facts: tuple[Facts, ...]) -> Program:
+    def program(self, facts: tuple[CellFacts, ...]) -> Program:
         """What runs in a replica.
 
         Args:
@@ -297,7 +297,7 @@ class Setting(NamedTuple):
 
 
 @functools.lru_cache(maxsize=2)
-def _program(setting: Setting, facts: tuple[Facts, ...]) -> Program:
+def _program(setting: Setting, facts: tuple[CellFacts, ...]) -> Program:
     k = setting.num_partitions
     remat = Remat.of(dict(enumerate(setting.remat)), k, setting.remat_groups)
     schedule = _schedule(

@@ -32,7 +32,7 @@ from typing import NamedTuple
 from tfgpipe.plans.machine import Machine
 from tfgpipe.plans.prediction import Prediction, Setting, memory, predict
 from tfgpipe.plans.workload import CellNeeds, Workload
-from tfgpipe.schedules import CHUNKS, Facts
+from tfgpipe.schedules import CHUNKS, CellFacts
 
 _SHAPES = [
     (name, chunks)
@@ -55,7 +55,7 @@ class _Candidate(NamedTuple):
     setting: Setting
 
 
-def search(problem: Problem, count: int) -> list[Prediction]:
+def fastest_settings(problem: PlanProblem, count: int) -> list[Prediction]:
     """The settings that are nearly as fast as the fastest, then the others.
 
     The first is the one of these with the fewest micro-batches; what follows
@@ -71,7 +71,7 @@ def search(problem: Problem, count: int) -> list[Prediction]:
             NEAR * found[0].step_seconds, found[count - 1].step_seconds
         ):
             break
-        prediction = fitted(problem, setting)
+        prediction = prediction_that_fits(problem, setting)
         if prediction is not None:
             found.append(prediction)
             # Of equally fast ones, what holds less.
@@ -84,10 +84,10 @@ def search(problem: Problem, count: int) -> list[Prediction]:
     return [first, *others][:count]
 
 
-def _candidates(problem: Problem) -> Iterator[_Candidate]:
+def _candidates(problem: PlanProblem) -> Iterator[_Candidate]:
     most = len(problem.starts)
     for replicas, d in _grids(problem):
-        if not may_fit(problem, replicas, d):
+        if not weights_fit(problem, replicas, d):
             continue
         for m in _micro_batches(problem.batch_size // replicas, d):
             shapes = _SHAPES if d > 1 else [("gpipe", 1)]
@@ -104,7 +104,7 @@ def _candidates(problem: Problem) -> Iterator[_Candidate]:
                 yield _Candidate(_bound(workload, setting), setting)
 
 
-def _grids(problem: Problem) -> Iterator[tuple[int, int]]:
+def _grids(problem: PlanProblem) -> Iterator[tuple[int, int]]:
     """Numbers of replicas, and of the devices of each."""
     for replicas in problem.num_replicas:
         most = min(problem.num_devices // replicas, len(problem.starts))
@@ -123,7 +123,7 @@ def _micro_batches(rows: int, num_devices: int) -> list[int]:
 
 
 def _even_cut(
-    problem: Problem, workload: Workload, k: int
+    problem: PlanProblem, workload: Workload, k: int
 ) -> tuple[int, ...] | None:
     # Proportional costs are cut alike, so that one cut serves many settings.
     total = sum(workload.costs) or 1.0
@@ -160,7 +160,7 @@ def _bound(workload: Workload, setting: Setting) -> float:
     return max(own + more for own, more in zip(busy, before))
 
 
-def smallest(problem: Problem) -> Prediction | None:
+def smallest(problem: PlanProblem) -> Prediction | None:
     """Of the settings with most cells and micro-batches, what holds least."""
     rows = problem.batch_size // min(problem.num_replicas)
     replicas, d = max(_grids(problem), key=lambda grid: grid[1])
@@ -175,7 +175,7 @@ def smallest(problem: Problem) -> Prediction | None:
     while high - low > 0.01 * high:
         middle = (low + high) / 2
         trial = dataclasses.replace(problem, memory_limit=middle)
-        fits = fitted(trial, setting)
+        fits = prediction_that_fits(trial, setting)
         if fits is None:
             low = middle
         else:
@@ -190,7 +190,7 @@ GROUPS = (2, 4, 8, 16)
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem:
+class PlanProblem:
     """What is to be planned.
 
     Attributes:
@@ -229,7 +229,9 @@ class Problem:
         return math.inf if self.memory_limit is None else self.memory_limit
 
 
-def fitted(problem: Problem, setting: Setting) -> Prediction | None:
+def prediction_that_fits(
+    problem: PlanProblem, setting: Setting
+) -> Prediction | None:
     """The prediction for a setting that is changed until it fits, or None."""
     workload = problem.workload_for(setting)
     held = memory(workload.cells(setting.layers_per_cell), setting)
@@ -248,7 +250,9 @@ def fitted(problem: Problem, setting: Setting) -> Prediction | None:
     return None
 
 
-def may_fit(problem: Problem, num_replicas: int, num_devices: int) -> bool:
+def weights_fit(
+    problem: PlanProblem, num_replicas: int, num_devices: int
+) -> bool:
     """Whether the weights of all layers do, shared out."""
     workload = problem.workload_of(1.0)
     everything = workload.cell(0, len(workload.sizes))
@@ -260,7 +264,7 @@ def _static(needs: CellNeeds, replicas: int) -> float:
 
 
 def _with_remat(
-    problem: Problem, workload: Workload, setting: Setting, groups: int
+    problem: PlanProblem, workload: Workload, setting: Setting, groups: int
 ) -> Prediction | None:
     """With the fastest rule for each device that lets it fit."""
     limit = problem.limit
@@ -287,7 +291,7 @@ def _with_remat(
 
 
 def _cut_that_fits(
-    problem: Problem, workload: Workload, setting: Setting
+    problem: PlanProblem, workload: Workload, setting: Setting
 ) -> tuple[int, ...] | None:
     """The cut with the fastest slowest cell of those that fit, or None.
 
@@ -341,7 +345,7 @@ def _cut_that_fits(
     return tuple(b - a for a, b in itertools.pairwise(ends))
 
 
-def _held(setting: Setting, facts: tuple[Facts, ...]) -> list[int]:
+def _held(setting: Setting, facts: tuple[CellFacts, ...]) -> list[int]:
     """How many micro-batches the device of each cell holds."""
     held = setting.program(facts).held()
     return [held[device] for device in setting.devices]

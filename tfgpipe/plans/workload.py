@@ -14,7 +14,7 @@ from tfgpipe.costs import GradientPaths
 from tfgpipe.partition import partition
 from tfgpipe.plans.machine import Machine
 from tfgpipe.profiles import MEASURED
-from tfgpipe.schedules import Facts
+from tfgpipe.schedules import CellFacts
 
 
 class LayerSeconds(NamedTuple):
@@ -93,7 +93,7 @@ class CellNeeds(NamedTuple):
     """
 
     seconds: dict[str, float]
-    facts: Facts
+    facts: CellFacts
     inputs: float
     outputs: float
     gradient_bytes: float
@@ -241,7 +241,7 @@ class Workload:
         seconds["recompute"] = self._again(start, stop, has_loss) * keeps
         return CellNeeds(
             seconds,
-            Facts.of(
+            CellFacts.of(
                 has_backward=stop > self._first,
                 needs_dx=start > self._first,
                 has_dx=self._paths.has_dx(start),

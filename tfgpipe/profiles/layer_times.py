@@ -29,8 +29,8 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe.boundary import Boundary
-from tfgpipe.cells import Step
-from tfgpipe.costs import PlacedStep, bytes_between, layer_key
+from tfgpipe.cells import LayerCall
+from tfgpipe.costs import PlacedCall, bytes_between, layer_key
 from tfgpipe.micro_batches import shapes
 from tfgpipe.profiles.layer_profile import (
     MEASURED,
@@ -40,9 +40,9 @@ from tfgpipe.profiles.layer_profile import (
     share_between_quartiles,
 )
 from tfgpipe.profiles.lone_layer import (
-    Place,
-    StepValues,
-    TimedStep,
+    GradientNeeds,
+    LayerValues,
+    LoneLayer,
     start_values,
 )
 
@@ -66,7 +66,7 @@ class MeasureSetting(NamedTuple):
     seconds: float
 
 
-class Found(NamedTuple):
+class MeasuredLayer(NamedTuple):
     """What was found out about a step, or steps that are equal.
 
     Attributes:
@@ -78,7 +78,7 @@ class Found(NamedTuple):
 
     key: str
     weights: list[keras.Variable]
-    timed: dict[int, TimedStep]
+    timed: dict[int, LoneLayer]
     measured: tuple[TaskSeconds, ...]
 
 
@@ -98,8 +98,8 @@ class Measuring:
 
     def __init__(
         self,
-        steps: Sequence[Step],
-        placed: Sequence[PlacedStep],
+        steps: Sequence[LayerCall],
+        placed: Sequence[PlacedCall],
         x: dict[int, Any],
         setting: MeasureSetting,
     ):
@@ -115,7 +115,7 @@ class Measuring:
             }
             between = {rows: bytes_between(placed, rows) for rows in x}
             self._others = {n: tf.zeros([b // 4]) for n, b in between.items()}
-        self._known: dict[Any, Found] = {}
+        self._known: dict[Any, MeasuredLayer] = {}
         self._has_weights = False
         self._left = 0.98 * setting.seconds
         self.call_seconds = self._nothing(0.02 * setting.seconds)
@@ -124,11 +124,13 @@ class Measuring:
         layer = keras.layers.Identity()
         with tf.device(self._setting.device):
             inputs = Boundary([tf.ones([1, 1])], [None])
-        timed = self._timed(0, Step(layer), inputs, 0, Place(False, False))
-        found = _sampled(timed, StepValues(inputs, [], []), seconds)
+        timed = self._timed(
+            0, LayerCall(layer), inputs, 0, GradientNeeds(False, False)
+        )
+        found = _sampled(timed, LayerValues(inputs, [], []), seconds)
         return _spread(found["forward"]).low
 
-    def layer(self, i: int) -> Found:
+    def layer(self, i: int) -> MeasuredLayer:
         """Measures the next layer.
 
         Args:
@@ -154,7 +156,7 @@ class Measuring:
         self._has_weights |= any(v.trainable for v in found.weights)
         return found
 
-    def loss(self, head: Any, labels: dict[int, Any]) -> Found:
+    def loss(self, head: Any, labels: dict[int, Any]) -> MeasuredLayer:
         """Measures the loss, behind the last layer.
 
         Args:
@@ -165,22 +167,22 @@ class Measuring:
         timed = {
             rows: self._timed(
                 rows,
-                Step(layer),
+                LayerCall(layer),
                 data,
                 self._structure,
-                Place(True, True),
+                GradientNeeds(True, True),
                 head,
                 labels[rows],
             )
             for rows, data in self._data.items()
         }
         values = {
-            rows: StepValues(data, [], [], labels[rows])
+            rows: LayerValues(data, [], [], labels[rows])
             for rows, data in self._data.items()
         }
         return self._measured("loss", [], timed, values, 1)
 
-    def _found(self, i: int) -> Found:
+    def _found(self, i: int) -> MeasuredLayer:
         """What is known of a step like this one; measured, if nothing is."""
         if not self._placed[i].layer.built:  # as the first of its like is
             keys = [own.key for own in self._placed]
@@ -197,7 +199,7 @@ class Measuring:
         if alike in self._known:
             return self._known[alike]
         trains = any(v.trainable for v in placed.layer.variables)
-        place = Place(trains or self._has_weights, self._has_weights)
+        place = GradientNeeds(trains or self._has_weights, self._has_weights)
         timed = {
             rows: self._timed(rows, step, data, self._structure, place)
             for rows, data in self._data.items()
@@ -215,22 +217,22 @@ class Measuring:
             self._known[alike] = found
         return found
 
-    def _timed(self, rows: int, step: Step, *arguments: Any) -> TimedStep:
+    def _timed(self, rows: int, step: LayerCall, *arguments: Any) -> LoneLayer:
         inputs, structure, place, *loss = arguments
         device, jit_compile, _ = self._setting
         read = self._others.get(rows)
-        return TimedStep(
+        return LoneLayer(
             step, inputs, structure, place, device, jit_compile, read, *loss
         )
 
-    def _values(self, timed: dict[int, TimedStep]) -> dict[int, StepValues]:
+    def _values(self, timed: dict[int, LoneLayer]) -> dict[int, LayerValues]:
         """What a step is computed from, by the number of rows."""
         first = next(iter(timed.values()))
         with tf.device(self._setting.device):
             weights = start_values([*first.weights, *first.state])
         half = len(first.weights)
         return {
-            rows: StepValues(self._data[rows], weights[:half], weights[half:])
+            rows: LayerValues(self._data[rows], weights[:half], weights[half:])
             for rows in timed
         }
 
@@ -238,10 +240,10 @@ class Measuring:
         self,
         key: str,
         weights: list[keras.Variable],
-        timed: dict[int, TimedStep],
-        values: dict[int, StepValues],
+        timed: dict[int, LoneLayer],
+        values: dict[int, LayerValues],
         num_left: int,
-    ) -> Found:
+    ) -> MeasuredLayer:
         measured = []
         share = self._left / num_left
         for n, (rows, own) in enumerate(timed.items()):
@@ -251,10 +253,10 @@ class Measuring:
             share -= taken
             self._left = max(0.0, self._left - taken)
             measured.append(self._tasks(rows, own, samples))
-        return Found(key, weights, timed, tuple(measured))
+        return MeasuredLayer(key, weights, timed, tuple(measured))
 
     def _tasks(
-        self, rows: int, timed: TimedStep, samples: dict[str, list[float]]
+        self, rows: int, timed: LoneLayer, samples: dict[str, list[float]]
     ) -> TaskSeconds:
         spreads: dict[str, Any] = {
             kind: _spread(samples[kind]) if kind in samples else None
@@ -267,7 +269,7 @@ class Measuring:
             **spreads,
         )
 
-    def _hand_on(self, found: Found) -> None:
+    def _hand_on(self, found: MeasuredLayer) -> None:
         """Computes what the next layer takes."""
         values = self._values(found.timed)
         for rows, timed in found.timed.items():
@@ -276,7 +278,7 @@ class Measuring:
 
 
 def _sampled(
-    timed: TimedStep, values: StepValues, seconds: float
+    timed: LoneLayer, values: LayerValues, seconds: float
 ) -> dict[str, list[float]]:
     """What tasks take, by kind, measured for some time.
 

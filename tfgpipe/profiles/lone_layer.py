@@ -27,7 +27,7 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.boundary import Boundary, CellArguments, is_continuous
-from tfgpipe.cells import Cell, CellFunction, Step, Tracer, until_known
+from tfgpipe.cells import Cell, CellFunction, LayerCall, Tracer, until_known
 from tfgpipe.devices import placement
 from tfgpipe.graphs import tensors
 from tfgpipe.run import Chain, Clock
@@ -39,7 +39,7 @@ _FORWARD = ("forward", "recompute", "recompute_last")
 _TURNS = 4
 
 
-class TimedStep:
+class LoneLayer:
     """The tasks of a step, for micro-batches of one size.
 
     Args:
@@ -62,10 +62,10 @@ class TimedStep:
 
     def __init__(
         self,
-        step: Step,
+        step: LayerCall,
         inputs: Boundary,
         structure: Any,
-        place: Place,
+        place: GradientNeeds,
         device: str,
         jit_compile: bool,
         others: tf.Tensor | None = None,
@@ -135,22 +135,22 @@ class TimedStep:
         return _bytes([*outputs.tensors, *outputs.masks])
 
     @property
-    def kept(self) -> KeptBytes:
+    def kept(self) -> KeptParts:
         """What the backward pass needs of the forward pass."""
         if not self._place.differentiates:
-            return KeptBytes(0, 0, 0)
+            return KeptParts(0, 0, 0)
         cut = self._tasks.graph
         traced = self._backward.traced
         found = {t.ref() for t in map(_owner, cut.kept.tensors)}
         made = {_owner(t).ref() for t in tensors(traced.outputs.tensors)}
         given = {t.ref() for t in tensors(traced.inputs.inputs)}
-        return KeptBytes(
+        return KeptParts(
             _bytes([ref.deref() for ref in given & self._read]),
             _bytes([ref.deref() for ref in found & made]),
             _bytes([ref.deref() for ref in found - made]),
         )
 
-    def outputs(self, values: StepValues) -> Boundary:
+    def outputs(self, values: LayerValues) -> Boundary:
         """What the step returns."""
         results = iter(self._outputs(values))
         flat = [
@@ -161,7 +161,7 @@ class TimedStep:
         half = len(flat) // 2
         return Boundary(flat[:half], flat[half:])
 
-    def seconds(self, values: StepValues) -> dict[str, list[float]]:
+    def seconds(self, values: LayerValues) -> dict[str, list[float]]:
         """Runs all tasks some times: what each took, by its kind."""
         dy, dlosses = self._ones()
         times = self._timed(values, dy, dlosses, self._others)[0].numpy()
@@ -183,7 +183,7 @@ class TimedStep:
         with tf.device(self._device):
             return [*map(ones, made.dy)], [*map(ones, made.dlosses)]
 
-    def _arguments(self, values: StepValues) -> CellArguments:
+    def _arguments(self, values: LayerValues) -> CellArguments:
         weights = [
             tf.cast(value, dtype)
             for value, dtype in zip(values.weights, self._tasks.weight_dtypes)
@@ -195,14 +195,18 @@ class TimedStep:
             values.labels,
         )
 
-    def _forward(self, values: StepValues) -> list[tf.Tensor]:
+    def _forward(self, values: LayerValues) -> list[tf.Tensor]:
         with tf.device(self._device):
             work = self._tasks.forward(self._arguments(values), keeps=False)
             output, _ = work()
         return tensors([output.tensors, output.masks])
 
     def _run(
-        self, values: StepValues, dy: list[Any], dlosses: list[Any], others: Any
+        self,
+        values: LayerValues,
+        dy: list[Any],
+        dlosses: list[Any],
+        others: Any,
     ) -> list[tf.Tensor]:
         """All tasks, some times; returns when each started and ended."""
         clock = Clock()
@@ -288,7 +292,7 @@ def _bytes(found: list[Any]) -> int:
     return sum(placement.num_bytes(t) for t in known)
 
 
-class Place(NamedTuple):
+class GradientNeeds(NamedTuple):
     """What the backward pass has to do for a step, by where it is.
 
     Attributes:
@@ -300,7 +304,7 @@ class Place(NamedTuple):
     needs_dx: bool
 
 
-class StepValues(NamedTuple):
+class LayerValues(NamedTuple):
     """What a step is computed from.
 
     Attributes:
@@ -316,7 +320,7 @@ class StepValues(NamedTuple):
     labels: Any = None
 
 
-class KeptBytes(NamedTuple):
+class KeptParts(NamedTuple):
     """What the backward pass keeps: of inputs, of outputs, and of all else."""
 
     inputs: int
@@ -375,7 +379,7 @@ class AsWritten:
             autograph=False,
             experimental_attributes={"_noinline": True},
         )
-        call = internals.Call(
+        call = internals.FunctionCall(
             inner.get_concrete_function(*specs), as_written=True
         )
         outer = tf.function(lambda *flat: call(list(flat)), autograph=False)

@@ -15,12 +15,16 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.checks import as_count, as_integer, checked_bool, checked_positive
-from tfgpipe.costs import PlacedStep, slot_bytes_of
+from tfgpipe.costs import PlacedCall, slot_bytes_of
 from tfgpipe.devices import names, placement
 from tfgpipe.loss import Head, streams_loss
 from tfgpipe.micro_batches import as_specs, check_rows
 from tfgpipe.profiles.layer_profile import LayerProfile
-from tfgpipe.profiles.layer_times import Found, MeasureSetting, Measuring
+from tfgpipe.profiles.layer_times import (
+    MeasuredLayer,
+    MeasureSetting,
+    Measuring,
+)
 from tfgpipe.profiles.profile import Profile
 from tfgpipe.sequence import inputs as inputs_lib
 from tfgpipe.sequence import source_of
@@ -255,9 +259,9 @@ def _versions() -> dict[str, str]:
 
 
 def layer_profiles(
-    placed: Sequence[PlacedStep],
-    found: Sequence[Found],
-    loss: Found | None,
+    placed: Sequence[PlacedCall],
+    found: Sequence[MeasuredLayer],
+    loss: MeasuredLayer | None,
     num_slot_bytes: Callable[[Any], int],
 ) -> tuple[list[LayerProfile], LayerProfile | None]:
     """The records of layers, and that of the loss.
@@ -298,7 +302,7 @@ def layer_profiles(
 
 def _record(
     name: str,
-    found: Found,
+    found: MeasuredLayer,
     variables: Sequence[keras.Variable],
     num_slot_bytes: Callable[[Any], int],
 ) -> LayerProfile:

@@ -6,7 +6,7 @@ Begin with `pipeline.py`.
 from tfgpipe.run.chain import Chain
 from tfgpipe.run.clock import Clock, Event
 from tfgpipe.run.loss_gradients import LossGradients
-from tfgpipe.run.mini_batch import TracedBatch
+from tfgpipe.run.mini_batch import MiniBatch
 from tfgpipe.run.pipeline import Pipeline
 
 __all__ = [
@@ -14,6 +14,6 @@ __all__ = [
     "Clock",
     "Event",
     "LossGradients",
+    "MiniBatch",
     "Pipeline",
-    "TracedBatch",
 ]

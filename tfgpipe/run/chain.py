@@ -36,8 +36,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.failures import may_end
-from tfgpipe.graphs import Stages, by_reference, tensors
+from tfgpipe.failures import check_interruption
+from tfgpipe.graphs import StagedFunction, by_reference, tensors
 from tfgpipe.micro_batches import MicroBatches
 from tfgpipe.schedules import Task
 from tfgpipe.state import sum_of
@@ -72,7 +72,7 @@ class Chain:
             awaited: What it gets from other devices.
             work: Runs it.
         """
-        may_end()
+        check_interruption()
         with self.on_device(device, awaited):
             results = work()
             self.finish(task, device, results)
@@ -109,7 +109,7 @@ def run_independently(results: Any) -> tf.Operation | None:
     return op
 
 
-class Started(NamedTuple):
+class ReadyTask(NamedTuple):
     """A task that is ready to run.
 
     Attributes:
@@ -126,7 +126,7 @@ class Started(NamedTuple):
 
 
 def run_together(
-    chain: Chain, started: Sequence[Started], micro_batches: MicroBatches
+    chain: Chain, started: Sequence[ReadyTask], micro_batches: MicroBatches
 ) -> list[Any]:
     """Runs the tasks of partners, and returns what each returns.
 
@@ -136,7 +136,7 @@ def run_together(
             one may be the first to sum gradients, and another one not.
         micro_batches: How the rows fall into micro-batches.
     """
-    functions: list[Stages] = [one.work.function for one in started]
+    functions: list[StagedFunction] = [one.work.function for one in started]
     values = [dict(one.work.values) for one in started]
     is_first = True
     for stages in zip(*(f.before_last for f in functions), strict=True):
@@ -159,14 +159,14 @@ def run_together(
     return results
 
 
-def _on_device(chain: Chain, one: Started, is_first: bool) -> Any:
+def _on_device(chain: Chain, one: ReadyTask, is_first: bool) -> Any:
     if is_first:
         return chain.on_device(one.device, one.awaited)
     return tf.device(one.device)
 
 
 def _totals(
-    started: Sequence[Started],
+    started: Sequence[ReadyTask],
     sent: list[list[tf.Tensor]],
     micro_batches: MicroBatches,
 ) -> list[list[tf.Tensor]]:

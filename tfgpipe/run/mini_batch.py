@@ -16,7 +16,7 @@ from tfgpipe.schedules import Program, Remat, Schedule, lower
 from tfgpipe.state import weighted_mean
 
 
-class TracedBatch:
+class MiniBatch:
     """A mini-batch whose rows are split, and for which the cells are traced.
 
     Args:

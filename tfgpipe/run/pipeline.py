@@ -37,9 +37,9 @@ from tfgpipe.boundary import Boundary, CellArguments, Output
 from tfgpipe.cells import CellFunction
 from tfgpipe.devices import names, placement
 from tfgpipe.graphs import Gradient, gradient_sums
-from tfgpipe.run.chain import Chain, Started, run_together
+from tfgpipe.run.chain import Chain, ReadyTask, run_together
 from tfgpipe.run.loss_gradients import LossGradients, counts_ahead
-from tfgpipe.run.mini_batch import TracedBatch
+from tfgpipe.run.mini_batch import MiniBatch
 from tfgpipe.schedules import FORWARD, Op, Program
 from tfgpipe.state import StateFlow
 
@@ -64,7 +64,7 @@ class Pipeline:
 
     def __init__(
         self,
-        batch: TracedBatch,
+        batch: MiniBatch,
         tasks: Sequence[Any],
         program: Program,
         clock: Any = None,
@@ -80,7 +80,7 @@ class Pipeline:
         self.state = StateFlow(
             batch.functions, tasks, batch.replicas, batch.micro_batches
         )
-        self._flow = TaskFlow(
+        self._flow = TaskValues(
             batch, tasks, Weights(batch.functions, tasks), self.state
         )
         self._left = collections.deque(program.turns)
@@ -153,7 +153,7 @@ class Pipeline:
         )
 
 
-class TaskFlow:
+class TaskValues:
     """Makes operations ready to run, and takes their results.
 
     Args:
@@ -165,7 +165,7 @@ class TaskFlow:
 
     def __init__(
         self,
-        batch: TracedBatch,
+        batch: MiniBatch,
         tasks: Sequence[Any],
         weights: Weights,
         state: StateFlow,
@@ -185,7 +185,7 @@ class TaskFlow:
 
     def ready(
         self, op: Op, start: LossGradients | None
-    ) -> tuple[Started, Callable[[Any], None]]:
+    ) -> tuple[ReadyTask, Callable[[Any], None]]:
         """An operation to be run, and what takes its results.
 
         Args:
@@ -202,7 +202,7 @@ class TaskFlow:
                 awaited, work, take = self._ready_backward(
                     op, cast(LossGradients, start)
                 )
-        return Started(op.task, device, awaited, work), take
+        return ReadyTask(op.task, device, awaited, work), take
 
     def _arguments(self, k: int, m: int) -> CellArguments:
         return self._given(

@@ -1,6 +1,6 @@
 """The order of tasks on each device; knows no TensorFlow."""
 
-from tfgpipe.schedules.lowering import Facts, lower
+from tfgpipe.schedules.lowering import CellFacts, lower
 from tfgpipe.schedules.orders import (
     CHUNKS,
     SCHEDULES,
@@ -20,7 +20,7 @@ __all__ = [
     "LAST",
     "REMAT",
     "SCHEDULES",
-    "Facts",
+    "CellFacts",
     "Op",
     "Program",
     "Remat",

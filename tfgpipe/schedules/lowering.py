@@ -23,7 +23,7 @@ from tfgpipe.schedules.remat import Remat
 from tfgpipe.schedules.task import FORWARD, GRADIENTS, HALVES
 
 
-class Facts(NamedTuple):
+class CellFacts(NamedTuple):
     """What a program has to know of a cell.
 
     Attributes:
@@ -46,7 +46,7 @@ class Facts(NamedTuple):
         has_dx: bool,
         can_be_split: bool,
         keeps: bool,
-    ) -> Facts:
+    ) -> CellFacts:
         """Those of a cell, traced or planned.
 
         Args:
@@ -89,14 +89,16 @@ def grouped(ops: Iterable[Op], groups: Sequence[int]) -> list[Op]:
     return found
 
 
-def without_gradient(ops: Iterable[Op], facts: Sequence[Facts]) -> list[Op]:
+def without_gradient(ops: Iterable[Op], facts: Sequence[CellFacts]) -> list[Op]:
     """Without backward passes of cells that have none."""
     return [
         op for op in ops if op.kind == "forward" or facts[op.cell].has_backward
     ]
 
 
-def merged(ops: Iterable[Op], facts: Sequence[Facts]) -> list[Op]:
+def whole_backward_passes(
+    ops: Iterable[Op], facts: Sequence[CellFacts]
+) -> list[Op]:
     """Halves that cannot be apart are one, where its result is waited for.
 
     That is where the input gradient is if the cell before needs it, and where
@@ -115,7 +117,7 @@ def merged(ops: Iterable[Op], facts: Sequence[Facts]) -> list[Op]:
 
 def recomputed(
     ops: Sequence[Op],
-    facts: Sequence[Facts],
+    facts: Sequence[CellFacts],
     remat: Remat,
     says_keeps: bool = False,
 ) -> list[Op]:
@@ -167,7 +169,7 @@ def placed(ops: Iterable[Op], micro_batch: int, device: int) -> list[Op]:
 # ---------------------------------------------------------------- all of them
 def lower(
     schedule_of: Callable[[int], Any],
-    facts: Sequence[Facts],
+    facts: Sequence[CellFacts],
     remat: Remat,
     counts: Sequence[int] = (0,),
     together: bool = False,
@@ -191,7 +193,7 @@ def lower(
         if rules.groups is not None:
             ops = grouped(ops, rules.groups)
         ops = without_gradient(ops, facts)
-        ops = merged(ops, facts)
+        ops = whole_backward_passes(ops, facts)
         return recomputed(ops, facts, rules, schedule.keeps is not None)
 
     longest = schedule_of(max(counts))

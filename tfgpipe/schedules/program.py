@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tfgpipe.schedules.task import FORWARD, GRADIENTS, LAST, Task
-from tfgpipe.schedules.text import drawn
+from tfgpipe.schedules.text import text_of
 
 # How long operations of equal cells take, a forward pass as the unit.
 UNITS = {
@@ -91,7 +91,7 @@ class Program:
 
     def __str__(self) -> str:
         """A row a device, see `text.py`, and what follows from it."""
-        return drawn(self, self.simulate(units))
+        return text_of(self, self.simulate(units))
 
     @property
     def turns(self) -> list[list[Op]]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tfgpipe.checks import checked_amount, checked_choice
-from tfgpipe.schedules.lowering import Facts, lower
+from tfgpipe.schedules.lowering import CellFacts, lower
 from tfgpipe.schedules.program import Op, Program
 from tfgpipe.schedules.remat import REMAT, Remat
 from tfgpipe.schedules.task import (
@@ -23,10 +23,10 @@ from tfgpipe.schedules.task import (
     as_tasks,
     check_complete,
     check_own_order,
-    merged,
+    in_one_order,
     places_of,
 )
-from tfgpipe.schedules.text import read
+from tfgpipe.schedules.text import tasks_of_text
 
 
 class Schedule:
@@ -79,7 +79,7 @@ class Schedule:
         self, tasks: str | Iterable[Iterable[Task | tuple[str, int, int]]]
     ):
         if isinstance(tasks, str):
-            read(tasks, self._take)
+            tasks_of_text(tasks, self._take)
         else:
             self._take(tasks)
 
@@ -97,7 +97,7 @@ class Schedule:
         check_complete(self._place, self.num_cells, self.num_micro_batches)
         needs = {task: self.needs(task) for task in self._place}
         check_own_order(self._place, needs)
-        self._order = merged(self._place, needs)
+        self._order = in_one_order(self._place, needs)
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -168,7 +168,7 @@ class Schedule:
         return found
 
     def program(
-        self, remat: str = "never", facts: Sequence[Facts] | None = None
+        self, remat: str = "never", facts: Sequence[CellFacts] | None = None
     ) -> Program:
         """What runs of it, see `lower`.
 
@@ -181,7 +181,7 @@ class Schedule:
         """
         rules = Remat([checked_choice("remat", remat, REMAT)] * self.num_cells)
         if facts is None:
-            facts = [Facts(needs_dx=k > 0) for k in range(self.num_cells)]
+            facts = [CellFacts(needs_dx=k > 0) for k in range(self.num_cells)]
         if len(facts) != self.num_cells:
             raise ValueError(
                 "`facts` must be those of each cell of the schedule, "

@@ -212,7 +212,7 @@ def check_own_order(places: Places, needs: dict[Task, list[Task]]) -> None:
                 )
 
 
-def merged(places: Places, needs: dict[Task, list[Task]]) -> list[Task]:
+def in_one_order(places: Places, needs: dict[Task, list[Task]]) -> list[Task]:
     """Merges the devices' lists into one in which nothing comes too early.
 
     Args:

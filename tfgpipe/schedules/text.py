@@ -32,7 +32,7 @@ _AT = re.compile(r"at position (\d+) of device (\d+)")
 _ON = re.compile(r"on device (\d+)")
 
 
-def drawn(program: Any, times: Sequence[tuple[float, float]]) -> str:
+def text_of(program: Any, times: Sequence[tuple[float, float]]) -> str:
     """The rows of devices, and in comments what follows from them.
 
     Args:
@@ -82,11 +82,11 @@ def _rows(
     ]
 
 
-def read(text: str, make: Callable[[Any, Any], Any]) -> Any:
+def tasks_of_text(text: str, make: Callable[[Any, Any], Any]) -> Any:
     """What is made of the tasks that a text says.
 
     Args:
-        text: As `drawn` writes it; what follows a `#` is left out. Without
+        text: As `text_of` writes it; what follows a `#` is left out. Without
             names of devices, rows are devices 0, 1 and so on. Where no cell is
             said, it is the device's index.
         make: Makes it of a list of tasks for each device, and the (cell,

@@ -20,12 +20,12 @@ from typing import Any
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import GraphStep, Live, Made
-from tfgpipe.sequence.graph_calls import Call, Value, values_in
+from tfgpipe.cells import CallOutput, LiveCall, LiveInput
+from tfgpipe.sequence.graph_calls import ModelCall, ModelTensor, values_in
 from tfgpipe.trial import Uses, uses_of
 
 
-class LiveRow:
+class GraphBoundaries:
     """Calls in an order.
 
     Attributes:
@@ -35,11 +35,14 @@ class LiveRow:
     """
 
     def __init__(
-        self, inputs: list[Value], calls: Sequence[Call], outputs: Any
+        self,
+        inputs: list[ModelTensor],
+        calls: Sequence[ModelCall],
+        outputs: Any,
     ):
         self.calls = calls
         self._outputs = outputs
-        uses: dict[Value, list[int]] = collections.defaultdict(list)
+        uses: dict[ModelTensor, list[int]] = collections.defaultdict(list)
         for i, call in enumerate(calls):
             for value in call.inputs:
                 uses[value].append(i)
@@ -54,16 +57,16 @@ class LiveRow:
         ]
         self.specs = [tuple(v.spec for v in live) for live in self._live[:-1]]
 
-    def steps(self) -> list[GraphStep]:
+    def steps(self) -> list[LiveCall]:
         """The calls, on what is alive before them."""
         found = []
         for i, call in enumerate(self.calls):
-            before = {id(v): Live(j) for j, v in enumerate(self._live[i])}
-            made = {id(v): Made(j) for j, v in enumerate(call.outputs)}
+            before = {id(v): LiveInput(j) for j, v in enumerate(self._live[i])}
+            made = {id(v): CallOutput(j) for j, v in enumerate(call.outputs)}
             is_last = i == len(self.calls) - 1
             gives = self._outputs if is_last else tuple(self._live[i + 1])
             found.append(
-                GraphStep(
+                LiveCall(
                     call.operation,
                     tree.map_structure(_replaced(before), call.args),
                     tree.map_structure(_replaced(before), call.kwargs),
@@ -83,13 +86,13 @@ class LiveRow:
         }
 
 
-def depth_first(calls: list[Call], outputs: Any) -> list[Call]:
+def depth_first(calls: list[ModelCall], outputs: Any) -> list[ModelCall]:
     """Each call shortly before what needs it; then what nothing needs."""
     makers = {value: call for call in calls for value in call.outputs}
     needed = {value for call in calls for value in call.inputs}
     unused = [value for value in makers if value not in needed]
     roots = dict.fromkeys([*values_in(outputs), *unused])
-    found: dict[int, Call] = {}
+    found: dict[int, ModelCall] = {}
     stack = [(makers.get(value), False) for value in reversed(roots)]
     while stack:
         call, is_ready = stack.pop()
@@ -103,7 +106,7 @@ def depth_first(calls: list[Call], outputs: Any) -> list[Call]:
     return list(found.values())
 
 
-def in_turn(calls: Sequence[Call], others: Sequence[Call]) -> bool:
+def in_turn(calls: Sequence[ModelCall], others: Sequence[ModelCall]) -> bool:
     """Whether calls find the state that they find in another order.
 
     What a call reads may be assigned by another, of another layer, too: which
@@ -117,7 +120,7 @@ def in_turn(calls: Sequence[Call], others: Sequence[Call]) -> bool:
         uses[id(call)] = seen
     assigned = {key for own in uses.values() for key in own.assigned}
 
-    def users(order: Sequence[Call]) -> dict[int, list[int]]:
+    def users(order: Sequence[ModelCall]) -> dict[int, list[int]]:
         found: dict[int, list[int]] = collections.defaultdict(list)
         for call in order:
             for key in assigned & uses[id(call)].all:
@@ -127,7 +130,7 @@ def in_turn(calls: Sequence[Call], others: Sequence[Call]) -> bool:
     return users(calls) == users(others)
 
 
-def _seen(call: Call) -> Uses | None:
+def _seen(call: ModelCall) -> Uses | None:
     """The variables that a call uses; None if that can't be told."""
 
     def arguments(tensors: list[Any]) -> Any:

@@ -35,7 +35,13 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.trial import LayerTrial, Shapes, tensors_of, unnoticed, with_sizes
+from tfgpipe.trial import (
+    LayerTrial,
+    Shapes,
+    calls_undone,
+    tensors_of,
+    with_sizes,
+)
 
 _ANY_SIZE = 6
 
@@ -61,14 +67,14 @@ class GraphCalls:
 
     def __init__(self, model: keras.Model) -> None:
         self.inputs = [
-            Value(t, getattr(internals.producer(t), "optional", False))
+            ModelTensor(t, getattr(internals.producer(t), "optional", False))
             for t in model.inputs
         ]
-        self.found: list[Call] = []
-        self._known: dict[int, Value] = {}
+        self.found: list[ModelCall] = []
+        self._known: dict[int, ModelTensor] = {}
         self._large = large_layers(model)
         self._inner = _TRIED
-        self._tried: list[tuple[LayerTrial, list[Value]]] = []
+        self._tried: list[tuple[LayerTrial, list[ModelTensor]]] = []
         self.outputs = self._inline(model, self.inputs)
 
     def differing(self, specs: list[Any]) -> list[str]:
@@ -97,16 +103,16 @@ class GraphCalls:
         ]
 
     def _taken(
-        self, specs: list[Any], rows: int, wanted: Sequence[list[Value]]
+        self, specs: list[Any], rows: int, wanted: Sequence[list[ModelTensor]]
     ) -> list[Shapes]:
-        """The shapes of `Value`s for inputs of so many rows."""
+        """The shapes of `ModelTensor`s for inputs of so many rows."""
         shapes = [[value.spec.shape for value in own] for own in wanted]
         if any(None in shape[1:] for own in shapes for shape in own):
             shapes = self._inferred(specs, rows, wanted) or shapes
         return [with_sizes(own, rows, _ANY_SIZE) for own in shapes]
 
     def _inferred(
-        self, specs: list[Any], rows: int, wanted: Sequence[list[Value]]
+        self, specs: list[Any], rows: int, wanted: Sequence[list[ModelTensor]]
     ) -> list[list[Any]] | None:
         """The same, where sizes may be unknown; None if that fails."""
 
@@ -118,7 +124,7 @@ class GraphCalls:
                 keras.KerasTensor((rows, *spec.shape[1:]), spec.dtype)
                 for spec in specs
             ]
-            with unnoticed(()):
+            with calls_undone(()):
                 found = internals.output_spec(run, *given)
         except Exception:  # as where a layer needs sizes that are not known
             return None
@@ -132,7 +138,9 @@ class GraphCalls:
         known = {value: f"input {i}" for i, value in enumerate(self.inputs)}
 
         def of(nest: Any) -> str:
-            values = [v for v in tree.flatten(nest) if isinstance(v, Value)]
+            values = [
+                v for v in tree.flatten(nest) if isinstance(v, ModelTensor)
+            ]
             text = ", ".join(known[value] for value in values)
             return hashlib.sha256(text.encode()).hexdigest()
 
@@ -144,11 +152,11 @@ class GraphCalls:
         return of(self.outputs)
 
     def _value(self, leaf: Any) -> Any:
-        """A `Value` for a symbolic tensor; what else there is, as it is."""
+        """A `ModelTensor` for a symbolic tensor; all else as it is."""
         is_tensor = isinstance(leaf, keras.KerasTensor)
         return self._known[id(leaf)] if is_tensor else leaf
 
-    def _inline(self, model: keras.Model, inputs: list[Value]) -> Any:
+    def _inline(self, model: keras.Model, inputs: list[ModelTensor]) -> Any:
         """Adds the calls of a model on these inputs; returns its outputs."""
         # In each call of a model, the symbolic tensors of its graph stand for
         # others, and for others again in a graph that has some of them.
@@ -173,12 +181,12 @@ class GraphCalls:
         elif found := self._opened(call):
             outputs = found
         else:
-            made = [Value(t) for t in call.outputs]
-            self.found.append(Call(call.operation, args, kwargs, made))
+            made = [ModelTensor(t) for t in call.outputs]
+            self.found.append(ModelCall(call.operation, args, kwargs, made))
             outputs = made
         self._known.update(zip(map(id, call.outputs), outputs))
 
-    def _opened(self, call: internals.GraphCall) -> list[Value] | None:
+    def _opened(self, call: internals.GraphCall) -> list[ModelTensor] | None:
         """Adds the calls inside a layer, if they can take its place.
 
         Returns:
@@ -216,8 +224,11 @@ class GraphCalls:
         self._inner = before
 
     def _in_place(
-        self, call: internals.GraphCall, model: keras.Model, given: list[Value]
-    ) -> list[Value]:
+        self,
+        call: internals.GraphCall,
+        model: keras.Model,
+        given: list[ModelTensor],
+    ) -> list[ModelTensor]:
         """Adds the calls of a model in the place of one of a layer."""
         outputs = self._inside(model, given, [])
         for value, tensor in zip(outputs, call.outputs):
@@ -225,8 +236,8 @@ class GraphCalls:
         return outputs
 
     def _inside(
-        self, model: keras.Model, inputs: list[Value], masks: list[Any]
-    ) -> list[Value]:
+        self, model: keras.Model, inputs: list[ModelTensor], masks: list[Any]
+    ) -> list[ModelTensor]:
         """Adds the calls of a nested model; returns its outputs."""
         given = [
             self._as_input(*of_input)
@@ -235,24 +246,27 @@ class GraphCalls:
         return tree.flatten(self._inline(model, given))
 
     def _as_input(
-        self, value: Value, mask: Value | None, tensor: keras.KerasTensor
-    ) -> Value:
+        self,
+        value: ModelTensor,
+        mask: ModelTensor | None,
+        tensor: keras.KerasTensor,
+    ) -> ModelTensor:
         """What a nested model makes of its input: dtype, rank, mask."""
         same_rank = len(value.spec.shape) == len(tensor.shape)
         if value.spec.dtype == tensor.dtype and same_rank and mask is None:
             return value
         spec = keras.KerasTensor(tensor.shape, tensor.dtype)
-        made = Value(spec, value.may_be_none)
+        made = ModelTensor(spec, value.may_be_none)
         operation = AsInput(tensor.dtype, len(tensor.shape))
-        self.found.append(Call(operation, (value, mask), {}, [made]))
+        self.found.append(ModelCall(operation, (value, mask), {}, [made]))
         return made
 
 
 def _trial(
     call: internals.GraphCall,
-    given: list[Value],
-    calls: list[Call],
-    outputs: list[Value],
+    given: list[ModelTensor],
+    calls: list[ModelCall],
+    outputs: list[ModelTensor],
 ) -> LayerTrial:
     """Of a layer, and of the calls that would take its place."""
 
@@ -270,7 +284,7 @@ def _functional(operation: Any) -> keras.Model | None:
     return operation if internals.is_functional(operation) else None
 
 
-def _flat(inputs: Any, model: keras.Model) -> list[Value]:
+def _flat(inputs: Any, model: keras.Model) -> list[ModelTensor]:
     """What a nested model is called on, in the order of its inputs."""
     if isinstance(inputs, dict) and not isinstance(model.input, dict):
         return [inputs[t.name] for t in model.inputs]
@@ -283,7 +297,7 @@ def _has_values(kwargs: dict[str, Any]) -> bool:
 
 
 @dataclasses.dataclass(eq=False)
-class Value:
+class ModelTensor:
     """A tensor of the graph.
 
     Attributes:
@@ -302,16 +316,16 @@ class Value:
 
 
 @dataclasses.dataclass(eq=False)
-class Call:
-    """A call of a layer or operation; `Value`s for tensors."""
+class ModelCall:
+    """A call of a layer or operation; `ModelTensor`s for tensors."""
 
     operation: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    outputs: list[Value]
+    outputs: list[ModelTensor]
 
     @property
-    def inputs(self) -> list[Value]:
+    def inputs(self) -> list[ModelTensor]:
         """The tensors it takes, each once."""
         return list(values_in((self.args, self.kwargs)))
 
@@ -340,8 +354,8 @@ class AsInput(keras.Operation):
 
 
 def run_calls(
-    calls: Iterable[Call],
-    given: Iterable[tuple[Value, Any]],
+    calls: Iterable[ModelCall],
+    given: Iterable[tuple[ModelTensor, Any]],
     wanted: Any,
     told: dict[str, Any] | None = None,
 ) -> Any:
@@ -350,7 +364,7 @@ def run_calls(
     Args:
         calls: The calls.
         given: What they begin with.
-        wanted: A nest of `Value`s.
+        wanted: A nest of `ModelTensor`s.
         told: Keyword arguments for layers.
 
     Returns:
@@ -359,7 +373,7 @@ def run_calls(
     known = dict(given)
 
     def tensor(leaf: Any) -> Any:
-        return known[leaf] if isinstance(leaf, Value) else leaf
+        return known[leaf] if isinstance(leaf, ModelTensor) else leaf
 
     for call in calls:
         args = tree.map_structure(tensor, call.args)
@@ -371,10 +385,10 @@ def run_calls(
     return tree.map_structure(tensor, wanted)
 
 
-def values_in(nest: Any) -> Iterable[Value]:
+def values_in(nest: Any) -> Iterable[ModelTensor]:
     """The tensors of a nest, each once."""
     leaves = tree.flatten(nest)
-    return dict.fromkeys(v for v in leaves if isinstance(v, Value))
+    return dict.fromkeys(v for v in leaves if isinstance(v, ModelTensor))
 
 
 # So that four cells of such layers can be even to a tenth.
@@ -402,7 +416,7 @@ def graph_of(call: internals.GraphCall) -> keras.Model | None:
     """
     if not _may_be_opened(call):
         return None
-    with unnoticed(internals.flat_layers(call.operation)):
+    with calls_undone(internals.flat_layers(call.operation)):
         return _called(call)
 
 

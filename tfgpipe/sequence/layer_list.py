@@ -21,8 +21,8 @@ import keras
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import Step
-from tfgpipe.costs import PlacedStep
+from tfgpipe.cells import LayerCall
+from tfgpipe.costs import PlacedCall
 from tfgpipe.costs import cost as cost_lib
 from tfgpipe.internals import SymbolicCall
 from tfgpipe.micro_batches import shapes
@@ -67,7 +67,7 @@ class LayerList:
             )
         for index, item in enumerate(found, start):
             self._add(index, item)
-        self.steps = [Step(layer) for layer in self.layers]
+        self.steps = [LayerCall(layer) for layer in self.layers]
         if self.input_spec is None and self.layers:
             self.input_spec = _declared_by(self.layers[0])
         self._check_names()
@@ -84,7 +84,7 @@ class LayerList:
         """What the last layer returns, and costs; see `inference.infer`."""
         return infer(self.layers, self.costs, spec, is_split)
 
-    def placed_steps(self, spec: Any) -> tuple[list[PlacedStep], Any]:
+    def placed_steps(self, spec: Any) -> tuple[list[PlacedCall], Any]:
         """What comes into each step, and goes out of the last one."""
         return placed_steps(self.layers, spec)
 
@@ -377,7 +377,7 @@ def infer(
 
 def placed_steps(
     layers: Sequence[keras.layers.Layer], spec: Any
-) -> tuple[list[PlacedStep], Any]:
+) -> tuple[list[PlacedCall], Any]:
     """What comes into each layer; of equal ones, only the first is built.
 
     Args:
@@ -400,7 +400,7 @@ def placed_steps(
             key = id(layer) if key is None else key
             if key not in known:
                 known[key] = _called(layer, spec, before)
-            steps.append(PlacedStep(layer, spec, key))
+            steps.append(PlacedCall(layer, spec, key))
             spec, before = known[key], f"the outputs of layer '{layer.name}'"
     return steps, spec
 

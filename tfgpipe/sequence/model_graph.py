@@ -14,13 +14,17 @@ import keras
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.costs import PlacedStep
+from tfgpipe.costs import PlacedCall
 from tfgpipe.costs import cost as cost_lib
 from tfgpipe.partition import cut_graph
-from tfgpipe.sequence.graph_boundaries import LiveRow, depth_first, in_turn
+from tfgpipe.sequence.graph_boundaries import (
+    GraphBoundaries,
+    depth_first,
+    in_turn,
+)
 from tfgpipe.sequence.graph_calls import GraphCalls
 from tfgpipe.sequence.restrictions import check_model_rows
-from tfgpipe.trial import unnoticed
+from tfgpipe.trial import calls_undone
 
 
 class ModelGraph:
@@ -47,7 +51,7 @@ class ModelGraph:
         self.problems = _problems(model)
         self._calls = calls = GraphCalls(model)
         row, other = (
-            LiveRow(calls.inputs, order, calls.outputs)
+            GraphBoundaries(calls.inputs, order, calls.outputs)
             for order in (
                 calls.found,
                 depth_first(calls.found, calls.outputs),
@@ -134,7 +138,7 @@ class ModelGraph:
             internals.is_keras(type(x).compute_output_shape) for x in layers
         ):
             return self.model.output
-        with unnoticed(layers):
+        with calls_undone(layers):
             try:
                 return internals.output_spec(self.model, self.model.input)
             except Exception:  # it fails where sizes are not known
@@ -147,7 +151,7 @@ class ModelGraph:
             f"'{makers[v].operation.name}'" if v in makers else "no call"
             for v in tree.flatten(self._calls.outputs)
         ]
-        with unnoticed(internals.flat_layers(self.model)):
+        with calls_undone(internals.flat_layers(self.model)):
             check_model_rows(self.model, [v.spec for v in makers], names)
 
     def _estimated(
@@ -165,14 +169,14 @@ class ModelGraph:
         value = cost_lib.resolve_cost(step.layer, cost, given)
         return cost_lib.Estimate(value, None)
 
-    def placed_steps(self, spec: Any) -> tuple[list[PlacedStep], Any]:
+    def placed_steps(self, spec: Any) -> tuple[list[PlacedCall], Any]:
         """What comes into each step, and goes out of the last one."""
         steps = []
         for step, live in zip(self.steps, self.specs, strict=True):
             given = {i: live[i] for i in step.uses}
             key = cost_lib.key_of(step.layer, given, step)
             key = id(step) if key is None else key
-            steps.append(PlacedStep(step.layer, live, key, step))
+            steps.append(PlacedCall(step.layer, live, key, step))
         return steps, self.model.output
 
     def arranged(self, x: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import keras
 
 from tfgpipe import internals
-from tfgpipe.cells import GraphStep
+from tfgpipe.cells import LiveCall
 from tfgpipe.sequence.layer_list import LayerList, is_pair
 from tfgpipe.sequence.model_graph import ModelGraph
 
@@ -135,12 +135,12 @@ def _may_preprocess(model: keras.Model) -> bool:
     return getattr(model, "preprocessor", True) is not None
 
 
-def _calls(items: Any) -> tuple[list[GraphStep], list[Any]]:
+def _calls(items: Any) -> tuple[list[LiveCall], list[Any]]:
     """The calls of a model's graph in a list, and what is said of costs."""
     if not isinstance(items, (list, tuple)):
         return [], []
     pairs = [item if is_pair(item) else (item, None) for item in items]
-    calls = [call for call, _ in pairs if isinstance(call, GraphStep)]
+    calls = [call for call, _ in pairs if isinstance(call, LiveCall)]
     return calls, [cost for _, cost in pairs]
 
 

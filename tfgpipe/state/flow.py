@@ -18,8 +18,8 @@ from tfgpipe.state.batch_normalization import (
     is_synchronized,
     moving_statistics,
 )
-from tfgpipe.state.means import First, Mean, RunsOn
-from tfgpipe.state.seeds import Seed
+from tfgpipe.state.means import FirstRule, MeanRule, MetricRule
+from tfgpipe.state.seeds import SeedRule
 
 
 class StateFlow:
@@ -70,15 +70,15 @@ class StateFlow:
                 for function, own in zip(self._functions, self._tasks)
             ]
             if any(None in own for own in draws):  # of one micro-batch
-                return First()
+                return FirstRule()
             counts = [sum(own) for own in draws]
-            return Seed(sum(counts[:k]), sum(counts))
+            return SeedRule(sum(counts[:k]), sum(counts))
         if id(variable) in self._functions[k].chained:
-            return RunsOn(variable.aggregation)
+            return MetricRule(variable.aggregation)
         dtype = tf.as_dtype(variable.dtype)
         if dtype.is_floating or dtype.is_complex:
-            return Mean()
-        return First()
+            return MeanRule()
+        return FirstRule()
 
     # -------------------------------------------------- from task to task
     def before(self, k: int, m: int) -> list[tf.Tensor]:
@@ -97,7 +97,7 @@ class StateFlow:
             self._functions[k].state, self._chain(k, self._replicas.of(m))
         ):
             rule = self._rule(k, variable)
-            if isinstance(rule, Seed):
+            if isinstance(rule, SeedRule):
                 value = rule.start(value, self._micro_batches.rank(m))
             elif id(variable) in self._shared:
                 value = self._left_before(k, m, variable, value)
@@ -164,7 +164,7 @@ class StateFlow:
     ) -> tf.Tensor:
         """With what a replica begins."""
         rule = self._rule(k, variable)
-        if isinstance(rule, RunsOn):
+        if isinstance(rule, MetricRule):
             return rule.first(value, is_first)
         return value if is_first else tf.identity(value)
 
@@ -224,15 +224,15 @@ class StateFlow:
                     self._assign_seed(k, j, rule)
                 continue
             self._claim(variable, k)
-            if isinstance(rule, RunsOn):
+            if isinstance(rule, MetricRule):
                 lasts = [self._chain(k, r)[j] for r in self._replicas.busy]
                 variable.assign(rule.end(lasts))
             else:
                 variable.assign(rule.end(values, self._micro_batches))
 
-    def _assign_seed(self, k: int, j: int, rule: Seed | First) -> None:
+    def _assign_seed(self, k: int, j: int, rule: SeedRule | FirstRule) -> None:
         variable = self._functions[k].state[j]
-        if isinstance(rule, Seed):
+        if isinstance(rule, SeedRule):
             new = rule.end(self._initial[k][j], self._micro_batches)
         else:
             new = self._left_before(len(self._functions), 0, variable, None)

@@ -4,10 +4,10 @@ Every micro-batch of a mini-batch starts from the same state, and the variable
 is assigned once, after the last micro-batch:
 
     random seeds           `Seed`     advance by what every micro-batch draws
-    metrics                `RunsOn`   from micro-batch to micro-batch
+    metrics                `MetricRule`   from micro-batch to micro-batch
     batch normalisation    `moving_statistics`, with the mini-batch's moments
-    other numbers          `Mean`     of the new values, weighted by rows
-    other integers         `First`    the new value of the first micro-batch
+    other numbers          `MeanRule`     of the new values, weighted by rows
+    other integers         `FirstRule`    the new value of the first micro-batch
 
 Where there is one micro-batch, what its layers assigned is what is assigned.
 
@@ -31,7 +31,7 @@ import tensorflow as tf
 from tfgpipe.micro_batches import MicroBatches
 
 
-class RunsOn(NamedTuple):
+class MetricRule(NamedTuple):
     """A metric: a micro-batch begins with what the one before has left.
 
     Attributes:
@@ -59,7 +59,7 @@ class RunsOn(NamedTuple):
         return _if_equal(lasts, tf.cast(total / len(lasts), total.dtype))
 
 
-class Mean:
+class MeanRule:
     """Any other number: the mean of the new values, weighted by rows."""
 
     def end(
@@ -69,7 +69,7 @@ class Mean:
         return weighted_mean(values, micro_batches)
 
 
-class First:
+class FirstRule:
     """Any other integer, such as a counter: what the first micro-batch left."""
 
     def end(

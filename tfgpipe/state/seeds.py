@@ -80,7 +80,7 @@ def advance_seed(
     return seed + tf.stack([tf.zeros_like(steps), steps])
 
 
-class Seed(NamedTuple):
+class SeedRule(NamedTuple):
     """A random seed: advances by what every micro-batch draws, in order.
 
     So bits depend on the micro-batch and not on how layers fall into cells.

@@ -11,8 +11,8 @@ from tfgpipe.trial.layer_calls import (
     LayerTrial,
     Shapes,
     Uses,
+    calls_undone,
     tensors_of,
-    unnoticed,
     uses_of,
     with_sizes,
 )
@@ -26,8 +26,8 @@ __all__ = [
     "Shapes",
     "Trial",
     "Uses",
+    "calls_undone",
     "tensors_of",
-    "unnoticed",
     "uses_of",
     "with_sizes",
 ]

@@ -48,7 +48,7 @@ _AFFORDABLE = 1e10
 _ROUNDING = {2: 0.03, 4: 3e-4, 8: 1e-8}
 
 
-class Found(NamedTuple):
+class CallTrialResult(NamedTuple):
     """What a trial has found.
 
     Attributes:
@@ -60,7 +60,7 @@ class Found(NamedTuple):
     is_same: bool
 
 
-class _Outcome(NamedTuple):
+class _CallOutcome(NamedTuple):
     """What a run has made; of tensors that are not there, None."""
 
     outputs: list[Any]
@@ -113,10 +113,10 @@ class LayerTrial:
 
     def found(
         self, shapes: Shapes, training: bool, with_gradients: bool = False
-    ) -> Found:
+    ) -> CallTrialResult:
         """Runs both on drawn tensors of some shapes."""
         rng = np.random.default_rng(0)
-        with tf.device("CPU:0"), unnoticed(()):
+        with tf.device("CPU:0"), calls_undone(()):
             given = [
                 _drawn(rng, shape, tensor.dtype)
                 for shape, tensor in zip(shapes, self._tensors)
@@ -126,10 +126,10 @@ class LayerTrial:
                 for function in (self._run_layer, self._run_calls)
             )
         if expected is None or found is None:
-            return Found(expected is not None, expected is found)
+            return CallTrialResult(expected is not None, expected is found)
         if _says_nothing(expected.outputs):
-            return Found(False, True)
-        return Found(True, _are_near(tuple(found), tuple(expected)))
+            return CallTrialResult(False, True)
+        return CallTrialResult(True, _are_near(tuple(found), tuple(expected)))
 
     def is_affordable(self, shapes: Shapes) -> bool:
         """Whether a run at these sizes takes little time."""
@@ -166,7 +166,7 @@ class LayerTrial:
         given: list[tf.Tensor],
         training: bool,
         with_gradients: bool,
-    ) -> _Outcome | None:
+    ) -> _CallOutcome | None:
         """What a function makes of tensors; None if it fails."""
         values = self._values
         scope = keras.StatelessScope(values, True, False)
@@ -190,7 +190,7 @@ class LayerTrial:
             if value is not before.get(key)
         }
         masks = [internals.get_mask(tensor) for tensor in outputs]
-        return _Outcome(outputs, masks, scope.losses, assigned, gradients)
+        return _CallOutcome(outputs, masks, scope.losses, assigned, gradients)
 
     @functools.cached_property
     def _values(self) -> list[tuple[keras.Variable, Any]]:
@@ -311,7 +311,7 @@ class Uses(NamedTuple):
     assigned: set[int]
 
 
-class WatchingScope(internals.ReadingScope):
+class UsageScope(internals.ReadingScope):
     """Notes which variables are read and assigned; none changes.
 
     Attributes:
@@ -337,7 +337,7 @@ class WatchingScope(internals.ReadingScope):
 
 
 @contextlib.contextmanager
-def unnoticed(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
+def calls_undone(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
     """Inside, calls of these layers leave nothing behind."""
     with (
         internals.in_no_graph(layers),
@@ -375,7 +375,7 @@ def uses_of(
     is_layer = isinstance(operation, keras.layers.Layer)
     layers = internals.flat_layers(operation) if is_layer else []
     before = [internals.own_attributes(layer) for layer in layers]
-    scope = WatchingScope()
+    scope = UsageScope()
 
     def run(*tensors: Any) -> None:
         args, kwargs = arguments([*tensors])
@@ -385,7 +385,7 @@ def uses_of(
             if not is_layer:
                 operation(*args, **kwargs)
 
-    with unnoticed(layers):
+    with calls_undone(layers):
         try:
             internals.output_spec(run, *specs)
         except Exception:  # a user's code may raise anything

@@ -32,14 +32,14 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.boundary import Boundary, is_continuous, structure_of
 from tfgpipe.cells import CellFunction
-from tfgpipe.failures import may_end
+from tfgpipe.failures import check_interruption
 from tfgpipe.graphs import lookups, stateful_kinds
 from tfgpipe.trial.rows import UNCLEAR, cotangent
 
 Values = dict[int, tuple[keras.Variable, tf.Tensor]]
 
 
-class Given(NamedTuple):
+class TrialInputs(NamedTuple):
     """What a layer is run on.
 
     Attributes:
@@ -118,7 +118,7 @@ class _Scope(keras.StatelessScope):
         self.assigned[id(update[0])] = update[0]
 
 
-class TriedStep:
+class TriedCall:
     """One step of a cell, to be run on some rows.
 
     Args:
@@ -142,7 +142,7 @@ class TriedStep:
 
     def run(
         self,
-        given: Given,
+        given: TrialInputs,
         differentiates: bool = False,
         more: Sequence[Any] = (),
     ) -> Outcome:
@@ -153,7 +153,7 @@ class TriedStep:
             differentiates: Whether gradients are wanted.
             more: Pairs of variables and values that it shall have besides.
         """
-        may_end(in_trial=True)
+        check_interruption(in_trial=True)
         flat, masks = Boundary.of(given.nest)
         inputs = [None if t is None else tf.identity(t) for t in flat]
         nest = Boundary(inputs, masks).nest(structure_of(given.nest))
@@ -221,7 +221,7 @@ class TriedStep:
             *((v, v.value + tf.ones_like(v.value)) for v in others),
         ]
 
-    def has_side_effects(self, given: Given) -> bool:
+    def has_side_effects(self, given: TrialInputs) -> bool:
         """Whether its graph has operations that draw or write by themselves."""
 
         def run(tensors: list[Any], masks: list[Any]) -> Any:
@@ -337,8 +337,8 @@ def differentiated(made: Outcome, axes: Sequence[int]) -> Outcome:
 
 
 def look_up(
-    tried: TriedStep,
-    given: Sequence[Given],
+    tried: TriedCall,
+    given: Sequence[TrialInputs],
     axes: Sequence[int],
     varying: Sequence[keras.Variable],
 ) -> tuple[dict[int, list[bool]], list[Any]]:
@@ -393,8 +393,8 @@ def _kind(whole: Any, *parts: Any) -> bool | None:
 
 
 def _slices(
-    tried: TriedStep,
-    given: Given,
+    tried: TriedCall,
+    given: TrialInputs,
     axes: Sequence[int],
     more: Sequence[Any] = (),
     times: int = 1,

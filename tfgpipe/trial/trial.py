@@ -32,9 +32,9 @@ from tfgpipe import failures, internals
 from tfgpipe.cells import CellFunction
 from tfgpipe.trial import compare, rows
 from tfgpipe.trial.outcome import (
-    Given,
     Outcome,
-    TriedStep,
+    TrialInputs,
+    TriedCall,
     Values,
     are_by_rows,
     differentiated,
@@ -47,7 +47,7 @@ TRIALS = ("warn", "error", "off")
 # numbers that go in, and rows.
 _AFFORDABLE, _MOST_NUMBERS, _MOST_ROWS = 3e8, 2**18, 1024
 
-_Said = dict[tuple[int, str], tuple[CellFunction, Any, str]]
+_Difference = dict[tuple[int, str], tuple[CellFunction, Any, str]]
 
 
 class Trial:
@@ -101,7 +101,7 @@ class Trial:
         if (training, trained, sizes) in self._phases:
             return
         self._phases.add((training, trained, sizes))
-        steps = [(f, step) for f in functions for step in f.cell.steps]
+        steps = [(f, step) for f in functions for step in f.cell.calls]
         pass_ = _Pass(steps)
         if pass_.is_needless:
             return
@@ -215,7 +215,7 @@ class _Pass:
     def __init__(self, steps: list[tuple[CellFunction, Any]]):
         self._steps = steps
         self._is_known = [is_row_by_row(step.layer) for _, step in steps]
-        self.said: _Said = {}
+        self.said: _Difference = {}
         self._tried: set[int] = set()
         self._errors: dict[int, str] = {}
         self._sizes_vary = False  # of what steps hand on, by their rows
@@ -263,12 +263,12 @@ class _Pass:
         if state is not None:
             self._assigned = {}
         given = [
-            Given(n, dict(state or {}), own, parts.total)
+            TrialInputs(n, dict(state or {}), own, parts.total)
             for n, own in zip(nests, parts.slices)
         ]
         for i, (function, step) in enumerate(self._steps[: self._end]):
             try:
-                tried = TriedStep(function, step)
+                tried = TriedCall(function, step)
                 is_known = self._is_known[i] and rows.have_rows(
                     given[0].nest, parts
                 )
@@ -286,7 +286,7 @@ class _Pass:
             given = following
 
     def _try(
-        self, i: int, tried: TriedStep, given: list[Given]
+        self, i: int, tried: TriedCall, given: list[TrialInputs]
     ) -> list[Outcome]:
         trains = tried.function.training
         metrics = {id(v) for m in tried.metrics for v in m.variables}
@@ -343,8 +343,8 @@ class _Pass:
     def _comparable(
         self,
         i: int,
-        tried: TriedStep,
-        given: Given,
+        tried: TriedCall,
+        given: TrialInputs,
         whole: Outcome,
         parts: list[Outcome],
     ) -> bool:
@@ -358,8 +358,8 @@ class _Pass:
     def _look_up(
         self,
         i: int,
-        tried: TriedStep,
-        given: list[Given],
+        tried: TriedCall,
+        given: list[TrialInputs],
         axes: list[int],
         made: list[Outcome],
     ) -> None:
@@ -389,8 +389,8 @@ class _Pass:
     def _try_draws(
         self,
         i: int,
-        tried: TriedStep,
-        given: Given,
+        tried: TriedCall,
+        given: TrialInputs,
         whole: Outcome,
         others: set[int],
     ) -> None:
@@ -410,7 +410,7 @@ class _Pass:
                 self._say(i, f"state {key}", compare.of_drawn(variable))
 
     def _try_replicas(
-        self, i: int, tried: TriedStep, given: list[Given]
+        self, i: int, tried: TriedCall, given: list[TrialInputs]
     ) -> None:
         """A metric of several replicas is zero in all but the first."""
         if len(tried.function.cell.devices) == 1:
@@ -436,9 +436,9 @@ class _Pass:
         self,
         i: int,
         parts: rows.Parts,
-        given: list[Given],
+        given: list[TrialInputs],
         made: list[Outcome],
-    ) -> list[Given] | None:
+    ) -> list[TrialInputs] | None:
         """What the next step takes; None if it is not known.
 
         A fault of this step must not be taken for one of the next.

@@ -13,7 +13,13 @@ import params
 from params import Experiment
 from params.image import AmoebaNetD
 from params.lm import TransformerLM
-from tfgpipe.plans import MACHINES, Problem, Setting, fitted, predict
+from tfgpipe.plans import (
+    MACHINES,
+    PlanProblem,
+    Setting,
+    predict,
+    prediction_that_fits,
+)
 from tools.bench.memory_rows import largest
 from tools.report import Column, Table, progress
 from tools.sizes.model_size import sized
@@ -150,7 +156,7 @@ def _fits(row: Largest, experiment: Experiment) -> bool:
     cut = tuple(model.source.cut([s.flops for s in model.sizes], k))
     setting = Setting(1, k, cut, m, "gpipe", ("never",) * k)
 
-    problem = Problem(
+    problem = PlanProblem(
         lambda rows: model.by_flops(_MACHINE, rows),
         model.source.cut,
         tuple(model.source.starts()),
@@ -160,7 +166,7 @@ def _fits(row: Largest, experiment: Experiment) -> bool:
         row.limit_gib * _GIB,
         None,
     )
-    found = fitted(problem, setting)
+    found = prediction_that_fits(problem, setting)
     is_plain = row.k == 0
     return found is not None and (
         not is_plain or set(found.setting.remat) == {"never"}

@@ -5,7 +5,7 @@ import tensorflow as tf
 from keras import layers as kl
 
 from tfgpipe import internals
-from tfgpipe.cells import GraphStep, Live, Made, Step
+from tfgpipe.cells import CallOutput, LayerCall, LiveCall, LiveInput
 
 
 def operation_of(function):
@@ -24,14 +24,14 @@ def test_step_calls_its_layer_and_keeps_masks():
         def call(self, inputs, mask=None, training=None):
             return inputs if mask is None or not training else -inputs
 
-    step = Step(Sees())
+    step = LayerCall(Sees())
     assert float(step(x, training=True)[0, 0]) == -1
     assert float(step(x, training=False)[0, 0]) == 1
 
 
 def test_step_of_a_graph_takes_and_gives_by_position():
     dense = kl.Dense(2, use_bias=False, kernel_initializer="ones")
-    step = GraphStep(dense, (Live(1),), {}, (Live(0), Made(0)))
+    step = LiveCall(dense, (LiveInput(1),), {}, (LiveInput(0), CallOutput(0)))
     first, made = step((tf.zeros((1, 4)), tf.ones((1, 3))), training=False)
     assert first.shape == (1, 4)
     assert made.numpy().tolist() == [[3.0, 3.0]]
@@ -41,7 +41,9 @@ def test_step_of_a_graph_takes_and_gives_by_position():
 
 def test_gradients_of_a_tensor_that_goes_on_are_added():
     operation = operation_of(keras.ops.square)
-    step = GraphStep(operation, (Live(0),), {}, (Made(0), Live(0)))
+    step = LiveCall(
+        operation, (LiveInput(0),), {}, (CallOutput(0), LiveInput(0))
+    )
     x = tf.constant([[3.0]])
     with tf.GradientTape() as tape:
         tape.watch(x)
@@ -53,7 +55,7 @@ def test_gradients_of_a_tensor_that_goes_on_are_added():
 def test_operation_has_a_layer_with_the_variables_that_it_reads():
     weight = keras.Variable([2.0])
     operation = operation_of(lambda x: x * weight)
-    step = GraphStep(operation, (Live(0), weight), {}, Made(0))
+    step = LiveCall(operation, (LiveInput(0), weight), {}, CallOutput(0))
     assert [id(v) for v in step.layer.variables] == [id(weight)]
     product = step((tf.constant([[3.0]]),), training=False)
     assert product.numpy().item() == 6.0

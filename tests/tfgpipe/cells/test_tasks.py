@@ -101,7 +101,7 @@ def tasks_of(function, arguments, has_gradient, needs_dx=True):
 def cell_function(layers, x):
     for layer in layers:
         x = layer(x)  # creates the variables
-    steps = [cell.Step(layer) for layer in layers]
+    steps = [cell.LayerCall(layer) for layer in layers]
     return CellFunction(Cell(0, steps, ["CPU:0"]), True, None, True)
 
 

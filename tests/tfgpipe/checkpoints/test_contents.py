@@ -20,7 +20,7 @@ def layers():
 def described(model):
     model.compile(keras.optimizers.Adam(use_ema=True), "mse")
     model.train_on_batch(np.ones((4, 4)), np.ones((4, 2)))
-    found = writer.described(writer.contents(model))
+    found = writer.variable_records(writer.contents(model))
     for group, own in found.items():  # slots begin with the model's name
         names = [name.rsplit("/", 1)[-1] for name, *_ in own]
         kinds = [kind for _, *kind in own]

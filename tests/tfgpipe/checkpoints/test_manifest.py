@@ -11,7 +11,7 @@ def written(folder, **changed):
     content = {
         "position": Position(7, 1, 2),
         "variables": {"model": [["a/kernel", [2, 3], "float32"]]},
-        "files": {"values": manifest_lib.described(folder / "values")},
+        "files": {"values": manifest_lib.file_record(folder / "values")},
         "monitored": {"name": "val_loss", "value": 0.1},
         "optimizer": ["Adam"],
         "versions": {"keras": "3"},
@@ -23,7 +23,7 @@ def written(folder, **changed):
 
 def test_manifest_is_read_as_it_was_written(tmp_path):
     expected = written(tmp_path)
-    found = manifest_lib.read(tmp_path)
+    found = manifest_lib.read_manifest(tmp_path)
     assert found == expected
     manifest_lib.check_files(tmp_path, found)
 
@@ -43,12 +43,12 @@ def test_damaged_manifest_is_told(tmp_path, damage, reason):
     path = tmp_path / manifest_lib.NAME
     path.write_text(damage(path.read_text()))
     with pytest.raises(Damaged, match=reason):
-        manifest_lib.read(tmp_path)
+        manifest_lib.read_manifest(tmp_path)
 
 
 def test_missing_manifest_is_told(tmp_path):
     with pytest.raises(Damaged, match="FileNotFoundError"):
-        manifest_lib.read(tmp_path)
+        manifest_lib.read_manifest(tmp_path)
 
 
 def test_manifest_of_another_format_is_told(tmp_path, monkeypatch):
@@ -56,7 +56,7 @@ def test_manifest_of_another_format_is_told(tmp_path, monkeypatch):
     written(tmp_path)
     monkeypatch.setattr(manifest_lib, "FORMAT", 1)
     with pytest.raises(Damaged, match="newer version"):
-        manifest_lib.read(tmp_path)
+        manifest_lib.read_manifest(tmp_path)
 
 
 @pytest.mark.parametrize(

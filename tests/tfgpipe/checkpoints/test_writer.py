@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras import layers as kl
 
 import tfgpipe
-from tfgpipe.checkpoints import Folder, Position, Writer, read, writer
+from tfgpipe.checkpoints import Folder, Position, Writer, read_manifest, writer
 
 
 def small():
@@ -33,7 +33,7 @@ def test_tensorflow_reads_what_is_written(tmp_path):
         np.testing.assert_array_equal(reader.get_tensor(f"model/{i}"), v)
     for i, v in enumerate(model.optimizer.variables):
         np.testing.assert_array_equal(reader.get_tensor(f"optimizer/{i}"), v)
-    found = read(folder.of(1))
+    found = read_manifest(folder.of(1))
     assert found.versions == {"keras": "3"}
     assert {"values.index", "values.data-00000-of-00001"} == set(found.files)
 

@@ -356,14 +356,14 @@ def test_what_is_wrong_in_the_graph_alone_is_told():
 
 
 def test_what_is_wrong_in_cells_alone_is_told(wrong_products):
-    wrong_products(lambda cell: len(cell.steps) > 1)
+    wrong_products(lambda cell: len(cell.calls) > 1)
     model = pipeline(optimizer="sgd")
     assert {f.kind for f in undocumented(checked(model))} == {"step"}
 
 
 def test_wrong_rule_of_state_is_told(monkeypatch):
     monkeypatch.setattr(
-        means.Mean, "end", lambda self, values, micro_batches: values[0]
+        means.MeanRule, "end", lambda self, values, micro_batches: values[0]
     )
     (found,) = undocumented(checked(pipeline(Average(name="average"))))
     assert found.kind == "state"

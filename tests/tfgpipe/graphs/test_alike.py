@@ -11,7 +11,7 @@ from kinds import Block
 
 import tfgpipe
 from tfgpipe.boundary import Boundary, CellArguments, structure_of
-from tfgpipe.cells.cell import Cell, GraphStep, Live, Made, Step
+from tfgpipe.cells.cell import CallOutput, Cell, LayerCall, LiveCall, LiveInput
 from tfgpipe.cells.function import CellFunction
 from tfgpipe.graphs.alike import graph_key
 from tfgpipe.graphs.trace import Origin, trace
@@ -24,7 +24,7 @@ def key(*steps, inputs=1, shape=(None, 6, 4)):
     for step in steps:
         if isinstance(step, kl.Layer) and not step.built:
             step.build(shape)
-    steps = [s if isinstance(s, Step) else Step(s) for s in steps]
+    steps = [s if isinstance(s, LayerCall) else LayerCall(s) for s in steps]
     function = CellFunction(Cell(0, steps, ["CPU:0"]), True, None, False)
     x = [tf.TensorSpec(shape)] * inputs
 
@@ -80,7 +80,7 @@ def positive(x):
 def attention():
     layer = kl.MultiHeadAttention(2, 2, dropout=0.1)
     layer.build((None, 6, 4), (None, 6, 4))
-    return GraphStep(layer, (Live(0), Live(0)), {}, Made(0))
+    return LiveCall(layer, (LiveInput(0), LiveInput(0)), {}, CallOutput(0))
 
 
 def branches():
@@ -367,7 +367,9 @@ def test_steps_are_alike_if_their_operations_and_positions_are():
     def written(units, index):
         dense = kl.Dense(units)
         dense.build((None, 3))
-        made = GraphStep(dense, (Live(index),), {}, (Live(0), Made(0)))
+        made = LiveCall(
+            dense, (LiveInput(index),), {}, (LiveInput(0), CallOutput(0))
+        )
         return key(made, inputs=2, shape=(None, 3))
 
     assert written(2, 0) == written(2, 0)

@@ -9,7 +9,7 @@ from keras import layers as kl
 
 import tfgpipe
 from tfgpipe.graphs.bundle import Bundle
-from tfgpipe.graphs.cut import Subgraphs
+from tfgpipe.graphs.cut import GraphCutter
 
 
 def traced(function, *specs):
@@ -22,7 +22,7 @@ def traced(function, *specs):
 
 
 def cut(graph):
-    return Subgraphs(graph, {"autograph": False}, "CPU")
+    return GraphCutter(graph, {"autograph": False}, "CPU")
 
 
 def run(function, values, sums=()):
@@ -277,7 +277,7 @@ def test_sums_are_added_in_order_whatever_memory_is_free():
     graph, inputs, _ = traced(function, spec, spec, spec)
     a, b, _ = tensors["sources"]
     options = {"experimental_attributes": {"_noinline": True}}
-    part = Subgraphs(graph, options, "CPU").function(
+    part = GraphCutter(graph, options, "CPU").function(
         inputs, [tensors["sum"], a, b]
     )
     values = np.random.default_rng(0).normal(size=(3, 64)).astype("float32")

@@ -4,7 +4,7 @@ import pytest
 from ideal import IDEALS
 
 from tfgpipe.monitor import Layout, advise, statistics
-from tfgpipe.schedules import SCHEDULES, Facts, Remat, lower
+from tfgpipe.schedules import SCHEDULES, CellFacts, Remat, lower
 from tfgpipe.timeline import simulated
 
 
@@ -30,7 +30,7 @@ def advice(seconds, cells, m=16, most=16, name="gpipe", ideal=True):
     count = len(seconds) * cells.groups
     program = lower(
         lambda _: schedule,
-        [Facts()] * count,
+        [CellFacts()] * count,
         Remat(["never"] * count, [cells.groups] * len(seconds)),
         [m],
     )

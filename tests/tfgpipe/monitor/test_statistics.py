@@ -4,7 +4,7 @@ import pytest
 from simulated import events, seconds
 
 from tfgpipe.monitor import statistics
-from tfgpipe.schedules import SCHEDULES, Facts, Task
+from tfgpipe.schedules import SCHEDULES, CellFacts, Task
 from tfgpipe.timeline import Event, simulated
 
 
@@ -28,7 +28,7 @@ def test_updates_are_in_no_number():
 
 
 def test_order_of_tasks_that_take_no_time_is_kept():
-    program = SCHEDULES["zero_bubble"](2, 3).program(facts=[Facts()] * 2)
+    program = SCHEDULES["zero_bubble"](2, 3).program(facts=[CellFacts()] * 2)
     made = simulated(program, lambda op: float(op.kind != "input_gradient"))
     found = statistics.program_of(made)
     assert sorted(op.task for op in found.ops) == sorted(

@@ -9,7 +9,7 @@ from simple_layers import equal_tasks, random_seconds, size, workload
 from tfgpipe.plans.machine import Machine
 from tfgpipe.plans.prediction import Setting, predict
 from tfgpipe.plans.workload import Workload
-from tfgpipe.schedules import SCHEDULES, Facts, Remat, lower
+from tfgpipe.schedules import SCHEDULES, CellFacts, Remat, lower
 
 LINK = Machine(1, 1, 1e9, 1e3, latency=0.5, task_seconds=0, efficiency=1)
 
@@ -32,7 +32,7 @@ def expected_length(work, made):
     )
     program = lower(
         lambda _: schedule,
-        [Facts(needs_dx=k > 0) for k in range(len(groups))],
+        [CellFacts(needs_dx=k > 0) for k in range(len(groups))],
         Remat(
             [rule for rule in made.remat for _ in range(made.remat_groups)],
             [made.remat_groups] * made.num_partitions,

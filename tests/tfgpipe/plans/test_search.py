@@ -10,10 +10,10 @@ from tfgpipe.plans.machine import Machine
 from tfgpipe.plans.prediction import Setting, predict
 from tfgpipe.plans.search import (
     RULES,
-    Problem,
+    PlanProblem,
     _candidates,
-    fitted,
-    search,
+    fastest_settings,
+    prediction_that_fits,
     smallest,
 )
 from tfgpipe.plans.workload import Workload
@@ -40,7 +40,7 @@ def problem(seconds, limit=None, devices=4, machine=LINK, **changed):
         "memory_limit": limit,
         "machine": machine,
     }
-    return Problem(**{**options, **changed})
+    return PlanProblem(**{**options, **changed})
 
 
 def workload_for(given, setting):
@@ -52,15 +52,18 @@ def workload_for(given, setting):
 def test_best_of_all_candidates_is_found(seed, limit):
     """Bounds leave nothing out; the first has few micro-batches."""
     given = problem(random_seconds(8, seed), limit)
-    every = [fitted(given, setting) for _, setting in _candidates(given)]
+    every = [
+        prediction_that_fits(given, setting)
+        for _, setting in _candidates(given)
+    ]
     expected = sorted(
         (p for p in every if p is not None), key=lambda p: p.step_seconds
     )
     assert expected or limit == 700
     if not expected:
-        assert search(given, 3) == []
+        assert fastest_settings(given, 3) == []
         return
-    first, *others = search(given, 3)
+    first, *others = fastest_settings(given, 3)
     least = expected[0].step_seconds
     assert first.step_seconds <= 1.02 * least
     assert first.setting.num_micro_batches == min(
@@ -83,7 +86,7 @@ def test_bounds_are_bounds(seed):
 
 def test_every_choice_fits():
     given = problem(random_seconds(8, 0), 900)
-    found = search(given, 5)
+    found = fastest_settings(given, 5)
     assert found
     for choice in found:
         assert max(choice.device_bytes) <= 900
@@ -97,7 +100,7 @@ def test_rules_are_the_fastest_that_fit():
     everything = predict(workload, setting, None).device_bytes
     limit = sorted(everything)[1]
     tight = problem([1.0] * 8, limit, machine=None)
-    found = fitted(tight, setting)
+    found = prediction_that_fits(tight, setting)
     trials = [
         predict(workload, setting._replace(remat=rules), None)
         for rules in itertools.product(RULES, repeat=4)
@@ -121,7 +124,7 @@ def test_cut_moves_where_weights_do_not_fit():
     given = problem(
         seconds, three - 1, 2, workload_of=workload_of, starts=(0, 1, 2, 3)
     )
-    found = fitted(given, setting)
+    found = prediction_that_fits(given, setting)
     assert found.setting.layers_per_cell == (2, 2)
 
 
@@ -131,14 +134,14 @@ def test_groups_are_the_last_resort():
     always = setting._replace(remat=("always",))
     [needed] = predict(workload_for(given, setting), always, None).device_bytes
     tight = problem([1.0] * 8, needed - 1, machine=None)
-    found = fitted(tight, setting)
+    found = prediction_that_fits(tight, setting)
     assert found.setting.remat_groups > 1
     assert max(found.device_bytes) < needed
 
 
 def test_nothing_fits():
     given = problem([1.0] * 8, 50)
-    assert search(given, 5) == []
+    assert fastest_settings(given, 5) == []
     nearest = smallest(given)
     assert max(nearest.device_bytes) > 50
     assert nearest.setting.num_partitions == 4
@@ -146,7 +149,7 @@ def test_nothing_fits():
 
 def test_replicas_are_chosen_if_asked_for():
     given = problem([1.0] * 8, num_replicas=(1, 2, 4), machine=None)
-    replicas = {p.setting.num_replicas for p in search(given, 100)}
+    replicas = {p.setting.num_replicas for p in fastest_settings(given, 100)}
     assert replicas == {1, 2, 4}
 
 
@@ -157,5 +160,5 @@ def test_cells_begin_where_they_can():
         starts=(0, 4),
         cut=lambda costs, k: [8] if k == 1 else [4, 4],
     )
-    cuts = {p.setting.layers_per_cell for p in search(given, 100)}
+    cuts = {p.setting.layers_per_cell for p in fastest_settings(given, 100)}
     assert cuts <= {(8,), (4, 4)}

@@ -6,25 +6,30 @@ import tensorflow as tf
 from keras import layers as kl
 
 from tfgpipe.boundary import Boundary
-from tfgpipe.cells import Step
-from tfgpipe.profiles.lone_layer import KeptBytes, Place, StepValues, TimedStep
+from tfgpipe.cells import LayerCall
+from tfgpipe.profiles.lone_layer import (
+    GradientNeeds,
+    KeptParts,
+    LayerValues,
+    LoneLayer,
+)
 
-BEHIND = Place(differentiates=True, needs_dx=True)
-FIRST = Place(differentiates=True, needs_dx=False)
-FORWARD = Place(differentiates=False, needs_dx=False)
+BEHIND = GradientNeeds(differentiates=True, needs_dx=True)
+FIRST = GradientNeeds(differentiates=True, needs_dx=False)
+FORWARD = GradientNeeds(differentiates=False, needs_dx=False)
 
 
 def timed_and_values(layer, place, jit_compile=False, shape=(3,), others=None):
     layer.build((None, *shape))
     x = tf.random.stateless_normal((2, *shape), [1, 2])
     inputs = Boundary([x], [None])
-    timed = TimedStep(
-        Step(layer), inputs, 0, place, "CPU:0", jit_compile, others
+    timed = LoneLayer(
+        LayerCall(layer), inputs, 0, place, "CPU:0", jit_compile, others
     )
     weights, state = (
         [v.value.value() for v in own] for own in (timed.weights, timed.state)
     )
-    return timed, StepValues(inputs, weights, state)
+    return timed, LayerValues(inputs, weights, state)
 
 
 @pytest.mark.parametrize(
@@ -118,9 +123,9 @@ def test_state_stays_as_it_was():
 @pytest.mark.parametrize(
     ("layer", "place", "kept"),
     [
-        (kl.Dense(4), BEHIND, KeptBytes(2 * 3 * 4, 0, 0)),
-        (kl.Dense(4, "relu"), BEHIND, KeptBytes(2 * 3 * 4, 2 * 4 * 4, 0)),
-        (kl.Dense(4), FORWARD, KeptBytes(0, 0, 0)),
+        (kl.Dense(4), BEHIND, KeptParts(2 * 3 * 4, 0, 0)),
+        (kl.Dense(4, "relu"), BEHIND, KeptParts(2 * 3 * 4, 2 * 4 * 4, 0)),
+        (kl.Dense(4), FORWARD, KeptParts(0, 0, 0)),
     ],
 )
 def test_kept_bytes_by_hand(layer, place, kept):

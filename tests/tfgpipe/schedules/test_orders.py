@@ -3,7 +3,7 @@ import math
 import pytest
 from ideal import IDEALS
 
-from tfgpipe.schedules.lowering import Facts
+from tfgpipe.schedules.lowering import CellFacts
 from tfgpipe.schedules.orders import CHUNKS, SCHEDULES
 
 SIZES = [(k, m) for k in range(1, 9) for m in (*range(1, 10), 16, 25)]
@@ -39,7 +39,7 @@ def test_simulation_gives_the_closed_forms(name, chunks):
             fewest = 2 * devices if name == "dualpipe_v" else devices
             known = ((1, 2), (3, 6)) if m >= fewest else ()
         # The closed forms of a V count the first cell's halves as they run.
-        facts = None if name in V_SHAPED else [Facts()] * schedule.num_cells
+        facts = None if name in V_SHAPED else [CellFacts()] * schedule.num_cells
         program = schedule.program(facts=facts)
         for forward, backward in known:
             duration = durations(forward, backward)
@@ -88,7 +88,7 @@ def test_recomputation_under_zero_bubble_adds_only_its_own_time():
         schedule = SCHEDULES["zero_bubble"](k, m)
         duration = durations(1, 2, recompute=1)
         if m >= k:
-            facts = [Facts()] * k
+            facts = [CellFacts()] * k
             always = schedule.program("always", facts)
             assert always.length(duration) == 4 * m + k - 1
             except_first = schedule.program("except_last", facts)

@@ -10,13 +10,13 @@ import tfgpipe
 from tfgpipe import timeline
 from tfgpipe.run import chain
 from tfgpipe.schedules.lowering import (
-    Facts,
+    CellFacts,
     grouped,
     limited,
     lower,
-    merged,
     placed,
     recomputed,
+    whole_backward_passes,
     without_gradient,
 )
 from tfgpipe.schedules.orders import CHUNKS, SCHEDULES
@@ -39,10 +39,10 @@ def ops(text, device=0):
     return found
 
 
-FACTS = Facts()
-FROZEN = Facts(has_backward=False, needs_dx=False)
-FIRST = Facts(needs_dx=False)
-COMPILED = Facts(has_halves=False, recomputes=False)
+FACTS = CellFacts()
+FROZEN = CellFacts(has_backward=False, needs_dx=False)
+FIRST = CellFacts(needs_dx=False)
+COMPILED = CellFacts(has_halves=False, recomputes=False)
 HALVES = "F0.0 I0.0 W0.0"
 
 
@@ -101,7 +101,9 @@ def test_what_has_nothing_to_recompute_does_not():
     ],
 )
 def test_halves_that_cannot_be_apart_are_one(facts, expected):
-    assert merged(ops("F0.0 I0.0 F0.1 W0.0"), [facts]) == ops(expected)
+    assert whole_backward_passes(ops("F0.0 I0.0 F0.1 W0.0"), [facts]) == ops(
+        expected
+    )
 
 
 def test_replicas_have_micro_batches_and_devices_of_their_own():
@@ -270,7 +272,7 @@ def test_devices_run_the_program(name, ran):
         cells = range(2 * chunks * groups)
         # A layer each: those before the first trained one are frozen.
         facts = [
-            Facts(
+            CellFacts(
                 has_backward=k >= frozen,
                 needs_dx=k > frozen,
                 has_halves=k > frozen,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfgpipe.schedules.lowering import Facts
+from tfgpipe.schedules.lowering import CellFacts
 from tfgpipe.schedules.orders import CHUNKS, SCHEDULES
 from tfgpipe.schedules.program import Program
 from tfgpipe.schedules.remat import REMAT
@@ -36,7 +36,7 @@ def test_many_devices_are_aligned():
 @pytest.mark.parametrize(("devices", "m"), [(1, 1), (2, 3), (3, 12)])
 def test_text_can_be_read_back(name, devices, m):
     schedule = SCHEDULES[name](devices, m, CHUNKS[name] or 2)
-    facts = [Facts()] * schedule.num_cells
+    facts = [CellFacts()] * schedule.num_cells
     program = schedule.program(facts=facts)
     assert Schedule(str(program)).tasks == schedule.tasks
     always = Schedule(str(schedule.program("always", facts)))

@@ -5,13 +5,17 @@ import numpy as np
 from functional import Noise, normalized, residual
 from keras import layers as kl
 
-from tfgpipe.sequence.graph_boundaries import LiveRow, depth_first, in_turn
+from tfgpipe.sequence.graph_boundaries import (
+    GraphBoundaries,
+    depth_first,
+    in_turn,
+)
 from tfgpipe.sequence.graph_calls import GraphCalls
 
 
 def row_of(model):
     calls = GraphCalls(model)
-    return LiveRow(calls.inputs, calls.found, calls.outputs)
+    return GraphBoundaries(calls.inputs, calls.found, calls.outputs)
 
 
 def branches():

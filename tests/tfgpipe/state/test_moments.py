@@ -19,7 +19,7 @@ from tiny import quickly
 from models import amoebanet, amoebanet_operations
 from tfgpipe import internals, timeline
 from tfgpipe.devices.cell_devices import Replicas
-from tfgpipe.schedules import Facts, Remat, lower
+from tfgpipe.schedules import CellFacts, Remat, lower
 from tfgpipe.schedules.orders import SCHEDULES as NAMED
 from tfgpipe.state.batch_normalization import moments_over_replicas
 
@@ -329,7 +329,7 @@ def test_partners_have_their_tasks_together(m):
     shared = Replicas([("a0", "b0"), ("a1", "b1"), ("a2", "b2")], 3 * m + 2)
     program = lower(
         lambda count: NAMED["1f1b"](2, count, 1),
-        [Facts()] * 2,
+        [CellFacts()] * 2,
         Remat(["except_last"] * 2),
         shared.counts,
         together=True,

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tfgpipe.cells import Cell, CellFunction, Step
+from tfgpipe.cells import Cell, CellFunction, LayerCall
 from tfgpipe.trial import Trial
 
 ops = keras.ops
@@ -227,7 +227,7 @@ class Own(keras.layers.Layer):
 def said(function, use="outputs", rows=None):
     layer = Own(function, use)
     layer.build((rows, 4, 3))
-    cell = Cell(0, [Step(layer)], ["CPU:0"])
+    cell = Cell(0, [LayerCall(layer)], ["CPU:0"])
     own = CellFunction(cell, True, None, recomputes=False, is_split=True)
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")

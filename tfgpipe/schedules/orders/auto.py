@@ -118,7 +118,7 @@ def _checked(
     sizes: Any,
     devices: Any,
     link: Any,
-) -> Work:
+) -> UnequalCells:
     """The arguments of `search`."""
     (count,) = checked_counts(num_micro_batches=num_micro_batches)
     cells = [_listed(own) for own in _listed(durations)]
@@ -158,7 +158,7 @@ def _checked(
     way = checked_amount("link", link, "the time of a transfer")
     seconds = [dict(zip(HALVES, map(float, own))) for own in cells]
     rounded = [_ROUNDING * float(own) for own in most]
-    return Work(seconds, own_sizes, places, rounded, count, way)
+    return UnequalCells(seconds, own_sizes, places, rounded, count, way)
 
 
 def _listed(value: Any) -> list[Any]:
@@ -169,7 +169,7 @@ def _listed(value: Any) -> list[Any]:
         return []
 
 
-def _named(work: Work) -> Iterator[Schedule]:
+def _named(work: UnequalCells) -> Iterator[Schedule]:
     """The schedules with names that have the cells where they are."""
     num_devices = 1 + max(work.devices)
     chunks, rest = divmod(len(work.devices), num_devices)
@@ -187,7 +187,7 @@ def _named(work: Work) -> Iterator[Schedule]:
                 yield SCHEDULES[name](*shape, link_share=_share(work))
 
 
-def _share(work: Work) -> float:
+def _share(work: UnequalCells) -> float:
     """What a link takes of the time of a cell, the mean of all."""
     whole = sum(sum(own.values()) for own in work.seconds)
     most = work.num_micro_batches  # which has all of them under way
@@ -196,7 +196,7 @@ def _share(work: Work) -> float:
     return work.link * len(work.seconds) / whole
 
 
-def _starts(work: Work) -> Iterator[tuple[Policy, list[int]]]:
+def _starts(work: UnequalCells) -> Iterator[tuple[Policy, list[int]]]:
     """Policies, each with several limits.
 
     A cell has work without a break if as many micro-batches are under way as
@@ -241,7 +241,7 @@ def _changes(limits: Sequence[int]) -> Iterator[tuple[int, int]]:
 HALVES = ("forward", "input_gradient", "weight_gradient")
 
 
-class Work(NamedTuple):
+class UnequalCells(NamedTuple):
     """What is to be ordered.
 
     Attributes:
@@ -299,7 +299,7 @@ class Policy(NamedTuple):
 
 
 def run(
-    work: Work, policy: Policy, limits: Sequence[int]
+    work: UnequalCells, policy: Policy, limits: Sequence[int]
 ) -> tuple[list[list[Task]], float]:
     """What each device runs, and when the last one ends.
 
@@ -351,7 +351,9 @@ class _Running:
         tasks: What each device has run.
     """
 
-    def __init__(self, work: Work, policy: Policy, limits: Sequence[int]):
+    def __init__(
+        self, work: UnequalCells, policy: Policy, limits: Sequence[int]
+    ):
         self._work = work
         self._policy = policy
         self._limits = limits

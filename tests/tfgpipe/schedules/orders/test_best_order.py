@@ -84,7 +84,9 @@ def test_policies_take_as_long_as_they_say(link):
         seconds = [dict(zip(auto.HALVES, own)) for own in durations]
         places = devices or [*range(len(durations))]
         most = [math.inf] * (1 + max(places))
-        work = auto.Work(seconds, [1] * len(places), places, most, m, link)
+        work = auto.UnequalCells(
+            seconds, [1] * len(places), places, most, m, link
+        )
         policy = auto.Policy(True, False, False, False)
         tasks, length = auto.run(work, policy, [2] * len(places))
         found = Schedule(tasks).length(work.duration, link)
