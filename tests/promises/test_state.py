@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras import layers as kl
 
 import tfgpipe
-from tfgpipe.state.means import MetricRule
+from tfgpipe.state.rules import MetricRule
 
 pytestmark = pytest.mark.usefixtures("float64")
 

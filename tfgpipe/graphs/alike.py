@@ -1,4 +1,4 @@
-"""Tells cells that compute the same, by their graphs.
+"""Tells cells that compute the same, by their graphs; `cells/tracer.py` asks.
 
 A deep model repeats a few blocks. Python runs the layers of each cell; cells of
 equal graphs then share all that is made of one: the backward pass, what is

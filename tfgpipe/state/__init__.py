@@ -7,7 +7,7 @@ from tfgpipe.state.batch_normalization import (
     is_synchronized,
 )
 from tfgpipe.state.flow import StateFlow
-from tfgpipe.state.means import sum_of, weighted_mean
+from tfgpipe.state.rules import sum_of, weighted_mean
 from tfgpipe.state.scope import InnerScope, StateScope
 from tfgpipe.state.seeds import RandomState
 

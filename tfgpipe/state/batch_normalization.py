@@ -51,7 +51,7 @@ import tensorflow as tf
 from tfgpipe import internals
 from tfgpipe.graphs import sum_over_replicas
 from tfgpipe.micro_batches import MicroBatches
-from tfgpipe.state.means import sum_of
+from tfgpipe.state.rules import sum_of
 
 _KEPT = (1.0, 0.0)
 

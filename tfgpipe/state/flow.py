@@ -18,14 +18,14 @@ from tfgpipe.state.batch_normalization import (
     is_synchronized,
     moving_statistics,
 )
-from tfgpipe.state.means import FirstRule, MeanRule, MetricRule
+from tfgpipe.state.rules import FirstRule, MeanRule, MetricRule
 from tfgpipe.state.seeds import SeedRule
 
 
 class StateFlow:
     """The non-trainable variables of all cells during one mini-batch.
 
-    `means.py` has the rules.
+    `rules.py` has the rules.
 
     Args:
         functions: The cells' functions.

@@ -1,4 +1,7 @@
-"""Saves the states of random seeds, which Keras does not."""
+"""Random seeds: how they advance over micro-batches, and how they are saved.
+
+Keras itself does not save them.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 outputs      those of the parts, one after the other
 losses       of the parts, the mean by rows
 state        the mean by rows, or else that of the first part, see
-`state/means.py`
+`state/rules.py`
 metrics      run on from part to part
 gradients    with respect to inputs one after the other, to weights the sum
 """

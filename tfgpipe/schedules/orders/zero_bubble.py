@@ -7,6 +7,8 @@ micro-batches as it may, and at the end:
     given   f0 f1 .. i0 f2 i1 .. i2
     filled  f0 f1 .. i0 f2 i1 w0 i2 w1 w2
 
+"zero_bubble_v", of two cells a device, is in `v_shaped.py`.
+
 Pure Python: nothing here knows TensorFlow.
 """
 

@@ -3,11 +3,14 @@
 Every micro-batch of a mini-batch starts from the same state, and the variable
 is assigned once, after the last micro-batch:
 
-    random seeds           `Seed`     advance by what every micro-batch draws
-    metrics                `MetricRule`   from micro-batch to micro-batch
-    batch normalisation    `moving_statistics`, with the mini-batch's moments
-    other numbers          `MeanRule`     of the new values, weighted by rows
-    other integers         `FirstRule`    the new value of the first micro-batch
+    random seeds         `SeedRule`    advance by what every micro-batch draws
+    metrics              `MetricRule`  run on from micro-batch to micro-batch
+    other numbers        `MeanRule`    of the new values, weighted by rows
+    other integers       `FirstRule`   the new value of the first micro-batch
+    batch normalisation                the moments of the mini-batch
+
+The rule of seeds is in `seeds.py`, batch normalisation in
+`batch_normalization.py`.
 
 Where there is one micro-batch, what its layers assigned is what is assigned.
 
