@@ -71,8 +71,10 @@ class Looking(Hooks):
         trained = tuple(v.trainable for v in self.variables)
         if trained not in known:
             function = functools.partial(step, self)
+            # Traced anew for other numbers of rows: where they are known, as
+            # eagerly, Keras weighs the losses of several outputs by them.
             known[trained] = self._explained(
-                tf.function(function, autograph=False, reduce_retracing=True)
+                tf.function(function, autograph=False)
             )
         with self.nothing_eager():
             return known[trained](data)
