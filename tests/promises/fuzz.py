@@ -63,6 +63,9 @@ def _flags() -> Any:
     parser.add_argument(
         "--wide", action=argparse.BooleanOptionalAction, default=True
     )
+    parser.add_argument(
+        "--odd", action=argparse.BooleanOptionalAction, default=True
+    )
     parser.add_argument("--case", help="SEED:INDEX, or JSON")
     parser.add_argument("--without", default="", help="tags, with commas")
     parser.add_argument("--shrink", type=int, default=60, help="at most")
@@ -72,7 +75,7 @@ def _flags() -> Any:
 def _cases(flags: Any) -> Any:
     without = {tag.strip() for tag in flags.without.split(",")}
     for index in range(flags.first, flags.first + flags.count):
-        case = generate(flags.seed, index, flags.wide)
+        case = generate(flags.seed, index, flags.wide, flags.odd)
         if not without & set(case.tags()):
             yield index, case
 
@@ -84,7 +87,7 @@ def _one(flags: Any) -> int:
     is_drawn = not flags.case.startswith("{")
     if is_drawn:
         flags.seed, index = map(int, flags.case.split(":"))
-        case = generate(flags.seed, index, flags.wide)
+        case = generate(flags.seed, index, flags.wide, flags.odd)
     else:
         index, case = 0, Case.parse(flags.case)
     print(case)

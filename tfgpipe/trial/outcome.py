@@ -76,7 +76,7 @@ class Outcome(NamedTuple):
     dw: dict[int, tuple[keras.Variable, Any]]
 
 
-class _Scope(keras.StatelessScope):
+class _Scope(internals.ReadingScope):
     """Holds assignments back, and notes them."""
 
     def __init__(self, given: Any):
