@@ -43,7 +43,7 @@ def _of_neighbours(x: Any) -> Any:
 
 MIXING: dict[str, Operation] = {
     "mean": lambda x: x - ops.mean(x, axis=0, keepdims=True),
-    "softmax": lambda x: ops.softmax(x, axis=0),
+    "softmax": lambda x: tf.nn.softmax(x, axis=0),
     "sort": lambda x: ops.sort(x, axis=0),
     "cumsum": lambda x: tf.cumsum(x, axis=0),
     "roll": lambda x: tf.roll(x, 1, 0),
@@ -58,6 +58,8 @@ MIXING: dict[str, Operation] = {
     ),
     "scan": lambda x: tf.scan(lambda a, b: 0.5 * a + b, x),
 }
+# It takes certain numbers to see that they do.
+AT_TIMES = {"branch of a mean"}
 APART: dict[str, Operation] = {
     "tanh": tf.tanh,
     "scale": lambda x: 0.5 * x + 0.1,
