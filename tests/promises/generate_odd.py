@@ -60,7 +60,7 @@ def draw(rng: random.Random, found: Options) -> Topic:
 # ------------------------------------------------------------- weights, storage
 def _unfrozen(g: Growth, found: Options) -> None:
     options: Options = {"kernel_regularizer": g.rng.choice(("l1", "l2"))}
-    if g.rng.random() < 0.4:
+    if g.rng.random() < 0.7:
         options["built"] = [None, *g.shape]
     name = g.add("dense", units=g.width, **options)
     found["frozen"], found["unfreezes"] = (name,), True

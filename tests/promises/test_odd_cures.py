@@ -40,12 +40,17 @@ def leave_scopes_to_keras(monkeypatch):
     scope, plain = internals.ReadingScope, keras.StatelessScope
     monkeypatch.setattr(scope, "__enter__", plain.__enter__)
     monkeypatch.setattr(scope, "__exit__", plain.__exit__)
+    refuse_no_storage(monkeypatch)
 
 
 def capture_storage(monkeypatch):
     monkeypatch.setattr(
         PRIVATE, "reading_storage", lambda _: contextlib.nullcontext()
     )
+    refuse_no_storage(monkeypatch)
+
+
+def refuse_no_storage(monkeypatch):
     monkeypatch.setattr(tracer, "check_captured", lambda *_: None)
     monkeypatch.setattr(seen, "check_used", lambda *_: None)
     monkeypatch.setattr(seen, "check_read", lambda *_: None)
@@ -114,7 +119,7 @@ def try_layers_in_a_scope_of_keras(monkeypatch):
 
 CURES = {
     "what is frozen when it is placed is not watched": Cure(
-        make_storage_as_it_is_now, 0, _needs("unfrozen", "M 1")
+        make_storage_as_it_is_now, 0, _needs("unfrozen")
     ),
     "what is made frozen is trained": Cure(
         train_what_says_so, 0, _needs("layer frozen_weight of False")

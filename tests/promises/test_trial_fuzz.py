@@ -30,7 +30,7 @@ CHOSEN = {
     ),
     "state": Composition((4,), (), (("plain", True, "neighbours"),), "state"),
     "a metric": Composition(
-        (3, 4), ("layer_norm",), (("loop", True, "scan"),), "metric"
+        (3, 4), ("dense",), (("loop", True, "scan"),), "metric"
     ),
 }
 
