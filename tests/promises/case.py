@@ -22,7 +22,10 @@ HOLDERS = {
     "time_distributed",
 }
 # Options that tell kinds apart.
-DETAILS = ("inner", "reads", "by", "renorm", "dtype", "which")
+DETAILS = (
+    *("inner", "reads", "by", "renorm", "dtype", "which"),
+    *("rule", "how", "place", "size", "axis", "made"),
+)
 TUPLES = "layers outputs frozen metrics weighted_metrics cells".split()
 
 
@@ -52,9 +55,11 @@ class Case:
         outputs: Of a functional model, the layers that give them; None where
             the layers are a list.
         inputs: What `x` is: "vector", "sequence", "image", "tokens", "dict", or
-            a "pair" of vectors.
+            a "pair" of vectors, which may come by "names", or "bytes".
+        length: Of a sequence, where the model takes any; None for a usual one.
         explicit_input: Whether the list begins with a `keras.Input`.
         frozen: Names of layers whose `trainable` is set to False later.
+        unfreezes: Whether they are trained again when the model is built.
         labels: What `y` holds, see `objectives.py`; None for what suits the
             loss.
         losses: Name of the loss; or a dict or list of them by output.
@@ -82,7 +87,8 @@ class Case:
         other_replicas: R of a pipeline from a file; None for the same.
         cells: `layers_per_cell`, where K is their number; None to draw it.
         override: What a subclass does itself: "compute_loss", "more loss",
-            "losses", "losses of the model" or None.
+            "losses", "losses of the model", "loss of x", "metrics of x" or
+            None.
         toggle: What a callback changes after the first epoch: "learning_rate",
             "trainable", "weights" or None.
         bad_row: Of the data, which is NaN and whose mini-batch is skipped.
@@ -97,8 +103,10 @@ class Case:
     layers: tuple[Spec, ...]
     outputs: tuple[str, ...] | None = None
     inputs: str = "vector"
+    length: int | None = None
     explicit_input: bool = False
     frozen: tuple[str, ...] = ()
+    unfreezes: bool = False
     labels: str | None = None
     losses: Any = "MeanSquaredError"
     reduction: str | None = None
@@ -177,13 +185,14 @@ class Case:
             f"M {self.num_micro_batches}",
             f"R {self.num_replicas}",
             *(["functional"] if self.outputs else []),
+            *(["unfrozen"] if self.unfreezes else []),
             *(["skips a mini-batch"] if self.bad_row is not None else []),
             *(["alike cells"] if self.cells else []),
             *(["micro-batches without rows"] if self._is_short else []),
         }
-        for (
-            name
-        ) in "override toggle other_micro_batches other_replicas".split():
+        for name in (
+            "override toggle length other_micro_batches other_replicas".split()
+        ):
             if getattr(self, name):
                 found.add(f"{name} {getattr(self, name)}")
         for name in (

@@ -12,7 +12,10 @@ from data_sources import SHAPES
 
 def model(case: Case, cls: type[keras.Model] = keras.Model) -> Any:
     """A functional model of a class: each layer called on what it takes."""
-    shapes = [SHAPES.get(case.inputs, (4,))] * (1 + (case.inputs == "pair"))
+    shape = SHAPES.get(case.inputs, (4,))
+    if case.length is not None:
+        shape = (None, *shape[1:])
+    shapes = [shape] * (1 + (case.inputs in ("pair", "names")))
     inputs = [
         keras.Input(shape, dtype=case.dtype, name=f"x{i}")
         for i, shape in enumerate(shapes)

@@ -55,10 +55,13 @@ def plain(
     found = layers(case, case.explicit_input, is_plain=True)
     cls = mid_run.overridden(case.override, _reference(case))
     model = found if case.outputs else cls(found)
+    _change(case, model, found)
     if eagerly is None:
         # What is trained is what it was when the step was traced. Float8 does
         # not run eagerly.
         in_graph = case.toggle == "trainable" or "float8" in str(case)
+        # Rows are known where Keras runs eagerly.
+        in_graph |= any(spec.options.get("axis") == 0 for spec in case.layers)
         eagerly = isinstance(case.losses, str) and not in_graph
     model.compile(
         **objectives.arguments(case),
@@ -66,6 +69,16 @@ def plain(
         jit_compile=jit_compile,
     )
     return model
+
+
+def _change(case: Case, model: Any, found: Any) -> None:
+    """Builds a model, and then changes its layers, where a case has that."""
+    if not mid_run.is_changed(case):
+        return
+    if not model.built:
+        model.build((None, *SHAPES[case.inputs]))
+    own = found.layers if case.outputs else found
+    mid_run.change(case, [x for x in own if isinstance(x, keras.Layer)])
 
 
 def _reference(case: Case) -> Any:
@@ -129,6 +142,7 @@ def pipeline(
     with scope(case, num_partitions, schedule):
         cls = mid_run.overridden(override, tfgpipe.GPipe)
         model = cls(found, **arguments)
+    _change(case, model, found)
     model.compile(
         **objectives.arguments(case),
         jit_compile=case.jit_compile,

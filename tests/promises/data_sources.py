@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from case import Case, Options
 from keras import tree
-from objectives import LOSSES
+from objectives import SUITS
 
 VOCABULARY = 7
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -19,6 +19,8 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "sequence": (3, 4),
     "image": (8, 8, 4),  # smaller ones have kernels of their own
     "tokens": (4,),
+    "bytes": (4,),
+    "names": (4,),
 }
 SOURCES = (
     "arrays",
@@ -41,7 +43,13 @@ def inputs(case: Case, rng: np.random.Generator) -> Any:
         }
     if case.inputs == "pair":
         return [rng.standard_normal((case.rows, 4)) for _ in range(2)]
+    if case.inputs == "names":
+        return {f"x{i}": rng.standard_normal((case.rows, 4)) for i in range(2)}
+    if case.inputs == "bytes":
+        return rng.integers(0, 256, (case.rows, 4)).astype("uint8")
     shape = SHAPES[case.inputs]
+    if case.length is not None:
+        shape = (case.length, *shape[1:])
     if case.inputs == "tokens":
         ids = rng.integers(1, VOCABULARY, (case.rows, *shape))
         lengths = rng.integers(1, shape[0] + 1, (case.rows, 1))
@@ -67,7 +75,7 @@ def labels(case: Case, rng: np.random.Generator, outputs: Any) -> Any:
         return ids if kind == "ids" else np.eye(shape[-1])[ids]
 
     def default(name: str) -> str:
-        return LOSSES[name].labels[0]
+        return SUITS[name].labels[0]
 
     if isinstance(case.losses, dict):
         return {k: one(default(n), outputs[k]) for k, n in case.losses.items()}

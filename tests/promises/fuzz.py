@@ -5,6 +5,7 @@ make fuzz FUZZ_FLAGS="--count=2000 --seed=0 --jobs=2"
 Case I of seed S is always the same: `--case=S:I` runs and shrinks it alone;
 `--case` with what a failure prints, a case as JSON, runs that. To look behind
 what is known, leave out cases with some tags: `--without="layer branch,K 1"`.
+`--trial` draws layers for `trial_fuzz.py` instead.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ Found = tuple[int, Case, Outcome]
 
 def main() -> int:
     flags = _flags()
+    if flags.trial:
+        import trial_fuzz  # starts TensorFlow
+
+        return trial_fuzz.main(flags)
     if flags.case:
         return _one(flags)
     start, found, seconds = time.monotonic(), [], 0.0
@@ -63,6 +68,10 @@ def _flags() -> Any:
     parser.add_argument(
         "--wide", action=argparse.BooleanOptionalAction, default=True
     )
+    parser.add_argument(
+        "--odd", action=argparse.BooleanOptionalAction, default=True
+    )
+    parser.add_argument("--trial", action="store_true")
     parser.add_argument("--case", help="SEED:INDEX, or JSON")
     parser.add_argument("--without", default="", help="tags, with commas")
     parser.add_argument("--shrink", type=int, default=60, help="at most")
@@ -72,7 +81,7 @@ def _flags() -> Any:
 def _cases(flags: Any) -> Any:
     without = {tag.strip() for tag in flags.without.split(",")}
     for index in range(flags.first, flags.first + flags.count):
-        case = generate(flags.seed, index, flags.wide)
+        case = generate(flags.seed, index, flags.wide, flags.odd)
         if not without & set(case.tags()):
             yield index, case
 
@@ -84,7 +93,7 @@ def _one(flags: Any) -> int:
     is_drawn = not flags.case.startswith("{")
     if is_drawn:
         flags.seed, index = map(int, flags.case.split(":"))
-        case = generate(flags.seed, index, flags.wide)
+        case = generate(flags.seed, index, flags.wide, flags.odd)
     else:
         index, case = 0, Case.parse(flags.case)
     print(case)

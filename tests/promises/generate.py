@@ -8,6 +8,7 @@ from case import Case, Options
 from data_sources import SHAPES, SOURCES, VOCABULARY
 from generate_graph import graph
 from generate_layers import ACTIVATIONS, grow
+from generate_odd import Topic, draw
 from generate_wide import alike
 from grow_positions import summarise
 from growth import Growth
@@ -17,6 +18,7 @@ from objectives import (
     OPTIMIZER_OPTIONS,
     OPTIMIZERS,
     SCHEDULES,
+    STATEFUL,
     WHOLE,
     Suits,
 )
@@ -29,7 +31,9 @@ REMAT = ("except_last", "always", "never", "mixed")
 EARLY = tuple(name for name in NAMED if name != "gpipe")
 
 
-def generate(seed: int, index: int, wide: bool = False) -> Case:
+def generate(
+    seed: int, index: int, wide: bool = False, odd: bool = False
+) -> Case:
     """The case of a seed and an index.
 
     Args:
@@ -37,11 +41,20 @@ def generate(seed: int, index: int, wide: bool = False) -> Case:
         index: Of this one.
         wide: Whether functional models, state, optimizers of a user's and
             changes while it trains are drawn, too.
+        odd: Whether each case is about what `generate_odd.py` draws, too.
     """
-    rng = random.Random(f"{seed}:{index}" + ":wide" * wide)
+    wide = wide or odd
+    rng = random.Random(f"{seed}:{index}" + ":wide" * wide + ":odd" * odd)
     found: Options = {"seed": rng.randrange(1000)}
+    topic = draw(rng, found) if odd else None
     is_graph = wide and rng.random() < 0.5
-    growth = graph(rng, found) if is_graph else _layers(rng, found, wide)
+    if topic and topic.is_graph is not None:
+        is_graph = topic.is_graph
+    growth = (
+        graph(rng, found, topic)
+        if is_graph
+        else _layers(rng, found, wide, topic)
+    )
     if wide:
         _override(rng, growth, found)
     _objective(rng, growth, found)
@@ -56,6 +69,9 @@ def generate(seed: int, index: int, wide: bool = False) -> Case:
         found.setdefault("outputs", (growth.at,))
     found["layers"] = tuple(growth.specs)
     found["then"] = rng.choice(THEN)
+    if topic:
+        topic.end(rng, found)
+        _settle(found)
     if any(spec.kind == "tf_noise" for spec in growth.specs):
         # Refused where it is drawn again, in a graph and eagerly.
         found["then"] = rng.choice((None, "eager"))
@@ -67,17 +83,38 @@ def generate(seed: int, index: int, wide: bool = False) -> Case:
 
 
 # ---------------------------------------------------------------------- layers
-def _layers(rng: random.Random, found: Options, wide: bool = False) -> Growth:
-    kind = rng.choices(
-        ("vector", "sequence", "image", "tokens", "dict"), (10, 4, 2, 3, 1)
-    )[0]
+def _settle(found: Options) -> None:
+    """What Keras's files do not keep is in no file."""
+    losses = found["losses"]
+    values = losses.values() if isinstance(losses, dict) else losses
+    names = {losses} if isinstance(losses, str) else set(values)
+    if names & STATEFUL.keys() and found["then"] in ("file", "weights"):
+        found["then"] = "another K"
+    if found.get("bad_row") is None:
+        found.pop("bad_row", None)
+
+
+def _layers(
+    rng: random.Random,
+    found: Options,
+    wide: bool = False,
+    topic: Topic | None = None,
+) -> Growth:
+    kinds = ("vector", "sequence", "image", "tokens", "dict")
+    kind = (topic and topic.inputs) or rng.choices(kinds, (10, 4, 2, 3, 1))[0]
     found["inputs"] = kind
     found["explicit_input"] = kind != "dict" and rng.random() < 0.3
     growth = Growth(rng, SHAPES.get(kind, (4,)), is_wide=wide)
+    if topic:
+        growth.planned = [lambda g: topic.grow(g, found)]
     embedding = None
     if wide and kind in ("vector", "sequence") and rng.random() < 0.25:
         alike(rng, growth, found)
-    if kind == "dict":
+    if topic and topic.is_first:
+        growth.add_planned(is_last=True)
+    if kind == "bytes":
+        growth.add("rescaling", keeps=False, scale=1 / 128)
+    elif kind == "dict":
         growth.add("combine", keeps=False)
     elif kind == "tokens":
         growth.has_mask = rng.random() < 0.6
@@ -98,7 +135,7 @@ def _layers(rng: random.Random, found: Options, wide: bool = False) -> Growth:
     ):
         summarise(growth)
     names = [s.name for s in growth.specs if s.kind not in ("again", "closure")]
-    if names and rng.random() < 0.12:
+    if names and "frozen" not in found and rng.random() < 0.12:
         found["frozen"] = (rng.choice(names),)
     return growth
 
@@ -276,7 +313,7 @@ def _mid_run(rng: random.Random, found: Options) -> None:
         found["other_micro_batches"] = rng.choice((1, 2, 3))
     if rng.random() < 0.2:
         found["other_replicas"] = rng.choice((1, 2))
-    takes_nan = found["inputs"] not in ("tokens", "dict")
+    takes_nan = found["inputs"] in ("vector", "sequence", "image", "pair")
     if takes_nan and rng.random() < 0.08:
         found["bad_row"] = rng.randrange(12)
         found.update(source="arrays", infers=False, rows=9, batch_size=3)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 from case import Options
 from data_sources import SHAPES
 from generate_layers import ANY, counted
+from generate_odd import Topic
 from generate_wide import WIDE
 from grow_positions import sequence
 from growth import Growth
@@ -16,22 +18,36 @@ from state_layers import CLASSES as STATE
 OPS = ("sine", "centre", "softly")
 
 
-def graph(rng: random.Random, found: Options) -> Growth:
+def graph(
+    rng: random.Random, found: Options, topic: Topic | None = None
+) -> Growth:
     """Layers of a graph whose loose ends are joined."""
-    kind = rng.choices(("vector", "pair", "sequence"), (6, 3, 2))[0]
+    kinds = ("vector", "pair", "sequence")
+    kind = (topic and topic.inputs) or rng.choices(kinds, (6, 3, 2))[0]
     found["inputs"] = kind
-    shape = SHAPES.get(kind, (4,))
+    shape: tuple[Any, ...] = SHAPES.get(kind, (4,))
+    if "length" in found:
+        shape = (None, *shape[1:])
     growth = Growth(rng, shape, is_wide=True, at="x0")
-    growth.tensors = [(f"x{i}", shape) for i in range(1 + (kind == "pair"))]
-    for _ in range(rng.choice((2, 3, 4, 4, 5, 6))):
+    if topic:
+        growth.planned = [lambda g: topic.grow(g, found)]
+    count = 1 + (kind in ("pair", "names"))
+    growth.tensors = [(f"x{i}", shape) for i in range(count)]
+    count = rng.choice((2, 3, 4, 4, 5, 6))
+    for i in range(count):
         recent = growth.tensors[-3:]
         growth.at, growth.shape = rng.choice((*growth.tensors, *recent))
+        is_last = i == count - 1 or bool(topic and topic.is_first)
+        if growth.add_planned(is_last):
+            growth.tensors.append((growth.at, growth.shape))
+            continue
         choices = [*ANY, *WIDE, *GRAPH]
-        choices += [(2, sequence)] if len(growth.shape) == 2 else []
+        is_sequence = len(growth.shape) == 2 and growth.shape[0]
+        choices += [(2, sequence)] if is_sequence else []
         weights, functions = zip(*choices, strict=True)
         rng.choices(functions, weights)[0](growth)
         growth.tensors.append((growth.at, growth.shape))
-    if kind == "sequence":
+    if kind == "sequence" and topic is None:
         _read_aside(growth, random.Random(found["seed"]))
     _join(growth)
     return growth

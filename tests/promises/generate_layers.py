@@ -187,7 +187,9 @@ VECTOR = [(1, spectral), (1, counted), (1, early_reader)]
 
 def grow(g: Growth, count: int) -> None:
     """Adds about so many layers."""
-    for _ in range(count):
+    for i in range(count):
+        if g.add_planned(is_last=i == count - 1):
+            continue
         choices = [*ANY, *(WIDE if g.is_wide else ())]
         if len(g.shape) == 1:
             choices += VECTOR

@@ -18,18 +18,28 @@ RANDOM = {
     "batch_norm",
     "branch",
     "dropout",
+    "drawn_state",
     "float8_dense",  # rounds the gradients of a micro-batch
     "gaussian_dropout",
     "gaussian_noise",
-    "kept_codebook",  # sums over rows
-    "kept_queue",  # rows themselves
     "noise",
     "noise_of_shared_seeds",
+    "own_moments",
     "spatial_dropout_1d",
     "tf_noise",
     "unbiased_norm",
     "unordered_noise",
     "warm_norm",
+}
+# Numbers follow from several rows: with more than one micro-batch they are
+# Keras's, or the layer is warned of.
+MIXING = {
+    "kept_codebook",
+    "kept_queue",
+    "mixed",
+    "odd_metric",
+    "odd_penalty",
+    "odd_state",
 }
 # State that is a mean over rows: what is read after its assignment is that of
 # the micro-batch.
@@ -40,25 +50,41 @@ DRAWN = ("draws", "drawn rows")
 def is_random(layers: Any) -> bool:
     """Whether training depends on how rows are grouped, by design."""
     every = list(_with_inner(layers))
-    kinds = {spec.name: spec.kind for spec in every}
     return any(
         spec.kind in RANDOM
         or spec.options.get("inner") in RANDOM
         or bool(spec.options.get("dropout"))
-        or _reads_groups(spec, kinds)
+        or is_drawn(spec)
         for spec in every
     )
+
+
+def mixing(layers: Any) -> set[str]:
+    """The names of layers whose numbers follow from several rows.
+
+    With more than one micro-batch they must be Keras's, or warned of.
+    """
+    every = list(_with_inner(layers))
+    kinds = {spec.name: spec.kind for spec in every}
+    return {
+        spec.name
+        for spec in every
+        if spec.kind in MIXING
+        or spec.options.get("by") in ("unique", "rows")
+        or (spec.kind == "sized" and spec.options["axis"] == 0)
+        or _reads_groups(spec, kinds)
+    }
 
 
 def _reads_groups(spec: Spec, kinds: dict[str, str]) -> bool:
     """Whether a layer reads what micro-batches have changed."""
     reads = spec.options.get("reads", "none")
     if spec.kind == "state_reader":
-        means = {*MEANS, "kept_metric"}
+        means = {*MEANS, *MIXING, "kept_metric"}
         return kinds.get(spec.options["of"]) in means
     if spec.kind == "kept_metric":  # which runs on
         return reads != "none"
-    return reads == MEANS.get(spec.kind, "") or is_drawn(spec)
+    return reads == MEANS.get(spec.kind, "")
 
 
 def is_drawn(spec: Spec) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Callable
 from typing import Any
 
 from case import Spec
@@ -30,10 +31,11 @@ class Growth:
         at: In a graph, what the next layer is called on.
         tensors: In a graph, what there is to call layers on, with its shape.
         states: Layers that keep state, with the shape that they have seen.
+        planned: What has to be added, at some time.
     """
 
     rng: random.Random
-    shape: tuple[int, ...]
+    shape: tuple[Any, ...]
     specs: list[Spec] = dataclasses.field(default_factory=list)
     state: str = "tensor"
     squares: dict[int, list[str]] = dataclasses.field(default_factory=dict)
@@ -51,6 +53,17 @@ class Growth:
     states: list[tuple[str, tuple[int, ...]]] = dataclasses.field(
         default_factory=list
     )
+
+    planned: list[Callable[[Growth], None]] = dataclasses.field(
+        default_factory=list
+    )
+
+    def add_planned(self, is_last: bool = False) -> bool:
+        """At times, and at last, adds what has to be; says whether it did."""
+        if self.planned and (is_last or self.rng.random() < 0.4):
+            self.planned.pop()(self)
+            return True
+        return False
 
     @property
     def width(self) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import mixing_layers
 import own_layers as own
 import sharing_layers as sharing
 import special_layers
 import state_layers
+import storage_layers
 import weight_layers
 from keras import layers as kl
 
@@ -65,7 +67,9 @@ CLASSES = {
     "rotate": own.Rotate,
     "self_attention": own.Attention,
     "to_complex": own.ToComplex,
+    **mixing_layers.CLASSES,
     **special_layers.CLASSES,
     **state_layers.CLASSES,
+    **storage_layers.CLASSES,
     **weight_layers.CLASSES,
 }

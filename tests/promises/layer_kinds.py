@@ -14,6 +14,7 @@ import keras
 import own_layers as own
 import sharing_layers as sharing
 import state_layers
+import storage_layers
 import weight_layers
 from case import Spec
 from keras import layers as kl
@@ -24,13 +25,16 @@ Made = dict[str, Any]
 KINDS: dict[str, Callable[..., Any]] = {**weight_layers.KINDS}
 # Layers that cannot be read from a file: theirs is not all in their config.
 WITHOUT_FILE = {
+    "changed",
     "closure",
     "float8_dense",  # Keras changes the order of its weights
+    "frozen_weight",
     "inner_of",
     "lambda",
     "near_dense",
     "noise_of_shared_seeds",
     "plus",
+    "storage_reader",
 }
 # Keras merges what was trained with the rest when it saves.
 WITHOUT_WEIGHTS = {"lora_dense"}
@@ -133,6 +137,40 @@ def noise_of_shared_seeds(made: Made, common: Any) -> Any:
 @_kind
 def state_reader(made: Made, common: Any, of: str) -> Any:
     return state_layers.StateReader(made[of], **common)
+
+
+# --------------------------------------------------------------------- storage
+@_kind
+def storage_reader(made: Made, common: Any, of: str, place: str) -> Any:
+    """Keeps the `tf.Variable` of a kernel."""
+    storage = made[of].kernel.value
+    return storage_layers.StorageReader(storage, place, **common)
+
+
+@_kind
+def substituted(made: Made, common: Any, units: int) -> Any:
+    inner = _inner("dense", f"{common['name']}_inner", made, units=units)
+    return storage_layers.Substituted(inner, **common)
+
+
+def _two(made: Made, common: Any, units: int) -> list[Any]:
+    name = common["name"]
+    return [
+        _inner("dense", f"{name}_a", made, units=units, activation="tanh"),
+        _inner("dense", f"{name}_b", made, units=units),
+    ]
+
+
+@_kind
+def sized(made: Made, common: Any, units: int, **options: Any) -> Any:
+    layers = _two(made, common, units)
+    return storage_layers.Sized(*layers, **options, **common)
+
+
+@_kind
+def changed(made: Made, common: Any, units: int, phase: bool) -> Any:
+    layers = _two(made, common, units)
+    return storage_layers.Changed(*layers, phase, **common)
 
 
 # ------------------------------------------------------------ layers of layers

@@ -39,7 +39,34 @@ class MoreLosses:
         ]
 
 
+class LossOfInputs:
+    """Reads inputs as they come: bytes wrap, and a dict has names."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
+        found = super().compute_loss(x, y, y_pred, *args, **kwargs)
+        output = tree.flatten(y_pred)[0]
+        return found + ops.mean(_of_inputs(x, output) * output)
+
+
+class MetricsOfInputs:
+    """Has a metric of inputs as they come."""
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        found = super().compute_metrics(x, y, y_pred, sample_weight)
+        output = tree.flatten(y_pred)[0]
+        return {**found, "of inputs": ops.mean(_of_inputs(x, output))}
+
+
+def _of_inputs(x, like):
+    """A number for each row, in the shape of an output."""
+    x = x["x0"] if isinstance(x, dict) else x + x
+    sums = 0.01 * ops.sum(ops.cast(x, like.dtype), axis=-1)
+    return ops.reshape(sums, (-1, *[1] * (len(like.shape) - 1)))
+
+
 OVERRIDES = {
+    "loss of x": LossOfInputs,
+    "metrics of x": MetricsOfInputs,
     "compute_loss": OwnLoss,
     "more loss": MoreLoss,
     "losses": MoreLosses,
@@ -77,6 +104,22 @@ class Toggle(keras.callbacks.Callback):
 
 def callbacks(case: Case) -> list[Any]:
     return [Toggle(case.toggle)] if case.toggle else []
+
+
+# ------------------------------------------------ when a model is built
+def is_changed(case: Case) -> bool:
+    """Whether a model is changed before it is compiled."""
+    kinds = {spec.kind for spec in case.layers}
+    return case.unfreezes or bool(kinds & {"changed", "frozen_weight"})
+
+
+def change(case: Case, layers: list[Any]) -> None:
+    """Trains what was frozen, and has layers change what they are about."""
+    for layer in layers:
+        if case.unfreezes and layer.name in case.frozen:
+            layer.trainable = True
+        if hasattr(layer, "change"):
+            layer.change()
 
 
 # ------------------------------------------------ mini-batches that are skipped

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 import own_optimizers
+import tensorflow as tf
 from case import Case, Options
 from keras import ops
 
@@ -61,6 +62,49 @@ class OwnWhole(keras.losses.Loss):
         return values * (1 + ops.std(y_true))
 
 
+@register
+class DrawingRows(OwnRowWise):
+    """Draws from a seed of its own."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.seed = keras.random.SeedGenerator(3)
+
+    def call(self, y_true, y_pred):
+        noise = keras.random.uniform(
+            ops.shape(y_pred), dtype=y_pred.dtype, seed=self.seed
+        )
+        return ops.mean((y_true - y_pred) ** 2 + noise * y_pred, axis=-1)
+
+
+@register
+class CountingRows(OwnRowWise):
+    """Weighs more from mini-batch to mini-batch."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.factor = keras.Variable(1.0, trainable=False)
+
+    def call(self, y_true, y_pred):
+        self.factor.assign(1.3 * self.factor)
+        error = ops.mean((y_true - y_pred) ** 2, axis=-1)
+        return ops.cast(self.factor, error.dtype) * error
+
+
+@register
+class TFCountingRows(OwnRowWise):
+    """The same, by a variable that Keras does not know."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.factor = tf.Variable(1.0, trainable=False)
+
+    def call(self, y_true, y_pred):
+        factor = tf.identity(self.factor.assign(1.3 * self.factor))
+        error = ops.mean((y_true - y_pred) ** 2, axis=-1)
+        return tf.cast(factor, error.dtype) * error
+
+
 REAL, POSITIVE = Suits(("real",)), Suits(("positive",), "softplus")
 LOSSES = {
     "BinaryCrossentropy": Suits(("binary",), "sigmoid"),
@@ -103,7 +147,12 @@ LOSSES = {
     "OwnRowWise": REAL,
     "OwnWhole": REAL,
 }
+STATEFUL = {"CountingRows": REAL, "DrawingRows": REAL, "TFCountingRows": REAL}
+SUITS = {**LOSSES, **STATEFUL}
 OWN: dict[str, Any] = {
+    "CountingRows": CountingRows,
+    "DrawingRows": DrawingRows,
+    "TFCountingRows": TFCountingRows,
     "own_loss": own_loss,
     "own_rows_loss": own_rows_loss,
     "OwnRowWise": OwnRowWise,
@@ -245,7 +294,8 @@ def optimizer(found: Options) -> Any:
         schedule = getattr(keras.optimizers.schedules, decay)
         options["learning_rate"] = schedule(**SCHEDULES[decay])
     name = found["name"]
-    cls = own_optimizers.OWN.get(name) or getattr(keras.optimizers, name)
+    own = {**own_optimizers.OWN, **own_optimizers.SCALING}
+    cls = own.get(name) or getattr(keras.optimizers, name)
     made = cls(**options)
     if scaled:
         return keras.optimizers.LossScaleOptimizer(

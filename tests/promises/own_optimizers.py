@@ -84,6 +84,22 @@ class Looking(keras.optimizers.SGD):
         self.assign(variable, (1 - share) * variable + share * ahead)
 
 
+@register
+class Squaring(keras.optimizers.SGD):
+    """Its loss has another gradient than a multiple of the loss."""
+
+    def scale_loss(self, loss):
+        return loss * loss
+
+
+@register
+class Compressing(keras.optimizers.SGD):
+    """Takes less of a large loss."""
+
+    def scale_loss(self, loss):
+        return ops.log(1.0 + ops.abs(loss))
+
+
 def multiple(**options: Any) -> Any:
     """Momentum for matrices, Adam for biases."""
     return keras.optimizers.MultiOptimizer(
@@ -102,5 +118,7 @@ OWN: dict[str, Any] = {
     "OwnStep": OwnStep,
     "Twice": Twice,
 }
+# Of a user, that scale the loss.
+SCALING: dict[str, Any] = {"Compressing": Compressing, "Squaring": Squaring}
 # Of Keras, in versions that have them.
 NEW = ("Muon", "ScheduleFreeAdamW")

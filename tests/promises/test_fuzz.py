@@ -15,9 +15,11 @@ from case import Case, Spec
 from generate import generate
 from grouping import is_random, is_random_in_inference
 from layer_kinds import CLASSES, KINDS
-from objectives import LOSSES, METRICS, OPTIMIZERS
-from own_optimizers import NEW, OWN
+from objectives import LOSSES, METRICS, OPTIMIZERS, STATEFUL
+from own_optimizers import NEW, OWN, SCALING
 from shrink import shrink
+
+import tfgpipe
 
 SEED = 0
 # Few, chosen to have most of what `covered` names, and the rest of it.
@@ -210,25 +212,25 @@ def test_story_is_equal_to_keras(story):
 
 
 # ------------------------------------------------------------- the generator
-@pytest.mark.parametrize("wide", [False, True])
-def test_case_is_the_same_every_time_and_can_be_printed(wide):
+@pytest.mark.parametrize("kinds", [(False, False), (True, False), (True, True)])
+def test_case_is_the_same_every_time_and_can_be_printed(kinds):
     for index in range(200):
-        case = generate(3, index, wide)
-        assert case == generate(3, index, wide) == Case.parse(str(case))
+        case = generate(3, index, *kinds)
+        assert case == generate(3, index, *kinds) == Case.parse(str(case))
 
 
 def test_cases_cover_every_kind_of_everything():
     tags = collections.Counter(
         tag
         for index in range(2000)
-        for wide in (False, True)
-        for tag in generate(0, index, wide).tags()
+        for wide, odd in ((False, False), (True, False), (True, True))
+        for tag in generate(0, index, wide, odd).tags()
     )
     expected = [
         *(f"layer {kind}" for kind in {*CLASSES, *KINDS} - {"reshape"}),
-        *(f"loss {name}" for name in LOSSES),
+        *(f"loss {name}" for name in {*LOSSES, *STATEFUL}),
         *(f"metric {name}" for name in METRICS),
-        *(f"optimizer {name}" for name in {*OPTIMIZERS, *OWN, *NEW}),
+        *(f"optimizer {name}" for name in {*OPTIMIZERS, *OWN, *NEW, *SCALING}),
         "layer fixed of dropout",
         "layer hidden of batch_norm",
         "then file",
@@ -238,7 +240,15 @@ def test_cases_cover_every_kind_of_everything():
         "layer kept_average of after",
         "layer lookup of draws",
         "layer batch_norm of True",  # renorm
+        "layer frozen_weight of False",
+        "layer sized of 0",
+        "layer sized of 1",
+        "length 2050",
+        "inputs bytes",
+        "inputs names",
+        "override loss of x",
         "override losses",
+        "unfrozen",
         "toggle trainable",
         "skips a mini-batch",
         "alike cells",
@@ -313,6 +323,25 @@ def test_difference_is_a_failure(monkeypatch):
     found = compare.run(Case(layers=(dense("a"),)))
     assert found.kind == "failed"
     assert fuzz.kind_of(found) == "against Keras"
+
+
+def mixing_rows(trial):
+    """A case of a layer that mixes rows, and is tried or not."""
+    make = tfgpipe.GPipe.__init__
+
+    def making(self, *args, **kwargs):
+        make(self, *args, **{**kwargs, "trial": trial})
+
+    mixed = Spec("a", "mixed", {"how": "cumsum", "place": "loop"})
+    return making, Case(layers=(mixed, dense("b")), num_micro_batches=2)
+
+
+def test_mixed_rows_are_told_or_a_failure(monkeypatch):
+    for trial, expected in (("warn", "passed"), ("off", "failed")):
+        making, case = mixing_rows(trial)
+        monkeypatch.setattr(tfgpipe.GPipe, "__init__", making)
+        assert compare.run(case).kind == expected
+        monkeypatch.undo()
 
 
 def test_clear_error_is_a_refusal_and_another_one_is_not():

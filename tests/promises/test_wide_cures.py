@@ -21,7 +21,6 @@ from generate import generate
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import sparse
 from tfgpipe.cells.function import CellFunction
 from tfgpipe.devices import placement, update
 from tfgpipe.graphs import alike, gradient_sums
@@ -29,9 +28,10 @@ from tfgpipe.loss.objective import Penalty
 from tfgpipe.loss.whole import WholeLoss
 from tfgpipe.sequence import model_graph, source
 from tfgpipe.sequence.graph_calls import GraphCalls
-from tfgpipe.state import flow, means
+from tfgpipe.state import flow, rules
 from tfgpipe.state import scope as state_scope
 from tfgpipe.state.batch_normalization import MovingStatistics
+from tfgpipe.trial import outcome
 
 trace = importlib.import_module("tfgpipe.graphs.trace")  # not the function
 
@@ -76,9 +76,9 @@ def average_equal_values(monkeypatch):
             value * micro_batches.fraction(m, value.dtype)
             for m, value in enumerate(values)
         ]
-        return means.sum_of(parts)
+        return rules.sum_of(parts)
 
-    monkeypatch.setattr(means, "weighted_mean", mean)
+    monkeypatch.setattr(rules, "weighted_mean", mean)
 
 
 def take_complex_state_for_integers(monkeypatch):
@@ -86,7 +86,7 @@ def take_complex_state_for_integers(monkeypatch):
 
     def first(self, k, variable):
         is_complex = tf.as_dtype(variable.dtype).is_complex
-        return means.FirstRule() if is_complex else rule(self, k, variable)
+        return rules.FirstRule() if is_complex else rule(self, k, variable)
 
     monkeypatch.setattr(flow.StateFlow, "_rule", first)
 
@@ -193,11 +193,7 @@ def look_at_no_rows(monkeypatch):
 
 
 def take_draws_for_the_same(monkeypatch):
-    def varies(self):
-        same = [*self.inputs.state, *self.inputs.sources(with_inputs=False)]
-        return sparse.variation(self.graph, same, [])
-
-    monkeypatch.setattr(trace.Traced, "varies", property(varies))
+    monkeypatch.setattr(outcome.TriedStep, "later", lambda *_: [])
 
 
 def number_operations_from_zero(monkeypatch):

@@ -105,7 +105,7 @@ class Outcome(NamedTuple):
         return self.num_rows / self.total
 
 
-class _Scope(keras.StatelessScope):
+class _Scope(internals.ReadingScope):
     """Holds assignments back, and notes them."""
 
     def __init__(self, given: Any):

@@ -19,7 +19,7 @@ from tfgpipe.devices import update
 from tfgpipe.loss import SummedLoss
 from tfgpipe.run import pipeline as pipeline_lib
 from tfgpipe.state import flow as flow_lib
-from tfgpipe.state import means
+from tfgpipe.state import rules
 
 ROWS = 12
 
@@ -363,7 +363,7 @@ def test_what_is_wrong_in_cells_alone_is_told(wrong_products):
 
 def test_wrong_rule_of_state_is_told(monkeypatch):
     monkeypatch.setattr(
-        means.MeanRule, "end", lambda self, values, micro_batches: values[0]
+        rules.MeanRule, "end", lambda self, values, micro_batches: values[0]
     )
     (found,) = undocumented(checked(pipeline(Average(name="average"))))
     assert found.kind == "state"

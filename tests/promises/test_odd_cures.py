@@ -1,0 +1,204 @@
+"""The fuzzer finds faults of odd layers whose cures are taken out.
+
+Each must be found by one of the first 300 cases of `generate_odd.py`. Only
+those that have what the fault needs are run, from one on that is known to find
+it, see `test_wide_cures.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+
+import compare
+import keras
+import pytest
+from generate import generate
+from test_wide_cures import MOST, Cure, _needs
+
+from tfgpipe import internals
+from tfgpipe.cells import tracer
+from tfgpipe.loss import row_wise
+from tfgpipe.sequence.graph_calls import GraphCalls
+from tfgpipe.trial import compare as trial_compare
+from tfgpipe.trial import layer_calls, outcome, trial
+
+pytestmark = pytest.mark.slow
+PRIVATE = importlib.import_module("tfgpipe.internals.keras")
+steps = importlib.import_module("tfgpipe.model.step")
+
+
+def make_storage_as_it_is_now(monkeypatch):
+    monkeypatch.setattr(PRIVATE, "_as_made", lambda _: contextlib.nullcontext())
+
+
+def train_what_says_so(monkeypatch):
+    monkeypatch.setattr(internals, "is_trained", lambda v: v.trainable)
+
+
+def leave_scopes_to_keras(monkeypatch):
+    scope, plain = internals.ReadingScope, keras.StatelessScope
+    monkeypatch.setattr(scope, "__enter__", plain.__enter__)
+    monkeypatch.setattr(scope, "__exit__", plain.__exit__)
+    refuse_no_storage(monkeypatch)
+
+
+def capture_storage(monkeypatch):
+    monkeypatch.setattr(
+        PRIVATE, "reading_storage", lambda _: contextlib.nullcontext()
+    )
+    refuse_no_storage(monkeypatch)
+
+
+def refuse_no_storage(monkeypatch):
+    monkeypatch.setattr(tracer, "check_captured", lambda *_: None)
+
+
+def try_odd_sizes_once(monkeypatch):
+    monkeypatch.setattr(layer_calls, "_SIZES", ((7, 7),))
+    monkeypatch.setattr(layer_calls, "_LONG_SIZES", ((1031, 1031),))
+    try_no_opened_layer_again(monkeypatch)
+
+
+def try_no_opened_layer_again(monkeypatch):
+    monkeypatch.setattr(GraphCalls, "differing", lambda *_: [])
+
+
+def believe_that_losses_add_up(monkeypatch):
+    monkeypatch.setattr(row_wise, "_adds_up", lambda *_: True)
+
+
+def scale_losses_as_numbers(monkeypatch):
+    monkeypatch.setattr(steps, "has_own_scale", lambda _: False)
+
+
+def cast_inputs_at_once(monkeypatch):
+    unpack = steps.Steps._unpack
+
+    def unpacked(self, data, with_loss=True):
+        (x, *labels), arrival = unpack(self, data, with_loss)
+        return (self.as_taken(x), *labels), arrival
+
+    monkeypatch.setattr(steps.Steps, "_unpack", unpacked)
+
+
+def compare_no_outputs(monkeypatch):
+    monkeypatch.setattr(trial_compare, "output_distance", lambda *_: 0.0)
+
+
+def compare_no(what):
+    def take_out(monkeypatch):
+        monkeypatch.setattr(trial_compare, f"of_{what}", lambda *_: ())
+
+    return take_out
+
+
+def look_at_no_lookup(monkeypatch):
+    monkeypatch.setattr(trial, "look_up", lambda *_: ({}, []))
+
+
+def hand_no_state_on(monkeypatch):
+    handed_on = trial._Pass._handed_on
+
+    def without_state(self, i, parts, given, made):
+        found = handed_on(self, i, parts, given, made)
+        return found and [own._replace(state={}) for own in found]
+
+    monkeypatch.setattr(trial._Pass, "_handed_on", without_state)
+
+
+def try_layers_in_a_scope_of_keras(monkeypatch):
+    class Scope(keras.StatelessScope):
+        __init__ = outcome._Scope.__init__
+        add_update = outcome._Scope.add_update
+
+    monkeypatch.setattr(outcome, "_Scope", Scope)
+
+
+CURES = {
+    "what is frozen when it is placed is not watched": Cure(
+        make_storage_as_it_is_now, 0, _needs("unfrozen")
+    ),
+    "what is made frozen is trained": Cure(
+        train_what_says_so, 0, _needs("layer frozen_weight of False")
+    ),
+    "a scope inside a layer reads storage": Cure(
+        leave_scopes_to_keras, 0, _needs("layer substituted")
+    ),
+    "a tape inside a layer finds no handle": Cure(
+        leave_scopes_to_keras, 0, _needs("layer differentiating of weights")
+    ),
+    "storage that a layer keeps is captured": Cure(
+        capture_storage, 0, _needs("layer storage_reader")
+    ),
+    "an opened layer looks at a size": Cure(
+        try_odd_sizes_once, 0, _needs("layer sized of 1")
+    ),
+    "an opened layer looks at the number of rows": Cure(
+        try_odd_sizes_once,
+        0,
+        _needs("layer sized of 0", "M 1", "data remainder"),
+    ),
+    "an opened layer is changed": Cure(
+        try_no_opened_layer_again, 0, _needs("layer changed")
+    ),
+    "a loss of rows counts": Cure(
+        believe_that_losses_add_up, 0, _needs("loss CountingRows")
+    ),
+    "a loss of rows draws": Cure(
+        believe_that_losses_add_up, 0, _needs("loss DrawingRows")
+    ),
+    "an optimizer scales the loss": Cure(
+        scale_losses_as_numbers, 0, _needs("optimizer Squaring")
+    ),
+    "a loss gets bytes that were cast": Cure(
+        cast_inputs_at_once, 0, _needs("inputs bytes", "override loss of x")
+    ),
+    "a metric gets bytes that were cast": Cure(
+        cast_inputs_at_once, 0, _needs("inputs bytes", "override metrics of x")
+    ),
+    "a loss gets inputs without names": Cure(
+        cast_inputs_at_once, 0, _needs("inputs names", "override loss of x")
+    ),
+    "rows are mixed": Cure(compare_no_outputs, 0, _needs("layer mixed", "M 2")),
+    "state is no mean": Cure(
+        compare_no("state"), 0, _needs("layer odd_state", "M 2")
+    ),
+    "an added loss is no mean": Cure(
+        compare_no("losses"), 0, _needs("layer odd_penalty", "M 2")
+    ),
+    "a metric of a layer is one of micro-batches": Cure(
+        compare_no("metrics"), 0, _needs("layer odd_metric", "M 2")
+    ),
+    "positions are taken for rows": Cure(
+        look_at_no_lookup, 0, _needs("layer positions")
+    ),
+    "rows arrive as state": Cure(
+        hand_no_state_on, 0, _needs("layer state_reader", "M 2")
+    ),
+    "behind a tape nothing is tried": Cure(
+        try_layers_in_a_scope_of_keras,
+        28,
+        _needs("layer differentiating of weights"),
+    ),
+}
+
+
+def candidates(cure):
+    for index in range(cure.first, MOST):
+        case = generate(0, index, odd=True)
+        if cure.needs <= set(case.tags()):
+            yield case
+
+
+@pytest.mark.parametrize("fault", CURES)
+def test_fault_is_found_by_chance_without_its_cure(fault, monkeypatch):
+    cure = CURES[fault]
+    with monkeypatch.context() as patch:
+        cure.take_out(patch)
+        found = next(
+            case
+            for case in candidates(cure)
+            if compare.run(case).kind == "failed"
+        )
+    assert compare.run(found).kind in ("passed", "refused")
