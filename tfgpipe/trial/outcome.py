@@ -420,7 +420,8 @@ def _slices(
         variables[:] = [v for v, _ in sparse]
         return [[part.indices for part in parts] for _, parts in sparse]
 
-    function = tf.function(indices, autograph=False)
+    traced = tf.function(indices, autograph=False)
+    function = traced.get_concrete_function(flat, masks)
     for _ in range(times):
         made = function(flat, masks)
     return {
