@@ -45,7 +45,7 @@ def replicas(devices=None):
 
 def numbers(model):
     """Everything that training changes."""
-    seeds = [v.numpy() for cell in model._plan.cells for v in cell.seeds]
+    seeds = [v.numpy() for cell in model._built.cells for v in cell.seeds]
     return [*state(model), *seeds]
 
 

@@ -266,7 +266,7 @@ def on_grid(grid):
 
 
 def seeds(model):
-    return [v.numpy() for cell in model._plan.cells for v in cell.seeds]
+    return [v.numpy() for cell in model._built.cells for v in cell.seeds]
 
 
 @pytest.mark.usefixtures("float64")

@@ -47,7 +47,7 @@ def untrained(make=layers, **kwargs):
 def continued(model):
     """Trains on; everything that must be equal afterwards."""
     fit(model, *data(), initial_epoch=2, epochs=4)
-    seeds = [v.numpy() for cell in model._plan.cells for v in cell.seeds]
+    seeds = [v.numpy() for cell in model._built.cells for v in cell.seeds]
     return state(model) + seeds
 
 

@@ -51,7 +51,6 @@ class Looking(Hooks):
 
     run_eagerly: Any
     _unpack: Any
-    as_taken: Any
     _loss_of: Any
 
     def run_as_graph(self, step: Callable, data: Any) -> Any:
@@ -67,7 +66,7 @@ class Looking(Hooks):
         batch, _ = self._unpack(data, with_loss=kind != "predict")
         if self.run_eagerly or tf.config.functions_run_eagerly():
             self._look(kind, batch)
-        known = self._plan.functions.setdefault(kind, {})
+        known = self._notes.functions.setdefault(kind, {})
         trained = tuple(v.trainable for v in self.variables)
         if trained not in known:
             function = functools.partial(step, self)
@@ -91,11 +90,11 @@ class Looking(Hooks):
                 self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
         given, *labels = batch
-        x = self.as_taken(given)
-        count = self.num_micro_batches * self.num_replicas
-        cells = self._plan.cells
-        with inputs.explaining_sizes(x, self._plan.input_spec):
-            look(cells, x, labels, count, training, head, of_all_rows)
+        built = self.built_for("a step")
+        x = built.as_taken(given)
+        count = built.num_micro_batches * built.num_replicas
+        with inputs.explaining_sizes(x, built.input_spec):
+            look(built.cells, x, labels, count, training, head, of_all_rows)
 
     @contextlib.contextmanager
     def nothing_eager(self) -> Iterator[None]:

@@ -99,7 +99,7 @@ class ByLayers:
             return found
 
         function = tf.function(run, autograph=False)
-        self._function = explained(function, cells, True)
+        self._function = explained(function, lambda: cells, True)
 
     def __call__(self, data: Any) -> Rehearsal:
         """Runs a mini-batch, which is as `train_step` takes it."""
@@ -123,16 +123,17 @@ class Rehearsals(Steps):
             of_call: What is asked of each call, a nest of tensors; called
                 while the step is traced.
         """
-        steps = [[*cell.calls] for cell in self._plan.cells]
+        built = self.built_for("by_layers()")
+        steps = [[*cell.calls] for cell in built.cells]
         steps[-1].append(_Nothing())
         places = [k for k, own in enumerate(steps) for _ in own]
         cells = [
-            self._plan.cells[k].part(i, step)
+            built.cells[k].part(i, step)
             for i, (k, step) in enumerate(zip(places, itertools.chain(*steps)))
         ]
         counts = collections.Counter(cell.number for cell in cells)
         groups = [counts[k] for k in range(self.num_partitions)]
-        remat = self._arguments.remat_by_cell().parted(places, groups)
+        remat = built.remat.parted(places, groups)
         step = functools.partial(self._by_layers, of_call, (cells, remat))
         return ByLayers(cells, step, self.nothing_eager)
 
@@ -145,14 +146,15 @@ class Rehearsals(Steps):
         """A step by layers, and nests like what comes into each."""
         batch, _ = self._unpack(data)
         given, *labels = batch
-        x = self.as_taken(given)
+        built = self.built_for("a step")
+        x = built.as_taken(given)
         head, loss = self._loss_of(batch, training=True)
 
         def lowered() -> tuple[list[_Recorded], Pipeline]:
             traced = self._traced(x, labels, head, True, parts)
             wanted = loss.has_gradient(traced) if traced.is_training else ()
             tasks = [_Recorded(own) for own in traced.tasks(*wanted)]
-            program = traced.program(tasks, self._arguments.schedule_of)
+            program = traced.program(tasks, built.schedule_of)
             return tasks, Pipeline(traced, tasks, program)
 
         tasks, run = until_known(lowered)
@@ -180,11 +182,11 @@ class Rehearsals(Steps):
         Args:
             tell: Called with pairs of a gradient, or None, and its weight.
         """
-        self._plan.tell_gradients = tell
+        self._step_notes.tell_gradients = tell
         try:
             yield
         finally:
-            self._plan.tell_gradients = None
+            self._step_notes.tell_gradients = None
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[Callable[[], None]]:
@@ -193,7 +195,7 @@ class Rehearsals(Steps):
         Those of the layers, of metrics, of the optimizer, and seeds. It yields
         what puts them back at once.
         """
-        skips, optimizer = self._plan.skips, self.optimizer
+        skips, optimizer = self._notes.skips, self.optimizer
         variables: list[Any] = [
             *self.variables,
             *self.metrics_variables,

@@ -22,7 +22,6 @@ from tfgpipe.checks import as_count, checked_path
 from tfgpipe.devices import all_devices, resolve_device
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.files import read_whole, written_whole
-from tfgpipe.micro_batches import shapes
 from tfgpipe.model.nonfinite import Skips
 from tfgpipe.schedules import CHUNKS
 from tfgpipe.sequence import items_from_config
@@ -292,18 +291,19 @@ class Saving(ModelFiles):
     @property
     def random_state(self) -> RandomState | None:
         """The random seeds, which Keras itself does not save."""
-        return self._plan.random_state
+        return None if self._built is None else self._built.random_state
 
     @property
     def skips(self) -> Skips | None:
         """The number of mini-batches that were skipped, for files."""
-        return self._plan.skips
+        return self._notes.skips
 
     def get_config(self) -> dict[str, Any]:
         """The arguments; costs as numbers, if they are known."""
-        costs = self._plan.costs or [
-            c if not callable(c) else None for c in self._source.costs
-        ]
+        if self._built is not None:
+            costs: list[Any] = [*self._built.costs]
+        else:
+            costs = [None if callable(c) else c for c in self._source.costs]
         adapters = internals.num_adapters(self)
         return {
             **super().get_config(),
@@ -359,7 +359,7 @@ class Saving(ModelFiles):
         The pipeline stays behind: what is served runs layer by layer.
         """
         if input_signature is None and self.built:
-            spec = self._plan.input_spec
+            spec = self.built_for("export()").input_spec
             if self._source.input_spec is None and not tree.is_nested(spec):
                 # As `keras.Sequential`, whatever data it was built for.
                 spec = keras.KerasTensor(spec.shape, self.input_dtype)
@@ -373,16 +373,14 @@ class Saving(ModelFiles):
 
     def get_build_config(self) -> dict[str, Any] | None:
         """Shapes and dtypes of the inputs."""
-        if not self._plan.cells:
-            return None
-        return spec_config(self._plan.input_spec)
+        built = self._built
+        return None if built is None else spec_config(built.input_spec)
 
     def build_from_config(self, config: dict[str, Any]) -> None:
         """Builds for what `get_build_config` returned."""
         if config is None or self.built:
             return
-        self._plan.input_spec = spec_from_config(config)
-        self.build(shapes(self._plan.input_spec))
+        self.build_for_spec(spec_from_config(config))
 
 
 def check_devices(names: Sequence[str] | None, is_given: bool) -> None:

@@ -7,8 +7,9 @@ graph each. A training step ends with the update, or skips the mini-batch.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -18,7 +19,6 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.cells import Cell, Tracer, until_known
 from tfgpipe.devices import (
-    names,
     placement,
     update_on_devices,
     updates_slices_alike,
@@ -42,8 +42,29 @@ from tfgpipe.schedules import Remat
 from tfgpipe.sequence import inputs
 
 
+@dataclasses.dataclass
+class _StepNotes:
+    """What is noted for the next step. Plain, so that Keras tracks nothing.
+
+    Attributes:
+        trained: With which loss, and on what specs, it was trained last.
+        pending_losses: Those of the mini-batch, while it is computed.
+        clock: Times the steps that are traced, if any.
+        tell_gradients: Is called with what they apply, if any.
+    """
+
+    trained: tuple[Any, Any] | None = None
+    pending_losses: list[Any] | None = None
+    clock: Any = None
+    tell_gradients: Callable | None = None
+
+
 class Updates(Looking):
     """The part of `GPipe` that applies the gradients of a mini-batch."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._step_notes = _StepNotes()
 
     @property
     def skip_nonfinite(self) -> bool:
@@ -71,8 +92,10 @@ class Updates(Looking):
                     self.optimizer, self.trainable_variables, in_branch
                 )
             )
-            if self._plan.clock is not None:
-                stack.enter_context(self._plan.clock.update(run.chain.last_op))
+            if self._step_notes.clock is not None:
+                stack.enter_context(
+                    self._step_notes.clock.update(run.chain.last_op)
+                )
             if guard is None:
                 update()
             else:
@@ -100,13 +123,13 @@ class Updates(Looking):
                 "devices give.",
                 stacklevel=3,
             )
-        if self._plan.tell_gradients is not None:
-            self._plan.tell_gradients(taken)
+        if self._step_notes.tell_gradients is not None:
+            self._step_notes.tell_gradients(taken)
         return taken
 
     def _guard(self, run: Pipeline) -> Guard | None:
         """What skips the mini-batch if it is not finite."""
-        skips = self._plan.skips
+        skips = self._notes.skips
         return None if skips is None else Guard(self._kept(run), skips)
 
     def _kept(self, run: Pipeline) -> list[keras.Variable]:
@@ -131,20 +154,20 @@ class Updates(Looking):
         Saved with the model. The optimizer's iterations and these are all that
         it has seen in training.
         """
-        skips = self._plan.skips
+        skips = self._notes.skips
         return 0 if skips is None else skips.total
 
     @property
     def skipped_in_a_row(self) -> int:
         """How many of the last mini-batches were skipped, up to now."""
-        skips = self._plan.skips
+        skips = self._notes.skips
         return 0 if skips is None else skips.in_a_row
 
     def reset_metrics(self) -> None:
         """Starts the metrics anew, as `fit` does when an epoch begins."""
         super().reset_metrics()
-        if self._plan.skips is not None:
-            self._plan.skips.start_epoch()
+        if self._notes.skips is not None:
+            self._notes.skips.start_epoch()
 
 
 class Steps(Updates):
@@ -215,26 +238,13 @@ class Steps(Updates):
         arrival = inputs.arrival((x, y, sample_weight), checks)
         return (x, y, sample_weight), arrival
 
-    def as_taken(self, x: Any) -> Any:
-        """Data as the first layer takes it, checked."""
-        x = self.cast_inputs(x)
-        model = self._source.model
-        is_exact = model is not None and model.input_spec is not None
-        inputs.check_shapes(x, self._plan.input_spec, is_exact)
-        return x
-
-    def cast_inputs(self, x: Any) -> Any:
-        """Data as the layers expect it, see `inputs.as_expected`."""
-        is_declared = self._source.input_spec is not None
-        x = self._source.arranged(x)
-        return inputs.as_expected(x, self._plan.input_spec, is_declared)
-
     def _loss_of(
         self, batch: tuple[Any, Any, Any], training: bool
     ) -> tuple[Head, Objective]:
         """What the last cell computes of the loss, and the rest of it."""
         _, y, sample_weight = batch
-        specs = as_specs(y), self._plan.output_spec, as_specs(sample_weight)
+        built = self.built_for("a step")
+        specs = as_specs(y), built.output_spec, as_specs(sample_weight)
         has_own_losses = type(self).losses is not Steps.losses
         is_summed = (
             not has_own_losses
@@ -245,7 +255,7 @@ class Steps(Updates):
         objective = SummedLoss if is_summed else WholeLoss
         if training:
             seen = internals.compiled_loss(self), as_specs(batch)
-            self._plan.trained = seen
+            self._step_notes.trained = seen
         return head, objective(self, batch, training)
 
     def _forward(
@@ -257,14 +267,15 @@ class Steps(Updates):
     ) -> Pipeline:
         """Runs a mini-batch through the cells, up to the backward pass."""
         given, *labels = batch
-        x = self.as_taken(given)
+        built = self.built_for("a step")
+        x = built.as_taken(given)
 
         def run_forward() -> Pipeline:
             run = self.lowered(x, labels, head, loss, training)
             run.forward()
             return run
 
-        with inputs.explaining_sizes(x, self._plan.input_spec):
+        with inputs.explaining_sizes(x, built.input_spec):
             return until_known(run_forward)
 
     def lowered(
@@ -290,10 +301,10 @@ class Steps(Updates):
         if trained is not None:
             will_have = trained.has_gradient(traced)
         tasks = traced.tasks(*will_have)
-        program = traced.program(tasks, self._arguments.schedule_of)
+        program = traced.program(tasks, self.built_for("a step").schedule_of)
         if trained is not None:
             trained.check(program)
-        return Pipeline(traced, tasks, program, self._plan.clock)
+        return Pipeline(traced, tasks, program, self._step_notes.clock)
 
     def _traced(
         self,
@@ -301,41 +312,35 @@ class Steps(Updates):
         labels: Sequence[Any],
         head: Any,
         training: bool,
-        parts: tuple[list[Cell], Remat] | None = None,
+        parts: tuple[Sequence[Cell], Remat] | None = None,
     ) -> MiniBatch:
         """Traces the cells, or parts of them, with what these recompute."""
-        self._source.check(as_specs(x))
-        plan, arguments = self._plan, self._arguments
-        cells, remat = parts or (plan.cells, arguments.remat_by_cell())
-        compiles = self._jit_cells or self._only_compiles
+        built = self.built_for("a step")
+        built.source.check(as_specs(x))
+        cells, remat = parts or (built.cells, built.remat)
+        compiles = self._jit_cells or built.only_compiles
         if compiles:
-            inputs.warn_of_unknown_sizes(x, plan.input_spec)
+            inputs.warn_of_unknown_sizes(x, built.input_spec)
         return MiniBatch(
-            cells,
+            [*cells],
             x,
             None if head is None else tuple(labels),
-            self.num_micro_batches,
+            built.num_micro_batches,
             training,
             head,
             remat,
-            Tracer(compiles, arguments.gradient_dtype),
-            plan.trial if parts is None else None,
-        )
-
-    @property
-    def _only_compiles(self) -> bool:
-        return names.only_compiles(
-            device for cell in self._plan.cells for device in cell.devices
+            Tracer(compiles, built.gradient_dtype),
+            self._trial if parts is None else None,
         )
 
     @contextlib.contextmanager
     def timed_by(self, clock: Any) -> Iterator[None]:
         """Inside, training steps are traced with a `run.Clock`."""
-        self._plan.clock = clock
+        self._step_notes.clock = clock
         try:
             yield
         finally:
-            self._plan.clock = None
+            self._step_notes.clock = None
 
     def _logs(
         self,
@@ -359,15 +364,15 @@ class Steps(Updates):
     @contextlib.contextmanager
     def replaced_losses(self, losses: list[Any]) -> Iterator[None]:
         """Inside, `self.losses` are these: those of the mini-batch."""
-        self._plan.pending_losses = losses
+        self._step_notes.pending_losses = losses
         try:
             yield
         finally:
-            self._plan.pending_losses = None
+            self._step_notes.pending_losses = None
 
     @property
     def losses(self) -> list[Any]:
         """Losses of `add_loss` and regularisers, see `keras.Model`."""
-        if self._plan.pending_losses is not None:
-            return self._plan.pending_losses
+        if self._step_notes.pending_losses is not None:
+            return self._step_notes.pending_losses
         return super().losses
