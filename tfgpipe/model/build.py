@@ -35,6 +35,7 @@ class Built:
         num_replicas: R.
         schedule_of: The schedule, by the micro-batches that there are.
         remat: The rule of each of the `cells`.
+        remat_groups: How many of the `cells` are one of the user's.
         gradient_dtype: Of sums of gradients; None for that of each weight.
         random_state: The random seeds, each once, for files.
     """
@@ -48,6 +49,7 @@ class Built:
     num_replicas: int
     schedule_of: Callable[[int], Schedule]
     remat: Remat
+    remat_groups: int
     gradient_dtype: str | None
     random_state: RandomState
 
@@ -103,6 +105,7 @@ def build(arguments: Arguments, input_spec: Any, name: str) -> Built:
         r,
         arguments.schedule_of,
         arguments.remat_by_cell(),
+        arguments.remat_groups,
         arguments.gradient_dtype,
         RandomState(name, [*seeds.values()]),
     )

@@ -79,7 +79,7 @@ class Description(keras.Model):
 
     @property
     def devices(self) -> list[str]:
-        """Full names of the devices, replica after replica."""
+        """Full names, replica after replica, as events number them."""
         return [*self._arguments.devices]
 
     @property
@@ -238,7 +238,7 @@ class Description(keras.Model):
         built = self.built_for("cells()")
         records, start = [], 0
         counted: set[int] = set()
-        groups = self._arguments.remat_groups
+        groups = built.remat_groups
         for first in range(0, len(built.cells), groups):
             parts = built.cells[first : first + groups]
             layers = [layer for part in parts for layer in part.sequence]
