@@ -16,14 +16,10 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from tfgpipe import internals
 from tfgpipe.arguments import Arguments
-from tfgpipe.cells import until_known
-from tfgpipe.checks import checked_counts
-from tfgpipe.loss import Objective
 from tfgpipe.micro_batches import shapes
 from tfgpipe.model.build import Built
-from tfgpipe.schedules import Program, Schedule
+from tfgpipe.schedules import Schedule
 
 # Keras itself refuses other `layers`.
 _FIXED = {*inspect.signature(Arguments.__init__).parameters} - {
@@ -263,65 +259,6 @@ class Description(keras.Model):
             )
             start = stop
         return records
-
-    def program(self, batch_size: int | None) -> Program:
-        """What a training step runs on each device. Print it.
-
-        The layers are traced; nothing is computed. Loss, labels and weights
-        are like those of the mini-batch that was trained on last. Before the
-        first, the loss is taken to keep the outputs for its gradient.
-
-        Args:
-            batch_size: Rows of the mini-batch. None: not known when the step
-                is traced, as in `fit` of data whose last mini-batch is
-                shorter. The program of these has all micro-batches, of which
-                some have no rows.
-
-        Returns:
-            The operations of the devices, in the order of the schedule,
-            replica after replica.
-
-        Raises:
-            ValueError: If the model is not built, or cannot be trained.
-        """
-        built = self.built_for("program()")
-        rows = batch_size
-        if rows is not None:
-            (rows,) = checked_counts(batch_size=rows)
-        self._arguments.check_training()
-        known = self._trained_on()
-        specs = known or (built.input_spec, None, None)
-        found: list[Program] = []
-
-        def trace(*batch: Any) -> None:
-            head, loss = None, Objective(self, batch, training=True)
-            if known is not None:
-                head, loss = self._loss_of(batch, training=True)
-            x, *labels = batch
-            run = self.lowered(built.as_taken(x), labels, head, loss, True)
-            found.append(run.program)
-
-        def as_spec(t: Any) -> Any:
-            if t is None:
-                return None
-            return tf.TensorSpec((rows, *t.shape[1:]), t.dtype)
-
-        function = tf.function(trace, autograph=False)
-        flat = tree.map_structure(as_spec, specs)
-        until_known(lambda: function.get_concrete_function(*flat))
-        program = found[-1]
-        program.note = f"mini-batches of {rows} rows"
-        if rows is None:
-            program.note = "mini-batches of unknown numbers of rows"
-        if known is None:
-            program.note += "; the loss is taken to keep the outputs"
-        return program
-
-    def _trained_on(self) -> Any:
-        """Specs of x, y, sample_weight of the last step with this loss."""
-        loss, specs = self._step_notes.trained or (None, None)
-        is_same = self.compiled and loss is internals.compiled_loss(self)
-        return specs if is_same else None
 
     def built_for(self, what: str) -> Built:
         """What `build` has found.

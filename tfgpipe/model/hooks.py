@@ -181,7 +181,7 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
         finally:
             self._notes.input_spec = None
 
-    # ------------------------------------------------- what Keras calls a step
+    # -------------------------------------------------------- before a step
     @base
     def make_train_function(self, force: bool = False) -> None:
         """Makes what Keras calls with each batch in `fit`."""

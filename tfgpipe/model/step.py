@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,12 +18,13 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import Cell, Tracer, until_known
+from tfgpipe.cells import Tracer, until_known
 from tfgpipe.devices import (
     placement,
     update_on_devices,
     updates_slices_alike,
 )
+from tfgpipe.failures import one_step
 from tfgpipe.loss import (
     Head,
     Objective,
@@ -34,12 +36,13 @@ from tfgpipe.loss import (
     streams_metrics,
 )
 from tfgpipe.micro_batches import as_specs, check_rows
-from tfgpipe.model.hooks import base
-from tfgpipe.model.look import Looking, as_graph
+from tfgpipe.model.build import Built
+from tfgpipe.model.hooks import Hooks, base
+from tfgpipe.model.look import look
 from tfgpipe.model.nonfinite import Guard
 from tfgpipe.run import MiniBatch, Pipeline
-from tfgpipe.schedules import Remat
 from tfgpipe.sequence import inputs
+from tfgpipe.trial import Trial
 
 
 @dataclasses.dataclass
@@ -59,119 +62,90 @@ class _StepNotes:
     tell_gradients: Callable | None = None
 
 
-class Updates(Looking):
-    """The part of `GPipe` that applies the gradients of a mini-batch."""
+def as_graph(step: Callable) -> Callable:
+    """A step of a `GPipe`, which is a graph also where it is called eagerly.
+
+    Args:
+        step: A method that takes a mini-batch.
+    """
+    in_graph = one_step(step)
+
+    @functools.wraps(step)
+    def called(self: Any, data: Any) -> Any:
+        if tf.executing_eagerly():
+            return self.run_as_graph(in_graph, data)
+        return in_graph(self, data)
+
+    return called
+
+
+def trace(
+    built: Built,
+    x: Any,
+    labels: Sequence[Any],
+    head: Head | None,
+    training: bool,
+    compiles: bool,
+    trial: Trial | None = None,
+) -> MiniBatch:
+    """A mini-batch for which the cells are traced.
+
+    Args:
+        built: The cells, and what they recompute.
+        x: What the first layer takes.
+        labels: y and sample_weight, nests or None.
+        head: What the last cell computes of the loss, or None.
+        training: Whether gradients are wanted.
+        compiles: Whether XLA compiles cells also where it need not.
+        trial: Tries the layers first, if there are several micro-batches.
+    """
+    built.source.check(as_specs(x))
+    compiles = compiles or built.only_compiles
+    if compiles:
+        inputs.warn_of_unknown_sizes(x, built.input_spec)
+    return MiniBatch(
+        [*built.cells],
+        x,
+        None if head is None else tuple(labels),
+        built.num_micro_batches,
+        training,
+        head,
+        built.remat,
+        Tracer(compiles, built.gradient_dtype),
+        trial,
+    )
+
+
+def lower(
+    built: Built, traced: MiniBatch, loss: Objective | None, clock: Any
+) -> Pipeline:
+    """A mini-batch of which it is known what it will run.
+
+    Args:
+        built: Has the schedule.
+        traced: The mini-batch.
+        loss: What the head does not compute of it, or None.
+        clock: A `run.Clock`, or None.
+    """
+    trained = loss if traced.is_training else None
+    will_have: Any = ()
+    if trained is not None:
+        will_have = trained.has_gradient(traced)
+    tasks = traced.tasks(*will_have)
+    program = traced.program(tasks, built.schedule_of)
+    if trained is not None:
+        trained.check(program)
+    return Pipeline(traced, tasks, program, clock)
+
+
+class Steps(Hooks):
+    """The part of `GPipe` that runs mini-batches through its cells."""
+
+    run_eagerly: Any
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._step_notes = _StepNotes()
-
-    @property
-    def skip_nonfinite(self) -> bool:
-        """Whether mini-batches that are not finite change nothing."""
-        return self._arguments.skip_nonfinite
-
-    def _update(
-        self, run: Pipeline, loss: Objective, total: tf.Tensor, guard: Any
-    ) -> None:
-        """Applies the gradients, each on the device of its variable."""
-        pairs = self._gradients(run, loss)
-        if not pairs:
-            warnings.warn(
-                "The model does not have any trainable weights.", stacklevel=3
-            )
-
-        def update() -> None:
-            if pairs:
-                self.optimizer.apply_gradients(pairs)
-
-        in_branch = guard is not None
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(
-                update_on_devices(
-                    self.optimizer, self.trainable_variables, in_branch
-                )
-            )
-            if self._step_notes.clock is not None:
-                stack.enter_context(
-                    self._step_notes.clock.update(run.chain.last_op)
-                )
-            if guard is None:
-                update()
-            else:
-                guard.update(self.optimizer, total, pairs, update)
-
-    def _gradients(
-        self, run: Pipeline, loss: Objective
-    ) -> list[tuple[Any, keras.Variable]]:
-        """Gradients, or None, and their weights."""
-        if not run.is_training:
-            return []
-        gradients = run.gradients()
-        add_direct(gradients, loss.direct_gradients())
-        pairs = [(gradients.get(id(v)), v) for v in self.trainable_weights]
-        taken = [(placement.as_device_takes(d, v), v) for d, v in pairs]
-        changed = [v for (d, v), (t, _) in zip(pairs, taken) if d is not t]
-        if changed and not updates_slices_alike(self.optimizer):
-            warnings.warn(
-                "A sparse gradient is applied as a dense one on a device that "
-                "runs nothing but what XLA compiles, so the optimizer also "
-                "moves rows that the mini-batch has not looked up. Received: "
-                f"'{changed[0].path}' on {changed[0].value.device}, and "
-                f"{type(self.optimizer).__name__}. Put that cell on another "
-                "device, or train with SGD or Lion, for the numbers that other "
-                "devices give.",
-                stacklevel=3,
-            )
-        if self._step_notes.tell_gradients is not None:
-            self._step_notes.tell_gradients(taken)
-        return taken
-
-    def _guard(self, run: Pipeline) -> Guard | None:
-        """What skips the mini-batch if it is not finite."""
-        skips = self._notes.skips
-        return None if skips is None else Guard(self._kept(run), skips)
-
-    def _kept(self, run: Pipeline) -> list[keras.Variable]:
-        """What a step may assign, but by the optimizer."""
-        return [
-            *self.non_trainable_variables,
-            *self.metrics_variables,
-            *run.assigned_variables(),
-        ]
-
-    def _guarded(self, logs: dict[str, Any], guard: Guard) -> dict[str, Any]:
-        """What `fit` shows, when what is not finite is undone."""
-        skipped = guard.end()
-        if type(self).compute_metrics is keras.Model.compute_metrics:
-            logs = self.get_metrics_result()  # as they are now
-        return {**logs, "skipped_steps": skipped}
-
-    @property
-    def num_skipped(self) -> int:
-        """How many mini-batches were skipped, since it was new.
-
-        Saved with the model. The optimizer's iterations and these are all that
-        it has seen in training.
-        """
-        skips = self._notes.skips
-        return 0 if skips is None else skips.total
-
-    @property
-    def skipped_in_a_row(self) -> int:
-        """How many of the last mini-batches were skipped, up to now."""
-        skips = self._notes.skips
-        return 0 if skips is None else skips.in_a_row
-
-    def reset_metrics(self) -> None:
-        """Starts the metrics anew, as `fit` does when an epoch begins."""
-        super().reset_metrics()
-        if self._notes.skips is not None:
-            self._notes.skips.start_epoch()
-
-
-class Steps(Updates):
-    """The part of `GPipe` that runs mini-batches through its cells."""
 
     @base
     @as_graph
@@ -295,43 +269,85 @@ class Steps(Updates):
             loss: The rest of it, or None.
             training: Whether gradients are wanted.
         """
-        traced = self._traced(x, labels, head, training)
-        trained = loss if traced.is_training else None
-        will_have: Any = ()
-        if trained is not None:
-            will_have = trained.has_gradient(traced)
-        tasks = traced.tasks(*will_have)
-        program = traced.program(tasks, self.built_for("a step").schedule_of)
-        if trained is not None:
-            trained.check(program)
-        return Pipeline(traced, tasks, program, self._step_notes.clock)
+        built, trial = self.built_for("a step"), self._trial
+        traced = trace(built, x, labels, head, training, self._jit_cells, trial)
+        return lower(built, traced, loss, self._step_notes.clock)
 
-    def _traced(
-        self,
-        x: Any,
-        labels: Sequence[Any],
-        head: Any,
-        training: bool,
-        parts: tuple[Sequence[Cell], Remat] | None = None,
-    ) -> MiniBatch:
-        """Traces the cells, or parts of them, with what these recompute."""
-        built = self.built_for("a step")
-        built.source.check(as_specs(x))
-        cells, remat = parts or (built.cells, built.remat)
-        compiles = self._jit_cells or built.only_compiles
-        if compiles:
-            inputs.warn_of_unknown_sizes(x, built.input_spec)
-        return MiniBatch(
-            [*cells],
-            x,
-            None if head is None else tuple(labels),
-            built.num_micro_batches,
-            training,
-            head,
-            remat,
-            Tracer(compiles, built.gradient_dtype),
-            self._trial if parts is None else None,
-        )
+    def _update(
+        self, run: Pipeline, loss: Objective, total: tf.Tensor, guard: Any
+    ) -> None:
+        """Applies the gradients, each on the device of its variable."""
+        pairs = self._gradients(run, loss)
+        if not pairs:
+            warnings.warn(
+                "The model does not have any trainable weights.", stacklevel=3
+            )
+
+        def update() -> None:
+            if pairs:
+                self.optimizer.apply_gradients(pairs)
+
+        in_branch = guard is not None
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(
+                update_on_devices(
+                    self.optimizer, self.trainable_variables, in_branch
+                )
+            )
+            if self._step_notes.clock is not None:
+                stack.enter_context(
+                    self._step_notes.clock.update(run.chain.last_op)
+                )
+            if guard is None:
+                update()
+            else:
+                guard.update(self.optimizer, total, pairs, update)
+
+    def _gradients(
+        self, run: Pipeline, loss: Objective
+    ) -> list[tuple[Any, keras.Variable]]:
+        """Gradients, or None, and their weights."""
+        if not run.is_training:
+            return []
+        gradients = run.gradients()
+        add_direct(gradients, loss.direct_gradients())
+        pairs = [(gradients.get(id(v)), v) for v in self.trainable_weights]
+        taken = [(placement.as_device_takes(d, v), v) for d, v in pairs]
+        changed = [v for (d, v), (t, _) in zip(pairs, taken) if d is not t]
+        if changed and not updates_slices_alike(self.optimizer):
+            warnings.warn(
+                "A sparse gradient is applied as a dense one on a device that "
+                "runs nothing but what XLA compiles, so the optimizer also "
+                "moves rows that the mini-batch has not looked up. Received: "
+                f"'{changed[0].path}' on {changed[0].value.device}, and "
+                f"{type(self.optimizer).__name__}. Put that cell on another "
+                "device, or train with SGD or Lion, for the numbers that other "
+                "devices give.",
+                stacklevel=3,
+            )
+        if self._step_notes.tell_gradients is not None:
+            self._step_notes.tell_gradients(taken)
+        return taken
+
+    def _guard(self, run: Pipeline) -> Guard | None:
+        """What skips the mini-batch if it is not finite."""
+        skips = self._notes.skips
+        return None if skips is None else Guard(self._kept(run), skips)
+
+    def _kept(self, run: Pipeline) -> list[keras.Variable]:
+        """What a step may assign, but by the optimizer."""
+        return [
+            *self.non_trainable_variables,
+            *self.metrics_variables,
+            *run.assigned_variables(),
+        ]
+
+    def _guarded(self, logs: dict[str, Any], guard: Guard) -> dict[str, Any]:
+        """What `fit` shows, when what is not finite is undone."""
+        skipped = guard.end()
+        if type(self).compute_metrics is keras.Model.compute_metrics:
+            logs = self.get_metrics_result()  # as they are now
+        return {**logs, "skipped_steps": skipped}
 
     @contextlib.contextmanager
     def timed_by(self, clock: Any) -> Iterator[None]:
@@ -376,3 +392,87 @@ class Steps(Updates):
         if self._step_notes.pending_losses is not None:
             return self._step_notes.pending_losses
         return super().losses
+
+    # ------------------------------------------------------ what was skipped
+    @property
+    def skip_nonfinite(self) -> bool:
+        """Whether mini-batches that are not finite change nothing."""
+        return self._arguments.skip_nonfinite
+
+    @property
+    def num_skipped(self) -> int:
+        """How many mini-batches were skipped, since it was new.
+
+        Saved with the model. The optimizer's iterations and these are all that
+        it has seen in training.
+        """
+        skips = self._notes.skips
+        return 0 if skips is None else skips.total
+
+    @property
+    def skipped_in_a_row(self) -> int:
+        """How many of the last mini-batches were skipped, up to now."""
+        skips = self._notes.skips
+        return 0 if skips is None else skips.in_a_row
+
+    def reset_metrics(self) -> None:
+        """Starts the metrics anew, as `fit` does when an epoch begins."""
+        super().reset_metrics()
+        if self._notes.skips is not None:
+            self._notes.skips.start_epoch()
+
+    # -------------------------------------------------------- called eagerly
+    def run_as_graph(self, step: Callable, data: Any) -> Any:
+        """Runs a step that was called eagerly.
+
+        Args:
+            step: A training, test or predict step.
+            data: The mini-batch.
+        """
+        kind = step.__name__.removesuffix("_step")
+        getattr(self, f"make_{kind}_function")()  # what Keras checks before
+        self.note_data(data)
+        batch, _ = self._unpack(data, with_loss=kind != "predict")
+        if self.run_eagerly or tf.config.functions_run_eagerly():
+            self._look(kind, batch)
+        known = self._notes.functions.setdefault(kind, {})
+        trained = tuple(v.trainable for v in self.variables)
+        if trained not in known:
+            function = functools.partial(step, self)
+            known[trained] = self._explained(
+                tf.function(function, autograph=False, reduce_retracing=True)
+            )
+        with self.nothing_eager():
+            return known[trained](data)
+
+    def _look(self, kind: str, batch: tuple[Any, Any, Any]) -> None:
+        """Has Python run what a step will run."""
+        training, head, loss = kind == "train", None, None
+        if kind != "predict":
+            head, loss = self._loss_of(batch, training)
+
+        def of_all_rows(y_pred: Any, added: list[tf.Tensor]) -> None:
+            if loss is not None:
+                loss.look(y_pred, added)
+            if head is not None and not head.streams_metrics:
+                x, y, sample_weight = batch
+                self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+        given, *labels = batch
+        built = self.built_for("a step")
+        x = built.as_taken(given)
+        count = built.num_micro_batches * built.num_replicas
+        with inputs.explaining_sizes(x, built.input_spec):
+            look(built.cells, x, labels, count, training, head, of_all_rows)
+
+    @contextlib.contextmanager
+    def nothing_eager(self) -> Iterator[None]:
+        """Inside, steps are traced, also those of a model that runs eagerly."""
+        was_eager = bool(self.run_eagerly), tf.config.functions_run_eagerly()
+        self.run_eagerly = False
+        tf.config.run_functions_eagerly(False)
+        try:
+            yield
+        finally:
+            self.run_eagerly = was_eager[0]
+            tf.config.run_functions_eagerly(was_eager[1])
