@@ -227,7 +227,7 @@ def shares(dtype="float32", device=None):
 def run(step, is_alone=True):
     """Traces what Keras would call with a mini-batch."""
     traced = tf.function(step, autograph=False)
-    failures.explained(traced.get_concrete_function, [], is_alone)()
+    failures.explained(traced.get_concrete_function, list, is_alone)()
 
 
 def shared(*steps, is_alone=True):

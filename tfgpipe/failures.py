@@ -54,13 +54,13 @@ _with_step: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def explained(
-    function: Callable, cells: Sequence[Any], is_alone: bool
+    function: Callable, cells: Callable[[], Iterable[Any]], is_alone: bool
 ) -> Callable:
     """Says what TensorFlow leaves out when a cell fails at run time.
 
     Args:
         function: What Keras calls with a mini-batch.
-        cells: The model's `Cell`s.
+        cells: Tells the model's `Cell`s, which may be made later.
         is_alone: Whether a call of it runs one step.
     """
     graphs: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -84,7 +84,7 @@ def explained(
                 f"{error.message}",
             ) from error
         except tf.errors.OpError as error:
-            _name_layer(error, cells)
+            _name_layer(error, cells())
             message = _UNKNOWN.sub(_Origins(graphs), error.message)
             internals.set_message(error, message)
             raise
@@ -212,7 +212,7 @@ def add_note(error: Exception, note: str) -> None:
         error.add_note(note)
 
 
-def _name_layer(error: tf.errors.OpError, cells: Sequence[Any]) -> None:
+def _name_layer(error: tf.errors.OpError, cells: Iterable[Any]) -> None:
     """Notes where the layer is whose operation failed.
 
     Equal cells run operations of one name.

@@ -12,7 +12,7 @@ from tfgpipe.run import Clock, Event
 from tfgpipe.schedules import Op, Program
 from tfgpipe.sequence import inputs
 
-__all__ = ["Clock", "Event", "devices_of", "measure", "simulated"]
+__all__ = ["Clock", "Event", "measure", "simulated"]
 
 
 def simulated(program: Program, duration: Callable[[Op], float]) -> list[Event]:
@@ -85,9 +85,4 @@ def measure(
 
     for _ in range(num_steps):
         times = step(data)
-    return clock.events(times.numpy(), devices_of(model))
-
-
-def devices_of(model: Any) -> list[str]:
-    """Names of a model's devices, as events and programs number them."""
-    return list(model._arguments.devices)
+    return clock.events(times.numpy(), model.devices)

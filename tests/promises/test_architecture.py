@@ -1,9 +1,11 @@
 """Rules for the source, checked on it."""
 
 import ast
+import collections
 import functools
 import graphlib
 import importlib
+import inspect
 import pathlib
 
 import keras
@@ -233,3 +235,43 @@ def test_module_says_what_it_is_for(module):
 def test_module_names_no_store_of_odds_and_ends(module):
     name = module.split("/")[-1]
     assert name not in {"common", "helpers", "misc", "util", "utils"}
+
+
+def names_of_the_model():
+    """By module, of the parts of `GPipe`: what they define, and refer to."""
+    defined = collections.defaultdict(set)
+    referred = collections.defaultdict(set)
+    for cls in tfgpipe.GPipe.__mro__:
+        if not cls.__module__.startswith("tfgpipe.model."):
+            continue
+        module = cls.__module__.removeprefix("tfgpipe.").replace(".", "/")
+        for node in ast.walk(ast.parse(inspect.getsource(cls))):
+            if isinstance(node, ast.FunctionDef):
+                defined[module].add(node.name)
+            elif isinstance(node, ast.Attribute):
+                is_set = isinstance(node.ctx, ast.Store)
+                if ast.unparse(node.value) == "self":
+                    (defined if is_set else referred)[module].add(node.attr)
+    return defined, referred
+
+
+def with_imported(module):
+    """A module of `model`, and those of it that it imports, one by another."""
+    found = {module}
+    for package, *rest in own_imports(module):
+        if package == "model":
+            found |= with_imported(f"model/{rest[0]}")
+    return found
+
+
+def test_parts_of_the_model_refer_to_what_is_below():
+    defined, referred = names_of_the_model()
+    everything = set().union(*defined.values())
+    upward = {
+        (module, name)
+        for module, names in referred.items()
+        for name in names & everything
+        if not any(name in defined[m] for m in with_imported(module))
+    }
+    assert len(defined) > 4
+    assert not upward

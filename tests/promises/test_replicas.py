@@ -266,7 +266,8 @@ def on_grid(grid):
 
 
 def seeds(model):
-    return [v.numpy() for cell in model._plan.cells for v in cell.seeds]
+    cells = model.built_for("a test").cells
+    return [v.numpy() for cell in cells for v in cell.seeds]
 
 
 @pytest.mark.usefixtures("float64")

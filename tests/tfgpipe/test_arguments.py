@@ -395,8 +395,9 @@ def test_interleaved_cells_go_round_the_devices():
 
 def test_rules_of_remat_that_are_left_out_are_the_default():
     model = tfgpipe.GPipe(dense(), 3, remat={1: "never", np.int64(2): "always"})
+    model.build((None, 3))
     rules = ["except_last", "never", "always"]
-    assert model._arguments.remat_by_cell().rules == rules
+    assert model.built_for("rules").remat.rules == rules
 
 
 @pytest.mark.parametrize(

@@ -53,13 +53,13 @@ def length(schedule):
 def test_schedule_is_for_what_was_measured_and_saved_with_the_model(tmp_path):
     costs = measured(SECONDS, SECONDS, LAST)
     made = model(costs, schedule="auto", remat="never")
-    found = made._arguments.schedule
+    found = made.schedule
     names = ("gpipe", "1f1b", "zero_bubble")
     assert length(found) <= min(length(SCHEDULES[n](3, 6)) for n in names)
     assert max(found.held()) <= 3
-    assert made._arguments.layers_per_cell == [1, 1, 1]
     config = made.get_config()
-    assert tfgpipe.GPipe.from_config(config)._arguments.schedule == found
+    assert config["layers_per_cell"] == [1, 1, 1]
+    assert tfgpipe.GPipe.from_config(config).schedule == found
 
 
 def test_recomputations_count(monkeypatch):
@@ -102,7 +102,7 @@ def test_training_is_that_by_a_name():
         {"costs": measured(SECONDS, SECONDS, LAST), "schedule": "auto"},
     ):
         made = model(**options)
-        layers = made._arguments.source.layers
+        layers = made.layers
         if "profile" in str(type(options["costs"])).lower():
             made._arguments.costs.profile = None  # of no real layers
         made.fit(x, x, batch_size=12, epochs=2, verbose=0)

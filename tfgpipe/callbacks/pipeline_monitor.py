@@ -26,7 +26,6 @@ from tfgpipe.monitor import (
     typical,
 )
 from tfgpipe.run import Event
-from tfgpipe.timeline import devices_of
 
 _STEPS = 3  # that are measured in an epoch, and that advice needs
 
@@ -218,7 +217,7 @@ class PipelineMonitor(keras.callbacks.Callback):
             self._due = epoch + self._every
             found |= self._take()
         found |= self._speed()
-        used = accelerator_mib(devices_of(self.model))
+        used = accelerator_mib(self.model.devices)
         found |= {f"memory_mib/{name}": mib for name, mib in used.items()}
         for name, number in found.items():
             self.history.setdefault(name, []).append(number)
@@ -281,7 +280,7 @@ class PipelineMonitor(keras.callbacks.Callback):
             if self._flops is None:
                 self._flops = flops_of_example(self.model, self._spec)
             if self._flops is not None:
-                peak = self._peak * len(devices_of(self.model))
+                peak = self._peak * len(self.model.devices)
                 used = 3 * self._flops * rate
                 found["model_flops_utilisation"] = used / peak
         return found

@@ -16,29 +16,10 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from tfgpipe import internals
 from tfgpipe.arguments import Arguments
-from tfgpipe.cells import until_known
-from tfgpipe.checks import checked_counts
-from tfgpipe.loss import Objective
 from tfgpipe.micro_batches import shapes
-from tfgpipe.schedules import Program, Schedule
-
-
-def input_tensors(specs: Any) -> Any:
-    """Symbolic inputs at which functional models can begin.
-
-    Args:
-        specs: Nest of `keras.KerasTensor`s; None as a leaf.
-    """
-
-    def as_input(spec: Any) -> Any:
-        if spec is None:
-            return None
-        return keras.Input(batch_shape=spec.shape, dtype=spec.dtype)
-
-    return tree.map_structure(as_input, specs)
-
+from tfgpipe.model.build import Built
+from tfgpipe.schedules import Schedule
 
 # Keras itself refuses other `layers`.
 _FIXED = {*inspect.signature(Arguments.__init__).parameters} - {
@@ -49,7 +30,22 @@ _FIXED = {*inspect.signature(Arguments.__init__).parameters} - {
 
 
 class Description(keras.Model):
-    """The part of `GPipe` that tells what it is, without running it."""
+    """The part of `GPipe` that tells what it is, without running it.
+
+    Args:
+        arguments: Those of the model.
+        **kwargs: Those of `keras.Model`.
+    """
+
+    def __init__(self, arguments: Arguments, **kwargs: Any):
+        super().__init__(**kwargs)
+        self._arguments = arguments
+        self._built: Built | None = None
+        self.sequence = self._source.layers
+
+    @property
+    def _source(self) -> Any:
+        return self._arguments.source
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuses to change what cells and programs were made by."""
@@ -79,7 +75,7 @@ class Description(keras.Model):
 
     @property
     def devices(self) -> list[str]:
-        """Full names of the devices, replica after replica."""
+        """Full names, replica after replica, as events number them."""
         return [*self._arguments.devices]
 
     @property
@@ -162,14 +158,21 @@ class Description(keras.Model):
 
     def _known(self, name: str) -> Any:
         # Keras, and users, ask by `hasattr`: no other error will do.
-        if not self._plan.cells:
+        if self._built is None:
             raise AttributeError(
                 f"A `GPipe` has inputs and outputs when it is built. Received: "
                 f"'{self.name}', which has seen no data. Call "
                 "`model.build(input_shape)` first, or let the list of layers "
                 "begin with `keras.Input(shape)`."
             )
-        return getattr(self._plan, name)
+        return getattr(self._built, name)
+
+    @property
+    def input_dtype(self) -> str:
+        """To which `model(x)` casts floats, as in `keras.Sequential`."""
+        if self._source.input_spec is not None:
+            return tree.flatten(self._source.input_spec)[0].dtype
+        return self.sequence[0].compute_dtype
 
     def compute_output_spec(
         self, inputs: Any, training: bool | None = None
@@ -228,12 +231,12 @@ class Description(keras.Model):
     # ------------------------------------------------------------- the cells
     def cells(self) -> list[CellRecord]:
         """What each cell holds, in order. The model must be built."""
-        self._check_built("cells()")
+        built = self.built_for("cells()")
         records, start = [], 0
         counted: set[int] = set()
-        groups = self._arguments.remat_groups
-        for first in range(0, len(self._plan.cells), groups):
-            parts = self._plan.cells[first : first + groups]
+        groups = built.remat_groups
+        for first in range(0, len(built.cells), groups):
+            parts = built.cells[first : first + groups]
             layers = [layer for part in parts for layer in part.sequence]
             weights = {id(w): w for layer in layers for w in layer.weights}
             sizes = [
@@ -246,7 +249,7 @@ class Description(keras.Model):
                     index=first // groups,
                     layers=tuple(layer.name for layer in layers),
                     device=parts[0].device,
-                    cost=sum(self._plan.costs[start:stop]),
+                    cost=sum(built.costs[start:stop]),
                     num_params=sum(
                         tf.TensorShape(size).num_elements() for size in sizes
                     ),
@@ -257,72 +260,22 @@ class Description(keras.Model):
             start = stop
         return records
 
-    def program(self, batch_size: int | None) -> Program:
-        """What a training step runs on each device. Print it.
-
-        The layers are traced; nothing is computed. Loss, labels and weights
-        are like those of the mini-batch that was trained on last. Before the
-        first, the loss is taken to keep the outputs for its gradient.
+    def built_for(self, what: str) -> Built:
+        """What `build` has found.
 
         Args:
-            batch_size: Rows of the mini-batch. None: not known when the step
-                is traced, as in `fit` of data whose last mini-batch is
-                shorter. The program of these has all micro-batches, of which
-                some have no rows.
-
-        Returns:
-            The operations of the devices, in the order of the schedule,
-            replica after replica.
+            what: What needs it, for the error.
 
         Raises:
-            ValueError: If the model is not built, or cannot be trained.
+            ValueError: If the model is not built.
         """
-        self._check_built("program()")
-        rows = batch_size
-        if rows is not None:
-            (rows,) = checked_counts(batch_size=rows)
-        self._arguments.check_training()
-        known = self._trained_on()
-        specs = known or (self._plan.input_spec, None, None)
-        found: list[Program] = []
-
-        def trace(*batch: Any) -> None:
-            head, loss = None, Objective(self, batch, training=True)
-            if known is not None:
-                head, loss = self._loss_of(batch, training=True)
-            x, *labels = batch
-            run = self.lowered(self.as_taken(x), labels, head, loss, True)
-            found.append(run.program)
-
-        def as_spec(t: Any) -> Any:
-            if t is None:
-                return None
-            return tf.TensorSpec((rows, *t.shape[1:]), t.dtype)
-
-        function = tf.function(trace, autograph=False)
-        flat = tree.map_structure(as_spec, specs)
-        until_known(lambda: function.get_concrete_function(*flat))
-        program = found[-1]
-        program.note = f"mini-batches of {rows} rows"
-        if rows is None:
-            program.note = "mini-batches of unknown numbers of rows"
-        if known is None:
-            program.note += "; the loss is taken to keep the outputs"
-        return program
-
-    def _trained_on(self) -> Any:
-        """Specs of x, y, sample_weight of the last step with this loss."""
-        loss, specs = self._plan.trained or (None, None)
-        is_same = self.compiled and loss is internals.compiled_loss(self)
-        return specs if is_same else None
-
-    def _check_built(self, what: str) -> None:
-        if not self._plan.cells:
+        if self._built is None:
             raise ValueError(
                 f"`{what}` needs a model that is built. Received: a model that "
                 "has seen no data. Call `model.build(input_shape)` first, or "
                 "let the list of layers begin with `keras.Input(shape)`."
             )
+        return self._built
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
         """Prints Keras's summary, and the cell of each layer.
@@ -330,7 +283,7 @@ class Description(keras.Model):
         Takes the arguments of `keras.Model.summary`.
         """
         super().summary(*args, **kwargs)
-        if self._plan.cells:
+        if self._built is not None:
             print_cells(self.cells(), kwargs.get("print_fn"))
 
 

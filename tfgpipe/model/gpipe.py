@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import collections
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
-from keras import tree
 
-from tfgpipe import internals
 from tfgpipe.arguments import Arguments
-from tfgpipe.cells import Cell
 from tfgpipe.checks import check_names
-from tfgpipe.devices import Storage
 from tfgpipe.devices import strategy as strategy_lib
-from tfgpipe.micro_batches import shapes
-from tfgpipe.model.description import Description, input_tensors
-from tfgpipe.model.nonfinite import Skips
 from tfgpipe.model.rehearsal import Rehearsals
 from tfgpipe.model.saving import Saving
-from tfgpipe.partition import partition
 from tfgpipe.profiles import Profile
 from tfgpipe.schedules import Schedule
-from tfgpipe.state import RandomState
-from tfgpipe.trial import Trial
 
 # What other libraries call what `GPipe` has an argument for.
 _ELSEWHERE = {
@@ -51,40 +40,8 @@ def _argument_names() -> list[str]:
     return [*dict.fromkeys(found), "input_shape", "input_dim"]
 
 
-class _Plan:
-    """What `build` found out, and what a step notes for the next call.
-
-    A plain object, which Keras does not track: names and files must not know
-    about cells.
-    """
-
-    def __init__(
-        self,
-        strategy: strategy_lib.PipelineStrategy | None,
-        trial: Trial,
-    ) -> None:
-        self.strategy = strategy
-        self.trial = trial
-        self.input_spec: Any = None
-        self.output_spec: Any = None
-        self.cells: list[Cell] = []
-        self.costs: list[float] = []
-        self.random_state: RandomState | None = None
-        self.pending_losses: list[Any] | None = None
-        # With which loss, and on what specs of data, it was trained last.
-        self.trained: tuple[Any, Any] | None = None
-        self.clock: Any = None
-        self.tell_gradients: Callable | None = None
-        self.storage: Storage | None = None
-        self.skips: Skips | None = None
-        self.is_new = True  # not trained yet
-        self.has_default_m = False
-        self.calls: collections.Counter[str] = collections.Counter()
-        self.functions: dict[str, dict[Any, Callable]] = {}  # called eagerly
-
-
 @keras.saving.register_keras_serializable(package="tfgpipe")
-class GPipe(Description, Saving, Rehearsals):
+class GPipe(Saving, Rehearsals):
     """A sequence of Keras layers that is trained on several devices.
 
     The layers are cut into `num_partitions` cells, one a device. A mini-batch
@@ -202,88 +159,13 @@ class GPipe(Description, Saving, Rehearsals):
                 f"pipeline does not use. Received: {type(self).__name__}. Put "
                 "what it does into a layer of the list."
             )
-        super().__init__(name=name, **kwargs)
+        super().__init__(
+            arguments, strategy, num_micro_batches is None, name=name, **kwargs
+        )
         # XLA would compile the whole step, onto one device.
         self.supports_jit = False
-        self._jit_cells = False
-        self._arguments = arguments
-        self._plan = _Plan(strategy, Trial(arguments.trial))
-        self._plan.has_default_m = num_micro_batches is None
-        self.sequence = self._source.layers
         if self._source.input_spec is not None:
-            self._plan.input_spec = self._source.input_spec
-            self.build(shapes(self._plan.input_spec))
-
-    @property
-    def _source(self) -> Any:
-        return self._arguments.source
-
-    # ------------------------------------------------------------------ build
-    def build(self, input_shape: Any) -> None:
-        """Cuts the layers into cells and creates their variables there.
-
-        Args:
-            input_shape: Nest of shapes (batch, ...) of the inputs.
-        """
-        if self._plan.cells:
-            self.check_input_shape(input_shape)
-            return
-        if self._plan.input_spec is None:
-            dtype = self.input_dtype
-            self._plan.input_spec = tree.map_shape_structure(
-                lambda shape: keras.KerasTensor(shape, dtype), input_shape
-            )
-        with internals.outside_functions(), internals.without_strategy():
-            if self._source.input_spec is None:
-                specs = input_tensors(self._plan.input_spec)
-                self._plan.input_spec = specs
-            self._plan.output_spec, costs = self._source.infer(
-                self._plan.input_spec,
-                self.num_micro_batches * self.num_replicas > 1,
-            )
-            self._arguments.check_supported()
-            self._plan.costs = self._arguments.costs.resolved(
-                costs, self._plan.input_spec
-            )
-            self._make_cells()
-            if not internals.variables_are_deferred():
-                self.place()
-        seeds = {id(s): s for cell in self._plan.cells for s in cell.seeds}
-        self._plan.random_state = RandomState(self.name, [*seeds.values()])
-        self.built = True
-
-    def _make_cells(self) -> None:
-        counts = self._arguments.layers_per_cell or self._source.cut(
-            self._plan.costs, self.num_partitions
-        )
-        self._check_groups(counts)
-        start = 0
-        columns = zip(*self._arguments.grid)
-        for k, (devices, count) in enumerate(zip(columns, counts)):
-            own = self._plan.costs[start : start + count]
-            for size in partition(own, self._arguments.remat_groups):
-                index = len(self._plan.cells)
-                steps = self._source.steps[start : start + size]
-                self._plan.cells.append(Cell(index, steps, devices, k))
-                start += size
-
-    def _check_groups(self, counts: Sequence[int]) -> None:
-        if self._arguments.remat_groups > min(counts):
-            raise ValueError(
-                "`remat_groups` must be at most the number of layers of every "
-                f"cell. Received: remat_groups={self._arguments.remat_groups} "
-                f"and cells of {list(counts)} layers. Ask for fewer groups, "
-                "or put the layers of a `keras.Sequential` into the list "
-                "instead of the model."
-            )
-
-    # ------------------------------------------------------------- plain call
-    @property
-    def input_dtype(self) -> str:
-        """To which `model(x)` casts floats, as in `keras.Sequential`."""
-        if self._source.input_spec is not None:
-            return tree.flatten(self._source.input_spec)[0].dtype
-        return self.sequence[0].compute_dtype
+            self.build_for_spec(self._source.input_spec)
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Runs the layers one after the other, without a pipeline."""
@@ -292,7 +174,7 @@ class GPipe(Description, Saving, Rehearsals):
             return self._source.model(inputs, training=training)
         # Each layer is told, or it is what the last layer left to others.
         kwargs = {} if training is None else {"training": training}
-        for cell in self._plan.cells:
+        for cell in self.built_for("a call").cells:
             with tf.device(cell.device):
                 for layer in cell.sequence:
                     inputs = layer(inputs, **kwargs)

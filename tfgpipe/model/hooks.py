@@ -12,8 +12,10 @@ observed where it runs: while a step is traced.
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -22,12 +24,43 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import failures, internals
+from tfgpipe.arguments import Arguments
+from tfgpipe.cells import Cell
 from tfgpipe.devices import Storage, place_variables, placement
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.failures import explained, interruptible
 from tfgpipe.micro_batches import as_specs, shapes
+from tfgpipe.model.build import build
+from tfgpipe.model.description import Description
 from tfgpipe.model.nonfinite import Skips
 from tfgpipe.sequence import inputs
+from tfgpipe.trial import Trial
+
+
+@dataclasses.dataclass
+class _Notes:
+    """What is noted for the next call. Plain, so that Keras tracks nothing.
+
+    Attributes:
+        input_spec: What `build` is called for, which gets the shapes alone.
+        storage: Where the variables are; None before they are placed.
+        skips: Counts mini-batches that were skipped, if they are.
+        is_new: Whether nothing was trained yet.
+        base_calls: How often each method marked with `base` was called.
+    functions: By kind of step, what is called eagerly, see `look.py`.
+    """
+
+    input_spec: Any = None
+    storage: Storage | None = None
+    skips: Skips | None = None
+    is_new: bool = True
+    base_calls: collections.Counter[str] = dataclasses.field(
+        default_factory=collections.Counter
+    )
+    functions: dict[str, dict[Any, Callable]] = dataclasses.field(
+        default_factory=dict
+    )
+
 
 _CURES = {
     "train_step": "A loss of your own belongs in `compute_loss`.",
@@ -44,7 +77,7 @@ def base(method: Callable) -> Callable:
 
     @functools.wraps(method)
     def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self._plan.calls[method.__name__] += 1
+        self._notes.base_calls[method.__name__] += 1
         return method(self, *args, **kwargs)
 
     noted.is_base = True  # type: ignore[attr-defined]
@@ -70,9 +103,9 @@ def _extending(name: str, method: Any) -> Callable:
 
     @functools.wraps(method)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before = self._plan.calls[name]
+        before = self._notes.base_calls[name]
         result = method(self, *args, **kwargs)
-        if self._plan.calls[name] == before:
+        if self._notes.base_calls[name] == before:
             raise TypeError(
                 f"`{name}` of a subclass of `GPipe` must call that of `GPipe`, "
                 "which alone uses the cells. Received: "
@@ -86,20 +119,76 @@ def _extending(name: str, method: Any) -> Callable:
     return checked
 
 
-class Hooks(Overrides, internals.BuiltBeforeTracing):
-    """The part of `GPipe` that Keras calls before it traces a step."""
+class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
+    """The part of `GPipe` that Keras calls before it traces a step.
+
+    Args:
+        arguments: Those of the model.
+        strategy: In whose scope it is made, or None.
+        has_default_m: Whether nobody has asked for its M.
+        **kwargs: Those of `keras.Model`.
+    """
 
     train_function: Any
     test_function: Any
     predict_function: Any
 
+    def __init__(
+        self,
+        arguments: Arguments,
+        strategy: strategy_lib.PipelineStrategy | None,
+        has_default_m: bool,
+        **kwargs: Any,
+    ):
+        super().__init__(arguments, **kwargs)
+        self._jit_cells = False
+        self._strategy = strategy
+        self._has_default_m = has_default_m
+        self._trial = Trial(arguments.trial)
+        self._notes = _Notes()
+
+    # ------------------------------------------------------------------ build
+    def build(self, input_shape: Any) -> None:
+        """Cuts the layers into cells and creates their variables there.
+
+        Args:
+            input_shape: Nest of shapes (batch, ...) of the inputs.
+        """
+        if self._built is not None:
+            self.check_input_shape(input_shape)
+            return
+        spec = self._notes.input_spec
+        if spec is None:
+            dtype = self.input_dtype
+            spec = tree.map_shape_structure(
+                lambda shape: keras.KerasTensor(shape, dtype), input_shape
+            )
+        with internals.outside_functions(), internals.without_strategy():
+            self._built = build(self._arguments, spec, self.name)
+            if not internals.variables_are_deferred():
+                self.place()
+        self.built = True
+
+    def build_for_spec(self, spec: Any) -> None:
+        """Builds for inputs of which more is known than shapes.
+
+        Args:
+            spec: Nest of `keras.KerasTensor`s.
+        """
+        self._notes.input_spec = spec
+        try:
+            self.build(shapes(spec))
+        finally:
+            self._notes.input_spec = None
+
+    # -------------------------------------------------------- before a step
     @base
     def make_train_function(self, force: bool = False) -> None:
         """Makes what Keras calls with each batch in `fit`."""
         self._check_storage()
         self._check_scope()
         if self.train_function is None or force:
-            self._plan.functions.pop("train", None)
+            self._notes.functions.pop("train", None)
             self._source.check_again()
             self._arguments.check_training()
             super().make_train_function(force)
@@ -113,7 +202,7 @@ class Hooks(Overrides, internals.BuiltBeforeTracing):
         self._check_storage()
         self._check_scope()
         if self.test_function is None or force:
-            self._plan.functions.pop("test", None)
+            self._notes.functions.pop("test", None)
             self._source.check_again()
             super().make_test_function(force)
             self.test_function = self._explained(self.test_function)
@@ -124,7 +213,7 @@ class Hooks(Overrides, internals.BuiltBeforeTracing):
         self._check_storage()
         self._check_scope()
         if self.predict_function is None or force:
-            self._plan.functions.pop("predict", None)
+            self._notes.functions.pop("predict", None)
             self._source.check_again()
             super().make_predict_function(force)
             self.predict_function = self._explained(self.predict_function)
@@ -146,34 +235,38 @@ class Hooks(Overrides, internals.BuiltBeforeTracing):
 
         return function
 
+    def _cells_so_far(self) -> Sequence[Cell]:
+        """None before the model is built, which functions may be made for."""
+        return () if self._built is None else self._built.cells
+
     def _explained(self, function: Callable) -> Callable:
         is_alone = self.steps_per_execution == 1
-        return explained(function, self._plan.cells, is_alone)
+        return explained(function, self._cells_so_far, is_alone)
 
     def place(self) -> None:
         """Gives the variables storage on the devices of their cells.
 
         In a model around this one they are where that model puts them.
         """
-        storage = self._plan.storage
-        known = set() if storage is None else storage.known
-        place_variables(self._plan.cells, known)
-        self._plan.storage = Storage(self.name, self.sequence)
+        cells, notes = self.built_for("place()").cells, self._notes
+        known = set() if notes.storage is None else notes.storage.known
+        place_variables(cells, known)
+        notes.storage = Storage(self.name, self.sequence)
         # tf.train.Checkpoint finds nothing in a list of layers.
         self._checkpointed = tf.Module()
         self._checkpointed.values = [v.value for v in self.variables]
-        if self._arguments.skip_nonfinite and self._plan.skips is None:
-            self._plan.skips = Skips(self._plan.cells[-1].device)
+        if self._arguments.skip_nonfinite and notes.skips is None:
+            notes.skips = Skips(cells[-1].device)
 
     def _check_storage(self) -> None:
         """Refuses layers that another model took over."""
-        if self._plan.storage is not None:
-            self._plan.storage.check()
+        if self._notes.storage is not None:
+            self._notes.storage.check()
             self._place_new()
 
     def _place_new(self) -> None:
         """Places the weights that `enable_lora` or `quantize` have added."""
-        storage = self._plan.storage
+        storage = self._notes.storage
         if storage is not None and any(
             id(variable) not in storage.known
             for layer in self.sequence
@@ -183,7 +276,7 @@ class Hooks(Overrides, internals.BuiltBeforeTracing):
 
     def _check_scope(self) -> None:
         """Refuses strategies that the model does not know of."""
-        strategy, own = strategy_lib.any_current(), self._plan.strategy
+        strategy, own = strategy_lib.any_current(), self._strategy
         if strategy not in (None, own):
             made_in = "no scope" if own is None else f"that of {own}"
             raise ValueError(
@@ -200,18 +293,18 @@ class Hooks(Overrides, internals.BuiltBeforeTracing):
         """Creates all variables, before the step is traced if possible."""
         with internals.outside_functions(), internals.without_strategy():
             if not self.built:
-                self._plan.input_spec = inputs.data_spec(x, self.input_dtype)
-                self.build(shapes(self._plan.input_spec))
+                self.build_for_spec(inputs.data_spec(x, self.input_dtype))
             if not with_loss:
                 return
             self._place_new()  # an optimizer knows where they are
             self.build_optimizer()
-            with tf.device(self._plan.cells[-1].device):
+            built = self.built_for("a step")
+            with tf.device(built.cells[-1].device):
                 internals.build_losses_and_metrics(
                     self,
                     as_specs(x),
                     as_specs(y),
-                    self._plan.output_spec,
+                    built.output_spec,
                     as_specs(sample_weight),
                 )
 
@@ -220,11 +313,11 @@ class Hooks(Overrides, internals.BuiltBeforeTracing):
 
         @functools.wraps(function)
         def looked_at(*args: Any) -> Any:
-            if not self._plan.is_new:
+            if not self._notes.is_new:
                 return function(*args)
             before = self._seen_in_training()
             result = function(*args)
-            self._plan.is_new = False
+            self._notes.is_new = False
             rows, steps = self._seen_in_training() - before
             self._check_overlap(rows // steps if steps > 0 else None)
             return result
@@ -244,7 +337,7 @@ class Hooks(Overrides, internals.BuiltBeforeTracing):
             rows: Its rows, which are known when it has run: `fit` traces a step
                 for any number of them. None if nothing was updated.
         """
-        num_devices = len({cell.device for cell in self._plan.cells})
+        num_devices = len({cell.device for cell in self._cells_so_far()})
         if num_devices == 1:
             return
         m, r = self.num_micro_batches, self.num_replicas
@@ -252,7 +345,7 @@ class Hooks(Overrides, internals.BuiltBeforeTracing):
             f"Pass num_micro_batches={4 * num_devices}, say, and mini-batches "
             "of more rows than that"
         )
-        if self._plan.has_default_m:
+        if self._has_default_m:
             failures.warn(
                 f"Devices wait for each other: {num_devices} of them train one "
                 "micro-batch, the default of `num_micro_batches`, so that only "
@@ -277,8 +370,8 @@ class Hooks(Overrides, internals.BuiltBeforeTracing):
         optimizer = getattr(self, "optimizer", None)
         if optimizer is None:
             return
-        if self._plan.strategy is not None:
-            internals.adopt(optimizer, self._plan.strategy)
+        if self._strategy is not None:
+            internals.adopt(optimizer, self._strategy)
         if not optimizer.built:
             with tf.init_scope(), internals.without_strategy():
                 optimizer.build(self.trainable_variables)
@@ -289,11 +382,15 @@ class Hooks(Overrides, internals.BuiltBeforeTracing):
                 own = internals.slots(one, variable)
                 placement.create_or_move(own, variable.value.device)
 
+    def cast_inputs(self, x: Any) -> Any:
+        """Data as the layers expect it, see `inputs.as_expected`."""
+        return self.built_for("cast_inputs()").cast_inputs(x)
+
     def note_data(self, data: Any) -> None:
         """Keeps the first rows of data, on which layers are tried."""
         if data is not None and self.num_micro_batches * self.num_replicas > 1:
             x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-            self._plan.trial.note_data(x, self.cast_inputs)
+            self._trial.note_data(x, self.cast_inputs)
 
     def build_for(self, data: Any) -> None:
         """Creates all variables before Keras traces a step.

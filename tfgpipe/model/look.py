@@ -1,4 +1,4 @@
-"""Steps that are called eagerly, and layers that Python runs to be looked at.
+"""Layers that Python runs, to be looked at.
 
 A step is a graph, whoever calls it. Where a model runs eagerly, Python first
 runs each layer, the loss and the metrics on the rows that they will get, so
@@ -12,9 +12,7 @@ dropped; then the step itself runs, as the same graph as otherwise:
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -22,94 +20,8 @@ import tensorflow as tf
 
 from tfgpipe.boundary import Boundary, structure_of
 from tfgpipe.cells import Cell, as_number
-from tfgpipe.failures import one_step
 from tfgpipe.loss import Head
 from tfgpipe.micro_batches import MicroBatches
-from tfgpipe.model.hooks import Hooks
-from tfgpipe.sequence import inputs
-
-
-def as_graph(step: Callable) -> Callable:
-    """A step of a `GPipe`, which is a graph also where it is called eagerly.
-
-    Args:
-        step: A method that takes a mini-batch.
-    """
-    in_graph = one_step(step)
-
-    @functools.wraps(step)
-    def called(self: Any, data: Any) -> Any:
-        if tf.executing_eagerly():
-            return self.run_as_graph(in_graph, data)
-        return in_graph(self, data)
-
-    return called
-
-
-class Looking(Hooks):
-    """The part of `GPipe` whose steps may be called eagerly."""
-
-    run_eagerly: Any
-    _unpack: Any
-    as_taken: Any
-    _loss_of: Any
-
-    def run_as_graph(self, step: Callable, data: Any) -> Any:
-        """Runs a step that was called eagerly.
-
-        Args:
-            step: A training, test or predict step.
-            data: The mini-batch.
-        """
-        kind = step.__name__.removesuffix("_step")
-        getattr(self, f"make_{kind}_function")()  # what Keras checks before
-        self.note_data(data)
-        batch, _ = self._unpack(data, with_loss=kind != "predict")
-        if self.run_eagerly or tf.config.functions_run_eagerly():
-            self._look(kind, batch)
-        known = self._plan.functions.setdefault(kind, {})
-        trained = tuple(v.trainable for v in self.variables)
-        if trained not in known:
-            function = functools.partial(step, self)
-            # Traced anew for other numbers of rows: where they are known, as
-            # eagerly, Keras weighs the losses of several outputs by them.
-            known[trained] = self._explained(
-                tf.function(function, autograph=False)
-            )
-        with self.nothing_eager():
-            return known[trained](data)
-
-    def _look(self, kind: str, batch: tuple[Any, Any, Any]) -> None:
-        """Has Python run what a step will run."""
-        training, head, loss = kind == "train", None, None
-        if kind != "predict":
-            head, loss = self._loss_of(batch, training)
-
-        def of_all_rows(y_pred: Any, added: list[tf.Tensor]) -> None:
-            if loss is not None:
-                loss.look(y_pred, added)
-            if head is not None and not head.streams_metrics:
-                x, y, sample_weight = batch
-                self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
-
-        given, *labels = batch
-        x = self.as_taken(given)
-        count = self.num_micro_batches * self.num_replicas
-        cells = self._plan.cells
-        with inputs.explaining_sizes(x, self._plan.input_spec):
-            look(cells, x, labels, count, training, head, of_all_rows)
-
-    @contextlib.contextmanager
-    def nothing_eager(self) -> Iterator[None]:
-        """Inside, steps are traced, also those of a model that runs eagerly."""
-        was_eager = bool(self.run_eagerly), tf.config.functions_run_eagerly()
-        self.run_eagerly = False
-        tf.config.run_functions_eagerly(False)
-        try:
-            yield
-        finally:
-            self.run_eagerly = was_eager[0]
-            tf.config.run_functions_eagerly(was_eager[1])
 
 
 def look(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -22,14 +23,18 @@ from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
+from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.boundary import Boundary, CellArguments, Output, structure_of
 from tfgpipe.cells import Cell, CellTasks, LayerCall, TaskCall, until_known
+from tfgpipe.checks import checked_counts
 from tfgpipe.failures import explained
-from tfgpipe.model.step import Steps
+from tfgpipe.loss import Objective
+from tfgpipe.model.build import Built
+from tfgpipe.model.step import Steps, trace
 from tfgpipe.run import Pipeline
-from tfgpipe.schedules import CellFacts, Remat
+from tfgpipe.schedules import CellFacts, Program
 
 
 class LayerRun(NamedTuple):
@@ -99,7 +104,7 @@ class ByLayers:
             return found
 
         function = tf.function(run, autograph=False)
-        self._function = explained(function, cells, True)
+        self._function = explained(function, lambda: cells, True)
 
     def __call__(self, data: Any) -> Rehearsal:
         """Runs a mini-batch, which is as `train_step` takes it."""
@@ -116,6 +121,65 @@ class Rehearsals(Steps):
         """In which gradients are summed over micro-batches, see `GPipe`."""
         return self._arguments.gradient_dtype
 
+    def program(self, batch_size: int | None) -> Program:
+        """What a training step runs on each device. Print it.
+
+        The layers are traced; nothing is computed. Loss, labels and weights
+        are like those of the mini-batch that was trained on last. Before the
+        first, the loss is taken to keep the outputs for its gradient.
+
+        Args:
+            batch_size: Rows of the mini-batch. None: not known when the step
+                is traced, as in `fit` of data whose last mini-batch is
+                shorter. The program of these has all micro-batches, of which
+                some have no rows.
+
+        Returns:
+            The operations of the devices, in the order of the schedule,
+            replica after replica.
+
+        Raises:
+            ValueError: If the model is not built, or cannot be trained.
+        """
+        built = self.built_for("program()")
+        rows = batch_size
+        if rows is not None:
+            (rows,) = checked_counts(batch_size=rows)
+        self._arguments.check_training()
+        known = self._trained_on()
+        specs = known or (built.input_spec, None, None)
+        found: list[Program] = []
+
+        def lowering(*batch: Any) -> None:
+            head, loss = None, Objective(self, batch, training=True)
+            if known is not None:
+                head, loss = self._loss_of(batch, training=True)
+            x, *labels = batch
+            run = self.lowered(built.as_taken(x), labels, head, loss, True)
+            found.append(run.program)
+
+        def as_spec(t: Any) -> Any:
+            if t is None:
+                return None
+            return tf.TensorSpec((rows, *t.shape[1:]), t.dtype)
+
+        function = tf.function(lowering, autograph=False)
+        flat = tree.map_structure(as_spec, specs)
+        until_known(lambda: function.get_concrete_function(*flat))
+        program = found[-1]
+        program.note = f"mini-batches of {rows} rows"
+        if rows is None:
+            program.note = "mini-batches of unknown numbers of rows"
+        if known is None:
+            program.note += "; the loss is taken to keep the outputs"
+        return program
+
+    def _trained_on(self) -> Any:
+        """Specs of x, y, sample_weight of the last step with this loss."""
+        loss, specs = self._step_notes.trained or (None, None)
+        is_same = self.compiled and loss is internals.compiled_loss(self)
+        return specs if is_same else None
+
     def by_layers(self, of_call: Callable[[LayerRun], Any]) -> ByLayers:
         """Runs training steps that change nothing.
 
@@ -123,36 +187,38 @@ class Rehearsals(Steps):
             of_call: What is asked of each call, a nest of tensors; called
                 while the step is traced.
         """
-        steps = [[*cell.calls] for cell in self._plan.cells]
+        built = self.built_for("by_layers()")
+        steps = [[*cell.calls] for cell in built.cells]
         steps[-1].append(_Nothing())
         places = [k for k, own in enumerate(steps) for _ in own]
         cells = [
-            self._plan.cells[k].part(i, step)
+            built.cells[k].part(i, step)
             for i, (k, step) in enumerate(zip(places, itertools.chain(*steps)))
         ]
         counts = collections.Counter(cell.number for cell in cells)
         groups = [counts[k] for k in range(self.num_partitions)]
-        remat = self._arguments.remat_by_cell().parted(places, groups)
-        step = functools.partial(self._by_layers, of_call, (cells, remat))
+        remat = built.remat.parted(places, groups)
+        parted = dataclasses.replace(built, cells=tuple(cells), remat=remat)
+        step = functools.partial(self._by_layers, of_call, parted)
         return ByLayers(cells, step, self.nothing_eager)
 
     def _by_layers(
         self,
         of_call: Callable[[LayerRun], Any],
-        parts: tuple[list[Cell], Remat],
+        built: Built,
         data: Any,
     ) -> tuple[Rehearsal, list[Any]]:
         """A step by layers, and nests like what comes into each."""
         batch, _ = self._unpack(data)
         given, *labels = batch
-        x = self.as_taken(given)
+        x = built.as_taken(given)
         head, loss = self._loss_of(batch, training=True)
 
         def lowered() -> tuple[list[_Recorded], Pipeline]:
-            traced = self._traced(x, labels, head, True, parts)
+            traced = trace(built, x, labels, head, True, self._jit_cells)
             wanted = loss.has_gradient(traced) if traced.is_training else ()
             tasks = [_Recorded(own) for own in traced.tasks(*wanted)]
-            program = traced.program(tasks, self._arguments.schedule_of)
+            program = traced.program(tasks, built.schedule_of)
             return tasks, Pipeline(traced, tasks, program)
 
         tasks, run = until_known(lowered)
@@ -180,11 +246,11 @@ class Rehearsals(Steps):
         Args:
             tell: Called with pairs of a gradient, or None, and its weight.
         """
-        self._plan.tell_gradients = tell
+        self._step_notes.tell_gradients = tell
         try:
             yield
         finally:
-            self._plan.tell_gradients = None
+            self._step_notes.tell_gradients = None
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[Callable[[], None]]:
@@ -193,7 +259,7 @@ class Rehearsals(Steps):
         Those of the layers, of metrics, of the optimizer, and seeds. It yields
         what puts them back at once.
         """
-        skips, optimizer = self._plan.skips, self.optimizer
+        skips, optimizer = self._notes.skips, self.optimizer
         variables: list[Any] = [
             *self.variables,
             *self.metrics_variables,

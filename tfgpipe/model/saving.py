@@ -22,71 +22,11 @@ from tfgpipe.checks import as_count, checked_path
 from tfgpipe.devices import all_devices, resolve_device
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.files import read_whole, written_whole
-from tfgpipe.micro_batches import shapes
+from tfgpipe.model.hooks import Hooks
 from tfgpipe.model.nonfinite import Skips
 from tfgpipe.schedules import CHUNKS
 from tfgpipe.sequence import items_from_config
 from tfgpipe.state import RandomState, seeds
-
-
-class ModelFiles(keras.Model):
-    """The part of `GPipe` that writes and reads files, as Keras does."""
-
-    def save(
-        self,
-        filepath: Any,
-        overwrite: bool = True,
-        zipped: bool | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Writes a `.keras` file, see `keras.Model.save`.
-
-        Raises:
-            ValueError: If the file is of the older HDF5 format, which has no
-                place for a `GPipe`.
-            OSError: If it cannot be written. What was there is kept.
-        """
-        if str(filepath).endswith((".h5", ".hdf5")):
-            raise ValueError(
-                "`filepath` must end in '.keras'. Received: "
-                f"filepath={str(filepath)!r}, of the older HDF5 format, from "
-                "which Keras cannot load a `GPipe`. Save to '.keras', or the "
-                "weights alone by `save_weights` to '.weights.h5'."
-            )
-        _warn_of_unlisted(self)
-        with written_whole(filepath, overwrite) as path:
-            super().save(path, overwrite, zipped, **kwargs)
-
-    def save_weights(
-        self,
-        filepath: Any,
-        overwrite: bool = True,
-        max_shard_size: float | None = None,
-    ) -> None:
-        """Writes a `.weights.h5` file, see `keras.Model.save_weights`.
-
-        Raises:
-            OSError: If it cannot be written. What was there is kept.
-        """
-        _warn_of_unlisted(self)
-        if max_shard_size is not None:  # several files, left to Keras
-            super().save_weights(filepath, overwrite, max_shard_size)
-            return
-        with written_whole(filepath, overwrite) as path:
-            super().save_weights(path, overwrite)
-
-    def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
-        """Loads what `save_weights` wrote, see `keras.Model.load_weights`.
-
-        The optimizer's state is loaded even if it has made no step yet.
-
-        Raises:
-            ValueError: If the file is damaged, or that of another model.
-        """
-        with read_whole(filepath):
-            if self.built and _holds_optimizer(filepath):
-                self.build_optimizer()
-            super().load_weights(filepath, *args, **kwargs)
 
 
 def _warn_of_unlisted(model: keras.Model) -> None:
@@ -286,24 +226,81 @@ def spec_from_config(config: dict[str, Any]) -> Any:
     return tree.map_structure(lambda i: flat[i], config["structure"])
 
 
-class Saving(ModelFiles):
+class Saving(Hooks):
     """The part of `GPipe` that Keras calls to save, load and copy it."""
+
+    def save(
+        self,
+        filepath: Any,
+        overwrite: bool = True,
+        zipped: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Writes a `.keras` file, see `keras.Model.save`.
+
+        Raises:
+            ValueError: If the file is of the older HDF5 format, which has no
+                place for a `GPipe`.
+            OSError: If it cannot be written. What was there is kept.
+        """
+        if str(filepath).endswith((".h5", ".hdf5")):
+            raise ValueError(
+                "`filepath` must end in '.keras'. Received: "
+                f"filepath={str(filepath)!r}, of the older HDF5 format, from "
+                "which Keras cannot load a `GPipe`. Save to '.keras', or the "
+                "weights alone by `save_weights` to '.weights.h5'."
+            )
+        _warn_of_unlisted(self)
+        with written_whole(filepath, overwrite) as path:
+            super().save(path, overwrite, zipped, **kwargs)
+
+    def save_weights(
+        self,
+        filepath: Any,
+        overwrite: bool = True,
+        max_shard_size: float | None = None,
+    ) -> None:
+        """Writes a `.weights.h5` file, see `keras.Model.save_weights`.
+
+        Raises:
+            OSError: If it cannot be written. What was there is kept.
+        """
+        _warn_of_unlisted(self)
+        if max_shard_size is not None:  # several files, left to Keras
+            super().save_weights(filepath, overwrite, max_shard_size)
+            return
+        with written_whole(filepath, overwrite) as path:
+            super().save_weights(path, overwrite)
+
+    def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """Loads what `save_weights` wrote, see `keras.Model.load_weights`.
+
+        The optimizer's state is loaded even if it has made no step yet.
+
+        Raises:
+            ValueError: If the file is damaged, or that of another model.
+        """
+        with read_whole(filepath):
+            if self.built and _holds_optimizer(filepath):
+                self.build_optimizer()
+            super().load_weights(filepath, *args, **kwargs)
 
     @property
     def random_state(self) -> RandomState | None:
         """The random seeds, which Keras itself does not save."""
-        return self._plan.random_state
+        return None if self._built is None else self._built.random_state
 
     @property
     def skips(self) -> Skips | None:
         """The number of mini-batches that were skipped, for files."""
-        return self._plan.skips
+        return self._notes.skips
 
     def get_config(self) -> dict[str, Any]:
         """The arguments; costs as numbers, if they are known."""
-        costs = self._plan.costs or [
-            c if not callable(c) else None for c in self._source.costs
-        ]
+        if self._built is not None:
+            costs: list[Any] = [*self._built.costs]
+        else:
+            costs = [None if callable(c) else c for c in self._source.costs]
         adapters = internals.num_adapters(self)
         return {
             **super().get_config(),
@@ -329,7 +326,8 @@ class Saving(ModelFiles):
         items = items_from_config(config, custom_objects)
         if is_later:
             config["costs"] = unit
-        model = cls(items, **config)
+        make: Any = cls  # a `GPipe`, or one of its subclasses
+        model = make(items, **config)
         if unit is not None:
             model._arguments.costs.unit = unit
         model.build_from_config(build_config)
@@ -359,7 +357,7 @@ class Saving(ModelFiles):
         The pipeline stays behind: what is served runs layer by layer.
         """
         if input_signature is None and self.built:
-            spec = self._plan.input_spec
+            spec = self.built_for("export()").input_spec
             if self._source.input_spec is None and not tree.is_nested(spec):
                 # As `keras.Sequential`, whatever data it was built for.
                 spec = keras.KerasTensor(spec.shape, self.input_dtype)
@@ -373,16 +371,14 @@ class Saving(ModelFiles):
 
     def get_build_config(self) -> dict[str, Any] | None:
         """Shapes and dtypes of the inputs."""
-        if not self._plan.cells:
-            return None
-        return spec_config(self._plan.input_spec)
+        built = self._built
+        return None if built is None else spec_config(built.input_spec)
 
     def build_from_config(self, config: dict[str, Any]) -> None:
         """Builds for what `get_build_config` returned."""
         if config is None or self.built:
             return
-        self._plan.input_spec = spec_from_config(config)
-        self.build(shapes(self._plan.input_spec))
+        self.build_for_spec(spec_from_config(config))
 
 
 def check_devices(names: Sequence[str] | None, is_given: bool) -> None:

@@ -7,8 +7,10 @@ graph each. A training step ends with the update, or skips the mini-batch.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -16,13 +18,13 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import Cell, Tracer, until_known
+from tfgpipe.cells import Tracer, until_known
 from tfgpipe.devices import (
-    names,
     placement,
     update_on_devices,
     updates_slices_alike,
 )
+from tfgpipe.failures import one_step
 from tfgpipe.loss import (
     Head,
     Objective,
@@ -34,121 +36,116 @@ from tfgpipe.loss import (
     streams_metrics,
 )
 from tfgpipe.micro_batches import as_specs, check_rows
-from tfgpipe.model.hooks import base
-from tfgpipe.model.look import Looking, as_graph
+from tfgpipe.model.build import Built
+from tfgpipe.model.hooks import Hooks, base
+from tfgpipe.model.look import look
 from tfgpipe.model.nonfinite import Guard
 from tfgpipe.run import MiniBatch, Pipeline
-from tfgpipe.schedules import Remat
 from tfgpipe.sequence import inputs
+from tfgpipe.trial import Trial
 
 
-class Updates(Looking):
-    """The part of `GPipe` that applies the gradients of a mini-batch."""
+@dataclasses.dataclass
+class _StepNotes:
+    """What is noted for the next step. Plain, so that Keras tracks nothing.
 
-    @property
-    def skip_nonfinite(self) -> bool:
-        """Whether mini-batches that are not finite change nothing."""
-        return self._arguments.skip_nonfinite
+    Attributes:
+        trained: With which loss, and on what specs, it was trained last.
+        pending_losses: Those of the mini-batch, while it is computed.
+        clock: Times the steps that are traced, if any.
+        tell_gradients: Is called with what they apply, if any.
+    """
 
-    def _update(
-        self, run: Pipeline, loss: Objective, total: tf.Tensor, guard: Any
-    ) -> None:
-        """Applies the gradients, each on the device of its variable."""
-        pairs = self._gradients(run, loss)
-        if not pairs:
-            warnings.warn(
-                "The model does not have any trainable weights.", stacklevel=3
-            )
-
-        def update() -> None:
-            if pairs:
-                self.optimizer.apply_gradients(pairs)
-
-        in_branch = guard is not None
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(
-                update_on_devices(
-                    self.optimizer, self.trainable_variables, in_branch
-                )
-            )
-            if self._plan.clock is not None:
-                stack.enter_context(self._plan.clock.update(run.chain.last_op))
-            if guard is None:
-                update()
-            else:
-                guard.update(self.optimizer, total, pairs, update)
-
-    def _gradients(
-        self, run: Pipeline, loss: Objective
-    ) -> list[tuple[Any, keras.Variable]]:
-        """Gradients, or None, and their weights."""
-        if not run.is_training:
-            return []
-        gradients = run.gradients()
-        add_direct(gradients, loss.direct_gradients())
-        pairs = [(gradients.get(id(v)), v) for v in self.trainable_weights]
-        taken = [(placement.as_device_takes(d, v), v) for d, v in pairs]
-        changed = [v for (d, v), (t, _) in zip(pairs, taken) if d is not t]
-        if changed and not updates_slices_alike(self.optimizer):
-            warnings.warn(
-                "A sparse gradient is applied as a dense one on a device that "
-                "runs nothing but what XLA compiles, so the optimizer also "
-                "moves rows that the mini-batch has not looked up. Received: "
-                f"'{changed[0].path}' on {changed[0].value.device}, and "
-                f"{type(self.optimizer).__name__}. Put that cell on another "
-                "device, or train with SGD or Lion, for the numbers that other "
-                "devices give.",
-                stacklevel=3,
-            )
-        if self._plan.tell_gradients is not None:
-            self._plan.tell_gradients(taken)
-        return taken
-
-    def _guard(self, run: Pipeline) -> Guard | None:
-        """What skips the mini-batch if it is not finite."""
-        skips = self._plan.skips
-        return None if skips is None else Guard(self._kept(run), skips)
-
-    def _kept(self, run: Pipeline) -> list[keras.Variable]:
-        """What a step may assign, but by the optimizer."""
-        return [
-            *self.non_trainable_variables,
-            *self.metrics_variables,
-            *run.assigned_variables(),
-        ]
-
-    def _guarded(self, logs: dict[str, Any], guard: Guard) -> dict[str, Any]:
-        """What `fit` shows, when what is not finite is undone."""
-        skipped = guard.end()
-        if type(self).compute_metrics is keras.Model.compute_metrics:
-            logs = self.get_metrics_result()  # as they are now
-        return {**logs, "skipped_steps": skipped}
-
-    @property
-    def num_skipped(self) -> int:
-        """How many mini-batches were skipped, since it was new.
-
-        Saved with the model. The optimizer's iterations and these are all that
-        it has seen in training.
-        """
-        skips = self._plan.skips
-        return 0 if skips is None else skips.total
-
-    @property
-    def skipped_in_a_row(self) -> int:
-        """How many of the last mini-batches were skipped, up to now."""
-        skips = self._plan.skips
-        return 0 if skips is None else skips.in_a_row
-
-    def reset_metrics(self) -> None:
-        """Starts the metrics anew, as `fit` does when an epoch begins."""
-        super().reset_metrics()
-        if self._plan.skips is not None:
-            self._plan.skips.start_epoch()
+    trained: tuple[Any, Any] | None = None
+    pending_losses: list[Any] | None = None
+    clock: Any = None
+    tell_gradients: Callable | None = None
 
 
-class Steps(Updates):
+def as_graph(step: Callable) -> Callable:
+    """A step of a `GPipe`, which is a graph also where it is called eagerly.
+
+    Args:
+        step: A method that takes a mini-batch.
+    """
+    in_graph = one_step(step)
+
+    @functools.wraps(step)
+    def called(self: Any, data: Any) -> Any:
+        if tf.executing_eagerly():
+            return self.run_as_graph(in_graph, data)
+        return in_graph(self, data)
+
+    return called
+
+
+def trace(
+    built: Built,
+    x: Any,
+    labels: Sequence[Any],
+    head: Head | None,
+    training: bool,
+    compiles: bool,
+    trial: Trial | None = None,
+) -> MiniBatch:
+    """A mini-batch for which the cells are traced.
+
+    Args:
+        built: The cells, and what they recompute.
+        x: What the first layer takes.
+        labels: y and sample_weight, nests or None.
+        head: What the last cell computes of the loss, or None.
+        training: Whether gradients are wanted.
+        compiles: Whether XLA compiles cells also where it need not.
+        trial: Tries the layers first, if there are several micro-batches.
+    """
+    built.source.check(as_specs(x))
+    compiles = compiles or built.only_compiles
+    if compiles:
+        inputs.warn_of_unknown_sizes(x, built.input_spec)
+    return MiniBatch(
+        [*built.cells],
+        x,
+        None if head is None else tuple(labels),
+        built.num_micro_batches,
+        training,
+        head,
+        built.remat,
+        Tracer(compiles, built.gradient_dtype),
+        trial,
+    )
+
+
+def lower(
+    built: Built, traced: MiniBatch, loss: Objective | None, clock: Any
+) -> Pipeline:
+    """A mini-batch of which it is known what it will run.
+
+    Args:
+        built: Has the schedule.
+        traced: The mini-batch.
+        loss: What the head does not compute of it, or None.
+        clock: A `run.Clock`, or None.
+    """
+    trained = loss if traced.is_training else None
+    will_have: Any = ()
+    if trained is not None:
+        will_have = trained.has_gradient(traced)
+    tasks = traced.tasks(*will_have)
+    program = traced.program(tasks, built.schedule_of)
+    if trained is not None:
+        trained.check(program)
+    return Pipeline(traced, tasks, program, clock)
+
+
+class Steps(Hooks):
     """The part of `GPipe` that runs mini-batches through its cells."""
+
+    run_eagerly: Any
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._step_notes = _StepNotes()
 
     @base
     @as_graph
@@ -215,26 +212,13 @@ class Steps(Updates):
         arrival = inputs.arrival((x, y, sample_weight), checks)
         return (x, y, sample_weight), arrival
 
-    def as_taken(self, x: Any) -> Any:
-        """Data as the first layer takes it, checked."""
-        x = self.cast_inputs(x)
-        model = self._source.model
-        is_exact = model is not None and model.input_spec is not None
-        inputs.check_shapes(x, self._plan.input_spec, is_exact)
-        return x
-
-    def cast_inputs(self, x: Any) -> Any:
-        """Data as the layers expect it, see `inputs.as_expected`."""
-        is_declared = self._source.input_spec is not None
-        x = self._source.arranged(x)
-        return inputs.as_expected(x, self._plan.input_spec, is_declared)
-
     def _loss_of(
         self, batch: tuple[Any, Any, Any], training: bool
     ) -> tuple[Head, Objective]:
         """What the last cell computes of the loss, and the rest of it."""
         _, y, sample_weight = batch
-        specs = as_specs(y), self._plan.output_spec, as_specs(sample_weight)
+        built = self.built_for("a step")
+        specs = as_specs(y), built.output_spec, as_specs(sample_weight)
         has_own_losses = type(self).losses is not Steps.losses
         is_summed = (
             not has_own_losses
@@ -245,7 +229,7 @@ class Steps(Updates):
         objective = SummedLoss if is_summed else WholeLoss
         if training:
             seen = internals.compiled_loss(self), as_specs(batch)
-            self._plan.trained = seen
+            self._step_notes.trained = seen
         return head, objective(self, batch, training)
 
     def _forward(
@@ -257,14 +241,15 @@ class Steps(Updates):
     ) -> Pipeline:
         """Runs a mini-batch through the cells, up to the backward pass."""
         given, *labels = batch
-        x = self.as_taken(given)
+        built = self.built_for("a step")
+        x = built.as_taken(given)
 
         def run_forward() -> Pipeline:
             run = self.lowered(x, labels, head, loss, training)
             run.forward()
             return run
 
-        with inputs.explaining_sizes(x, self._plan.input_spec):
+        with inputs.explaining_sizes(x, built.input_spec):
             return until_known(run_forward)
 
     def lowered(
@@ -284,58 +269,94 @@ class Steps(Updates):
             loss: The rest of it, or None.
             training: Whether gradients are wanted.
         """
-        traced = self._traced(x, labels, head, training)
-        trained = loss if traced.is_training else None
-        will_have: Any = ()
-        if trained is not None:
-            will_have = trained.has_gradient(traced)
-        tasks = traced.tasks(*will_have)
-        program = traced.program(tasks, self._arguments.schedule_of)
-        if trained is not None:
-            trained.check(program)
-        return Pipeline(traced, tasks, program, self._plan.clock)
+        built, trial = self.built_for("a step"), self._trial
+        traced = trace(built, x, labels, head, training, self._jit_cells, trial)
+        return lower(built, traced, loss, self._step_notes.clock)
 
-    def _traced(
-        self,
-        x: Any,
-        labels: Sequence[Any],
-        head: Any,
-        training: bool,
-        parts: tuple[list[Cell], Remat] | None = None,
-    ) -> MiniBatch:
-        """Traces the cells, or parts of them, with what these recompute."""
-        self._source.check(as_specs(x))
-        plan, arguments = self._plan, self._arguments
-        cells, remat = parts or (plan.cells, arguments.remat_by_cell())
-        compiles = self._jit_cells or self._only_compiles
-        if compiles:
-            inputs.warn_of_unknown_sizes(x, plan.input_spec)
-        return MiniBatch(
-            cells,
-            x,
-            None if head is None else tuple(labels),
-            self.num_micro_batches,
-            training,
-            head,
-            remat,
-            Tracer(compiles, arguments.gradient_dtype),
-            plan.trial if parts is None else None,
-        )
+    def _update(
+        self, run: Pipeline, loss: Objective, total: tf.Tensor, guard: Any
+    ) -> None:
+        """Applies the gradients, each on the device of its variable."""
+        pairs = self._gradients(run, loss)
+        if not pairs:
+            warnings.warn(
+                "The model does not have any trainable weights.", stacklevel=3
+            )
 
-    @property
-    def _only_compiles(self) -> bool:
-        return names.only_compiles(
-            device for cell in self._plan.cells for device in cell.devices
-        )
+        def update() -> None:
+            if pairs:
+                self.optimizer.apply_gradients(pairs)
+
+        in_branch = guard is not None
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(
+                update_on_devices(
+                    self.optimizer, self.trainable_variables, in_branch
+                )
+            )
+            if self._step_notes.clock is not None:
+                stack.enter_context(
+                    self._step_notes.clock.update(run.chain.last_op)
+                )
+            if guard is None:
+                update()
+            else:
+                guard.update(self.optimizer, total, pairs, update)
+
+    def _gradients(
+        self, run: Pipeline, loss: Objective
+    ) -> list[tuple[Any, keras.Variable]]:
+        """Gradients, or None, and their weights."""
+        if not run.is_training:
+            return []
+        gradients = run.gradients()
+        add_direct(gradients, loss.direct_gradients())
+        pairs = [(gradients.get(id(v)), v) for v in self.trainable_weights]
+        taken = [(placement.as_device_takes(d, v), v) for d, v in pairs]
+        changed = [v for (d, v), (t, _) in zip(pairs, taken) if d is not t]
+        if changed and not updates_slices_alike(self.optimizer):
+            warnings.warn(
+                "A sparse gradient is applied as a dense one on a device that "
+                "runs nothing but what XLA compiles, so the optimizer also "
+                "moves rows that the mini-batch has not looked up. Received: "
+                f"'{changed[0].path}' on {changed[0].value.device}, and "
+                f"{type(self.optimizer).__name__}. Put that cell on another "
+                "device, or train with SGD or Lion, for the numbers that other "
+                "devices give.",
+                stacklevel=3,
+            )
+        if self._step_notes.tell_gradients is not None:
+            self._step_notes.tell_gradients(taken)
+        return taken
+
+    def _guard(self, run: Pipeline) -> Guard | None:
+        """What skips the mini-batch if it is not finite."""
+        skips = self._notes.skips
+        return None if skips is None else Guard(self._kept(run), skips)
+
+    def _kept(self, run: Pipeline) -> list[keras.Variable]:
+        """What a step may assign, but by the optimizer."""
+        return [
+            *self.non_trainable_variables,
+            *self.metrics_variables,
+            *run.assigned_variables(),
+        ]
+
+    def _guarded(self, logs: dict[str, Any], guard: Guard) -> dict[str, Any]:
+        """What `fit` shows, when what is not finite is undone."""
+        skipped = guard.end()
+        if type(self).compute_metrics is keras.Model.compute_metrics:
+            logs = self.get_metrics_result()  # as they are now
+        return {**logs, "skipped_steps": skipped}
 
     @contextlib.contextmanager
     def timed_by(self, clock: Any) -> Iterator[None]:
         """Inside, training steps are traced with a `run.Clock`."""
-        self._plan.clock = clock
+        self._step_notes.clock = clock
         try:
             yield
         finally:
-            self._plan.clock = None
+            self._step_notes.clock = None
 
     def _logs(
         self,
@@ -359,15 +380,101 @@ class Steps(Updates):
     @contextlib.contextmanager
     def replaced_losses(self, losses: list[Any]) -> Iterator[None]:
         """Inside, `self.losses` are these: those of the mini-batch."""
-        self._plan.pending_losses = losses
+        self._step_notes.pending_losses = losses
         try:
             yield
         finally:
-            self._plan.pending_losses = None
+            self._step_notes.pending_losses = None
 
     @property
     def losses(self) -> list[Any]:
         """Losses of `add_loss` and regularisers, see `keras.Model`."""
-        if self._plan.pending_losses is not None:
-            return self._plan.pending_losses
+        if self._step_notes.pending_losses is not None:
+            return self._step_notes.pending_losses
         return super().losses
+
+    # ------------------------------------------------------ what was skipped
+    @property
+    def skip_nonfinite(self) -> bool:
+        """Whether mini-batches that are not finite change nothing."""
+        return self._arguments.skip_nonfinite
+
+    @property
+    def num_skipped(self) -> int:
+        """How many mini-batches were skipped, since it was new.
+
+        Saved with the model. The optimizer's iterations and these are all that
+        it has seen in training.
+        """
+        skips = self._notes.skips
+        return 0 if skips is None else skips.total
+
+    @property
+    def skipped_in_a_row(self) -> int:
+        """How many of the last mini-batches were skipped, up to now."""
+        skips = self._notes.skips
+        return 0 if skips is None else skips.in_a_row
+
+    def reset_metrics(self) -> None:
+        """Starts the metrics anew, as `fit` does when an epoch begins."""
+        super().reset_metrics()
+        if self._notes.skips is not None:
+            self._notes.skips.start_epoch()
+
+    # -------------------------------------------------------- called eagerly
+    def run_as_graph(self, step: Callable, data: Any) -> Any:
+        """Runs a step that was called eagerly.
+
+        Args:
+            step: A training, test or predict step.
+            data: The mini-batch.
+        """
+        kind = step.__name__.removesuffix("_step")
+        getattr(self, f"make_{kind}_function")()  # what Keras checks before
+        self.note_data(data)
+        batch, _ = self._unpack(data, with_loss=kind != "predict")
+        if self.run_eagerly or tf.config.functions_run_eagerly():
+            self._look(kind, batch)
+        known = self._notes.functions.setdefault(kind, {})
+        trained = tuple(v.trainable for v in self.variables)
+        if trained not in known:
+            # Traced anew for other numbers of rows: where they are known, as
+            # eagerly, Keras weighs the losses of several outputs by them.
+            function = functools.partial(step, self)
+            known[trained] = self._explained(
+                tf.function(function, autograph=False)
+            )
+        with self.nothing_eager():
+            return known[trained](data)
+
+    def _look(self, kind: str, batch: tuple[Any, Any, Any]) -> None:
+        """Has Python run what a step will run."""
+        training, head, loss = kind == "train", None, None
+        if kind != "predict":
+            head, loss = self._loss_of(batch, training)
+
+        def of_all_rows(y_pred: Any, added: list[tf.Tensor]) -> None:
+            if loss is not None:
+                loss.look(y_pred, added)
+            if head is not None and not head.streams_metrics:
+                x, y, sample_weight = batch
+                self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+        given, *labels = batch
+        built = self.built_for("a step")
+        x = built.as_taken(given)
+        count = built.num_micro_batches * built.num_replicas
+        with inputs.explaining_sizes(x, built.input_spec):
+            look(built.cells, x, labels, count, training, head, of_all_rows)
+
+    @contextlib.contextmanager
+    def nothing_eager(self) -> Iterator[None]:
+        """Inside, steps are traced, also those of a model that runs eagerly."""
+        was_eager = bool(self.run_eagerly), tf.config.functions_run_eagerly()
+        self.run_eagerly = False
+        tf.config.run_functions_eagerly(False)
+        try:
+            yield
+        finally:
+            self.run_eagerly = was_eager[0]
+            tf.config.run_functions_eagerly(was_eager[1])

@@ -13,7 +13,6 @@ from tfgpipe.monitor import statistics
 from tfgpipe.monitor.statistics import seconds as seconds_text
 from tfgpipe.run import Event
 from tfgpipe.schedules import SCHEDULES, Schedule
-from tfgpipe.timeline import devices_of
 
 # A cell that takes more times the mean than this is worth a move, if the
 # slowest is this much quicker then; a larger ideal bubble than this is worth
@@ -164,20 +163,21 @@ class Layout(NamedTuple):
 
 def layout_of(model: Any) -> Layout:
     """The layout of a `GPipe` that is built."""
-    cells, devices = model.cells(), devices_of(model)
-    costs = iter(model._plan.costs)
+    cells, devices = model.cells(), model.devices
+    built = model.built_for("layout_of()")
+    costs = iter(built.costs)
     return Layout(
         [list(cell.layers) for cell in cells],
         [[next(costs) for _ in cell.layers] for cell in cells],
         [devices.index(cell.device) for cell in cells],
-        model._arguments.remat_groups,
-        model._arguments.source.starts(),
+        built.remat_groups,
+        built.source.starts(),
     )
 
 
 def ideal_bubbles(model: Any) -> Callable[[int], float] | None:
     """The ideal bubble by M; None where the schedule is of one M."""
-    if isinstance(model._arguments.schedule, Schedule):
+    if isinstance(model.schedule, Schedule):
         return None
     return lambda count: ideal_bubble(model, count)
 
@@ -192,7 +192,7 @@ def ideal_bubble(model: Any, num_micro_batches: int | None = None) -> float:
         model: A `GPipe` that is built.
         num_micro_batches: M. Defaults to the model's.
     """
-    schedule = model._arguments.schedule
+    schedule = model.schedule
     if not isinstance(schedule, Schedule):
         devices = len({cell.device for cell in model.cells()})
         chunks = model.num_partitions // devices

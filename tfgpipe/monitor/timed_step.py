@@ -17,7 +17,6 @@ import tensorflow as tf
 from tfgpipe.micro_batches import as_specs
 from tfgpipe.monitor import statistics
 from tfgpipe.run import Clock, Event
-from tfgpipe.timeline import devices_of
 
 
 class Measured(NamedTuple):
@@ -100,7 +99,7 @@ class TimedStep:
         if self._calls[trace] > 1:
             clock, input_spec = self._traces[int(trace)]
             self.measured = Measured(
-                clock.events(times, devices_of(self._model)),
+                clock.events(times, self._model.devices),
                 int(num_rows),
                 int(sent_bytes),
                 input_spec,

@@ -121,7 +121,7 @@ class Clock:
 
         Args:
             times: The values of `times` in it.
-            devices: See `timeline.devices_of`.
+            devices: Names, as events number them.
 
         Returns:
             An event a task, by their start.

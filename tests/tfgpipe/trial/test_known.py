@@ -25,7 +25,7 @@ def untried_and_differing(name, training, monkeypatch):
     x = keras.ops.convert_to_tensor(use.x)
     functions = [
         CellFunction(cell, training, None, False, True)
-        for cell in model._plan.cells
+        for cell in model.built_for("a test").cells
     ]
     own = Trial("warn")
     own.note_data(use.x, model.cast_inputs)

@@ -265,7 +265,7 @@ def test_adapter_makes_what_the_variant_says(
     adapter, work, variant, num_partitions
 ):
     model, x = adapter.build(arguments(work, variant))
-    config = model._arguments.config()
+    config = model.get_config()
     assert model.num_partitions == num_partitions
     assert config["schedule"] == variant.partition(",")[0]
     assert config["remat"] == (

@@ -1,0 +1,148 @@
+"""What `build` finds: layers become cells. One value, whole when it is made."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+from keras import tree
+
+from tfgpipe.arguments import Arguments
+from tfgpipe.cells import Cell
+from tfgpipe.devices import names
+from tfgpipe.partition import partition
+from tfgpipe.schedules import Remat, Schedule
+from tfgpipe.sequence import inputs
+from tfgpipe.state import RandomState
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """All that a step has to know besides a mini-batch, loss and optimizer.
+
+    A plain object, which Keras does not track: names and files must not know
+    about cells.
+
+    Attributes:
+        source: The layers, and how they are called.
+        cells: In order; with `remat_groups`, each group is one.
+        costs: What each layer costs, in order.
+        input_spec: Nest of `keras.KerasTensor`s that the first layer takes.
+        output_spec: Nest of those that the last one returns.
+        num_micro_batches: M, in each replica.
+        num_replicas: R.
+        schedule_of: The schedule, by the micro-batches that there are.
+        remat: The rule of each of the `cells`.
+        remat_groups: How many of the `cells` are one of the user's.
+        gradient_dtype: Of sums of gradients; None for that of each weight.
+        random_state: The random seeds, each once, for files.
+    """
+
+    source: Any
+    cells: tuple[Cell, ...]
+    costs: tuple[float, ...]
+    input_spec: Any
+    output_spec: Any
+    num_micro_batches: int
+    num_replicas: int
+    schedule_of: Callable[[int], Schedule]
+    remat: Remat
+    remat_groups: int
+    gradient_dtype: str | None
+    random_state: RandomState
+
+    @property
+    def only_compiles(self) -> bool:
+        """Whether a device runs nothing but what XLA compiles."""
+        return names.only_compiles(
+            device for cell in self.cells for device in cell.devices
+        )
+
+    def cast_inputs(self, x: Any) -> Any:
+        """Data as the layers expect it, see `inputs.as_expected`."""
+        is_declared = self.source.input_spec is not None
+        x = self.source.arranged(x)
+        return inputs.as_expected(x, self.input_spec, is_declared)
+
+    def as_taken(self, x: Any) -> Any:
+        """Data as the first layer takes it, checked."""
+        x = self.cast_inputs(x)
+        model = self.source.model
+        is_exact = model is not None and model.input_spec is not None
+        inputs.check_shapes(x, self.input_spec, is_exact)
+        return x
+
+
+def build(arguments: Arguments, input_spec: Any, name: str) -> Built:
+    """Cuts the layers into cells; their variables have no values yet.
+
+    Args:
+        arguments: Those of the model.
+        input_spec: Nest of `keras.KerasTensor`s, what the first layer takes.
+        name: Of the model.
+
+    Raises:
+        ValueError: If the layers cannot take that, or do not fit the arguments.
+    """
+    source = arguments.source
+    if source.input_spec is None:
+        input_spec = _input_tensors(input_spec)
+    m, r = arguments.num_micro_batches, arguments.num_replicas
+    output_spec, estimated = source.infer(input_spec, m * r > 1)
+    arguments.check_supported()
+    costs = arguments.costs.resolved(estimated, input_spec)
+    cells = tuple(_cells(arguments, costs))
+    seeds = {id(seed): seed for cell in cells for seed in cell.seeds}
+    return Built(
+        source,
+        cells,
+        tuple(costs),
+        input_spec,
+        output_spec,
+        m,
+        r,
+        arguments.schedule_of,
+        arguments.remat_by_cell(),
+        arguments.remat_groups,
+        arguments.gradient_dtype,
+        RandomState(name, [*seeds.values()]),
+    )
+
+
+def _input_tensors(specs: Any) -> Any:
+    """Symbolic inputs at which functional models can begin."""
+
+    def as_input(spec: Any) -> Any:
+        if spec is None:
+            return None
+        return keras.Input(batch_shape=spec.shape, dtype=spec.dtype)
+
+    return tree.map_structure(as_input, specs)
+
+
+def _cells(arguments: Arguments, costs: Sequence[float]) -> Iterator[Cell]:
+    source = arguments.source
+    counts = arguments.layers_per_cell or source.cut(
+        costs, arguments.num_partitions
+    )
+    _check_groups(arguments.remat_groups, counts)
+    start = index = 0
+    columns = zip(*arguments.grid)
+    for k, (devices, count) in enumerate(zip(columns, counts)):
+        own = costs[start : start + count]
+        for size in partition(own, arguments.remat_groups):
+            yield Cell(index, source.steps[start : start + size], devices, k)
+            start += size
+            index += 1
+
+
+def _check_groups(remat_groups: int, counts: Sequence[int]) -> None:
+    if remat_groups > min(counts):
+        raise ValueError(
+            "`remat_groups` must be at most the number of layers of every "
+            f"cell. Received: remat_groups={remat_groups} and cells of "
+            f"{list(counts)} layers. Ask for fewer groups, or put the layers "
+            "of a `keras.Sequential` into the list instead of the model."
+        )
