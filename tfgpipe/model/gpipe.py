@@ -71,6 +71,8 @@ class _Plan:
         self.costs: list[float] = []
         self.random_state: RandomState | None = None
         self.pending_losses: list[Any] | None = None
+        # Of the last step that was traced: its graph, what layers add to it.
+        self.added_losses: tuple[Any, list[Any]] = (None, [])
         # With which loss, and on what specs of data, it was trained last.
         self.trained: tuple[Any, Any] | None = None
         self.clock: Any = None

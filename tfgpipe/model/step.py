@@ -201,6 +201,7 @@ class Steps(Updates):
         a dict if it came in one.
         """
         self._check_scope()
+        internals.forget_added_losses(self)  # as does a call of the model
         kept = (type(None), tf.SparseTensor, tf.RaggedTensor)  # to be refused
         data = tree.map_structure(
             lambda t: t if isinstance(t, kept) else tf.convert_to_tensor(t),
@@ -346,6 +347,8 @@ class Steps(Updates):
     ) -> dict[str, Any]:
         """What `fit` shows: the loss and the metrics."""
         x, y, sample_weight = batch
+        added = [v for losses in run.results.extra_losses() for v in losses]
+        self._plan.added_losses = internals.current_graph(), added
         with tf.device(run.results.device):
             internals.loss_tracker(self).update_state(
                 total, sample_weight=run.micro_batches.num_rows
@@ -358,7 +361,11 @@ class Steps(Updates):
 
     @contextlib.contextmanager
     def replaced_losses(self, losses: list[Any]) -> Iterator[None]:
-        """Inside, `self.losses` are these: those of the mini-batch."""
+        """Inside, `self.losses` are these: those of the mini-batch.
+
+        So is what `self.add_loss` adds; calls of layers that add are refused.
+        """
+        internals.forget_added_losses(self)
         self._plan.pending_losses = losses
         try:
             yield
@@ -368,6 +375,18 @@ class Steps(Updates):
     @property
     def losses(self) -> list[Any]:
         """Losses of `add_loss` and regularisers, see `keras.Model`."""
-        if self._plan.pending_losses is not None:
-            return self._plan.pending_losses
-        return super().losses
+        pending = self._plan.pending_losses
+        graph, added = self._plan.added_losses
+        if pending is None and graph is not internals.current_graph():
+            return super().losses
+        if (pending or added) and (layer := internals.adding_layer(self)):
+            raise ValueError(
+                "`self.losses` must be read before layers are called that add "
+                "to them: those of the mini-batch are another call's. "
+                f"Received: a call of layer '{layer.name}' beside the "
+                "pipeline's. Read `self.losses`, or call the base's "
+                "`compute_loss`, first."
+            )
+        if pending is not None:
+            return [*pending, *internals.own_losses(self)]
+        return [*added, *super().losses]
