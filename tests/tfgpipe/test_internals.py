@@ -200,6 +200,19 @@ def test_read_of_losses_that_a_layer_added_is_refused():
     assert "_get_own_losses" not in vars(adds)
 
 
+def test_what_was_added_to_a_loss_is_found_and_forgotten():
+    adds = kl.Dense(1, activity_regularizer="l2")
+    model = keras.Sequential([kl.Dense(1), adds])
+    model(np.ones((2, 2)))
+    assert internals.adding_layer(model) is adds
+    assert internals.own_losses(model) == []
+    model.add_loss(tf.ones([]))
+    assert len(internals.own_losses(model)) == 1
+    internals.forget_added_losses(model)
+    assert internals.adding_layer(model) is None
+    assert model.losses == []
+
+
 def test_words_of_an_error_of_tensorflow_are_replaced():
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         tf.constant([1.0])[2]

@@ -389,6 +389,23 @@ def refusing_added_losses(
         yield
 
 
+def forget_added_losses(model: keras.Model) -> None:
+    """Forgets what was added outside of scopes, as by `self.add_loss`."""
+    for layer in model._flatten_layers():
+        layer._losses.clear()
+
+
+def own_losses(model: keras.Model) -> list[Any]:
+    """What `self.add_loss` of a model has added since."""
+    return model._get_own_losses()
+
+
+def adding_layer(model: keras.Model) -> keras.layers.Layer | None:
+    """A layer inside that has added a loss since; None if there is none."""
+    layers = model._flatten_layers(include_self=False)
+    return next((layer for layer in layers if layer._losses), None)
+
+
 def reduce_weighted_values(
     values: Any, sample_weight: Any, mask: Any, reduction: str, dtype: str
 ) -> Any:

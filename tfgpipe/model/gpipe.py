@@ -153,12 +153,13 @@ class GPipe(Saving, Rehearsals):
             None if strategy is None else strategy.devices,
             trial,
         )
-        if type(self).call is not GPipe.call:
-            raise TypeError(
-                "A subclass of `GPipe` must not override `call`, which a "
-                f"pipeline does not use. Received: {type(self).__name__}. Put "
-                "what it does into a layer of the list."
-            )
+        for own in ("call", "__call__"):
+            if getattr(type(self), own) is not getattr(GPipe, own):
+                raise TypeError(
+                    f"A subclass of `GPipe` must not override `{own}`, which a "
+                    f"pipeline does not use. Received: {type(self).__name__}. "
+                    "Put what it does into a layer of the list."
+                )
         super().__init__(
             arguments, strategy, num_micro_batches is None, name=name, **kwargs
         )

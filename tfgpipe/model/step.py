@@ -54,12 +54,15 @@ class _StepNotes:
         pending_losses: Those of the mini-batch, while it is computed.
         clock: Times the steps that are traced, if any.
         tell_gradients: Is called with what they apply, if any.
+        added_losses: Of the last step that was traced its graph, and what its
+            layers add to the loss.
     """
 
     trained: tuple[Any, Any] | None = None
     pending_losses: list[Any] | None = None
     clock: Any = None
     tell_gradients: Callable | None = None
+    added_losses: tuple[Any, Sequence[Any]] = (None, ())
 
 
 def as_graph(step: Callable) -> Callable:
@@ -198,6 +201,7 @@ class Steps(Hooks):
         a dict if it came in one.
         """
         self._check_scope()
+        internals.forget_added_losses(self)  # as does a call of the model
         kept = (type(None), tf.SparseTensor, tf.RaggedTensor)  # to be refused
         data = tree.map_structure(
             lambda t: t if isinstance(t, kept) else tf.convert_to_tensor(t),
@@ -367,6 +371,8 @@ class Steps(Hooks):
     ) -> dict[str, Any]:
         """What `fit` shows: the loss and the metrics."""
         x, y, sample_weight = batch
+        added = [v for losses in run.results.extra_losses() for v in losses]
+        self._step_notes.added_losses = internals.current_graph(), added
         with tf.device(run.results.device):
             internals.loss_tracker(self).update_state(
                 total, sample_weight=run.micro_batches.num_rows
@@ -379,7 +385,11 @@ class Steps(Hooks):
 
     @contextlib.contextmanager
     def replaced_losses(self, losses: list[Any]) -> Iterator[None]:
-        """Inside, `self.losses` are these: those of the mini-batch."""
+        """Inside, `self.losses` are these: those of the mini-batch.
+
+        So is what `self.add_loss` adds; calls of layers that add are refused.
+        """
+        internals.forget_added_losses(self)
         self._step_notes.pending_losses = losses
         try:
             yield
@@ -389,9 +399,21 @@ class Steps(Hooks):
     @property
     def losses(self) -> list[Any]:
         """Losses of `add_loss` and regularisers, see `keras.Model`."""
-        if self._step_notes.pending_losses is not None:
-            return self._step_notes.pending_losses
-        return super().losses
+        pending = self._step_notes.pending_losses
+        graph, added = self._step_notes.added_losses
+        if pending is None and graph is not internals.current_graph():
+            return super().losses
+        if (pending or added) and (layer := internals.adding_layer(self)):
+            raise ValueError(
+                "`self.losses` must be read before layers are called that add "
+                "to them: those of the mini-batch are another call's. "
+                f"Received: a call of layer '{layer.name}' beside the "
+                "pipeline's. Read `self.losses`, or call the base's "
+                "`compute_loss`, first."
+            )
+        if pending is not None:
+            return [*pending, *internals.own_losses(self)]
+        return [*added, *super().losses]
 
     # ------------------------------------------------------ what was skipped
     @property

@@ -331,3 +331,80 @@ def test_loss_reads_inputs_by_the_names_of_the_data(k, m):
         )
     )
     assert_close(found, expected)
+
+
+class Adds(kl.Layer):
+    """Adds a mean over rows to the loss."""
+
+    def call(self, x):
+        self.add_loss(keras.ops.mean(x**2))
+        return x
+
+
+class Reports:
+    """Adds to the loss by itself, and shows what is added."""
+
+    def compute_loss(self, x, y, y_pred, sample_weight, training=True):
+        self.add_loss(keras.ops.mean(y_pred**2))
+        return super().compute_loss(x, y, y_pred, sample_weight, training)
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        own = {"added": sum(self.losses)}
+        return {**super().compute_metrics(x, y, y_pred, sample_weight), **own}
+
+    def train_step(self, data):
+        return {**super().train_step(data), "after": sum(self.losses)}
+
+
+class ReportsInKeras(Reports, keras.Sequential):
+    pass
+
+
+class ReportsInCells(Reports, tfgpipe.GPipe):
+    pass
+
+
+def adding():
+    dense = kl.Dense(4, "tanh", kernel_regularizer="l2")
+    return [keras.Input((4,)), dense, Adds(), kl.Dense(3)]
+
+
+@pytest.mark.parametrize(("k", "m"), POINTS)
+def test_what_is_added_to_the_loss_is_read_in_the_step(k, m):
+    found, expected = (
+        shown(make)
+        for make in (
+            lambda layers: ReportsInCells(layers, k, m),
+            ReportsInKeras,
+        )
+    )
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-10)
+
+
+def shown(make):
+    """What a model shows of two steps, and its weights after them."""
+    keras.utils.set_random_seed(1)
+    model = make(adding())
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.5), "mse")
+    logs = model.fit(normal(4), normal(3), 7, epochs=2, verbose=0).history
+    evaluated = model.evaluate(normal(4), normal(3), 7, 0, return_dict=True)
+    assert logs.keys() == {"loss", "added", "after"}
+    return [
+        *logs.values(),
+        *(evaluated[name] for name in ("loss", "added")),
+        *model.get_weights(),
+    ]
+
+
+class Calls(tfgpipe.GPipe):
+    def compute_loss(self, x, y, y_pred, sample_weight, training=True):
+        self(x, training=training)
+        return super().compute_loss(x, y, y_pred, sample_weight, training)
+
+
+def test_losses_of_another_call_are_refused():
+    model = Calls(adding(), 2, 2)
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="call of layer 'adds'"):
+        model.fit(normal(4), normal(3), verbose=0)
