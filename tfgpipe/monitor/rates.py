@@ -81,7 +81,7 @@ def tokens_of_example(input_spec: Any) -> int | None:
 
 
 def flops_of_example(model: Any, input_spec: Any) -> float | None:
-    """FLOPs of the forward pass of one example, by `planning.cost`.
+    """FLOPs of the forward pass of one example, by `costs.cost`.
 
     Args:
         model: A `GPipe` that is built.

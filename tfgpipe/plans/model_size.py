@@ -109,7 +109,7 @@ def _keys(steps: Sequence[PlacedCall]) -> list[str]:
     known: dict[Any, str] = {}
     for step in steps:
         if step.key not in known:
-            known[step.key] = layer_key(step.layer, step.step)
+            known[step.key] = layer_key(step.call)
     return [known[step.key] for step in steps]
 
 

@@ -99,7 +99,7 @@ def profile(
         x, spec = _as_taken(source, data[0])
         placed, output = source.placed_steps(spec)
         head = _head(layers, loss, x, data[1], output)
-        own = Measuring(source.steps, placed, _rows(x, sizes), setting)
+        own = Measuring(placed, _rows(x, sizes), setting)
         found = [own.layer(i) for i in _progress(placed, verbose)]
         of_loss = None
         if head is not None:
