@@ -28,7 +28,7 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from tfgpipe.boundary import Boundary
+from tfgpipe.boundary import Boundary, copied
 from tfgpipe.cells import LayerCall
 from tfgpipe.costs import PlacedCall, bytes_between, layer_key
 from tfgpipe.micro_batches import shapes
@@ -106,7 +106,7 @@ class Measuring:
         self._structure = tree.map_structure(lambda _: 0, first)
         with tf.device(setting.device):
             self._data = {
-                rows: Boundary.of(tree.map_structure(_copied, x[rows]))
+                rows: Boundary.of(tree.map_structure(copied, x[rows]))
                 for rows in sorted(x)
             }
             between = {rows: bytes_between(placed, rows) for rows in x}
@@ -296,7 +296,3 @@ def _sampled(
 def _spread(samples: list[float]) -> Spread:
     low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
     return Spread(median, low, high)
-
-
-def _copied(tensor: Any) -> Any:
-    return None if tensor is None else tf.identity(tensor)
