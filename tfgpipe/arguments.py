@@ -10,7 +10,6 @@ from typing import Any
 
 from keras import tree
 
-from tfgpipe.cells import LiveCall
 from tfgpipe.checks import (
     as_count,
     checked_bool,
@@ -423,11 +422,8 @@ class GivenCosts:
     def _check_profile(self, profile: Profile) -> None:
         """Refuses one of other layers, now that the layers are built."""
         steps = self.source.steps
-        keys = [
-            layer_key(s.layer, s if isinstance(s, LiveCall) else None)
-            for s in steps
-        ]
-        profile.check([step.layer.name for step in steps], keys)
+        names = [step.layer.name for step in steps]
+        profile.check(names, [*map(layer_key, steps)])
 
     def resolved(self, costs: list[float], spec: Any) -> list[float]:
         """The costs of the layers, which are built.

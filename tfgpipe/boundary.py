@@ -25,7 +25,7 @@ class Boundary(NamedTuple):
 
     def nest(self, structure: Any) -> Any:
         """The nest, with new tensors that carry the masks."""
-        tensors = [None if t is None else tf.identity(t) for t in self.tensors]
+        tensors = [*map(copied, self.tensors)]
         for tensor, mask in zip(tensors, self.masks):
             if mask is not None:
                 internals.set_mask(tensor, mask)
@@ -99,6 +99,11 @@ class CellArguments(NamedTuple):
             labels=tf.nest.map_structure(batched, self.labels),
             assigned=[None if t is None else exact(t) for t in self.assigned],
         )
+
+
+def copied(tensor: Any) -> Any:
+    """An identity of a tensor, on the current device; None of None."""
+    return None if tensor is None else tf.identity(tensor)
 
 
 def structure_of(nest: Any) -> Any:

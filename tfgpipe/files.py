@@ -1,4 +1,4 @@
-"""Files of models: written whole or not at all; errors name them.
+"""Files: written whole or not at all; errors name those of models.
 
 What is written goes to a file beside the one that is meant, and takes its place
 when it is whole. Other than local files (addresses, open files, directories)
@@ -38,6 +38,20 @@ def written_whole(path: Any, overwrite: bool = True) -> Iterator[Any]:
     if not is_file or not is_local or asks or os.path.isdir(path):
         yield path
         return
+    try:
+        with put_in_place(path) as beside:
+            yield beside
+    except OSError as error:
+        raise _unwritten(path, error) from error
+
+
+@contextlib.contextmanager
+def put_in_place(path: str | os.PathLike[str]) -> Iterator[str]:
+    """Inside, a file is written beside a path; after that it is there.
+
+    Yields:
+        Where to write it.
+    """
     target = os.path.realpath(path)  # a link stays one
     folder, name = os.path.split(target)
     beside = os.path.join(folder, f".{uuid.uuid4().hex}.{name}")
@@ -45,19 +59,17 @@ def written_whole(path: Any, overwrite: bool = True) -> Iterator[Any]:
         yield beside
         if os.path.exists(beside):  # else nothing was written, on purpose
             os.replace(beside, target)
-    except OSError as error:
-        raise _unwritten(path, target, error) from error
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.remove(beside)
 
 
-def _unwritten(path: Any, target: str, error: OSError) -> OSError:
+def _unwritten(path: Any, error: OSError) -> OSError:
     left = "The file that was there is as it was."
     text = (
         "`filepath` must be a file that can be written. Received: filepath="
         f"{str(path)!r}, and this error: {error.strerror or error}. "
-        f"{left if os.path.exists(target) else 'There is no such file now.'} "
+        f"{left if os.path.exists(path) else 'There is no such file now.'} "
         "The model can be saved again: make room on the disk, or choose "
         "another path."
     )

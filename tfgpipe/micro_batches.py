@@ -63,6 +63,11 @@ def batch_dimension(nest: Any, name: str) -> int | None:
     return num_rows
 
 
+def first_tensor(nest: Any) -> Any:
+    """The first leaf of a nest that is not None: it has the nest's rows."""
+    return next(t for t in tree.flatten(nest) if t is not None)
+
+
 class MicroBatches:
     """How the rows of one mini-batch fall into micro-batches.
 
@@ -80,7 +85,7 @@ class MicroBatches:
     def __init__(self, x: Any, num_micro_batches: int):
         static = batch_dimension(x, "x")
         if static is None:
-            first = next(t for t in tree.flatten(x) if t is not None)
+            first = first_tensor(x)
             self.num_rows: Any = tf.shape(first)[0]
             with tf.control_dependencies([_assert_rows(self.num_rows)]):
                 self.num_rows = tf.identity(self.num_rows)
@@ -193,7 +198,7 @@ def check_rows(x: Any, y: Any, sample_weight: Any) -> list[tf.Operation]:
         ValueError: If the numbers are known and differ.
     """
     rows = batch_dimension(x, "x")
-    first = next(t for t in tree.flatten(x) if t is not None)
+    first = first_tensor(x)
     checks = []
     for name, nest in (("x", x), ("y", y), ("sample_weight", sample_weight)):
         other = batch_dimension(nest, name)

@@ -49,6 +49,7 @@ WITHOUT_TENSORFLOW = {
     "checkpoints/folder",
     "checks",
     "costs/gradient_path",
+    "files",
     "partition",
     "plans/machine",
     "plans/prediction",

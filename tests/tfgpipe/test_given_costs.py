@@ -6,6 +6,7 @@ from fabricated_profile import layer, profile, tasks
 from keras import layers as kl
 
 import tfgpipe
+from tfgpipe.cells import LayerCall
 from tfgpipe.costs import layer_key
 
 
@@ -17,7 +18,7 @@ def profile_of(layers, *seconds):
     """One in which they take these seconds forward."""
     return profile(
         *(
-            layer(one.name, tasks(2, s), key=layer_key(one))
+            layer(one.name, tasks(2, s), key=layer_key(LayerCall(one)))
             for one, s in zip(layers[1:], seconds, strict=True)
         )
     )

@@ -204,7 +204,28 @@ class LayerCall:
 
     def __init__(self, layer: keras.layers.Layer):
         self.layer = layer
+        self.operation: Any = layer
         self.repeated: dict[int, list[bool]] = {}
+
+    @property
+    def wiring(self) -> str | None:
+        """What its arguments are besides tensors; None for inputs alone."""
+        return None
+
+    def taken(self, live: Any) -> Any:
+        """What of all that is alive before it `run` takes."""
+        return live
+
+    def run(self, given: Any, training: bool) -> Any:
+        """Calls the operation on what `taken` returned."""
+        return self.layer(given, training=training)
+
+    def specs_behind(self, live: Any, made: Any) -> Any:
+        """What goes out, of specs of what came in and of what was made.
+
+        Nests; None for what is not known.
+        """
+        return made
 
     def __call__(self, values: Any, training: bool) -> Any:
         """Runs the layer.
@@ -284,6 +305,22 @@ class LiveCall(LayerCall):
             )
         )
 
+    @property
+    def wiring(self) -> str | None:
+        """See `LayerCall`."""
+        return str((self.args, self.kwargs))
+
+    def taken(self, live: Any) -> Any:
+        """See `LayerCall`; by their positions."""
+        return {i: live[i] for i in self.uses}
+
+    def specs_behind(self, live: Any, made: Any) -> Any:
+        """See `LayerCall`."""
+        given, outputs = tree.flatten(live), tree.flatten(made)
+        return self.goes_on(
+            lambda i: given[i], lambda i: None if made is None else outputs[i]
+        )
+
     def __call__(self, values: Any, training: bool) -> Any:
         """See `LayerCall`."""
         live = tree.flatten(values)
@@ -311,12 +348,7 @@ class LiveCall(LayerCall):
         )
 
     def run(self, given: Mapping[int, Any], training: bool) -> Any:
-        """Calls the operation.
-
-        Args:
-            given: The tensors that it takes, by their positions.
-            training: For layers.
-        """
+        """See `LayerCall`."""
         args, kwargs = self.arguments(given)
         if isinstance(self.operation, keras.layers.Layer):
             kwargs["training"] = training

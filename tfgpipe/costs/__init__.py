@@ -2,6 +2,7 @@
 
 from tfgpipe.costs import cost
 from tfgpipe.costs.cost import layer_key
+from tfgpipe.costs.flops import behind_identities
 from tfgpipe.costs.gradient_path import GradientPaths
 from tfgpipe.costs.layer_size import (
     LayerSize,
@@ -16,6 +17,7 @@ __all__ = [
     "GradientPaths",
     "LayerSize",
     "PlacedCall",
+    "behind_identities",
     "bytes_between",
     "cost",
     "layer_key",

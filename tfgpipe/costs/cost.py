@@ -32,6 +32,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import internals
+from tfgpipe.cells import LayerCall
 from tfgpipe.checks import is_amount
 from tfgpipe.costs.flops import graph_flops
 
@@ -116,39 +117,33 @@ def layer_flops(layer: keras.layers.Layer, input_spec: Any) -> float:
             f"estimated. Received: a {type(layer).__name__} without variables. "
             "Call `layer.build(input_shape)`, or call the layer, first."
         )
-    return estimate_of(layer, example_of(input_spec), layer).flops
+    return estimate_of(LayerCall(layer), example_of(input_spec)).flops
 
 
-def estimated(
-    layer: keras.layers.Layer, example: Any, known: dict[Any, Any], step: Any
-) -> Estimate:
+def estimated(call: LayerCall, example: Any, known: dict[Any, Any]) -> Estimate:
     """As `layer_flops`, for what layers before have made of one example.
 
     A layer that fails on it may train all the same, on more examples: it is
     taken to multiply and add once by each of its weights.
 
     Args:
-        layer: A layer that is built; its variables need no values yet.
+        call: Calls the layer, which is built; its variables need no values yet.
         example: Nest of `keras.KerasTensor` of one example, which may be
-            several rows by now.
+            several rows by now: what the call takes.
         known: Estimates made before, which this call reads and adds to. Pass
             the same (at first empty) dict for all layers of a model, and
             layers of one class, config, input and variable shapes are traced
             once.
-        step: The `cells.GraphStep` that calls it, on arguments by position;
-            None for a layer that is called on the inputs alone.
     """
-    key = key_of(layer, example, step)
-    if key is not None and key in known:
+    key = key_of(call, example)
+    if key in known:
         return known[key]
     try:
-        made = estimate_of(layer, example, layer if step is None else step.run)
+        known[key] = estimate_of(call, example)
     except ValueError:
-        sizes = [math.prod(v.shape) for v in layer.weights]
+        sizes = [math.prod(v.shape) for v in call.layer.weights]
         return Estimate(2.0 * sum(sizes), None)
-    if key is not None:
-        known[key] = made
-    return made
+    return known[key]
 
 
 def _shapes(input_spec: Any) -> Any:
@@ -157,21 +152,24 @@ def _shapes(input_spec: Any) -> Any:
     )
 
 
-def key_of(layer: keras.layers.Layer, input_spec: Any, step: Any) -> Any:
-    """What equal layers have in common, or None if that cannot be told."""
-    called = layer if step is None else step.operation
-    wiring = None if step is None else str((step.args, step.kwargs))
-    try:
-        config = {**called.get_config(), "name": None}
-        text = json.dumps(config, sort_keys=True)
-    except Exception:  # a user's method may raise anything; then: no sharing
-        return None
-    variables = [(tuple(v.shape), v.dtype) for v in layer.variables]
+def key_of(call: LayerCall, input_spec: Any) -> Any:
+    """What calls of equal layers on equal inputs have in common.
+
+    A configuration that no file can hold says too little: then it is the layer
+    itself. It is more exact than `layer_key`, where names do not count.
+    """
+    called = call.operation
     inputs = keras.tree.map_structure(
         lambda x: (getattr(x, "shape", None), getattr(x, "dtype", None)),
         input_spec,
     )
-    return type(called), text, wiring, str(variables), str(inputs)
+    try:
+        config = {**called.get_config(), "name": None}
+        text = json.dumps(config, sort_keys=True)
+    except Exception:  # a user's method may raise anything
+        return id(called), call.wiring, str(inputs)
+    variables = [(tuple(v.shape), v.dtype) for v in call.layer.variables]
+    return type(called), text, call.wiring, str(variables), str(inputs)
 
 
 class Estimate(NamedTuple):
@@ -197,22 +195,16 @@ def example_of(spec: Any) -> Any:
     return keras.tree.map_structure(one, spec)
 
 
-def goes_on(step: Any, live: Any, made: Any, spec: Any) -> Any:
+def goes_on(call: LayerCall, live: Any, made: Any, spec: Any) -> Any:
     """What goes on of one example, as far as it is known.
 
     Args:
-        step: The `cells.GraphStep` that made something of it; None for a layer
-            that is called on all that is alive.
-        live: Specs of what it took, a nest.
+        call: What made something of it.
+        live: Specs of what was alive before it, a nest.
         made: Those of what it made, a nest, or None.
         spec: Those of what goes on of a batch, a nest.
     """
-    if step is not None:
-        given, outputs = keras.tree.flatten(live), keras.tree.flatten(made)
-        none = made is None
-        made = step.goes_on(
-            lambda i: given[i], lambda i: None if none else outputs[i]
-        )
+    made = call.specs_behind(live, made)
     expected = example_of(spec)
     found, leaves = keras.tree.flatten(made), keras.tree.flatten(expected)
     if len(found) != len(leaves):
@@ -233,25 +225,19 @@ def _known_sizes(made: Any, expected: Any) -> Any:
     return keras.KerasTensor((made.shape[0], *sizes), made.dtype)
 
 
-def estimate_of(
-    layer: keras.layers.Layer, example: Any, call: Callable
-) -> Estimate:
-    """Traces a layer.
-
-    Args:
-        layer: The layer.
-        example: Nest of `keras.KerasTensor` that it is called on.
-        call: Calls it, on the inputs alone.
+def estimate_of(call: LayerCall, example: Any) -> Estimate:
+    """Traces a layer, for a nest of `keras.KerasTensor` of one example.
 
     Raises:
         ValueError: If it fails.
     """
+    layer = call.layer
     failure: Any = None
     # Unknown sizes count as 1, but a 3x3 convolution, say, fails on an image
     # of one pixel: then they stay unknown.
     for unknown in (1, None):
         try:
-            graph, outputs = traced(call, example, unknown)
+            graph, outputs = traced(call.run, example, unknown)
         except Exception as error:
             failure = error
         else:
@@ -329,22 +315,18 @@ class _PlaceholderScope(internals.ReadingScope):
         return self._placeholders[key]
 
 
-def layer_key(layer: Any, step: Any = None) -> str:
+def layer_key(call: LayerCall) -> str:
     """What layers of one class, configuration and shapes of weights share.
 
     Names are left out, those of layers inside it too: Keras counts layers on
     where they are made again. Of a layer without a configuration that a file
-    can hold, only class and weights are compared.
-
-    Args:
-        layer: The layer, built.
-        step: The `cells.GraphStep` that calls it; None for a layer of a list.
+    can hold, only class and weights are compared. The layer is built.
     """
-    called = layer if step is None else step.operation
-    weights = [(list(v.shape), v.dtype, v.trainable) for v in layer.weights]
-    wiring = None if step is None else str((step.args, step.kwargs))
-    cls = type(called)
-    facts = [cls.__module__, cls.__qualname__, _config(called), weights, wiring]
+    weights = [
+        (list(v.shape), v.dtype, v.trainable) for v in call.layer.weights
+    ]
+    config, cls = _config(call.operation), type(call.operation)
+    facts = [cls.__module__, cls.__qualname__, config, weights, call.wiring]
     text = json.dumps(facts, sort_keys=True)
     return f"{cls.__name__} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 

@@ -196,13 +196,13 @@ def _iterations(
     op: tf.Operation, test: tf.Tensor, condition: Any, body: Any
 ) -> list[int]:
     """Upper bounds of a loop's iterations: one per known `counter < limit`."""
-    test = _behind_identities(test)
+    test = behind_identities(test)
     if test.op.type == "LogicalAnd":
         sides = [_iterations(op, t, condition, body) for t in test.op.inputs]
         return sides[0] + sides[1]
     if test.op.type != "Less":
         return []
-    counter, limit = map(_behind_identities, test.op.inputs)
+    counter, limit = map(behind_identities, test.op.inputs)
     stop = _static(_outside(op, limit, condition))
     start = _static(_outside(op, counter, condition))
     step = _step(counter, condition, body)
@@ -216,10 +216,10 @@ def _step(counter: tf.Tensor, condition: Any, body: Any) -> Any:
     index = _index(counter, condition.inputs)
     if index is None:
         return None
-    update = _behind_identities(body.outputs[index])
+    update = behind_identities(body.outputs[index])
     if update.op.type not in ("Add", "AddV2"):
         return None
-    old, step = map(_behind_identities, update.op.inputs)
+    old, step = map(behind_identities, update.op.inputs)
     return _static(step) if old is body.inputs[index] else None
 
 
@@ -233,7 +233,8 @@ def _index(tensor: tf.Tensor, tensors: Iterable[tf.Tensor]) -> int | None:
     return next((i for i, t in enumerate(tensors) if t is tensor), None)
 
 
-def _behind_identities(tensor: tf.Tensor) -> tf.Tensor:
+def behind_identities(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor that this one is an identity of; or itself."""
     while tensor.op.type == "Identity":
         tensor = tensor.op.inputs[0]
     return tensor

@@ -26,7 +26,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.cells import LiveInput
+from tfgpipe.cells import LayerCall, LiveCall, LiveInput
 from tfgpipe.costs.gradient_path import GradientPath, Out, Reads
 from tfgpipe.devices import placement
 from tfgpipe.graphs import CHEAP, only_cast
@@ -388,20 +388,19 @@ def one_by_one(
 
 
 def among_live(
-    path: GradientPath, step: Any, live: Sequence[Any]
+    path: GradientPath, call: LayerCall, live: Sequence[Any]
 ) -> GradientPath:
     """What a layer's gradient takes, of all that is alive before it.
 
     Args:
         path: What it takes of the layer's inputs.
-        step: The `cells.GraphStep` that calls it on some of what is alive;
-            None for a layer that is called on all.
+        call: Calls the layer on all that is alive, or on some of it.
         live: What is alive.
     """
-    if step is None:
+    if not isinstance(call, LiveCall):
         return path
     gives = [
         leaf.index if isinstance(leaf, LiveInput) else -1 - leaf.index
-        for leaf in tf.nest.flatten(step.gives)
+        for leaf in tf.nest.flatten(call.gives)
     ]
-    return path.among(len(live), sorted(step.uses), gives)
+    return path.among(len(live), sorted(call.uses), gives)

@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import internals
+from tfgpipe.cells import LayerCall
 from tfgpipe.costs import cost as cost_lib
 from tfgpipe.costs.gradient_path import GradientPath
 from tfgpipe.costs.kept_bytes import among_live, kept_bytes
@@ -28,32 +29,23 @@ _CACHE_BYTES = 64 * 2**20
 
 
 class PlacedCall(NamedTuple):
-    """A step, and what is alive before it.
+    """A call of a layer, and what is alive before it.
 
     Attributes:
-        layer: Its layer.
+        call: The call.
         live: All tensors that are alive, which cross if a cell begins here, a
             nest of `keras.KerasTensor`s.
-        key: What equal steps have in common.
-        step: The `cells.GraphStep` that calls it on some of them, by position;
-            None for a layer that is called on all.
+        key: What equal ones have in common.
     """
 
-    layer: keras.layers.Layer
+    call: LayerCall
     live: Any
     key: Any
-    step: Any = None
 
     @property
-    def call(self) -> Callable:
-        """Calls the layer on what it takes, for a `training`."""
-        return self.layer if self.step is None else self.step.run
-
-    def taken(self, live: Any) -> Any:
-        """What of all that is alive the layer takes."""
-        return (
-            live if self.step is None else {i: live[i] for i in self.step.uses}
-        )
+    def layer(self) -> keras.layers.Layer:
+        """The layer that is called."""
+        return self.call.layer
 
 
 class Bytes(NamedTuple):
@@ -134,17 +126,17 @@ def layer_sizes(
             key = id(first), _specs(live)
             if key not in known:
                 made = cost_lib.estimated(
-                    first.layer, first.taken(live), estimates, first.step
+                    first.call, first.call.taken(live), estimates
                 )
                 size = _measured(first, live, made.flops, num_slot_bytes)
                 known[key] = size, made.outputs
             size, outputs = known[key]
             size = size._replace(**_of_weights(weights, num_slot_bytes))
-            path = among_live(size.path, step.step, _tensors(step.live))
+            path = among_live(size.path, step.call, _tensors(step.live))
             found.append(size._replace(name=step.layer.name, path=path))
             if i + 1 < len(steps):
                 live = cost_lib.goes_on(
-                    step.step, live, outputs, steps[i + 1].live
+                    step.call, live, outputs, steps[i + 1].live
                 )
     return found
 
@@ -165,13 +157,14 @@ def bytes_between(placed: Sequence[PlacedCall], rows: int) -> int:
         if not isinstance(step.layer, keras.layers.Embedding)
         for v in own
     )
-    live = sum(_row_bytes(t) for step in placed for t in _tensors(step.live))
+    live = sum(
+        placement.num_bytes(
+            keras.KerasTensor((1, *[n or 1 for n in t.shape[1:]]), t.dtype)
+        )
+        for step in placed
+        for t in _tensors(step.live)
+    )
     return min(2 * (weights + rows * live), _CACHE_BYTES)
-
-
-def _row_bytes(spec: keras.KerasTensor) -> int:
-    sizes = [size or 1 for size in spec.shape[1:]]
-    return placement.num_bytes(keras.KerasTensor((1, *sizes), spec.dtype))
 
 
 def num_params(steps: Sequence[PlacedCall]) -> int:
@@ -222,9 +215,9 @@ def _measured(
         flops: Of one example.
         num_slot_bytes: See `layer_sizes`.
     """
+    taken, run = step.call.taken(live), step.call.run
     kept = [
-        kept_bytes(step.layer, _of_rows(step.taken(live), rows), step.call)
-        for rows in _ROWS
+        kept_bytes(step.layer, _of_rows(taken, rows), run) for rows in _ROWS
     ]
     leaves = _tensors(live)
     sizes = [placement.num_bytes(_of_rows(t, 1)) for t in leaves]

@@ -7,7 +7,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.exactness.fit_step import (
@@ -22,7 +21,7 @@ from tfgpipe.exactness.fit_step import (
 from tfgpipe.exactness.layers import compare_forward
 from tfgpipe.exactness.recorder import Recorded, recorded_in
 from tfgpipe.exactness.report import Report, Tally
-from tfgpipe.micro_batches import check_rows
+from tfgpipe.micro_batches import check_rows, first_tensor
 from tfgpipe.model import ByLayers, GPipe, Rehearsal, all_finite
 from tfgpipe.sequence import inputs
 from tfgpipe.state import is_synchronized
@@ -121,7 +120,7 @@ def _compared(
     total, gradients, _ = rehearsal
     pairs = [*zip(gradients, model.trainable_weights)]
     sums_in = model.gradient_dtype
-    num_rows = _num_rows(data[0])
+    num_rows = first_tensor(data[0]).shape[0]
     recorded = recorded_in(by_layers, rehearsal)
     places = WeightPlaces(model, recorded)
     is_finite = bool(all_finite(total, gradients))
@@ -145,10 +144,6 @@ def _sum(
     """What either has, added up."""
     both = {key: first[key] + second[key] for key in {*first} & {*second}}
     return {**first, **second, **both}
-
-
-def _num_rows(x: Any) -> int:
-    return next(t.shape[0] for t in tree.flatten(x) if t is not None)
 
 
 def _title(model: Any, num_rows: int, recorded: Recorded) -> str:

@@ -15,10 +15,11 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.boundary import Boundary, is_continuous
+from tfgpipe.boundary import Boundary, copied, is_continuous
 from tfgpipe.cells import Cell, as_number
 from tfgpipe.exactness.report import limit_of
 from tfgpipe.graphs import as_tensor
+from tfgpipe.micro_batches import first_tensor
 from tfgpipe.model import ByLayers, LayerRun, Rehearsal
 from tfgpipe.state import StateScope
 
@@ -147,10 +148,7 @@ def recorded_in(step: ByLayers, rehearsal: Rehearsal) -> Recorded:
 def shares_of(recorded: Recorded) -> list[float]:
     """The share of the rows that each micro-batch has."""
     _, calls = recorded[0]
-    sizes = [
-        next(t.shape[0] for t in call.inputs.tensors if t is not None)
-        for call in calls
-    ]
+    sizes = [first_tensor(call.inputs.tensors).shape[0] for call in calls]
     return [size / sum(sizes) for size in sizes]
 
 
@@ -197,11 +195,11 @@ def replayed(place: LayerPlace, given: ReplayInputs) -> Replay:
     """Runs a step on the host, forward and backward."""
     weights, state = place.weights, place.state
     with tf.device(HOST), place.cell.naming(place.layer):
-        inputs = [_copied(t) for t in given.inputs.tensors]
-        masks = [_copied(t) for t in given.inputs.masks]
-        values = [_copied(given.values[id(v)]) for v in weights]
+        inputs = [copied(t) for t in given.inputs.tensors]
+        masks = [copied(t) for t in given.inputs.masks]
+        values = [copied(given.values[id(v)]) for v in weights]
         scope = StateScope(
-            [(v, _copied(given.values[id(v)])) for v in state],
+            [(v, copied(given.values[id(v)])) for v in state],
             place.cell.seeds,
         )
         sources = [t for t in [*inputs, *values] if is_continuous(t)]
@@ -234,11 +232,6 @@ def replayed(place: LayerPlace, given: ReplayInputs) -> Replay:
         )
 
 
-def _copied(tensor: Any) -> Any:
-    """The tensor in the host's memory."""
-    return None if tensor is None else tf.identity(tensor)
-
-
 def _gradients(
     tape: tf.GradientTape,
     outputs: Boundary,
@@ -254,7 +247,7 @@ def _gradients(
     found = tape.gradient(
         [t for t, _ in pairs],
         sources,
-        [_copied(as_tensor(d)) for _, d in pairs],
+        [copied(as_tensor(d)) for _, d in pairs],
     )
     return [
         tf.zeros_like(t) if d is None else as_tensor(d)

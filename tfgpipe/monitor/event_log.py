@@ -1,8 +1,6 @@
 """Numbers and pictures of a training, in files that TensorBoard shows.
 
-A run that was interrupted after its last checkpoint does some steps again. What
-an earlier process wrote about those is taken out, so that every step is there
-once. TensorBoard itself is not needed to write the files, or to read them here.
+TensorBoard itself is not needed to write the files.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ import importlib.util
 import os
 import pathlib
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
@@ -19,10 +17,6 @@ from tfgpipe.checks import checked_path
 from tfgpipe.monitor import statistics
 from tfgpipe.monitor.statistics import seconds
 from tfgpipe.run import Event
-
-_PATTERN = "events.out.tfevents.*"
-
-_SCALARS = "scalars"  # what TensorBoard calls them
 
 
 def _metadata(plugin: str, data_class: int) -> tf.compat.v1.SummaryMetadata:
@@ -32,7 +26,7 @@ def _metadata(plugin: str, data_class: int) -> tf.compat.v1.SummaryMetadata:
     )
 
 
-_SCALAR = _metadata(_SCALARS, 1)  # DATA_CLASS_SCALAR
+_SCALAR = _metadata("scalars", 1)  # DATA_CLASS_SCALAR
 
 _TEXT = _metadata("text", 2)  # DATA_CLASS_TENSOR
 
@@ -44,16 +38,10 @@ class EventLog:
 
     Args:
         folder: Where the files are, or will be.
-        first_step: Steps that the run has done. What the folder says about
-            later ones is taken out. None takes out nothing.
     """
 
-    def __init__(
-        self, folder: pathlib.Path, first_step: int | None = None
-    ) -> None:
+    def __init__(self, folder: pathlib.Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        if first_step is not None:
-            _forget_after(folder, first_step)
         self._writer = tf.summary.create_file_writer(str(folder))
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -108,53 +96,6 @@ class EventLog:
     def close(self) -> None:
         """Ends the file."""
         self._writer.close()
-
-
-def read(folder: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
-    """All scalars of a folder.
-
-    Args:
-        folder: Where the files are; may be missing.
-
-    Returns:
-        For each name its steps and values, by step.
-    """
-    found: dict[str, list[tuple[int, float]]] = {}
-    kinds: dict[str, str] = {}
-    for path in sorted(folder.glob(_PATTERN)):
-        for event in _events(path):
-            for value in event.summary.value:
-                kind = value.metadata.plugin_data.plugin_name
-                kinds.setdefault(value.tag, kind)  # told the first time
-                if kinds[value.tag] != _SCALARS:
-                    continue
-                number = float(tf.make_ndarray(value.tensor))
-                found.setdefault(value.tag, []).append((event.step, number))
-    return {tag: sorted(points) for tag, points in found.items()}
-
-
-def _forget_after(folder: pathlib.Path, step: int) -> None:
-    """Takes out what is said about later steps, file by file."""
-    for path in folder.glob(_PATTERN):
-        events = list(_events(path))
-        kept = [event for event in events if event.step <= step]
-        if len(kept) == len(events):
-            continue
-        partial = path.with_name(f"partial.{path.name}")
-        with tf.io.TFRecordWriter(str(partial)) as writer:
-            for event in kept:
-                writer.write(event.SerializeToString())
-        os.replace(partial, path)
-
-
-def _events(path: pathlib.Path) -> Iterator[tf.compat.v1.Event]:
-    """What is in a file, up to where a killed process left it."""
-    records = tf.data.TFRecordDataset(str(path)).as_numpy_iterator()
-    try:
-        for record in records:
-            yield tf.compat.v1.Event.FromString(record)
-    except tf.errors.DataLossError:
-        return
 
 
 class Record:

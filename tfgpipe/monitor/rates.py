@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.costs import cost
+from tfgpipe.micro_batches import first_tensor
 
 
 class Rates:
@@ -74,14 +75,13 @@ def tokens_of_example(input_spec: Any) -> int | None:
     Returns:
         0 if the inputs are no token ids; `None` if examples differ.
     """
-    leaves = keras.tree.flatten(input_spec)
-    first = next(leaf for leaf in leaves if leaf is not None)
+    first = first_tensor(input_spec)
     is_ids = len(first.shape) == 2 and "int" in first.dtype
     return first.shape[1] if is_ids else 0
 
 
 def flops_of_example(model: Any, input_spec: Any) -> float | None:
-    """FLOPs of the forward pass of one example, by `planning.cost`.
+    """FLOPs of the forward pass of one example, by `costs.cost`.
 
     Args:
         model: A `GPipe` that is built.

@@ -6,8 +6,7 @@ Updates of weights are left out of all numbers: no schedule has them.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from tfgpipe.run import Event
 from tfgpipe.schedules import Op, Program
@@ -54,15 +53,6 @@ def without_waiting(events: Sequence[Event]) -> list[Event]:
 def mean_time(events: Sequence[Event]) -> float:
     """The mean duration of a task."""
     return statistics.fmean(e.end - e.start for e in scheduled(events))
-
-
-def mean_durations(events: Sequence[Event]) -> Callable[[Any], float]:
-    """How long tasks or operations of a kind take in a cell, on average."""
-    found: dict[tuple[str, int], list[float]] = {}
-    for task, _, start, end in events:
-        found.setdefault((task.kind, task.cell), []).append(end - start)
-    means = {key: statistics.fmean(values) for key, values in found.items()}
-    return lambda op: means[op.kind, op.cell]
 
 
 def forward_time(events: Sequence[Event]) -> float:

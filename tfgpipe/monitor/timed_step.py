@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfgpipe.micro_batches import as_specs
+from tfgpipe.micro_batches import as_specs, first_tensor
 from tfgpipe.monitor import statistics
 from tfgpipe.run import Clock, Event
 
@@ -112,8 +112,8 @@ class TimedStep:
         with self._model.timed_by(clock):
             logs = self._train_step(data)
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-        first = next(t for t in keras.tree.flatten(x) if t is not None)
-        numbers = [len(self._traces), tf.shape(first)[0], clock.sent_bytes()]
+        num_rows = tf.shape(first_tensor(x))[0]
+        numbers = [len(self._traces), num_rows, clock.sent_bytes()]
         self._traces.append((clock, as_specs(x)))
         with tf.device("CPU:0"):
             doubles = [tf.cast(number, tf.float64) for number in numbers]

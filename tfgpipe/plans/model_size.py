@@ -54,14 +54,6 @@ class SizedModel(NamedTuple):
             seconds, profile.call_seconds, rows, profile.jit_compile
         )
 
-    def by_cost(self, rows: float) -> Workload:
-        """For micro-batches of so many rows, where seconds mean nothing."""
-        seconds = [
-            LayerSeconds(True, *[size.flops] * len(MEASURED))
-            for size in self.sizes
-        ]
-        return self.workload(seconds, 0.0, rows)
-
     def workload(
         self,
         seconds: Sequence[LayerSeconds],
@@ -109,7 +101,7 @@ def _keys(steps: Sequence[PlacedCall]) -> list[str]:
     known: dict[Any, str] = {}
     for step in steps:
         if step.key not in known:
-            known[step.key] = layer_key(step.layer, step.step)
+            known[step.key] = layer_key(step.call)
     return [known[step.key] for step in steps]
 
 

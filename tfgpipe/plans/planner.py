@@ -198,7 +198,8 @@ def _devices(devices: Any) -> tuple[tuple[str, ...], bool]:
     """Names of all devices, and whether they were given."""
     if isinstance(devices, (list, tuple)) and devices:
         checked = CellDevices([*devices], None, 1, "gpipe")
-        _raise_if(checked.problems)
+        if checked.problems:
+            raise ValueError("\n".join(checked.problems))
         return tuple(checked.names or ()), True
     found = accelerators()
     if devices is None:
@@ -225,11 +226,6 @@ def _replicas(num_replicas: Any, num_devices: int) -> tuple[int, ...]:
             f"{num_devices}. Received: num_replicas={num_replicas}."
         )
     return (count,)
-
-
-def _raise_if(problems: Sequence[str]) -> None:
-    if problems:
-        raise ValueError("\n".join(problems))
 
 
 def _raise_nothing_fits(

@@ -28,7 +28,7 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from tfgpipe.boundary import Boundary
+from tfgpipe.boundary import Boundary, copied
 from tfgpipe.cells import LayerCall
 from tfgpipe.costs import PlacedCall, bytes_between, layer_key
 from tfgpipe.micro_batches import shapes
@@ -86,9 +86,7 @@ class Measuring:
     """Goes from layer to layer, with what the last one made of the data.
 
     Args:
-        steps: The steps.
-        placed: The same, with what comes into them. Of equal ones, the first
-            is built.
+        placed: The steps. Of equal ones, the first is built.
         x: What the first of them takes: a micro-batch, by its number of rows.
         setting: How to measure.
 
@@ -98,19 +96,17 @@ class Measuring:
 
     def __init__(
         self,
-        steps: Sequence[LayerCall],
         placed: Sequence[PlacedCall],
         x: dict[int, Any],
         setting: MeasureSetting,
     ):
-        self._steps = steps
         self._placed = placed
         self._setting = setting
         first = next(iter(x.values()))
         self._structure = tree.map_structure(lambda _: 0, first)
         with tf.device(setting.device):
             self._data = {
-                rows: Boundary.of(tree.map_structure(_copied, x[rows]))
+                rows: Boundary.of(tree.map_structure(copied, x[rows]))
                 for rows in sorted(x)
             }
             between = {rows: bytes_between(placed, rows) for rows in x}
@@ -187,24 +183,24 @@ class Measuring:
         if not self._placed[i].layer.built:  # as the first of its like is
             keys = [own.key for own in self._placed]
             i = keys.index(self._placed[i].key)
-        placed, step = self._placed[i], self._steps[i]
+        placed = self._placed[i]
         specs = [
             (t.shape, t.dtype)
             for data in self._data.values()
             for t in tree.flatten([data.tensors, data.masks])
             if t is not None
         ]
-        gives = repr(getattr(step, "gives", None))
+        gives = repr(getattr(placed.call, "gives", None))
         alike = placed.key, self._has_weights, gives, str(specs)
         if alike in self._known:
             return self._known[alike]
         trains = any(v.trainable for v in placed.layer.variables)
         place = GradientNeeds(trains or self._has_weights, self._has_weights)
         timed = {
-            rows: self._timed(rows, step, data, self._structure, place)
+            rows: self._timed(rows, placed.call, data, self._structure, place)
             for rows, data in self._data.items()
         }
-        key = layer_key(placed.layer, placed.step)
+        key = layer_key(placed.call)
         num_left = len({own.key for own in self._placed[i:]})
         found = self._measured(
             key,
@@ -300,7 +296,3 @@ def _sampled(
 def _spread(samples: list[float]) -> Spread:
     low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
     return Spread(median, low, high)
-
-
-def _copied(tensor: Any) -> Any:
-    return None if tensor is None else tf.identity(tensor)

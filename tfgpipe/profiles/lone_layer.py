@@ -28,6 +28,7 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.boundary import Boundary, CellArguments, is_continuous
 from tfgpipe.cells import Cell, CellFunction, LayerCall, Tracer, until_known
+from tfgpipe.costs import behind_identities
 from tfgpipe.devices import placement
 from tfgpipe.graphs import tensors
 from tfgpipe.run import Chain, Clock
@@ -141,8 +142,10 @@ class LoneLayer:
             return KeptParts(0, 0, 0)
         cut = self._tasks.graph
         traced = self._backward.traced
-        found = {t.ref() for t in map(_owner, cut.kept.tensors)}
-        made = {_owner(t).ref() for t in tensors(traced.outputs.tensors)}
+        found = {t.ref() for t in map(behind_identities, cut.kept.tensors)}
+        made = {
+            behind_identities(t).ref() for t in tensors(traced.outputs.tensors)
+        }
         given = {t.ref() for t in tensors(traced.inputs.inputs)}
         return KeptParts(
             _bytes([ref.deref() for ref in given & self._read]),
@@ -273,13 +276,6 @@ class LoneLayer:
             given = arguments, kept, *gradients
             work = tasks.weight_gradient(*given, sums.get("halves"), 0)
             sums["halves"] = run("weight_gradient", work)
-
-
-def _owner(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor that another one is an identity of."""
-    while tensor.op.type == "Identity":
-        tensor = tensor.op.inputs[0]
-    return tensor
 
 
 def _spec(like: Any) -> tf.TensorSpec:

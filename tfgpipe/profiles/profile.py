@@ -10,12 +10,12 @@ import dataclasses
 import json
 import os
 import re
-import uuid
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from tfgpipe.checks import as_count, count_problem
+from tfgpipe.files import put_in_place
 from tfgpipe.profiles.layer_profile import (
     MEASURED,
     MOST_SPREAD,
@@ -23,6 +23,8 @@ from tfgpipe.profiles.layer_profile import (
     layer_from,
     share_between_quartiles,
 )
+
+_FORMAT = "tfgpipe.profile 1"
 
 _CURE = (
     "Measure these: `tfgpipe.profile(layers, x)`, with the same layers and no "
@@ -98,7 +100,10 @@ class Profile:
                 add gradients to.
             rows: Of the micro-batch.
         """
-        self._check_kind(kind)
+        if kind not in MEASURED:
+            raise ValueError(
+                f"`kind` must be one of {[*MEASURED]}. Received: kind={kind!r}."
+            )
         found = sum(
             self._of(layer, kind, rows) for layer in self._with_loss(index)
         )
@@ -171,12 +176,6 @@ class Profile:
             raise ValueError(count_problem("rows", rows))
         return count
 
-    def _check_kind(self, kind: str) -> None:
-        if kind not in MEASURED:
-            raise ValueError(
-                f"`kind` must be one of {[*MEASURED]}. Received: kind={kind!r}."
-            )
-
     def _with_loss(self, index: int) -> list[LayerProfile]:
         is_last = index == len(self.layers) - 1
         loss = [self.loss] if is_last and self.loss is not None else []
@@ -242,7 +241,12 @@ class Profile:
         Args:
             path: Of the file.
         """
-        write_profile(self, path)
+        text = json.dumps({"format": _FORMAT, **dataclasses.asdict(self)})
+        with (
+            put_in_place(os.fspath(path)) as beside,
+            open(beside, "w", encoding="utf-8") as file,
+        ):
+            file.write(text)
 
     @classmethod
     def load(cls, path: Any) -> Profile:
@@ -256,7 +260,7 @@ class Profile:
         """
         with open(path, encoding="utf-8") as file:
             try:
-                return cls._from_values(read_profile(file))
+                return cls._from_values(json.load(file))
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise ValueError(
                     "`path` must be that of a profile, as `Profile.save` "
@@ -266,7 +270,10 @@ class Profile:
                 ) from error
 
     @classmethod
-    def _from_values(cls, values: dict[str, Any]) -> Profile:
+    def _from_values(cls, values: Any) -> Profile:
+        is_one = isinstance(values, dict)
+        if not is_one or values.pop("format", None) != _FORMAT:
+            raise ValueError(f'it has no "format": "{_FORMAT}"')
         loss = values.pop("loss")
         found = cls(
             layers=tuple(map(layer_from, values.pop("layers"))),
@@ -293,41 +300,6 @@ def _on_line(points: Sequence[tuple[float, float]], at: float) -> float:
     i = min(places[-1] if places else 0, len(points) - 2)
     (a, first), (b, second) = points[i : i + 2]
     return max(0.0, first + (second - first) * (at - a) / (b - a))
-
-
-_FORMAT = "tfgpipe.profile 1"
-
-
-def write_profile(profile: Any, path: Any) -> None:
-    """Writes a `Profile`, whole or not at all.
-
-    Args:
-        profile: The profile.
-        path: Of the file. A link stays one.
-    """
-    text = json.dumps({"format": _FORMAT, **dataclasses.asdict(profile)})
-    target = os.path.realpath(os.fspath(path))
-    folder, name = os.path.split(target)
-    beside = os.path.join(folder, f".{uuid.uuid4().hex}.{name}")
-    try:
-        with open(beside, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(beside, target)
-    finally:
-        if os.path.exists(beside):
-            os.remove(beside)
-
-
-def read_profile(file: Any) -> dict[str, Any]:
-    """The values in a file that `write_profile` wrote.
-
-    Raises:
-        ValueError: If it is another file.
-    """
-    values = json.load(file)
-    if not isinstance(values, dict) or values.pop("format", None) != _FORMAT:
-        raise ValueError(f'it has no "format": "{_FORMAT}"')
-    return values
 
 
 _KINDS = ("forward", "recompute", "backward")

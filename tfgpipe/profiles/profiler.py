@@ -18,7 +18,7 @@ from tfgpipe.checks import as_count, as_integer, checked_bool, checked_positive
 from tfgpipe.costs import PlacedCall, slot_bytes_of
 from tfgpipe.devices import names, placement
 from tfgpipe.loss import Head, streams_loss
-from tfgpipe.micro_batches import as_specs, check_rows
+from tfgpipe.micro_batches import as_specs, check_rows, first_tensor
 from tfgpipe.profiles.layer_profile import LayerProfile
 from tfgpipe.profiles.layer_times import (
     MeasuredLayer,
@@ -87,7 +87,7 @@ def profile(
     name = _device(device)
     data = inputs_lib.as_tensors(x, y)
     check_rows(*data, None)
-    sizes = _sizes(micro_batch_sizes, _num_rows(data[0]))
+    sizes = _sizes(micro_batch_sizes, first_tensor(data[0]).shape[0])
     setting = MeasureSetting(
         name, jit_compile or names.only_compiles([name]), seconds
     )
@@ -99,7 +99,7 @@ def profile(
         x, spec = _as_taken(source, data[0])
         placed, output = source.placed_steps(spec)
         head = _head(layers, loss, x, data[1], output)
-        own = Measuring(source.steps, placed, _rows(x, sizes), setting)
+        own = Measuring(placed, _rows(x, sizes), setting)
         found = [own.layer(i) for i in _progress(placed, verbose)]
         of_loss = None
         if head is not None:
@@ -142,10 +142,6 @@ def _device(device: Any) -> str:
             f"{names.all_devices()}. Received: device={device!r}."
         )
     return name
-
-
-def _num_rows(x: Any) -> int:
-    return next(t.shape[0] for t in tree.flatten(x) if t is not None)
 
 
 def _sizes(sizes: Any, num_rows: int) -> list[int]:

@@ -14,7 +14,8 @@ in its place, or begins in the middle.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -81,12 +82,60 @@ class LayerList:
         """Its layers are called as they are, whatever they compute."""
 
     def infer(self, spec: Any, is_split: bool) -> tuple[Any, list[float]]:
-        """What the last layer returns, and costs; see `inference.infer`."""
-        return infer(self.layers, self.costs, spec, is_split)
+        """Builds the layers, each for the outputs of the one before.
+
+        Their variables get no storage yet.
+
+        Args:
+            spec: Nest of `keras.KerasTensor`s: what the first layer takes.
+            is_split: Whether mini-batches are split into several micro-batches.
+
+        Returns:
+            What the last layer returns, a nest of `keras.KerasTensor`s, and
+            the costs of the layers.
+
+        Raises:
+            ValueError: If a layer does not take what the one before returns,
+                or its outputs have no row for each row of its inputs.
+        """
+        before = "the model's inputs"
+        found = []
+        known: dict[Any, Any] = {}  # equal layers are estimated once
+        example = cost_lib.example_of(spec)
+        with _building(self.layers):
+            for call, cost in zip(self.steps, self.costs):
+                layer = call.layer
+                output = _called(layer, spec, before)
+                if is_split:
+                    is_last = layer is self.layers[-1]
+                    check_rows_stay(layer, spec, output, is_last)
+                if cost is None:
+                    made = cost_lib.estimated(call, example, known)
+                else:
+                    value = cost_lib.resolve_cost(layer, cost, spec)
+                    made = cost_lib.Estimate(value, None)
+                found.append(made.flops)
+                example = cost_lib.goes_on(call, example, made.outputs, output)
+                spec, before = output, f"the outputs of layer '{layer.name}'"
+        return spec, found
 
     def placed_steps(self, spec: Any) -> tuple[list[PlacedCall], Any]:
-        """What comes into each step, and goes out of the last one."""
-        return placed_steps(self.layers, spec)
+        """What comes into each step, and goes out of the last one.
+
+        Of equal layers, only the first is built.
+        """
+        before = "the model's inputs"
+        placed = []
+        known: dict[Any, Any] = {}
+        with _building(self.layers):
+            for call in self.steps:
+                key = cost_lib.key_of(call, spec)
+                if key not in known:
+                    known[key] = _called(call.layer, spec, before)
+                placed.append(PlacedCall(call, spec, key))
+                spec = known[key]
+                before = f"the outputs of layer '{call.layer.name}'"
+        return placed, spec
 
     def arranged(self, x: Any) -> Any:
         """Data as the first layer takes it.
@@ -168,7 +217,7 @@ class LayerList:
     def _check_graph(self, first: Any, start: int) -> None:
         if isinstance(first, keras.layers.InputLayer):
             first = first.output
-        if problem := graph_problem(self.layers, first, start):
+        if problem := _Chain(self.layers).problem(first, start):
             self.problems.append(
                 "`layers` must be a chain: each layer is called on what the "
                 "one before returns. Received the layers of another graph: "
@@ -217,21 +266,8 @@ def _declared_by(layer: keras.layers.Layer) -> Any:
     return keras.Input(inputs[0].shape[1:], dtype=inputs[0].dtype)
 
 
-def graph_problem(
-    layers: Sequence[keras.layers.Layer], first: Any = None, start: int = 0
-) -> str | None:
-    """What of the layers' graph is not the chain of the layers, or None.
-
-    Args:
-        layers: The layers, in order.
-        first: The `keras.KerasTensor` before them, if it is given.
-        start: Index of the first layer in the user's list.
-    """
-    return _Chain(layers).problem(first, start)
-
-
 class _Chain:
-    """Follows the layers through their graphs."""
+    """Follows the layers, in the order of the list, through their graphs."""
 
     def __init__(self, layers: Sequence[keras.layers.Layer]):
         self._layers = layers
@@ -239,32 +275,36 @@ class _Chain:
         self._taken: set[int] = set()  # tensors that earlier layers take
 
     def problem(self, first: Any, start: int) -> str | None:
-        """See `graph_problem`."""
-        before = _Outputs(_input_calls(first), "the input")
+        """What of the layers' graph is not the chain of the layers, or None.
+
+        Args:
+            first: The `keras.KerasTensor` before them, or another first item.
+            start: Index of the first layer in the user's list.
+        """
+        before, name = _input_calls(first), "the input"
         for i, layer in enumerate(self._layers, start):
             calls = internals.symbolic_calls(layer)
             found = [c for c in calls if self._follows(c, before)]
             if calls and not found:
                 return (
                     f"layer '{layer.name}' at index {i}, which was called on "
-                    f"{_names(calls)}, not on the outputs of {before.name} "
-                    "alone"
+                    f"{_names(calls)}, not on the outputs of {name} alone"
                 )
             for call in calls:
                 self._taken |= _ids(call.inputs)
-            before = _Outputs(found, f"layer '{layer.name}'")
-        return self._problem_after(before.calls)
+            before, name = found, f"layer '{layer.name}'"
+        return self._problem_after(before)
 
-    def _follows(self, call: SymbolicCall, before: _Outputs) -> bool:
+    def _follows(self, call: SymbolicCall, before: list[SymbolicCall]) -> bool:
         """Whether a call is the next of the chain, or begins another one."""
-        if any(_ids(call.inputs) == _ids(c.outputs) for c in before.calls):
+        if any(_ids(call.inputs) == _ids(c.outputs) for c in before):
             return True
         sources = [internals.producer(t) for t in call.inputs]
         if any(id(source) in self._own for source in sources):
             return False
         are_layers = not any(_is_operation(source) for source in sources)
         is_fork = bool(_ids(call.inputs) & self._taken)
-        return not is_fork and (are_layers or not before.calls)
+        return not is_fork and (are_layers or not before)
 
     def _problem_after(self, last: list[SymbolicCall]) -> str | None:
         """What takes the outputs of the last layer that is missing, or None."""
@@ -286,14 +326,6 @@ class _Chain:
             f"layer '{self._layers[-1].name}' at the end, whose outputs go to "
             f"{_quoted(following)}"
         )
-
-
-class _Outputs:
-    """What the next layer should take, and of what it is."""
-
-    def __init__(self, calls: list[SymbolicCall], name: str):
-        self.calls = calls
-        self.name = name
 
 
 def _input_calls(first: Any) -> list[SymbolicCall]:
@@ -327,82 +359,15 @@ def _quoted(operations: Iterable[Any]) -> str:
     return " and ".join(dict.fromkeys(texts))
 
 
-def infer(
-    layers: Sequence[keras.layers.Layer],
-    costs: Sequence[Any],
-    spec: Any,
-    is_split: bool,
-) -> tuple[Any, list[float]]:
-    """Builds layers, each for the outputs of the one before.
-
-    Their variables get no storage yet.
-
-    Args:
-        layers: The layers, in order.
-        costs: For each what the user said of its cost, or None.
-        spec: Nest of `keras.KerasTensor`s: what the first layer takes.
-        is_split: Whether mini-batches are split into several micro-batches.
-
-    Returns:
-        What the last layer returns, a nest of `keras.KerasTensor`s, and the
-        costs of the layers.
-
-    Raises:
-        ValueError: If a layer does not take what the one before returns, or
-            its outputs have no row for each row of its inputs.
-    """
-    before = "the model's inputs"
-    found = []
-    known: dict[Any, Any] = {}  # equal layers are estimated once
-    example = cost_lib.example_of(spec)
+@contextlib.contextmanager
+def _building(layers: Sequence[keras.layers.Layer]) -> Iterator[None]:
+    """Inside, layers may be called on specs, and get variables by it."""
     with (
         internals.deferred_variables(),
         internals.tracing_anew(),
         internals.in_no_graph(layers),
     ):
-        for layer, cost in zip(layers, costs):
-            output = _called(layer, spec, before)
-            if is_split:
-                check_rows_stay(layer, spec, output, layer is layers[-1])
-            if cost is None:
-                made = cost_lib.estimated(layer, example, known, None)
-            else:
-                value = cost_lib.resolve_cost(layer, cost, spec)
-                made = cost_lib.Estimate(value, None)
-            found.append(made.flops)
-            example = cost_lib.goes_on(None, example, made.outputs, output)
-            spec, before = output, f"the outputs of layer '{layer.name}'"
-    return spec, found
-
-
-def placed_steps(
-    layers: Sequence[keras.layers.Layer], spec: Any
-) -> tuple[list[PlacedCall], Any]:
-    """What comes into each layer; of equal ones, only the first is built.
-
-    Args:
-        layers: The layers, in order.
-        spec: As for `infer`.
-
-    Returns:
-        A step for each layer, and what the last one returns.
-    """
-    before = "the model's inputs"
-    steps = []
-    known: dict[Any, Any] = {}
-    with (
-        internals.deferred_variables(),
-        internals.tracing_anew(),
-        internals.in_no_graph(layers),
-    ):
-        for layer in layers:
-            key = cost_lib.key_of(layer, spec, None)
-            key = id(layer) if key is None else key
-            if key not in known:
-                known[key] = _called(layer, spec, before)
-            steps.append(PlacedCall(layer, spec, key))
-            spec, before = known[key], f"the outputs of layer '{layer.name}'"
-    return steps, spec
+        yield
 
 
 def _called(layer: keras.layers.Layer, spec: Any, before: str) -> Any:

@@ -158,11 +158,10 @@ class ModelGraph:
         self, i: int, cost: Any, example: Any, known: dict[Any, Any]
     ) -> cost_lib.Estimate:
         """What a step costs, and makes of one example."""
-        step, live = self.steps[i], self.specs[i]
+        step = self.steps[i]
         if cost is None:
-            given = {j: example[j] for j in step.uses}
-            return cost_lib.estimated(step.layer, given, known, step)
-        given = {j: live[j] for j in step.uses}
+            return cost_lib.estimated(step, step.taken(example), known)
+        given = step.taken(self.specs[i])
         if callable(cost):
             args, _ = step.arguments(given)
             given = args[0] if len(args) == 1 else args
@@ -171,13 +170,11 @@ class ModelGraph:
 
     def placed_steps(self, spec: Any) -> tuple[list[PlacedCall], Any]:
         """What comes into each step, and goes out of the last one."""
-        steps = []
-        for step, live in zip(self.steps, self.specs, strict=True):
-            given = {i: live[i] for i in step.uses}
-            key = cost_lib.key_of(step.layer, given, step)
-            key = id(step) if key is None else key
-            steps.append(PlacedCall(step.layer, live, key, step))
-        return steps, self.model.output
+        placed = [
+            PlacedCall(step, live, cost_lib.key_of(step, step.taken(live)))
+            for step, live in zip(self.steps, self.specs, strict=True)
+        ]
+        return placed, self.model.output
 
     def arranged(self, x: Any) -> Any:
         """Data in the structure of the model's inputs.

@@ -12,6 +12,7 @@ from tfgpipe.sequence import source_of
 from tools.bench import memory_trial
 from tools.bench.memory_trial import Job, Size, cut_of, layers_of, optimizer_of
 from tools.report import Column, Table, progress
+from tools.sizes.model_size import by_cost
 
 _MIB = 2**20
 # Activations outweigh weights, or weights outweigh activations.
@@ -101,7 +102,7 @@ def predicted(job: Job) -> Prediction:
         source_of(layers_of(job)), None, keras.optimizers.get(optimizer_of(job))
     )
     # Seconds decide nothing but how a cell falls into groups.
-    workload = model.by_cost(job.size.batch_size / job.m)
+    workload = by_cost(model, job.size.batch_size / job.m)
     cut = tuple(cut_of(job))
     rules = tuple(itertools.repeat(job.remat, len(cut)))
     setting = Setting(

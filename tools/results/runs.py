@@ -20,12 +20,11 @@ import keras
 from absl import flags
 
 from params import Experiment
-from tfgpipe.monitor import event_log
 from tools import command_line, devices
 from tools.text import translation_scores as scores
 from tools.text.translation_scores import Translated
 from tools.text.translator import Translator, define_search
-from tools.train import trained_run
+from tools.train import event_log, trained_run
 from tools.train.monitor import Monitor
 from tools.train.trainer import Trainer
 

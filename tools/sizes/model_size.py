@@ -13,6 +13,8 @@ from params import Experiment
 from tfgpipe import internals
 from tfgpipe.costs import LayerSize, num_params
 from tfgpipe.plans import Machine, Prediction, Setting, model_size, predict
+from tfgpipe.plans.workload import LayerSeconds, Workload
+from tfgpipe.profiles import MEASURED
 from tfgpipe.schedules import devices_for
 from tfgpipe.sequence import source_of
 
@@ -54,6 +56,15 @@ def sized(experiment: Experiment) -> model_size.SizedModel:
     )
 
 
+def by_cost(model: model_size.SizedModel, rows: float) -> Workload:
+    """For micro-batches of so many rows, where seconds mean nothing."""
+    seconds = [
+        LayerSeconds(True, *[size.flops] * len(MEASURED))
+        for size in model.sizes
+    ]
+    return model.workload(seconds, 0.0, rows)
+
+
 def layer_sizes(experiment: Experiment) -> list[LayerSize]:
     """What each layer of an experiment's model needs, in order."""
     return sized(experiment).sizes
@@ -83,7 +94,7 @@ def predicted(
     parts = num_replicas * setting.num_micro_batches
     rows = -(-most_rows(experiment) // parts)
     workload = (
-        model.by_cost(rows)
+        by_cost(model, rows)
         if machine is None
         else model.by_flops(machine, rows)
     )

@@ -53,8 +53,17 @@ class Run:
         """When the tasks would run if nothing but them took time."""
         return timeline.simulated(
             statistics.program_of(events),
-            self.duration or statistics.mean_durations(events),
+            self.duration or mean_durations(events),
         )
+
+
+def mean_durations(events: list[Event]) -> Callable[[Op], float]:
+    """How long tasks or operations of a kind take in a cell, on average."""
+    found: dict[tuple[str, int], list[float]] = {}
+    for task, _, start, end in events:
+        found.setdefault((task.kind, task.cell), []).append(end - start)
+    means = {key: sum(values) / len(values) for key, values in found.items()}
+    return lambda op: means[op.kind, op.cell]
 
 
 def prepare(values: flags.FlagValues) -> Run:

@@ -18,6 +18,7 @@ import keras
 import tfgpipe
 from tfgpipe.monitor import EventLog, ideal_bubble, tokens_of_example
 from tools.device_memory import memory_mib
+from tools.train import event_log
 from tools.train.meter import Meter
 
 if TYPE_CHECKING:
@@ -125,7 +126,8 @@ class Monitor(keras.callbacks.Callback):
             self._meters.pop()
         self._said = time.monotonic()
         if self._folder is not None:
-            self._log = EventLog(self._folder, self._step)
+            event_log.forget_after(self._folder, self._step)
+            self._log = EventLog(self._folder)
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """Goes on taking the time, after what is done between epochs."""

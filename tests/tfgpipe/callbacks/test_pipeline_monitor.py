@@ -19,9 +19,9 @@ from tiny import (
 import tfgpipe
 from tfgpipe import callbacks, monitor
 from tfgpipe.callbacks import pipeline_monitor
-from tfgpipe.monitor import event_log
 from tfgpipe.schedules import Task
 from tfgpipe.timeline import Event
+from tools.train import event_log
 
 MEASURED = {
     "bubble",

@@ -4,7 +4,12 @@ import keras
 import pytest
 from keras import layers as kl
 
-from tfgpipe.costs import layer_key
+from tfgpipe import costs
+from tfgpipe.cells import LayerCall
+
+
+def layer_key(layer):
+    return costs.layer_key(LayerCall(layer))
 
 
 def built(layer, shape=(None, 4)):

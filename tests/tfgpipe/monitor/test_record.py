@@ -6,7 +6,8 @@ import pytest
 import tensorflow as tf
 from simulated import events
 
-from tfgpipe.monitor import Record, event_log
+from tfgpipe.monitor import EventLog, Record
+from tools.train import event_log
 
 
 def values(folder):
@@ -19,6 +20,21 @@ def values(folder):
                 plugin = value.metadata.plugin_data.plugin_name
                 found[plugin] = tf.make_ndarray(value.tensor).tolist()
     return found
+
+
+def test_scalars_are_what_tensorboard_takes_for_scalars(tmp_path):
+    log = EventLog(tmp_path)
+    log.write(1, {"rate": 0.5})
+    log.close()
+    (path,) = tmp_path.glob("events.out.tfevents.*")
+    version, event = (
+        tf.compat.v1.Event.FromString(record.numpy())
+        for record in tf.data.TFRecordDataset(str(path))
+    )
+    assert version.file_version == "brain.Event:2"
+    (value,) = event.summary.value
+    assert value.metadata.plugin_data.plugin_name == "scalars"
+    assert value.tensor.dtype == tf.float32.as_datatype_enum
 
 
 def test_record_is_what_tensorboard_shows(tmp_path):

@@ -4,8 +4,8 @@ import pytest
 from simulated import events, seconds
 
 from tfgpipe.monitor import statistics
-from tfgpipe.schedules import SCHEDULES, CellFacts, Task
-from tfgpipe.timeline import Event, simulated
+from tfgpipe.schedules import SCHEDULES, CellFacts
+from tfgpipe.timeline import simulated
 
 
 def test_numbers_are_those_of_the_schedule():
@@ -36,14 +36,3 @@ def test_order_of_tasks_that_take_no_time_is_kept():
     )
     for own, expected in zip(found.by_device, program.by_device, strict=True):
         assert [op.task for op in own] == [op.task for op in expected]
-
-
-def test_mean_duration_is_that_of_a_kind_in_a_cell():
-    made = [
-        Event(Task("forward", 0, 0), 0, 0.0, 1.0),
-        Event(Task("forward", 0, 1), 0, 2.0, 5.0),
-        Event(Task("forward", 1, 0), 1, 2.0, 9.0),
-    ]
-    duration = statistics.mean_durations(made)
-    assert duration(Task("forward", 0, 1)) == 2
-    assert duration(Task("forward", 1, 1)) == 7

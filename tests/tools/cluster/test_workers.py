@@ -22,10 +22,9 @@ from tiny import assert_close, assert_same, data, fit
 import tfgpipe
 from params import datasets
 from tfgpipe.checkpoints import Folder
-from tfgpipe.monitor import event_log
 from tools import devices
 from tools.cluster import link
-from tools.train import comparison
+from tools.train import comparison, event_log
 from tools.train.trainer import Trainer
 
 pytestmark = pytest.mark.xdist_group("workers")

@@ -21,13 +21,12 @@ from params import datasets, registry
 from params.experiment import Experiment
 from params.images import Images
 from params.optimizer import Optimizer
-from tfgpipe.monitor import event_log
 from tfgpipe.state import flow
 from tools import devices
 from tools.sizes.model_size import num_parameters
 from tools.sizes.parameter_counts import PARAMETER_COUNTS
 from tools.train import __main__ as train
-from tools.train import comparison, trained_run
+from tools.train import comparison, event_log, trained_run
 from tools.train.trainer import Trainer
 
 DEMO = "image.amoebanet_d_demo"

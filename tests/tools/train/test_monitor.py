@@ -9,8 +9,7 @@ import pytest
 import runs
 
 import tfgpipe
-from tfgpipe.monitor import event_log
-from tools.train import comparison, meter, monitor
+from tools.train import comparison, event_log, meter, monitor
 from tools.train.monitor import Monitor
 from tools.train.trainer import Trainer
 
