@@ -117,30 +117,30 @@ def try_layers_in_a_scope_of_keras(monkeypatch):
 
 CURES = {
     "what is frozen when it is placed is not watched": Cure(
-        make_storage_as_it_is_now, 0, _needs("unfrozen")
+        make_storage_as_it_is_now, 64, _needs("unfrozen")
     ),
     "what is made frozen is trained": Cure(
-        train_what_says_so, 0, _needs("layer frozen_weight of False")
+        train_what_says_so, 40, _needs("layer frozen_weight of False")
     ),
     "a scope inside a layer reads storage": Cure(
-        leave_scopes_to_keras, 0, _needs("layer substituted")
+        leave_scopes_to_keras, 21, _needs("layer substituted")
     ),
     "a tape inside a layer finds no handle": Cure(
-        leave_scopes_to_keras, 0, _needs("layer differentiating of weights")
+        leave_scopes_to_keras, 161, _needs("layer differentiating of weights")
     ),
     "storage that a layer keeps is captured": Cure(
-        capture_storage, 0, _needs("layer storage_reader")
+        capture_storage, 12, _needs("layer storage_reader")
     ),
     "an opened layer looks at a size": Cure(
-        try_odd_sizes_once, 0, _needs("layer sized of 1")
+        try_odd_sizes_once, 105, _needs("layer sized of 1")
     ),
     "an opened layer looks at the number of rows": Cure(
         try_odd_sizes_once,
-        0,
+        130,
         _needs("layer sized of 0", "M 1", "data remainder"),
     ),
     "an opened layer is changed": Cure(
-        try_no_opened_layer_again, 0, _needs("layer changed")
+        try_no_opened_layer_again, 89, _needs("layer changed")
     ),
     "a loss of rows counts": Cure(
         believe_that_losses_add_up, 0, _needs("loss CountingRows")
