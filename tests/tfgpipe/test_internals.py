@@ -200,6 +200,14 @@ def test_read_of_losses_that_a_layer_added_is_refused():
     assert "_get_own_losses" not in vars(adds)
 
 
+def test_method_of_a_model_is_known_not_to_be_that_of_keras():
+    model = keras.Sequential([kl.Dense(1)])
+    assert not internals.overrides(model, "compute_loss")
+    model.compute_loss = lambda **data: 0.0
+    assert internals.overrides(model, "compute_loss")
+    assert not internals.overrides(model, "compute_metrics")
+
+
 def test_what_was_added_to_a_loss_is_found_and_forgotten():
     adds = kl.Dense(1, activity_regularizer="l2")
     model = keras.Sequential([kl.Dense(1), adds])

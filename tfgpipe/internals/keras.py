@@ -303,7 +303,7 @@ def build_losses_and_metrics(
         )
     if loss is None or loss.built:
         return
-    if type(model).compute_loss is not keras.Model.compute_loss:
+    if overrides(model, "compute_loss"):
         with contextlib.suppress(Exception):  # it may need real tensors
             _backend.compute_output_spec(
                 model._compute_loss, x, y, y_pred, sample_weight, training=False
@@ -311,6 +311,12 @@ def build_losses_and_metrics(
             return
     if not loss.built:
         _backend.compute_output_spec(loss, y, y_pred, sample_weight)
+
+
+def overrides(model: keras.Model, name: str) -> bool:
+    """Whether a method is not Keras's: that of a subclass, or of the object."""
+    own = getattr(type(model), name) is not getattr(keras.Model, name)
+    return own or name in vars(model)
 
 
 def compiled_loss(model: keras.Model) -> Any:

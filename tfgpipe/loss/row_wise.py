@@ -127,7 +127,7 @@ def streams_loss(
         sample_weight: Those of the weights.
     """
     compiled = internals.compiled_loss(model)
-    if type(model).compute_loss is not keras.Model.compute_loss:
+    if internals.overrides(model, "compute_loss"):
         return False
     if compiled is None:
         return True  # only `add_loss` and regularisers
@@ -175,7 +175,7 @@ def streams_metrics(
         y_pred: Specs of the outputs.
         sample_weight: Specs of the weights.
     """
-    if type(model).compute_metrics is not keras.Model.compute_metrics:
+    if internals.overrides(model, "compute_metrics"):
         return False
     compiled = internals.compiled_metrics(model)
     if compiled is None:

@@ -349,7 +349,7 @@ class Steps(Hooks):
     def _guarded(self, logs: dict[str, Any], guard: Guard) -> dict[str, Any]:
         """What `fit` shows, when what is not finite is undone."""
         skipped = guard.end()
-        if type(self).compute_metrics is keras.Model.compute_metrics:
+        if not internals.overrides(self, "compute_metrics"):
             logs = self.get_metrics_result()  # as they are now
         return {**logs, "skipped_steps": skipped}
 

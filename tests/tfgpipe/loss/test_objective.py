@@ -408,3 +408,31 @@ def test_losses_of_another_call_are_refused():
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match="call of layer 'adds'"):
         model.fit(normal(4), normal(3), verbose=0)
+
+
+def doubled(model):
+    """A model of which `compute_loss` and `compute_metrics` are set."""
+    loss, metrics = model.compute_loss, model.compute_metrics
+
+    def compute_loss(*data, **told):
+        return 2 * loss(*data, **told)
+
+    def compute_metrics(x, y, y_pred, sample_weight=None):
+        own = {"mean": keras.ops.mean(y_pred)}
+        return {**metrics(x, y, y_pred, sample_weight), **own}
+
+    model.compute_loss = compute_loss
+    model.compute_metrics = compute_metrics
+    return model
+
+
+@pytest.mark.parametrize(("k", "m"), POINTS)
+def test_methods_that_are_set_on_the_model_are_used(k, m):
+    found, expected = (
+        train(
+            small, lambda layers, f=f: doubled(f(layers)), normal(4), normal(3)
+        )
+        for f in (pipeline(k, m), keras.Sequential)
+    )
+    assert "mean" in found[0]
+    assert_close(found, expected)
