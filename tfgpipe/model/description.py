@@ -56,6 +56,13 @@ class Description(keras.Model):
                 "one of the same layers, which keep their weights: "
                 f"`tfgpipe.GPipe(layers, {name}={value!r}, ...)`."
             )
+        if name in ("activity_regularizer", "call") and value is not None:
+            raise AttributeError(
+                f"`{name}` of a `GPipe` must stay as it is: a pipeline calls "
+                "its layers, and not the model. Received: "
+                f"model.{name} = {value!r}. Put what it does into a layer of "
+                "the list."
+            )
         super().__setattr__(name, value)
 
     @property

@@ -988,3 +988,13 @@ def test_optimizer_of_another_model_brings_its_slots(make):
     inner = internals.with_inner(again.optimizer)[-1]
     own = [kernel, *internals.slots(inner, kernel)]
     assert {v.value.device[-5:] for v in own} == {"CPU:1"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("call", lambda x: x), ("activity_regularizer", keras.regularizers.L2())],
+)
+def test_what_a_pipeline_would_leave_out_cannot_be_set(name, value):
+    model = tfgpipe.GPipe(layers(), 2, 2)
+    with pytest.raises(AttributeError, match="Put what it does into a layer"):
+        setattr(model, name, value)
