@@ -356,6 +356,36 @@ def test_layer_that_is_changed_after_it_was_opened_is_refused(name, method):
         getattr(model, method)(data, data, verbose=0)
 
 
+class AsksWhetherItIsTrained(Around):
+    """What it computes does not depend on the answer."""
+
+    def call(self, x, training=None):
+        y = self.first(x)
+        return self.second(y) if self.trainable else self.second(y)
+
+
+def test_opened_layer_that_asks_whether_it_is_trained_can_be_frozen():
+    def trained(is_pipeline):
+        keras.utils.set_random_seed(3)
+        x = h = keras.Input((4,))
+        inner = [AsksWhetherItIsTrained() for _ in range(3)]
+        for layer in inner:
+            h = layer(h)
+        model = keras.Model(x, h)
+        if is_pipeline:
+            model = tfgpipe.GPipe(model, 2, 1)
+            assert len(tfgpipe.layers_of(model.model)) == 6
+        rows = np.random.default_rng(0).standard_normal((6, 4))
+        for is_frozen in (False, True):
+            inner[1].trainable = not is_frozen
+            model.compile(keras.optimizers.SGD(0.1, 0.9), "mse")
+            model.fit(rows, rows, 3, epochs=2, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    for found, expected in zip(trained(True), trained(False), strict=True):
+        np.testing.assert_allclose(found, expected, 1e-4, 1e-6)
+
+
 def test_size_that_was_not_tried_is_tried_when_it_comes():
     x = keras.Input((None, 4))
     layer = Sized(1, lambda n: n == 39)
