@@ -361,7 +361,8 @@ class AsksWhetherItIsTrained(Around):
 
     def call(self, x, training=None):
         y = self.first(x)
-        return self.second(y) if self.trainable else self.second(y)
+        second = (self.second, self.second)[self.trainable]
+        return second(y)
 
 
 def test_opened_layer_that_asks_whether_it_is_trained_can_be_frozen():
