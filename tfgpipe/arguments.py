@@ -37,20 +37,8 @@ FLOAT_DTYPES = ("bfloat16", "float16", "float32", "float64")
 class Arguments:
     """The arguments of a `GPipe`, checked and completed.
 
-    Args:
-        layers: See `GPipe`, as all others.
-        num_partitions: K or None.
-        num_micro_batches: M.
-        devices: Names or `tf.config.LogicalDevice`s, or None.
-        layers_per_cell: The cut, or None.
-        schedule: Name of the schedule, or the schedule itself.
-        remat: Name of the rule, or rules by cells.
-        remat_groups: Groups a cell.
-        gradient_dtype: Dtype of sums of gradients, or None.
-        skip_nonfinite: Whether mini-batches that are not finite are skipped.
-        costs: What the layers cost, or by what to estimate it.
-        replicas: The devices of each replica, if a strategy names them.
-        trial: What happens where a layer differs in micro-batches.
+    They are those of `GPipe`, and `replicas`: the devices of each replica, if a
+    strategy names them, or None.
 
     Attributes:
         source: The layers, and how they are called.
@@ -359,9 +347,7 @@ _NAMES = ("flops", "bytes")
 class GivenCosts:
     """The argument `costs`, checked, and what follows from it.
 
-    Args:
-        costs: See `GPipe`.
-        source: The layers. Costs that are known become its own.
+    Costs that are known become those of the source.
 
     Attributes:
         unit: Of the costs; empty for one that the user knows.
@@ -419,24 +405,16 @@ class GivenCosts:
         )
         return []
 
-    def _check_profile(self, profile: Profile) -> None:
-        """Refuses one of other layers, now that the layers are built."""
-        steps = self.source.steps
-        names = [step.layer.name for step in steps]
-        profile.check(names, [*map(layer_key, steps)])
-
     def resolved(self, costs: list[float], spec: Any) -> list[float]:
         """The costs of the layers, which are built.
-
-        Args:
-            costs: Those that the source has inferred.
-            spec: What comes into the first layer.
 
         Raises:
             ValueError: If a profile is one of other layers.
         """
         if self.profile is not None:
-            self._check_profile(self.profile)
+            steps = self.source.steps
+            names = [step.layer.name for step in steps]
+            self.profile.check(names, [*map(layer_key, steps)])
         if not self._is_bytes:
             return costs
         steps, _ = self.source.placed_steps(spec)

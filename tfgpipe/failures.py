@@ -103,11 +103,7 @@ def note_source(graph: Any) -> None:
 
 
 class _Origins:
-    """Says where in Python an operation came from that failed, once.
-
-    Args:
-        graphs: In which its like may be.
-    """
+    """Says where in Python an operation came from that failed, once."""
 
     def __init__(self, graphs: Iterable[Any]) -> None:
         self._graphs = list(graphs)
@@ -269,11 +265,7 @@ def check_interruption(in_trial: bool = False) -> None:
 
 
 def interruptible(function: Callable) -> Callable:
-    """A training step that may be ended, see `interrupt_next_trace`.
-
-    Args:
-        function: What Keras calls with a mini-batch.
-    """
+    """A training step that may be ended, see `interrupt_next_trace`."""
 
     @functools.wraps(function)
     def ending(*args: Any) -> Any:

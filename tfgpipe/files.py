@@ -88,9 +88,6 @@ class DamagedFileError(OSError, ValueError):
 def read_whole(path: Any) -> Iterator[None]:
     """Inside, a file is read; errors say so if it is damaged.
 
-    Args:
-        path: What the user gave.
-
     Raises:
         ValueError: If there is a file, but not one that was written whole.
     """

@@ -72,10 +72,6 @@ def check() -> None:
 def imported(module: str, supported: Range) -> Any:
     """A package.
 
-    Args:
-        module: Its name.
-        supported: Which versions would do.
-
     Raises:
         ImportError: If it is not installed.
     """

@@ -19,6 +19,7 @@ from matrix import (
     arguments,
     largest_difference,
 )
+from tiny import assert_same
 
 import tfgpipe
 from tfgpipe.schedules import CHUNKS
@@ -328,11 +329,6 @@ def variables(name, k, schedule="gpipe", remat="except_last", m=3, **kwargs):
         epochs=1,
     )
     return [v.numpy() for v in model.variables]
-
-
-def assert_same(found, expected):
-    for a, b in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize(

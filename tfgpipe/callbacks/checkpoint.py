@@ -307,9 +307,6 @@ EXIT_CODES = {"SIGTERM": 75, "SIGHUP": 75, "SIGINT": 76}
 class Signals:
     """Notes signals until they can be dealt with.
 
-    Args:
-        owner: The callback that deals with them.
-
     Attributes:
         caught: Name of the signal that came, or None.
     """

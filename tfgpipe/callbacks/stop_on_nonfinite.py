@@ -120,9 +120,6 @@ class StopOnNonFinite(keras.callbacks.Callback):
 class _Keeper:
     """Takes the place of a model's train function, and keeps its data.
 
-    Args:
-        model: A compiled `GPipe`, within `fit`.
-
     Attributes:
         data: The last mini-batch, or None.
     """

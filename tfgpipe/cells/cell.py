@@ -140,12 +140,7 @@ class Cell(keras.layers.Layer):
         return list(found.values())
 
     def part(self, index: int, step: LayerCall) -> Cell:
-        """A step as a cell of its own, which warns of nothing twice.
-
-        Args:
-            index: Its position among such cells.
-            step: What it runs.
-        """
+        """A step as a cell of its own, which warns of nothing twice."""
         part = Cell(index, [step], self.devices, self.number)
         part._told = self._told
         return part
@@ -174,11 +169,7 @@ class Cell(keras.layers.Layer):
             failures.warn(message)
 
     def check_by_itself(self, graph: Any) -> None:
-        """Refuses what the layers take of other cells but their outputs.
-
-        Args:
-            graph: Of a function in which they were called.
-        """
+        """Refuses what the layers take of other cells but their outputs."""
         if not internals.captures_of_strangers(graph):
             return
         raise ValueError(
@@ -193,9 +184,6 @@ class Cell(keras.layers.Layer):
 
 class LayerCall:
     """Calls a layer on all that the step before returned.
-
-    Args:
-        layer: The layer.
 
     Attributes:
         repeated: By the id of a weight, for each of its lookups, whether its

@@ -104,9 +104,7 @@ def check_operations(
 def check_captured(cell: Any, traced: Any) -> None:
     """Refuses storage that the graph of a cell captures.
 
-    Args:
-        cell: The cell.
-        traced: Its `Traced`; branches, loops and functions capture through it.
+    Branches, loops and functions capture through it.
     """
     places = {op.name: i for i, op in enumerate(traced.operations)}
     for outer, own in traced.graph.captures:

@@ -56,11 +56,7 @@ class CellTasks:
         return self.graph.traced.findings
 
     def facts(self, has_backward: bool) -> CellFacts:
-        """What the program of a step has to know of the cell.
-
-        Args:
-            has_backward: Whether the cell has a backward pass.
-        """
+        """What the program of a step has to know of the cell."""
         cut = self.graph
         return CellFacts.of(
             has_backward,

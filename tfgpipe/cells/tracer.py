@@ -167,12 +167,7 @@ class Tracer:
     def tasks(
         self, cells: Sequence[Backward], needs_dx: Sequence[bool]
     ) -> list[CellTasks]:
-        """Cuts the tasks out.
-
-        Args:
-            cells: The cells' graphs.
-            needs_dx: Whether the gradients of each cell's inputs are wanted.
-        """
+        """Cuts the tasks out."""
         cuts = [self._once(c, functools.partial(self._cut, c)) for c in cells]
         return [CellTasks(cut, needs) for cut, needs in zip(cuts, needs_dx)]
 

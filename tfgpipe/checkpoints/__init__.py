@@ -1,6 +1,6 @@
 """Checkpoints of a training: written in the background, whole or not at all."""
 
-from tfgpipe.checkpoints.folder import Folder, Position, read_manifest
+from tfgpipe.checkpoints.folder import Folder, Position
 from tfgpipe.checkpoints.restore import (
     Restored,
     is_known_damaged,
@@ -17,7 +17,6 @@ __all__ = [
     "Writer",
     "is_known_damaged",
     "known_steps_of",
-    "read_manifest",
     "restore",
     "steps_of",
     "wait_for_all",

@@ -96,11 +96,7 @@ class GradientPath(NamedTuple):
 
 
 class GradientPaths:
-    """The gradients of layers in a row.
-
-    Args:
-        paths: Of each layer.
-    """
+    """The gradients of layers in a row."""
 
     def __init__(self, paths: Sequence[GradientPath]):
         self._paths = paths
@@ -121,10 +117,6 @@ class GradientPaths:
         """Whether a cell of some layers keeps what its backward pass reads.
 
         Its inputs, and what follows from them at no cost, do not count.
-
-        Args:
-            start: The first layer.
-            stop: The one behind the last.
         """
         key = start, stop
         if key not in self._known:

@@ -284,12 +284,7 @@ def _placeholder(spec: Any) -> Any:
 
 
 class LayerGradient:
-    """Follows tensors of a layer's graph back to its inputs.
-
-    Args:
-        given: The layer's inputs, in the current graph.
-        weights: All its weights there.
-    """
+    """Follows tensors of a layer's graph back to its inputs."""
 
     def __init__(self, given: Sequence[Any], weights: Sequence[Any]):
         graph = tf.compat.v1.get_default_graph()

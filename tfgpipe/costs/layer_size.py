@@ -168,11 +168,7 @@ def bytes_between(placed: Sequence[PlacedCall], rows: int) -> int:
 
 
 def num_params(steps: Sequence[PlacedCall]) -> int:
-    """Numbers in the trainable weights of the steps, tied ones once.
-
-    Args:
-        steps: As for `layer_sizes`.
-    """
+    """Numbers in the trainable weights of the steps, tied ones once."""
     return sum(
         _count(weight)
         for _, _, weights in _with_weights(steps)

@@ -62,10 +62,6 @@ class Storage:
     Traces and the optimizer know a variable by its storage, which another model
     that is made of the same layers gives up if it needs them elsewhere.
 
-    Args:
-        model: Name of the model.
-        layers: Its layers, which it has just placed.
-
     Attributes:
         known: The ids of the variables.
     """

@@ -61,13 +61,7 @@ def update_on_devices(
     variables: list[keras.Variable],
     in_branch: bool = False,
 ) -> Iterator[None]:
-    """Inside, an optimizer's arithmetic runs where its variables are.
-
-    Args:
-        optimizer: The optimizer, built.
-        variables: The model's trainable variables.
-        in_branch: Whether it is applied in a branch of a condition.
-    """
+    """Inside, an optimizer's arithmetic runs where its variables are."""
     alike = [
         o
         for o in internals.with_inner(optimizer)
@@ -128,10 +122,6 @@ class _SharedUpdate:
 
     Only if the trace shows that it reads and assigns nothing but what the
     function gets and returns. Any other update runs as Keras runs it.
-
-    Args:
-        optimizer: The optimizer.
-        variables: The model's trainable variables.
     """
 
     def __init__(self, optimizer: Any, variables: list[keras.Variable]):

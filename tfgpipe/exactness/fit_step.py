@@ -162,15 +162,7 @@ def compare_state(
     recorded: Recorded,
     on_host: OnHost,
 ) -> None:
-    """Compares what the graph has made of other variables with Keras.
-
-    Args:
-        tally: Takes the comparisons.
-        places: Where the variables are.
-        step: The step in the graph.
-        recorded: The layers.
-        on_host: What they have come to on the host.
-    """
+    """Compares what the graph has made of other variables with Keras."""
     state = {
         id(v): v
         for place, _ in recorded
@@ -195,10 +187,6 @@ Gradients = Sequence[tuple[Any, keras.Variable]]
 
 class WeightPlaces:
     """Where variables are, in words, and what is rounding there.
-
-    Args:
-        model: The `GPipe`.
-        recorded: Its steps.
 
     Attributes:
         worst: What is rounding where most is.

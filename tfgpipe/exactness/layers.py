@@ -216,10 +216,6 @@ class _Layer(NamedTuple):
 class Rows:
     """Compares layer after layer, in order.
 
-    Args:
-        tally: Takes the comparisons.
-        shares: The share of the rows that each micro-batch has.
-
     Attributes:
         assigned: What Keras makes of variables in the whole mini-batch, by id.
         unknown: ids of those of which that cannot be said.
@@ -235,13 +231,7 @@ class Rows:
     def compare(
         self, place: LayerPlace, calls: list[RecordedCall], parts: list[Replay]
     ) -> None:
-        """Compares what micro-batches came to with the whole mini-batch.
-
-        Args:
-            place: The layer.
-            calls: Its calls.
-            parts: The same on the host.
-        """
+        """Compares what micro-batches came to with the whole mini-batch."""
         if len(calls) == 1:
             self._take_assigned(place, parts[0], is_comparable=True)
             return

@@ -92,10 +92,8 @@ def add_backward(
 ) -> Backward:
     """Adds the backward pass to a graph, which must have none yet.
 
-    Args:
-        traced: The graph.
-        has_gradient: For each output tensor, whether it will have a gradient.
-        has_losses: For each loss, whether it will.
+    It is told of each output tensor, and of each loss, whether it will have a
+    gradient.
     """
     outputs = traced.outputs
     with traced.graph.as_default(), traced.origin.for_xla():
@@ -137,18 +135,13 @@ def _gradients(
     ]
     origin = traced.origin
     return dx, [
-        of_lookups(d, variable).in_dtype(origin.gradient_dtype)
+        _of_lookups(d, variable).in_dtype(origin.gradient_dtype)
         for d, variable in zip(iterator, origin.function.flat_weights)
     ]
 
 
-def of_lookups(gradient: Any, variable: Any) -> Gradient:
-    """What TensorFlow returns as a gradient, its lookups apart.
-
-    Args:
-        gradient: A tensor, `tf.IndexedSlices`, or None.
-        variable: That of the weight.
-    """
+def _of_lookups(gradient: Any, variable: Any) -> Gradient:
+    """What TensorFlow returns as a gradient, its lookups apart."""
     if not isinstance(gradient, tf.IndexedSlices):
         return as_merged(Gradient(gradient), variable)
     found = lookups(gradient)

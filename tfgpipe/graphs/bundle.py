@@ -82,7 +82,8 @@ class Bundle:
             tf.raw_ops.OptionalFromValue(components=[values[i] for i in group])
             for group in self._groups
         ]
-        # This operation forgets what is noted with them.
+        # TensorFlow notes with an Optional the types of all that is in it, see
+        # `_MOST`. Behind this operation they are not: `unpack` knows them.
         joined = tf.raw_ops.IdentityN(input=joined)
         return [*joined, *(values[i] for i in self._alone)]
 

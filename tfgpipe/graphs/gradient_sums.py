@@ -121,11 +121,7 @@ def as_merged(gradient: Gradient, variable: Any) -> Gradient:
 
 
 def lookups(gradient: tf.IndexedSlices) -> list[tf.IndexedSlices]:
-    """The gradients of the single lookups, which TensorFlow has joined.
-
-    Args:
-        gradient: Made by TensorFlow, in a graph.
-    """
+    """The gradients of the single lookups, which TensorFlow has joined."""
     values, indices = gradient.values.op, gradient.indices.op
     joins = values.type == indices.type == "ConcatV2"
     if not joins or len(values.inputs) != len(indices.inputs):
@@ -160,11 +156,7 @@ def _joined(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
 
 
 def in_order(gradients: Sequence[Any]) -> Any:
-    """The sum of one or more gradients, in order; sparse ones stay sparse.
-
-    Args:
-        gradients: Tensors or `tf.IndexedSlices`.
-    """
+    """The sum of one or more gradients, in order; sparse ones stay sparse."""
     if _all_sparse(gradients):
         return _joined(gradients)
     return functools.reduce(
@@ -221,9 +213,6 @@ def _over_replicas(replicas: list[list[Gradient]]) -> list[Gradient]:
         last cell    B2 B1 B0 s            s: the sum, and then the update
         cell before     B2 B1 B0 s
         first cell         B2 B1 B0 s
-
-    Args:
-        replicas: Each one's sums.
     """
     columns = [_of_one_kind(column[::-1]) for column in zip(*replicas)]
     dense = [[g.dense for g in own] for own in columns if _is_dense_sum(own[0])]
@@ -277,11 +266,7 @@ def _sums(columns: list[list[tf.Tensor]]) -> list[tf.Tensor]:
 
 
 def add_uses(totals: list[Any]) -> Any:
-    """The sum over the layers that use a variable, None for none.
-
-    Args:
-        totals: Tensors or `tf.IndexedSlices`.
-    """
+    """The sum over the layers that use a variable, None for none."""
     if not totals:
         return None
     if _all_sparse(totals):
@@ -326,7 +311,7 @@ class GradientSums(NamedTuple):
     """The gradients of a cell's weights, summed so far.
 
     Attributes:
-        dense: Those of `Cut.sums`, packed.
+        dense: Those of `CellGraph.sums`, packed.
         sparse: For each weight, the slices of its gradient.
     """
 

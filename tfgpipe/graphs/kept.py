@@ -158,11 +158,7 @@ class CellGraph:
             )
 
     def values(self, arguments: CellArguments) -> dict[Any, Any]:
-        """Arguments by what they are of the graph.
-
-        Args:
-            arguments: The arguments; weights are packed.
-        """
+        """Arguments, with packed weights, by what they are of the graph."""
         values = by_reference(
             tf.nest.flatten(self.traced.inputs._replace(weights=[])),
             tf.nest.flatten(arguments._replace(weights=[])),

@@ -5,7 +5,7 @@ changed afterwards:
 
     trace          Python runs the layers once, in a graph         `Traced`
     differentiate  operations that compute gradients join it       `Backward`
-    cut            what crosses from function to function          `Cut`
+    cut            what crosses from function to function          `CellGraph`
 
 `cells/tasks.py` has functions cut out of the last, one for each kind of task.
 """

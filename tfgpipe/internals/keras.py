@@ -289,12 +289,7 @@ def build_losses_and_metrics(
     An overridden `compute_loss` may do without the compiled loss, of which
     Keras shows nothing then: whether it does is tried, as Keras tries it.
 
-    Args:
-        model: The compiled model.
-        x: Nest of `keras.KerasTensor`s, as the other arguments.
-        y: Labels.
-        y_pred: Outputs.
-        sample_weight: Weights of the rows.
+    All but the model are nests of `keras.KerasTensor`s.
     """
     metrics, loss = model._compile_metrics, model._compile_loss
     if metrics is not None and not metrics.built:

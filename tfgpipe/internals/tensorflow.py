@@ -43,10 +43,6 @@ class Replaceable:
     While a thread does so, a dispatcher stands in for the function. All other
     threads are led to the original, which is back when the last thread leaves.
 
-    Args:
-        owner: The class or module that has the function.
-        name: Its name there.
-
     Attributes:
         original: The function, which gets the value of the property.
     """

@@ -29,13 +29,7 @@ from tfgpipe.schedules import Program
 
 
 class Objective:
-    """The loss of one mini-batch.
-
-    Args:
-        model: The compiled model.
-        data: The mini-batch: x, y and sample_weight.
-        training: Whether gradients are wanted.
-    """
+    """The loss of one mini-batch."""
 
     def __init__(
         self, model: keras.Model, data: tuple[Any, Any, Any], training: bool

@@ -169,11 +169,7 @@ def streams_metrics(
 ) -> bool:
     """Whether a compiled model's metrics only add up rows.
 
-    Args:
-        model: A model whose compiled metrics are built.
-        y: See `streams_loss`, as what follows.
-        y_pred: Specs of the outputs.
-        sample_weight: Specs of the weights.
+    The arguments are those of `streams_loss`.
     """
     if internals.overrides(model, "compute_metrics"):
         return False

@@ -47,11 +47,7 @@ def _is_finite(tensor: tf.Tensor) -> tf.Tensor:
 
 
 class Skips(keras.layers.Layer):
-    """How many mini-batches were skipped; a layer, so that files have it.
-
-    Args:
-        device: Where to count.
-    """
+    """How many mini-batches were skipped; a layer, so that files have it."""
 
     def __init__(self, device: str):
         super().__init__(name="skips")

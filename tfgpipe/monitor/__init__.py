@@ -8,7 +8,7 @@ from tfgpipe.monitor.advice import (
     ideal_bubbles,
     layout_of,
 )
-from tfgpipe.monitor.event_log import EventLog, Record, save_picture
+from tfgpipe.monitor.event_log import EventLog, Record
 from tfgpipe.monitor.rates import (
     Rates,
     accelerator_mib,
@@ -34,7 +34,6 @@ __all__ = [
     "is_remote",
     "layout_of",
     "name",
-    "save_picture",
     "seconds",
     "statistics",
     "tokens_of_example",

@@ -34,11 +34,7 @@ _PICTURE = _metadata("images", 3)  # DATA_CLASS_BLOB_SEQUENCE
 
 
 class EventLog:
-    """Writes scalars into a folder; there is one writer at a time.
-
-    Args:
-        folder: Where the files are, or will be.
-    """
+    """Writes scalars into a folder; there is one writer at a time."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -59,23 +55,11 @@ class EventLog:
         self._writer.flush()
 
     def write_text(self, step: int, tag: str, text: str) -> None:
-        """Writes a text.
-
-        Args:
-            step: As for `write`.
-            tag: Its name.
-            text: Markdown.
-        """
+        """Writes a text, in Markdown."""
         self._write(step, tag, tf.constant(text), _TEXT)
 
     def write_picture(self, step: int, tag: str, path: pathlib.Path) -> None:
-        """Writes a picture.
-
-        Args:
-            step: As for `write`.
-            tag: Its name.
-            path: A PNG file.
-        """
+        """Writes a picture: a PNG file."""
         png = path.read_bytes()
         # As a PNG file begins: 16 bytes, then its width and its height.
         sizes = [str(int.from_bytes(png[i : i + 4], "big")) for i in (16, 20)]
@@ -164,14 +148,7 @@ class Record:
 def save_picture(
     events: Sequence[Event], what: str, advice: str, path: pathlib.Path
 ) -> None:
-    """Draws a step into a file.
-
-    Args:
-        events: What ran.
-        what: What was measured.
-        advice: What is said about it.
-        path: The file, which ends in ".png".
-    """
+    """Draws a step into a PNG file."""
     # Needs matplotlib, which not everyone has.
     from tfgpipe.monitor import gantt
 

@@ -21,9 +21,6 @@ class Rates:
     What the loss tracker counts are the examples. To read it waits for the
     devices, so it is done when counting starts and stops, not in between.
 
-    Args:
-        model: A compiled model.
-
     Attributes:
         seconds: How long it has run, up to the last `stop`.
         examples: How many examples came in that time.

@@ -1,6 +1,6 @@
 """Which arguments of a `GPipe` train fastest, and fit."""
 
-from tfgpipe.plans.machine import MACHINES, Machine, machine_of
+from tfgpipe.plans.machine import MACHINES, Machine
 from tfgpipe.plans.plan import Plan
 from tfgpipe.plans.planner import plan
 from tfgpipe.plans.prediction import Prediction, Setting, predict
@@ -13,7 +13,6 @@ __all__ = [
     "PlanProblem",
     "Prediction",
     "Setting",
-    "machine_of",
     "plan",
     "predict",
     "prediction_that_fits",

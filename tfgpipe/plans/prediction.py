@@ -170,12 +170,7 @@ class DeviceMemory(NamedTuple):
 def memory(
     cells: Sequence[Sequence[CellNeeds]], setting: Setting
 ) -> list[DeviceMemory]:
-    """What each device holds at its peak.
-
-    Args:
-        cells: The groups of each cell.
-        setting: What `GPipe` is told.
-    """
+    """What each device holds at its peak."""
     groups = [group for own in cells for group in own]
     program = setting.program(tuple(group.facts for group in groups))
     found = []
@@ -197,12 +192,7 @@ def memory(
 def _peak(
     ops: Sequence[Op], groups: Sequence[CellNeeds]
 ) -> tuple[float, float]:
-    """Bytes kept, and bytes of the running operation, where both are most.
-
-    Args:
-        ops: What a device runs.
-        groups: Those of all cells, in order.
-    """
+    """Bytes kept, and bytes of the running operation, where both are most."""
     now = 0.0
     most = (0.0, 0.0)
     held: dict[tuple[int, int], float] = {}  # of a group and micro-batch

@@ -129,9 +129,6 @@ class Measuring:
     def layer(self, i: int) -> MeasuredLayer:
         """Measures the next layer.
 
-        Args:
-            i: Its index.
-
         Raises:
             ValueError: If it cannot be measured.
         """

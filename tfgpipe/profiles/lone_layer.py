@@ -167,6 +167,7 @@ class LoneLayer:
     def seconds(self, values: LayerValues) -> dict[str, list[float]]:
         """Runs all tasks some times: what each took, by its kind."""
         dy, dlosses = self._ones()
+        # (2 x tasks): start and end of each, in the order of `_kinds`.
         times = self._timed(values, dy, dlosses, self._others)[0].numpy()
         found = collections.defaultdict(list)
         for kind, start, end in zip(self._kinds, times[::2], times[1::2]):

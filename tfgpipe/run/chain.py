@@ -64,14 +64,7 @@ class Chain:
         awaited: list[Any],
         work: Callable[[], Any],
     ) -> Any:
-        """Runs a task on its device, after the device's last one.
-
-        Args:
-            task: The task.
-            device: Where it runs.
-            awaited: What it gets from other devices.
-            work: Runs it.
-        """
+        """Runs a task on its device, after the device's last one."""
         check_interruption()
         with self.on_device(device, awaited):
             results = work()
@@ -103,7 +96,7 @@ def run_independently(results: Any) -> tf.Operation | None:
     found = tensors(results)
     if not found:
         return None
-    op = found[0].op
+    op = found[0].op  # a task is one call: all its results are of one operation
     if op.type == "StatefulPartitionedCall":
         internals.run_independently(op)
     return op

@@ -91,11 +91,7 @@ class Pipeline:
             self._run(self._left.popleft(), None)
 
     def backward(self, start: LossGradients) -> None:
-        """Runs all other operations.
-
-        Args:
-            start: The gradients of the loss.
-        """
+        """Runs all other operations."""
         while self._left:
             self._run(self._left.popleft(), start)
 
@@ -154,14 +150,7 @@ class Pipeline:
 
 
 class TaskValues:
-    """Makes operations ready to run, and takes their results.
-
-    Args:
-        batch: The mini-batch.
-        tasks: What runs the tasks of each cell.
-        weights: The values of the trainable variables.
-        state: The variables that no optimizer updates.
-    """
+    """Makes operations ready to run, and takes their results."""
 
     def __init__(
         self,
@@ -178,6 +167,9 @@ class TaskValues:
         self._replicas = batch.replicas
         self._micro_batches = batch.micro_batches
         self._trained = batch.trained
+        # (cell, micro-batch): what crosses into the cell, what its forward pass
+        # keeps, and dx, which is the dy of the cell before; the backward pass
+        # lets go of the first two. Sums of gradients are by (cell, replica).
         self._boundaries = {(0, m): own for m, own in enumerate(batch.inputs)}
         self._kept: dict[tuple[int, int], Any] = {}
         self._dy: dict[tuple[int, int], list[Any]] = {}
@@ -289,10 +281,6 @@ class Weights:
     """The values of all cells' weights, on every device that needs them.
 
     What a cell only casts, for every micro-batch, is cast once here.
-
-    Args:
-        functions: The cells' functions.
-        tasks: What runs the tasks of each cell.
     """
 
     def __init__(self, functions: Sequence[CellFunction], tasks: Sequence[Any]):
@@ -310,7 +298,7 @@ class Weights:
             )
             for function, own in zip(functions, tasks)
         ]
-        self._packed: dict[tuple[int, str], Any] = {}
+        self._packed: dict[tuple[int, str], Any] = {}  # (cell, device)
 
     def _read(self, variable: keras.Variable, dtype: Any) -> tf.Tensor:
         with tf.device(variable.value.device):

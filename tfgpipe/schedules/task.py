@@ -195,12 +195,7 @@ def check_complete(
 
 
 def check_own_order(places: Places, needs: dict[Task, list[Task]]) -> None:
-    """No device has a task before one that it needs.
-
-    Args:
-        places: Device and position of every task.
-        needs: The tasks that every task needs.
-    """
+    """No device has a task before one that it needs."""
     for task, (device, position) in places.items():
         for need in needs[task]:
             if places[need][0] == device and places[need][1] > position:

@@ -56,9 +56,6 @@ _CLOSED = "left closed"
 class GraphCalls:
     """Collects the calls of a model, and of those inside it.
 
-    Args:
-        model: The model.
-
     Attributes:
         inputs: Those of the model.
         found: The calls, in an order in which they can be run.

@@ -90,12 +90,7 @@ def arrival(data: Any, checks: Sequence[tf.Operation]) -> list[tf.Operation]:
 
 
 def warn_of_unknown_sizes(x: Any, specs: Any) -> None:
-    """Tells that XLA compiles anew for each size of an axis.
-
-    Args:
-        x: Nest of tensors; None as a leaf.
-        specs: What the layers were built for, a nest of `keras.KerasTensor`.
-    """
+    """Tells that XLA compiles anew for each size of an axis."""
     for tensor, spec in zip(tree.flatten(x), tree.flatten(specs)):
         if tensor is None or spec is None:
             continue
@@ -178,10 +173,6 @@ def _shape_problem(spec: Any, tensor: Any, specs: Any) -> str:
 @contextlib.contextmanager
 def explaining_sizes(x: Any, specs: Any) -> Iterator[None]:
     """Says of an error that the inputs are not what the layers were built for.
-
-    Args:
-        x: Nest of tensors; None as a leaf.
-        specs: What the layers were built for, a nest of `keras.KerasTensor`.
 
     Raises:
         ValueError: Instead of what a layer raises, if a size differs.

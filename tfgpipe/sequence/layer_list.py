@@ -34,9 +34,6 @@ from tfgpipe.sequence.restrictions import check_rows_stay
 class LayerList:
     """A list of layers, some with a cost, maybe after a `keras.Input`.
 
-    Args:
-        items: What the user gave.
-
     Attributes:
         model: The model that the layers are of, if that was given.
         layers: The Keras layers.
@@ -183,7 +180,8 @@ class LayerList:
 
     def _add(self, index: int, item: Any) -> None:
         layer, cost = item if is_pair(item) else (item, None)
-        if not isinstance(layer, keras.layers.Layer) or _is_input(layer):
+        is_input = internals.input_layer(layer) is not None
+        if is_input or not isinstance(layer, keras.layers.Layer):
             self.problems.append(
                 "`layers` must hold Keras layers or pairs (layer, cost). "
                 f"Received: {item!r} (of type {type(item).__name__}) at "
@@ -234,10 +232,6 @@ def is_pair(item: Any) -> bool:
     if not isinstance(item, (tuple, list)) or len(item) != 2:
         return False
     return not isinstance(item[1], (keras.layers.Layer, keras.KerasTensor))
-
-
-def _is_input(item: Any) -> bool:
-    return internals.input_layer(item) is not None
 
 
 def _input_spec(item: Any) -> Any:

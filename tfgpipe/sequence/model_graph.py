@@ -30,9 +30,6 @@ from tfgpipe.trial import calls_undone
 class ModelGraph:
     """The steps of a functional model.
 
-    Args:
-        model: A functional `keras.Model`.
-
     Attributes:
         model: The model.
         layers: Those of the model, in the order of its weights.

@@ -69,7 +69,7 @@ class MovingStatistics:
     Attributes:
         moments: By the id of a layer a list of its calls, each a
             (mean, variance, count, few), where count is None without a mask,
-            and few is that of `single_values.count_of_few`.
+            and few is that of `count_of_few`.
         rules: By the id of a layer a list of its calls, each the pairs (a, b)
             by which its mean and its variance move: old * a + new * b.
     """
@@ -115,13 +115,7 @@ class MovingStatistics:
     def assign(
         self, variable: keras.Variable, old: tf.Tensor, value: tf.Tensor
     ) -> None:
-        """Notes by which rule a layer moves a variable.
-
-        Args:
-            variable: The variable.
-            old: Its value so far.
-            value: What is assigned.
-        """
+        """Notes by which rule a layer moves a variable."""
         layer, i = self._owners[id(variable)]
         rule = None
         calls = self.rules[id(layer)]
@@ -135,11 +129,7 @@ class MovingStatistics:
         self._moved.add(id(variable))
 
     def check(self, number: int) -> None:
-        """Refuses what cannot be told of the mini-batch.
-
-        Args:
-            number: Of the cell.
-        """
+        """Refuses what cannot be told of the mini-batch."""
         if self._stale:
             raise ValueError(
                 "A layer must not read the moving statistics of a "
@@ -255,12 +245,7 @@ _warned: weakref.WeakSet[keras.layers.Layer] = weakref.WeakSet()
 
 
 def count_of_few(layer: Any, inputs: tf.Tensor) -> tf.Tensor | None:
-    """How many values of each channel there are, or None if surely several.
-
-    Args:
-        layer: A batch normalisation.
-        inputs: What it is called on.
-    """
+    """How many values of each channel there are, or None if surely several."""
     channels = layer.axis % inputs.shape.rank
     rows, *others = [n for i, n in enumerate(inputs.shape) if i != channels]
     if rows not in (None, 1) or any(n != 1 for n in others):
@@ -269,11 +254,7 @@ def count_of_few(layer: Any, inputs: tf.Tensor) -> tf.Tensor | None:
 
 
 class SingleValues:
-    """Finds batch normalisations of single values in one mini-batch.
-
-    Args:
-        micro_batches: How the rows fall into micro-batches.
-    """
+    """Finds batch normalisations of single values in one mini-batch."""
 
     def __init__(self, micro_batches: MicroBatches):
         self._micro_batches = micro_batches

@@ -26,12 +26,6 @@ class StateFlow:
     """The non-trainable variables of all cells during one mini-batch.
 
     `rules.py` has the rules.
-
-    Args:
-        functions: The cells' functions.
-        tasks: What runs the tasks of each cell.
-        replicas: Where cells compute micro-batches.
-        micro_batches: How the rows fall into micro-batches.
     """
 
     def __init__(
@@ -51,6 +45,8 @@ class StateFlow:
                 self._initial.append(
                     [placement.read_variable(v) for v in function.state]
                 )
+        # A chain is by (cell, replica). What follows is by (cell, micro-batch):
+        # with what a task began, for its recomputation, and what it returned.
         self._chains: dict[tuple[int, int], list[tf.Tensor]] = {}
         self._started: dict[tuple[int, int], list[tf.Tensor]] = {}
         self._outputs: dict[tuple[int, int], Output] = {}

@@ -7,7 +7,8 @@ import tensorflow as tf
 from keras import layers as kl
 
 import tfgpipe
-from tfgpipe.checkpoints import Folder, Position, Writer, read_manifest, writer
+from tfgpipe.checkpoints import Folder, Position, Writer, writer
+from tfgpipe.checkpoints.folder import read_manifest
 
 
 def small():

@@ -6,7 +6,7 @@ from keras import layers as kl
 from keras import ops
 
 import tfgpipe
-from tfgpipe.plans import Setting, machine_of
+from tfgpipe.plans import MACHINES, Setting
 from tfgpipe.plans.model_size import sized
 from tfgpipe.sequence.source import source_of
 
@@ -72,7 +72,7 @@ def test_planned_program_is_that_of_the_engine(make, cut):
 
     source = source_of(layers())
     cut = [*cut[:-1], len(source.steps) - sum(cut[:-1])]
-    work = sized(source, None, "sgd").by_flops(machine_of("v100"), 2)
+    work = sized(source, None, "sgd").by_flops(MACHINES["v100"], 2)
     facts = tuple(own.facts for (own,) in work.cells(cut))
     for schedule, remat in (("zero_bubble", "always"), ("gpipe", "never")):
         model = tfgpipe.GPipe(
@@ -91,9 +91,7 @@ def test_planned_program_is_that_of_the_engine(make, cut):
 def test_loss_keeps_the_outputs():
     """A language model's last cell was planned to keep its inputs alone."""
     layers = [keras.Input((8,)), kl.Dense(64, "relu"), kl.Dense(4000)]
-    work = sized(source_of(layers), None, "sgd").by_flops(
-        machine_of("v100"), 32
-    )
+    work = sized(source_of(layers), None, "sgd").by_flops(MACHINES["v100"], 32)
     last = work.cell(1, 2)
     assert last.kept == 4 * 32 * (64 + 4000)
     assert last.facts.recomputes

@@ -6,7 +6,8 @@ import pathlib
 from simulated import events
 
 import tfgpipe
-from tfgpipe.monitor import gantt, save_picture
+from tfgpipe.monitor import gantt
+from tfgpipe.monitor.event_log import save_picture
 
 
 def test_picture_has_the_numbers_and_the_advice(tmp_path, monkeypatch):

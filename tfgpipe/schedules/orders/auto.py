@@ -342,11 +342,6 @@ def run(
 class _Running:
     """Devices at work.
 
-    Args:
-        work: What is to be run.
-        policy: What devices prefer.
-        limits: How many micro-batches each cell may have under way.
-
     Attributes:
         tasks: What each device has run.
     """
