@@ -92,7 +92,8 @@ class Differentiating(kl.Layer):
             energy = ops.sum(ops.tanh(self.scale) ** 2)
             if self.by == "rows":
                 energy += ops.sum(ops.tanh(x * self.scale))
-        return x * (1.0 + tape.gradient(energy, self.scale))
+        found = tape.gradient(energy, self.scale)
+        return x if found is None else x * (1.0 + found)  # None if frozen
 
     def get_config(self):
         return {**super().get_config(), "by": self.by}
