@@ -265,13 +265,12 @@ def test_adapter_makes_what_the_variant_says(
     adapter, work, variant, num_partitions
 ):
     model, x = adapter.build(arguments(work, variant))
-    config = model.get_config()
     assert model.num_partitions == num_partitions
-    assert config["schedule"] == variant.partition(",")[0]
-    assert config["remat"] == (
-        "always" if "remat=always" in variant else "except_last"
-    )
-    assert config["remat_groups"] == (2 if "groups" in variant else 1)
+    assert model.schedule == variant.partition(",")[0]
+    is_always = "remat=always" in variant
+    assert model.remat == ("always" if is_always else "except_last")
+    groups = {op.cell for op in model.program(8).ops}
+    assert len(groups) == num_partitions * (2 if "groups" in variant else 1)
     assert x.shape[0] >= 8
 
 
