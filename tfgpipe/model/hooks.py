@@ -47,7 +47,8 @@ class _Notes:
         skips: Counts mini-batches that were skipped, if they are.
         is_new: Whether nothing was trained yet.
         base_calls: How often each method marked with `base` was called.
-    functions: By kind of step, what is called eagerly, see `look.py`.
+        functions: By kind of step, what is called eagerly, see `look.py`.
+        optimizer: Whose slots are where the weights are.
     """
 
     input_spec: Any = None
@@ -60,6 +61,7 @@ class _Notes:
     functions: dict[str, dict[Any, Callable]] = dataclasses.field(
         default_factory=dict
     )
+    optimizer: Any = None
 
 
 _CURES = {
@@ -375,8 +377,15 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
         if not optimizer.built:
             with tf.init_scope(), internals.without_strategy():
                 optimizer.build(self.trainable_variables)
-            return
-        # Another model has trained with it, whose weights are elsewhere now.
+        elif optimizer is not self._notes.optimizer:
+            self._move_slots(optimizer)
+        self._notes.optimizer = optimizer
+
+    def _move_slots(self, optimizer: Any) -> None:
+        """Brings slots to the weights, which are elsewhere now.
+
+        Another model has trained with the optimizer.
+        """
         for one in internals.with_inner(optimizer):
             for variable in internals.trained_by(one):
                 own = internals.slots(one, variable)
