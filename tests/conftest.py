@@ -55,9 +55,12 @@ def _as_it_is(make_iterator):
 
 
 tf.data.Dataset.__iter__ = _as_it_is(tf.data.Dataset.__iter__)
-# What was imported stays: collections need not look at it every time.
+# What was imported stays: collections need not look at it every time. They are
+# rarer, too: a trace makes many objects that live as long as its graph, and a
+# collection in the middle of one has ended the process (TensorFlow 2.21).
 gc.collect()
 gc.freeze()
+gc.set_threshold(20_000)
 
 
 @pytest.fixture(autouse=True)
