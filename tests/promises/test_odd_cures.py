@@ -10,11 +10,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 
-import compare
 import keras
 import pytest
-from generate import generate
-from test_wide_cures import MOST, Cure, _needs
+from test_wide_cures import Cure, _needs, check_found_without
 
 from tfgpipe import internals
 from tfgpipe.cells import tracer
@@ -188,21 +186,6 @@ CURES = {
 }
 
 
-def candidates(cure):
-    for index in range(cure.first, MOST):
-        case = generate(0, index, odd=True)
-        if cure.needs <= set(case.tags()):
-            yield case
-
-
 @pytest.mark.parametrize("fault", CURES)
 def test_fault_is_found_by_chance_without_its_cure(fault, monkeypatch):
-    cure = CURES[fault]
-    with monkeypatch.context() as patch:
-        cure.take_out(patch)
-        found = next(
-            case
-            for case in candidates(cure)
-            if compare.run(case).kind == "failed"
-        )
-    assert compare.run(found).kind in ("passed", "refused")
+    check_found_without(CURES[fault], "odd", monkeypatch)

@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe.boundary import is_continuous
-from tfgpipe.graphs import gradient_sums
+from tfgpipe.graphs import as_tensor, gradient_sums
 from tfgpipe.trial.outcome import Outcome
 from tfgpipe.trial.rows import NONE, row_axis
 
@@ -231,7 +231,7 @@ def of_gradients(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
     counts = [own.num_rows for own in (whole, *parts)]
     most = {"num_bytes": whole.num_bytes}
     distances = [
-        _input_distance(counts, *map(_dense, own), **most) for own in columns
+        _input_distance(counts, *map(as_tensor, own), **most) for own in columns
     ]
     worst = max(distances, default=0.0)
     if worst:
@@ -243,19 +243,19 @@ def of_gradients(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
         )
     # That of an attention's keys is zero but for rounding: nothing to compare.
     sizes = [
-        float(_size(_dense(d)))
+        float(_size(as_tensor(d)))
         for _, d in whole.dw.values()
         if d is not None and is_continuous(d)
     ]
     least = 1e-2 * max(sizes, default=0.0)
     for key, (variable, d) in whole.dw.items():
-        total = [_dense(own.dw[key][1]) for own in parts]
+        total = [as_tensor(own.dw[key][1]) for own in parts]
         if all(t is None for t in total):
             apart = 0.0 if d is None else float("inf")
         else:
             there = [t for t in total if t is not None]
             added = _sum_of(variable, there)
-            apart = distance(_dense(d), added, least, **most)
+            apart = distance(as_tensor(d), added, least, **most)
         if apart:
             yield (
                 f"has a gradient with respect to '{variable.name}' that is not "
@@ -297,10 +297,6 @@ def of_lookups(variable: keras.Variable) -> str:
         "than the whole mini-batch. Look up what each row has, at a length "
         f"that does not follow from the rows, or {_ONE}."
     )
-
-
-def _dense(gradient: Any) -> Any:
-    return None if gradient is None else tf.convert_to_tensor(gradient)
 
 
 def _by(apart: float) -> str:
