@@ -7,8 +7,9 @@ where they are at hand, and on drawn ones, of several lengths where a length is
 not known. What differs is warned of by the layer's name.
 
 Cost: about four forward and backward passes of five rows through the layers
-that are tried, and forward passes through those before them. A model of layers
-that are known to treat each row by itself is not run at all.
+that are tried, and forward passes through those before them. Of layers that are
+alike, as blocks of a deep model are, one is tried. A model of layers that are
+known to treat each row by itself is not run at all.
 
 Limits: what other values alone would show is not seen, nor what is wrong with a
 layer that draws by other means than `keras.random`. Python in a layer runs.
@@ -21,11 +22,13 @@ Those of neither table are tried, as are layers of a user's, and operations.
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras import tree
 
 from tfgpipe import failures, internals
@@ -102,9 +105,6 @@ class Trial:
             return
         self._phases.add((training, trained, sizes))
         steps = [(f, step) for f in functions for step in f.cell.calls]
-        pass_ = _Pass(steps)
-        if pass_.is_needless:
-            return
         with (
             internals.outside_functions(),
             internals.recording(),
@@ -114,6 +114,9 @@ class Trial:
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")  # the real calls will warn
+            pass_ = _Pass(steps, not rows.has_unknown_sizes(specs))
+            if pass_.is_needless:
+                return
             made = self._rows(functions, specs, count)
             for parts, nests in made:
                 pass_.run(parts, nests)
@@ -206,14 +209,18 @@ class _Pass:
 
     Args:
         steps: Pairs of a cell's function and a step.
+        sizes_are_known: Of what the first takes, but for the number of rows.
 
     Attributes:
         said: What differs, by the place of the step and what it is about.
         is_needless: Whether all steps are known.
     """
 
-    def __init__(self, steps: list[tuple[CellFunction, Any]]):
+    def __init__(
+        self, steps: list[tuple[CellFunction, Any]], sizes_are_known: bool
+    ):
         self._steps = steps
+        self._sizes_are_known = sizes_are_known
         self._is_known = [is_row_by_row(step.layer) for _, step in steps]
         self.said: _Difference = {}
         self._tried: set[int] = set()
@@ -222,6 +229,8 @@ class _Pass:
         self._assigned: dict[int, Any] = {}
         self._varying: dict[int, Any] = {}  # state that follows from rows
         self._next: dict[int, Any] = {}  # state, before and after a step
+        self._like = [*_firsts_alike([step for _, step in steps])]
+        self._plain: dict[int, Any] = {}  # shapes for which nothing was odd
         for i, (function, step) in enumerate(steps):
             if mixes_rows(step.layer):
                 apart = float("inf")
@@ -266,13 +275,14 @@ class _Pass:
             TrialInputs(n, dict(state or {}), own, parts.total)
             for n, own in zip(nests, parts.slices)
         ]
+        self._plain = {}
         for i, (function, step) in enumerate(self._steps[: self._end]):
+            if self._sizes_are_known and self._were_plain(i):
+                return  # they were built for the same sizes
             try:
                 tried = TriedCall(function, step)
-                is_known = self._is_known[i] and rows.have_rows(
-                    given[0].nest, parts
-                )
-                if is_known:
+                is_known = self._is_known[i] or self._was_plain(i, given)
+                if is_known and rows.have_rows(given[0].nest, parts):
                     made = [tried.run(g) for g in given]
                 else:
                     made = self._try(i, tried, given)
@@ -284,6 +294,24 @@ class _Pass:
                 self._errors[i + 1] = "what it takes is not known"
                 return
             given = following
+
+    def _was_plain(self, i: int, given: list[TrialInputs]) -> bool:
+        """Whether a layer like this one was tried on such rows, without a word.
+
+        Nor has that one a state, or slices that count as one per row.
+        """
+        if self._plain.get(self._like[i]) != _shapes(given):
+            return False
+        self._tried.add(i)
+        return True
+
+    def _were_plain(self, start: int) -> bool:
+        """Whether all that are left are known, or like such as were plain."""
+        left = [i for i in range(start, self._end) if not self._is_known[i]]
+        if any(self._like[i] not in self._plain for i in left):
+            return False
+        self._tried.update(left)
+        return True
 
     def _try(
         self, i: int, tried: TriedCall, given: list[TrialInputs]
@@ -338,6 +366,10 @@ class _Pass:
             for text in compare.of_gradients(whole, parts):
                 self._say(i, "gradients", text)
             self._look_up(i, tried, given, axes, [whole, *parts])
+        is_right = not any(place == i for place, _ in self.said)
+        has_slices = any(tried.step.repeated.values())
+        if is_right and not whole.state and not has_slices:
+            self._plain[i] = _shapes(given)
         return [whole, *parts]
 
     def _comparable(
@@ -483,6 +515,14 @@ class _Pass:
         return found
 
 
+def _shapes(given: list[TrialInputs]) -> list[Any]:
+    return [
+        None if t is None else (tuple(t.shape), t.dtype)
+        for own in given
+        for t in tree.flatten(own.nest)
+    ]
+
+
 def _row_axes(whole: Outcome, parts: list[Outcome]) -> list[int]:
     """For each output, along which axis it has the rows."""
     columns = zip(whole.tensors, *(own.tensors for own in parts))
@@ -545,6 +585,85 @@ def is_row_by_row(layer: keras.layers.Layer) -> bool:
         _is_of(own, ROW_BY_ROW) and _is_plain(own)
         for own in internals.flat_layers(layer)
     )
+
+
+def _firsts_alike(steps: Sequence[Any]) -> Iterator[int]:
+    """For each step, which one is the first that is like it."""
+    firsts: list[int] = []
+    for i, step in enumerate(steps):
+        for first in firsts:
+            other = steps[first]
+            if step.wiring == other.wiring and _are_alike(
+                step.layer, other.layer, set()
+            ):
+                yield first
+                break
+        else:
+            firsts.append(i)
+            yield i
+
+
+# Of a layer: what it computes does not follow from it, or shows elsewhere.
+_BOOKKEEPING = frozenset(
+    """
+    _auto_config _call_signature _inbound_nodes _layers _loss_ids _losses
+    _outbound_nodes _parent_path _path _tracked _tracker build quantize
+    """.split()
+)
+
+
+def _are_alike(one: Any, other: Any, compared: set[tuple[int, int]]) -> bool:
+    """Whether two layers compute the same, but for the values of weights.
+
+    They have one class, and equal attributes. Attributes that are neither
+    numbers, texts, layers, variables nor collections of them have to be one
+    object, if they are not Keras's own.
+
+    Args:
+        one: A layer, or what it keeps in an attribute.
+        other: Another one.
+        compared: Pairs that have been seen, as layers may refer to each other.
+    """
+    if one is other or (id(one), id(other)) in compared:
+        return True
+    if type(one) is not type(other):
+        return False
+    compared.add((id(one), id(other)))
+    if isinstance(one, keras.Variable):
+        facts = [(v.shape, v.dtype, v.trainable) for v in (one, other)]
+        if facts[0] != facts[1]:
+            return False
+        may_switch = not one.trainable and math.prod(one.shape) <= _MOST_ROWS
+        return not may_switch or bool(np.array_equal(one.value, other.value))
+    if isinstance(one, (bool, int, float, str, bytes, set, frozenset)):
+        return bool(one == other)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(
+            _are_alike(a, b, compared) for a, b in zip(one, other)
+        )
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(
+            _are_alike(one[key], other[key], compared) for key in one
+        )
+    makes_values = (keras.initializers.Initializer, keras.random.SeedGenerator)
+    if isinstance(one, makes_values):
+        return True
+    if isinstance(one, keras.Layer) or internals.is_keras(type(one)):
+        left, right = _attributes(one), _attributes(other)
+        return _are_alike(left, right, compared)
+    return False
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """What an object computes may follow from; of names the words alone."""
+    own = {
+        key: kept
+        for key, kept in getattr(value, "__dict__", {}).items()
+        if key not in _BOOKKEEPING and not key.startswith("_self_")
+    }
+    if isinstance(value, keras.Layer):
+        own["name"] = re.sub(r"_?\d+", "", value.name)
+    return own
 
 
 def _is_of(layer: keras.layers.Layer, names: frozenset[str]) -> bool:

@@ -405,3 +405,61 @@ def test_other_sizes_are_tried_again():
 @pytest.mark.parametrize("name", ODD)
 def test_odd_layers_are_no_error(name):
     print(name, said(ODD[name]))
+
+
+class Block(keras.layers.Layer):
+    """Counts the calls of all blocks; may mix rows, by many a reason."""
+
+    calls = 0
+
+    def __init__(self, reason=None, **arguments):
+        super().__init__(**arguments)
+        self.dense = keras.layers.Dense(3)
+        self.flag = self.add_weight((), "zeros", trainable=False)
+        self.scale, self.inner = 0.0, [keras.layers.Layer()]
+        self.function = abs
+        if reason == "attribute":
+            self.scale = 1.0
+        elif reason == "layer inside":
+            self.inner[0].scale = 1.0
+        elif reason == "variable":
+            self.flag.assign(1.0)
+        elif reason == "function":
+            self.function = lambda x: x - ops.mean(x, 0)
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    def call(self, x):
+        Block.calls += 1
+        mixes = (
+            self.scale
+            + getattr(self.inner[0], "scale", 0.0)
+            + ("odd" in self.name)
+            + self.flag
+        )
+        y = self.dense(x)
+        return self.function(y - mixes * ops.mean(y, 0))
+
+
+def test_of_layers_that_are_alike_one_is_tried():
+    def calls(count):
+        Block.calls = 0
+        assert not warned([Block() for _ in range(count)], tf.ones((6, 3)))
+        return Block.calls
+
+    one, two, many = calls(1), calls(2), calls(8)
+    assert many - two == 6 * (two - one)
+    assert two - one < one / 2
+
+
+@pytest.mark.parametrize(
+    "reason", ["attribute", "layer inside", "variable", "function", "name"]
+)
+def test_layers_that_are_alike_but_for_one_thing_are_each_tried(reason):
+    names = {"name": "odd"} if reason == "name" else {"name": "block_7"}
+    blocks = [Block(), Block(), Block(reason, **names), Block()]
+    x = tf.random.stateless_normal((6, 3), (1, 2))
+    (message,) = warned(blocks, x)
+    assert message.startswith(f"Layer '{names['name']}' ")
+    assert "mixes the rows" in message
