@@ -55,7 +55,6 @@ WITHOUT_TENSORFLOW = {
     "plans/prediction",
     "plans/search",
     "plans/workload",
-    "profiles/layer_profile",
     "profiles/profile",
     "schedules",
     "versions",

@@ -1,7 +1,6 @@
 """What the tasks of each layer take, measured."""
 
-from tfgpipe.profiles.layer_profile import MEASURED
-from tfgpipe.profiles.profile import Profile
+from tfgpipe.profiles.profile import MEASURED, Profile
 from tfgpipe.profiles.profiler import kept_in_row, profile
 
 __all__ = [

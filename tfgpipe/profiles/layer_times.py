@@ -32,18 +32,18 @@ from tfgpipe.boundary import Boundary, copied
 from tfgpipe.cells import LayerCall
 from tfgpipe.costs import PlacedCall, bytes_between, layer_key
 from tfgpipe.micro_batches import shapes
-from tfgpipe.profiles.layer_profile import (
-    MEASURED,
-    MOST_SPREAD,
-    Spread,
-    TaskSeconds,
-    share_between_quartiles,
-)
 from tfgpipe.profiles.lone_layer import (
     GradientNeeds,
     LayerValues,
     LoneLayer,
     start_values,
+)
+from tfgpipe.profiles.profile import (
+    MEASURED,
+    MOST_SPREAD,
+    Spread,
+    TaskSeconds,
+    share_between_quartiles,
 )
 
 _MOST_CALLS = 40

@@ -19,13 +19,12 @@ from tfgpipe.costs import PlacedCall, slot_bytes_of
 from tfgpipe.devices import names, placement
 from tfgpipe.loss import Head, streams_loss
 from tfgpipe.micro_batches import as_specs, check_rows, first_tensor
-from tfgpipe.profiles.layer_profile import LayerProfile
 from tfgpipe.profiles.layer_times import (
     MeasuredLayer,
     MeasureSetting,
     Measuring,
 )
-from tfgpipe.profiles.profile import Profile
+from tfgpipe.profiles.profile import LayerProfile, Profile
 from tfgpipe.sequence import inputs as inputs_lib
 from tfgpipe.sequence import source_of
 
