@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Sequence
 
 from tfgpipe.run import Event
-from tfgpipe.schedules import Op, Program
+from tfgpipe.schedules import Op, Program, merged
 from tfgpipe.timeline import simulated
 
 
@@ -40,7 +40,8 @@ def bubble(events: Sequence[Event]) -> float:
 def program_of(events: Sequence[Event]) -> Program:
     """The order in which the devices ran their operations."""
     in_order = sorted(scheduled(events), key=lambda e: (e.start, e.end))
-    ops = [Op(*event.task, event.device) for event in in_order]
+    device_of = {event.task: event.device for event in in_order}
+    ops = [Op(*task, device_of[task]) for task in merged(device_of)]
     return Program(ops, len(idle_shares(events)))
 
 

@@ -24,8 +24,7 @@ from typing import NamedTuple
 from tfgpipe.plans.machine import Machine
 from tfgpipe.plans.workload import CellNeeds, Workload
 from tfgpipe.schedules import (
-    GRADIENTS,
-    LAST,
+    KINDS,
     SCHEDULES,
     CellFacts,
     Op,
@@ -81,7 +80,7 @@ def predict(
     first: dict[int, int] = {}
     there = set()  # what a backward task needs not compute by itself
     for op in program.ops:
-        if op.kind in LAST:
+        if KINDS[op.kind].ends:
             first.setdefault(op.cell, op.micro_batch)
         elif op.keeps or op.kind == "recompute":
             there.add((op.cell, op.micro_batch))
@@ -89,9 +88,10 @@ def predict(
     def duration(op: Op) -> float:
         group = groups[op.cell]
         found = group.seconds[op.kind]
-        if op.kind in GRADIENTS and (op.cell, op.micro_batch) not in there:
+        takes = KINDS[op.kind].sends == "gradients"
+        if takes and (op.cell, op.micro_batch) not in there:
             found += group.seconds["recompute"]
-        if op.kind in LAST and first[op.cell] == op.micro_batch:
+        if KINDS[op.kind].ends and first[op.cell] == op.micro_batch:
             found -= group.addition
         return max(0.0, found)
 
@@ -100,8 +100,8 @@ def predict(
         if machine is None:
             return 0.0
         group = groups[op.cell]
-        is_forward = op.kind == "forward"
-        count = group.outputs if is_forward else group.gradient_bytes
+        sends_outputs = KINDS[op.kind].sends == "outputs"
+        count = group.outputs if sends_outputs else group.gradient_bytes
         return machine.latency + count / machine.bandwidth
 
     times = program.simulate(duration, link)
@@ -218,12 +218,12 @@ def _peak(
             working = group.forward if is_alone else max(working, group.forward)
         if keeps or kind != "forward":
             there.add(at)
-        if kind in LAST and k in has_sum:
+        if KINDS[kind].ends and k in has_sum:
             working += group.gradients
         most = max(most, (now, working), key=sum)
         if kind == "input_gradient":
             hold(at, group.crossing)
-        elif kind in LAST:
+        elif KINDS[kind].ends:
             now += group.sparse - held.pop(at)
             has_sum.add(k)
     return most

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -40,7 +40,7 @@ from tfgpipe.graphs import Gradient, gradient_sums
 from tfgpipe.run.chain import Chain, ReadyTask, run_together
 from tfgpipe.run.loss_gradients import LossGradients, counts_ahead
 from tfgpipe.run.mini_batch import MiniBatch
-from tfgpipe.schedules import FORWARD, Op, Program
+from tfgpipe.schedules import HALVES, Op, Program
 from tfgpipe.state import StateFlow
 
 
@@ -87,7 +87,7 @@ class Pipeline:
 
     def forward(self) -> None:
         """Runs the operations before the first that needs the loss."""
-        while self._left and self._left[0][0].kind in FORWARD:
+        while self._left and not self._left[0][0].needs_loss:
             self._run(self._left.popleft(), None)
 
     def backward(self, start: LossGradients) -> None:
@@ -174,6 +174,12 @@ class TaskValues:
         self._kept: dict[tuple[int, int], Any] = {}
         self._dy: dict[tuple[int, int], list[Any]] = {}
         self._sums: dict[tuple[int, int], Any] = {}
+        # What makes an operation ready, by its kind.
+        self._makers: dict[str, Callable] = {
+            "forward": self._ready_forward,
+            "recompute": self._ready_recompute,
+            **dict.fromkeys(("backward", *HALVES), self._ready_backward),
+        }
 
     def ready(
         self, op: Op, start: LossGradients | None
@@ -186,14 +192,7 @@ class TaskValues:
         """
         device = self._replicas.device(op.cell, op.micro_batch)
         with tf.device(device):
-            if op.kind == "forward":
-                awaited, work, take = self._ready_forward(op)
-            elif op.kind == "recompute":
-                awaited, work, take = self._ready_recompute(op)
-            else:
-                awaited, work, take = self._ready_backward(
-                    op, cast(LossGradients, start)
-                )
+            awaited, work, take = self._makers[op.kind](op, start)
         return ReadyTask(op.task, device, awaited, work), take
 
     def _arguments(self, k: int, m: int) -> CellArguments:
@@ -217,7 +216,7 @@ class TaskValues:
             assigned=self._state.assigned(k, m),
         )
 
-    def _ready_forward(self, op: Op) -> tuple[list[Any], Any, Callable]:
+    def _ready_forward(self, op: Op, _: Any) -> tuple[list[Any], Any, Callable]:
         k, m = op.cell, op.micro_batch
         work = self._tasks[k].forward(self._arguments(k, m), op.keeps)
 
@@ -235,7 +234,9 @@ class TaskValues:
         boundary = self._boundaries[k, m]
         return [*boundary.tensors, *boundary.masks], work, take
 
-    def _ready_recompute(self, op: Op) -> tuple[list[Any], Any, Callable]:
+    def _ready_recompute(
+        self, op: Op, _: Any
+    ) -> tuple[list[Any], Any, Callable]:
         k, m = op.cell, op.micro_batch
         work = self._tasks[k].recompute(self._arguments(k, m), self._kept[k, m])
 

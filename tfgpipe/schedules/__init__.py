@@ -1,5 +1,6 @@
 """The order of tasks on each device; knows no TensorFlow."""
 
+from tfgpipe.schedules.kinds import HALVES, KINDS
 from tfgpipe.schedules.lowering import CellFacts, lower
 from tfgpipe.schedules.orders import (
     CHUNKS,
@@ -11,13 +12,12 @@ from tfgpipe.schedules.orders.auto import search
 from tfgpipe.schedules.program import Op, Program
 from tfgpipe.schedules.remat import REMAT, Remat
 from tfgpipe.schedules.schedule import Schedule
-from tfgpipe.schedules.task import FORWARD, GRADIENTS, LAST, Task
+from tfgpipe.schedules.task import Task, merged
 
 __all__ = [
     "CHUNKS",
-    "FORWARD",
-    "GRADIENTS",
-    "LAST",
+    "HALVES",
+    "KINDS",
     "REMAT",
     "SCHEDULES",
     "CellFacts",
@@ -29,5 +29,6 @@ __all__ = [
     "devices_for",
     "devices_of_cells",
     "lower",
+    "merged",
     "search",
 ]

@@ -18,9 +18,9 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from tfgpipe.schedules.kinds import HALVES, KINDS
 from tfgpipe.schedules.program import Op, Program
 from tfgpipe.schedules.remat import Remat
-from tfgpipe.schedules.task import FORWARD, GRADIENTS, HALVES
 
 
 class CellFacts(NamedTuple):
@@ -135,7 +135,7 @@ def recomputed(
     first: dict[int, int] = {}
     again = set()
     for kind, k, m, *_ in ops:
-        if kind in GRADIENTS:
+        if KINDS[kind].sends == "gradients":
             first.setdefault(k, m)
         elif kind == "recompute":
             again.add((k, m))
@@ -148,7 +148,8 @@ def recomputed(
     found = []
     for kind, k, m, device, _ in ops:
         is_known = (k, m) in kept or (k, m) in again
-        if kind in GRADIENTS and facts[k].recomputes and not is_known:
+        takes = KINDS[kind].sends == "gradients"
+        if takes and facts[k].recomputes and not is_known:
             found.append(Op("recompute", k, m, device))
         if kind != "recompute" or facts[k].recomputes:
             keeps = kind == "forward" and (k, m) in kept
@@ -235,7 +236,7 @@ def _in_turn(replicas: list[list[Op]]) -> list[Op]:
     if len(replicas) == 1:
         return replicas[0]
     begins = [
-        [*itertools.takewhile(lambda op: op.kind in FORWARD, ops)]
+        [*itertools.takewhile(lambda op: not op.needs_loss, ops)]
         for ops in replicas
     ]
     rests = [ops[len(begin) :] for ops, begin in zip(replicas, begins)]

@@ -17,27 +17,19 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from tfgpipe.schedules.task import FORWARD, GRADIENTS, LAST, Task
+from tfgpipe.schedules.kinds import KINDS
+from tfgpipe.schedules.task import Task
 from tfgpipe.schedules.text import text_of
-
-# How long operations of equal cells take, a forward pass as the unit.
-UNITS = {
-    "forward": 1,
-    "recompute": 1,
-    "backward": 2,
-    "input_gradient": 1,
-    "weight_gradient": 1,
-}
 
 
 class Op(NamedTuple):
     """One computation of one micro-batch in one cell, on its device.
 
     Attributes:
-        kind: One of `KINDS`.
+        kind: One of `kinds.KINDS`.
         cell: Index of the cell; each group of layers that is computed again
             at once is a cell.
         micro_batch: Index of the micro-batch in the mini-batch.
@@ -57,17 +49,22 @@ class Op(NamedTuple):
         """What is computed, without where."""
         return Task(self.kind, self.cell, self.micro_batch)
 
+    @property
+    def needs_loss(self) -> bool:
+        """Whether it runs after the loss is known."""
+        return KINDS[self.kind].needs_loss
+
 
 def units(op: Op) -> float:
-    """How long an operation takes among equal cells, see `UNITS`."""
-    return UNITS[op.kind]
+    """How long an operation takes among equal cells."""
+    return KINDS[op.kind].units
 
 
 class Program:
     """The operations of one step.
 
     Args:
-        ops: All operations, none before one that it needs.
+        ops: All operations, none before one that it needs, or it is an error.
         num_devices: How many devices there are, in all replicas.
         sizes: How many operations run together, turn by turn: those of
             replicas that normalise together. None: each runs alone.
@@ -88,6 +85,7 @@ class Program:
         self.num_devices = num_devices
         self.note = ""
         self._sizes = sizes
+        self._awaited = [*self._awaits()]
 
     def __str__(self) -> str:
         """A row a device, see `text.py`, and what follows from it."""
@@ -113,9 +111,10 @@ class Program:
     def is_forward_first(self) -> bool:
         """Whether the loss is known of all rows before a gradient is taken."""
         last = max(op.cell for op in self.ops)
-        kinds = [op.kind for op in self.ops if op.cell == last]
-        begin = itertools.takewhile(lambda kind: kind in FORWARD, kinds)
-        return [*begin].count("forward") == kinds.count("forward")
+        own = [op for op in self.ops if op.cell == last]
+        begin = [*itertools.takewhile(lambda op: not op.needs_loss, own)]
+        counts = [[op.kind for op in o].count("forward") for o in (begin, own)]
+        return counts[0] == counts[1]
 
     def simulate(
         self,
@@ -134,31 +133,40 @@ class Program:
             Start and end of each of `ops`: as early as its device and the
             operations it needs allow.
         """
-        free: list[float] = [0] * self.num_devices
-        outputs: dict[tuple[int, int], tuple[Op, float]] = {}
-        dx: dict[tuple[int, int], tuple[Op, float]] = {}
-        times = []
-        for op in self.ops:
-            kind, k, m, device, _ = op
-            # All else that it needs is of its own cell: its device ran it.
-            need = None
-            if kind == "forward":
-                need = outputs.get((k - 1, m))
-            elif kind in GRADIENTS:
-                need = dx.get((k + 1, m))
-            start = free[device]
-            if need is not None:
-                before, there = need
-                if link is not None and before.device != device:
-                    there += link(before)
+        free: dict[tuple[int, str], float] = {}
+        times: list[tuple[float, float]] = []
+        for op, awaited in zip(self.ops, self._awaited):
+            lane = op.device, KINDS[op.kind].lane
+            start = free.get(lane, 0)
+            for i in awaited:
+                there = times[i][1]
+                if link is not None and self.ops[i].device != op.device:
+                    there += link(self.ops[i])
                 start = max(start, there)
-            end = free[device] = start + duration(op)
+            end = free[lane] = start + duration(op)
             times.append((start, end))
-            if kind == "forward":
-                outputs[k, m] = op, end
-            elif kind in GRADIENTS:
-                dx[k, m] = op, end
         return times
+
+    def _awaits(self) -> Iterator[list[int]]:
+        """For each operation, the places of those that it waits for.
+
+        What its own lane has run before it is not among them.
+        """
+        places = {op.task: i for i, op in enumerate(self.ops)}
+        lanes = [(op.device, KINDS[op.kind].lane) for op in self.ops]
+        num_cells = 1 + max((op.cell for op in self.ops), default=0)
+        for i, op in enumerate(self.ops):
+            needed = [places.get(task) for task in op.task.needs(num_cells)]
+            found = [place for place in needed if place is not None]
+            for place in found:
+                if place > i:
+                    raise ValueError(
+                        "`ops` must have every operation after those that it "
+                        f"needs. Received: {op.task}, number {i}, before "
+                        f"{self.ops[place].task}, number {place}, which it "
+                        "needs. Move the one behind the other."
+                    )
+            yield [place for place in found if lanes[place] != lanes[i]]
 
     def length(
         self,
@@ -175,7 +183,11 @@ class Program:
     ) -> float:
         """Share of the length in which the devices idle; see `simulate`."""
         times = self.simulate(duration, link)
-        work = sum(end - start for start, end in times)
+        work = sum(
+            end - start
+            for op, (start, end) in zip(self.ops, times)
+            if KINDS[op.kind].lane == "compute"
+        )
         length = max(end for _, end in times)
         return 1 - work / (self.num_devices * length) if length else 0.0
 
@@ -185,12 +197,12 @@ class Program:
         One counts, once a cell, from its forward pass to the end of its last
         backward operation. What has no backward pass is not held.
         """
-        trained = {op.cell for op in self.ops if op.kind in LAST}
+        trained = {op.cell for op in self.ops if KINDS[op.kind].ends}
         most = [0] * self.num_devices
         for device, own in enumerate(self.by_device):
             now = 0
             for op in own:
                 if op.cell in trained:
-                    now += (op.kind == "forward") - (op.kind in LAST)
+                    now += KINDS[op.kind].begins - KINDS[op.kind].ends
                     most[device] = max(most[device], now)
         return most

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tfgpipe.checks import checked_amount, checked_choice
+from tfgpipe.schedules.kinds import KINDS
 from tfgpipe.schedules.lowering import CellFacts, lower
 from tfgpipe.schedules.program import Op, Program
 from tfgpipe.schedules.remat import REMAT, Remat
 from tfgpipe.schedules.task import (
-    LAST,
     Task,
     as_tasks,
     check_complete,
@@ -129,7 +129,7 @@ class Schedule:
     @property
     def is_training(self) -> bool:
         """Whether there are backward tasks."""
-        return any(task.kind in LAST for task in self._order)
+        return any(KINDS[task.kind].ends for task in self._order)
 
     def device_of(self, cell: int) -> int:
         """Index of the device that runs a cell."""

@@ -1,16 +1,7 @@
 """Tasks, and lists of them: checked, and merged into one order.
 
-A task is one computation of one micro-batch m in one cell k. It needs others:
-
-    forward(k, m)          forward(k - 1, m)
-    recompute(k, m)        forward(k, m)
-    backward(k, m)         forward(k, m), recompute(k, m) if there is one, and
-                           backward(k + 1, m) or input_gradient(k + 1, m)
-    input_gradient(k, m)   the same as backward(k, m)
-    weight_gradient(k, m)  input_gradient(k, m)
-
-A recomputation does not need the gradient: it fills the time in which a device
-waits for it.
+A task is one computation of one micro-batch m in one cell k. It needs others,
+see `kinds.py`.
 
 Pure Python: nothing here knows TensorFlow.
 """
@@ -19,28 +10,11 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tfgpipe.checks import as_integer
-
-KINDS = (
-    "forward",
-    "recompute",
-    "backward",
-    "input_gradient",
-    "weight_gradient",
-)
-
-HALVES = ("input_gradient", "weight_gradient")
-
-# What needs no gradient: it may run before the loss is known.
-FORWARD = ("forward", "recompute")
-
-# What the cell before waits for.
-GRADIENTS = ("backward", "input_gradient")
-
-# What ends the work on a micro-batch in a cell, and frees its activations.
-LAST = ("backward", "weight_gradient")
+from tfgpipe.schedules.kinds import HALVES, KINDS
 
 
 class Task(NamedTuple):
@@ -65,24 +39,19 @@ class Task(NamedTuple):
         No schedule has all: a cell runs "backward" or "input_gradient", and
         need not recompute. `Schedule.needs` gives those that there are.
         """
-        kind, k, m = self
-        if kind == "forward":
-            return [Task(kind, k - 1, m)] if k > 0 else []
-        if kind == "recompute":
-            return [Task("forward", k, m)]
-        if kind == "weight_gradient":
-            return [Task("input_gradient", k, m)]
-        needs = [Task("forward", k, m), Task("recompute", k, m)]
-        if k < num_cells - 1:
-            needs += [Task("backward", k + 1, m)]
-            needs += [Task("input_gradient", k + 1, m)]
-        return needs
+        own = KINDS.get(self.kind)  # an update of weights has none
+        return [
+            Task(kind, self.cell + offset, self.micro_batch)
+            for offset, kinds in (own.needs if own else ())
+            if 0 <= self.cell + offset < num_cells
+            for kind in kinds
+        ]
 
 
 def _is_right(task: Task) -> bool:
     """Whether a task is as the named schedules make it; a quick look."""
     kind, k, m = task
-    return kind in KINDS and type(k) is type(m) is int and min(k, m) >= 0
+    return kind in [*KINDS] and type(k) is type(m) is int and min(k, m) >= 0
 
 
 # Device and position of every task, device by device.
@@ -125,7 +94,7 @@ def _as_task(entry: Any, device: int, position: int) -> Task:
             "device, as in [[('forward', 0, 0), ('backward', 0, 0)]]."
         )
     kind, *indices = entry
-    if kind not in KINDS:
+    if kind not in [*KINDS]:  # it may be unhashable
         raise ValueError(
             f"`tasks` must be of the kinds {list(KINDS)}. Received: {kind!r} "
             f"{at}. Choose one of them."
@@ -167,24 +136,26 @@ def check_complete(
 ) -> None:
     """Every micro-batch has its tasks in every cell."""
     is_training = any(task.kind != "forward" for task in places)
+    order = [*KINDS]
+    optional = {kind for kind in KINDS if KINDS[kind].is_optional}
     devices = {task.cell: device for task, (device, _) in places.items()}
     for k in range(num_cells):
         for m in range(num_micro_batches):
             has = {kind for kind in KINDS if Task(kind, k, m) in places}
             needed = {"forward"}
-            if has & {"input_gradient", "weight_gradient"}:
-                needed |= {"input_gradient", "weight_gradient"}
+            if has & {*HALVES}:
+                needed |= {*HALVES}
             elif is_training:
                 needed |= {"backward"}
             if needed - has:
-                missing = Task(min(needed - has, key=KINDS.index), k, m)
+                missing = Task(min(needed - has, key=order.index), k, m)
                 where = f" on device {devices[k]}" if k in devices else ""
                 raise ValueError(
                     "`tasks` must have every task of each of the "
                     f"{num_micro_batches} micro-batches in each of the "
                     f"{num_cells} cells. Received: no {missing}{where}. Add it."
                 )
-            if has - needed - {"recompute"}:
+            if has - needed - optional:
                 whole = _at(Task("backward", k, m), places)
                 raise ValueError(
                     "`tasks` must have, for a micro-batch in a cell, either a "
@@ -205,6 +176,23 @@ def check_own_order(places: Places, needs: dict[Task, list[Task]]) -> None:
                     f"{_at(need, places)}, which it needs. Move the one "
                     "behind the other."
                 )
+
+
+def merged(device_of: Mapping[Task, int]) -> list[Task]:
+    """Tasks in an order in which they can run, on each device the given one.
+
+    Args:
+        device_of: The device of each task, in the order of time, which may be
+            the same for a task and one that it needs.
+    """
+    by_device = sorted(device_of, key=device_of.__getitem__)
+    places = {task: (device_of[task], i) for i, task in enumerate(by_device)}
+    num_cells = 1 + max(task.cell for task in places)
+    needs = {
+        task: [need for need in task.needs(num_cells) if need in places]
+        for task in places
+    }
+    return in_one_order(places, needs)
 
 
 def in_one_order(places: Places, needs: dict[Task, list[Task]]) -> list[Task]:

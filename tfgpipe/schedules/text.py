@@ -17,15 +17,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tfgpipe.schedules.task import KINDS, Task
-
-LETTERS = dict(zip(KINDS, "FRBIW", strict=True))
-
-_KINDS = {letter: kind for kind, letter in LETTERS.items()}
+from tfgpipe.schedules.kinds import KINDS
+from tfgpipe.schedules.task import Task
 
 _LABEL = re.compile(r"\s*device\s+([0-9]+)(?!\S)")
-
-_TASK = re.compile(r"([FRBIW])([0-9]+)(?:\.([0-9]+))?(\+?)-*")
 
 _AT = re.compile(r"at position (\d+) of device (\d+)")
 
@@ -41,8 +36,8 @@ def text_of(program: Any, times: Sequence[tuple[float, float]]) -> str:
     """
     kinds = {op.kind for op in program.ops}
     words = [
-        f"{letter} {kind.replace('_', ' ')}"
-        for kind, letter in LETTERS.items()
+        f"{KINDS[kind].letter} {kind.replace('_', ' ')}"
+        for kind in KINDS
         if kind in kinds
     ]
     if any(op.keeps for op in program.ops):
@@ -66,7 +61,7 @@ def _rows(
 
     def word(op: Any) -> str:
         number = op.micro_batch if is_plain else f"{op.cell}.{op.micro_batch}"
-        return f"{LETTERS[op.kind]}{number}{'+' * op.keeps}"
+        return f"{KINDS[op.kind].letter}{number}{'+' * op.keeps}"
 
     width = 1 + max(len(word(op)) for op in ops)
     rows = [""] * num_devices
@@ -164,19 +159,21 @@ def _words(
     lines: list[str], number: int, written: str, start: int, device: int
 ) -> Iterator[_Word]:
     """The tasks of a row, which begin at `start`."""
+    kinds = {own.letter: kind for kind, own in KINDS.items()}
+    task_word = rf"([{''.join(kinds)}])([0-9]+)(?:\.([0-9]+))?(\+?)-*"
     for found in re.finditer(r"\S+", written[start:]):
         end = start + found.end()
-        word = _TASK.fullmatch(found[0])
+        word = re.fullmatch(task_word, found[0])
         if word is None:
             raise ValueError(
                 "A task must be one of the letters "
-                f"{', '.join(LETTERS.values())}, and its micro-batch or its "
+                f"{', '.join(kinds)}, and its micro-batch or its "
                 "cell and micro-batch, as in F0 or F3.0. Received: "
                 f"{found[0]!r}.\n{_marked(lines, number, end)}"
             )
         letter, one, other, plus = word.groups()
         k, m = (device, one) if other is None else (one, other)
-        task = Task(_KINDS[letter], int(k), int(m))
+        task = Task(kinds[letter], int(k), int(m))
         yield _Word(task, bool(plus), number, end)
 
 

@@ -9,6 +9,7 @@ from tiny import assert_close, data, layers, pipeline, weights
 import tfgpipe
 from tfgpipe import timeline
 from tfgpipe.run import chain
+from tfgpipe.schedules.kinds import KINDS, Kind, Need
 from tfgpipe.schedules.lowering import (
     CellFacts,
     grouped,
@@ -20,10 +21,9 @@ from tfgpipe.schedules.lowering import (
     without_gradient,
 )
 from tfgpipe.schedules.orders import CHUNKS, SCHEDULES
-from tfgpipe.schedules.program import Op, Program
+from tfgpipe.schedules.program import Op, Program, units
 from tfgpipe.schedules.remat import Remat
 from tfgpipe.schedules.schedule import Schedule
-from tfgpipe.schedules.task import KINDS
 
 LETTERS = dict(zip("FRBIW", KINDS, strict=True))
 
@@ -372,3 +372,24 @@ def test_events_number_devices_as_the_program_does():
     ops = model.program(4).ops
     assert measured == {op.task: op.device for op in ops}
     assert [cell.device[-1] for cell in model.cells()] == ["2", "3"]
+
+
+def test_program_refuses_an_operation_before_one_that_it_needs():
+    with pytest.raises(ValueError, match="number 0, before forward"):
+        Program(ops("F1.0 F0.0"), 1)
+
+
+def test_a_new_kind_is_a_row_of_the_table(monkeypatch):
+    """A copy to the host after a forward pass, beside what is computed."""
+    own = Kind("C", (Need(0, ("forward",)),), 3, "copy", is_optional=True)
+    monkeypatch.setitem(KINDS, "copy", own)
+    schedule = Schedule("F0 C0 F1 B1 B0")
+    assert schedule.tasks[0][1] == ("copy", 0, 0)
+    program = schedule.program()
+    times = dict(zip((op.task for op in program.ops), program.simulate(units)))
+    assert times["copy", 0, 0] == (1, 4)  # while the next ones run
+    assert times["forward", 0, 1] == (1, 2)
+    assert times["backward", 0, 1] == (2, 4)
+    assert "C copy" in str(program)
+    with pytest.raises(ValueError, match=r"copy.* before forward"):
+        Schedule("C0 F0 B0")
