@@ -169,12 +169,15 @@ def cotangent(
         total: How many there are of all.
 
     Returns:
-        A tensor like it, in which a row has the same numbers in each run.
+        A tensor like it, in which a row has the same numbers in each run. What
+        has no rows gets of each part of them a share.
     """
     sizes = [*tensor.shape]
     if axis != NONE:
         sizes[axis] = total
     found = tf.random.stateless_normal(sizes, (place, 3))
-    if axis != NONE:
+    if axis == NONE:
+        found *= (rows.stop - rows.start) / total
+    else:
         found = tf.gather(found, tf.range(rows.start, rows.stop), axis=axis)
     return tf.cast(found, tensor.dtype)

@@ -7,9 +7,10 @@ where they are at hand, and on drawn ones, of several lengths where a length is
 not known. What differs is warned of by the layer's name.
 
 Cost: about four forward and backward passes of five rows through the layers
-that are tried, and forward passes through those before them. Of layers that are
-alike, as blocks of a deep model are, one is tried. A model of layers that are
-known to treat each row by itself is not run at all.
+that are tried, and forward passes through those before them. Layers that are
+alike, as blocks of a deep model are, are all tried on the first rows, and one
+of them on others. A model of layers that are known to treat each row by itself
+is not run at all.
 
 Limits: what other values alone would show is not seen, nor what is wrong with a
 layer that draws by other means than `keras.random`. Python in a layer runs.
@@ -114,7 +115,7 @@ class Trial:
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")  # the real calls will warn
-            pass_ = _Pass(steps, not rows.has_unknown_sizes(specs))
+            pass_ = _Pass(steps)
             if pass_.is_needless:
                 return
             made = self._rows(functions, specs, count)
@@ -209,18 +210,14 @@ class _Pass:
 
     Args:
         steps: Pairs of a cell's function and a step.
-        sizes_are_known: Of what the first takes, but for the number of rows.
 
     Attributes:
         said: What differs, by the place of the step and what it is about.
         is_needless: Whether all steps are known.
     """
 
-    def __init__(
-        self, steps: list[tuple[CellFunction, Any]], sizes_are_known: bool
-    ):
+    def __init__(self, steps: list[tuple[CellFunction, Any]]):
         self._steps = steps
-        self._sizes_are_known = sizes_are_known
         self._is_known = [is_row_by_row(step.layer) for _, step in steps]
         self.said: _Difference = {}
         self._tried: set[int] = set()
@@ -230,6 +227,7 @@ class _Pass:
         self._varying: dict[int, Any] = {}  # state that follows from rows
         self._next: dict[int, Any] = {}  # state, before and after a step
         self._like = [*_firsts_alike([step for _, step in steps])]
+        self._first: dict[int, Any] | None = None  # `_plain` of the first rows
         self._plain: dict[int, Any] = {}  # shapes for which nothing was odd
         for i, (function, step) in enumerate(steps):
             if mixes_rows(step.layer):
@@ -275,13 +273,16 @@ class _Pass:
             TrialInputs(n, dict(state or {}), own, parts.total)
             for n, own in zip(nests, parts.slices)
         ]
-        self._plain = {}
+        if self._first is None:
+            self._first = self._plain
+        else:
+            self._plain = {}
         for i, (function, step) in enumerate(self._steps[: self._end]):
-            if self._sizes_are_known and self._were_plain(i):
-                return  # they were built for the same sizes
+            if all(map(self._is_as_another, range(i, self._end))):
+                return
             try:
                 tried = TriedCall(function, step)
-                is_known = self._is_known[i] or self._was_plain(i, given)
+                is_known = self._is_known[i] or self._is_as_another(i)
                 if is_known and rows.have_rows(given[0].nest, parts):
                     made = [tried.run(g) for g in given]
                 else:
@@ -295,23 +296,21 @@ class _Pass:
                 return
             given = following
 
-    def _was_plain(self, i: int, given: list[TrialInputs]) -> bool:
-        """Whether a layer like this one was tried on such rows, without a word.
+    def _is_as_another(self, i: int) -> bool:
+        """Whether it is known what a trial of a step on these rows would say.
 
-        Nor has that one a state, or slices that count as one per row.
+        On the first rows it had nothing to say, nor of a step that is alike and
+        takes the same shapes; and that one was tried on these rows.
         """
-        if self._plain.get(self._like[i]) != _shapes(given):
-            return False
-        self._tried.add(i)
-        return True
-
-    def _were_plain(self, start: int) -> bool:
-        """Whether all that are left are known, or like such as were plain."""
-        left = [i for i in range(start, self._end) if not self._is_known[i]]
-        if any(self._like[i] not in self._plain for i in left):
-            return False
-        self._tried.update(left)
-        return True
+        if self._is_known[i]:
+            return True
+        first, before = self._like[i], self._first or {}
+        return (
+            before is not self._plain
+            and first in self._plain
+            and before.get(i) is not None
+            and before.get(i) == before.get(first)
+        )
 
     def _try(
         self, i: int, tried: TriedCall, given: list[TrialInputs]
@@ -606,8 +605,13 @@ def _firsts_alike(steps: Sequence[Any]) -> Iterator[int]:
 # Of a layer: what it computes does not follow from it, or shows elsewhere.
 _BOOKKEEPING = frozenset(
     """
-    _auto_config _call_signature _inbound_nodes _layers _loss_ids _losses
-    _outbound_nodes _parent_path _path _tracked _tracker build quantize
+    _auto_config _call_signature _inbound_nodes _loss_ids _losses
+    _outbound_nodes _parent_path _path _self_name_based_restores
+    _self_saveable_object_factories _self_setattr_tracking
+    _self_unconditional_checkpoint_dependencies
+    _self_unconditional_deferred_dependencies
+    _self_unconditional_dependency_names _self_update_uid _tracked _tracker
+    build quantize
     """.split()
 )
 
@@ -628,7 +632,6 @@ def _are_alike(one: Any, other: Any, compared: set[tuple[int, int]]) -> bool:
         return True
     if type(one) is not type(other):
         return False
-    compared.add((id(one), id(other)))
     if isinstance(one, keras.Variable):
         facts = [(v.shape, v.dtype, v.trainable) for v in (one, other)]
         if facts[0] != facts[1]:
@@ -649,6 +652,7 @@ def _are_alike(one: Any, other: Any, compared: set[tuple[int, int]]) -> bool:
     if isinstance(one, makes_values):
         return True
     if isinstance(one, keras.Layer) or internals.is_keras(type(one)):
+        compared.add((id(one), id(other)))
         left, right = _attributes(one), _attributes(other)
         return _are_alike(left, right, compared)
     return False
@@ -659,7 +663,7 @@ def _attributes(value: Any) -> dict[str, Any]:
     own = {
         key: kept
         for key, kept in getattr(value, "__dict__", {}).items()
-        if key not in _BOOKKEEPING and not key.startswith("_self_")
+        if key not in _BOOKKEEPING
     }
     if isinstance(value, keras.Layer):
         own["name"] = re.sub(r"_?\d+", "", value.name)
