@@ -1,5 +1,7 @@
 """Files: written whole or not at all; errors name those of models.
 
+Folders: locked by one process at a time.
+
 What is written goes to a file beside the one that is meant, and takes its place
 when it is whole. Other than local files (addresses, open files, directories)
 are left to Keras.
@@ -8,13 +10,24 @@ are left to Keras.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import pathlib
+import socket
+import time
 import uuid
+import warnings
+import weakref
 import zipfile
 import zlib
 from collections.abc import Iterator
 from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # on Windows, where nothing is locked
+    fcntl = None  # type: ignore[assignment]
 
 
 @contextlib.contextmanager
@@ -112,3 +125,81 @@ def _damaged(path: Any, reason: str) -> DamagedFileError:
         f"{str(path)!r}, which is damaged. {reason} It may have been cut off "
         "while it was written or copied: copy it again, or take an earlier one."
     )
+
+
+class FolderLock:
+    """Keeps a folder for one user of it, in this process or another.
+
+    It is the system's, on a file `.lock` there: when this process ends, however
+    that is, it is none any more; nor when this object is gone.
+
+    Args:
+        folder: It exists.
+        argument: What the user calls it.
+
+    Raises:
+        ValueError: If it is in use; says by which process.
+        OSError: If it cannot be written to, or `.lock` is a link.
+    """
+
+    def __init__(self, folder: pathlib.Path, argument: str) -> None:
+        self._end: Any = None
+        if fcntl is None:
+            return
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        file = os.open(folder / ".lock", flags, 0o666)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(file, 1000).decode(errors="replace")
+            os.close(file)
+            raise ValueError(
+                f"`{argument}` must not be in use by another training. "
+                f"Received: {argument}={str(folder)!r}, in use by "
+                f"{holder or 'another process'}. Wait until that one has "
+                "ended, end it, or give another folder."
+            ) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                os.close(file)
+                raise
+            warnings.warn(
+                f"The file system of `{argument}` has no locks: two trainings "
+                f"at once would overwrite each other. Received: {argument}="
+                f"{str(folder)!r}, and this error: {error.strerror}. See to "
+                "it that there is one, or mount it with locks.",
+                stacklevel=2,
+            )
+        now = time.strftime("%Y-%m-%d %H:%M:%S")
+        text = f"process {os.getpid()} on {socket.gethostname()} since {now}"
+        os.ftruncate(file, 0)
+        os.write(file, text.encode())
+        self._end = weakref.finalize(self, _close, file, os.getpid())
+        _open.add(file)
+
+    def release(self) -> None:
+        """Lets another one have the folder."""
+        if self._end is not None:
+            self._end()
+
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+_open: set[int] = set()
+
+
+def _close(file: int, process: int) -> None:
+    if os.getpid() == process:  # not again in one that was forked
+        _open.discard(file)
+        os.close(file)
+
+
+def _forget_locks() -> None:
+    """Has a forked process not keep what its parent has locked."""
+    for file in _open:
+        os.close(file)
+    _open.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_locks)

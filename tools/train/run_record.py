@@ -8,10 +8,11 @@ import json
 import pathlib
 from typing import Any
 
-from tools.train import folder_lock
+from tfgpipe.files import FolderLock
 
 _LENGTHS = {"epochs", "num_steps"}
 _EARLIER = "earlier_num_steps"
+_held: dict[pathlib.Path, FolderLock] = {}  # as long as this process lives
 
 
 def claim(
@@ -34,7 +35,9 @@ def claim(
     new = json.loads(json.dumps(run))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        folder_lock.claim(folder)
+        where = folder.resolve()
+        if where not in _held:
+            _held[where] = FolderLock(folder, "train_dir")
         old = _read(path) if path.exists() else new
         earlier = old.pop(_EARLIER, [])
         _check(folder, old, new, may_grow)
