@@ -14,6 +14,7 @@ import errno
 import json
 import os
 import pathlib
+import re
 import socket
 import time
 import uuid
@@ -62,6 +63,8 @@ def written_whole(path: Any, overwrite: bool = True) -> Iterator[Any]:
 def put_in_place(path: str | os.PathLike[str]) -> Iterator[str]:
     """Inside, a file is written beside a path; after that it is there.
 
+    What a kill leaves is for `clear_unfinished`.
+
     Yields:
         Where to write it.
     """
@@ -71,10 +74,39 @@ def put_in_place(path: str | os.PathLike[str]) -> Iterator[str]:
     try:
         yield beside
         if os.path.exists(beside):  # else nothing was written, on purpose
+            to_disk(beside)
             os.replace(beside, target)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.remove(beside)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Writes a file of text, whole or not at all."""
+    with (
+        put_in_place(path) as beside,
+        open(beside, "w", encoding="utf-8") as file,
+    ):
+        file.write(text)
+
+
+def to_disk(path: str | os.PathLike[str]) -> None:
+    """Waits until a file, or the entries of a folder, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+_UNFINISHED = re.compile(r"\.[0-9a-f]{32}\..+")
+
+
+def clear_unfinished(folder: pathlib.Path) -> None:
+    """Deletes what killed processes have left that were writing there."""
+    for path in folder.glob(".*"):
+        if _UNFINISHED.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def _unwritten(path: Any, error: OSError) -> OSError:

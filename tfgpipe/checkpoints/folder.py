@@ -36,7 +36,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tfgpipe.checks import checked_path
-from tfgpipe.files import FolderLock
+from tfgpipe.files import FolderLock, to_disk
 
 _UNFINISHED = ".unfinished-"
 
@@ -298,15 +298,6 @@ def file_record(path: pathlib.Path) -> dict[str, Any]:
         while block := file.read(_BLOCK):
             digest.update(block)
     return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
-
-
-def to_disk(path: pathlib.Path) -> None:
-    """Waits until a file, or the entries of a folder, are on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _digest(content: Any) -> str:
