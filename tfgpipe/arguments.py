@@ -14,6 +14,7 @@ from tfgpipe.checks import (
     as_count,
     checked_bool,
     checked_choice,
+    checked_positive,
     count_problem,
     is_amount,
 )
@@ -63,6 +64,7 @@ class Arguments:
         remat_groups: int,
         gradient_dtype: str | None,
         skip_nonfinite: bool = False,
+        skip_outliers: float | None = None,
         costs: Any = "flops",
         replicas: Sequence[Sequence[str]] | None = None,
         trial: str = "warn",
@@ -102,6 +104,21 @@ class Arguments:
         self.skip_nonfinite = bool(
             self._noted(checked_bool, "skip_nonfinite", skip_nonfinite)
         )
+        self.skip_outliers = None
+        if skip_outliers is not None:
+            self.skip_outliers = self._noted(
+                checked_positive,
+                "skip_outliers",
+                skip_outliers,
+                "as how often a distance outliers are away, or None",
+            )
+            if not self.skip_nonfinite:
+                self._problems.append(
+                    "`skip_outliers` must be None unless `skip_nonfinite` is "
+                    f"True. Received: skip_outliers={skip_outliers!r} and "
+                    f"skip_nonfinite={skip_nonfinite!r}. Pass "
+                    "skip_nonfinite=True, too."
+                )
         self.trial = self._choice("trial", trial, TRIALS) or "warn"
         self._check_cut(is_known, is_default=num_partitions is None)
         if self._problems:
@@ -155,6 +172,7 @@ class Arguments:
             "remat_groups": self.remat_groups,
             "gradient_dtype": self.gradient_dtype,
             "skip_nonfinite": self.skip_nonfinite,
+            "skip_outliers": self.skip_outliers,
             "trial": self.trial,
         }
 

@@ -275,3 +275,35 @@ def test_parts_of_the_model_refer_to_what_is_below():
     }
     assert len(defined) > 4
     assert not upward
+
+
+# What these write is a folder's that has no name yet, or gets its name last.
+WRITERS = {
+    "tfgpipe/checkpoints/folder.py",
+    "tfgpipe/files.py",
+    "params/tokenizer.py",
+    "tools/bench/memory_worker.py",  # to /proc
+    "tools/cluster/secret.py",
+}
+
+
+def test_files_are_written_whole():
+    """By `files.write_text`, or beside `files.put_in_place`."""
+    found = set()
+    for folder in ("tfgpipe", "tools", "params", "models"):
+        for path in (PACKAGE.parent / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and writes(node):
+                    found.add(path.relative_to(PACKAGE.parent).as_posix())
+    assert found == WRITERS
+
+
+def writes(call):
+    """Whether a call opens a file to write to it, under its own name."""
+    name = ast.unparse(call.func).rpartition(".")[2]
+    if name in ("write_text", "write_bytes"):
+        is_whole = isinstance(call.func, ast.Name)
+        is_log = "_log" in ast.unparse(call.func)  # of TensorBoard
+        return not is_whole and not is_log
+    modes = [a.value for a in call.args[1:2] if isinstance(a, ast.Constant)]
+    return name in ("open", "fdopen") and any("w" in str(m) for m in modes)

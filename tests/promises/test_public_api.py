@@ -53,6 +53,7 @@ def test_constructor_takes_the_arguments_it_promises():
         "{remat_groups=1}",
         "{gradient_dtype=None}",
         "{skip_nonfinite=False}",
+        "{skip_outliers=None}",
         "{costs='flops'}",
         "{trial='warn'}",
         "{name=None}",
@@ -96,6 +97,7 @@ def test_load_model_takes_the_arguments_it_promises():
         "layers_per_cell=None",
         "gradient_dtype='saved'",
         "skip_nonfinite=None",
+        "skip_outliers='saved'",
         "trial=None",
         "**kwargs",
     ]

@@ -40,6 +40,7 @@ PLAIN = {
     "remat_groups": 1,
     "gradient_dtype": None,
     "skip_nonfinite": False,
+    "skip_outliers": None,
     "trial": "off",
 }
 
@@ -76,6 +77,7 @@ TARGETS = {
             "remat": ["{}"],
             "gradient_dtype": ["None"],
             "skip_nonfinite": ["True"],
+            "skip_outliers": ["None"],
             "name": ["None", "empty text", "text"],
         },
     ),
@@ -220,6 +222,7 @@ TARGETS = {
             "remat_groups": ["None"],
             "gradient_dtype": ["None"],
             "skip_nonfinite": ["None", "True"],
+            "skip_outliers": ["None"],
             "trial": ["None"],
         },
     ),

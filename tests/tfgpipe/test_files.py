@@ -6,14 +6,19 @@ import os
 import pathlib
 import re
 import resource
+import signal
+import subprocess
+import sys
 import zipfile
 
 import keras
 import numpy as np
 import pytest
 from keras import layers as kl
+from processes import ROOT
 
 import tfgpipe
+from tfgpipe import files
 
 NAMES = ["model.keras", "model.weights.h5"]
 
@@ -209,3 +214,97 @@ def test_what_is_written_is_read(model, tmp_path, name):
     loaded.load_weights(tmp_path / name)
     for a, b in zip(loaded.get_weights(), model.get_weights()):
         np.testing.assert_array_equal(a, b)
+
+
+# ----------------------------------------------------------------------- locks
+HOLDER = """
+import importlib.util, pathlib, signal, sys
+spec = importlib.util.spec_from_file_location("files", "tfgpipe/files.py")
+files = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(files)
+lock = files.FolderLock(pathlib.Path(sys.argv[1]), "folder")
+print("held", flush=True)
+signal.pause()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process that has locked the folder; starts without TensorFlow."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    assert process.stdout.readline() == b"held\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_folder_in_use_is_refused_with_its_holder(tmp_path, holder):
+    match = f"`folder` must not be .* by process {holder.pid} on .* since"
+    with pytest.raises(ValueError, match=match):
+        files.FolderLock(tmp_path, "folder")
+    with pytest.raises(ValueError, match="Wait until that one has ended"):
+        files.FolderLock(tmp_path / "." / "", "folder")
+
+
+def test_lock_of_a_killed_process_does_not_block(tmp_path, holder):
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.wait()
+    lock = files.FolderLock(tmp_path, "folder")
+    assert f"process {os.getpid()} on" in (tmp_path / ".lock").read_text()
+    lock.release()
+    lock.release()
+    files.FolderLock(tmp_path, "folder")
+
+
+def test_lock_that_cannot_be_had_is_an_error(tmp_path):
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(OSError, match="lock"):
+        files.FolderLock(tmp_path, "folder")
+
+
+def test_lock_writes_to_no_file_that_a_link_names(tmp_path):
+    (tmp_path / "mine").write_text("precious")
+    (tmp_path / ".lock").symlink_to(tmp_path / "mine")
+    with pytest.raises(OSError, match="lock"):
+        files.FolderLock(tmp_path, "folder")
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
+def test_file_system_without_locks_is_told(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", refuse)
+    with pytest.warns(UserWarning, match="has no locks.*No locks available"):
+        files.FolderLock(tmp_path, "folder")
+
+
+def test_forked_process_keeps_no_lock(tmp_path):
+    lock = files.FolderLock(tmp_path, "folder")
+    code = "import os, signal\n" + HOLDER.replace(
+        "signal.pause()",
+        "child = os.fork()\n"
+        "if child:\n"
+        "    print(child, flush=True)\n"
+        "else:\n"
+        "    signal.pause()",
+    )
+    lock.release()
+    done = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    assert done.stdout.readline() == b"held\n"
+    child = int(done.stdout.readline())
+    done.wait()
+    try:
+        files.FolderLock(tmp_path, "folder")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        done.stdout.close()

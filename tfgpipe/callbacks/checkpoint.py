@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import warnings
+import weakref
 from typing import Any
 
 import keras
@@ -49,7 +50,8 @@ class Checkpoint(keras.callbacks.Callback):
     ones.
 
     Args:
-        folder: For this training, and this callback, alone. Made if need be.
+        folder: For this training, and this callback, alone. Made if need be,
+            and locked while `fit` runs.
         every: Steps from one checkpoint to the next; None for one at the end of
             each epoch. There is one at the end of the last epoch in any case.
         keep: How many of the last ones are kept. Positive.
@@ -70,8 +72,9 @@ class Checkpoint(keras.callbacks.Callback):
 
     Raises:
         ValueError: If an argument is out of range; from `fit` if `best` is not
-            in the logs, `on_signal` is asked for outside of the main thread, or
-            the folder has checkpoints of later steps than the model is at.
+            in the logs, `on_signal` is asked for outside of the main thread,
+            another training has the folder, in this process or another, or it
+            has checkpoints of later steps than the model is at.
         OSError: From `fit`, if the folder cannot be written to, before it
             trains; or if a checkpoint could not be written. Those before are
             whole then, and the model can be trained on.
@@ -141,6 +144,7 @@ class Checkpoint(keras.callbacks.Callback):
         )
         self._resumed = resumed
         self._signals = Signals(self) if on_signal else None
+        self._thread = threading.current_thread()  # that of the last `fit`
         self._step = self._epoch = self._batch = self._seen = 0
         self._epoch_after = self._counted = 0
         self._is_due = self._is_new = self._is_used = False
@@ -150,15 +154,19 @@ class Checkpoint(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict | None = None) -> None:
         """Makes the folder, and finds out how far the training is."""
         wait_for_all()
-        self._folder.make()
+        self._take_folder()
         resumed = self._resumed
         self._step = known_steps_of(self.model)
         if resumed is not None and not self._is_used:
             self._step, self._start = resumed.step, resumed.batch
         self._is_used, self._is_new = True, False
-        self._check_later()
+        try:
+            self._check_later()
+        except ValueError:
+            self._folder.release()
+            raise
         if self._signals is not None:
-            self._signals.catch(self.model)
+            self._signals.catch()
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """Counts the batches of the epoch."""
@@ -208,6 +216,7 @@ class Checkpoint(keras.callbacks.Callback):
     def on_train_end(self, logs: dict | None = None) -> None:
         """Waits until the last one is written."""
         self._writer.wait()
+        self._folder.release()
         if self._is_new:
             warnings.warn(
                 "`Checkpoint` must come after callbacks that end a training. "
@@ -221,6 +230,26 @@ class Checkpoint(keras.callbacks.Callback):
             self._exit_if_asked()
 
     # ---------------------------------------------------------- what it does
+    def _take_folder(self) -> None:
+        """Keeps other trainings out until this one ends.
+
+        An error may have ended one of this process without a word: it has the
+        folder no longer than it runs.
+        """
+        path = self._folder.path.resolve()
+        thread = threading.current_thread()
+        other = _holders.get(path)
+        if other is not None and (
+            not other._thread.is_alive()
+            or (
+                other._thread is thread
+                and not _fits_with(other, inspect.currentframe())
+            )
+        ):
+            other._folder.release()
+        self._folder.take()
+        _holders[path], self._thread = self, thread
+
     def _has_passed(self, before: int) -> bool:
         """Whether a multiple of `every` was passed since a step."""
         every = self._every
@@ -284,12 +313,32 @@ class Checkpoint(keras.callbacks.Callback):
         if self._is_new:
             self._save()
         self._writer.wait()
+        self._folder.release()
         self._signals.release()
         self._exit_if_asked()
 
     def _exit_if_asked(self) -> None:
         if self._signals is not None and self._signals.caught:
             raise SystemExit(EXIT_CODES[self._signals.caught])
+
+
+# By a folder, who has it.
+_holders: weakref.WeakValueDictionary[Any, Checkpoint] = (
+    weakref.WeakValueDictionary()
+)
+
+
+def _fits_with(callback: keras.callbacks.Callback, frame: Any) -> bool:
+    """Whether a frame is called from a `fit` with a callback."""
+    while frame is not None:
+        if frame.f_code.co_name == "fit":
+            given = frame.f_locals.get("callbacks")
+            inside = getattr(given, "callbacks", given)
+            inside = inside if isinstance(inside, (list, tuple)) else [inside]
+            if any(one is callback for one in inside):
+                return True
+        frame = frame.f_back
+    return False
 
 
 def _direction(name: str | None) -> str:
@@ -314,23 +363,21 @@ class Signals:
     def __init__(self, owner: keras.callbacks.Callback) -> None:
         self._owner = owner
         self.caught: str | None = None
-        self._model: Any = None
+        self._is_on = False
         self._before: dict[int, Any] = {}
 
-    def catch(self, model: keras.Model) -> None:
+    def catch(self) -> None:
         """Begins to note signals, instead of what they did before.
 
-        One that the process ignores, as `nohup` asks for, stays ignored.
-
-        Args:
-            model: In whose `fit`. After an error in it, they do what they did.
+        One that the process ignores, as `nohup` asks for, stays ignored. After
+        an error in `fit` they do what they did.
         """
         if threading.current_thread() is not threading.main_thread():
             raise ValueError(
                 "`on_signal` must be False outside of the main thread, where "
                 "Python handles signals. Received: on_signal=True."
             )
-        self.caught, self._model = None, model
+        self.caught, self._is_on = None, True
         for name in EXIT_CODES:
             number = getattr(signal, name, None)  # not all are on Windows
             if number is None or number in self._before:
@@ -346,7 +393,7 @@ class Signals:
                 with contextlib.suppress(ValueError):
                     signal.signal(number, before)
                 del self._before[number]
-        self._model = None
+        self._is_on = False
 
     def is_asked(self) -> bool:
         """Whether a signal came in the `fit` that this is called from."""
@@ -368,15 +415,4 @@ class Signals:
 
     def _is_in_fit(self, frame: Any) -> bool:
         """Whether `fit` runs with the callback: an error may have ended it."""
-        while frame is not None:
-            known = frame.f_locals
-            if (
-                frame.f_code.co_name == "fit"
-                and self._model is not None
-                and known.get("self") is self._model
-            ):
-                given = known.get("callbacks") or []
-                inside = getattr(given, "callbacks", given)
-                return any(one is self._owner for one in inside)
-            frame = frame.f_back
-        return False
+        return self._is_on and _fits_with(self._owner, frame)

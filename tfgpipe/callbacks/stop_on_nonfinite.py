@@ -13,7 +13,7 @@ from keras import tree
 from tfgpipe.boundary import is_continuous
 from tfgpipe.cells import Cell
 from tfgpipe.checks import checked_counts, checked_sink
-from tfgpipe.model import GPipe, all_finite
+from tfgpipe.model import GPipe, all_finite, examine
 
 
 class StopOnNonFinite(keras.callbacks.Callback):
@@ -184,12 +184,25 @@ def first_nonfinite(model: Any, data: Any) -> str:
             "The loss is not finite, and the outputs of all layers are: look "
             "at the labels, or at what the loss does with such outputs."
         )
-    bad = [
-        v
+    given = [
+        (d, v)
         for d, v in zip(gradients, model.trainable_weights)
-        if d is not None and not _are_finite(d)
+        if d is not None
     ]
-    return _first_gradient(cells, calls, bad)
+    bad = [v for d, v in given if not _are_finite(d)]
+    if found := _first_gradient(cells, calls, bad):
+        return found
+    for d, v in given:
+        if not bool(examine(total, [d], ()).is_finite):
+            return (
+                f"The gradient of the weight '{v.path}' is finite, and the sum "
+                "of its squares is not, which optimizers keep."
+            )
+    return (
+        "Run again, layer by layer, all its values are finite: what is not is "
+        "state that it would leave, such as a moving variance, or comes from "
+        "rounding, or from XLA."
+    )
 
 
 class _Finite(NamedTuple):
@@ -206,7 +219,7 @@ class _Finite(NamedTuple):
 
 def _first_gradient(
     cells: list[Cell], calls: list[list[_Finite]], bad: list[keras.Variable]
-) -> str:
+) -> str | None:
     """What is not finite in the backward pass.
 
     Args:
@@ -233,16 +246,13 @@ def _first_gradient(
                     f"{_place(cell)} is not finite, and those of later layers "
                     "are."
                 )
-    return (
-        "Run again, layer by layer, all its values are finite: what is not "
-        "comes from rounding, or from XLA."
-    )
+    return None
 
 
 def _all(tensors: Iterable[Any]) -> tf.Tensor:
     """Whether all are finite, a scalar; where they are."""
     found = [t for t in tensors if t is not None and is_continuous(t)]
-    return all_finite(found[0], found[1:]) if found else tf.constant(True)
+    return all_finite(found) if found else tf.constant(True)
 
 
 def _are_finite(nest: Any) -> bool:

@@ -7,7 +7,7 @@
 A checkpoint gets its name when it is whole and on the disk, and loses it before
 any of its files is deleted. So whatever ends the process, all that has a name
 is whole. One of the same step is named step-0000000200.1, and then takes the
-place of the first. Pure Python: nothing here knows TensorFlow.
+place of the first.
 
 The manifest of a checkpoint is a file beside those of the values:
 
@@ -17,7 +17,7 @@ The manifest of a checkpoint is a file beside those of the values:
      "sha256": of the content}
 
 A checkpoint is whole if its manifest is, and every file in it is what the
-manifest says. Pure Python: nothing here knows TensorFlow.
+manifest says.
 
 Pure Python: nothing here knows TensorFlow.
 """
@@ -36,6 +36,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tfgpipe.checks import checked_path
+from tfgpipe.files import FolderLock, to_disk
 
 _UNFINISHED = ".unfinished-"
 
@@ -49,8 +50,9 @@ class Folder:
         path: Where they are, on this host or a file system that it mounts.
 
     Raises:
-        ValueError: If it is an address, such as that of a bucket.
-        OSError: From `make`, if there cannot be any.
+        ValueError: If it is an address, such as that of a bucket; from `take`
+            if another training has it.
+        OSError: From `take`, if there cannot be any.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -62,11 +64,18 @@ class Folder:
                 "the bucket, or copy checkpoints there."
             )
         self.path = checked.absolute()
+        self._lock: FolderLock | None = None
 
-    def make(self) -> None:
-        """Makes the folder if need be; clears what a kill has left there."""
+    def take(self) -> None:
+        """Makes the folder if need be, and keeps other trainings out.
+
+        Clears what a kill has left there. Nothing is touched before it is
+        certain that no other training writes there.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            if self._lock is None:
+                self._lock = FolderLock(self.path, "folder")
             for left in self.path.glob(f"{_UNFINISHED}*"):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
             probe = self._unfinished("probe")
@@ -79,6 +88,12 @@ class Folder:
                 f"folder={str(self.path)!r}, and this error: "
                 f"{error.strerror or error}. Choose another one.",
             ) from error
+
+    def release(self) -> None:
+        """Lets another training have the folder."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def steps(self) -> list[int]:
         """The steps of all checkpoints, in order; damaged ones too."""
@@ -283,15 +298,6 @@ def file_record(path: pathlib.Path) -> dict[str, Any]:
         while block := file.read(_BLOCK):
             digest.update(block)
     return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
-
-
-def to_disk(path: pathlib.Path) -> None:
-    """Waits until a file, or the entries of a folder, are on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _digest(content: Any) -> str:

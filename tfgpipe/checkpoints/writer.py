@@ -213,7 +213,7 @@ def contents(model: keras.Model) -> dict[str, list[Any]]:
     return {
         "model": [*model.variables],
         "optimizer": kept,
-        "skipped": [] if skips is None else [skips.total_variable],
+        "skipped": [] if skips is None else [*skips.lasting.values()],
     }
 
 

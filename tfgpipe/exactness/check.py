@@ -101,8 +101,8 @@ def _rehearsed(
     step = model.by_layers(lambda call: call)
     for _ in range(_MOST_SCALES):
         rehearsal = step(packed)
-        is_finite = all_finite(rehearsal.total, rehearsal.gradients)
-        loss_is_finite = all_finite(rehearsal.total, [])
+        is_finite = all_finite([rehearsal.total, *rehearsal.gradients])
+        loss_is_finite = all_finite([rehearsal.total])
         if is_finite or not has_scale or not loss_is_finite:
             break
         internals.lower_loss_scale(optimizer)
@@ -123,7 +123,7 @@ def _compared(
     num_rows = first_tensor(data[0]).shape[0]
     recorded = recorded_in(by_layers, rehearsal)
     places = WeightPlaces(model, recorded)
-    is_finite = bool(all_finite(total, gradients))
+    is_finite = bool(all_finite([total, *gradients]))
     on_host = compare_forward(tally, backward, recorded, is_finite)
     direct = compare_loss(tally, model, data, total, recorded)
     tally.add_backwards(backward)

@@ -1110,3 +1110,10 @@ class BuiltBeforeTracing(keras.Model):
         if data_batch is None:
             data_batch = element_spec(iterator)
         self.build_for(data_batch)
+
+    def epoch_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
+        """Called with what `fit` is about to show of an epoch."""
+        return logs
+
+    def _get_metrics_result_or_logs(self, logs: Any) -> Any:
+        return self.epoch_logs(super()._get_metrics_result_or_logs(logs))

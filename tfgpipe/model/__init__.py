@@ -5,7 +5,7 @@
 
 from tfgpipe.model.description import print_cells
 from tfgpipe.model.gpipe import GPipe
-from tfgpipe.model.nonfinite import all_finite
+from tfgpipe.model.nonfinite import all_finite, examine
 from tfgpipe.model.rehearsal import ByLayers, LayerRun, Rehearsal
 from tfgpipe.model.saving import load_model
 
@@ -15,6 +15,7 @@ __all__ = [
     "LayerRun",
     "Rehearsal",
     "all_finite",
+    "examine",
     "load_model",
     "print_cells",
 ]

@@ -89,8 +89,15 @@ class GPipe(Saving, Rehearsals):
             None for that of each weight.
         skip_nonfinite: Whether a mini-batch with a loss or a gradient that is
             not finite changes nothing: no weight, slot, state, seed or metric,
-            and no iteration is counted. `fit`'s logs get `skipped_steps`, the
-            number of those in the epoch. A loss scale is lowered all the same.
+            and no iteration is counted. Nor one whose gradients have squares
+            that are not, or that would make state infinite. `fit`'s logs get
+            `skipped_steps`, the number of those in the epoch. A loss scale is
+            lowered all the same.
+        skip_outliers: From when on a mini-batch that is finite changes nothing
+            either: if its loss, the norm of its gradients, or that of what it
+            changes of state, is so many times as far above the median of the
+            last 128 mini-batches as their 90% quantile is. 10, say. Logs get
+            `outlier_steps`. None for never.
         costs: By what cells are balanced, if no layer has a cost of its own:
             "flops", as above; what `tfgpipe.profile` measured of these layers,
             in seconds for the largest of its micro-batches; "bytes", of their
@@ -131,6 +138,7 @@ class GPipe(Saving, Rehearsals):
         remat_groups: int = 1,
         gradient_dtype: str | None = None,
         skip_nonfinite: bool = False,
+        skip_outliers: float | None = None,
         costs: str | Profile | Sequence[float] = "flops",
         trial: str = "warn",
         name: str | None = None,
@@ -149,6 +157,7 @@ class GPipe(Saving, Rehearsals):
             remat_groups,
             gradient_dtype,
             skip_nonfinite,
+            skip_outliers,
             costs,
             None if strategy is None else strategy.devices,
             trial,

@@ -258,7 +258,8 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
         self._checkpointed = tf.Module()
         self._checkpointed.values = [v.value for v in self.variables]
         if self._arguments.skip_nonfinite and notes.skips is None:
-            notes.skips = Skips(cells[-1].device)
+            spread = self._arguments.skip_outliers
+            notes.skips = Skips(cells[-1].device, spread)
 
     def _check_storage(self) -> None:
         """Refuses layers that another model took over."""

@@ -1,15 +1,31 @@
-"""Mini-batches that are not finite, and change nothing.
+"""Mini-batches that are not finite, or outliers, and change nothing.
 
 One loss or gradient of NaN or infinity would spread to all weights. Whether all
 is finite is known only after the backward pass. So the layers' state and the
 metrics are saved first, which costs nothing as long as they are not overwritten
 in place, and restored; and the optimizer runs in a branch.
+
+What is looked at:
+
+* the loss;
+* the squares of gradients, which optimizers keep: a finite gradient whose
+  square is not makes a slot infinite, and with it, a step later, the weights;
+* state, such as a moving variance, which may not become infinite: a row can do
+  that whose loss and gradients are finite. What was infinite may stay so.
+
+An outlier is finite, and so large that the last steps make it unlikely: of the
+losses, and of the norms of gradients and of changes of state, of the last 128
+mini-batches, skipped ones too, the median and the 90% quantile say how much
+they vary. (State, because a normalisation hides a row of 1e6 from the loss.) So
+where all become larger for good, the first dozen is skipped, and then no more.
+Compare [Chowdhery et al., 2022](https://arxiv.org/abs/2204.02311), section 5.1,
+where data of loss spikes are skipped by hand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -17,26 +33,119 @@ import tensorflow as tf
 from tfgpipe import internals
 from tfgpipe.devices import placement
 
+_SMALL = 2**14  # numbers of a tensor that is looked at along with others
+_WINDOW = 128  # mini-batches that an outlier is compared with
+_FEWEST = 32  # before none is an outlier
 
-def all_finite(loss: tf.Tensor, gradients: Iterable[Any]) -> tf.Tensor:
-    """Whether a loss and all gradients are finite, a scalar.
 
-    Nothing but a scalar leaves the device of a gradient.
+def all_finite(tensors: Iterable[Any]) -> tf.Tensor:
+    """Whether all numbers are finite of tensors or slices that are not None.
+
+    A scalar, of one from each device.
+    """
+    return _all_at_once([_is_finite(tensor) for tensor in _dense(tensors)])
+
+
+def _dense(tensors: Iterable[Any]) -> list[tf.Tensor]:
+    return [getattr(t, "values", t) for t in tensors if t is not None]
+
+
+class Findings(NamedTuple):
+    """What is known of a mini-batch before its update.
+
+    Attributes:
+        is_finite: Whether it may be applied, a scalar.
+        size: (3,) float32: its loss, and the norms of its gradients and of
+            what it changes of state. None if nobody has asked.
+    """
+
+    is_finite: tf.Tensor
+    size: tf.Tensor | None
+
+
+def examine(
+    loss: tf.Tensor,
+    gradients: Iterable[Any],
+    changes: Iterable[tuple[tf.Tensor, tf.Tensor]],
+    measures: bool = False,
+) -> Findings:
+    """Looks at a mini-batch, once on each device.
+
+    Nothing but scalars leaves the device of a gradient.
 
     Args:
         loss: A scalar.
         gradients: Tensors, `tf.IndexedSlices`, or None.
+        changes: Of state what it was, where it is, and what it becomes.
+        measures: Whether its size is wanted.
     """
+    flags, squares, moved = [_is_finite(loss)], [], []
+    for (gradient,) in _together((g,) for g in _dense(gradients)):
+        with tf.device(gradient.device or None):
+            if gradient.dtype.is_complex:
+                gradient = tf.abs(gradient)
+            if gradient.dtype == tf.float16:  # optimizers keep float32
+                gradient = tf.cast(gradient, tf.float32)
+            square = tf.nn.l2_loss(gradient)
+            flags.append(tf.math.is_finite(square))
+            squares.append(square)
+    for old, new in _together(changes):
+        with tf.device(old.device or None):
+            stays = tf.math.is_finite(new) | ~tf.math.is_finite(old)
+            flags.append(tf.reduce_all(stays))
+            if measures:
+                by = tf.abs(new - old)
+                by = tf.where(tf.math.is_finite(by), by, tf.zeros_like(by))
+                moved.append(tf.nn.l2_loss(by))
+    size = None
+    if measures:
+        value = tf.cast(tf.math.real(loss), tf.float32)
+        size = tf.stack([value, _norm(squares), _norm(moved)])
+    return Findings(_all_at_once(flags), size)
+
+
+def _norm(squares: list[tf.Tensor]) -> tf.Tensor:
+    """Of what `tf.nn.l2_loss` made of parts."""
+    found = [tf.cast(square, tf.float32) for square in squares]
+    return tf.sqrt(2.0 * tf.add_n(found)) if found else tf.constant(0.0)
+
+
+def _all_at_once(flags: list[tf.Tensor]) -> tf.Tensor:
+    """Whether all scalars are true; those of a device are one there."""
     by_device: dict[str, list[tf.Tensor]] = {}
-    for gradient in gradients:
-        if gradient is not None:
-            values = getattr(gradient, "values", gradient)
-            by_device.setdefault(values.device, []).append(_is_finite(values))
-    found = [_is_finite(loss)]
-    for device, flags in by_device.items():
+    for flag in flags:
+        by_device.setdefault(flag.device, []).append(flag)
+    found = []
+    for device, own in by_device.items():
         with tf.device(device or None):
-            found.append(tf.reduce_all(tf.stack(flags)))
+            found.append(tf.reduce_all(tf.stack(own)))
     return tf.reduce_all(tf.stack(found))
+
+
+def _together(
+    rows: Iterable[tuple[tf.Tensor, ...]],
+) -> Iterator[tuple[tf.Tensor, ...]]:
+    """Joins small tensors of a device and a dtype, of each column.
+
+    An operation takes longer to start than to look at some hundred numbers.
+
+    Args:
+        rows: Tensors of equal shapes; the first says where they are.
+    """
+    small: dict[Any, list[tuple[tf.Tensor, ...]]] = {}
+    for row in rows:
+        size = row[0].shape.num_elements()
+        if size is None or size > _SMALL:
+            yield row
+        else:
+            key = row[0].device, row[0].dtype
+            small.setdefault(key, []).append(row)
+    for (device, _), found in small.items():
+        with tf.device(device or None):
+            yield tuple(
+                tf.concat([tf.reshape(t, [-1]) for t in column], 0)
+                for column in zip(*found)
+            )
 
 
 def _is_finite(tensor: tf.Tensor) -> tf.Tensor:
@@ -47,17 +156,38 @@ def _is_finite(tensor: tf.Tensor) -> tf.Tensor:
 
 
 class Skips(keras.layers.Layer):
-    """How many mini-batches were skipped; a layer, so that files have it."""
+    """How many mini-batches were skipped; a layer, so that files have it.
 
-    def __init__(self, device: str):
+    Args:
+        device: Of the counts.
+        spread: How far an outlier is above the median, in distances of the 90%
+            quantile from it; None if none is.
+    """
+
+    def __init__(self, device: str, spread: float | None = None):
         super().__init__(name="skips")
         self._device = device
+        self.spread = spread
+        names = ["epoch", "in_a_row", "total"]
+        if spread is not None:
+            names += ["outliers", "seen"]
         with tf.init_scope(), tf.device(device):
             # Not tracked: neither weights nor metrics.
             self._counts = {
                 name: tf.Variable(0, trainable=False, dtype=tf.int64)
-                for name in ("epoch", "in_a_row", "total")
+                for name in names
             }
+            # (mini-batches, 3): sizes. Those that are not there yet are
+            # infinite, and come last.
+            self._sizes = (
+                tf.Variable(
+                    tf.fill([_WINDOW, 3], float("inf")),
+                    trainable=False,
+                    name="sizes",
+                )
+                if spread is not None
+                else None
+            )
         self.built = True
 
     @property
@@ -71,9 +201,12 @@ class Skips(keras.layers.Layer):
         return [*self._counts.values()]
 
     @property
-    def total_variable(self) -> tf.Variable:
-        """What holds `total`."""
-        return self._counts["total"]
+    def lasting(self) -> dict[str, tf.Variable]:
+        """What a training goes on with, by names."""
+        found = {"total": self._counts["total"]}
+        if self._sizes is not None:
+            found |= {"seen": self._counts["seen"], "sizes": self._sizes}
+        return found
 
     @property
     def total(self) -> int:
@@ -82,26 +215,61 @@ class Skips(keras.layers.Layer):
 
     def start_epoch(self) -> None:
         """Counts from 0, as metrics do when an epoch begins."""
-        self._counts["epoch"].assign(0)
+        for name in ("epoch", "outliers"):
+            if name in self._counts:
+                self._counts[name].assign(0)
 
-    def add(self, finite: tf.Tensor) -> tf.Tensor:
-        """Takes a mini-batch; returns how many the epoch had, a scalar."""
+    def is_outlier(self, findings: Findings) -> tf.Tensor:
+        """Whether a mini-batch is one, a scalar; notes its size."""
+        if self._sizes is None:
+            return tf.constant(False)
+        with tf.device(self._device):
+            is_known = findings.is_finite
+            seen = self._counts["seen"].value()
+            before = self._sizes.value()
+            there = tf.minimum(seen, _WINDOW)
+            # (mini-batches, 3), the least first; infinite where there is none.
+            ordered = tf.sort(before, axis=0)
+            last = tf.maximum(there - 1, 0)
+            median = tf.gather(ordered, last // 2)
+            most = tf.gather(ordered, last * 9 // 10)
+            # Of equal numbers, rounding makes none an outlier.
+            varies = tf.maximum(most - median, 0.01 * tf.abs(median))
+            limit = median + self.spread * varies
+            row = tf.where(is_known, findings.size, before[seen % _WINDOW])
+            self._sizes.scatter_nd_update([[seen % _WINDOW]], [row])
+            self._counts["seen"].assign_add(tf.cast(is_known, tf.int64))
+            is_large = tf.reduce_any(findings.size > limit)
+            return is_known & is_large & (there >= _FEWEST)
+
+    def add(
+        self, finite: tf.Tensor, outlier: tf.Tensor | None = None
+    ) -> dict[str, tf.Tensor]:
+        """Takes a mini-batch; returns what the epoch had, for the logs."""
         with tf.device(self._device):
             one = tf.cast(tf.logical_not(finite), tf.int64)
             in_a_row = self._counts["in_a_row"]
             in_a_row.assign(one * (in_a_row + one))
             for name in ("epoch", "total"):
                 self._counts[name].assign_add(one)
-            return self._counts["epoch"].value()
+            logs = {"skipped_steps": self._counts["epoch"].value()}
+            if self.spread is not None:
+                other = tf.cast(outlier, tf.int64)
+                for name in ("outliers", "total"):
+                    self._counts[name].assign_add(other)
+                logs["outlier_steps"] = self._counts["outliers"].value()
+            return logs
 
     def save_own_variables(self, store: Any) -> None:
         """Called by Keras to save."""
-        store["total"] = self._counts["total"].numpy()
+        for name, variable in self.lasting.items():
+            store[name] = variable.numpy()
 
     def load_own_variables(self, store: Any) -> None:
         """Called by Keras to load; files of others have no count."""
-        if "total" in store.keys():  # noqa: SIM118 (it is no dictionary)
-            self._counts["total"].assign(int(store["total"][()]))
+        for name, variable in self.lasting.items():
+            if name in store.keys():  # noqa: SIM118 (it is no dictionary)
+                variable.assign(store[name][()])
 
 
 class Guard:
@@ -121,7 +289,9 @@ class Guard:
             with tf.device(variable.value.device):
                 value = placement.read_variable(variable)
             self._kept.append((variable, value))
-        self._finite: Any = None
+        self._is_finite: Any = None
+        self._is_outlier: Any = None
+        self._applies: Any = None
 
     def update(
         self,
@@ -129,8 +299,9 @@ class Guard:
         loss: tf.Tensor,
         pairs: Iterable[tuple[Any, keras.Variable]],
         update: Callable[[], None],
+        changes: Iterable[tuple[tf.Tensor, tf.Tensor]],
     ) -> None:
-        """Updates the weights if the mini-batch is finite.
+        """Updates the weights if the mini-batch is finite, and no outlier.
 
         A loss scale falls if not, or the next mini-batches would not be finite
         either.
@@ -140,24 +311,36 @@ class Guard:
             loss: The loss, not scaled, a scalar.
             pairs: Gradients and their weights.
             update: Applies the gradients.
+            changes: What becomes of state, see `examine`.
         """
-        self._finite = all_finite(loss, [g for g, _ in pairs])
-        tf.cond(
-            self._finite,
-            _no_result(update),
-            _no_result(lambda: internals.lower_loss_scale(optimizer)),
-        )
+        measures = self._skips.spread is not None
+        given = [gradient for gradient, _ in pairs]
+        findings = examine(loss, given, changes, measures)
+        self._is_finite = self._applies = findings.is_finite
 
-    def end(self) -> tf.Tensor:
-        """Puts back what was kept, unless the mini-batch was finite.
+        def lower() -> None:
+            internals.lower_loss_scale(optimizer)
+
+        otherwise = _no_result(lower)
+        if measures:
+            self._is_outlier = self._skips.is_outlier(findings)
+            self._applies = findings.is_finite & ~self._is_outlier
+
+            def otherwise() -> Any:
+                return tf.cond(self._is_finite, tf.no_op, _no_result(lower))
+
+        tf.cond(self._applies, _no_result(update), otherwise)
+
+    def end(self) -> dict[str, tf.Tensor]:
+        """Puts back what was kept, unless the mini-batch was applied.
 
         To be called when all is assigned.
 
         Returns:
-            How many mini-batches were skipped, a scalar.
+            How many mini-batches were skipped, for the logs.
         """
-        tf.cond(self._finite, tf.no_op, _no_result(self.put_back))
-        return self._skips.add(self._finite)
+        tf.cond(self._applies, tf.no_op, _no_result(self.put_back))
+        return self._skips.add(self._is_finite, self._is_outlier)
 
     def put_back(self) -> None:
         """Gives the variables the values that they had."""

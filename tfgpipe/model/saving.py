@@ -67,6 +67,7 @@ def load_model(
     layers_per_cell: Sequence[int] | None = None,
     gradient_dtype: str | None = "saved",
     skip_nonfinite: bool | None = None,
+    skip_outliers: float | str | None = "saved",
     trial: str | None = None,
     **kwargs: Any,
 ) -> Any:
@@ -89,6 +90,8 @@ def load_model(
             Defaults to "saved": what was saved.
         skip_nonfinite: Whether mini-batches that are not finite are skipped.
             Defaults to what was saved.
+        skip_outliers: How far outliers are that are skipped; None if none are.
+            Defaults to "saved": what was saved.
         trial: What happens where a layer differs in micro-batches. Defaults to
             what was saved.
         **kwargs: Other arguments of `keras.saving.load_model`:
@@ -123,6 +126,10 @@ def load_model(
     changes = {k: v for k, v in changes.items() if v is not None}
     if not (isinstance(gradient_dtype, str) and gradient_dtype == "saved"):
         changes["gradient_dtype"] = gradient_dtype
+    if not (isinstance(skip_outliers, str) and skip_outliers == "saved"):
+        changes["skip_outliers"] = skip_outliers
+    elif skip_nonfinite is False:
+        changes["skip_outliers"] = None
     with _overriding(changes), _expecting_seeds(), read_whole(path):
         model = keras.saving.load_model(path, **kwargs)
     if not isinstance(model, Saving):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras import tree
 
@@ -305,7 +306,8 @@ class Steps(Hooks):
             if guard is None:
                 update()
             else:
-                guard.update(self.optimizer, total, pairs, update)
+                changes = run.state.changes
+                guard.update(self.optimizer, total, pairs, update, changes)
 
     def _gradients(
         self, run: Pipeline, loss: Objective
@@ -351,7 +353,18 @@ class Steps(Hooks):
         skipped = guard.end()
         if not internals.overrides(self, "compute_metrics"):
             logs = self.get_metrics_result()  # as they are now
-        return {**logs, "skipped_steps": skipped}
+        return {**logs, **skipped}
+
+    def epoch_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
+        """What `fit` shows: NaN of an epoch that was skipped as a whole.
+
+        Its loss would be 0 otherwise, and the best of all.
+        """
+        is_trained = isinstance(logs, dict) and "skipped_steps" in logs
+        if not is_trained or int(internals.loss_tracker(self).count):
+            return logs
+        counts = {"skipped_steps", "outlier_steps"}
+        return {k: v if k in counts else np.nan for k, v in logs.items()}
 
     @contextlib.contextmanager
     def timed_by(self, clock: Any) -> Iterator[None]:
@@ -420,6 +433,11 @@ class Steps(Hooks):
     def skip_nonfinite(self) -> bool:
         """Whether mini-batches that are not finite change nothing."""
         return self._arguments.skip_nonfinite
+
+    @property
+    def skip_outliers(self) -> float | None:
+        """How far outliers are, which change nothing; None if none are."""
+        return self._arguments.skip_outliers
 
     @property
     def num_skipped(self) -> int:

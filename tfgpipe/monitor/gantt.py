@@ -21,6 +21,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
+from tfgpipe.files import put_in_place
 from tfgpipe.monitor import statistics
 from tfgpipe.monitor.statistics import name
 from tfgpipe.run import Event
@@ -70,7 +71,8 @@ def save(
     with matplotlib.style.context(["default", _SETTINGS]):
         picture = figure(events, caption)
         for path in paths:
-            picture.savefig(path, dpi=160, metadata=metadata[path.suffix])
+            with put_in_place(path) as beside:
+                picture.savefig(beside, dpi=160, metadata=metadata[path.suffix])
 
 
 def figure(events: Sequence[Event], caption: Caption) -> Figure:

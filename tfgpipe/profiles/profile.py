@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tfgpipe.checks import as_count, count_problem
-from tfgpipe.files import put_in_place
+from tfgpipe.files import write_text
 
 MEASURED = (
     "forward",
@@ -373,11 +373,7 @@ class Profile:
             path: Of the file.
         """
         text = json.dumps({"format": _FORMAT, **dataclasses.asdict(self)})
-        with (
-            put_in_place(os.fspath(path)) as beside,
-            open(beside, "w", encoding="utf-8") as file,
-        ):
-            file.write(text)
+        write_text(os.fspath(path), text)
 
     @classmethod
     def load(cls, path: Any) -> Profile:

@@ -53,6 +53,13 @@ class StateFlow:
         self._owners: dict[int, int] = {}
         self._seed_ids = {id(v) for f in functions for v in f.seeds}
         self._is_assigned = False
+        # What variables were, each on its device, and become.
+        self.changes: list[tuple[tf.Tensor, tf.Tensor]] = []
+
+    def _assign(self, variable: Any, old: tf.Tensor, new: tf.Tensor) -> None:
+        if old.dtype.is_floating or old.dtype.is_complex:
+            self.changes.append((old, new))
+        variable.assign(new)
 
     def _rule(self, k: int, variable: keras.Variable) -> Any:
         """What becomes of a variable of cell k."""
@@ -207,7 +214,8 @@ class StateFlow:
         for variable, value in zip(variables, self._outputs[k, 0].weights):
             if value is not None:
                 with tf.device(variable.value.device):
-                    variable.assign(value)
+                    old = placement.read_variable(variable)
+                    self._assign(variable, old, value)
 
     def _assign_values(self, k: int) -> None:
         for j, variable in enumerate(self._functions[k].state):
@@ -222,9 +230,10 @@ class StateFlow:
             self._claim(variable, k)
             if isinstance(rule, MetricRule):
                 lasts = [self._chain(k, r)[j] for r in self._replicas.busy]
-                variable.assign(rule.end(lasts))
+                new = rule.end(lasts)
             else:
-                variable.assign(rule.end(values, self._micro_batches))
+                new = rule.end(values, self._micro_batches)
+            self._assign(variable, self._initial[k][j], new)
 
     def _assign_seed(self, k: int, j: int, rule: SeedRule | FirstRule) -> None:
         variable = self._functions[k].state[j]
@@ -257,8 +266,8 @@ class StateFlow:
                 moments,
                 self._micro_batches,
             )
-            mean.assign(new_mean)
-            variance.assign(new_variance)
+            self._assign(mean, initial[id(mean)], new_mean)
+            self._assign(variance, initial[id(variance)], new_variance)
 
     def _claim(self, variable: keras.Variable, k: int) -> None:
         other = self._owners.setdefault(id(variable), k)

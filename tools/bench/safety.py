@@ -41,7 +41,7 @@ def rows(name: str, what: BenchModel, rounds: int) -> Iterator[dict[str, Any]]:
     yield _row(name, "skip_nonfinite", plain[1], skipping[1], rounds)
     with tempfile.TemporaryDirectory() as folder:
         saving = Folder(os.path.join(folder, "checkpoints"))
-        saving.make()
+        saving.take()
         writer = Writer(saving, 2, "min", None, {})
         count = itertools.count()
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from absl import flags
 
+from tfgpipe.files import write_text
 from tools import subcommands
 from tools.command_line import BadFlags
 from tools.report import Report, environment
@@ -89,7 +90,7 @@ def _show(
     plots.save(outcome.picture, trial, picture)
     numbers = folder / f"results_{name}.json"
     command = shlex.join(["python", "-m", "tools.results", *argv[1:]])
-    numbers.write_text(_as_json(command, outcome) + "\n", "utf-8")
+    write_text(numbers, _as_json(command, outcome) + "\n")
     report.print()
     # Not among numbers that a program may read.
     where = sys.stdout if values.format == "text" else sys.stderr

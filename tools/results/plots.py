@@ -18,6 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, PercentFormatter
 
+from tfgpipe.files import put_in_place
 from tools.results.outcome import Picture, Series
 
 _SETTINGS = {
@@ -53,7 +54,8 @@ def save(picture: Picture, suffix: str, path: pathlib.Path) -> None:
     with matplotlib.style.context(["default", _SETTINGS]):
         made = figure(picture, suffix)
         # A version would make equal pictures differ.
-        made.savefig(path, dpi=160, metadata={"Software": None})
+        with put_in_place(path) as beside:
+            made.savefig(beside, dpi=160, metadata={"Software": None})
 
 
 def figure(picture: Picture, suffix: str = "") -> Figure:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import os
 import pathlib
 import sys
 import time
@@ -20,6 +19,7 @@ import keras
 from absl import flags
 
 from params import Experiment
+from tfgpipe.files import write_text
 from tools import command_line, devices
 from tools.text import translation_scores as scores
 from tools.text.translation_scores import Translated
@@ -259,6 +259,4 @@ def _read(path: pathlib.Path) -> dict[str, Any] | None:
 
 def _write(path: pathlib.Path, what: dict[str, Any]) -> None:
     """The file is always a whole one."""
-    partial = path.with_name(f"partial.{path.name}")
-    partial.write_text(json.dumps(what, indent=1, ensure_ascii=False), "utf-8")
-    os.replace(partial, path)
+    write_text(path, json.dumps(what, indent=1, ensure_ascii=False))

@@ -23,6 +23,7 @@ import sys
 
 from absl import flags
 
+from tfgpipe.files import write_text
 from tfgpipe.monitor import seconds, statistics
 from tfgpipe.schedules import REMAT, SCHEDULES
 from tfgpipe.timeline import Event
@@ -163,7 +164,7 @@ def _write(
     gantt.save(events, caption, paths[:2])
     about = {"title": run.title, "numbers": caption.subtitle, **environment()}
     trace = timeline_text.chrome_trace(events, about)
-    paths[2].write_text(json.dumps(trace, indent=1), "utf-8")
+    write_text(paths[2], json.dumps(trace, indent=1))
     return paths
 
 

@@ -114,6 +114,7 @@ def _run(
             names is None or FLAGS.shared_train_dir,
             saves_on_signal=bool(FLAGS.train_dir),
             may_grow=True,
+            skip_outliers=FLAGS.skip_outliers,
         )
         if FLAGS.check:
             report = trainer.check()
@@ -140,7 +141,7 @@ def _run(
     if trainer.model.num_skipped:
         print(
             f"Skipped {trainer.model.num_skipped} mini-batches that were not "
-            "finite."
+            f"finite{', or outliers' if FLAGS.skip_outliers else ''}."
         )
     print(experiment.task.summary(trainer.evaluate()))
     if experiment == params.get(experiment.name) and not FLAGS.steps:
@@ -286,6 +287,7 @@ def _compare(
         _path(FLAGS.initial_model),
         placement.strategy(other, names),
         FLAGS.skip_nonfinite,
+        skip_outliers=FLAGS.skip_outliers,
     )
     again = comparison.Snapshot(snapshot.step)
     lines = Monitor.of(trainer, None, say_every=_say_every())

@@ -7,11 +7,12 @@ once. TensorBoard itself is not needed to read the files.
 
 from __future__ import annotations
 
-import os
 import pathlib
 from collections.abc import Iterator
 
 import tensorflow as tf
+
+from tfgpipe.files import clear_unfinished, put_in_place
 
 _PATTERN = "events.out.tfevents.*"
 
@@ -48,16 +49,18 @@ def forget_after(folder: pathlib.Path, step: int) -> None:
         folder: Where the files are; may be missing.
         step: The last one that stays.
     """
+    clear_unfinished(folder)
     for path in folder.glob(_PATTERN):
         events = list(_events(path))
         kept = [event for event in events if event.step <= step]
         if len(kept) == len(events):
             continue
-        partial = path.with_name(f"partial.{path.name}")
-        with tf.io.TFRecordWriter(str(partial)) as writer:
+        with (
+            put_in_place(path) as beside,
+            tf.io.TFRecordWriter(beside) as writer,
+        ):
             for event in kept:
                 writer.write(event.SerializeToString())
-        os.replace(partial, path)
 
 
 def _events(path: pathlib.Path) -> Iterator[tf.compat.v1.Event]:

@@ -61,6 +61,12 @@ flags.DEFINE_boolean(
     "Skip mini-batches with a loss or a gradient that is not finite; ten in a "
     "row end the run, with exit code 4.",
 )
+flags.DEFINE_float(
+    "skip_outliers",
+    None,
+    "Skip mini-batches, too, that are so many times as far above the median of "
+    "the last ones as their 90% quantile is: 10, say. Default: none.",
+)
 flags.DEFINE_integer(
     "checkpoint_every",
     None,

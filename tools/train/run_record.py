@@ -8,10 +8,11 @@ import json
 import pathlib
 from typing import Any
 
-from tools.train import folder_lock
+from tfgpipe.files import FolderLock, clear_unfinished, write_text
 
 _LENGTHS = {"epochs", "num_steps"}
 _EARLIER = "earlier_num_steps"
+_held: dict[pathlib.Path, FolderLock] = {}  # as long as this process lives
 
 
 def claim(
@@ -34,14 +35,17 @@ def claim(
     new = json.loads(json.dumps(run))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        folder_lock.claim(folder)
+        where = folder.resolve()
+        if where not in _held:
+            _held[where] = FolderLock(folder, "train_dir")
+            clear_unfinished(folder)
         old = _read(path) if path.exists() else new
         earlier = old.pop(_EARLIER, [])
         _check(folder, old, new, may_grow)
         if new["num_steps"] > old["num_steps"]:
             earlier.append(old["num_steps"])
         kept = {**new, _EARLIER: earlier} if earlier else new
-        path.write_text(json.dumps(kept, indent=2), "utf-8")
+        write_text(path, json.dumps(kept, indent=2))
     except OSError as error:
         raise ValueError(
             "`train_dir` must be a folder that can be written to. "

@@ -61,6 +61,8 @@ class Trainer:
             before they end the process; see there.
         may_grow: Whether `train_dir` may hold this run with fewer steps, which
             goes on then, with the learning rates of the longer run.
+        skip_outliers: Which of the others are skipped, too, see
+            `tfgpipe.GPipe`.
 
     Attributes:
         experiment: As given.
@@ -87,6 +89,7 @@ class Trainer:
         shares_folder: bool = True,
         saves_on_signal: bool = False,
         may_grow: bool = False,
+        skip_outliers: float | None = None,
     ) -> None:
         self.experiment = experiment
         self.source = experiment.data.source()
@@ -95,7 +98,7 @@ class Trainer:
         self._folder = train_dir
         self._initial_model = initial_model
         self._strategy = strategy
-        self._skips = skip_nonfinite
+        self._skips = skip_nonfinite, skip_outliers
         self._shares_folder = shares_folder
         self._saves_on_signal = saves_on_signal
         self.model = self._new_model()  # checks the arguments
@@ -134,7 +137,8 @@ class Trainer:
                 schedule=experiment.schedule,
                 remat=experiment.remat_argument,
                 remat_groups=experiment.remat_groups,
-                skip_nonfinite=self._skips,
+                skip_nonfinite=self._skips[0],
+                skip_outliers=self._skips[1],
             )
         make_ready(model, experiment, self.source, self.num_steps)
         return model

@@ -17,6 +17,7 @@ import sys
 
 from absl import flags
 
+from tfgpipe.files import write_text
 from tools import command_line
 from tools.report import progress
 from tools.zoo import applications, kerashub, table
@@ -58,11 +59,11 @@ def _train(values: flags.FlagValues) -> None:
     for name in progress(names, "models"):
         rows[name] = _tried(name, values.timeout)
         if output is not None and kept is not None:
-            output.write_text(_page(rows), "utf-8")
+            write_text(output, _page(rows))
             text = json.dumps(
                 [dataclasses.asdict(row) for row in rows.values()], indent=1
             )
-            kept.write_text(text + "\n", "utf-8")
+            write_text(kept, text + "\n")
     if output is None:
         print(_page(rows))
 

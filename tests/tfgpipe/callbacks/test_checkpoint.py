@@ -298,6 +298,39 @@ def test_folder_with_later_steps_is_refused(tmp_path):
         trained([Checkpoint(tmp_path)], model=model)
 
 
+def test_folder_of_a_training_that_runs_is_refused(tmp_path):
+    """What the first one is writing stays, and it goes on."""
+
+    class Second(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 2:
+                left = Folder(tmp_path).begin(99)
+                with pytest.raises(ValueError, match="must not be in use by"):
+                    trained([Checkpoint(tmp_path)], epochs=1)
+                left.rmdir()
+
+    trained([Checkpoint(tmp_path, every=1, keep=99), Second()], epochs=1)
+    assert Folder(tmp_path).steps() == [*range(1, 7)]
+    with pytest.raises(ValueError, match="must not be in use by"):
+        trained([Checkpoint(tmp_path / "a"), Checkpoint(tmp_path / "a")])
+
+
+def test_folder_is_free_when_a_training_has_ended_however(tmp_path):
+    class Broken(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            raise RuntimeError("broken")
+
+    first = Checkpoint(tmp_path)
+    with pytest.raises(RuntimeError, match="broken"):
+        trained([first, Broken()])
+    trained([Checkpoint(tmp_path)], epochs=1)
+    with pytest.raises(ValueError, match="later steps"):
+        trained([first])
+    model = trained([], epochs=0)
+    tfgpipe.restore(model, tmp_path)
+    trained([Checkpoint(tmp_path)], model=model)
+
+
 def test_damaged_step_is_passed_again(tmp_path):
     trained([Checkpoint(tmp_path, keep=1, every=6)])
     trained([Checkpoint(tmp_path / "b", keep=9)])

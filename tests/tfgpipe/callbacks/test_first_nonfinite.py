@@ -133,3 +133,15 @@ def test_nothing_changes(is_functional):
     logs = model.train_on_batch(*data(), return_dict=True)
     assert np.isfinite(logs["loss"])
     assert logs["skipped_steps"] == 0
+
+
+def test_what_only_overflows_when_it_is_kept_is_told():
+    """All values are finite; a square of a gradient, or state, is not."""
+    model = model_of([dense("a"), dense("b")], k=2, loss="mae")
+    x, y = data(y=3.0)
+    weight = tf.constant([1.0] * (ROWS - 1) + [1e25])
+    found = first_nonfinite(model, (x, y, weight))
+    assert "is finite, and the sum of its squares is not" in found
+    model = model_of([kl.BatchNormalization(), dense("b")], k=2)
+    found = first_nonfinite(model, data(x=1e20))
+    assert "state that it would leave, such as a moving variance" in found

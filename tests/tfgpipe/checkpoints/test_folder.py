@@ -16,10 +16,28 @@ def add(folder, step, value=None):
 
 def made(path, values=()):
     folder = Folder(path / "checkpoints")
-    folder.make()
+    folder.take()
+    folder.release()
     for i, value in enumerate(values):
         add(folder, i, value)
     return folder
+
+
+def names_in(folder):
+    return sorted(set(os.listdir(folder.path)) - {".lock"})
+
+
+def test_folder_in_use_is_left_as_it_is(tmp_path):
+    folder = made(tmp_path)
+    folder.take()
+    left = folder.begin(7)
+    other = Folder(folder.path)
+    with pytest.raises(ValueError, match=f"in use by process {os.getpid()} on"):
+        other.take()
+    assert left.is_dir()
+    folder.release()
+    other.take()
+    assert not left.is_dir()
 
 
 def test_steps_are_those_with_a_name(tmp_path):
@@ -33,8 +51,8 @@ def test_steps_are_those_with_a_name(tmp_path):
 def test_what_was_left_unfinished_is_cleared(tmp_path):
     folder = made(tmp_path, [None])
     (folder.begin(7) / "values").write_text("some")
-    Folder(folder.path).make()
-    assert os.listdir(folder.path) == [folder.of(0).name]
+    Folder(folder.path).take()
+    assert names_in(folder) == [folder.of(0).name]
 
 
 def test_checkpoint_of_the_same_step_is_replaced(tmp_path):
@@ -44,7 +62,7 @@ def test_checkpoint_of_the_same_step_is_replaced(tmp_path):
     assert folder.best("min", "loss") == 2.0
     assert folder.of(0).name == "step-0000000000.1"
     add(folder, 0, 3.0)
-    assert os.listdir(folder.path) == ["step-0000000000.2"]
+    assert names_in(folder) == ["step-0000000000.2"]
 
 
 def test_one_of_the_same_step_is_there_until_the_next_is(tmp_path, monkeypatch):
@@ -52,11 +70,11 @@ def test_one_of_the_same_step_is_there_until_the_next_is(tmp_path, monkeypatch):
     monkeypatch.setattr(Folder, "_delete", lambda self, path: None)
     add(folder, 0, 2.0)
     names = {"step-0000000000", "step-0000000000.1"}
-    assert set(os.listdir(folder.path)) == names
+    assert set(names_in(folder)) == names
     assert folder.best("min", "loss") == 2.0
     monkeypatch.undo()
     add(folder, 0, 3.0)
-    assert os.listdir(folder.path) == ["step-0000000000.2"]
+    assert names_in(folder) == ["step-0000000000.2"]
 
 
 def test_other_numbers_do_not_compete(tmp_path):
@@ -74,8 +92,8 @@ def test_address_is_refused():
 def test_file_that_was_left_is_cleared(tmp_path):
     folder = made(tmp_path, [None])
     (folder.path / ".unfinished-x").write_text("")
-    folder.make()
-    assert os.listdir(folder.path) == [folder.of(0).name]
+    folder.take()
+    assert names_in(folder) == [folder.of(0).name]
 
 
 @pytest.mark.parametrize(

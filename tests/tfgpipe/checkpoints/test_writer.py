@@ -21,7 +21,7 @@ def small():
 
 def made(path, keep=2):
     folder = Folder(path)
-    folder.make()
+    folder.take()
     return folder, Writer(folder, keep, "min", None, {"keras": "3"})
 
 

@@ -345,6 +345,41 @@ def test_number_of_all_is_kept_in_files(tmp_path):
     assert new.num_skipped == 0
 
 
+def test_epoch_that_was_skipped_whole_is_not_the_best(tmp_path):
+    x, y = data()
+    seen = []
+
+    class Look(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            seen.append(dict(logs))
+
+    model = tfgpipe.GPipe(
+        [keras.Input((4,)), kl.Dense(2)], 1, skip_nonfinite=True
+    )
+    model.compile("sgd", "mse", metrics=["mae"])
+    rows = np.concatenate([x, x * np.nan, x * np.nan]), np.tile(y, (3, 1))
+    stop = keras.callbacks.EarlyStopping("loss", patience=9)
+    model.fit(
+        tf.data.Dataset.from_tensor_slices(rows).batch(BATCH),
+        steps_per_epoch=5,
+        epochs=3,
+        shuffle=False,
+        verbose=0,
+        callbacks=[
+            stop,
+            tfgpipe.callbacks.Checkpoint(tmp_path, best="loss", keep=9),
+            Look(),
+        ],
+    )
+    assert stop.best == seen[0]["loss"]
+    for logs in seen[1:]:
+        assert np.isnan(logs["loss"]) and np.isnan(logs["mae"])
+        assert logs["skipped_steps"] == 5
+    best = tfgpipe.checkpoints.Folder(tmp_path).best("min", "loss")
+    assert best == pytest.approx(seen[0]["loss"])
+    assert np.isfinite(model.evaluate(x, y, BATCH, verbose=0)[0])
+
+
 @pytest.mark.parametrize("value", ["yes", 1, None])
 def test_flag_must_be_true_or_false(value):
     with pytest.raises(ValueError, match=f"skip_nonfinite={value!r}"):
@@ -352,18 +387,41 @@ def test_flag_must_be_true_or_false(value):
 
 
 @pytest.mark.parametrize(
-    ("loss", "gradients", "expected"),
+    ("loss", "gradients", "changes", "expected"),
     [
-        (1.0, [[1.0, 2.0], None], True),
-        (np.nan, [[1.0]], False),
-        (1.0, [[1.0], [0.0, -np.inf]], False),
-        (1.0, [[1.0 + 1j * np.nan]], False),
-        (1.0, [], True),
+        (1.0, [[1.0, 2.0], None], [], True),
+        (np.nan, [[1.0]], [], False),
+        (1.0, [[1.0], [0.0, -np.inf]], [], False),
+        (1.0, [[1.0 + 1j * np.nan]], [], False),
+        (1.0, [], [], True),
+        (1.0, [[1e19]], [], True),
+        (1.0, [[1e20]], [], False),  # its square is kept
+        (1.0, [np.full(2**15, 1e20, "float32")], [], False),
+        (1.0, [], [([1.0, 2.0], [1.0, 1e38])], True),
+        (1.0, [], [([1.0], [1.0]), ([1.0, 2.0], [1.0, np.inf])], False),
+        (1.0, [], [([1.0, np.inf], [1.0, np.inf])], True),
+        (1.0, [], [([1.0, np.inf], [np.nan, np.inf])], False),
     ],
 )
-def test_everything_must_be_finite(loss, gradients, expected):
+def test_everything_must_be_finite(loss, gradients, changes, expected):
     tensors = [None if g is None else tf.constant(g) for g in gradients]
-    assert bool(nonfinite.all_finite(tf.constant(loss), tensors)) == expected
+    changes = [tuple(map(tf.constant, pair)) for pair in changes]
+    found = nonfinite.examine(tf.constant(loss), tensors, changes)
+    assert bool(found.is_finite) == expected
+
+
+def test_size_is_loss_and_norms():
+    gradients = [tf.constant([3.0]), None, tf.fill([2**14, 2], 0.0)]
+    gradients.append(tf.constant([[4.0]], tf.float64))
+    changes = [(tf.constant([1.0, np.inf]), tf.constant([13.0, np.inf]))]
+    changes.append((tf.constant(1.0), tf.constant(6.0)))
+    found = nonfinite.examine(tf.constant(2.0), gradients, changes, True)
+    np.testing.assert_allclose(found.size, [2.0, 5.0, 13.0])
+
+
+def test_low_precision_is_squared_in_float32():
+    gradient = tf.constant([1e4], tf.float16)
+    assert nonfinite.examine(tf.constant(1.0), [gradient], ()).is_finite
 
 
 def test_mini_batches_are_counted():
@@ -375,8 +433,194 @@ def test_mini_batches_are_counted():
         (True, 2, 0),
         (False, 3, 1),
     ]:
-        assert skips.add(tf.constant(is_finite)) == count
+        assert skips.add(tf.constant(is_finite)) == {"skipped_steps": count}
         assert skips.in_a_row == in_a_row
     skips.start_epoch()
-    assert (skips.add(tf.constant(False)), skips.in_a_row) == (1, 2)
-    assert skips.total == 4
+    assert skips.add(tf.constant(False)) == {"skipped_steps": 1}
+    assert (skips.in_a_row, skips.total) == (2, 4)
+
+
+# ------------------------------------------- finite, and what becomes infinite
+def normalized():
+    return [
+        kl.BatchNormalization(name="first"),
+        kl.Dense(6, "relu"),
+        kl.Dropout(0.3, seed=1),
+        kl.BatchNormalization(),
+        kl.Dense(2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("k", "m", "schedule"),
+    [(1, 1, "gpipe"), (2, 2, "gpipe"), (2, 2, "1f1b"), (1, 4, "gpipe")],
+)
+def test_row_that_makes_state_infinite_is_skipped(k, m, schedule):
+    """Loss and gradients are finite, and all later predictions were equal."""
+    x, y = data()
+    x[BAD][1] = 1e20
+    options = {"num_partitions": k, "num_micro_batches": m}
+    options |= {"schedule": schedule, "optimizer": keras.optimizers.Adam(0.01)}
+    model, history = trained(x, y, normalized, skip_nonfinite=True, **options)
+    options["optimizer"] = keras.optimizers.Adam(0.01)
+    other, expected = trained(*without_bad(x, y), normalized, **options)
+    assert history.pop("skipped_steps") == [1, 1]
+    assert history == expected
+    for (name, a), b in zip(
+        everything(model).items(), everything(other).values(), strict=True
+    ):
+        np.testing.assert_array_equal(a, b, name)
+    plain, _ = trained(x, y, normalized, num_partitions=k)
+    assert not np.isfinite(plain.get_layer("first").moving_variance).all()
+
+
+@pytest.mark.parametrize("scale", [1e22, 1e25])
+def test_gradient_whose_square_overflows_is_skipped(scale):
+    """Adam's velocity was infinite, and the weights NaN an epoch later."""
+    x, y = data()
+    y[BAD][1] = 3.0
+    weight = np.where(np.arange(ROWS) == BAD.start + 1, scale, 1.0)
+
+    def run(rows, **options):
+        keras.utils.set_random_seed(5)
+        model = tfgpipe.GPipe(
+            [keras.Input((4,)), kl.Dense(6, "relu"), kl.Dense(2)],
+            2,
+            2,
+            **options,
+        )
+        model.compile(keras.optimizers.Adam(0.01), "mae")
+        weights = weight[rows].astype("float32")
+        for _ in range(2):
+            model.fit(
+                x[rows],
+                y[rows],
+                BATCH,
+                shuffle=False,
+                verbose=0,
+                sample_weight=weights,
+            )
+        return model
+
+    model = run(np.arange(ROWS), skip_nonfinite=True)
+    assert model.num_skipped == 2
+    other = run(np.r_[0 : BAD.start, BAD.stop : ROWS])
+    for (name, a), b in zip(
+        everything(model).items(), everything(other).values(), strict=True
+    ):
+        np.testing.assert_array_equal(a, b, name)
+
+
+def test_state_that_is_infinite_from_the_start_may_stay_so():
+    class Least(kl.Layer):
+        """The least that was seen."""
+
+        def build(self, shape):
+            self.least = self.add_weight(
+                name="least",
+                initializer=lambda *_, **__: np.inf,
+                trainable=False,
+            )
+            self.never = self.add_weight(
+                name="never",
+                shape=(2,),
+                initializer=lambda *_, **__: np.array([np.inf, 1.0], "float32"),
+                trainable=False,
+            )
+
+        def call(self, x):
+            self.least.assign(tf.minimum(self.least, tf.reduce_min(x)))
+            self.never.assign(self.never * 2)
+            return x
+
+    model, history = trained(
+        *data(),
+        lambda: [Least(), kl.Dense(2)],
+        num_partitions=1,
+        skip_nonfinite=True,
+    )
+    assert history["skipped_steps"] == [0, 0]
+    assert np.isfinite(model.get_layer(index=0).least)
+
+
+# --------------------------------------------------------------------- outliers
+def sized(skips, loss, norm=1.0, is_finite=True):
+    size = tf.constant([loss, norm, 0.0], tf.float32)
+    found = nonfinite.Findings(tf.constant(is_finite), size)
+    outlier = skips.is_outlier(found)
+    return bool(outlier), skips.add(found.is_finite, outlier)
+
+
+def test_outliers_are_far_above_what_was_seen():
+    skips = nonfinite.Skips("CPU:0", spread=10.0)
+    rng = np.random.default_rng(0)
+    assert not sized(skips, 1e9)[0]  # nothing is known yet
+    for loss in rng.normal(5.0, 1.0, 200):
+        assert not sized(skips, loss)[0]
+    for loss, norm, expected in [
+        (10.0, 1.0, False),
+        (30.0, 1.0, True),
+        (5.0, 1.05, False),
+        (5.0, 2.0, True),
+        (-1e9, 0.5, False),
+        (5.0, 1.0, False),
+    ]:
+        assert sized(skips, loss, norm)[0] == expected, (loss, norm)
+    is_outlier, logs = sized(skips, np.nan, np.nan, is_finite=False)
+    assert not is_outlier
+    assert logs == {"skipped_steps": 1, "outlier_steps": 2}
+    assert (skips.total, skips.in_a_row) == (3, 1)
+
+
+def test_level_that_rises_for_good_is_soon_none():
+    skips = nonfinite.Skips("CPU:0", spread=10.0)
+    for _ in range(128):
+        sized(skips, 1.0)
+    found = [sized(skips, 100.0)[0] for _ in range(128)]
+    assert 10 < sum(found) < 20 and not any(found[20:])
+
+
+def test_outlier_leaves_the_bits_of_one_never_seen(tmp_path):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(64 * BATCH, 4)).astype("float32")
+    y = x[:, :2] + rng.normal(size=(64 * BATCH, 2)).astype("float32")
+    bad = 50 * BATCH
+
+    def run(x, y, **options):
+        model, _ = trained(
+            x,
+            y,
+            normalized,
+            keras.optimizers.Adam(0.01),
+            num_partitions=2,
+            num_micro_batches=2,
+            **options,
+        )
+        return model
+
+    far = x.copy()
+    far[bad] = 1e6
+    model = run(far, y, skip_nonfinite=True, skip_outliers=20.0)
+    assert model.num_skipped == 2
+    assert model.history.history["outlier_steps"] == [1, 1]
+    assert model.history.history["skipped_steps"] == [0, 0]
+    keep = np.r_[0:bad, bad + BATCH : len(x)]
+    other = run(x[keep], y[keep])
+    for (name, a), b in zip(
+        everything(model).items(), everything(other).values(), strict=True
+    ):
+        np.testing.assert_array_equal(a, b, name)
+    model.save(tmp_path / "model.keras")
+    loaded = tfgpipe.load_model(tmp_path / "model.keras")
+    assert (loaded.num_skipped, loaded.skip_outliers) == (2, 20.0)
+    sizes = [m._notes.skips.lasting["sizes"].numpy() for m in (model, loaded)]
+    np.testing.assert_array_equal(*sizes)
+    again = tfgpipe.load_model(tmp_path / "model.keras", skip_outliers=None)
+    assert again.skip_outliers is None
+    again = tfgpipe.load_model(tmp_path / "model.keras", skip_nonfinite=False)
+    assert again.skip_outliers is None
+
+
+def test_outliers_need_what_is_not_finite_to_be_skipped():
+    with pytest.raises(ValueError, match="Pass skip_nonfinite=True, too"):
+        tfgpipe.GPipe([kl.Dense(2)], 1, skip_outliers=10)

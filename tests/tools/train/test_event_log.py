@@ -56,3 +56,14 @@ def test_file_of_a_killed_process_is_read_as_far_as_it_goes(tmp_path, lost):
     assert event_log.read(tmp_path)["rate"] == [(1, 0.5), (2, 1.0)]
     write(tmp_path, [2], first_step=1)
     assert event_log.read(tmp_path)["rate"] == [(1, 0.5), (2, 1.0)]
+
+
+def test_rest_of_a_kill_is_cleared_and_no_link_followed(tmp_path):
+    write(tmp_path, [1, 2])
+    (path,) = tmp_path.glob("events.out.tfevents.*")
+    (tmp_path / f".{'0' * 32}.{path.name}").write_text("half")
+    (tmp_path / "mine").write_text("precious")
+    (tmp_path / f"partial.{path.name}").symlink_to(tmp_path / "mine")
+    write(tmp_path, [2], first_step=1)
+    assert not list(tmp_path.glob(".*"))
+    assert (tmp_path / "mine").read_text() == "precious"

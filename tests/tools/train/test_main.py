@@ -482,11 +482,11 @@ def test_run_is_not_made_shorter_nor_longer_by_other_programs(tmp_path, capsys):
 def test_train_dir_in_use_is_refused_before_anything_is_written(
     tmp_path, capsys
 ):
-    file = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    file = os.open(tmp_path / ".lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(file, fcntl.LOCK_EX)
     assert run(params="image.tiny", train_dir=str(tmp_path)) == 2
     assert "in use by another process" in capsys.readouterr().err
-    assert os.listdir(tmp_path) == ["lock"]
+    assert os.listdir(tmp_path) == [".lock"]
     os.close(file)
     assert run(params="image.tiny", steps=1, train_dir=str(tmp_path)) == 0
 

@@ -18,7 +18,8 @@ from params.pairs import Pairs
 from params.task import LanguageModel
 from params.task import Translation as TranslationTask
 from params.text import Text
-from tools.train import comparison
+from tfgpipe import files
+from tools.train import comparison, run_record
 from tools.train.trainer import Trainer
 
 LM = Experiment(
@@ -149,3 +150,21 @@ def test_start_without_a_trained_model_is_an_error(tmp_path):
 def test_trained_model_for_another_experiment_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="and for no other"):
         Trainer(IMAGE, initial_model=tmp_path / "any.keras")
+
+
+def test_record_of_a_run_is_never_half_written(tmp_path, monkeypatch):
+    """A kill while it was written ended the run for ever."""
+    run = {"name": "a", "num_steps": 3}
+    run_record.claim(tmp_path, run, may_grow=True)
+    path = tmp_path / "experiment.json"
+    before = path.read_text()
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files, "to_disk", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run_record.claim(tmp_path, {**run, "num_steps": 4}, may_grow=True)
+    assert path.read_text() == before
+    monkeypatch.undo()
+    assert run_record.claim(tmp_path, {**run, "num_steps": 4}, True) == [3]
