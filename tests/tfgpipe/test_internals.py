@@ -34,6 +34,64 @@ def test_deferred_variables_are_created_only_when_asked():
     assert layer.kernel.value.device.endswith("CPU:3")
 
 
+def refused(variable):
+    raise ValueError(variable.path)
+
+
+def test_postponed_variables_wait_and_refuse_to_be_used():
+    drawn = kl.Dense(3)
+    drawn.build((None, 2))
+    layer = kl.Dense(3, kernel_initializer=drawn.kernel_initializer)
+    inner = kl.Dense(2)
+    with internals.postponed(lambda v: v.trainable, refused):
+        layer.build((None, 2))
+        outer = kl.Lambda(inner)  # built inside a symbolic call
+        x = keras.Input((3,))
+        model = keras.Model(x, outer(x))
+        frozen = keras.Variable("zeros", shape=(2,), trainable=False)
+    assert model.output_shape == (None, 2) and internals.is_created(frozen)
+    for variable in (layer.kernel, inner.kernel):
+        assert not internals.is_created(variable)
+        with pytest.raises(ValueError, match="kernel"):
+            variable.numpy()
+        with pytest.raises(ValueError, match="kernel"):
+            variable.assign(np.zeros(variable.shape))
+    with pytest.raises(ValueError, match="kernel"):
+        tf.function(lambda: layer.kernel + 1)()
+    order = [internals.made_order(v) for v in (*layer.weights, frozen)]
+    assert order == sorted({*order}, key=lambda n: (n < 0, n))
+    internals.create_variable(layer.kernel)
+    np.testing.assert_array_equal(layer.kernel, drawn.kernel)
+    layer.kernel.assign(np.zeros((2, 3)))
+    assert not layer.kernel.numpy().any()
+
+
+def test_postponed_variables_may_start_with_zeros():
+    layer = kl.Dense(3)
+    with internals.postponed(lambda v: True, refused):
+        layer.build((None, 2))
+    internals.start_with_zeros(layer.kernel)
+    internals.create_variable(layer.kernel)
+    assert not layer.kernel.numpy().any()
+
+
+def test_variables_are_listed_and_assigned_elsewhere():
+    assigned = []
+    with (
+        internals.made_variables() as made,
+        internals.assigning_by(lambda v, value: assigned.append((v, value))),
+    ):
+        layer = kl.Dense(3)
+        layer.build((None, 2))
+        layer.bias.assign("anything")
+        with keras.StatelessScope() as scope:
+            layer.bias.assign(np.ones(3))
+    assert [*map(id, made)] == [*map(id, layer.weights)]
+    assert assigned == [(layer.bias, "anything")]
+    assert scope.get_current_value(layer.bias) is not None
+    assert not layer.bias.numpy().any()
+
+
 def test_initial_value_is_that_of_a_created_variable():
     layer = kl.Dense(3)
     with internals.deferred_variables():

@@ -252,7 +252,8 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
         """
         cells, notes = self.built_for("place()").cells, self._notes
         known = set() if notes.storage is None else notes.storage.known
-        place_variables(cells, known)
+        waiting = [v for v in self.variables if not internals.is_created(v)]
+        place_variables(cells, known, waiting)
         notes.storage = Storage(self.name, self.sequence)
         # tf.train.Checkpoint finds nothing in a list of layers.
         self._checkpointed = tf.Module()
