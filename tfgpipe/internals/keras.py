@@ -25,6 +25,7 @@ from keras.src.layers import layer as _layer
 from keras.src.losses import loss as _loss
 from keras.src.models.functional import Functional as _Functional
 from keras.src.ops.node import Node as _Node
+from keras.src.trainers import trainer as _trainer
 
 from tfgpipe.internals.tensorflow import (
     Replaceable,
@@ -39,6 +40,7 @@ _KEPT_BY = "_tfgpipe_kept_by"
 _MADE_TRAINABLE = "_tfgpipe_made_trainable"
 _MADE = "_tfgpipe_made"
 _PLACE = "_tfgpipe_place"
+_OWN_NOTES = ("_tfgpipe_home",)
 _IN_NO_GRAPH = "tfgpipe_in_no_graph"
 # Private methods by which models compute what a step does.
 METHODS_OF_STEPS = frozenset(
@@ -1044,6 +1046,68 @@ def shared_state(operations: Sequence[Any]) -> set[int]:
     return {key for key, count in found.items() if count > 1}
 
 
+_watches: list[Any] = []
+
+
+def watch_calls(
+    called: Callable[[Any], Any],
+    added: Callable[[keras.layers.Layer], Any],
+    spans: Callable[[keras.Model], bool],
+) -> None:
+    """From now on, has calls and models of Keras look at where layers are.
+
+    Args:
+        called: Returns a context for a call of a layer or operation.
+        added: Returns one for the making of a layer's variable.
+        spans: Whether a model is not to be compiled by XLA: not by itself, and
+            who asks for it gets an error.
+    """
+    if _watches:
+        return
+    _watches.append((called, added, spans))
+    for cls, name, around in (
+        (keras.Operation, "__call__", called),
+        (keras.layers.Layer, "add_weight", added),
+    ):
+        setattr(cls, name, _inside(getattr(cls, name), around))
+    supports = _trainer.model_supports_jit
+    _trainer.model_supports_jit = lambda m: supports(m) and not spans(m)
+    jit_compile = keras.Model.jit_compile
+
+    def is_compiled(model: Any) -> bool:
+        return jit_compile.fget(model) and not spans(model)
+
+    def compile_or_not(model: Any, value: Any) -> None:
+        if value and spans(model):
+            raise ValueError(
+                "`jit_compile` must be False for a model whose layers are on "
+                f"several devices, as XLA compiles for one. Received: "
+                f"jit_compile={value!r} for '{model.name}'. Leave it out; or "
+                "compile a `tfgpipe.GPipe` of it, which compiles each cell."
+            )
+        jit_compile.fset(model, value)
+
+    keras.Model.jit_compile = property(is_compiled, compile_or_not)
+
+
+def _inside(method: Callable, around: Callable[[Any], Any]) -> Callable:
+    """A method that runs in a context, which is made for its object."""
+
+    @functools.wraps(method)
+    def inside(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with around(self):
+            return method(self, *args, **kwargs)
+
+    return inside
+
+
+def forget_functions(model: keras.Model) -> None:
+    """Has a model trace anew what it does: its weights have other places."""
+    for kind in ("train", "test", "predict", "generate"):
+        if hasattr(model, f"{kind}_function"):
+            setattr(model, f"{kind}_function", None)
+
+
 def remat_mode(layer: keras.layers.Layer) -> Any:
     """The mode of the `keras.RematScope` that a layer was made in, or None."""
     return getattr(layer, "_remat_mode", None)
@@ -1055,6 +1119,7 @@ def own_attributes(operation: keras.Operation) -> dict[str, Any]:
         "_auto_config _build_shapes_dict _called _inbound_nodes _lock _name "
         "_outbound_nodes _parent_path _path built name".split()
     )
+    notes.update(_OWN_NOTES)
     return {k: v for k, v in vars(operation).items() if k not in notes}
 
 
