@@ -3,6 +3,8 @@
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+RESOURCE = tf.resource.as_datatype_enum
+
 
 def short(device):
     return device.removeprefix("/job:localhost/replica:0/task:0")
@@ -88,3 +90,53 @@ def _shape(graph, node, index):
     if node.op in ("RealDiv", "Sum", "Mul", "AddV2", "All", "ReadVariableOp"):
         return ()  # inside a branch of the optimizer: checked by its bytes
     raise AssertionError(f"unknown shape: {node.name} ({node.op})")
+
+
+def partitions(function, *args):
+    """The graphs that run when a function is called for the first time.
+
+    One for each device, as dicts of nodes by name.
+    """
+    context.enable_graph_collection()
+    try:
+        function(*args)
+        graphs = context.context().export_run_metadata().function_graphs
+    finally:
+        context.disable_graph_collection()
+    return [
+        {node.name: node for node in partition.node}
+        for graph in graphs
+        for partition in graph.partition_graphs
+    ]
+
+
+def sent_weights(function, *args):
+    """What crosses devices and is made of variables alone: (sends, names)."""
+    found, count = [], 0
+    for nodes in partitions(function, *args):
+        for node in nodes.values():
+            if node.op in ("_Send", "_HostSend"):
+                count += 1
+                ops = ancestors(nodes, node.input[0])
+                if "ReadVariableOp" in ops and not ops & {"_Recv", "_HostRecv"}:
+                    found.append(node.input[0])
+    return count, found
+
+
+def ancestors(nodes, name):
+    """The kinds of operations that a tensor is computed by, on its device.
+
+    What comes as an argument is data, as what comes from other devices is,
+    unless it is a variable.
+    """
+    ops, waiting, seen = set(), [name], set()
+    while waiting:
+        name = waiting.pop().removeprefix("^").partition(":")[0]
+        if name in seen or name not in nodes:
+            continue
+        seen.add(name)
+        node = nodes[name]
+        is_data = node.op == "_Arg" and node.attr["T"].type != RESOURCE
+        ops.add("_Recv" if is_data else node.op)
+        waiting += [i for i in node.input if not i.startswith("^")]
+    return ops

@@ -34,6 +34,7 @@ PAGES = [
     "docs/examples.md",
     "docs/guide.md",
     "docs/keras_compatibility.md",
+    "docs/large_models.md",
     "docs/long_runs.md",
     "docs/measurements.md",
     "docs/models.md",

@@ -15,6 +15,7 @@ if keras.backend.backend() != "tensorflow":
 
 from tfgpipe import callbacks, timeline
 from tfgpipe.checkpoints import restore
+from tfgpipe.deferred import deferred
 from tfgpipe.devices import (
     PipelineStrategy,
     TPUPipelineStrategy,
@@ -24,6 +25,7 @@ from tfgpipe.devices import (
 from tfgpipe.exactness import check
 from tfgpipe.model import GPipe, load_model
 from tfgpipe.plans import MACHINES, Machine, plan
+from tfgpipe.presets import load_preset
 from tfgpipe.profiles import Profile, profile
 from tfgpipe.schedules import Schedule
 from tfgpipe.sequence import layers_of
@@ -41,8 +43,10 @@ __all__ = [
     "callbacks",
     "check",
     "connect_to_tpu",
+    "deferred",
     "layers_of",
     "load_model",
+    "load_preset",
     "plan",
     "profile",
     "restore",

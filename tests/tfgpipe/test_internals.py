@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers as kl
+from keras.src.trainers import trainer
 from keras_versions import KEEPS_ORDER_OF_WEIGHTS
 from tensorflow.python.ops import control_flow_util, gradients_util
 
@@ -32,6 +33,101 @@ def test_deferred_variables_are_created_only_when_asked():
         internals.create_variable(layer.kernel)
     assert internals.is_created(layer.kernel)
     assert layer.kernel.value.device.endswith("CPU:3")
+
+
+def refused(variable):
+    raise ValueError(variable.path)
+
+
+def test_postponed_variables_wait_and_refuse_to_be_used():
+    drawn = kl.Dense(3)
+    drawn.build((None, 2))
+    layer = kl.Dense(3, kernel_initializer=drawn.kernel_initializer)
+    inner = kl.Dense(2)
+    with internals.postponed(lambda v: v.trainable, refused):
+        layer.build((None, 2))
+        outer = kl.Lambda(inner)  # built inside a symbolic call
+        x = keras.Input((3,))
+        model = keras.Model(x, outer(x))
+        frozen = keras.Variable("zeros", shape=(2,), trainable=False)
+    assert model.output_shape == (None, 2) and internals.is_created(frozen)
+    for variable in (layer.kernel, inner.kernel):
+        assert not internals.is_created(variable)
+        with pytest.raises(ValueError, match="kernel"):
+            variable.numpy()
+        with pytest.raises(ValueError, match="kernel"):
+            variable.assign(np.zeros(variable.shape))
+    with pytest.raises(ValueError, match="kernel"):
+        tf.function(lambda: layer.kernel + 1)()
+    order = [internals.made_order(v) for v in (*layer.weights, frozen)]
+    assert order == sorted({*order}, key=lambda n: (n < 0, n))
+    internals.create_variable(layer.kernel)
+    np.testing.assert_array_equal(layer.kernel, drawn.kernel)
+    layer.kernel.assign(np.zeros((2, 3)))
+    assert not layer.kernel.numpy().any()
+
+
+def test_postponed_variables_may_start_with_zeros():
+    layer = kl.Dense(3)
+    with internals.postponed(lambda v: True, refused):
+        layer.build((None, 2))
+    internals.start_with_zeros(layer.kernel)
+    internals.create_variable(layer.kernel)
+    assert not layer.kernel.numpy().any()
+
+
+def test_variables_are_listed_and_assigned_elsewhere():
+    assigned = []
+    with (
+        internals.made_variables() as made,
+        internals.assigning_by(lambda v, value: assigned.append((v, value))),
+    ):
+        layer = kl.Dense(3)
+        layer.build((None, 2))
+        layer.bias.assign("anything")
+        with keras.StatelessScope() as scope:
+            layer.bias.assign(np.ones(3))
+    assert [*map(id, made)] == [*map(id, layer.weights)]
+    assert assigned == [(layer.bias, "anything")]
+    assert scope.get_current_value(layer.bias) is not None
+    assert not layer.bias.numpy().any()
+
+
+def test_calls_and_new_variables_are_watched():
+    """From now on: so by those of the library, which look at homes."""
+    tfgpipe.GPipe([keras.Input((2,)), kl.Dense(3)], 1, devices=["CPU:1"])
+    before = keras.Operation.__call__, keras.Model.jit_compile
+    internals.watch_calls(None, None, None)  # once is enough
+    assert before == (keras.Operation.__call__, keras.Model.jit_compile)
+    layer = kl.Dense(3)
+    object.__setattr__(layer, "_tfgpipe_home", "CPU:2")
+    y = layer(tf.ones((1, 2)))
+    assert layer.kernel.value.device.endswith("CPU:2")
+    assert y.device.endswith("CPU:2")
+    model = keras.Sequential([layer])
+    assert not trainer.model_supports_jit(model)
+    with pytest.raises(ValueError, match="jit_compile"):
+        model.jit_compile = True
+    assert "_tfgpipe_home" not in internals.own_attributes(layer)
+
+
+def test_functions_of_a_model_are_forgotten():
+    model = keras.Sequential([kl.Dense(3)])
+    model.predict(np.ones((2, 2)), verbose=0)
+    assert model.predict_function is not None
+    internals.forget_functions(model)
+    assert model.predict_function is None
+    assert not hasattr(model, "generate_function")
+
+
+def test_tracing_for_xla_is_seen():
+    seen = []
+    for jit_compile in (False, True):
+        tf.function(
+            lambda: seen.append(internals.is_in_xla()), jit_compile=jit_compile
+        ).get_concrete_function()
+    assert seen[0] is False and seen[-1] is True
+    assert not internals.is_in_xla()
 
 
 def test_initial_value_is_that_of_a_created_variable():

@@ -1,6 +1,6 @@
 """Devices: their names, the cells on them, and what is placed on them."""
 
-from tfgpipe.devices import names, placement, strategy
+from tfgpipe.devices import homes, names, placement, strategy
 from tfgpipe.devices.cell_devices import CellDevices, Replicas
 from tfgpipe.devices.names import (
     accelerators,
@@ -23,6 +23,7 @@ __all__ = [
     "all_devices",
     "connect_to_tpu",
     "device_types",
+    "homes",
     "names",
     "place_variables",
     "placement",

@@ -169,28 +169,39 @@ def _device_of_inputs(variables: list[keras.Variable]) -> Callable:
     return device
 
 
-def place_variables(cells: Iterable[Any], placed: Collection[int]) -> None:
+def place_variables(
+    cells: Sequence[Any],
+    placed: Collection[int],
+    others: Iterable[keras.Variable] = (),
+) -> None:
     """Puts each variable onto its device.
 
     The trainable ones of a cell are shared out among its devices. What cells
-    share belongs to the first of them.
+    share belongs to the first of them. Each is created by itself, so that no
+    more than one is in memory twice, and in the order in which it was made.
 
     Args:
         cells: The cells.
         placed: ids of variables that stay where they are.
+        others: Variables that no cell has, for the first device.
     """
     known = set(placed)
+    found: list[tuple[keras.Variable, str]] = []
 
     def new(variables: Iterable[keras.Variable]) -> list[keras.Variable]:
-        found = {id(v): v for v in variables if id(v) not in known}
-        known.update(found)
-        return list(found.values())
+        own = {id(v): v for v in variables if id(v) not in known}
+        known.update(own)
+        return list(own.values())
 
     for cell in cells:
         weights = new(v for layer in cell.weights_by_layer for v in layer)
         for device, own in _shared_out(weights, cell.devices).items():
-            create_or_move(own, device)
-        create_or_move(new(cell.state), cell.device)
+            found += [(variable, device) for variable in own]
+        found += [(variable, cell.device) for variable in new(cell.state)]
+    found += [(variable, cells[0].device) for variable in new(others)]
+    found.sort(key=lambda pair: internals.made_order(pair[0]))
+    for variable, device in found:
+        create_or_move([variable], device)
 
 
 def _shared_out(

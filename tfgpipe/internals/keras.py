@@ -25,6 +25,7 @@ from keras.src.layers import layer as _layer
 from keras.src.losses import loss as _loss
 from keras.src.models.functional import Functional as _Functional
 from keras.src.ops.node import Node as _Node
+from keras.src.trainers import trainer as _trainer
 
 from tfgpipe.internals.tensorflow import (
     Replaceable,
@@ -37,7 +38,9 @@ from tfgpipe.internals.tensorflow import (
 _UNINITIALIZED = "uninitialized_variables"
 _KEPT_BY = "_tfgpipe_kept_by"
 _MADE_TRAINABLE = "_tfgpipe_made_trainable"
+_MADE = "_tfgpipe_made"
 _PLACE = "_tfgpipe_place"
+_OWN_NOTES = ("_tfgpipe_home",)
 _IN_NO_GRAPH = "tfgpipe_in_no_graph"
 # Private methods by which models compute what a step does.
 METHODS_OF_STEPS = frozenset(
@@ -50,6 +53,10 @@ METHODS_OF_STEPS = frozenset(
 
 _value = Replaceable(keras.Variable, "value")
 _handle = Replaceable(keras.Variable, "handle")
+_allocate = Replaceable(keras.Variable, "_initialize_with_initializer")
+_allocate_later = Replaceable(keras.Variable, "_deferred_initialize")
+_assign = Replaceable(keras.Variable, "assign")
+_count_made = itertools.count()
 
 
 # --------------------------------------------------------------------- scopes
@@ -170,8 +177,114 @@ class _Waiting(list):
 
     def append(self, variable: Any) -> None:
         """Called where a variable is made."""
-        setattr(variable, _MADE_TRAINABLE, variable.trainable)
+        _note_made(variable)
         super().append(variable)
+
+
+def _note_made(variable: keras.Variable) -> None:
+    """Notes what a variable without storage was made with, and when."""
+    setattr(variable, _MADE_TRAINABLE, variable.trainable)
+    setattr(variable, _MADE, next(_count_made))
+
+
+@contextlib.contextmanager
+def postponed(
+    is_postponed: Callable[[keras.Variable], bool],
+    refuse: Callable[[keras.Variable], Any],
+) -> Iterator[None]:
+    """Has variables that are made inside wait for `create_variable`.
+
+    Unlike `deferred_variables`, which is for a moment and in which values
+    stand for storage, this leaves variables that outlive it: until they are
+    created, only Keras's symbolic calls may read them.
+
+    Args:
+        is_postponed: Whether a variable, which has a shape, is to wait.
+        refuse: Called with one that is read or assigned before; raises.
+    """
+
+    def allocate(variable: Any, initializer: Any) -> None:
+        if is_postponed(variable):
+            variable._value = None
+            variable._initializer = _Postponed(variable, initializer, refuse)
+            _note_made(variable)
+        else:
+            _allocate.original(variable, initializer)
+
+    def allocate_later(variable: Any) -> None:
+        if is_postponed(variable):  # made in a symbolic call that has ended
+            allocate(variable, variable._initializer)
+        else:
+            _allocate_later.original(variable)
+
+    with _allocate.by(allocate), _allocate_later.by(allocate_later):
+        yield
+
+
+@contextlib.contextmanager
+def made_variables() -> Iterator[list[keras.Variable]]:
+    """Inside, variables are made outside of symbolic calls, and listed.
+
+    Yields:
+        The variables, in order, with storage or without.
+    """
+    made: list[keras.Variable] = []
+    allocate = _allocate.current
+
+    def noted(variable: Any, initializer: Any) -> None:
+        made.append(variable)
+        allocate(variable, initializer)
+
+    with _allocate.by(noted):
+        yield made
+
+
+@contextlib.contextmanager
+def assigning_by(
+    assign: Callable[[keras.Variable, Any], None],
+) -> Iterator[None]:
+    """Inside, what is assigned to variables outside of scopes goes elsewhere.
+
+    Args:
+        assign: Called with the variable and the value, as it was given.
+    """
+
+    def instead(variable: keras.Variable, value: Any) -> Any:
+        if variables_are_deferred():  # a scope has the value
+            return _assign.original(variable, value)
+        with _assign.by(_assign.original):
+            assign(variable, value)
+        return value
+
+    with _assign.by(instead):
+        yield
+
+
+def start_with_zeros(variable: keras.Variable) -> None:
+    """Has a postponed variable draw nothing, as it will be assigned."""
+    if isinstance(variable._initializer, _Postponed):
+        variable._initializer.initializer = keras.initializers.Zeros()
+
+
+class _Postponed:
+    """The initializer of a variable that has no storage yet.
+
+    Keras calls it where such a variable is read: for a symbolic call, where
+    the value is of no account; or because somebody takes it for a value.
+    """
+
+    def __init__(self, variable: Any, initializer: Callable, refuse: Callable):
+        self.initializer = initializer
+        self._refuse = functools.partial(refuse, variable)
+        variable._direct_assign = self._refuse_value
+
+    def __call__(self, shape: Any, dtype: Any = None) -> Any:
+        if not variables_are_deferred():
+            self._refuse()
+        return self.initializer(shape, dtype=dtype)
+
+    def _refuse_value(self, value: Any) -> None:
+        self._refuse()
 
 
 def variables_are_deferred() -> bool:
@@ -217,8 +330,24 @@ def is_trained(variable: keras.Variable) -> bool:
 
 def create_variable(variable: keras.Variable) -> None:
     """Allocates a deferred variable on the current device."""
-    with _as_made(variable):
+    initializer = variable._initializer
+    if isinstance(initializer, _Postponed):
+        variable._initializer = initializer.initializer
+        del variable._direct_assign
+    with (
+        _as_made(variable),
+        _allocate.by(_allocate.original),
+        _allocate_later.by(_allocate_later.original),
+    ):
         variable._deferred_initialize()
+
+
+def made_order(variable: keras.Variable) -> int:
+    """Sorts variables without storage as they were made.
+
+    Initializers may draw from one generator, one after the other.
+    """
+    return getattr(variable, _MADE, -1)
 
 
 def initial_value(variable: keras.Variable) -> tf.Tensor:
@@ -917,6 +1046,68 @@ def shared_state(operations: Sequence[Any]) -> set[int]:
     return {key for key, count in found.items() if count > 1}
 
 
+_watches: list[Any] = []
+
+
+def watch_calls(
+    called: Callable[[Any], Any],
+    added: Callable[[keras.layers.Layer], Any],
+    spans: Callable[[keras.Model], bool],
+) -> None:
+    """From now on, has calls and models of Keras look at where layers are.
+
+    Args:
+        called: Returns a context for a call of a layer or operation.
+        added: Returns one for the making of a layer's variable.
+        spans: Whether a model is not to be compiled by XLA: not by itself, and
+            who asks for it gets an error.
+    """
+    if _watches:
+        return
+    _watches.append((called, added, spans))
+    for cls, name, around in (
+        (keras.Operation, "__call__", called),
+        (keras.layers.Layer, "add_weight", added),
+    ):
+        setattr(cls, name, _inside(getattr(cls, name), around))
+    supports = _trainer.model_supports_jit
+    _trainer.model_supports_jit = lambda m: supports(m) and not spans(m)
+    jit_compile = keras.Model.jit_compile
+
+    def is_compiled(model: Any) -> bool:
+        return jit_compile.fget(model) and not spans(model)
+
+    def compile_or_not(model: Any, value: Any) -> None:
+        if value and spans(model):
+            raise ValueError(
+                "`jit_compile` must be False for a model whose layers are on "
+                f"several devices, as XLA compiles for one. Received: "
+                f"jit_compile={value!r} for '{model.name}'. Leave it out; or "
+                "compile a `tfgpipe.GPipe` of it, which compiles each cell."
+            )
+        jit_compile.fset(model, value)
+
+    keras.Model.jit_compile = property(is_compiled, compile_or_not)
+
+
+def _inside(method: Callable, around: Callable[[Any], Any]) -> Callable:
+    """A method that runs in a context, which is made for its object."""
+
+    @functools.wraps(method)
+    def inside(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with around(self):
+            return method(self, *args, **kwargs)
+
+    return inside
+
+
+def forget_functions(model: keras.Model) -> None:
+    """Has a model trace anew what it does: its weights have other places."""
+    for kind in ("train", "test", "predict", "generate"):
+        if hasattr(model, f"{kind}_function"):
+            setattr(model, f"{kind}_function", None)
+
+
 def remat_mode(layer: keras.layers.Layer) -> Any:
     """The mode of the `keras.RematScope` that a layer was made in, or None."""
     return getattr(layer, "_remat_mode", None)
@@ -928,6 +1119,7 @@ def own_attributes(operation: keras.Operation) -> dict[str, Any]:
         "_auto_config _build_shapes_dict _called _inbound_nodes _lock _name "
         "_outbound_nodes _parent_path _path built name".split()
     )
+    notes.update(_OWN_NOTES)
     return {k: v for k, v in vars(operation).items() if k not in notes}
 
 

@@ -30,6 +30,9 @@ from tensorflow.python.ops import custom_gradient as _custom_gradient
 from tensorflow.python.ops import gradients_util as _gradients_util
 from tensorflow.python.ops import resource_variable_ops as _variable_ops
 from tensorflow.python.ops import stateful_random_ops as _random_ops
+from tensorflow.python.ops.control_flow_util import (
+    GraphOrParentsInXlaContext as _in_xla_context,
+)
 from tensorflow.python.ops.control_flow_v2_func_graphs import (
     ControlFlowFuncGraph as _ControlFlowFuncGraph,
 )
@@ -379,6 +382,12 @@ def in_xla() -> Iterator[None]:
         yield
     finally:
         context.Exit()
+
+
+def is_in_xla() -> bool:
+    """Whether operations are made for XLA, as by `jit_compile=True`."""
+    graph = current_graph()
+    return graph is not None and _in_xla_context(graph)
 
 
 @contextlib.contextmanager

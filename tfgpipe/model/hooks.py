@@ -26,7 +26,7 @@ from keras import tree
 from tfgpipe import failures, internals
 from tfgpipe.arguments import Arguments
 from tfgpipe.cells import Cell
-from tfgpipe.devices import Storage, place_variables, placement
+from tfgpipe.devices import Storage, homes, place_variables, placement
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.failures import explained, interruptible
 from tfgpipe.micro_batches import as_specs, shapes
@@ -252,7 +252,9 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
         """
         cells, notes = self.built_for("place()").cells, self._notes
         known = set() if notes.storage is None else notes.storage.known
-        place_variables(cells, known)
+        waiting = [v for v in self.variables if not internals.is_created(v)]
+        place_variables(cells, known, waiting)
+        homes.settle(cells, [*self.sequence, *self._source.models])
         notes.storage = Storage(self.name, self.sequence)
         # tf.train.Checkpoint finds nothing in a list of layers.
         self._checkpointed = tf.Module()

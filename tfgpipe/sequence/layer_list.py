@@ -42,11 +42,13 @@ class LayerList:
         input_spec: The tensor of a leading `keras.Input`, or of one that the
             first layer stands for; or None.
         problems: What is wrong.
+        models: Those that the layers are also used by, as far as is known.
     """
 
     model: keras.Model | None = None
 
-    def __init__(self, items: Any):
+    def __init__(self, items: Any, models: Sequence[keras.Model] = ()):
+        self.models = models
         self.layers: list[keras.layers.Layer] = []
         self.costs: list[Any] = []
         self.input_spec: Any = None

@@ -39,10 +39,12 @@ class ModelGraph:
         live_bytes: For each, the bytes of a row of them.
         input_spec: The model's inputs, a nest of `keras.KerasTensor`s.
         problems: What is wrong.
+        models: The model.
     """
 
     def __init__(self, model: keras.Model):
         self.model = model
+        self.models = [model]
         self.layers = internals.direct_layers(model)
         self.input_spec = model.input
         self.problems = _problems(model)

@@ -29,7 +29,7 @@ def source_of(layers: Any) -> Source:
     if isinstance(layers, keras.Model):
         _check_model(layers)
         if isinstance(layers, keras.Sequential):
-            return LayerList(_items(layers))
+            return LayerList(_items(layers), [layers])
         return ModelGraph(layers)
     calls, costs = _calls(layers)
     if not calls:

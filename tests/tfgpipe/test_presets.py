@@ -1,0 +1,187 @@
+"""Presets of KerasHub, loaded onto the devices of a pipeline."""
+
+import os
+import shutil
+
+import h5py
+import keras
+import numpy as np
+import pytest
+import tiny_presets
+from keras_hub import models
+
+import tfgpipe
+from tfgpipe import internals
+
+CPUS = ["CPU:1", "CPU:2"]
+SHARD = 10e3 / 2**30  # bytes of a shard, in the unit of `save_to_preset`
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """The same task in one file, and in several."""
+    folder = tmp_path_factory.mktemp("presets")
+    task = tiny_presets.llama()
+    task.save_to_preset(folder / "whole")
+    task.save_to_preset(folder / "shards", max_shard_size=SHARD)
+    assert sum("model_0" in name for name in os.listdir(folder / "shards")) > 2
+    return folder
+
+
+def load(folder, task="LlamaCausalLM", **kwargs):
+    return tfgpipe.load_preset(
+        task, folder, 2, devices=CPUS, preprocessor=None, **kwargs
+    )
+
+
+@pytest.mark.parametrize("name", ["whole", "shards"])
+def test_loaded_weights_are_those_of_the_files_on_their_devices(folders, name):
+    pipeline = load(folders / name)
+    expected = tiny_presets.llama().weights
+    for a, b in zip(expected, pipeline.model.weights, strict=True):
+        np.testing.assert_array_equal(a, b.numpy())
+    for cell, device in zip(pipeline.cells(), CPUS):
+        assert cell.device.endswith(device)
+    held = [w.value.device[-5:] for w in pipeline.model.weights]
+    assert held == sorted(held) and {*held} == {*CPUS}
+
+
+def test_loading_leaves_seeds_and_names_as_keras_does(folders):
+    keras.utils.set_random_seed(4)
+    models.LlamaCausalLM.from_preset(str(folders / "whole"), preprocessor=None)
+    expected = keras.layers.Dense(3, name=None)
+    expected.build((None, 2))
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(4)
+    load(folders / "whole")
+    found = keras.layers.Dense(3)
+    found.build((None, 2))
+    np.testing.assert_array_equal(expected.kernel, found.kernel)
+    assert found.name == "dense"
+
+
+def test_arguments_go_to_the_preset_and_to_the_pipeline(folders):
+    pipeline = load(
+        folders / "whole",
+        models.CausalLM,
+        num_micro_batches=3,
+        dtype="bfloat16",
+        remat="never",
+    )
+    assert pipeline.num_micro_batches == 3 and pipeline.remat == "never"
+    assert {w.dtype for w in pipeline.weights} == {"bfloat16"}
+    pipeline = tfgpipe.load_preset(
+        "LlamaBackbone", folders / "shards", 2, devices=CPUS
+    )
+    assert isinstance(pipeline.model, models.LlamaBackbone)
+
+
+def test_new_weights_are_those_of_keras(folders):
+    keras.utils.set_random_seed(4)
+    arguments = {"load_weights": False, "preprocessor": None}
+    plain = models.LlamaCausalLM.from_preset(
+        str(folders / "whole"), **arguments
+    )
+    keras.utils.set_random_seed(4)
+    pipeline = load(folders / "whole", load_weights=False)
+    for a, b in zip(plain.weights, pipeline.model.weights, strict=True):
+        np.testing.assert_array_equal(a, b.numpy())
+
+
+def test_loaded_model_takes_adapters(folders):
+    pipeline = load(folders / "whole")
+    pipeline.model.backbone.enable_lora(2)
+    adapters = [w for w in pipeline.model.weights if "lora" in w.path]
+    assert adapters and all(w.trainable for w in adapters)
+
+
+@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize`")
+def test_loaded_model_is_quantized_where_it_is(folders):
+    pipeline = load(folders / "whole")
+    plain = models.LlamaCausalLM.from_preset(
+        str(folders / "whole"), preprocessor=None
+    )
+    plain.quantize("int8")
+    pipeline.model.quantize("int8")
+    pairs = [*zip(plain.weights, pipeline.model.weights, strict=True)]
+    assert any(a.dtype == "int8" for a, _ in pairs)
+    for a, b in pairs:
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+def changed(folders, name, path, change):
+    """A copy of a preset with one file that is not as it was."""
+    folder = path / name
+    shutil.copytree(folders / name, folder)
+    change(folder)
+    return folder
+
+
+def without_weights(folder):
+    (folder / "model.weights.h5").unlink()
+
+
+def cut_off(folder):
+    file = folder / "model_00001.weights.h5"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def without_a_shard(folder):
+    (folder / "model_00002.weights.h5").unlink()
+
+
+def of_another_shape(folder):
+    with h5py.File(folder / "model.weights.h5", "a") as file:
+        name = "layers/llama_layer_norm/vars/0"
+        value = file[name][:-1]
+        del file[name]
+        file[name] = value
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("whole", without_weights, "weights.* doesn't exist"),
+        ("shards", cut_off, r"Damaged: .*model_00001\.weights\.h5"),
+        ("shards", without_a_shard, "model_00002"),
+        ("whole", of_another_shape, r"layernorm/scale.*\(16,\).*\(15,\)"),
+    ],
+)
+def test_preset_that_lacks_something_takes_no_memory(
+    folders, tmp_path, monkeypatch, name, change, message
+):
+    created = []
+    create = internals.create_variable
+    monkeypatch.setattr(
+        internals, "create_variable", lambda v: created.append(v) or create(v)
+    )
+    folder = changed(folders, name, tmp_path, change)
+    with pytest.raises(ValueError, match=f"(?s){message}.*No memory") as error:
+        load(folder)
+    assert str(folder) in str(error.value)
+    assert not created
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ("GPT2CausalLM", "LlamaBackbone"),
+        ("GPT2Backbone", "LlamaBackbone"),
+        ("LlamaCausalLMM", "`LlamaCausalLM` is one"),
+        (None, "`CausalLM` is one"),
+    ],
+)
+def test_other_class_is_named(folders, task, message):
+    with pytest.raises(ValueError, match=message):
+        load(folders / "whole", task)
+
+
+def test_misspelt_argument_is_named(folders):
+    with pytest.raises(TypeError, match="`num_micro_batches` instead"):
+        load(folders / "whole", num_microbatches=4)
+
+
+def test_library_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "keras_hub", None)
+    with pytest.raises(ImportError, match="pip install keras-hub"):
+        load("folder")

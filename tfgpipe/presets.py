@@ -1,0 +1,181 @@
+"""Presets of KerasHub, loaded onto the devices of a pipeline.
+
+KerasHub makes a backbone, loads its weights, and makes the task around it: all
+on the first device. And a pipeline cannot be cut before the task is there. So
+`from_preset` runs twice, each time without memory:
+
+    once     variables wait; what would be assigned is compared with them
+    GPipe    creates the variables of the first run, each on its device
+    again    what is assigned to the n-th variable goes to the n-th of the first
+
+That knows nothing of the formats of files, which KerasHub reads one variable
+after the other: `.h5`, shards of it, or what it converts of safetensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import glob
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import h5py
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfgpipe import internals
+from tfgpipe.checks import check_names, checked_path
+from tfgpipe.deferred import deferred
+from tfgpipe.model import GPipe
+
+
+def load_preset(
+    task: type | str,
+    preset: str | os.PathLike[str],
+    num_partitions: int | None = None,
+    num_micro_batches: int | None = None,
+    **kwargs: Any,
+) -> GPipe:
+    """Loads a preset of KerasHub that no single device has to hold.
+
+    Each weight is created on the device of its cell and read from the file by
+    itself: a device holds no more than its cells and, for a moment, a variable
+    twice; the host no more than what is read of the file at once.
+
+    Args:
+        task: A class of `keras_hub.models`, or its name: a task, such as
+            "LlamaCausalLM" or "CausalLM", or a backbone.
+        preset: A folder that `save_to_preset` wrote, or a name or handle, as
+            for `from_preset`.
+        num_partitions: K, as for `GPipe`.
+        num_micro_batches: M, as for `GPipe`.
+        **kwargs: Other arguments of `GPipe`; and all else for `from_preset`,
+            such as `dtype="bfloat16"`, `num_classes=3` or `load_weights=False`.
+
+    Returns:
+        The `tfgpipe.GPipe`, whose `model` is the task. Add adapters to it by
+        `pipeline.model.backbone.enable_lora(rank)`, or quantise it.
+
+    Raises:
+        ImportError: If KerasHub is not installed.
+        ValueError: If the preset is of another class, or its weights are
+            missing, damaged or of another shape: before memory is taken.
+    """
+    cls = _class_of(task)
+    checked_path("preset", preset)
+    preset = os.fspath(preset)
+    known = inspect.signature(GPipe.__init__).parameters
+    own = {name: kwargs.pop(name) for name in [*kwargs] if name in known}
+    for name in kwargs:  # KerasHub may take any without a word
+        if difflib.get_close_matches(name, known, 1, 0.8):
+            check_names({name: kwargs[name]}, [*known][2:-1], {})
+    read: set[int] = set()
+    wrong: list[str] = []
+
+    def compare(n: int, variable: keras.Variable, value: Any) -> None:
+        read.add(n)
+        shape = value.shape if hasattr(value, "shape") else np.shape(value)
+        if tuple(shape) != tuple(variable.shape):
+            wrong.append(
+                f"'{variable.path}' has shape {tuple(variable.shape)}, and "
+                f"{tuple(shape)} in the preset"
+            )
+
+    with _explained(cls, preset):
+        model, made = _run(cls, preset, kwargs, compare)
+        if wrong:
+            raise ValueError(f"{'; '.join(wrong)}.")
+    for n in read:
+        internals.start_with_zeros(made[n])
+    pipeline = GPipe(model, num_partitions, num_micro_batches, **own)
+
+    def assign(n: int, variable: keras.Variable, value: Any) -> None:
+        with tf.device("CPU:0"):  # in the host's memory, before it goes on
+            made[n].assign(value)
+
+    if read:
+        with internals.names_kept(), internals.random_state_kept():
+            _run(cls, preset, kwargs, assign)
+    return pipeline
+
+
+def _class_of(task: Any) -> Any:
+    """A class of KerasHub that can be loaded, by itself or by its name."""
+    try:
+        from keras_hub import models
+    except ImportError as error:
+        raise ImportError(
+            "`tfgpipe.load_preset` needs KerasHub. Received: no module "
+            "`keras_hub`. Install it: `pip install keras-hub`."
+        ) from error
+    found = getattr(models, task, None) if isinstance(task, str) else task
+    if isinstance(found, type) and hasattr(found, "from_preset"):
+        return found
+    close = difflib.get_close_matches(str(task), dir(models), 1)
+    cure = f"`{close[0]}` is one." if close else "`CausalLM` is one."
+    raise ValueError(
+        "`task` must be a class of `keras_hub.models` that has `from_preset`, "
+        f"or its name. Received: task={task!r}. {cure}"
+    )
+
+
+def _run(
+    cls: Any, preset: str, kwargs: dict[str, Any], assign: Callable
+) -> tuple[keras.Model, list[keras.Variable]]:
+    """Runs `from_preset` without memory.
+
+    Args:
+        cls: The class.
+        preset: The preset.
+        kwargs: Other arguments.
+        assign: Called with the number of a variable, among all that are made,
+            with the variable, and with what would be assigned to it.
+
+    Returns:
+        The model, and the variables that were made, in order.
+    """
+
+    def numbered(variable: keras.Variable, value: Any) -> None:
+        n = next(n for n, v in enumerate(made) if v is variable)
+        assign(n, variable, value)
+
+    with (
+        deferred(),
+        internals.made_variables() as made,
+        internals.assigning_by(numbered),
+    ):
+        return cls.from_preset(preset, **kwargs), made
+
+
+@contextlib.contextmanager
+def _explained(cls: Any, preset: str) -> Iterator[None]:
+    """Says of what fails inside that it is the preset's fault."""
+    try:
+        yield
+    except (ValueError, OSError, KeyError, RuntimeError) as error:
+        raise ValueError(
+            f"`preset` must be one that `{cls.__name__}.from_preset` can load, "
+            f"with all its weights. Received: preset={preset!r}, and this "
+            f"{type(error).__name__}: {error}\n{_damaged(preset)}No memory was "
+            "taken. Choose the class by which it was saved, or copy the folder "
+            "again. To begin with new weights, pass load_weights=False."
+        ) from error
+
+
+def _damaged(folder: str) -> str:
+    """Which of the files are not whole, which HDF5 does not say."""
+    paths = sorted(glob.glob(os.path.join(folder, "*.h5")))
+    found = [path for path in paths if not _is_whole(path)]
+    return f"Damaged: {', '.join(found)}. " if found else ""
+
+
+def _is_whole(path: str) -> bool:
+    try:
+        with h5py.File(path):
+            return True
+    except OSError:
+        return False
