@@ -31,7 +31,6 @@ from tfgpipe.sequence.graph_calls import GraphCalls
 from tfgpipe.state import flow, rules
 from tfgpipe.state import scope as state_scope
 from tfgpipe.state.batch_normalization import MovingStatistics
-from tfgpipe.trial import outcome
 
 trace = importlib.import_module("tfgpipe.graphs.trace")  # not the function
 
@@ -192,10 +191,6 @@ def look_at_no_rows(monkeypatch):
     monkeypatch.setattr(model_graph, "check_model_rows", lambda *_: None)
 
 
-def take_draws_for_the_same(monkeypatch):
-    monkeypatch.setattr(outcome.TriedStep, "later", lambda *_: [])
-
-
 def number_operations_from_zero(monkeypatch):
     monkeypatch.setattr(trace, "_next_op_seed", lambda: 0)
 
@@ -270,9 +265,6 @@ CURES = {
     ),
     "outputs of rows by rows are those of micro-batches": Cure(
         look_at_no_rows, 148, _needs("layer op of similarities")
-    ),
-    "drawn rows of a table are those of one micro-batch": Cure(
-        take_draws_for_the_same, 38, _needs("layer lookup of draws")
     ),
     "cells draw the same numbers": Cure(
         number_operations_from_zero,

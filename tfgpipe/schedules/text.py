@@ -106,7 +106,7 @@ def tasks_of_text(text: str, make: Callable[[Any, Any], Any]) -> Any:
         if device in rows or not words:
             found = f"device {device} again" if words else "a row without tasks"
             raise ValueError(
-                "A schedule must have one row of tasks a device. Received: "
+                "`tasks` must have one row of tasks a device. Received: "
                 f"{found}.\n{_marked(lines, number, end)}"
             )
         rows[device] = _Row(words, number, end)
@@ -114,7 +114,7 @@ def tasks_of_text(text: str, make: Callable[[Any, Any], Any]) -> Any:
     if missing:
         number = max(rows, default=0)
         raise ValueError(
-            "A schedule must have a row for each device, from 0. Received: "
+            "`tasks` must have a row for each device, from 0. Received: "
             f"no row of device {min(missing)}."
             + (f"\n{_marked(lines, *rows[number][1:])}" if rows else "")
         )
@@ -166,9 +166,9 @@ def _words(
         word = re.fullmatch(task_word, found[0])
         if word is None:
             raise ValueError(
-                "A task must be one of the letters "
-                f"{', '.join(kinds)}, and its micro-batch or its "
-                "cell and micro-batch, as in F0 or F3.0. Received: "
+                f"`tasks` must be one of the letters {', '.join(kinds)} each, "
+                "and its micro-batch or its cell and micro-batch, as in F0 or "
+                "F3.0. Received: "
                 f"{found[0]!r}.\n{_marked(lines, number, end)}"
             )
         letter, one, other, plus = word.groups()

@@ -158,8 +158,8 @@ def measure(name: str, model: BenchModel, seconds: float) -> Measured:
         seconds: For how long.
     """
     layers = [keras.Input(model.x_shape), *model.layers()]
-    x, y = model.data(model.batch_size // 2)
-    rows = [model.batch_size // part for part in (32, 8, 2)]
+    x, y = model.data(model.batch_size)
+    rows = [model.batch_size // part for part in (32, 8, 1)]
     with _training_beside(model):
         profile = tfgpipe.profile(
             layers,
