@@ -410,6 +410,11 @@ def differentiating_within(names: set[str]) -> Iterator[None]:
         yield
 
 
+def set_device(op: tf.Operation, device: str) -> None:
+    """Moves an operation of a graph that is being made to another device."""
+    op._set_device(device)
+
+
 def run_independently(op: tf.Operation) -> None:
     """Takes an operation out of TensorFlow's automatic control dependencies.
 
