@@ -1,8 +1,7 @@
 """Fine-tunes a text classifier of KerasHub through two cells.
 
 BERT of a tiny size with weights that are random, on reviews of three words. For
-a trained one, `BertTextClassifier.from_preset(name, num_classes=2)` brings its
-own preprocessor.
+a trained one: `BertTextClassifier.from_preset(name, num_classes=2)`.
 
     pip install keras-hub
     python examples/finetune_classifier.py

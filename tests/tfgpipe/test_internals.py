@@ -120,6 +120,20 @@ def test_functions_of_a_model_are_forgotten():
     assert not hasattr(model, "generate_function")
 
 
+def test_variables_are_made_in_any_trace():
+    made = []
+
+    @tf.function
+    def function(x):
+        with internals.making_variables(), tf.device("CPU:2"):
+            made.append(tf.Variable(1.0))
+        return x + made[-1]
+
+    for size in (1, 2):
+        np.testing.assert_array_equal(function(tf.ones(size)), [2.0] * size)
+    assert {v.device[-5:] for v in made} == {"CPU:2"} and len(made) >= 2
+
+
 def test_operation_of_a_graph_is_moved():
     @tf.function
     def moved():

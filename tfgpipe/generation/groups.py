@@ -153,7 +153,7 @@ class GroupedGeneration:
         """The variable of a group, a leaf of its cache, and a layer."""
         key = m, n, i, part.op.device, part.dtype
         if key not in self._variables:
-            with tf.init_scope(), tf.device(part.op.device):
+            with internals.making_variables(), tf.device(part.op.device):
                 self._variables[key] = tf.Variable(
                     _nothing(part.dtype),
                     trainable=False,

@@ -262,6 +262,17 @@ def reading_storage(of: Callable[[tf.Variable], Any]) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def making_variables() -> Iterator[None]:
+    """Inside, variables are made, also where a function is traced again.
+
+    `tf.init_scope` leaves it to the function, which allows none after its
+    first trace.
+    """
+    with tf.init_scope(), tf.Graph().as_default(), _context.eager_mode():
+        yield
+
+
 def move_storage(variable: tf.Variable, moved: tf.Variable) -> None:
     """Gives a variable the storage of another: who keeps it, keeps that.
 

@@ -176,8 +176,7 @@ class GPipe(Texts, Saving, Rehearsals):
             return self._source.model(inputs, training=training)
         # Each layer is told, or it is what the last layer left to others.
         kwargs = {} if training is None else {"training": training}
-        for cell in self.built_for("a call").cells:
-            with tf.device(cell.device):
-                for layer in cell.sequence:
-                    inputs = layer(inputs, **kwargs)
+        self.built_for("a call")
+        for layer in self.sequence:  # each where its weights are
+            inputs = layer(inputs, **kwargs)
         return inputs

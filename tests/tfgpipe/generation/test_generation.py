@@ -244,6 +244,17 @@ def test_model_that_does_not_generate_says_what_would_be_needed(make):
         pipeline.generate("Once")
 
 
+def test_number_of_groups_may_change():
+    task = small()
+    x = prompts(task, rows=3, length=6)
+    task.compile(sampler="greedy")
+    expected = tokens(task.generate, x)
+    pipeline = pipeline_of(task)
+    for num_groups in (1, 3, 2):
+        found = tokens(pipeline.generate, x, num_groups=num_groups)
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_number_of_groups_is_checked():
     pipeline = pipeline_of(small())
     with pytest.raises(ValueError, match="num_groups=0"):
