@@ -1,8 +1,7 @@
 """Fine-tunes a text classifier of KerasHub through two cells.
 
 BERT of a tiny size with weights that are random, on reviews of three words. For
-a trained one, `BertTextClassifier.from_preset(name, num_classes=2)` brings its
-own preprocessor.
+a trained one: `BertTextClassifier.from_preset(name, num_classes=2)`.
 
     pip install keras-hub
     python examples/finetune_classifier.py
@@ -42,7 +41,9 @@ backbone = keras_hub.models.BertBackbone(
     intermediate_dim=64,
     max_sequence_length=8,
 )
-task = keras_hub.models.BertTextClassifier(backbone, num_classes=2)
+task = keras_hub.models.BertTextClassifier(
+    backbone, num_classes=2, preprocessor=preprocessor
+)
 
 pipeline = tfgpipe.GPipe(task, num_partitions=2, num_micro_batches=4)
 for cell in pipeline.cells():
@@ -53,8 +54,7 @@ pipeline.compile(
     metrics=["accuracy"],
 )
 data = tf.data.Dataset.from_tensor_slices((texts, labels)).shuffle(36, seed=0)
-pipeline.fit(data.batch(12).map(preprocessor), epochs=16, verbose=2)
+pipeline.fit(data.batch(12), epochs=16, verbose=2)
 
-task.preprocessor = preprocessor
 found = task.predict(texts, verbose=0).argmax(axis=-1)
 print(f"Accuracy of the task itself: {(found == labels).mean():.0%}")

@@ -1,7 +1,7 @@
 """Trains LoRA adapters of a language model of KerasHub through two cells.
 
 Llama of a tiny size with weights that are random; it learns to count. For a
-trained one: `keras_hub.models.LlamaBackbone.from_preset(name)`.
+trained one: `tfgpipe.load_preset`, as in `large_preset.py`.
 
     pip install keras-hub
     python examples/lora.py

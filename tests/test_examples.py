@@ -17,12 +17,14 @@ NEEDS_HUB = pytest.mark.skipif(
 # What the last line says, and the least or the most that it should say.
 REACHED = {
     "finetune_classifier": (r"Accuracy of the task itself: (\d+)%", 80, 100),
+    "large_preset": (r"Loss: \d\.\d+, then (\d\.\d+)", 0, 2.4),
     "lora": (r"Loss: 2.\d+, then (\d\.\d+)", 0, 2.6),
     "resnet": (r"Loss: \d\.\d+, then (\d\.\d+)", 0, 1),
     "unet": (r"Overlap: (\d+)%", 80, 100),
 }
 MARKS = {
     "finetune_classifier": [NEEDS_HUB, pytest.mark.slow],
+    "large_preset": [NEEDS_HUB, pytest.mark.slow],
     "lora": [NEEDS_HUB, pytest.mark.slow],
     "resnet": [pytest.mark.slow],
     "unet": [pytest.mark.slow],

@@ -13,10 +13,12 @@ TEXT = {
 GROUPED = {"num_query_heads": 2, "num_key_value_heads": 1}
 
 
-def llama(seed=0):
+def llama(seed=0, num_layers=4):
     """Without a preprocessor, and with weights that are not as made."""
     keras.utils.set_random_seed(seed)
-    backbone = models.LlamaBackbone(**TEXT, **GROUPED)
+    backbone = models.LlamaBackbone(
+        **{**TEXT, "num_layers": num_layers}, **GROUPED
+    )
     return livelier(models.LlamaCausalLM(backbone, preprocessor=None))
 
 
@@ -28,3 +30,86 @@ def livelier(task):
             noise = rng.normal(0, 0.3, weight.shape)
             weight.assign(weight.numpy() + noise.astype(weight.dtype))
     return task
+
+
+def gpt2(seed=0, length=12):
+    """With a preprocessor, whose tokens are letters."""
+    tokens = [*"abcdefghijklmnopqrstuvwxyz", "Ġ", "ab", "<|endoftext|>"]
+    preprocessor = models.GPT2CausalLMPreprocessor(
+        models.GPT2Tokenizer({t: i for i, t in enumerate(tokens)}, ["a b"]),
+        sequence_length=length,
+    )
+    keras.utils.set_random_seed(seed)
+    backbone = models.GPT2Backbone(
+        vocabulary_size=len(tokens),
+        num_layers=2,
+        num_heads=2,
+        hidden_dim=16,
+        intermediate_dim=16,
+        max_sequence_length=16,
+        dropout=0.0,
+    )
+    return livelier(models.GPT2CausalLM(backbone, preprocessor))
+
+
+def bart():
+    keras.utils.set_random_seed(0)
+    backbone = models.BartBackbone(
+        **{**TEXT, "num_layers": 2},
+        num_heads=2,
+        dropout=0.0,
+        max_sequence_length=20,
+    )
+    return livelier(models.BartSeq2SeqLM(backbone, preprocessor=None))
+
+
+def gemma3():
+    """Its cache is a nest of tensors, one pair a layer."""
+    keras.utils.set_random_seed(0)
+    backbone = models.Gemma3Backbone(
+        **{**TEXT, "num_layers": 2},
+        **GROUPED,
+        head_dim=8,
+        image_size=16,
+        vision_encoder=None,
+        use_query_key_norm=True,
+        use_sliding_window_attention=True,
+        sliding_window_size=6,
+    )
+    return livelier(models.Gemma3CausalLM(None, backbone))
+
+
+def qwen3_5():
+    """Its cache is of three kinds."""
+    keras.utils.set_random_seed(0)
+    backbone = models.Qwen3_5Backbone(**TEXT, **GROUPED, head_dim=8)
+    return livelier(models.Qwen3_5CausalLM(backbone, preprocessor=None))
+
+
+def rwkv7():
+    """Its cache is a state, without positions."""
+    keras.utils.set_random_seed(0)
+    backbone = models.RWKV7Backbone(
+        vocabulary_size=60,
+        hidden_size=16,
+        num_layers=2,
+        intermediate_dim=16,
+        head_size=8,
+    )
+    return livelier(models.RWKV7CausalLM(backbone, preprocessor=None))
+
+
+def prompts(task, rows=5, length=12):
+    """Prompts of unequal length, for a task without a preprocessor."""
+    rng = np.random.default_rng(0)
+    mask = np.arange(length) < rng.integers(2, 7, (rows, 1))
+    ids = np.where(mask, rng.integers(1, 60, (rows, length)), 0)
+    found = {"token_ids": ids.astype("int32"), "padding_mask": mask}
+    if isinstance(task, models.BartSeq2SeqLM):
+        found = {f"decoder_{name}": value for name, value in found.items()}
+        found["encoder_token_ids"] = rng.integers(1, 60, (rows, 7))
+        found["encoder_padding_mask"] = np.ones((rows, 7), bool)
+    if isinstance(task, models.RWKV7CausalLM):
+        found["predict_token_ids"] = found["token_ids"]
+        found["input_padding_mask"] = mask
+    return found

@@ -96,6 +96,10 @@ def load_preset(
     def assign(n: int, variable: keras.Variable, value: Any) -> None:
         with tf.device("CPU:0"):  # in the host's memory, before it goes on
             made[n].assign(value)
+        # Devices of other processes take it when they come to it: until then,
+        # the host holds what was read.
+        with tf.device(made[n].value.device):
+            tf.size(made[n].value).numpy()
 
     if read:
         with internals.names_kept(), internals.random_state_kept():

@@ -22,6 +22,7 @@ ORDER = (
     "exactness",
     "presets",
     "model",
+    "generation",
     "monitor",
     "timeline",
     "plans",

@@ -120,6 +120,36 @@ def test_functions_of_a_model_are_forgotten():
     assert not hasattr(model, "generate_function")
 
 
+def test_variables_are_made_in_any_trace():
+    made = []
+
+    @tf.function
+    def function(x):
+        with internals.making_variables(), tf.device("CPU:2"):
+            made.append(tf.Variable(1.0))
+        return x + made[-1]
+
+    for size in (1, 2):
+        np.testing.assert_array_equal(function(tf.ones(size)), [2.0] * size)
+    assert {v.device[-5:] for v in made} == {"CPU:2"} and len(made) >= 2
+
+
+def test_operation_of_a_graph_is_moved():
+    @tf.function
+    def moved():
+        y = tf.fill((2,), tf.random.uniform(()))
+        internals.set_device(y.op, "/device:CPU:2")
+        return y
+
+    (op,) = [
+        op
+        for op in moved.get_concrete_function().graph.get_operations()
+        if op.type == "Fill"
+    ]
+    assert op.device.endswith("CPU:2")
+    assert moved().shape == (2,)
+
+
 def test_tracing_for_xla_is_seen():
     seen = []
     for jit_compile in (False, True):

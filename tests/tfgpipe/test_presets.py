@@ -109,6 +109,21 @@ def test_loaded_model_is_quantized_where_it_is(folders):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
+def test_trained_task_is_saved_and_loaded_again(folders, tmp_path):
+    """Variable by variable: none is copied but the one that is written."""
+    pipeline = load(folders / "whole")
+    for weight in pipeline.weights:
+        weight.assign(weight + 1)
+    pipeline.model.save_to_preset(str(tmp_path / "new"), max_shard_size=SHARD)
+    expected = pipeline.model.get_weights()
+    plain = models.CausalLM.from_preset(
+        str(tmp_path / "new"), preprocessor=None
+    )
+    for model in (plain, load(tmp_path / "new").model):
+        for a, b in zip(expected, model.get_weights(), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
 def changed(folders, name, path, change):
     """A copy of a preset with one file that is not as it was."""
     folder = path / name

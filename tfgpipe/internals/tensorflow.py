@@ -262,6 +262,17 @@ def reading_storage(of: Callable[[tf.Variable], Any]) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def making_variables() -> Iterator[None]:
+    """Inside, variables are made, also where a function is traced again.
+
+    `tf.init_scope` leaves it to the function, which allows none after its
+    first trace.
+    """
+    with tf.init_scope(), tf.Graph().as_default(), _context.eager_mode():
+        yield
+
+
 def move_storage(variable: tf.Variable, moved: tf.Variable) -> None:
     """Gives a variable the storage of another: who keeps it, keeps that.
 
@@ -408,6 +419,11 @@ def differentiating_within(names: set[str]) -> Iterator[None]:
 
     with _consumers.by(within):
         yield
+
+
+def set_device(op: tf.Operation, device: str) -> None:
+    """Moves an operation of a graph that is being made to another device."""
+    op._set_device(device)
 
 
 def run_independently(op: tf.Operation) -> None:

@@ -14,6 +14,7 @@ from tfgpipe.checks import check_names
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.model.rehearsal import Rehearsals
 from tfgpipe.model.saving import Saving
+from tfgpipe.model.texts import Texts
 from tfgpipe.profiles import Profile
 from tfgpipe.schedules import Schedule
 
@@ -41,7 +42,7 @@ def _argument_names() -> list[str]:
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
-class GPipe(Saving, Rehearsals):
+class GPipe(Texts, Saving, Rehearsals):
     """A sequence of Keras layers that is trained on several devices.
 
     The layers are cut into `num_partitions` cells, one a device. A mini-batch
@@ -184,8 +185,7 @@ class GPipe(Saving, Rehearsals):
             return self._source.model(inputs, training=training)
         # Each layer is told, or it is what the last layer left to others.
         kwargs = {} if training is None else {"training": training}
-        for cell in self.built_for("a call").cells:
-            with tf.device(cell.device):
-                for layer in cell.sequence:
-                    inputs = layer(inputs, **kwargs)
+        self.built_for("a call")
+        for layer in self.sequence:  # each where its weights are
+            inputs = layer(inputs, **kwargs)
         return inputs

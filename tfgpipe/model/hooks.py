@@ -29,6 +29,7 @@ from tfgpipe.cells import Cell
 from tfgpipe.devices import Storage, homes, place_variables, placement
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.failures import explained, interruptible
+from tfgpipe.generation import GroupedGeneration, install
 from tfgpipe.micro_batches import as_specs, shapes
 from tfgpipe.model.build import build
 from tfgpipe.model.description import Description
@@ -49,6 +50,7 @@ class _Notes:
         base_calls: How often each method marked with `base` was called.
         functions: By kind of step, what is called eagerly, see `look.py`.
         optimizer: Whose slots are where the weights are.
+        generation: By what the model generates, if it does.
     """
 
     input_spec: Any = None
@@ -62,6 +64,7 @@ class _Notes:
         default_factory=dict
     )
     optimizer: Any = None
+    generation: GroupedGeneration | None = None
 
 
 _CURES = {
@@ -255,6 +258,9 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
         waiting = [v for v in self.variables if not internals.is_created(v)]
         place_variables(cells, known, waiting)
         homes.settle(cells, [*self.sequence, *self._source.models])
+        num_groups = min(self.num_micro_batches, len(self._arguments.grid[0]))
+        for model in self._source.models:
+            notes.generation = install(model, num_groups)
         notes.storage = Storage(self.name, self.sequence)
         # tf.train.Checkpoint finds nothing in a list of layers.
         self._checkpointed = tf.Module()

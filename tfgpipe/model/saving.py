@@ -15,11 +15,12 @@ from typing import Any
 
 import h5py
 import keras
+import tensorflow as tf
 from keras import tree
 
 from tfgpipe import failures, internals
-from tfgpipe.checks import as_count, checked_path
-from tfgpipe.devices import all_devices, resolve_device
+from tfgpipe.checks import as_count, checked_bool, checked_path
+from tfgpipe.devices import all_devices, homes, resolve_device
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.files import read_whole, written_whole
 from tfgpipe.model.hooks import Hooks
@@ -357,12 +358,33 @@ class Saving(Hooks):
         format: str = "tf_saved_model",
         verbose: bool | None = None,
         input_signature: Any = None,
+        devices: bool = False,
         **kwargs: Any,
     ) -> None:
         """Writes a model for serving, see `keras.Model.export`.
 
         The pipeline stays behind: what is served runs layer by layer.
+
+        Args:
+            filepath: The folder.
+            format: Of the model.
+            verbose: Whether to say what was written.
+            input_signature: What the model is served. Defaults to its inputs.
+            devices: Whether the weights are loaded onto devices of the same
+                names, and each layer computes where its weights are: for a
+                model that no single device holds. Else all of it is loaded
+                onto the first device.
+            **kwargs: Other arguments.
+
+        Raises:
+            ValueError: If the format has no place for devices.
         """
+        if checked_bool("devices", devices) and format != "tf_saved_model":
+            raise ValueError(
+                "`devices=True` needs a format that has devices. Received: "
+                f"format={format!r}. Leave `devices` out, or take "
+                "'tf_saved_model'."
+            )
         if input_signature is None and self.built:
             spec = self.built_for("export()").input_spec
             if self._source.input_spec is None and not tree.is_nested(spec):
@@ -374,7 +396,8 @@ class Saving(Hooks):
                     spec,
                 )
             ]
-        super().export(filepath, format, verbose, input_signature, **kwargs)
+        with _with_devices() if devices else homes.away():
+            super().export(filepath, format, verbose, input_signature, **kwargs)
 
     def get_build_config(self) -> dict[str, Any] | None:
         """Shapes and dtypes of the inputs."""
@@ -386,6 +409,22 @@ class Saving(Hooks):
         if config is None or self.built:
             return
         self.build_for_spec(spec_from_config(config))
+
+
+@contextlib.contextmanager
+def _with_devices() -> Iterator[None]:
+    """Inside, Keras has variables of a `SavedModel` keep their devices."""
+    options = tf.saved_model.SaveOptions(
+        experimental_variable_policy="save_variable_devices"
+    )
+    cls = type(keras.export.ExportArchive())  # it makes one of another class
+    write_out = internals.Replaceable(cls, "write_out")
+
+    def write(archive: Any, path: Any, *args: Any, **kwargs: Any) -> None:
+        write_out.original(archive, path, options, *args, **kwargs)
+
+    with write_out.by(write):
+        yield
 
 
 def check_devices(names: Sequence[str] | None, is_given: bool) -> None:

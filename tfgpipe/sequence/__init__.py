@@ -2,12 +2,18 @@
 
 from tfgpipe.sequence import inputs
 from tfgpipe.sequence.restrictions import check_supported
-from tfgpipe.sequence.source import items_from_config, layers_of, source_of
+from tfgpipe.sequence.source import (
+    items_from_config,
+    layers_of,
+    prepares_data,
+    source_of,
+)
 
 __all__ = [
     "check_supported",
     "inputs",
     "items_from_config",
     "layers_of",
+    "prepares_data",
     "source_of",
 ]

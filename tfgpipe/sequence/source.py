@@ -117,22 +117,23 @@ def _check_model(model: keras.Model) -> None:
             "`super().train_step(data)`; and pass `keras.Model(model.inputs, "
             "model.outputs)`."
         )
-    if cls.fit is not keras.Model.fit and _may_preprocess(model):
+    if cls.fit is not keras.Model.fit and not hasattr(cls, _PREPARES):
         warnings.warn(
             "A `GPipe` does not call the `fit` of a model's class, which may "
             "prepare the data. Received: "
             f"'{model.name}', a {cls.__name__} with a `fit` of its own. Hand "
-            "over data as the layers take them. A KerasHub task has them from "
-            "`data.map(task.preprocessor)`; say that you do so by "
-            "`task.preprocessor = None` before you make the `GPipe`, and set "
-            "it again to generate.",
+            "over data as the layers take them.",
             stacklevel=2,
         )
 
 
-def _may_preprocess(model: keras.Model) -> bool:
-    """Not if it is a task of KerasHub that has no preprocessor now."""
-    return getattr(model, "preprocessor", True) is not None
+_PREPARES = "preprocess_samples"
+
+
+def prepares_data(model: keras.Model | None) -> bool:
+    """Whether a model is a task of KerasHub, with a preprocessor now."""
+    has_one = getattr(model, "preprocessor", None) is not None
+    return has_one and hasattr(model, _PREPARES)
 
 
 def _calls(items: Any) -> tuple[list[LiveCall], list[Any]]:

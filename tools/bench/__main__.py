@@ -22,6 +22,7 @@ COMMANDS = {
     "efficiency": "steps of timed cells beside their schedule's lower bound",
     "throughput": "speed-up with more cells and micro-batches, real models",
     "overhead": "one cell beside plain Keras; dispatch and tracing time",
+    "generate": "tokens a second of timed cells; beside plain KerasHub",
     "replicas": "replicas of timed cells; what each of their devices owns",
     "memory": "the largest model that fits; memory of an accelerator",
     "recompute": "recomputation beside tf.recompute_grad in plain Keras",

@@ -203,3 +203,39 @@ def test_later_pipeline_has_the_last_word():
     tfgpipe.GPipe(model, 2, 2, devices=CPUS[::-1])
     _, found = sent_weights(tf.function(lambda x: model(x)), tensors(X))
     assert not found
+
+
+@pytest.mark.parametrize("make", [chain, opened, lambda: sequential().layers])
+@pytest.mark.parametrize("devices", [False, True])
+def test_served_model_is_on_devices_if_asked(make, devices, tmp_path):
+    keras.utils.set_random_seed(1)
+    pipeline = tfgpipe.GPipe(make(), 2, 2, devices=CPUS)
+    expected = pipeline.predict(X, verbose=0)
+    pipeline.export(str(tmp_path), verbose=False, devices=devices)
+    options = tf.saved_model.LoadOptions(
+        experimental_variable_policy="save_variable_devices"
+    )
+    served = tf.saved_model.load(str(tmp_path), options=options)
+    held = {v.device[-5:] for v in served.variables if v.dtype.is_floating}
+    assert held == ({*CPUS} if devices else {"CPU:0"})
+    graph = served.signatures["serving_default"].graph
+    named = {
+        node.device[-5:]
+        for f in graph.as_graph_def().library.function
+        for node in f.node_def
+        if "MatMul" in node.op
+    } - {""}
+    assert named == ({*CPUS} if devices else set())
+    count, sent = sent_weights(served.serve, tf.constant(X))
+    assert (count > 0) == devices and not sent
+    found = served.serve(tf.constant(X)).numpy()
+    np.testing.assert_allclose(found, pipeline(X), 1e-6, 1e-7)
+    np.testing.assert_allclose(found, expected, 1e-5, 1e-6)
+
+
+def test_format_without_devices_is_refused(tmp_path):
+    pipeline = tfgpipe.GPipe(chain(), 2, 2, devices=CPUS)
+    with pytest.raises(ValueError, match="format='onnx'"):
+        pipeline.export(str(tmp_path), format="onnx", devices=True)
+    with pytest.raises(ValueError, match="devices='CPU:0'"):
+        pipeline.export(str(tmp_path), devices="CPU:0")

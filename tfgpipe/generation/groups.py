@@ -1,0 +1,257 @@
+"""`generate` of a task of KerasHub, whose layers are on several devices.
+
+Prompts go through the devices in groups. Each group has its own loop over
+tokens, and loops do not wait for each other: while one group is in the second
+cell, another is in the first.
+
+    device 0    group 0   group 1   group 0   group 1   ...
+    device 1              group 0   group 1   group 0   ...
+
+What is computed is the task's own `generate_step`, group by group, with caches
+that stay on their devices (`caches.py`), and seeds as for all rows at once
+(`draws.py`). With more groups than devices, weights would be read more often
+for nothing: a device reads all of its weights for each token of each group.
+
+Known of a task: `generate_step(inputs, stop_token_ids)`, which calls
+`self.sampler(next, prompt, cache, index, ...)`; and `make_generate_function`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import tree
+
+from tfgpipe import internals
+from tfgpipe.generation.caches import HeldCache, zeros_apart
+from tfgpipe.generation.draws import Draws
+
+# Samplers of KerasHub that leave rows where they are.
+_IN_PLACE = {"GreedySampler", "RandomSampler", "TopKSampler", "TopPSampler"}
+_REORDERING = {"BeamSampler", "ContrastiveSampler"}
+
+
+def install(task: Any, num_groups: int) -> GroupedGeneration | None:
+    """Has a task generate in groups from now on, or does nothing to others.
+
+    Args:
+        task: A model.
+        num_groups: How many groups, at most.
+
+    Returns:
+        What the task generates by; None for a model that does not generate.
+    """
+    if not can_generate(task):
+        return None
+    found = GroupedGeneration(task, num_groups)
+    object.__setattr__(task, "make_generate_function", found.function)
+    return found
+
+
+def can_generate(model: Any) -> bool:
+    """Whether a model generates as tasks of KerasHub do."""
+    names = ("generate", "generate_step", "make_generate_function")
+    return isinstance(model, keras.Model) and all(
+        callable(getattr(model, name, None)) for name in names
+    )
+
+
+class GroupedGeneration:
+    """Generates by a task, in groups of prompts.
+
+    Attributes:
+        num_groups: How many groups, at most.
+    """
+
+    def __init__(self, task: Any, num_groups: int):
+        self._task = task
+        self.num_groups = num_groups
+        self._make = type(task).make_generate_function
+        self._variables: dict[Any, tf.Variable] = {}
+        self._lock = threading.Lock()
+
+    def function(self) -> Callable:
+        """What the task calls with inputs and the tokens at which it stops."""
+        task = self._task
+        if task.run_eagerly:
+            return self._make(task)
+        if task.generate_function is None:
+            run = tf.function(self._run, autograph=False)
+
+            @functools.wraps(task.generate_step)
+            def generate(inputs: Any, stop_token_ids: Any = None) -> Any:
+                inputs = tree.map_structure(_as_tensor, inputs)
+                if stop_token_ids is not None:
+                    stop_token_ids = tuple(stop_token_ids)
+                with self._lock:  # one set of caches
+                    groups = self._groups_of(inputs)
+                    return run(inputs, stop_token_ids, groups)
+
+            task.generate_function = generate
+        return task.generate_function
+
+    @contextlib.contextmanager
+    def in_groups(self, num_groups: int | None) -> Iterator[None]:
+        """Inside, there are as many groups, if it is not None."""
+        before = self.num_groups
+        self.num_groups = before if num_groups is None else num_groups
+        try:
+            yield
+        finally:
+            self.num_groups = before
+
+    def _groups_of(self, inputs: Any) -> int:
+        """How many groups there are: each has a prompt, or more."""
+        if _kind(self._task.sampler) is None:
+            return 1  # it may draw in other ways
+        if _start(inputs) is None:
+            return 1
+        counts = {t.shape[0] if t.shape.rank else None for t in _flat(inputs)}
+        (rows,) = counts if len(counts) == 1 else (None,)
+        return min(self.num_groups, rows or 1)
+
+    def _run(self, inputs: Any, stop_token_ids: Any, groups: int) -> Any:
+        """All groups, in one graph."""
+        task, sampler = self._task, self._task.sampler
+        rows = _flat(inputs)[0].shape[0]
+        draws = None
+        if groups > 1:
+            draws = Draws(sampler, rows, _start(inputs))
+        found = []
+        for m in range(groups):
+            first, last = rows * m // groups, rows * (m + 1) // groups
+            own = inputs
+            if groups > 1:
+                own = tree.map_structure(
+                    lambda t, a=first, b=last: None if t is None else t[a:b],
+                    inputs,
+                )
+            held = HeldCache(
+                functools.partial(self._variable_of, m),
+                _kind(sampler) is not _IN_PLACE,
+            )
+            with contextlib.ExitStack() as stack:
+                enter = stack.enter_context
+                call = _Sampling(sampler, held, draws)
+                enter(_replaced(task, "sampler", call))
+                enter(zeros_apart())
+                if draws is not None:
+                    enter(draws.of_rows(first, last))
+                found.append(task.generate_step(own, stop_token_ids))
+        if draws is not None:
+            draws.move_on()
+        self._release()
+        return tree.map_structure(_joined, *found)
+
+    def _variable_of(self, m: int, n: int, i: int, part: Any) -> tf.Variable:
+        """The variable of a group, a leaf of its cache, and a layer."""
+        key = m, n, i, part.op.device, part.dtype
+        if key not in self._variables:
+            with internals.making_variables(), tf.device(part.op.device):
+                self._variables[key] = tf.Variable(
+                    _nothing(part.dtype),
+                    trainable=False,
+                    shape=tf.TensorShape(None),
+                )
+        return self._variables[key]
+
+    def _release(self) -> None:
+        """Frees the memory of caches, after the loops have used them."""
+        for variable in self._variables.values():
+            with tf.device(variable.device):
+                variable.assign(_nothing(variable.dtype))
+
+
+class _Sampling:
+    """Stands for the sampler of a task, with a cache that stays."""
+
+    def __init__(self, sampler: Any, held: HeldCache, draws: Draws | None):
+        self._sampler = sampler
+        self._held = held
+        self._draws = draws
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sampler, name)
+
+    def __call__(
+        self,
+        next: Callable,
+        prompt: Any,
+        cache: Any = None,
+        index: Any = 0,
+        **kwargs: Any,
+    ) -> Any:
+        held, draws = self._held, self._draws
+
+        def step(prompt: Any, kept: Any, index: Any) -> Any:
+            if draws is not None:
+                draws.index = index
+            *others, cache = next(prompt, held.read(kept), index)
+            return *others, held.write(kept, cache)
+
+        kept = None if cache is None else held.hold(cache)
+        if draws is None:
+            return self._sampler(step, prompt, kept, index, **kwargs)
+        run_loop = type(self._sampler).run_loop
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            found = run_loop(self._sampler, *args, **kwargs)
+            draws.note_end(found[2])
+            return found
+
+        with internals.replaced_method(self._sampler, "run_loop", counted):
+            # All groups begin where all rows together would.
+            index = draws.begin(index)
+            return self._sampler(step, prompt, kept, index, **kwargs)
+
+
+def _kind(sampler: Any) -> set[str] | None:
+    """What a sampler does with rows; None if it is not KerasHub's."""
+    if not type(sampler).__module__.startswith("keras_hub."):
+        return None
+    name = type(sampler).__name__
+    return next((k for k in (_IN_PLACE, _REORDERING) if name in k), None)
+
+
+def _as_tensor(value: Any) -> Any:
+    return None if value is None else tf.convert_to_tensor(value)
+
+
+def _joined(*parts: Any) -> Any:
+    return None if parts[0] is None else tf.concat(parts, 0)
+
+
+def _flat(inputs: Any) -> list[tf.Tensor]:
+    return [t for t in tree.flatten(inputs) if t is not None]
+
+
+def _start(inputs: Any) -> Any:
+    """Where the first token goes: behind the shortest prompt."""
+    if not isinstance(inputs, dict):
+        return None
+    names = ("decoder_padding_mask", "padding_mask")
+    mask = next((inputs[name] for name in names if name in inputs), None)
+    if mask is None:
+        return None
+    return tf.reduce_min(tf.reduce_sum(tf.cast(mask, tf.int32), -1))
+
+
+def _nothing(dtype: Any) -> tf.Tensor:
+    return tf.zeros((0,), dtype)
+
+
+@contextlib.contextmanager
+def _replaced(thing: Any, name: str, value: Any) -> Iterator[None]:
+    """Inside, an attribute of an object is another, which Keras ignores."""
+    before = vars(thing)[name]
+    object.__setattr__(thing, name, value)
+    try:
+        yield
+    finally:
+        object.__setattr__(thing, name, before)
