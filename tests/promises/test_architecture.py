@@ -47,6 +47,7 @@ ORDER = (
 )
 WITHOUT_TENSORFLOW = {
     "checkpoints/folder",
+    "checkpoints/matching",
     "checks",
     "costs/gradient_path",
     "files",
