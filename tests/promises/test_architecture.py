@@ -50,6 +50,7 @@ ORDER = (
 )
 WITHOUT_TENSORFLOW = {
     "checkpoints/folder",
+    "checkpoints/matching",
     "checks",
     "costs/gradient_path",
     "files",

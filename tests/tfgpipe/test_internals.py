@@ -1487,3 +1487,16 @@ def test_first_data_are_what_fit_was_given(monkeypatch):
     np.testing.assert_array_equal(arrays[0], x)
     np.testing.assert_array_equal(batch[0], x[:2])
     assert nothing is None
+
+
+def test_settings_of_an_optimizer_are_numbers_truths_and_words():
+    model = keras.Sequential([kl.Dense(2)])
+    assert internals.optimizer_settings(model) == {}
+    inner = keras.optimizers.SGD(
+        keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5), momentum=0.5
+    )
+    model.compile(keras.optimizers.LossScaleOptimizer(inner, 4.0), "mse")
+    found = internals.optimizer_settings(model)
+    assert found["LossScaleOptimizer.initial_scale"] == 4.0
+    assert found["SGD.momentum"] == 0.5
+    assert not any(name.endswith((".name", "_rate")) for name in found)

@@ -20,6 +20,7 @@ from tfgpipe.checkpoints import (
     Position,
     Restored,
     Writer,
+    first_settings_of,
     is_known_damaged,
     known_steps_of,
     steps_of,
@@ -157,6 +158,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._take_folder()
         resumed = self._resumed
         self._step = known_steps_of(self.model)
+        first_settings_of(self.model)  # before a callback changes them
         if resumed is not None and not self._is_used:
             self._step, self._start = resumed.step, resumed.batch
         self._is_used, self._is_new = True, False
@@ -257,7 +259,8 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _save(self, monitored: dict | None = None) -> None:
         position = Position(self._step, self._epoch, self._batch)
-        self._writer.start(self.model, position, monitored)
+        settings = first_settings_of(self.model)
+        self._writer.start(self.model, position, monitored, settings)
         self._is_new = False
 
     @property

@@ -3,6 +3,7 @@
 from tfgpipe.checkpoints.folder import Folder, Position
 from tfgpipe.checkpoints.restore import (
     Restored,
+    first_settings_of,
     is_known_damaged,
     known_steps_of,
     restore,
@@ -15,6 +16,7 @@ __all__ = [
     "Position",
     "Restored",
     "Writer",
+    "first_settings_of",
     "is_known_damaged",
     "known_steps_of",
     "restore",

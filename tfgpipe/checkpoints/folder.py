@@ -32,7 +32,7 @@ import pathlib
 import re
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tfgpipe.checks import checked_path
@@ -77,7 +77,7 @@ class Folder:
             if self._lock is None:
                 self._lock = FolderLock(self.path, "folder")
             for left in self.path.glob(f"{_UNFINISHED}*"):
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
+                remove(left)
             probe = self._unfinished("probe")
             probe.mkdir()
             probe.rmdir()
@@ -152,7 +152,7 @@ class Folder:
     def manifest(self, step: int) -> Manifest | None:
         """What a checkpoint says of itself; None if it is damaged."""
         try:
-            return read_manifest(self.of(step))
+            return read_manifest(self.of(step), step)
         except Damaged:
             return None
 
@@ -184,7 +184,7 @@ class Folder:
     def _delete(self, path: pathlib.Path) -> None:
         nameless = self._unfinished(path.name)
         os.replace(path, nameless)
-        shutil.rmtree(nameless)
+        remove(nameless)
 
 
 FORMAT = 1
@@ -220,6 +220,7 @@ class Manifest(NamedTuple):
             one; or None.
         optimizer: Names of the classes of the optimizer, and of those in it.
         versions: Of the libraries that wrote it, by name.
+        settings: What the optimizer was told when the training began, by name.
     """
 
     position: Position
@@ -228,6 +229,7 @@ class Manifest(NamedTuple):
     monitored: Mapping[str, Any] | None
     optimizer: Sequence[str]
     versions: Mapping[str, str]
+    settings: Mapping[str, Any] = {}
 
     def write(self, folder: pathlib.Path) -> None:
         """Writes it into the folder of the checkpoint, to the disk."""
@@ -246,26 +248,98 @@ class Damaged(Exception):
     """Why a checkpoint cannot be used, in words."""
 
 
-def read_manifest(folder: pathlib.Path) -> Manifest:
+def read_manifest(folder: pathlib.Path, step: int | None = None) -> Manifest:
     """The manifest of a checkpoint.
 
+    Args:
+        folder: Of the checkpoint.
+        step: That its name says; None for any.
+
     Raises:
-        Damaged: If there is none, or it is not whole.
+        Damaged: If there is none, or it is not whole, or of another step.
     """
+    path = folder / NAME
     try:
-        found = json.loads((folder / NAME).read_text("utf-8"))
+        if path.exists() and not path.is_file():
+            raise Damaged(f"{NAME} is no file")  # a pipe is waited for
+        found = json.loads(path.read_text("utf-8"))
         content = found["content"]
         is_whole = found["sha256"] == _digest(content)
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise Damaged(
             f"{NAME} cannot be read ({type(error).__name__})"
         ) from error
     if not is_whole:
         raise Damaged(f"{NAME} is not as it was written")
-    if content.pop("format") != FORMAT:
+    try:
+        manifest = _of_content(content)
+    except (ValueError, TypeError, KeyError) as error:
+        raise Damaged(f"{NAME} is not as `Checkpoint` writes it") from error
+    if step is not None and step != manifest.position.step:
+        raise Damaged(
+            f"its name is that of step {step}, and {NAME} that of step "
+            f"{manifest.position.step}"
+        )
+    return manifest
+
+
+def _of_content(content: Any) -> Manifest:
+    """Checks what a manifest says; somebody may have written another.
+
+    Raises:
+        TypeError: If something is of another kind; or `KeyError`, `ValueError`.
+    """
+    if content.get("format") != FORMAT:
         raise Damaged(f"{NAME} is of a newer version of tfgpipe")
-    position = Position(**content.pop("position"))
-    return Manifest(position, **content)
+    at = content["position"]
+    manifest = Manifest(
+        Position(at["step"], at["epoch"], at["batch"]),
+        content["variables"],
+        content["files"],
+        content["monitored"],
+        content["optimizer"],
+        content["versions"],
+        content.get("settings", {}),  # of earlier versions
+    )
+    _expect(manifest.position, int, lambda n: n >= 0)
+    for records in _values(manifest.variables):
+        for name, shape, dtype in records:
+            _expect([name, dtype], str)
+            _expect(shape, int, lambda n: n >= 0)
+    _values(manifest.files)
+    for name, record in manifest.files.items():
+        _expect([record["bytes"]], int)
+        _expect([record["sha256"]], str)
+        _expect([name], str, lambda text: "/" not in text)
+    if manifest.monitored is not None:
+        _expect([manifest.monitored["name"]], str)
+        _expect([manifest.monitored["value"]], (int, float))
+    _expect(manifest.optimizer, str)
+    _values(manifest.settings)
+    return manifest
+
+
+def _expect(
+    values: Iterable[Any],
+    kind: Any,
+    is_right: Callable[[Any], bool] = lambda _: True,
+) -> None:
+    for value in values:
+        is_kind = isinstance(value, kind) and not isinstance(value, bool)
+        if not is_kind or not is_right(value):
+            raise TypeError(f"Received: {value!r}.")
+
+
+def _values(found: Any) -> Iterable[Any]:
+    if not isinstance(found, dict):
+        raise TypeError(f"Received: {found!r}.")
+    return found.values()
+
+
+def remove(path: pathlib.Path) -> None:
+    """Deletes a folder with what is in it, or a file, or a link alone."""
+    is_folder = path.is_dir() and not path.is_symlink()
+    shutil.rmtree(path) if is_folder else path.unlink()
 
 
 def check_files(folder: pathlib.Path, manifest: Manifest) -> None:

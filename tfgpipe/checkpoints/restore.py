@@ -6,6 +6,7 @@ import os
 import pathlib
 import warnings
 import weakref
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -15,13 +16,9 @@ from tfgpipe import internals
 from tfgpipe.checkpoints import folder as manifest_lib
 from tfgpipe.checkpoints import writer
 from tfgpipe.checkpoints.folder import Damaged, Folder, Manifest
+from tfgpipe.checkpoints.matching import Mismatch, matched, matched_slots
 from tfgpipe.checkpoints.writer import VALUES, wait_for_all
 from tfgpipe.checks import as_integer
-
-# With how many steps the optimizer counted then, and which were damaged.
-_restored: weakref.WeakKeyDictionary[keras.Model, Any] = (
-    weakref.WeakKeyDictionary()
-)
 
 
 class Restored(NamedTuple):
@@ -41,6 +38,31 @@ class Restored(NamedTuple):
     batch: int
 
 
+class _Notes(NamedTuple):
+    """What is known of a model that was restored.
+
+    Attributes:
+        restored: What `restore` returned; None if it was not.
+        steps: With how many steps the model counted then.
+        damaged: Of which steps there were damaged checkpoints.
+        settings: Of its optimizer, when the training began; None if unknown.
+    """
+
+    restored: Restored | None = None
+    steps: int = 0
+    damaged: Collection[int] = ()
+    settings: Mapping[str, Any] | None = None
+
+
+_restored: weakref.WeakKeyDictionary[keras.Model, _Notes] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _notes_of(model: keras.Model) -> _Notes:
+    return _restored.get(model, _Notes())
+
+
 def restore(
     model: keras.Model,
     folder: str | os.PathLike[str],
@@ -53,9 +75,12 @@ def restore(
     cells, micro-batches and replicas that promises so, or as plain Keras.
 
     Args:
-        model: A `GPipe`, or a plain Keras model, of the layers that were saved,
-            in their order. Built; compiled with the same optimizer, or not
-            compiled: then the optimizer's state is left out.
+        model: A `GPipe`, or a plain Keras model, of the layers that were saved.
+            Built; compiled with the same optimizer, or not compiled: then the
+            optimizer's state is left out. Variables are found by their names.
+            Where layers have other names than those that were saved, they are
+            found by their order, with a warning, unless some have changed
+            places. A warning says, too, what the optimizer is told otherwise.
         folder: That of the callback.
         step: Of which step; None for the last one. One that is damaged is left
             as it is, with a warning, and the one before it taken.
@@ -86,7 +111,7 @@ def restore(
     for one in reversed(steps) if step is None else [int(step)]:
         path = found.of(one)
         try:
-            manifest = manifest_lib.read_manifest(path)
+            manifest = manifest_lib.read_manifest(path, one)
             manifest_lib.check_files(path, manifest)
             _take(model, path, manifest)
         except Damaged as error:
@@ -100,7 +125,9 @@ def restore(
                 stacklevel=2,
             )
         restored = Restored(str(path), *manifest.position)
-        _restored[model] = restored, steps_of(model), set(damaged)
+        _restored[model] = _Notes(
+            restored, steps_of(model), set(damaged), manifest.settings
+        )
         return restored
     if damaged:
         raise ValueError(
@@ -123,15 +150,23 @@ def steps_of(model: keras.Model) -> int:
 
 def known_steps_of(model: keras.Model) -> int:
     """As `steps_of`; after `restore`, counted from what it has returned."""
+    restored, before, *_ = _notes_of(model)
     steps = steps_of(model)
-    restored, before, _ = _restored.get(model, (None, 0, set()))
     return steps if restored is None else restored.step + steps - before
 
 
 def is_known_damaged(model: keras.Model, step: int) -> bool:
     """Whether `restore` found the checkpoint of a step damaged."""
-    *_, damaged = _restored.get(model, (None, 0, set()))
-    return step in damaged
+    return step in _notes_of(model).damaged
+
+
+def first_settings_of(model: keras.Model) -> Mapping[str, Any]:
+    """What an optimizer was told when its training began."""
+    notes = _notes_of(model)
+    if not notes.settings:
+        notes = notes._replace(settings=internals.optimizer_settings(model))
+        _restored[model] = notes
+    return notes.settings or {}
 
 
 def _take(model: keras.Model, path: pathlib.Path, manifest: Manifest) -> None:
@@ -155,9 +190,10 @@ def _take(model: keras.Model, path: pathlib.Path, manifest: Manifest) -> None:
             f"Received: {names}, and {list(manifest.optimizer)} in {path}. "
             "Compile the model as it was for the training."
         )
-    _check(writer.variable_records(groups), manifest, path)
+    found = _matched(writer.variable_records(groups), manifest, path)
+    _tell_settings(model, manifest, path)
     for group, variables in groups.items():
-        for i, variable in enumerate(map(writer.storage, variables)):
+        for i, variable in zip(found[group], map(writer.storage, variables)):
             key = writer.key(group, i)
             variable.assign(_read(path, key, variable))
 
@@ -186,13 +222,23 @@ def _build_optimizer(model: Any) -> None:
         optimizer.build(model.trainable_variables)
 
 
-def _check(
+def _matched(
     expected: dict[str, list[list[Any]]], manifest: Manifest, path: pathlib.Path
-) -> None:
-    """Compares the variables of a model with those of a checkpoint."""
+) -> dict[str, list[int]]:
+    """For each variable of a model the index of the one that was saved."""
+    found: dict[str, list[int]] = {}
+    names = {
+        where: {
+            group: [name for name, *_ in records[group]] for group in records
+        }
+        for where, records in (("own", expected), ("saved", manifest.variables))
+    }
     for group, own in expected.items():
         saved = manifest.variables.get(group, [])
-        what = {"model": "layers", "optimizer": "an optimizer"}.get(group)
+        if group == "skipped":  # one of them may not have seen outliers
+            found[group] = [*range(min(len(own), len(saved)))]
+            continue
+        what = {"model": "layers", "optimizer": "an optimizer"}[group]
         if len(own) != len(saved):
             raise ValueError(
                 f"`model` must have {what} like those that were saved. "
@@ -200,7 +246,28 @@ def _check(
                 f"{len(saved)} in {path}. Make, and compile, the model as it "
                 "was for the training."
             )
-        for (name, *kind), (saved_name, *saved_kind) in zip(own, saved):
+        given = names["own"][group], names["saved"][group]
+        try:
+            if group == "model":
+                found[group], other = matched(*given)
+                _tell_names(other, path)
+            else:
+                found[group] = matched_slots(
+                    *given,
+                    names["own"]["model"],
+                    names["saved"]["model"],
+                    found["model"],
+                )
+        except Mismatch as error:
+            raise ValueError(
+                f"`model` must have {what} like those that were saved. "
+                f"Received: '{error.own}', where {path} has '{error.saved}', "
+                "and others in other places, too. Make, and compile, the "
+                "model as it was for the training, with the same layers "
+                "frozen."
+            ) from None
+        for (name, *kind), i in zip(own, found[group]):
+            saved_name, *saved_kind = saved[i]
             if kind != saved_kind:
                 raise ValueError(
                     f"`model` must have {what} like those that were saved. "
@@ -208,3 +275,37 @@ def _check(
                     f"{path} has '{saved_name}' of {saved_kind}. Make, and "
                     "compile, the model as it was for the training."
                 )
+    return found
+
+
+def _tell_names(pair: tuple[str, str] | None, path: pathlib.Path) -> None:
+    if pair is not None:
+        warnings.warn(
+            "`model` should have the names that were saved, by which variables "
+            f"are found. Received: '{pair[0]}', where {path} has '{pair[1]}'. "
+            "All were taken in the order of the layers: see that it is the "
+            "same.",
+            stacklevel=4,
+        )
+
+
+def _tell_settings(
+    model: keras.Model, manifest: Manifest, path: pathlib.Path
+) -> None:
+    """Says what the optimizer is told otherwise than at first."""
+    own = internals.optimizer_settings(model)
+    saved = manifest.settings
+    differ = [
+        f"{name}={own[name]!r} (at first {saved[name]!r})"
+        for name in own
+        if name in saved and own[name] != saved[name]
+    ]
+    if differ:
+        warnings.warn(
+            "The optimizer should be that of the training. Received: "
+            f"{', '.join(differ)}, and {path}. The learning rate is the saved "
+            "one now, if it is no schedule: to change it, assign "
+            "`model.optimizer.learning_rate` after this. All else is as "
+            "received.",
+            stacklevel=4,
+        )

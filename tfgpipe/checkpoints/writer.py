@@ -11,6 +11,7 @@ variables of all hosts into the memory of this process for it.
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import threading
 from collections.abc import Mapping
@@ -77,10 +78,17 @@ class Writer:
         model: keras.Model,
         position: Position,
         monitored: Mapping[str, Any] | None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         """Begins to write, once the checkpoint before is written.
 
         When it returns, the model may be trained on.
+
+        Args:
+            model: The model.
+            position: Where in its data it is.
+            monitored: A metric's "name" and "value", or None.
+            settings: What its optimizer was told at first.
 
         Raises:
             OSError: If the one before could not be written.
@@ -95,6 +103,7 @@ class Writer:
             monitored,
             internals.optimizer_names(model),
             self._versions,
+            settings or {},
         )
         self._thread = _Thread(target=self._run, args=(shards, manifest))
         self._thread.start()
@@ -136,14 +145,19 @@ class Writer:
     ) -> None:
         step = manifest.position.step
         unfinished = self._folder.begin(step)
-        _write_values(unfinished, shards)
-        shards.clear()  # lets the copies go
-        files = {
-            path.name: manifest_lib.file_record(path)
-            for path in sorted(unfinished.iterdir())
-        }
-        manifest._replace(files=files).write(unfinished)
-        self._folder.finish(unfinished, step)
+        try:
+            _write_values(unfinished, shards)
+            shards.clear()  # lets the copies go
+            files = {
+                path.name: manifest_lib.file_record(path)
+                for path in sorted(unfinished.iterdir())
+            }
+            manifest._replace(files=files).write(unfinished)
+            self._folder.finish(unfinished, step)
+        except BaseException:  # a part of one would keep a full disk full
+            with contextlib.suppress(OSError):
+                manifest_lib.remove(unfinished)
+            raise
         self._folder.keep(self._keep, self._mode, self._best, step)
 
 

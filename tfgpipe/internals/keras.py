@@ -704,6 +704,19 @@ def optimizer_names(model: keras.Model) -> list[str]:
     return [type(one).__name__ for one in with_inner(optimizer)]
 
 
+def optimizer_settings(model: keras.Model) -> dict[str, Any]:
+    """What a model's optimizer is told: numbers, truths and words, by names."""
+    optimizer = getattr(model, "optimizer", None)
+    found: dict[str, Any] = {}
+    for one in [] if optimizer is None else with_inner(optimizer):
+        config = one.get_config()
+        for name, value in config.items():
+            if isinstance(value, (bool, int, float, str, type(None))):
+                found[f"{type(one).__name__}.{name}"] = value
+        found.pop(f"{type(one).__name__}.name", None)
+    return found
+
+
 def unlisted(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """Variables of an optimizer that are not among its `variables`.
 

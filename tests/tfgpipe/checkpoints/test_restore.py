@@ -1,3 +1,5 @@
+import json
+import os
 import shutil
 
 import keras
@@ -7,6 +9,7 @@ from keras import layers as kl
 
 import tfgpipe
 from tfgpipe.callbacks import Checkpoint
+from tfgpipe.checkpoints import Folder, folder, matching, writer
 
 ROWS, BATCH = 24, 4
 
@@ -268,3 +271,209 @@ def test_model_must_be_built(once):
     model = tfgpipe.GPipe([kl.Dense(2)], 1)
     with pytest.raises(ValueError, match="`model` must be built"):
         tfgpipe.restore(model, once)
+
+
+# ------------------------------------------------------------------ by names
+def named(order="ab", frozen="", optimizer=None, make=kl.Dense):
+    """Two layers of equal shapes between others."""
+    keras.utils.set_random_seed(4)
+    two = {name: make(4, name=name) for name in order}
+    for name in frozen:
+        two[name].trainable = False
+    model = tfgpipe.GPipe([keras.Input((4,)), *two.values(), kl.Dense(2)], 2)
+    model.compile(optimizer or keras.optimizers.Adam(0.01), "mse")
+    return model
+
+
+def by_layer(model):
+    return {
+        layer.name: [v.numpy() for v in layer.variables]
+        for layer in model.layers
+        if layer.name in "ab"
+    }
+
+
+def test_layers_in_another_order_are_found_by_their_names(tmp_path):
+    model = saved(tmp_path, named("ab"))
+    other = named("ba")
+    tfgpipe.restore(other, tmp_path)
+    for name, values in by_layer(model).items():
+        for a, b in zip(values, by_layer(other)[name], strict=True):
+            np.testing.assert_array_equal(a, b)
+    slots = [
+        {v.path.partition("_a_")[2]: v.numpy() for v in m.optimizer.variables}
+        for m in (model, other)
+    ]
+    for name, value in slots[0].items():
+        if name:
+            np.testing.assert_array_equal(value, slots[1][name])
+
+
+def test_slots_of_another_layer_are_not_taken(tmp_path):
+    saved(tmp_path, named(frozen="b"))
+    model = named(frozen="a")
+    before = model.get_weights()
+    with pytest.raises(ValueError, match=r"_b_.* the same layers frozen"):
+        tfgpipe.restore(model, tmp_path)
+    for a, b in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_layers_that_have_changed_places_and_names_are_an_error(tmp_path):
+    saved(tmp_path, named("ab"))
+    with pytest.raises(ValueError, match=r"'.*b/kernel', where .* 'g_.*a/ker"):
+        tfgpipe.restore(named("bc"), tmp_path)
+
+
+def test_other_names_are_told(tmp_path):
+    model = saved(tmp_path, named("ab"))
+    other = named("cd")
+    with pytest.warns(UserWarning, match=r"c/kernel', where .*a/kernel'. All"):
+        tfgpipe.restore(other, tmp_path)
+    assert_same(other, model)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "told"),
+    [
+        (lambda: keras.optimizers.Adam(0.01), None),
+        (lambda: keras.optimizers.Adam(0.5), "Adam.learning_rate=0.5"),
+        (lambda: keras.optimizers.Adam(0.01, beta_1=0.5), "Adam.beta_1=0.5 "),
+    ],
+)
+def test_what_the_optimizer_is_told_otherwise_is_said(
+    tmp_path, optimizer, told
+):
+    """A rate that a callback has lowered is not."""
+    lower = keras.callbacks.LearningRateScheduler(lambda epoch: 0.001)
+    save = Checkpoint(tmp_path)
+    fit(named(), epochs=1, callbacks=[lower, save])
+    model = named(optimizer=optimizer())
+    if told is None:
+        tfgpipe.restore(model, tmp_path)
+    else:
+        with pytest.warns(UserWarning, match=told):
+            tfgpipe.restore(model, tmp_path)
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.001)
+    fit(model, epochs=2, initial_epoch=1, callbacks=[Checkpoint(tmp_path)])
+    tfgpipe.restore(named(), tmp_path)  # what it began with is still known
+
+
+def test_names_are_matched_whatever_the_numbers():
+    own = ["g_pipe_3/dense_4/kernel", "seed/seed_generator_state"]
+    own += ["g_pipe_3/dense_7/kernel"]
+    saved = ["dense/kernel", "seed_9/seed_generator_state", "dense_1/kernel"]
+    assert matching.matched(own, saved) == ([0, 1, 2], None)
+    saved = ["m/b/kernel", "m/a/kernel", "m/a/kernel"]
+    own = ["a/kernel", "a/kernel", "b/kernel"]
+    assert matching.matched(own, [*saved]) == ([1, 2, 0], None)
+    saved = ["m/block_1/k", "m/block_2/k", "m/dense/k", "m/dense_1/k"]
+    own = ["block_2/k", "block_1/k", "dense_8/k", "dense_9/k"]
+    assert matching.matched(own, saved) == ([1, 0, 2, 3], None)
+    slots = ["adam/iteration", "adam/g_a_kernel_m", "adam/g_a_b_kernel_m"]
+    found = matching.matched_slots(
+        slots,
+        ["sgd/iteration", "sgd/a_b_kernel_m", "sgd/a_kernel_m"],
+        ["g/a/kernel", "g/a_b/kernel"],
+        ["a/kernel", "a_b/kernel"],
+        [0, 1],
+    )
+    assert found == [0, 2, 1]
+
+
+# ---------------------------------------------------------- what others wrote
+def forged(path, **changed):
+    """A manifest with a right checksum, and other contents."""
+    text = (path / "manifest.json").read_text()
+    content = {**json.loads(text)["content"], **changed}
+    found = {"content": content, "sha256": folder._digest(content)}
+    (path / "manifest.json").write_text(json.dumps(found))
+
+
+WRONG = [
+    {"position": {"step": "6", "epoch": 1, "batch": 0}},
+    {"position": {"step": -6, "epoch": 1, "batch": 0}},
+    {"position": {"step": 6}},
+    {"position": [6, 1, 0]},
+    {"position": {"step": 12, "epoch": 1, "batch": 0}},
+    {"variables": []},
+    {"variables": {"model": [["a"]]}},
+    {"variables": {"model": [["a", "b", 3]]}},
+    {"variables": None},
+    {"files": {"values.index": 3}},
+    {"files": {"../values": {"bytes": 1, "sha256": "a"}}},
+    {"files": None},
+    {"monitored": {"name": "loss"}},
+    {"monitored": {"name": "loss", "value": "low"}},
+    {"optimizer": 3},
+    {"optimizer": [[]]},
+    {"format": 99},
+    {"settings": 3},
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_manifest_of_others_is_damaged(copy, wrong):
+    last = sorted(copy.glob("step-*"))[-1]
+    forged(last, **wrong)
+    with pytest.warns(UserWarning, match=f"{last.name}: .*manifest.json.* Lef"):
+        assert tfgpipe.restore(made(), copy).step == 4
+    assert Folder(copy).best("min", "loss") is None
+    Folder(copy).keep(1, "min", "loss", 6)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "deep", "folder", "link", "long"])
+def test_manifest_that_is_none_is_damaged(copy, kind):
+    last = sorted(copy.glob("step-*"))[-1]
+    path = last / "manifest.json"
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "link":
+        path.symlink_to("/dev/zero")
+    else:
+        path.write_text("[" * 100_000 if kind == "deep" else "9" * 10_000)
+    with pytest.warns(UserWarning, match=f"{last.name}: manifest.json .* Left"):
+        assert tfgpipe.restore(made(), copy).step == 4
+
+
+@pytest.mark.parametrize("target", ["nothing", "folder"])
+def test_link_in_the_place_of_a_checkpoint_stops_no_start(copy, target):
+    """What it leads to is left alone."""
+    first, _, last = sorted(copy.glob("step-*"))
+    elsewhere = copy.parent / "elsewhere"
+    shutil.move(last, elsewhere)
+    if target == "nothing":
+        last.symlink_to(copy.parent / "nowhere")
+    else:
+        last.symlink_to(elsewhere)
+    shutil.rmtree(first)
+    first.symlink_to(elsewhere)
+    model = made()
+    if target == "nothing":
+        with pytest.warns(UserWarning, match=f"{last.name}: manifest.json"):
+            found = tfgpipe.restore(model, copy)
+    else:
+        found = tfgpipe.restore(model, copy)
+    for epochs in (2, 3):
+        fit(
+            model,
+            initial_epoch=found.epoch,
+            epochs=epochs,
+            callbacks=[Checkpoint(copy, keep=1)],
+        )
+        found = tfgpipe.restore(made(), copy)
+    assert elsewhere.is_dir()
+
+
+def test_full_disk_is_not_kept_full(tmp_path, monkeypatch):
+    def full(folder, shards):
+        (folder / "shard_0").write_text("a part")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(writer, "_write_values", full)
+    with pytest.raises(OSError, match="No space left"):
+        saved(tmp_path)
+    assert not list(tmp_path.glob(".unfinished*"))
