@@ -1,12 +1,15 @@
 """Tiny experiments, and folders of runs of them, for tests of commands."""
 
 import dataclasses
+import os
 import pathlib
+import time
 
 import keras
 import numpy as np
 import texts
 
+import tfgpipe
 from params import datasets, registry
 from params.experiment import Experiment
 from params.images import Images
@@ -17,6 +20,7 @@ from params.pairs import Pairs
 from params.task import LanguageModel
 from params.task import Translation as TranslationTask
 from params.text import Text
+from tfgpipe.checkpoints import writer
 from tools import devices
 from tools.train.trainer import Trainer
 
@@ -78,6 +82,40 @@ def noise():
     x = rng.random((28, 4, 4, 1), np.float32)
     y = np.arange(28, dtype=np.int32) % 3
     return datasets.ImageDataset(x, y, x[:10], y[:10])
+
+
+PHASES = {
+    "build": (Trainer, "_new_model"),
+    "restore": (tfgpipe, "restore"),
+    "train": (Trainer, "fit"),
+    "save": (writer, "_write_values"),
+    "evaluate": (Trainer, "evaluate"),
+    "export": (Trainer, "export"),
+}
+
+
+def stop_in(what, setattr=setattr):
+    """Has this process get a signal when a phase begins.
+
+    Args:
+        what: Such as "build:15"; None for nothing.
+        setattr: Replaces what the phase begins with.
+    """
+    if what is None:
+        return
+    phase, number = what.split(":")
+    owner, name = PHASES[phase]
+    begin = getattr(owner, name)
+
+    def stopped(*args, **kwargs):
+        os.kill(os.getpid(), int(number))
+        if phase == "save":  # the first one is in `fit`; the disk is slow
+            time.sleep(1)
+            os.kill(os.getpid(), int(number))
+            time.sleep(30)
+        return begin(*args, **kwargs)
+
+    setattr(owner, name, stopped)
 
 
 def use(monkeypatch, tmp_path_factory):

@@ -20,6 +20,7 @@ from tfgpipe.checkpoints import (
     Position,
     Restored,
     Writer,
+    end_without_waiting,
     first_settings_of,
     is_known_damaged,
     known_steps_of,
@@ -409,6 +410,8 @@ class Signals:
         if not is_second and self._is_in_fit(frame):
             self.caught = signal.Signals(number).name
             return
+        if is_second:
+            end_without_waiting()
         before = self._before.get(number)
         if callable(before):
             before(number, frame)

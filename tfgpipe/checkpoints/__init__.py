@@ -9,13 +9,14 @@ from tfgpipe.checkpoints.restore import (
     restore,
     steps_of,
 )
-from tfgpipe.checkpoints.writer import Writer, wait_for_all
+from tfgpipe.checkpoints.writer import Writer, end_without_waiting, wait_for_all
 
 __all__ = [
     "Folder",
     "Position",
     "Restored",
     "Writer",
+    "end_without_waiting",
     "first_settings_of",
     "is_known_damaged",
     "known_steps_of",

@@ -11,6 +11,7 @@ variables of all hosts into the memory of this process for it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import pathlib
 import threading
@@ -29,7 +30,7 @@ VALUES = "values"
 
 
 class _Thread(threading.Thread):
-    """Writes a checkpoint."""
+    """Writes a checkpoint. The end of the process waits for it, see below."""
 
 
 def wait_for_all() -> None:
@@ -40,6 +41,14 @@ def wait_for_all() -> None:
     for thread in threading.enumerate():
         if isinstance(thread, _Thread):
             thread.join()
+
+
+def end_without_waiting() -> None:
+    """Lets this process end while it writes: the user is in a hurry."""
+    atexit.unregister(wait_for_all)
+
+
+atexit.register(wait_for_all)
 
 
 class Writer:
@@ -105,7 +114,9 @@ class Writer:
             self._versions,
             settings or {},
         )
-        self._thread = _Thread(target=self._run, args=(shards, manifest))
+        self._thread = _Thread(
+            target=self._run, args=(shards, manifest), daemon=True
+        )
         self._thread.start()
 
     def wait(self) -> None:

@@ -2,6 +2,7 @@
 
 The `trainer` is for other programs, too; a `monitor` watches it, with the
 numbers of a `meter`, and writes for TensorBoard. Its folder has a `run_record`,
-and is read by `trained_run`. `comparison` compares two runs. The command has
-`flags`, which ask for an experiment and its `placement`.
+and is read by `trained_run`. `comparison` compares two runs. The `command` has
+`flags`, which ask for an experiment and its `placement`, and `ends` with a code
+of a table.
 """

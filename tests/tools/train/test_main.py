@@ -25,7 +25,7 @@ from tfgpipe.state import flow
 from tools import devices
 from tools.sizes.model_size import num_parameters
 from tools.sizes.parameter_counts import PARAMETER_COUNTS
-from tools.train import __main__ as train
+from tools.train import command as train
 from tools.train import comparison, event_log, trained_run
 from tools.train.trainer import Trainer
 

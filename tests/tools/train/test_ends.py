@@ -1,0 +1,157 @@
+"""One table of exit codes, and what gives each at every phase."""
+
+import errno
+import pathlib
+import re
+import signal
+import sys
+import time
+
+import numpy as np
+import pytest
+import runs
+from absl import flags
+from absl.testing import flagsaver
+from processes import ROOT, Process, train, until
+
+from tools.cluster import link
+from tools.train import command, ends
+from tools.train.ends import Code
+from tools.train.trainer import Trainer
+
+SIGNALS = [
+    (signal.SIGTERM, 75),
+    (signal.SIGHUP, 75),
+    (signal.SIGINT, 76),
+]
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch, tmp_path_factory):
+    runs.use(monkeypatch, tmp_path_factory)
+
+
+@pytest.fixture
+def caught(monkeypatch):
+    """Signals are caught as in the program, and what hangs is not ended."""
+    before = {name: signal.getsignal(name) for name, _ in SIGNALS}
+    monkeypatch.setattr(ends, "_PATIENCE", 1e6)
+    for name in before:
+        signal.signal(name, signal.SIG_DFL)
+    ends.catch_signals()
+    ends.has_imported()
+    yield
+    for name, handler in before.items():
+        signal.signal(name, handler)
+
+
+def run(monkeypatch, train_dir, **given):
+    words = ["train", f"--train_dir={train_dir}"] if train_dir else ["train"]
+    monkeypatch.setattr(sys, "argv", words)
+    flags.FLAGS.mark_as_parsed()
+    folder = str(train_dir) if train_dir else None
+    given = {"params": "image.tiny", "steps": 2, "train_dir": folder, **given}
+    with flagsaver.flagsaver(**given):
+        return command.program(["train"])
+
+
+def test_table_is_that_of_the_documentation():
+    text = (ROOT / "docs" / "long_runs.md").read_text()
+    told = {int(code) for code in re.findall(r"^\| (\d+) \| ", text, re.M)}
+    assert told == set(Code)
+    assert Code.LOST == link.LOST
+
+
+@pytest.mark.usefixtures("caught")
+@pytest.mark.parametrize("phase", ["build", "restore", "evaluate", "export"])
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_signal_outside_of_fit_has_its_code(
+    phase, number, code, tmp_path, monkeypatch, capsys
+):
+    """It was -15, -1 or a traceback, so that preemptions were missed."""
+    runs.stop_in(f"{phase}:{int(number)}", monkeypatch.setattr)
+    assert run(monkeypatch, tmp_path / "run") == code
+    assert "Stopped. The same command goes on" in capsys.readouterr().err
+    monkeypatch.undo()
+    left = [p.name for p in tmp_path.rglob(".*") if p.name != ".lock"]
+    assert not left
+
+
+@pytest.mark.usefixtures("caught")
+def test_interruption_that_saves_nothing_has_another_code(monkeypatch, capsys):
+    runs.stop_in(f"evaluate:{int(signal.SIGINT)}", monkeypatch.setattr)
+    assert run(monkeypatch, None) == 130
+    assert "Nothing is kept without" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("phase", ["fit", "export"])
+def test_full_disk_has_its_code(phase, tmp_path, monkeypatch, capsys):
+    """It was 1, which is that of weights that differ."""
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Trainer, phase, full)
+    assert run(monkeypatch, tmp_path) == 74
+    told = capsys.readouterr().err
+    assert "No space left" in told and "The same command goes on" in told
+
+
+def test_folder_that_vanishes_has_its_code(tmp_path, monkeypatch):
+    begin = Trainer.fit
+
+    def fit(self, *args, **kwargs):
+        (tmp_path / "run" / "checkpoints").write_text("no folder any more")
+        begin(self, *args, **kwargs)
+
+    monkeypatch.setattr(Trainer, "fit", fit)
+    assert run(monkeypatch, tmp_path / "run") == 74
+
+
+def test_error_that_nobody_has_foreseen_has_its_code(monkeypatch, capsys):
+    def broken(*_, **__):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(Trainer, "evaluate", broken)
+    assert run(monkeypatch, None) == 70
+    assert "RuntimeError: broken" in capsys.readouterr().err
+
+
+def test_signal_during_imports_has_its_code(tmp_path):
+    """Those of TensorFlow swallow what is raised in them, now and then."""
+    program = "import runpy; runpy.run_module('tools.train', None, '__main__')"
+    mark = "import sys; sys.path.insert(0, '.');" + (
+        "from tools.train import ends; catch = ends.catch_signals;"
+        "ends.catch_signals = lambda: (catch(), print('caught', flush=True));"
+    )
+    run = Process(tmp_path, "train", "-c", mark + program)
+    until(lambda: "caught" in run.output, run)
+    run.popen.send_signal(signal.SIGTERM)
+    assert run.wait() == 75, run.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", np.linspace(0.1, 6.0, 24))
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_signal_at_any_moment_has_its_code(tmp_path, after, number, code):
+    run = train(tmp_path, "--steps=100000", f"--train_dir={tmp_path / 'run'}")
+    time.sleep(0.1)  # for Python itself to start
+    if not run.ends_within(after):
+        run.popen.send_signal(number)
+    assert run.wait() == code, run.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", [*runs.PHASES])
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_program_ends_with_the_code_in_each_phase(
+    tmp_path, phase, number, code
+):
+    flags = "--steps=4", f"--train_dir={tmp_path / 'run'}"
+    run = train(tmp_path, *flags, TINY_STOP=f"{phase}:{int(number)}")
+    start = time.monotonic()
+    assert run.wait() == code, run.output
+    assert time.monotonic() - start < 25  # a second one does not wait
+    again = train(tmp_path, *flags)
+    assert again.wait() == 0, again.output
+    assert pathlib.Path(tmp_path / "run" / "final.keras").is_file()
