@@ -152,21 +152,30 @@ class Program:
 
         What its own lane has run before it is not among them.
         """
-        places = {op.task: i for i, op in enumerate(self.ops)}
-        lanes = [(op.device, KINDS[op.kind].lane) for op in self.ops]
-        num_cells = 1 + max((op.cell for op in self.ops), default=0)
+        places = {op[:3]: i for i, op in enumerate(self.ops)}
+        needs = {
+            name: [(n.offset, other) for n in kind.needs for other in n.kinds]
+            for name, kind in KINDS.items()
+        }
         for i, op in enumerate(self.ops):
-            needed = [places.get(task) for task in op.task.needs(num_cells)]
-            found = [place for place in needed if place is not None]
-            for place in found:
+            name, k, m, device, _ = op
+            found = []
+            for offset, other in needs[name]:
+                place = places.get((other, k + offset, m))
+                if place is None:
+                    continue
+                before = self.ops[place]
                 if place > i:
                     raise ValueError(
                         "`ops` must have every operation after those that it "
                         f"needs. Received: {op.task}, number {i}, before "
-                        f"{self.ops[place].task}, number {place}, which it "
-                        "needs. Move the one behind the other."
+                        f"{before.task}, number {place}, which it needs. Move "
+                        "the one behind the other."
                     )
-            yield [place for place in found if lanes[place] != lanes[i]]
+                is_beside = KINDS[other].lane != KINDS[name].lane
+                if is_beside or before.device != device:
+                    found.append(place)
+            yield found
 
     def length(
         self,
