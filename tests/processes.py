@@ -13,14 +13,17 @@ LIMIT = 120  # seconds that anything may take on a busy machine
 
 
 class Process:
-    """A Python program; its output is collected in a file."""
+    """A Python program; its output is collected in a file.
 
-    def __init__(self, folder, name, *arguments, **environment):
+    `inside` is what runs it, such as in a network namespace.
+    """
+
+    def __init__(self, folder, name, *arguments, inside=(), **environment):
         self.path = folder / f"{name}.{time.monotonic_ns()}.txt"
         path = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
         with self.path.open("w") as out:
             self.popen = subprocess.Popen(
-                [sys.executable, *arguments],
+                [*inside, sys.executable, *arguments],
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,

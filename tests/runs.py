@@ -112,7 +112,7 @@ def stop_in(what, setattr=setattr):
         if phase == "save":  # the first one is in `fit`; the disk is slow
             time.sleep(1)
             os.kill(os.getpid(), int(number))
-            time.sleep(30)
+            time.sleep(100)
         return begin(*args, **kwargs)
 
     setattr(owner, name, stopped)

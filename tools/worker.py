@@ -11,9 +11,9 @@ controller at a time. When that ends, or dies, the worker forgets everything,
 and waits for the next, in the same process but as if it had just been started.
 
 Workers do what a controller asks that knows the --secret_file. TensorFlow's own
-port, which it chooses, asks for no secret, and listens on all addresses: let
-none but your own hosts reach it. Workers must reach each other and the
-controller.
+port, which it chooses, asks for no secret: on Linux, it is closed to all but
+this host, and the hosts that a controller with the secret names. Users of these
+hosts are not kept out. Workers must reach each other and the controller.
 """
 
 import contextlib
@@ -26,13 +26,14 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 from absl import flags
 
 from tools import command_line, device_memory, devices
-from tools.cluster import handshake, link, secret
+from tools.cluster import handshake, link, port_filter, secret
 from tools.cluster.hosts import Hosts
 from tools.cluster.link import Link
 
@@ -64,7 +65,8 @@ flags.DEFINE_string(
 flags.DEFINE_boolean(
     "allow_any_host",
     False,
-    "Let --bind be all addresses of this host.",
+    "Let --bind be all addresses of this host, and any host use TensorFlow's "
+    "port.",
     flag_values=FLAGS,
 )
 flags.DEFINE_string(
@@ -89,6 +91,8 @@ class Worker:
         tensorflow_port: Where TensorFlow's server listens.
         known: The secret.
         bind: The address of this host to listen on.
+        closes: Whether TensorFlow's port is closed to other hosts than those
+            of the controller.
 
     Attributes:
         port: Where it listens.
@@ -104,6 +108,7 @@ class Worker:
         tensorflow_port: int,
         known: bytes,
         bind: str = "127.0.0.1",
+        closes: bool = True,
     ) -> None:
         family = socket.AF_INET6 if ":" in bind else socket.AF_INET
         try:
@@ -121,7 +126,8 @@ class Worker:
         self._lock = threading.Lock()
         self._is_taken = False
         self._taken: queue.SimpleQueue[Link] = queue.SimpleQueue()
-        self._strangers = threading.BoundedSemaphore(_MOST_STRANGERS)
+        self._strangers: list[Link] = []  # the first are the oldest
+        self._closes = closes
         self._is_closed = False
         self._listening = threading.Thread(target=self._listen, daemon=True)
         self._listening.start()
@@ -170,12 +176,16 @@ class Worker:
             if self._is_closed:
                 stranger.close()
                 return
-            if self._strangers.acquire(blocking=False):
-                threading.Thread(
-                    target=self._admit, args=(stranger,), daemon=True
-                ).start()
-            else:
-                stranger.close()
+            with self._lock:
+                self._strangers.append(stranger)
+                too_many = len(self._strangers) > _MOST_STRANGERS
+                # Who knows the secret says so at once, and is not the oldest.
+                oldest = self._strangers.pop(0) if too_many else None
+            if oldest is not None:
+                oldest.cut()
+            threading.Thread(
+                target=self._admit, args=(stranger,), daemon=True
+            ).start()
 
     def _admit(self, stranger: Link) -> None:
         """Takes a controller; sends all else away."""
@@ -193,7 +203,9 @@ class Worker:
             if taken:  # it went away before it heard of it
                 self._is_taken = False
         finally:
-            self._strangers.release()
+            with self._lock:
+                if stranger in self._strangers:
+                    self._strangers.remove(stranger)
         if name is None:
             stranger.close()
         else:
@@ -229,11 +241,44 @@ class Worker:
                 if code is None:
                     raise
                 return code  # it has ended, and its devices are not in use
+            if "hosts" in message:
+                names = [*_names(message["hosts"]), connection.far_host]
+                problem = self._open_to(names)
+                connection.send(open=problem is not None)
             if "reach" in message:
                 addresses = _addresses(message["reach"])
                 connection.send(unreachable=_unreachable(addresses))
                 beat = time.monotonic()
             code = _code(message.get("end", code))
+
+    def _open_to(self, names: Iterable[str]) -> str | None:
+        """Opens TensorFlow's port to hosts alone; or why it is open to all."""
+        if not self._closes:
+            return "of --allow_any_host"
+        try:
+            addresses = port_filter.addresses_of(names)
+            port_filter.close_to_strangers(self._tensorflow_port, addresses)
+        except port_filter.OpenPort as error:
+            return str(error)
+        return None
+
+    def close_port(self) -> str:
+        """Closes TensorFlow's port to other hosts; says to whom it is open."""
+        problem, port = self._open_to(()), self._tensorflow_port
+        return port_filter.told(port, problem, "the hosts of its controller")
+
+
+def _names(given: Any) -> list[str]:
+    """Names of hosts that a controller has sent.
+
+    Raises:
+        ConnectionError: If they are something else.
+    """
+    if not isinstance(given, list) or not all(
+        isinstance(name, str) for name in given
+    ):
+        raise ConnectionError("it sent no hosts")
+    return given
 
 
 def _addresses(given: Any) -> list[tuple[str, int]]:
@@ -270,7 +315,11 @@ def _unreachable(addresses: list[tuple[str, int]]) -> list[str]:
 
 
 def start(
-    port: int, num_virtual_devices: int | None, known: bytes, bind: str
+    port: int,
+    num_virtual_devices: int | None,
+    known: bytes,
+    bind: str,
+    closes: bool = True,
 ) -> Worker:
     """Starts TensorFlow's server, and the worker in front of it.
 
@@ -279,6 +328,8 @@ def start(
         num_virtual_devices: Parts to split the CPU into. `None` is one.
         known: The secret.
         bind: The address of this host to listen on.
+        closes: Whether TensorFlow's port is closed to strangers; see `Worker`.
+            Says to whom it is open.
 
     Raises:
         ValueError: If the port cannot be had.
@@ -295,7 +346,10 @@ def start(
         task_index=0,
         config=config,
     )
-    return Worker(port, int(server.target.rpartition(":")[2]), known, bind)
+    tensorflow_port = int(server.target.rpartition(":")[2])
+    worker = Worker(port, tensorflow_port, known, bind, closes)
+    print(worker.close_port(), file=sys.stderr, flush=True)
+    return worker
 
 
 def serve_once(
@@ -303,6 +357,7 @@ def serve_once(
     num_virtual_devices: int | None,
     timeout: float,
     known: bytes,
+    closes: bool = True,
 ) -> int:
     """Lends this host's devices to the controller of a cluster, and ends.
 
@@ -311,6 +366,7 @@ def serve_once(
         num_virtual_devices: Parts to split the CPU into; `None` is one.
         timeout: Seconds to wait for the controller.
         known: The secret.
+        closes: Whether TensorFlow's port is closed to strangers.
 
     Returns:
         The exit code: that of the controller, or 3 if it was lost.
@@ -319,7 +375,7 @@ def serve_once(
         ValueError: If this process's port cannot be had.
     """
     own = hosts.own
-    worker = start(own.port, num_virtual_devices, known, own.name)
+    worker = start(own.port, num_virtual_devices, known, own.name, closes)
     print(
         f"tools.train: {own} is ready. It waits up to {timeout:g} s for the "
         f"controller, {hosts.controller}.",
@@ -387,6 +443,7 @@ def _run(values: flags.FlagValues) -> None:
         values.num_virtual_devices,
         secret.read(values.secret_file),
         values.bind,
+        not values.allow_any_host,
     )
     print(f"tools.worker: ready on port {worker.port}", flush=True)
     code = worker.serve()

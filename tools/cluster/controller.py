@@ -17,12 +17,13 @@ from typing import Any
 import tensorflow as tf
 
 from tools import device_memory
-from tools.cluster import handshake, link, secret
+from tools.cluster import handshake, link, port_filter, secret
 from tools.cluster.hosts import Host, Hosts, device_names
 from tools.cluster.link import Link
 from tools.cluster.progress import Progress, wait_until_silent
 
 _RETRY = 0.2  # seconds
+_SOON = 0.005
 
 
 class Cluster:
@@ -41,6 +42,8 @@ class Cluster:
         timeout: Seconds to wait for all of the hosts.
         advice: What to do when one is lost, after it was started again.
         known: The secret of all hosts; `None` for that of `secret.read`.
+        closes_port: Whether TensorFlow's port is closed to other hosts than
+            these. Says to whom it is open.
 
     Attributes:
         devices: Full names of all devices: those of the first host first.
@@ -59,8 +62,10 @@ class Cluster:
         timeout: float = 60.0,
         advice: str = "",
         known: bytes | None = None,
+        closes_port: bool = True,
     ) -> None:
         self._hosts = hosts
+        self._closes_port = closes_port
         self._advice = advice
         self._known = secret.read() if known is None else known
         self._links: dict[Host, Link] = {}
@@ -174,7 +179,10 @@ class Cluster:
             ]
         with listener:  # TensorFlow listens there afterwards
             self._address = f"{name}:{listener.getsockname()[1]}"
-            problems = []
+            self._close_port()
+            problems = self._tell_hosts(name)
+            if problems:
+                return problems
             for host, connection in self._links.items():
                 others = {*addresses.values(), self._address}
                 others -= {addresses[host]}
@@ -188,10 +196,42 @@ class Cluster:
                     f"{host} cannot reach {why}. All hosts must reach each "
                     "other and the controller, on any port, under the names "
                     "that are given. Open the ports between them, and use "
-                    "names that mean the same everywhere."
+                    "names that mean the same everywhere. Who connects from an "
+                    "address that is none of those of the names is a stranger, "
+                    "unless --allow_any_host is given to all."
                     for why in answer.get("unreachable", [])
                 ]
         return problems
+
+    def _tell_hosts(self, name: str) -> list[str]:
+        """Has workers open TensorFlow's ports to all hosts; what fails."""
+        far = [connection.far_host for connection in self._links.values()]
+        names = sorted({name, *far, *(host.name for host in self._hosts.all)})
+        problems = []
+        for host, connection in self._links.items():
+            try:
+                connection.send(hosts=names)
+                connection.receive(link.ANSWER)
+            except OSError as error:
+                problems.append(f"Lost {host}: {error}. Start it again.")
+        return problems
+
+    def _close_port(self) -> str:
+        """Closes this process's port to strangers; says to whom it is open."""
+        port = _pair(self._address)[1]
+        problem: str | None = "of --allow_any_host"
+        if self._closes_port:
+            names = [host.name for host in self._hosts.others]
+            names += [
+                connection.far_host for connection in self._links.values()
+            ]
+            try:
+                friends = port_filter.addresses_of(names)
+                port_filter.close_to_strangers(port, friends)
+                problem = None
+            except port_filter.OpenPort as error:
+                problem = str(error)
+        return port_filter.told(port, problem, "the workers' hosts")
 
     def _start_tensorflow(self, addresses: dict[Host, str]) -> None:
         own = self._hosts.controller
@@ -203,6 +243,20 @@ class Cluster:
         tf.config.experimental_connect_to_cluster(
             tf.train.ClusterSpec(jobs), job_name=job, task_index=index
         )
+        starting = threading.Event()
+        watch = threading.Thread(target=self._close_early, args=(starting,))
+        watch.start()
+        try:
+            tf.config.list_logical_devices()  # starts the server
+        finally:
+            starting.set()
+            watch.join()
+        print(f"tools.train: {self._close_port()}", file=sys.stderr)
+
+    def _close_early(self, starting: threading.Event) -> None:
+        """Closes the port while TensorFlow still connects to the workers."""
+        while not starting.wait(_SOON):
+            self._close_port()
 
     # --------------------------------------------------------------- the end
     def _watch(self, host: Host) -> None:

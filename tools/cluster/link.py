@@ -3,21 +3,25 @@
 A TCP connection that stays open for the whole run; a message is a line of JSON.
 Tensors do not go over it: TensorFlow's servers have connections of their own.
 When either end is killed its system closes the connection, and the other end
-knows at once; when a host or the network dies, after `SILENCE` seconds; and the
-controller, when a worker is stopped or hangs, after `BEATS` beats, a minute.
-Devices that hang are noticed by `progress.py`.
+knows at once; when a host or the network dies, after `SILENCE` seconds, whether
+something was sent meanwhile or not; and the controller, when a worker is
+stopped or hangs, after `BEATS` beats, a minute. Devices that hang are noticed
+by `progress.py`.
 
 Whatever is sent, a message is an object of JSON, of limited size, that is there
 in limited time, or the line is closed.
 
 Messages, in this order, after those of `handshake.py`:
 
+    controller  {"hosts": [names and addresses of all]}
+    worker      {"open": whether TensorFlow's port is, to everybody}
     controller  {"reach": [[host, port], ...]}
     worker      {"unreachable": ["host:port: why", ...]}
                 {"beat": {"process_peak": MiB, ...}}, again and again
     controller  {"end": exit code}
 """
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -47,17 +51,22 @@ class Link:
 
     Attributes:
         own_host: Address of this host, as the other one sees it.
+        far_host: That of the other one, as this one sees it.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._received = b""
         self.own_host = connection.getsockname()[0]
+        self.far_host = connection.getpeername()[0]
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (  # not all systems have them
             ("TCP_KEEPIDLE", _IDLE),
             ("TCP_KEEPINTVL", _INTERVAL),
             ("TCP_KEEPCNT", _COUNT),
+            # What was sent and not acknowledged keeps the others from being
+            # looked at: then Linux sends it again, for 16 minutes.
+            ("TCP_USER_TIMEOUT", SILENCE * 1000),
         ):
             if hasattr(socket, name):
                 option = getattr(socket, name)
@@ -117,6 +126,11 @@ class Link:
     def has_message(self) -> bool:
         """Whether one was received along with the last."""
         return b"\n" in self._received
+
+    def cut(self) -> None:
+        """Ends the connection; who reads from it in another thread is told."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Hangs up."""

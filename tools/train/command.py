@@ -87,6 +87,7 @@ def _main(argv: list[str]) -> int:
                 num_devices,
                 FLAGS.connect_timeout,
                 secret.read(FLAGS.secret_file),
+                not FLAGS.allow_any_host,
             )
         cluster = _connect(experiment, found)
     except _REFUSED as error:
@@ -190,6 +191,7 @@ def _connect(
         FLAGS.connect_timeout,
         _how_to_go_on(),
         secret.read(FLAGS.secret_file),
+        not FLAGS.allow_any_host,
     )
 
 

@@ -124,6 +124,11 @@ flags.DEFINE_string(
     "tools.worker. Instead, TF_CONFIG may name the hosts of a cluster that "
     "all run this command.",
 )
+flags.DEFINE_boolean(
+    "allow_any_host",
+    False,
+    "Let any host use TensorFlow's port, and not those of the run alone.",
+)
 flags.DEFINE_string(
     "secret_file",
     None,

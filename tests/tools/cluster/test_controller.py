@@ -123,6 +123,58 @@ def test_worker_has_one_controller_at_a_time(server, make):
         connection.close()
 
 
+def test_idle_strangers_keep_no_controller_waiting(server, make):
+    """150 of them kept one with the secret waiting for 33 of its 60 s."""
+    one = make(0, server)
+    with running(one.serve), contextlib.ExitStack() as idle:
+        for _ in range(150):
+            idle.enter_context(
+                socket.create_connection(("127.0.0.1", one.port))
+            )
+        start = time.monotonic()
+        connection, _ = hello(one.port)
+        assert time.monotonic() - start < 2
+        assert len(one._strangers) <= worker._MOST_STRANGERS
+        connection.close()
+
+
+def test_worker_opens_the_port_to_hosts_that_a_controller_names(
+    server, make, monkeypatch
+):
+    opened = []
+    monkeypatch.setattr(
+        worker.port_filter,
+        "close_to_strangers",
+        lambda port, friends=(): opened.append((port, friends)),
+    )
+    one = make(0, server)
+    told = one.close_port()
+    assert f"port {server} is open to users of this host and of" in told
+    with running(one.serve):
+        connection, _ = hello(one.port)
+        connection.send(hosts=["10.9.0.1", "127.0.0.2"])
+        assert connection.receive(60) == {"open": False}
+        connection.close()
+    friends = ["10.9.0.1", "127.0.0.1", "127.0.0.2"]
+    assert opened == [(server, []), (server, friends)]
+    open_one = worker.Worker(0, server, SECRET, closes=False)
+    assert "open to everybody who can reach this host" in open_one.close_port()
+    open_one.close()
+    assert len(opened) == 2
+
+
+@pytest.mark.parametrize("hosts", [3, [3], {"a": 1}, [["a"]]])
+def test_worker_hangs_up_at_hosts_that_are_none(server, make, hosts):
+    one = make(0, server)
+    with running(one.serve) as results:
+        connection, _ = hello(one.port)
+        connection.send(hosts=hosts)
+        with pytest.raises(OSError, match=r".*"):
+            connection.receive(60)
+        connection.close()
+    assert results == [None]
+
+
 STRANGE = [
     b"GET / HTTP/1.1\r\n\r\n",
     b"[1]\n",
@@ -461,10 +513,12 @@ def test_host_that_is_cut_off_is_noticed(server):
                 (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE),
                 (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL),
                 (socket.IPPROTO_TCP, socket.TCP_KEEPCNT),
+                (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT),
             )
         ]
-    is_on, idle, interval, count = options
+    is_on, idle, interval, count, unacknowledged = options
     assert is_on and idle + interval * count == link.SILENCE == 25
+    assert unacknowledged == 25_000
 
 
 def test_fingerprint_is_that_of_the_code():

@@ -151,7 +151,7 @@ def test_program_ends_with_the_code_in_each_phase(
     run = train(tmp_path, *flags, TINY_STOP=f"{phase}:{int(number)}")
     start = time.monotonic()
     assert run.wait() == code, run.output
-    assert time.monotonic() - start < 25  # a second one does not wait
+    assert time.monotonic() - start < 60  # a second one waits for no disk
     again = train(tmp_path, *flags)
     assert again.wait() == 0, again.output
     assert pathlib.Path(tmp_path / "run" / "final.keras").is_file()

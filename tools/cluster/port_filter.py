@@ -1,0 +1,178 @@
+"""Closes TensorFlow's port to strangers.
+
+TensorFlow's server has no authentication, and listens on all addresses, with no
+option for it. But its socket is one of this process, and on Linux a process may
+give its sockets a filter: a program of the kernel (classic BPF) that looks at
+each packet, and drops it before anything has answered. So no privilege is
+needed, and no firewall is changed.
+
+The filter lets through what comes from this host, to itself, and from addresses
+that are added when the other hosts are known. To be filtered is no secrecy:
+what goes between hosts is not encrypted.
+
+References: [Linux](https://docs.kernel.org/networking/filter.html), socket
+filters; McCanne and Jacobson, 1993, the packet filter of BSD.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import ipaddress
+import os
+import socket
+import struct
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+
+_SO_ATTACH_FILTER = 26  # of Linux
+_HEADER = -0x100000  # where the header of the network's layer begins
+_LOAD, _LOAD_BYTE, _AND, _TO_X = 0x20, 0x30, 0x54, 0x07
+_JUMP, _IS, _IS_X, _RETURN = 0x05, 0x15, 0x1D, 0x06
+_SOURCE = {4: 12, 6: 8}  # where the header has it; the goal comes after
+
+# An operation, how many to leave out if it is true, and if not, and a number.
+_Line = tuple[int, int, int, int]
+_DROP = (_RETURN, 0, 0, 0)
+_PASS = (_RETURN, 0, 0, 0xFFFFFFFF)
+
+
+class OpenPort(Exception):
+    """Why a port cannot be closed, in words."""
+
+
+def close_to_strangers(port: int, friends: Iterable[str] = ()) -> None:
+    """Has all sockets of this process that listen on a port drop strangers.
+
+    Again, with others, it replaces what was given before. Connections that are
+    open are not looked at.
+
+    Args:
+        port: Of TensorFlow's server, in this process.
+        friends: Addresses of hosts that may connect, besides this one.
+
+    Raises:
+        OpenPort: If this system has no such filters, or no such socket.
+    """
+    if sys.platform != "linux":
+        raise OpenPort(f"{sys.platform} has no filters of sockets")
+    code = program([ipaddress.ip_address(friend) for friend in friends])
+    buffer = ctypes.create_string_buffer(code)
+    given = struct.pack("HL", len(code) // 8, ctypes.addressof(buffer))
+    count = 0
+    for listener in _listeners(port):
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, given)
+        except OSError as error:
+            raise OpenPort(f"the system refuses its filter: {error}") from error
+        count += 1
+    if not count:
+        raise OpenPort("its socket is not found in this process")
+
+
+def told(port: int, problem: str | None, others: str) -> str:
+    """Says to whom a port is open, in a line.
+
+    Args:
+        port: Of TensorFlow's server.
+        problem: Why it is open to all; None if it is not.
+        others: Who may connect besides this host, in words.
+    """
+    if problem is None:
+        return (
+            f"TensorFlow's port {port} is open to users of this host and of "
+            f"{others}, without a secret, and closed to all else."
+        )
+    return (
+        f"TensorFlow's port {port} is open to everybody who can reach this "
+        f"host, without a secret, because {problem}: let a firewall close it; "
+        "docs/scaling.md has how."
+    )
+
+
+def addresses_of(names: Iterable[str]) -> list[str]:
+    """The addresses of hosts, by their names or addresses."""
+    found = []
+    for name in names:
+        with contextlib.suppress(OSError):  # told when it is to be reached
+            for *_, address in socket.getaddrinfo(name, None):
+                found.append(str(address[0]).partition("%")[0])
+    return sorted({*found})
+
+
+def program(
+    friends: Iterable[ipaddress.IPv4Address | ipaddress.IPv6Address],
+) -> bytes:
+    """The filter, as the kernel takes it.
+
+    Args:
+        friends: From where packets are let through.
+    """
+    known = {
+        friend.ipv4_mapped or friend
+        if isinstance(friend, ipaddress.IPv6Address)
+        else friend
+        for friend in friends
+    }
+    four, six = (
+        _of_version(
+            v, [f.packed for f in sorted(known, key=str) if f.version == v]
+        )
+        for v in (4, 6)
+    )
+    lines = [
+        (_LOAD_BYTE, 0, 0, _HEADER),
+        (_AND, 0, 0, 0xF0),  # the version
+        (_IS, 0, 1, 0x40),
+        (_JUMP, 0, 0, len(six)),
+        *six,
+        *four,
+    ]
+    return b"".join(
+        struct.pack("HBBI", *line[:3], line[3] & 0xFFFFFFFF) for line in lines
+    )
+
+
+def _of_version(version: int, friends: list[bytes]) -> list[_Line]:
+    """Lets a packet pass that this host sends to itself, or a friend."""
+    words = {4: 1, 6: 4}[version]
+    lines = _passing(version, [None] * words)
+    if version == 4:  # from one address of 127.0.0.0/8 to another
+        lines.append((_LOAD, 0, 0, _HEADER + _SOURCE[4]))
+        lines += [(_AND, 0, 0, 0xFF000000), (_IS, 0, 1, 127 << 24), _PASS]
+    for friend in friends:
+        lines += _passing(version, struct.unpack(f"!{words}I", friend))
+    return [*lines, _DROP]
+
+
+def _passing(version: int, words: Sequence[int | None]) -> list[_Line]:
+    """Lets a packet pass from an address; None are words of its goal."""
+    lines = [_PASS]
+    for i, word in reversed([*enumerate(words)]):
+        at = _HEADER + _SOURCE[version] + 4 * i
+        load: list[_Line] = [(_LOAD, 0, 0, at)]
+        if word is None:
+            goal = at + 4 * len(words)
+            load = [(_LOAD, 0, 0, goal), (_TO_X, 0, 0, 0), *load]
+        code = _IS_X if word is None else _IS
+        lines = [*load, (code, 0, len(lines), word or 0), *lines]
+    return lines
+
+
+def _listeners(port: int) -> Iterator[socket.socket]:
+    """What listens on a port in this process; TensorFlow's own is left open."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found = socket.socket(fileno=os.dup(int(name)))
+        except OSError:  # no socket, or closed meanwhile
+            continue
+        with found:
+            try:
+                listens = found.getsockopt(
+                    socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+                )
+                is_it = bool(listens) and found.getsockname()[1] == port
+            except (OSError, IndexError):
+                continue
+            if is_it:
+                yield found
