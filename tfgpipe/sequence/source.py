@@ -117,7 +117,11 @@ def _check_model(model: keras.Model) -> None:
             "`super().train_step(data)`; and pass `keras.Model(model.inputs, "
             "model.outputs)`."
         )
-    if cls.fit is not keras.Model.fit and not hasattr(cls, _PREPARES):
+    may_prepare = (
+        not hasattr(cls, _PREPARES)  # which `GPipe` calls, too
+        and getattr(model, "preprocessor", True) is not None
+    )
+    if cls.fit is not keras.Model.fit and may_prepare:
         warnings.warn(
             "A `GPipe` does not call the `fit` of a model's class, which may "
             "prepare the data. Received: "
