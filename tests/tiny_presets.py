@@ -113,3 +113,44 @@ def prompts(task, rows=5, length=12):
         found["predict_token_ids"] = found["token_ids"]
         found["input_padding_mask"] = mask
     return found
+
+
+_HEADS = {"num_heads": 2, "dropout": 0.0, "max_sequence_length": 20}
+
+# What backbones take, of causal tasks that have no function above.
+CAUSAL = {
+    "GPT2": _HEADS,
+    "Gemma": {**GROUPED, "head_dim": 8},
+    "Llama3": GROUPED,
+    "Mistral": {**GROUPED, "sliding_window": 6},
+    "Mixtral": {**GROUPED, "num_experts": 2, "top_k": 1},
+    "OPT": _HEADS,
+    "Bloom": _HEADS,
+    "Falcon": {"num_attention_heads": 2},
+    "GPTNeoX": {**_HEADS, "rotary_percentage": 0.5},
+    "Phi3": GROUPED,
+    "Qwen": GROUPED,
+    "Qwen3": {**GROUPED, "head_dim": 8},
+    "SmolLM3": {
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "rope_layer_enabled_list": [True] * 4,
+        "layer_types": ["full_attention"] * 4,
+        "mlp_bias": False,
+        "layer_norm_epsilon": 1e-6,
+        "max_position_embeddings": 64,
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 1.0,
+    },
+}
+
+
+def causal(name):
+    """A task of `CAUSAL`."""
+    keras.utils.set_random_seed(0)
+    make = getattr(models, f"{name}Backbone")
+    backbone = make(**{**TEXT, **CAUSAL[name]})
+    task = getattr(models, f"{name}CausalLM")
+    return livelier(task(backbone=backbone, preprocessor=None))

@@ -94,6 +94,13 @@ def test_caches_of_any_form_stay(make, kind):
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["greedy", "top_p"])
+@pytest.mark.parametrize("name", tiny_presets.CAUSAL)
+def test_causal_tasks_generate_the_tokens_of_keras(name, kind):
+    test_caches_of_any_form_stay(lambda: tiny_presets.causal(name), kind)
+
+
 def test_caches_of_single_layers_stay():
     """KerasHub itself cannot return what this one does without images."""
     task = tiny_presets.gemma3()
