@@ -663,7 +663,7 @@ def _attributes(value: Any) -> dict[str, Any]:
     own = {
         key: kept
         for key, kept in getattr(value, "__dict__", {}).items()
-        if key not in _BOOKKEEPING
+        if key not in _BOOKKEEPING and not key.startswith("_tfgpipe_")
     }
     if isinstance(value, keras.Layer):
         own["name"] = re.sub(r"_?\d+", "", value.name)
