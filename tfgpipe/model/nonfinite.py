@@ -91,6 +91,8 @@ def examine(
             squares.append(square)
     for old, new in _together(changes):
         with tf.device(old.device or None):
+            if new.dtype.is_complex:
+                old, new = map(_real_parts, (old, new))
             stays = tf.math.is_finite(new) | ~tf.math.is_finite(old)
             flags.append(tf.reduce_all(stays))
             if measures:
@@ -102,6 +104,10 @@ def examine(
         value = tf.cast(tf.math.real(loss), tf.float32)
         size = tf.stack([value, _norm(squares), _norm(moved)])
     return Findings(_all_at_once(flags), size)
+
+
+def _real_parts(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)])
 
 
 def _norm(squares: list[tf.Tensor]) -> tf.Tensor:
