@@ -82,8 +82,7 @@ def examine(
     flags, squares, moved = [_is_finite(loss)], [], []
     for (gradient,) in _together((g,) for g in _dense(gradients)):
         with tf.device(gradient.device or None):
-            if gradient.dtype.is_complex:
-                gradient = tf.abs(gradient)
+            gradient = _as_real(gradient)
             if gradient.dtype == tf.float16:  # optimizers keep float32
                 gradient = tf.cast(gradient, tf.float32)
             square = tf.nn.l2_loss(gradient)
@@ -91,8 +90,7 @@ def examine(
             squares.append(square)
     for old, new in _together(changes):
         with tf.device(old.device or None):
-            if new.dtype.is_complex:
-                old, new = map(_real_parts, (old, new))
+            old, new = map(_as_real, (old, new))
             stays = tf.math.is_finite(new) | ~tf.math.is_finite(old)
             flags.append(tf.reduce_all(stays))
             if measures:
@@ -106,7 +104,10 @@ def examine(
     return Findings(_all_at_once(flags), size)
 
 
-def _real_parts(tensor: tf.Tensor) -> tf.Tensor:
+def _as_real(tensor: tf.Tensor) -> tf.Tensor:
+    """The parts of complex numbers; real numbers as they are."""
+    if not tensor.dtype.is_complex:
+        return tensor
     return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)])
 
 
@@ -156,9 +157,7 @@ def _together(
 
 def _is_finite(tensor: tf.Tensor) -> tf.Tensor:
     with tf.device(tensor.device or None):
-        if tensor.dtype.is_complex:
-            tensor = tf.abs(tensor)
-        return tf.reduce_all(tf.math.is_finite(tensor))
+        return tf.reduce_all(tf.math.is_finite(_as_real(tensor)))
 
 
 class Skips(keras.layers.Layer):
@@ -305,7 +304,7 @@ class Guard:
         loss: tf.Tensor,
         pairs: Iterable[tuple[Any, keras.Variable]],
         update: Callable[[], None],
-        changes: Iterable[tuple[tf.Tensor, tf.Tensor]],
+        assigned: Iterable[tuple[keras.Variable, tf.Tensor]],
     ) -> None:
         """Updates the weights if the mini-batch is finite, and no outlier.
 
@@ -317,8 +316,10 @@ class Guard:
             loss: The loss, not scaled, a scalar.
             pairs: Gradients and their weights.
             update: Applies the gradients.
-            changes: What becomes of state, see `examine`.
+            assigned: What becomes of state, which is looked at as well.
         """
+        kept = {id(variable): old for variable, old in self._kept}
+        changes = [(kept[id(variable)], new) for variable, new in assigned]
         measures = self._skips.spread is not None
         given = [gradient for gradient, _ in pairs]
         findings = examine(loss, given, changes, measures)

@@ -306,8 +306,8 @@ class Steps(Hooks):
             if guard is None:
                 update()
             else:
-                changes = run.state.changes
-                guard.update(self.optimizer, total, pairs, update, changes)
+                assigned = run.state.assigned_values
+                guard.update(self.optimizer, total, pairs, update, assigned)
 
     def _gradients(
         self, run: Pipeline, loss: Objective

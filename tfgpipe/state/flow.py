@@ -53,12 +53,12 @@ class StateFlow:
         self._owners: dict[int, int] = {}
         self._seed_ids = {id(v) for f in functions for v in f.seeds}
         self._is_assigned = False
-        # What variables were, each on its device, and become.
-        self.changes: list[tuple[tf.Tensor, tf.Tensor]] = []
+        # What has been assigned, but integers.
+        self.assigned_values: list[tuple[keras.Variable, tf.Tensor]] = []
 
-    def _assign(self, variable: Any, old: tf.Tensor, new: tf.Tensor) -> None:
-        if old.dtype.is_floating or old.dtype.is_complex:
-            self.changes.append((old, new))
+    def _assign(self, variable: keras.Variable, new: tf.Tensor) -> None:
+        if new.dtype.is_floating or new.dtype.is_complex:
+            self.assigned_values.append((variable, new))
         variable.assign(new)
 
     def _rule(self, k: int, variable: keras.Variable) -> Any:
@@ -214,8 +214,7 @@ class StateFlow:
         for variable, value in zip(variables, self._outputs[k, 0].weights):
             if value is not None:
                 with tf.device(variable.value.device):
-                    old = placement.read_variable(variable)
-                    self._assign(variable, old, value)
+                    self._assign(variable, value)
 
     def _assign_values(self, k: int) -> None:
         for j, variable in enumerate(self._functions[k].state):
@@ -233,7 +232,7 @@ class StateFlow:
                 new = rule.end(lasts)
             else:
                 new = rule.end(values, self._micro_batches)
-            self._assign(variable, self._initial[k][j], new)
+            self._assign(variable, new)
 
     def _assign_seed(self, k: int, j: int, rule: SeedRule | FirstRule) -> None:
         variable = self._functions[k].state[j]
@@ -266,8 +265,8 @@ class StateFlow:
                 moments,
                 self._micro_batches,
             )
-            self._assign(mean, initial[id(mean)], new_mean)
-            self._assign(variance, initial[id(variance)], new_variance)
+            self._assign(mean, new_mean)
+            self._assign(variance, new_variance)
 
     def _claim(self, variable: keras.Variable, k: int) -> None:
         other = self._owners.setdefault(id(variable), k)
