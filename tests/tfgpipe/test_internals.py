@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import gc
+import inspect
 import pathlib
 import random
 import threading
@@ -869,6 +870,23 @@ def test_attributes_of_an_operation_are_those_of_what_it_computes():
     one, other = map(internals.own_attributes, (one.operation, other.operation))
     assert one.keys() == other.keys()
     assert [k for k in one if one[k] != other[k]] == ["newshape"]
+
+
+def test_attributes_of_equal_layers_can_be_compared():
+    one, other = (kl.Dense(3, activation="relu") for _ in range(2))
+    for layer in (one, other):
+        layer.build((None, 2))
+    other.use_bias = "changed"
+    one, other = map(internals.compared_attributes, (one, other))
+    assert one.keys() == other.keys()
+    plain = (bool, int, float, str, type(None))
+    differ = [
+        k for k in one if isinstance(one[k], plain) and one[k] != other[k]
+    ]
+    assert differ == ["use_bias"]
+    functions = [k for k in one if inspect.isroutine(one[k])]
+    assert functions == ["activation"]
+    assert one["activation"] is other["activation"]
 
 
 def test_what_keras_defines_is_told():

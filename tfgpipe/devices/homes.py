@@ -29,7 +29,6 @@ from tfgpipe import internals
 from tfgpipe.devices.names import accelerators, same_device
 from tfgpipe.devices.placement import num_bytes
 
-_HOME = "_tfgpipe_home"  # an attribute of layers and operations
 _is_away: list[bool] = []
 
 
@@ -67,11 +66,11 @@ def away() -> Iterator[None]:
 
 
 def _settle(part: Any, device: str) -> None:
-    object.__setattr__(part, _HOME, device)
+    object.__setattr__(part, internals.HOME, device)
 
 
 def _home_of(part: Any) -> str | None:
-    return vars(part).get(_HOME)
+    return vars(part).get(internals.HOME)
 
 
 def _called(part: Any) -> Any:

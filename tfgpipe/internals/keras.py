@@ -40,7 +40,7 @@ _KEPT_BY = "_tfgpipe_kept_by"
 _MADE_TRAINABLE = "_tfgpipe_made_trainable"
 _MADE = "_tfgpipe_made"
 _PLACE = "_tfgpipe_place"
-_OWN_NOTES = ("_tfgpipe_home",)
+HOME = "_tfgpipe_home"  # an attribute of layers and operations
 _IN_NO_GRAPH = "tfgpipe_in_no_graph"
 # Private methods by which models compute what a step does.
 METHODS_OF_STEPS = frozenset(
@@ -1132,8 +1132,21 @@ def own_attributes(operation: keras.Operation) -> dict[str, Any]:
         "_auto_config _build_shapes_dict _called _inbound_nodes _lock _name "
         "_outbound_nodes _parent_path _path built name".split()
     )
-    notes.update(_OWN_NOTES)
+    notes.add(HOME)
     return {k: v for k, v in vars(operation).items() if k not in notes}
+
+
+def compared_attributes(operation: keras.Operation) -> dict[str, Any]:
+    """`own_attributes`, but those that no two layers share.
+
+    Keras wraps methods for each of them, and lists what it tracks once more.
+    """
+    notes = (
+        "_call_signature _self_unconditional_checkpoint_dependencies "
+        "_self_unconditional_dependency_names _tracker build quantize".split()
+    )
+    found = own_attributes(operation)
+    return {key: value for key, value in found.items() if key not in notes}
 
 
 @contextlib.contextmanager

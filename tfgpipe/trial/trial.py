@@ -22,10 +22,11 @@ Those of neither table are tried, as are layers of a user's, and operations.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -106,6 +107,9 @@ class Trial:
             return
         self._phases.add((training, trained, sizes))
         steps = [(f, step) for f in functions for step in f.cell.calls]
+        pass_ = _Pass(steps)
+        if pass_.is_needless:
+            return
         with (
             internals.outside_functions(),
             internals.recording(),
@@ -115,9 +119,6 @@ class Trial:
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")  # the real calls will warn
-            pass_ = _Pass(steps)
-            if pass_.is_needless:
-                return
             made = self._rows(functions, specs, count)
             for parts, nests in made:
                 pass_.run(parts, nests)
@@ -226,7 +227,6 @@ class _Pass:
         self._assigned: dict[int, Any] = {}
         self._varying: dict[int, Any] = {}  # state that follows from rows
         self._next: dict[int, Any] = {}  # state, before and after a step
-        self._like = [*_firsts_alike([step for _, step in steps])]
         self._first: dict[int, Any] | None = None  # `_plain` of the first rows
         self._plain: dict[int, Any] = {}  # shapes for which nothing was odd
         for i, (function, step) in enumerate(steps):
@@ -239,6 +239,16 @@ class _Pass:
         unknown = [i for i, known in enumerate(self._is_known) if not known]
         self._end = max(unknown, default=-1) + 1
         self.is_needless = self._end == 0
+
+    @functools.cached_property
+    def _like(self) -> dict[int, int]:
+        """Of each step that is not known the first that is alike."""
+        unknown = {
+            i: step
+            for i, (_, step) in enumerate(self._steps)
+            if not self._is_known[i]
+        }
+        return dict(zip(unknown, _firsts_alike(unknown)))
 
     def later(self) -> Iterator[Values]:
         """Yields the state of the second step, and that of a late one.
@@ -586,10 +596,10 @@ def is_row_by_row(layer: keras.layers.Layer) -> bool:
     )
 
 
-def _firsts_alike(steps: Sequence[Any]) -> Iterator[int]:
-    """For each step, which one is the first that is like it."""
+def _firsts_alike(steps: Mapping[int, Any]) -> Iterator[int]:
+    """For each step, by its place, which one is the first that is like it."""
     firsts: list[int] = []
-    for i, step in enumerate(steps):
+    for i, step in steps.items():
         for first in firsts:
             other = steps[first]
             if step.wiring == other.wiring and _are_alike(
@@ -600,20 +610,6 @@ def _firsts_alike(steps: Sequence[Any]) -> Iterator[int]:
         else:
             firsts.append(i)
             yield i
-
-
-# Of a layer: what it computes does not follow from it, or shows elsewhere.
-_BOOKKEEPING = frozenset(
-    """
-    _auto_config _call_signature _inbound_nodes _loss_ids _losses
-    _outbound_nodes _parent_path _path _self_name_based_restores
-    _self_saveable_object_factories _self_setattr_tracking
-    _self_unconditional_checkpoint_dependencies
-    _self_unconditional_deferred_dependencies
-    _self_unconditional_dependency_names _self_update_uid _tracked _tracker
-    build quantize
-    """.split()
-)
 
 
 def _are_alike(one: Any, other: Any, compared: set[tuple[int, int]]) -> bool:
@@ -660,14 +656,10 @@ def _are_alike(one: Any, other: Any, compared: set[tuple[int, int]]) -> bool:
 
 def _attributes(value: Any) -> dict[str, Any]:
     """What an object computes may follow from; of names the words alone."""
-    own = {
-        key: kept
-        for key, kept in getattr(value, "__dict__", {}).items()
-        if key not in _BOOKKEEPING and not key.startswith("_tfgpipe_")
-    }
-    if isinstance(value, keras.Layer):
-        own["name"] = re.sub(r"_?\d+", "", value.name)
-    return own
+    if not isinstance(value, keras.Operation):
+        return getattr(value, "__dict__", {})
+    words = re.sub(r"_?\d+", "", value.name)
+    return {**internals.compared_attributes(value), "name": words}
 
 
 def _is_of(layer: keras.layers.Layer, names: frozenset[str]) -> bool:
