@@ -15,11 +15,7 @@ GROUPED = {"num_query_heads": 2, "num_key_value_heads": 1}
 
 def llama(seed=0, num_layers=4):
     """Without a preprocessor, and with weights that are not as made."""
-    keras.utils.set_random_seed(seed)
-    backbone = models.LlamaBackbone(
-        **{**TEXT, "num_layers": num_layers}, **GROUPED
-    )
-    return livelier(models.LlamaCausalLM(backbone, preprocessor=None))
+    return causal("Llama", seed, num_layers=num_layers, **GROUPED)
 
 
 def livelier(task):
@@ -81,9 +77,7 @@ def gemma3():
 
 def qwen3_5():
     """Its cache is of three kinds."""
-    keras.utils.set_random_seed(0)
-    backbone = models.Qwen3_5Backbone(**TEXT, **GROUPED, head_dim=8)
-    return livelier(models.Qwen3_5CausalLM(backbone, preprocessor=None))
+    return causal("Qwen3_5", **GROUPED, head_dim=8)
 
 
 def rwkv7():
@@ -147,10 +141,10 @@ CAUSAL = {
 }
 
 
-def causal(name):
-    """A task of `CAUSAL`."""
-    keras.utils.set_random_seed(0)
+def causal(name, seed=0, **kwargs):
+    """A task of `CAUSAL`, or of a backbone that takes these."""
+    keras.utils.set_random_seed(seed)
     make = getattr(models, f"{name}Backbone")
-    backbone = make(**{**TEXT, **CAUSAL[name]})
+    backbone = make(**{**TEXT, **CAUSAL.get(name, {}), **kwargs})
     task = getattr(models, f"{name}CausalLM")
     return livelier(task(backbone=backbone, preprocessor=None))
