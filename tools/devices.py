@@ -32,6 +32,11 @@ def split_cpu(num_devices: int) -> None:
     )
 
 
+def cpu_names(count: int) -> list[str]:
+    """Names of the first devices that `split_cpu` makes."""
+    return [f"CPU:{index}" for index in range(count)]
+
+
 def hide_accelerators() -> None:
     """Leaves those of this host to others. To be called first."""
     for kind in ("GPU", "TPU"):

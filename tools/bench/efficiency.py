@@ -142,7 +142,7 @@ class Setting(NamedTuple):
             layers,
             num_partitions=len(layers),
             num_micro_batches=self.m,
-            devices=[f"CPU:{index}" for index in range(self.k)],
+            devices=devices.cpu_names(self.k),
             layers_per_cell=[1] * len(layers),
             schedule=self.schedule,
             remat=self.remat,

@@ -83,7 +83,10 @@ def _timed(values: flags.FlagValues, report: Report) -> None:
     for ms in progress(list(dict.fromkeys(values.cell_ms)), "timed"):
         task = WaitingTask(k, ms / 1000)
         pipeline = tfgpipe.GPipe(
-            task, k, devices=_cpus(k), layers_per_cell=_one_block_each(k)
+            task,
+            k,
+            devices=devices.cpu_names(k),
+            layers_per_cell=_one_block_each(k),
         )
         rates = []
         for groups in dict.fromkeys(values.groups):
@@ -123,7 +126,7 @@ def _beside_keras(values: flags.FlagValues, report: Report) -> None:
     ]
     for units, sampler in progress(settings, "keras"):
         plain, task = _llama(units, sampler), _llama(units, sampler)
-        pipeline = tfgpipe.GPipe(task, 2, devices=_cpus(2))
+        pipeline = tfgpipe.GPipe(task, 2, devices=devices.cpu_names(2))
         for groups in (1, 2):
             x = _prompts(groups * values.rows, values.tokens)
             steps = [
@@ -144,10 +147,6 @@ def _beside_keras(values: flags.FlagValues, report: Report) -> None:
                     "ratio": gpipe_s / keras_s,
                 }
             )
-
-
-def _cpus(k: int) -> list[str]:
-    return [f"CPU:{index}" for index in range(k)]
 
 
 def _one_block_each(k: int) -> list[int]:

@@ -111,7 +111,7 @@ def build(arguments: Any) -> tuple[tfgpipe.GPipe, np.ndarray]:
         [keras.Input(x.shape[1:]), *layers],
         num_partitions=len(cuts),
         num_micro_batches=arguments.M,
-        devices=[f"CPU:{k}" for k in range(arguments.K)],
+        devices=devices.cpu_names(arguments.K),
         layers_per_cell=[stop - start for start, stop in cuts],
         schedule=schedule or "gpipe",
         remat=remat,
