@@ -543,6 +543,18 @@ def test_state_that_is_infinite_from_the_start_may_stay_so():
     assert np.isfinite(model.get_layer(index=0).least)
 
 
+@pytest.mark.parametrize("value", [1 + 2j, complex(0, np.inf)])
+def test_complex_numbers_are_looked_at_by_their_parts(value):
+    loss, one = tf.constant(1.0), tf.constant([1j, 3 + 4j], tf.complex128)
+    other = tf.constant([1j, value], tf.complex128)
+    is_finite = bool(np.isfinite(value))
+    assert bool(nonfinite.all_finite([loss, other])) == is_finite
+    assert bool(nonfinite.examine(loss, [other], []).is_finite) == is_finite
+    found = nonfinite.examine(loss, [one], [(one, other)], measures=True)
+    assert bool(found.is_finite) == is_finite
+    assert float(found.size[1]) == pytest.approx(np.sqrt(26))
+
+
 # --------------------------------------------------------------------- outliers
 def sized(skips, loss, norm=1.0, is_finite=True):
     size = tf.constant([loss, norm, 0.0], tf.float32)
