@@ -25,11 +25,11 @@ from typing import Any
 import h5py
 import keras
 import numpy as np
-import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.checks import check_names, checked_path
 from tfgpipe.deferred import deferred
+from tfgpipe.devices import assign_in_pieces
 from tfgpipe.model import GPipe
 
 
@@ -44,7 +44,8 @@ def load_preset(
 
     Each weight is created on the device of its cell and read from the file by
     itself: a device holds no more than its cells and, for a moment, a variable
-    twice; the host no more than what is read of the file at once.
+    twice; the host no more than the largest variable, or than what KerasHub
+    reads of a file at once.
 
     Args:
         task: A class of `keras_hub.models`, or its name: a task, such as
@@ -93,17 +94,22 @@ def load_preset(
         internals.start_with_zeros(made[n])
     pipeline = GPipe(model, num_partitions, num_micro_batches, **own)
 
+    failed: list[Exception] = []
+
     def assign(n: int, variable: keras.Variable, value: Any) -> None:
-        with tf.device("CPU:0"):  # in the host's memory, before it goes on
-            made[n].assign(value)
-        # Devices of other processes take it when they come to it: until then,
-        # the host holds what was read.
-        with tf.device(made[n].value.device):
-            tf.size(made[n].value).numpy()
+        try:
+            assign_in_pieces(made[n], value)
+        except Exception as error:  # Keras goes on, and may only warn
+            failed.append(error)
+            raise
 
     if read:
         with internals.names_kept(), internals.random_state_kept():
-            _run(cls, preset, kwargs, assign)
+            try:
+                _run(cls, preset, kwargs, assign)
+            finally:
+                if failed:
+                    raise failed[0]
     return pipeline
 
 

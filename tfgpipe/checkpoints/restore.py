@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 import warnings
@@ -19,6 +20,7 @@ from tfgpipe.checkpoints.folder import Damaged, Folder, Manifest
 from tfgpipe.checkpoints.matching import Mismatch, matched, matched_slots
 from tfgpipe.checkpoints.writer import VALUES, wait_for_all
 from tfgpipe.checks import as_integer
+from tfgpipe.devices import placement
 
 
 class Restored(NamedTuple):
@@ -195,17 +197,29 @@ def _take(model: keras.Model, path: pathlib.Path, manifest: Manifest) -> None:
     for group, variables in groups.items():
         for i, variable in zip(found[group], map(writer.storage, variables)):
             key = writer.key(group, i)
-            variable.assign(_read(path, key, variable))
+            read = functools.partial(_read, path, key, variable)
+            if not placement.assign_rows(variable, read):
+                variable.assign(read())
 
 
-def _read(path: pathlib.Path, key: str, variable: tf.Variable) -> tf.Tensor:
-    """A value, on this host: others may not have the folder."""
+def _read(
+    path: pathlib.Path,
+    key: str,
+    variable: tf.Variable,
+    rows: slice | None = None,
+) -> tf.Tensor:
+    """A value, or rows of it, on this host: others may not have the folder."""
+    part = ""
+    if rows is not None:
+        sizes = " ".join(map(str, variable.shape))
+        part = f"{sizes} {rows.start},{rows.stop - rows.start}"
+        part += ":-" * (variable.shape.rank - 1)
     with tf.device("CPU:0"):
         try:
             [value] = tf.raw_ops.RestoreV2(
                 prefix=str(path / VALUES),
                 tensor_names=[key],
-                shape_and_slices=[""],
+                shape_and_slices=[part],
                 dtypes=[variable.dtype],
             )
         except tf.errors.OpError as error:

@@ -8,7 +8,11 @@ from tfgpipe.devices.names import (
     device_types,
     resolve_device,
 )
-from tfgpipe.devices.placement import Storage, place_variables
+from tfgpipe.devices.placement import (
+    Storage,
+    assign_in_pieces,
+    place_variables,
+)
 from tfgpipe.devices.strategy import PipelineStrategy, TPUPipelineStrategy
 from tfgpipe.devices.tpu import connect_to_tpu, tpu_device_assignment
 from tfgpipe.devices.update import update_on_devices, updates_slices_alike
@@ -21,6 +25,7 @@ __all__ = [
     "TPUPipelineStrategy",
     "accelerators",
     "all_devices",
+    "assign_in_pieces",
     "connect_to_tpu",
     "device_types",
     "homes",

@@ -27,6 +27,7 @@ _ANYWHERE = {
 }
 
 _PLACED_BY = "tfgpipe_placed_by"  # an attribute of variables
+_PIECE = 2**22  # bytes that are on their way to a device at once
 
 
 def num_bytes(variable: Any) -> int:
@@ -54,6 +55,65 @@ def _is_mirrored(variable: keras.Variable) -> bool:
     return isinstance(
         internals.storage(variable), tf.distribute.DistributedValues
     )
+
+
+def assign_in_pieces(variable: keras.Variable, value: Any) -> None:
+    """Assigns a value, of which a few rows at a time are sent.
+
+    What is sent to a device is in memory several times, most of all on the way
+    to other processes.
+
+    Args:
+        variable: Where it goes; it has storage.
+        value: As `keras.Variable.assign` takes it.
+    """
+    storage = internals.storage(variable)
+    shape = getattr(value, "shape", None)
+    if (
+        shape is None
+        or tuple(shape) != tuple(variable.shape)
+        or not assign_rows(
+            storage,
+            lambda rows: keras.ops.convert_to_tensor(
+                value[rows], variable.dtype
+            ),
+        )
+    ):
+        with tf.device("CPU:0"):  # in the host's memory, before it goes on
+            variable.assign(value)
+
+
+def assign_rows(storage: Any, read: Callable[[slice], Any]) -> bool:
+    """Assigns the rows of a large variable, a few at a time.
+
+    Args:
+        storage: The `tf.Variable`.
+        read: Returns some of the rows, in the variable's dtype.
+
+    Returns:
+        Whether it did: not for small ones, and those that a strategy copies.
+    """
+    is_copied = isinstance(storage, tf.distribute.DistributedValues)
+    num_rows = storage.shape[0] if storage.shape.rank else 1
+    if is_copied or num_rows == 1 or num_bytes(storage) <= _PIECE:
+        return False
+    some = max(1, _PIECE * num_rows // num_bytes(storage))
+    for first in range(0, num_rows, some):
+        rows = slice(first, min(first + some, num_rows))
+        with tf.device("CPU:0"):
+            piece = read(rows)
+        with tf.device(storage.device):
+            tf.raw_ops.ResourceStridedSliceAssign(
+                ref=storage.handle,
+                begin=[rows.start],
+                end=[rows.stop],
+                strides=[1],
+                value=piece,
+            )
+            # Another process takes it when it comes to it; the host has it
+            # until then.
+            tf.raw_ops.VariableShape(input=storage.handle).numpy()
+    return True
 
 
 class Storage:

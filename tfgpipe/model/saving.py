@@ -20,7 +20,12 @@ from keras import tree
 
 from tfgpipe import failures, internals
 from tfgpipe.checks import as_count, checked_bool, checked_path
-from tfgpipe.devices import all_devices, homes, resolve_device
+from tfgpipe.devices import (
+    all_devices,
+    assign_in_pieces,
+    homes,
+    resolve_device,
+)
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.files import read_whole, written_whole
 from tfgpipe.model.hooks import Hooks
@@ -291,7 +296,8 @@ class Saving(Hooks):
         with read_whole(filepath):
             if self.built and _holds_optimizer(filepath):
                 self.build_optimizer()
-            super().load_weights(filepath, *args, **kwargs)
+            with internals.assigning_by(assign_in_pieces):
+                super().load_weights(filepath, *args, **kwargs)
 
     @property
     def random_state(self) -> RandomState | None:

@@ -17,13 +17,15 @@ it would be in the memory of the host, beside real accelerators.
 
 from __future__ import annotations
 
+import pathlib
+import tempfile
 from collections.abc import Iterable
 from typing import Any
 
 from absl import flags
 
 from tfgpipe.schedules import CHUNKS, REMAT, SCHEDULES
-from tools.bench import memory_trial
+from tools.bench import loading_trial, memory_trial
 from tools.bench.flags import define_choices, define_numbers, new_flags
 from tools.bench.memory_rows import largest, name_of, row_of
 from tools.bench.memory_trial import Job, Outcome, Size
@@ -34,9 +36,10 @@ FLAGS = new_flags(rounds=1)
 define_choices(
     FLAGS,
     "table",
-    ["largest", "layers", "schedules"],
-    ["largest", "layers", "schedules"],
-    "The largest model; activations of one model; those of schedules.",
+    ["largest", "layers", "schedules", "loading"],
+    ["largest", "layers", "schedules", "loading"],
+    "The largest model; activations of one model; those of schedules; a preset "
+    "of KerasHub that is loaded.",
 )
 define_numbers(FLAGS, "k", [1, 2, 4, 8], "Accelerators of the pipelines.")
 define_choices(
@@ -64,6 +67,8 @@ for _name, _default, _meaning in (
     ("heads", Size().num_heads, "Of the attention."),
     ("sequence", Size().sequence, "Positions in an example."),
     ("batch_size", Size().batch_size, "Examples in a mini-batch."),
+    ("preset_units", 1024, "Of the preset of table `loading`."),
+    ("preset_layers", 8, "Of it."),
 ):
     flags.DEFINE_integer(_name, _default, _meaning, 1, flag_values=FLAGS)
 define_numbers(
@@ -121,6 +126,16 @@ _SCHEDULES = [
     Column("activations_mib_ratio", "/ first", ".2f"),
     Column("by_device", "activations by accelerator"),
 ]
+_LOADING = [
+    Column("method", "method"),
+    Column("total", "variables MiB", ".0f"),
+    Column("share", "an accelerator's", ".0f"),
+    Column("largest", "largest variable", ".0f"),
+    Column("above", "peak above", ".0f"),
+    Column("limit", "limit", ".0f"),
+    Column("fits", "fits"),
+    Column("host", "host's peak", ".0f"),
+]
 
 
 def run(values: flags.FlagValues, report: Report) -> None:
@@ -130,6 +145,7 @@ def run(values: flags.FlagValues, report: Report) -> None:
         "largest": _largest,
         "layers": _same_layers,
         "schedules": _schedules,
+        "loading": _loading,
     }
     for name in dict.fromkeys(values.table):
         table = makers[name](values, size, report)
@@ -290,4 +306,32 @@ def _schedules(values: flags.FlagValues, size: Size, report: Report) -> Table:
             f"{u.activations:.1f}" for u in outcome.uses
         )
         table.rows.append(row)
+    return table
+
+
+# ----------------------------------------------------------- a preset is loaded
+def _loading(values: flags.FlagValues, size: Size, report: Report) -> Table:
+    title = (
+        f"A task of KerasHub, {values.preset_layers} blocks of "
+        f"{values.preset_units} units, is loaded"
+    )
+    table = report.add(Table("loading", title, _LOADING))
+    table.notes.append("fits: with that limit, its share and its largest")
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name) / "preset"
+        loading_trial.make(folder, values.preset_units, values.preset_layers)
+        for k in progress([0, *values.k], "memory"):
+            job = loading_trial.Preset(str(folder), k)
+            loaded = loading_trial.run(job)
+            if loaded is None:
+                raise RuntimeError(f"{job} did not fit, without a limit.")
+            limit = loaded.share + loaded.largest
+            again = loading_trial.run(job._replace(limit_mib=limit))
+            row = {
+                "method": f"pipeline-{k}" if k else "naive",
+                **loaded._asdict(),
+                "limit": limit,
+                "fits": "no" if again is None else "yes",
+            }
+            table.rows.append(row)
     return table

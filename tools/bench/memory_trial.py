@@ -126,11 +126,34 @@ def run(job: Job, seconds: float = 900) -> Outcome:
     Raises:
         RuntimeError: If it fails for another reason.
     """
+    outcome, why = tried(_outcome, job, seconds)
+    return outcome or Outcome(why=why)
+
+
+def tried(
+    action: Callable[..., Any], job: Any, seconds: float = 900
+) -> tuple[Any, str]:
+    """What an action with accelerators returns, in new processes.
+
+    Args:
+        action: A function of a module; takes the job and connections to the
+            accelerators, whose devices are there.
+        job: Has `k`, the accelerators, 0 for one; and `limit_mib`.
+        seconds: How long it may take.
+
+    Returns:
+        What it returns; or None, and how it shows that the memory did not
+        suffice.
+
+    Raises:
+        RuntimeError: If it fails for another reason.
+    """
     accelerators = Accelerators(max(job.k, 1))
     process = None
     try:
         process, connection = memory_worker.start(
-            _train,
+            _run,
+            action,
             job,
             accelerators.cluster,
             accelerators.connections,
@@ -146,23 +169,24 @@ def run(job: Job, seconds: float = 900) -> Outcome:
 
 
 def _judge(
-    job: Job, connection: Connection, accelerators: Accelerators
-) -> Outcome:
+    job: Any, connection: Connection, accelerators: Accelerators
+) -> tuple[Any, str]:
     try:
         outcome, error = connection.recv()
     except EOFError:
         outcome, error = None, "The training process died."
     if outcome is not None:
-        return outcome
+        return outcome, ""
     if why := accelerators.out_of_memory(_DIES_SECONDS):
-        return Outcome(why=why)
+        return None, why
     raise RuntimeError(f"{job} failed: {error}")
 
 
 # ------------------------------------------------------ in the training process
-def _train(
+def _run(
     connection: Connection,
-    job: Job,
+    action: Callable[..., Any],
+    job: Any,
     cluster: dict,
     accelerators: list[Connection],
     log: pathlib.Path,
@@ -170,14 +194,13 @@ def _train(
     """Sends an outcome, or an error."""
     memory_worker.log_to(log)
     try:
-        connection.send((_outcome(job, cluster, accelerators), ""))
+        _connect(cluster, accelerators)
+        connection.send((action(job, accelerators), ""))
     except Exception as error:  # whatever it is, it is passed on
         connection.send((None, f"{type(error).__name__}: {error}"))
 
 
-def _outcome(
-    job: Job, cluster: dict, accelerators: list[Connection]
-) -> Outcome:
+def _connect(cluster: dict, accelerators: list[Connection]) -> None:
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -185,6 +208,9 @@ def _outcome(
     for task in range(len(accelerators)):  # their threads start
         with tf.device(memory_worker.device(task)):
             float(tf.reduce_sum(tf.ones((64, 64))))
+
+
+def _outcome(job: Job, accelerators: list[Connection]) -> Outcome:
     bare = memory_worker.ask(accelerators, "rest")
     if job.limit_mib:
         memory_worker.ask(accelerators, "limit", job.limit_mib)
@@ -283,15 +309,15 @@ def _uses(
     uses = []
     for task in range(len(bare)):
         device = memory_worker.device(task)
-        trainable = _mib(model.trainable_variables, device)
-        held = _mib([*model.variables, *model.optimizer.variables], device)
+        trainable = mib_on(model.trainable_variables, device)
+        held = mib_on([*model.variables, *model.optimizer.variables], device)
         above = peak[task].peak - rest[task].resident
         grown = rest[task].resident - bare[task].resident
         uses.append(Use(held, trainable, above - trainable, grown - held))
     return uses
 
 
-def _mib(variables: list[Any], device: str) -> float:
+def mib_on(variables: list[Any], device: str) -> float:
     """The size of the variables on a device."""
     found = {id(v): v.value for v in variables if v.value.device == device}
     return (

@@ -96,7 +96,12 @@ def test_tables_come_from_trials(monkeypatch, capsys):
         return outcome(5.0 * job.num_layers, job.num_layers)
 
     monkeypatch.setattr(memory_trial, "run", run)
-    flags = ["--k=1,2", "--schedule_k=2", "--format=json"]
+    flags = [
+        "--table=largest,layers,schedules",
+        "--k=1,2",
+        "--schedule_k=2",
+        "--format=json",
+    ]
     assert bench.main(["bench", "memory", *flags]) == 0
     made = json.loads(capsys.readouterr().out)["tables"]
     rows = {table["name"]: table["rows"] for table in made}
@@ -152,4 +157,18 @@ def test_failures_are_errors_unless_memory_is_the_cause(shown, outcome):
         with pytest.raises(RuntimeError, match="something else"):
             memory_trial._judge(job, ours, Accelerators())
     else:
-        assert memory_trial._judge(job, ours, Accelerators()) == outcome
+        judged = memory_trial._judge(job, ours, Accelerators())
+        assert judged == (None, outcome.why)
+
+
+def test_preset_is_loaded_by_a_share_and_its_largest_variable(capsys):
+    """Everything is real, and small: an accelerator needs more to begin."""
+    flags = ["--table=loading", "--k=2", "--format=json"]
+    flags += ["--preset_units=512", "--preset_layers=2"]
+    assert bench.main(["bench", "memory", *flags]) == 0
+    [table] = json.loads(capsys.readouterr().out)["tables"]
+    plain, row = table["rows"]
+    assert row["total"] == plain["total"] == plain["share"]
+    assert row["total"] / 2 < row["share"] < row["total"]
+    assert row["largest"] == 8.0  # MiB, of 8 x 512 tokens of 512 units
+    assert row["above"] < 3.6 * row["largest"] < plain["total"]
