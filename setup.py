@@ -35,6 +35,7 @@ TEST_TOOLS = [
     "pytest==9.2.0",
     "pytest-xdist==3.8.0",  # a worker a core: tracing takes most of the time
     "ruff==0.17.5",
+    "safetensors==0.8.*",  # presets that KerasHub converts
     "tensorboard==2.21.0",  # for the test of its callback
 ]
 # What only the programs under tools/ need, beyond the library's own.

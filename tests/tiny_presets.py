@@ -1,7 +1,10 @@
 """Tiny tasks of KerasHub, and what they take."""
 
+import json
+
 import keras
 import numpy as np
+import safetensors.numpy
 from keras_hub import models
 
 TEXT = {
@@ -59,6 +62,77 @@ def bart():
     return livelier(models.BartSeq2SeqLM(backbone, preprocessor=None))
 
 
+def t5():
+    keras.utils.set_random_seed(0)
+    backbone = models.T5Backbone(
+        **{**TEXT, "num_layers": 2}, num_heads=2, dropout=0.0
+    )
+    return livelier(models.T5Seq2SeqLM(backbone, preprocessor=None))
+
+
+def t5_gemma():
+    """Beam and contrastive search fail, in KerasHub, too."""
+    keras.utils.set_random_seed(0)
+    half = {
+        "hidden_dim": 16,
+        "intermediate_dim": 16,
+        "num_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }
+    halves = {
+        f"{part}_{name}": value
+        for part in ("encoder", "decoder")
+        for name, value in half.items()
+    }
+    backbone = models.T5GemmaBackbone(
+        vocabulary_size=60, sliding_window=6, **halves
+    )
+    return livelier(models.T5GemmaSeq2SeqLM(backbone, preprocessor=None))
+
+
+def transformers_llama(folder):
+    """Writes a folder as Hugging Face has it, of a tiny Llama."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 60,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "tie_word_embeddings": False,
+        "rope_theta": 1e4,
+    }
+    shapes = {"embed_tokens": (60, 16), "norm": (16,)}
+    for i in range(2):
+        block = {
+            "input_layernorm": (16,),
+            "post_attention_layernorm": (16,),
+            "self_attn.q_proj": (16, 16),
+            "self_attn.k_proj": (8, 16),
+            "self_attn.v_proj": (8, 16),
+            "self_attn.o_proj": (16, 16),
+            "mlp.gate_proj": (24, 16),
+            "mlp.up_proj": (24, 16),
+            "mlp.down_proj": (16, 24),
+        }
+        shapes |= {f"layers.{i}.{name}": s for name, s in block.items()}
+    names = {f"model.{name}.weight": shape for name, shape in shapes.items()}
+    names["lm_head.weight"] = (60, 16)
+    rng = np.random.default_rng(0)
+    weights = {
+        n: rng.normal(size=s).astype("float32") for n, s in names.items()
+    }
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    path = folder / "model.safetensors"
+    safetensors.numpy.save_file(weights, path, {"format": "pt"})
+
+
 def gemma3():
     """Its cache is a nest of tensors, one pair a layer."""
     keras.utils.set_random_seed(0)
@@ -99,7 +173,7 @@ def prompts(task, rows=5, length=12):
     mask = np.arange(length) < rng.integers(2, 7, (rows, 1))
     ids = np.where(mask, rng.integers(1, 60, (rows, length)), 0)
     found = {"token_ids": ids.astype("int32"), "padding_mask": mask}
-    if isinstance(task, models.BartSeq2SeqLM):
+    if isinstance(task, models.Seq2SeqLM):
         found = {f"decoder_{name}": value for name, value in found.items()}
         found["encoder_token_ids"] = rng.integers(1, 60, (rows, 7))
         found["encoder_padding_mask"] = np.ones((rows, 7), bool)

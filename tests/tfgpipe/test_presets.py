@@ -47,6 +47,18 @@ def test_loaded_weights_are_those_of_the_files_on_their_devices(folders, name):
     assert held == sorted(held) and {*held} == {*CPUS}
 
 
+def test_preset_that_is_converted_is_loaded(tmp_path):
+    tiny_presets.transformers_llama(tmp_path / "hf")
+    plain = models.Llama3CausalLM.from_preset(
+        str(tmp_path / "hf"), preprocessor=None
+    )
+    pipeline = load(tmp_path / "hf", "CausalLM")
+    held = {w.value.device[-5:] for w in pipeline.model.weights}
+    assert held == {*CPUS}
+    for a, b in zip(plain.weights, pipeline.model.weights, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_large_weights_are_sent_by_a_few_rows(
     folders, tmp_path, monkeypatch, dtype

@@ -81,8 +81,15 @@ def test_groups_generate_the_tokens_of_keras(kind, stops):
         pytest.param(tiny_presets.qwen3_5, "top_k", marks=pytest.mark.slow),
         pytest.param(tiny_presets.bart, "top_p", marks=pytest.mark.slow),
         pytest.param(tiny_presets.bart, "contrastive", marks=pytest.mark.slow),
+        *(
+            pytest.param(tiny_presets.t5, kind, marks=pytest.mark.slow)
+            for kind in SAMPLERS
+        ),
+        pytest.param(tiny_presets.t5_gemma, "greedy", marks=pytest.mark.slow),
+        pytest.param(tiny_presets.t5_gemma, "top_p", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.filterwarnings("ignore:Layer .* does not support masking")
 def test_caches_of_any_form_stay(make, kind):
     task = make()
     x = prompts(task)
