@@ -3,7 +3,8 @@
 import random
 
 from tfgpipe.costs.layer_size import Bytes, LayerSize
-from tfgpipe.plans.workload import LayerSeconds, Workload
+from tfgpipe.plans.workload import Workload
+from tfgpipe.profiles import LayerSeconds
 
 NOTHING = Bytes(0, 0)
 

@@ -338,24 +338,19 @@ def auto_schedule(
     k = len(remat.rules)
     source, profile = costs.source, costs.profile
     cut = layers_per_cell or source.cut(source.costs, k)
-    rows, start = profile.rows[-1], 0
+    seconds, start = profile.cell_seconds(profile.rows[-1]), 0
     durations = []
     for cell, count in enumerate(cut):
-        kinds = ("forward", "input_gradient", "weight_gradient", "backward")
-        forward, half, rest, whole = (
-            profile.task_seconds(start, start + count, kind, rows)
-            for kind in kinds
-        )
-        again = profile.task_seconds(start, start + count, "recompute", rows)
-        again *= remat.recomputes(cell)
-        needs_dx = any(own.num_params for own in profile.layers[:start])
-        own_layers = profile.layers[start : start + count]
-        if not needs_dx:  # nothing takes the gradient of the inputs
-            half, rest = 0.0, whole
-        elif not all(own.has_halves for own in own_layers):
-            half, rest = whole, 0.0
-        durations.append((forward, half + again, rest))
-        start += count
+        stop = start + count
+        own = seconds.of(start, stop)
+        half, rest = own["input_gradient"], own["weight_gradient"]
+        if start <= seconds.first:  # nothing takes the gradient of the inputs
+            half, rest = 0.0, own["backward"]
+        elif not seconds.has_halves(start, stop):
+            half, rest = own["backward"], 0.0
+        again = own["recompute"] * remat.recomputes(cell)
+        durations.append((own["forward"], half + again, rest))
+        start = stop
     return search(durations, num_micro_batches, memory=k), cut
 
 

@@ -59,6 +59,7 @@ WITHOUT_TENSORFLOW = {
     "plans/prediction",
     "plans/search",
     "plans/workload",
+    "profiles/cell_seconds",
     "profiles/profile",
     "schedules",
     "versions",

@@ -8,7 +8,9 @@ from keras import layers as kl
 
 import tfgpipe
 from tfgpipe import arguments as arguments_lib
+from tfgpipe.plans.model_size import sized
 from tfgpipe.schedules import SCHEDULES
+from tfgpipe.sequence import source_of
 
 DEVICES = ["CPU:0", "CPU:1", "CPU:2"]
 SECONDS = (1.0, 1.0, 1.0, 2.0, (1.0, 1.0))
@@ -37,8 +39,8 @@ def length(schedule):
         forward, *_, backward, (half, rest) = [SECONDS, SECONDS, LAST][
             task.cell
         ]
-        if task.cell == 0:
-            half, rest = 0.0, backward
+        if task.cell == 0:  # nobody asks for the gradient of its inputs
+            half, backward = 0.0, rest
         by_kind = {
             "forward": forward,
             "backward": backward,
@@ -72,8 +74,8 @@ def test_recomputations_count(monkeypatch):
     monkeypatch.setattr(arguments_lib, "search", search)
     for remat in ("never", {0: "always", 1: "always", 2: "never"}):
         model(measured(SECONDS, SECONDS, LAST), schedule="auto", remat=remat)
-    assert asked[0] == [(1, 0, 2), (1, 1, 1), (1, 2, 3)]
-    assert asked[1] == [(1, 1, 2), (1, 2, 1), (1, 2, 3)]
+    assert asked[0] == [(1, 0, 1), (1, 1, 1), (1, 2, 3)]
+    assert asked[1] == [(1, 1, 1), (1, 2, 1), (1, 2, 3)]
 
 
 def test_halves_are_those_that_run(monkeypatch):
@@ -89,7 +91,42 @@ def test_halves_are_those_that_run(monkeypatch):
     trained = layer("dense_1", tasks(4, *SECONDS))
     whole = layer("dense_2", tasks(4, 1.0, None, None, 2.0))
     model(profile(frozen, trained, whole), schedule="auto", remat="never")
-    assert asked == [[(1, 0, 0), (1, 0, 2), (1, 2, 0)]]
+    assert asked == [[(1, 0, 0), (1, 0, 1), (1, 2, 0)]]
+
+
+def test_seconds_are_those_of_a_plan(monkeypatch):
+    """Of the operations that run, with a loss whose seconds are known."""
+    asked = []
+
+    def search(durations, *arguments, **options):
+        asked.append(durations)
+        return SCHEDULES["1f1b"](3, 6)
+
+    monkeypatch.setattr(arguments_lib, "search", search)
+    whole = tasks(4, 1.0, None, None, 2.0)
+    loss = layer("loss", tasks(4, 0.5, 0.25, 0.125, 0.5), weights=0)
+    measured_layers = [
+        layer("dense_0", tasks(4, *SECONDS)),
+        layer("dense_1", whole),
+        layer("dense_2", tasks(4, *LAST)),
+    ]
+    costs = profile(*measured_layers, loss=loss, call_seconds=0.0625)
+    model(costs, schedule="auto", remat="always")
+    layers = [kl.Dense(3, "tanh") for _ in range(3)]
+    source = source_of([keras.Input((3,)), *layers])
+    work = sized(source, None, "sgd").by_profile(costs, 4)
+    [one], [two], [three] = work.cells([1, 1, 1])
+    assert not two.facts.has_halves and three.facts.has_halves
+    for own, group in zip(asked[0], (one, two, three)):
+        forward, half, rest = own
+        seconds = group.seconds
+        assert forward == seconds["forward"]
+        parts = ("input_gradient", "weight_gradient")
+        if not group.facts.has_halves:
+            parts = ("backward",)
+        assert half + rest == seconds["recompute"] + sum(
+            seconds[name] for name in parts
+        )
 
 
 @pytest.mark.usefixtures("float64")

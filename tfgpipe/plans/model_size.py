@@ -17,8 +17,8 @@ from tfgpipe.costs import (
 )
 from tfgpipe.devices import placement
 from tfgpipe.plans.machine import Machine
-from tfgpipe.plans.workload import LayerSeconds, Workload, seconds_by_flops
-from tfgpipe.profiles import MEASURED
+from tfgpipe.plans.workload import Workload, seconds_by_flops
+from tfgpipe.profiles import LayerSeconds
 
 
 class SizedModel(NamedTuple):
@@ -39,19 +39,17 @@ class SizedModel(NamedTuple):
     def by_flops(self, machine: Machine, rows: float) -> Workload:
         """For micro-batches of so many rows, with seconds from FLOPs."""
         seconds = [seconds_by_flops(size, rows, machine) for size in self.sizes]
+        last = seconds[-1]  # the loss, behind it, is taken to keep its outputs
+        seconds[-1] = last._replace(recompute_last=last.recompute)
         return self.workload(seconds, machine.task_seconds, rows)
 
     def by_profile(self, profile: Any, rows: float) -> Workload:
         """For micro-batches of so many rows, with seconds as measured."""
-        seconds = [
-            LayerSeconds(
-                layer.has_halves,
-                *(profile.seconds(i, kind, rows) for kind in MEASURED),
-            )
-            for i, layer in enumerate(profile.layers)
-        ]
         return self.workload(
-            seconds, profile.call_seconds, rows, profile.jit_compile
+            profile.layer_seconds(rows),
+            profile.call_seconds,
+            rows,
+            profile.jit_compile,
         )
 
     def workload(

@@ -13,33 +13,8 @@ from typing import Any, NamedTuple
 from tfgpipe.costs import GradientPaths
 from tfgpipe.partition import partition
 from tfgpipe.plans.machine import Machine
-from tfgpipe.profiles import MEASURED
+from tfgpipe.profiles import CellSeconds, LayerSeconds
 from tfgpipe.schedules import CellFacts
-
-
-class LayerSeconds(NamedTuple):
-    """Seconds of a layer's tasks, for one micro-batch; those of `MEASURED`.
-
-    Attributes:
-        has_halves: Whether its tasks can be cut. Those of loops that XLA
-            compiles cannot: they recompute what they need by themselves.
-        forward: Its outputs.
-        recompute: What its backward pass needs, again, and its outputs.
-        recompute_last: The same without outputs, as the last layer of a cell.
-        backward: The gradients of its inputs and weights.
-        input_gradient: Those of its inputs alone.
-        weight_gradient: Those of its weights, after that.
-        backward_first: As `backward`, with no sums to add gradients to.
-    """
-
-    has_halves: bool
-    forward: float
-    recompute: float
-    recompute_last: float
-    backward: float
-    input_gradient: float
-    weight_gradient: float
-    backward_first: float
 
 
 def seconds_by_flops(size: Any, rows: float, machine: Machine) -> LayerSeconds:
@@ -144,16 +119,10 @@ class Workload:
         self._known: dict[Any, list[list[CellNeeds]]] = {}
         self.sizes = sizes
         self.rows = rows
-        self.task_seconds = task_seconds
-        self._first = next(
-            (i for i, size in enumerate(sizes) if size.num_params), len(sizes)
+        self._seconds = CellSeconds(
+            seconds, (size.num_params > 0 for size in sizes), task_seconds
         )
-        self._seconds = {
-            kind: _sums(self._own(i, kind, s) for i, s in enumerate(seconds))
-            for kind in MEASURED
-        }
         self._paths = GradientPaths([size.path for size in sizes])
-        self._whole = _sums(not own.has_halves for own in seconds)
         live = [rows * size.live_bytes for size in sizes]
         self._live = [*live, rows * output_bytes]
         self._floats = [rows * size.float_bytes for size in sizes]
@@ -176,26 +145,10 @@ class Workload:
         self._slots = _sums(size.slot_bytes for size in sizes)
         self._gradients = _sums(size.gradient_bytes for size in sizes)
 
-    def _own(self, i: int, kind: str, seconds: LayerSeconds) -> float:
-        """Seconds of layer i; without gradients that nothing asks for."""
-        if i > self._first or kind == "forward":
-            return getattr(seconds, kind)
-        if i < self._first or kind == "input_gradient":
-            return 0.0
-        own = getattr(seconds, kind)
-        if kind in ("backward", "backward_first"):  # no gradient of its inputs
-            other = seconds.backward - seconds.weight_gradient
-            return own - max(0.0, other)
-        return own
-
     @functools.cached_property
     def costs(self) -> list[float]:
         """Seconds of each layer's tasks, for the cut."""
-        sums = [self._seconds[kind] for kind in ("forward", "backward")]
-        return [
-            sum(own[i + 1] - own[i] for own in sums)
-            for i in range(len(self.sizes))
-        ]
+        return self._seconds.costs()
 
     def cells(
         self, layers_per_cell: Sequence[int], num_groups: int = 1
@@ -227,10 +180,7 @@ class Workload:
         def between(sums: Sequence[float], last: int = stop) -> float:
             return sums[last] - sums[start]
 
-        seconds = {
-            kind: between(sums) + self.task_seconds
-            for kind, sums in self._seconds.items()
-        }
+        seconds, first = self._seconds.of(start, stop), self._seconds.first
         # The loss, behind the last layer, is taken to keep the outputs.
         has_loss = stop == len(self.sizes)
         keeps = has_loss or self._paths.keeps(start, stop)
@@ -238,19 +188,19 @@ class Workload:
         if keeps:
             kept += between(self._others) + between(self._between, stop - 1)
             kept += self._outputs[stop - 1]
-        seconds["recompute"] = self._again(start, stop, has_loss) * keeps
+        seconds["recompute"] *= keeps
         return CellNeeds(
             seconds,
             CellFacts.of(
-                has_backward=stop > self._first,
-                needs_dx=start > self._first,
+                has_backward=stop > first,
+                needs_dx=start > first,
                 has_dx=self._paths.has_dx(start),
-                can_be_split=not between(self._whole),
+                can_be_split=self._seconds.has_halves(start, stop),
                 keeps=keeps and not self._is_compiled,
             ),
             inputs=self._live[start],
             outputs=self._live[stop],
-            gradient_bytes=self._floats[start] if start > self._first else 0.0,
+            gradient_bytes=self._floats[start] if start > first else 0.0,
             kept=kept,
             kept_inputs=inputs,
             crossing=between(self._crossing),
@@ -260,17 +210,6 @@ class Workload:
             weights=int(between(self._weights)),
             slots=int(between(self._slots)),
             gradients=int(between(self._gradients)),
-        )
-
-    def _again(self, start: int, stop: int, has_loss: bool) -> float:
-        """Seconds of a recomputation; the last layer has nobody behind it."""
-        again = self._seconds["recompute"]
-        last = self._seconds["recompute" if has_loss else "recompute_last"]
-        return (
-            again[stop - 1]
-            - again[start]
-            + (last[stop] - last[stop - 1])
-            + self.task_seconds
         )
 
 

@@ -32,6 +32,7 @@ from tfgpipe.boundary import Boundary, copied
 from tfgpipe.cells import LayerCall
 from tfgpipe.costs import PlacedCall, bytes_between, layer_key
 from tfgpipe.micro_batches import shapes
+from tfgpipe.profiles.cell_seconds import MEASURED
 from tfgpipe.profiles.lone_layer import (
     GradientNeeds,
     LayerValues,
@@ -39,7 +40,6 @@ from tfgpipe.profiles.lone_layer import (
     start_values,
 )
 from tfgpipe.profiles.profile import (
-    MEASURED,
     MOST_SPREAD,
     Spread,
     TaskSeconds,

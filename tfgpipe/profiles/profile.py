@@ -16,16 +16,7 @@ from typing import Any
 
 from tfgpipe.checks import as_count, count_problem
 from tfgpipe.files import write_text
-
-MEASURED = (
-    "forward",
-    "recompute",
-    "recompute_last",
-    "backward",
-    "input_gradient",
-    "weight_gradient",
-    "backward_first",
-)
+from tfgpipe.profiles.cell_seconds import MEASURED, CellSeconds, LayerSeconds
 
 # A share of what is measured between the quartiles that an idle computer has.
 MOST_SPREAD = 0.25
@@ -227,20 +218,52 @@ class Profile:
             index: Of the layer. The last one's has the loss in it.
             kind: "forward", "recompute", "backward"; or one of its halves,
                 "input_gradient" or "weight_gradient"; where it has no halves,
-                all is in the second. Or "backward_first", which has no sums to
-                add gradients to.
+                all is in the second. Or "recompute_last", without outputs but
+                those that the loss takes; or "backward_first", which has no
+                sums to add gradients to.
             rows: Of the micro-batch.
         """
         if kind not in MEASURED:
             raise ValueError(
                 f"`kind` must be one of {[*MEASURED]}. Received: kind={kind!r}."
             )
-        found = sum(
-            self._of(layer, kind, rows) for layer in self._with_loss(index)
-        )
+        *before, last = [self.layers[index]]
+        if index == len(self.layers) - 1:
+            if self.loss is not None:
+                before, last = [last], self.loss
+            elif kind == "recompute_last":  # for a loss that was not measured
+                kind = "recompute"
+        found = self._of(last, kind, rows)
+        kind = "recompute" if kind == "recompute_last" else kind
+        found += sum(self._of(layer, kind, rows) for layer in before)
         if kind == "backward_first":
             return min(found, self.seconds(index, "backward", rows))
         return found
+
+    def layer_seconds(self, rows: float) -> list[LayerSeconds]:
+        """What the tasks of each layer take, without the cost of a call.
+
+        Args:
+            rows: Of the micro-batch.
+        """
+        return [
+            LayerSeconds(
+                layer.has_halves,
+                *(self.seconds(i, kind, rows) for kind in MEASURED),
+            )
+            for i, layer in enumerate(self.layers)
+        ]
+
+    def cell_seconds(self, rows: float) -> CellSeconds:
+        """What the tasks of cells take.
+
+        Args:
+            rows: Of the micro-batch.
+        """
+        are_trained = (layer.num_params > 0 for layer in self.layers)
+        return CellSeconds(
+            self.layer_seconds(rows), are_trained, self.call_seconds
+        )
 
     def task_seconds(
         self, start: int, stop: int, kind: str, rows: float
@@ -257,17 +280,7 @@ class Profile:
             The cost of a call and the seconds of its layers; 0.0 if it has
             nothing to compute.
         """
-        total = sum(self.seconds(i, kind, rows) for i in range(start, stop))
-        if kind == "recompute":
-            has_backward = any(
-                self.seconds(i, "backward", rows) for i in range(start, stop)
-            )
-            if not has_backward:
-                return 0.0
-            last = self._with_loss(stop - 1)[-1]
-            total -= self._of(last, "recompute", rows)
-            total += self._of(last, "recompute_last", rows)
-        return total + self.call_seconds if total else 0.0
+        return self.cell_seconds(rows).of(start, stop)[kind]
 
     def costs(self, rows: int | None = None) -> list[float]:
         """Seconds of all tasks of each layer for a micro-batch.
@@ -306,11 +319,6 @@ class Profile:
         if count is None:
             raise ValueError(count_problem("rows", rows))
         return count
-
-    def _with_loss(self, index: int) -> list[LayerProfile]:
-        is_last = index == len(self.layers) - 1
-        loss = [self.loss] if is_last and self.loss is not None else []
-        return [self.layers[index], *loss]
 
     def _of(self, layer: LayerProfile, kind: str, rows: float) -> float:
         points = []

@@ -13,8 +13,8 @@ from params import Experiment
 from tfgpipe import internals
 from tfgpipe.costs import LayerSize, num_params
 from tfgpipe.plans import Machine, Prediction, Setting, model_size, predict
-from tfgpipe.plans.workload import LayerSeconds, Workload
-from tfgpipe.profiles import MEASURED
+from tfgpipe.plans.workload import Workload
+from tfgpipe.profiles import MEASURED, LayerSeconds
 from tfgpipe.schedules import devices_for
 from tfgpipe.sequence import source_of
 
