@@ -55,7 +55,9 @@ class CellTasks:
         """What the layers were seen to do."""
         return self.graph.traced.findings
 
-    def facts(self, has_backward: bool) -> CellFacts:
+    def facts(
+        self, has_backward: bool, synchronizes: bool = False
+    ) -> CellFacts:
         """What the program of a step has to know of the cell."""
         cut = self.graph
         return CellFacts.of(
@@ -64,6 +66,7 @@ class CellTasks:
             has_dx=bool(self._dx),
             can_be_split=cut.can_be_split,
             keeps=bool(cut.kept.slots) and not cut.recomputes_in_backward,
+            synchronizes=synchronizes,
         )
 
     @property

@@ -309,9 +309,12 @@ class _Recorded:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tasks, name)
 
-    def facts(self, has_backward: bool) -> CellFacts:
+    def facts(
+        self, has_backward: bool, synchronizes: bool = False
+    ) -> CellFacts:
         """See `CellTasks`; the halves of a backward pass are one."""
-        return self._tasks.facts(has_backward)._replace(has_halves=False)
+        facts = self._tasks.facts(has_backward, synchronizes)
+        return facts._replace(has_halves=False)
 
     def forward(self, arguments: CellArguments, keeps: bool) -> TaskCall:
         """See `CellTasks`."""

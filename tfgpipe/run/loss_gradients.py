@@ -26,7 +26,7 @@ class LossGradients(NamedTuple):
         outputs: For each micro-batch, with respect to the last cell's flat
             outputs: of the shape of an output each, or None.
         head: With respect to the head's losses, scalars, the same for every
-            micro-batch.
+            micro-batch; [] without a head.
         extra: For each cell, with respect to each of its layers' own losses,
             scalars, or None.
     """
@@ -36,13 +36,12 @@ class LossGradients(NamedTuple):
     extra: list[list[Any]]
 
     def of_losses(
-        self, k: int, m: int, micro_batches: MicroBatches
+        self, k: int, m: int, has_head: bool, micro_batches: MicroBatches
     ) -> list[Any]:
         """Gradients with respect to cell k's losses, for micro-batch m."""
-        is_last = k == len(self.extra) - 1
         head = [
             micro_batches.select(m, d, tf.zeros_like(d))
-            for d in (self.head if is_last else [])
+            for d in (self.head if has_head else [])
         ]
         return head + [
             None if d is None else d * micro_batches.fraction(m, d.dtype)

@@ -35,7 +35,6 @@ class MiniBatch:
         functions: The function of each cell.
         micro_batches: How the rows fall into micro-batches.
         inputs: What crosses into the first cell, by micro-batch.
-        labels: What the head takes, by micro-batch.
         replicas: Which replica computes which micro-batches.
         results: What the cells make of the mini-batch.
         trained: The cells that have a backward pass.
@@ -55,7 +54,6 @@ class MiniBatch:
     ):
         self._tracer = tracer
         self._remat = remat
-        self._has_head = head is not None
         x = self._split(cells, tracer.led(x), labels, num_micro_batches)
         self.functions = [
             CellFunction(
@@ -67,7 +65,7 @@ class MiniBatch:
             )
             for k, cell in enumerate(cells)
         ]
-        is_real = self._has_head or not training
+        is_real = head is not None or not training
         is_tried = trial and is_real and self.micro_batches.count > 1
         if is_tried:
             trial.run(self.functions, x, self.micro_batches.count)
@@ -104,7 +102,7 @@ class MiniBatch:
             self.micro_batches = MicroBatches(x, count)
             inputs = self.micro_batches.split(x)
         with tf.device(host or cells[-1].device):
-            self.labels = self.micro_batches.split(labels)
+            self._labels = self.micro_batches.split(labels)
         self.inputs = [Boundary.of(nest) for nest in inputs]
         self.replicas = Replicas(grid, self.micro_batches.count)
         return x
@@ -120,8 +118,13 @@ class MiniBatch:
             inputs=self.inputs[0],
             weights=[[exact(v) for v in own] for own in function.weights],
             state=[exact(v) for v in function.state],
-            labels=self.labels[0] if k == len(self.functions) - 1 else None,
+            labels=self.labels_of(k, 0),
         ).specs(self.micro_batches.spec)
+
+    def labels_of(self, k: int, m: int) -> Any:
+        """What cell k takes of the labels: all, if it has the head."""
+        has_head = self.functions[k].head is not None
+        return self._labels[m] if has_head else None
 
     @property
     def is_training(self) -> bool:
@@ -161,8 +164,13 @@ class MiniBatch:
             schedule_of: Returns the schedule for a number of micro-batches:
                 those of a replica.
         """
-        facts = [own.facts(k in self.trained) for k, own in enumerate(tasks)]
-        if not self._has_head:  # whatever the loss is, it keeps the outputs
+        facts = [
+            own.facts(k in self.trained, self.functions[k].synchronizes)
+            for k, own in enumerate(tasks)
+        ]
+        if (
+            self.functions[-1].head is None
+        ):  # whatever the loss is, it keeps the outputs
             can_recompute = self._tracer.can_recompute
             facts[-1] = facts[-1]._replace(recomputes=can_recompute)
         return lower(
@@ -170,7 +178,6 @@ class MiniBatch:
             facts,
             self._remat,
             self.replicas.counts,
-            any(f.synchronizes for f in self.functions),
         )
 
 

@@ -88,16 +88,17 @@ class Pipeline:
     def forward(self) -> None:
         """Runs the operations before the first that needs the loss."""
         while self._left and not self._left[0][0].needs_loss:
-            self._run(self._left.popleft(), None)
+            self._run(self._left.popleft())
 
     def backward(self, start: LossGradients) -> None:
         """Runs all other operations."""
+        self._flow.begin_backward(start)
         while self._left:
-            self._run(self._left.popleft(), start)
+            self._run(self._left.popleft())
 
-    def _run(self, ops: list[Op], start: LossGradients | None) -> None:
+    def _run(self, ops: list[Op]) -> None:
         """Runs an operation, or those of partners together."""
-        ready = [self._flow.ready(op, start) for op in ops]
+        ready = [self._flow.ready(op) for op in ops]
         started = [one for one, _ in ready]
         if self._functions[ops[0].cell].synchronizes:
             results = run_together(self.chain, started, self.micro_batches)
@@ -160,13 +161,11 @@ class TaskValues:
         state: StateFlow,
     ):
         self._tasks = tasks
-        self._labels = batch.labels
+        self._batch = batch
         self._weights = weights
         self._state = state
-        self._results = batch.results
         self._replicas = batch.replicas
-        self._micro_batches = batch.micro_batches
-        self._trained = batch.trained
+        self._start: Any = None  # the gradients of the loss
         # (cell, micro-batch): what crosses into the cell, what its forward pass
         # keeps, and dx, which is the dy of the cell before; the backward pass
         # lets go of the first two. Sums of gradients are by (cell, replica).
@@ -181,18 +180,17 @@ class TaskValues:
             **dict.fromkeys(("backward", *HALVES), self._ready_backward),
         }
 
-    def ready(
-        self, op: Op, start: LossGradients | None
-    ) -> tuple[ReadyTask, Callable[[Any], None]]:
-        """An operation to be run, and what takes its results.
+    def begin_backward(self, start: LossGradients) -> None:
+        """Takes the gradients of the loss, as of a cell behind the last."""
+        self._start = start
+        for m, dy in enumerate(start.outputs):
+            self._dy[len(self._tasks), m] = dy
 
-        Args:
-            op: The operation.
-            start: The gradients of the loss, once they are known.
-        """
+    def ready(self, op: Op) -> tuple[ReadyTask, Callable[[Any], None]]:
+        """An operation to be run, and what takes its results."""
         device = self._replicas.device(op.cell, op.micro_batch)
         with tf.device(device):
-            awaited, work, take = self._makers[op.kind](op, start)
+            awaited, work, take = self._makers[op.kind](op)
         return ReadyTask(op.task, device, awaited, work), take
 
     def _arguments(self, k: int, m: int) -> CellArguments:
@@ -212,11 +210,11 @@ class TaskValues:
             inputs=inputs,
             weights=self._weights.packed(k, self._replicas.device(k, m)),
             state=state,
-            labels=self._labels[m] if k == len(self._tasks) - 1 else None,
+            labels=self._batch.labels_of(k, m),
             assigned=self._state.assigned(k, m),
         )
 
-    def _ready_forward(self, op: Op, _: Any) -> tuple[list[Any], Any, Callable]:
+    def _ready_forward(self, op: Op) -> tuple[list[Any], Any, Callable]:
         k, m = op.cell, op.micro_batch
         work = self._tasks[k].forward(self._arguments(k, m), op.keeps)
 
@@ -224,8 +222,8 @@ class TaskValues:
             output, kept = found
             with tf.device(self._replicas.device(k, m)):
                 self._state.after(k, m, output)
-                self._results.add(k, m, output)
-            if k in self._trained:
+                self._batch.results.add(k, m, output)
+            if k in self._batch.trained:
                 self._kept[k, m] = kept
             if k + 1 < len(self._tasks):
                 outputs = Boundary(output.tensors, output.masks)
@@ -234,9 +232,7 @@ class TaskValues:
         boundary = self._boundaries[k, m]
         return [*boundary.tensors, *boundary.masks], work, take
 
-    def _ready_recompute(
-        self, op: Op, _: Any
-    ) -> tuple[list[Any], Any, Callable]:
+    def _ready_recompute(self, op: Op) -> tuple[list[Any], Any, Callable]:
         k, m = op.cell, op.micro_batch
         work = self._tasks[k].recompute(self._arguments(k, m), self._kept[k, m])
 
@@ -245,15 +241,15 @@ class TaskValues:
 
         return [], work, take
 
-    def _ready_backward(
-        self, op: Op, start: LossGradients
-    ) -> tuple[list[Any], Any, Callable]:
+    def _ready_backward(self, op: Op) -> tuple[list[Any], Any, Callable]:
         """A backward pass, or one of its halves."""
         kind, k, m = op.task
         cell, own = self._tasks[k], (k, self._replicas.of(m))
-        is_end = k == len(self._tasks) - 1
-        dy = start.outputs[m] if is_end else self._dy[k + 1, m]
-        dlosses = start.of_losses(k, m, self._micro_batches)
+        dy = self._dy[k + 1, m]
+        has_head = self._batch.functions[k].head is not None
+        dlosses = self._start.of_losses(
+            k, m, has_head, self._batch.micro_batches
+        )
         given = self._arguments(k, m), self._kept[k, m], dy, dlosses
         sums = self._sums.get(own)
 

@@ -31,12 +31,15 @@ class CellFacts(NamedTuple):
         needs_dx: Whether something before it is trained.
         has_halves: Whether its backward pass can be cut into halves.
         recomputes: Whether there is something to recompute.
+        synchronizes: Whether partners, the same operations of the i-th
+            micro-batches of all replicas, wait for each other.
     """
 
     has_backward: bool = True
     needs_dx: bool = True
     has_halves: bool = True
     recomputes: bool = True
+    synchronizes: bool = False
 
     @classmethod
     def of(
@@ -46,6 +49,7 @@ class CellFacts(NamedTuple):
         has_dx: bool,
         can_be_split: bool,
         keeps: bool,
+        synchronizes: bool = False,
     ) -> CellFacts:
         """Those of a cell, traced or planned.
 
@@ -56,12 +60,14 @@ class CellFacts(NamedTuple):
             can_be_split: Whether its gradients may be apart.
             keeps: Whether there are tensors, besides its inputs, that its
                 backward pass gets of its forward pass or a recomputation.
+            synchronizes: Whether it takes moments over replicas.
         """
         return cls(
             has_backward,
             needs_dx,
             has_halves=needs_dx and has_dx and can_be_split,
             recomputes=has_backward and keeps,
+            synchronizes=synchronizes,
         )
 
 
@@ -173,7 +179,6 @@ def lower(
     facts: Sequence[CellFacts],
     remat: Remat,
     counts: Sequence[int] = (0,),
-    together: bool = False,
 ) -> Program:
     """The program of a step.
 
@@ -183,9 +188,8 @@ def lower(
         facts: Those of each cell; of each group if `remat` has groups.
         remat: What is recomputed.
         counts: How many micro-batches each replica has; some may have none.
-        together: Whether partners run together: the same operations of the
-            i-th micro-batches of all replicas.
     """
+    together = any(own.synchronizes for own in facts)
 
     def lowered(schedule: Any, count: int, rules: Remat) -> list[Op]:
         ops: Sequence[Op] = schedule.ops
@@ -209,12 +213,15 @@ def lower(
     if together:
         always = Remat(["always"] * len(facts), remat.groups)
         order = lowered(longest, max(counts), always)
-        return _partners(order, replicas, num_devices * len(counts))
+        return _partners(order, replicas, num_devices * len(counts), facts)
     return Program(_in_turn(replicas), num_devices * len(counts))
 
 
 def _partners(
-    order: list[Op], replicas: list[list[Op]], num_devices: int
+    order: list[Op],
+    replicas: list[list[Op]],
+    num_devices: int,
+    facts: Sequence[CellFacts],
 ) -> Program:
     """Operations of replicas side by side, in the order of the longest."""
     starts = [min(op.micro_batch for op in ops) for ops in replicas]
@@ -223,7 +230,10 @@ def _partners(
         for ops, start in zip(replicas, starts)
     ]
     turns = [[ops[op.task] for ops in own if op.task in ops] for op in order]
-    sizes = [len(turn) for turn in turns if turn]
+    sizes: list[int] = []
+    for turn in filter(None, turns):
+        is_one = facts[turn[0].cell].synchronizes
+        sizes += [len(turn)] if is_one else [1] * len(turn)
     return Program([op for turn in turns for op in turn], num_devices, sizes)
 
 

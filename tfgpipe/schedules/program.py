@@ -94,10 +94,14 @@ class Program:
     @property
     def turns(self) -> list[list[Op]]:
         """The operations, those that run together in a list."""
-        if self._sizes is None:
-            return [[op] for op in self.ops]
-        left = iter(self.ops)
-        return [[*itertools.islice(left, size)] for size in self._sizes]
+        return [[self.ops[i] for i in turn] for turn in self._places_of_turns()]
+
+    def _places_of_turns(self) -> Iterator[Sequence[int]]:
+        """Of the operations that run together, their places in `ops`."""
+        first = 0
+        for size in self._sizes or itertools.repeat(1, len(self.ops)):
+            yield range(first, first + size)
+            first += size
 
     @functools.cached_property
     def by_device(self) -> list[list[Op]]:
@@ -130,21 +134,28 @@ class Program:
                 time.
 
         Returns:
-            Start and end of each of `ops`: as early as its device and the
-            operations it needs allow.
+            Start and end of each of `ops`: as early as its device, the
+            operations it needs and its partners' allow.
         """
         free: dict[tuple[int, str], float] = {}
         times: list[tuple[float, float]] = []
-        for op, awaited in zip(self.ops, self._awaited):
-            lane = op.device, KINDS[op.kind].lane
-            start = free.get(lane, 0)
-            for i in awaited:
-                there = times[i][1]
-                if link is not None and self.ops[i].device != op.device:
-                    there += link(self.ops[i])
+
+        def ready(i: int) -> float:
+            op = self.ops[i]
+            start = free.get((op.device, KINDS[op.kind].lane), 0)
+            for awaited in self._awaited[i]:
+                there = times[awaited][1]
+                if link is not None and self.ops[awaited].device != op.device:
+                    there += link(self.ops[awaited])
                 start = max(start, there)
-            end = free[lane] = start + duration(op)
-            times.append((start, end))
+            return start
+
+        for turn in self._places_of_turns():
+            start = max(map(ready, turn))  # partners wait for each other
+            for op in (self.ops[i] for i in turn):
+                end = start + duration(op)
+                free[op.device, KINDS[op.kind].lane] = end
+                times.append((start, end))
         return times
 
     def _awaits(self) -> Iterator[list[int]]:

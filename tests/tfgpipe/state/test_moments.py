@@ -329,10 +329,9 @@ def test_partners_have_their_tasks_together(m):
     shared = Replicas([("a0", "b0"), ("a1", "b1"), ("a2", "b2")], 3 * m + 2)
     program = lower(
         lambda count: NAMED["1f1b"](2, count, 1),
-        [CellFacts()] * 2,
+        [CellFacts(synchronizes=True)] * 2,
         Remat(["except_last"] * 2),
         shared.counts,
-        together=True,
     )
     groups = [[op.task for op in turn] for turn in program.turns]
     every = [task for group in groups for task in group]
