@@ -1,6 +1,6 @@
 """Devices: their names, the cells on them, and what is placed on them."""
 
-from tfgpipe.devices import homes, names, placement, strategy
+from tfgpipe.devices import names, placement, strategy
 from tfgpipe.devices.cell_devices import CellDevices, Replicas
 from tfgpipe.devices.names import (
     accelerators,
@@ -28,7 +28,6 @@ __all__ = [
     "assign_in_pieces",
     "connect_to_tpu",
     "device_types",
-    "homes",
     "names",
     "place_variables",
     "placement",

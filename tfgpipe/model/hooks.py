@@ -26,7 +26,7 @@ from keras import tree
 from tfgpipe import failures, internals
 from tfgpipe.arguments import Arguments
 from tfgpipe.cells import Cell
-from tfgpipe.devices import Storage, homes, place_variables, placement
+from tfgpipe.devices import Storage, place_variables, placement
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.failures import explained, interruptible
 from tfgpipe.generation import GroupedGeneration, install
@@ -257,7 +257,7 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
         known = set() if notes.storage is None else notes.storage.known
         waiting = [v for v in self.variables if not internals.is_created(v)]
         place_variables(cells, known, waiting)
-        homes.settle(cells, [*self.sequence, *self._source.models])
+        placement.settle_layers(cells, [*self.sequence, *self._source.models])
         num_groups = min(self.num_micro_batches, len(self._arguments.grid[0]))
         for model in self._source.models:
             notes.generation = install(model, num_groups)

@@ -23,7 +23,7 @@ from tfgpipe.checks import as_count, checked_bool, checked_path
 from tfgpipe.devices import (
     all_devices,
     assign_in_pieces,
-    homes,
+    placement,
     resolve_device,
 )
 from tfgpipe.devices import strategy as strategy_lib
@@ -402,7 +402,7 @@ class Saving(Hooks):
                     spec,
                 )
             ]
-        with _with_devices() if devices else homes.away():
+        with _with_devices() if devices else placement.homes_left():
             super().export(filepath, format, verbose, input_signature, **kwargs)
 
     def get_build_config(self) -> dict[str, Any] | None:

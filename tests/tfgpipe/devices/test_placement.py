@@ -9,7 +9,7 @@ from crossing import partitions, sent_weights
 from keras import layers as kl
 
 import tfgpipe
-from tfgpipe.devices import homes
+from tfgpipe.devices import placement
 
 CPUS = ["CPU:1", "CPU:2"]
 
@@ -86,7 +86,7 @@ def test_no_byte_of_a_weight_is_sent(case):
 
 def test_weights_would_be_sent_without_homes(case, monkeypatch):
     model, x, _, _ = case
-    with homes.away():
+    with placement.homes_left():
         _, found = sent_weights(tf.function(lambda x: model(x)), tensors(x))
     assert found
 
