@@ -252,6 +252,13 @@ def _load() -> Sequence[float]:
     return os.getloadavg() if hasattr(os, "getloadavg") else ()
 
 
+def median_of(measure: Callable[[], float], rounds: int) -> float:
+    """The median of some calls, after two that trace and do not count."""
+    for _ in range(2):
+        measure()
+    return statistics.median(measure() for _ in range(rounds))
+
+
 def alternated(
     measures: Sequence[Callable[[], float]], rounds: int, what: str
 ) -> list[list[float]]:

@@ -24,6 +24,7 @@ from tfgpipe.schedules.task import (
     check_complete,
     check_own_order,
     in_one_order,
+    needs_among,
     places_of,
 )
 from tfgpipe.schedules.text import tasks_of_text
@@ -95,7 +96,7 @@ class Schedule:
         self.num_micro_batches = 1 + max(t.micro_batch for t in self._place)
         self._devices = {t.cell: d for t, (d, _) in self._place.items()}
         check_complete(self._place, self.num_cells, self.num_micro_batches)
-        needs = {task: self.needs(task) for task in self._place}
+        needs = needs_among(self._place, self.num_cells)
         check_own_order(self._place, needs)
         self._order = in_one_order(self._place, needs)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from tfgpipe.checks import as_integer
@@ -37,7 +37,7 @@ class Task(NamedTuple):
         """The tasks that this one needs, if the schedule has them.
 
         No schedule has all: a cell runs "backward" or "input_gradient", and
-        need not recompute. `Schedule.needs` gives those that there are.
+        need not recompute. `needs_among` gives those that there are.
         """
         own = KINDS.get(self.kind)  # an update of weights has none
         return [
@@ -188,11 +188,17 @@ def merged(device_of: Mapping[Task, int]) -> list[Task]:
     by_device = sorted(device_of, key=device_of.__getitem__)
     places = {task: (device_of[task], i) for i, task in enumerate(by_device)}
     num_cells = 1 + max(task.cell for task in places)
-    needs = {
-        task: [need for need in task.needs(num_cells) if need in places]
-        for task in places
+    return in_one_order(places, needs_among(places, num_cells))
+
+
+def needs_among(
+    tasks: Collection[Task], num_cells: int
+) -> dict[Task, list[Task]]:
+    """For each task those that it needs, of these."""
+    return {
+        task: [need for need in task.needs(num_cells) if need in tasks]
+        for task in tasks
     }
-    return in_one_order(places, needs)
 
 
 def in_one_order(places: Places, needs: dict[Task, list[Task]]) -> list[Task]:

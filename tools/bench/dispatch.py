@@ -12,6 +12,7 @@ import tensorflow as tf
 import tfgpipe
 from tfgpipe.schedules import SCHEDULES
 from tools.bench.models import train_step
+from tools.report import median_of
 
 
 class Slope(NamedTuple):
@@ -75,7 +76,7 @@ def task_slope(
         model = pipeline(layers, k, m, schedule)
         step = step_of(model, np.ones((m, 1), np.float32))
         num_tasks = len(SCHEDULES[schedule](k, m).order())
-        points.append((num_tasks, _median(step, rounds)))
+        points.append((num_tasks, median_of(step, rounds)))
     return _slope(points)
 
 
@@ -86,14 +87,8 @@ def call_slope(rounds: int) -> Slope:
         rounds: Steps to take the median of.
     """
     return _slope(
-        [(n, _median(_calls(n), rounds)) for n in (50, 100, 200, 400)]
+        [(n, median_of(_calls(n), rounds)) for n in (50, 100, 200, 400)]
     )
-
-
-def _median(step: Callable[[], float], rounds: int) -> float:
-    for _ in range(2):  # the first one traces
-        step()
-    return statistics.median(step() for _ in range(rounds))
 
 
 def _calls(num_calls: int) -> Callable[[], float]:

@@ -25,7 +25,14 @@ import tfgpipe
 from tools import devices
 from tools.bench.flags import define_choices, define_numbers, new_flags
 from tools.bench.sleeping_layers import sleep
-from tools.report import Column, Report, Table, alternated, progress
+from tools.report import (
+    Column,
+    Report,
+    Table,
+    alternated,
+    median_of,
+    progress,
+)
 
 FLAGS = new_flags(rounds=3)
 define_choices(
@@ -91,7 +98,7 @@ def _timed(values: flags.FlagValues, report: Report) -> None:
         rates = []
         for groups in dict.fromkeys(values.groups):
             x = _prompts(groups * values.rows, turns)
-            seconds = _median(
+            seconds = median_of(
                 _generating(pipeline, x, num_groups=groups), values.rounds
             )
             made = groups * values.rows * turns
@@ -172,11 +179,6 @@ def _generating(model: Any, x: Any, **kwargs: Any) -> Callable[[], float]:
         return time.perf_counter() - start
 
     return step
-
-
-def _median(step: Callable[[], float], rounds: int) -> float:
-    step()
-    return statistics.median(step() for _ in range(rounds))
 
 
 def _llama(units: int, sampler: str) -> Any:
