@@ -50,7 +50,6 @@ ORDER = (
 )
 WITHOUT_TENSORFLOW = {
     "checkpoints/folder",
-    "checkpoints/matching",
     "checks",
     "costs/gradient_path",
     "files",

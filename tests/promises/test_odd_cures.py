@@ -49,7 +49,7 @@ def capture_storage(monkeypatch):
 
 
 def refuse_no_storage(monkeypatch):
-    monkeypatch.setattr(tracer, "check_captured", lambda *_: None)
+    monkeypatch.setattr(tracer, "_check_captured", lambda *_: None)
 
 
 def try_odd_sizes_once(monkeypatch):

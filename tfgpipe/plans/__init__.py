@@ -1,8 +1,7 @@
 """Which arguments of a `GPipe` train fastest, and fit."""
 
 from tfgpipe.plans.machine import MACHINES, Machine
-from tfgpipe.plans.plan import Plan
-from tfgpipe.plans.planner import plan
+from tfgpipe.plans.plan import Plan, plan
 from tfgpipe.plans.prediction import Prediction, Setting, predict
 from tfgpipe.plans.search import PlanProblem, prediction_that_fits
 

@@ -1,6 +1,6 @@
 """What the tasks of each layer take: a record, a file and a table.
 
-A record, in plain Python, which a file can hold: see `layer_times.py` for how
+A record, in plain Python, which a file can hold: see `profiler.py` for how
 it is made.
 """
 

@@ -1,7 +1,7 @@
 """Refuses layers that a pipeline cannot train as Keras would.
 
 By what they are. What only a trace shows is refused where it shows:
-`cells/side_effects.py`, `state/scope.py`, `state/batch_normalization.py`.
+`cells/tracer.py`, `state/scope.py`, `state/batch_normalization.py`.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def test_xla_compiles_if_asked_to():
 
 def test_time_is_shared_out(monkeypatch):
     """Each distinct layer and size gets its share of what is left."""
-    from tfgpipe.profiles import layer_times
+    from tfgpipe.profiles import profiler
 
     shares = []
 
@@ -162,8 +162,8 @@ def test_time_is_shared_out(monkeypatch):
         return {"forward": [1.0, 1.1, 1.2]}
 
     layers = [keras.Input((4,)), kl.ReLU(), kl.ReLU(), kl.Softmax()]
-    monkeypatch.setattr(layer_times, "_sampled", sampled)
-    monkeypatch.setattr(layer_times.time, "perf_counter", lambda: sum(shares))
+    monkeypatch.setattr(profiler, "_sampled", sampled)
+    monkeypatch.setattr(profiler.time, "perf_counter", lambda: sum(shares))
     profile(layers, micro_batch_sizes=[2, 8], seconds=100.0)
     assert shares == pytest.approx([2.0, 24.5, 24.5, 24.5, 24.5])
 

@@ -5,12 +5,12 @@ import numpy as np
 from functional import Noise, normalized, residual
 from keras import layers as kl
 
-from tfgpipe.sequence.graph_boundaries import (
+from tfgpipe.sequence.graph_calls import GraphCalls
+from tfgpipe.sequence.model_graph import (
     GraphBoundaries,
     depth_first,
     in_turn,
 )
-from tfgpipe.sequence.graph_calls import GraphCalls
 
 
 def row_of(model):
