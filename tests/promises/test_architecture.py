@@ -58,7 +58,6 @@ WITHOUT_TENSORFLOW = {
     "plans/prediction",
     "plans/search",
     "plans/workload",
-    "profiles/cell_seconds",
     "profiles/profile",
     "schedules",
     "versions",

@@ -8,7 +8,7 @@ from keras import layers as kl
 
 import tfgpipe
 from tfgpipe import arguments as arguments_lib
-from tfgpipe.plans.model_size import sized
+from tfgpipe.plans import sized
 from tfgpipe.schedules import SCHEDULES
 from tfgpipe.sequence import source_of
 

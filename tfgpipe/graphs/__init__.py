@@ -4,7 +4,7 @@ from tfgpipe.graphs import gradient_sums
 from tfgpipe.graphs.alike import graph_key
 from tfgpipe.graphs.backward import Backward, add_backward, without_backward
 from tfgpipe.graphs.bundle import by_reference, tensors
-from tfgpipe.graphs.cut import CHEAP
+from tfgpipe.graphs.cut import CHEAP, StagedFunction, sum_over_replicas
 from tfgpipe.graphs.gradient_sums import (
     Gradient,
     GradientSums,
@@ -12,7 +12,6 @@ from tfgpipe.graphs.gradient_sums import (
     lookups,
 )
 from tfgpipe.graphs.kept import CellGraph, only_cast
-from tfgpipe.graphs.replica_sums import StagedFunction, sum_over_replicas
 from tfgpipe.graphs.trace import (
     Origin,
     Traced,

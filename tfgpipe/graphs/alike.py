@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.graphs.replica_sums import is_sum
+from tfgpipe.graphs.cut import is_sum
 from tfgpipe.graphs.trace import stateful
 
 # What is said for people, and no part of what is computed.

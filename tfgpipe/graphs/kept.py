@@ -29,9 +29,13 @@ from tfgpipe.devices import device_types
 from tfgpipe.failures import out_of_turn
 from tfgpipe.graphs.backward import Backward
 from tfgpipe.graphs.bundle import Bundle, by_reference, tensors
-from tfgpipe.graphs.cut import GraphCutter, Subfunction
+from tfgpipe.graphs.cut import (
+    GraphCutter,
+    StagedFunction,
+    Subfunction,
+    sums_over_replicas,
+)
 from tfgpipe.graphs.gradient_sums import Replacement
-from tfgpipe.graphs.replica_sums import StagedFunction, sums_over_replicas
 
 
 class CellGraph:

@@ -1,7 +1,7 @@
 """Which arguments of a `GPipe` train fastest, and fit."""
 
 from tfgpipe.plans.machine import MACHINES, Machine
-from tfgpipe.plans.plan import Plan, plan
+from tfgpipe.plans.plan import Plan, SizedModel, plan, sized
 from tfgpipe.plans.prediction import Prediction, Setting, predict
 from tfgpipe.plans.search import PlanProblem, prediction_that_fits
 
@@ -12,7 +12,9 @@ __all__ = [
     "PlanProblem",
     "Prediction",
     "Setting",
+    "SizedModel",
     "plan",
     "predict",
     "prediction_that_fits",
+    "sized",
 ]

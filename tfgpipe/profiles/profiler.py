@@ -40,7 +40,6 @@ from tfgpipe.costs import PlacedCall, bytes_between, layer_key, slot_bytes_of
 from tfgpipe.devices import names, placement
 from tfgpipe.loss import Head, streams_loss
 from tfgpipe.micro_batches import as_specs, check_rows, first_tensor, shapes
-from tfgpipe.profiles.cell_seconds import MEASURED
 from tfgpipe.profiles.lone_layer import (
     GradientNeeds,
     LayerValues,
@@ -48,6 +47,7 @@ from tfgpipe.profiles.lone_layer import (
     start_values,
 )
 from tfgpipe.profiles.profile import (
+    MEASURED,
     MOST_SPREAD,
     LayerProfile,
     Profile,

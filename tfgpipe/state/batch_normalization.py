@@ -16,7 +16,7 @@ rounding.
 
 The addition is a point in the graph of a cell, in the forward pass and, as it
 is its own derivative, in the backward pass: every replica receives the sum, so
-every replica sends back a gradient for it. `graphs/replica_sums.py` cuts the
+every replica sends back a gradient for it. `graphs/cut.py` cuts the
 graph there, and `run/chain.py` adds up. Nothing else knows of it.
 
 A batch normalisation that normalises one value by itself is warned of. Where a

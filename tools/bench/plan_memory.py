@@ -7,7 +7,8 @@ import statistics
 
 import keras
 
-from tfgpipe.plans import Prediction, Setting, model_size, predict
+from tfgpipe.plans import Prediction, Setting, predict
+from tfgpipe.plans import sized as sized_model
 from tfgpipe.sequence import source_of
 from tools.bench import memory_trial
 from tools.bench.memory_trial import Job, Size, cut_of, layers_of, optimizer_of
@@ -98,7 +99,7 @@ def table(rounds: int) -> Table:
 
 def predicted(job: Job) -> Prediction:
     """What the planner says of a trial."""
-    model = model_size.sized(
+    model = sized_model(
         source_of(layers_of(job)), None, keras.optimizers.get(optimizer_of(job))
     )
     # Seconds decide nothing but how a cell falls into groups.

@@ -15,7 +15,8 @@ import tensorflow as tf
 from keras import layers as kl
 
 import tfgpipe
-from tfgpipe.plans import Machine, Setting, model_size, predict
+from tfgpipe.plans import Machine, Setting, predict
+from tfgpipe.plans import sized as sized_model
 from tfgpipe.sequence import source_of
 from tools import devices
 from tools.bench.models import MODELS, BenchModel
@@ -125,7 +126,7 @@ def _predicted(
         optimizer="sgd",
         verbose=0,
     )
-    sized = model_size.sized(source_of(layers), None, "sgd")
+    sized = sized_model(source_of(layers), None, "sgd")
     found = []
     for m in MICRO_BATCHES:
         workload = sized.by_profile(profile, model.batch_size / m)

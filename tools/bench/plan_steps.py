@@ -18,7 +18,8 @@ import keras
 import numpy as np
 
 import tfgpipe
-from tfgpipe.plans import Setting, model_size, predict
+from tfgpipe.plans import Setting, SizedModel, predict
+from tfgpipe.plans import sized as sized_model
 from tfgpipe.sequence import source_of
 from tools import devices
 from tools.bench import efficiency
@@ -78,7 +79,7 @@ class Measured(NamedTuple):
     name: str
     model: BenchModel
     profile: Any
-    sized: model_size.SizedModel
+    sized: SizedModel
 
     def setting(
         self, schedule: str, remat: str, num_devices: int, k: int, m: int
@@ -173,7 +174,7 @@ def measure(name: str, model: BenchModel, seconds: float) -> Measured:
             verbose=0,
         )
     return Measured(
-        name, model, profile, model_size.sized(source_of(layers), None, "sgd")
+        name, model, profile, sized_model(source_of(layers), None, "sgd")
     )
 
 
@@ -257,7 +258,7 @@ def _timed_row(setting: efficiency.Setting, rounds: int) -> dict[str, Any]:
     profile = tfgpipe.profile(
         layers, rows, device="CPU:0", seconds=1.0, optimizer="sgd", verbose=0
     )
-    sized = model_size.sized(source_of(layers), None, "sgd")
+    sized = sized_model(source_of(layers), None, "sgd")
     k = setting.k
     planned = Setting(
         1, k, (1,) * k, setting.m, setting.schedule, (setting.remat,) * k

@@ -12,7 +12,8 @@ import keras
 from params import Experiment
 from tfgpipe import internals
 from tfgpipe.costs import LayerSize, num_params
-from tfgpipe.plans import Machine, Prediction, Setting, model_size, predict
+from tfgpipe.plans import Machine, Prediction, Setting, SizedModel, predict
+from tfgpipe.plans import sized as sized_model
 from tfgpipe.plans.workload import Workload
 from tfgpipe.profiles import MEASURED, LayerSeconds
 from tfgpipe.schedules import devices_for
@@ -47,16 +48,16 @@ def num_parameters(experiment: Experiment) -> int:
     return num_params(steps)
 
 
-def sized(experiment: Experiment) -> model_size.SizedModel:
+def sized(experiment: Experiment) -> SizedModel:
     """The model's layers, for the inputs that need most memory."""
-    return model_size.sized(
+    return sized_model(
         source_of(deferred_layers(experiment)),
         largest_inputs(experiment),
         experiment.optimizer.make(10),
     )
 
 
-def by_cost(model: model_size.SizedModel, rows: float) -> Workload:
+def by_cost(model: SizedModel, rows: float) -> Workload:
     """For micro-batches of so many rows, where seconds mean nothing."""
     seconds = [
         LayerSeconds(True, *[size.flops] * len(MEASURED))
@@ -103,7 +104,7 @@ def predicted(
 
 def _setting(
     experiment: Experiment,
-    model: model_size.SizedModel,
+    model: SizedModel,
     num_devices: int | None,
     num_replicas: int,
 ) -> Setting:

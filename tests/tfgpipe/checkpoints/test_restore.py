@@ -9,7 +9,8 @@ from keras import layers as kl
 
 import tfgpipe
 from tfgpipe.callbacks import Checkpoint
-from tfgpipe.checkpoints import Folder, folder, matching, writer
+from tfgpipe.checkpoints import Folder, folder, writer
+from tfgpipe.checkpoints.restore import matched, matched_slots
 
 ROWS, BATCH = 24, 4
 
@@ -363,15 +364,15 @@ def test_names_are_matched_whatever_the_numbers():
     own = ["g_pipe_3/dense_4/kernel", "seed/seed_generator_state"]
     own += ["g_pipe_3/dense_7/kernel"]
     saved = ["dense/kernel", "seed_9/seed_generator_state", "dense_1/kernel"]
-    assert matching.matched(own, saved) == ([0, 1, 2], None)
+    assert matched(own, saved) == ([0, 1, 2], None)
     saved = ["m/b/kernel", "m/a/kernel", "m/a/kernel"]
     own = ["a/kernel", "a/kernel", "b/kernel"]
-    assert matching.matched(own, [*saved]) == ([1, 2, 0], None)
+    assert matched(own, [*saved]) == ([1, 2, 0], None)
     saved = ["m/block_1/k", "m/block_2/k", "m/dense/k", "m/dense_1/k"]
     own = ["block_2/k", "block_1/k", "dense_8/k", "dense_9/k"]
-    assert matching.matched(own, saved) == ([1, 0, 2, 3], None)
+    assert matched(own, saved) == ([1, 0, 2, 3], None)
     slots = ["adam/iteration", "adam/g_a_kernel_m", "adam/g_a_b_kernel_m"]
-    found = matching.matched_slots(
+    found = matched_slots(
         slots,
         ["sgd/iteration", "sgd/a_b_kernel_m", "sgd/a_kernel_m"],
         ["g/a/kernel", "g/a_b/kernel"],

@@ -6,8 +6,7 @@ from keras import layers as kl
 from keras import ops
 
 import tfgpipe
-from tfgpipe.plans import MACHINES, Setting
-from tfgpipe.plans.model_size import sized
+from tfgpipe.plans import MACHINES, Setting, sized
 from tfgpipe.sequence.source import source_of
 
 
