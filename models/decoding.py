@@ -9,6 +9,11 @@ import tensorflow as tf
 from keras import layers
 
 
+def num_devices(layers: Sequence[layers.Layer]) -> int:
+    """How many devices have weights of layers."""
+    return len({w.value.device for layer in layers for w in layer.weights})
+
+
 def device_of(layer: layers.Layer) -> Any:
     """A context for the device of a layer's weights.
 
@@ -23,6 +28,25 @@ def device_of(layer: layers.Layer) -> Any:
     """
     weights = layer.weights
     return tf.device(weights[0].value.device if weights else None)
+
+
+def empty_caches(
+    layers: Sequence[layers.Layer], num_rows: Any, start: Any
+) -> list[Any]:
+    """Caches before the first position, on the devices of their layers.
+
+    Args:
+        layers: The layers, with `empty_cache`.
+        num_rows: Rows.
+        start: 0, an argument of the function that is traced: see
+            `tfgpipe.generation.caches.HeldCache.hold`.
+    """
+    found = []
+    for layer in layers:
+        with device_of(layer):
+            cache = layer.empty_cache(num_rows)
+            found.append(tuple(part[:, :start] for part in cache))
+    return found
 
 
 def check_layers(
@@ -76,22 +100,14 @@ def checked_ids(argument: str, ids: Any, shape: str) -> np.ndarray:
     return array.astype(np.int32)
 
 
-def specs(tensors: Any, *, num_unknown: int) -> Any:
-    """Specs of tensors whose first sizes will change.
-
-    Args:
-        tensors: Nest of tensors.
-        num_unknown: How many axes have an unknown size.
-
-    Returns:
-        The nest, of `tf.TensorSpec`.
-    """
-    return keras.tree.map_structure(
-        lambda x: tf.TensorSpec(
-            [None] * num_unknown + x.shape[num_unknown:], x.dtype
-        ),
-        tensors,
-    )
+def problems_of_groups(num_groups: int | None) -> list[str]:
+    """What is wrong with an argument `num_groups`."""
+    if num_groups is None or num_groups > 0:
+        return []
+    return [
+        f"`num_groups` must be positive. Received: {num_groups=}. Pass None "
+        "for a group a device."
+    ]
 
 
 def at_least_float32(x: Any) -> Any:

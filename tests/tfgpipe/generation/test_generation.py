@@ -195,7 +195,7 @@ def test_neither_caches_nor_weights_are_sent(kind):
         ops = ancestors(nodes, name)
         assert "ReadVariableOp" not in ops or ops & {"_Recv", "_HostRecv"}
         assert "Fill" not in ops or nodes[name].attr["T"].type == INT32
-    held = pipeline._notes.generation._variables.values()
+    held = pipeline._notes.generation._groups._variables.values()
     assert [v.device[-5:] for v in held] == ["CPU:1", "CPU:2"]
 
 
@@ -217,10 +217,10 @@ def test_memory_of_caches_is_free_after_a_call():
     task = small()
     pipeline = pipeline_of(task)
     task.generate(prompts(task), stop_token_ids=None)
-    held = pipeline._notes.generation._variables.values()
+    held = pipeline._notes.generation._groups._variables.values()
     assert held and all(tf.size(v.read_value()) == 0 for v in held)
     task.generate(prompts(task, length=9), stop_token_ids=None)
-    assert len(pipeline._notes.generation._variables) == len(held)
+    assert len(pipeline._notes.generation._groups._variables) == len(held)
 
 
 def test_groups_are_no_more_than_devices_and_prompts():
