@@ -174,7 +174,7 @@ def _draw(
             functools.partial(_noise, seed),
             [before, rows, vocabulary],
             tf.float64,
-            stateful=False,  # or loops would wait for each other
+            stateful=False,
         )
         noise.set_shape((rows, vocabulary))
         if tokens is not None:

@@ -5,6 +5,7 @@ import functools
 import keras
 import numpy as np
 import pytest
+from crossing import loop_numbers
 from stacks import call
 
 import tfgpipe
@@ -16,10 +17,10 @@ IDS = {"bos_id": BEGIN, "eos_id": END, "max_length": LENGTH}
 SOURCES = np.array([[3, 4, 2, 0], [4, 4, 3, 2], [3, 0, 0, 0]])
 
 
-def model(dtype):
+def model(dtype, num_layers=1):
     """Layers with weights that make up their mind."""
     layers = translation.translation(
-        1, 8, 16, 2, VOCABULARY, max_length=6, head_dim=4, dropout=0.3
+        num_layers, 8, 16, 2, VOCABULARY, max_length=6, head_dim=4, dropout=0.3
     )
     layers = [
         type(layer).from_config({**layer.get_config(), "dtype": dtype})
@@ -174,17 +175,44 @@ def test_search_takes_the_weights_of_the_day_and_never_produces_padding():
     assert (search(SOURCES).ids > 0).all()
 
 
-def test_layers_of_a_pipeline_translate_where_they_are():
-    layers = model("float64")
+def pipeline_of(layers, **kwargs):
     pipeline = tfgpipe.GPipe(
         [(layer, type(layer).flops) for layer in layers],
         devices=["CPU:2", "CPU:3"],
+        **kwargs,
     )
     pipeline.build(((None, 4), (None, 4)))
-    found = BeamSearch(pipeline.layers, beam_size=2, length_penalty=0.0, **IDS)(
-        SOURCES
+    return pipeline
+
+
+@pytest.mark.parametrize("num_groups", [None, 1, 3, 5])
+def test_layers_of_a_pipeline_translate_in_groups(num_groups):
+    search = BeamSearch(
+        pipeline_of(model("float64")).layers,
+        beam_size=2,
+        length_penalty=0.0,
+        num_groups=num_groups,
+        **IDS,
     )
-    assert_found(found, lambda source: beam(source, 2, 0.0))
+    for _ in range(2):  # the second one finds no caches of the first
+        assert_found(search(SOURCES), lambda source: beam(source, 2, 0.0))
+    alone = search(SOURCES[:1])
+    assert alone.ids.tolist() == search(SOURCES).ids[:1].tolist()
+
+
+@pytest.mark.parametrize("num_groups", [1, 2])
+def test_loops_send_outputs_of_cells_and_log_probabilities_alone(num_groups):
+    """With the decoder's layers in both cells, and so caches on both."""
+    pipeline = pipeline_of(model("float64", 2), layers_per_cell=[5, 2])
+    search = BeamSearch(
+        pipeline.layers, beam_size=2, num_groups=num_groups, **IDS
+    )
+    found = loop_numbers(lambda: search(SOURCES))
+    assert found == num_groups * ["AddV2"] + num_groups * ["TopKV2"]
+    held = search._groups._variables.values()
+    assert len(held) == num_groups * 2 * 2 * 2  # before, memory; pairs
+    assert {v.device[-5:] for v in held} == {"CPU:2", "CPU:3"}
+    assert all(not keras.ops.size(v.read_value()) for v in held)
 
 
 @pytest.mark.parametrize(
@@ -195,6 +223,7 @@ def test_layers_of_a_pipeline_translate_where_they_are():
         ({"max_length": 7}, "that of the model, 6.*max_length=7"),
         ({"beam_size": 0}, "`beam_size` must be positive"),
         ({"length_penalty": -1.0}, "`length_penalty` must not be negative"),
+        ({"num_groups": 0}, "num_groups=0. Pass None for a group a device"),
     ],
 )
 def test_bad_argument_is_an_error(arguments, message):
