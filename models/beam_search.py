@@ -19,15 +19,15 @@ probability only falls, and lp is at most that of `max_length` tokens.
 Cost: for each target position the decoder's work for `beam_size` positions a
 sentence, and a copy of the cache.
 
-Sentences go through the devices of the layers in groups, each with a loop of
-its own over target positions, all in one graph: while one group is on the
-second device, another is on the first. Keys and values stay on the devices of
-their layers, in variables: `tfgpipe.generation` says why.
+Sentences go through the devices of the layers in as many groups, each with a
+loop of its own over target positions, and caches that stay: see
+`tfgpipe.generation`. What is found does not depend on that, but for rounding.
 
 Reference: [Wu et al., 2016](https://arxiv.org/abs/1609.08144), section 7;
 without its coverage penalty
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -37,7 +37,7 @@ from keras import layers, tree
 
 from models import decoding
 from models.translation_decoder import TranslationDecoder
-from tfgpipe.generation import CacheGroups
+from tfgpipe.generation import CacheGroups, HeldCache
 
 _NONE = np.float64(-np.inf)  # the score of what there is not
 
@@ -73,9 +73,6 @@ class BeamSearch:
             search, which takes the most probable token each time.
         length_penalty: Exponent of the length penalty. 0 is none; larger ones
             favour longer hypotheses. Not negative.
-        num_groups: In how many groups sentences go through the devices.
-            Positive; `None` for as many as there are devices. Of no account
-            for what is found, but for rounding.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -90,7 +87,6 @@ class BeamSearch:
         max_length: int,
         beam_size: int = 4,
         length_penalty: float = 0.6,
-        num_groups: int | None = None,
     ) -> None:
         self._model = TranslationDecoder(layers, bos_id, beam_size)
         _check(
@@ -100,7 +96,6 @@ class BeamSearch:
             max_length=max_length,
             beam_size=beam_size,
             length_penalty=length_penalty,
-            num_groups=num_groups,
         )
         self._bos_id = int(bos_id)
         self._eos_id = int(eos_id)
@@ -109,13 +104,10 @@ class BeamSearch:
             [((6 + n) / 6) ** length_penalty for n in range(max_length)]
         )
         self._groups = CacheGroups()
-        self._num_groups = num_groups or self._model.num_devices
+        self._num_groups = decoding.num_devices(layers)
         self._run = tf.function(
             self._search,
-            input_signature=[
-                tf.TensorSpec((None, None), tf.int32),
-                tf.TensorSpec((), tf.int32),
-            ],
+            input_signature=[tf.TensorSpec((None, None), tf.int32)],
             autograph=False,
         )
 
@@ -136,24 +128,20 @@ class BeamSearch:
             "source_ids", source_ids, "batch, source length"
         )
         with self._groups.lock:
-            found = self._run(source, 0)
+            found = self._run(source)
         return Translations(*(tensor.numpy() for tensor in found))
 
-    def _search(self, source: Any, start: Any) -> tuple[Any, Any]:
-        """Translates all groups: ids and scores.
-
-        Args:
-            source: Token ids (batch, source length).
-            start: 0, as for `decoding.empty_caches`.
-        """
+    def _search(self, source: Any) -> tuple[Any, Any]:
+        """Ids and scores of all sentences."""
         return self._groups.run(
-            lambda group, _, own: self._search_group(group, own, start),
-            source,
+            functools.partial(self._search_group, source),
+            tf.shape(source)[0],
             self._num_groups,
         )
 
-    def _search_group(self, group: int, source: Any, start: Any) -> Any:
+    def _search_group(self, source: Any, group: int, *rows: Any) -> Any:
         model, groups = self._model, self._groups
+        source = source[slice(*rows)]
         memory, visible = model.encode(source)
         beams = _Beams.start(
             tf.shape(source)[0],
@@ -161,9 +149,9 @@ class BeamSearch:
             len(self._penalties),
             self._bos_id,
         )
-        held = groups.cache((group, "before"), reorders=True)
-        held_memory = groups.cache((group, "memory"), reorders=False)
-        before = held.hold(model.empty_caches(tf.size(beams.newest), start))
+        held = HeldCache(groups, (group, "before"), reorders=True)
+        held_memory = HeldCache(groups, (group, "memory"), reorders=False)
+        before = held.hold(model.empty_caches(tf.size(beams.newest)))
         memory = held_memory.hold(memory)
 
         def extend(beams: _Beams) -> tuple[_Beams]:
@@ -192,31 +180,18 @@ class BeamSearch:
 
 
 class _Beams(NamedTuple):
-    """The beginnings and the best hypothesis of each sentence.
+    """The beginnings and the best hypothesis of each sentence."""
 
-    Attributes:
-        scores: Log-probabilities of the beginnings (batch, beams), best first;
-            -inf where there is none.
-        ids: Their tokens (batch, beams, `max_length`).
-        newest: The last of these, or what all begin with (batch, beams).
-        parents: For each row, a beginning of a sentence, the row that it
-            continues (rows,).
-        length: Tokens of the beginnings.
-        best_ids: Tokens of the best hypothesis (batch, `max_length`).
-        best_scores: Its score (batch,); -inf where there is none.
-        num_hypotheses: How many have been found (batch,).
-        is_done: Whether the search for a sentence has ended (batch,).
-    """
-
+    # Log-probabilities of beginnings (batch, beams), best first, or none.
     scores: Any
-    ids: Any
-    newest: Any
-    parents: Any
-    length: Any
-    best_ids: Any
-    best_scores: Any
-    num_hypotheses: Any
-    is_done: Any
+    ids: Any  # their tokens (batch, beams, `max_length`)
+    newest: Any  # the last of these (batch, beams)
+    parents: Any  # rows that the beginnings continue (rows,)
+    length: Any  # tokens of each
+    best_ids: Any  # tokens of the best hypothesis (batch, `max_length`)
+    best_scores: Any  # its score (batch,), or none
+    num_hypotheses: Any  # how many were found (batch,)
+    is_done: Any  # whether the search for a sentence has ended (batch,)
 
     @classmethod
     def start(
@@ -315,7 +290,6 @@ def _check(
     max_length: int,
     beam_size: int,
     length_penalty: float,
-    num_groups: int | None,
 ) -> None:
     problems = [
         f"`{name}` must be a token id, from 1 to {model.vocab_size - 1}. "
@@ -337,6 +311,5 @@ def _check(
             "`length_penalty` must not be negative. "
             f"Received: {length_penalty=}."
         )
-    problems += decoding.problems_of_groups(num_groups)
     if problems:
         raise ValueError("\n".join(problems))

@@ -30,22 +30,12 @@ def device_of(layer: layers.Layer) -> Any:
     return tf.device(weights[0].value.device if weights else None)
 
 
-def empty_caches(
-    layers: Sequence[layers.Layer], num_rows: Any, start: Any
-) -> list[Any]:
-    """Caches before the first position, on the devices of their layers.
-
-    Args:
-        layers: The layers, with `empty_cache`.
-        num_rows: Rows.
-        start: 0, an argument of the function that is traced: see
-            `tfgpipe.generation.caches.HeldCache.hold`.
-    """
+def empty_caches(layers: Sequence[layers.Layer], num_rows: Any) -> list[Any]:
+    """Caches before the first position, on the devices of their layers."""
     found = []
     for layer in layers:
         with device_of(layer):
-            cache = layer.empty_cache(num_rows)
-            found.append(tuple(part[:, :start] for part in cache))
+            found.append(layer.empty_cache(num_rows))
     return found
 
 
@@ -98,16 +88,6 @@ def checked_ids(argument: str, ids: Any, shape: str) -> np.ndarray:
             f"of each. Received: shape {array.shape} of {array.dtype}."
         )
     return array.astype(np.int32)
-
-
-def problems_of_groups(num_groups: int | None) -> list[str]:
-    """What is wrong with an argument `num_groups`."""
-    if num_groups is None or num_groups > 0:
-        return []
-    return [
-        f"`num_groups` must be positive. Received: {num_groups=}. Pass None "
-        "for a group a device."
-    ]
 
 
 def at_least_float32(x: Any) -> Any:

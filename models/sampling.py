@@ -4,10 +4,9 @@ Each block keeps the keys and values of the positions before (a cache), so that
 a new token costs one position's work, not the whole sequence's. Memory, for n
 tokens: 2 n `num_layers` times heads times units of a head, per row.
 
-Rows go through the devices of the layers in groups, each with a loop of its own
-over tokens, all in one graph: while one group is on the second device, another
-is on the first. Keys and values stay on the devices of their layers, in
-variables: `tfgpipe.generation` says why.
+Rows go through the devices of the layers in as many groups, each with a loop of
+its own over tokens, and caches that stay: see `tfgpipe.generation`. Tokens do
+not depend on that, but for rounding.
 """
 
 import functools
@@ -21,7 +20,7 @@ from keras import layers
 from models import decoding
 from models.transformer_block import TransformerBlock
 from models.transformer_layers import Logits, TokenEmbedding
-from tfgpipe.generation import CacheGroups
+from tfgpipe.generation import CacheGroups, HeldCache
 
 
 def generate(
@@ -32,7 +31,6 @@ def generate(
     temperature: float = 1.0,
     top_k: int | None = None,
     seed: int = 0,
-    num_groups: int | None = None,
 ) -> np.ndarray:
     """Continues token sequences.
 
@@ -48,9 +46,6 @@ def generate(
         top_k: How many of the most likely tokens to draw from; `None` for
             all. Positive.
         seed: What the drawn tokens follow from.
-        num_groups: In how many groups rows go through the devices, each of at
-            least one row. Positive; `None` for as many as there are devices.
-            Of no account for the tokens, but for rounding.
 
     Returns:
         Token ids (batch, prompt length + `num_tokens`), int32; they begin with
@@ -67,58 +62,52 @@ def generate(
         "models.transformer_lm.transformer_lm",
     )
     ids = decoding.checked_ids("prompt", prompt, "batch, prompt length")
-    _check(num_tokens, temperature, top_k, num_groups)
-    length = ids.shape[1] + num_tokens
-    _check_length(length, layers[0].max_length)
+    _check(num_tokens, temperature, top_k)
     num_rows, first_new = ids.shape
+    length = first_new + num_tokens
+    _check_length(length, layers[0].max_length)
     groups = CacheGroups()
 
-    num_groups = min(num_groups or decoding.num_devices(layers), num_rows)
+    def of_group(ids: Any, group: int, first: int, last: int) -> Any:
+        def draw(logits: Any, position: Any) -> Any:
+            before = (position - first_new) * num_rows + first
+            return _draw(logits, temperature, top_k, seed, before)
 
-    def run(ids: Any, start: Any) -> Any:
-        def of_group(group: int, first: int, own: Any) -> Any:
-            def draw(logits: Any, position: Any) -> Any:
-                before = (position - first_new) * num_rows + first
-                return _draw(logits, temperature, top_k, seed, before)
+        held = HeldCache(groups, group, reorders=False)
+        return _continued(layers, ids[first:last], length, held, draw)
 
-            held = groups.cache(group, reorders=False)
-            return _continued(layers, own, start, length, held, draw)
+    @tf.function(
+        input_signature=[tf.TensorSpec((num_rows, None), tf.int32)],
+        autograph=False,
+    )
+    def run(ids: Any) -> Any:
+        num_groups = min(decoding.num_devices(layers), num_rows)
+        return groups.run(
+            functools.partial(of_group, ids), num_rows, num_groups
+        )
 
-        return groups.run(of_group, ids, num_groups)
-
-    signature = [
-        tf.TensorSpec((num_rows, None), tf.int32),
-        tf.TensorSpec((), tf.int32),
-    ]
-    traced = tf.function(run, signature, autograph=False)
-    return traced.get_concrete_function()(ids, 0).numpy()
+    return run.get_concrete_function()(ids).numpy()
 
 
 def _continued(
     layers: Sequence[layers.Layer],
-    prompt: Any,
-    start: Any,
+    ids: Any,
     length: int,
-    held: Any,
+    held: HeldCache,
     draw: Callable,
 ) -> Any:
     """Continues rows.
 
     Args:
         layers: As in `generate`.
-        prompt: Token ids (rows, prompt length).
-        start: 0, as for `decoding.empty_caches`.
-        length: That of the result.
+        ids: Their prompts.
+        length: Tokens of a row, in the end.
         held: What holds the caches.
-        draw: Draws tokens (rows,) by logits (rows, vocabulary), in float32 at
-            least, and the position that they are for.
-
-    Returns:
-        Token ids (rows, `length`).
+        draw: Of logits (rows, vocabulary) and a position, tokens (rows,).
     """
     embedding, *blocks, head = layers
-    rows = prompt.shape[0]
-    kept = held.hold(decoding.empty_caches(blocks, rows, start))
+    rows = ids.shape[0]
+    kept = held.hold(decoding.empty_caches(blocks, rows))
 
     def step(ids: Any, position: Any) -> tuple[Any, Any]:
         """Does all from a position on, and adds a token."""
@@ -140,7 +129,7 @@ def _continued(
     ids, _ = tf.while_loop(
         lambda ids, _: tf.shape(ids)[1] < length,
         step,
-        [prompt, start],
+        [ids, tf.constant(0)],
         [tf.TensorShape((rows, None)), tf.TensorShape(())],
         parallel_iterations=1,
     )
@@ -156,13 +145,8 @@ def _draw(
 ) -> Any:
     """Draws a token for each row: (rows, vocabulary) to (rows,), int32.
 
-    Args:
-        logits: In float32, at least.
-        temperature: As in `generate`.
-        top_k: Likewise.
-        seed: Likewise.
-        before: How many rows come before, of this position and all others: one
-            generator of numbers draws for one row after the other.
+    One generator draws for all rows of one position after the other: `before`
+    is how many rows have been before these.
     """
     rows, vocabulary = logits.shape
     logits, tokens = tf.cast(logits, tf.float64), None
@@ -191,13 +175,8 @@ def _noise(seed: int, before: int, rows: int, vocabulary: int) -> np.ndarray:
     return np.random.Generator(bits).gumbel(size=(rows, vocabulary))
 
 
-def _check(
-    num_tokens: int,
-    temperature: float,
-    top_k: int | None,
-    num_groups: int | None,
-) -> None:
-    problems = decoding.problems_of_groups(num_groups)
+def _check(num_tokens: int, temperature: float, top_k: int | None) -> None:
+    problems = []
     if num_tokens < 0:
         problems.append(
             f"`num_tokens` must not be negative. Received: {num_tokens=}."

@@ -30,7 +30,6 @@ class TranslationDecoder:
     Attributes:
         max_length: Tokens of the longest source or target.
         vocab_size: Number of token ids.
-        num_devices: Devices that the layers are on.
 
     Raises:
         ValueError: If the layers are not those of a translation model.
@@ -58,11 +57,10 @@ class TranslationDecoder:
         self.vocab_size = self._head.vocab_size
         self._bos_id = bos_id
         self._beam_size = beam_size
-        self.num_devices = decoding.num_devices(layers)
 
-    def empty_caches(self, num_rows: Any, start: Any) -> list[Any]:
-        """As `decoding.empty_caches`, of the decoder layers."""
-        return decoding.empty_caches(self._decoders, num_rows, start)
+    def empty_caches(self, num_rows: Any) -> list[Any]:
+        """Keys and values of each decoder layer before the first position."""
+        return decoding.empty_caches(self._decoders, num_rows)
 
     def encode(self, source: Any) -> tuple[list[Any], Any]:
         """Encodes a batch.

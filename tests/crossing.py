@@ -129,18 +129,17 @@ def loop_sends(function, *args):
 def loop_numbers(function, *args):
     """The kinds of operations whose real numbers cross devices in loops.
 
-    No weight crosses, in loops or outside.
+    No weight does, in loops or outside.
     """
-    inside, outside = loop_sends(function, *args)
-    for nodes, name, _ in [*inside, *outside]:
+    sent = [
+        [(nodes, name) for nodes, name, dtype in part if dtype.is_floating]
+        for part in loop_sends(function, *args)
+    ]
+    for nodes, name in [*sent[0], *sent[1]]:
         ops = ancestors(nodes, name)
         assert "ReadVariableOp" not in ops or ops & {"_Recv", "_HostRecv"}
-    # A number is also sent to who only waits: its name has "/ctrl/" in it.
-    return sorted(
-        nodes[name].op
-        for nodes, name, dtype in inside
-        if dtype.is_floating and "/ctrl/" not in name
-    )
+    # Who only waits is sent a number, too: its name has "/ctrl/" in it.
+    return sorted(nodes[n].op for nodes, n in sent[0] if "/ctrl/" not in n)
 
 
 def sent_weights(function, *args):

@@ -7,7 +7,7 @@ from crossing import loop_numbers, partitions, reached
 from stacks import VOCABULARY, build, call, tiny, tokens
 
 import tfgpipe
-from models import sampling
+from models import decoding, sampling
 
 
 def model(num_layers=1, **kwargs):
@@ -80,20 +80,21 @@ def test_tokens_are_drawn_as_often_as_the_softmax_says(temperature, top_k):
     assert (seen[shares == 0] == 0).all()
 
 
-def test_tokens_are_drawn_by_one_generator_row_after_row():
+def in_groups(monkeypatch, num_groups):
+    """Rows go through in so many groups, whatever the devices are."""
+    monkeypatch.setattr(decoding, "num_devices", lambda layers: num_groups)
+
+
+@pytest.mark.parametrize("num_groups", [1, 2, 9])
+def test_one_generator_draws_for_row_after_row(num_groups, monkeypatch):
+    in_groups(monkeypatch, num_groups)
     logits = np.linspace(-1, 1, VOCABULARY, dtype=np.float32)
     noise = np.random.default_rng(4).gumbel(size=(6, 5, VOCABULARY))
     expected = np.argmax(logits.astype(float) / 0.7 + noise, axis=-1).T
-    for num_groups in (1, 2, 9):
-        found = sampling.generate(
-            always(logits),
-            np.zeros((5, 3), int),
-            6,
-            temperature=0.7,
-            seed=4,
-            num_groups=num_groups,
-        )
-        np.testing.assert_array_equal(found[:, 3:], expected)
+    found = sampling.generate(
+        always(logits), np.zeros((5, 3), int), 6, temperature=0.7, seed=4
+    )
+    np.testing.assert_array_equal(found[:, 3:], expected)
 
 
 def test_no_tokens_return_the_prompt():
@@ -108,37 +109,29 @@ def pipeline_of(layers, k):
     return tfgpipe.GPipe([inputs, *layers], devices=devices)
 
 
-def test_tokens_depend_neither_on_cells_nor_on_groups():
+def test_tokens_depend_neither_on_cells_nor_on_groups(monkeypatch):
     layers = model(num_layers=3, dropout=0.5)
     prompt = tokens(5, 4)
-    expected = sampling.generate(layers, prompt, 8, num_groups=1)
+    expected = sampling.generate(layers, prompt, 8)
     assert len({tuple(row) for row in expected[:, 4:]}) == 5
     for k in (1, 2):
         pipeline = pipeline_of(layers, k)
-        for num_groups in (None, 1, 3):
-            found = sampling.generate(
-                pipeline.layers, prompt, 8, num_groups=num_groups
-            )
+        for num_groups in (1, 2, 3):
+            in_groups(monkeypatch, num_groups)
+            found = sampling.generate(pipeline.layers, prompt, 8)
             np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("num_groups", [1, 2])
-def test_loops_send_outputs_of_cells_alone(num_groups):
-    pipeline = pipeline_of(model(num_layers=3), 2)
-    found = loop_numbers(
-        lambda: sampling.generate(
-            pipeline.layers, tokens(), 6, num_groups=num_groups
-        )
-    )
-    assert found == num_groups * ["AddV2"]
+def test_loops_send_outputs_of_cells_alone():
+    layers = pipeline_of(model(num_layers=3), 2).layers
+    found = loop_numbers(lambda: sampling.generate(layers, tokens(), 6))
+    assert found == ["AddV2"] * 2  # of two groups
 
 
-def test_loops_of_groups_do_not_wait_for_each_other():
-    layers = model()
-    seen = set()
-    for nodes in partitions(
-        lambda: sampling.generate(layers, tokens(), 6, num_groups=2)
-    ):
+def test_loops_do_not_wait_for_each_other(monkeypatch):
+    in_groups(monkeypatch, 2)
+    layers, seen = model(), set()
+    for nodes in partitions(lambda: sampling.generate(layers, tokens(), 6)):
         loops = {}
         for name in nodes:
             loop, _, rest = name.partition("/")
@@ -162,7 +155,6 @@ def test_loops_of_groups_do_not_wait_for_each_other():
         ({"num_tokens": 12}, r"at most 16\. Received: 18 with the prompt"),
         ({"temperature": -0.1}, "temperature=-0.1"),
         ({"top_k": 0}, "Pass None to draw from all"),
-        ({"num_groups": 0}, "num_groups=0. Pass None for a group a device"),
         ({"prompt": np.zeros((0, 3), int)}, r"`prompt`.*\(0, 3\)"),
         ({"prompt": np.zeros(3, int)}, r"`prompt`.*shape \(3,\)"),
         ({"prompt": np.zeros((1, 3))}, r"`prompt`.*of float64"),

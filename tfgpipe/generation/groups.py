@@ -117,24 +117,29 @@ class GroupedGeneration:
     def _run(self, inputs: Any, stop_token_ids: Any, groups: int) -> Any:
         """All groups, in one graph."""
         task, sampler = self._task, self._task.sampler
+        rows = _flat(inputs)[0].shape[0]
         draws = None
         if groups > 1:
-            rows = _flat(inputs)[0].shape[0]
             draws = Draws(sampler, rows, _start(inputs))
 
-        def generate(m: int, first: int, own: Any) -> Any:
-            held = self._groups.cache(m, _kind(sampler) is not _IN_PLACE)
+        def generate(m: int, first: int, last: int) -> Any:
+            own = inputs
+            if groups > 1:
+                own = tree.map_structure(
+                    lambda t: None if t is None else t[first:last], inputs
+                )
+            reorders = _kind(sampler) is not _IN_PLACE
+            held = HeldCache(self._groups, m, reorders)
             with contextlib.ExitStack() as stack:
                 enter = stack.enter_context
                 call = _Sampling(sampler, held, draws)
                 enter(_replaced(task, "sampler", call))
                 enter(zeros_apart())
                 if draws is not None:
-                    last = first + _flat(own)[0].shape[0]
                     enter(draws.of_rows(first, last))
                 return task.generate_step(own, stop_token_ids)
 
-        found = self._groups.run(generate, inputs, groups)
+        found = self._groups.run(generate, rows, groups)
         if draws is not None:
             draws.move_on()
         return found
