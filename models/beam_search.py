@@ -154,25 +154,29 @@ class BeamSearch:
         before = held.hold(model.empty_caches(tf.size(beams.newest)))
         memory = held_memory.hold(memory)
 
-        def extend(beams: _Beams) -> tuple[_Beams]:
-            rows = tree.map_structure(lambda _: beams.parents, before)
+        def extend(beams: _Beams, before: Any) -> tuple[_Beams, Any]:
+            before = tree.map_structure(
+                lambda x: tf.gather(x, beams.parents), before
+            )
             log_probs, ids, caches = model.step(
                 tf.reshape(beams.newest, (-1, 1)),
                 beams.length,
-                held.read(rows),
+                held.read(before),
                 held_memory.read(memory),
                 visible,
             )
-            held.write(rows, caches)
+            before = held.write(before, caches)
             return (
                 beams.extended(log_probs, ids, self._eos_id, self._penalties),
+                before,
             )
 
         # One iteration at a time: the next one reads what this one writes.
-        (beams,) = tf.while_loop(
-            lambda beams: ~tf.reduce_all(beams.is_done),
+        beams, _ = tf.while_loop(
+            lambda beams, _: ~tf.reduce_all(beams.is_done),
             extend,
-            [beams],
+            (beams, before),
+            (_Beams(*(x.shape for x in beams)), decoding.growing(before)),
             maximum_iterations=len(self._penalties),
             parallel_iterations=1,
         )

@@ -39,6 +39,16 @@ def empty_caches(layers: Sequence[layers.Layer], num_rows: Any) -> list[Any]:
     return found
 
 
+def growing(kept: Any) -> Any:
+    """Shapes of what a loop carries for caches, whose axis 1 may grow."""
+    return keras.tree.map_structure(
+        lambda x: tf.TensorShape(
+            [None if axis == 1 else n for axis, n in enumerate(x.shape)]
+        ),
+        kept,
+    )
+
+
 def check_layers(
     found: Sequence[layers.Layer], expected: Sequence[type], maker: str
 ) -> None:

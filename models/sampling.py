@@ -109,7 +109,7 @@ def _continued(
     rows = ids.shape[0]
     kept = held.hold(decoding.empty_caches(blocks, rows))
 
-    def step(ids: Any, position: Any) -> tuple[Any, Any]:
+    def step(ids: Any, position: Any, kept: Any) -> tuple[Any, Any, Any]:
         """Does all from a position on, and adds a token."""
         with decoding.device_of(embedding):
             x = embedding(ids[:, position:], first_position=position)
@@ -118,19 +118,19 @@ def _continued(
             with decoding.device_of(block):
                 x, cache = block.step(x, cache)
             found.append(cache)
-        held.write(kept, found)
+        kept = held.write(kept, found)
         end = tf.shape(ids)[1]
         with decoding.device_of(head):
             logits = decoding.at_least_float32(head(x[:, -1:])[:, 0])
             new = draw(logits, end)
-        return tf.concat([ids, new[:, None]], 1), end
+        return tf.concat([ids, new[:, None]], 1), end, kept
 
     # One iteration at a time: the next one reads what this one writes.
-    ids, _ = tf.while_loop(
-        lambda ids, _: tf.shape(ids)[1] < length,
+    ids, *_ = tf.while_loop(
+        lambda ids, *_: tf.shape(ids)[1] < length,
         step,
-        [ids, tf.constant(0)],
-        [tf.TensorShape((rows, None)), tf.TensorShape(())],
+        carried := (ids, tf.constant(0), kept),
+        decoding.growing(carried),
         parallel_iterations=1,
     )
     return ids

@@ -11,6 +11,7 @@ from stacks import call
 import tfgpipe
 from models import decoding, translation
 from models.beam_search import BeamSearch
+from tfgpipe.devices import names
 
 BEGIN, END, VOCABULARY, LENGTH = 1, 2, 5, 4
 IDS = {"bos_id": BEGIN, "eos_id": END, "max_length": LENGTH}
@@ -192,6 +193,13 @@ def test_layers_of_a_pipeline_translate_in_groups(num_groups, monkeypatch):
     search = BeamSearch(layers, beam_size=2, length_penalty=0.0, **IDS)
     for _ in range(2):  # the second one finds no caches of the first
         assert_found(search(SOURCES), lambda source: beam(source, 2, 0.0))
+
+
+def test_loop_carries_caches_of_devices_that_only_compile(monkeypatch):
+    monkeypatch.setattr(names, "only_compiles", lambda devices: True)
+    search = BeamSearch(exact_model(), beam_size=2, length_penalty=0.0, **IDS)
+    assert_found(search(SOURCES), lambda source: beam(source, 2, 0.0))
+    assert not search._groups._variables
 
 
 def test_loops_send_outputs_of_cells_and_log_probabilities_alone():

@@ -8,6 +8,7 @@ from stacks import VOCABULARY, build, call, tiny, tokens
 
 import tfgpipe
 from models import decoding, sampling
+from tfgpipe.devices import names
 
 
 def model(num_layers=1, **kwargs):
@@ -122,6 +123,14 @@ def test_tokens_depend_neither_on_cells_nor_on_groups(monkeypatch):
             np.testing.assert_array_equal(found, expected)
 
 
+def test_loop_carries_caches_of_devices_that_only_compile(monkeypatch):
+    layers = model(num_layers=2)
+    expected = sampling.generate(layers, tokens(), 8)
+    monkeypatch.setattr(names, "only_compiles", lambda devices: True)
+    found = sampling.generate(layers, tokens(), 8)
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_loops_send_outputs_of_cells_alone():
     layers = pipeline_of(model(num_layers=3), 2).layers
     found = loop_numbers(lambda: sampling.generate(layers, tokens(), 6))
@@ -137,10 +146,10 @@ def test_loops_do_not_wait_for_each_other(monkeypatch):
             loop, _, rest = name.partition("/")
             if rest and loop.startswith("while"):
                 loops.setdefault(loop, []).append(name)
-        for loop, names in loops.items():
+        for loop, inside in loops.items():
             before = {
                 name.partition("/")[0]
-                for name in reached(nodes, names)
+                for name in reached(nodes, inside)
                 if nodes[name].op != "Const"  # which they have in common
             }
             assert before & loops.keys() == {loop}

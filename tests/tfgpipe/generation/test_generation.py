@@ -13,6 +13,7 @@ from keras_hub import samplers
 from tiny_presets import prompts
 
 import tfgpipe
+from tfgpipe.devices import names
 from tfgpipe.generation import groups
 
 CPUS = ["CPU:1", "CPU:2"]
@@ -201,6 +202,19 @@ def test_loop_would_send_caches_otherwise(monkeypatch):
     inside, _ = loops(task, prompts(task))
     kinds = {nodes[name].op for nodes, name, _ in inside}
     assert kinds & {"Pack", "Switch", "Merge", "StridedSlice"}
+
+
+@pytest.mark.parametrize("kind", ["greedy", "beam"])
+def test_loop_carries_caches_of_devices_that_only_compile(kind, monkeypatch):
+    task = small()
+    x = prompts(task)
+    task.compile(sampler=SAMPLERS[kind]())
+    expected = tokens(task.generate, x)
+    pipeline = pipeline_of(task)
+    task.compile(sampler=SAMPLERS[kind]())
+    monkeypatch.setattr(names, "only_compiles", lambda devices: True)
+    np.testing.assert_array_equal(tokens(task.generate, x), expected)
+    assert not pipeline._notes.generation._groups._variables
 
 
 def test_memory_of_caches_is_free_after_a_call():
