@@ -19,18 +19,27 @@ probability only falls, and lp is at most that of `max_length` tokens.
 Cost: for each target position the decoder's work for `beam_size` positions a
 sentence, and a copy of the cache.
 
+Sentences go through the devices of the layers in as many groups, each with a
+loop of its own over target positions, and caches that stay: see
+`tfgpipe.generation`. What is found does not depend on that, but for rounding.
+
 Reference: [Wu et al., 2016](https://arxiv.org/abs/1609.08144), section 7;
 without its coverage penalty
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from keras import layers
+import tensorflow as tf
+from keras import layers, tree
 
 from models import decoding
 from models.translation_decoder import TranslationDecoder
+from tfgpipe.generation import CacheGroups, HeldCache
+
+_NONE = np.float64(-np.inf)  # the score of what there is not
 
 
 class Translations(NamedTuple):
@@ -49,7 +58,7 @@ class Translations(NamedTuple):
 class BeamSearch:
     """Translates batches of sentences.
 
-    Make it once and call it often: TensorFlow traces its step at the first
+    Make it once and call it often: TensorFlow traces the search at the first
     call. Every call takes the weights that the layers have then.
 
     Args:
@@ -88,11 +97,19 @@ class BeamSearch:
             beam_size=beam_size,
             length_penalty=length_penalty,
         )
-        self._bos_id = bos_id
-        self._eos_id = eos_id
-        self._max_length = max_length
+        self._bos_id = int(bos_id)
+        self._eos_id = int(eos_id)
         self._beam_size = beam_size
-        self._length_penalty = length_penalty
+        self._penalties = np.array(
+            [((6 + n) / 6) ** length_penalty for n in range(max_length)]
+        )
+        self._groups = CacheGroups()
+        self._num_groups = decoding.num_devices(layers)
+        self._run = tf.function(
+            self._search,
+            input_signature=[tf.TensorSpec((None, None), tf.int32)],
+            autograph=False,
+        )
 
     def __call__(self, source_ids: Any) -> Translations:
         """Translates a batch.
@@ -110,70 +127,97 @@ class BeamSearch:
         source = decoding.checked_ids(
             "source_ids", source_ids, "batch, source length"
         )
-        model = self._model
+        with self._groups.lock:
+            found = self._run(source)
+        return Translations(*(tensor.numpy() for tensor in found))
+
+    def _search(self, source: Any) -> tuple[Any, Any]:
+        """Ids and scores of all sentences."""
+        return self._groups.run(
+            functools.partial(self._search_group, source),
+            tf.shape(source)[0],
+            self._num_groups,
+        )
+
+    def _search_group(self, source: Any, group: int, *rows: Any) -> Any:
+        model, groups = self._model, self._groups
+        source = source[slice(*rows)]
         memory, visible = model.encode(source)
-        beams = _Beams(len(source), self._beam_size, self._max_length)
-        caches = model.empty_caches(len(source) * self._beam_size)
-        newest = np.full(beams.scores.shape, self._bos_id, np.int32)
-        parents = np.arange(newest.size, dtype=np.int32)
-        for position in range(self._max_length):
+        beams = _Beams.start(
+            tf.shape(source)[0],
+            self._beam_size,
+            len(self._penalties),
+            self._bos_id,
+        )
+        held = HeldCache(groups, (group, "before"), reorders=True)
+        held_memory = HeldCache(groups, (group, "memory"), reorders=False)
+        before = held.hold(model.empty_caches(tf.size(beams.newest)))
+        memory = held_memory.hold(memory)
+
+        def extend(beams: _Beams, before: Any) -> tuple[_Beams, Any]:
+            before = tree.map_structure(
+                lambda x: tf.gather(x, beams.parents), before
+            )
             log_probs, ids, caches = model.step(
-                newest.reshape(-1, 1),
-                position,
-                parents,
-                caches,
-                memory,
+                tf.reshape(beams.newest, (-1, 1)),
+                beams.length,
+                held.read(before),
+                held_memory.read(memory),
                 visible,
             )
-            newest, parents = beams.extend(
-                log_probs.numpy(),
-                ids.numpy(),
-                self._eos_id,
-                self._penalty(position + 1),
-                self._penalty(self._max_length),
+            before = held.write(before, caches)
+            return (
+                beams.extended(log_probs, ids, self._eos_id, self._penalties),
+                before,
             )
-            if beams.is_done.all():
-                break
-        return Translations(beams.best_ids, beams.best_scores)
 
-    def _penalty(self, length: int) -> float:
-        return ((5 + length) / 6) ** self._length_penalty
+        # One iteration at a time: the next one reads what this one writes.
+        beams, _ = tf.while_loop(
+            lambda beams, _: ~tf.reduce_all(beams.is_done),
+            extend,
+            (beams, before),
+            (_Beams(*(x.shape for x in beams)), decoding.growing(before)),
+            maximum_iterations=len(self._penalties),
+            parallel_iterations=1,
+        )
+        return beams.best_ids, beams.best_scores
 
 
-class _Beams:
-    """The beginnings and the best hypothesis of each sentence.
+class _Beams(NamedTuple):
+    """The beginnings and the best hypothesis of each sentence."""
 
-    Args:
-        batch: Sentences.
-        beam_size: Beginnings of each.
-        max_length: Tokens of the longest hypothesis.
+    # Log-probabilities of beginnings (batch, beams), best first, or none.
+    scores: Any
+    ids: Any  # their tokens (batch, beams, `max_length`)
+    newest: Any  # the last of these (batch, beams)
+    parents: Any  # rows that the beginnings continue (rows,)
+    length: Any  # tokens of each
+    best_ids: Any  # tokens of the best hypothesis (batch, `max_length`)
+    best_scores: Any  # its score (batch,), or none
+    num_hypotheses: Any  # how many were found (batch,)
+    is_done: Any  # whether the search for a sentence has ended (batch,)
 
-    Attributes:
-        scores: Log-probabilities of the beginnings (batch, `beam_size`), best
-            first; -inf where there is none.
-        best_ids: Tokens of the best hypothesis (batch, `max_length`).
-        best_scores: Its score (batch,); -inf where there is none.
-        is_done: Whether the search for a sentence has ended (batch,).
-    """
+    @classmethod
+    def start(
+        cls, batch: Any, beams: int, max_length: int, bos_id: int
+    ) -> "_Beams":
+        """Empty beginnings of sentences: one each, as all begin alike."""
+        none = tf.fill((batch, beams - 1), _NONE)
+        return cls(
+            scores=tf.concat([tf.zeros((batch, 1), none.dtype), none], 1),
+            ids=tf.zeros((batch, beams, max_length), tf.int32),
+            newest=tf.fill((batch, beams), bos_id),
+            parents=tf.range(batch * beams),
+            length=tf.constant(0),
+            best_ids=tf.zeros((batch, max_length), tf.int32),
+            best_scores=tf.fill((batch,), _NONE),
+            num_hypotheses=tf.zeros((batch,), tf.int32),
+            is_done=tf.zeros((batch,), tf.bool),
+        )
 
-    def __init__(self, batch: int, beam_size: int, max_length: int) -> None:
-        self.scores = np.full((batch, beam_size), -np.inf)
-        self.scores[:, 0] = 0.0  # all begin alike
-        self.best_ids = np.zeros((batch, max_length), np.int32)
-        self.best_scores = np.full(batch, -np.inf)
-        self.is_done = np.zeros(batch, bool)
-        self._ids = np.zeros((batch, beam_size, max_length), np.int32)
-        self._num_hypotheses = np.zeros(batch, int)
-        self._length = 0
-
-    def extend(
-        self,
-        log_probs: np.ndarray,
-        ids: np.ndarray,
-        eos_id: int,
-        penalty: float,
-        largest_penalty: float,
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def extended(
+        self, log_probs: Any, ids: Any, eos_id: int, penalties: np.ndarray
+    ) -> "_Beams":
         """Adds a token to every beginning.
 
         Args:
@@ -182,52 +226,64 @@ class _Beams:
                 of the first sentence, then those of the second, and so on.
             ids: The tokens (rows, some).
             eos_id: The token that ends a hypothesis.
-            penalty: Length penalty of hypotheses that end here.
-            largest_penalty: That of the longest ones.
-
-        Returns:
-            The token that each beginning now ends with (batch, beams), and the
-            row of the beginning that it continues (rows,).
+            penalties: Length penalties of 1, 2, ... `max_length` tokens.
         """
-        batch, beams = self.scores.shape
-        scores = self.scores[..., None] + log_probs.reshape(batch, beams, -1)
-        some = scores.shape[-1]
-        scores = scores.reshape(batch, -1)
-        order = np.argsort(-scores, axis=1, kind="stable")[:, : 2 * beams]
-        scores = np.take_along_axis(scores, order, axis=1)
-        tokens = np.take_along_axis(ids.reshape(batch, -1), order, axis=1)
-        parents = order // some
-        sequences = self._ids[np.arange(batch)[:, None], parents]
-        sequences[..., self._length] = tokens
-        self._length += 1
-        ends = (tokens == eos_id) | (self._length == self.best_ids.shape[1])
-        self._finish(
-            np.where(ends, scores, -np.inf)[:, :beams] / penalty, sequences
+        batch, beams = tf.shape(self.scores)[0], self.scores.shape[1]
+        some = ids.shape[1]
+        log_probs = tf.reshape(log_probs, (batch, beams, some))
+        scores = self.scores[..., None] + tf.cast(log_probs, tf.float64)
+        scores, order = tf.math.top_k(  # of equal ones, the first come first
+            tf.reshape(scores, (batch, beams * some)),
+            min(2 * beams, beams * some),
         )
+        tokens = _taken(tf.reshape(ids, (batch, beams * some)), order)
+        parents = order // some
+        is_new = tf.range(len(penalties)) == self.length
+        sequences = tf.where(
+            is_new, tokens[..., None], _taken(self.ids, parents)
+        )
+        length = self.length + 1
+        ends = (tokens == eos_id) | (length == len(penalties))
+        ended = tf.where(ends, scores, _NONE)[:, :beams]
+        ended /= tf.constant(penalties)[self.length]
+        found = self._finished(ended, sequences)
         # Those that go on come first, in order.
-        on = np.argsort(ends, axis=1, kind="stable")[:, :beams]
-        rows = np.arange(batch)[:, None]
-        self.scores = np.where(ends, -np.inf, scores)[rows, on]
-        self._ids = sequences[rows, on]
-        bound = self.scores.max(axis=1) / largest_penalty
-        self.is_done |= bound <= self.best_scores
-        parents = parents[rows, on] + rows * beams
-        return tokens[rows, on], parents.reshape(-1).astype(np.int32)
+        on = tf.math.top_k(tf.cast(~ends, tf.int32), beams).indices
+        scores = _taken(tf.where(ends, _NONE, scores), on)
+        bound = tf.reduce_max(scores, 1) / penalties[-1]
+        rows = beams * tf.range(batch)[:, None] + _taken(parents, on)
+        return found._replace(
+            scores=scores,
+            ids=_taken(sequences, on),
+            newest=_taken(tokens, on),
+            parents=tf.reshape(rows, (-1,)),
+            length=length,
+            is_done=found.is_done | (bound <= found.best_scores),
+        )
 
-    def _finish(self, scores: np.ndarray, sequences: np.ndarray) -> None:
+    def _finished(self, scores: Any, sequences: Any) -> "_Beams":
         """Takes note of hypotheses.
 
         Args:
             scores: Their scores (batch, beams); -inf where there is none.
             sequences: Their tokens (batch, beams or more, length).
         """
-        best = scores.argmax(axis=1)
-        rows = np.arange(len(best))
-        better = (scores[rows, best] > self.best_scores) & ~self.is_done
-        self.best_scores[better] = scores[rows, best][better]
-        self.best_ids[better] = sequences[rows, best][better]
-        self._num_hypotheses += np.isfinite(scores).sum(axis=1)
-        self.is_done |= self._num_hypotheses >= scores.shape[1]
+        best = tf.argmax(scores, 1, tf.int32)[:, None]
+        score, tokens = (_taken(x, best)[:, 0] for x in (scores, sequences))
+        better = (score > self.best_scores) & ~self.is_done
+        found = tf.cast(tf.math.is_finite(scores), tf.int32)
+        count = self.num_hypotheses + tf.reduce_sum(found, 1)
+        return self._replace(
+            best_ids=tf.where(better[:, None], tokens, self.best_ids),
+            best_scores=tf.where(better, score, self.best_scores),
+            num_hypotheses=count,
+            is_done=self.is_done | (count >= scores.shape[1]),
+        )
+
+
+def _taken(x: Any, indices: Any) -> Any:
+    """Of each row (batch, n, ...), some: (batch, m, ...)."""
+    return tf.gather(x, indices, batch_dims=1)
 
 
 def _check(

@@ -9,6 +9,11 @@ import tensorflow as tf
 from keras import layers
 
 
+def num_devices(layers: Sequence[layers.Layer]) -> int:
+    """How many devices have weights of layers."""
+    return len({w.value.device for layer in layers for w in layer.weights})
+
+
 def device_of(layer: layers.Layer) -> Any:
     """A context for the device of a layer's weights.
 
@@ -23,6 +28,25 @@ def device_of(layer: layers.Layer) -> Any:
     """
     weights = layer.weights
     return tf.device(weights[0].value.device if weights else None)
+
+
+def empty_caches(layers: Sequence[layers.Layer], num_rows: Any) -> list[Any]:
+    """Caches before the first position, on the devices of their layers."""
+    found = []
+    for layer in layers:
+        with device_of(layer):
+            found.append(layer.empty_cache(num_rows))
+    return found
+
+
+def growing(kept: Any) -> Any:
+    """Shapes of what a loop carries for caches, whose axis 1 may grow."""
+    return keras.tree.map_structure(
+        lambda x: tf.TensorShape(
+            [None if axis == 1 else n for axis, n in enumerate(x.shape)]
+        ),
+        kept,
+    )
 
 
 def check_layers(
@@ -74,24 +98,6 @@ def checked_ids(argument: str, ids: Any, shape: str) -> np.ndarray:
             f"of each. Received: shape {array.shape} of {array.dtype}."
         )
     return array.astype(np.int32)
-
-
-def specs(tensors: Any, *, num_unknown: int) -> Any:
-    """Specs of tensors whose first sizes will change.
-
-    Args:
-        tensors: Nest of tensors.
-        num_unknown: How many axes have an unknown size.
-
-    Returns:
-        The nest, of `tf.TensorSpec`.
-    """
-    return keras.tree.map_structure(
-        lambda x: tf.TensorSpec(
-            [None] * num_unknown + x.shape[num_unknown:], x.dtype
-        ),
-        tensors,
-    )
 
 
 def at_least_float32(x: Any) -> Any:

@@ -3,8 +3,13 @@
 Each block keeps the keys and values of the positions before (a cache), so that
 a new token costs one position's work, not the whole sequence's. Memory, for n
 tokens: 2 n `num_layers` times heads times units of a head, per row.
+
+Rows go through the devices of the layers in as many groups, each with a loop of
+its own over tokens, and caches that stay: see `tfgpipe.generation`. Tokens do
+not depend on that, but for rounding.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +20,7 @@ from keras import layers
 from models import decoding
 from models.transformer_block import TransformerBlock
 from models.transformer_layers import Logits, TokenEmbedding
+from tfgpipe.generation import CacheGroups, HeldCache
 
 
 def generate(
@@ -57,63 +63,116 @@ def generate(
     )
     ids = decoding.checked_ids("prompt", prompt, "batch, prompt length")
     _check(num_tokens, temperature, top_k)
-    _check_length(ids.shape[1] + num_tokens, layers[0].max_length)
-    random = np.random.default_rng(seed)
-    caches = [block.empty_cache(len(ids)) for block in blocks]
-    step = _step_of(layers, caches)
-    new = ids
-    for _ in range(num_tokens):
-        position = ids.shape[1] - new.shape[1]
-        logits, caches = step(new, position, caches)
-        new = _draw(logits.numpy(), temperature, top_k, random)[:, None]
-        ids = np.concatenate([ids, new], axis=1)
-    return ids
+    num_rows, first_new = ids.shape
+    length = first_new + num_tokens
+    _check_length(length, layers[0].max_length)
+    groups = CacheGroups()
+
+    def of_group(ids: Any, group: int, first: int, last: int) -> Any:
+        def draw(logits: Any, position: Any) -> Any:
+            before = (position - first_new) * num_rows + first
+            return _draw(logits, temperature, top_k, seed, before)
+
+        held = HeldCache(groups, group, reorders=False)
+        return _continued(layers, ids[first:last], length, held, draw)
+
+    @tf.function(
+        input_signature=[tf.TensorSpec((num_rows, None), tf.int32)],
+        autograph=False,
+    )
+    def run(ids: Any) -> Any:
+        num_groups = min(decoding.num_devices(layers), num_rows)
+        return groups.run(
+            functools.partial(of_group, ids), num_rows, num_groups
+        )
+
+    return run.get_concrete_function()(ids).numpy()
 
 
-def _step_of(layers: Sequence[layers.Layer], caches: Any) -> Callable:
-    """Makes the function that does one step.
+def _continued(
+    layers: Sequence[layers.Layer],
+    ids: Any,
+    length: int,
+    held: HeldCache,
+    draw: Callable,
+) -> Any:
+    """Continues rows.
 
-    It takes token ids (batch, new), the position of the first of them, and the
-    caches, and returns logits of what comes next (batch, vocabulary), in
-    float32 at least, and the caches.
+    Args:
+        layers: As in `generate`.
+        ids: Their prompts.
+        length: Tokens of a row, in the end.
+        held: What holds the caches.
+        draw: Of logits (rows, vocabulary) and a position, tokens (rows,).
     """
     embedding, *blocks, head = layers
+    rows = ids.shape[0]
+    kept = held.hold(decoding.empty_caches(blocks, rows))
 
-    def step(ids: Any, position: Any, caches: Any) -> tuple[Any, Any]:
+    def step(ids: Any, position: Any, kept: Any) -> tuple[Any, Any, Any]:
+        """Does all from a position on, and adds a token."""
         with decoding.device_of(embedding):
-            x = embedding(ids, first_position=position)
+            x = embedding(ids[:, position:], first_position=position)
         found = []
-        for block, cache in zip(blocks, caches, strict=True):
+        for block, cache in zip(blocks, held.read(kept), strict=True):
             with decoding.device_of(block):
                 x, cache = block.step(x, cache)
             found.append(cache)
+        kept = held.write(kept, found)
+        end = tf.shape(ids)[1]
         with decoding.device_of(head):
-            logits = head(x[:, -1:])[:, 0]
-        return decoding.at_least_float32(logits), found
+            logits = decoding.at_least_float32(head(x[:, -1:])[:, 0])
+            new = draw(logits, end)
+        return tf.concat([ids, new[:, None]], 1), end, kept
 
-    signature = [
-        tf.TensorSpec((None, None), tf.int32),
-        tf.TensorSpec((), tf.int32),
-        decoding.specs(caches, num_unknown=2),
-    ]
-    return tf.function(step, input_signature=signature, autograph=False)
+    # One iteration at a time: the next one reads what this one writes.
+    ids, *_ = tf.while_loop(
+        lambda ids, *_: tf.shape(ids)[1] < length,
+        step,
+        carried := (ids, tf.constant(0), kept),
+        decoding.growing(carried),
+        parallel_iterations=1,
+    )
+    return ids
 
 
 def _draw(
-    logits: np.ndarray,
+    logits: Any,
     temperature: float,
     top_k: int | None,
-    random: np.random.Generator,
-) -> np.ndarray:
-    """Draws a token for each row: (batch, vocabulary) to (batch,), int32."""
-    logits = logits.astype(np.float64)
-    if top_k is not None and top_k < logits.shape[1]:
-        order = np.argsort(-logits, axis=1, kind="stable")
-        np.put_along_axis(logits, order[:, top_k:], -np.inf, axis=1)
+    seed: int,
+    before: Any,
+) -> Any:
+    """Draws a token for each row: (rows, vocabulary) to (rows,), int32.
+
+    One generator draws for all rows of one position after the other: `before`
+    is how many rows have been before these.
+    """
+    rows, vocabulary = logits.shape
+    logits, tokens = tf.cast(logits, tf.float64), None
+    if top_k is not None and top_k < vocabulary:
+        logits, tokens = tf.math.top_k(logits, top_k)
     if temperature > 0:
         # The largest of logits with Gumbel noise is a draw from the softmax.
-        logits = logits / temperature + random.gumbel(size=logits.shape)
-    return np.argmax(logits, axis=1).astype(np.int32)
+        noise = tf.numpy_function(
+            functools.partial(_noise, seed),
+            [before, rows, vocabulary],
+            tf.float64,
+            stateful=False,
+        )
+        noise.set_shape((rows, vocabulary))
+        if tokens is not None:
+            noise = tf.gather(noise, tokens, batch_dims=1)
+        logits = logits / temperature + noise
+    best = tf.argmax(logits, 1, tf.int32)
+    return best if tokens is None else tf.gather(tokens, best, batch_dims=1)
+
+
+def _noise(seed: int, before: int, rows: int, vocabulary: int) -> np.ndarray:
+    """What `np.random.default_rng(seed)` draws after so many rows."""
+    bits = np.random.PCG64(seed)
+    bits.advance(int(before) * int(vocabulary))  # a step a number
+    return np.random.Generator(bits).gumbel(size=(rows, vocabulary))
 
 
 def _check(num_tokens: int, temperature: float, top_k: int | None) -> None:

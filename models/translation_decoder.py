@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 from keras import layers, ops
 
 from models import decoding
@@ -20,7 +19,7 @@ _PADDING = 0
 
 
 class TranslationDecoder:
-    """A translation model, as the functions that a beam search calls.
+    """A translation model, as the functions that a beam search is made of.
 
     Args:
         layers: The layers of a model that `models.translation` made, with
@@ -31,8 +30,6 @@ class TranslationDecoder:
     Attributes:
         max_length: Tokens of the longest source or target.
         vocab_size: Number of token ids.
-        encode: Encodes a batch, see `_encode`.
-        step: Does one target position, see `_step`.
 
     Raises:
         ValueError: If the layers are not those of a translation model.
@@ -60,34 +57,16 @@ class TranslationDecoder:
         self.vocab_size = self._head.vocab_size
         self._bos_id = bos_id
         self._beam_size = beam_size
-        self.encode = tf.function(
-            self._encode,
-            input_signature=[tf.TensorSpec((None, None), tf.int32)],
-            autograph=False,
-        )
-        pairs = decoding.specs(self.empty_caches(1), num_unknown=2)
-        self.step = tf.function(
-            self._step,
-            input_signature=[
-                tf.TensorSpec((None, None), tf.int32),
-                tf.TensorSpec((), tf.int32),
-                tf.TensorSpec((None,), tf.int32),
-                pairs,
-                pairs,
-                tf.TensorSpec((None, None), tf.bool),
-            ],
-            autograph=False,
-        )
 
-    def empty_caches(self, num_rows: int) -> list[Any]:
+    def empty_caches(self, num_rows: Any) -> list[Any]:
         """Keys and values of each decoder layer before the first position."""
-        return [layer.empty_cache(num_rows) for layer in self._decoders]
+        return decoding.empty_caches(self._decoders, num_rows)
 
-    def _encode(self, source: Any) -> tuple[list[Any], Any]:
+    def encode(self, source: Any) -> tuple[list[Any], Any]:
         """Encodes a batch.
 
         Args:
-            source: (batch, source length).
+            source: Token ids (batch, source length).
 
         Returns:
             For each decoder layer the keys and values of the encoder's output,
@@ -109,11 +88,10 @@ class TranslationDecoder:
     def _for_beams(self, x: Any) -> Any:
         return ops.repeat(x, self._beam_size, axis=0)
 
-    def _step(
+    def step(
         self,
         ids: Any,
         position: Any,
-        parents: Any,
         caches: Any,
         memory: Any,
         visible: Any,
@@ -123,7 +101,6 @@ class TranslationDecoder:
         Args:
             ids: The tokens there (rows, 1).
             position: Its number.
-            parents: For each row, the row whose beginning it continues.
             caches: Keys and values of the positions before.
             memory: As `encode` returned it.
             visible: Likewise.
@@ -139,7 +116,6 @@ class TranslationDecoder:
             self._decoders, caches, memory, strict=True
         ):
             with decoding.device_of(layer):
-                cache = tuple(ops.take(past, parents, axis=0) for past in cache)
                 x, cache = layer.step(x, cache, own, visible)
             found.append(cache)
         with decoding.device_of(self._head):

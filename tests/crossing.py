@@ -110,6 +110,38 @@ def partitions(function, *args):
     ]
 
 
+def loop_sends(function, *args):
+    """What crosses devices inside of loops, and outside.
+
+    Each as the nodes of the device that it is sent from, the name of what
+    computes it, and its dtype.
+    """
+    inside, outside = [], []
+    for nodes in partitions(function, *args):
+        for node in nodes.values():
+            if node.op in ("_Send", "_HostSend"):
+                source = node.input[0].removeprefix("^").partition(":")[0]
+                found = nodes, source, tf.as_dtype(node.attr["T"].type)
+                (inside if "while" in source else outside).append(found)
+    return inside, outside
+
+
+def loop_numbers(function, *args):
+    """The kinds of operations whose real numbers cross devices in loops.
+
+    No weight does, in loops or outside.
+    """
+    sent = [
+        [(nodes, name) for nodes, name, dtype in part if dtype.is_floating]
+        for part in loop_sends(function, *args)
+    ]
+    for nodes, name in [*sent[0], *sent[1]]:
+        ops = ancestors(nodes, name)
+        assert "ReadVariableOp" not in ops or ops & {"_Recv", "_HostRecv"}
+    # Who only waits is sent a number, too: its name has "/ctrl/" in it.
+    return sorted(nodes[n].op for nodes, n in sent[0] if "/ctrl/" not in n)
+
+
 def sent_weights(function, *args):
     """What crosses devices and is made of variables alone: (sends, names)."""
     found, count = [], 0
@@ -129,14 +161,22 @@ def ancestors(nodes, name):
     What comes as an argument is data, as what comes from other devices is,
     unless it is a variable.
     """
-    ops, waiting, seen = set(), [name], set()
-    while waiting:
-        name = waiting.pop().removeprefix("^").partition(":")[0]
-        if name in seen or name not in nodes:
-            continue
-        seen.add(name)
-        node = nodes[name]
+    ops = set()
+    for node in map(nodes.get, reached(nodes, [name], controls=False)):
         is_data = node.op == "_Arg" and node.attr["T"].type != RESOURCE
         ops.add("_Recv" if is_data else node.op)
-        waiting += [i for i in node.input if not i.startswith("^")]
     return ops
+
+
+def reached(nodes, names, controls=True):
+    """Names of nodes that come before some, or are waited for, and of these."""
+    waiting, seen = list(names), set()
+    while waiting:
+        name = waiting.pop()
+        if name.startswith("^") and not controls:
+            continue
+        name = name.removeprefix("^").partition(":")[0]
+        if name not in seen and name in nodes:
+            seen.add(name)
+            waiting += nodes[name].input
+    return seen

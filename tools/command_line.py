@@ -25,13 +25,21 @@ def new_flags() -> flags.FlagValues:
     return values
 
 
-def define_train_dir(values: flags.FlagValues) -> None:
-    """Defines --train_dir, which names a run of `tools.train`."""
+def define_trained(values: flags.FlagValues) -> None:
+    """Defines --train_dir, a run of `tools.train`, and --num_partitions."""
     flags.DEFINE_string(
         "train_dir",
         None,
         "Folder of a training run: its final.keras is taken, or else its "
         "checkpoint.",
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "num_partitions",
+        1,
+        "K, the number of cells, a device each, into which the model is "
+        "loaded. Where there is no accelerator, the CPU is split into as many.",
+        1,
         flag_values=values,
     )
 

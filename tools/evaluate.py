@@ -23,7 +23,7 @@ from tools.train import trained_run
 from tools.train.trained_run import TrainedRun
 
 FLAGS = command_line.new_flags()
-command_line.define_train_dir(FLAGS)
+command_line.define_trained(FLAGS)
 command_line.define_format(FLAGS)
 define_search(FLAGS)
 flags.DEFINE_integer(
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
 
 
 def _print(values: flags.FlagValues) -> None:
-    run = trained_run.load(values.train_dir)
+    run = trained_run.load(values.train_dir, values.num_partitions)
     is_translation = isinstance(run.source, PairSource)
     if is_translation:
         scores.sacrebleu()  # before there is work to lose

@@ -19,7 +19,7 @@ from tools import command_line
 from tools.train import trained_run
 
 FLAGS = command_line.new_flags()
-command_line.define_train_dir(FLAGS)
+command_line.define_trained(FLAGS)
 flags.DEFINE_string(
     "prompt",
     "",
@@ -54,7 +54,9 @@ def main(argv: list[str]) -> int:
 
 
 def _print(values: flags.FlagValues) -> None:
-    run = trained_run.load(values.train_dir, TextSource, "a language model")
+    run = trained_run.load(
+        values.train_dir, values.num_partitions, TextSource, "a language model"
+    )
     ids = sampling.generate(
         run.model.layers,
         run.source.encode_prompt(values.prompt),

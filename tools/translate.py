@@ -19,7 +19,7 @@ from tools.text.translator import Translator, define_search
 from tools.train import trained_run
 
 FLAGS = command_line.new_flags()
-command_line.define_train_dir(FLAGS)
+command_line.define_trained(FLAGS)
 flags.DEFINE_string(
     "language",
     None,
@@ -51,7 +51,12 @@ def main(argv: list[str]) -> int:
 
 
 def _print(values: flags.FlagValues) -> None:
-    run = trained_run.load(values.train_dir, PairSource, "a translation model")
+    run = trained_run.load(
+        values.train_dir,
+        values.num_partitions,
+        PairSource,
+        "a translation model",
+    )
     language = _language(values.language, run.source.languages)
     translator = Translator(run, values.beam_size, values.length_penalty)
     is_typed = not values.text and sys.stdin.isatty()

@@ -3,15 +3,17 @@
 import keras
 import numpy as np
 import pytest
+from crossing import loop_numbers, partitions, reached
 from stacks import VOCABULARY, build, call, tiny, tokens
 
 import tfgpipe
-from models import sampling
+from models import decoding, sampling
+from tfgpipe.devices import names
 
 
-def model(**kwargs):
+def model(num_layers=1, **kwargs):
     """Layers with weights that make up their mind."""
-    layers = tiny(num_layers=1, max_length=16, **kwargs)
+    layers = tiny(num_layers, max_length=16, **kwargs)
     build(layers, (None, 16))
     rng = np.random.default_rng(3)
     for layer in layers:
@@ -79,20 +81,80 @@ def test_tokens_are_drawn_as_often_as_the_softmax_says(temperature, top_k):
     assert (seen[shares == 0] == 0).all()
 
 
+def in_groups(monkeypatch, num_groups):
+    """Rows go through in so many groups, whatever the devices are."""
+    monkeypatch.setattr(decoding, "num_devices", lambda layers: num_groups)
+
+
+@pytest.mark.parametrize("num_groups", [1, 2, 9])
+def test_one_generator_draws_for_row_after_row(num_groups, monkeypatch):
+    in_groups(monkeypatch, num_groups)
+    logits = np.linspace(-1, 1, VOCABULARY, dtype=np.float32)
+    noise = np.random.default_rng(4).gumbel(size=(6, 5, VOCABULARY))
+    expected = np.argmax(logits.astype(float) / 0.7 + noise, axis=-1).T
+    found = sampling.generate(
+        always(logits), np.zeros((5, 3), int), 6, temperature=0.7, seed=4
+    )
+    np.testing.assert_array_equal(found[:, 3:], expected)
+
+
 def test_no_tokens_return_the_prompt():
     np.testing.assert_array_equal(
         sampling.generate(model(), tokens(), 0), tokens()
     )
 
 
-def test_layers_of_a_pipeline_generate_where_they_are():
-    layers = model(dropout=0.5)
-    expected = sampling.generate(layers, tokens(), 6)
-    pipeline = tfgpipe.GPipe(
-        [keras.Input((16,), dtype="int32"), *layers], devices=["CPU:2", "CPU:3"]
-    )
-    found = sampling.generate(pipeline.layers, tokens(), 6)
+def pipeline_of(layers, k):
+    inputs = keras.Input((16,), dtype="int32")
+    devices = [f"CPU:{index}" for index in range(2, 2 + k)]
+    return tfgpipe.GPipe([inputs, *layers], devices=devices)
+
+
+def test_tokens_depend_neither_on_cells_nor_on_groups(monkeypatch):
+    layers = model(num_layers=3, dropout=0.5)
+    prompt = tokens(5, 4)
+    expected = sampling.generate(layers, prompt, 8)
+    assert len({tuple(row) for row in expected[:, 4:]}) == 5
+    for k in (1, 2):
+        pipeline = pipeline_of(layers, k)
+        for num_groups in (1, 2, 3):
+            in_groups(monkeypatch, num_groups)
+            found = sampling.generate(pipeline.layers, prompt, 8)
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_loop_carries_caches_of_devices_that_only_compile(monkeypatch):
+    layers = model(num_layers=2)
+    expected = sampling.generate(layers, tokens(), 8)
+    monkeypatch.setattr(names, "only_compiles", lambda devices: True)
+    found = sampling.generate(layers, tokens(), 8)
     np.testing.assert_array_equal(found, expected)
+
+
+def test_loops_send_outputs_of_cells_alone():
+    layers = pipeline_of(model(num_layers=3), 2).layers
+    found = loop_numbers(lambda: sampling.generate(layers, tokens(), 6))
+    assert found == ["AddV2"] * 2  # of two groups
+
+
+def test_loops_do_not_wait_for_each_other(monkeypatch):
+    in_groups(monkeypatch, 2)
+    layers, seen = model(), set()
+    for nodes in partitions(lambda: sampling.generate(layers, tokens(), 6)):
+        loops = {}
+        for name in nodes:
+            loop, _, rest = name.partition("/")
+            if rest and loop.startswith("while"):
+                loops.setdefault(loop, []).append(name)
+        for loop, inside in loops.items():
+            before = {
+                name.partition("/")[0]
+                for name in reached(nodes, inside)
+                if nodes[name].op != "Const"  # which they have in common
+            }
+            assert before & loops.keys() == {loop}
+        seen |= loops.keys()
+    assert len(seen) == 2
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from absl import flags
 from tools import command_line
 
 FLAGS = command_line.new_flags()
-command_line.define_train_dir(FLAGS)
+command_line.define_trained(FLAGS)
 command_line.define_format(FLAGS)
 flags.DEFINE_float("seconds", 1.0, "How long.", 0.0, flag_values=FLAGS)
 

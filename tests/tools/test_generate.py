@@ -58,6 +58,12 @@ def test_same_flags_give_the_same_text_and_another_seed_does_not(
     assert written(capsys, *flags, "--seed=1") != first
 
 
+def test_text_is_the_same_of_a_model_in_several_cells(folder, capsys):
+    flags = [f"--train_dir={folder}", "--num_tokens=6"]
+    expected = written(capsys, *flags)
+    assert written(capsys, *flags, "--num_partitions=3") == expected
+
+
 def test_ends_of_paragraphs_are_empty_lines():
     novels = texts.novels().train
     source = runs.LM.data.source()
@@ -83,6 +89,9 @@ def test_ends_of_paragraphs_are_empty_lines():
         (["--temperature=-1"], "temperature"),
         (["--top_k=-1"], "top_k"),
         (["--train_dir="], "tools.train --params=NAME"),
+        (["--num_partitions=0"], "positive integer"),
+        (["--num_partitions=9"], "at most the number of devices"),
+        (["--num_partitions=4"], "num_partitions=4"),
     ],
 )
 def test_bad_flags_are_refused(folder, words, message, capsys):

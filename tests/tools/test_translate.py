@@ -63,6 +63,15 @@ def test_translation_is_the_best_of_the_beam(folder):
     assert found == source.decode(ids)
 
 
+def test_lines_are_translated_alike_in_several_cells(folder, capsys):
+    texts = [f"--text={text}" for text in ("kalo mi", "", "nu", "pera so ti")]
+    found = []
+    for flags in ([], ["--num_partitions=2"], ["--num_partitions=3"]):
+        assert run(folder, "--language=aa", *texts, *flags) == 0
+        found.append(capsys.readouterr().out)
+    assert found[0] == found[1] == found[2] != "\n" * 4
+
+
 def test_columns_of_padding_alone_are_left_out(folder):
     translator = Translator(trained_run.load(str(folder)), 1)
     source = translator._source

@@ -1,5 +1,6 @@
-"""Tasks of KerasHub generate on several devices, in groups of prompts."""
+"""Tokens are generated on several devices, in groups of prompts."""
 
+from tfgpipe.generation.caches import CacheGroups, HeldCache
 from tfgpipe.generation.groups import GroupedGeneration, install
 
-__all__ = ["GroupedGeneration", "install"]
+__all__ = ["CacheGroups", "GroupedGeneration", "HeldCache", "install"]

@@ -16,11 +16,15 @@ A layer returns all of its cache, of which it has made a copy with one position
 overwritten. That becomes the variable's memory, without another copy; to write
 the position alone takes longer, as a variable that is written in part is copied
 wherever it is read (48 positions, 8 layers of Llama: 0.24 s beside 0.19 s).
+
+On a device that only compiles, such as a TPU, no variable changes its shape:
+caches there are carried by the loop.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -29,6 +33,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
+from tfgpipe.devices import names
 
 _zeros = internals.Replaceable(keras.ops, "zeros")
 
@@ -114,17 +119,88 @@ def _devices_of_users(tensor: tf.Tensor) -> Iterator[str]:
         yield from (op.device for op in nearest if op.device)
 
 
+class CacheGroups:
+    """Groups of rows, each with variables for its caches.
+
+    One call at a time may use them, and has to hold `lock` while it runs.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._variables: dict[Any, tf.Variable] = {}
+        self._zero: tf.Variable | None = None
+
+    def run(self, function: Callable, rows: Any, num_groups: int) -> Any:
+        """Computes something of each group, in the graph that is traced.
+
+        Args:
+            function: Takes the numbers of a group, of its first row and of the
+                one behind its last. Returns a nest of tensors (rows, ...).
+            rows: How many there are. If fewer than groups, some have none.
+            num_groups: How many groups.
+
+        Returns:
+            What `function` returns, of all rows.
+        """
+        ends = [rows * m // num_groups for m in range(num_groups + 1)]
+        found = [function(m, *ends[m : m + 2]) for m in range(num_groups)]
+        self._release()
+        return tree.map_structure(_joined, *found)
+
+    def variable(self, of: Any, n: int, i: int, part: Any) -> tf.Variable:
+        """The variable of a cache, a leaf of it, and a layer."""
+        key = of, n, i, part.op.device, part.dtype
+        if key not in self._variables:
+            with internals.making_variables(), tf.device(part.op.device):
+                self._variables[key] = tf.Variable(
+                    _nothing(part.dtype),
+                    trainable=False,
+                    shape=tf.TensorShape(None),
+                )
+        return self._variables[key]
+
+    def lengthened(self, part: tf.Tensor) -> tf.Tensor:
+        """A part of a cache, which steps may lengthen if it is of length 0.
+
+        TensorFlow's optimiser of graphs (2.21) takes the shape of what is
+        assigned first for that of all values of the variable. So a length that
+        grows begins with one that it cannot know: what a variable says.
+        """
+        if part.shape[1:2] != [0]:
+            return part
+        if self._zero is None:
+            with internals.making_variables(), tf.device("CPU:0"):
+                self._zero = tf.Variable(0, trainable=False)
+        with tf.device(part.op.device):
+            return part[:, : self._zero.read_value()]
+
+    def _release(self) -> None:
+        """Frees the memory of caches, after the loops have used them."""
+        for variable in self._variables.values():
+            with tf.device(variable.device):
+                variable.assign(_nothing(variable.dtype))
+
+
+def _joined(*parts: Any) -> Any:
+    return None if parts[0] is None else tf.concat(parts, 0)
+
+
+def _nothing(dtype: Any) -> tf.Tensor:
+    return tf.zeros((0,), dtype)
+
+
 class HeldCache:
     """The cache of one group of prompts, in variables.
 
     Args:
-        variable_of: Returns the variable for the n-th leaf of the cache, the
-            i-th layer and a device.
+        groups: All groups.
+        of: Which of them this is, and which cache of it, if there are several.
         reorders: Whether the sampler repeats or permutes rows.
     """
 
-    def __init__(self, variable_of: Callable, reorders: bool):
-        self._variable_of = variable_of
+    def __init__(self, groups: CacheGroups, of: Any, reorders: bool):
+        self._groups = groups
+        self._of = of
         self._reorders = reorders
         self._leaves: list[_Leaf | None] = []
 
@@ -132,16 +208,18 @@ class HeldCache:
         """Puts a cache into variables.
 
         Returns:
-            A nest like it, of the numbers of rows; other tensors as they are.
+            A nest like it, of the numbers of rows; other tensors as they are,
+            and those on devices that only compile, which the loop has to carry.
         """
         kept = []
         for n, tensor in enumerate(tree.flatten(cache)):
             parts = _parts(tensor)
             leaf = None
             if parts is not None:
+                parts = [*map(self._groups.lengthened, parts)]
                 leaf = _Leaf(
                     [
-                        self._variable_of(n, i, part)
+                        self._groups.variable(self._of, n, i, part)
                         for i, part in enumerate(parts)
                     ],
                     parts,
@@ -246,10 +324,16 @@ def _is_stack(tensor: Any) -> bool:
 
 
 def _parts(tensor: Any) -> list[tf.Tensor] | None:
-    """What of a cache is by itself on a device; None for what is no cache."""
+    """What of a cache a device can hold by itself; None if nothing."""
     if not isinstance(tensor, tf.Tensor):
         return None
-    if _is_stack(tensor) and all(part.op.device for part in tensor.op.inputs):
+    if _is_stack(tensor) and all(map(_can_be_held, tensor.op.inputs)):
         return [*tensor.op.inputs]
-    is_placed = tensor.dtype.is_floating and bool(tensor.op.device)
-    return [tensor] if is_placed else None
+    is_held = tensor.dtype.is_floating and _can_be_held(tensor)
+    return [tensor] if is_held else None
+
+
+def _can_be_held(tensor: tf.Tensor) -> bool:
+    """Whether a tensor has a device, whose variables may change their shape."""
+    device = tensor.op.device
+    return bool(device) and not names.only_compiles([device])

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,7 +28,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.generation.caches import HeldCache, zeros_apart
+from tfgpipe.generation.caches import CacheGroups, HeldCache, zeros_apart
 from tfgpipe.generation.draws import Draws
 
 # Samplers of KerasHub that leave rows where they are.
@@ -73,8 +72,7 @@ class GroupedGeneration:
         self._task = task
         self.num_groups = num_groups
         self._make = type(task).make_generate_function
-        self._variables: dict[Any, tf.Variable] = {}
-        self._lock = threading.Lock()
+        self._groups = CacheGroups()
 
     def function(self) -> Callable:
         """What the task calls with inputs and the tokens at which it stops."""
@@ -89,7 +87,7 @@ class GroupedGeneration:
                 inputs = tree.map_structure(_as_tensor, inputs)
                 if stop_token_ids is not None:
                     stop_token_ids = tuple(stop_token_ids)
-                with self._lock:  # one set of caches
+                with self._groups.lock:  # one set of caches
                     groups = self._groups_of(inputs)
                     return run(inputs, stop_token_ids, groups)
 
@@ -123,19 +121,15 @@ class GroupedGeneration:
         draws = None
         if groups > 1:
             draws = Draws(sampler, rows, _start(inputs))
-        found = []
-        for m in range(groups):
-            first, last = rows * m // groups, rows * (m + 1) // groups
+
+        def generate(m: int, first: int, last: int) -> Any:
             own = inputs
             if groups > 1:
                 own = tree.map_structure(
-                    lambda t, a=first, b=last: None if t is None else t[a:b],
-                    inputs,
+                    lambda t: None if t is None else t[first:last], inputs
                 )
-            held = HeldCache(
-                functools.partial(self._variable_of, m),
-                _kind(sampler) is not _IN_PLACE,
-            )
+            reorders = _kind(sampler) is not _IN_PLACE
+            held = HeldCache(self._groups, m, reorders)
             with contextlib.ExitStack() as stack:
                 enter = stack.enter_context
                 call = _Sampling(sampler, held, draws)
@@ -143,29 +137,12 @@ class GroupedGeneration:
                 enter(zeros_apart())
                 if draws is not None:
                     enter(draws.of_rows(first, last))
-                found.append(task.generate_step(own, stop_token_ids))
+                return task.generate_step(own, stop_token_ids)
+
+        found = self._groups.run(generate, rows, groups)
         if draws is not None:
             draws.move_on()
-        self._release()
-        return tree.map_structure(_joined, *found)
-
-    def _variable_of(self, m: int, n: int, i: int, part: Any) -> tf.Variable:
-        """The variable of a group, a leaf of its cache, and a layer."""
-        key = m, n, i, part.op.device, part.dtype
-        if key not in self._variables:
-            with internals.making_variables(), tf.device(part.op.device):
-                self._variables[key] = tf.Variable(
-                    _nothing(part.dtype),
-                    trainable=False,
-                    shape=tf.TensorShape(None),
-                )
-        return self._variables[key]
-
-    def _release(self) -> None:
-        """Frees the memory of caches, after the loops have used them."""
-        for variable in self._variables.values():
-            with tf.device(variable.device):
-                variable.assign(_nothing(variable.dtype))
+        return found
 
 
 class _Sampling:
@@ -223,10 +200,6 @@ def _as_tensor(value: Any) -> Any:
     return None if value is None else tf.convert_to_tensor(value)
 
 
-def _joined(*parts: Any) -> Any:
-    return None if parts[0] is None else tf.concat(parts, 0)
-
-
 def _flat(inputs: Any) -> list[tf.Tensor]:
     return [t for t in tree.flatten(inputs) if t is not None]
 
@@ -240,10 +213,6 @@ def _start(inputs: Any) -> Any:
     if mask is None:
         return None
     return tf.reduce_min(tf.reduce_sum(tf.cast(mask, tf.int32), -1))
-
-
-def _nothing(dtype: Any) -> tf.Tensor:
-    return tf.zeros((0,), dtype)
 
 
 @contextlib.contextmanager

@@ -9,10 +9,10 @@ import params
 import tfgpipe
 from params import Experiment
 from params.source import Source
+from tools import devices
 from tools.train.trainer import checkpoints_of, make_ready
 
-_IN_ONE_CELL: dict[str, Any] = {
-    "num_partitions": 1,
+_FORWARD: dict[str, Any] = {
     "num_micro_batches": 1,
     "schedule": "gpipe",
     "remat": "never",
@@ -27,7 +27,7 @@ class TrainedRun(NamedTuple):
         experiment: With what the flags of the training changed; its number of
             partitions is the registered one.
         source: Its data.
-        model: The `tfgpipe.GPipe`, in one cell, compiled as it was.
+        model: The `tfgpipe.GPipe`, compiled as it was.
         path: The file that the model is from.
         step: Updates that it has had.
     """
@@ -40,12 +40,18 @@ class TrainedRun(NamedTuple):
 
 
 def load(
-    train_dir: str | None, kind: type | None = None, what: str = ""
+    train_dir: str | None,
+    num_partitions: int = 1,
+    kind: type | None = None,
+    what: str = "",
 ) -> TrainedRun:
     """Loads the trained model of a run, or what it has reached so far.
 
     Args:
         train_dir: Folder of the run.
+        num_partitions: K, the cells to load it into, each on a device. Where
+            there is no accelerator, several split the CPU: TensorFlow must not
+            have started.
         kind: The class that its `Source` must have; `None` for any.
         what: The same in words, for the error: "a language model".
 
@@ -54,13 +60,15 @@ def load(
 
     Raises:
         ValueError: If the folder holds no run, none of this kind, or one of
-            another version.
+            another version; or if there are not K devices, or layers.
         FileNotFoundError: If there is no model in it yet.
     """
     if train_dir is None:
         raise ValueError(f"--train_dir must name a folder. {_CURE}")
     folder = pathlib.Path(train_dir)
     experiment = read_experiment(folder)
+    if num_partitions > 1 and not devices.has_accelerator():
+        devices.split_cpu(num_partitions)
     source = experiment.data.source()
     if kind is not None and not isinstance(source, kind):
         raise ValueError(
@@ -70,22 +78,29 @@ def load(
         )
     path = folder / "final.keras"
     if path.is_file():
-        model = tfgpipe.load_model(str(path), **_IN_ONE_CELL)
+        model = tfgpipe.load_model(
+            str(path), num_partitions=num_partitions, **_FORWARD
+        )
     else:
-        model, path = _from_checkpoint(experiment, source, folder)
+        model, path = _from_checkpoint(
+            experiment, source, folder, num_partitions
+        )
     step = int(model.optimizer.iterations)
     return TrainedRun(experiment, source, model, path, step)
 
 
 def _from_checkpoint(
-    experiment: Experiment, source: Source, folder: pathlib.Path
+    experiment: Experiment,
+    source: Source,
+    folder: pathlib.Path,
+    num_partitions: int,
 ) -> tuple[tfgpipe.GPipe, pathlib.Path]:
     """The model as the last checkpoint has it, and where that is.
 
     Raises:
         FileNotFoundError: If there is none.
     """
-    model = tfgpipe.GPipe(experiment.model.layers(), **_IN_ONE_CELL)
+    model = tfgpipe.GPipe(experiment.model.layers(), num_partitions, **_FORWARD)
     make_ready(model, experiment, source, num_steps=1)
     restored = tfgpipe.restore(model, checkpoints_of(folder))
     if restored is None:

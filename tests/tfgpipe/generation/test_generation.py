@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tiny_presets
-from crossing import ancestors, partitions
+from crossing import ancestors, loop_sends
 from keras import layers as kl
 from keras_hub import samplers
 from tiny_presets import prompts
 
 import tfgpipe
+from tfgpipe.devices import names
 from tfgpipe.generation import groups
 
 CPUS = ["CPU:1", "CPU:2"]
@@ -178,14 +179,7 @@ def loops(task, x):
     """The sends of a call: inside of loops, and before them."""
     x = {k: tf.constant(v) for k, v in x.items()}
     generate = task.make_generate_function()
-    inside, outside = [], []
-    for nodes in partitions(lambda: generate(x, stop_token_ids=None)):
-        for node in nodes.values():
-            if node.op in ("_Send", "_HostSend"):
-                source = node.input[0].removeprefix("^").partition(":")[0]
-                is_inside = "while" in source
-                (inside if is_inside else outside).append((nodes, source))
-    return inside, outside
+    return loop_sends(lambda: generate(x, stop_token_ids=None))
 
 
 @pytest.mark.parametrize("kind", ["greedy", "beam"])
@@ -196,17 +190,14 @@ def test_neither_caches_nor_weights_are_sent(kind):
     task.compile(sampler=SAMPLERS[kind]())
     inside, outside = loops(task, prompts(task))
     assert len(inside) > 2
-    kinds = {nodes[name].op for nodes, name in inside}
+    kinds = {nodes[name].op for nodes, name, _ in inside}
     assert not kinds & {"Pack", "Switch", "Merge", "ReadVariableOp", "GatherV2"}
-    for nodes, name in [*inside, *outside]:
+    for nodes, name, dtype in [*inside, *outside]:
         ops = ancestors(nodes, name)
         assert "ReadVariableOp" not in ops or ops & {"_Recv", "_HostRecv"}
-        assert "Fill" not in ops or nodes[name].attr["T"].type == INT32
-    held = pipeline._notes.generation._variables.values()
+        assert "Fill" not in ops or dtype == tf.int32
+    held = pipeline._notes.generation._groups._variables.values()
     assert [v.device[-5:] for v in held] == ["CPU:1", "CPU:2"]
-
-
-INT32 = tf.int32.as_datatype_enum
 
 
 def test_loop_would_send_caches_otherwise(monkeypatch):
@@ -216,18 +207,31 @@ def test_loop_would_send_caches_otherwise(monkeypatch):
     pipeline_of(task, m=1)
     task.compile(sampler="greedy")
     inside, _ = loops(task, prompts(task))
-    kinds = {nodes[name].op for nodes, name in inside}
+    kinds = {nodes[name].op for nodes, name, _ in inside}
     assert kinds & {"Pack", "Switch", "Merge", "StridedSlice"}
+
+
+@pytest.mark.parametrize("kind", ["greedy", "beam"])
+def test_loop_carries_caches_of_devices_that_only_compile(kind, monkeypatch):
+    task = small()
+    x = prompts(task)
+    task.compile(sampler=SAMPLERS[kind]())
+    expected = tokens(task.generate, x)
+    pipeline = pipeline_of(task)
+    task.compile(sampler=SAMPLERS[kind]())
+    monkeypatch.setattr(names, "only_compiles", lambda devices: True)
+    np.testing.assert_array_equal(tokens(task.generate, x), expected)
+    assert not pipeline._notes.generation._groups._variables
 
 
 def test_memory_of_caches_is_free_after_a_call():
     task = small()
     pipeline = pipeline_of(task)
     task.generate(prompts(task), stop_token_ids=None)
-    held = pipeline._notes.generation._variables.values()
+    held = pipeline._notes.generation._groups._variables.values()
     assert held and all(tf.size(v.read_value()) == 0 for v in held)
     task.generate(prompts(task, length=9), stop_token_ids=None)
-    assert len(pipeline._notes.generation._variables) == len(held)
+    assert len(pipeline._notes.generation._groups._variables) == len(held)
 
 
 def test_groups_are_no_more_than_devices_and_prompts():

@@ -9,6 +9,7 @@ import runs
 
 from params.images import ImageSource
 from params.pairs import PairSource
+from tools import devices
 from tools.train import trained_run
 from tools.train.trainer import Trainer
 
@@ -24,14 +25,15 @@ def change(folder, **values):
     path.write_text(json.dumps(saved | values), "utf-8")
 
 
-def test_model_is_that_of_the_run_in_one_cell(tmp_path):
+@pytest.mark.parametrize("k", [1, 3])
+def test_model_is_that_of_the_run_in_as_many_cells_as_asked(tmp_path, k):
     trainer = Trainer(runs.IMAGE, 2, tmp_path)
     trainer.fit(verbose=0)
     trainer.export()
-    run = trained_run.load(str(tmp_path), ImageSource, "images")
+    run = trained_run.load(str(tmp_path), k, ImageSource, "images")
     assert run.experiment == runs.IMAGE
     assert run.path == tmp_path / "final.keras"
-    assert (run.step, run.model.num_partitions) == (2, 1)
+    assert (run.step, run.model.num_partitions) == (2, k)
     for ours, theirs in zip(
         run.model.get_weights(), trainer.model.get_weights(), strict=True
     ):
@@ -53,8 +55,18 @@ def test_changed_fields_are_those_of_the_run(tmp_path):
 
 def test_checkpoint_does_until_the_run_is_finished(tmp_path):
     Trainer(runs.IMAGE, 1, tmp_path).fit(verbose=0)
-    run = trained_run.load(str(tmp_path))
+    run = trained_run.load(str(tmp_path), 2)
     assert (run.path.name, run.step) == ("step-0000000001", 1)
+    assert run.model.num_partitions == 2
+
+
+def test_cpu_is_split_for_several_cells(tmp_path_factory, monkeypatch):
+    folder = str(runs.saved(runs.IMAGE, tmp_path_factory))
+    asked = []
+    monkeypatch.setattr(devices, "split_cpu", asked.append)
+    for k in (1, 2):
+        trained_run.load(folder, k)
+    assert asked == [2]
 
 
 def test_run_without_a_model_yet_is_an_error(tmp_path):
@@ -72,7 +84,7 @@ def test_missing_folder_is_an_error_with_the_cure(folder):
 def test_run_of_another_kind_is_an_error(tmp_path):
     Trainer(runs.IMAGE, 1, tmp_path)
     with pytest.raises(ValueError, match=r"a translation model.*image\.tiny"):
-        trained_run.load(str(tmp_path), PairSource, "a translation model")
+        trained_run.load(str(tmp_path), 1, PairSource, "a translation model")
 
 
 @pytest.mark.parametrize(
