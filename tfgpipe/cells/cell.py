@@ -216,14 +216,11 @@ class LayerCall:
         return made
 
     def __call__(self, values: Any, training: bool) -> Any:
-        """Runs the layer.
+        """Runs the layer on what the step before returned, a nest of tensors.
 
         It gets identities of its inputs, so that the gradients of all its uses
-        of a tensor are summed first, wherever a cell begins.
-
-        Args:
-            values: What the step before returned, a nest of tensors.
-            training: For the layer, or it is what the last layer left.
+        of a tensor are summed first, wherever a cell begins. It is told
+        `training`, or it would find what the last layer left.
         """
         return self.layer(_copied(values), training=training)
 
@@ -295,7 +292,7 @@ class LiveCall(LayerCall):
 
     @property
     def wiring(self) -> str | None:
-        """See `LayerCall`."""
+        """All arguments, as a text, with the places of tensors."""
         return str((self.args, self.kwargs))
 
     def taken(self, live: Any) -> Any:
@@ -303,14 +300,14 @@ class LiveCall(LayerCall):
         return {i: live[i] for i in self.uses}
 
     def specs_behind(self, live: Any, made: Any) -> Any:
-        """See `LayerCall`."""
+        """Specs of what is alive afterwards, see `LayerCall`."""
         given, outputs = tree.flatten(live), tree.flatten(made)
         return self.goes_on(
             lambda i: given[i], lambda i: None if made is None else outputs[i]
         )
 
     def __call__(self, values: Any, training: bool) -> Any:
-        """See `LayerCall`."""
+        """Runs the operation on what is alive, flat, see `LayerCall`."""
         live = tree.flatten(values)
         given = {i: _copied(live[i]) for i in self.uses}
         made = tree.flatten(self.run(given, training))
@@ -322,12 +319,7 @@ class LiveCall(LayerCall):
     def goes_on(
         self, live: Callable[[int], Any], made: Callable[[int], Any]
     ) -> Any:
-        """What goes out, a nest.
-
-        Args:
-            live: Returns what came in, by its position.
-            made: Returns what the operation made.
-        """
+        """What goes out, a nest, by positions of what came in or was made."""
         return tree.map_structure(
             lambda leaf: (live if isinstance(leaf, LiveInput) else made)(
                 leaf.index
@@ -336,7 +328,7 @@ class LiveCall(LayerCall):
         )
 
     def run(self, given: Mapping[int, Any], training: bool) -> Any:
-        """See `LayerCall`."""
+        """Runs the operation on what it takes, by position."""
         args, kwargs = self.arguments(given)
         if isinstance(self.operation, keras.layers.Layer):
             kwargs["training"] = training

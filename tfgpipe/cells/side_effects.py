@@ -63,11 +63,8 @@ def check_operations(
 ) -> None:
     """Warns of a cell's stateful operations and refuses random ones.
 
-    Args:
-        cell: The cell.
-        operations: All of its graph, in order.
-        starts: For each layer, how many operations there were before it.
-        recomputes: Whether the cell is computed again in the backward pass.
+    `starts` says for each layer how many of the operations come before it;
+    `recomputes` whether the backward pass computes the cell again.
 
     Raises:
         ValueError: If the recomputation would draw other random numbers, or

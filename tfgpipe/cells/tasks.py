@@ -35,15 +35,9 @@ from tfgpipe.schedules import CellFacts
 
 
 class CellTasks:
-    """Makes the tasks of a cell.
+    """Makes the tasks of a cell; equal cells share their graph.
 
-    Args:
-        cut: The cell's graph, which equal cells share.
-        needs_dx: Whether the gradients of the inputs are wanted.
-
-    Attributes:
-        graph: The cell's graph.
-        needs_dx: Whether the gradients of the inputs are wanted.
+    With `needs_dx`, the gradients of the inputs are computed, too.
     """
 
     def __init__(self, cut: CellGraph, needs_dx: bool):
@@ -72,7 +66,7 @@ class CellTasks:
 
     @property
     def weight_dtypes(self) -> list[tf.DType]:
-        """Those of the flat weights; of their casts, if the cell only casts."""
+        """The dtypes of the flat weights, or of what a cell only casts to."""
         return [t.dtype for t in self.graph.weights.tensors]
 
     def pack_weights(self, weights: list[list[Any]]) -> Any:
@@ -80,14 +74,10 @@ class CellTasks:
         return self.graph.weights.pack(tf.nest.flatten(weights))
 
     def forward(self, arguments: CellArguments, keeps: bool) -> TaskCall:
-        """Computes the outputs.
+        """A task that returns the `Output`, and what is kept.
 
-        Args:
-            arguments: The cell's arguments, with packed weights.
-            keeps: Whether to return what the backward pass needs.
-
-        Returns:
-            A task that returns the `Output`, and what is kept.
+        The arguments have packed weights; `keeps` says whether to return what
+        the backward pass needs.
         """
         cut, outputs = self.graph, self.graph.traced.outputs
         kept = [cut.kept] if keeps else []
@@ -109,14 +99,9 @@ class CellTasks:
         return TaskCall(function, cut.values(arguments), (), finish)
 
     def recompute(self, arguments: CellArguments, kept: KeptValues) -> TaskCall:
-        """Computes again what the backward pass needs, as `forward` does.
+        """A task that computes again what the backward pass keeps.
 
-        Args:
-            arguments: The cell's arguments.
-            kept: What `forward` did keep.
-
-        Returns:
-            A task that returns what is kept.
+        `kept` is what `forward` did keep.
         """
         cut = self.graph
         function = cut.function("recompute", cut.totals, [cut.kept])
@@ -136,20 +121,12 @@ class CellTasks:
         sums: GradientSums | None,
         m: int,
     ) -> TaskCall:
-        """Computes the gradients.
+        """A task that returns the gradients of the inputs, and the new sums.
 
-        Args:
-            arguments: The cell's arguments.
-            kept: What `forward` or `recompute` kept. What is missing is
-                computed again.
-            dy: The gradients of the output tensors, None where there is none.
-            dlosses: Those of the losses, scalars.
-            sums: The gradients so far; None at first.
-            m: Index of the micro-batch.
-
-        Returns:
-            A task that returns the gradients of the input tensors, None where
-            there are none, and the new sums.
+        What `forward` or `recompute` did not keep is computed again. `dy` are
+        the gradients of the output tensors, None where there is none, and
+        `dlosses` those of the losses, scalars; `sums` are those so far, None at
+        first. None among the results where an input has no gradient.
         """
         values = self._values(arguments, kept, dy, dlosses)
         return self._summed(self._dx, values, sums, m)
@@ -161,11 +138,9 @@ class CellTasks:
         dy: Sequence[Any],
         dlosses: Sequence[tf.Tensor],
     ) -> TaskCall:
-        """Computes the gradients of the inputs.
+        """A task that returns the inputs' gradients, and what is kept by now.
 
-        Returns:
-            A task that returns the gradients, and what is kept by now, what
-            was missing among it.
+        That has what was missing in it, too.
         """
         cut = self.graph
         has_kept = kept.values is not None
@@ -194,10 +169,9 @@ class CellTasks:
         sums: GradientSums | None,
         m: int,
     ) -> TaskCall:
-        """Computes the gradients of the weights, see `backward`.
+        """A task that returns the new sums of weights' gradients.
 
-        Returns:
-            A task that returns the new sums.
+        It takes what `backward` does.
         """
         values = self._values(arguments, kept, dy, dlosses)
         work = self._summed([], values, sums, m)
@@ -312,5 +286,5 @@ class TaskCall(NamedTuple):
     finish: Callable[[list[Any]], Any]
 
     def __call__(self) -> Any:
-        """Runs the task."""
+        """Runs the task, and returns what it is to return."""
         return self.finish(self.function(self.values, self.sums))

@@ -38,11 +38,9 @@ from tfgpipe.graphs import (
 class Tracer:
     """Traces, differentiates and cuts cells; equal ones once.
 
-    Args:
-        jit_compile: Whether XLA compiles each function. It draws other random
-            numbers from a seed than TensorFlow does, so it is all or none.
-        gradient_dtype: In which the gradients of weights are summed; None for
-            that of each weight.
+    XLA (`jit_compile`) draws other random numbers from a seed than TensorFlow
+    does, so it compiles all functions or none. `gradient_dtype` is that in
+    which the gradients of weights are summed; None for that of each weight.
 
     Attributes:
         can_recompute: Whether cells are recomputed by tasks of their own.
@@ -73,11 +71,9 @@ class Tracer:
     ) -> list[Traced]:
         """Traces cells that follow each other.
 
-        Args:
-            functions: The cells' functions.
-            x: The inputs of the first.
-            specs: What each cell takes; of the inputs, those of the first.
-            of_rows: Makes the spec of what has a row for each of the batch's.
+        `x` are the inputs of the first; `specs` what each cell takes, but the
+        inputs of the first alone. `of_rows` makes the spec of what has a row
+        for each of the batch's.
         """
         made: list[Traced] = []
         structure = structure_of(x)
@@ -122,13 +118,10 @@ class Tracer:
     ) -> list[Backward]:
         """Adds the backward pass, from the last cell to the first.
 
-        Args:
-            traced: The cells.
-            differentiates: For each, whether it has a backward pass.
-            has_gradient: For each output tensor of the last cell, whether
-                there will be a gradient.
-            has_losses: For each cell, whether there will be one of each of
-                its layers' own losses; None for of all.
+        Only to cells that have one, of which `differentiates` tells.
+        `has_gradient` says for each output tensor of the last cell whether
+        there will be a gradient; `has_losses` for each cell whether there will
+        be one of each of its layers' own losses, None for of all.
         """
         made: list[Backward] = []
         for k, cell in reversed(list(enumerate(traced))):
@@ -167,7 +160,7 @@ class Tracer:
     def tasks(
         self, cells: Sequence[Backward], needs_dx: Sequence[bool]
     ) -> list[CellTasks]:
-        """Cuts the tasks out."""
+        """Cuts the tasks of each cell out of its graph."""
         cuts = [self._once(c, functools.partial(self._cut, c)) for c in cells]
         return [CellTasks(cut, needs) for cut, needs in zip(cuts, needs_dx)]
 
@@ -213,7 +206,7 @@ class _EarlierCells:
         self._moved: set[int] = set()
 
     def add(self, function: CellFunction, traced: Traced) -> None:
-        """Takes a cell's trace."""
+        """Takes in what a traced cell leaves to those behind it."""
         output = traced.outputs
         for variable, value in zip(function.flat_weights, output.weights):
             if value is not None:
@@ -225,7 +218,7 @@ class _EarlierCells:
                 self._moved |= {id(layer.moving_variance)}
 
     def assigned_to(self, function: CellFunction) -> list[Any]:
-        """Specs of `CellArguments.assigned`."""
+        """Specs of what earlier cells have assigned to a cell's weights."""
         found = [self._assigned.get(id(v)) for v in function.flat_weights]
         return found if any(t is not None for t in found) else []
 

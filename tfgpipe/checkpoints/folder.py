@@ -46,8 +46,7 @@ _NAME = re.compile(r"step-(\d+)(?:\.(\d+))?")
 class Folder:
     """The checkpoints of one training.
 
-    Args:
-        path: Where they are, on this host or a file system that it mounts.
+    `path` is on this host or a file system that it mounts.
 
     Raises:
         ValueError: If it is an address, such as that of a bucket; from `take`
@@ -123,14 +122,11 @@ class Folder:
             self._delete(self._path(step, again))
 
     def keep(self, count: int, mode: str, name: str | None, last: int) -> None:
-        """Deletes all but the last ones, and the best one.
+        """Deletes all but the last `count`, and the best one.
 
-        Args:
-            count: How many of the last ones stay.
-            mode: "min" or "max": which monitored value is the best.
-            name: Of what is monitored, or None.
-            last: The last step of this training. What there is of later steps
-                is damaged, and left.
+        That is the "min" or "max" of what is monitored, if `name` is not None.
+        What there is of later steps than `last`, the last one of this training,
+        is damaged, and left.
         """
         steps = [step for step in self.steps() if step <= last]
         kept = set(steps[-count:])
@@ -249,11 +245,7 @@ class Damaged(Exception):
 
 
 def read_manifest(folder: pathlib.Path, step: int | None = None) -> Manifest:
-    """The manifest of a checkpoint.
-
-    Args:
-        folder: Of the checkpoint.
-        step: That its name says; None for any.
+    """The manifest of a checkpoint, whose name says `step`; None for any.
 
     Raises:
         Damaged: If there is none, or it is not whole, or of another step.

@@ -42,15 +42,10 @@ class Mismatch(Exception):
 def matched(
     own: Sequence[str], saved: Sequence[str]
 ) -> tuple[list[int], tuple[str, str] | None]:
-    """Finds the variables of layers.
+    """For each of a model's names its index among as many saved names.
 
-    Args:
-        own: Names in the model.
-        saved: As many names in the checkpoint.
-
-    Returns:
-        For each of the model its index among those saved; and two names that
-        differ, the model's and the saved, if it was found by its order alone.
+    And two names that differ, the model's and the saved, if they were found by
+    their order alone.
 
     Raises:
         Mismatch: If layers have other places.
@@ -76,17 +71,10 @@ def matched_slots(
     saved_weights: Sequence[str],
     weights: Sequence[int],
 ) -> list[int]:
-    """Finds what an optimizer keeps.
+    """For each name in the model's optimizer its index among those saved.
 
-    Args:
-        own: Names in the model's optimizer.
-        saved: As many names in the checkpoint.
-        own_weights: Names of the variables of the model's layers.
-        saved_weights: Those that were saved.
-        weights: What `matched` found for them.
-
-    Returns:
-        For each of the model's its index among those saved.
+    `weights` is what `matched` found for the variables of layers, of which the
+    names are `own_weights` and `saved_weights`.
 
     Raises:
         Mismatch: If it is kept for other weights.

@@ -90,13 +90,9 @@ _CALLED = ("f", "then_branch", "else_branch", "branches")
 
 
 def graph_flops(graph: Any) -> float:
-    """Counts the FLOPs that the outputs of a function's graph need.
+    """Counts the FLOPs that the outputs of a concrete function's graph need.
 
-    Args:
-        graph: Graph of a concrete function.
-
-    Returns:
-        Floating-point operations of one run; unknown dimensions count as 1.
+    Those of one run; unknown dimensions count as 1.
 
     Example:
 

@@ -67,13 +67,10 @@ class GradientPath(NamedTuple):
     def among(
         self, num_live: int, uses: Sequence[int], gives: Sequence[int]
     ) -> GradientPath:
-        """The same for a layer that takes some of what is alive.
+        """The same for a layer that takes, by position, some of what is alive.
 
-        Args:
-            num_live: How many tensors are alive before it.
-            uses: Which of them it takes, by position.
-            gives: What is alive behind it: of what was before, the position;
-                of what the layer makes, the position -1, -2 and so on.
+        `gives` is what is alive behind it: of what was before, the position; of
+        what the layer makes, -1, -2 and so on.
         """
 
         def taken(inputs: frozenset[int]) -> frozenset[int]:

@@ -84,12 +84,9 @@ def compare_forward(
 ) -> OnHost:
     """Compares layer after layer, from the first to the last.
 
-    Args:
-        tally: Takes the comparisons of the forward pass.
-        backward: Takes those of the backward pass.
-        recorded: The steps and their calls.
-        is_finite: Whether loss and gradients are. If not, the layers are named
-            that make the first values that are not.
+    `backward` takes the comparisons of the backward pass. Unless loss and
+    gradients are finite, the layers are named that make the first values that
+    are not.
     """
     dw: dict[int, tf.Tensor] = {}
     rows = Rows(tally, shares_of(recorded))

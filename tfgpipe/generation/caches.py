@@ -36,10 +36,8 @@ _zeros = internals.Replaceable(keras.ops, "zeros")
 class LayerCaches:
     """A tensor (rows, layers, ...) in parts (rows, ...), one a layer.
 
-    Args:
-        parts: The parts, or a function of a layer's index that makes one.
-        shape: Shape of the whole.
-        dtype: Its dtype.
+    `parts` may be a function of a layer's index that makes one; `shape` is that
+    of the whole.
     """
 
     def __init__(self, parts: Any, shape: Sequence[Any], dtype: Any):
@@ -117,10 +115,9 @@ def _devices_of_users(tensor: tf.Tensor) -> Iterator[str]:
 class HeldCache:
     """The cache of one group of prompts, in variables.
 
-    Args:
-        variable_of: Returns the variable for the n-th leaf of the cache, the
-            i-th layer and a device.
-        reorders: Whether the sampler repeats or permutes rows.
+    `variable_of` returns the variable for the n-th leaf of the cache, the i-th
+    layer and a device; `reorders` is whether the sampler repeats or permutes
+    rows.
     """
 
     def __init__(self, variable_of: Callable, reorders: bool):
@@ -131,8 +128,8 @@ class HeldCache:
     def hold(self, cache: Any) -> Any:
         """Puts a cache into variables.
 
-        Returns:
-            A nest like it, of the numbers of rows; other tensors as they are.
+        Returns a nest like it, of the numbers of rows; other tensors as they
+        are.
         """
         kept = []
         for n, tensor in enumerate(tree.flatten(cache)):
@@ -167,12 +164,8 @@ class HeldCache:
     def write(self, kept: Any, cache: Any) -> Any:
         """Writes what a step has made of the cache that it has read.
 
-        Args:
-            kept: What the loop carried before the step.
-            cache: What the step returned.
-
-        Returns:
-            What the loop carries on.
+        `kept` is what the loop carried before the step; returns what it carries
+        on.
         """
         return tree.pack_sequence_as(
             kept,

@@ -28,11 +28,9 @@ _categorical = internals.Replaceable(keras.random, "categorical")
 class Draws:
     """The draws of a sampler in one call of `generate`.
 
-    Args:
-        sampler: The sampler.
-        num_rows: Prompts of all groups.
-        start: The position of the first token that is generated, if tasks
-            ask for the one behind the shortest prompt.
+    `num_rows` are the prompts of all groups; `start` is the position of the
+    first token that is generated, if tasks ask for the one behind the shortest
+    prompt.
 
     Attributes:
         index: The position of the token of this turn.

@@ -38,14 +38,10 @@ _REORDERING = {"BeamSampler", "ContrastiveSampler"}
 
 
 def install(task: Any, num_groups: int) -> GroupedGeneration | None:
-    """Has a task generate in groups from now on, or does nothing to others.
+    """Has a task generate in at most `num_groups` groups from now on.
 
-    Args:
-        task: A model.
-        num_groups: How many groups, at most.
-
-    Returns:
-        What the task generates by; None for a model that does not generate.
+    Returns what it generates by; None for a model that does not generate, to
+    which it does nothing.
     """
     if not can_generate(task):
         return None

@@ -40,13 +40,11 @@ _OWN_GRADIENT = "_gradient_op_type"
 def graph_key(graph: Any, ends: Any, has_gradients: bool) -> str:
     """What a graph computes, as a text that equal graphs share.
 
-    Args:
-        graph: That of a `tf.function`. What it captures counts by identity,
-            and must be kept alive as long as the text is.
-        ends: A nest of its tensors and operations that are taken or returned,
-            and of what else is known of it.
-        has_gradients: Whether the graph has its backward pass, so that none
-            of the gradients that layers define are still to be called.
+    What it captures counts by identity, and must be kept alive as long as the
+    text is. `ends` is a nest of its tensors and operations that are taken or
+    returned, and of what else is known of it. `has_gradients` if it has its
+    backward pass, so that no gradients that layers define are still to be
+    called.
     """
     definition = graph.as_graph_def(add_shapes=True)
     ignored = [*_WORDS, *([_OWN_GRADIENT] if has_gradients else [])]
@@ -85,9 +83,8 @@ def graph_key(graph: Any, ends: Any, has_gradients: bool) -> str:
 class _Functions:
     """Texts of the functions that a graph calls.
 
-    Args:
-        library: Their definitions, which are changed.
-        ignored: Names of attributes that do not count.
+    The definitions in `library` are changed; attributes of names in `ignored`
+    do not count.
     """
 
     def __init__(self, library: Any, ignored: list[str]):

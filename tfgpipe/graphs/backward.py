@@ -181,17 +181,10 @@ def differentiate(
 ) -> list[Any]:
     """Adds operations to the current graph that compute gradients.
 
-    Args:
-        operations: All of the graph, in order.
-        starts: For each layer, how many operations there are before it, and
-            at last, how many before what follows the layers.
-        targets: What to differentiate.
-        output_gradients: A gradient for each target.
-        sources: By what to differentiate; no one follows from another.
-
-    Returns:
-        For each source, a tensor, `tf.IndexedSlices`, or None if no target
-        depends on it.
+    `starts` says for each layer how many of the graph's operations come before
+    it, and at last, how many before what follows the layers. No source follows
+    from another. For each source a tensor, `tf.IndexedSlices`, or None if no
+    target depends on it.
     """
     sections = _sections(operations, starts, sources)
     gradients: dict[Any, list[Any]] = defaultdict(list)

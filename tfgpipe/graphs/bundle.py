@@ -26,11 +26,9 @@ _MOST = 64
 
 
 class Bundle:
-    """Some tensors of a graph.
+    """Some tensors of a graph; a list in the place of one: they are the same.
 
-    Args:
-        tensors: The tensors. A list in the place of one: they are the same.
-        together: Whether to put them into one, or few. XLA cannot.
+    With `together`, they are put into one, or few. XLA cannot.
 
     Attributes:
         slots: The tensors, a list of equal ones each.

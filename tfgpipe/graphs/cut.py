@@ -54,11 +54,9 @@ CHEAP = {
 class GraphCutter:
     """A traced graph to cut functions from.
 
-    Args:
-        graph: The graph of a `tf.function`. Operations may be added to it
-            under `graph.as_default()` until the first call of a method.
-        options: Arguments of `tf.function` for what is cut.
-        device_type: Of the devices that will run it, such as "GPU".
+    Operations may be added to it under `graph.as_default()` until the first
+    call of a method. `options` are arguments of `tf.function` for what is cut,
+    `device_type` such as "GPU".
 
     Attributes:
         operations: All operations of the graph, in order.
@@ -76,12 +74,7 @@ class GraphCutter:
         self.captures = {t.ref(): outer for outer, t in graph.captures}
 
     def needed(self, fetches: Iterable[tf.Tensor], start: int = 0) -> set[str]:
-        """Names of the operations that tensors depend on.
-
-        Args:
-            fetches: The tensors.
-            start: Leave out the graph's first operations, this many.
-        """
+        """Names of the operations that tensors depend on, from `start` on."""
         found: set[str] = set()
         waiting = [t.op for t in fetches]
         while waiting:
@@ -100,10 +93,7 @@ class GraphCutter:
     ) -> list[tf.Tensor]:
         """The tensors that operations, and fetches, take from others.
 
-        Args:
-            names: The operations.
-            fetches: What is returned, by these operations or others.
-            at_hand: Not to be carried, nor is what follows cheaply from them.
+        Without what is `at_hand`, and what follows cheaply from it.
         """
         free = {t.ref() for t in at_hand} | set(self.captures)
         found: dict[Any, tf.Tensor] = {}
@@ -123,14 +113,10 @@ class GraphCutter:
     ) -> Subfunction:
         """Cuts out the function that computes some tensors from others.
 
-        Args:
-            inputs: What it may take. It takes what it needs.
-            fetches: What it returns.
-            controls: Operations it runs for their side effects. Others that
-                no fetch needs are left out.
-            sums: A fetch that is added to an argument of the function's, the
-                sums so far.
-            done: See `reached`.
+        It takes of the inputs what it needs, and runs of the operations that no
+        fetch needs only `controls`, for side effects, without what is `done`.
+        `sums` is a fetch that is added to an argument of the function's, the
+        sums so far.
         """
         names, taken = self.reached(inputs, fetches, controls, done)
         part = self._definition_of(names)
@@ -145,11 +131,8 @@ class GraphCutter:
     ) -> tuple[set[str], list[tf.Tensor | Bundle]]:
         """Names of a function's operations, and the inputs that it takes.
 
-        Args:
-            inputs: See `function`, as what follows.
-            fetches: What it returns.
-            controls: What it runs for side effects.
-            done: What another function did: not run for side effects.
+        As for `function`; `done` is what another function did, which is not run
+        for side effects.
         """
         known: dict[Any, tf.Tensor | Bundle] = {
             ref: ref.deref() for ref in self.captures
@@ -298,12 +281,8 @@ def _follows(tensor: tf.Tensor, free: set[Any]) -> bool:
 class Subfunction:
     """A function cut out of a graph.
 
-    Args:
-        concrete: The function.
-        inputs: What it takes of the graph.
-        fetches: What it returns.
-        captures: Tensors outside of the graph, by the reference of the graph's
-            own.
+    `captures` are tensors outside of the graph, by the references of the
+    graph's own.
     """
 
     def __init__(
@@ -321,15 +300,10 @@ class Subfunction:
     def __call__(
         self, values: Mapping[Any, Any], sums: Sequence[tf.Tensor] = ()
     ) -> list[Any]:
-        """Calls the function.
+        """Calls the function; of a bundle it returns a list of what is packed.
 
-        Args:
-            values: By the references of the graph's tensors; those of a
-                bundle, packed, by the bundle.
-            sums: The sums so far, packed.
-
-        Returns:
-            The fetches' values; for a bundle, a list of what is packed.
+        `values` are by the references of the graph's tensors; those of a
+        bundle, packed, by the bundle. `sums` are those so far, packed.
         """
         arguments: list[tf.Tensor] = []
         for one in self.inputs:

@@ -35,13 +35,9 @@ from tfgpipe.graphs.replica_sums import StagedFunction, sums_over_replicas
 
 
 class CellGraph:
-    """The graph of a cell, cut.
-
-    Args:
-        backward: The graph. No operation may be added to it any more.
+    """The graph of a cell, cut; no operation may be added to it any more.
 
     Attributes:
-        backward: The graph.
         traced: The forward pass alone.
         weights: The flat weights, or the casts of those that are only cast.
         kept: What the backward pass needs of the forward pass.
@@ -110,12 +106,8 @@ class CellGraph:
     ) -> Subfunction | StagedFunction:
         """A function of the arguments; in stages where it waits for replicas.
 
-        Args:
-            key: Which function it is: asked for again, it is the same one.
-            inputs: What else of the graph it may take.
-            fetches: What of the graph it returns.
-            sums: See `GraphCutter.function`.
-            with_effects: Whether it has the layers' side effects.
+        Asked for again by the same `key`, it is the same one. `with_effects` if
+        it has the layers' side effects; `sums` as for `GraphCutter.function`.
         """
         if key not in self._functions:
             make: Any = StagedFunction if self.totals else GraphCutter.function

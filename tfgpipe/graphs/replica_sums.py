@@ -37,15 +37,7 @@ class Stage(NamedTuple):
 
 
 class StagedFunction:
-    """A function cut out of a graph, in stages.
-
-    Args:
-        graph: What it is cut out of.
-        inputs: What it may take.
-        fetches: What it returns.
-        controls: Operations it runs for their side effects.
-        sums: See `GraphCutter.function`.
-    """
+    """A function cut out of a graph, in stages; see `GraphCutter.function`."""
 
     def __init__(
         self,

@@ -28,14 +28,11 @@ from tfgpipe.state import InnerScope
 class Head:
     """Computes loss and metrics of a micro-batch, as part of the last cell.
 
-    Args:
-        model: A compiled, built model.
-        with_loss: Whether to compute the loss.
-        with_metrics: Whether to update the metrics.
+    The model is compiled and built.
 
     Attributes:
-        streams_loss: `with_loss`.
-        streams_metrics: `with_metrics`.
+        streams_loss: Whether to compute the loss.
+        streams_metrics: Whether to update the metrics.
         metric_state: The metrics' variables.
     """
 
@@ -55,13 +52,9 @@ class Head:
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Adds up the loss of each output and updates the metrics.
 
-        Args:
-            y_pred: The last cell's outputs.
-            labels: Pair of y and sample_weight, nests or None.
-            first: False when the cell is recomputed: no metrics then.
-
-        Returns:
-            Sums and counts, a scalar each for each output with a loss.
+        `labels` are y and sample_weight, nests or None. `first` is False when
+        the cell is recomputed: no metrics then. Returns sums and counts, a
+        scalar each for each output with a loss.
         """
         y, sample_weight = labels
         if self._metrics is not None and first:

@@ -120,7 +120,7 @@ class WholeLoss(Objective):
         return self._total
 
     def direct_gradients(self) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """Those of a loss that reads weights, and of weight regularisers."""
+        """The gradients of a loss that reads weights, and of regularisers."""
         return self._direct
 
     def look(self, y_pred: Any, added: list[tf.Tensor]) -> None:
@@ -139,13 +139,10 @@ class WholeLoss(Objective):
         extra: list[list[tf.Tensor]],
         values: list[tf.Tensor],
     ) -> _Loss:
-        """The loss and its gradients.
+        """The loss of (x, y, sample_weight) and its gradients.
 
-        Args:
-            data: x, y and sample_weight.
-            y_pred: Outputs of the whole mini-batch.
-            extra: The cells' own losses.
-            values: Values of the weight regularisers.
+        `y_pred` are outputs of the whole mini-batch, `extra` the cells' own
+        losses, `values` those of the weight regularisers.
         """
         x, y, sample_weight = data
         flat = tree.flatten(y_pred)

@@ -78,10 +78,8 @@ class Built:
 def build(arguments: Arguments, input_spec: Any, name: str) -> Built:
     """Cuts the layers into cells; their variables have no values yet.
 
-    Args:
-        arguments: Those of the model.
-        input_spec: Nest of `keras.KerasTensor`s, what the first layer takes.
-        name: Of the model.
+    `input_spec` is what the first layer takes, a nest of `keras.KerasTensor`s;
+    `name` is the model's.
 
     Raises:
         ValueError: If the layers cannot take that, or do not fit the arguments.

@@ -149,7 +149,7 @@ class Description(keras.Model):
 
     @property
     def operations(self) -> list[Any]:
-        """Those of the `model`, layers among them."""
+        """The operations of the `model`, layers among them."""
         return self.model.operations
 
     @property
@@ -160,7 +160,7 @@ class Description(keras.Model):
 
     @property
     def output_names(self) -> list[str]:
-        """Those of the `model`, by which losses and labels may be given."""
+        """Names of the `model`'s outputs, for losses and labels."""
         return self.model.output_names
 
     def _known(self, name: str) -> Any:
@@ -268,10 +268,7 @@ class Description(keras.Model):
         return records
 
     def built_for(self, what: str) -> Built:
-        """What `build` has found.
-
-        Args:
-            what: What needs it, for the error.
+        """What `build` has found; `what` needs it, for the error.
 
         Raises:
             ValueError: If the model is not built.
@@ -326,9 +323,7 @@ def print_cells(
 ) -> None:
     """Prints a table of the cells: one line a layer, one more a cell.
 
-    Args:
-        cells: The cells.
-        print_fn: Called with each line. Defaults to `print`.
+    `print_fn` is called with each line; None for `print`.
     """
     write = print_fn or print
     total = sum(cell.cost for cell in cells)

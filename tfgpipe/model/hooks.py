@@ -344,9 +344,8 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
     def _check_overlap(self, rows: int | None) -> None:
         """Warns if the devices of the first mini-batch waited for each other.
 
-        Args:
-            rows: Its rows, which are known when it has run: `fit` traces a step
-                for any number of them. None if nothing was updated.
+        Its rows are known when it has run: `fit` traces a step for any number
+        of them. None if nothing was updated.
         """
         num_devices = len({cell.device for cell in self._cells_so_far()})
         if num_devices == 1:

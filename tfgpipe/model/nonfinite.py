@@ -69,15 +69,11 @@ def examine(
     changes: Iterable[tuple[tf.Tensor, tf.Tensor]],
     measures: bool = False,
 ) -> Findings:
-    """Looks at a mini-batch, once on each device.
+    """Looks at a mini-batch, once on each device; the loss is a scalar.
 
-    Nothing but scalars leaves the device of a gradient.
-
-    Args:
-        loss: A scalar.
-        gradients: Tensors, `tf.IndexedSlices`, or None.
-        changes: Of state what it was, where it is, and what it becomes.
-        measures: Whether its size is wanted.
+    Nothing but scalars leaves the device of a gradient. `changes` are pairs of
+    what state was, where it is, and what it becomes; `measures` is whether the
+    mini-batch's size is wanted.
     """
     flags, squares, moved = [_is_finite(loss)], [], []
     for (gradient,) in _together((g,) for g in _dense(gradients)):
@@ -134,10 +130,8 @@ def _together(
 ) -> Iterator[tuple[tf.Tensor, ...]]:
     """Joins small tensors of a device and a dtype, of each column.
 
-    An operation takes longer to start than to look at some hundred numbers.
-
-    Args:
-        rows: Tensors of equal shapes; the first says where they are.
+    An operation takes longer to start than to look at some hundred numbers. The
+    tensors of a row are of equal shapes; the first says where they are.
     """
     small: dict[Any, list[tuple[tf.Tensor, ...]]] = {}
     for row in rows:
@@ -163,10 +157,8 @@ def _is_finite(tensor: tf.Tensor) -> tf.Tensor:
 class Skips(keras.layers.Layer):
     """How many mini-batches were skipped; a layer, so that files have it.
 
-    Args:
-        device: Of the counts.
-        spread: How far an outlier is above the median, in distances of the 90%
-            quantile from it; None if none is.
+    `spread` says how far an outlier is above the median, in distances of the
+    90% quantile from it; None if none is.
     """
 
     def __init__(self, device: str, spread: float | None = None):
@@ -280,11 +272,8 @@ class Skips(keras.layers.Layer):
 class Guard:
     """Undoes a mini-batch that is not finite.
 
-    Made when nothing was assigned yet.
-
-    Args:
-        variables: All that the mini-batch may assign but by the optimizer.
-        skips: `Skips`, to count; None if there is no `end`.
+    Made when nothing was assigned yet, of all variables that the mini-batch may
+    assign but by the optimizer. Without `skips`, there is no `end`.
     """
 
     def __init__(self, variables: Iterable[keras.Variable], skips: Any):
@@ -309,14 +298,9 @@ class Guard:
         """Updates the weights if the mini-batch is finite, and no outlier.
 
         A loss scale falls if not, or the next mini-batches would not be finite
-        either.
-
-        Args:
-            optimizer: The optimizer.
-            loss: The loss, not scaled, a scalar.
-            pairs: Gradients and their weights.
-            update: Applies the gradients.
-            assigned: What becomes of state, which is looked at as well.
+        either. The loss is not scaled, a scalar; `update` applies the
+        gradients; `assigned` is what becomes of state, which is looked at as
+        well.
         """
         kept = {id(variable): old for variable, old in self._kept}
         changes = [(kept[id(variable)], new) for variable, new in assigned]
@@ -341,10 +325,8 @@ class Guard:
     def end(self) -> dict[str, tf.Tensor]:
         """Puts back what was kept, unless the mini-batch was applied.
 
-        To be called when all is assigned.
-
-        Returns:
-            How many mini-batches were skipped, for the logs.
+        To be called when all is assigned. Returns how many mini-batches were
+        skipped, for the logs.
         """
         tf.cond(self._applies, tf.no_op, _no_result(self.put_back))
         return self._skips.add(self._is_finite, self._is_outlier)

@@ -80,14 +80,11 @@ class Rehearsal(NamedTuple):
 class ByLayers:
     """Runs training steps, layer by layer, that change nothing.
 
-    Args:
-        cells: A cell for each layer, and one for the head.
-        step: Makes a graph of a mini-batch; also returns nests like what
-            comes into each cell.
-        nothing_eager: Within what it is called.
+    `step` makes a graph of a mini-batch, and also returns nests like what comes
+    into each cell; it is called within `nothing_eager`.
 
     Attributes:
-        cells: Those.
+        cells: A cell for each layer, and one for the head.
         structures: For each cell, a nest like what comes in.
     """
 
@@ -290,16 +287,12 @@ class _Nothing(LayerCall):
         super().__init__(keras.layers.Identity())
 
     def __call__(self, values: Any, training: bool) -> Any:
-        """See `LayerCall`."""
+        """Returns what came in: there is no layer, see `LayerCall`."""
         return values
 
 
 class _Recorded:
-    """The tasks of a cell, which note what they take and return.
-
-    Args:
-        tasks: The tasks.
-    """
+    """The tasks of a cell, which note what they take and return."""
 
     def __init__(self, tasks: CellTasks):
         self._tasks = tasks
@@ -314,7 +307,7 @@ class _Recorded:
         return self._tasks.facts(has_backward)._replace(has_halves=False)
 
     def forward(self, arguments: CellArguments, keeps: bool) -> TaskCall:
-        """See `CellTasks`."""
+        """The forward task, noted, see `CellTasks`."""
         work = self._tasks.forward(arguments, keeps)
 
         def finish(results: list[Any]) -> Any:
@@ -325,7 +318,7 @@ class _Recorded:
         return work._replace(finish=finish)
 
     def backward(self, *given: Any) -> TaskCall:
-        """See `CellTasks`."""
+        """The backward task, noted, see `CellTasks`."""
         work = self._tasks.backward(*given)
         _, _, dy, dlosses, _, m = given
 
@@ -337,12 +330,7 @@ class _Recorded:
         return work._replace(finish=finish)
 
     def calls(self, k: int, run: Pipeline) -> list[LayerRun]:
-        """What was noted, by micro-batch.
-
-        Args:
-            k: Of which cell these tasks are.
-            run: What has run them.
-        """
+        """What was noted, by micro-batch, as `run` ran it as cell k."""
         ops = [op for op in run.program.ops if op.kind == "forward"]
         order = [op.micro_batch for op in ops if op.cell == k]
         num_head = self.findings.num_head_losses

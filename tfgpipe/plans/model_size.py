@@ -71,12 +71,7 @@ class SizedModel(NamedTuple):
 
 
 def sized(source: Any, inputs: Any, optimizer: Any) -> SizedModel:
-    """What each layer needs, without allocating any of it.
-
-    Args:
-        source: What `source_of` made of the layers.
-        inputs: As of `plan`.
-        optimizer: As of `plan`.
+    """What each layer of a `Source` needs, without allocating any of it.
 
     Raises:
         ValueError: If the layers or their inputs cannot be planned for.

@@ -256,7 +256,7 @@ def _raise_nothing_fits(
 
 
 def _mib(count: float) -> str:
-    """Bytes as text."""
+    """Bytes as a text in MiB."""
     mib = count / _MIB
     return f"{mib:,.0f} MiB" if mib >= 10 else f"{mib:.3g} MiB"
 
@@ -300,11 +300,8 @@ def user_setting(
 ) -> Setting:
     """What a `GPipe` of these arguments is told.
 
-    Args:
-        problem: What is planned.
-        layers: As of `plan`.
-        names: Of all devices.
-        given: What `checked_setting` returned, without the devices.
+    `names` are of all devices; `given` is what `checked_setting` returned,
+    without the devices.
 
     Raises:
         ValueError: If `GPipe` would refuse it.

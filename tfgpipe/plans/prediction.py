@@ -66,12 +66,9 @@ class Prediction(NamedTuple):
 def predict(
     workload: Workload, setting: Setting, machine: Machine | None
 ) -> Prediction:
-    """What a setting comes to.
+    """What a setting comes to, for layers sized for its micro-batches.
 
-    Args:
-        workload: The layers, for the micro-batches of the setting.
-        setting: What `GPipe` is told.
-        machine: How fast it sends and updates; None: in no time.
+    Without a machine, sending and updating take no time.
     """
     by_cell = workload.cells(setting.layers_per_cell, setting.remat_groups)
     groups = [group for own in by_cell for group in own]
@@ -163,7 +160,7 @@ class DeviceMemory(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """All that the device holds then."""
         return sum(self)
 
 
@@ -267,7 +264,7 @@ class Setting(NamedTuple):
 
     @property
     def chunks(self) -> int:
-        """Cells of a device."""
+        """How many cells each device has."""
         return self.num_partitions // self.num_devices
 
     @property
@@ -276,11 +273,7 @@ class Setting(NamedTuple):
         return devices_of_cells(self.schedule, self.num_devices, self.chunks)
 
     def program(self, facts: tuple[CellFacts, ...]) -> Program:
-        """What runs in a replica.
-
-        Args:
-            facts: Those of the groups of all cells.
-        """
+        """What runs in a replica, for the facts of the groups of all cells."""
         # A search asks for the same again and again, before it goes to the
         # next: the memory of a program, then its seconds.
         return _program(self._replace(num_replicas=1), facts)

@@ -59,11 +59,7 @@ def fastest_settings(problem: PlanProblem, count: int) -> list[Prediction]:
     """The settings that are nearly as fast as the fastest, then the others.
 
     The first is the one of these with the fewest micro-batches; what follows
-    comes in the order of its time.
-
-    Args:
-        problem: What is to be planned.
-        count: How many to return; fewer, if there are fewer that fit.
+    comes in the order of its time. At most `count`, of those that fit.
     """
     found: list[Prediction] = []
     for bound, setting in sorted(_candidates(problem)):

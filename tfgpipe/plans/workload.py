@@ -20,15 +20,10 @@ from tfgpipe.schedules import CellFacts
 def seconds_by_flops(size: Any, rows: float, machine: Machine) -> LayerSeconds:
     """Estimates a layer's seconds: that of its FLOPs, or of its bytes if more.
 
-    A backward pass has twice the operations of a forward pass: a matrix
-    product has two gradients, of its input and of its weights. A layer whose
-    weights are frozen computes one of them. The last layer of a cell is not
-    computed again if it keeps nothing but its inputs.
-
-    Args:
-        size: A `LayerSize`.
-        rows: Of a micro-batch.
-        machine: What computes.
+    A backward pass has twice the operations of a forward pass: a matrix product
+    has two gradients, of its input and of its weights. A layer whose weights
+    are frozen computes one of them. The last layer of a cell is not computed
+    again if it keeps nothing but its inputs. `rows` are those of a micro-batch.
     """
     results = size.kept_outputs.of(rows) + size.kept_others.of(rows)
     moved = size.weight_bytes + size.kept_inputs.of(rows) + results
@@ -94,16 +89,10 @@ class CellNeeds(NamedTuple):
 class Workload:
     """The layers of a model, for micro-batches of some size.
 
-    Sums over layers i to j take constant time.
-
-    Args:
-        sizes: A `LayerSize` for each layer.
-        output_bytes: Of a row of the last layer's outputs.
-        seconds: Those of each layer's tasks.
-        task_seconds: What a task takes besides its layers.
-        rows: Of a micro-batch.
-        is_compiled: Whether XLA compiles: then recomputations are part of the
-            backward tasks.
+    Sums over layers i to j take constant time. `output_bytes` are those of a
+    row of the last layer's outputs; `seconds` those of each layer's tasks, to
+    which a task adds `task_seconds`. If XLA compiles (`is_compiled`),
+    recomputations are part of the backward tasks.
     """
 
     def __init__(

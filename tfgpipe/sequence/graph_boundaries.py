@@ -26,10 +26,9 @@ from tfgpipe.trial import Uses, uses_of
 
 
 class GraphBoundaries:
-    """Calls in an order.
+    """Calls in an order, and what is alive between them.
 
     Attributes:
-        calls: The calls.
         live_bytes: Bytes of a row that are alive before each step.
         specs: The tensors that are.
     """
@@ -76,7 +75,7 @@ class GraphBoundaries:
         return found
 
     def together(self) -> set[int]:
-        """See `ModelGraph`."""
+        """Steps with which no cell can begin, see `ModelGraph`."""
         uses = collections.defaultdict(list)
         for i, call in enumerate(self.calls):
             for key in internals.state_of(call.operation).updated:

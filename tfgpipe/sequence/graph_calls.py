@@ -78,10 +78,7 @@ class GraphCalls:
         """The names of opened layers that compute something else.
 
         Than they did when they were opened, or at other sizes: they are tried
-        at those that they have for such inputs, with few rows.
-
-        Args:
-            specs: Those of the model's inputs, with shapes.
+        at those that they have for inputs of these shapes, with few rows.
         """
         if not self._tried:
             return []
@@ -184,10 +181,9 @@ class GraphCalls:
         self._known.update(zip(map(id, call.outputs), outputs))
 
     def _opened(self, call: internals.GraphCall) -> list[ModelTensor] | None:
-        """Adds the calls inside a layer, if they can take its place.
+        """The outputs of a layer whose inner calls can take its place, or None.
 
-        Returns:
-            The layer's outputs, or None.
+        These calls are added to what was found.
         """
         given = [self._value(t) for t in tensors_of(call)]
         if (
@@ -356,16 +352,9 @@ def run_calls(
     wanted: Any,
     told: dict[str, Any] | None = None,
 ) -> Any:
-    """Makes calls, one after the other.
+    """Makes calls, one after the other; returns the nest `wanted`, of tensors.
 
-    Args:
-        calls: The calls.
-        given: What they begin with.
-        wanted: A nest of `ModelTensor`s.
-        told: Keyword arguments for layers.
-
-    Returns:
-        The nest, with tensors.
+    They begin with what is `given`; `told` are keyword arguments for layers.
     """
     known = dict(given)
 
@@ -405,11 +394,7 @@ def large_layers(model: keras.Model) -> set[int]:
 def graph_of(call: internals.GraphCall) -> keras.Model | None:
     """What a call of a layer does, as a functional model; yet to be tried.
 
-    Args:
-        call: The call of a layer in the graph of a model.
-
-    Returns:
-        A model of `tensors_of` the call. None if the layer stays closed.
+    It takes `tensors_of` the call. None if the layer stays closed.
     """
     if not _may_be_opened(call):
         return None
@@ -445,7 +430,7 @@ class _UsageScope(keras.StatelessScope):
         return super().get_current_value(variable)
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
-        """Called by `Variable.assign`."""
+        """`Variable.assign` calls it: the layer uses the variable."""
         self.is_used = True
         super().add_update(update)
 

@@ -31,7 +31,6 @@ class ModelGraph:
     """The steps of a functional model.
 
     Attributes:
-        model: The model.
         layers: Those of the model, in the order of its weights.
         steps: Calls of its layers and operations, in order.
         costs: For each what the user said of its cost, or None.
@@ -39,7 +38,7 @@ class ModelGraph:
         live_bytes: For each, the bytes of a row of them.
         input_spec: The model's inputs, a nest of `keras.KerasTensor`s.
         problems: What is wrong.
-        models: The model.
+        models: The model alone, see `LayerList`.
     """
 
     def __init__(self, model: keras.Model):
@@ -81,8 +80,7 @@ class ModelGraph:
     def check(self, spec: Any) -> None:
         """Refuses layers that compute something else than when opened.
 
-        Args:
-            spec: What a step is traced for, in the structure of the inputs.
+        `spec` is what a step is traced for, in the structure of the inputs.
 
         Raises:
             ValueError: If one does.
@@ -144,7 +142,7 @@ class ModelGraph:
                 return self.model.output
 
     def _check_rows(self) -> None:
-        """See `check_model_rows`."""
+        """Refuses outputs that are not one a row, see `check_model_rows`."""
         makers = {v: call for call in self._calls.found for v in call.outputs}
         names = [
             f"'{makers[v].operation.name}'" if v in makers else "no call"
@@ -219,9 +217,7 @@ class ModelGraph:
 
         Keras tells the calls of a layer apart by their numbers, which are
         others where a model inside is made first, of the layer's own tensors.
-
-        Args:
-            wiring: What `config` said, or None if a file is older.
+        `wiring` is what `config` said, or None if a file is older.
 
         Raises:
             ValueError: If the calls are others now.

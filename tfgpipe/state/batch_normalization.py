@@ -202,17 +202,10 @@ def moments_over_replicas(
     mask: Any,
     add_up: Callable[[tf.Tensor], tf.Tensor] = sum_over_replicas,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """What a batch normalisation normalises by.
+    """The mean and variance that a batch normalisation normalises by.
 
-    Args:
-        layer: The layer.
-        inputs: Its inputs.
-        mask: Which positions count, of the shape of the inputs without the
-            last dimension; None for all.
-        add_up: Adds up a tensor over replicas.
-
-    Returns:
-        Mean and variance.
+    `mask` says which positions count, of the shape of the inputs without the
+    last dimension; None for all. `add_up` adds a tensor up over replicas.
     """
     channels = layer.axis % inputs.shape.rank
     axes = [i for i in range(inputs.shape.rank) if i != channels]
@@ -264,13 +257,10 @@ class SingleValues:
     def look(
         self, layer: Any, counts: list[list[Any]], groups: Sequence[list[int]]
     ) -> None:
-        """Looks at a layer.
+        """Looks at a layer that takes moments of `groups` of micro-batches.
 
-        Args:
-            layer: A batch normalisation.
-            counts: For each micro-batch what `count_of_few` returned, call by
-                call.
-            groups: The micro-batches that it takes moments of together.
+        `counts` are, for each micro-batch, what `count_of_few` returned, call
+        by call.
         """
         select = self._micro_batches.select
         found = []
@@ -322,30 +312,22 @@ _SUMS = {"Add": 1, "AddV2": 1, "Sub": -1}
 def factors(tensor: tf.Tensor, sources: Sequence[tf.Tensor]) -> Any:
     """The numbers a and c with tensor = sum of a[i] * sources[i], + c.
 
-    Args:
-        tensor: Of a graph.
-        sources: Of that graph or of those around it.
-
-    Returns:
-        An array of the a[i], and then c; None if it cannot be told.
+    The sources are of the tensor's graph, or of those around it. An array of
+    the a[i], and then c; None if it cannot be told.
     """
     places = {source.ref(): i for i, source in enumerate(sources)}
     return _Reader(places).of(tensor)
 
 
 class _Reader:
-    """Reads one formula.
-
-    Args:
-        places: By the reference of a source its index.
-    """
+    """Reads one formula; `places` has a source's index by its reference."""
 
     def __init__(self, places: dict[Any, int]):
         self._places = places
         self._found: dict[Any, Any] = {}
 
     def of(self, tensor: tf.Tensor) -> Any:
-        """See `factors`."""
+        """The factors of a tensor of the formula, see `factors`."""
         ref = tensor.ref()
         if ref not in self._found:
             self._found[ref] = self._read(tensor)
@@ -401,16 +383,10 @@ def moving_statistics(
     moments: list[list[Any]],
     micro_batches: MicroBatches,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Updates a batch normalisation once, with a mini-batch's moments.
+    """The moving mean and variance, moved once by a mini-batch's moments.
 
-    Args:
-        rules: Call by call those of the layer, see `MovingStatistics`.
-        initial: Its moving mean and variance before the mini-batch.
-        moments: For each micro-batch what `MovingStatistics` recorded.
-        micro_batches: How the rows fall into micro-batches.
-
-    Returns:
-        The new moving mean and variance.
+    `initial` are those before the mini-batch; `rules` those of the layer, call
+    by call, and `moments` by micro-batch, as `MovingStatistics` has them.
     """
 
     def updated(old: tf.Tensor, new: tf.Tensor, rule: Any) -> tf.Tensor:

@@ -108,10 +108,7 @@ class StateFlow:
         return values
 
     def assigned(self, k: int, m: int) -> list[Any]:
-        """What layers of earlier cells have assigned to weights of cell k.
-
-        See `CellArguments.assigned`.
-        """
+        """What layers of earlier cells have assigned to weights of cell k."""
         found = [
             self._left_before(k, m, v, None) if id(v) in self._shared else None
             for v in self._functions[k].flat_weights

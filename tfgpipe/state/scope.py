@@ -70,16 +70,12 @@ class StateScope(internals.ReadingScope):
         index: int,
         weights: Iterable[tuple[keras.Variable, tf.Tensor, Any]],
     ) -> None:
-        """Gives the next layer its trainable variables.
+        """Gives the layer of this index in the cell its trainable variables.
 
-        A variable that two layers share comes as two tensors, so that each
-        use has its own gradient: they are summed in the same order wherever
-        the two uses are.
-
-        Args:
-            index: Which layer of the cell it is.
-            weights: Its variables, their values, and what a layer of an
-                earlier cell has assigned to them, or None.
+        A variable that two layers share comes as two tensors, so that each use
+        has its own gradient: they are summed in the same order wherever the two
+        uses are. With each variable come its value and what a layer of an
+        earlier cell has assigned to it, or None.
         """
         self._layer = index
         for key in self._weights:
@@ -147,7 +143,7 @@ class StateScope(internals.ReadingScope):
         self._moving.read(variable)
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
-        """Called by `Variable.assign`."""
+        """`Variable.assign` calls it: later layers read the new value."""
         variable, value = update
         key = id(variable)
         if self._moving.has(variable):

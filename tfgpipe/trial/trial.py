@@ -73,11 +73,9 @@ class Trial:
         self._told: set[tuple[int, str]] = set()
 
     def note_data(self, data: Any, cast: Callable[[Any], Any]) -> None:
-        """Takes data to try layers on.
+        """Takes rows of a mini-batch to try layers on.
 
-        Args:
-            data: Nest of arrays, the rows of a mini-batch.
-            cast: Makes of them what the first layer takes.
+        `cast` makes of them what the first layer takes.
         """
         self._num_rows = rows.num_rows(data)
         if not self._num_rows:
@@ -93,11 +91,8 @@ class Trial:
         """Tries the layers, if they have not been tried in this phase.
 
         What was found is for `tell`: errors of the step itself come first.
-
-        Args:
-            functions: Of the cells, in order.
-            specs: What the first of them takes: nest of tensors, or of specs.
-            count: Micro-batches there are.
+        `specs` is a nest of tensors, or of specs, that the first cell takes;
+        `count` is the number of micro-batches.
         """
         training = functions[0].training
         trained = frozenset(id(v) for f in functions for v in f.flat_weights)
@@ -207,10 +202,7 @@ class Trial:
 
 
 class _Pass:
-    """All steps of a model, tried one after the other.
-
-    Args:
-        steps: Pairs of a cell's function and a step.
+    """All steps of a model, each with its cell's function, tried in turn.
 
     Attributes:
         said: What differs, by the place of the step and what it is about.
@@ -272,10 +264,8 @@ class _Pass:
     ) -> None:
         """Tries the steps on some rows, as a whole and in parts.
 
-        Args:
-            parts: How many rows there are.
-            nests: Those of all, and of each part.
-            state: That the step begins with, where it is not the present one.
+        `nests` are all rows and each part; `state` is what the step begins
+        with, None for the present one.
         """
         if state is not None:
             self._assigned = {}
@@ -617,12 +607,8 @@ def _are_alike(one: Any, other: Any, compared: set[tuple[int, int]]) -> bool:
 
     They have one class, and equal attributes. Attributes that are neither
     numbers, texts, layers, variables nor collections of them have to be one
-    object, if they are not Keras's own.
-
-    Args:
-        one: A layer, or what it keeps in an attribute.
-        other: Another one.
-        compared: Pairs that have been seen, as layers may refer to each other.
+    object, if they are not Keras's own. `compared` are pairs that have been
+    seen, as layers may refer to each other.
     """
     if one is other or (id(one), id(other)) in compared:
         return True
