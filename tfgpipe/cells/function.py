@@ -135,6 +135,10 @@ class CellFunction:
         `first` is False in a recomputation, which needs no metrics. `moved` are
         ids of the moving statistics that earlier cells have moved.
         """
+        # What layers read and assign goes through the scope: the function
+        # takes all of it as arguments, and returns what would be left behind.
+        #
+        #     arguments -> [ scope: layer 0 -> layer 1 -> .. -> head ] -> Output
         moving = MovingStatistics(self.normalizations, moved)
         scope = StateScope(
             list(zip(self.state, arguments.state)),
@@ -142,7 +146,9 @@ class CellFunction:
             moving,
             self.training,
         )
+        # Where each layer begins in the graph: it is differentiated by layers.
         starts: list[int] = []
+        # Flat, as a function takes them -> a list a layer, as the weights are.
         assigned = tf.nest.pack_sequence_as(
             self.weights,
             arguments.assigned or [None] * len(self.flat_weights),
@@ -159,7 +165,7 @@ class CellFunction:
         if self.synchronizes:
             moments = choosing_moments(internals.current_graph())
         updated: list[Any] = []
-        sums, counts = [], []
+        sums, counts = [], []  # scalars, one for each output with a loss
         x = arguments.inputs.nest(input_structure)
         with (
             scope,
@@ -183,6 +189,7 @@ class CellFunction:
                 "as of `next(ordered=False)`. Leave that out, or pass "
                 "num_micro_batches=1."
             )
+        # Only a run can show it: the step begins anew, with them among its own.
         if scope.borrowed:
             raise ForeignVariables(self.cell, scope.borrowed)
         findings = TraceFindings(

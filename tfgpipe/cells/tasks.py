@@ -209,6 +209,7 @@ class CellTasks:
         """A function that adds the gradients of the weights to sums."""
         cut, backward = self.graph, self.graph.backward
         sparse = [d._replace(dense=None) for d in backward.dw]
+        # What is not among the values is computed again, within the function.
         kept = [one for one in (cut.kept, cut.crossing) if one in values]
         function = cut.function(
             ("backward", len(dx), len(kept), sums is None),
@@ -217,6 +218,7 @@ class CellTasks:
             sums and cut.sums,
         )
 
+        # results: dx, the packed dense sums, the slices of the sparse ones.
         def finish(results: list[Any]) -> tuple[list[Any], GradientSums]:
             left = iter(results)
             found = _like(
@@ -261,7 +263,7 @@ class KeptValues(NamedTuple):
         totals: What was added up over replicas.
         values: What `CellGraph.kept` names, packed; None if it was dropped.
         crossing: What `CellGraph.crossing` names, packed; None before it is
-        there.
+            there.
     """
 
     totals: list[tf.Tensor]

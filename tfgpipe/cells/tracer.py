@@ -98,6 +98,7 @@ class Tracer:
             made.append(traced)
             structure = traced.findings.output_structure
             outputs = Boundary(traced.outputs.tensors, traced.outputs.masks)
+            # What this cell returns is what the next one is traced for.
             inputs = tf.nest.map_structure(
                 lambda t: None if t is None else of_rows(t), outputs
             )
@@ -124,10 +125,12 @@ class Tracer:
         be one of each of its layers' own losses, None for of all.
         """
         made: list[Backward] = []
+        # Of what cell k returns, that has a gradient which has one in k + 1.
         for k, cell in reversed(list(enumerate(traced))):
             if differentiates[k]:
                 losses = [True] * len(cell.outputs.losses)
                 if has_losses is not None:
+                    # Those of the head come first, and all have one.
                     losses[cell.findings.num_head_losses :] = has_losses[k]
                 one = self._differentiated(cell, has_gradient, losses)
                 made.insert(0, one)

@@ -241,6 +241,7 @@ def _matched(
 ) -> dict[str, list[int]]:
     """For each variable of a model the index of the one that was saved."""
     found: dict[str, list[int]] = {}
+    # By model ("own") and checkpoint, and then by group.
     names = {
         where: {
             group: [name for name, *_ in records[group]] for group in records
@@ -280,6 +281,7 @@ def _matched(
                 "model as it was for the training, with the same layers "
                 "frozen."
             ) from None
+        # Of the same place, and yet of another size.
         for (name, *kind), i in zip(own, found[group]):
             saved_name, *saved_kind = saved[i]
             if kind != saved_kind:

@@ -106,6 +106,8 @@ class Writer:
             self._versions,
             settings or {},
         )
+        #     training   step 7 | copy | step 8 | step 9 | ...
+        #     thread                   | write ...... |
         self._thread = _Thread(
             target=self._run, args=(shards, manifest), daemon=True
         )
@@ -147,6 +149,7 @@ class Writer:
         self, shards: dict[str, dict[str, tf.Tensor]], manifest: Manifest
     ) -> None:
         step = manifest.position.step
+        # It gets its name when all of it is there: a kill leaves no half one.
         unfinished = self._folder.begin(step)
         try:
             _write_values(unfinished, shards)

@@ -152,6 +152,7 @@ def _kept(
     kept = {
         ref for ref in _owners(read) - free if ref.deref().op.type != "Const"
     }
+    # A byte counts once: as an input's, an output's, or neither's.
     first = _owners(given)
     last = _owners(outputs) - first
     # What the gradients of inputs make is there before those of weights are.

@@ -275,6 +275,7 @@ def compare_loss(
         flat = keras.tree.flatten(y_pred)
         added = _added(recorded)
         weights = [tf.identity(v.value) for v in variables]
+        # Where the backward pass starts: outputs, layers' losses, weights.
         sources = [
             t
             for t in [*flat, *(loss for loss, _ in added), *weights]

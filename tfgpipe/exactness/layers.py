@@ -91,6 +91,11 @@ def compare_forward(
     dw: dict[int, tf.Tensor] = {}
     rows = Rows(tally, shares_of(recorded))
     before: tuple[LayerPlace, list[RecordedCall]] | None = None
+    #     devices   x0 -> [0] -> x1 -> [1] -> x2
+    #     host      x0 -> [0] -> ?  ;  x1 -> [1] -> ?
+    #
+    # The host begins each layer with what came in on the device, so that a
+    # difference is this layer's own.
     for place, calls in recorded:
         if before is not None:
             _compare_transfer(tally, backward, before, (place, calls))
@@ -280,6 +285,7 @@ class Rows:
         )
 
     def _compare_outputs(self, one: _Layer, reasons: str) -> None:
+        # M x (rows / M, ...) -> (rows, ...), beside all rows at once.
         found = joined([part.outputs for part in one.parts], one.axes_out)
         expected = one.whole.outputs
         what = "outputs"

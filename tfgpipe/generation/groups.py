@@ -120,6 +120,10 @@ class GroupedGeneration:
         if groups > 1:
             draws = Draws(sampler, rows, _start(inputs))
         found = []
+        #     device 0   g0 g1    g0 g1    g0 ...     a token of a group each
+        #     device 1      g0 g1    g0 g1    ...
+        #
+        # Groups do not depend on each other, so that devices work at once.
         for m in range(groups):
             first, last = rows * m // groups, rows * (m + 1) // groups
             own = inputs

@@ -190,6 +190,11 @@ def differentiate(
     gradients: dict[Any, list[Any]] = defaultdict(list)
     for target, gradient in zip(targets, output_gradients):
         gradients[target.ref()].append(gradient)
+    #     before | layer 0 | layer 1 | after
+    #        <- dx      <- dx     <- dx    <- dy      each by itself
+    #
+    # A tensor's gradients are added up in the order of the layers that take
+    # it, which no cut into cells changes.
     for section in reversed(sections):
         check_interruption()
         taken = list(section.taken.values())
@@ -238,6 +243,7 @@ def _sections(
         section = sections[bisect.bisect_right(starts, place)]
         section.names.add(op.name)
         for ref, tensor in inputs.items():
+            # A source, or made by an earlier section.
             if section_of[ref] is not section:
                 section.taken[ref] = tensor
         for tensor in op.outputs:

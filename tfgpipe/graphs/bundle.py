@@ -74,6 +74,7 @@ class Bundle:
 
     def pack(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Puts a value for each slot together."""
+        # a, b, c, d -> (a, c), b, d: the groups, and then those alone.
         if not self._groups:
             return list(values)
         joined = [

@@ -134,6 +134,7 @@ class GraphCutter:
         As for `function`; `done` is what another function did, which is not run
         for side effects.
         """
+        # What is not computed here: captured from outside, or given.
         known: dict[Any, tf.Tensor | Bundle] = {
             ref: ref.deref() for ref in self.captures
         }
@@ -145,6 +146,8 @@ class GraphCutter:
         waiting = [t for fetch in fetches for t in as_bundle(fetch).tensors]
         waiting += [op.outputs[0] for op in controls if op.outputs]
         operations = [op for op in controls if not op.outputs]
+        # From what is wanted back to what is known: a tensor waits for the
+        # operation that makes it, and that for the tensors that it takes.
         while waiting or operations:
             if waiting:
                 tensor = waiting.pop()
@@ -191,6 +194,7 @@ class GraphCutter:
         computed = [t.name for t in wanted if t.name not in given]
 
         def body(*arguments: tf.Tensor) -> list[tf.Tensor]:
+            # Packed values, bundle after bundle, then the sums so far.
             flat = iter(arguments)
             found: dict[str, tf.Tensor] = {}
             for one in inputs:

@@ -239,6 +239,7 @@ def _sums(columns: list[list[tf.Tensor]]) -> list[tf.Tensor]:
     TensorFlow would regroup three tensors and more, and round otherwise each
     time.
     """
+    # Column after column: [a0, a1, b0, b1] -> [a0 + a1, b0 + b1], of two.
     count = len(columns[0]) if columns else 1
     flat = [tensor for column in columns for tensor in column]
     if count == 1:
@@ -286,6 +287,7 @@ def add_in_order(definition: Any) -> None:
         controls = [i for i in node.input if i[0] == "^"]
         if len(others) < 2:
             continue
+        # AddN(a, b, c, d) -> ((a + b) + c) + d; the node itself adds the last.
         total = others[0]
         for i, other in enumerate(others[1:]):
             partial = definition.node.add(

@@ -63,6 +63,11 @@ class CellGraph:
         others = tensors([inputs._replace(weights=[]), *seeds])
         self._at_hand = [*others, self.weights]
         at_hand = [*others, *self.weights.aliases, *self.totals]
+        #     forward    x, w -> y       operations before `start`
+        #     ---------------------      kept: what the rest takes of these
+        #     half       dy -> dx
+        #     ---------------------      crossing: what is taken of this half
+        #     whole      -> dw
         start = len(traced.operations)
         dx, dw = tensors(backward.dx), tensors(backward.dw)
         whole = self._graph.needed([*dx, *dw], start)

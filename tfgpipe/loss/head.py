@@ -134,7 +134,7 @@ def sum_and_count(
     in_mask = internals.get_mask(y_pred)
     y_pred = keras.ops.convert_to_tensor(y_pred, dtype=dtype)
     y_true = keras.ops.convert_to_tensor(y_true, dtype=dtype)
-    values = loss.call(y_true, y_pred)
+    values = loss.call(y_true, y_pred)  # (rows, ...)
     if not len(values.shape):
         raise ValueError(
             "A loss with `is_row_wise = True` must return a value for each "
@@ -165,6 +165,7 @@ def sum_and_count(
     count = tf.cast(size, total.dtype)
     if mask is None or loss.reduction == "mean_with_sample_weight":
         return total, count
+    # As Keras: the count, times the share of positions that are not masked.
     valid = tf.reduce_sum(tf.cast(mask, total.dtype))
     return total, valid * count / tf.cast(tf.size(mask), total.dtype)
 

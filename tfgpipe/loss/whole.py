@@ -99,6 +99,7 @@ class WholeLoss(Objective):
             ]
             for penalty, factor in zip(found, loss.penalties):
                 self._direct += penalty.times(factor)
+            # Gradients of outputs: (batch, ...) -> M x (batch / M, ...).
             return LossGradients(
                 outputs=[
                     [
@@ -149,6 +150,7 @@ class WholeLoss(Objective):
         outputs = [t for t in flat if is_continuous(t)]
         own = [v for losses in extra for v in losses]
         weights = [v.value for v in self._trained()]
+        # Gradients come in this order: `found` is read in it below.
         sources = [*outputs, *own, *values, *weights]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(sources)

@@ -76,6 +76,7 @@ def examine(
     mini-batch's size is wanted.
     """
     flags, squares, moved = [_is_finite(loss)], [], []
+    # One number for each: the sum of squares is finite only if all of it is.
     for (gradient,) in _together((g,) for g in _dense(gradients)):
         with tf.device(gradient.device or None):
             gradient = _as_real(gradient)
@@ -84,6 +85,7 @@ def examine(
             square = tf.nn.l2_loss(gradient)
             flags.append(tf.math.is_finite(square))
             squares.append(square)
+    # What was infinite already, as a least value at first, may stay so.
     for old, new in _together(changes):
         with tf.device(old.device or None):
             old, new = map(_as_real, (old, new))
@@ -233,6 +235,7 @@ class Skips(keras.layers.Layer):
             # Of equal numbers, rounding makes none an outlier.
             varies = tf.maximum(most - median, 0.01 * tf.abs(median))
             limit = median + self.spread * varies
+            # A ring; what is not finite does not move on in it.
             row = tf.where(is_known, findings.size, before[seen % _WINDOW])
             self._sizes.scatter_nd_update([[seen % _WINDOW]], [row])
             self._counts["seen"].assign_add(tf.cast(is_known, tf.int64))
@@ -246,7 +249,7 @@ class Skips(keras.layers.Layer):
         with tf.device(self._device):
             one = tf.cast(tf.logical_not(finite), tf.int64)
             in_a_row = self._counts["in_a_row"]
-            in_a_row.assign(one * (in_a_row + one))
+            in_a_row.assign(one * (in_a_row + one))  # 0 after a finite one
             for name in ("epoch", "total"):
                 self._counts[name].assign_add(one)
             logs = {"skipped_steps": self._counts["epoch"].value()}
@@ -312,6 +315,8 @@ class Guard:
         def lower() -> None:
             internals.lower_loss_scale(optimizer)
 
+        # Finite: the update. Not finite: a loss scale falls. An outlier:
+        # neither, as its scale was right.
         otherwise = _no_result(lower)
         if measures:
             self._is_outlier = self._skips.is_outlier(findings)

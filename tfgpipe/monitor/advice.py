@@ -41,6 +41,8 @@ def advise(
     `most_micro_batches` are the rows of a replica; `ideal` is the ideal bubble
     by M, None if M cannot be changed.
     """
+    # What costs most comes first: uneven cells, then devices that wait between
+    # tasks which are too short, then too few micro-batches.
     seconds = statistics.cell_seconds(events, layout.groups)
     mean = sum(seconds) / len(seconds)
     slowest = max(range(len(seconds)), key=seconds.__getitem__)

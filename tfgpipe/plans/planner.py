@@ -100,6 +100,7 @@ def plan(
     """
     source = source_of(layers)
     (rows,) = checked_counts(batch_size=batch_size)
+    # With a profile, the machine tells only how fast it sends and updates.
     known = None if machine is None else machine_of(machine)
     if profile is not None and not isinstance(profile, Profile):
         raise ValueError(
@@ -145,6 +146,7 @@ def plan(
             return model.by_profile(profile, rows)
         return model.by_flops(machine_of(known), rows)
 
+    # The search asks for the same workloads and cuts again and again.
     problem = PlanProblem(
         functools.cache(workload_of),
         functools.cache(source.cut),
@@ -313,6 +315,7 @@ def user_setting(
         )
     (replicas,) = problem.num_replicas
     schedule = checked_choice("schedule", given["schedule"], SCHEDULES)
+    # Those of a replica, and of these no more than K cells can use.
     own = names[: len(names) // replicas]
     k = as_count(given["num_partitions"])
     if k is not None:

@@ -86,6 +86,7 @@ def predict(
         group = groups[op.cell]
         found = group.seconds[op.kind]
         takes = KINDS[op.kind].sends == "gradients"
+        # It computes first what the forward pass has dropped.
         if takes and (op.cell, op.micro_batch) not in there:
             found += group.seconds["recompute"]
         if KINDS[op.kind].ends and first[op.cell] == op.micro_batch:
@@ -101,7 +102,10 @@ def predict(
         count = group.outputs if sends_outputs else group.gradient_bytes
         return machine.latency + count / machine.bandwidth
 
+    #     device 0   F0 F1 . . . B1 B0 u       free: when the last B ends
+    #     device 1      F0 F1 B1 B0 u          u: the update, each by itself
     times = program.simulate(duration, link)
+    # Seconds by device: in tasks, in recomputations, and until the last end.
     busy, again, free = ([0.0] * program.num_devices for _ in range(3))
     for op, (start, end) in zip(program.ops, times):
         busy[op.device] += end - start
@@ -177,7 +181,7 @@ def memory(
         found.append(
             DeviceMemory(
                 sum(group.weights for group in own),
-                -(-slots // setting.num_replicas),
+                -(-slots // setting.num_replicas),  # shared out
                 sum(group.gradients for group in own),
                 round(activations),
                 round(working),
@@ -201,6 +205,12 @@ def _peak(
         now += more
         held[at] = held.get(at, 0.0) + more
 
+    # What a micro-batch holds, after each of its operations:
+    #
+    #     forward          inputs, or all that is kept
+    #     recompute        all that is kept
+    #     input_gradient   that, and what the other half takes of it
+    #     the last one     slices of sparse gradients
     for kind, k, m, _, keeps in ops:
         group, at = groups[k], (k, m)
         working = group.backward

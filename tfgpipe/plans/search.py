@@ -309,8 +309,13 @@ def _cut_that_fits(
         own += needs.gradients * (setting.num_micro_batches > 1)
         return own + _static(needs, setting.num_replicas)
 
+    # Cells that share a device share its memory, too.
     limit = problem.limit / setting.chunks
 
+    #     places   | 0 1 2 | 3 4 | 5 6 7 8 |     stops: 3, 5, 9
+    #
+    # Each cell takes all that it can in this time and memory; the others
+    # have one place each, at least.
     def fill(seconds: float) -> list[int] | None:
         stops, at = [], 0
         for cell in range(k):
@@ -328,9 +333,11 @@ def _cut_that_fits(
             at = stop
         return stops if at == len(places) - 1 else None
 
+    # In any time: it is memory that fails.
     if fill(costs[-1]) is None:
         return None
     low, high = costs[-1] / k, costs[-1]
+    # The slowest cell takes a k-th of all at least.
     while high - low > 1e-3 * high:
         middle = (low + high) / 2
         low, high = (low, middle) if fill(middle) else (middle, high)

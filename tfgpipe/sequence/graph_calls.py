@@ -136,6 +136,7 @@ class GraphCalls:
                 v for v in tree.flatten(nest) if isinstance(v, ModelTensor)
             ]
             text = ", ".join(known[value] for value in values)
+            # A hash: the text of all that it follows from grows at each use.
             return hashlib.sha256(text.encode()).hexdigest()
 
         for call in self.found:
@@ -198,6 +199,8 @@ class GraphCalls:
             return None
         if self._inner == _OPENED:
             return self._in_place(call, model, given)
+        # With large layers inside it opened as well, or else as they are;
+        # calls that do not compute the same are taken back.
         for inner in (_OPENED, _CLOSED):
             start = len(self.found)
             with self._large_inside(inner):

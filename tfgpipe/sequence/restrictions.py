@@ -99,6 +99,7 @@ def check_model_rows(
     outputs = model.outputs
     wrong = [not t.shape or t.shape[0] is not None for t in outputs]
     if not any(wrong) and any(None in t.shape[1:] for t in made):
+        # An axis that follows from the rows has another length with others.
         counts = _MANY_ROWS, _FEWER_ROWS
         try:
             first, second = (

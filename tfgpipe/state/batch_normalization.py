@@ -334,6 +334,8 @@ class _Reader:
         return self._found[ref]
 
     def _read(self, tensor: tf.Tensor) -> Any:
+        # [a of each source, ..., c]. A sum of two such lists is one, as is the
+        # product with a constant; of anything else nothing is known.
         place = self._places.get(tensor.ref())
         if place is not None:
             return self._unit(place, 1)

@@ -122,6 +122,7 @@ class StateFlow:
 
         As in Keras, a layer reads what an earlier layer has assigned.
         """
+        # The nearest cell before has the last word, and in it the last use.
         for i in reversed(range(k)):
             if (i, m) not in self._outputs:
                 continue
@@ -172,6 +173,8 @@ class StateFlow:
         """Takes what cell k made of its state in micro-batch m."""
         function = self._functions[k]
         self._outputs[k, m] = output
+        #     chained   v -> m0 -> m1 -> m2 -> new       as metrics
+        #     others    v -> m0, v -> m1, v -> m2        and a rule makes one
         r = self._replicas.of(m)
         self._chains[k, r] = [
             self._micro_batches.select(m, new, old)

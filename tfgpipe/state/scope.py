@@ -84,6 +84,7 @@ class StateScope(internals.ReadingScope):
         for variable, tensor, assigned in weights:
             key = id(variable)
             self._weights[key] = tensor
+            # What this cell has assigned is later than what an earlier one has.
             new = self._new_weights.get(key, assigned)
             self.state_mapping[key] = (
                 tensor if new is None else _with_value(tensor, new)
@@ -165,6 +166,7 @@ class StateScope(internals.ReadingScope):
         elif key not in self._state:
             self.unknown.append(variable.path)
         self.assigned.add(key)
+        # Until `new_values` takes it; what is left `check_taken` refuses.
         self._held_back[key] = variable.path
         super().add_update((variable, value))
 

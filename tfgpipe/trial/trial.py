@@ -317,6 +317,10 @@ class _Pass:
     ) -> list[Outcome]:
         trains = tried.function.training
         metrics = {id(v) for m in tried.metrics for v in m.variables}
+        #     whole   [ all rows          ]    as plain Keras
+        #     parts   [ first ][ second   ]    as two micro-batches
+        #
+        # Metrics run on from part to part; other state does not.
         whole = tried.run(given[0], trains)
         first = tried.run(given[1], trains)
         chained = [own for k, own in first.state.items() if k in metrics]
@@ -326,6 +330,7 @@ class _Pass:
             return [whole, *parts]
         self._tried.add(i)
         if apart := compare.output_distance(whole, parts):
+            # What does not equal itself draws: there is nothing to compare.
             again = tried.run(given[0])
             is_same = not any(
                 map(compare.distance, whole.tensors, again.tensors)
@@ -344,6 +349,7 @@ class _Pass:
             for v in (norm.moving_mean, norm.moving_variance)
         }
         self._note_varying(whole, parts)
+        # Moving statistics have a rule of their own, and metrics come below.
         for key, (variable, new) in whole.state.items():
             if key in metrics or key in moving:
                 continue
@@ -356,6 +362,7 @@ class _Pass:
             self._say(i, "metrics", text)
         self._try_replicas(i, tried, given)
         is_right = not any(place == i for place, _ in self.said)
+        # Of wrong outputs gradients are wrong, too: one message is enough.
         if trains and is_right:
             axes = _row_axes(whole, parts)
             whole, first, second = (
@@ -366,6 +373,7 @@ class _Pass:
                 self._say(i, "gradients", text)
             self._look_up(i, tried, given, axes, [whole, *parts])
         is_right = not any(place == i for place, _ in self.said)
+        # Nothing to say, or to note: equal steps need no trial of their own.
         has_slices = any(tried.step.repeated.values())
         if is_right and not whole.state and not has_slices:
             self._plain[i] = _shapes(given)
