@@ -19,21 +19,17 @@ from tfgpipe.failures import add_note, check_interruption
 class Cell(keras.layers.Layer):
     """Calls its layers one after the other.
 
-    The model does not track it: names and files know nothing about cells.
-
-    Args:
-        index: Position in the pipeline, from 0. With `remat_groups`, each group
-            of a cell of the user's is such a cell.
-        steps: Calls of its layers, in order.
-        devices: Names of the devices that run them, one a replica.
-        number: Of the user's cell, which errors name. Defaults to the index.
+    The model does not track it: names and files know nothing about cells. The
+    devices run it, one a replica. With `remat_groups`, each group of a cell of
+    the user's is such a cell, whose `number` is that of the user's, for errors;
+    it defaults to the index.
 
     Attributes:
         sequence: The layer of each step.
-        device: The first of them, which has the variables that are not
-            trained. `run/pipeline.py` shares out the others.
-        borrowed: For each layer, the variables that it reads and does not
-            list, as a function does that has another layer in its closure.
+        device: The first of them, which has the variables that are not trained.
+            `run/pipeline.py` shares out the others.
+        borrowed: For each layer, the variables that it reads and does not list,
+            as a function does that has another layer in its closure.
         traced_as: The indices of the cells, equal to this one, in whose names
             its operations run.
     """
@@ -114,6 +110,7 @@ class Cell(keras.layers.Layer):
     @property
     def seeds(self) -> list[keras.Variable]:
         """The states of the layers' seed generators."""
+        # Keras lists seeds among variables, and not among weights.
         weights = {id(v) for layer in self.sequence for v in layer.weights}
         own = {
             id(v): v

@@ -83,6 +83,7 @@ class CellTasks:
         kept = [cut.kept] if keeps else []
         if keeps and cut.recomputes_in_backward:
             cut.check_kept()
+        # In a row: the tensors of the output, the totals, what is kept.
         function = cut.function(
             ("forward", keeps),
             [],
@@ -144,6 +145,7 @@ class CellTasks:
         """
         cut = self.graph
         has_kept = kept.values is not None
+        # What was dropped is computed here, and handed to the other half.
         function = cut.function(
             ("input_gradient", has_kept),
             [*cut.totals, cut.kept] if has_kept else cut.totals,

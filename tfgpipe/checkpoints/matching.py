@@ -79,6 +79,7 @@ def matched_slots(
     Raises:
         Mismatch: If it is kept for other weights.
     """
+    # (Index of the weight among those saved, what the slot is of it).
     mine = [
         (None if place is None else weights[place], kind)
         for place, kind in _slots(own, own_weights)
@@ -123,6 +124,7 @@ def _renumbered(*lists: Sequence[str]) -> list[list[str]]:
 
     These count from 0, in the order in which they come.
     """
+    # dense_3, dense_7 -> dense#0, dense#1; the same numbers in all stay.
     by_stem = [_numbers(names) for names in lists]
 
     def renumbered(part: str, own: dict[str, dict[str, int]]) -> str:
@@ -156,6 +158,7 @@ def _slots(
     names: Sequence[str], weights: Sequence[str]
 ) -> list[tuple[int | None, str]]:
     """Of each slot the index of its weight, or None, and what it is of it."""
+    # The longest first, as one name may begin with another.
     starts = sorted(
         ((f"{w.replace('/', '_')}_", i) for i, w in enumerate(weights)),
         key=lambda one: -len(one[0]),

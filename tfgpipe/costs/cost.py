@@ -158,7 +158,6 @@ class Estimate(NamedTuple):
     """What a layer does with one example.
 
     Attributes:
-        flops: Floating-point operations.
         outputs: Specs of its outputs, a nest, or None if they are not known.
     """
 

@@ -183,6 +183,7 @@ def _with_weights(
     for step in steps:
         layer = step.layer
         first = known.setdefault((step.key, _specs(step.live)), step)
+        # Of equal layers the first alone is built: its weights are like theirs.
         weights = first.layer.weights
         if id(layer) in seen or any(id(v) in seen for v in layer.weights):
             weights = [] if id(layer) in seen else layer.weights
@@ -289,7 +290,7 @@ def slot_bytes_of(optimizer: Any) -> Callable[[keras.Variable], int]:
     left alone.
 
     Raises:
-        ValueError: If it is none, or cannot be made again of its configuration.
+        ValueError: If it is no optimizer, or cannot be made again.
     """
     if optimizer is None:
         return lambda _: 0
@@ -304,6 +305,8 @@ def slot_bytes_of(optimizer: Any) -> Callable[[keras.Variable], int]:
     known: dict[Any, list[tuple[tuple[int, ...], int]]] = {}
 
     def slot_bytes(variable: keras.Variable) -> int:
+        # A matrix (rows, columns) has a twin of shape (2, 3), so that a slot of
+        # shape (3,) is one number a column.
         axes = dict(zip(_PRIMES, variable.shape))
         key = len(axes), variable.dtype
         if key not in known:

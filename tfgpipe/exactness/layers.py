@@ -192,7 +192,6 @@ class _Layer(NamedTuple):
     """A layer on the host, by micro-batches and on all rows at once.
 
     Attributes:
-        place: The layer.
         calls: Its calls on its device.
         parts: The same on the host.
         given: What it is given of all rows.
@@ -244,6 +243,7 @@ class Rows:
             whole = replayed(place, given)
         self._axes = axes_of([part.outputs for part in parts], whole.outputs)
         one = _Layer(place, calls, parts, given, whole, axes, self._axes)
+        # What micro-batches do otherwise on purpose, as the guide says.
         reasons = [
             *(["the moments of each micro-batch"] if moments else []),
             *(["random numbers for each micro-batch"] if place.draws else []),

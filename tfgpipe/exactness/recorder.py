@@ -98,10 +98,7 @@ class RecordedCall(NamedTuple):
     def of(
         cls, place: LayerPlace, structures: Sequence[Any], call: LayerRun
     ) -> RecordedCall:
-        """A call of a layer in a rehearsal.
-
-        The structures are nests like what came in and what went out.
-        """
+        """A call in a rehearsal, with nests like what came in and went out."""
         structure, output_structure = structures
         values = {id(v): value for v, value in zip(place.state, call.state)}
         assigned = call.assigned or [None] * len(place.weights)

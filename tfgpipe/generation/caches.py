@@ -47,6 +47,7 @@ class LayerCaches:
 
     def __getitem__(self, key: Any) -> tf.Tensor:
         """What indexing the tensor would give."""
+        # cache[:, i, ...] is the part of layer i; all else needs the whole.
         rest = key[2:] if isinstance(key, tuple) else ()
         if len(key if isinstance(key, tuple) else ()) < 2 or not isinstance(
             key[1], int
@@ -145,6 +146,7 @@ class HeldCache:
                     _is_stack(tensor),
                     self._reorders,
                 )
+                # (rows,): the loop reorders these in the cache's place.
                 tensor = tf.range(tf.shape(parts[0])[0])
                 tensor.set_shape(parts[0].shape[:1])
             self._leaves.append(leaf)

@@ -63,6 +63,8 @@ class Draws:
             if base is None:
                 return _categorical.original(logits, num_samples, dtype, seed)
             turn = tf.cast(self.index - self._start, base.dtype)
+            # (own rows, ids) -> (all rows, ids): what a row draws depends on
+            # how many there are. So all draw, and the group's are taken.
             paddings = [[first, self._num_rows - last], [0, 0]]
             drawn = _categorical.original(
                 tf.pad(logits, paddings),

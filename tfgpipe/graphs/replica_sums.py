@@ -104,8 +104,13 @@ class StagedFunction:
         graph, inputs = self._graph, list(self._inputs)
         fetches, controls, sums = self._cut
         totals = [op.outputs[0] for level in self._levels for op in level]
-        done: set[str] = set()
+        done: set[str] = set()  # operations of earlier stages
         stages: list[Stage] = []
+        #     stage 0    inputs                       -> sums 0, carried 0
+        #                partners add up sums 0: totals 0
+        #     stage 1    inputs, totals 0, carried 0  -> sums 1, carried 1
+        #                ...
+        #     last       inputs, all totals, all carried  -> fetches
         for i, level in enumerate(self._levels):
             own_sums = [op.inputs[0] for op in level]
             received = [op.outputs[0] for op in level]

@@ -31,7 +31,6 @@ class Origin:
     """What a cell is traced from.
 
     Attributes:
-        function: The cell's function.
         specs: `CellArguments` of `tf.TensorSpec`s.
         input_structure: A nest like the inputs.
         moved: ids of the moving statistics that earlier cells have moved.

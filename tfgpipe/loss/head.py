@@ -71,6 +71,8 @@ def _sums_and_counts(
     sums: list[tf.Tensor] = []
     counts: list[tf.Tensor] = []
 
+    # Keras calls each loss with the labels it has found for it: sums are
+    # taken in that place.
     def replace(_: int, loss: Any) -> Any:
         def add_up(y_true: Any, y_pred: Any, sample_weight: Any) -> Any:
             total, count = sum_and_count(loss, y_true, y_pred, sample_weight)

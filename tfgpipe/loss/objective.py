@@ -170,6 +170,7 @@ class SummedLoss(Objective):
         results = run.results
         none = [None] * results.num_outputs  # the head has the loss
         with tf.device(results.device):
+            # loss = sum of w * total / count: by a total it is w / count.
             counts = self._counts(run)
             scale = self._scaled(tf.ones([], self._dtype(run)))
             return LossGradients(

@@ -128,6 +128,7 @@ def _cells(arguments: Arguments, costs: Sequence[float]) -> Iterator[Cell]:
     _check_groups(arguments.remat_groups, counts)
     start = index = 0
     columns = zip(*arguments.grid)
+    # A row of the grid is a replica; column k has the devices of cell k.
     for k, (devices, count) in enumerate(zip(columns, counts)):
         own = costs[start : start + count]
         for size in partition(own, arguments.remat_groups):

@@ -30,12 +30,7 @@ _FIXED = {*inspect.signature(Arguments.__init__).parameters} - {
 
 
 class Description(keras.Model):
-    """The part of `GPipe` that tells what it is, without running it.
-
-    Args:
-        arguments: Those of the model.
-        **kwargs: Those of `keras.Model`.
-    """
+    """The part of `GPipe` that tells what it is, without running it."""
 
     def __init__(self, arguments: Arguments, **kwargs: Any):
         super().__init__(**kwargs)

@@ -53,6 +53,7 @@ def look(
     outputs, added = [], []
     parts = zip(split.split(x), split.split(tuple(labels)))
     for m, (values, own) in enumerate(parts):
+        # What runs on is as the last micro-batch left it, all else as it was.
         with keras.StatelessScope(known, collect_losses=True) as scope:
             values = _run_cells(cells, values, training)
             if head is not None:

@@ -180,9 +180,8 @@ class Rehearsals(Steps):
     def by_layers(self, of_call: Callable[[LayerRun], Any]) -> ByLayers:
         """Runs training steps that change nothing.
 
-        Args:
-            of_call: What is asked of each call, a nest of tensors; called
-                while the step is traced.
+        `of_call` is asked of each call for a nest of tensors, while the step is
+        traced.
         """
         built = self.built_for("by_layers()")
         steps = [[*cell.calls] for cell in built.cells]
@@ -240,8 +239,7 @@ class Rehearsals(Steps):
     ) -> Iterator[None]:
         """Inside, training steps tell the gradients that they apply.
 
-        Args:
-            tell: Called with pairs of a gradient, or None, and its weight.
+        `tell` is called with pairs of a gradient, or None, and its weight.
         """
         self._step_notes.tell_gradients = tell
         try:
@@ -265,7 +263,7 @@ class Rehearsals(Steps):
             *internals.global_seed(),
             *([] if skips is None else skips.counts),
         ]
-        values = {id(v): (v, v.numpy()) for v in variables}
+        values = {id(v): (v, v.numpy()) for v in variables}  # on the host
 
         def put_back() -> None:
             for variable, value in values.values():
@@ -335,6 +333,7 @@ class _Recorded:
         order = [op.micro_batch for op in ops if op.cell == k]
         num_head = self.findings.num_head_losses
         made = {}
+        # Noted in the order of the schedule, returned in that of the rows.
         for m, (given, output) in zip(order, self._forward, strict=True):
             dy, dlosses, dx = self._backward.get(m, ((), (), ()))
             made[m] = LayerRun(

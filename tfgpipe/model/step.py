@@ -121,6 +121,7 @@ def lower(
     will_have: Any = ()
     if trained is not None:
         will_have = trained.has_gradient(traced)
+    # Only what will have a gradient gets a backward pass.
     tasks = traced.tasks(*will_have)
     program = traced.program(tasks, built.schedule_of)
     if trained is not None:
@@ -143,6 +144,10 @@ class Steps(Hooks):
         """Trains on one mini-batch; called by `fit`."""
         batch, arrival = self._unpack(data)
         head, loss = self._loss_of(batch, training=True)
+        #     forward     F0 F1             up to the first backward task
+        #     start             dy          where the loss's gradient starts
+        #     backward             B1 B0    all other tasks
+        #     update                     u
         run = self._forward(batch, head, loss, training=True)
         guard = self._guard(run)
         with tf.control_dependencies(arrival):

@@ -22,11 +22,9 @@ from tfgpipe.profiles import LayerSeconds
 
 
 class SizedModel(NamedTuple):
-    """The layers of a model, and what each needs.
+    """The layers of a model, how they are called, and what each needs.
 
     Attributes:
-        source: The layers, and how they are called.
-        sizes: What each needs.
         output_bytes: Of a row of the last layer's outputs.
         keys: What layers are, see `layer_key`.
     """

@@ -40,8 +40,6 @@ class Prediction(NamedTuple):
     """What a setting comes to.
 
     Attributes:
-        setting: What is predicted.
-        step_seconds: Of a training step.
         bubble: Share of the pipeline's time in which devices wait.
         recompute_seconds: Spent computing again, by the device that does most.
         busy_seconds: Of a device's tasks that are no recomputation, the mean.
@@ -149,8 +147,6 @@ class DeviceMemory(NamedTuple):
     """What a device holds at the peak of a step, in bytes.
 
     Attributes:
-        weights: Its weights.
-        slots: The optimizer's slots.
         gradients: One sum of gradients.
         activations: What it keeps of the micro-batches.
         working: What the task needs that runs then.
@@ -250,9 +246,7 @@ class Setting(NamedTuple):
     """What a `GPipe` can be told.
 
     Attributes:
-        num_replicas: R.
         num_devices: Of a replica.
-        layers_per_cell: The cut.
         num_micro_batches: M, of a replica.
         schedule: Its name.
         remat: The rule of each cell.

@@ -62,6 +62,8 @@ def fastest_settings(problem: PlanProblem, count: int) -> list[Prediction]:
     comes in the order of its time. At most `count`, of those that fit.
     """
     found: list[Prediction] = []
+    # In the order of what their time is not below: from some on, none can be
+    # faster than what was found.
     for bound, setting in sorted(_candidates(problem)):
         if len(found) >= count and bound >= max(
             NEAR * found[0].step_seconds, found[count - 1].step_seconds
@@ -167,6 +169,7 @@ def smallest(problem: PlanProblem) -> Prediction | None:
         return None
     setting = Setting(replicas, d, cut, m, "1f1b", ("always",) * d)
     found = predict(workload, setting, problem.machine)
+    # The least memory in which it fits.
     low, high = 0.0, float(max(found.device_bytes))
     while high - low > 0.01 * high:
         middle = (low + high) / 2
@@ -194,7 +197,7 @@ class PlanProblem:
         cut: Cuts a tuple of costs into cells; raises ValueError where it
             cannot.
         starts: Indices of the layers with which a cell can begin.
-        batch_size: Rows of a mini-batch.
+        batch_size: Rows of a mini-batch, of all replicas together.
         num_devices: All devices.
         num_replicas: The numbers of replicas to choose from.
         memory_limit: Bytes of a device; None for any.
@@ -267,6 +270,7 @@ def _with_remat(
     d, k = setting.num_devices, setting.num_partitions
     rules: list[str | None] = [None] * d
     rest = RULES if groups == 1 else RULES[1:]
+    # The fastest first: a device takes the first within which it fits.
     for rule in rest:
         trial = setting._replace(remat=(rule,) * k, remat_groups=groups)
         cells = workload.cells(trial.layers_per_cell, groups)

@@ -43,23 +43,21 @@ def seconds_by_flops(size: Any, rows: float, machine: Machine) -> LayerSeconds:
 
 
 class CellNeeds(NamedTuple):
-    """What consecutive layers need for a micro-batch.
+    """What consecutive layers need for a micro-batch, most of it in bytes.
 
     Attributes:
         seconds: By the kind of the task.
         facts: What a program has to know of them.
-        inputs: Bytes that come in.
-        outputs: Bytes that go out.
-        gradient_bytes: Bytes of the gradients of what comes in.
-        kept: Bytes that the backward pass needs, inputs among them.
-        kept_inputs: Of these, those of inputs.
+        inputs: What comes in.
+        outputs: What goes out.
+        gradient_bytes: Gradients of what comes in.
+        kept: What the backward pass needs, inputs among it.
+        kept_inputs: The inputs among that.
         crossing: What the gradients of inputs keep for those of weights.
         sparse: Slices of gradients, which are not added up.
-        forward: Bytes that a forward task needs besides, while it runs.
-        backward: Bytes that a backward task needs besides.
-        weights: Bytes of weights.
-        slots: Bytes of the optimizer's slots.
-        gradients: Bytes of one gradient of each weight.
+        forward: What a forward task needs besides, while it runs.
+        backward: What a backward task needs besides.
+        gradients: One gradient of each weight.
     """
 
     seconds: dict[str, float]
@@ -173,6 +171,7 @@ class Workload:
         # The loss, behind the last layer, is taken to keep the outputs.
         has_loss = stop == len(self.sizes)
         keeps = has_loss or self._paths.keeps(start, stop)
+        # What two neighbours both keep between them counts once: `_between`.
         inputs = kept = self._inputs[start]
         if keeps:
             kept += between(self._others) + between(self._between, stop - 1)

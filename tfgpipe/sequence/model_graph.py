@@ -111,6 +111,7 @@ class ModelGraph:
         costs = []
         example = cost_lib.example_of(self.specs[0])
         with internals.in_no_graph(internals.flat_layers(self.model)):
+            # An example may be several rows behind a layer that reshapes.
             for i, (step, cost) in enumerate(zip(self.steps, self.costs)):
                 made = self._estimated(i, cost, example, known)
                 costs.append(made.flops)

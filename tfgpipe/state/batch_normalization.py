@@ -61,15 +61,14 @@ _ROUNDING = {2: 2.0**-6, 4: 2.0**-21, 8: 2.0**-50}  # by bytes of a float
 class MovingStatistics:
     """The moving statistics of a cell, while its layers run.
 
-    Args:
-        layers: Batch normalisations whose moments are to be recorded instead
-            of moving their statistics.
-        moved: ids of the moving statistics that earlier cells have moved.
+    Of the `layers`, batch normalisations, moments are recorded in place of
+    moving their statistics; `moved` are ids of those that earlier cells have
+    moved.
 
     Attributes:
-        moments: By the id of a layer a list of its calls, each a
-            (mean, variance, count, few), where count is None without a mask,
-            and few is that of `count_of_few`.
+        moments: By the id of a layer a list of its calls, each a (mean,
+            variance, count, few), where count is None without a mask, and few
+            is that of `count_of_few`.
         rules: By the id of a layer a list of its calls, each the pairs (a, b)
             by which its mean and its variance move: old * a + new * b.
     """
@@ -176,8 +175,7 @@ def is_synchronized(layer: Any) -> bool:
 def choosing_moments(graph: Any) -> Callable:
     """The moments by which each layer of a cell normalises.
 
-    Args:
-        graph: Of the cell. Only there, partners can add up.
+    Only in the graph of the cell, this one, can partners add up.
     """
 
     def moments(layer: Any, inputs: Any, mask: Any) -> Any:
@@ -209,6 +207,8 @@ def moments_over_replicas(
     """
     channels = layer.axis % inputs.shape.rank
     axes = [i for i in range(inputs.shape.rank) if i != channels]
+    # Squares of differences from a value that all replicas know, near the mean:
+    # the sums then need one exchange, and lose little to rounding.
     near = tf.cast(tf.convert_to_tensor(layer.moving_mean), inputs.dtype)
     shape = [1] * len(axes)
     shape.insert(channels, -1)
@@ -224,6 +224,7 @@ def moments_over_replicas(
         squares = tf.where(mask, squares, zeros)
         count = tf.reduce_sum(tf.cast(mask, inputs.dtype) + zeros, axes)
         extra = keras.config.epsilon()  # as in Keras
+    # 3 x (channels,)
     own = [count, tf.reduce_sum(inputs, axes), tf.reduce_sum(squares, axes)]
     count, total, square = tf.unstack(add_up(tf.stack(own)))
     mean = tf.math.divide_no_nan(total, count + extra)
@@ -418,6 +419,7 @@ def combine_moments(
         )
     total = sum_of(counts)
     shares = [tf.math.divide_no_nan(count, total) for count in counts]
+    # The variance is that within micro-batches, and that between their means.
     mean = sum_of([w * m for w, m in zip(shares, means)])
     variance = sum_of(
         [

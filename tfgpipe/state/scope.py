@@ -25,17 +25,14 @@ from tfgpipe.state.seeds import advance_seed
 class StateScope(internals.ReadingScope):
     """Runs layers on given values of their variables, and notes new ones.
 
-    Args:
-        state: Pairs of a variable and its value.
-        seeds: The variables among them that are random seeds.
-        moving: Statistics that move at the end of the mini-batch.
-        training: Whether gradients are wanted.
+    `seeds` are the random seeds among the variables of `state`; `moving` are
+    statistics that move at the end of the mini-batch.
 
     Attributes:
         assigned: ids of the variables that got a new value.
         draws: How often the seed of an id was drawn.
-        overwritten: ids and paths of seeds that got another value than the
-            next one.
+        overwritten: ids and paths of seeds that got another value than the next
+            one.
         unknown: Paths of assigned variables that were not given.
         borrowed: Pairs of a layer's index and a variable that it reads without
             having been given it.

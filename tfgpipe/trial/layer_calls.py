@@ -226,6 +226,7 @@ def _value_of(variable: keras.Variable, rng: np.random.Generator) -> Any:
             return value
     elif not is_float:
         return tf.identity(variable.value)  # what it will begin with
+    # Equal numbers, such as zeros, would hide what a layer does with them.
     shape = variable.shape
     fan_in = math.prod(shape[:-1]) if len(shape) > 1 else 1
     drawn = rng.uniform(0.5, 1.5, shape) / math.sqrt(fan_in)

@@ -40,10 +40,9 @@ Values = dict[int, tuple[keras.Variable, tf.Tensor]]
 
 
 class TrialInputs(NamedTuple):
-    """What a layer is run on.
+    """What a layer is run on, a nest.
 
     Attributes:
-        nest: Its inputs.
         state: By the ids of variables what earlier layers have made of them.
         rows: Which ones of all rows these are.
         total: How many rows there are of all.

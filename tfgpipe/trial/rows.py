@@ -56,7 +56,7 @@ def has_unknown_sizes(specs: Any) -> bool:
 def drawn(
     specs: Any, length: int, limit: int, seed: int = 0, parts: Parts = FEW
 ) -> list[Any]:
-    """Rows of all, of the first part and of the other: three drawn nests.
+    """Three drawn nests of tensors: all rows, the first ones, and the others.
 
     `specs` is a nest of what has a shape (rows, ...) and a dtype, with None as
     a leaf; sizes that are not known are `length`. Integers are from 0 to below

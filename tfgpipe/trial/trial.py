@@ -58,10 +58,8 @@ _Difference = dict[tuple[int, str], tuple[CellFunction, Any, str]]
 class Trial:
     """Tries the layers of a model, each phase once.
 
-    Args:
-        rule: What happens where a layer differs: "warn", "error", or "off",
-            which is nothing.
-
+    `rule` says what happens where a layer differs: "warn", "error", or "off",
+    which is nothing.
     """
 
     def __init__(self, rule: str):
