@@ -77,6 +77,7 @@ class Folder:
                 self._lock = FolderLock(self.path, "folder")
             for left in self.path.glob(f"{_UNFINISHED}*"):
                 remove(left)
+            # What cannot be written to shows now, and not after hours.
             probe = self._unfinished("probe")
             probe.mkdir()
             probe.rmdir()
@@ -114,6 +115,7 @@ class Folder:
         for path in unfinished.iterdir():
             to_disk(path)
         to_disk(unfinished)
+        # One of the same step goes when the new one has its name.
         same = [again for known, again in self._named() if known == step]
         new = self._path(step, max(same) + 1 if same else 0)
         os.replace(unfinished, new)
@@ -178,6 +180,7 @@ class Folder:
         return self.path / f"{_UNFINISHED}{uuid.uuid4().hex}-{name}"
 
     def _delete(self, path: pathlib.Path) -> None:
+        # Without its name first: a kill leaves no half of a checkpoint.
         nameless = self._unfinished(path.name)
         os.replace(path, nameless)
         remove(nameless)

@@ -110,6 +110,7 @@ def restore(
             f"step={step!r}, and folder={str(folder)!r} with steps {steps}."
         )
     damaged: dict[int, str] = {}
+    # The last one first, until one is whole.
     for one in reversed(steps) if step is None else [int(step)]:
         path = found.of(one)
         try:
@@ -211,6 +212,7 @@ def _read(
     """A value, or rows of it, on this host: others may not have the folder."""
     part = ""
     if rows is not None:
+        # As "10 4 2,3:-": of a shape (10, 4), 3 rows from row 2 on, whole.
         sizes = " ".join(map(str, variable.shape))
         part = f"{sizes} {rows.start},{rows.stop - rows.start}"
         part += ":-" * (variable.shape.rank - 1)

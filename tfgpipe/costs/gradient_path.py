@@ -121,6 +121,10 @@ class GradientPaths:
         return self._known[key]
 
     def _keeps(self, start: int, stop: int) -> bool:
+        # Of what is alive, layer after layer:
+        #
+        #     there           the cell's inputs, and what follows at no cost
+        #     with_gradient   what the backward pass of the cell goes through
         there = with_gradient = frozenset(range(self._paths[start].num_inputs))
         for path, has in zip(self._paths[start:stop], self._has[start + 1 :]):
             made = [path.outs[o] for o in has if path.outs[o].is_made]

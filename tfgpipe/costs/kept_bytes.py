@@ -358,6 +358,7 @@ def one_by_one(
 
     if len(targets) == 1:
         return [(targets[0], found[0], spread(found[1]))]
+    # Of which outputs a gradient is shows only if each is differentiated.
     floats = [t for t in [*sources, *given] if t.dtype.is_floating]
     count = len(sources)
     each = [(t, tf.gradients(t, floats)) for t in targets]

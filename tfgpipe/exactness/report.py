@@ -309,6 +309,7 @@ def of_change(
     limit, unit = _ROUNDING[name]
     size = max(np.max(np.abs(expected)), scale)
     rounding = _UNITS_IN_LAST_PLACE * unit * size
+    # So that a difference of mere rounding comes to `limit` at most.
     change = max(np.max(np.abs(expected - before)), rounding / limit)
     return _share(np.max(np.abs(found - expected)), change)
 

@@ -54,6 +54,7 @@ def graph_key(graph: Any, ends: Any, has_gradients: bool) -> str:
     ]
     has_state = stateful(node.op for body in bodies for node in body)
     functions = _Functions(definition.library, ignored)
+    # Nodes are written by number: names differ from cell to cell.
     number = {node.name: f"{i}" for i, node in enumerate(definition.node)}
     found = hashlib.sha256()
     for node in definition.node:
@@ -70,7 +71,7 @@ def graph_key(graph: Any, ends: Any, has_gradients: bool) -> str:
         return "outside", id(end)
 
     facts = [
-        id(graph) if has_state else None,
+        id(graph) if has_state else None,  # then like no other
         tf.nest.map_structure(lambda _: 0, ends),
         list(map(written, tf.nest.flatten(ends, expand_composites=True))),
         [(written(inner), id(outer)) for outer, inner in graph.captures],

@@ -104,6 +104,7 @@ def trace(origin: Origin) -> Traced:
     seen: list[Any] = []
 
     def run(*arguments: Any) -> Any:
+        # The numbers that operations of earlier cells have taken.
         for _ in range(origin.op_seed):
             _next_op_seed()
         inputs = CellArguments(*arguments)

@@ -134,6 +134,7 @@ def streams_loss(
         return False
     calls: list[bool] = []
 
+    # Keras finds the labels of each loss, which is then only looked at.
     def replace(_: int, loss: Any) -> Callable:
         def check(y: Any, y_pred: Any, sample_weight: Any) -> Any:
             calls.append(_is_rowwise_loss(loss, y, y_pred))

@@ -237,6 +237,7 @@ class Description(keras.Model):
         records, start = [], 0
         counted: set[int] = set()
         groups = built.remat_groups
+        # Each of the user's cells is as many of these as there are groups.
         for first in range(0, len(built.cells), groups):
             parts = built.cells[first : first + groups]
             layers = [layer for part in parts for layer in part.sequence]

@@ -184,6 +184,8 @@ class Rehearsals(Steps):
         traced.
         """
         built = self.built_for("by_layers()")
+        #     built   | 0 1 | 2 3 4 |
+        #     here    | 0 | 1 | 2 | 3 | 4 | head |    each step is a cell
         steps = [[*cell.calls] for cell in built.cells]
         steps[-1].append(_Nothing())
         places = [k for k, own in enumerate(steps) for _ in own]

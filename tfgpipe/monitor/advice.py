@@ -123,6 +123,7 @@ def _moves(
     names, costs = layout.layers[cell], layout.costs[cell]
     total = sum(costs)
     shares = [c / total if total else 1 / len(costs) for c in costs]
+    #     | a b | c d e | f |      back: c, or c d;  on: e, or d e
     for target in (cell - 1, cell + 1):
         if not 0 <= target < len(seconds):
             continue

@@ -17,7 +17,7 @@ Source: TypeAlias = LayerList | ModelGraph
 
 
 def source_of(layers: Any) -> Source:
-    """What the user gave, as steps: a list, a model, or of `layers_of`.
+    """What the user gave, layers, a model or what `layers_of` made, as steps.
 
     Each item may be a pair with its cost.
 
