@@ -113,8 +113,8 @@ class GraphCutter:
     ) -> Subfunction:
         """Cuts out the function that computes some tensors from others.
 
-        It takes of the inputs what it needs, and runs of the operations that no
-        fetch needs only `controls`, for side effects, without what is `done`.
+        It takes the inputs that it needs. Of operations that no fetch needs it
+        runs `controls` alone, for their side effects, but none of `done`.
         `sums` is a fetch that is added to an argument of the function's, the
         sums so far.
         """

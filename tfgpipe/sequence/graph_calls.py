@@ -129,6 +129,7 @@ class GraphCalls:
 
         By the classes of layers alone: a file may give them other names.
         """
+        # By tensor, what it is computed from; inputs by their places.
         known = {value: f"input {i}" for i, value in enumerate(self.inputs)}
 
         def of(nest: Any) -> str:
