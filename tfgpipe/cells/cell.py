@@ -19,21 +19,17 @@ from tfgpipe.failures import add_note, check_interruption
 class Cell(keras.layers.Layer):
     """Calls its layers one after the other.
 
-    The model does not track it: names and files know nothing about cells.
-
-    Args:
-        index: Position in the pipeline, from 0. With `remat_groups`, each group
-            of a cell of the user's is such a cell.
-        steps: Calls of its layers, in order.
-        devices: Names of the devices that run them, one a replica.
-        number: Of the user's cell, which errors name. Defaults to the index.
+    The model does not track it: names and files know nothing about cells. The
+    devices run it, one a replica. With `remat_groups`, each group of a cell of
+    the user's is such a cell, whose `number` is that of the user's, for errors;
+    it defaults to the index.
 
     Attributes:
         sequence: The layer of each step.
-        device: The first of them, which has the variables that are not
-            trained. `run/pipeline.py` shares out the others.
-        borrowed: For each layer, the variables that it reads and does not
-            list, as a function does that has another layer in its closure.
+        device: The first of them, which has the variables that are not trained.
+            `run/pipeline.py` shares out the others.
+        borrowed: For each layer, the variables that it reads and does not list,
+            as a function does that has another layer in its closure.
         traced_as: The indices of the cells, equal to this one, in whose names
             its operations run.
     """
@@ -114,6 +110,7 @@ class Cell(keras.layers.Layer):
     @property
     def seeds(self) -> list[keras.Variable]:
         """The states of the layers' seed generators."""
+        # Keras lists seeds among variables, and not among weights.
         weights = {id(v) for layer in self.sequence for v in layer.weights}
         own = {
             id(v): v
@@ -216,14 +213,11 @@ class LayerCall:
         return made
 
     def __call__(self, values: Any, training: bool) -> Any:
-        """Runs the layer.
+        """Runs the layer on what the step before returned, a nest of tensors.
 
         It gets identities of its inputs, so that the gradients of all its uses
-        of a tensor are summed first, wherever a cell begins.
-
-        Args:
-            values: What the step before returned, a nest of tensors.
-            training: For the layer, or it is what the last layer left.
+        of a tensor are summed first, wherever a cell begins. It is told
+        `training`, or it would find what the last layer left.
         """
         return self.layer(_copied(values), training=training)
 
@@ -295,7 +289,7 @@ class LiveCall(LayerCall):
 
     @property
     def wiring(self) -> str | None:
-        """See `LayerCall`."""
+        """All arguments, as a text, with the places of tensors."""
         return str((self.args, self.kwargs))
 
     def taken(self, live: Any) -> Any:
@@ -303,14 +297,14 @@ class LiveCall(LayerCall):
         return {i: live[i] for i in self.uses}
 
     def specs_behind(self, live: Any, made: Any) -> Any:
-        """See `LayerCall`."""
+        """Specs of what is alive afterwards, see `LayerCall`."""
         given, outputs = tree.flatten(live), tree.flatten(made)
         return self.goes_on(
             lambda i: given[i], lambda i: None if made is None else outputs[i]
         )
 
     def __call__(self, values: Any, training: bool) -> Any:
-        """See `LayerCall`."""
+        """Runs the operation on what is alive, flat, see `LayerCall`."""
         live = tree.flatten(values)
         given = {i: _copied(live[i]) for i in self.uses}
         made = tree.flatten(self.run(given, training))
@@ -322,12 +316,7 @@ class LiveCall(LayerCall):
     def goes_on(
         self, live: Callable[[int], Any], made: Callable[[int], Any]
     ) -> Any:
-        """What goes out, a nest.
-
-        Args:
-            live: Returns what came in, by its position.
-            made: Returns what the operation made.
-        """
+        """What goes out, a nest, by positions of what came in or was made."""
         return tree.map_structure(
             lambda leaf: (live if isinstance(leaf, LiveInput) else made)(
                 leaf.index
@@ -336,7 +325,7 @@ class LiveCall(LayerCall):
         )
 
     def run(self, given: Mapping[int, Any], training: bool) -> Any:
-        """See `LayerCall`."""
+        """Runs the operation on what it takes, by position."""
         args, kwargs = self.arguments(given)
         if isinstance(self.operation, keras.layers.Layer):
             kwargs["training"] = training

@@ -53,8 +53,7 @@ class ForeignVariables(Exception):
 def until_known(run: Callable[[], Any]) -> Any:
     """What a function returns, once it is known what each cell reads.
 
-    Args:
-        run: Runs a mini-batch through the cells; begins again if one borrows.
+    `run` runs a mini-batch through the cells; it begins again if one borrows.
     """
     while True:
         try:
@@ -66,20 +65,17 @@ def until_known(run: Callable[[], Any]) -> Any:
 class CellFunction:
     """The function of a cell.
 
-    Args:
-        cell: The cell.
-        training: The `training` argument of its layers.
-        head: Loss and metrics, computed with the last cell, or None.
-        recomputes: Whether any micro-batch is computed again.
-        is_split: Whether there is more than one micro-batch.
+    `head` is the loss and metrics computed with the last cell, or None;
+    `recomputes` is whether any micro-batch is computed again; `is_split`
+    whether there are several.
 
     Attributes:
         weights: The trainable variables, a list a layer.
         state: All other variables, the metrics' among them.
         chained: ids of those that run on from micro-batch to micro-batch.
         seeds: Those that are random seeds.
-        normalizations: The batch normalisations that move their statistics
-            at the end of the mini-batch.
+        normalizations: The batch normalisations that move their statistics at
+            the end of the mini-batch.
         synchronizes: Whether it takes moments over replicas.
     """
 
@@ -112,7 +108,7 @@ class CellFunction:
 
     @property
     def flat_weights(self) -> list[Any]:
-        """The trainable variables."""
+        """The trainable variables of all layers, in one list."""
         return [v for layer in self.weights for v in layer]
 
     @property
@@ -136,12 +132,13 @@ class CellFunction:
     ) -> tuple[Output, TraceFindings]:
         """Runs layers and head on given values of all variables.
 
-        Args:
-            arguments: The values.
-            input_structure: A nest like the inputs.
-            first: False in a recomputation, which needs no metrics.
-            moved: ids of the moving statistics that earlier cells have moved.
+        `first` is False in a recomputation, which needs no metrics. `moved` are
+        ids of the moving statistics that earlier cells have moved.
         """
+        # What layers read and assign goes through the scope: the function
+        # takes all of it as arguments, and returns what would be left behind.
+        #
+        #     arguments -> [ scope: layer 0 -> layer 1 -> .. -> head ] -> Output
         moving = MovingStatistics(self.normalizations, moved)
         scope = StateScope(
             list(zip(self.state, arguments.state)),
@@ -149,7 +146,9 @@ class CellFunction:
             moving,
             self.training,
         )
+        # Where each layer begins in the graph: it is differentiated by layers.
         starts: list[int] = []
+        # Flat, as a function takes them -> a list a layer, as the weights are.
         assigned = tf.nest.pack_sequence_as(
             self.weights,
             arguments.assigned or [None] * len(self.flat_weights),
@@ -166,7 +165,7 @@ class CellFunction:
         if self.synchronizes:
             moments = choosing_moments(internals.current_graph())
         updated: list[Any] = []
-        sums, counts = [], []
+        sums, counts = [], []  # scalars, one for each output with a loss
         x = arguments.inputs.nest(input_structure)
         with (
             scope,
@@ -190,6 +189,7 @@ class CellFunction:
                 "as of `next(ordered=False)`. Leave that out, or pass "
                 "num_micro_batches=1."
             )
+        # Only a run can show it: the step begins anew, with them among its own.
         if scope.borrowed:
             raise ForeignVariables(self.cell, scope.borrowed)
         findings = TraceFindings(

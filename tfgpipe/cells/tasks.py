@@ -35,15 +35,9 @@ from tfgpipe.schedules import CellFacts
 
 
 class CellTasks:
-    """Makes the tasks of a cell.
+    """Makes the tasks of a cell; equal cells share their graph.
 
-    Args:
-        cut: The cell's graph, which equal cells share.
-        needs_dx: Whether the gradients of the inputs are wanted.
-
-    Attributes:
-        graph: The cell's graph.
-        needs_dx: Whether the gradients of the inputs are wanted.
+    With `needs_dx`, the gradients of the inputs are computed, too.
     """
 
     def __init__(self, cut: CellGraph, needs_dx: bool):
@@ -75,7 +69,7 @@ class CellTasks:
 
     @property
     def weight_dtypes(self) -> list[tf.DType]:
-        """Those of the flat weights; of their casts, if the cell only casts."""
+        """The dtypes of the flat weights, or of what a cell only casts to."""
         return [t.dtype for t in self.graph.weights.tensors]
 
     def pack_weights(self, weights: list[list[Any]]) -> Any:
@@ -83,19 +77,16 @@ class CellTasks:
         return self.graph.weights.pack(tf.nest.flatten(weights))
 
     def forward(self, arguments: CellArguments, keeps: bool) -> TaskCall:
-        """Computes the outputs.
+        """A task that returns the `Output`, and what is kept.
 
-        Args:
-            arguments: The cell's arguments, with packed weights.
-            keeps: Whether to return what the backward pass needs.
-
-        Returns:
-            A task that returns the `Output`, and what is kept.
+        The arguments have packed weights; `keeps` says whether to return what
+        the backward pass needs.
         """
         cut, outputs = self.graph, self.graph.traced.outputs
         kept = [cut.kept] if keeps else []
         if keeps and cut.recomputes_in_backward:
             cut.check_kept()
+        # In a row: the tensors of the output, the totals, what is kept.
         function = cut.function(
             ("forward", keeps),
             [],
@@ -112,14 +103,9 @@ class CellTasks:
         return TaskCall(function, cut.values(arguments), (), finish)
 
     def recompute(self, arguments: CellArguments, kept: KeptValues) -> TaskCall:
-        """Computes again what the backward pass needs, as `forward` does.
+        """A task that computes again what the backward pass keeps.
 
-        Args:
-            arguments: The cell's arguments.
-            kept: What `forward` did keep.
-
-        Returns:
-            A task that returns what is kept.
+        `kept` is what `forward` did keep.
         """
         cut = self.graph
         function = cut.function("recompute", cut.totals, [cut.kept])
@@ -139,20 +125,12 @@ class CellTasks:
         sums: GradientSums | None,
         m: int,
     ) -> TaskCall:
-        """Computes the gradients.
+        """A task that returns the gradients of the inputs, and the new sums.
 
-        Args:
-            arguments: The cell's arguments.
-            kept: What `forward` or `recompute` kept. What is missing is
-                computed again.
-            dy: The gradients of the output tensors, None where there is none.
-            dlosses: Those of the losses, scalars.
-            sums: The gradients so far; None at first.
-            m: Index of the micro-batch.
-
-        Returns:
-            A task that returns the gradients of the input tensors, None where
-            there are none, and the new sums.
+        What `forward` or `recompute` did not keep is computed again. `dy` are
+        the gradients of the output tensors, None where there is none, and
+        `dlosses` those of the losses, scalars; `sums` are those so far, None at
+        first. None among the results where an input has no gradient.
         """
         values = self._values(arguments, kept, dy, dlosses)
         return self._summed(self._dx, values, sums, m)
@@ -164,14 +142,13 @@ class CellTasks:
         dy: Sequence[Any],
         dlosses: Sequence[tf.Tensor],
     ) -> TaskCall:
-        """Computes the gradients of the inputs.
+        """A task that returns the inputs' gradients, and what is kept by now.
 
-        Returns:
-            A task that returns the gradients, and what is kept by now, what
-            was missing among it.
+        That has what was missing in it, too.
         """
         cut = self.graph
         has_kept = kept.values is not None
+        # What was dropped is computed here, and handed to the other half.
         function = cut.function(
             ("input_gradient", has_kept),
             [*cut.totals, cut.kept] if has_kept else cut.totals,
@@ -197,10 +174,9 @@ class CellTasks:
         sums: GradientSums | None,
         m: int,
     ) -> TaskCall:
-        """Computes the gradients of the weights, see `backward`.
+        """A task that returns the new sums of weights' gradients.
 
-        Returns:
-            A task that returns the new sums.
+        It takes what `backward` does.
         """
         values = self._values(arguments, kept, dy, dlosses)
         work = self._summed([], values, sums, m)
@@ -238,6 +214,7 @@ class CellTasks:
         """A function that adds the gradients of the weights to sums."""
         cut, backward = self.graph, self.graph.backward
         sparse = [d._replace(dense=None) for d in backward.dw]
+        # What is not among the values is computed again, within the function.
         kept = [one for one in (cut.kept, cut.crossing) if one in values]
         function = cut.function(
             ("backward", len(dx), len(kept), sums is None),
@@ -246,6 +223,7 @@ class CellTasks:
             sums and cut.sums,
         )
 
+        # results: dx, the packed dense sums, the slices of the sparse ones.
         def finish(results: list[Any]) -> tuple[list[Any], GradientSums]:
             left = iter(results)
             found = _like(
@@ -290,7 +268,7 @@ class KeptValues(NamedTuple):
         totals: What was added up over replicas.
         values: What `CellGraph.kept` names, packed; None if it was dropped.
         crossing: What `CellGraph.crossing` names, packed; None before it is
-        there.
+            there.
     """
 
     totals: list[tf.Tensor]
@@ -315,5 +293,5 @@ class TaskCall(NamedTuple):
     finish: Callable[[list[Any]], Any]
 
     def __call__(self) -> Any:
-        """Runs the task."""
+        """Runs the task, and returns what it is to return."""
         return self.finish(self.function(self.values, self.sums))

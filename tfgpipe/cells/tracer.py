@@ -50,11 +50,9 @@ from tfgpipe.graphs import (
 class Tracer:
     """Traces, differentiates and cuts cells; equal ones once.
 
-    Args:
-        jit_compile: Whether XLA compiles each function. It draws other random
-            numbers from a seed than TensorFlow does, so it is all or none.
-        gradient_dtype: In which the gradients of weights are summed; None for
-            that of each weight.
+    XLA (`jit_compile`) draws other random numbers from a seed than TensorFlow
+    does, so it compiles all functions or none. `gradient_dtype` is that in
+    which the gradients of weights are summed; None for that of each weight.
 
     Attributes:
         can_recompute: Whether cells are recomputed by tasks of their own.
@@ -85,11 +83,9 @@ class Tracer:
     ) -> list[Traced]:
         """Traces cells that follow each other.
 
-        Args:
-            functions: The cells' functions.
-            x: The inputs of the first.
-            specs: What each cell takes; of the inputs, those of the first.
-            of_rows: Makes the spec of what has a row for each of the batch's.
+        `x` are the inputs of the first; `specs` what each cell takes, but the
+        inputs of the first alone. `of_rows` makes the spec of what has a row
+        for each of the batch's.
         """
         made: list[Traced] = []
         structure = structure_of(x)
@@ -114,6 +110,7 @@ class Tracer:
             made.append(traced)
             structure = traced.findings.output_structure
             outputs = Boundary(traced.outputs.tensors, traced.outputs.masks)
+            # What this cell returns is what the next one is traced for.
             inputs = tf.nest.map_structure(
                 lambda t: None if t is None else of_rows(t), outputs
             )
@@ -134,19 +131,18 @@ class Tracer:
     ) -> list[Backward]:
         """Adds the backward pass, from the last cell to the first.
 
-        Args:
-            traced: The cells.
-            differentiates: For each, whether it has a backward pass.
-            has_gradient: For each output tensor of the last cell, whether
-                there will be a gradient.
-            has_losses: For each cell, whether there will be one of each of
-                its layers' own losses; None for of all.
+        Only to cells that have one, of which `differentiates` tells.
+        `has_gradient` says for each output tensor of the last cell whether
+        there will be a gradient; `has_losses` for each cell whether there will
+        be one of each of its layers' own losses, None for of all.
         """
         made: list[Backward] = []
+        # Of what cell k returns, that has a gradient which has one in k + 1.
         for k, cell in reversed(list(enumerate(traced))):
             if differentiates[k]:
                 losses = [True] * len(cell.outputs.losses)
                 if has_losses is not None:
+                    # Those of the head come first, and all have one.
                     losses[cell.findings.num_head_losses :] = has_losses[k]
                 one = self._differentiated(cell, has_gradient, losses)
                 made.insert(0, one)
@@ -179,7 +175,7 @@ class Tracer:
     def tasks(
         self, cells: Sequence[Backward], needs_dx: Sequence[bool]
     ) -> list[CellTasks]:
-        """Cuts the tasks out."""
+        """Cuts the tasks of each cell out of its graph."""
         cuts = [self._once(c, functools.partial(self._cut, c)) for c in cells]
         return [CellTasks(cut, needs) for cut, needs in zip(cuts, needs_dx)]
 
@@ -225,7 +221,7 @@ class _EarlierCells:
         self._moved: set[int] = set()
 
     def add(self, function: CellFunction, traced: Traced) -> None:
-        """Takes a cell's trace."""
+        """Takes in what a traced cell leaves to those behind it."""
         output = traced.outputs
         for variable, value in zip(function.flat_weights, output.weights):
             if value is not None:
@@ -237,7 +233,7 @@ class _EarlierCells:
                 self._moved |= {id(layer.moving_variance)}
 
     def assigned_to(self, function: CellFunction) -> list[Any]:
-        """Specs of `CellArguments.assigned`."""
+        """Specs of what earlier cells have assigned to a cell's weights."""
         found = [self._assigned.get(id(v)) for v in function.flat_weights]
         return found if any(t is not None for t in found) else []
 
@@ -285,11 +281,8 @@ def _check_operations(
 ) -> None:
     """Warns of a cell's stateful operations and refuses random ones.
 
-    Args:
-        cell: The cell.
-        operations: All of its graph, in order.
-        starts: For each layer, how many operations there were before it.
-        recomputes: Whether the cell is computed again in the backward pass.
+    `starts` says for each layer how many of the operations come before it;
+    `recomputes` whether the backward pass computes the cell again.
 
     Raises:
         ValueError: If the recomputation would draw other random numbers, or

@@ -46,8 +46,7 @@ _NAME = re.compile(r"step-(\d+)(?:\.(\d+))?")
 class Folder:
     """The checkpoints of one training.
 
-    Args:
-        path: Where they are, on this host or a file system that it mounts.
+    `path` is on this host or a file system that it mounts.
 
     Raises:
         ValueError: If it is an address, such as that of a bucket; from `take`
@@ -78,6 +77,7 @@ class Folder:
                 self._lock = FolderLock(self.path, "folder")
             for left in self.path.glob(f"{_UNFINISHED}*"):
                 remove(left)
+            # What cannot be written to shows now, and not after hours.
             probe = self._unfinished("probe")
             probe.mkdir()
             probe.rmdir()
@@ -115,6 +115,7 @@ class Folder:
         for path in unfinished.iterdir():
             to_disk(path)
         to_disk(unfinished)
+        # One of the same step goes when the new one has its name.
         same = [again for known, again in self._named() if known == step]
         new = self._path(step, max(same) + 1 if same else 0)
         os.replace(unfinished, new)
@@ -123,14 +124,11 @@ class Folder:
             self._delete(self._path(step, again))
 
     def keep(self, count: int, mode: str, name: str | None, last: int) -> None:
-        """Deletes all but the last ones, and the best one.
+        """Deletes all but the last `count`, and the best one.
 
-        Args:
-            count: How many of the last ones stay.
-            mode: "min" or "max": which monitored value is the best.
-            name: Of what is monitored, or None.
-            last: The last step of this training. What there is of later steps
-                is damaged, and left.
+        That is the "min" or "max" of what is monitored, if `name` is not None.
+        What there is of later steps than `last`, the last one of this training,
+        is damaged, and left.
         """
         steps = [step for step in self.steps() if step <= last]
         kept = set(steps[-count:])
@@ -182,6 +180,7 @@ class Folder:
         return self.path / f"{_UNFINISHED}{uuid.uuid4().hex}-{name}"
 
     def _delete(self, path: pathlib.Path) -> None:
+        # Without its name first: a kill leaves no half of a checkpoint.
         nameless = self._unfinished(path.name)
         os.replace(path, nameless)
         remove(nameless)
@@ -249,11 +248,7 @@ class Damaged(Exception):
 
 
 def read_manifest(folder: pathlib.Path, step: int | None = None) -> Manifest:
-    """The manifest of a checkpoint.
-
-    Args:
-        folder: Of the checkpoint.
-        step: That its name says; None for any.
+    """The manifest of a checkpoint, whose name says `step`; None for any.
 
     Raises:
         Damaged: If there is none, or it is not whole, or of another step.

@@ -126,6 +126,7 @@ def restore(
             f"step={step!r}, and folder={str(folder)!r} with steps {steps}."
         )
     damaged: dict[int, str] = {}
+    # The last one first, until one is whole.
     for one in reversed(steps) if step is None else [int(step)]:
         path = found.of(one)
         try:
@@ -227,6 +228,7 @@ def _read(
     """A value, or rows of it, on this host: others may not have the folder."""
     part = ""
     if rows is not None:
+        # As "10 4 2,3:-": of a shape (10, 4), 3 rows from row 2 on, whole.
         sizes = " ".join(map(str, variable.shape))
         part = f"{sizes} {rows.start},{rows.stop - rows.start}"
         part += ":-" * (variable.shape.rank - 1)
@@ -257,6 +259,7 @@ def _matched(
 ) -> dict[str, list[int]]:
     """For each variable of a model the index of the one that was saved."""
     found: dict[str, list[int]] = {}
+    # By model ("own") and checkpoint, and then by group.
     names = {
         where: {
             group: [name for name, *_ in records[group]] for group in records
@@ -296,6 +299,7 @@ def _matched(
                 "model as it was for the training, with the same layers "
                 "frozen."
             ) from None
+        # Of the same place, and yet of another size.
         for (name, *kind), i in zip(own, found[group]):
             saved_name, *saved_kind = saved[i]
             if kind != saved_kind:
@@ -361,15 +365,10 @@ class Mismatch(Exception):
 def matched(
     own: Sequence[str], saved: Sequence[str]
 ) -> tuple[list[int], tuple[str, str] | None]:
-    """Finds the variables of layers.
+    """For each of a model's names its index among as many saved names.
 
-    Args:
-        own: Names in the model.
-        saved: As many names in the checkpoint.
-
-    Returns:
-        For each of the model its index among those saved; and two names that
-        differ, the model's and the saved, if it was found by its order alone.
+    And two names that differ, the model's and the saved, if they were found by
+    their order alone.
 
     Raises:
         Mismatch: If layers have other places.
@@ -395,21 +394,15 @@ def matched_slots(
     saved_weights: Sequence[str],
     weights: Sequence[int],
 ) -> list[int]:
-    """Finds what an optimizer keeps.
+    """For each name in the model's optimizer its index among those saved.
 
-    Args:
-        own: Names in the model's optimizer.
-        saved: As many names in the checkpoint.
-        own_weights: Names of the variables of the model's layers.
-        saved_weights: Those that were saved.
-        weights: What `matched` found for them.
-
-    Returns:
-        For each of the model's its index among those saved.
+    `weights` is what `matched` found for the variables of layers, of which the
+    names are `own_weights` and `saved_weights`.
 
     Raises:
         Mismatch: If it is kept for other weights.
     """
+    # (Index of the weight among those saved, what the slot is of it).
     mine = [
         (None if place is None else weights[place], kind)
         for place, kind in _slots(own, own_weights)
@@ -454,6 +447,7 @@ def _renumbered(*lists: Sequence[str]) -> list[list[str]]:
 
     These count from 0, in the order in which they come.
     """
+    # dense_3, dense_7 -> dense#0, dense#1; the same numbers in all stay.
     by_stem = [_numbers(names) for names in lists]
 
     def renumbered(part: str, own: dict[str, dict[str, int]]) -> str:
@@ -487,6 +481,7 @@ def _slots(
     names: Sequence[str], weights: Sequence[str]
 ) -> list[tuple[int | None, str]]:
     """Of each slot the index of its weight, or None, and what it is of it."""
+    # The longest first, as one name may begin with another.
     starts = sorted(
         ((f"{w.replace('/', '_')}_", i) for i, w in enumerate(weights)),
         key=lambda one: -len(one[0]),

@@ -54,14 +54,10 @@ atexit.register(wait_for_all)
 class Writer:
     """Writes checkpoints of a model, one at a time.
 
-    Args:
-        folder: Where; made already.
-        keep: How many of the last ones stay.
-        mode: "min" or "max": which monitored value is the best.
-        best: Name of what is monitored, or None.
-        versions: Of the libraries, for the manifest.
-        shared: Whether all hosts have the folder, and each writes its values.
-            Or else this process writes them all.
+    The folder is made already. The last `keep` stay, and the best by `mode`,
+    "min" or "max", of what `best` names, if that is not None. If `shared`, all
+    hosts have the folder, and each writes its values; else this process writes
+    them all.
     """
 
     def __init__(
@@ -91,13 +87,9 @@ class Writer:
     ) -> None:
         """Begins to write, once the checkpoint before is written.
 
-        When it returns, the model may be trained on.
-
-        Args:
-            model: The model.
-            position: Where in its data it is.
-            monitored: A metric's "name" and "value", or None.
-            settings: What its optimizer was told at first.
+        When it returns, the model may be trained on. `monitored` is a metric's
+        "name" and "value", or None; `settings` is what the optimizer was told
+        at first.
 
         Raises:
             OSError: If the one before could not be written.
@@ -114,6 +106,8 @@ class Writer:
             self._versions,
             settings or {},
         )
+        #     training   step 7 | copy | step 8 | step 9 | ...
+        #     thread                   | write ...... |
         self._thread = _Thread(
             target=self._run, args=(shards, manifest), daemon=True
         )
@@ -155,6 +149,7 @@ class Writer:
         self, shards: dict[str, dict[str, tf.Tensor]], manifest: Manifest
     ) -> None:
         step = manifest.position.step
+        # It gets its name when all of it is there: a kill leaves no half one.
         unfinished = self._folder.begin(step)
         try:
             _write_values(unfinished, shards)
@@ -222,13 +217,9 @@ def contents(model: keras.Model) -> dict[str, list[Any]]:
 
     The order is that of the layers, wherever they are: the same for a `GPipe`
     of any cells and replicas, and for a plain Keras model of the same layers.
-
-    Args:
-        model: A model that is built, whose optimizer is, if it has one.
-
-    Returns:
-        "model": weights, state, seeds and metrics of layers; "optimizer": its
-        slots, iterations and the like; "skipped", for a `GPipe` that skips.
+    "model" has weights, state, seeds and metrics of layers; "optimizer" its
+    slots, iterations and the like, if there is one, which is built; "skipped"
+    is there for a `GPipe` that skips.
     """
     optimizer = getattr(model, "optimizer", None)
     skips = getattr(model, "skips", None)

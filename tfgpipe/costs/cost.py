@@ -42,20 +42,13 @@ Cost: TypeAlias = float | Callable[[keras.layers.Layer, Any], float]
 def resolve_cost(
     layer: keras.layers.Layer, cost: Cost, input_spec: Any
 ) -> float:
-    """Returns what a layer costs by what the user gave.
+    """What a layer costs by what the user gave, in the unit of that.
 
-    Args:
-        layer: The layer.
-        cost: A finite number that is not negative, in any unit; or a function
-            of the layer and `input_spec` that returns one.
-        input_spec: Nest of `keras.KerasTensor` that the layer is called on.
-
-    Returns:
-        The cost, in the unit of what was given.
+    `cost` is a finite number from 0, or a function of the layer and
+    `input_spec`, a nest of `keras.KerasTensor`, that returns one.
 
     Raises:
-        ValueError: If that is not a finite number from 0, or the function
-            fails.
+        ValueError: If it is something else, or the function fails.
 
     Example:
 
@@ -92,14 +85,9 @@ def _bad_cost(layer: keras.layers.Layer, received: str) -> ValueError:
 def layer_flops(layer: keras.layers.Layer, input_spec: Any) -> float:
     """Estimates the FLOPs of a layer's forward pass for one example.
 
-    Args:
-        layer: A layer that is built; its variables need no values yet.
-        input_spec: Nest (tensor, tuple, list, dict; None as a leaf) of
-            `keras.KerasTensor` that the layer is called on, whose first
-            dimension is the batch.
-
-    Returns:
-        Floating-point operations of one example.
+    The layer is built; its variables need no values yet. `input_spec` is a nest
+    (tensor, tuple, list, dict; None as a leaf) of `keras.KerasTensor` (batch,
+    ...).
 
     Raises:
         ValueError: If the layer is not built, or fails on one example.
@@ -123,17 +111,11 @@ def layer_flops(layer: keras.layers.Layer, input_spec: Any) -> float:
 def estimated(call: LayerCall, example: Any, known: dict[Any, Any]) -> Estimate:
     """As `layer_flops`, for what layers before have made of one example.
 
-    A layer that fails on it may train all the same, on more examples: it is
-    taken to multiply and add once by each of its weights.
-
-    Args:
-        call: Calls the layer, which is built; its variables need no values yet.
-        example: Nest of `keras.KerasTensor` of one example, which may be
-            several rows by now: what the call takes.
-        known: Estimates made before, which this call reads and adds to. Pass
-            the same (at first empty) dict for all layers of a model, and
-            layers of one class, config, input and variable shapes are traced
-            once.
+    That may be several rows by now. A layer that fails on it may train all the
+    same, on more examples: it is taken to multiply and add once by each of its
+    weights. `known` is read and added to: with one dict, at first empty, for a
+    model, layers of one class, config, input and variable shapes are traced
+    once.
     """
     key = key_of(call, example)
     if key in known:
@@ -176,7 +158,6 @@ class Estimate(NamedTuple):
     """What a layer does with one example.
 
     Attributes:
-        flops: Floating-point operations.
         outputs: Specs of its outputs, a nest, or None if they are not known.
     """
 
@@ -196,13 +177,10 @@ def example_of(spec: Any) -> Any:
 
 
 def goes_on(call: LayerCall, live: Any, made: Any, spec: Any) -> Any:
-    """What goes on of one example, as far as it is known.
+    """Specs of what goes on of one example, as far as it is known.
 
-    Args:
-        call: What made something of it.
-        live: Specs of what was alive before it, a nest.
-        made: Those of what it made, a nest, or None.
-        spec: Those of what goes on of a batch, a nest.
+    All are nests: `live` of what was alive before the call, `made` of what it
+    made, or None, `spec` of what goes on of a batch.
     """
     made = call.specs_behind(live, made)
     expected = example_of(spec)
@@ -256,15 +234,9 @@ def estimate_of(call: LayerCall, example: Any) -> Estimate:
 
 
 def traced(call: Callable, spec: Any, unknown: int | None) -> tuple[Any, Any]:
-    """Calls a layer in a graph that never runs.
+    """The graph of a layer's call, which never runs, and its outputs' specs.
 
-    Args:
-        call: The layer, or a function that calls it.
-        spec: Nest of `keras.KerasTensor` that it is called on.
-        unknown: What sizes are that are not known, or None.
-
-    Returns:
-        The graph, and specs of the outputs.
+    Sizes that are not known are `unknown`, or stay so if that is None.
     """
     found: list[Any] = []
 

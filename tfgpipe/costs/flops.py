@@ -90,13 +90,9 @@ _CALLED = ("f", "then_branch", "else_branch", "branches")
 
 
 def graph_flops(graph: Any) -> float:
-    """Counts the FLOPs that the outputs of a function's graph need.
+    """Counts the FLOPs that the outputs of a concrete function's graph need.
 
-    Args:
-        graph: Graph of a concrete function.
-
-    Returns:
-        Floating-point operations of one run; unknown dimensions count as 1.
+    Those of one run; unknown dimensions count as 1.
 
     Example:
 
@@ -141,6 +137,7 @@ def _is_float(op: tf.Operation) -> bool:
 
 def _float_flops(op: tf.Operation) -> int:
     if op.type in _MATRIX_PRODUCTS:
+        # (m, n) x (n, k): a product and a sum for each of m, n and k.
         rows_and_columns = _dims(op.inputs[0])[-2:]
         transposed = op.get_attr(_MATRIX_PRODUCTS[op.type])
         return 2 * _size(op.outputs[0]) * rows_and_columns[not transposed]
@@ -170,8 +167,10 @@ def _float_flops(op: tf.Operation) -> int:
 
 def _einsum_flops(op: tf.Operation) -> int:
     terms, result = op.get_attr("equation").decode().split("->")
+    # Labels that the result lacks are summed over: b, of "ab,bc->ac".
     summed: dict[str, int] = {}
     for term, tensor in zip(terms.split(","), op.inputs):
+        # Before an ellipsis axes count from the front, after it from the end.
         left, _, right = term.partition("...")
         dims = _dims(tensor)
         sizes = dict(zip(left, dims)) | dict(zip(right[::-1], dims[::-1]))

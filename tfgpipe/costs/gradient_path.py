@@ -67,13 +67,10 @@ class GradientPath(NamedTuple):
     def among(
         self, num_live: int, uses: Sequence[int], gives: Sequence[int]
     ) -> GradientPath:
-        """The same for a layer that takes some of what is alive.
+        """The same for a layer that takes, by position, some of what is alive.
 
-        Args:
-            num_live: How many tensors are alive before it.
-            uses: Which of them it takes, by position.
-            gives: What is alive behind it: of what was before, the position;
-                of what the layer makes, the position -1, -2 and so on.
+        `gives` is what is alive behind it: of what was before, the position; of
+        what the layer makes, -1, -2 and so on.
         """
 
         def taken(inputs: frozenset[int]) -> frozenset[int]:
@@ -124,6 +121,10 @@ class GradientPaths:
         return self._known[key]
 
     def _keeps(self, start: int, stop: int) -> bool:
+        # Of what is alive, layer after layer:
+        #
+        #     there           the cell's inputs, and what follows at no cost
+        #     with_gradient   what the backward pass of the cell goes through
         there = with_gradient = frozenset(range(self._paths[start].num_inputs))
         for path, has in zip(self._paths[start:stop], self._has[start + 1 :]):
             made = [path.outs[o] for o in has if path.outs[o].is_made]

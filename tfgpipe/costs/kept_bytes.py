@@ -86,13 +86,10 @@ class KeptBytes(NamedTuple):
 def kept_bytes(
     layer: keras.layers.Layer, spec: Any, call: Callable | None = None
 ) -> KeptBytes:
-    """What a layer keeps, and needs.
+    """What a layer keeps, and needs, on inputs whose sizes are all known.
 
-    Args:
-        layer: A layer that is built; its variables need no values.
-        spec: Nest of `keras.KerasTensor` that it is called on, all of whose
-            sizes are known.
-        call: Calls it on such a nest, for a `training`; None for the layer.
+    It is built; its variables need no values. `call` calls it on such a nest,
+    for a `training`; None for the layer itself.
 
     Example:
 
@@ -130,13 +127,9 @@ def kept_bytes(
 def _kept(
     outputs: list[Any], sources: list[Any], weights: list[Any], given: list[Any]
 ) -> KeptBytes:
-    """See `kept_bytes`.
+    """As `kept_bytes`, of tensors of a graph.
 
-    Args:
-        outputs: What the layer returned.
-        sources: Its trainable weights.
-        weights: All its weights.
-        given: Its inputs.
+    `sources` are the trainable ones of the `weights`; `given` the inputs.
     """
     graph = tf.compat.v1.get_default_graph()
     forward = graph.get_operations()
@@ -159,6 +152,7 @@ def _kept(
     kept = {
         ref for ref in _owners(read) - free if ref.deref().op.type != "Const"
     }
+    # A byte counts once: as an input's, an output's, or neither's.
     first = _owners(given)
     last = _owners(outputs) - first
     # What the gradients of inputs make is there before those of weights are.
@@ -223,13 +217,9 @@ def _owners(tensors: Iterable[Any]) -> set[Any]:
 def _peak(ops: Sequence[Any], free: set[Any], results: Iterable[Any]) -> int:
     """Bytes that are there at most, if operations run in this order.
 
-    A tensor is there until its last reader has run; one that has the size of
-    an input that dies takes its place.
-
-    Args:
-        ops: The operations.
-        free: References of tensors that do not count.
-        results: Tensors that stay.
+    A tensor is there until its last reader has run; one that has the size of an
+    input that dies takes its place. `free` are references of tensors that do
+    not count; `results` stay.
     """
     inside = set(ops)
     readers: collections.Counter[Any] = collections.Counter()
@@ -326,12 +316,8 @@ class LayerGradient:
     ) -> GradientPath:
         """What all this comes to.
 
-        Args:
-            outputs: What the layer returned.
-            gradients: Some of them, each with its gradients with respect to
-                weights and to inputs, None where there is none.
-            reads: What gradients take.
-            weights_read: What those with respect to weights alone take.
+        `gradients` are some of the outputs, each with its gradients with
+        respect to weights and to inputs, None where there is none.
         """
         of = {t.ref(): (dw, dx) for t, dw, dx in gradients}
         outs = []
@@ -362,12 +348,8 @@ def one_by_one(
 ) -> list[tuple[Any, list[Any], list[Any]]]:
     """Each output with its gradients with respect to weights and inputs.
 
-    Args:
-        targets: The outputs.
-        sources: The trainable weights.
-        given: The inputs.
-        found: The gradients of all outputs, with respect to weights and
-            continuous inputs.
+    `found` are those of all outputs together, with respect to weights and
+    continuous inputs; `sources` are the trainable weights.
     """
 
     def spread(dx: list[Any]) -> list[Any]:
@@ -376,6 +358,7 @@ def one_by_one(
 
     if len(targets) == 1:
         return [(targets[0], found[0], spread(found[1]))]
+    # Of which outputs a gradient is shows only if each is differentiated.
     floats = [t for t in [*sources, *given] if t.dtype.is_floating]
     count = len(sources)
     each = [(t, tf.gradients(t, floats)) for t in targets]
@@ -385,13 +368,7 @@ def one_by_one(
 def among_live(
     path: GradientPath, call: LayerCall, live: Sequence[Any]
 ) -> GradientPath:
-    """What a layer's gradient takes, of all that is alive before it.
-
-    Args:
-        path: What it takes of the layer's inputs.
-        call: Calls the layer on all that is alive, or on some of it.
-        live: What is alive.
-    """
+    """What a layer's gradient takes, of all that is alive before it."""
     if not isinstance(call, LiveCall):
         return path
     gives = [

@@ -32,7 +32,6 @@ class PlacedCall(NamedTuple):
     """A call of a layer, and what is alive before it.
 
     Attributes:
-        call: The call.
         live: All tensors that are alive, which cross if a cell begins here, a
             nest of `keras.KerasTensor`s.
         key: What equal ones have in common.
@@ -112,10 +111,8 @@ def layer_sizes(
 ) -> list[LayerSize]:
     """What each step needs, in order.
 
-    Args:
-        steps: The steps. Of equal ones the layer of the first is built; its
-            weights need no values.
-        num_slot_bytes: What the optimizer keeps for a variable, in bytes.
+    Of equal ones the layer of the first is built; its weights need no values.
+    `num_slot_bytes` tells what the optimizer keeps for a variable.
     """
     found: list[LayerSize] = []
     known: dict[Any, tuple[LayerSize, Any]] = {}
@@ -145,11 +142,8 @@ def bytes_between(placed: Sequence[PlacedCall], rows: int) -> int:
     """What other layers read and write between two tasks of one, in bytes.
 
     Weights, unless single rows of them are looked up, and sums of gradients;
-    outputs and their gradients. No more than caches hold.
-
-    Args:
-        placed: The steps. Of equal ones the layer of the first is built.
-        rows: Of a micro-batch.
+    outputs and their gradients. No more than caches hold. Of equal steps the
+    layer of the first is built; `rows` are those of a micro-batch.
     """
     weights = sum(
         placement.num_bytes(v)
@@ -189,6 +183,7 @@ def _with_weights(
     for step in steps:
         layer = step.layer
         first = known.setdefault((step.key, _specs(step.live)), step)
+        # Of equal layers the first alone is built: its weights are like theirs.
         weights = first.layer.weights
         if id(layer) in seen or any(id(v) in seen for v in layer.weights):
             weights = [] if id(layer) in seen else layer.weights
@@ -203,13 +198,9 @@ def _measured(
     flops: float,
     num_slot_bytes: Callable[[Any], int],
 ) -> LayerSize:
-    """What a step needs.
+    """What a step needs; `flops` are of one example.
 
-    Args:
-        step: The step.
-        live: Specs of what one example is before it, maybe several rows.
-        flops: Of one example.
-        num_slot_bytes: See `layer_sizes`.
+    `live` are specs of what one example is before it, maybe several rows.
     """
     taken, run = step.call.taken(live), step.call.run
     kept = [
@@ -295,13 +286,11 @@ def slot_bytes_of(optimizer: Any) -> Callable[[keras.Variable], int]:
     """A function that tells the bytes of a variable's slots.
 
     A twin of the optimizer is built for a tiny variable of as many axes. Each
-    slot's axes are axes of the variable.
-
-    Args:
-        optimizer: As `compile` takes it; None for none. It is left alone.
+    slot's axes are axes of the variable. The optimizer, or None for none, is
+    left alone.
 
     Raises:
-        ValueError: If it is none, or cannot be made again of its configuration.
+        ValueError: If it is no optimizer, or cannot be made again.
     """
     if optimizer is None:
         return lambda _: 0
@@ -316,6 +305,8 @@ def slot_bytes_of(optimizer: Any) -> Callable[[keras.Variable], int]:
     known: dict[Any, list[tuple[tuple[int, ...], int]]] = {}
 
     def slot_bytes(variable: keras.Variable) -> int:
+        # A matrix (rows, columns) has a twin of shape (2, 3), so that a slot of
+        # shape (3,) is one number a column.
         axes = dict(zip(_PRIMES, variable.shape))
         key = len(axes), variable.dtype
         if key not in known:

@@ -99,6 +99,7 @@ def _rehearsed(
     optimizer = model.optimizer
     has_scale = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     step = model.by_layers(lambda call: call)
+    # A loss scale may be too high at first: it falls until all is finite.
     for _ in range(_MOST_SCALES):
         rehearsal = step(packed)
         is_finite = all_finite([rehearsal.total, *rehearsal.gradients])

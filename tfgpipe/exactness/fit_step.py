@@ -106,15 +106,9 @@ def compare_step(
     pairs: Gradients,
     sums_in: str | None,
 ) -> None:
-    """Compares the step in the graph with the one by layers.
+    """Compares the step in the graph with the loss and gradients by layers.
 
-    Args:
-        tally: Takes the comparisons.
-        places: Where the weights are.
-        step: The step in the graph.
-        total: The loss by layers.
-        pairs: The gradients by layers.
-        sums_in: In which dtype gradients are summed, or None.
+    `sums_in` is the dtype in which gradients are summed, or None.
     """
     if "loss" in step.logs:
         difference = of_outputs([step.logs["loss"]], [total])
@@ -132,12 +126,8 @@ def compare_update(
 ) -> None:
     """Compares what the graph has made of weights and slots with Keras.
 
-    Args:
-        tally: Takes the comparisons.
-        model: The `GPipe`, with the variables that it had before the step.
-        places: Where the weights are.
-        step: The step in the graph.
-        assigned: What layers themselves assign, by id.
+    The model has the variables that it had before the step; `assigned` is what
+    layers themselves assign, by id.
     """
     optimizer = model.optimizer
     weights = model.trainable_variables
@@ -239,15 +229,10 @@ def compare_weights(
     expected: Mapping[int, Any],
     sums_in: str | None,
 ) -> None:
-    """Compares gradients of weights.
+    """Compares gradients of weights with those expected, which are by id.
 
-    Args:
-        tally: Takes the comparisons.
-        kind: Of what, see `Finding`.
-        places: Where the weights are.
-        found: The gradients.
-        expected: What they should be, by the id of the weight.
-        sums_in: In which dtype they are summed; None: that of each weight.
+    `sums_in` is the dtype in which they are summed, None for that of each
+    weight; `kind` is that of a `Finding`.
     """
     pairs = [
         (as_tensor(d), as_tensor(expected.get(id(v))), v) for d, v in found
@@ -276,16 +261,9 @@ def compare_loss(
 ) -> dict[int, tf.Tensor]:
     """Compares the loss, and where its gradients start, with Keras's.
 
-    Args:
-        tally: Takes the comparisons.
-        model: The compiled `GPipe`.
-        data: The mini-batch: x, y and sample_weight.
-        total: The loss as the pipeline has it.
-        recorded: The steps and their calls.
-
-    Returns:
-        Gradients of weights that do not come through layers, by id: those of
-        regularisers, and of a loss that reads weights.
+    `data` is (x, y, sample_weight); `total` is the loss as the pipeline has it.
+    Returns gradients of weights that do not come through layers, by id: those
+    of regularisers, and of a loss that reads weights.
     """
     place, calls = recorded[-1]
     limit = place.limit(calls[0].outputs.tensors)
@@ -297,6 +275,7 @@ def compare_loss(
         flat = keras.tree.flatten(y_pred)
         added = _added(recorded)
         weights = [tf.identity(v.value) for v in variables]
+        # Where the backward pass starts: outputs, layers' losses, weights.
         sources = [
             t
             for t in [*flat, *(loss for loss, _ in added), *weights]

@@ -84,16 +84,18 @@ def compare_forward(
 ) -> OnHost:
     """Compares layer after layer, from the first to the last.
 
-    Args:
-        tally: Takes the comparisons of the forward pass.
-        backward: Takes those of the backward pass.
-        recorded: The steps and their calls.
-        is_finite: Whether loss and gradients are. If not, the layers are named
-            that make the first values that are not.
+    `backward` takes the comparisons of the backward pass. Unless loss and
+    gradients are finite, the layers are named that make the first values that
+    are not.
     """
     dw: dict[int, tf.Tensor] = {}
     rows = Rows(tally, shares_of(recorded))
     before: tuple[LayerPlace, list[RecordedCall]] | None = None
+    #     devices   x0 -> [0] -> x1 -> [1] -> x2
+    #     host      x0 -> [0] -> ?  ;  x1 -> [1] -> ?
+    #
+    # The host begins each layer with what came in on the device, so that a
+    # difference is this layer's own.
     for place, calls in recorded:
         if before is not None:
             _compare_transfer(tally, backward, before, (place, calls))
@@ -190,7 +192,6 @@ class _Layer(NamedTuple):
     """A layer on the host, by micro-batches and on all rows at once.
 
     Attributes:
-        place: The layer.
         calls: Its calls on its device.
         parts: The same on the host.
         given: What it is given of all rows.
@@ -242,6 +243,7 @@ class Rows:
             whole = replayed(place, given)
         self._axes = axes_of([part.outputs for part in parts], whole.outputs)
         one = _Layer(place, calls, parts, given, whole, axes, self._axes)
+        # What micro-batches do otherwise on purpose, as the guide says.
         reasons = [
             *(["the moments of each micro-batch"] if moments else []),
             *(["random numbers for each micro-batch"] if place.draws else []),
@@ -283,6 +285,7 @@ class Rows:
         )
 
     def _compare_outputs(self, one: _Layer, reasons: str) -> None:
+        # M x (rows / M, ...) -> (rows, ...), beside all rows at once.
         found = joined([part.outputs for part in one.parts], one.axes_out)
         expected = one.whole.outputs
         what = "outputs"

@@ -27,13 +27,9 @@ from tfgpipe.state import StateScope
 class LayerPlace:
     """A layer, and where in the pipeline it is.
 
-    Args:
-        cell: A cell of nothing else, see `ByLayers`.
-
     Attributes:
         step: What calls the layer.
-        layer: The layer.
-        cell: The cell.
+        cell: A cell of nothing else, see `ByLayers`.
         name: The layer with its cell and devices, in words.
         weights: The trainable variables that it reads.
         state: All others.
@@ -61,9 +57,7 @@ class LayerPlace:
     def limit(self, tensors: Sequence[Any], on_host: bool = False) -> float:
         """From where on its numbers differ by more than rounding.
 
-        Args:
-            tensors: Some of them.
-            on_host: Whether none of them was computed on a device.
+        `on_host` if none of the tensors was computed on a device.
         """
         dtypes = {t.dtype.name for t in tensors if is_continuous(t)}
         known = {name for name in self._dtypes if name is not None}
@@ -104,13 +98,7 @@ class RecordedCall(NamedTuple):
     def of(
         cls, place: LayerPlace, structures: Sequence[Any], call: LayerRun
     ) -> RecordedCall:
-        """A call of a layer in a rehearsal.
-
-        Args:
-            place: The layer.
-            structures: Nests like what came in and what went out.
-            call: What was recorded.
-        """
+        """A call in a rehearsal, with nests like what came in and went out."""
         structure, output_structure = structures
         values = {id(v): value for v, value in zip(place.state, call.state)}
         assigned = call.assigned or [None] * len(place.weights)

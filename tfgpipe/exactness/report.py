@@ -160,15 +160,9 @@ class Tally:
         limit: float = 0.0,
         is_documented: bool = False,
     ) -> None:
-        """Takes a comparison.
+        """Takes a comparison, see `Finding`.
 
-        Args:
-            kind: See `Finding`, as for what follows.
-            where: Where it was made.
-            what: What was compared.
-            difference: How far it is off.
-            limit: Up to where that is rounding.
-            is_documented: Whether it may be more.
+        What differs by up to `limit` is rounding.
         """
         self._counts[kind] += 1
         if difference > limit:
@@ -187,7 +181,7 @@ class Tally:
         self._findings += reversed(other._findings)
 
     def report(self, title: str) -> Report:
-        """What was found."""
+        """All comparisons and findings so far, as what the user gets."""
         compared = [
             Compared(kind, count, self._largest[kind])
             for kind, count in self._counts.items()
@@ -266,9 +260,7 @@ def of_gradients(found: Sequence[Any], expected: Sequence[Any]) -> float:
 def without_tiny(compared: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Without gradients of weights that are zero but for rounding.
 
-    Args:
-        compared: Tuples that begin with two gradients, of which either may be
-            None.
+    Each tuple begins with two gradients, of which either may be None.
     """
     sizes = [max(map(_size, pair[:2])) for pair in compared]
     floor = _TINY * max(sizes, default=0.0)
@@ -288,10 +280,7 @@ def compared_dx(
 ) -> tuple[list[Any], list[Any]]:
     """Gradients by inputs, without those that are zero but for rounding.
 
-    Args:
-        found: Gradients by position.
-        expected: What they should be.
-        dy: Those by outputs.
+    All are by position; `dy` are those by outputs.
     """
     floor = _TINY_DX * max(map(largest, dy.values()), default=0.0)
     places = [
@@ -308,14 +297,8 @@ def of_change(
     """How far a new value is from what it should be.
 
     As a share of the largest change that it should have seen. Where that is
-    nothing but rounding, of that.
-
-    Args:
-        found: The new value.
-        expected: What it should be.
-        before: What it was.
-        scale: The largest of the numbers that it was computed from: it may be
-            zero but for their rounding.
+    nothing but rounding, of that. `scale` is the largest of the numbers that it
+    was computed from: it may be zero but for their rounding.
     """
     name = tf.convert_to_tensor(before).dtype.name
     found, expected, before = map(as_array, (found, expected, before))
@@ -326,6 +309,7 @@ def of_change(
     limit, unit = _ROUNDING[name]
     size = max(np.max(np.abs(expected)), scale)
     rounding = _UNITS_IN_LAST_PLACE * unit * size
+    # So that a difference of mere rounding comes to `limit` at most.
     change = max(np.max(np.abs(expected - before)), rounding / limit)
     return _share(np.max(np.abs(found - expected)), change)
 

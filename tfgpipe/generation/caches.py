@@ -41,10 +41,8 @@ _zeros = internals.Replaceable(keras.ops, "zeros")
 class LayerCaches:
     """A tensor (rows, layers, ...) in parts (rows, ...), one a layer.
 
-    Args:
-        parts: The parts, or a function of a layer's index that makes one.
-        shape: Shape of the whole.
-        dtype: Its dtype.
+    `parts` may be a function of a layer's index that makes one; `shape` is that
+    of the whole.
     """
 
     def __init__(self, parts: Any, shape: Sequence[Any], dtype: Any):
@@ -54,6 +52,7 @@ class LayerCaches:
 
     def __getitem__(self, key: Any) -> tf.Tensor:
         """What indexing the tensor would give."""
+        # cache[:, i, ...] is the part of layer i; all else needs the whole.
         rest = key[2:] if isinstance(key, tuple) else ()
         if len(key if isinstance(key, tuple) else ()) < 2 or not isinstance(
             key[1], int
@@ -226,6 +225,7 @@ class HeldCache:
                     _is_stack(tensor),
                     self._reorders,
                 )
+                # (rows,): the loop reorders these in the cache's place.
                 tensor = tf.range(tf.shape(parts[0])[0])
                 tensor.set_shape(parts[0].shape[:1])
             self._leaves.append(leaf)
@@ -245,12 +245,8 @@ class HeldCache:
     def write(self, kept: Any, cache: Any) -> Any:
         """Writes what a step has made of the cache that it has read.
 
-        Args:
-            kept: What the loop carried before the step.
-            cache: What the step returned.
-
-        Returns:
-            What the loop carries on.
+        `kept` is what the loop carried before the step; returns what it carries
+        on.
         """
         return tree.pack_sequence_as(
             kept,

@@ -46,14 +46,10 @@ _REORDERING = {"BeamSampler", "ContrastiveSampler"}
 
 
 def install(task: Any, num_groups: int) -> GroupedGeneration | None:
-    """Has a task generate in groups from now on, or does nothing to others.
+    """Has a task generate in at most `num_groups` groups from now on.
 
-    Args:
-        task: A model.
-        num_groups: How many groups, at most.
-
-    Returns:
-        What the task generates by; None for a model that does not generate.
+    Returns what it generates by; None for a model that does not generate, to
+    which it does nothing.
     """
     if not can_generate(task):
         return None
@@ -242,11 +238,9 @@ _categorical = internals.Replaceable(keras.random, "categorical")
 class Draws:
     """The draws of a sampler in one call of `generate`.
 
-    Args:
-        sampler: The sampler.
-        num_rows: Prompts of all groups.
-        start: The position of the first token that is generated, if tasks
-            ask for the one behind the shortest prompt.
+    `num_rows` are the prompts of all groups; `start` is the position of the
+    first token that is generated, if tasks ask for the one behind the shortest
+    prompt.
 
     Attributes:
         index: The position of the token of this turn.
@@ -279,6 +273,8 @@ class Draws:
             if base is None:
                 return _categorical.original(logits, num_samples, dtype, seed)
             turn = tf.cast(self.index - self._start, base.dtype)
+            # (own rows, ids) -> (all rows, ids): what a row draws depends on
+            # how many there are. So all draw, and the group's are taken.
             paddings = [[first, self._num_rows - last], [0, 0]]
             drawn = _categorical.original(
                 tf.pad(logits, paddings),

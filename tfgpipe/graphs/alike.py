@@ -40,13 +40,11 @@ _OWN_GRADIENT = "_gradient_op_type"
 def graph_key(graph: Any, ends: Any, has_gradients: bool) -> str:
     """What a graph computes, as a text that equal graphs share.
 
-    Args:
-        graph: That of a `tf.function`. What it captures counts by identity,
-            and must be kept alive as long as the text is.
-        ends: A nest of its tensors and operations that are taken or returned,
-            and of what else is known of it.
-        has_gradients: Whether the graph has its backward pass, so that none
-            of the gradients that layers define are still to be called.
+    What it captures counts by identity, and must be kept alive as long as the
+    text is. `ends` is a nest of its tensors and operations that are taken or
+    returned, and of what else is known of it. `has_gradients` if it has its
+    backward pass, so that no gradients that layers define are still to be
+    called.
     """
     definition = graph.as_graph_def(add_shapes=True)
     ignored = [*_WORDS, *([_OWN_GRADIENT] if has_gradients else [])]
@@ -56,6 +54,7 @@ def graph_key(graph: Any, ends: Any, has_gradients: bool) -> str:
     ]
     has_state = stateful(node.op for body in bodies for node in body)
     functions = _Functions(definition.library, ignored)
+    # Nodes are written by number: names differ from cell to cell.
     number = {node.name: f"{i}" for i, node in enumerate(definition.node)}
     found = hashlib.sha256()
     for node in definition.node:
@@ -72,7 +71,7 @@ def graph_key(graph: Any, ends: Any, has_gradients: bool) -> str:
         return "outside", id(end)
 
     facts = [
-        id(graph) if has_state else None,
+        id(graph) if has_state else None,  # then like no other
         tf.nest.map_structure(lambda _: 0, ends),
         list(map(written, tf.nest.flatten(ends, expand_composites=True))),
         [(written(inner), id(outer)) for outer, inner in graph.captures],
@@ -85,9 +84,8 @@ def graph_key(graph: Any, ends: Any, has_gradients: bool) -> str:
 class _Functions:
     """Texts of the functions that a graph calls.
 
-    Args:
-        library: Their definitions, which are changed.
-        ignored: Names of attributes that do not count.
+    The definitions in `library` are changed; attributes of names in `ignored`
+    do not count.
     """
 
     def __init__(self, library: Any, ignored: list[str]):

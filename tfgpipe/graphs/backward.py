@@ -181,22 +181,20 @@ def differentiate(
 ) -> list[Any]:
     """Adds operations to the current graph that compute gradients.
 
-    Args:
-        operations: All of the graph, in order.
-        starts: For each layer, how many operations there are before it, and
-            at last, how many before what follows the layers.
-        targets: What to differentiate.
-        output_gradients: A gradient for each target.
-        sources: By what to differentiate; no one follows from another.
-
-    Returns:
-        For each source, a tensor, `tf.IndexedSlices`, or None if no target
-        depends on it.
+    `starts` says for each layer how many of the graph's operations come before
+    it, and at last, how many before what follows the layers. No source follows
+    from another. For each source a tensor, `tf.IndexedSlices`, or None if no
+    target depends on it.
     """
     sections = _sections(operations, starts, sources)
     gradients: dict[Any, list[Any]] = defaultdict(list)
     for target, gradient in zip(targets, output_gradients):
         gradients[target.ref()].append(gradient)
+    #     before | layer 0 | layer 1 | after
+    #        <- dx      <- dx     <- dx    <- dy      each by itself
+    #
+    # A tensor's gradients are added up in the order of the layers that take
+    # it, which no cut into cells changes.
     for section in reversed(sections):
         check_interruption()
         taken = list(section.taken.values())
@@ -245,6 +243,7 @@ def _sections(
         section = sections[bisect.bisect_right(starts, place)]
         section.names.add(op.name)
         for ref, tensor in inputs.items():
+            # A source, or made by an earlier section.
             if section_of[ref] is not section:
                 section.taken[ref] = tensor
         for tensor in op.outputs:

@@ -26,11 +26,9 @@ _MOST = 64
 
 
 class Bundle:
-    """Some tensors of a graph.
+    """Some tensors of a graph; a list in the place of one: they are the same.
 
-    Args:
-        tensors: The tensors. A list in the place of one: they are the same.
-        together: Whether to put them into one, or few. XLA cannot.
+    With `together`, they are put into one, or few. XLA cannot.
 
     Attributes:
         slots: The tensors, a list of equal ones each.
@@ -76,6 +74,7 @@ class Bundle:
 
     def pack(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Puts a value for each slot together."""
+        # a, b, c, d -> (a, c), b, d: the groups, and then those alone.
         if not self._groups:
             return list(values)
         joined = [

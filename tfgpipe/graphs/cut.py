@@ -64,11 +64,9 @@ CHEAP = {
 class GraphCutter:
     """A traced graph to cut functions from.
 
-    Args:
-        graph: The graph of a `tf.function`. Operations may be added to it
-            under `graph.as_default()` until the first call of a method.
-        options: Arguments of `tf.function` for what is cut.
-        device_type: Of the devices that will run it, such as "GPU".
+    Operations may be added to it under `graph.as_default()` until the first
+    call of a method. `options` are arguments of `tf.function` for what is cut,
+    `device_type` such as "GPU".
 
     Attributes:
         operations: All operations of the graph, in order.
@@ -86,12 +84,7 @@ class GraphCutter:
         self.captures = {t.ref(): outer for outer, t in graph.captures}
 
     def needed(self, fetches: Iterable[tf.Tensor], start: int = 0) -> set[str]:
-        """Names of the operations that tensors depend on.
-
-        Args:
-            fetches: The tensors.
-            start: Leave out the graph's first operations, this many.
-        """
+        """Names of the operations that tensors depend on, from `start` on."""
         found: set[str] = set()
         waiting = [t.op for t in fetches]
         while waiting:
@@ -110,10 +103,7 @@ class GraphCutter:
     ) -> list[tf.Tensor]:
         """The tensors that operations, and fetches, take from others.
 
-        Args:
-            names: The operations.
-            fetches: What is returned, by these operations or others.
-            at_hand: Not to be carried, nor is what follows cheaply from them.
+        Without what is `at_hand`, and what follows cheaply from it.
         """
         free = {t.ref() for t in at_hand} | set(self.captures)
         found: dict[Any, tf.Tensor] = {}
@@ -133,14 +123,10 @@ class GraphCutter:
     ) -> Subfunction:
         """Cuts out the function that computes some tensors from others.
 
-        Args:
-            inputs: What it may take. It takes what it needs.
-            fetches: What it returns.
-            controls: Operations it runs for their side effects. Others that
-                no fetch needs are left out.
-            sums: A fetch that is added to an argument of the function's, the
-                sums so far.
-            done: See `reached`.
+        It takes the inputs that it needs. Of operations that no fetch needs it
+        runs `controls` alone, for their side effects, but none of `done`.
+        `sums` is a fetch that is added to an argument of the function's, the
+        sums so far.
         """
         names, taken = self.reached(inputs, fetches, controls, done)
         part = self._definition_of(names)
@@ -155,12 +141,10 @@ class GraphCutter:
     ) -> tuple[set[str], list[tf.Tensor | Bundle]]:
         """Names of a function's operations, and the inputs that it takes.
 
-        Args:
-            inputs: See `function`, as what follows.
-            fetches: What it returns.
-            controls: What it runs for side effects.
-            done: What another function did: not run for side effects.
+        As for `function`; `done` is what another function did, which is not run
+        for side effects.
         """
+        # What is not computed here: captured from outside, or given.
         known: dict[Any, tf.Tensor | Bundle] = {
             ref: ref.deref() for ref in self.captures
         }
@@ -172,6 +156,8 @@ class GraphCutter:
         waiting = [t for fetch in fetches for t in as_bundle(fetch).tensors]
         waiting += [op.outputs[0] for op in controls if op.outputs]
         operations = [op for op in controls if not op.outputs]
+        # From what is wanted back to what is known: a tensor waits for the
+        # operation that makes it, and that for the tensors that it takes.
         while waiting or operations:
             if waiting:
                 tensor = waiting.pop()
@@ -218,6 +204,7 @@ class GraphCutter:
         computed = [t.name for t in wanted if t.name not in given]
 
         def body(*arguments: tf.Tensor) -> list[tf.Tensor]:
+            # Packed values, bundle after bundle, then the sums so far.
             flat = iter(arguments)
             found: dict[str, tf.Tensor] = {}
             for one in inputs:
@@ -308,12 +295,8 @@ def _follows(tensor: tf.Tensor, free: set[Any]) -> bool:
 class Subfunction:
     """A function cut out of a graph.
 
-    Args:
-        concrete: The function.
-        inputs: What it takes of the graph.
-        fetches: What it returns.
-        captures: Tensors outside of the graph, by the reference of the graph's
-            own.
+    `captures` are tensors outside of the graph, by the references of the
+    graph's own.
     """
 
     def __init__(
@@ -331,15 +314,10 @@ class Subfunction:
     def __call__(
         self, values: Mapping[Any, Any], sums: Sequence[tf.Tensor] = ()
     ) -> list[Any]:
-        """Calls the function.
+        """Calls the function; of a bundle it returns a list of what is packed.
 
-        Args:
-            values: By the references of the graph's tensors; those of a
-                bundle, packed, by the bundle.
-            sums: The sums so far, packed.
-
-        Returns:
-            The fetches' values; for a bundle, a list of what is packed.
+        `values` are by the references of the graph's tensors; those of a
+        bundle, packed, by the bundle. `sums` are those so far, packed.
         """
         arguments: list[tf.Tensor] = []
         for one in self.inputs:
@@ -374,15 +352,7 @@ class Stage(NamedTuple):
 
 
 class StagedFunction:
-    """A function cut out of a graph, in stages.
-
-    Args:
-        graph: What it is cut out of.
-        inputs: What it may take.
-        fetches: What it returns.
-        controls: Operations it runs for their side effects.
-        sums: See `GraphCutter.function`.
-    """
+    """A function cut out of a graph, in stages; see `GraphCutter.function`."""
 
     def __init__(
         self,
@@ -449,8 +419,13 @@ class StagedFunction:
         graph, inputs = self._graph, list(self._inputs)
         fetches, controls, sums = self._cut
         totals = [op.outputs[0] for level in self._levels for op in level]
-        done: set[str] = set()
+        done: set[str] = set()  # operations of earlier stages
         stages: list[Stage] = []
+        #     stage 0    inputs                       -> sums 0, carried 0
+        #                partners add up sums 0: totals 0
+        #     stage 1    inputs, totals 0, carried 0  -> sums 1, carried 1
+        #                ...
+        #     last       inputs, all totals, all carried  -> fetches
         for i, level in enumerate(self._levels):
             own_sums = [op.inputs[0] for op in level]
             received = [op.outputs[0] for op in level]

@@ -40,12 +40,10 @@ class Gradient(NamedTuple):
     slices: Mapping[tuple[int, int], tf.IndexedSlices] = {}
 
     def of_micro_batch(self, m: int, repeated: Sequence[bool]) -> Gradient:
-        """The gradient of one micro-batch, to be added to those of others.
+        """The gradient of micro-batch m, to be added to those of others.
 
-        Args:
-            m: Index of the micro-batch.
-            repeated: For each lookup, whether its indices are the same for
-                all micro-batches.
+        `repeated` says for each lookup whether its indices are the same for all
+        micro-batches.
         """
         parts = zip(self.slices.values(), repeated, strict=True)
         slices = {
@@ -97,7 +95,7 @@ class Replacement(Gradient):
     """
 
     def plus(self, other: Gradient) -> Gradient:
-        """The maximum."""
+        """The larger of the two, number by number."""
         one, two = self.as_dense().dense, other.as_dense().dense
         if one is None or two is None:
             return self if two is None else other
@@ -175,11 +173,8 @@ def of_variables(
     """The gradient of every variable, by its id, as optimizers take it.
 
     A variable that several layers share gets the sum of its uses', on its own
-    device, in the order of the layers.
-
-    Args:
-        cells: For each cell its device, its variables, and each replica's
-            sums.
+    device, in the order of the layers. Each cell comes as its device, its
+    variables, and the sums of each replica.
     """
     uses: dict[int, tuple[Any, list[Any]]] = {}
     for device, variables, replicas in cells:
@@ -244,6 +239,7 @@ def _sums(columns: list[list[tf.Tensor]]) -> list[tf.Tensor]:
     TensorFlow would regroup three tensors and more, and round otherwise each
     time.
     """
+    # Column after column: [a0, a1, b0, b1] -> [a0 + a1, b0 + b1], of two.
     count = len(columns[0]) if columns else 1
     flat = [tensor for column in columns for tensor in column]
     if count == 1:
@@ -291,6 +287,7 @@ def add_in_order(definition: Any) -> None:
         controls = [i for i in node.input if i[0] == "^"]
         if len(others) < 2:
             continue
+        # AddN(a, b, c, d) -> ((a + b) + c) + d; the node itself adds the last.
         total = others[0]
         for i, other in enumerate(others[1:]):
             partial = definition.node.add(

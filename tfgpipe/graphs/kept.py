@@ -39,13 +39,9 @@ from tfgpipe.graphs.gradient_sums import Replacement
 
 
 class CellGraph:
-    """The graph of a cell, cut.
-
-    Args:
-        backward: The graph. No operation may be added to it any more.
+    """The graph of a cell, cut; no operation may be added to it any more.
 
     Attributes:
-        backward: The graph.
         traced: The forward pass alone.
         weights: The flat weights, or the casts of those that are only cast.
         kept: What the backward pass needs of the forward pass.
@@ -71,6 +67,11 @@ class CellGraph:
         others = tensors([inputs._replace(weights=[]), *seeds])
         self._at_hand = [*others, self.weights]
         at_hand = [*others, *self.weights.aliases, *self.totals]
+        #     forward    x, w -> y       operations before `start`
+        #     ---------------------      kept: what the rest takes of these
+        #     half       dy -> dx
+        #     ---------------------      crossing: what is taken of this half
+        #     whole      -> dw
         start = len(traced.operations)
         dx, dw = tensors(backward.dx), tensors(backward.dw)
         whole = self._graph.needed([*dx, *dw], start)
@@ -114,12 +115,8 @@ class CellGraph:
     ) -> Subfunction | StagedFunction:
         """A function of the arguments; in stages where it waits for replicas.
 
-        Args:
-            key: Which function it is: asked for again, it is the same one.
-            inputs: What else of the graph it may take.
-            fetches: What of the graph it returns.
-            sums: See `GraphCutter.function`.
-            with_effects: Whether it has the layers' side effects.
+        Asked for again by the same `key`, it is the same one. `with_effects` if
+        it has the layers' side effects; `sums` as for `GraphCutter.function`.
         """
         if key not in self._functions:
             make: Any = StagedFunction if self.totals else GraphCutter.function

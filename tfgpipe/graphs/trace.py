@@ -31,7 +31,6 @@ class Origin:
     """What a cell is traced from.
 
     Attributes:
-        function: The cell's function.
         specs: `CellArguments` of `tf.TensorSpec`s.
         input_structure: A nest like the inputs.
         moved: ids of the moving statistics that earlier cells have moved.
@@ -52,7 +51,7 @@ class Origin:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Arguments of `tf.function`."""
+        """The arguments of `tf.function` that the graph is made with."""
         if self.jit_compile:
             return {"autograph": False, "jit_compile": True}
         # Inlined, the calls would lose their place in the schedule.
@@ -71,8 +70,6 @@ class Traced:
     """The graph of a cell.
 
     Attributes:
-        origin: What it was traced from.
-        graph: A `tf.Graph`.
         inputs: The arguments, tensors of the graph.
         outputs: The outputs, tensors of the graph.
         findings: What the layers were seen to do.
@@ -107,6 +104,7 @@ def trace(origin: Origin) -> Traced:
     seen: list[Any] = []
 
     def run(*arguments: Any) -> Any:
+        # The numbers that operations of earlier cells have taken.
         for _ in range(origin.op_seed):
             _next_op_seed()
         inputs = CellArguments(*arguments)
@@ -222,7 +220,7 @@ def stateful_kinds(operations: Sequence[tf.Operation]) -> set[str]:
 
 
 def stateful(kinds: Iterable[str]) -> set[str]:
-    """Those of them that have side effects, or draw."""
+    """Those of some types of operations that have side effects, or draw."""
     return {
         kind for kind in {*kinds} - CALLS - READS if internals.is_stateful(kind)
     }

@@ -28,14 +28,11 @@ from tfgpipe.state import InnerScope
 class Head:
     """Computes loss and metrics of a micro-batch, as part of the last cell.
 
-    Args:
-        model: A compiled, built model.
-        with_loss: Whether to compute the loss.
-        with_metrics: Whether to update the metrics.
+    The model is compiled and built.
 
     Attributes:
-        streams_loss: `with_loss`.
-        streams_metrics: `with_metrics`.
+        streams_loss: Whether to compute the loss.
+        streams_metrics: Whether to update the metrics.
         metric_state: The metrics' variables.
     """
 
@@ -55,13 +52,9 @@ class Head:
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Adds up the loss of each output and updates the metrics.
 
-        Args:
-            y_pred: The last cell's outputs.
-            labels: Pair of y and sample_weight, nests or None.
-            first: False when the cell is recomputed: no metrics then.
-
-        Returns:
-            Sums and counts, a scalar each for each output with a loss.
+        `labels` are y and sample_weight, nests or None. `first` is False when
+        the cell is recomputed: no metrics then. Returns sums and counts, a
+        scalar each for each output with a loss.
         """
         y, sample_weight = labels
         if self._metrics is not None and first:
@@ -78,6 +71,8 @@ def _sums_and_counts(
     sums: list[tf.Tensor] = []
     counts: list[tf.Tensor] = []
 
+    # Keras calls each loss with the labels it has found for it: sums are
+    # taken in that place.
     def replace(_: int, loss: Any) -> Any:
         def add_up(y_true: Any, y_pred: Any, sample_weight: Any) -> Any:
             total, count = sum_and_count(loss, y_true, y_pred, sample_weight)
@@ -141,7 +136,7 @@ def sum_and_count(
     in_mask = internals.get_mask(y_pred)
     y_pred = keras.ops.convert_to_tensor(y_pred, dtype=dtype)
     y_true = keras.ops.convert_to_tensor(y_true, dtype=dtype)
-    values = loss.call(y_true, y_pred)
+    values = loss.call(y_true, y_pred)  # (rows, ...)
     if not len(values.shape):
         raise ValueError(
             "A loss with `is_row_wise = True` must return a value for each "
@@ -172,6 +167,7 @@ def sum_and_count(
     count = tf.cast(size, total.dtype)
     if mask is None or loss.reduction == "mean_with_sample_weight":
         return total, count
+    # As Keras: the count, times the share of positions that are not masked.
     valid = tf.reduce_sum(tf.cast(mask, total.dtype))
     return total, valid * count / tf.cast(tf.size(mask), total.dtype)
 

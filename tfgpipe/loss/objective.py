@@ -44,11 +44,9 @@ class Objective:
     def has_gradient(
         self, batch: MiniBatch
     ) -> tuple[list[bool], list[list[bool]]]:
-        """What will have a gradient.
+        """For each output tensor, whether it will have a gradient.
 
-        Returns:
-            For each output tensor, whether it will have one; and for each
-            cell, whether each of its layers' own losses will.
+        And for each cell, whether each of its layers' own losses will.
         """
         extra = [[True] * len(own) for own in batch.results.extra_specs()]
         return [True] * batch.results.num_outputs, extra
@@ -71,9 +69,8 @@ class Objective:
     def look(self, y_pred: Any, added: list[tf.Tensor]) -> None:
         """Has Python compute what the head does not, for the user to look at.
 
-        Args:
-            y_pred: Outputs of the whole mini-batch.
-            added: What layers add to the loss.
+        The outputs are those of the whole mini-batch; `added` is what layers
+        add to the loss.
         """
 
     def _scaled(self, loss: tf.Tensor) -> tf.Tensor:
@@ -98,9 +95,7 @@ class Penalty(NamedTuple):
     def times(self, factor: Any) -> list[tuple[keras.Variable, Any]]:
         """The weights and their gradients, by the chain rule; or none.
 
-        Args:
-            factor: The gradient of the loss with respect to the value, or
-                None.
+        `factor` is the gradient of the loss with respect to the value, or None.
         """
         if factor is None:
             return []
@@ -122,7 +117,7 @@ def _scaled(gradient: Any, factor: Any) -> Any:
 
 
 def penalties(model: keras.Model) -> list[Penalty]:
-    """Of each regularised weight."""
+    """The penalty of each regularised weight of a model."""
     trained = {id(v.value): v for v in model.trainable_variables}
     found = []
     for variable in model.trainable_weights:
@@ -147,12 +142,7 @@ def penalties(model: keras.Model) -> list[Penalty]:
 def add_direct(
     gradients: dict[int, Any], found: Iterable[tuple[keras.Variable, Any]]
 ) -> None:
-    """Adds gradients to those that came through the cells.
-
-    Args:
-        gradients: Those, by the id of the variable; None where there is none.
-        found: Variables and more of their gradients.
-    """
+    """Adds gradients to those that came through cells, by variables' ids."""
     for variable, gradient in found:
         known = gradients.get(id(variable))
         if known is not None:
@@ -180,6 +170,7 @@ class SummedLoss(Objective):
         results = run.results
         none = [None] * results.num_outputs  # the head has the loss
         with tf.device(results.device):
+            # loss = sum of w * total / count: by a total it is w / count.
             counts = self._counts(run)
             scale = self._scaled(tf.ones([], self._dtype(run)))
             return LossGradients(
@@ -207,7 +198,7 @@ class SummedLoss(Objective):
         return total
 
     def direct_gradients(self) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """Those of weight regularisers."""
+        """The gradients of weight regularisers."""
         return self._direct
 
     def _sum(self, run: Pipeline, found: list[Penalty]) -> tf.Tensor:

@@ -118,13 +118,9 @@ _MANY_ROWS = 7919  # a prime, which no other axis has
 def streams_loss(
     model: keras.Model, y: Any, y_pred: Any, sample_weight: Any
 ) -> bool:
-    """Whether a compiled model's loss is a sum over rows.
+    """Whether a compiled model's loss, which is built, is a sum over rows.
 
-    Args:
-        model: A model whose compiled loss is built.
-        y: Specs of the labels, nests of `keras.KerasTensor`s as what follows.
-        y_pred: Those of the outputs.
-        sample_weight: Those of the weights.
+    All others are nests of specs, `keras.KerasTensor`s.
     """
     compiled = internals.compiled_loss(model)
     if internals.overrides(model, "compute_loss"):
@@ -138,6 +134,7 @@ def streams_loss(
         return False
     calls: list[bool] = []
 
+    # Keras finds the labels of each loss, which is then only looked at.
     def replace(_: int, loss: Any) -> Callable:
         def check(y: Any, y_pred: Any, sample_weight: Any) -> Any:
             calls.append(_is_rowwise_loss(loss, y, y_pred))

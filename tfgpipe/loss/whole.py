@@ -99,6 +99,7 @@ class WholeLoss(Objective):
             ]
             for penalty, factor in zip(found, loss.penalties):
                 self._direct += penalty.times(factor)
+            # Gradients of outputs: (batch, ...) -> M x (batch / M, ...).
             return LossGradients(
                 outputs=[
                     [
@@ -120,7 +121,7 @@ class WholeLoss(Objective):
         return self._total
 
     def direct_gradients(self) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """Those of a loss that reads weights, and of weight regularisers."""
+        """The gradients of a loss that reads weights, and of regularisers."""
         return self._direct
 
     def look(self, y_pred: Any, added: list[tf.Tensor]) -> None:
@@ -139,19 +140,17 @@ class WholeLoss(Objective):
         extra: list[list[tf.Tensor]],
         values: list[tf.Tensor],
     ) -> _Loss:
-        """The loss and its gradients.
+        """The loss of (x, y, sample_weight) and its gradients.
 
-        Args:
-            data: x, y and sample_weight.
-            y_pred: Outputs of the whole mini-batch.
-            extra: The cells' own losses.
-            values: Values of the weight regularisers.
+        `y_pred` are outputs of the whole mini-batch, `extra` the cells' own
+        losses, `values` those of the weight regularisers.
         """
         x, y, sample_weight = data
         flat = tree.flatten(y_pred)
         outputs = [t for t in flat if is_continuous(t)]
         own = [v for losses in extra for v in losses]
         weights = [v.value for v in self._trained()]
+        # Gradients come in this order: `found` is read in it below.
         sources = [*outputs, *own, *values, *weights]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(sources)

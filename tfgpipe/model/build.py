@@ -78,10 +78,8 @@ class Built:
 def build(arguments: Arguments, input_spec: Any, name: str) -> Built:
     """Cuts the layers into cells; their variables have no values yet.
 
-    Args:
-        arguments: Those of the model.
-        input_spec: Nest of `keras.KerasTensor`s, what the first layer takes.
-        name: Of the model.
+    `input_spec` is what the first layer takes, a nest of `keras.KerasTensor`s;
+    `name` is the model's.
 
     Raises:
         ValueError: If the layers cannot take that, or do not fit the arguments.
@@ -130,6 +128,7 @@ def _cells(arguments: Arguments, costs: Sequence[float]) -> Iterator[Cell]:
     _check_groups(arguments.remat_groups, counts)
     start = index = 0
     columns = zip(*arguments.grid)
+    # A row of the grid is a replica; column k has the devices of cell k.
     for k, (devices, count) in enumerate(zip(columns, counts)):
         own = costs[start : start + count]
         for size in partition(own, arguments.remat_groups):

@@ -30,12 +30,7 @@ _FIXED = {*inspect.signature(Arguments.__init__).parameters} - {
 
 
 class Description(keras.Model):
-    """The part of `GPipe` that tells what it is, without running it.
-
-    Args:
-        arguments: Those of the model.
-        **kwargs: Those of `keras.Model`.
-    """
+    """The part of `GPipe` that tells what it is, without running it."""
 
     def __init__(self, arguments: Arguments, **kwargs: Any):
         super().__init__(**kwargs)
@@ -149,7 +144,7 @@ class Description(keras.Model):
 
     @property
     def operations(self) -> list[Any]:
-        """Those of the `model`, layers among them."""
+        """The operations of the `model`, layers among them."""
         return self.model.operations
 
     @property
@@ -160,7 +155,7 @@ class Description(keras.Model):
 
     @property
     def output_names(self) -> list[str]:
-        """Those of the `model`, by which losses and labels may be given."""
+        """Names of the `model`'s outputs, for losses and labels."""
         return self.model.output_names
 
     def _known(self, name: str) -> Any:
@@ -242,6 +237,7 @@ class Description(keras.Model):
         records, start = [], 0
         counted: set[int] = set()
         groups = built.remat_groups
+        # Each of the user's cells is as many of these as there are groups.
         for first in range(0, len(built.cells), groups):
             parts = built.cells[first : first + groups]
             layers = [layer for part in parts for layer in part.sequence]
@@ -268,10 +264,7 @@ class Description(keras.Model):
         return records
 
     def built_for(self, what: str) -> Built:
-        """What `build` has found.
-
-        Args:
-            what: What needs it, for the error.
+        """What `build` has found; `what` needs it, for the error.
 
         Raises:
             ValueError: If the model is not built.
@@ -326,9 +319,7 @@ def print_cells(
 ) -> None:
     """Prints a table of the cells: one line a layer, one more a cell.
 
-    Args:
-        cells: The cells.
-        print_fn: Called with each line. Defaults to `print`.
+    `print_fn` is called with each line; None for `print`.
     """
     write = print_fn or print
     total = sum(cell.cost for cell in cells)

@@ -31,7 +31,7 @@ _ELSEWHERE = {
 
 
 def _argument_names() -> list[str]:
-    """Those of `GPipe`, and what Keras takes for any layer."""
+    """The names of `GPipe`'s arguments, and of those that any layer has."""
     found = [
         name
         for cls in (GPipe, keras.layers.Layer)

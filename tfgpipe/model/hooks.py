@@ -127,11 +127,8 @@ def _extending(name: str, method: Any) -> Callable:
 class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
     """The part of `GPipe` that Keras calls before it traces a step.
 
-    Args:
-        arguments: Those of the model.
-        strategy: In whose scope it is made, or None.
-        has_default_m: Whether nobody has asked for its M.
-        **kwargs: Those of `keras.Model`.
+    `strategy` is the one in whose scope it is made, or None; `has_default_m` is
+    whether nobody has asked for its M.
     """
 
     train_function: Any
@@ -175,11 +172,7 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
         self.built = True
 
     def build_for_spec(self, spec: Any) -> None:
-        """Builds for inputs of which more is known than shapes.
-
-        Args:
-            spec: Nest of `keras.KerasTensor`s.
-        """
+        """Builds for inputs, a nest of specs, which tell more than shapes."""
         self._notes.input_spec = spec
         try:
             self.build(shapes(spec))
@@ -226,8 +219,7 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
     def train_function_of(self, train_step: Callable) -> Callable:
         """What `fit` would call with each batch, were this the training step.
 
-        Args:
-            train_step: Takes a mini-batch; returns a nest of tensors.
+        It takes a mini-batch, and returns a nest of tensors.
         """
         own = self.train_function
         with internals.replaced_method(self, "train_step", train_step):
@@ -344,9 +336,8 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
     def _check_overlap(self, rows: int | None) -> None:
         """Warns if the devices of the first mini-batch waited for each other.
 
-        Args:
-            rows: Its rows, which are known when it has run: `fit` traces a step
-                for any number of them. None if nothing was updated.
+        Its rows are known when it has run: `fit` traces a step for any number
+        of them. None if nothing was updated.
         """
         num_devices = len({cell.device for cell in self._cells_so_far()})
         if num_devices == 1:
@@ -413,10 +404,8 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
     def build_for(self, data: Any) -> None:
         """Creates all variables before Keras traces a step.
 
-        A step that creates some would be traced twice.
-
-        Args:
-            data: What the step will get; `tf.TensorSpec`s for tensors.
+        A step that creates some would be traced twice. `data` is what the step
+        will get, with `tf.TensorSpec`s for tensors.
         """
         leaves = tree.flatten(data)
         if all(t is None or hasattr(t, "shape") for t in leaves):

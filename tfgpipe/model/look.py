@@ -36,17 +36,10 @@ def look(
     """Has Python run the layers, micro-batch by micro-batch; changes nothing.
 
     As in the step, each micro-batch finds the state that the mini-batch found;
-    seeds and metrics run on.
-
-    Args:
-        cells: The cells.
-        x: What the first layer takes.
-        labels: y and sample_weight, nests or None.
-        count: How many micro-batches it has at most.
-        training: The `training` argument of the layers.
-        head: Loss and metrics of a micro-batch, or None.
-        of_all_rows: Computes what the head does not, called with the outputs
-            and what layers add to the loss.
+    seeds and metrics run on. There are at most `count`. `labels` are y and
+    sample_weight, nests or None; `head` computes loss and metrics of a
+    micro-batch, and `of_all_rows` what it does not, called with the outputs and
+    what layers add to the loss.
     """
     split = MicroBatches(x, count)
     runs_on = [v for cell in cells for v in [*cell.seeds, *cell.metric_state]]
@@ -60,6 +53,7 @@ def look(
     outputs, added = [], []
     parts = zip(split.split(x), split.split(tuple(labels)))
     for m, (values, own) in enumerate(parts):
+        # What runs on is as the last micro-batch left it, all else as it was.
         with keras.StatelessScope(known, collect_losses=True) as scope:
             values = _run_cells(cells, values, training)
             if head is not None:

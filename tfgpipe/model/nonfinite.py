@@ -69,17 +69,14 @@ def examine(
     changes: Iterable[tuple[tf.Tensor, tf.Tensor]],
     measures: bool = False,
 ) -> Findings:
-    """Looks at a mini-batch, once on each device.
+    """Looks at a mini-batch, once on each device; the loss is a scalar.
 
-    Nothing but scalars leaves the device of a gradient.
-
-    Args:
-        loss: A scalar.
-        gradients: Tensors, `tf.IndexedSlices`, or None.
-        changes: Of state what it was, where it is, and what it becomes.
-        measures: Whether its size is wanted.
+    Nothing but scalars leaves the device of a gradient. `changes` are pairs of
+    what state was, where it is, and what it becomes; `measures` is whether the
+    mini-batch's size is wanted.
     """
     flags, squares, moved = [_is_finite(loss)], [], []
+    # One number for each: the sum of squares is finite only if all of it is.
     for (gradient,) in _together((g,) for g in _dense(gradients)):
         with tf.device(gradient.device or None):
             gradient = _as_real(gradient)
@@ -88,6 +85,7 @@ def examine(
             square = tf.nn.l2_loss(gradient)
             flags.append(tf.math.is_finite(square))
             squares.append(square)
+    # What was infinite already, as a least value at first, may stay so.
     for old, new in _together(changes):
         with tf.device(old.device or None):
             old, new = map(_as_real, (old, new))
@@ -134,10 +132,8 @@ def _together(
 ) -> Iterator[tuple[tf.Tensor, ...]]:
     """Joins small tensors of a device and a dtype, of each column.
 
-    An operation takes longer to start than to look at some hundred numbers.
-
-    Args:
-        rows: Tensors of equal shapes; the first says where they are.
+    An operation takes longer to start than to look at some hundred numbers. The
+    tensors of a row are of equal shapes; the first says where they are.
     """
     small: dict[Any, list[tuple[tf.Tensor, ...]]] = {}
     for row in rows:
@@ -163,10 +159,8 @@ def _is_finite(tensor: tf.Tensor) -> tf.Tensor:
 class Skips(keras.layers.Layer):
     """How many mini-batches were skipped; a layer, so that files have it.
 
-    Args:
-        device: Of the counts.
-        spread: How far an outlier is above the median, in distances of the 90%
-            quantile from it; None if none is.
+    `spread` says how far an outlier is above the median, in distances of the
+    90% quantile from it; None if none is.
     """
 
     def __init__(self, device: str, spread: float | None = None):
@@ -241,6 +235,7 @@ class Skips(keras.layers.Layer):
             # Of equal numbers, rounding makes none an outlier.
             varies = tf.maximum(most - median, 0.01 * tf.abs(median))
             limit = median + self.spread * varies
+            # A ring; what is not finite does not move on in it.
             row = tf.where(is_known, findings.size, before[seen % _WINDOW])
             self._sizes.scatter_nd_update([[seen % _WINDOW]], [row])
             self._counts["seen"].assign_add(tf.cast(is_known, tf.int64))
@@ -254,7 +249,7 @@ class Skips(keras.layers.Layer):
         with tf.device(self._device):
             one = tf.cast(tf.logical_not(finite), tf.int64)
             in_a_row = self._counts["in_a_row"]
-            in_a_row.assign(one * (in_a_row + one))
+            in_a_row.assign(one * (in_a_row + one))  # 0 after a finite one
             for name in ("epoch", "total"):
                 self._counts[name].assign_add(one)
             logs = {"skipped_steps": self._counts["epoch"].value()}
@@ -280,11 +275,8 @@ class Skips(keras.layers.Layer):
 class Guard:
     """Undoes a mini-batch that is not finite.
 
-    Made when nothing was assigned yet.
-
-    Args:
-        variables: All that the mini-batch may assign but by the optimizer.
-        skips: `Skips`, to count; None if there is no `end`.
+    Made when nothing was assigned yet, of all variables that the mini-batch may
+    assign but by the optimizer. Without `skips`, there is no `end`.
     """
 
     def __init__(self, variables: Iterable[keras.Variable], skips: Any):
@@ -309,14 +301,9 @@ class Guard:
         """Updates the weights if the mini-batch is finite, and no outlier.
 
         A loss scale falls if not, or the next mini-batches would not be finite
-        either.
-
-        Args:
-            optimizer: The optimizer.
-            loss: The loss, not scaled, a scalar.
-            pairs: Gradients and their weights.
-            update: Applies the gradients.
-            assigned: What becomes of state, which is looked at as well.
+        either. The loss is not scaled, a scalar; `update` applies the
+        gradients; `assigned` is what becomes of state, which is looked at as
+        well.
         """
         kept = {id(variable): old for variable, old in self._kept}
         changes = [(kept[id(variable)], new) for variable, new in assigned]
@@ -328,6 +315,8 @@ class Guard:
         def lower() -> None:
             internals.lower_loss_scale(optimizer)
 
+        # Finite: the update. Not finite: a loss scale falls. An outlier:
+        # neither, as its scale was right.
         otherwise = _no_result(lower)
         if measures:
             self._is_outlier = self._skips.is_outlier(findings)
@@ -341,10 +330,8 @@ class Guard:
     def end(self) -> dict[str, tf.Tensor]:
         """Puts back what was kept, unless the mini-batch was applied.
 
-        To be called when all is assigned.
-
-        Returns:
-            How many mini-batches were skipped, for the logs.
+        To be called when all is assigned. Returns how many mini-batches were
+        skipped, for the logs.
         """
         tf.cond(self._applies, tf.no_op, _no_result(self.put_back))
         return self._skips.add(self._is_finite, self._is_outlier)

@@ -80,14 +80,11 @@ class Rehearsal(NamedTuple):
 class ByLayers:
     """Runs training steps, layer by layer, that change nothing.
 
-    Args:
-        cells: A cell for each layer, and one for the head.
-        step: Makes a graph of a mini-batch; also returns nests like what
-            comes into each cell.
-        nothing_eager: Within what it is called.
+    `step` makes a graph of a mini-batch, and also returns nests like what comes
+    into each cell; it is called within `nothing_eager`.
 
     Attributes:
-        cells: Those.
+        cells: A cell for each layer, and one for the head.
         structures: For each cell, a nest like what comes in.
     """
 
@@ -183,11 +180,12 @@ class Rehearsals(Steps):
     def by_layers(self, of_call: Callable[[LayerRun], Any]) -> ByLayers:
         """Runs training steps that change nothing.
 
-        Args:
-            of_call: What is asked of each call, a nest of tensors; called
-                while the step is traced.
+        `of_call` is asked of each call for a nest of tensors, while the step is
+        traced.
         """
         built = self.built_for("by_layers()")
+        #     built   | 0 1 | 2 3 4 |
+        #     here    | 0 | 1 | 2 | 3 | 4 | head |    each step is a cell
         steps = [[*cell.calls] for cell in built.cells]
         steps[-1].append(_Nothing())
         places = [k for k, own in enumerate(steps) for _ in own]
@@ -243,8 +241,7 @@ class Rehearsals(Steps):
     ) -> Iterator[None]:
         """Inside, training steps tell the gradients that they apply.
 
-        Args:
-            tell: Called with pairs of a gradient, or None, and its weight.
+        `tell` is called with pairs of a gradient, or None, and its weight.
         """
         self._step_notes.tell_gradients = tell
         try:
@@ -268,7 +265,7 @@ class Rehearsals(Steps):
             *internals.global_seed(),
             *([] if skips is None else skips.counts),
         ]
-        values = {id(v): (v, v.numpy()) for v in variables}
+        values = {id(v): (v, v.numpy()) for v in variables}  # on the host
 
         def put_back() -> None:
             for variable, value in values.values():
@@ -290,16 +287,12 @@ class _Nothing(LayerCall):
         super().__init__(keras.layers.Identity())
 
     def __call__(self, values: Any, training: bool) -> Any:
-        """See `LayerCall`."""
+        """Returns what came in: there is no layer, see `LayerCall`."""
         return values
 
 
 class _Recorded:
-    """The tasks of a cell, which note what they take and return.
-
-    Args:
-        tasks: The tasks.
-    """
+    """The tasks of a cell, which note what they take and return."""
 
     def __init__(self, tasks: CellTasks):
         self._tasks = tasks
@@ -317,7 +310,7 @@ class _Recorded:
         return facts._replace(has_halves=False)
 
     def forward(self, arguments: CellArguments, keeps: bool) -> TaskCall:
-        """See `CellTasks`."""
+        """The forward task, noted, see `CellTasks`."""
         work = self._tasks.forward(arguments, keeps)
 
         def finish(results: list[Any]) -> Any:
@@ -328,7 +321,7 @@ class _Recorded:
         return work._replace(finish=finish)
 
     def backward(self, *given: Any) -> TaskCall:
-        """See `CellTasks`."""
+        """The backward task, noted, see `CellTasks`."""
         work = self._tasks.backward(*given)
         _, _, dy, dlosses, _, m = given
 
@@ -340,16 +333,12 @@ class _Recorded:
         return work._replace(finish=finish)
 
     def calls(self, k: int, run: Pipeline) -> list[LayerRun]:
-        """What was noted, by micro-batch.
-
-        Args:
-            k: Of which cell these tasks are.
-            run: What has run them.
-        """
+        """What was noted, by micro-batch, as `run` ran it as cell k."""
         ops = [op for op in run.program.ops if op.kind == "forward"]
         order = [op.micro_batch for op in ops if op.cell == k]
         num_head = self.findings.num_head_losses
         made = {}
+        # Noted in the order of the schedule, returned in that of the rows.
         for m, (given, output) in zip(order, self._forward, strict=True):
             dy, dlosses, dx = self._backward.get(m, ((), (), ()))
             made[m] = LayerRun(

@@ -231,7 +231,7 @@ def spec_config(spec: Any) -> dict[str, Any]:
 
 
 def spec_from_config(config: dict[str, Any]) -> Any:
-    """Undoes `spec_config`."""
+    """The specs that `spec_config` made plain values of."""
     flat = [
         None if s is None else keras.KerasTensor(tuple(s[0]), s[1])
         for s in config["specs"]
@@ -434,11 +434,9 @@ def _with_devices() -> Iterator[None]:
 
 
 def check_devices(names: Sequence[str] | None, is_given: bool) -> None:
-    """Refuses devices of a file that are not here.
+    """Refuses devices of a file that are not here; None for the first ones.
 
-    Args:
-        names: The devices of the model, or None for the first ones.
-        is_given: Whether the user gave them, and not the file.
+    `is_given` if the user gave them, and not the file.
 
     Raises:
         ValueError: If TensorFlow does not list one of them.
@@ -459,9 +457,7 @@ def check_devices(names: Sequence[str] | None, is_given: bool) -> None:
 def check_adapters(saved: int, loaded: int) -> None:
     """Warns of adapters (LoRA) that became part of the weights.
 
-    Args:
-        saved: How many layers had them when the model was saved.
-        loaded: How many have them now.
+    `saved` layers had them when the model was saved, `loaded` have them now.
     """
     if loaded >= saved:
         return

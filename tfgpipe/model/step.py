@@ -67,11 +67,7 @@ class _StepNotes:
 
 
 def as_graph(step: Callable) -> Callable:
-    """A step of a `GPipe`, which is a graph also where it is called eagerly.
-
-    Args:
-        step: A method that takes a mini-batch.
-    """
+    """Makes a step of a `GPipe` a graph also where it is called eagerly."""
     in_graph = one_step(step)
 
     @functools.wraps(step)
@@ -92,16 +88,10 @@ def trace(
     compiles: bool,
     trial: Trial | None = None,
 ) -> MiniBatch:
-    """A mini-batch for which the cells are traced.
+    """A mini-batch for which the cells are traced, and tried by `trial`.
 
-    Args:
-        built: The cells, and what they recompute.
-        x: What the first layer takes.
-        labels: y and sample_weight, nests or None.
-        head: What the last cell computes of the loss, or None.
-        training: Whether gradients are wanted.
-        compiles: Whether XLA compiles cells also where it need not.
-        trial: Tries the layers first, if there are several micro-batches.
+    `x` is what the first layer takes, `labels` are y and sample_weight, nests
+    or None. `compiles` is whether XLA compiles cells also where it need not.
     """
     built.source.check(as_specs(x))
     compiles = compiles or built.only_compiles
@@ -125,16 +115,13 @@ def lower(
 ) -> Pipeline:
     """A mini-batch of which it is known what it will run.
 
-    Args:
-        built: Has the schedule.
-        traced: The mini-batch.
-        loss: What the head does not compute of it, or None.
-        clock: A `run.Clock`, or None.
+    `loss` is what the head does not compute of it, or None.
     """
     trained = loss if traced.is_training else None
     will_have: Any = ()
     if trained is not None:
         will_have = trained.has_gradient(traced)
+    # Only what will have a gradient gets a backward pass.
     tasks = traced.tasks(*will_have)
     program = traced.program(tasks, built.schedule_of)
     if trained is not None:
@@ -157,6 +144,10 @@ class Steps(Hooks):
         """Trains on one mini-batch; called by `fit`."""
         batch, arrival = self._unpack(data)
         head, loss = self._loss_of(batch, training=True)
+        #     forward     F0 F1             up to the first backward task
+        #     start             dy          where the loss's gradient starts
+        #     backward             B1 B0    all other tasks
+        #     update                     u
         run = self._forward(batch, head, loss, training=True)
         guard = self._guard(run)
         with tf.control_dependencies(arrival):
@@ -267,12 +258,8 @@ class Steps(Hooks):
     ) -> Pipeline:
         """A mini-batch of which it is known what it will run.
 
-        Args:
-            x: What the first layer takes.
-            labels: y and sample_weight, nests or None.
-            head: What the last cell computes of the loss, or None.
-            loss: The rest of it, or None.
-            training: Whether gradients are wanted.
+        `labels` are y and sample_weight, nests or None; `loss` is what the head
+        does not compute of it, or None.
         """
         built, trial = self.built_for("a step"), self._trial
         traced = trace(built, x, labels, head, training, self._jit_cells, trial)
@@ -463,12 +450,7 @@ class Steps(Hooks):
 
     # -------------------------------------------------------- called eagerly
     def run_as_graph(self, step: Callable, data: Any) -> Any:
-        """Runs a step that was called eagerly.
-
-        Args:
-            step: A training, test or predict step.
-            data: The mini-batch.
-        """
+        """Runs a training, test or predict step that was called eagerly."""
         kind = step.__name__.removesuffix("_step")
         getattr(self, f"make_{kind}_function")()  # what Keras checks before
         self.note_data(data)

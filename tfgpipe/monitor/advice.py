@@ -38,13 +38,11 @@ def advise(
 ) -> str:
     """Says what would help, or that the cells are balanced.
 
-    Args:
-        events: What ran in a step.
-        layout: Of the model.
-        num_micro_batches: M.
-        most_micro_batches: How many there can be: the rows of a replica.
-        ideal: The ideal bubble by M; None if M cannot be changed.
+    `most_micro_batches` are the rows of a replica; `ideal` is the ideal bubble
+    by M, None if M cannot be changed.
     """
+    # What costs most comes first: uneven cells, then devices that wait between
+    # tasks which are too short, then too few micro-batches.
     seconds = statistics.cell_seconds(events, layout.groups)
     mean = sum(seconds) / len(seconds)
     slowest = max(range(len(seconds)), key=seconds.__getitem__)
@@ -125,6 +123,7 @@ def _moves(
     names, costs = layout.layers[cell], layout.costs[cell]
     total = sum(costs)
     shares = [c / total if total else 1 / len(costs) for c in costs]
+    #     | a b | c d e | f |      back: c, or c d;  on: e, or d e
     for target in (cell - 1, cell + 1):
         if not 0 <= target < len(seconds):
             continue
@@ -186,11 +185,8 @@ def ideal_bubble(model: Any, num_micro_batches: int | None = None) -> float:
     """The share of a step in which devices idle if nothing is lost.
 
     That is so for cells of equal cost, whose backward tasks take twice as long
-    as their forward ones, under the model's schedule.
-
-    Args:
-        model: A `GPipe` that is built.
-        num_micro_batches: M. Defaults to the model's.
+    as their forward ones, under the schedule of the model, which is built. M
+    defaults to its own.
     """
     schedule = model.schedule
     if not isinstance(schedule, Schedule):

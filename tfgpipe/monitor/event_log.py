@@ -43,9 +43,7 @@ class EventLog:
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Writes numbers by name; a slash in a name makes a group.
 
-        Args:
-            step: Updates that the model has had.
-            scalars: The numbers.
+        `step` is how many updates the model has had.
         """
         with self._writer.as_default():
             for tag, value in scalars.items():
@@ -78,16 +76,15 @@ class EventLog:
         self._writer.flush()
 
     def close(self) -> None:
-        """Ends the file."""
+        """Ends the file, after which nothing can be written."""
         self._writer.close()
 
 
 class Record:
     """Writes the numbers of epochs, where there is a folder for them.
 
-    Args:
-        log_dir: For TensorBoard: a folder "pipeline" in this one. Or None.
-        pictures: For a picture of each measured step. Or None.
+    `log_dir` gets a folder "pipeline" for TensorBoard, `pictures` one picture
+    of each measured step. Either may be None.
 
     Raises:
         ValueError: If a path is none, or there are to be pictures, and no
@@ -139,7 +136,7 @@ class Record:
             self._log.write_picture(epoch, "pipeline/timeline", path)
 
     def close(self) -> None:
-        """Ends the files."""
+        """Ends the files that were begun."""
         if self._log is not None:
             self._log.close()
             self._log = None

@@ -59,12 +59,9 @@ class Caption(NamedTuple):
 def save(
     events: Sequence[Event], caption: Caption, paths: Sequence[pathlib.Path]
 ) -> None:
-    """Draws the events into files.
+    """Draws the events, at least one, into files.
 
-    Args:
-        events: What ran. At least one.
-        caption: What to write around it.
-        paths: Where to; the suffixes, ".png" or ".svg", say what.
+    The suffixes of the paths, ".png" or ".svg", say what they become.
     """
     # Versions and dates would make equal pictures differ.
     metadata = {".png": {"Software": None}, ".svg": {"Date": None}}
@@ -76,15 +73,7 @@ def save(
 
 
 def figure(events: Sequence[Event], caption: Caption) -> Figure:
-    """Draws the events.
-
-    Args:
-        events: What ran. At least one.
-        caption: What to write around it.
-
-    Returns:
-        The figure. Each box is called after its task.
-    """
+    """The figure of events, at least one; each box is called after its task."""
     num_devices = 1 + max(event.device for event in events)
     total = max(event.end for event in events)
     slots = total / max(statistics.forward_time(events), 0.001 * total)
@@ -135,10 +124,7 @@ def _draw_rows(axes: Axes, events: Sequence[Event]) -> None:
 def _draw_boxes(axes: Axes, events: Sequence[Event], scale: float) -> None:
     """The tasks, with the numbers of their micro-batches where they fit.
 
-    Args:
-        axes: Where to draw.
-        events: What ran.
-        scale: Points a second.
+    `scale` is points a second.
     """
     place = statistics.places(events)
     last = max(place.values())
@@ -296,9 +282,7 @@ class Look(NamedTuple):
     def color(self, place: int, last: int) -> tuple[float, float, float]:
         """The colour of a cell: red, green and blue, up to 1.
 
-        Args:
-            place: Of the cell among those of its device, from 0.
-            last: The last place.
+        `place` is among those of its device, from 0 to `last`.
         """
         share = place / last if last else 0
         ends = zip(to_rgb(self.dark), to_rgb(self.light))

@@ -32,7 +32,7 @@ class Rates:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets what was counted."""
+        """Forgets the seconds and examples that were counted."""
         self.seconds = self.examples = 0.0
         self._is_known = True
         self._since = None
@@ -64,13 +64,10 @@ class Rates:
 
 
 def tokens_of_example(input_spec: Any) -> int | None:
-    """How many tokens an example has.
+    """How many tokens an example has; None if examples differ.
 
-    Args:
-        input_spec: Nest of what has a `shape` (batch, ...) and a `dtype`.
-
-    Returns:
-        0 if the inputs are no token ids; `None` if examples differ.
+    0 if the inputs, which have a `shape` (batch, ...) and a `dtype`, are no
+    token ids.
     """
     first = first_tensor(input_spec)
     is_ids = len(first.shape) == 2 and "int" in first.dtype
@@ -80,12 +77,8 @@ def tokens_of_example(input_spec: Any) -> int | None:
 def flops_of_example(model: Any, input_spec: Any) -> float | None:
     """FLOPs of the forward pass of one example, by `costs.cost`.
 
-    Args:
-        model: A `GPipe` that is built.
-        input_spec: Nest of `keras.KerasTensor`: those of the data.
-
-    Returns:
-        The FLOPs; None, with a warning, if examples differ in size.
+    The model is built; `input_spec` is that of the data. None, with a warning,
+    if examples differ in size.
     """
     leaves = [x for x in keras.tree.flatten(input_spec) if x is not None]
     if any(None in tuple(leaf.shape[1:]) for leaf in leaves):
@@ -106,12 +99,9 @@ _MIB = 2**20
 def accelerator_mib(devices: Iterable[str]) -> dict[str, float]:
     """Memory in use, where TensorFlow counts it.
 
-    Args:
-        devices: Full names, such as "/device:GPU:0".
-
-    Returns:
-        MiB by name: "GPU:0_current" and "GPU:0_peak". Nothing of CPUs, of
-        accelerators that do not count, and of those of other processes.
+    MiB by name, "GPU:0_current" and "GPU:0_peak" for the full name
+    "/device:GPU:0". Nothing of CPUs, of accelerators that do not count, and of
+    those of other processes.
     """
     found: dict[str, float] = {}
     for spec in dict.fromkeys(map(tf.DeviceSpec.from_string, devices)):

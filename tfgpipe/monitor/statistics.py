@@ -78,9 +78,7 @@ def places(events: Sequence[Event]) -> dict[int, int]:
 def cell_seconds(events: Sequence[Event], groups: int = 1) -> list[float]:
     """How long the tasks of each cell take together, over all replicas.
 
-    Args:
-        events: What ran. At least one task.
-        groups: How many cells of tasks are one cell of the model.
+    There is at least one event. `groups` cells of tasks are one of the model.
     """
     found = scheduled(events)
     seconds = [0.0] * (1 + max(event.task.cell for event in found) // groups)
@@ -92,9 +90,7 @@ def cell_seconds(events: Sequence[Event], groups: int = 1) -> list[float]:
 def summary(events: Sequence[Event], groups: int = 1) -> dict[str, float]:
     """What `callbacks.PipelineMonitor` tells of a step, by name.
 
-    Args:
-        events: What ran. At least one task.
-        groups: As for `cell_seconds`.
+    The arguments are those of `cell_seconds`.
     """
     idle = idle_shares(events)
     busiest = min(range(len(idle)), key=idle.__getitem__)
@@ -117,7 +113,7 @@ def name(kind: str) -> str:
 
 
 def seconds(value: float) -> str:
-    """A time with its unit.
+    """A time with its unit, as a text.
 
     Example:
 

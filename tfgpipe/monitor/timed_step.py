@@ -36,13 +36,9 @@ class Measured(NamedTuple):
 
 
 def typical(measured: Iterable[Measured]) -> tuple[Measured, int]:
-    """The step of median length.
+    """The step of median length, of those with as many rows as most.
 
-    Args:
-        measured: Steps. At least one.
-
-    Returns:
-        The one of those with as many rows as most, and how many these are.
+    And how many these are. There is at least one.
     """
     steps = list(measured)
     counts = collections.Counter(m.num_rows for m in steps)

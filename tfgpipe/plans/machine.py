@@ -122,9 +122,6 @@ def machine_named(name: str) -> Machine | None:
 
     The figures are those of the kind; the memory that of the name, if it says.
 
-    Args:
-        name: Such as "NVIDIA A100-SXM4-40GB".
-
     Example:
 
     >>> machine_named("NVIDIA A100-SXM4-40GB").memory / 2**30

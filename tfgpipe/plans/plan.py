@@ -273,6 +273,7 @@ def plan(
     """
     source = source_of(layers)
     (rows,) = checked_counts(batch_size=batch_size)
+    # With a profile, the machine tells only how fast it sends and updates.
     known = None if machine is None else machine_of(machine)
     if profile is not None and not isinstance(profile, Profile):
         raise ValueError(
@@ -318,6 +319,7 @@ def plan(
             return model.by_profile(profile, rows)
         return model.by_flops(machine_of(known), rows)
 
+    # The search asks for the same workloads and cuts again and again.
     problem = PlanProblem(
         functools.cache(workload_of),
         functools.cache(source.cut),
@@ -429,7 +431,7 @@ def _raise_nothing_fits(
 
 
 def _mib(count: float) -> str:
-    """Bytes as text."""
+    """Bytes as a text in MiB."""
     mib = count / _MIB
     return f"{mib:,.0f} MiB" if mib >= 10 else f"{mib:.3g} MiB"
 
@@ -473,11 +475,8 @@ def user_setting(
 ) -> Setting:
     """What a `GPipe` of these arguments is told.
 
-    Args:
-        problem: What is planned.
-        layers: As of `plan`.
-        names: Of all devices.
-        given: What `checked_setting` returned, without the devices.
+    `names` are of all devices; `given` is what `checked_setting` returned,
+    without the devices.
 
     Raises:
         ValueError: If `GPipe` would refuse it.
@@ -489,6 +488,7 @@ def user_setting(
         )
     (replicas,) = problem.num_replicas
     schedule = checked_choice("schedule", given["schedule"], SCHEDULES)
+    # Those of a replica, and of these no more than K cells can use.
     own = names[: len(names) // replicas]
     k = as_count(given["num_partitions"])
     if k is not None:
@@ -517,11 +517,9 @@ def user_setting(
 
 # ------------------------------------------------- what is known of the layers
 class SizedModel(NamedTuple):
-    """The layers of a model, and what each needs.
+    """The layers of a model, how they are called, and what each needs.
 
     Attributes:
-        source: The layers, and how they are called.
-        sizes: What each needs.
         output_bytes: Of a row of the last layer's outputs.
         keys: What layers are, see `layer_key`.
     """
@@ -566,12 +564,7 @@ class SizedModel(NamedTuple):
 
 
 def sized(source: Any, inputs: Any, optimizer: Any) -> SizedModel:
-    """What each layer needs, without allocating any of it.
-
-    Args:
-        source: What `source_of` made of the layers.
-        inputs: As of `plan`.
-        optimizer: As of `plan`.
+    """What each layer of a `Source` needs, without allocating any of it.
 
     Raises:
         ValueError: If the layers or their inputs cannot be planned for.

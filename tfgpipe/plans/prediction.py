@@ -40,8 +40,6 @@ class Prediction(NamedTuple):
     """What a setting comes to.
 
     Attributes:
-        setting: What is predicted.
-        step_seconds: Of a training step.
         bubble: Share of the pipeline's time in which devices wait.
         recompute_seconds: Spent computing again, by the device that does most.
         busy_seconds: Of a device's tasks that are no recomputation, the mean.
@@ -66,12 +64,9 @@ class Prediction(NamedTuple):
 def predict(
     workload: Workload, setting: Setting, machine: Machine | None
 ) -> Prediction:
-    """What a setting comes to.
+    """What a setting comes to, for layers sized for its micro-batches.
 
-    Args:
-        workload: The layers, for the micro-batches of the setting.
-        setting: What `GPipe` is told.
-        machine: How fast it sends and updates; None: in no time.
+    Without a machine, sending and updating take no time.
     """
     by_cell = workload.cells(setting.layers_per_cell, setting.remat_groups)
     groups = [group for own in by_cell for group in own]
@@ -89,6 +84,7 @@ def predict(
         group = groups[op.cell]
         found = group.seconds[op.kind]
         takes = KINDS[op.kind].sends == "gradients"
+        # It computes first what the forward pass has dropped.
         if takes and (op.cell, op.micro_batch) not in there:
             found += group.seconds["recompute"]
         if KINDS[op.kind].ends and first[op.cell] == op.micro_batch:
@@ -104,7 +100,10 @@ def predict(
         count = group.outputs if sends_outputs else group.gradient_bytes
         return machine.latency + count / machine.bandwidth
 
+    #     device 0   F0 F1 . . . B1 B0 u       free: when the last B ends
+    #     device 1      F0 F1 B1 B0 u          u: the update, each by itself
     times = program.simulate(duration, link)
+    # Seconds by device: in tasks, in recomputations, and until the last end.
     busy, again, free = ([0.0] * program.num_devices for _ in range(3))
     for op, (start, end) in zip(program.ops, times):
         busy[op.device] += end - start
@@ -148,8 +147,6 @@ class DeviceMemory(NamedTuple):
     """What a device holds at the peak of a step, in bytes.
 
     Attributes:
-        weights: Its weights.
-        slots: The optimizer's slots.
         gradients: One sum of gradients.
         activations: What it keeps of the micro-batches.
         working: What the task needs that runs then.
@@ -163,7 +160,7 @@ class DeviceMemory(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """All that the device holds then."""
         return sum(self)
 
 
@@ -180,7 +177,7 @@ def memory(
         found.append(
             DeviceMemory(
                 sum(group.weights for group in own),
-                -(-slots // setting.num_replicas),
+                -(-slots // setting.num_replicas),  # shared out
                 sum(group.gradients for group in own),
                 round(activations),
                 round(working),
@@ -204,6 +201,12 @@ def _peak(
         now += more
         held[at] = held.get(at, 0.0) + more
 
+    # What a micro-batch holds, after each of its operations:
+    #
+    #     forward          inputs, or all that is kept
+    #     recompute        all that is kept
+    #     input_gradient   that, and what the other half takes of it
+    #     the last one     slices of sparse gradients
     for kind, k, m, _, keeps in ops:
         group, at = groups[k], (k, m)
         working = group.backward
@@ -243,9 +246,7 @@ class Setting(NamedTuple):
     """What a `GPipe` can be told.
 
     Attributes:
-        num_replicas: R.
         num_devices: Of a replica.
-        layers_per_cell: The cut.
         num_micro_batches: M, of a replica.
         schedule: Its name.
         remat: The rule of each cell.
@@ -267,7 +268,7 @@ class Setting(NamedTuple):
 
     @property
     def chunks(self) -> int:
-        """Cells of a device."""
+        """How many cells each device has."""
         return self.num_partitions // self.num_devices
 
     @property
@@ -276,11 +277,7 @@ class Setting(NamedTuple):
         return devices_of_cells(self.schedule, self.num_devices, self.chunks)
 
     def program(self, facts: tuple[CellFacts, ...]) -> Program:
-        """What runs in a replica.
-
-        Args:
-            facts: Those of the groups of all cells.
-        """
+        """What runs in a replica, for the facts of the groups of all cells."""
         # A search asks for the same again and again, before it goes to the
         # next: the memory of a program, then its seconds.
         return _program(self._replace(num_replicas=1), facts)

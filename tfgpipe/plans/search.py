@@ -59,13 +59,11 @@ def fastest_settings(problem: PlanProblem, count: int) -> list[Prediction]:
     """The settings that are nearly as fast as the fastest, then the others.
 
     The first is the one of these with the fewest micro-batches; what follows
-    comes in the order of its time.
-
-    Args:
-        problem: What is to be planned.
-        count: How many to return; fewer, if there are fewer that fit.
+    comes in the order of its time. At most `count`, of those that fit.
     """
     found: list[Prediction] = []
+    # In the order of what their time is not below: from some on, none can be
+    # faster than what was found.
     for bound, setting in sorted(_candidates(problem)):
         if len(found) >= count and bound >= max(
             NEAR * found[0].step_seconds, found[count - 1].step_seconds
@@ -171,6 +169,7 @@ def smallest(problem: PlanProblem) -> Prediction | None:
         return None
     setting = Setting(replicas, d, cut, m, "1f1b", ("always",) * d)
     found = predict(workload, setting, problem.machine)
+    # The least memory in which it fits.
     low, high = 0.0, float(max(found.device_bytes))
     while high - low > 0.01 * high:
         middle = (low + high) / 2
@@ -198,7 +197,7 @@ class PlanProblem:
         cut: Cuts a tuple of costs into cells; raises ValueError where it
             cannot.
         starts: Indices of the layers with which a cell can begin.
-        batch_size: Rows of a mini-batch.
+        batch_size: Rows of a mini-batch, of all replicas together.
         num_devices: All devices.
         num_replicas: The numbers of replicas to choose from.
         memory_limit: Bytes of a device; None for any.
@@ -271,6 +270,7 @@ def _with_remat(
     d, k = setting.num_devices, setting.num_partitions
     rules: list[str | None] = [None] * d
     rest = RULES if groups == 1 else RULES[1:]
+    # The fastest first: a device takes the first within which it fits.
     for rule in rest:
         trial = setting._replace(remat=(rule,) * k, remat_groups=groups)
         cells = workload.cells(trial.layers_per_cell, groups)
@@ -313,8 +313,13 @@ def _cut_that_fits(
         own += needs.gradients * (setting.num_micro_batches > 1)
         return own + _static(needs, setting.num_replicas)
 
+    # Cells that share a device share its memory, too.
     limit = problem.limit / setting.chunks
 
+    #     places   | 0 1 2 | 3 4 | 5 6 7 8 |     stops: 3, 5, 9
+    #
+    # Each cell takes all that it can in this time and memory; the others
+    # have one place each, at least.
     def fill(seconds: float) -> list[int] | None:
         stops, at = [], 0
         for cell in range(k):
@@ -332,9 +337,11 @@ def _cut_that_fits(
             at = stop
         return stops if at == len(places) - 1 else None
 
+    # In any time: it is memory that fails.
     if fill(costs[-1]) is None:
         return None
     low, high = costs[-1] / k, costs[-1]
+    # The slowest cell takes a k-th of all at least.
     while high - low > 1e-3 * high:
         middle = (low + high) / 2
         low, high = (low, middle) if fill(middle) else (middle, high)

@@ -20,15 +20,10 @@ from tfgpipe.schedules import CellFacts
 def seconds_by_flops(size: Any, rows: float, machine: Machine) -> LayerSeconds:
     """Estimates a layer's seconds: that of its FLOPs, or of its bytes if more.
 
-    A backward pass has twice the operations of a forward pass: a matrix
-    product has two gradients, of its input and of its weights. A layer whose
-    weights are frozen computes one of them. The last layer of a cell is not
-    computed again if it keeps nothing but its inputs.
-
-    Args:
-        size: A `LayerSize`.
-        rows: Of a micro-batch.
-        machine: What computes.
+    A backward pass has twice the operations of a forward pass: a matrix product
+    has two gradients, of its input and of its weights. A layer whose weights
+    are frozen computes one of them. The last layer of a cell is not computed
+    again if it keeps nothing but its inputs. `rows` are those of a micro-batch.
     """
     results = size.kept_outputs.of(rows) + size.kept_others.of(rows)
     moved = size.weight_bytes + size.kept_inputs.of(rows) + results
@@ -48,23 +43,21 @@ def seconds_by_flops(size: Any, rows: float, machine: Machine) -> LayerSeconds:
 
 
 class CellNeeds(NamedTuple):
-    """What consecutive layers need for a micro-batch.
+    """What consecutive layers need for a micro-batch, most of it in bytes.
 
     Attributes:
         seconds: By the kind of the task.
         facts: What a program has to know of them.
-        inputs: Bytes that come in.
-        outputs: Bytes that go out.
-        gradient_bytes: Bytes of the gradients of what comes in.
-        kept: Bytes that the backward pass needs, inputs among them.
-        kept_inputs: Of these, those of inputs.
+        inputs: What comes in.
+        outputs: What goes out.
+        gradient_bytes: Gradients of what comes in.
+        kept: What the backward pass needs, inputs among it.
+        kept_inputs: The inputs among that.
         crossing: What the gradients of inputs keep for those of weights.
         sparse: Slices of gradients, which are not added up.
-        forward: Bytes that a forward task needs besides, while it runs.
-        backward: Bytes that a backward task needs besides.
-        weights: Bytes of weights.
-        slots: Bytes of the optimizer's slots.
-        gradients: Bytes of one gradient of each weight.
+        forward: What a forward task needs besides, while it runs.
+        backward: What a backward task needs besides.
+        gradients: One gradient of each weight.
     """
 
     seconds: dict[str, float]
@@ -94,16 +87,10 @@ class CellNeeds(NamedTuple):
 class Workload:
     """The layers of a model, for micro-batches of some size.
 
-    Sums over layers i to j take constant time.
-
-    Args:
-        sizes: A `LayerSize` for each layer.
-        output_bytes: Of a row of the last layer's outputs.
-        seconds: Those of each layer's tasks.
-        task_seconds: What a task takes besides its layers.
-        rows: Of a micro-batch.
-        is_compiled: Whether XLA compiles: then recomputations are part of the
-            backward tasks.
+    Sums over layers i to j take constant time. `output_bytes` are those of a
+    row of the last layer's outputs; `seconds` those of each layer's tasks, to
+    which a task adds `task_seconds`. If XLA compiles (`is_compiled`),
+    recomputations are part of the backward tasks.
     """
 
     def __init__(
@@ -184,6 +171,7 @@ class Workload:
         # The loss, behind the last layer, is taken to keep the outputs.
         has_loss = stop == len(self.sizes)
         keeps = has_loss or self._paths.keeps(start, stop)
+        # What two neighbours both keep between them counts once: `_between`.
         inputs = kept = self._inputs[start]
         if keeps:
             kept += between(self._others) + between(self._between, stop - 1)

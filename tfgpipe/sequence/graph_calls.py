@@ -78,10 +78,7 @@ class GraphCalls:
         """The names of opened layers that compute something else.
 
         Than they did when they were opened, or at other sizes: they are tried
-        at those that they have for such inputs, with few rows.
-
-        Args:
-            specs: Those of the model's inputs, with shapes.
+        at those that they have for inputs of these shapes, with few rows.
         """
         if not self._tried:
             return []
@@ -132,6 +129,7 @@ class GraphCalls:
 
         By the classes of layers alone: a file may give them other names.
         """
+        # By tensor, what it is computed from; inputs by their places.
         known = {value: f"input {i}" for i, value in enumerate(self.inputs)}
 
         def of(nest: Any) -> str:
@@ -139,6 +137,7 @@ class GraphCalls:
                 v for v in tree.flatten(nest) if isinstance(v, ModelTensor)
             ]
             text = ", ".join(known[value] for value in values)
+            # A hash: the text of all that it follows from grows at each use.
             return hashlib.sha256(text.encode()).hexdigest()
 
         for call in self.found:
@@ -184,10 +183,9 @@ class GraphCalls:
         self._known.update(zip(map(id, call.outputs), outputs))
 
     def _opened(self, call: internals.GraphCall) -> list[ModelTensor] | None:
-        """Adds the calls inside a layer, if they can take its place.
+        """The outputs of a layer whose inner calls can take its place, or None.
 
-        Returns:
-            The layer's outputs, or None.
+        These calls are added to what was found.
         """
         given = [self._value(t) for t in tensors_of(call)]
         if (
@@ -202,6 +200,8 @@ class GraphCalls:
             return None
         if self._inner == _OPENED:
             return self._in_place(call, model, given)
+        # With large layers inside it opened as well, or else as they are;
+        # calls that do not compute the same are taken back.
         for inner in (_OPENED, _CLOSED):
             start = len(self.found)
             with self._large_inside(inner):
@@ -356,16 +356,9 @@ def run_calls(
     wanted: Any,
     told: dict[str, Any] | None = None,
 ) -> Any:
-    """Makes calls, one after the other.
+    """Makes calls, one after the other; returns the nest `wanted`, of tensors.
 
-    Args:
-        calls: The calls.
-        given: What they begin with.
-        wanted: A nest of `ModelTensor`s.
-        told: Keyword arguments for layers.
-
-    Returns:
-        The nest, with tensors.
+    They begin with what is `given`; `told` are keyword arguments for layers.
     """
     known = dict(given)
 
@@ -405,11 +398,7 @@ def large_layers(model: keras.Model) -> set[int]:
 def graph_of(call: internals.GraphCall) -> keras.Model | None:
     """What a call of a layer does, as a functional model; yet to be tried.
 
-    Args:
-        call: The call of a layer in the graph of a model.
-
-    Returns:
-        A model of `tensors_of` the call. None if the layer stays closed.
+    It takes `tensors_of` the call. None if the layer stays closed.
     """
     if not _may_be_opened(call):
         return None
@@ -445,7 +434,7 @@ class _UsageScope(keras.StatelessScope):
         return super().get_current_value(variable)
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
-        """Called by `Variable.assign`."""
+        """`Variable.assign` calls it: the layer uses the variable."""
         self.is_used = True
         super().add_update(update)
 

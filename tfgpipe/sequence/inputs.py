@@ -22,11 +22,8 @@ from tfgpipe.micro_batches import as_specs
 def data_spec(x: Any, dtype: str) -> Any:
     """What layers are built for, where there is no `keras.Input`.
 
-    Bytes become floats: pixels, above all.
-
-    Args:
-        x: Nest of tensors or of their specs.
-        dtype: What the first layer computes in.
+    Bytes become floats: pixels, above all. `dtype` is what the first layer
+    computes in.
     """
     spec = as_specs(x)
     is_bytes = not tree.is_nested(spec) and spec.dtype in ("uint8", "bool")
@@ -76,11 +73,8 @@ def arrival(data: Any, checks: Sequence[tf.Operation]) -> list[tf.Operation]:
 
     Of data of unknown length Keras takes a batch too many: the step begins, and
     fails when there is none. Until then, whatever does not need the batch runs:
-    a variable that is assigned before stays so.
-
-    Args:
-        data: Nest of tensors.
-        checks: Operations that fail if the mini-batch is not as it must be.
+    a variable that is assigned before stays so. `checks` fail if the mini-batch
+    is not as it must be.
     """
     if tf.executing_eagerly():
         return []
@@ -112,12 +106,9 @@ def warn_of_unknown_sizes(x: Any, specs: Any) -> None:
 
 
 def as_expected(x: Any, specs: Any, is_declared: bool) -> Any:
-    """Data in the dtypes and ranks that the layers expect.
+    """Data, None as a leaf, in the dtypes and ranks that the layers expect.
 
-    Args:
-        x: Nest of tensors; None as a leaf.
-        specs: What the layers were built for, a nest of `keras.KerasTensor`.
-        is_declared: Whether the user gave the specs, as a `keras.Input`.
+    `is_declared` if the user gave the specs, as a `keras.Input`.
     """
     known = dict(tree.flatten_with_path(specs))
     tensors = []
@@ -130,13 +121,10 @@ def as_expected(x: Any, specs: Any, is_declared: bool) -> Any:
 
 
 def check_shapes(x: Any, specs: Any, is_exact: bool) -> None:
-    """Refuses data of other shapes where Keras does.
+    """Refuses data, None as a leaf, of other shapes where Keras does.
 
-    Args:
-        x: Nest of tensors; None as a leaf.
-        specs: What the layers were built for, a nest of `keras.KerasTensor`.
-        is_exact: Whether sizes must be as declared. For layers one after the
-            other they are their own affair.
+    Sizes must be as declared if `is_exact`. For layers one after the other they
+    are their own affair.
 
     Raises:
         ValueError: If a tensor is of another rank, or of other sizes.

@@ -83,19 +83,13 @@ class LayerList:
     def infer(self, spec: Any, is_split: bool) -> tuple[Any, list[float]]:
         """Builds the layers, each for the outputs of the one before.
 
-        Their variables get no storage yet.
-
-        Args:
-            spec: Nest of `keras.KerasTensor`s: what the first layer takes.
-            is_split: Whether mini-batches are split into several micro-batches.
-
-        Returns:
-            What the last layer returns, a nest of `keras.KerasTensor`s, and
-            the costs of the layers.
+        Their variables get no storage yet. `is_split` if mini-batches become
+        several micro-batches. Returns specs of what the last layer returns, and
+        the costs of the layers.
 
         Raises:
-            ValueError: If a layer does not take what the one before returns,
-                or its outputs have no row for each row of its inputs.
+            ValueError: If a layer does not take what the one before returns, or
+                its outputs have no row for each row of its inputs.
         """
         before = "the model's inputs"
         found = []
@@ -273,9 +267,8 @@ class _Chain:
     def problem(self, first: Any, start: int) -> str | None:
         """What of the layers' graph is not the chain of the layers, or None.
 
-        Args:
-            first: The `keras.KerasTensor` before them, or another first item.
-            start: Index of the first layer in the user's list.
+        `first` is the `keras.KerasTensor` before them, or another first item;
+        `start` the index of the first layer in the user's list.
         """
         before, name = _input_calls(first), "the input"
         for i, layer in enumerate(self._layers, start):

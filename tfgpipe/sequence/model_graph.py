@@ -42,7 +42,6 @@ class ModelGraph:
     """The steps of a functional model.
 
     Attributes:
-        model: The model.
         layers: Those of the model, in the order of its weights.
         steps: Calls of its layers and operations, in order.
         costs: For each what the user said of its cost, or None.
@@ -50,7 +49,7 @@ class ModelGraph:
         live_bytes: For each, the bytes of a row of them.
         input_spec: The model's inputs, a nest of `keras.KerasTensor`s.
         problems: What is wrong.
-        models: The model.
+        models: The model alone, see `LayerList`.
     """
 
     def __init__(self, model: keras.Model):
@@ -92,8 +91,7 @@ class ModelGraph:
     def check(self, spec: Any) -> None:
         """Refuses layers that compute something else than when opened.
 
-        Args:
-            spec: What a step is traced for, in the structure of the inputs.
+        `spec` is what a step is traced for, in the structure of the inputs.
 
         Raises:
             ValueError: If one does.
@@ -124,6 +122,7 @@ class ModelGraph:
         costs = []
         example = cost_lib.example_of(self.specs[0])
         with internals.in_no_graph(internals.flat_layers(self.model)):
+            # An example may be several rows behind a layer that reshapes.
             for i, (step, cost) in enumerate(zip(self.steps, self.costs)):
                 made = self._estimated(i, cost, example, known)
                 costs.append(made.flops)
@@ -155,7 +154,7 @@ class ModelGraph:
                 return self.model.output
 
     def _check_rows(self) -> None:
-        """See `check_model_rows`."""
+        """Refuses outputs that are not one a row, see `check_model_rows`."""
         makers = {v: call for call in self._calls.found for v in call.outputs}
         names = [
             f"'{makers[v].operation.name}'" if v in makers else "no call"
@@ -230,9 +229,7 @@ class ModelGraph:
 
         Keras tells the calls of a layer apart by their numbers, which are
         others where a model inside is made first, of the layer's own tensors.
-
-        Args:
-            wiring: What `config` said, or None if a file is older.
+        `wiring` is what `config` said, or None if a file is older.
 
         Raises:
             ValueError: If the calls are others now.
@@ -271,10 +268,9 @@ def _problems(model: keras.Model) -> list[str]:
 
 
 class GraphBoundaries:
-    """Calls in an order.
+    """Calls in an order, and what is alive between them.
 
     Attributes:
-        calls: The calls.
         live_bytes: Bytes of a row that are alive before each step.
         specs: The tensors that are.
     """
@@ -321,7 +317,7 @@ class GraphBoundaries:
         return found
 
     def together(self) -> set[int]:
-        """See `ModelGraph`."""
+        """Steps with which no cell can begin, see `ModelGraph`."""
         uses = collections.defaultdict(list)
         for i, call in enumerate(self.calls):
             for key in internals.state_of(call.operation).updated:

@@ -23,11 +23,7 @@ def check_supported(
 ) -> None:
     """Refuses layers that a pipeline would change the meaning of.
 
-    Args:
-        layers: Built or not; what a layer makes when it is built is not seen
-            before.
-        num_micro_batches: M.
-        num_replicas: R.
+    What a layer makes when it is built is not seen before.
 
     Raises:
         ValueError: If there is one.
@@ -53,15 +49,10 @@ def check_rows_stay(
 ) -> None:
     """Refuses a layer that makes rows part of another axis.
 
-    As the similarities of all rows with all rows are. It is asked again, with
-    a known number of rows, if an axis of its outputs has an unknown length and
-    none of its inputs, or if it is the last layer.
-
-    Args:
-        layer: A layer of a model with more than one micro-batch.
-        inputs: Nest of specs of its inputs.
-        outputs: Those of its outputs.
-        is_last: Whether nothing follows.
+    As the similarities of all rows with all rows are. It is asked again, with a
+    known number of rows, if an axis of its outputs has an unknown length and
+    none of its inputs, or if it is the last layer. The model has more than one
+    micro-batch; inputs and outputs are nests of specs.
 
     Raises:
         ValueError: If it does so, or if a last layer's outputs do not have a
@@ -98,11 +89,8 @@ def check_model_rows(
     It is asked with two numbers of rows if some tensor in it has an axis that
     may have become as long as the batch. What happens to such an axis inside is
     the model's own: recurrent layers may have time first, and rows second.
-
-    Args:
-        model: A model with more than one micro-batch.
-        made: Specs of what the calls in it make.
-        makers: For each output the name of the call that makes it.
+    `made` are specs of what the calls in it make; `makers` names the call that
+    makes each output.
 
     Raises:
         ValueError: If one has no row for each row of the inputs, or another
@@ -111,6 +99,7 @@ def check_model_rows(
     outputs = model.outputs
     wrong = [not t.shape or t.shape[0] is not None for t in outputs]
     if not any(wrong) and any(None in t.shape[1:] for t in made):
+        # An axis that follows from the rows has another length with others.
         counts = _MANY_ROWS, _FEWER_ROWS
         try:
             first, second = (

@@ -17,11 +17,9 @@ Source: TypeAlias = LayerList | ModelGraph
 
 
 def source_of(layers: Any) -> Source:
-    """What the user gave, as steps.
+    """What the user gave, layers, a model or what `layers_of` made, as steps.
 
-    Args:
-        layers: A list of layers, a model, or what `layers_of` returned; each
-            item may be a pair with its cost.
+    Each item may be a pair with its cost.
 
     Raises:
         ValueError: If it is a model that cannot be taken apart.
@@ -183,10 +181,9 @@ def layers_of(model: keras.Model) -> list[Any]:
 
 
 def items_from_config(config: dict[str, Any], custom_objects: Any) -> list[Any]:
-    """Takes what the sources' `config` returned out of a model's config.
+    """The layers, or calls, of a model's config, each with its cost.
 
-    Returns:
-        The layers, or the calls of a model, each with its cost.
+    That is what the sources' `config` returned.
     """
 
     def made(value: Any) -> Any:

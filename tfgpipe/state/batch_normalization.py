@@ -61,15 +61,14 @@ _ROUNDING = {2: 2.0**-6, 4: 2.0**-21, 8: 2.0**-50}  # by bytes of a float
 class MovingStatistics:
     """The moving statistics of a cell, while its layers run.
 
-    Args:
-        layers: Batch normalisations whose moments are to be recorded instead
-            of moving their statistics.
-        moved: ids of the moving statistics that earlier cells have moved.
+    Of the `layers`, batch normalisations, moments are recorded in place of
+    moving their statistics; `moved` are ids of those that earlier cells have
+    moved.
 
     Attributes:
-        moments: By the id of a layer a list of its calls, each a
-            (mean, variance, count, few), where count is None without a mask,
-            and few is that of `count_of_few`.
+        moments: By the id of a layer a list of its calls, each a (mean,
+            variance, count, few), where count is None without a mask, and few
+            is that of `count_of_few`.
         rules: By the id of a layer a list of its calls, each the pairs (a, b)
             by which its mean and its variance move: old * a + new * b.
     """
@@ -176,8 +175,7 @@ def is_synchronized(layer: Any) -> bool:
 def choosing_moments(graph: Any) -> Callable:
     """The moments by which each layer of a cell normalises.
 
-    Args:
-        graph: Of the cell. Only there, partners can add up.
+    Only in the graph of the cell, this one, can partners add up.
     """
 
     def moments(layer: Any, inputs: Any, mask: Any) -> Any:
@@ -202,20 +200,15 @@ def moments_over_replicas(
     mask: Any,
     add_up: Callable[[tf.Tensor], tf.Tensor] = sum_over_replicas,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """What a batch normalisation normalises by.
+    """The mean and variance that a batch normalisation normalises by.
 
-    Args:
-        layer: The layer.
-        inputs: Its inputs.
-        mask: Which positions count, of the shape of the inputs without the
-            last dimension; None for all.
-        add_up: Adds up a tensor over replicas.
-
-    Returns:
-        Mean and variance.
+    `mask` says which positions count, of the shape of the inputs without the
+    last dimension; None for all. `add_up` adds a tensor up over replicas.
     """
     channels = layer.axis % inputs.shape.rank
     axes = [i for i in range(inputs.shape.rank) if i != channels]
+    # Squares of differences from a value that all replicas know, near the mean:
+    # the sums then need one exchange, and lose little to rounding.
     near = tf.cast(tf.convert_to_tensor(layer.moving_mean), inputs.dtype)
     shape = [1] * len(axes)
     shape.insert(channels, -1)
@@ -231,6 +224,7 @@ def moments_over_replicas(
         squares = tf.where(mask, squares, zeros)
         count = tf.reduce_sum(tf.cast(mask, inputs.dtype) + zeros, axes)
         extra = keras.config.epsilon()  # as in Keras
+    # 3 x (channels,)
     own = [count, tf.reduce_sum(inputs, axes), tf.reduce_sum(squares, axes)]
     count, total, square = tf.unstack(add_up(tf.stack(own)))
     mean = tf.math.divide_no_nan(total, count + extra)
@@ -264,13 +258,10 @@ class SingleValues:
     def look(
         self, layer: Any, counts: list[list[Any]], groups: Sequence[list[int]]
     ) -> None:
-        """Looks at a layer.
+        """Looks at a layer that takes moments of `groups` of micro-batches.
 
-        Args:
-            layer: A batch normalisation.
-            counts: For each micro-batch what `count_of_few` returned, call by
-                call.
-            groups: The micro-batches that it takes moments of together.
+        `counts` are, for each micro-batch, what `count_of_few` returned, call
+        by call.
         """
         select = self._micro_batches.select
         found = []
@@ -322,36 +313,30 @@ _SUMS = {"Add": 1, "AddV2": 1, "Sub": -1}
 def factors(tensor: tf.Tensor, sources: Sequence[tf.Tensor]) -> Any:
     """The numbers a and c with tensor = sum of a[i] * sources[i], + c.
 
-    Args:
-        tensor: Of a graph.
-        sources: Of that graph or of those around it.
-
-    Returns:
-        An array of the a[i], and then c; None if it cannot be told.
+    The sources are of the tensor's graph, or of those around it. An array of
+    the a[i], and then c; None if it cannot be told.
     """
     places = {source.ref(): i for i, source in enumerate(sources)}
     return _Reader(places).of(tensor)
 
 
 class _Reader:
-    """Reads one formula.
-
-    Args:
-        places: By the reference of a source its index.
-    """
+    """Reads one formula; `places` has a source's index by its reference."""
 
     def __init__(self, places: dict[Any, int]):
         self._places = places
         self._found: dict[Any, Any] = {}
 
     def of(self, tensor: tf.Tensor) -> Any:
-        """See `factors`."""
+        """The factors of a tensor of the formula, see `factors`."""
         ref = tensor.ref()
         if ref not in self._found:
             self._found[ref] = self._read(tensor)
         return self._found[ref]
 
     def _read(self, tensor: tf.Tensor) -> Any:
+        # [a of each source, ..., c]. A sum of two such lists is one, as is the
+        # product with a constant; of anything else nothing is known.
         place = self._places.get(tensor.ref())
         if place is not None:
             return self._unit(place, 1)
@@ -401,16 +386,10 @@ def moving_statistics(
     moments: list[list[Any]],
     micro_batches: MicroBatches,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Updates a batch normalisation once, with a mini-batch's moments.
+    """The moving mean and variance, moved once by a mini-batch's moments.
 
-    Args:
-        rules: Call by call those of the layer, see `MovingStatistics`.
-        initial: Its moving mean and variance before the mini-batch.
-        moments: For each micro-batch what `MovingStatistics` recorded.
-        micro_batches: How the rows fall into micro-batches.
-
-    Returns:
-        The new moving mean and variance.
+    `initial` are those before the mini-batch; `rules` those of the layer, call
+    by call, and `moments` by micro-batch, as `MovingStatistics` has them.
     """
 
     def updated(old: tf.Tensor, new: tf.Tensor, rule: Any) -> tf.Tensor:
@@ -440,6 +419,7 @@ def combine_moments(
         )
     total = sum_of(counts)
     shares = [tf.math.divide_no_nan(count, total) for count in counts]
+    # The variance is that within micro-batches, and that between their means.
     mean = sum_of([w * m for w, m in zip(shares, means)])
     variance = sum_of(
         [

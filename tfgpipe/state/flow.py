@@ -108,10 +108,7 @@ class StateFlow:
         return values
 
     def assigned(self, k: int, m: int) -> list[Any]:
-        """What layers of earlier cells have assigned to weights of cell k.
-
-        See `CellArguments.assigned`.
-        """
+        """What layers of earlier cells have assigned to weights of cell k."""
         found = [
             self._left_before(k, m, v, None) if id(v) in self._shared else None
             for v in self._functions[k].flat_weights
@@ -125,6 +122,7 @@ class StateFlow:
 
         As in Keras, a layer reads what an earlier layer has assigned.
         """
+        # The nearest cell before has the last word, and in it the last use.
         for i in reversed(range(k)):
             if (i, m) not in self._outputs:
                 continue
@@ -175,6 +173,8 @@ class StateFlow:
         """Takes what cell k made of its state in micro-batch m."""
         function = self._functions[k]
         self._outputs[k, m] = output
+        #     chained   v -> m0 -> m1 -> m2 -> new       as metrics
+        #     others    v -> m0, v -> m1, v -> m2        and a rule makes one
         r = self._replicas.of(m)
         self._chains[k, r] = [
             self._micro_batches.select(m, new, old)

@@ -25,17 +25,14 @@ from tfgpipe.state.seeds import advance_seed
 class StateScope(internals.ReadingScope):
     """Runs layers on given values of their variables, and notes new ones.
 
-    Args:
-        state: Pairs of a variable and its value.
-        seeds: The variables among them that are random seeds.
-        moving: Statistics that move at the end of the mini-batch.
-        training: Whether gradients are wanted.
+    `seeds` are the random seeds among the variables of `state`; `moving` are
+    statistics that move at the end of the mini-batch.
 
     Attributes:
         assigned: ids of the variables that got a new value.
         draws: How often the seed of an id was drawn.
-        overwritten: ids and paths of seeds that got another value than the
-            next one.
+        overwritten: ids and paths of seeds that got another value than the next
+            one.
         unknown: Paths of assigned variables that were not given.
         borrowed: Pairs of a layer's index and a variable that it reads without
             having been given it.
@@ -70,16 +67,12 @@ class StateScope(internals.ReadingScope):
         index: int,
         weights: Iterable[tuple[keras.Variable, tf.Tensor, Any]],
     ) -> None:
-        """Gives the next layer its trainable variables.
+        """Gives the layer of this index in the cell its trainable variables.
 
-        A variable that two layers share comes as two tensors, so that each
-        use has its own gradient: they are summed in the same order wherever
-        the two uses are.
-
-        Args:
-            index: Which layer of the cell it is.
-            weights: Its variables, their values, and what a layer of an
-                earlier cell has assigned to them, or None.
+        A variable that two layers share comes as two tensors, so that each use
+        has its own gradient: they are summed in the same order wherever the two
+        uses are. With each variable come its value and what a layer of an
+        earlier cell has assigned to it, or None.
         """
         self._layer = index
         for key in self._weights:
@@ -88,6 +81,7 @@ class StateScope(internals.ReadingScope):
         for variable, tensor, assigned in weights:
             key = id(variable)
             self._weights[key] = tensor
+            # What this cell has assigned is later than what an earlier one has.
             new = self._new_weights.get(key, assigned)
             self.state_mapping[key] = (
                 tensor if new is None else _with_value(tensor, new)
@@ -147,7 +141,7 @@ class StateScope(internals.ReadingScope):
         self._moving.read(variable)
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
-        """Called by `Variable.assign`."""
+        """`Variable.assign` calls it: later layers read the new value."""
         variable, value = update
         key = id(variable)
         if self._moving.has(variable):
@@ -169,6 +163,7 @@ class StateScope(internals.ReadingScope):
         elif key not in self._state:
             self.unknown.append(variable.path)
         self.assigned.add(key)
+        # Until `new_values` takes it; what is left `check_taken` refuses.
         self._held_back[key] = variable.path
         super().add_update((variable, value))
 

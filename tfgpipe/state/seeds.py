@@ -71,13 +71,10 @@ class RandomState(keras.layers.Layer):
 def advance_seed(
     seed: tf.Tensor, draws_before: Any, draws: int, micro_batch: Any
 ) -> tf.Tensor:
-    """The seed with which a cell starts micro-batch `micro_batch`.
+    """The seed, shape (2,), with which a cell starts a micro-batch.
 
-    Args:
-        seed: State of a `keras.random.SeedGenerator`, shape (2,).
-        draws_before: Draws of one micro-batch in earlier cells.
-        draws: Draws of one micro-batch in all cells.
-        micro_batch: How many micro-batches came before, int or scalar tensor.
+    Before it came `micro_batch` others, an int or a scalar, each with `draws`
+    in all cells, and `draws_before` of its own in earlier cells.
     """
     steps = tf.cast(micro_batch, seed.dtype) * draws + draws_before
     return seed + tf.stack([tf.zeros_like(steps), steps])
@@ -97,11 +94,9 @@ class SeedRule(NamedTuple):
     draws: int
 
     def start(self, value: tf.Tensor, rank: Any) -> tf.Tensor:
-        """With what a cell begins a micro-batch.
+        """With what a cell begins a micro-batch, after `rank` others.
 
-        Args:
-            value: The value before the mini-batch.
-            rank: How many micro-batches came before.
+        `value` is the seed before the mini-batch.
         """
         return advance_seed(value, self.draws_before, self.draws, rank)
 

@@ -36,17 +36,9 @@ def distance(
 ) -> float:
     """How far two tensors are apart, as a share of the largest number of `a`.
 
-    Not a number equals itself. What differs by rounding alone is 0 apart;
-    tensors of other shapes are infinitely far apart.
-
-    Args:
-        a: A tensor, or None.
-        b: Another one.
-        size: Of numbers that they are made of: the share is one of this, at
-            least.
-        noise: What is no more than this apart is so by rounding alone.
-        num_bytes: Of the numbers that they were computed in, if these are
-            fewer than their own.
+    Not a number equals itself; tensors of other shapes, and one beside None,
+    are infinitely far apart. The share is one of `size` at least; what differs
+    by no more than `noise`, or by the rounding of `num_bytes`, is 0 apart.
     """
     if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
         return 0.0 if a is b else float("inf")

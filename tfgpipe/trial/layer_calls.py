@@ -71,12 +71,10 @@ class _CallOutcome(NamedTuple):
 
 
 class LayerTrial:
-    """A layer, and the calls that would take its place.
+    """A layer of a model's graph, and the calls that would take its place.
 
-    Args:
-        call: The call of the layer in the graph of a model.
-        run_calls: Makes calls on `tensors_of` the call, told `training`;
-            returns what the layer returns, flat.
+    `run_calls` makes these on `tensors_of` the call, told `training`, and
+    returns what the layer returns, flat.
     """
 
     def __init__(
@@ -91,7 +89,7 @@ class LayerTrial:
 
     @property
     def name(self) -> str:
-        """That of the layer."""
+        """The layer's name, for messages."""
         return self._layer.name
 
     def agrees(self) -> bool:
@@ -228,6 +226,7 @@ def _value_of(variable: keras.Variable, rng: np.random.Generator) -> Any:
             return value
     elif not is_float:
         return tf.identity(variable.value)  # what it will begin with
+    # Equal numbers, such as zeros, would hide what a layer does with them.
     shape = variable.shape
     fan_in = math.prod(shape[:-1]) if len(shape) > 1 else 1
     drawn = rng.uniform(0.5, 1.5, shape) / math.sqrt(fan_in)
@@ -257,11 +256,8 @@ def _gradients(
 def _are_near(found: Any, expected: Any, least: float = 0.0) -> bool:
     """Whether nests of tensors are equal but for rounding.
 
-    Args:
-        found: A nest.
-        expected: Another one.
-        least: Differences are by the largest value of a tensor, at least this:
-            a gradient that is zero is so but for rounding.
+    Differences are by the largest value of a tensor, at least `least`: a
+    gradient that is zero is so but for rounding.
     """
     if isinstance(expected, dict):
         return found.keys() == expected.keys() and _are_near(
@@ -330,7 +326,7 @@ class UsageScope(internals.ReadingScope):
         return super().get_current_value(variable)
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
-        """Called by `Variable.assign`."""
+        """`Variable.assign` calls it: the variable is noted, and stays."""
         self.used.add(id(update[0]))
         self.assigned.add(id(update[0]))
         super().add_update(update)
@@ -357,16 +353,9 @@ def uses_of(
     Those of other layers are among them, which a function may have in its
     closure or take as arguments. So it is run, except where there is nothing
     but Keras's own code: that uses its own variables, and a layer with none
-    inside assigns those that no optimizer trains.
-
-    Args:
-        operation: A layer or operation of a model's graph.
-        specs: `keras.KerasTensor`s of the tensors that it takes.
-        arguments: Makes positional and keyword arguments of such tensors.
-
-    Returns:
-        None if the call fails on symbolic tensors, or leaves something in an
-        attribute, where other calls may find it.
+    inside assigns those that no optimizer trains. `arguments` makes (args,
+    kwargs) of tensors like `specs`. None if the call fails on symbolic tensors,
+    or leaves something in an attribute, where other calls may find it.
     """
     if _is_own(operation, arguments(specs)):
         variables = getattr(operation, "variables", ())

@@ -40,10 +40,9 @@ Values = dict[int, tuple[keras.Variable, tf.Tensor]]
 
 
 class TrialInputs(NamedTuple):
-    """What a layer is run on.
+    """What a layer is run on, a nest.
 
     Attributes:
-        nest: Its inputs.
         state: By the ids of variables what earlier layers have made of them.
         rows: Which ones of all rows these are.
         total: How many rows there are of all.
@@ -101,7 +100,7 @@ class Outcome(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Of all rows."""
+        """The share that these rows are of all rows, from 0 to 1."""
         return self.num_rows / self.total
 
 
@@ -113,18 +112,13 @@ class _Scope(internals.ReadingScope):
         self.assigned: dict[int, keras.Variable] = {}
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
-        """Called by `Variable.assign`."""
+        """`Variable.assign` calls it: the value is noted, and not assigned."""
         super().add_update(update)
         self.assigned[id(update[0])] = update[0]
 
 
 class TriedCall:
-    """One step of a cell, to be run on some rows.
-
-    Args:
-        function: Of its cell.
-        step: The step.
-    """
+    """One step of a cell, to be run on some rows."""
 
     def __init__(self, function: CellFunction, step: Any):
         self.function, self.step, self.layer = function, step, step.layer
@@ -146,12 +140,9 @@ class TriedCall:
         differentiates: bool = False,
         more: Sequence[Any] = (),
     ) -> Outcome:
-        """Runs it.
+        """Runs it, with gradients or not.
 
-        Args:
-            given: What it takes.
-            differentiates: Whether gradients are wanted.
-            more: Pairs of variables and values that it shall have besides.
+        `more` are pairs of variables and values that it shall have besides.
         """
         check_interruption(in_trial=True)
         flat, masks = Boundary.of(given.nest)
@@ -209,8 +200,7 @@ class TriedCall:
     ) -> list[tuple[keras.Variable, tf.Tensor]]:
         """What a later micro-batch finds: other seeds, metrics and state.
 
-        Args:
-            varying: The state that is other for each.
+        Of the state, what is in `varying` is other for each micro-batch.
         """
         seeds = self.other_seeds()
         own = {id(v) for v, _ in seeds}
@@ -307,10 +297,8 @@ def _moving_moments(layer: Any, inputs: Any, mask: Any) -> Any:
 def differentiated(made: Outcome, axes: Sequence[int]) -> Outcome:
     """With gradients, for cotangents of its outputs and shares of its losses.
 
-    Args:
-        made: What was run on a tape.
-        axes: For each output that of the rows, see `row_axis`; those that are
-            `UNCLEAR` are left out.
+    It has run on a tape. `axes` are those of the rows, see `row_axis`, one for
+    each output; those that are `UNCLEAR` are left out.
     """
     pairs = [
         (t, cotangent(i, t, axis, made.rows, made.total))
@@ -344,15 +332,10 @@ def look_up(
 ) -> tuple[dict[int, list[bool]], list[Any]]:
     """Finds out which lookups of a step are repeated.
 
-    Args:
-        tried: The step.
-        given: What it takes: of all rows, and of each part.
-        axes: For each output that of the rows.
-        varying: State that micro-batches have assigned otherwise.
-
-    Returns:
-        By the ids of weights, for each lookup whether it is repeated; and the
-        weights of which slices are neither kept apart nor repeated.
+    It is run on all rows and on each part, as `given`, with state in `varying`
+    that micro-batches have assigned otherwise. Returns, by the ids of weights,
+    for each lookup whether it is repeated; and the weights of which slices are
+    neither kept apart nor repeated.
     """
     found = [_slices(tried, g, axes) for g in given]
     later = _slices(tried, given[0], axes, tried.later(varying), times=2)

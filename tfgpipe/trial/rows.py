@@ -28,7 +28,7 @@ class Parts(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All rows."""
+        """The number of rows of both parts together."""
         return self.first + self.other
 
     @property
@@ -56,17 +56,11 @@ def has_unknown_sizes(specs: Any) -> bool:
 def drawn(
     specs: Any, length: int, limit: int, seed: int = 0, parts: Parts = FEW
 ) -> list[Any]:
-    """Drawn rows, as a whole and in parts.
+    """Three drawn nests of tensors: all rows, the first ones, and the others.
 
-    Args:
-        specs: Nest of what has a shape (rows, ...) and a dtype; None as a leaf.
-        length: For sizes that are not known.
-        limit: Integers are smaller, and at least 0.
-        seed: Numbers around 0 are drawn with 0, such from 0 to 1 with another.
-        parts: How many rows there are.
-
-    Returns:
-        Three nests of tensors: of all rows, of the first ones, of the others.
+    `specs` is a nest of what has a shape (rows, ...) and a dtype, with None as
+    a leaf; sizes that are not known are `length`. Integers are from 0 to below
+    `limit`. With seed 0, numbers are around 0; with another, from 0 to 1.
     """
     count = parts.total
 
@@ -138,13 +132,9 @@ NONE, UNCLEAR = -1, -2
 def row_axis(shapes: Sequence[tuple[int, ...]], counts: Sequence[int]) -> int:
     """Along which axis a tensor has the rows.
 
-    Args:
-        shapes: Of the tensor of all rows, and of those of each part.
-        counts: How many rows each has.
-
-    Returns:
-        The axis; `NONE` if all have the same; `UNCLEAR` if there are several
-        elements for each row, or sizes that follow from the rows otherwise.
+    `shapes` are those of the tensor of all rows, and of each part, which have
+    `counts` rows. `NONE` if all are the same; `UNCLEAR` if there are several
+    elements for each row, or sizes that follow from the rows otherwise.
     """
     if len({*map(len, shapes)}) > 1:
         return UNCLEAR
@@ -159,18 +149,10 @@ def row_axis(shapes: Sequence[tuple[int, ...]], counts: Sequence[int]) -> int:
 def cotangent(
     place: int, tensor: Any, axis: int, rows: slice, total: int
 ) -> Any:
-    """What the gradient of an output begins with: drawn numbers.
+    """What the gradient of the output at `place` begins with: drawn numbers.
 
-    Args:
-        place: Of the output, among all.
-        tensor: The output, of some rows.
-        axis: That of the rows, see `row_axis`.
-        rows: Which ones of all.
-        total: How many there are of all.
-
-    Returns:
-        A tensor like it, in which a row has the same numbers in each run. What
-        has no rows gets of each part of them a share.
+    Like the tensor of the `rows` of all; a row has the same numbers in each
+    run. What has no rows gets of each part of them a share.
     """
     sizes = [*tensor.shape]
     if axis != NONE:

@@ -58,10 +58,8 @@ _Difference = dict[tuple[int, str], tuple[CellFunction, Any, str]]
 class Trial:
     """Tries the layers of a model, each phase once.
 
-    Args:
-        rule: What happens where a layer differs: "warn", "error", or "off",
-            which is nothing.
-
+    `rule` says what happens where a layer differs: "warn", "error", or "off",
+    which is nothing.
     """
 
     def __init__(self, rule: str):
@@ -73,11 +71,9 @@ class Trial:
         self._told: set[tuple[int, str]] = set()
 
     def note_data(self, data: Any, cast: Callable[[Any], Any]) -> None:
-        """Takes data to try layers on.
+        """Takes rows of a mini-batch to try layers on.
 
-        Args:
-            data: Nest of arrays, the rows of a mini-batch.
-            cast: Makes of them what the first layer takes.
+        `cast` makes of them what the first layer takes.
         """
         self._num_rows = rows.num_rows(data)
         if not self._num_rows:
@@ -93,11 +89,8 @@ class Trial:
         """Tries the layers, if they have not been tried in this phase.
 
         What was found is for `tell`: errors of the step itself come first.
-
-        Args:
-            functions: Of the cells, in order.
-            specs: What the first of them takes: nest of tensors, or of specs.
-            count: Micro-batches there are.
+        `specs` is a nest of tensors, or of specs, that the first cell takes;
+        `count` is the number of micro-batches.
         """
         training = functions[0].training
         trained = frozenset(id(v) for f in functions for v in f.flat_weights)
@@ -207,10 +200,7 @@ class Trial:
 
 
 class _Pass:
-    """All steps of a model, tried one after the other.
-
-    Args:
-        steps: Pairs of a cell's function and a step.
+    """All steps of a model, each with its cell's function, tried in turn.
 
     Attributes:
         said: What differs, by the place of the step and what it is about.
@@ -272,10 +262,8 @@ class _Pass:
     ) -> None:
         """Tries the steps on some rows, as a whole and in parts.
 
-        Args:
-            parts: How many rows there are.
-            nests: Those of all, and of each part.
-            state: That the step begins with, where it is not the present one.
+        `nests` are all rows and each part; `state` is what the step begins
+        with, None for the present one.
         """
         if state is not None:
             self._assigned = {}
@@ -327,6 +315,10 @@ class _Pass:
     ) -> list[Outcome]:
         trains = tried.function.training
         metrics = {id(v) for m in tried.metrics for v in m.variables}
+        #     whole   [ all rows          ]    as plain Keras
+        #     parts   [ first ][ second   ]    as two micro-batches
+        #
+        # Metrics run on from part to part; other state does not.
         whole = tried.run(given[0], trains)
         first = tried.run(given[1], trains)
         chained = [own for k, own in first.state.items() if k in metrics]
@@ -336,6 +328,7 @@ class _Pass:
             return [whole, *parts]
         self._tried.add(i)
         if apart := compare.output_distance(whole, parts):
+            # What does not equal itself draws: there is nothing to compare.
             again = tried.run(given[0])
             is_same = not any(
                 map(compare.distance, whole.tensors, again.tensors)
@@ -354,6 +347,7 @@ class _Pass:
             for v in (norm.moving_mean, norm.moving_variance)
         }
         self._note_varying(whole, parts)
+        # Moving statistics have a rule of their own, and metrics come below.
         for key, (variable, new) in whole.state.items():
             if key in metrics or key in moving:
                 continue
@@ -366,6 +360,7 @@ class _Pass:
             self._say(i, "metrics", text)
         self._try_replicas(i, tried, given)
         is_right = not any(place == i for place, _ in self.said)
+        # Of wrong outputs gradients are wrong, too: one message is enough.
         if trains and is_right:
             axes = _row_axes(whole, parts)
             whole, first, second = (
@@ -376,6 +371,7 @@ class _Pass:
                 self._say(i, "gradients", text)
             self._look_up(i, tried, given, axes, [whole, *parts])
         is_right = not any(place == i for place, _ in self.said)
+        # Nothing to say, or to note: equal steps need no trial of their own.
         has_slices = any(tried.step.repeated.values())
         if is_right and not whole.state and not has_slices:
             self._plain[i] = _shapes(given)
@@ -617,12 +613,8 @@ def _are_alike(one: Any, other: Any, compared: set[tuple[int, int]]) -> bool:
 
     They have one class, and equal attributes. Attributes that are neither
     numbers, texts, layers, variables nor collections of them have to be one
-    object, if they are not Keras's own.
-
-    Args:
-        one: A layer, or what it keeps in an attribute.
-        other: Another one.
-        compared: Pairs that have been seen, as layers may refer to each other.
+    object, if they are not Keras's own. `compared` are pairs that have been
+    seen, as layers may refer to each other.
     """
     if one is other or (id(one), id(other)) in compared:
         return True
