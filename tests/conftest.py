@@ -2,6 +2,7 @@
 
 import gc
 import os
+import pathlib
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
@@ -10,8 +11,21 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import pytest
 import tensorflow as tf
+from tensorflow.python.util import tf_stack
 
 NUM_DEVICES = 8
+TESTS = pathlib.Path(__file__).parent
+# Whose numbers or graphs are the subject: in `make test`, TensorFlow's graph
+# optimiser is on here, as it is for users. The others take a tenth less without
+# it; the tools turn it off, too.
+OPTIMISED = (
+    "promises",
+    "tfgpipe/devices",
+    "tfgpipe/generation",
+    "tfgpipe/run",
+    "tfgpipe/state",
+    "tfgpipe/test_internals.py",
+)
 
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.set_logical_device_configuration(
@@ -55,12 +69,28 @@ def _as_it_is(make_iterator):
 
 
 tf.data.Dataset.__iter__ = _as_it_is(tf.data.Dataset.__iter__)
+_extract_stack = tf_stack.extract_stack
+_SOME_STACK = _extract_stack()
+# Where in Python each operation of a graph was made is asked for by few tests,
+# and is a twentieth of the time of all: see `stacks`.
+tf_stack.extract_stack = lambda stacklevel=1: _SOME_STACK
 # What was imported stays: collections need not look at it every time. They are
 # rarer, too: a trace makes many objects that live as long as its graph, and a
 # collection in the middle of one has ended the process (TensorFlow 2.21).
 gc.collect()
 gc.freeze()
 gc.set_threshold(20_000)
+
+
+@pytest.hookimpl(tryfirst=True)  # before the fixtures of modules
+def pytest_runtest_setup(item):
+    """Turns TensorFlow's graph optimiser on or off."""
+    is_on = item.config.option.markexpr != "not slow" or any(
+        item.path.is_relative_to(TESTS / name) for name in OPTIMISED
+    )
+    tf.config.optimizer.set_experimental_options(
+        {"disable_meta_optimizer": not is_on}
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +101,12 @@ def _fresh():
     yield
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("float32")
+
+
+@pytest.fixture
+def stacks(monkeypatch):
+    """Operations know where in Python they were made."""
+    monkeypatch.setattr(tf_stack, "extract_stack", _extract_stack)
 
 
 @pytest.fixture

@@ -196,6 +196,7 @@ def sparse(y_true, y_pred):
     return tf.gather(y_pred, tf.cast(y_true[:, 0], "int32"), batch_dims=1)
 
 
+@pytest.mark.usefixtures("stacks")
 @pytest.mark.parametrize("loss", ["sparse_categorical_crossentropy", sparse])
 @pytest.mark.parametrize("call", ["fit", "evaluate"])
 def test_error_of_labels_shows_the_line_of_the_user(loss, call):

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from keras import layers as kl
 from kinds import Lookup, Plain, user_loss
+from quick import quick
 from tiny import quickly
 
 import tfgpipe
@@ -295,7 +296,7 @@ class SparseForSome(Matrix):
         (WithFunction, False),
         (WithTape, True),
         (WithRows, False),
-        (SparseForSome, True),
+        pytest.param(SparseForSome, True, marks=pytest.mark.slow),
         (SparseForSome, False),
     ],
 )
@@ -335,13 +336,16 @@ def test_gradient_of_python_code_is_refused():
 
 @pytest.mark.parametrize(
     ("names", "rows"),
-    [
-        ("constants,tokens", 8),
-        ("constants,known rows", 8),
-        ("sizes", 7),
-        ("rows", 8),
-        ("tokens,distances", 7),
-    ],
+    quick(
+        [
+            ("constants,tokens", 8),
+            ("constants,known rows", 8),
+            ("sizes", 7),
+            ("rows", 8),
+            ("tokens,distances", 7),
+        ],
+        [("constants,known rows", 8), ("tokens,distances", 7)],
+    ),
 )
 def test_lookups_by_position_and_by_token_are_those_of_keras(names, rows):
     def make():

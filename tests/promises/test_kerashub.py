@@ -40,6 +40,7 @@ def itself(model):
     return model
 
 
+@pytest.mark.slow
 def test_backbone_trains_as_in_keras():
     check(backbone, text(), normal(6, 4), [(2, 2)], reference=itself)
 

@@ -19,10 +19,13 @@ def dense(count=8, width=WIDTH):
 @pytest.mark.parametrize(
     "optimizer",
     [
-        keras.optimizers.Adam,
+        pytest.param(keras.optimizers.Adam, marks=pytest.mark.slow),
         lambda: keras.optimizers.Adam(global_clipnorm=0.1),
         lambda: keras.optimizers.AdamW(clipnorm=0.1, use_ema=True),
-        lambda: keras.optimizers.SGD(momentum=0.9, nesterov=True),
+        pytest.param(
+            lambda: keras.optimizers.SGD(momentum=0.9, nesterov=True),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["adam", "global_clipnorm", "adamw_clipnorm_ema", "momentum"],
 )

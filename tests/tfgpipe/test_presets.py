@@ -171,6 +171,7 @@ def test_loaded_model_takes_adapters(folders):
     assert adapters and all(w.trainable for w in adapters)
 
 
+@pytest.mark.slow  # `test_homes.py` has a quantised model, not from a file
 @pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize`")
 def test_loaded_model_is_quantized_where_it_is(folders):
     pipeline = load(folders / "whole")

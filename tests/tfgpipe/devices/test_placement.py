@@ -7,6 +7,7 @@ import tensorflow as tf
 import tiny_presets
 from crossing import partitions, sent_weights
 from keras import layers as kl
+from quick import quick
 
 import tfgpipe
 from tfgpipe.devices import placement
@@ -66,7 +67,7 @@ def tensors(x):
     return keras.tree.map_structure(tf.constant, x)
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=quick(MODELS, ["opened", "task"]))
 def case(request):
     """A model, data, what it predicted, and a pipeline of it."""
     make, x = MODELS[request.param]
@@ -205,7 +206,9 @@ def test_later_pipeline_has_the_last_word():
     assert not found
 
 
-@pytest.mark.parametrize("make", [chain, opened, lambda: sequential().layers])
+@pytest.mark.parametrize(
+    "make", [chain, pytest.param(opened, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("devices", [False, True])
 def test_served_model_is_on_devices_if_asked(make, devices, tmp_path):
     keras.utils.set_random_seed(1)

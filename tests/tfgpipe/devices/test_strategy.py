@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from crossing import short
 from keras import layers as kl
+from quick import quick
 from replicated import (
     OPTIMIZERS,
     all_variables,
@@ -250,7 +251,10 @@ def test_strategies_without_fitting_devices_are_refused(strategy, k, parts):
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(("name", "m"), [("small_dense", 1), ("small_tied", 2)])
+@pytest.mark.parametrize(
+    ("name", "m"),
+    quick([("small_dense", 1), ("small_tied", 2)], [("small_tied", 2)]),
+)
 def test_training_on_the_devices_of_a_mirrored_strategy_is_keras(name, m):
     def make(layers):
         strategy = tfgpipe.PipelineStrategy.from_strategy(mirrored(), 2)

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 import tiny
 from keras import layers as kl
+from quick import quick
 from tensorflow.python.ops import gen_math_ops
 
 import tfgpipe
@@ -148,6 +149,7 @@ def test_one_micro_batch_is_keras():
     assert {c.kind for c in report.compared} >= {"state", "update"}
 
 
+@pytest.mark.slow
 def test_masks_shared_embedding_and_recurrence_are_exact():
     inputs = keras.Input((6,), dtype="int32")
     embedding = kl.Embedding(9, 8, mask_zero=True)
@@ -180,7 +182,9 @@ def test_transformer_is_exact():
     assert not checked(*transformer()).findings
 
 
-@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    "dtype", quick(["mixed_bfloat16", "mixed_float16"], ["mixed_float16"])
+)
 def test_sixteen_bits_are_exact(dtype):
     """With the scale of the loss that the mini-batch needs."""
     keras.config.set_dtype_policy(dtype)
@@ -212,7 +216,11 @@ def test_loss_of_the_whole_mini_batch_is_exact():
 @pytest.mark.parametrize(
     ("k", "options"),
     [
-        (4, {"schedule": "zero_bubble_v", "devices": ["CPU:0", "CPU:1"]}),
+        pytest.param(
+            4,
+            {"schedule": "zero_bubble_v", "devices": ["CPU:0", "CPU:1"]},
+            marks=pytest.mark.slow,
+        ),
         (2, {"remat_groups": 2, "remat": "always"}),
     ],
     ids=["zero_bubble_v", "groups"],

@@ -51,7 +51,7 @@ def small():
 
 
 STOPS = (7, 11, 30)
-QUICK = [("greedy", None), ("top_k", STOPS), ("beam", None)]
+QUICK = [("top_k", STOPS), ("beam", None)]
 KINDS = [
     pytest.param(*case, marks=[] if case in QUICK else pytest.mark.slow)
     for case in itertools.product(SAMPLERS, (None, STOPS))

@@ -7,6 +7,7 @@ import tensorflow as tf
 from graphs import called, step_graph, tasks
 from keras import layers as kl
 from kinds import Block
+from quick import quick
 
 import tfgpipe
 from tfgpipe.cells import tracer
@@ -66,7 +67,7 @@ class Plain(kl.Layer):
         return x + self.dense[1](self.dense[0](h))
 
 
-@pytest.mark.parametrize("k", [2, 3])
+@pytest.mark.parametrize("k", quick([2, 3], [3]))
 def test_nested_models_give_the_right_numbers_shared_or_not(k):
     layers = [Block(4) for _ in range(3)]
     model = tfgpipe.GPipe([keras.Input((6, 4)), *layers], k, 2)

@@ -8,6 +8,7 @@ from beside_keras import assert_close, normal, pipeline
 from beside_keras import trained as train
 from keras import layers as kl
 from own_losses import Counting, CountingInTensorFlow, Drawing
+from quick import quick
 from tiny import quickly
 
 import tfgpipe
@@ -237,7 +238,10 @@ def small():
 POINTS = [(1, 1), (2, 1), (2, 2)]
 
 
-@pytest.mark.parametrize("loss", [Drawing, Counting, CountingInTensorFlow])
+@pytest.mark.parametrize(
+    "loss",
+    quick([Drawing, Counting, CountingInTensorFlow], [Drawing, Counting]),
+)
 def test_loss_of_rows_that_assigns_or_draws_does_so_once(loss):
     expected = train(small, keras.Sequential, normal(4), normal(3), loss=loss())
     for k, m in POINTS:
@@ -320,7 +324,7 @@ def two_inputs(make):
     return make([a, b], kl.Dense(3)(joined))
 
 
-@pytest.mark.parametrize(("k", "m"), POINTS)
+@pytest.mark.parametrize(("k", "m"), quick(POINTS, POINTS[-1:]))
 def test_loss_reads_inputs_by_the_names_of_the_data(k, m):
     x = {"a": normal(3), "b": normal(2)}
     found, expected = (
@@ -369,7 +373,7 @@ def adding():
     return [keras.Input((4,)), dense, Adds(), kl.Dense(3)]
 
 
-@pytest.mark.parametrize(("k", "m"), POINTS)
+@pytest.mark.parametrize(("k", "m"), quick(POINTS, POINTS[-1:]))
 def test_what_is_added_to_the_loss_is_read_in_the_step(k, m):
     found, expected = (
         shown(make)
@@ -426,7 +430,7 @@ def doubled(model):
     return model
 
 
-@pytest.mark.parametrize(("k", "m"), POINTS)
+@pytest.mark.parametrize(("k", "m"), quick(POINTS, POINTS[-1:]))
 def test_methods_that_are_set_on_the_model_are_used(k, m):
     found, expected = (
         train(

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from keras import layers as kl
 from kinds import Plain
+from quick import quick
 from tiny import (
     BATCH,
     ROWS,
@@ -83,7 +84,7 @@ def use_keras(name):
 @pytest.mark.parametrize(
     "name",
     [
-        "numpy",
+        pytest.param("numpy", marks=pytest.mark.slow),
         pytest.param("drop_remainder", marks=pytest.mark.slow),
         "generator",
         pytest.param("PyDataset", marks=pytest.mark.slow),
@@ -283,7 +284,9 @@ def test_micro_batches_that_are_looked_at_begin_alike():
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eagerly"])
+@pytest.mark.parametrize(
+    "eagerly", quick([False, True], [False]), ids=["graph", "eagerly"]
+)
 def test_steps_that_are_called_give_what_keras_gives(eagerly):
     x, y = data(7)
     weights_of_rows = np.linspace(0.1, 1, 7)
