@@ -168,9 +168,8 @@ class MiniBatch:
             own.facts(k in self.trained, self.functions[k].synchronizes)
             for k, own in enumerate(tasks)
         ]
-        if (
-            self.functions[-1].head is None
-        ):  # whatever the loss is, it keeps the outputs
+        # Whatever the loss is that no head computes, it keeps the outputs.
+        if self.functions[-1].head is None:
             can_recompute = self._tracer.can_recompute
             facts[-1] = facts[-1]._replace(recomputes=can_recompute)
         return lower(
