@@ -61,7 +61,11 @@ CUTS = ([1, 1, 1, 1], [2, 1, 1], [1, 3], [3, 1])
 CASES = list(itertools.product(MODELS, CUTS))
 
 
-@pytest.mark.parametrize(("make", "cut"), quick(CASES, CASES[::3]), ids=str)
+@pytest.mark.parametrize(
+    ("make", "cut"),
+    quick(CASES, CASES[::3]),
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
 def test_planned_program_is_that_of_the_engine(make, cut):
     """Cells that keep nothing were planned to recompute; others had halves.
 
