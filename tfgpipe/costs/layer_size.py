@@ -17,8 +17,7 @@ import tensorflow as tf
 from tfgpipe import internals
 from tfgpipe.cells import LayerCall
 from tfgpipe.costs import cost as cost_lib
-from tfgpipe.costs.gradient_path import GradientPath
-from tfgpipe.costs.kept_bytes import among_live, kept_bytes
+from tfgpipe.costs.kept_bytes import KeptBytes, among_live, kept_bytes
 from tfgpipe.devices import placement
 
 # A row more must show, and a layer may fail on a single one.
@@ -77,14 +76,7 @@ class LayerSize(NamedTuple):
         live_bytes: Of a row of what is alive before it, which crosses if a
             cell begins with it.
         float_bytes: Of these, what has a gradient, which crosses back.
-        kept_inputs: What its backward pass keeps of the layer's inputs.
-        kept_outputs: What it keeps of its outputs.
-        kept_others: What it keeps of all else.
-        crossing: What the gradients of its inputs keep for those of weights.
-        sparse: Slices of gradients, which are not added up.
-        forward: What its forward pass needs while it runs.
-        backward: What its backward pass does, beside what is kept.
-        path: Which tensors its gradient takes.
+        kept: What its tasks keep, and need while they run: `Bytes`.
     """
 
     name: str
@@ -96,14 +88,7 @@ class LayerSize(NamedTuple):
     flops: float
     live_bytes: float
     float_bytes: float
-    kept_inputs: Bytes
-    kept_outputs: Bytes
-    kept_others: Bytes
-    crossing: Bytes
-    sparse: Bytes
-    forward: Bytes
-    backward: Bytes
-    path: GradientPath = GradientPath()
+    kept: KeptBytes
 
 
 def layer_sizes(
@@ -129,8 +114,9 @@ def layer_sizes(
                 known[key] = size, made.outputs
             size, outputs = known[key]
             size = size._replace(**_of_weights(weights, num_slot_bytes))
-            path = among_live(size.path, step.call, _tensors(step.live))
-            found.append(size._replace(name=step.layer.name, path=path))
+            path = among_live(size.kept.path, step.call, _tensors(step.live))
+            kept = size.kept._replace(path=path)
+            found.append(size._replace(name=step.layer.name, kept=kept))
             if i + 1 < len(steps):
                 live = cost_lib.goes_on(
                     step.call, live, outputs, steps[i + 1].live
@@ -203,9 +189,9 @@ def _measured(
     `live` are specs of what one example is before it, maybe several rows.
     """
     taken, run = step.call.taken(live), step.call.run
-    kept = [
-        kept_bytes(step.layer, _of_rows(taken, rows), run) for rows in _ROWS
-    ]
+    *numbers, paths = zip(
+        *(kept_bytes(step.layer, _of_rows(taken, rows), run) for rows in _ROWS)
+    )
     leaves = _tensors(live)
     sizes = [placement.num_bytes(_of_rows(t, 1)) for t in leaves]
     floats = [
@@ -219,14 +205,7 @@ def _measured(
         flops=flops,
         live_bytes=sum(sizes),
         float_bytes=sum(floats),
-        kept_inputs=_line([one.inputs for one in kept]),
-        kept_outputs=_line([one.outputs for one in kept]),
-        kept_others=_line([one.others for one in kept]),
-        crossing=_line([one.crossing for one in kept]),
-        sparse=_line([one.sparse for one in kept]),
-        forward=_line([one.forward for one in kept]),
-        backward=_line([one.backward for one in kept]),
-        path=kept[0].path,
+        kept=KeptBytes._make([*map(_line, numbers), paths[0]]),
     )
 
 

@@ -26,9 +26,9 @@ def test_layer_by_hand():
     assert size.weight_bytes == size.gradient_bytes == 4 * 16
     assert size.slot_bytes == 2 * 4 * 16
     assert size.live_bytes == size.float_bytes == 4 * 3
-    assert size.kept_inputs.of(5) == 5 * 4 * 3
-    assert size.kept_outputs.of(5) == 5 * 4 * 4
-    assert size.kept_others.of(5) == 0
+    assert size.kept.inputs.of(5) == 5 * 4 * 3
+    assert size.kept.outputs.of(5) == 5 * 4 * 4
+    assert size.kept.others.of(5) == 0
 
 
 def test_only_the_first_of_equal_layers_is_built():
