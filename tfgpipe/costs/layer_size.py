@@ -138,9 +138,7 @@ def bytes_between(placed: Sequence[PlacedCall], rows: int) -> int:
         for v in own
     )
     live = sum(
-        placement.num_bytes(
-            keras.KerasTensor((1, *[n or 1 for n in t.shape[1:]]), t.dtype)
-        )
+        placement.num_bytes(cost_lib.example_of(t, size=1))
         for step in placed
         for t in _tensors(step.live)
     )
