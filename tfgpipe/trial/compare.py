@@ -42,13 +42,13 @@ def distance(
     """
     if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
         return 0.0 if a is b else float("inf")
-    if not is_continuous(a):
+    if 0 in a.shape or not is_continuous(a):
         return float(tf.reduce_any(a != b))
     both_odd = (a == b) | ((a != a) & (b != b))
     wide = tf.complex128 if a.dtype.is_complex else tf.float64
     limit = _ROUNDING[min(a.dtype.real_dtype.size, num_bytes)]
     a, b = tf.cast(a, wide), tf.cast(b, wide)
-    size = tf.maximum(_size(a), tf.cast(size, tf.float64))
+    size = tf.maximum(largest(a), tf.cast(size, tf.float64))
     apart = tf.reduce_max(
         tf.where(both_odd, tf.cast(0, tf.float64), abs(a - b))
     )
@@ -58,7 +58,7 @@ def distance(
     return found if found > limit and apart > noise else 0.0
 
 
-def _size(tensor: Any) -> Any:
+def largest(tensor: Any) -> Any:
     """The largest finite number, in float64."""
     wide = tf.cast(abs(tensor), tf.float64)
     return tf.reduce_max(tf.where(tf.math.is_finite(wide), wide, 0))
@@ -81,7 +81,7 @@ def output_distance(whole: Outcome, parts: Sequence[Outcome]) -> float:
 
 def _rounding(tensor: Any) -> float:
     """By how much numbers of this size may be off."""
-    return float(_size(tensor)) * _CANCELLED[tensor.dtype.real_dtype.size]
+    return float(largest(tensor)) * _CANCELLED[tensor.dtype.real_dtype.size]
 
 
 def _rows_distance(
@@ -235,7 +235,7 @@ def of_gradients(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
         )
     # That of an attention's keys is zero but for rounding: nothing to compare.
     sizes = [
-        float(_size(as_tensor(d)))
+        float(largest(as_tensor(d)))
         for _, d in whole.dw.values()
         if d is not None and is_continuous(d)
     ]

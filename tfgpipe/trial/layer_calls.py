@@ -33,6 +33,8 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
+from tfgpipe.boundary import is_continuous
+from tfgpipe.trial.compare import distance, largest
 
 Shapes: TypeAlias = list[tuple[int, ...]]
 
@@ -43,9 +45,6 @@ _LONG_SIZES = ((1, 2050), (2050, 1))  # not in training, which takes longer
 
 # FLOPs of a run: a tenth of a second, about.
 _AFFORDABLE = 1e10
-
-# By the bytes of a number.
-_ROUNDING = {2: 0.03, 4: 3e-4, 8: 1e-8}
 
 
 class CallTrialResult(NamedTuple):
@@ -169,7 +168,7 @@ class LayerTrial:
         values = self._values
         scope = keras.StatelessScope(values, True, False)
         trained = [value for variable, value in values if variable.trainable]
-        sources = [*filter(_is_continuous, [*given, *trained])]
+        sources = [*filter(is_continuous, [*given, *trained])]
         try:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 for source in sources if with_gradients else ():
@@ -233,10 +232,6 @@ def _value_of(variable: keras.Variable, rng: np.random.Generator) -> Any:
     return tf.cast(drawn, variable.dtype)
 
 
-def _is_continuous(tensor: tf.Tensor) -> bool:
-    return tensor.dtype.is_floating
-
-
 def _gradients(
     tape: tf.GradientTape,
     outputs: list[Any],
@@ -247,7 +242,7 @@ def _gradients(
     if not is_asked:
         return []
     rng = np.random.default_rng(2)
-    made = [*filter(_is_continuous, outputs)]
+    made = [*filter(is_continuous, outputs)]
     weights = [_drawn(rng, tuple(t.shape), t.dtype.name) for t in made]
     found = tape.gradient(made, sources, weights) if made else []
     return [g if g is None else tf.convert_to_tensor(g) for g in found]
@@ -264,27 +259,12 @@ def _are_near(found: Any, expected: Any, least: float = 0.0) -> bool:
             [found[key] for key in expected], [*expected.values()]
         )
     if isinstance(expected, (list, tuple)):
-        least = 1e-3 * max(map(_largest, tree.flatten(expected)), default=0.0)
+        sizes = map(largest, filter(is_continuous, tree.flatten(expected)))
+        least = 1e-3 * max(map(float, sizes), default=0.0)
         return len(found) == len(expected) and all(
             _are_near(a, b, least) for a, b in zip(found, expected)
         )
-    if found is None or expected is None:
-        return found is expected
-    if found.dtype != expected.dtype or found.shape != expected.shape:
-        return False
-    if not _is_continuous(expected):
-        return bool(tf.reduce_all(found == expected))
-    tolerance = _ROUNDING[expected.dtype.size] * max(_largest(expected), least)
-    a, b = (tf.cast(t, "float64").numpy() for t in (found, expected))
-    return np.allclose(a, b, 0.0, tolerance, equal_nan=True)
-
-
-def _largest(tensor: Any) -> float:
-    """The largest finite value, without its sign."""
-    if tensor is None or not _is_continuous(tensor):
-        return 0.0
-    values = np.abs(tf.cast(tensor, "float64").numpy())
-    return float(np.max(values, initial=0.0, where=np.isfinite(values)))
+    return not distance(expected, found, least)
 
 
 def _says_nothing(outputs: list[Any]) -> bool:

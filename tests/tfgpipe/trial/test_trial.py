@@ -9,6 +9,7 @@ import tensorflow as tf
 import tfgpipe
 from tfgpipe.cells import Cell, CellFunction, LayerCall
 from tfgpipe.trial import Trial
+from tfgpipe.trial.compare import distance
 
 ops = keras.ops
 WEIGHT = tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
@@ -383,6 +384,10 @@ def test_what_rounding_leaves_is_not_found():
         keras.layers.Lambda(lambda x: x * x - x**2),
     ]
     assert not warned(layers, x)
+
+
+def test_tensors_without_numbers_are_not_apart():
+    assert distance(tf.zeros((2, 0)), tf.zeros((2, 0))) == 0.0
 
 
 def test_other_sizes_are_tried_again():
