@@ -353,14 +353,9 @@ class Steps(Hooks):
         counts = {"skipped_steps", "outlier_steps"}
         return {k: v if k in counts else np.nan for k, v in logs.items()}
 
-    @contextlib.contextmanager
-    def timed_by(self, clock: Any) -> Iterator[None]:
+    def timed_by(self, clock: Any) -> contextlib.AbstractContextManager[None]:
         """Inside, training steps are traced with a `run.Clock`."""
-        self._step_notes.clock = clock
-        try:
-            yield
-        finally:
-            self._step_notes.clock = None
+        return internals.replaced(self._step_notes, "clock", clock)
 
     def _logs(
         self,
@@ -383,18 +378,15 @@ class Steps(Hooks):
                 x, y, run.results.joined_outputs(), sample_weight=sample_weight
             )
 
-    @contextlib.contextmanager
-    def replaced_losses(self, losses: list[Any]) -> Iterator[None]:
+    def replaced_losses(
+        self, losses: list[Any]
+    ) -> contextlib.AbstractContextManager[None]:
         """Inside, `self.losses` are these: those of the mini-batch.
 
         So is what `self.add_loss` adds; calls of layers that add are refused.
         """
         internals.forget_added_losses(self)
-        self._step_notes.pending_losses = losses
-        try:
-            yield
-        finally:
-            self._step_notes.pending_losses = None
+        return internals.replaced(self._step_notes, "pending_losses", losses)
 
     @property
     def losses(self) -> list[Any]:
