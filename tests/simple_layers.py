@@ -2,9 +2,10 @@
 
 import random
 
+from tfgpipe.costs.kept_bytes import KeptBytes
 from tfgpipe.costs.layer_size import Bytes, LayerSize
 from tfgpipe.plans.workload import Workload
-from tfgpipe.profiles import LayerSeconds
+from tfgpipe.profiles import MEASURED, LayerSeconds
 
 NOTHING = Bytes(0, 0)
 
@@ -20,13 +21,15 @@ def size(weights=0, live=8, kept=16, others=0, name="layer", crossing=4):
         flops=1.0,
         live_bytes=live,
         float_bytes=live,
-        kept_inputs=Bytes(0, live),
-        kept_outputs=NOTHING,
-        kept_others=Bytes(0, kept),
-        crossing=Bytes(0, crossing),
-        sparse=NOTHING,
-        forward=Bytes(0, others),
-        backward=Bytes(0, others),
+        kept=KeptBytes(
+            inputs=Bytes(0, live),
+            outputs=NOTHING,
+            others=Bytes(0, kept),
+            crossing=Bytes(0, crossing),
+            sparse=NOTHING,
+            forward=Bytes(0, others),
+            backward=Bytes(0, others),
+        ),
     )
 
 
@@ -40,7 +43,8 @@ def workload(seconds, rows=1.0, task_seconds=0.0, **of_size):
 def equal_tasks(seconds):
     """Each of the tasks takes so long; the whole backward pass twice."""
     whole = 2 * seconds
-    return LayerSeconds(True, *[seconds] * 3, whole, seconds, seconds, whole)
+    found = [seconds] * 3 + [whole, seconds, seconds, whole]
+    return LayerSeconds(dict(zip(MEASURED, found)))
 
 
 def random_seconds(count, seed):

@@ -433,12 +433,7 @@ class GivenCosts:
         steps, _ = self.source.placed_steps(spec)
         _check_sizes(steps)
         sizes = layer_sizes(steps, slot_bytes_of("adam"))
-        kept = kept_in_row(
-            [
-                (s.kept_inputs.of(1), s.kept_outputs.of(1), s.kept_others.of(1))
-                for s in sizes
-            ]
-        )
+        kept = kept_in_row([[own.of(1) for own in s.kept[:3]] for s in sizes])
         return [
             size.weight_bytes + size.slot_bytes + size.gradient_bytes + own
             for size, own in zip(sizes, kept)

@@ -169,7 +169,7 @@ def first_nonfinite(model: Any, data: Any) -> str:
     if not _are_finite(x):
         return "The inputs of the mini-batch are not finite."
     step = model.by_layers(
-        lambda call: _Finite(_all(call.outputs.tensors), _all(call.dx))
+        lambda call: _Finite(_all(call.outputs.tensors), _all(call.dx.values()))
     )
     total, gradients, calls = step(data)
     *cells, _ = step.cells

@@ -11,6 +11,8 @@ from tfgpipe.costs.layer_size import (
     layer_sizes,
     num_params,
     slot_bytes_of,
+    weight_sizes,
+    with_weights,
 )
 
 __all__ = [
@@ -24,4 +26,6 @@ __all__ = [
     "layer_sizes",
     "num_params",
     "slot_bytes_of",
+    "weight_sizes",
+    "with_weights",
 ]

@@ -139,13 +139,17 @@ class Estimate(NamedTuple):
     outputs: Any
 
 
-def example_of(spec: Any) -> Any:
-    """A nest of specs of batches, as those of batches of one row."""
+def example_of(spec: Any, rows: int = 1, size: int | None = None) -> Any:
+    """A nest of specs of batches, as those of batches of so many rows.
+
+    Sizes that are not known become `size`.
+    """
 
     def one(leaf: Any) -> Any:
         if not isinstance(leaf, keras.KerasTensor) or not leaf.shape:
             return leaf
-        return keras.KerasTensor((1, *leaf.shape[1:]), leaf.dtype)
+        sizes = [size if d is None else d for d in leaf.shape[1:]]
+        return keras.KerasTensor((rows, *sizes), leaf.dtype)
 
     return keras.tree.map_structure(one, spec)
 

@@ -58,6 +58,7 @@ _IN_PLACE = {
 class KeptBytes(NamedTuple):
     """Bytes that the tasks of a layer keep, and need while they run.
 
+    Of inputs of known sizes they are numbers; of any number of rows, `Bytes`.
     Two layers in a row may both keep the tensor between them: it is one.
     Weights and constants do not count.
 
@@ -73,14 +74,14 @@ class KeptBytes(NamedTuple):
         path: Which of it is of which tensor.
     """
 
-    inputs: int
-    outputs: int
-    others: int
-    crossing: int
-    sparse: int
-    forward: int
-    backward: int
-    path: GradientPath
+    inputs: Any
+    outputs: Any
+    others: Any
+    crossing: Any
+    sparse: Any
+    forward: Any
+    backward: Any
+    path: GradientPath = GradientPath()
 
 
 def kept_bytes(

@@ -17,8 +17,7 @@ import tensorflow as tf
 from tfgpipe import internals
 from tfgpipe.cells import LayerCall
 from tfgpipe.costs import cost as cost_lib
-from tfgpipe.costs.gradient_path import GradientPath
-from tfgpipe.costs.kept_bytes import among_live, kept_bytes
+from tfgpipe.costs.kept_bytes import KeptBytes, among_live, kept_bytes
 from tfgpipe.devices import placement
 
 # A row more must show, and a layer may fail on a single one.
@@ -77,14 +76,7 @@ class LayerSize(NamedTuple):
         live_bytes: Of a row of what is alive before it, which crosses if a
             cell begins with it.
         float_bytes: Of these, what has a gradient, which crosses back.
-        kept_inputs: What its backward pass keeps of the layer's inputs.
-        kept_outputs: What it keeps of its outputs.
-        kept_others: What it keeps of all else.
-        crossing: What the gradients of its inputs keep for those of weights.
-        sparse: Slices of gradients, which are not added up.
-        forward: What its forward pass needs while it runs.
-        backward: What its backward pass does, beside what is kept.
-        path: Which tensors its gradient takes.
+        kept: What its tasks keep, and need while they run: `Bytes`.
     """
 
     name: str
@@ -96,14 +88,7 @@ class LayerSize(NamedTuple):
     flops: float
     live_bytes: float
     float_bytes: float
-    kept_inputs: Bytes
-    kept_outputs: Bytes
-    kept_others: Bytes
-    crossing: Bytes
-    sparse: Bytes
-    forward: Bytes
-    backward: Bytes
-    path: GradientPath = GradientPath()
+    kept: KeptBytes
 
 
 def layer_sizes(
@@ -115,25 +100,35 @@ def layer_sizes(
     `num_slot_bytes` tells what the optimizer keeps for a variable.
     """
     found: list[LayerSize] = []
-    known: dict[Any, tuple[LayerSize, Any]] = {}
+    known: dict[Any, tuple[cost_lib.Estimate, KeptBytes]] = {}
     estimates: dict[Any, Any] = {}
     live = cost_lib.example_of(steps[0].live) if steps else None
     with internals.in_no_graph([s.layer for s in steps]):
-        for i, (step, first, weights) in enumerate(_with_weights(steps)):
+        for i, (step, first, weights) in enumerate(with_weights(steps)):
             key = id(first), _specs(live)
             if key not in known:
                 made = cost_lib.estimated(
                     first.call, first.call.taken(live), estimates
                 )
-                size = _measured(first, live, made.flops, num_slot_bytes)
-                known[key] = size, made.outputs
-            size, outputs = known[key]
-            size = size._replace(**_of_weights(weights, num_slot_bytes))
-            path = among_live(size.path, step.call, _tensors(step.live))
-            found.append(size._replace(name=step.layer.name, path=path))
+                known[key] = made, _measured(first, live)
+            made, kept = known[key]
+            path = among_live(kept.path, step.call, _tensors(step.live))
+            alive = _tensors(live)
+            floats = [t for t in alive if keras.backend.is_float_dtype(t.dtype)]
+            found.append(
+                LayerSize(
+                    name=step.layer.name,
+                    num_values=sum(map(_count, weights)),
+                    **weight_sizes(weights, num_slot_bytes),
+                    flops=made.flops,
+                    live_bytes=_row_bytes(alive),
+                    float_bytes=_row_bytes(floats),
+                    kept=kept._replace(path=path),
+                )
+            )
             if i + 1 < len(steps):
                 live = cost_lib.goes_on(
-                    step.call, live, outputs, steps[i + 1].live
+                    step.call, live, made.outputs, steps[i + 1].live
                 )
     return found
 
@@ -147,14 +142,12 @@ def bytes_between(placed: Sequence[PlacedCall], rows: int) -> int:
     """
     weights = sum(
         placement.num_bytes(v)
-        for step, _, own in _with_weights(placed)
+        for step, _, own in with_weights(placed)
         if not isinstance(step.layer, keras.layers.Embedding)
         for v in own
     )
     live = sum(
-        placement.num_bytes(
-            keras.KerasTensor((1, *[n or 1 for n in t.shape[1:]]), t.dtype)
-        )
+        placement.num_bytes(cost_lib.example_of(t, size=1))
         for step in placed
         for t in _tensors(step.live)
     )
@@ -165,13 +158,13 @@ def num_params(steps: Sequence[PlacedCall]) -> int:
     """Numbers in the trainable weights of the steps, tied ones once."""
     return sum(
         _count(weight)
-        for _, _, weights in _with_weights(steps)
+        for _, _, weights in with_weights(steps)
         for weight in weights
         if weight.trainable
     )
 
 
-def _with_weights(
+def with_weights(
     steps: Sequence[PlacedCall],
 ) -> Iterator[tuple[PlacedCall, PlacedCall, list[keras.Variable]]]:
     """Each step, the first that is equal, and weights like its own.
@@ -183,62 +176,38 @@ def _with_weights(
     for step in steps:
         layer = step.layer
         first = known.setdefault((step.key, _specs(step.live)), step)
+        weights = [v for v in layer.weights if id(v) not in seen]
         # Of equal layers the first alone is built: its weights are like theirs.
-        weights = first.layer.weights
-        if id(layer) in seen or any(id(v) in seen for v in layer.weights):
-            weights = [] if id(layer) in seen else layer.weights
-            weights = [v for v in weights if id(v) not in seen]
+        if not layer.weights and id(layer) not in seen:
+            weights = first.layer.weights
         seen |= {id(layer), *map(id, layer.weights)}
         yield step, first, weights
 
 
-def _measured(
-    step: PlacedCall,
-    live: Any,
-    flops: float,
-    num_slot_bytes: Callable[[Any], int],
-) -> LayerSize:
-    """What a step needs; `flops` are of one example.
+def _measured(step: PlacedCall, live: Any) -> KeptBytes:
+    """What the tasks of a step keep, and need.
 
     `live` are specs of what one example is before it, maybe several rows.
     """
     taken, run = step.call.taken(live), step.call.run
-    kept = [
-        kept_bytes(step.layer, _of_rows(taken, rows), run) for rows in _ROWS
-    ]
-    leaves = _tensors(live)
-    sizes = [placement.num_bytes(_of_rows(t, 1)) for t in leaves]
-    floats = [
-        size
-        for size, leaf in zip(sizes, leaves)
-        if keras.backend.is_float_dtype(leaf.dtype)
-    ]
-    return LayerSize(
-        name=step.layer.name,
-        **_of_weights(step.layer.weights, num_slot_bytes),
-        flops=flops,
-        live_bytes=sum(sizes),
-        float_bytes=sum(floats),
-        kept_inputs=_line([one.inputs for one in kept]),
-        kept_outputs=_line([one.outputs for one in kept]),
-        kept_others=_line([one.others for one in kept]),
-        crossing=_line([one.crossing for one in kept]),
-        sparse=_line([one.sparse for one in kept]),
-        forward=_line([one.forward for one in kept]),
-        backward=_line([one.backward for one in kept]),
-        path=kept[0].path,
+    *numbers, paths = zip(
+        *(kept_bytes(step.layer, _of_rows(taken, rows), run) for rows in _ROWS)
     )
+    return KeptBytes._make([*map(_line, numbers), paths[0]])
 
 
-def _of_weights(
+def _row_bytes(specs: Sequence[Any]) -> int:
+    return sum(placement.num_bytes(_of_rows(spec, 1)) for spec in specs)
+
+
+def weight_sizes(
     weights: Sequence[keras.Variable],
     num_slot_bytes: Callable[[keras.Variable], int],
 ) -> dict[str, Any]:
-    """The part of `LayerSize` that follows from the weights."""
+    """The part of `LayerSize`, and of a profile, that follows from weights."""
     trainable = [v for v in weights if v.trainable]
     return {
         "num_params": sum(map(_count, trainable)),
-        "num_values": sum(map(_count, weights)),
         "weight_bytes": sum(map(placement.num_bytes, weights)),
         "slot_bytes": sum(map(num_slot_bytes, trainable)),
         "gradient_bytes": sum(map(placement.num_bytes, trainable)),

@@ -271,7 +271,7 @@ def compare_loss(
     with tf.device(HOST):
         parts = [call.outputs for call in calls]
         outputs = joined(parts, first_axes(parts[0]))
-        y_pred = outputs.nest(calls[0].output_structure)
+        y_pred = outputs.nest(place.output_structure)
         flat = keras.tree.flatten(y_pred)
         added = _added(recorded)
         weights = [tf.identity(v.value) for v in variables]

@@ -30,7 +30,7 @@ follows from what differs: of that, nothing is said.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -40,9 +40,7 @@ from tfgpipe.boundary import Boundary
 from tfgpipe.exactness.recorder import (
     LayerPlace,
     Recorded,
-    RecordedCall,
     Replay,
-    ReplayInputs,
     axes_of,
     first_axes,
     first_repeated,
@@ -61,6 +59,7 @@ from tfgpipe.exactness.report import (
     of_outputs,
     without_tiny,
 )
+from tfgpipe.model import LayerRun
 
 
 class OnHost(NamedTuple):
@@ -88,7 +87,7 @@ def compare_forward(
     """
     dw: dict[int, tf.Tensor] = {}
     rows = Rows(tally, shares_of(recorded))
-    before: tuple[LayerPlace, list[RecordedCall]] | None = None
+    before: tuple[LayerPlace, list[LayerRun]] | None = None
     #     devices   x0 -> [0] -> x1 -> [1] -> x2
     #     host      x0 -> [0] -> ?  ;  x1 -> [1] -> ?
     #
@@ -98,7 +97,7 @@ def compare_forward(
         if before is not None:
             _compare_transfer(tally, backward, before, (place, calls))
         before = place, calls
-        replays = [replayed(place, _given_of(call)) for call in calls]
+        replays = [replayed(place, call) for call in calls]
         if not is_finite:
             _look_for_nonfinite(tally, place, calls)
         difference = max(
@@ -119,20 +118,8 @@ def compare_forward(
     return OnHost(dw, rows.assigned, rows.unknown)
 
 
-def _given_of(call: RecordedCall) -> ReplayInputs:
-    """What the host is given of a call."""
-    return ReplayInputs(
-        call.inputs,
-        call.structure,
-        call.values,
-        lambda _: call.dy,
-        call.dlosses,
-        [*call.dx],
-    )
-
-
 def _look_for_nonfinite(
-    tally: Tally, place: LayerPlace, calls: list[RecordedCall]
+    tally: Tally, place: LayerPlace, calls: list[LayerRun]
 ) -> None:
     taken = [t for call in calls for t in call.inputs.tensors]
     made = [t for call in calls for t in call.outputs.tensors]
@@ -144,8 +131,8 @@ def _look_for_nonfinite(
 def _compare_transfer(
     tally: Tally,
     backward: Tally,
-    before: tuple[LayerPlace, list[RecordedCall]],
-    after: tuple[LayerPlace, list[RecordedCall]],
+    before: tuple[LayerPlace, list[LayerRun]],
+    after: tuple[LayerPlace, list[LayerRun]],
 ) -> None:
     """What a step hands on is what the next one gets, to the bit."""
     (first, firsts), (second, seconds) = before, after
@@ -173,7 +160,7 @@ def _compare_transfer(
 def _compare_dx(
     tally: Tally,
     place: LayerPlace,
-    calls: list[RecordedCall],
+    calls: list[LayerRun],
     replays: list[Replay],
     limit: float,
 ) -> None:
@@ -192,16 +179,16 @@ class _Layer(NamedTuple):
     Attributes:
         calls: Its calls on its device.
         parts: The same on the host.
-        given: What it is given of all rows.
+        given: The first of them, given all rows.
         whole: What it makes of that.
         axes_in: Along which axes the rows of its inputs are.
         axes_out: Those of its outputs.
     """
 
     place: LayerPlace
-    calls: list[RecordedCall]
+    calls: list[LayerRun]
     parts: list[Replay]
-    given: ReplayInputs
+    given: LayerRun
     whole: Replay
     axes_in: Boundary
     axes_out: Boundary
@@ -210,6 +197,15 @@ class _Layer(NamedTuple):
     def limit(self) -> float:
         """Up to where differences are rounding."""
         return self.place.limit(self.whole.outputs.tensors, on_host=True)
+
+
+def _joined_dy(calls: list[LayerRun], outputs: Boundary) -> dict[int, Any]:
+    """The gradients with respect to outputs of all rows."""
+    axes = axes_of([call.outputs for call in calls], outputs).tensors
+    return {
+        i: joined_gradients([call.dy[i] for call in calls], axes[i])
+        for i in calls[0].dy
+    }
 
 
 class Rows:
@@ -228,7 +224,7 @@ class Rows:
         self.unknown: set[int] = set()
 
     def compare(
-        self, place: LayerPlace, calls: list[RecordedCall], parts: list[Replay]
+        self, place: LayerPlace, calls: list[LayerRun], parts: list[Replay]
     ) -> None:
         """Compares what micro-batches came to with the whole mini-batch."""
         if len(calls) == 1:
@@ -240,7 +236,7 @@ class Rows:
         with internals.recording_moments(
             place.normalizations, lambda *found: moments.append(found[3:])
         ):
-            whole = replayed(place, given)
+            whole = replayed(place, given, lambda y: _joined_dy(calls, y))
         self._axes = axes_of([part.outputs for part in parts], whole.outputs)
         one = _Layer(place, calls, parts, given, whole, axes, self._axes)
         # What micro-batches do otherwise on purpose, as the guide says.
@@ -256,32 +252,20 @@ class Rows:
         self._take_assigned(place, whole, is_comparable=not reasons)
 
     def _whole(
-        self, place: LayerPlace, calls: list[RecordedCall], axes: Boundary
-    ) -> ReplayInputs:
-        """What the layer is given of all rows at once."""
+        self, place: LayerPlace, calls: list[LayerRun], axes: Boundary
+    ) -> LayerRun:
+        """The first call, given all rows at once."""
         first = calls[0]
-        state = {id(v) for v in place.state}
-
-        def dy(outputs: Boundary) -> Mapping[int, Any]:
-            out = axes_of([call.outputs for call in calls], outputs).tensors
-            return {
-                i: joined_gradients([call.dy[i] for call in calls], out[i])
-                for i in first.dy
-            }
-
-        return ReplayInputs(
+        return first._replace(
             inputs=joined([call.inputs for call in calls], axes),
-            structure=first.structure,
-            values={
-                key: self.assigned.get(key, value) if key in state else value
-                for key, value in first.values.items()
-            },
-            dy=dy,
+            state=[
+                self.assigned.get(id(v), value)
+                for v, value in zip(place.state, first.state)
+            ],
             dlosses={
                 i: summed([call.dlosses[i] for call in calls])
                 for i in first.dlosses
             },
-            with_dx=[*first.dx],
         )
 
     def _compare_outputs(self, one: _Layer, reasons: str) -> None:
@@ -316,9 +300,9 @@ class Rows:
             inputs=first_repeated(
                 one.given.inputs, one.calls[0].inputs, one.axes_in
             ),
-            dy=lambda _: {},
+            dy={},
             dlosses={},
-            with_dx=(),
+            dx={},
         )
         left = iter(moments)
         with internals.recording_moments(

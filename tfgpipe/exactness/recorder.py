@@ -7,7 +7,6 @@ runs as it is; what it assigns is held back.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -30,6 +29,8 @@ class LayerPlace:
     Attributes:
         step: What calls the layer.
         cell: A cell of nothing else, see `ByLayers`.
+        structure: A nest like what comes in.
+        output_structure: A nest like what goes out.
         name: The layer with its cell and devices, in words.
         weights: The trainable variables that it reads.
         state: All others.
@@ -37,7 +38,8 @@ class LayerPlace:
         draws: Whether it draws random numbers.
     """
 
-    def __init__(self, cell: Cell):
+    def __init__(self, cell: Cell, structure: Any, output_structure: Any):
+        self.structure, self.output_structure = structure, output_structure
         (self.step,) = cell.calls
         self.layer = self.step.layer
         self.cell = cell
@@ -68,69 +70,14 @@ class LayerPlace:
         )
 
 
-class RecordedCall(NamedTuple):
-    """A layer on one micro-batch: what came in and went out on its device.
-
-    Attributes:
-        inputs: What came in.
-        structure: A nest like it.
-        values: The variables that it could read, and their values by id.
-        outputs: What went out.
-        output_structure: A nest like it.
-        losses: What it has added to the loss, numbers.
-        dx: The gradients with respect to what came in, by position, as far as
-            there are.
-        dy: Those with respect to what went out.
-        dlosses: Those with respect to what it has added to the loss.
-    """
-
-    inputs: Boundary
-    structure: Any
-    values: Mapping[int, Any]
-    outputs: Boundary
-    output_structure: Any
-    losses: list[Any]
-    dx: Mapping[int, Any]
-    dy: Mapping[int, Any]
-    dlosses: Mapping[int, Any]
-
-    @classmethod
-    def of(
-        cls, place: LayerPlace, structures: Sequence[Any], call: LayerRun
-    ) -> RecordedCall:
-        """A call in a rehearsal, with nests like what came in and went out."""
-        structure, output_structure = structures
-        values = {id(v): value for v, value in zip(place.state, call.state)}
-        assigned = call.assigned or [None] * len(place.weights)
-        for variable, new in zip(place.weights, assigned):
-            known = variable.value if new is None else new
-            values[id(variable)] = tf.convert_to_tensor(known)
-        return cls(
-            call.inputs,
-            structure,
-            values,
-            call.outputs,
-            output_structure,
-            call.losses,
-            *map(_known, (call.dx, call.dy, call.dlosses)),
-        )
-
-
-def _known(gradients: Sequence[Any]) -> dict[int, Any]:
-    return {i: d for i, d in enumerate(gradients) if d is not None}
-
-
-Recorded = Sequence[tuple[LayerPlace, list[RecordedCall]]]
+Recorded = Sequence[tuple[LayerPlace, list[LayerRun]]]
 
 
 def recorded_in(step: ByLayers, rehearsal: Rehearsal) -> Recorded:
     """The layers in order, each with its calls by micro-batch."""
-    places = [LayerPlace(cell) for cell in step.cells[:-1]]
-    structures = itertools.pairwise(step.structures)
-    return [
-        (place, [RecordedCall.of(place, own, call) for call in calls])
-        for place, own, calls in zip(places, structures, rehearsal.calls)
-    ]
+    structures = step.structures
+    places = map(LayerPlace, step.cells[:-1], structures, structures[1:])
+    return [*zip(places, rehearsal.calls)]
 
 
 def shares_of(recorded: Recorded) -> list[float]:
@@ -138,27 +85,6 @@ def shares_of(recorded: Recorded) -> list[float]:
     _, calls = recorded[0]
     sizes = [first_tensor(call.inputs.tensors).shape[0] for call in calls]
     return [size / sum(sizes) for size in sizes]
-
-
-class ReplayInputs(NamedTuple):
-    """What a step is computed from.
-
-    Attributes:
-        inputs: What comes in.
-        structure: A nest like it.
-        values: Values of variables, by id.
-        dy: Given what goes out, returns the gradients with respect to it, by
-            position.
-        dlosses: Gradients with respect to what the layer adds to the loss.
-        with_dx: The positions of what comes in whose gradients are wanted.
-    """
-
-    inputs: Boundary
-    structure: Any
-    values: Mapping[int, Any]
-    dy: Callable[[Boundary], Mapping[int, Any]]
-    dlosses: Mapping[int, Any]
-    with_dx: Sequence[int]
 
 
 class Replay(NamedTuple):
@@ -179,16 +105,27 @@ class Replay(NamedTuple):
     dw: dict[int, tf.Tensor]
 
 
-def replayed(place: LayerPlace, given: ReplayInputs) -> Replay:
-    """Runs a step on the host, forward and backward."""
+def replayed(
+    place: LayerPlace,
+    given: LayerRun,
+    dy_of: Callable[[Boundary], Mapping[int, Any]] | None = None,
+) -> Replay:
+    """Runs a step on the host, forward and backward.
+
+    It is given what a call was; in the place of `dy` what `dy_of` returns for
+    what goes out.
+    """
     weights, state = place.weights, place.state
+    known = [
+        tf.convert_to_tensor(v.value if new is None else new)
+        for v, new in zip(weights, given.assigned or [None] * len(weights))
+    ]
     with tf.device(HOST), place.cell.naming(place.layer):
         inputs = [copied(t) for t in given.inputs.tensors]
         masks = [copied(t) for t in given.inputs.masks]
-        values = [copied(given.values[id(v)]) for v in weights]
+        values = [*map(copied, known)]
         scope = StateScope(
-            [(v, copied(given.values[id(v)])) for v in state],
-            place.cell.seeds,
+            [*zip(state, map(copied, given.state))], place.cell.seeds
         )
         sources = [t for t in [*inputs, *values] if is_continuous(t)]
         with (
@@ -198,12 +135,15 @@ def replayed(place: LayerPlace, given: ReplayInputs) -> Replay:
         ):
             tape.watch(sources)
             scope.use_weights(0, zip(weights, values, [None] * len(weights)))
-            nest = Boundary(inputs, masks).nest(given.structure)
+            nest = Boundary(inputs, masks).nest(place.structure)
             made = place.step(nest, training=True)
             outputs = Boundary.of(made)
             losses = [as_number(loss) for loss in scope.losses]
-        wanted = [inputs[i] for i in given.with_dx]
-        found = _gradients(tape, outputs, losses, given, [*wanted, *values])
+        wanted = [inputs[i] for i in given.dx]
+        dy = given.dy if dy_of is None else dy_of(outputs)
+        pairs = [(outputs.tensors[i], d) for i, d in dy.items()]
+        pairs += [(losses[i], d) for i, d in given.dlosses.items()]
+        found = _gradients(tape, pairs, [*wanted, *values])
         assigned = {
             id(v): value
             for v, value in zip(
@@ -215,21 +155,20 @@ def replayed(place: LayerPlace, given: ReplayInputs) -> Replay:
             outputs,
             losses,
             assigned,
-            dict(zip(given.with_dx, found)),
+            dict(zip(given.dx, found)),
             {id(v): d for v, d in zip(weights, found[len(wanted) :])},
         )
 
 
 def _gradients(
     tape: tf.GradientTape,
-    outputs: Boundary,
-    losses: list[tf.Tensor],
-    given: ReplayInputs,
+    pairs: list[tuple[tf.Tensor, Any]],
     sources: list[tf.Tensor],
 ) -> list[Any]:
-    """Gradients with respect to the sources, dense; zeros where none is."""
-    pairs = [(outputs.tensors[i], d) for i, d in given.dy(outputs).items()]
-    pairs += [(losses[i], d) for i, d in given.dlosses.items()]
+    """Gradients with respect to the sources, dense; zeros where none is.
+
+    `pairs` are of what is differentiated, each with its own gradient.
+    """
     if not pairs:
         return [tf.zeros_like(t) for t in sources]
     found = tape.gradient(

@@ -18,7 +18,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -47,7 +47,7 @@ class LayerRun(NamedTuple):
             none did; empty if none did at all.
         outputs: What went out.
         losses: What it has added to the loss, numbers.
-        dy: The gradients by what went out, None where there is none.
+        dy: The gradients by what went out, by position, where there are.
         dlosses: Those by what it has added to the loss.
         dx: Those by what came in.
     """
@@ -57,9 +57,9 @@ class LayerRun(NamedTuple):
     assigned: Sequence[Any]
     outputs: Boundary
     losses: list[Any]
-    dy: Sequence[Any] = ()
-    dlosses: Sequence[Any] = ()
-    dx: Sequence[Any] = ()
+    dy: Mapping[int, Any]
+    dlosses: Mapping[int, Any]
+    dx: Mapping[int, Any]
 
 
 class Rehearsal(NamedTuple):
@@ -342,8 +342,10 @@ class _Recorded:
                 given.assigned,
                 Boundary(output.tensors, output.masks),
                 output.losses[num_head:],
-                dy,
-                dlosses[num_head:],
-                dx,
+                *map(_known, (dy, dlosses[num_head:], dx)),
             )
         return [made[m] for m in sorted(made)]
+
+
+def _known(gradients: Sequence[Any]) -> dict[int, Any]:
+    return {i: d for i, d in enumerate(gradients) if d is not None}

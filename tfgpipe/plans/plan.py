@@ -534,8 +534,8 @@ class SizedModel(NamedTuple):
     def by_flops(self, machine: Machine, rows: float) -> Workload:
         """For micro-batches of so many rows, with seconds from FLOPs."""
         seconds = [seconds_by_flops(size, rows, machine) for size in self.sizes]
-        last = seconds[-1]  # the loss, behind it, is taken to keep its outputs
-        seconds[-1] = last._replace(recompute_last=last.recompute)
+        last = seconds[-1].of  # the loss behind it is taken to keep its outputs
+        last["recompute_last"] = last["recompute"]
         return self.workload(seconds, machine.task_seconds, rows)
 
     def by_profile(self, profile: Any, rows: float) -> Workload:

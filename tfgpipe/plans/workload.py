@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tfgpipe.costs import GradientPaths
 from tfgpipe.partition import partition
 from tfgpipe.plans.machine import Machine
-from tfgpipe.profiles import CellSeconds, LayerSeconds
+from tfgpipe.profiles import MEASURED, CellSeconds, LayerSeconds
 from tfgpipe.schedules import CellFacts
 
 
@@ -25,8 +25,8 @@ def seconds_by_flops(size: Any, rows: float, machine: Machine) -> LayerSeconds:
     are frozen computes one of them. The last layer of a cell is not computed
     again if it keeps nothing but its inputs. `rows` are those of a micro-batch.
     """
-    results = size.kept_outputs.of(rows) + size.kept_others.of(rows)
-    moved = size.weight_bytes + size.kept_inputs.of(rows) + results
+    results = size.kept.outputs.of(rows) + size.kept.others.of(rows)
+    moved = size.weight_bytes + size.kept.inputs.of(rows) + results
     forward = max(
         rows * size.flops / (machine.flops * machine.efficiency),
         moved / machine.memory_bandwidth,
@@ -37,9 +37,8 @@ def seconds_by_flops(size: Any, rows: float, machine: Machine) -> LayerSeconds:
     other = forward if is_trained or is_frozen else 2 * forward
     last = forward if results else 0.0
     backward = half + other
-    return LayerSeconds(
-        True, forward, forward, last, backward, other, half, backward
-    )
+    seconds = forward, forward, last, backward, other, half, backward
+    return LayerSeconds(dict(zip(MEASURED, seconds)))
 
 
 class CellNeeds(NamedTuple):
@@ -109,25 +108,25 @@ class Workload:
         self._seconds = CellSeconds(
             seconds, (size.num_params > 0 for size in sizes), task_seconds
         )
-        self._paths = GradientPaths([size.path for size in sizes])
+        self._paths = GradientPaths([size.kept.path for size in sizes])
         live = [rows * size.live_bytes for size in sizes]
         self._live = [*live, rows * output_bytes]
         self._floats = [rows * size.float_bytes for size in sizes]
-        self._inputs = [size.kept_inputs.of(rows) for size in sizes]
-        self._outputs = [size.kept_outputs.of(rows) for size in sizes]
+        self._inputs = [size.kept.inputs.of(rows) for size in sizes]
+        self._outputs = [size.kept.outputs.of(rows) for size in sizes]
         self._outputs[-1:] = [max(self._live[-1], *self._outputs[-1:])]
-        others = [size.kept_others.of(rows) for size in sizes]
+        others = [size.kept.others.of(rows) for size in sizes]
         self._others = _sums(others)
         self._between = _sums(  # what either of two neighbours keeps
             max(a, b) for a, b in zip(self._outputs, self._inputs[1:])
         )
-        self._crossing = _sums(size.crossing.of(rows) for size in sizes)
-        self._sparse = _sums(size.sparse.of(rows) for size in sizes)
+        self._crossing = _sums(size.kept.crossing.of(rows) for size in sizes)
+        self._sparse = _sums(size.kept.sparse.of(rows) for size in sizes)
         self._forward = [  # its inputs are there, too
-            before + size.forward.of(rows)
+            before + size.kept.forward.of(rows)
             for before, size in zip(self._live, sizes)
         ]
-        self._backward = [size.backward.of(rows) for size in sizes]
+        self._backward = [size.kept.backward.of(rows) for size in sizes]
         self._weights = _sums(size.weight_bytes for size in sizes)
         self._slots = _sums(size.slot_bytes for size in sizes)
         self._gradients = _sums(size.gradient_bytes for size in sizes)

@@ -258,8 +258,8 @@ class Profile:
         """
         return [
             LayerSeconds(
+                {kind: self.seconds(i, kind, rows) for kind in MEASURED},
                 layer.has_halves,
-                *(self.seconds(i, kind, rows) for kind in MEASURED),
             )
             for i, layer in enumerate(self.layers)
         ]
@@ -531,29 +531,15 @@ def _size(value: float) -> str:
 
 # ------------------------------------------------------ from layers to cells
 class LayerSeconds(NamedTuple):
-    """Seconds of a layer's tasks, for one micro-batch; those of `MEASURED`.
+    """What a layer's tasks take for one micro-batch.
 
     Attributes:
-        has_halves: Whether its tasks can be cut. Those of loops that XLA
-            compiles cannot: they recompute what they need by themselves.
-        forward: Its outputs.
-        recompute: What its backward pass needs, again, and its outputs.
-        recompute_last: The same without outputs, as the last layer of a cell;
-            of the last layer of all, behind which the loss takes them, with.
-        backward: The gradients of its inputs and weights.
-        input_gradient: Those of its inputs alone.
-        weight_gradient: Those of its weights, after that.
-        backward_first: As `backward`, with no sums to add gradients to.
+        of: Seconds of each kind of `MEASURED`, as `Profile.seconds` has them.
+        has_halves: As that of `LayerProfile`.
     """
 
-    has_halves: bool
-    forward: float
-    recompute: float
-    recompute_last: float
-    backward: float
-    input_gradient: float
-    weight_gradient: float
-    backward_first: float
+    of: dict[str, float]
+    has_halves: bool = True
 
 
 class CellSeconds:
@@ -617,13 +603,13 @@ class CellSeconds:
 
     def _asked(self, i: int, kind: str, seconds: LayerSeconds) -> float:
         """Seconds of layer i; without gradients that nothing asks for."""
-        own = getattr(seconds, kind)
+        own = seconds.of[kind]
         if i > self.first or kind == "forward":
             return own
         if i < self.first or kind == "input_gradient":
             return 0.0
         if kind in ("backward", "backward_first"):  # no gradient of its inputs
-            other = seconds.backward - seconds.weight_gradient
+            other = seconds.of["backward"] - seconds.of["weight_gradient"]
             return own - max(0.0, other)
         return own
 

@@ -19,8 +19,6 @@ loop keeps for its gradient is not seen. Side effects, such as those of
 from __future__ import annotations
 
 import collections
-import dataclasses
-import math
 import platform
 import statistics
 import time
@@ -36,8 +34,15 @@ from tfgpipe import internals
 from tfgpipe.boundary import Boundary, copied
 from tfgpipe.cells import LayerCall
 from tfgpipe.checks import as_count, as_integer, checked_bool, checked_positive
-from tfgpipe.costs import PlacedCall, bytes_between, layer_key, slot_bytes_of
-from tfgpipe.devices import names, placement
+from tfgpipe.costs import (
+    PlacedCall,
+    bytes_between,
+    layer_key,
+    slot_bytes_of,
+    weight_sizes,
+    with_weights,
+)
+from tfgpipe.devices import names
 from tfgpipe.loss import Head, streams_loss
 from tfgpipe.micro_batches import as_specs, check_rows, first_tensor, shapes
 from tfgpipe.profiles.lone_layer import (
@@ -297,50 +302,32 @@ def layer_profiles(
         loss: About the loss, or None.
         num_slot_bytes: What the optimizer keeps for a variable, in bytes.
     """
-    seen: set[int] = set()
-    layers = []
-    for step, own in zip(placed, found, strict=True):
-        weights = step.layer.weights
-        new = [v for v in weights if id(v) not in seen]
-        seen |= {id(v) for v in weights}
-        if not weights:  # not built, as an equal one was
-            new = own.weights
-        layers.append(_record(step.layer.name, own, new, num_slot_bytes))
     row = [*found] if loss is None else [*found, loss]
-    kept = [
-        {rows: timed.kept for rows, timed in own.timed.items()} for own in row
-    ]
-    layers += (
-        [] if loss is None else [_record("loss", loss, [], num_slot_bytes)]
-    )
-    for i, layer in enumerate(layers):
-        measured = tuple(
-            dataclasses.replace(
-                one,
-                kept_bytes=int(kept_in_row([k[one.rows] for k in kept])[i]),
-            )
-            for one in layer.measured
+    kept = {
+        rows: kept_in_row([own.timed[rows].kept for own in row])
+        for rows in row[0].timed
+    }
+    named = [(step.layer.name, own) for step, _, own in with_weights(placed)]
+    layers = [
+        LayerProfile(
+            name=name,
+            key=own.key,
+            **weight_sizes(weights, num_slot_bytes),
+            measured=tuple(
+                TaskSeconds(
+                    rows,
+                    timed.output_bytes,
+                    int(kept[rows][i]),
+                    **own.seconds[rows],
+                )
+                for rows, timed in own.timed.items()
+            ),
         )
-        layers[i] = dataclasses.replace(layer, measured=measured)
+        for i, (own, (name, weights)) in enumerate(
+            zip(row, [*named, ("loss", [])])
+        )
+    ]
     return layers[: len(found)], layers[-1] if loss is not None else None
-
-
-def _record(
-    name: str,
-    found: MeasuredLayer,
-    variables: Sequence[keras.Variable],
-    num_slot_bytes: Callable[[Any], int],
-) -> LayerProfile:
-    trainable = [v for v in variables if v.trainable]
-    return LayerProfile(
-        name=name,
-        key=found.key,
-        num_params=sum(math.prod(v.shape) for v in trainable),
-        weight_bytes=sum(map(placement.num_bytes, variables)),
-        slot_bytes=sum(map(num_slot_bytes, trainable)),
-        gradient_bytes=sum(map(placement.num_bytes, trainable)),
-        measured=found.measured,
-    )
 
 
 def kept_in_row(kept: Sequence[Any]) -> list[float]:
@@ -387,13 +374,13 @@ class MeasuredLayer(NamedTuple):
         key: The text that they share.
         weights: Variables of the layer of the first.
         timed: Their tasks, by the number of rows.
-        measured: What these take.
+        seconds: What these take, by the number of rows and kind.
     """
 
     key: str
     weights: list[keras.Variable]
     timed: dict[int, LoneLayer]
-    measured: tuple[TaskSeconds, ...]
+    seconds: dict[int, dict[str, Any]]
 
 
 class Measuring:
@@ -551,7 +538,7 @@ class Measuring:
         values: dict[int, LayerValues],
         num_left: int,
     ) -> MeasuredLayer:
-        measured = []
+        seconds = {}
         share = self._left / num_left
         for n, (rows, own) in enumerate(timed.items()):
             start = time.perf_counter()
@@ -559,22 +546,11 @@ class Measuring:
             taken = time.perf_counter() - start
             share -= taken
             self._left = max(0.0, self._left - taken)
-            measured.append(self._tasks(rows, own, samples))
-        return MeasuredLayer(key, weights, timed, tuple(measured))
-
-    def _tasks(
-        self, rows: int, timed: LoneLayer, samples: dict[str, list[float]]
-    ) -> TaskSeconds:
-        spreads: dict[str, Any] = {
-            kind: _spread(samples[kind]) if kind in samples else None
-            for kind in MEASURED
-        }
-        return TaskSeconds(
-            rows,
-            timed.output_bytes,
-            kept_bytes=0,  # not known without its neighbours
-            **spreads,
-        )
+            seconds[rows] = {
+                kind: _spread(samples[kind]) if kind in samples else None
+                for kind in MEASURED
+            }
+        return MeasuredLayer(key, weights, timed, seconds)
 
     def _hand_on(self, found: MeasuredLayer) -> None:
         """Computes what the next layer takes."""

@@ -13,6 +13,7 @@ import keras
 from keras import tree
 
 from tfgpipe import internals
+from tfgpipe.costs import cost as cost_lib
 from tfgpipe.state import is_synchronized
 
 
@@ -71,7 +72,7 @@ def check_rows_stay(
         return
 
     try:
-        found = layer(_of_rows(inputs, _MANY_ROWS))
+        found = layer(cost_lib.example_of(inputs, _MANY_ROWS, _ANY_LENGTH))
     except Exception:
         return  # that length does not suit the layer
     shapes = [t.shape for t in tree.flatten(found) if t is not None]
@@ -101,12 +102,13 @@ def check_model_rows(
     if not any(wrong) and any(None in t.shape[1:] for t in made):
         # An axis that follows from the rows has another length with others.
         counts = _MANY_ROWS, _FEWER_ROWS
+        given = (
+            cost_lib.example_of(model.input, count, _ANY_LENGTH)
+            for count in counts
+        )
         try:
             first, second = (
-                tree.flatten(
-                    internals.output_spec(model, _of_rows(model.input, count))
-                )
-                for count in counts
+                tree.flatten(internals.output_spec(model, x)) for x in given
             )
         except Exception:
             return  # those lengths do not suit the model
@@ -130,18 +132,6 @@ def check_model_rows(
             "what needs the whole batch in the loss, or pass "
             "num_micro_batches=1."
         )
-
-
-def _of_rows(specs: Any, rows: int) -> Any:
-    """Specs like these with known sizes."""
-
-    def known(spec: Any) -> Any:
-        if spec is None:
-            return None
-        inner = [_ANY_LENGTH if d is None else d for d in spec.shape[1:]]
-        return keras.KerasTensor((rows, *inner), spec.dtype)
-
-    return tree.map_structure(known, specs)
 
 
 def _refuse_rows(layer: keras.layers.Layer, outputs: list[Any]) -> None:

@@ -60,7 +60,7 @@ def sized(experiment: Experiment) -> SizedModel:
 def by_cost(model: SizedModel, rows: float) -> Workload:
     """For micro-batches of so many rows, where seconds mean nothing."""
     seconds = [
-        LayerSeconds(True, *[size.flops] * len(MEASURED))
+        LayerSeconds(dict.fromkeys(MEASURED, size.flops))
         for size in model.sizes
     ]
     return model.workload(seconds, 0.0, rows)

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers as kl
 
 import tfgpipe
@@ -26,9 +27,9 @@ def test_layer_by_hand():
     assert size.weight_bytes == size.gradient_bytes == 4 * 16
     assert size.slot_bytes == 2 * 4 * 16
     assert size.live_bytes == size.float_bytes == 4 * 3
-    assert size.kept_inputs.of(5) == 5 * 4 * 3
-    assert size.kept_outputs.of(5) == 5 * 4 * 4
-    assert size.kept_others.of(5) == 0
+    assert size.kept.inputs.of(5) == 5 * 4 * 3
+    assert size.kept.outputs.of(5) == 5 * 4 * 4
+    assert size.kept.others.of(5) == 0
 
 
 def test_only_the_first_of_equal_layers_is_built():
@@ -59,6 +60,28 @@ def test_frozen_weights_have_no_gradients_and_slots():
     assert (size.num_params, size.num_values) == (0, 12)
     assert size.gradient_bytes == size.slot_bytes == 0
     assert size.weight_bytes == 4 * 12
+
+
+def test_weights_frozen_in_one_of_equal_layers_are_those_of_that_one():
+    """What is frozen inside, the configuration does not tell."""
+
+    class Around(kl.Layer):
+        def __init__(self):
+            super().__init__()
+            self.inner = kl.Dense(3)
+
+        def build(self, shape):
+            self.inner.build(shape)
+
+        def call(self, x):
+            return tf.matmul(x, self.inner.kernel)
+
+    x, first, second = keras.Input((3,)), Around(), Around()
+    model = keras.Model(x, second(first(x)))
+    second.inner.trainable = False
+    sizes, _ = sizes_of(model)
+    assert [size.num_params for size in sizes] == [12, 0]
+    assert [size.num_values for size in sizes] == [12, 12]
 
 
 def test_what_passes_by_is_alive():

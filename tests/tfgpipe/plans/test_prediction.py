@@ -169,7 +169,8 @@ def test_sums_are_those_of_the_layers():
 def test_first_micro_batch_has_no_sums_to_add_to(schedule, m):
     """Of a step, each cell spares one addition."""
     plain = equal_tasks(2.0)
-    sparing = plain._replace(backward_first=plain.backward - 0.5)
+    first = plain.of["backward"] - 0.5
+    sparing = plain._replace(of=plain.of | {"backward_first": first})
     made = setting([3], m, schedule)
     slow, fast = (
         predict(Workload([size(1)] * 3, 8, [own] * 3, 0.0, 1.0), made, None)

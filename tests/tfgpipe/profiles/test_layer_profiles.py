@@ -16,7 +16,7 @@ def test_what_neighbours_keep_is_counted_once():
 
 def test_tied_and_equal_weights_are_counted_where_they_are():
     shared = kl.Dense(4, name="shared")
-    layers = [shared, kl.ReLU(), shared, kl.Dense(4), kl.Dense(4)]
+    layers = [kl.Dense(4), shared, kl.ReLU(), shared, kl.Dense(4)]
     found = tfgpipe.profile(
         [keras.Input((4,)), *layers],
         np.ones((2, 4), "float32"),
@@ -25,6 +25,6 @@ def test_tied_and_equal_weights_are_counted_where_they_are():
         optimizer=None,
         verbose=0,
     )
-    assert [own.weight_bytes for own in found.layers] == [80, 0, 0, 80, 80]
+    assert [own.weight_bytes for own in found.layers] == [80, 80, 0, 0, 80]
     assert [own.slot_bytes for own in found.layers] == [0] * 5
     assert found.optimizer == "none"
