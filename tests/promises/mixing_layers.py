@@ -14,7 +14,7 @@ from keras import layers as kl
 from keras import ops
 from own_layers import Holder, register
 from row_operations import MIXING, PLACES
-from state_layers import Kept
+from state_layers import Average, Kept
 
 SIZE = 16  # of the table
 
@@ -82,17 +82,12 @@ class OddState(Kept):
 
 
 @register
-class DrawnState(Kept):
+class DrawnState(Average):
     """State that is drawn."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         self.seed_generator = keras.random.SeedGenerator(5)
-
-    def build(self, shape):
-        self.state = self.add_weight(
-            shape=(shape[-1],), trainable=False, initializer="zeros"
-        )
 
     def update(self, x):
         drawn = keras.random.normal(

@@ -10,22 +10,13 @@ from own_layers import Holder, register
 
 @register
 class Tied(Holder):
-    """Multiplies by another layer's kernel, an attribute."""
+    """Multiplies by the kernel of another layer, or of the one inside it."""
 
     HELD = ("other",)
 
     def call(self, x):
-        return ops.matmul(x, ops.transpose(self.other.kernel))
-
-
-@register
-class TiedInner(Holder):
-    """Multiplies by the kernel of the layer in a `SpectralNormalization`."""
-
-    HELD = ("other",)
-
-    def call(self, x):
-        return ops.matmul(x, ops.transpose(self.other.layer.kernel))
+        layer = getattr(self.other, "layer", self.other)
+        return ops.matmul(x, ops.transpose(layer.kernel))
 
 
 @register
