@@ -27,7 +27,7 @@ has all of b in its weight gradient, as nothing takes that of the inputs:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tfgpipe.checks import checked_shape
 
@@ -51,30 +51,48 @@ def _ideal(length: float, work: float, held: list[int]) -> Ideal:
     return Ideal(length, 1 - work / length, held)
 
 
-def gpipe_ideal(
-    num_devices: int,
-    num_micro_batches: int,
-    num_chunks: int = 1,
-    forward: float = 1,
-    backward: float = 2,
-) -> Ideal:
+IDEALS: dict[str, Callable[..., Ideal]] = {}
+
+
+def _ideal_of(name: str, chunks: int | None = 1) -> Callable[..., Any]:
+    """Puts the closed form of a schedule into `IDEALS`, with checked counts.
+
+    Args:
+        name: Of the schedule.
+        chunks: What V must be; None for any.
+    """
+
+    def put(formula: Callable[..., Ideal]) -> Callable[..., Ideal]:
+        def ideal(
+            num_devices: int,
+            num_micro_batches: int,
+            num_chunks: int = chunks or 1,
+            forward: float = 1,
+            backward: float = 2,
+        ) -> Ideal:
+            counts = num_devices, num_micro_batches, num_chunks
+            return formula(*checked_shape(*counts, chunks), forward, backward)
+
+        IDEALS[name] = ideal
+        return ideal
+
+    return put
+
+
+@_ideal_of("gpipe")
+def gpipe_ideal(k: int, m: int, v: int, f: float, b: float) -> Ideal:
     """Of `gpipe`.
 
     Length (M + K - 1) (f + b), bubble (K - 1) / (M + K - 1), M held.
 
     Reference: [Huang et al., 2019](https://arxiv.org/abs/1811.06965), 2.3
     """
-    k, m, _ = checked_shape(num_devices, num_micro_batches, num_chunks)
-    ideal = interleaved_ideal(k, m, 1, forward, backward)
-    return ideal._replace(held=[m] * k)
+    return interleaved_ideal(k, m, 1, f, b)._replace(held=[m] * k)
 
 
+@_ideal_of("1f1b")
 def one_forward_one_backward_ideal(
-    num_devices: int,
-    num_micro_batches: int,
-    num_chunks: int = 1,
-    forward: float = 1,
-    backward: float = 2,
+    k: int, m: int, v: int, f: float, b: float
 ) -> Ideal:
     """Of `one_forward_one_backward`.
 
@@ -82,19 +100,11 @@ def one_forward_one_backward_ideal(
 
     Reference: [Narayanan et al., 2021](https://arxiv.org/abs/2006.09503), 3.2
     """
-    checked_shape(num_devices, num_micro_batches, num_chunks)
-    return interleaved_ideal(
-        num_devices, num_micro_batches, 1, forward, backward
-    )
+    return interleaved_ideal(k, m, 1, f, b)
 
 
-def interleaved_ideal(
-    num_devices: int,
-    num_micro_batches: int,
-    num_chunks: int = 1,
-    forward: float = 1,
-    backward: float = 2,
-) -> Ideal:
+@_ideal_of("interleaved", None)
+def interleaved_ideal(d: int, m: int, v: int, f: float, b: float) -> Ideal:
     """Of `interleaved`, with f and b those of one cell.
 
     For M >= D, length (V M + D - 1) (f + b) and bubble
@@ -104,22 +114,16 @@ def interleaved_ideal(
 
     Reference: [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473), 2.2
     """
-    d, m, v = checked_shape(num_devices, num_micro_batches, num_chunks, None)
     group = -(-m // max(1, m // d))
     return _ideal(
-        max(v * m + d - 1, v * d + m - 1) * (forward + backward),
-        v * m * (forward + backward),
+        max(v * m + d - 1, v * d + m - 1) * (f + b),
+        v * m * (f + b),
         [min(v * m, (v - 1) * group + d - i) for i in range(d)],
     )
 
 
-def zero_bubble_ideal(
-    num_devices: int,
-    num_micro_batches: int,
-    num_chunks: int = 1,
-    forward: float = 1,
-    backward: float = 2,
-) -> Ideal:
+@_ideal_of("zero_bubble")
+def zero_bubble_ideal(k: int, m: int, v: int, f: float, b: float) -> Ideal:
     """Of `zero_bubble`.
 
     With f = 1 and b = 2, length max(3 M + K - 1, 2 M + 2 K - 1): the former
@@ -135,17 +139,11 @@ def zero_bubble_ideal(
     Reference: [Qi et al., 2023](https://arxiv.org/abs/2401.10241), section 2.3,
     which gives the first of these.
     """
-    k, m, _ = checked_shape(num_devices, num_micro_batches, num_chunks)
-    return _in_halves(k, m, forward, backward, min(m, k))
+    return _in_halves(k, m, f, b, min(m, k))
 
 
-def zero_bubble_2p_ideal(
-    num_devices: int,
-    num_micro_batches: int,
-    num_chunks: int = 1,
-    forward: float = 1,
-    backward: float = 2,
-) -> Ideal:
+@_ideal_of("zero_bubble_2p")
+def zero_bubble_2p_ideal(k: int, m: int, v: int, f: float, b: float) -> Ideal:
     """Of `zero_bubble_2p`.
 
     As of `zero_bubble`, with min(M, 2 K - 1) in place of min(M, K), which is
@@ -153,15 +151,11 @@ def zero_bubble_2p_ideal(
 
     Reference: [Qi et al., 2023](https://arxiv.org/abs/2401.10241), section 2.3
     """
-    k, m, _ = checked_shape(num_devices, num_micro_batches, num_chunks)
-    return _in_halves(k, m, forward, backward, min(m, 2 * k - 1))
+    return _in_halves(k, m, f, b, min(m, 2 * k - 1))
 
 
-def _in_halves(
-    k: int, m: int, forward: float, backward: float, held: int
-) -> Ideal:
-    f, half = forward, backward / 2
-    work = m * (f + backward)
+def _in_halves(k: int, m: int, f: float, b: float, held: int) -> Ideal:
+    half, work = b / 2, m * (f + b)
     length = max(
         work + (k - 1) * f,
         (m + k - 1) * (f + half) + half,
@@ -170,99 +164,57 @@ def _in_halves(
     return _ideal(length, work, [held] * k)
 
 
-def zero_bubble_v_ideal(
-    num_devices: int,
-    num_micro_batches: int,
-    num_chunks: int = 2,
-    forward: float = 1,
-    backward: float = 2,
-) -> Ideal:
+@_ideal_of("zero_bubble_v", 2)
+def zero_bubble_v_ideal(d: int, m: int, v: int, f: float, b: float) -> Ideal:
     """Of `zero_bubble_v`, with f of one cell: length (6 M + D - 1) f.
 
     The last device begins when D - 1 others have, and works without a break:
     no order is shorter. Known for b = 2 f and M >= D.
     """
-    d, m, _ = checked_shape(num_devices, num_micro_batches, num_chunks, 2)
-    return _v_shaped(m, forward, backward, d, d - 1, [2 * d] * d)
+    return _v_shaped(m, f, b, d, d - 1, [2 * d] * d)
 
 
-def v_half_ideal(
-    num_devices: int,
-    num_micro_batches: int,
-    num_chunks: int = 2,
-    forward: float = 1,
-    backward: float = 2,
-) -> Ideal:
+@_ideal_of("v_half", 2)
+def v_half_ideal(d: int, m: int, v: int, f: float, b: float) -> Ideal:
     """Of `v_half`: see `zero_bubble_v_ideal`, with 3 D - 4 from D = 3 on."""
-    d, m, _ = checked_shape(num_devices, num_micro_batches, num_chunks, 2)
     waits = 3 * d - 4 if d > 2 else 3 * (d - 1)
-    return _v_shaped(m, forward, backward, d, waits, [d + 2 - d % 2] * d)
+    return _v_shaped(m, f, b, d, waits, [d + 2 - d % 2] * d)
 
 
-def v_min_ideal(
-    num_devices: int,
-    num_micro_batches: int,
-    num_chunks: int = 2,
-    forward: float = 1,
-    backward: float = 2,
-) -> Ideal:
+@_ideal_of("v_min", 2)
+def v_min_ideal(d: int, m: int, v: int, f: float, b: float) -> Ideal:
     """Of `v_min`: see `zero_bubble_v_ideal`, with 4 D - 5 from D = 2 on.
 
     It is two more from D = 6 on where D is divisible by 3.
     """
-    d, m, _ = checked_shape(num_devices, num_micro_batches, num_chunks, 2)
     waits = max(0, 4 * d - 5) + 2 * (d > 3 and d % 3 == 0)
     held = [2 * ((d + 1) // 3) + 2] * d
-    return _v_shaped(m, forward, backward, d, waits, held)
+    return _v_shaped(m, f, b, d, waits, held)
 
 
-def dualpipe_v_ideal(
-    num_devices: int,
-    num_micro_batches: int,
-    num_chunks: int = 2,
-    forward: float = 1,
-    backward: float = 2,
-) -> Ideal:
+@_ideal_of("dualpipe_v", 2)
+def dualpipe_v_ideal(d: int, m: int, v: int, f: float, b: float) -> Ideal:
     """Of `dualpipe_v`: see `zero_bubble_v_ideal`; known for M >= 2 D."""
-    d, m, _ = checked_shape(num_devices, num_micro_batches, num_chunks, 2)
-    return _v_shaped(m, forward, backward, 2 * d, d - 1, [2 * d + 1] * d)
+    return _v_shaped(m, f, b, 2 * d, d - 1, [2 * d + 1] * d)
 
 
 def _v_shaped(
-    m: int,
-    forward: float,
-    backward: float,
-    fewest: int,
-    waits: int,
-    held: list[int],
+    m: int, f: float, b: float, fewest: int, waits: int, held: list[int]
 ) -> Ideal:
     """With two cells on each device.
 
     Args:
         m: M.
-        forward: f.
-        backward: b.
+        f: Of a forward task.
+        b: Of a backward one.
         fewest: M from which on it is known.
         waits: Of a device, in forward tasks.
         held: By each device.
     """
-    if m < fewest or backward != 2 * forward:
+    if m < fewest or b != 2 * f:
         raise ValueError(
             "The closed form is known for `num_micro_batches` of at least "
             f"{fewest}, and `backward` twice `forward`. Received: {m}, "
-            f"{backward} and {forward}. Simulate others: `Schedule.length`."
+            f"{b} and {f}. Simulate others: `Schedule.length`."
         )
-    return _ideal((6 * m + waits) * forward, 2 * m * (forward + backward), held)
-
-
-IDEALS: dict[str, Callable[..., Ideal]] = {
-    "gpipe": gpipe_ideal,
-    "1f1b": one_forward_one_backward_ideal,
-    "interleaved": interleaved_ideal,
-    "zero_bubble": zero_bubble_ideal,
-    "zero_bubble_2p": zero_bubble_2p_ideal,
-    "zero_bubble_v": zero_bubble_v_ideal,
-    "v_half": v_half_ideal,
-    "v_min": v_min_ideal,
-    "dualpipe_v": dualpipe_v_ideal,
-}
+    return _ideal((6 * m + waits) * f, 2 * m * (f + b), held)

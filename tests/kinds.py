@@ -12,8 +12,20 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras import layers as kl
+from own_layers import (
+    Combine,
+    Fixed,
+    Fork,
+    FromComplex,
+    Hidden,
+    Join,
+    Penalty,
+    Rotate,
+    Step,
+    ToComplex,
+)
+from sharing_layers import Counter, Logits, Tied
 
 ROWS = 19  # in batches of 8: 8, 8 and a last one of 3 rows
 
@@ -142,52 +154,12 @@ def attention():
     ]
 
 
-class Fork(kl.Layer):
-    """One tensor to a dict of a float, an int, a bool and a tuple."""
-
-    def call(self, x):
-        return {
-            "h": x * 2.0,
-            "index": keras.ops.argmax(x, -1),
-            "positive": x > 0,
-            "skip": (x, keras.ops.mean(x, -1, keepdims=True)),
-        }
-
-
-class Step(kl.Layer):
-    """Works on the dict; hands most of it on unchanged."""
-
-    def __init__(self, units=5, **kwargs):
-        super().__init__(**kwargs)
-        self.dense = kl.Dense(units, activation="tanh")
-
-    def build(self, shapes):
-        self.dense.build(shapes["h"])
-
-    def call(self, x):
-        skip, mean = x["skip"]
-        h = self.dense(x["h"]) + mean
-        h = keras.ops.where(x["positive"], h, 0.5 * h + skip)
-        return {**x, "h": h, "skip": (h + skip, mean)}
-
-
-class Join(kl.Layer):
-    def call(self, x):
-        index = keras.ops.cast(x["index"], x["h"].dtype)
-        index = keras.ops.expand_dims(index, -1)
-        return keras.ops.tanh(x["h"] * x["skip"][0]) + 0.1 * index
+def step():
+    return Step(kl.Dense(5, activation="tanh"))
 
 
 def nests():
-    return [kl.Dense(5), Fork(), Step(), Step(), Join(), kl.Dense(2)]
-
-
-class Penalty(kl.Layer):
-    """Adds the mean of squares to the loss."""
-
-    def call(self, x):
-        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
-        return x
+    return [kl.Dense(5), Fork(), step(), step(), Join(), kl.Dense(2)]
 
 
 def regularizers():
@@ -201,30 +173,6 @@ def regularizers():
         Penalty(),
         kl.Dense(2, kernel_regularizer=l2),
     ]
-
-
-class Counter(kl.Layer):
-    """Counts steps, averages activations and keeps a metric."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.mean = keras.metrics.Mean(name=f"{self.name}_mean")
-
-    def build(self, shape):
-        self.steps = self.add_weight(
-            shape=(), dtype="int32", trainable=False, initializer="zeros"
-        )
-        self.average = self.add_weight(
-            shape=(shape[-1],), trainable=False, initializer="zeros"
-        )
-
-    def call(self, x, training=False):
-        self.mean.update_state(x)
-        if training:
-            self.steps.assign_add(1)
-            new = keras.ops.mean(x, axis=0)
-            self.average.assign(0.9 * self.average + 0.1 * new)
-        return x * 1.5
 
 
 def counters():
@@ -250,22 +198,6 @@ def frozen():
     ]
 
 
-class Logits(kl.Layer):
-    """A softmax layer whose matrix is an embedding's."""
-
-    def __init__(self, embedding, **kwargs):
-        super().__init__(**kwargs)
-        self.embedding = embedding
-
-    def build(self, shape):
-        if not self.embedding.built:
-            self.embedding.build(None)
-
-    def call(self, x):
-        table = self.embedding.embeddings
-        return keras.ops.matmul(x, keras.ops.transpose(table))
-
-
 def tied():
     """One layer object three times, and one variable in two layers."""
     embedding = kl.Embedding(9, 6)
@@ -281,39 +213,11 @@ def tied():
 
 
 # ------------------------------------- what layers do to each other besides
-class Fixed(kl.Layer):
-    """Calls its layer as if (not) training, whatever the model does."""
-
-    def __init__(self, layer, training, **kwargs):
-        super().__init__(**kwargs)
-        self.layer, self.fixed = layer, training
-
-    def build(self, shape):
-        self.layer.build(shape)
-
-    def call(self, x):
-        return self.layer(x, training=self.fixed)
-
-
 class Switch(kl.Layer):
     """Tells by its outputs whether it is training."""
 
     def call(self, x, training=False):
         return 1.5 * x if training else x
-
-
-class Held(kl.Layer):
-    """Has a layer, and no `training` argument to pass on."""
-
-    def __init__(self, layer, **kwargs):
-        super().__init__(**kwargs)
-        self.layer = layer
-
-    def build(self, shape):
-        self.layer.build(shape)
-
-    def call(self, x):
-        return self.layer(x)
 
 
 class Steps(kl.Layer):
@@ -351,32 +255,6 @@ class Reader(kl.Layer):
         return x * steps + keras.ops.sum(found.average)
 
 
-class Tie(kl.Layer):
-    """Multiplies by the kernel of another layer."""
-
-    def __init__(self, layer, **kwargs):
-        super().__init__(**kwargs)
-        self.layer = layer
-
-    def build(self, shape):
-        pass
-
-    def call(self, x):
-        return x @ keras.ops.transpose(self.layer.kernel)
-
-
-class Frozen(kl.Layer):
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.dense = kl.Dense(4, "tanh")
-
-    def build(self, shape):
-        self.dense.build(shape)
-
-    def call(self, x):
-        return self.dense(x)
-
-
 def built(units, shape, **kwargs):
     layer = kl.Dense(units, "tanh", **kwargs)
     layer.build((None, shape))
@@ -390,41 +268,17 @@ def between():
     return [
         kl.Dense(4, activation="tanh"),
         Fixed(Switch(), False),
-        Held(Switch()),
+        Hidden(Switch()),
         Fixed(Switch(), True),
         steps,
         read,
         kl.Lambda(lambda h: h @ keras.ops.transpose(read.kernel)),
         Reader(steps, lists=False),
         kl.SpectralNormalization(dense),
-        Tie(dense),
-        Frozen(trainable=False),
+        Tied(dense),
+        Hidden(kl.Dense(4, "tanh"), trainable=False),
         kl.Dense(2),
     ]
-
-
-class ToComplex(kl.Layer):
-    def compute_output_spec(self, x):
-        return keras.KerasTensor(x.shape, "complex128")
-
-    def call(self, x):
-        return tf.complex(x, keras.ops.sin(x))
-
-
-class Rotate(kl.Layer):
-    def compute_output_spec(self, z):
-        return keras.KerasTensor(z.shape, "complex128")
-
-    def call(self, z):
-        return z * tf.complex(tf.math.real(z), tf.cast(0.5, "float64"))
-
-
-class ToFloat(kl.Layer):
-    def compute_output_spec(self, z):
-        return keras.KerasTensor(z.shape, "float64")
-
-    def call(self, z):
-        return tf.math.real(z) + tf.math.imag(z) ** 2
 
 
 def complex_numbers():
@@ -432,7 +286,7 @@ def complex_numbers():
         kl.Dense(3, activation="tanh"),
         ToComplex(),
         *(Rotate(autocast=False) for _ in range(2)),
-        ToFloat(autocast=False),
+        FromComplex(autocast=False),
         kl.Dense(2),
     ]
 
@@ -501,13 +355,6 @@ class Split(kl.Layer):
 
 def outputs():
     return [kl.Dense(6, activation="tanh") for _ in range(4)] + [Split()]
-
-
-class Combine(kl.Layer):
-    """Takes a dict of inputs."""
-
-    def call(self, x):
-        return keras.ops.concatenate([x["a"], x["b"]], -1)
 
 
 def inputs():

@@ -1,58 +1,69 @@
-"""A loss of the user's, and a model that is compiled with one."""
+"""Losses of the user's, and a model that is compiled with one."""
 
 import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers as kl
+from keras import ops
 
 import tfgpipe
 
+register = keras.saving.register_keras_serializable("promises")
 
+
+@register
 class RowWise(keras.losses.Loss):
     """A loss of the user's that says that it adds up rows."""
 
     is_row_wise = True
 
-    def call(self, y, y_pred):
-        return keras.ops.mean((y - y_pred) ** 4, -1)
+    def call(self, y_true, y_pred):
+        return ops.mean((y_true - y_pred) ** 4, axis=-1)
 
 
+@register
 class Drawing(RowWise):
     """Draws from a seed of its own, each mini-batch once."""
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
         self.seed = keras.random.SeedGenerator(3)
 
-    def call(self, y, y_pred):
+    def call(self, y_true, y_pred):
         noise = keras.random.uniform(
-            keras.ops.shape(y_pred), dtype=y_pred.dtype, seed=self.seed
+            ops.shape(y_pred), dtype=y_pred.dtype, seed=self.seed
         )
-        return keras.ops.mean((y - y_pred) ** 2 + noise * y_pred, -1)
+        return ops.mean((y_true - y_pred) ** 2 + noise * y_pred, axis=-1)
 
 
+@register
 class Counting(RowWise):
     """Weighs more from mini-batch to mini-batch."""
 
-    def __init__(self):
-        super().__init__()
-        self.factor = keras.Variable(1.0, trainable=False)
+    variable = keras.Variable
 
-    def call(self, y, y_pred):
-        self.factor.assign(1.5 * self.factor)
-        return self.factor * keras.ops.mean((y - y_pred) ** 2, -1)
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.factor = self.variable(1.0, trainable=False)
+
+    def call(self, y_true, y_pred):
+        factor = self.count()
+        error = ops.mean((y_true - y_pred) ** 2, axis=-1)
+        return ops.cast(factor, error.dtype) * error
+
+    def count(self):
+        self.factor.assign(1.3 * self.factor)
+        return self.factor
 
 
-class CountingInTensorFlow(RowWise):
+@register
+class CountingInTensorFlow(Counting):
     """The same, by a variable that Keras does not know."""
 
-    def __init__(self):
-        super().__init__()
-        self.factor = tf.Variable(1.0, dtype="float64", trainable=False)
+    variable = tf.Variable
 
-    def call(self, y, y_pred):
-        factor = self.factor.assign(1.5 * self.factor)
-        return tf.identity(factor) * keras.ops.mean((y - y_pred) ** 2, -1)
+    def count(self):
+        return tf.identity(self.factor.assign(1.3 * self.factor))
 
 
 def compiled(cls=tfgpipe.GPipe, units=2, **kwargs):

@@ -8,10 +8,7 @@ import pytest
 from keras import layers as kl
 from kinds import (
     KINDS,
-    Combine,
-    Counter,
     Kind,
-    Logits,
     Lookup,
     Plain,
     Split,
@@ -25,6 +22,8 @@ from kinds import (
     weights,
 )
 from matrix import arguments, largest_difference
+from own_layers import Combine
+from sharing_layers import Counter, Logits
 from tiny import quickly
 
 import tfgpipe

@@ -92,3 +92,18 @@ def fit(model, *args, **kwargs):
     if args and isinstance(args[0], np.ndarray):
         defaults["batch_size"] = BATCH
     return model.fit(*args, **{**defaults, **kwargs}).history
+
+
+class Interrupt(keras.callbacks.Callback):
+    """Stops the training as a power cut would, before a batch of an epoch."""
+
+    def __init__(self, epoch, batch=0):
+        super().__init__()
+        self.at = epoch, batch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if (self.epoch, batch) == self.at:
+            raise KeyboardInterrupt

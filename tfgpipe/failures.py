@@ -70,7 +70,7 @@ def explained(
         if _graphs.get() is not None:  # called by another one
             return function(*args)
         try:
-            with _set(_in_turn, is_alone), _set(_graphs, graphs):
+            with setting(_in_turn, is_alone), setting(_graphs, graphs):
                 return function(*args)
         except tf.errors.CancelledError as error:
             raise tf.errors.CancelledError(
@@ -170,7 +170,7 @@ def stays_where_called(specs: Sequence[Any], definition: Any) -> bool:
 
 def out_of_turn() -> contextlib.AbstractContextManager[None]:
     """Inside, functions are traced that a device may run at the same time."""
-    return _set(_in_turn, False)
+    return setting(_in_turn, False)
 
 
 def one_step(function: Callable) -> Callable:
@@ -187,14 +187,15 @@ def one_step(function: Callable) -> Callable:
         is_alone = graph not in _with_step
         _with_step.add(graph)
         in_loop = internals.in_control_flow(graph, None)
-        with _set(_in_turn, _in_turn.get() and is_alone and not in_loop):
+        with setting(_in_turn, _in_turn.get() and is_alone and not in_loop):
             return function(*args)
 
     return running
 
 
 @contextlib.contextmanager
-def _set(variable: contextvars.ContextVar, value: Any) -> Iterator[None]:
+def setting(variable: contextvars.ContextVar, value: Any) -> Iterator[None]:
+    """Inside, a variable of this context has a value."""
     token = variable.set(value)
     try:
         yield

@@ -136,7 +136,8 @@ def read_whole(path: Any) -> Iterator[None]:
     Raises:
         ValueError: If there is a file, but not one that was written whole.
     """
-    if str(path).endswith(".keras") and os.path.isfile(path):
+    is_archive = str(path).endswith(".keras") and os.path.isfile(path)
+    if is_archive:
         with open(path, "rb") as file:  # or else says why not
             if not zipfile.is_zipfile(file):
                 raise _damaged(path, "It is no zip archive, or part of one.")
@@ -149,6 +150,20 @@ def read_whole(path: Any) -> Iterator[None]:
         if error.errno is not None or isinstance(error, DamagedFileError):
             raise
         raise _damaged(path, f"{type(error).__name__}: {error}.") from error
+    except (KeyError, ValueError) as error:
+        if is_archive and (lost := _MEMBERS - _members(path)):
+            reason = f"It has no {', '.join(sorted(lost))}."
+            raise _damaged(path, reason) from error
+        raise
+
+
+# What Keras reads from a file of a model.
+_MEMBERS = {"config.json", "model.weights.h5"}
+
+
+def _members(path: Any) -> set[str]:
+    with zipfile.ZipFile(path) as archive:
+        return set(archive.namelist())
 
 
 def _damaged(path: Any, reason: str) -> DamagedFileError:

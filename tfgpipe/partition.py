@@ -35,12 +35,9 @@ A graph is cut where few bytes cross. In a model with skip connections, what
 crosses from cell to cell depends on where a cell ends: at the end of a block it
 is one tensor, inside it is two. Of the cuts whose largest cell is at most 10%
 larger than it has to be, the one is taken in which the fewest bytes cross;
-among those, the one whose cells vary least.
-
-The best cut of the first j steps into k cells ends with a cell that starts at
-some i, after the best cut of the first i steps into k - 1 cells. A cell must
-not exceed the bound, so few i are looked at: O(K L C) operations, where C is
-how many steps the largest cell has.
+among those, the one whose cells vary least. It is found in the same way: a byte
+costs more than all squares together. That depends on where a cell starts alone,
+so starts overtake each other as before.
 
 References:
     * [Huang et al., 2019](https://arxiv.org/abs/1811.06965), section 2.2: the
@@ -54,7 +51,6 @@ from __future__ import annotations
 import bisect
 import collections
 import itertools
-import math
 import numbers
 from collections.abc import Collection, Sequence
 
@@ -98,7 +94,7 @@ def partition(costs: Sequence[float], num_partitions: int) -> list[int]:
     bound = _smallest_bound(ends, max(whole), num_partitions)
     if is_rounded:
         bound += bound >> _SLACK_BITS
-    cuts = _least_squares(ends, bound, num_partitions)
+    cuts = _least_squares(ends, bound, num_partitions, [0] * len(whole))
     return [end - start for start, end in itertools.pairwise(cuts)]
 
 
@@ -199,9 +195,15 @@ def _feasible_ends(
 
 
 def _least_squares(
-    ends: Sequence[int], bound: int, num_partitions: int
+    ends: Sequence[int],
+    bound: int,
+    num_partitions: int,
+    crosses: Sequence[int],
 ) -> list[int]:
     """Cuts into cells of at most `bound`, with least sum of squared costs.
+
+    Of all cuts those in which the fewest bytes cross: `crosses` has them for
+    each position at which a cell may start.
 
     Returns:
         Where the cells start, and the end: `num_partitions` + 1 positions.
@@ -213,13 +215,15 @@ def _least_squares(
     sums = [factor * end + index for index, end in enumerate(ends)]
     expiry = [_reach(ends, start, bound) + 1 for start in range(num_layers + 1)]
     feasible = _feasible_ends(ends, bound, num_partitions)
+    byte = sums[-1] ** 2 + 1  # more than any sum of squares
+    crossing = [byte * count for count in crosses] + [0]
 
-    squares = {0: 0}  # of the best cut that ends there
+    squares = {0: 0}  # of the best cut that ends there, and what crosses there
     starts = []
     for cell in range(1, num_partitions + 1):
         best = _best_starts(sums, expiry, squares, feasible[cell])
         squares = {
-            end: squares[start] + (sums[end] - sums[start]) ** 2
+            end: squares[start] + (sums[end] - sums[start]) ** 2 + crossing[end]
             for end, start in best.items()
         }
         starts.append(best)
@@ -241,7 +245,8 @@ def _best_starts(
     Args:
         sums: Cost of the layers before each position, strictly increasing.
         expiry: The first end for which a cell from a start is too large.
-        squares: Sum of squared cell costs up to each possible start.
+        squares: Sum of squared cell costs up to each possible start, and what
+            crosses at the starts of cells.
         cell_ends: The ends to find the best start for.
 
     Returns:
@@ -275,7 +280,7 @@ def _best_starts(
     return best
 
 
-SLACK = 0.1
+SLACK = 10  # a largest cell may be larger by one part in as many
 
 
 def cut_graph(
@@ -315,54 +320,14 @@ def cut_graph(
             "updates its own state must be in one. Ask for fewer cells."
         )
     sums = list(itertools.accumulate(costs, initial=0))
-    ends = [sums[i] for i in starts] + [sums[-1]]
-    sizes = [b - a for a, b in itertools.pairwise(ends)]
-    bound = (1 + SLACK) * _largest(sizes, partition(sizes, num_partitions))
-    crosses = [0, *(live_bytes[i] for i in starts[1:])]
-    cuts = _fewest_bytes(ends, crosses, bound, num_partitions)
+    sizes = [
+        sums[b] - sums[a] for a, b in itertools.pairwise([*starts, len(costs)])
+    ]
+    whole, _ = _whole_numbers(_check_costs(sizes))
+    ends = list(itertools.accumulate(whole, initial=0))
+    bound = _smallest_bound(ends, max(whole), num_partitions)
+    bound += bound // SLACK
+    crosses = [live_bytes[i] for i in starts]
+    cuts = _least_squares(ends, bound, num_partitions, crosses)
     places = [*starts, len(costs)]
     return [places[b] - places[a] for a, b in itertools.pairwise(cuts)]
-
-
-def _largest(sizes: Sequence[float], counts: Sequence[int]) -> float:
-    """The cost of the largest cell of a cut."""
-    rest = iter(sizes)
-    return max(sum(itertools.islice(rest, count)) for count in counts)
-
-
-def _fewest_bytes(
-    ends: Sequence[float],
-    crosses: Sequence[int],
-    bound: float,
-    num_partitions: int,
-) -> list[int]:
-    """Where cells begin, and the end.
-
-    Args:
-        ends: Cost before each place, and of all.
-        crosses: Bytes that cross at each place.
-        bound: The largest cost of a cell.
-        num_partitions: Cells to make.
-    """
-    num_places = len(crosses)
-    none = (math.inf, math.inf)
-    best = [none] * (num_places + 1)  # of the first places, into k cells
-    best[0] = (0, 0)
-    froms = []
-    for k in range(1, num_partitions + 1):
-        found, origin = [none] * (num_places + 1), [0] * (num_places + 1)
-        for end in range(k, num_places + 1):
-            for start in range(end - 1, k - 2, -1):
-                size = ends[end] - ends[start]
-                if size > bound:
-                    break
-                total, squares = best[start]
-                value = total + crosses[start], squares + size**2
-                if value < found[end]:
-                    found[end], origin[end] = value, start
-        best = found
-        froms.append(origin)
-    cuts = [num_places]
-    for origin in reversed(froms):
-        cuts.append(origin[cuts[-1]])
-    return cuts[::-1]

@@ -103,9 +103,7 @@ def tied(made: Made, common: Any, of: str) -> Any:
     return sharing.Tied(made[of], **common)
 
 
-@_kind
-def tied_inner(made: Made, common: Any, of: str) -> Any:
-    return sharing.TiedInner(made[of], **common)
+KINDS["tied_inner"] = tied
 
 
 @_kind

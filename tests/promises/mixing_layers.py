@@ -12,15 +12,15 @@ import keras
 import tensorflow as tf
 from keras import layers as kl
 from keras import ops
-from own_layers import register
+from own_layers import Holder, register
 from row_operations import MIXING, PLACES
-from state_layers import Kept
+from state_layers import Average, Kept
 
 SIZE = 16  # of the table
 
 
 @register
-class Mixed(kl.Layer):
+class Mixed(Holder):
     """Mixes rows.
 
     Args:
@@ -28,9 +28,8 @@ class Mixed(kl.Layer):
         place: See `row_operations.PLACES`.
     """
 
-    def __init__(self, how, place="plain", **kwargs):
-        super().__init__(**kwargs)
-        self.how, self.place = how, place
+    HELD = ("how", "place")
+    place = "plain"
 
     def call(self, x):
         found = PLACES[self.place](MIXING[self.how], x)
@@ -38,10 +37,6 @@ class Mixed(kl.Layer):
 
     def compute_output_shape(self, shape):
         return shape
-
-    def get_config(self):
-        own = {"how": self.how, "place": self.place}
-        return {**super().get_config(), **own}
 
 
 def _rows(x: Any) -> Any:
@@ -74,9 +69,7 @@ class OddState(Kept):
         reads: As in `Kept`.
     """
 
-    def __init__(self, rule, reads="none", **kwargs):
-        super().__init__(reads=reads, **kwargs)
-        self.rule = rule
+    HELD = ("rule", "reads")
 
     def build(self, shape):
         options = {"trainable": False, "initializer": "zeros"}
@@ -87,22 +80,14 @@ class OddState(Kept):
         new = STATES[self.rule](_rows(x), ops.convert_to_tensor(self.bank))
         self.state.assign(0.5 * self.state + 0.5 * new)
 
-    def get_config(self):
-        return {**super().get_config(), "rule": self.rule}
-
 
 @register
-class DrawnState(Kept):
+class DrawnState(Average):
     """State that is drawn."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         self.seed_generator = keras.random.SeedGenerator(5)
-
-    def build(self, shape):
-        self.state = self.add_weight(
-            shape=(shape[-1],), trainable=False, initializer="zeros"
-        )
 
     def update(self, x):
         drawn = keras.random.normal(
@@ -128,19 +113,14 @@ PENALTIES: dict[str, Callable[[Any], Any]] = {
 
 
 @register
-class OddPenalty(kl.Layer):
+class OddPenalty(Holder):
     """Adds what is no mean over rows to the loss; see `PENALTIES`."""
 
-    def __init__(self, rule, **kwargs):
-        super().__init__(**kwargs)
-        self.rule = rule
+    HELD = ("rule",)
 
     def call(self, x):
         self.add_loss(0.1 * PENALTIES[self.rule](x))
         return x
-
-    def get_config(self):
-        return {**super().get_config(), "rule": self.rule}
 
 
 METRICS: dict[str, Callable[[Any, Any], None]] = {
@@ -153,7 +133,7 @@ METRICS: dict[str, Callable[[Any, Any], None]] = {
 
 
 @register
-class OddMetric(kl.Layer):
+class OddMetric(Holder):
     """Updates a metric.
 
     Args:
@@ -161,10 +141,12 @@ class OddMetric(kl.Layer):
         adds: Whether the metric is a sum, and not a mean.
     """
 
-    def __init__(self, rule, adds=False, **kwargs):
-        super().__init__(**kwargs)
-        self.rule, self.adds = rule, adds
-        cls = keras.metrics.Sum if adds else keras.metrics.Mean
+    HELD = ("rule", "adds")
+    adds = False
+
+    def __init__(self, *held, **kwargs):
+        super().__init__(*held, **kwargs)
+        cls = keras.metrics.Sum if self.adds else keras.metrics.Mean
         self.metric = cls(name=f"{self.name}_metric")
 
     def call(self, x):
@@ -172,10 +154,6 @@ class OddMetric(kl.Layer):
             self.metric.reset_state()
         METRICS["rows" if self.rule == "reset" else self.rule](self.metric, x)
         return x
-
-    def get_config(self):
-        own = {"rule": self.rule, "adds": self.adds}
-        return {**super().get_config(), **own}
 
 
 LENGTHS: dict[str, Callable[[Any], Any]] = {
@@ -190,16 +168,14 @@ LENGTHS: dict[str, Callable[[Any], Any]] = {
 
 
 @register
-class Positions(kl.Layer):
+class Positions(Holder):
     """Adds rows of a table by positions, or by the ids that there are.
 
     Args:
         by: How the length is found, see `LENGTHS`; or "unique".
     """
 
-    def __init__(self, by, **kwargs):
-        super().__init__(**kwargs)
-        self.by = by
+    HELD = ("by",)
 
     def build(self, shape):
         self.table = self.add_weight(shape=(SIZE, shape[-1]))
@@ -215,9 +191,6 @@ class Positions(kl.Layer):
 
     def compute_output_shape(self, shape):
         return shape
-
-    def get_config(self):
-        return {**super().get_config(), "by": self.by}
 
 
 @register

@@ -7,11 +7,16 @@ from typing import Any
 
 import keras
 import own_optimizers
-import tensorflow as tf
 from case import Case, Options
 from keras import ops
+from own_losses import (
+    Counting,
+    CountingInTensorFlow,
+    Drawing,
+    RowWise,
+    register,
+)
 
-register = keras.saving.register_keras_serializable("promises")
 RATE = 0.05
 
 
@@ -46,63 +51,12 @@ def own_rows_loss(y_true, y_pred):
 
 
 @register
-class OwnRowWise(keras.losses.Loss):
-    is_row_wise = True
-
-    def call(self, y_true, y_pred):
-        return ops.mean((y_true - y_pred) ** 4, axis=-1)
-
-
-@register
 class OwnWhole(keras.losses.Loss):
     """Compares the spread of all labels with that of all outputs."""
 
     def call(self, y_true, y_pred):
         values = ops.mean(ops.abs(y_true - y_pred), axis=-1)
         return values * (1 + ops.std(y_true))
-
-
-@register
-class DrawingRows(OwnRowWise):
-    """Draws from a seed of its own."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.seed = keras.random.SeedGenerator(3)
-
-    def call(self, y_true, y_pred):
-        noise = keras.random.uniform(
-            ops.shape(y_pred), dtype=y_pred.dtype, seed=self.seed
-        )
-        return ops.mean((y_true - y_pred) ** 2 + noise * y_pred, axis=-1)
-
-
-@register
-class CountingRows(OwnRowWise):
-    """Weighs more from mini-batch to mini-batch."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.factor = keras.Variable(1.0, trainable=False)
-
-    def call(self, y_true, y_pred):
-        self.factor.assign(1.3 * self.factor)
-        error = ops.mean((y_true - y_pred) ** 2, axis=-1)
-        return ops.cast(self.factor, error.dtype) * error
-
-
-@register
-class TFCountingRows(OwnRowWise):
-    """The same, by a variable that Keras does not know."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.factor = tf.Variable(1.0, trainable=False)
-
-    def call(self, y_true, y_pred):
-        factor = tf.identity(self.factor.assign(1.3 * self.factor))
-        error = ops.mean((y_true - y_pred) ** 2, axis=-1)
-        return tf.cast(factor, error.dtype) * error
 
 
 REAL, POSITIVE = Suits(("real",)), Suits(("positive",), "softplus")
@@ -150,12 +104,12 @@ LOSSES = {
 STATEFUL = {"CountingRows": REAL, "DrawingRows": REAL, "TFCountingRows": REAL}
 SUITS = {**LOSSES, **STATEFUL}
 OWN: dict[str, Any] = {
-    "CountingRows": CountingRows,
-    "DrawingRows": DrawingRows,
-    "TFCountingRows": TFCountingRows,
+    "CountingRows": Counting,
+    "DrawingRows": Drawing,
+    "TFCountingRows": CountingInTensorFlow,
     "own_loss": own_loss,
     "own_rows_loss": own_rows_loss,
-    "OwnRowWise": OwnRowWise,
+    "OwnRowWise": RowWise,
     "OwnWhole": OwnWhole,
 }
 # Their gradients begin when all outputs are there, so a schedule must wait.

@@ -17,57 +17,56 @@ def build(layer, shape):
 
 
 class Holder(kl.Layer):
-    """Can be read from a file with the layers that it was made of."""
+    """Is made of layers and options, with which it can be read from a file.
+
+    Those named by `HELD` are its arguments, in this order, and its attributes.
+    A class attribute of the name is the default.
+    """
 
     HELD: tuple[str, ...] = ()
 
+    def __init__(self, *held, **kwargs):
+        given = dict(zip(self.HELD, held, strict=False))
+        given |= {key: kwargs.pop(key) for key in self.HELD if key in kwargs}
+        super().__init__(*held[len(self.HELD) :], **kwargs)
+        for name in self.HELD:
+            is_given = name in given
+            value = given[name] if is_given else getattr(type(self), name)
+            setattr(self, name, value)
+
     def get_config(self):
-        held = {name: getattr(self, name) for name in self.HELD}
-        return {
-            **super().get_config(),
-            **{
-                name: keras.saving.serialize_keras_object(value)
-                for name, value in held.items()
-            },
-        }
+        write = keras.saving.serialize_keras_object
+        held = {name: write(getattr(self, name)) for name in self.HELD}
+        return {**super().get_config(), **held}
 
     @classmethod
     def from_config(cls, config):
-        for name in cls.HELD:
-            value = config[name]
-            config[name] = keras.saving.deserialize_keras_object(value)
-        return cls(**config)
+        read = keras.saving.deserialize_keras_object
+        return cls(**config | {name: read(config[name]) for name in cls.HELD})
 
 
-@register
-class Fixed(Holder):
-    """Calls a layer with `training` fixed, whatever itself is called with."""
+class Around(Holder):
+    """Has a layer inside."""
 
-    HELD = ("inner", "value")
-
-    def __init__(self, inner, value, **kwargs):
-        super().__init__(**kwargs)
-        self.inner, self.value = inner, value
+    HELD = ("inner",)
 
     def build(self, shape):
         build(self.inner, shape)
+
+
+@register
+class Fixed(Around):
+    """Calls a layer with `training` fixed, whatever itself is called with."""
+
+    HELD = ("inner", "value")
 
     def call(self, x):
         return self.inner(x, training=self.value)
 
 
 @register
-class Hidden(Holder):
+class Hidden(Around):
     """Holds a layer that takes `training`, and takes none itself."""
-
-    HELD = ("inner",)
-
-    def __init__(self, inner, **kwargs):
-        super().__init__(**kwargs)
-        self.inner = inner
-
-    def build(self, shape):
-        build(self.inner, shape)
 
     def call(self, x):
         return self.inner(x)
@@ -78,10 +77,6 @@ class Block(Holder):
     """Some sublayers and a skip connection."""
 
     HELD = ("norm", "inner", "dense")
-
-    def __init__(self, norm, inner, dense, **kwargs):
-        super().__init__(**kwargs)
-        self.norm, self.inner, self.dense = norm, inner, dense
 
     def build(self, shape):
         build(self.norm, shape)
@@ -155,17 +150,11 @@ class Fork(kl.Layer):
 
 
 @register
-class Step(Holder):
+class Step(Around):
     """Works on the dict; hands most of it on unchanged."""
 
-    HELD = ("inner",)
-
-    def __init__(self, inner, **kwargs):
-        super().__init__(**kwargs)
-        self.inner = inner
-
     def build(self, shapes):
-        build(self.inner, shapes["h"])
+        super().build(shapes["h"])
 
     def call(self, x):
         skip, mean = x["skip"]
@@ -194,10 +183,7 @@ class Outputs(Holder):
     """Two outputs, a dict or a list of them."""
 
     HELD = ("a", "b", "named")
-
-    def __init__(self, a, b, named=True, **kwargs):
-        super().__init__(**kwargs)
-        self.a, self.b, self.named = a, b, named
+    named = True
 
     def build(self, shape):
         build(self.a, shape)
@@ -209,17 +195,8 @@ class Outputs(Holder):
 
 
 @register
-class Rematerialized(Holder):
+class Rematerialized(Around):
     """Recomputes its inner layer by Keras's own means."""
-
-    HELD = ("inner",)
-
-    def __init__(self, inner, **kwargs):
-        super().__init__(**kwargs)
-        self.inner = inner
-
-    def build(self, shape):
-        build(self.inner, shape)
 
     def call(self, x):
         return keras.remat(lambda h: ops.tanh(self.inner(h)))(x)

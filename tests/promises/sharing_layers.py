@@ -10,30 +10,13 @@ from own_layers import Holder, register
 
 @register
 class Tied(Holder):
-    """Multiplies by another layer's kernel, an attribute."""
+    """Multiplies by the kernel of another layer, or of the one inside it."""
 
     HELD = ("other",)
 
-    def __init__(self, other, **kwargs):
-        super().__init__(**kwargs)
-        self.other = other
-
     def call(self, x):
-        return ops.matmul(x, ops.transpose(self.other.kernel))
-
-
-@register
-class TiedInner(Holder):
-    """Multiplies by the kernel of the layer in a `SpectralNormalization`."""
-
-    HELD = ("other",)
-
-    def __init__(self, other, **kwargs):
-        super().__init__(**kwargs)
-        self.other = other
-
-    def call(self, x):
-        return ops.matmul(x, ops.transpose(self.other.layer.kernel))
+        layer = getattr(self.other, "layer", self.other)
+        return ops.matmul(x, ops.transpose(layer.kernel))
 
 
 @register
@@ -41,10 +24,6 @@ class Logits(Holder):
     """A softmax layer whose matrix is an embedding's."""
 
     HELD = ("embedding",)
-
-    def __init__(self, embedding, **kwargs):
-        super().__init__(**kwargs)
-        self.embedding = embedding
 
     def build(self, shape):
         if not self.embedding.built:
@@ -85,23 +64,23 @@ class CountReader(Holder):
 
     HELD = ("counter",)
 
-    def __init__(self, counter, **kwargs):
-        super().__init__(**kwargs)
-        self.counter = counter
-
     def call(self, x):
         steps = ops.cast(self.counter.steps, x.dtype)
         return x * (1.0 + 0.1 * steps)
 
 
 @register
-class Noise(kl.Layer):
+class Noise(Holder):
     """Draws from a seed generator, its own or a shared one."""
 
-    def __init__(self, seed=None, seed_generator=None, **kwargs):
-        super().__init__(**kwargs)
-        self.seed = seed
-        self.seed_generator = seed_generator or keras.random.SeedGenerator(seed)
+    HELD = ("seed",)
+    seed = None
+
+    def __init__(self, *held, seed_generator=None, **kwargs):
+        super().__init__(*held, **kwargs)
+        self.seed_generator = seed_generator or keras.random.SeedGenerator(
+            self.seed
+        )
 
     def call(self, x, training=False):
         if not training:
@@ -111,30 +90,18 @@ class Noise(kl.Layer):
         )
         return x + 0.1 * noise
 
-    def get_config(self):
-        return {**super().get_config(), "seed": self.seed}
-
 
 @register
-class Branch(kl.Layer):
+class Branch(Noise):
     """Draws in one branch of a condition only."""
 
-    def __init__(self, seed=3, **kwargs):
-        super().__init__(**kwargs)
-        self.seed = seed
-        self.seed_generator = keras.random.SeedGenerator(seed)
+    seed = 3
 
     def call(self, x, training=False):
         if not training:
             return x
-
-        def draw():
-            noise = keras.random.normal(
-                ops.shape(x), dtype=x.dtype, seed=self.seed_generator
-            )
-            return x + 0.1 * noise
-
-        return ops.cond(ops.sum(x) > 0, draw, lambda: x * 0.5)
+        draw = super().call
+        return ops.cond(ops.sum(x) > 0, lambda: draw(x, True), lambda: x * 0.5)
 
 
 @register

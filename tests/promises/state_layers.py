@@ -6,12 +6,11 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import layers as kl
 from keras import ops
 from own_layers import Holder, register
 
 
-class Kept(kl.Layer):
+class Kept(Holder):
     """Updates its state while training, and uses it.
 
     Args:
@@ -19,9 +18,8 @@ class Kept(kl.Layer):
             "after" it, or "none".
     """
 
-    def __init__(self, reads="none", **kwargs):
-        super().__init__(**kwargs)
-        self.reads = reads
+    HELD = ("reads",)
+    reads = "none"
 
     def call(self, x, training=False):
         value = self.value() if self.reads == "before" else None
@@ -37,9 +35,6 @@ class Kept(kl.Layer):
 
     def use(self, x, value):
         return x - 0.5 * value
-
-    def get_config(self):
-        return {**super().get_config(), "reads": self.reads}
 
 
 def rows_mean(x: Any) -> Any:
@@ -207,10 +202,6 @@ class StateReader(Holder):
     """Uses what an earlier layer keeps."""
 
     HELD = ("other",)
-
-    def __init__(self, other, **kwargs):
-        super().__init__(**kwargs)
-        self.other = other
 
     def call(self, x):
         return self.other.use(x, self.other.value())

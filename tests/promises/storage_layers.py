@@ -12,12 +12,12 @@ import keras
 import tensorflow as tf
 from keras import layers as kl
 from keras import ops
-from own_layers import Holder, build, register
+from own_layers import Around, Holder, build, register
 from row_operations import PLACES
 
 
 @register
-class FrozenWeight(kl.Layer):
+class FrozenWeight(Holder):
     """Has a weight that is frozen by itself, and trained later.
 
     Args:
@@ -25,15 +25,15 @@ class FrozenWeight(kl.Layer):
         when: It is to be trained: "at once", or "later".
     """
 
-    def __init__(self, made=False, when="later", **kwargs):
-        super().__init__(**kwargs)
-        self.made, self.when = made, when
+    HELD = ("made", "when")
+    made, when = False, "later"
 
     def build(self, shape):
         self.scale = self.add_weight(
             shape=(shape[-1],),
             initializer="ones",
             regularizer="l2",
+            name="scale",
             trainable=self.made,
         )
         self.scale.trainable = self.when == "at once"
@@ -44,23 +44,13 @@ class FrozenWeight(kl.Layer):
     def change(self):
         self.scale.trainable = True
 
-    def get_config(self):
-        own = {"made": self.made, "when": self.when}
-        return {**super().get_config(), **own}
-
 
 @register
-class Substituted(Holder):
+class Substituted(Around):
     """Calls a layer with another kernel; it reads what is new."""
 
-    HELD = ("inner",)
-
-    def __init__(self, inner, **kwargs):
-        super().__init__(**kwargs)
-        self.inner = inner
-
     def build(self, shape):
-        build(self.inner, shape)
+        super().build(shape)
         self.calls = self.add_weight(
             shape=(), initializer="zeros", trainable=False
         )
@@ -69,20 +59,21 @@ class Substituted(Holder):
         self.calls.assign_add(1.0)
         kernel = ops.tanh(self.inner.kernel)
         with keras.StatelessScope([(self.inner.kernel, kernel)]):
-            return self.inner(x) / (1.0 + 0.3 * self.calls)
+            y = self.inner(x) / (1.0 + 0.3 * self.calls)  # and reads the bias
+            self.calls.assign(0.0)  # for the scope alone
+        return y
 
 
 @register
-class Differentiating(kl.Layer):
+class Differentiating(Holder):
     """Differentiates by its own weight.
 
     Args:
         by: What: "weights", or "rows" too, which are summed.
     """
 
-    def __init__(self, by="weights", **kwargs):
-        super().__init__(**kwargs)
-        self.by = by
+    HELD = ("by",)
+    by = "weights"
 
     def build(self, shape):
         self.scale = self.add_weight(shape=(shape[-1],))
@@ -94,9 +85,6 @@ class Differentiating(kl.Layer):
                 energy += ops.sum(ops.tanh(x * self.scale))
         found = tape.gradient(energy, self.scale)
         return x if found is None else x * (1.0 + found)  # None if frozen
-
-    def get_config(self):
-        return {**super().get_config(), "by": self.by}
 
 
 class StorageReader(kl.Layer):
@@ -138,11 +126,7 @@ class Sized(Holder):
     """
 
     HELD = ("first", "second", "axis", "size", "phase")
-
-    def __init__(self, first, second, axis, size, phase=None, **kwargs):
-        super().__init__(**kwargs)
-        self.first, self.second = first, second
-        self.axis, self.size, self.phase = axis, size, phase
+    phase = None
 
     def build(self, shape):
         build(self.first, shape)
@@ -167,10 +151,10 @@ class Changed(Holder):
     """
 
     HELD = ("first", "second", "phase")
+    phase = False
 
-    def __init__(self, first, second, phase=False, **kwargs):
-        super().__init__(**kwargs)
-        self.first, self.second, self.phase = first, second, phase
+    def __init__(self, *held, **kwargs):
+        super().__init__(*held, **kwargs)
         self.scale = 1.0
 
     def build(self, shape):

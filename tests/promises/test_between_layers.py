@@ -11,17 +11,16 @@ import tensorflow as tf
 from beside_keras import assert_close, check, normal, pipeline, trained
 from keras import layers as kl
 from kinds import (
-    Fixed,
-    Frozen,
-    Held,
     Plain,
     Reader,
     Steps,
-    Tie,
     built,
     complex_numbers,
 )
+from own_layers import Fixed, Hidden
 from quick import quick
+from sharing_layers import Tied
+from weight_layers import MomentsReader
 
 import tfgpipe
 
@@ -29,15 +28,15 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 
 # ------------------------------------------------------------- `training`
-def held():
-    return Held(kl.Dropout(0.5, seed=3))
+def hidden():
+    return Hidden(kl.Dropout(0.5, seed=3))
 
 
 @pytest.mark.parametrize(
     "after",
     [
-        (kl.BatchNormalization, held),
-        pytest.param((held, kl.BatchNormalization), marks=pytest.mark.slow),
+        (kl.BatchNormalization, hidden),
+        pytest.param((hidden, kl.BatchNormalization), marks=pytest.mark.slow),
     ],
 )
 def test_training_does_not_leak_into_later_layers(after):
@@ -168,7 +167,7 @@ def test_weights_that_a_layer_assigned_are_new_for_later_ones(m, eagerly):
             kl.Dense(3),
             kl.SpectralNormalization(dense),
             kl.Activation("tanh"),
-            Tie(dense),
+            Tied(dense),
             kl.Dense(2),
         ]
 
@@ -176,23 +175,11 @@ def test_weights_that_a_layer_assigned_are_new_for_later_ones(m, eagerly):
     check(make, normal(3), normal(2), [(5, m)], **arguments)
 
 
-class ReadsMoving(kl.Layer):
-    def __init__(self, norm, **kwargs):
-        super().__init__(**kwargs)
-        self.norm = norm
-
-    def build(self, shape):
-        pass
-
-    def call(self, x):
-        return x - self.norm.moving_mean
-
-
 @pytest.mark.parametrize(("k", "eagerly"), [(1, False), (3, False), (3, True)])
 def test_moving_statistics_read_after_they_moved_are_refused(k, eagerly):
     """They move at the end of the mini-batch, and would be the old ones."""
     norm = kl.BatchNormalization()
-    layers = [norm, kl.Activation("tanh"), ReadsMoving(norm)]
+    layers = [norm, kl.Activation("tanh"), MomentsReader(norm)]
     model = pipeline(k, 2)([keras.Input((2,)), *layers])
     model.compile("sgd", "mse", run_eagerly=eagerly)
     with pytest.raises(ValueError, match="must not read the moving statistics"):
@@ -205,16 +192,16 @@ def test_layers_inside_a_frozen_block_are_trained_as_in_keras():
     """Keras looks at the variables: `trainable=False` came before them."""
 
     def make():
-        block = Frozen(trainable=False)
-        later = Frozen()
+        block = Hidden(kl.Dense(4, "tanh"), trainable=False)
+        later = Hidden(kl.Dense(4, "tanh"))
         later.trainable = False
-        tie = Tie(block.dense, trainable=False)
-        return [keras.Input((3,)), block, later, tie, kl.Dense(2)]
+        tied = Tied(block.inner, trainable=False)
+        return [keras.Input((3,)), block, later, tied, kl.Dense(2)]
 
     data = normal(3), normal(2)
     layers = make()
     keras.Sequential(layers)
-    assert len(layers[1].dense.trainable_variables) == 2
+    assert len(layers[1].inner.trainable_variables) == 2
     check(make, *data, [(4, 3)])
 
 

@@ -6,64 +6,39 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from beside_keras import assert_close, normal, pipeline, trained
 from keras import layers as kl
 from kinds import Lookup, Plain, user_loss
+from own_layers import Fixed, Outputs
 from quick import quick
-from tiny import quickly
 
 import tfgpipe
 
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-def normal(*shape):
-    return np.random.default_rng(len(shape)).standard_normal((7, *shape))
-
-
-def trained(make, model, x, y, fit=None, **compile_arguments):
-    """The history and the weights after two epochs."""
-    keras.utils.set_random_seed(5)
-    model = model(make())
-    model.compile(
-        keras.optimizers.AdamW(0.1, weight_decay=0.5),
-        **quickly(model, compile_arguments),
-    )
-    history = model.fit(
-        x, y, batch_size=4, epochs=2, shuffle=False, verbose=0, **(fit or {})
-    )
-    return history.history, [w.numpy() for w in model.weights]
+def adamw():
+    return keras.optimizers.AdamW(0.1, weight_decay=0.5)
 
 
 def check(make, x, y, k, m, remat="except_last", reference=Plain, **arguments):
     """Compares a pipeline with Keras."""
-    expected = trained(make, reference, x, y, **arguments)
-    found = trained(
-        make,
-        lambda layers: tfgpipe.GPipe(layers, k, m, remat=remat),
-        x,
-        y,
-        **arguments,
+    found, expected = (
+        trained(
+            make,
+            model,
+            x,
+            y,
+            optimizer=adamw(),
+            **arguments,
+        )
+        for model in (pipeline(k, m, remat=remat), reference)
     )
-    assert found[0].keys() == expected[0].keys()
-    for name, values in expected[0].items():
-        np.testing.assert_allclose(found[0][name], values, 1e-10)
-    for a, b in zip(found[1], expected[1], strict=True):
-        np.testing.assert_allclose(a, b, 1e-10, 1e-12)
+    assert_close(found, expected)
 
 
-class Fork(kl.Layer):
-    """Two tensors of one."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.a, self.b = kl.Dense(2), kl.Dense(3)
-
-    def build(self, shape):
-        self.a.build(shape)
-        self.b.build(shape)
-
-    def call(self, x):
-        return {"a": self.a(x), "b": self.b(x)}
+def fork():
+    return Outputs(kl.Dense(2), kl.Dense(3))
 
 
 class Pass(kl.Layer):
@@ -96,7 +71,7 @@ def test_weight_of_an_unused_boundary_tensor_has_no_gradient(remat):
     AdamW decayed them.
     """
     check(
-        lambda: [Fork(), Pass(), Pass(), Keep()],
+        lambda: [fork(), Pass(), Pass(), Keep()],
         normal(4),
         normal(2),
         3,
@@ -112,7 +87,7 @@ def test_weight_of_an_unused_boundary_tensor_has_no_gradient(remat):
 def test_weight_of_an_output_without_loss_has_no_gradient(loss, remat):
     """The same story at the end of the last cell."""
     check(
-        lambda: [kl.Dense(4), Fork()],
+        lambda: [kl.Dense(4), fork()],
         normal(4),
         {"a": normal(2), "b": normal(3)},
         2,
@@ -147,20 +122,6 @@ def test_weights_with_more_positions_than_the_loss_broadcast():
     )
 
 
-class AlwaysTraining(kl.Layer):
-    """Normalises by the moments of the batch in evaluation too."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.norm = kl.BatchNormalization()
-
-    def build(self, shape):
-        self.norm.build(shape)
-
-    def call(self, x):
-        return self.norm(x, training=True)
-
-
 @pytest.mark.parametrize("how", ["evaluate", "predict"])
 def test_batch_norm_that_always_trains_has_one_rule(how):
     """Outside of `fit` its statistics were means of the micro-batches' own.
@@ -171,12 +132,14 @@ def test_batch_norm_that_always_trains_has_one_rule(how):
     def statistics(num_micro_batches):
         keras.utils.set_random_seed(5)
         model = tfgpipe.GPipe(
-            [AlwaysTraining(), kl.Dense(2)], 2, num_micro_batches
+            [Fixed(kl.BatchNormalization(), True), kl.Dense(2)],
+            2,
+            num_micro_batches,
         )
         model.compile("sgd", "mse")
         data = (normal(4), normal(2)) if how == "evaluate" else (normal(4),)
         getattr(model, how)(*data, batch_size=7, verbose=0)
-        norm = model.sequence[0].norm
+        norm = model.sequence[0].inner
         return norm.moving_mean.numpy(), norm.moving_variance.numpy()
 
     for found, expected in zip(statistics(3), statistics(1), strict=True):
@@ -393,10 +356,7 @@ def test_gradients_of_branches_are_added_in_one_order_wherever_a_cell_ends():
         return [Branches(()), Branches((3, 1, 0, 2)), Product()]
 
     def weights(k):
-        def model(layers):
-            return tfgpipe.GPipe(layers, k, 2)
-
-        return trained(make, model, x, x, loss="mse")[1]
+        return trained(make, pipeline(k, 2), x, x, optimizer=adamw())[1]
 
     for a, b in zip(weights(1), weights(3), strict=True):
         np.testing.assert_array_equal(a, b)

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 from tiny import (
     BATCH,
+    Interrupt,
     assert_close,
     assert_same,
     compiled,
@@ -128,21 +129,6 @@ def test_model_checkpoint_keeps_the_best_epoch(tmp_path, ending):
         loaded.load_weights(path)
     score = loaded.evaluate(*data(5), BATCH, verbose=0)
     np.testing.assert_allclose(score, min(history["val_loss"]), rtol=1e-6)
-
-
-class Interrupt(keras.callbacks.Callback):
-    """Stops the training as a power cut would."""
-
-    def __init__(self, epoch, batch):
-        super().__init__()
-        self.at = epoch, batch
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.epoch = epoch
-
-    def on_train_batch_begin(self, batch, logs=None):
-        if (self.epoch, batch) == self.at:
-            raise KeyboardInterrupt
 
 
 def test_backup_and_restore_resumes_bit_identically(tmp_path):

@@ -122,3 +122,14 @@ def test_damaged_model_file_is_refused(tmp_path, count):
         assert are_same(values(found), expected) or is_told, kind
     assert len(told) > 0.5 * count
     assert not [one for one in told if "damaged.keras" not in one[1]]
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.weights.h5"])
+def test_model_file_that_lacks_a_part_is_refused(tmp_path, name):
+    """As when a bit flips in the archive's list of what is in it."""
+    path = tmp_path / "lacking.keras"
+    made().save(path)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(name.encode(), name.encode().upper()))
+    with pytest.raises(ValueError, match=f"lacking.keras.* has no {name}"):
+        tfgpipe.load_model(path)

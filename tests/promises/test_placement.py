@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 from crossing import sent_tensors, short
 from keras import layers as kl
-from kinds import Logits
+from sharing_layers import Logits
 
 import tfgpipe
 from tfgpipe.devices import names

@@ -5,11 +5,11 @@ import zipfile
 
 import h5py
 import keras
-import kinds
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers as kl
+from sharing_layers import Logits
 from tiny import (
     BATCH,
     assert_close,
@@ -372,22 +372,6 @@ def test_custom_layer_with_state_trains_on_bit_identically(tmp_path):
     assert loaded.layers[1].factor == 2.0
     assert loaded.layers[1].count == 8
     assert_same(continued(loaded), continued(model))
-
-
-@keras.saving.register_keras_serializable(package="test_saving")
-class Logits(kinds.Logits):
-    """A softmax layer whose matrix is an embedding's, that can be saved."""
-
-    def get_config(self):
-        embedding = keras.saving.serialize_keras_object(self.embedding)
-        return {**super().get_config(), "embedding": embedding}
-
-    @classmethod
-    def from_config(cls, config):
-        embedding = keras.saving.deserialize_keras_object(
-            config.pop("embedding")
-        )
-        return cls(embedding, **config)
 
 
 def test_tied_layers_survive(tmp_path):

@@ -11,6 +11,7 @@ import tensorflow as tf
 from beside_keras import normal
 from keras import layers as kl
 from quick import quick
+from storage_layers import FrozenWeight, Substituted
 
 import tfgpipe
 
@@ -57,27 +58,6 @@ def compared(make, k, eagerly, **arguments):
 
 
 # ---------------------------------------------------- frozen, and then not
-class Scale(kl.Layer):
-    """Has a weight that is frozen, one way or the other, when it is placed."""
-
-    def __init__(self, made_trainable, **kwargs):
-        super().__init__(**kwargs)
-        self.made_trainable = made_trainable
-
-    def build(self, shape):
-        self.scale = self.add_weight(
-            shape=(shape[-1],),
-            initializer="ones",
-            regularizer="l2",
-            name="scale",
-            trainable=self.made_trainable,
-        )
-        self.scale.trainable = False
-
-    def call(self, x):
-        return x * self.scale
-
-
 def built_and_frozen():
     layers = [kl.Dense(4, "tanh"), kl.Dense(4, kernel_regularizer="l2")]
     for layer in layers:
@@ -87,11 +67,11 @@ def built_and_frozen():
 
 
 def frozen_by_itself():
-    return [kl.Dense(4, "tanh"), Scale(True), kl.Dense(2)]
+    return [kl.Dense(4, "tanh"), FrozenWeight(made=True), kl.Dense(2)]
 
 
 def made_frozen():
-    return [kl.Dense(4, "tanh"), Scale(False), kl.Dense(2)]
+    return [kl.Dense(4, "tanh"), FrozenWeight(made=False), kl.Dense(2)]
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
@@ -125,33 +105,13 @@ def test_loss_that_reads_a_weight_made_frozen_does_not_train_it():
 
 
 # ------------------------------------------------------ scopes inside layers
-class Substituted(kl.Layer):
-    """Replaces one weight of a layer inside, and reads what it assigned."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.inner = kl.Dense(4)
-
-    def build(self, shape):
-        self.inner.build(shape)
-        self.calls = self.add_weight(
-            shape=(), initializer="zeros", trainable=False, name="calls"
-        )
-
-    def call(self, x):
-        self.calls.assign_add(1.0)
-        kernel = keras.ops.tanh(self.inner.kernel)
-        with keras.StatelessScope([(self.inner.kernel, kernel)]):
-            y = self.inner(x) / (1.0 + self.calls)  # and reads the bias
-            self.calls.assign(0.0)
-        return y
-
-
 @EVERYWHERE
 def test_scope_of_a_layer_reads_what_the_layer_reads(k, eagerly):
     """It read storage: state of the last step, weights without a gradient."""
     compared(
-        lambda: [kl.Dense(4, "tanh"), Substituted(), kl.Dense(2)], k, eagerly
+        lambda: [kl.Dense(4, "tanh"), Substituted(kl.Dense(4)), kl.Dense(2)],
+        k,
+        eagerly,
     )
 
 

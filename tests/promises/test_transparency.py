@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from all_pairs import all_pairs
 from keras import layers as kl
-from kinds import KINDS, Counter, Kind, Plain, normal, user_loss
+from kinds import KINDS, Kind, Plain, normal, user_loss
 from matrix import (
     EARLY,
     NAMED,
@@ -19,6 +19,7 @@ from matrix import (
     arguments,
     largest_difference,
 )
+from sharing_layers import Counter
 from tiny import assert_same
 
 import tfgpipe

@@ -23,9 +23,9 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.cells.function import CellFunction
 from tfgpipe.devices import placement, update
-from tfgpipe.graphs import alike, gradient_sums
+from tfgpipe.graphs import gradient_sums, same_graph
 from tfgpipe.loss.objective import Penalty
-from tfgpipe.loss.whole import WholeLoss
+from tfgpipe.loss.whole_mini_batch import WholeMiniBatchLoss
 from tfgpipe.sequence import model_graph, source
 from tfgpipe.sequence.graph_calls import GraphCalls
 from tfgpipe.state import flow, rules
@@ -91,14 +91,14 @@ def take_complex_state_for_integers(monkeypatch):
 
 
 def take_constants_for_equal(monkeypatch):
-    original = alike._without_names
+    original = same_graph._without_names
 
     def without(node, *args):
         original(node, *args)
         if node.op == "Const":
             node.attr.pop("value")
 
-    monkeypatch.setattr(alike, "_without_names", without)
+    monkeypatch.setattr(same_graph, "_without_names", without)
 
 
 def read_rates_once(monkeypatch):
@@ -129,7 +129,7 @@ def add_up_replacements(monkeypatch):
 
 
 def take_no_gradient_for_zero(monkeypatch):
-    original = WholeLoss._differentiated
+    original = WholeMiniBatchLoss._differentiated
 
     def differentiated(self, data, y_pred, extra, values):
         found = original(self, data, y_pred, extra, values)
@@ -139,7 +139,7 @@ def take_no_gradient_for_zero(monkeypatch):
         ]
         return found._replace(extra=zeros)
 
-    monkeypatch.setattr(WholeLoss, "_differentiated", differentiated)
+    monkeypatch.setattr(WholeMiniBatchLoss, "_differentiated", differentiated)
 
 
 def look_at_no_class(monkeypatch):

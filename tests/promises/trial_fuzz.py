@@ -149,18 +149,21 @@ def layers_of(composition: Composition) -> list[Any]:
 
 
 # ------------------------------------------------------------------- the trial
-def said(composition: Composition) -> list[str]:
-    """What a trial says of the layers."""
-    steps = [LayerCall(layer) for layer in layers_of(composition)]
-    cell = Cell(0, steps, ["CPU:0"])
+def said_of(layers: list[Any], shape: tuple[int | None, ...]) -> list[str]:
+    """What a trial says of built layers; the shape is that of inputs."""
+    cell = Cell(0, [LayerCall(layer) for layer in layers], ["CPU:0"])
     own = CellFunction(cell, True, None, recomputes=False, is_split=True)
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         trial = Trial("warn")
-        specs = tf.TensorSpec((None, *composition.shape), "float32")
-        trial.run([own], specs, 2)
+        trial.run([own], tf.TensorSpec(shape, "float32"), 2)
         trial.tell()
     return [str(one.message) for one in found]
+
+
+def said(composition: Composition) -> list[str]:
+    """What a trial says of the layers."""
+    return said_of(layers_of(composition), (None, *composition.shape))
 
 
 def differences(composition: Composition) -> list[float]:

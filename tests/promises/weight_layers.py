@@ -16,7 +16,7 @@ SIZE = 5  # of the tables
 
 
 @register
-class Lookup(kl.Layer):
+class Lookup(Holder):
     """Adds rows of a table.
 
     Args:
@@ -24,9 +24,11 @@ class Lookup(kl.Layer):
             for all rows, as in negative sampling) or "drawn rows".
     """
 
-    def __init__(self, by="inputs", **kwargs):
-        super().__init__(**kwargs)
-        self.by = by
+    HELD = ("by",)
+    by = "inputs"
+
+    def __init__(self, *held, **kwargs):
+        super().__init__(*held, **kwargs)
         self.seed_generator = keras.random.SeedGenerator(3)
 
     def build(self, shape):
@@ -47,9 +49,6 @@ class Lookup(kl.Layer):
 
     def _draw(self, shape):
         return keras.random.randint(shape, 0, SIZE, seed=self.seed_generator)
-
-    def get_config(self):
-        return {**super().get_config(), "by": self.by}
 
 
 @register
@@ -130,10 +129,6 @@ class MomentsReader(Holder):
     """Takes off the moving mean of a batch normalisation."""
 
     HELD = ("other",)
-
-    def __init__(self, other, **kwargs):
-        super().__init__(**kwargs)
-        self.other = other
 
     def call(self, x):
         return x - self.other.moving_mean

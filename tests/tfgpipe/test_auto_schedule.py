@@ -64,7 +64,9 @@ def test_schedule_is_for_what_was_measured_and_saved_with_the_model(tmp_path):
     assert tfgpipe.GPipe.from_config(config).schedule == found
 
 
-def test_recomputations_count(monkeypatch):
+@pytest.fixture
+def asked(monkeypatch):
+    """The durations for which a schedule is searched."""
     asked = []
 
     def search(durations, *arguments, **options):
@@ -72,21 +74,18 @@ def test_recomputations_count(monkeypatch):
         return SCHEDULES["1f1b"](3, 6)
 
     monkeypatch.setattr(arguments_lib, "search", search)
+    return asked
+
+
+def test_recomputations_count(asked):
     for remat in ("never", {0: "always", 1: "always", 2: "never"}):
         model(measured(SECONDS, SECONDS, LAST), schedule="auto", remat=remat)
     assert asked[0] == [(1, 0, 1), (1, 1, 1), (1, 2, 3)]
     assert asked[1] == [(1, 1, 1), (1, 2, 1), (1, 2, 3)]
 
 
-def test_halves_are_those_that_run(monkeypatch):
+def test_halves_are_those_that_run(asked):
     """Nothing is trained before cell 1, and cell 2 cannot be cut."""
-    asked = []
-
-    def search(durations, *arguments, **options):
-        asked.append(durations)
-        return SCHEDULES["1f1b"](3, 6)
-
-    monkeypatch.setattr(arguments_lib, "search", search)
     frozen = layer("dense_0", tasks(4, 1.0), weights=0)
     trained = layer("dense_1", tasks(4, *SECONDS))
     whole = layer("dense_2", tasks(4, 1.0, None, None, 2.0))
@@ -94,15 +93,8 @@ def test_halves_are_those_that_run(monkeypatch):
     assert asked == [[(1, 0, 0), (1, 0, 1), (1, 2, 0)]]
 
 
-def test_seconds_are_those_of_a_plan(monkeypatch):
+def test_seconds_are_those_of_a_plan(asked):
     """Of the operations that run, with a loss whose seconds are known."""
-    asked = []
-
-    def search(durations, *arguments, **options):
-        asked.append(durations)
-        return SCHEDULES["1f1b"](3, 6)
-
-    monkeypatch.setattr(arguments_lib, "search", search)
     whole = tasks(4, 1.0, None, None, 2.0)
     loss = layer("loss", tasks(4, 0.5, 0.25, 0.125, 0.5), weights=0)
     measured_layers = [

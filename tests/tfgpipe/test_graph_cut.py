@@ -40,7 +40,7 @@ def test_cut_has_the_fewest_bytes_of_all_that_are_even_enough(seed):
     even = [
         counts
         for counts in allowed
-        if max(cells(counts, costs)) <= (1 + SLACK) * largest
+        if max(cells(counts, costs)) <= largest + largest / SLACK
     ]
     found = cut_graph(costs, crossing, together, k)
     assert found in even

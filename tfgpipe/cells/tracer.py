@@ -1,7 +1,7 @@
 """Makes the tasks of all cells: traced functions, which equal cells share.
 
 Python runs the layers of each cell. What follows is made once for all cells of
-equal graphs, see `graphs/alike.py`:
+equal graphs, see `graphs/same_graph.py`:
 
     cell 0 --trace--> graph --+
     cell 1 --trace--> graph --+--differentiate--> cut --> functions

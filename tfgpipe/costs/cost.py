@@ -82,34 +82,8 @@ def _bad_cost(layer: keras.layers.Layer, received: str) -> ValueError:
     )
 
 
-def layer_flops(layer: keras.layers.Layer, input_spec: Any) -> float:
-    """Estimates the FLOPs of a layer's forward pass for one example.
-
-    The layer is built; its variables need no values yet. `input_spec` is a nest
-    (tensor, tuple, list, dict; None as a leaf) of `keras.KerasTensor` (batch,
-    ...).
-
-    Raises:
-        ValueError: If the layer is not built, or fails on one example.
-
-    Example:
-
-    >>> layer = keras.layers.Dense(4, use_bias=False)
-    >>> layer.build((None, 3))
-    >>> layer_flops(layer, keras.KerasTensor((None, 3)))
-    24.0
-    """
-    if not layer.built:
-        raise ValueError(
-            f"Layer '{layer.name}' must be built before its FLOPs can be "
-            f"estimated. Received: a {type(layer).__name__} without variables. "
-            "Call `layer.build(input_shape)`, or call the layer, first."
-        )
-    return estimate_of(LayerCall(layer), example_of(input_spec)).flops
-
-
 def estimated(call: LayerCall, example: Any, known: dict[Any, Any]) -> Estimate:
-    """As `layer_flops`, for what layers before have made of one example.
+    """Estimates a layer for what layers before have made of one example.
 
     That may be several rows by now. A layer that fails on it may train all the
     same, on more examples: it is taken to multiply and add once by each of its

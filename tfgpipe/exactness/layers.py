@@ -29,12 +29,10 @@ follows from what differs: of that, nothing is said.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import keras
 import tensorflow as tf
 
 from tfgpipe import internals
@@ -235,7 +233,9 @@ class Rows:
         axes = self._axes or first_axes(calls[0].inputs)
         given = self._whole(place, calls, axes)
         moments: list[Any] = []
-        with _moments_noted(place.normalizations, moments):
+        with internals.recording_moments(
+            place.normalizations, lambda *found: moments.append(found[3:])
+        ):
             whole = replayed(place, given, lambda y: _joined_dy(calls, y))
         self._axes = axes_of([part.outputs for part in parts], whole.outputs)
         one = _Layer(place, calls, parts, given, whole, axes, self._axes)
@@ -304,7 +304,10 @@ class Rows:
             dlosses={},
             dx={},
         )
-        with _moments_given(one.place.normalizations, moments):
+        left = iter(moments)
+        with internals.recording_moments(
+            one.place.normalizations, lambda *_: None, lambda *_: next(left)
+        ):
             again = replayed(one.place, changed)
         self._note(
             one,
@@ -366,28 +369,3 @@ class Rows:
                 self.assigned[key] = value
             else:
                 self.unknown.add(key)
-
-
-@contextlib.contextmanager
-def _moments_noted(
-    layers: list[keras.layers.Layer], found: list[Any]
-) -> Iterator[None]:
-    """Inside, batch normalisations note their moments, call by call."""
-
-    def note(layer: Any, inputs: Any, mask: Any, *moments: Any) -> None:
-        found.append(moments)
-
-    with internals.recording_moments(layers, note):
-        yield
-
-
-@contextlib.contextmanager
-def _moments_given(
-    layers: list[keras.layers.Layer], moments: Sequence[Any]
-) -> Iterator[None]:
-    """Inside, batch normalisations normalise by these, call by call."""
-    left = iter(moments)
-    with internals.recording_moments(
-        layers, lambda *_: None, lambda *_: next(left)
-    ):
-        yield

@@ -99,15 +99,12 @@ class GroupedGeneration:
             task.generate_function = generate
         return task.generate_function
 
-    @contextlib.contextmanager
-    def in_groups(self, num_groups: int | None) -> Iterator[None]:
+    def in_groups(
+        self, num_groups: int | None
+    ) -> contextlib.AbstractContextManager[None]:
         """Inside, there are as many groups, if it is not None."""
-        before = self.num_groups
-        self.num_groups = before if num_groups is None else num_groups
-        try:
-            yield
-        finally:
-            self.num_groups = before
+        count = self.num_groups if num_groups is None else num_groups
+        return internals.replaced(self, "num_groups", count)
 
     def _groups_of(self, inputs: Any) -> int:
         """How many groups there are: each has a prompt, or more."""
@@ -138,7 +135,7 @@ class GroupedGeneration:
             with contextlib.ExitStack() as stack:
                 enter = stack.enter_context
                 call = _Sampling(sampler, held, draws)
-                enter(_replaced(task, "sampler", call))
+                enter(internals.replaced(task, "sampler", call))
                 enter(zeros_apart())
                 if draws is not None:
                     enter(draws.of_rows(first, last))
@@ -218,17 +215,6 @@ def _start(inputs: Any) -> Any:
     if mask is None:
         return None
     return tf.reduce_min(tf.reduce_sum(tf.cast(mask, tf.int32), -1))
-
-
-@contextlib.contextmanager
-def _replaced(thing: Any, name: str, value: Any) -> Iterator[None]:
-    """Inside, an attribute of an object is another, which Keras ignores."""
-    before = vars(thing)[name]
-    object.__setattr__(thing, name, value)
-    try:
-        yield
-    finally:
-        object.__setattr__(thing, name, before)
 
 
 _categorical = internals.Replaceable(keras.random, "categorical")

@@ -1,7 +1,6 @@
 """The graph of a cell: traced, differentiated, and cut into functions."""
 
 from tfgpipe.graphs import gradient_sums
-from tfgpipe.graphs.alike import graph_key
 from tfgpipe.graphs.backward import Backward, add_backward, without_backward
 from tfgpipe.graphs.bundle import by_reference, tensors
 from tfgpipe.graphs.cut import CHEAP, StagedFunction, sum_over_replicas
@@ -12,6 +11,7 @@ from tfgpipe.graphs.gradient_sums import (
     lookups,
 )
 from tfgpipe.graphs.kept import CellGraph, only_cast
+from tfgpipe.graphs.same_graph import graph_key
 from tfgpipe.graphs.trace import (
     Origin,
     Traced,

@@ -109,7 +109,7 @@ class ReadingScope(keras.StatelessScope):
     def _own(self, variable: keras.Variable) -> Any:
         """The value that this scope has, or None; tapes are told of it."""
         if is_watched(variable):
-            with _replaced(self, "is_telling", True):
+            with replaced(self, "is_telling", True):
                 tell_tapes(variable)
         return self.get_current_value(variable)
 
@@ -160,16 +160,24 @@ def deferred_variables() -> Iterator[None]:
     `create_variable` is called on each of them. Keras itself would allocate
     them all on the default device when the outermost scope ends.
     """
-    before = list(_global_state.get_global_attribute(_UNINITIALIZED) or [])
-    _global_state.set_global_attribute(_UNINITIALIZED, _Waiting(before))
+    waiting = _global_state.get_global_attribute(_UNINITIALIZED) or []
+    with (
+        _global(_UNINITIALIZED, _Waiting(waiting)),
+        seed_generator_kept(),
+        _StartScope(initialize_variables=False),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _global(key: str, value: Any) -> Iterator[None]:
+    """Inside, this is Keras's for a key of its global state."""
+    before = _global_state.get_global_attribute(key)
+    _global_state.set_global_attribute(key, value)
     try:
-        with (
-            seed_generator_kept(),
-            _StartScope(initialize_variables=False),
-        ):
-            yield
+        yield
     finally:
-        _global_state.set_global_attribute(_UNINITIALIZED, before)
+        _global_state.set_global_attribute(key, before)
 
 
 class _Waiting(list):
@@ -374,7 +382,7 @@ def move_variable(variable: keras.Variable) -> None:
 
 def _as_made(variable: keras.Variable) -> Any:
     """Inside, storage is made as if nothing were frozen or unfrozen since."""
-    return _replaced(variable, "_trainable", is_watched(variable))
+    return replaced(variable, "_trainable", is_watched(variable))
 
 
 # --------------------------------------------------------------------- inputs
@@ -476,14 +484,15 @@ def flat_losses(compile_loss: Any) -> list[Any]:
 
 
 @contextlib.contextmanager
-def _replaced(thing: Any, name: str, value: Any) -> Iterator[None]:
-    """Inside, an attribute of an object is something else."""
+def replaced(thing: Any, name: str, value: Any) -> Iterator[None]:
+    """Inside, an attribute is something else, which Keras does not track."""
+    assign = setattr if isinstance(thing, type) else object.__setattr__
     before = getattr(thing, name)
-    setattr(thing, name, value)
+    assign(thing, name, value)
     try:
         yield
     finally:
-        setattr(thing, name, before)
+        assign(thing, name, before)
 
 
 @contextlib.contextmanager
@@ -495,7 +504,7 @@ def replaced_losses(
         entry._replace(loss=replace(i, entry.loss))
         for i, entry in enumerate(compile_loss._flat_losses)
     ]
-    with _replaced(compile_loss, "_flat_losses", losses):
+    with replaced(compile_loss, "_flat_losses", losses):
         yield
 
 
@@ -597,7 +606,7 @@ def metric_calls(
             recorders = [
                 Recorder(metrics) if metrics else None for metrics in flat
             ]
-            stack.enter_context(_replaced(compile_metrics, name, recorders))
+            stack.enter_context(replaced(compile_metrics, name, recorders))
         compile_metrics.update_state(y, y_pred, sample_weight)
     return calls
 
@@ -653,13 +662,10 @@ def recording_moments(
 
         return moments
 
-    for layer in layers:
-        object.__setattr__(layer, "_moments", wrap(layer))
-    try:
-        yield
-    finally:
+    with contextlib.ExitStack() as stack:
         for layer in layers:
-            object.__delattr__(layer, "_moments")
+            stack.enter_context(replaced_method(layer, "_moments", wrap(layer)))
+        yield
 
 
 # ------------------------------------------------------------------ optimizer
@@ -985,7 +991,7 @@ def order_noted() -> Iterator[None]:
         make(node, *args, **kwargs)
         setattr(node, _PLACE, next(places))
 
-    with _replaced(_Node, "__init__", numbered):
+    with replaced(_Node, "__init__", numbered):
         yield
 
 
@@ -1149,18 +1155,13 @@ def compared_attributes(operation: keras.Operation) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key not in notes}
 
 
-@contextlib.contextmanager
-def told_training(layer: keras.layers.Layer, training: bool) -> Iterator[None]:
+def told_training(
+    layer: keras.layers.Layer, training: bool
+) -> contextlib.AbstractContextManager[None]:
     """Inside, layers are called as inside a layer that was told `training`."""
-    key = "current_call_ctx"
-    before = _global_state.get_global_attribute(key)
     context: Any = _layer.CallContext(entry_layer=layer)
     context.training = training
-    _global_state.set_global_attribute(key, context)
-    try:
-        yield
-    finally:
-        _global_state.set_global_attribute(key, before)
+    return _global("current_call_ctx", context)
 
 
 def forget_losses(layer: keras.layers.Layer) -> None:
@@ -1179,16 +1180,11 @@ def is_keras(thing: Any) -> bool:
     return getattr(thing, "__module__", "").startswith("keras.src.")
 
 
-@contextlib.contextmanager
-def names_kept() -> Iterator[None]:
+def names_kept() -> contextlib.AbstractContextManager[None]:
     """Keras names what is made afterwards as if nothing were made inside."""
     key = "object_name_uids"
     before = _global_state.get_global_attribute(key)
-    kept = None if before is None else before.copy()
-    try:
-        yield
-    finally:
-        _global_state.set_global_attribute(key, kept)
+    return _global(key, None if before is None else before.copy())
 
 
 # ---------------------------------------------------------------------- seeds
@@ -1269,8 +1265,8 @@ def alike_rows(num_rows: int | None) -> Iterator[list[Any]]:
 
     with contextlib.ExitStack() as stack:
         for name in ("normal", "randint", "truncated_normal", "uniform"):
-            stack.enter_context(_replaced(module, name, alike(name)))
-        stack.enter_context(_replaced(module, "dropout", dropped))
+            stack.enter_context(replaced(module, name, alike(name)))
+        stack.enter_context(replaced(module, "dropout", dropped))
         yield draws
 
 

@@ -3,13 +3,13 @@
 from tfgpipe.loss.head import Head
 from tfgpipe.loss.objective import Objective, SummedLoss, add_direct
 from tfgpipe.loss.row_wise import has_own_scale, streams_loss, streams_metrics
-from tfgpipe.loss.whole import WholeLoss
+from tfgpipe.loss.whole_mini_batch import WholeMiniBatchLoss
 
 __all__ = [
     "Head",
     "Objective",
     "SummedLoss",
-    "WholeLoss",
+    "WholeMiniBatchLoss",
     "add_direct",
     "has_own_scale",
     "streams_loss",

@@ -2,10 +2,11 @@
 
 One interface, two ways:
 
-    SummedLoss   losses whose sums over micro-batches the head computes, see
-                 `head.py`: known piece by piece, in any schedule
-    WholeLoss    any other: Keras computes it, and its gradients, from the
-                 outputs of the whole mini-batch
+    SummedLoss           losses whose sums over micro-batches the head
+                         computes, see `head.py`: known piece by piece, in any
+                         schedule
+    WholeMiniBatchLoss   any other: Keras computes it, and its gradients, from
+                         the outputs of the whole mini-batch
 
 What is added up over micro-batches is divided once:
 
@@ -66,7 +67,7 @@ class Objective:
         """
         raise NotImplementedError
 
-    def look(self, y_pred: Any, added: list[tf.Tensor]) -> None:
+    def run_eagerly(self, y_pred: Any, added: list[tf.Tensor]) -> None:
         """Has Python compute what the head does not, for the user to look at.
 
         The outputs are those of the whole mini-batch; `added` is what layers

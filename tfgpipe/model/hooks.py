@@ -48,7 +48,7 @@ class _Notes:
         skips: Counts mini-batches that were skipped, if they are.
         is_new: Whether nothing was trained yet.
         base_calls: How often each method marked with `base` was called.
-        functions: By kind of step, what is called eagerly, see `look.py`.
+        functions: By kind of step, what is called eagerly, see `run_as_graph`.
         optimizer: Whose slots are where the weights are.
         generation: By what the model generates, if it does.
     """

@@ -235,19 +235,14 @@ class Rehearsals(Steps):
         ]
         return Rehearsal(total, [d for d, _ in pairs], calls), structures
 
-    @contextlib.contextmanager
     def telling_gradients(
         self, tell: Callable[[list[tuple[Any, keras.Variable]]], None]
-    ) -> Iterator[None]:
+    ) -> contextlib.AbstractContextManager[None]:
         """Inside, training steps tell the gradients that they apply.
 
         `tell` is called with pairs of a gradient, or None, and its weight.
         """
-        self._step_notes.tell_gradients = tell
-        try:
-            yield
-        finally:
-            self._step_notes.tell_gradients = None
+        return internals.replaced(self._step_notes, "tell_gradients", tell)
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[Callable[[], None]]:

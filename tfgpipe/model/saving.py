@@ -136,7 +136,11 @@ def load_model(
         changes["skip_outliers"] = skip_outliers
     elif skip_nonfinite is False:
         changes["skip_outliers"] = None
-    with _overriding(changes), _expecting_seeds(), read_whole(path):
+    with (
+        failures.setting(_overrides, changes),
+        failures.setting(seeds.is_expected, True),
+        read_whole(path),
+    ):
         model = keras.saving.load_model(path, **kwargs)
     if not isinstance(model, Saving):
         raise ValueError(
@@ -146,24 +150,6 @@ def load_model(
             "`keras.Sequential` to `GPipe`."
         )
     return model
-
-
-@contextlib.contextmanager
-def _expecting_seeds() -> Iterator[None]:
-    token = seeds.is_expected.set(True)
-    try:
-        yield
-    finally:
-        seeds.is_expected.reset(token)
-
-
-@contextlib.contextmanager
-def _overriding(changes: dict[str, Any]) -> Iterator[None]:
-    token = _overrides.set(changes)
-    try:
-        yield
-    finally:
-        _overrides.reset(token)
 
 
 def overridden(config: dict[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from tfgpipe.loss import (
     Head,
     Objective,
     SummedLoss,
-    WholeLoss,
+    WholeMiniBatchLoss,
     add_direct,
     has_own_scale,
     streams_loss,
@@ -39,8 +39,8 @@ from tfgpipe.loss import (
 from tfgpipe.micro_batches import as_specs, check_rows
 from tfgpipe.model.build import Built
 from tfgpipe.model.hooks import Hooks, base
-from tfgpipe.model.look import look
 from tfgpipe.model.nonfinite import Guard
+from tfgpipe.model.run_eagerly import run_layers_eagerly
 from tfgpipe.run import MiniBatch, Pipeline
 from tfgpipe.sequence import inputs
 from tfgpipe.trial import Trial
@@ -222,7 +222,7 @@ class Steps(Hooks):
             and not (training and has_own_scale(self.optimizer))
         )
         head = Head(self, is_summed, streams_metrics(self, *specs))
-        objective = SummedLoss if is_summed else WholeLoss
+        objective = SummedLoss if is_summed else WholeMiniBatchLoss
         if training:
             seen = internals.compiled_loss(self), as_specs(batch)
             self._step_notes.trained = seen
@@ -353,14 +353,9 @@ class Steps(Hooks):
         counts = {"skipped_steps", "outlier_steps"}
         return {k: v if k in counts else np.nan for k, v in logs.items()}
 
-    @contextlib.contextmanager
-    def timed_by(self, clock: Any) -> Iterator[None]:
+    def timed_by(self, clock: Any) -> contextlib.AbstractContextManager[None]:
         """Inside, training steps are traced with a `run.Clock`."""
-        self._step_notes.clock = clock
-        try:
-            yield
-        finally:
-            self._step_notes.clock = None
+        return internals.replaced(self._step_notes, "clock", clock)
 
     def _logs(
         self,
@@ -383,18 +378,15 @@ class Steps(Hooks):
                 x, y, run.results.joined_outputs(), sample_weight=sample_weight
             )
 
-    @contextlib.contextmanager
-    def replaced_losses(self, losses: list[Any]) -> Iterator[None]:
+    def replaced_losses(
+        self, losses: list[Any]
+    ) -> contextlib.AbstractContextManager[None]:
         """Inside, `self.losses` are these: those of the mini-batch.
 
         So is what `self.add_loss` adds; calls of layers that add are refused.
         """
         internals.forget_added_losses(self)
-        self._step_notes.pending_losses = losses
-        try:
-            yield
-        finally:
-            self._step_notes.pending_losses = None
+        return internals.replaced(self._step_notes, "pending_losses", losses)
 
     @property
     def losses(self) -> list[Any]:
@@ -456,7 +448,7 @@ class Steps(Hooks):
         self.note_data(data)
         batch, _ = self._unpack(data, with_loss=kind != "predict")
         if self.run_eagerly or tf.config.functions_run_eagerly():
-            self._look(kind, batch)
+            self._run_layers_eagerly(kind, batch)
         known = self._notes.functions.setdefault(kind, {})
         trained = tuple(v.trainable for v in self.variables)
         if trained not in known:
@@ -469,7 +461,9 @@ class Steps(Hooks):
         with self.nothing_eager():
             return known[trained](data)
 
-    def _look(self, kind: str, batch: tuple[Any, Any, Any]) -> None:
+    def _run_layers_eagerly(
+        self, kind: str, batch: tuple[Any, Any, Any]
+    ) -> None:
         """Has Python run what a step will run."""
         training, head, loss = kind == "train", None, None
         if kind != "predict":
@@ -477,7 +471,7 @@ class Steps(Hooks):
 
         def of_all_rows(y_pred: Any, added: list[tf.Tensor]) -> None:
             if loss is not None:
-                loss.look(y_pred, added)
+                loss.run_eagerly(y_pred, added)
             if head is not None and not head.streams_metrics:
                 x, y, sample_weight = batch
                 self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
@@ -487,7 +481,9 @@ class Steps(Hooks):
         x = built.as_taken(given)
         count = built.num_micro_batches * built.num_replicas
         with inputs.explaining_sizes(x, built.input_spec):
-            look(built.cells, x, labels, count, training, head, of_all_rows)
+            run_layers_eagerly(
+                built.cells, x, labels, count, training, head, of_all_rows
+            )
 
     @contextlib.contextmanager
     def nothing_eager(self) -> Iterator[None]:

@@ -103,7 +103,7 @@ def _draw_rows(axes: Axes, events: Sequence[Event]) -> None:
     axes.set_yticks(range(len(shares)), names)
     total = max(event.end for event in events)
     for device, share in enumerate(shares):
-        height = LOOKS["forward"].height
+        height = STYLES["forward"].height
         axes.add_patch(
             patches.Rectangle(
                 (0, device - height / 2), total, height, color=IDLE, zorder=0
@@ -130,13 +130,13 @@ def _draw_boxes(axes: Axes, events: Sequence[Event], scale: float) -> None:
     last = max(place.values())
     sizes = _font_sizes(events, scale)
     for task, device, start, end in events:
-        look = LOOKS[task.kind]
-        color = look.color(place.get(task.cell, 0), last)
+        style = STYLES[task.kind]
+        color = style.color(place.get(task.cell, 0), last)
         axes.add_patch(
             patches.Rectangle(
-                (start, device - look.height / 2),
+                (start, device - style.height / 2),
                 end - start,
-                look.height,
+                style.height,
                 facecolor=color,
                 edgecolor="white",
                 linewidth=min(0.6, (end - start) * scale / 8),
@@ -167,7 +167,7 @@ def _font_sizes(
     smallest, largest = _FONT_SIZES
     digits = len(str(max(event.task.micro_batch for event in events)))
     sizes: dict[str, tuple[float, float, int]] = {}
-    for kind in LOOKS:
+    for kind in STYLES:
         widths = sorted(
             (event.end - event.start) * scale
             for event in statistics.scheduled(events)
@@ -233,14 +233,14 @@ def _draw_legend(picture: Figure, events: Sequence[Event]) -> None:
     place = statistics.places(events)
     last = max(place.values())
     handles = [
-        patches.Patch(color=LOOKS[kind].dark, label=name(kind))
-        for kind in LOOKS
+        patches.Patch(color=STYLES[kind].dark, label=name(kind))
+        for kind in STYLES
         if kind in kinds
     ]
     handles.append(patches.Patch(fc=IDLE, ec="#BBBBBB", lw=0.5, label="idle"))
     for index in range(last + 1 if last else 0):
         cells = sorted(cell for cell in place if place[cell] == index)
-        color = Look("#505050", "#B8B8B8").color(index, last)
+        color = Style("#505050", "#B8B8B8").color(index, last)
         handles.append(patches.Patch(color=color, label=_cells(cells)))
     width, height = picture.get_size_inches()
     picture.legend(
@@ -266,7 +266,7 @@ def _cells(cells: list[int]) -> str:
     return f"cells {', '.join(map(str, cells))}"
 
 
-class Look(NamedTuple):
+class Style(NamedTuple):
     """How the boxes of a kind of task look.
 
     Attributes:
@@ -292,13 +292,13 @@ class Look(NamedTuple):
         return red, green, blue
 
 
-LOOKS = {
-    "forward": Look("#00558A", "#4A96CB"),
-    "recompute": Look("#56B4E9", "#9AD3F3", 0.48),
-    "backward": Look("#E69F00", "#F5CE78"),
-    "input_gradient": Look("#D55E00", "#E88F4E"),
-    "weight_gradient": Look("#F0E442", "#F7F09A"),
-    "update": Look("#000000", "#000000"),
+STYLES = {
+    "forward": Style("#00558A", "#4A96CB"),
+    "recompute": Style("#56B4E9", "#9AD3F3", 0.48),
+    "backward": Style("#E69F00", "#F5CE78"),
+    "input_gradient": Style("#D55E00", "#E88F4E"),
+    "weight_gradient": Style("#F0E442", "#F7F09A"),
+    "update": Style("#000000", "#000000"),
 }
 
 IDLE = "#F3F3F3"

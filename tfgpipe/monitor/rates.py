@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import internals
+from tfgpipe.cells import LayerCall
 from tfgpipe.costs import cost
 from tfgpipe.micro_batches import first_tensor
 
@@ -90,7 +91,8 @@ def flops_of_example(model: Any, input_spec: Any) -> float | None:
             stacklevel=2,
         )
         return None
-    return cost.layer_flops(model, input_spec)
+    example = cost.example_of(input_spec)
+    return cost.estimate_of(LayerCall(model), example).flops
 
 
 _MIB = 2**20

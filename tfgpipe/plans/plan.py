@@ -244,7 +244,9 @@ def plan(
             computer's GPUs are, if that is one of `MACHINES`.
         optimizer: As `compile` takes it; for its slots.
         num_replicas: R, see `PipelineStrategy`; None to have it chosen.
-        inputs: Nest of `keras.Input`s: what a list of layers without one takes.
+        inputs: Nest of `keras.Input`s: what a list of layers without one takes;
+            or those of a model which leave sizes open, such as a length, of the
+            sizes that are usual.
         setting: Arguments of `GPipe` that are to be predicted as they are, in
             place of a choice: some of `num_partitions`, `num_micro_batches`,
             `layers_per_cell`, `schedule` by its name, `remat`,
@@ -593,13 +595,8 @@ def _keys(steps: Sequence[PlacedCall]) -> list[str]:
 
 def _checked_inputs(source: Any, inputs: Any) -> Any:
     """What the first layer takes, all sizes but the rows known."""
-    spec = source.input_spec if inputs is None else inputs
-    if inputs is not None and source.input_spec is not None:
-        raise ValueError(
-            "`inputs` must be left out for a model, or a list that begins with "
-            f"a `keras.Input`. Received: inputs={inputs}. Make it of inputs "
-            "whose sizes are known."
-        )
+    own = source.input_spec
+    spec = own if inputs is None else inputs
     if spec is None:
         raise ValueError(
             "`inputs` must tell what a list of layers without a `keras.Input` "
@@ -616,7 +613,30 @@ def _checked_inputs(source: Any, inputs: Any) -> Any:
         if leaf is not None and None in leaf.shape[1:]:
             raise ValueError(
                 "`inputs` must have known sizes: what layers take depends on "
-                f"them. Received: an input of shape {tuple(leaf.shape)}. Make "
-                "it of the sizes that are usual, as `keras.Input((512,))`."
+                f"them. Received: an input of shape {tuple(leaf.shape)}. Pass "
+                "`inputs` of the sizes that are usual, such as "
+                f"`keras.Input((512,))`, in the structure {_names_in(spec)}."
             )
+    if inputs is None or own is None:
+        return spec
+    spec = source.arranged(inputs)
+    pairs = list(zip(tree.flatten(own), tree.flatten(spec)))
+    if any(
+        mine.dtype != given.dtype
+        or len(mine.shape) != len(given.shape)
+        or any(m not in (None, g) for m, g in zip(mine.shape, given.shape))
+        for mine, given in pairs
+    ):
+        raise ValueError(
+            "`inputs` must be those of the model, with sizes where it has "
+            "None. "
+            f"Expected: {[(mine.shape, mine.dtype) for mine, _ in pairs]}. "
+            f"Received: {[(given.shape, given.dtype) for _, given in pairs]}. "
+            "Change them, or leave `inputs` out if all sizes are known."
+        )
     return spec
+
+
+def _names_in(spec: Any) -> str:
+    """A nest of tensors as a text, with their names."""
+    return str(tree.map_structure(lambda leaf: leaf.name, spec))

@@ -21,13 +21,12 @@ symbolic tensors. Its calls come in the order in which its code makes them.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import inspect
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -204,7 +203,7 @@ class GraphCalls:
         # calls that do not compute the same are taken back.
         for inner in (_OPENED, _CLOSED):
             start = len(self.found)
-            with self._large_inside(inner):
+            with internals.replaced(self, "_inner", inner):
                 outputs = self._in_place(call, model, given)
             trial = _trial(call, given, self.found[start:], outputs)
             if trial.agrees():
@@ -212,13 +211,6 @@ class GraphCalls:
                 return outputs
             del self.found[start:]
         return None
-
-    @contextlib.contextmanager
-    def _large_inside(self, inner: str) -> Iterator[None]:
-        """Says what becomes of large layers inside a layer."""
-        before, self._inner = self._inner, inner
-        yield
-        self._inner = before
 
     def _in_place(
         self,

@@ -178,12 +178,23 @@ class ModelGraph:
         return cost_lib.Estimate(value, None)
 
     def placed_steps(self, spec: Any) -> tuple[list[PlacedCall], Any]:
-        """What comes into each step, and goes out of the last one."""
-        placed = [
-            PlacedCall(step, live, cost_lib.key_of(step, step.taken(live)))
-            for step, live in zip(self.steps, self.specs, strict=True)
-        ]
-        return placed, self.model.output
+        """What comes into each step, and goes out of the last one.
+
+        `spec` is of the model's inputs; where they say no size, it may.
+        """
+        live: Any = tree.flatten(spec)
+        placed = []
+        known: dict[Any, Any] = {}
+        with calls_undone(internals.flat_layers(self.model)):
+            for step in self.steps:
+                given = step.taken(live)
+                key = cost_lib.key_of(step, given)
+                placed.append(PlacedCall(step, tuple(live), key))
+                if key not in known:
+                    known[key] = step.run(given, training=False)
+                outputs = step.specs_behind(live, known[key])
+                live = tree.flatten(outputs)
+        return placed, outputs
 
     def arranged(self, x: Any) -> Any:
         """Data in the structure of the model's inputs.

@@ -324,7 +324,9 @@ class _Pass:
         chained = [own for k, own in first.state.items() if k in metrics]
         second = tried.run(given[2], trains, chained)
         parts = [first, second]
-        if not self._comparable(i, tried, given[0], whole, parts):
+        draws = [own.draws for own in (whole, *parts)]
+        if None in draws or any(own != draws[0] for own in draws):
+            self._errors[i] = "it draws random numbers for a batch as a whole"
             return [whole, *parts]
         self._tried.add(i)
         if apart := compare.output_distance(whole, parts):
@@ -376,21 +378,6 @@ class _Pass:
         if is_right and not whole.state and not has_slices:
             self._plain[i] = _shapes(given)
         return [whole, *parts]
-
-    def _comparable(
-        self,
-        i: int,
-        tried: TriedCall,
-        given: TrialInputs,
-        whole: Outcome,
-        parts: list[Outcome],
-    ) -> bool:
-        """Whether all rows have got the same random numbers."""
-        draws = [own.draws for own in (whole, *parts)]
-        if None not in draws and all(d == draws[0] for d in draws):
-            return True
-        self._errors[i] = "it draws random numbers for a batch as a whole"
-        return False
 
     def _look_up(
         self,

@@ -59,8 +59,7 @@ def measure(values: flags.FlagValues, report: Report) -> None:
         for k in values.k:
             for m in values.m:
                 jobs = _jobs(values, name, k, m, chunks)
-                commands = {job: job.command() for job in jobs}
-                workers = in_turns(commands, values.rounds, f"{name} K={k}")
+                workers = in_turns(jobs, values.rounds, f"{name} K={k}")
                 steps = {
                     job: spread([1000 * s.seconds for s in workers[job].steps])
                     for job in jobs

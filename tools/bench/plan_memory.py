@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import statistics
 
 import keras
 
@@ -12,6 +11,7 @@ from tfgpipe.plans import sized as sized_model
 from tfgpipe.sequence import source_of
 from tools.bench import memory_trial
 from tools.bench.memory_trial import Job, Size, cut_of, layers_of, optimizer_of
+from tools.bench.plan_steps import compared, compared_columns, with_errors
 from tools.report import Column, Table, progress
 from tools.sizes.model_size import by_cost
 
@@ -50,9 +50,7 @@ _COLUMNS = [
     Column("m", "M"),
     Column("groups", "groups"),
     Column("device", "device"),
-    Column("measured_mib", "measured MiB", ".1f"),
-    Column("predicted_mib", "predicted", ".1f"),
-    Column("error", "error", "+.1%"),
+    *compared_columns("MiB"),
 ]
 
 
@@ -84,17 +82,10 @@ def table(rounds: int) -> Table:
                     "m": job.m,
                     "groups": job.remat_groups,
                     "device": device,
-                    "measured_mib": measured,
-                    "predicted_mib": expected,
-                    "error": expected / measured - 1,
+                    **compared("MiB", measured, expected),
                 }
             )
-    errors = [abs(row["error"]) for row in found.rows]
-    found.notes.append(
-        f"Errors: median {statistics.median(errors):.1%}, worst "
-        f"{max(errors):.1%}"
-    )
-    return found
+    return with_errors(found, "accelerators")
 
 
 def predicted(job: Job) -> Prediction:

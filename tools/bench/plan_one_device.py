@@ -8,27 +8,27 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
 
-import keras
 import tensorflow as tf
 from keras import layers as kl
 
-import tfgpipe
-from tfgpipe.plans import Machine, Setting, predict
-from tfgpipe.plans import sized as sized_model
-from tfgpipe.sequence import source_of
+from tfgpipe.plans import Machine
 from tools import devices
 from tools.bench.models import MODELS, BenchModel
+from tools.bench.plan_steps import (
+    compared,
+    compared_columns,
+    made_step,
+    measure_alone,
+    with_errors,
+)
 from tools.report import Column, Table, alternated, progress
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 _COLUMNS = [
     Column("model", "model"),
     Column("m", "M"),
-    Column("measured_ms", "measured ms", ".1f"),
-    Column("predicted_ms", "predicted", ".1f"),
-    Column("error", "error", "+.1%"),
+    *compared_columns("ms"),
 ]
 
 
@@ -72,29 +72,24 @@ def table(rounds: int, seconds: float) -> Table:
         _COLUMNS,
     )
     for name, model in progress(_MODELS.items(), "models"):
-        expected = _predicted(model, machine, seconds)
-        steps = [_step(model, m) for m in MICRO_BATCHES]
+        own = measure_alone(name, model, seconds, MICRO_BATCHES)
+        settings = [
+            own.setting("gpipe", "never", 1, 1, m) for m in MICRO_BATCHES
+        ]
+        steps = [made_step(model, setting) for setting in settings]
         for step in steps:
             step()  # traces
-        for m, predicted, times in zip(
-            MICRO_BATCHES, expected, alternated(steps, rounds, name)
-        ):
-            measured = statistics.median(times)
+        for setting, times in zip(settings, alternated(steps, rounds, name)):
+            measured = 1e3 * statistics.median(times)
+            predicted = 1e3 * own.predicted(setting, machine)
             found.rows.append(
                 {
                     "model": name,
-                    "m": m,
-                    "measured_ms": 1e3 * measured,
-                    "predicted_ms": 1e3 * predicted,
-                    "error": predicted / measured - 1,
+                    "m": setting.num_micro_batches,
+                    **compared("ms", measured, predicted),
                 }
             )
-    errors = [abs(row["error"]) for row in found.rows]
-    found.notes.append(
-        f"Errors: median {statistics.median(errors):.1%}, worst "
-        f"{max(errors):.1%}, of {len(errors)} settings"
-    )
-    return found
+    return with_errors(found, "settings")
 
 
 def _machine() -> Machine:
@@ -106,43 +101,3 @@ def _machine() -> Machine:
         x.assign_add(x)
         times.append(time.perf_counter() - start)
     return Machine(1.0, 1.0, 2 * 2**28 / min(times), 1.0, name="this core")
-
-
-def _predicted(
-    model: BenchModel, machine: Machine, seconds: float
-) -> list[float]:
-    """Seconds of a step for each number of micro-batches."""
-    layers = [keras.Input(model.x_shape), *model.layers()]
-    x, y = model.data(model.batch_size)
-    sizes = sorted({max(1, model.batch_size // m) for m in MICRO_BATCHES})
-    profile = tfgpipe.profile(
-        layers,
-        x,
-        y,
-        loss=model.loss,
-        micro_batch_sizes=sizes,
-        device="CPU:0",
-        seconds=seconds,
-        optimizer="sgd",
-        verbose=0,
-    )
-    sized = sized_model(source_of(layers), None, "sgd")
-    found = []
-    for m in MICRO_BATCHES:
-        workload = sized.by_profile(profile, model.batch_size / m)
-        cut = (len(sized.sizes),)
-        setting = Setting(1, 1, cut, m, "gpipe", ("never",))
-        found.append(predict(workload, setting, machine).step_seconds)
-    return found
-
-
-def _step(model: BenchModel, m: int) -> Callable[[], float]:
-    """A function that trains for a step, and returns its seconds."""
-    pipeline = tfgpipe.GPipe(
-        [keras.Input(model.x_shape), *model.layers()],
-        num_partitions=1,
-        num_micro_batches=m,
-        devices=["CPU:0"],
-        remat="never",
-    )
-    return model.step(pipeline)

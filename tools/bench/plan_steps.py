@@ -11,20 +11,58 @@ import contextlib
 import itertools
 import statistics
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
 import tfgpipe
-from tfgpipe.plans import Setting, SizedModel, predict
+from tfgpipe.plans import Machine, Setting, SizedModel, predict
 from tfgpipe.plans import sized as sized_model
 from tfgpipe.sequence import source_of
 from tools import devices
 from tools.bench import efficiency
-from tools.bench.models import MODELS, BenchModel, train_step
+from tools.bench.models import MODELS, BenchModel
 from tools.report import Column, Table, progress, spread
+
+
+def compared_columns(unit: str) -> list[Column]:
+    """Columns for `compared`.
+
+    Args:
+        unit: Of the numbers, such as "MiB".
+    """
+    return [
+        Column(f"measured_{unit.lower()}", f"measured {unit}", ".1f"),
+        Column(f"predicted_{unit.lower()}", "predicted", ".1f"),
+        Column("error", "error", "+.1%"),
+    ]
+
+
+def compared(unit: str, measured: float, predicted: float) -> dict[str, float]:
+    """The values of a row for `compared_columns`, in this unit."""
+    return {
+        f"measured_{unit.lower()}": measured,
+        f"predicted_{unit.lower()}": predicted,
+        "error": predicted / measured - 1,
+    }
+
+
+def with_errors(table: Table, what: str) -> Table:
+    """Notes how large the errors of a table are.
+
+    Args:
+        table: With rows by `compared`.
+        what: Its rows are.
+    """
+    errors = [abs(row["error"]) for row in table.rows]
+    table.notes.append(
+        f"Errors: median {statistics.median(errors):.1%}, worst "
+        f"{max(errors):.1%}, of {len(errors)} {what}"
+    )
+    return table
+
 
 _COLUMNS = [
     Column("model", "model"),
@@ -32,9 +70,7 @@ _COLUMNS = [
     Column("remat", "remat"),
     Column("k", "K"),
     Column("m", "M"),
-    Column("measured_ms", "measured ms", ".1f"),
-    Column("predicted_ms", "predicted", ".1f"),
-    Column("error", "error", "+.1%"),
+    *compared_columns("ms"),
 ]
 _CUTS = [
     Column("model", "model"),
@@ -91,11 +127,13 @@ class Measured(NamedTuple):
         cut = tuple(self.sized.source.cut(workload.costs, k))
         return Setting(1, num_devices, cut, m, schedule, (remat,) * k)
 
-    def predicted(self, setting: Setting) -> float:
+    def predicted(
+        self, setting: Setting, machine: Machine | None = None
+    ) -> float:
         """Seconds of a step."""
         rows = self.model.batch_size / setting.num_micro_batches
         workload = self.sized.by_profile(self.profile, rows)
-        return predict(workload, setting, None).step_seconds
+        return predict(workload, setting, machine).step_seconds
 
 
 def tables(rounds: int, seconds: float) -> Iterator[Table]:
@@ -119,7 +157,7 @@ def tables(rounds: int, seconds: float) -> Iterator[Table]:
     runs = list(itertools.product(models, SETTINGS))
     for model, setting in progress(runs, "steps"):
         table.rows.append(_row(model, *setting, rounds))
-    yield _with_errors(table)
+    yield with_errors(table, "settings")
     yield _cuts(models, rounds)
 
 
@@ -138,16 +176,7 @@ def waiting(rounds: int) -> Iterator[Table]:
     )
     for setting in progress(TIMED, "waiting cells"):
         table.rows.append(_timed_row(setting, rounds))
-    yield _with_errors(table)
-
-
-def _with_errors(table: Table) -> Table:
-    errors = [abs(row["error"]) for row in table.rows]
-    table.notes.append(
-        f"Errors: median {statistics.median(errors):.1%}, worst "
-        f"{max(errors):.1%}, of {len(errors)} settings"
-    )
-    return table
+    yield with_errors(table, "settings")
 
 
 def measure(name: str, model: BenchModel, seconds: float) -> Measured:
@@ -158,21 +187,34 @@ def measure(name: str, model: BenchModel, seconds: float) -> Measured:
         model: Its layers and data.
         seconds: For how long.
     """
+    with _training_beside(model):
+        return measure_alone(name, model, seconds, (1, 8, 32))
+
+
+def measure_alone(
+    name: str, model: BenchModel, seconds: float, parts: Sequence[int]
+) -> Measured:
+    """Measures the layers on one device.
+
+    Args:
+        name: Of the model.
+        model: Its layers and data.
+        seconds: For how long.
+        parts: Of a mini-batch: numbers of micro-batches, in rising order.
+    """
     layers = [keras.Input(model.x_shape), *model.layers()]
     x, y = model.data(model.batch_size)
-    rows = [model.batch_size // part for part in (32, 8, 1)]
-    with _training_beside(model):
-        profile = tfgpipe.profile(
-            layers,
-            x,
-            y,
-            loss=model.loss,
-            micro_batch_sizes=rows,
-            device="CPU:0",
-            seconds=seconds,
-            optimizer="sgd",
-            verbose=0,
-        )
+    profile = tfgpipe.profile(
+        layers,
+        x,
+        y,
+        loss=model.loss,
+        micro_batch_sizes=[model.batch_size // m for m in reversed(parts)],
+        device="CPU:0",
+        seconds=seconds,
+        optimizer="sgd",
+        verbose=0,
+    )
     return Measured(
         name, model, profile, sized_model(source_of(layers), None, "sgd")
     )
@@ -218,9 +260,7 @@ def _row(
         "remat": remat,
         "k": k,
         "m": m,
-        "measured_ms": 1e3 * measured,
-        "predicted_ms": 1e3 * expected,
-        "error": expected / measured - 1,
+        **compared("ms", 1e3 * measured, 1e3 * expected),
     }
 
 
@@ -264,11 +304,7 @@ def _timed_row(setting: efficiency.Setting, rounds: int) -> dict[str, Any]:
         1, k, (1,) * k, setting.m, setting.schedule, (setting.remat,) * k
     )
     expected = predict(sized.by_profile(profile, 1), planned, None).step_seconds
-    model = setting.model()
-    model.compile(keras.optimizers.SGD(0.0), "mse")
-    data = np.ones((setting.m, 1), np.float32)
-    step = train_step(model, data, data)
-    _, _, *times = [step() for _ in range(rounds + 2)]
+    _, times = efficiency.measure(setting, rounds)
     measured = spread(times).median
     return {
         "model": f"waiting, {setting.cells}",
@@ -276,9 +312,7 @@ def _timed_row(setting: efficiency.Setting, rounds: int) -> dict[str, Any]:
         "remat": setting.remat,
         "k": k,
         "m": setting.m,
-        "measured_ms": 1e3 * measured,
-        "predicted_ms": 1e3 * expected,
-        "error": expected / measured - 1,
+        **compared("ms", 1e3 * measured, 1e3 * expected),
     }
 
 

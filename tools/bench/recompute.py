@@ -77,9 +77,8 @@ def run(values: flags.FlagValues, report: Report) -> None:
             ],
         )
     )
-    commands = {job: job.command() for job in jobs}
-    workers = in_turns(commands, values.rounds, "steps")
-    memory = measure_memory(commands, "memory")
+    workers = in_turns(jobs, values.rounds, "steps")
+    memory = measure_memory(jobs, "memory")
     table.rows += [_row(job, workers, memory) for job in jobs]
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tools.bench.step_worker import answer, command_of
+from tools.bench.step_worker import answer
 
 
 class Job(NamedTuple):
@@ -40,10 +40,6 @@ class Job(NamedTuple):
     width: int
     sequence: int
     batch_size: int
-
-    def command(self) -> list[str]:
-        """The program that does it."""
-        return command_of("tools.bench.recompute_worker", self)
 
 
 def main(argv: list[str]) -> None:

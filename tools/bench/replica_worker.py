@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from tools.bench.step_worker import answer, command_of
+from tools.bench.step_worker import answer
 
 if TYPE_CHECKING:  # TensorFlow starts later
     from tfgpipe.schedules import Schedule
@@ -48,10 +48,6 @@ class Job(NamedTuple):
     link_ms: float = 0.0
     share: float = 0.0
     remat: str = "except_last"
-
-    def command(self) -> list[str]:
-        """The program that does it."""
-        return command_of("tools.bench.replica_worker", self)
 
     def schedule_made(self) -> "Schedule":
         """The tasks of a replica."""

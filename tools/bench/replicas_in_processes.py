@@ -47,10 +47,9 @@ def measure(values: flags.FlagValues, report: Report) -> None:
         )
     )
     for jobs in _groups(values):
-        commands = {job: job.command() for job in jobs}
         one = jobs[0]
         what = f"R={one.r} K={one.k} M={one.m} {one.cell_mib:g} MiB"
-        workers = in_turns(commands, values.rounds, what)
+        workers = in_turns(jobs, values.rounds, what)
         table.rows += [_row(job, workers) for job in jobs]
 
 

@@ -20,12 +20,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from tools.bench import memory_worker
 from tools.report import progress
 
+# A named tuple, of a module that runs it; see `command_of`.
 Job = TypeVar("Job", bound=Hashable)
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -150,16 +151,14 @@ class Worker:
         self._errors.close()
 
 
-def in_turns(
-    commands: Mapping[Job, Sequence[str]], rounds: int, what: str
-) -> dict[Job, Worker]:
+def in_turns(jobs: Sequence[Job], rounds: int, what: str) -> dict[Job, Worker]:
     """Runs all jobs at the same time; they take turns, a step at a time.
 
     So that all of them see the same machine. All have ended afterwards, also
     after an error or Ctrl-C.
 
     Args:
-        commands: The program of each job.
+        jobs: What to run; each once.
         rounds: Steps that are counted; one before them is not.
         what: Stands before the progress bars.
 
@@ -171,10 +170,10 @@ def in_turns(
     """
     workers: dict[Job, Worker] = {}
     try:
-        for job, command in progress(commands.items(), f"starting {what}"):
+        for job in progress(dict.fromkeys(jobs), f"starting {what}"):
             while sum(w.is_starting for w in workers.values()) >= _BUILDERS:
                 time.sleep(0.1)
-            workers[job] = Worker(command, _imports())
+            workers[job] = Worker(command_of(job), _imports())
         for job, worker in workers.items():
             if not worker.wait(_START_SECONDS):
                 raise RuntimeError(f"{job} does not run: {worker.why_not()}")
@@ -196,13 +195,11 @@ def _imports() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(paths)}
 
 
-def measure_memory(
-    commands: Mapping[Job, Sequence[str]], what: str
-) -> dict[Job, float]:
+def measure_memory(jobs: Sequence[Job], what: str) -> dict[Job, float]:
     """Runs one job after the other; each does steps for its peak of memory.
 
     Args:
-        commands: The program of each job.
+        jobs: What to run; each once.
         what: Stands before the progress bar.
 
     Returns:
@@ -212,9 +209,9 @@ def measure_memory(
         RuntimeError: If a job does not run.
     """
     found: dict[Job, float] = {}
-    for job, command in progress(commands.items(), f"measuring {what}"):
+    for job in progress(dict.fromkeys(jobs), f"measuring {what}"):
         environment = {**_imports(), **memory_worker.EXACT_MEMORY}
-        worker = Worker(command, environment)
+        worker = Worker(command_of(job), environment)
         try:
             if not worker.wait(_START_SECONDS):
                 raise RuntimeError(f"{job} does not run: {worker.why_not()}")
@@ -224,8 +221,9 @@ def measure_memory(
     return found
 
 
-def command_of(module: str, job: NamedTuple) -> list[str]:
-    """The program that is a module of ours, with a job in JSON."""
+def command_of(job: Any) -> list[str]:
+    """The module that the job comes from, as a program, with it in JSON."""
+    module = type(job).__module__
     return [sys.executable, "-m", module, json.dumps(job._asdict())]
 
 

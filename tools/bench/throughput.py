@@ -141,8 +141,7 @@ def _jobs(values: flags.FlagValues, model: str) -> list[Job]:
 
 def _rows(jobs: list[Job], rounds: int) -> list[dict]:
     """Runs all jobs at the same time, taking turns."""
-    commands = {job: job.command() for job in jobs}
-    workers = in_turns(commands, rounds, jobs[0].model)
+    workers = in_turns(jobs, rounds, jobs[0].model)
     return [_row(job, workers) for job in jobs]
 
 

@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any, NamedTuple
 
-from tools.bench.step_worker import answer, command_of
+from tools.bench.step_worker import answer
 
 
 class Job(NamedTuple):
@@ -35,10 +35,6 @@ class Job(NamedTuple):
     chunks: int
     batch_size: int
     jit: str = "off"
-
-    def command(self) -> list[str]:
-        """The program that does it."""
-        return command_of("tools.bench.throughput_worker", self)
 
 
 def main(argv: list[str]) -> None:

@@ -14,7 +14,6 @@ import params
 from tools.report import Column, Table
 from tools.results import runs
 from tools.results.outcome import Outcome, Picture, Series
-from tools.results.runs import Finished
 from tools.train.trainer import Trainer
 
 FLAGS = runs.new_flags()
@@ -71,7 +70,7 @@ def run(values: flags.FlagValues) -> Outcome:
         "image",
         f"{experiment.name}: {experiment.description}",
         _COLUMNS,
-        [_row(model, one) for model, one in found.items()],
+        [one.row(model) for model, one in found.items()],
         [f"The goal is {_GOAL:.0%}."],
     )
     picture = Picture(
@@ -86,13 +85,3 @@ def run(values: flags.FlagValues) -> Outcome:
         is_percent=True,
     )
     return Outcome([table], picture)
-
-
-def _row(model: str, found: Finished) -> dict[str, object]:
-    return {
-        "model": model,
-        "num_params": found.num_params,
-        "num_steps": found.num_steps,
-        "minutes": found.minutes,
-        **found.results,
-    }

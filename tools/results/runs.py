@@ -59,6 +59,16 @@ class Finished(NamedTuple):
     results: dict[str, float]
     curves: dict[str, Curve]
 
+    def row(self, model: str) -> dict[str, Any]:
+        """What a table says of it, where it has such a name."""
+        return {
+            "model": model,
+            "num_params": self.num_params,
+            "num_steps": self.num_steps,
+            "minutes": self.minutes,
+            **self.results,
+        }
+
 
 def new_flags() -> flags.FlagValues:
     """The flags that every row of the results has."""

@@ -16,7 +16,6 @@ from tools.evaluate import GROUP_COLUMNS, SCORE_COLUMNS
 from tools.report import Column, Table
 from tools.results import runs
 from tools.results.outcome import Outcome, Picture, Series
-from tools.results.runs import Finished
 from tools.text import translation_scores as scores
 
 FLAGS = runs.new_flags()
@@ -47,7 +46,7 @@ def run(values: flags.FlagValues) -> Outcome:
         # A test of 102 languages takes as long as a tenth of the training.
         found = runs.finish(experiment, values, num_tests=0)
         name = experiment.name.removeprefix("mt.").replace("_", " ")
-        models.append(_row(name, found))
+        models.append(found.row(name))
         is_english = experiment.data.to_english
         made = runs.translated(found, values)
         if experiment in many:
@@ -75,16 +74,6 @@ def run(values: flags.FlagValues) -> Outcome:
     )
     tables[2].notes.append("A few hundred test pairs or less say little.")
     return Outcome(tables, _picture(by_group, by_language))
-
-
-def _row(name: str, found: Finished) -> dict[str, Any]:
-    return {
-        "model": name,
-        "num_params": found.num_params,
-        "num_steps": found.num_steps,
-        "minutes": found.minutes,
-        **found.results,
-    }
 
 
 def _about(values: flags.FlagValues) -> str:

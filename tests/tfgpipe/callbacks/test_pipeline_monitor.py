@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from keras import layers as kl
 from tiny import (
+    Interrupt,
     assert_same,
     compiled,
     data,
@@ -230,18 +231,11 @@ def test_first_mini_batch_that_is_traced_is_not_measured(monkeypatch):
     assert model.train_function is own and len(traced) == 3
 
 
-class Interrupt(keras.callbacks.Callback):
-    """Ends a fit before a step is run."""
-
-    def on_train_batch_begin(self, batch, logs=None):
-        raise KeyboardInterrupt
-
-
 def test_fit_that_was_interrupted_goes_on():
     watch, model = quiet(), dense()
     model.evaluate(ones(), ones(), verbose=0, callbacks=[watch])
     with pytest.raises(KeyboardInterrupt):
-        fit(model, ones(), ones(), callbacks=[watch, Interrupt()])
+        fit(model, ones(), ones(), callbacks=[watch, Interrupt(0)])
     found = fit(model, ones(), ones(), epochs=1, callbacks=[watch])
     assert len(found["bubble"]) == 1
     assert model.train_function is not watch._step

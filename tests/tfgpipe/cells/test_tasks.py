@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 from graphs import operations, step_graph, types
 from keras import layers as kl
-from kinds import Block, Fork, Join, Step
+from kinds import Block, step
+from own_layers import Fork, Join
 from quick import quick
 
 import tfgpipe
@@ -41,7 +42,7 @@ def recurrent():
 
 
 def nests():
-    return [kl.Dense(5), Fork(), Step(), Step(), Join()]
+    return [kl.Dense(5), Fork(), step(), step(), Join()]
 
 
 class Penalized(kl.Dense):

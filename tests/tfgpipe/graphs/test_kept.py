@@ -5,23 +5,9 @@ import numpy as np
 import pytest
 from beside_keras import assert_close, normal, pipeline, trained
 from keras import layers as kl
+from sharing_layers import Choice
 
 import tfgpipe
-
-
-class Choice(kl.Layer):
-    """One of two functions, by the sign of a weight."""
-
-    def build(self, shape):
-        self.scale = self.add_weight(shape=shape[-1:], name="scale")
-
-    def call(self, x):
-        return keras.ops.cond(
-            self.scale[0] > 0,
-            lambda: x * self.scale,
-            lambda: keras.ops.tanh(x) + self.scale,
-        )
-
 
 KEEPING = {
     "loop": lambda: kl.LSTM(4, name="keeps"),

@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers as kl
-from kinds import Tie
 from own_losses import RowWise, compiled
+from sharing_layers import Tied
 from tiny import quickly
 
 import tfgpipe
@@ -132,7 +132,7 @@ def test_counts_that_follow_from_a_weight_assigned_before_are_refused():
 
     def fit(schedule):
         dense = kl.Dense(3)
-        layers = [kl.SpectralNormalization(dense), kl.Dense(3), Tie(dense)]
+        layers = [kl.SpectralNormalization(dense), kl.Dense(3), Tied(dense)]
         model = tfgpipe.GPipe(
             [keras.Input((3,)), *layers],
             2,

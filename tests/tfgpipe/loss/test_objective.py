@@ -8,6 +8,7 @@ from beside_keras import assert_close, normal, pipeline
 from beside_keras import trained as train
 from keras import layers as kl
 from own_losses import Counting, CountingInTensorFlow, Drawing
+from own_optimizers import Squaring
 from quick import quick
 from tiny import quickly
 
@@ -248,13 +249,6 @@ def test_loss_of_rows_that_assigns_or_draws_does_so_once(loss):
         model = pipeline(k, m)
         found = train(small, model, normal(4), normal(3), loss=loss())
         assert_close(found, expected)
-
-
-class Squaring(keras.optimizers.SGD):
-    """Its loss has another gradient than a multiple of the loss."""
-
-    def scale_loss(self, loss):
-        return loss * loss
 
 
 def test_loss_that_an_optimizer_scales_by_itself_is_that_of_keras():

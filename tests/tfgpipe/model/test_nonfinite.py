@@ -7,9 +7,9 @@ import tensorflow as tf
 from beside_keras import pipeline
 from crossing import sent_tensors
 from keras import layers as kl
-from kinds import Counter
 from matrix import arguments
 from quick import quick
+from sharing_layers import Counter
 
 import tfgpipe
 from tfgpipe.model import nonfinite

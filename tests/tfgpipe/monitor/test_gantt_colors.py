@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from tfgpipe.monitor.gantt import LOOKS
+from tfgpipe.monitor.gantt import STYLES
 
 
 def luminance(color):
@@ -22,10 +22,10 @@ def luminance(color):
     ],
 )
 def test_colors_differ_in_greyscale(kinds, last):
-    shades = [luminance(LOOKS["update"].color(0, last)), 100]
+    shades = [luminance(STYLES["update"].color(0, last)), 100]
     for kind, place in itertools.product(kinds, range(last + 1)):
-        shades.append(luminance(LOOKS[kind].color(place, last)))
+        shades.append(luminance(STYLES[kind].color(place, last)))
     shades.sort()
     assert min(b - a for a, b in itertools.pairwise(shades)) > 10
     # Recomputations have lower boxes instead.
-    assert LOOKS["recompute"].height < 0.6 * LOOKS["forward"].height
+    assert STYLES["recompute"].height < 0.6 * STYLES["forward"].height

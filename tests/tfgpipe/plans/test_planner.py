@@ -147,7 +147,7 @@ def test_more_devices_than_there_are_can_be_planned_for():
         ({"devices": "CPU:0"}, "or a list of names"),
         ({"memory_limit": "1GB"}, "Received: memory_limit='1GB'"),
         ({"profile": "a.json"}, "Read a file by `tfgpipe.Profile.load"),
-        ({"inputs": keras.Input((9,))}, "`inputs` must be left out"),
+        ({"inputs": keras.Input((9,))}, "`inputs` must be those of the model"),
         ({"layers": [kl.Dense(3)], "inputs": (8,)}, "must hold `keras.Input`s"),
         ({"setting": {"chunks": 4}}, "`setting` must be a dict with some of"),
         ({"setting": {"schedule": "auto"}}, "`schedule` must be one of"),
@@ -173,8 +173,29 @@ def test_bad_input_is_named(changed, message):
 def test_inputs_of_a_list_may_be_given():
     plan = planned([kl.Dense(3)], inputs=keras.Input((5,)))
     assert plan.best.memory[0].weights == 4 * (5 * 3 + 3)
-    with pytest.raises(ValueError, match="left out for a model"):
-        planned(functional.residual(), inputs=keras.Input((5,)))
+    with pytest.raises(ValueError, match="must be those of the model"):
+        planned(functional.residual(), inputs=keras.Input((99,)))
+
+
+def test_inputs_of_a_model_say_the_sizes_that_it_leaves_open():
+    """As if it had been made with these sizes."""
+
+    def make(length):
+        keras.backend.clear_session()
+        x = keras.Input((length, 8), name="x")
+        mask = keras.Input((length,), dtype="bool", name="mask")
+        h = kl.Dense(8)(x) + x
+        h = kl.MultiHeadAttention(2, 4)(h, h, key_mask=mask)
+        return keras.Model({"x": x, "mask": mask}, kl.Dense(2)(h))
+
+    inputs = {
+        "mask": keras.Input((16,), dtype="bool"),
+        "x": keras.Input((16, 8)),
+    }
+    made = [planned(make(16)), planned(make(None), inputs=inputs)]
+    assert made[0].choices == made[1].choices
+    with pytest.raises(ValueError, match=r"structure .'x': 'x', 'mask'"):
+        planned(make(None))
 
 
 def test_measured_seconds_make_a_plan():

@@ -5,10 +5,9 @@ import warnings
 import keras
 import pytest
 import tensorflow as tf
+from trial_fuzz import said_of
 
 import tfgpipe
-from tfgpipe.cells import Cell, CellFunction, LayerCall
-from tfgpipe.trial import Trial
 from tfgpipe.trial.compare import distance
 
 ops = keras.ops
@@ -228,15 +227,7 @@ class Own(keras.layers.Layer):
 def said(function, use="outputs", rows=None):
     layer = Own(function, use)
     layer.build((rows, 4, 3))
-    cell = Cell(0, [LayerCall(layer)], ["CPU:0"])
-    own = CellFunction(cell, True, None, recomputes=False, is_split=True)
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        specs = tf.TensorSpec((rows, 4, 3), "float32")
-        trial = Trial("warn")
-        trial.run([own], specs, 2)
-        trial.tell()
-    return [str(w.message) for w in found]
+    return said_of([layer], (rows, 4, 3))
 
 
 @pytest.mark.parametrize("name", MIXING)

@@ -11,7 +11,7 @@ import pytest
 
 from tools import devices
 from tools.bench import __main__ as bench
-from tools.bench import efficiency, models, replicas
+from tools.bench import efficiency, models, replicas, step_worker
 from tools.bench import overhead as bench_overhead
 from tools.bench.models import BenchModel
 
@@ -49,3 +49,42 @@ def tables(tiny, capsys):
         return {table["name"]: table["rows"] for table in made["tables"]}
 
     return tables
+
+
+@pytest.fixture
+def use_workers(monkeypatch):
+    """A function that has workers be none, until all of them are closed.
+
+    It takes the class of their jobs, and what tells of a job the seconds of a
+    step and its MiB.
+    """
+    running = []
+
+    def use(job_class, seconds, mib=None):
+        class Worker:
+            is_starting = False
+            ready = {"exchanged_mib": 2.0, "first_step": 3.0}  # noqa: RUF012
+
+            def __init__(self, command, environment):
+                self.job = job_class(**json.loads(command[-1]))
+                self.steps = []
+                running.append(self)
+
+            def wait(self, limit):
+                return True
+
+            def step(self):
+                took = seconds(self.job)
+                self.steps.append(step_worker.Step(took, others=0.0))
+
+            def ask(self, question):
+                assert question == "mem"
+                return {"mib": mib(self.job)}
+
+            def close(self):
+                running.remove(self)
+
+        monkeypatch.setattr(step_worker, "Worker", Worker)
+
+    yield use
+    assert not running

@@ -58,7 +58,8 @@ def test_memory_is_compared_device_by_device(monkeypatch, capsys):
     assert code == 0
     [table] = json.loads(printed.out)["tables"]
     assert [row["error"] for row in table["rows"]] == pytest.approx([0, 0])
-    assert table["notes"][-1] == "Errors: median 0.0%, worst 0.0%"
+    errors = "Errors: median 0.0%, worst 0.0%, of 2 accelerators"
+    assert table["notes"][-1] == errors
 
 
 def test_what_fits_depends_on_the_size_and_on_remat():

@@ -13,29 +13,6 @@ from tools.bench.recompute_worker import Job
 pytestmark = pytest.mark.usefixtures("tiny")
 
 
-class Worker:
-    """With `tf.recompute_grad` all takes twice as much."""
-
-    is_starting = False
-
-    def __init__(self, command, environment):
-        job = Job(**json.loads(command[-1]))
-        self.steps, self._factor = [], 1 + ("recompute" in job.way)
-
-    def wait(self, seconds):
-        return True
-
-    def step(self):
-        self.steps.append(step_worker.Step(0.1 * self._factor, others=0.0))
-
-    def ask(self, question):
-        assert question == "mem"
-        return {"mib": 10 * self._factor}
-
-    def close(self):
-        pass
-
-
 @pytest.fixture(autouse=True)
 def _graph_optimiser():
     yield
@@ -43,8 +20,15 @@ def _graph_optimiser():
     tf.config.optimizer.set_experimental_options(on)
 
 
-def test_ways_are_compared_with_the_same_groups(monkeypatch, tables):
-    monkeypatch.setattr(step_worker, "Worker", Worker)
+def test_ways_are_compared_with_the_same_groups(use_workers, tables):
+    """With `tf.recompute_grad` all takes twice as much."""
+
+    def factor(job):
+        return 1 + ("recompute" in job.way)
+
+    use_workers(
+        Job, lambda job: 0.1 * factor(job), lambda job: 10 * factor(job)
+    )
     words = ["--layers=4", "--groups=2,4", "--m=1,2", "--rounds=2"]
     rows = tables("recompute", *words)["recompute"]
     assert [(r["way"], r["groups"], r["m"]) for r in rows] == [
@@ -86,7 +70,7 @@ def test_flags_that_do_not_go_together_are_refused(words, message, capsys):
 def test_worker_steps_and_measures_when_asked(way, m, monkeypatch, capsys):
     job = Job(way, 2, m, 2, 4, 3, 2)
     monkeypatch.setattr("sys.stdin", io.StringIO("step\nmem\nquit\nstep\n"))
-    recompute_worker.main(["worker", job.command()[-1]])
+    recompute_worker.main(["worker", step_worker.command_of(job)[-1]])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["READY", "T", "T"]
     assert json.loads(lines[-1][2:])["mib"] >= 0

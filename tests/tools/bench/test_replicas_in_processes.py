@@ -16,37 +16,17 @@ from tools.cluster import controller
 
 
 @pytest.fixture
-def workers(monkeypatch):
-    """Workers that are none; the jobs of those that are not closed.
+def workers(use_workers):
+    """Workers that are none.
 
     A step takes a second for each process, and one for a transfer of which the
     schedule was not told.
     """
-    jobs = []
 
-    class Worker:
-        is_starting = False
-        ready = {"exchanged_mib": 2.0, "first_step": 3.0}  # noqa: RUF012
+    def seconds(job):
+        return float(job.processes) + bool(job.link_ms and not job.share)
 
-        def __init__(self, command, environment):
-            self.job = replica_worker.Job(**json.loads(command[-1]))
-            self.steps = []
-            jobs.append(self.job)
-
-        def wait(self, seconds):
-            return True
-
-        def step(self):
-            job = self.job
-            seconds = float(job.processes) + bool(job.link_ms and not job.share)
-            self.steps.append(step_worker.Step(seconds, others=0.0))
-
-        def close(self):
-            jobs.remove(self.job)
-
-    monkeypatch.setattr(step_worker, "Worker", Worker)
-    yield
-    assert jobs == []
+    use_workers(replica_worker.Job, seconds)
 
 
 def test_replicas_in_processes_take_turns_with_one_process(workers, tables):

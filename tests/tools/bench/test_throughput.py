@@ -1,7 +1,6 @@
 """Speed-up of real models."""
 
 import io
-import json
 import os
 
 import pytest
@@ -11,26 +10,9 @@ from tools.bench import step_worker, throughput_worker
 pytestmark = pytest.mark.usefixtures("tiny")
 
 
-def test_throughput_is_relative_to_one_cell(monkeypatch, tables):
-    class Worker:
-        """Four times faster with two cells and two micro-batches."""
-
-        is_starting = False
-
-        def __init__(self, command, environment):
-            job = throughput_worker.Job(**json.loads(command[-1]))
-            self.steps, self._seconds = [], 0.1 / job.k / job.m
-
-        def wait(self, seconds):
-            return True
-
-        def step(self):
-            self.steps.append(step_worker.Step(self._seconds, others=0.0))
-
-        def close(self):
-            pass
-
-    monkeypatch.setattr(step_worker, "Worker", Worker)
+def test_throughput_is_relative_to_one_cell(monkeypatch, use_workers, tables):
+    """Four times faster with two cells and two micro-batches."""
+    use_workers(throughput_worker.Job, lambda job: 0.1 / job.k / job.m)
     monkeypatch.setattr(
         os, "sched_getaffinity", lambda pid: {0, 1}, raising=False
     )
@@ -44,6 +26,6 @@ def test_throughput_is_relative_to_one_cell(monkeypatch, tables):
 def test_throughput_worker_steps_when_asked(monkeypatch, capsys):
     job = throughput_worker.Job("transformer", "gpipe", "always", 2, 2, 1, 4)
     monkeypatch.setattr("sys.stdin", io.StringIO("step\nstep\nquit\nstep\n"))
-    throughput_worker.main(["worker", job.command()[-1]])
+    throughput_worker.main(["worker", step_worker.command_of(job)[-1]])
     words = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert words == ["READY", "T", "T"]

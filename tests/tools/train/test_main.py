@@ -11,16 +11,16 @@ import unittest.mock
 import keras
 import numpy as np
 import pytest
+import runs
 import tensorflow as tf
 from absl import app, flags, logging
 from absl.testing import flagsaver
 from fabricated_tpu import TPUS, list_cores
+from tiny import Interrupt
 
 import tfgpipe
 from params import datasets, registry
-from params.experiment import Experiment
 from params.images import Images
-from params.optimizer import Optimizer
 from tfgpipe.state import flow
 from tools import devices
 from tools.sizes.model_size import num_parameters
@@ -46,31 +46,18 @@ class Perceptron:
         ]
 
 
-TINY = Experiment(
-    name="image.tiny",
+TINY = dataclasses.replace(
+    runs.IMAGE,
     description="five layers",
     model=Perceptron(),
     data=Images("noise"),
-    optimizer=Optimizer("adam", 0.01),
-    batch_size=8,
-    epochs=3,
-    num_partitions=2,
-    num_micro_batches=2,
 )
 
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
     """Registers TINY and its data; leaves the tests' devices alone."""
-    rng = np.random.default_rng(0)
-
-    def noise():
-        x = rng.random((28, 4, 4, 1), np.float32)
-        y = rng.integers(0, 3, 28, np.int32)
-        return datasets.ImageDataset(x, y, x[:10], y[:10])
-
-    data = noise()
-    monkeypatch.setitem(datasets.LOADERS, "noise", lambda: data)
+    monkeypatch.setitem(datasets.LOADERS, "noise", runs.noise)
     monkeypatch.setitem(registry._EXPERIMENTS, TINY.name, TINY)
     monkeypatch.setattr(devices, "split_cpu", lambda num_devices: None)
     monkeypatch.setattr(devices, "hide_accelerators", lambda: None)
@@ -89,21 +76,6 @@ def trained_weights(**kwargs) -> list[np.ndarray]:
     return trainer.model.get_weights()
 
 
-class Interrupt(keras.callbacks.Callback):
-    """Stops training in the middle of the given epoch."""
-
-    def __init__(self, epoch):
-        super().__init__()
-        self.epoch = epoch
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.current = epoch
-
-    def on_train_batch_end(self, batch, logs=None):
-        if self.current == self.epoch and batch == 1:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.slow
 def test_replicas_resume_and_compare_bit_identically(tmp_path, capsys):
     """In one file of checkpoints, whatever the number of cells."""
@@ -120,7 +92,9 @@ def test_replicas_resume_and_compare_bit_identically(tmp_path, capsys):
     other = tmp_path / "stopped"
     strategy = devices.strategy(2, experiment)
     with pytest.raises(KeyboardInterrupt):
-        Trainer(experiment, None, other, strategy=strategy).fit([Interrupt(2)])
+        Trainer(experiment, None, other, strategy=strategy).fit(
+            [Interrupt(2, 2)]
+        )
     resumed = Trainer(experiment, None, other, strategy=strategy)
     assert resumed.first_step == 8
     resumed.fit(verbose=0)
@@ -298,7 +272,7 @@ def test_check_stops_before_the_first_step(capsys, monkeypatch, tmp_path):
 def test_interrupted_run_resumes_bit_identically(tmp_path, num_partitions):
     expected = trained_weights()
     with pytest.raises(KeyboardInterrupt):
-        Trainer(TINY, train_dir=tmp_path).fit([Interrupt(2)], verbose=0)
+        Trainer(TINY, train_dir=tmp_path).fit([Interrupt(2, 2)], verbose=0)
     same = dataclasses.replace(TINY, num_partitions=num_partitions)
     resumed = Trainer(same, train_dir=tmp_path)
     assert resumed.first_step == 8
@@ -317,7 +291,7 @@ def test_run_resumes_in_the_middle_of_an_epoch(tmp_path, steps):
     whole.fit(verbose=0)
     with pytest.raises(KeyboardInterrupt):
         Trainer(TINY, steps, tmp_path).fit(
-            [Interrupt(1)], verbose=0, checkpoint_every=5
+            [Interrupt(1, 2)], verbose=0, checkpoint_every=5
         )
     resumed = Trainer(TINY, steps, tmp_path)
     assert resumed.first_step == 5
@@ -352,7 +326,7 @@ def test_run_resumes_after_a_mini_batch_that_was_skipped(tmp_path, monkeypatch):
     whole.fit(verbose=0)
     assert whole.model.num_skipped == 1
     with pytest.raises(KeyboardInterrupt):
-        Spoiled(TINY, train_dir=tmp_path).fit([Interrupt(2)], verbose=0)
+        Spoiled(TINY, train_dir=tmp_path).fit([Interrupt(2, 2)], verbose=0)
     resumed = Spoiled(TINY, train_dir=tmp_path)
     assert resumed.first_step == 8
     assert int(resumed.model.optimizer.iterations) == 7

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import runs
+from tiny import Interrupt
 
 import tfgpipe
 from tools.train import comparison, event_log, meter, monitor
@@ -82,21 +83,12 @@ def test_losses_are_means_over_the_steps_in_between(tmp_path):
         assert value == pytest.approx(mean, rel=1e-4)
 
 
-class Interrupt(keras.callbacks.Callback):
-    def on_epoch_begin(self, epoch, logs=None):
-        self.epoch = epoch
-
-    def on_train_batch_end(self, batch, logs=None):
-        if (self.epoch, batch) == (2, 2):
-            raise KeyboardInterrupt
-
-
 def test_resumed_run_goes_on_with_the_steps_of_its_checkpoint(tmp_path):
     folder, log = tmp_path / "run", tmp_path / "log"
     trainer = Trainer(runs.IMAGE, train_dir=folder)
     options = {"every": 1, "evaluate_every": 2, "say": lambda line: None}
     with pytest.raises(KeyboardInterrupt):
-        fit(trainer, Monitor.of(trainer, log, **options), Interrupt())
+        fit(trainer, Monitor.of(trainer, log, **options), Interrupt(2, 3))
     before = event_log.read(log)
     assert steps(log, "train/loss") == list(range(1, 12))
     resumed = Trainer(runs.IMAGE, train_dir=folder)

@@ -2,13 +2,13 @@
 
 import dataclasses
 
-import keras
 import numpy as np
 import pytest
+import runs
 import texts
+from tiny import Interrupt
 
 from params import datasets
-from params.datasets import ImageDataset
 from params.experiment import Experiment
 from params.images import Images
 from params.lm import TransformerLM
@@ -48,33 +48,13 @@ MT = Experiment(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Perceptron:
-    num_classes: int = 3
-
-    def layers(self):
-        return [
-            keras.layers.Flatten(name="flatten"),
-            keras.layers.Dense(4, "relu", name="hidden"),
-            keras.layers.Dense(self.num_classes, "softmax", name="classes"),
-        ]
-
-
-IMAGE = Experiment(
-    name="image.first",
-    description="three classes",
-    model=Perceptron(3),
-    data=Images("noise"),
-    optimizer=Optimizer("sgd", 0.1),
-    batch_size=8,
-    epochs=1,
-    num_partitions=2,
-    num_micro_batches=1,
+IMAGE = dataclasses.replace(
+    runs.IMAGE, name="image.first", data=Images("noise"), epochs=1
 )
 SECOND = dataclasses.replace(
     IMAGE,
     name="image.second",
-    model=Perceptron(2),
+    model=runs.Perceptron(2),
     data=Images("noise", classes=(1, 2)),
     num_partitions=1,
     starts_from="image.first",
@@ -83,18 +63,8 @@ SECOND = dataclasses.replace(
 
 @pytest.fixture(autouse=True)
 def little(monkeypatch, tmp_path_factory):
-    rng = np.random.default_rng(0)
-    x = rng.random((28, 4, 4, 1), np.float32)
-    y = rng.integers(0, 3, 28, np.int32)
-    noise = ImageDataset(x, y, x[:10], y[:10])
-    monkeypatch.setitem(datasets.LOADERS, "noise", lambda: noise)
+    monkeypatch.setitem(datasets.LOADERS, "noise", runs.noise)
     texts.use(monkeypatch, tmp_path_factory.mktemp("vocabularies"))
-
-
-class Interrupt(keras.callbacks.Callback):
-    def on_epoch_begin(self, epoch, logs=None):
-        if epoch == 1:
-            raise KeyboardInterrupt
 
 
 @pytest.mark.slow
@@ -106,7 +76,7 @@ def test_interrupted_text_run_resumes_bit_identically(tmp_path, experiment):
     chance = experiment.model.vocab_size
     assert 1 < results["perplexity"] < chance
     with pytest.raises(KeyboardInterrupt):
-        Trainer(experiment, train_dir=tmp_path).fit([Interrupt()], verbose=0)
+        Trainer(experiment, train_dir=tmp_path).fit([Interrupt(1)], verbose=0)
     resumed = Trainer(experiment, train_dir=tmp_path)
     assert 0 < resumed.first_step < resumed.num_steps
     resumed.fit(verbose=0)

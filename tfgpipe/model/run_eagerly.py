@@ -24,7 +24,7 @@ from tfgpipe.loss import Head
 from tfgpipe.micro_batches import MicroBatches
 
 
-def look(
+def run_layers_eagerly(
     cells: Sequence[Cell],
     x: Any,
     labels: Sequence[Any],

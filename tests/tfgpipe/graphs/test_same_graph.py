@@ -13,7 +13,7 @@ import tfgpipe
 from tfgpipe.boundary import Boundary, CellArguments, structure_of
 from tfgpipe.cells.cell import CallOutput, Cell, LayerCall, LiveCall, LiveInput
 from tfgpipe.cells.function import CellFunction
-from tfgpipe.graphs.alike import graph_key
+from tfgpipe.graphs.same_graph import graph_key
 from tfgpipe.graphs.trace import Origin, trace
 
 _KEPT = []  # graphs that were compared: an id is not used again

@@ -40,7 +40,7 @@ class _Loss(NamedTuple):
     weights: list[Any]
 
 
-class WholeLoss(Objective):
+class WholeMiniBatchLoss(Objective):
     """The loss of one mini-batch, from its outputs."""
 
     _total: tf.Tensor | None = None
@@ -124,7 +124,7 @@ class WholeLoss(Objective):
         """The gradients of a loss that reads weights, and of regularisers."""
         return self._direct
 
-    def look(self, y_pred: Any, added: list[tf.Tensor]) -> None:
+    def run_eagerly(self, y_pred: Any, added: list[tf.Tensor]) -> None:
         """Computes the loss and its gradients."""
         values = [penalty.value for penalty in penalties(self._model)]
         self._differentiated(self._data, y_pred, [added], values)
