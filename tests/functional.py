@@ -114,6 +114,18 @@ def masked():
     return keras.Model(tokens, kl.Dense(2)(inner(h)))
 
 
+def unmasked():
+    """An attention takes the mask off what others take and the loss gets."""
+    tokens = keras.Input((6,), dtype="int32")
+    h = kl.Embedding(9, 4, mask_zero=True, name="h")(tokens)
+    before = kl.GRU(4, return_sequences=True)(h)  # it comes first in Keras
+    other = kl.MultiHeadAttention(2, 3)(h, h)
+    after = kl.GRU(4, return_sequences=True)(h)
+    summed = kl.Add()([h, other, kl.Dense(4)(before), after])
+    outputs = kl.Dense(2, name="sum")(summed), kl.Dense(3, name="own")(other)
+    return keras.Model(tokens, [outputs[0], h, outputs[1]])
+
+
 class Scale(kl.Layer):
     """Multiplies by state that it moves in training."""
 

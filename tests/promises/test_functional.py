@@ -26,6 +26,7 @@ from functional import (
     siamese,
     translator,
     unet,
+    unmasked,
     wrong_length,
 )
 from graphs import called, step_graph, tasks
@@ -80,6 +81,13 @@ CASES = {
     "nested": (nested, tokens(4, 9), normal(8), {}, 3),
     "reused": (reused, [normal(4), normal(4)[::-1]], normal(20), {}, 3),
     "masked": (masked, tokens(6, 9), normal(2), {}, 3),
+    "unmasked": (
+        unmasked,
+        tokens(6, 9),
+        [normal(6, 2), normal(6, 4), normal(6, 3)],
+        {"loss": ["mse"] * 3},
+        3,
+    ),
     "normalized": (normalized, normal(5), normal(2), {}, 1),
     "opened": (encoder, normal(5, 4), normal(2), {}, 1),
 }
@@ -87,7 +95,8 @@ CASES = {
 
 # The others have data or outputs by name, or moments.
 TRAINED = (
-    "unet residual siamese dicts translator nested reused masked opened"
+    "unet residual siamese dicts translator nested reused masked "
+    "unmasked opened"
 ).split()
 
 

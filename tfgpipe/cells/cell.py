@@ -308,10 +308,14 @@ class LiveCall(LayerCall):
         live = tree.flatten(values)
         given = {i: _copied(live[i]) for i in self.uses}
         made = tree.flatten(self.run(given, training))
-        return self.goes_on(
-            lambda i: _copied(live[i]) if i in given else live[i],
-            lambda i: made[i],
-        )
+
+        def after(i: int) -> Any:
+            if i not in given:
+                return live[i]
+            # An attention takes the masks off its inputs, for all that follow.
+            return Boundary([live[i]], [internals.get_mask(given[i])]).nest(0)
+
+        return self.goes_on(after, lambda i: made[i])
 
     def goes_on(
         self, live: Callable[[int], Any], made: Callable[[int], Any]

@@ -362,7 +362,8 @@ def in_turn(calls: Sequence[ModelCall], others: Sequence[ModelCall]) -> bool:
     """Whether calls find the state that they find in another order.
 
     What a call reads may be assigned by another, of another layer, too: which
-    variables each uses shows when it runs.
+    variables each uses shows when it runs. So may the mask of a tensor be: an
+    attention takes it off.
     """
     uses: dict[int, Uses] = {}
     for call in calls:
@@ -371,15 +372,27 @@ def in_turn(calls: Sequence[ModelCall], others: Sequence[ModelCall]) -> bool:
             return False
         uses[id(call)] = seen
     assigned = {key for own in uses.values() for key in own.assigned}
+    for call in filter(_takes_masks_off, calls):
+        assigned |= set(map(id, call.inputs))
 
     def users(order: Sequence[ModelCall]) -> dict[int, list[int]]:
         found: dict[int, list[int]] = collections.defaultdict(list)
         for call in order:
-            for key in assigned & uses[id(call)].all:
+            own = uses[id(call)].all | set(map(id, call.inputs))
+            for key in assigned & own:
                 found[key].append(id(call))
         return found
 
     return users(calls) == users(others)
+
+
+def _takes_masks_off(call: ModelCall) -> bool:
+    is_layer = isinstance(call.operation, keras.layers.Layer)
+    layers = internals.flat_layers(call.operation) if is_layer else []
+    attentions = (keras.layers.MultiHeadAttention,)
+    return any(isinstance(layer, attentions) for layer in layers) and any(
+        internals.get_mask(value.spec) is not None for value in call.inputs
+    )
 
 
 def _seen(call: ModelCall) -> Uses | None:
