@@ -270,14 +270,13 @@ def interruptible(function: Callable) -> Callable:
 
     @functools.wraps(function)
     def ending(*args: Any) -> Any:
-        token = _in_step.set(True)
         try:
-            return function(*args)
+            with setting(_in_step, True):
+                return function(*args)
         except TraceInterrupted:
             _offers[0].then()
             raise
         finally:
-            _in_step.reset(token)
             _offers.clear()
 
     return ending

@@ -143,10 +143,9 @@ class PipelineStrategy(internals.SingleReplicaStrategy):
         if not isinstance(strategy, _LOCAL):
             raise ValueError(
                 "`strategy` must be a `tf.distribute.MirroredStrategy`, "
-                f"`OneDeviceStrategy` or `TPUStrategy`. Received: "
-                f"{strategy!r}. "
-                "Name devices instead: `tfgpipe.PipelineStrategy(num_replicas, "
-                "num_partitions, devices)`."
+                "`OneDeviceStrategy` or `TPUStrategy`. Received: "
+                f"{strategy!r}. Name devices instead: `tfgpipe."
+                "PipelineStrategy(num_replicas, num_partitions, devices)`."
             )
         devices = list(strategy.extended.worker_devices)
         if len(devices) % num_partitions:

@@ -41,6 +41,7 @@ from tfgpipe.plans.search import PlanProblem, fastest_settings, smallest
 from tfgpipe.plans.workload import Workload, seconds_by_flops
 from tfgpipe.profiles import LayerSeconds, Profile
 from tfgpipe.schedules import SCHEDULES, Remat, devices_for
+from tfgpipe.sequence import inputs as inputs_lib
 from tfgpipe.sequence import source_of
 
 _MIB = 2**20
@@ -620,19 +621,16 @@ def _checked_inputs(source: Any, inputs: Any) -> Any:
     if inputs is None or own is None:
         return spec
     spec = source.arranged(inputs)
-    pairs = list(zip(tree.flatten(own), tree.flatten(spec)))
-    if any(
-        mine.dtype != given.dtype
-        or len(mine.shape) != len(given.shape)
-        or any(m not in (None, g) for m, g in zip(mine.shape, given.shape))
-        for mine, given in pairs
-    ):
+    expected, found = (
+        [(leaf.shape, leaf.dtype) for leaf in tree.flatten(nest)]
+        for nest in (own, spec)
+    )
+    is_other = any(a != b for (_, a), (_, b) in zip(expected, found))
+    if is_other or inputs_lib.unlike(spec, own):
         raise ValueError(
             "`inputs` must be those of the model, with sizes where it has "
-            "None. "
-            f"Expected: {[(mine.shape, mine.dtype) for mine, _ in pairs]}. "
-            f"Received: {[(given.shape, given.dtype) for _, given in pairs]}. "
-            "Change them, or leave `inputs` out if all sizes are known."
+            f"None. Expected: {expected}. Received: {found}. Change them, or "
+            "leave `inputs` out if all sizes are known."
         )
     return spec
 

@@ -130,12 +130,12 @@ def check_shapes(x: Any, specs: Any, is_exact: bool) -> None:
         ValueError: If a tensor is of another rank, or of other sizes.
     """
     if is_exact or not tree.is_nested(specs):
-        for spec, tensor in _unlike(x, specs):
+        for spec, tensor in unlike(x, specs):
             if is_exact or len(tensor.shape) != len(spec.shape):
                 raise ValueError(_shape_problem(spec, tensor, specs))
 
 
-def _unlike(x: Any, specs: Any) -> list[tuple[Any, Any]]:
+def unlike(x: Any, specs: Any) -> list[tuple[Any, Any]]:
     """Pairs of spec and tensor, where a size other than the batch's differs."""
     known = dict(tree.flatten_with_path(specs))
     pairs = [(known.get(p), t) for p, t in tree.flatten_with_path(x)]
@@ -168,10 +168,10 @@ def explaining_sizes(x: Any, specs: Any) -> Iterator[None]:
     try:
         yield
     except (ValueError, tf.errors.InvalidArgumentError) as error:
-        unlike = _unlike(x, specs)
-        if not unlike:
+        others = unlike(x, specs)
+        if not others:
             raise
-        words = [_shape_problem(*unlike[0], specs), str(error)]
+        words = [_shape_problem(*others[0], specs), str(error)]
         words += getattr(error, "__notes__", [])
         raise ValueError("\n".join(words)) from error
 

@@ -389,8 +389,9 @@ def in_turn(calls: Sequence[ModelCall], others: Sequence[ModelCall]) -> bool:
 def _takes_masks_off(call: ModelCall) -> bool:
     is_layer = isinstance(call.operation, keras.layers.Layer)
     layers = internals.flat_layers(call.operation) if is_layer else []
-    attentions = (keras.layers.MultiHeadAttention,)
-    return any(isinstance(layer, attentions) for layer in layers) and any(
+    return any(
+        isinstance(layer, keras.layers.MultiHeadAttention) for layer in layers
+    ) and any(
         internals.get_mask(value.spec) is not None for value in call.inputs
     )
 
