@@ -126,6 +126,49 @@ def unmasked():
     return keras.Model(tokens, [outputs[0], h, outputs[1]])
 
 
+class Residual(kl.Layer):
+    """Two layers, a sum without a mask, and the mask that came."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.first, self.second = kl.Dense(4, "tanh"), kl.Dense(4)
+        self.supports_masking = True
+
+    def build(self, shape):
+        self.first.build(shape)
+        self.second.build(shape)
+
+    def call(self, x):
+        return x + self.second(self.first(x))
+
+
+class Twice(kl.Layer):
+    """Hands its input on, twice."""
+
+    def call(self, x):
+        return x, x
+
+
+def masked_inside():
+    """Masks that symbolic tensors do not show.
+
+    They come out of one model, and go into another, where an attention takes
+    them off what is pooled beside it.
+    """
+    tokens = keras.Input((6,), dtype="int32")
+    embedder = keras.Model(tokens, kl.Embedding(9, 4, mask_zero=True)(tokens))
+    y = keras.Input((6, 4))
+    attended = kl.MultiHeadAttention(2, 3)(y, y)
+    pools = [kl.GlobalAveragePooling1D()(t) for t in (y, attended)]
+    inner = keras.Model(y, kl.Concatenate()(pools))
+    x = keras.Input((6,), dtype="int32")
+    h = Residual()(embedder(x))
+    first, second = Twice()(kl.Activation("linear")(h))
+    other = kl.MultiHeadAttention(2, 3)(first, first)
+    ends = [kl.GlobalAveragePooling1D()(t) for t in (h, second, other)]
+    return keras.Model(x, kl.Dense(2)(kl.Concatenate()([*ends, inner(h)])))
+
+
 class Scale(kl.Layer):
     """Multiplies by state that it moves in training."""
 

@@ -24,12 +24,15 @@ class Boundary(NamedTuple):
         return cls(tensors, [internals.get_mask(t) for t in tensors])
 
     def nest(self, structure: Any) -> Any:
-        """The nest, with new tensors that carry the masks."""
+        """The nest, with new tensors that carry the masks.
+
+        What was one tensor, see `structure_of`, is one again.
+        """
         tensors = [*map(copied, self.tensors)]
         for tensor, mask in zip(tensors, self.masks):
             if mask is not None:
                 internals.set_mask(tensor, mask)
-        return tree.pack_sequence_as(structure, tensors)
+        return tree.map_structure(lambda i: tensors[i], structure)
 
 
 class Output(NamedTuple):
@@ -107,8 +110,18 @@ def copied(tensor: Any) -> Any:
 
 
 def structure_of(nest: Any) -> Any:
-    """A nest like this one, to pack tensors into."""
-    return tree.map_structure(lambda _: 0, nest)
+    """A nest like this one, with the position of each leaf in the flat nest.
+
+    A tensor that comes several times has the position at which it came first:
+    if a layer takes off its mask, as attentions do, none of them has one.
+    """
+    flat = tree.flatten(nest)
+    places = {id(leaf): i for i, leaf in reversed([*enumerate(flat)])}
+    found = [
+        places[id(leaf)] if tf.is_tensor(leaf) else i
+        for i, leaf in enumerate(flat)
+    ]
+    return tree.pack_sequence_as(nest, found)
 
 
 def is_continuous(tensor: Any) -> bool:

@@ -14,6 +14,7 @@ from functional import (
     dicts,
     encoder,
     masked,
+    masked_inside,
     named_outputs,
     nested,
     normalized,
@@ -81,6 +82,7 @@ CASES = {
     "nested": (nested, tokens(4, 9), normal(8), {}, 3),
     "reused": (reused, [normal(4), normal(4)[::-1]], normal(20), {}, 3),
     "masked": (masked, tokens(6, 9), normal(2), {}, 3),
+    "masked inside": (masked_inside, tokens(6, 9), normal(2), {}, 3),
     "unmasked": (
         unmasked,
         tokens(6, 9),
@@ -94,10 +96,10 @@ CASES = {
 
 
 # The others have data or outputs by name, or moments.
-TRAINED = (
-    "unet residual siamese dicts translator nested reused masked "
-    "unmasked opened"
-).split()
+TRAINED = [
+    *"unet residual siamese dicts translator nested reused masked".split(),
+    *("masked inside", "unmasked", "opened"),
+]
 
 
 def by_itself(make, x, y, arguments):
@@ -106,7 +108,7 @@ def by_itself(make, x, y, arguments):
 
 
 # Keras takes it that nothing outside of a model wants the mask of its inputs.
-@pytest.mark.filterwarnings("ignore:Layer 'functional.*was passed an input")
+@pytest.mark.filterwarnings("ignore:Layer .*was passed an input with a mask")
 @pytest.mark.parametrize("name", quick(CASES, TRAINED))
 def test_functional_model_trains_as_in_keras_whatever_k(name):
     if name == "dicts" and not NAMES_METRICS_OF_DICTS:
@@ -131,7 +133,7 @@ def assert_same_bits(found, expected):
 
 # The quick ones are compared with Keras and with one cell at once, above.
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Layer 'functional.*was passed an input")
+@pytest.mark.filterwarnings("ignore:Layer .*was passed an input with a mask")
 @pytest.mark.parametrize("name", [name for name in CASES if name not in QUICK])
 def test_trained_bits_do_not_depend_on_k(name):
     make, x, y, arguments, m = CASES[name]

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 from all_pairs import all_pairs
+from functional import Twice
 from keras import layers as kl
 from kinds import KINDS, Kind, Plain, normal, user_loss
 from matrix import (
@@ -402,6 +403,52 @@ def test_mask_that_depends_on_what_layers_compute_is_known_ahead():
     found, expected = ([w.numpy() for w in m.weights] for m in (other, model))
     assert largest_difference(found, expected) < 1e-12
     assert largest_difference(other_history, history) < 1e-12
+
+
+class Attends(kl.Layer):
+    """Takes the mask off one of two names of a tensor."""
+
+    def build(self, shapes):
+        self.attention = kl.MultiHeadAttention(2, 3)
+        self.attention.build(*shapes)
+
+    def call(self, pair):
+        return self.attention(pair[0], pair[0]), pair[1]
+
+
+class Pools(kl.Layer):
+    def build(self, shapes):
+        self.pool = kl.GlobalAveragePooling1D()
+
+    def call(self, pair):
+        return self.pool(pair[0]) + self.pool(pair[1])
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.filterwarnings("ignore:Layer .*was passed an input with a mask")
+def test_tensor_that_crosses_twice_is_one_for_masks():
+    def layers():
+        embedding = kl.Embedding(9, 4, mask_zero=True)
+        return [embedding, Twice(), Attends(), Pools(), kl.Dense(2)]
+
+    kind = Kind(layers, lambda rng: rng.integers(0, 3, (ROWS, 6)), normal(2))
+    (model, history, outputs), *found = (
+        train(kind, make, optimizers("momentum"), epochs=1, infers=True)
+        for make in (
+            keras.Sequential,
+            *(
+                functools.partial(
+                    tfgpipe.GPipe, num_partitions=k, num_micro_batches=m
+                )
+                for k, m in ((1, 1), (5, 3))
+            ),
+        )
+    )
+    for other, other_history, other_outputs in found:
+        assert largest_difference(other_outputs, outputs) < 1e-12
+        assert largest_difference(other_history, history) < 1e-12
+        weights = ([w.numpy() for w in m.weights] for m in (other, model))
+        assert largest_difference(*weights) < 1e-12
 
 
 MODES = {

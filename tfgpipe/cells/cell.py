@@ -306,16 +306,26 @@ class LiveCall(LayerCall):
     def __call__(self, values: Any, training: bool) -> Any:
         """Runs the operation on what is alive, flat, see `LayerCall`."""
         live = tree.flatten(values)
-        given = {i: _copied(live[i]) for i in self.uses}
+        # One copy of a tensor, also where the operation takes it twice.
+        copies = {id(live[i]): _copied(live[i]) for i in self.uses}
+        given = {i: copies[id(live[i])] for i in self.uses}
         made = tree.flatten(self.run(given, training))
+        sources = {id(given[i]): live[i] for i in self.uses}
+        after: dict[int, Any] = {}
 
-        def after(i: int) -> Any:
-            if i not in given:
-                return live[i]
-            # An attention takes the masks off its inputs, for all that follow.
-            return Boundary([live[i]], [internals.get_mask(given[i])]).nest(0)
+        # It goes on as one tensor, also where the operation hands it on: an
+        # attention takes a mask off, and in Keras it is off for all.
+        def goes_on(tensor: Any) -> Any:
+            tensor = sources.get(id(tensor), tensor)
+            key = id(tensor)
+            if key in copies and key not in after:
+                mask = internals.get_mask(copies[key])
+                after[key] = Boundary([tensor], [mask]).nest(0)
+            return after.get(key, tensor)
 
-        return self.goes_on(after, lambda i: made[i])
+        return self.goes_on(
+            lambda i: goes_on(live[i]), lambda i: goes_on(made[i])
+        )
 
     def goes_on(
         self, live: Callable[[int], Any], made: Callable[[int], Any]

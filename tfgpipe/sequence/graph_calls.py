@@ -38,6 +38,7 @@ from tfgpipe.trial import (
     LayerTrial,
     Shapes,
     calls_undone,
+    masked_layers,
     tensors_of,
     with_sizes,
 )
@@ -59,6 +60,8 @@ class GraphCalls:
         inputs: Those of the model.
         found: The calls, in an order in which they can be run.
         outputs: A nest of those of the model.
+        takes_masks_off: Whether an attention does, which those that are called
+            after it on the same tensors do not find.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -69,6 +72,16 @@ class GraphCalls:
         self.found: list[ModelCall] = []
         self._known: dict[int, ModelTensor] = {}
         self._large = large_layers(model)
+        layers = internals.flat_layers(model)
+        large = [x for x in layers if id(x) in self._large]
+        attentions = [x for x in layers if _is_attention(x)]
+        masked = masked_layers(
+            model, [*filter(_calls_others, large), *attentions]
+        )
+        self._masked = masked or set()
+        self.takes_masks_off = any(
+            masked is None or id(x) in masked for x in attentions
+        )
         self._inner = _TRIED
         self._tried: list[tuple[LayerTrial, list[ModelTensor]]] = []
         self.outputs = self._inline(model, self.inputs)
@@ -190,6 +203,7 @@ class GraphCalls:
         if (
             self._inner == _CLOSED
             or id(call.operation) not in self._large
+            or id(call.operation) in self._masked
             # Where there is None, a layer does something else.
             or any(value.may_be_none for value in given)
         ):
@@ -403,12 +417,23 @@ def _may_be_opened(call: internals.GraphCall) -> bool:
     layer = call.operation
     masks = map(internals.get_mask, tensors_of(call))
     return (
-        len(internals.flat_layers(layer)) > 1
-        and not internals.is_keras(type(layer).call)
+        _calls_others(layer)
         and internals.remat_mode(layer) is None
         and not internals.own_context_arguments(layer) & set(call.kwargs)
         and all(mask is None for mask in masks)
     )
+
+
+def _calls_others(layer: keras.layers.Layer) -> bool:
+    """Whether a layer calls others in a way of its own."""
+    return len(internals.flat_layers(layer)) > 1 and not internals.is_keras(
+        type(layer).call
+    )
+
+
+def _is_attention(layer: keras.layers.Layer) -> bool:
+    """Whether a layer takes the masks off the tensors that it gets."""
+    return isinstance(layer, keras.layers.MultiHeadAttention)
 
 
 class _UsageScope(keras.StatelessScope):

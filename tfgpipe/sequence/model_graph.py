@@ -67,7 +67,8 @@ class ModelGraph:
             )
         )
         is_smaller = sum(other.live_bytes) < sum(row.live_bytes)
-        if is_smaller and in_turn(row.calls, other.calls):
+        is_free = is_smaller and not calls.takes_masks_off
+        if is_free and in_turn(row.calls, other.calls):
             row = other
         self.steps = row.steps()
         for step in self.steps:
@@ -362,8 +363,7 @@ def in_turn(calls: Sequence[ModelCall], others: Sequence[ModelCall]) -> bool:
     """Whether calls find the state that they find in another order.
 
     What a call reads may be assigned by another, of another layer, too: which
-    variables each uses shows when it runs. So may the mask of a tensor be: an
-    attention takes it off.
+    variables each uses shows when it runs.
     """
     uses: dict[int, Uses] = {}
     for call in calls:
@@ -372,28 +372,15 @@ def in_turn(calls: Sequence[ModelCall], others: Sequence[ModelCall]) -> bool:
             return False
         uses[id(call)] = seen
     assigned = {key for own in uses.values() for key in own.assigned}
-    for call in filter(_takes_masks_off, calls):
-        assigned |= set(map(id, call.inputs))
 
     def users(order: Sequence[ModelCall]) -> dict[int, list[int]]:
         found: dict[int, list[int]] = collections.defaultdict(list)
         for call in order:
-            own = uses[id(call)].all | set(map(id, call.inputs))
-            for key in assigned & own:
+            for key in assigned & uses[id(call)].all:
                 found[key].append(id(call))
         return found
 
     return users(calls) == users(others)
-
-
-def _takes_masks_off(call: ModelCall) -> bool:
-    is_layer = isinstance(call.operation, keras.layers.Layer)
-    layers = internals.flat_layers(call.operation) if is_layer else []
-    return any(
-        isinstance(layer, keras.layers.MultiHeadAttention) for layer in layers
-    ) and any(
-        internals.get_mask(value.spec) is not None for value in call.inputs
-    )
 
 
 def _seen(call: ModelCall) -> Uses | None:

@@ -365,6 +365,44 @@ def uses_of(
     return Uses(scope.used, scope.assigned)
 
 
+def masked_layers(
+    model: keras.Model, layers: Sequence[keras.layers.Layer]
+) -> set[int] | None:
+    """The ids of those layers that get masks when the model runs.
+
+    Symbolic tensors do not show them: inside a nested model they have none, and
+    behind a layer that says that it supports none there may be one. None if
+    the model fails where sizes are not known.
+    """
+    found: set[int] = set()
+    if not layers:
+        return found
+
+    def noting(layer: keras.layers.Layer) -> Callable:
+        call = layer.call
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            masks = map(internals.get_mask, tree.flatten((args, kwargs)))
+            if any(mask is not None for mask in masks):
+                found.add(id(layer))
+            return call(*args, **kwargs)
+
+        return noted
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(calls_undone(internals.flat_layers(model)))
+        for layer in layers:
+            stack.enter_context(
+                internals.replaced_method(layer, "call", noting(layer))
+            )
+        try:
+            run = functools.partial(model, training=True)
+            internals.output_spec(run, model.input)
+        except Exception:  # a user's code may raise anything
+            return None
+    return found
+
+
 def _is_own(operation: Any, arguments: Any) -> bool:
     """Whether a call runs Keras's code alone, that of one layer."""
     if not internals.is_keras(type(operation)):

@@ -2,7 +2,6 @@
 
 import keras
 import numpy as np
-import pytest
 from functional import Noise, normalized, residual
 from keras import layers as kl
 
@@ -83,15 +82,6 @@ def test_calls_that_use_what_others_assign_are_in_turn():
     model = keras.Model(x, kl.Add()([dense(x), norm(x)]))
     assert not can_turn(model, [dense, norm])
     assert in_turn(*[GraphCalls(branches()).found] * 2)
-
-
-@pytest.mark.parametrize("mask_zero", [False, True])
-def test_attention_that_takes_a_mask_off_has_its_turn(mask_zero):
-    x = keras.Input((4,), dtype="int32")
-    h = kl.Embedding(9, 4, mask_zero=mask_zero)(x)
-    attention, dense = kl.MultiHeadAttention(1, 4), kl.Dense(4)
-    model = keras.Model(x, [attention(h, h), dense(h)])
-    assert can_turn(model, [attention, dense]) == (not mask_zero)
 
 
 def test_no_cell_begins_between_calls_of_a_layer_with_state():

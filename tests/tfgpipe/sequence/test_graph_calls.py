@@ -82,3 +82,31 @@ def test_mask_goes_along_with_an_input_that_is_cast():
     assert internals.get_mask(AsInput("float32", 2)(x, mask)) is mask
     internals.set_mask(x, mask)
     assert internals.get_mask(AsInput("float32", 2)(x)) is mask
+
+
+@pytest.mark.filterwarnings("ignore:Layer .*was passed an input with a mask")
+@pytest.mark.parametrize("mask_zero", [False, True])
+def test_attention_in_a_nested_model_takes_a_mask_off(mask_zero):
+    x = keras.Input((4, 3))
+    inner = keras.Model(x, kl.MultiHeadAttention(1, 3)(x, x))
+    tokens = keras.Input((4,), dtype="int32")
+    h = kl.Embedding(9, 3, mask_zero=mask_zero)(tokens)
+    model = keras.Model(tokens, inner(h))
+    assert GraphCalls(model).takes_masks_off == mask_zero
+
+
+class Halves(kl.Layer):
+    """Fails where the length is not known; its word is taken till then."""
+
+    def call(self, x):
+        return x[:, : x.shape[1] // 2]
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def test_attention_may_take_a_mask_off_where_a_model_needs_sizes():
+    x = keras.Input((None, 3))
+    h = Halves()(x)
+    model = keras.Model(x, kl.MultiHeadAttention(1, 3)(h, h))
+    assert GraphCalls(model).takes_masks_off

@@ -5,7 +5,7 @@ import functools
 import keras
 import numpy as np
 import pytest
-from functional import Block, Encoder, Noise, encoder
+from functional import Block, Encoder, Noise, Residual, encoder
 from keras import layers as kl
 from keras import ops
 
@@ -308,6 +308,18 @@ def test_each_layer_is_asked_what_it_does():
     found = tfgpipe.layers_of(keras.Model(x, h))
     names = [type(call.operation).__name__ for call in found]
     assert names == ["Dense", "Dense", "Chooses", "Dense", "Dense"]
+
+
+@pytest.mark.parametrize("mask_zero", [False, True])
+def test_layer_that_gets_a_mask_stays_closed(mask_zero):
+    """Symbolic tensors do not show the mask, but a run of the model does."""
+    x = keras.Input((5,), dtype="int32")
+    embedder = keras.Model(x, kl.Embedding(9, 4, mask_zero=mask_zero)(x))
+    tokens = keras.Input((5,), dtype="int32")
+    layer = Residual()
+    model = keras.Model(tokens, layer(embedder(tokens)))
+    operations = [call.operation for call in GraphCalls(model).found]
+    assert (layer in operations) == mask_zero
 
 
 def test_small_layers_stay_closed():
