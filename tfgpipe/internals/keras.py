@@ -865,6 +865,11 @@ def producer(tensor: keras.KerasTensor) -> Any:
     return None if history is None else history.operation
 
 
+def is_optional(tensor: keras.KerasTensor) -> bool:
+    """Whether it is a model's input that may be left out."""
+    return getattr(producer(tensor), "optional", False)
+
+
 class GraphCall(NamedTuple):
     """A call in the graph of a functional model.
 

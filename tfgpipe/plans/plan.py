@@ -620,12 +620,18 @@ def _checked_inputs(source: Any, inputs: Any) -> Any:
             )
     if inputs is None or own is None:
         return spec
-    spec = source.arranged(inputs)
-    expected, found = (
-        [(leaf.shape, leaf.dtype) for leaf in tree.flatten(nest)]
-        for nest in (own, spec)
+    try:
+        spec = source.arranged(inputs)
+    except ValueError as error:
+        raise ValueError(
+            "`inputs` must be those of the model. Received: "
+            f"inputs={inputs!r}. Pass {_names_in(own)} in this structure."
+        ) from error
+    expected, found = tree.flatten(own), tree.flatten(spec)
+    is_other = any(
+        not internals.is_optional(a) if b is None else a.dtype != b.dtype
+        for a, b in zip(expected, found)
     )
-    is_other = any(a != b for (_, a), (_, b) in zip(expected, found))
     if is_other or inputs_lib.unlike(spec, own):
         raise ValueError(
             "`inputs` must be those of the model, with sizes where it has "

@@ -66,8 +66,7 @@ class GraphCalls:
 
     def __init__(self, model: keras.Model) -> None:
         self.inputs = [
-            ModelTensor(t, getattr(internals.producer(t), "optional", False))
-            for t in model.inputs
+            ModelTensor(t, internals.is_optional(t)) for t in model.inputs
         ]
         self.found: list[ModelCall] = []
         self._known: dict[int, ModelTensor] = {}
