@@ -1,8 +1,8 @@
 """A functional model as steps, each a call of one of its layers.
 
 The calls are in Keras's own order; or depth first, where fewer bytes are alive
-between steps then, and no call finds other state. A tensor that is used later
-travels along, so that the calls are a row of steps:
+between steps then, and no call finds other state or other masks. A tensor that
+is used later travels along, so that the calls are a row of steps:
 
     x --> conv --> pool --> conv --> upsample --> concatenate --> y
             |________________________________________|
