@@ -29,7 +29,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.boundary import Boundary, CellArguments, structure_of
+from tfgpipe.boundary import Boundary, CellArguments
 from tfgpipe.cells.cell import Cell, name_in_words
 from tfgpipe.cells.function import CellFunction
 from tfgpipe.cells.tasks import CellTasks
@@ -77,18 +77,17 @@ class Tracer:
     def trace(
         self,
         functions: Sequence[CellFunction],
-        x: Any,
+        structure: Any,
         specs: Sequence[CellArguments],
         of_rows: Callable[[Any], tf.TensorSpec],
     ) -> list[Traced]:
         """Traces cells that follow each other.
 
-        `x` are the inputs of the first; `specs` what each cell takes, but the
-        inputs of the first alone. `of_rows` makes the spec of what has a row
-        for each of the batch's.
+        `structure` is that of the inputs of the first; `specs` what each cell
+        takes, but the inputs of the first alone. `of_rows` makes the spec of
+        what has a row for each of the batch's.
         """
         made: list[Traced] = []
-        structure = structure_of(x)
         inputs = specs[0].inputs
         before = _EarlierCells()
         for function, own in zip(functions, specs):

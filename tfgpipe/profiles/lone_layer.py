@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
-from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.boundary import Boundary, CellArguments, is_continuous
@@ -114,8 +113,7 @@ class LoneLayer:
             [_spec(v) for v in function.state],
             labels,
         ).specs(_spec)
-        x = tree.map_structure(lambda _: 0, structure)
-        traced = self._tracer.trace([function], x, [specs], _spec)
+        traced = self._tracer.trace([function], structure, [specs], _spec)
         has_loss = function.head is not None
         has_gradient = [
             is_continuous(t) and not has_loss for t in traced[0].outputs.tensors

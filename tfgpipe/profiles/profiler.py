@@ -31,7 +31,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.boundary import Boundary, copied
+from tfgpipe.boundary import Boundary, copied, structure_of
 from tfgpipe.cells import LayerCall
 from tfgpipe.checks import as_count, as_integer, checked_bool, checked_positive
 from tfgpipe.costs import (
@@ -404,7 +404,7 @@ class Measuring:
         self._placed = placed
         self._setting = setting
         first = next(iter(x.values()))
-        self._structure = tree.map_structure(lambda _: 0, first)
+        self._structure = structure_of(first)
         with tf.device(setting.device):
             self._data = {
                 rows: Boundary.of(tree.map_structure(copied, x[rows]))

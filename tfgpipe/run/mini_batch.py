@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 from keras import tree
 
-from tfgpipe.boundary import Boundary, CellArguments, Output
+from tfgpipe.boundary import Boundary, CellArguments, Output, structure_of
 from tfgpipe.cells import Cell, CellFunction
 from tfgpipe.devices import Replicas, names
 from tfgpipe.micro_batches import MicroBatches
@@ -77,7 +77,7 @@ class MiniBatch:
         ]
         self._traced = tracer.trace(
             self.functions,
-            x,
+            structure_of(x),
             [self._specs(k) for k in range(len(cells))],
             self.micro_batches.spec,
         )

@@ -13,7 +13,7 @@ from own_layers import Fork, Join
 from quick import quick
 
 import tfgpipe
-from tfgpipe.boundary import Boundary, CellArguments
+from tfgpipe.boundary import Boundary, CellArguments, structure_of
 from tfgpipe.cells import cell
 from tfgpipe.cells.cell import Cell
 from tfgpipe.cells.function import CellFunction
@@ -94,7 +94,9 @@ def tasks_of(function, arguments, has_gradient, needs_dx=True):
     tracer = Tracer(jit_compile=False)
     x = arguments.inputs.tensors[0]
     of_rows = MicroBatches(x, 1).spec
-    traced = tracer.trace([function], x, [arguments.specs(of_rows)], of_rows)
+    traced = tracer.trace(
+        [function], structure_of(x), [arguments.specs(of_rows)], of_rows
+    )
     cells = tracer.differentiate(traced, [True], has_gradient)
     (tasks,) = tracer.tasks(cells, [needs_dx])
     return tasks
