@@ -28,7 +28,7 @@ from tfgpipe.costs import cost as cost_lib
 from tfgpipe.internals import SymbolicCall
 from tfgpipe.micro_batches import shapes
 from tfgpipe.partition import partition
-from tfgpipe.sequence.restrictions import check_rows_stay
+from tfgpipe.sequence.restrictions import check_mask_is_one, check_rows_stay
 
 
 class LayerList:
@@ -96,9 +96,10 @@ class LayerList:
         known: dict[Any, Any] = {}  # equal layers are estimated once
         example = cost_lib.example_of(spec)
         with _building(self.layers):
-            for call, cost in zip(self.steps, self.costs):
+            for i, (call, cost) in enumerate(zip(self.steps, self.costs), 1):
                 layer = call.layer
                 output = _called(layer, spec, before)
+                check_mask_is_one(layer, spec, output, self.layers[i:])
                 if is_split:
                     is_last = layer is self.layers[-1]
                     check_rows_stay(layer, spec, output, is_last)

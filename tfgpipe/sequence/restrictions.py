@@ -6,6 +6,8 @@ By what they are. What only a trace shows is refused where it shows:
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +17,7 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.costs import cost as cost_lib
 from tfgpipe.state import is_synchronized
+from tfgpipe.trial import calls_undone
 
 
 def check_supported(
@@ -78,6 +81,70 @@ def check_rows_stay(
     shapes = [t.shape for t in tree.flatten(found) if t is not None]
     if any(d and d % _MANY_ROWS == 0 for s in shapes for d in s[1:]):
         _refuse_rows(layer, made)
+
+
+def check_mask_is_one(
+    layer: keras.layers.Layer,
+    inputs: Any,
+    outputs: Any,
+    following: Sequence[keras.layers.Layer],
+) -> None:
+    """Refuses a layer that returns a tensor with another mask than it says.
+
+    Keras does not ask `compute_mask` where what `call` returns has a mask, as
+    the tensor that came in. But in the graph of a `keras.Sequential` it has,
+    and hands what it says to layers that take a `mask`. `inputs` and `outputs`
+    are nests of specs.
+
+    Raises:
+        ValueError: If it does so, and a following layer takes a mask.
+    """
+    specs = [t for t in tree.flatten(inputs) if t is not None]
+    masks = [internals.get_mask(spec) for spec in specs]
+    said = [internals.get_mask(spec) for spec in tree.flatten(outputs)]
+    is_own = not internals.is_keras(type(layer).call)
+    if (
+        len(specs) != 1
+        or masks == [None]
+        or all(mask is None for mask in said)
+        or not (is_own or isinstance(layer, keras.layers.Lambda))
+        or not any(map(_takes_mask, following))
+    ):
+        return
+    asked = []
+    compute = layer.compute_mask
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        asked.append(layer)
+        return compute(*args, **kwargs)
+
+    def run(x: Any, mask: Any) -> None:
+        internals.set_mask(x, mask)
+        made = [internals.get_mask(t) for t in tree.flatten(layer(x))]
+        is_told = internals.is_keras(type(layer).compute_mask)
+        is_handed_on = is_told and all(own is mask for own in made)
+        if not asked and None not in made and not is_handed_on:
+            other.append(layer)
+
+    other: list[Any] = []
+    with (
+        calls_undone([layer]),
+        internals.replaced_method(layer, "compute_mask", noted),
+        contextlib.suppress(Exception),  # a user's code may raise anything
+    ):
+        internals.output_spec(run, specs[0], masks[0])
+    if other:
+        raise ValueError(
+            "The outputs of a layer must have the mask that its `compute_mask` "
+            f"returns. Received: layer '{layer.name}', which returns a tensor "
+            "that has another one already, so that Keras gives layers the one "
+            "or the other. Return a new tensor, as `keras.ops.copy(x)` is, or "
+            "pass a functional model."
+        )
+
+
+def _takes_mask(layer: keras.layers.Layer) -> bool:
+    return "mask" in inspect.signature(layer.call).parameters
 
 
 def check_model_rows(

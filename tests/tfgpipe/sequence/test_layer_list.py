@@ -89,3 +89,31 @@ def test_shape_may_be_that_of_the_first_layer(argument):
     assert model.built and model.input_shape == (None, 3)
     found = trained(make, pipeline(2, 2), X, Y)
     assert_close(found, trained(make, keras.Sequential, X, Y))
+
+
+class Narrows(kl.Layer):
+    """Says another mask than that of the tensor that it hands on."""
+
+    def __init__(self, is_new):
+        super().__init__()
+        self.is_new, self.supports_masking = is_new, True
+
+    def call(self, x):
+        return keras.ops.copy(x) if self.is_new else x
+
+    def compute_mask(self, x, mask=None):
+        return mask & keras.ops.any(x > 0, -1)
+
+
+def test_layer_whose_tensor_has_another_mask_than_it_says_is_refused():
+    def layers(is_new, *last):
+        x = keras.Input((4, 3))
+        return [x, kl.Masking(), Narrows(is_new), *last]
+
+    with pytest.raises(ValueError, match=r"'narrows.*another one already"):
+        tfgpipe.GPipe(layers(False, kl.GRU(3)), 1)
+    tfgpipe.GPipe(layers(False, kl.Dense(3)), 1)  # which asks for none
+    data = np.random.default_rng(0).standard_normal((5, 4, 3))
+    model = keras.Sequential(layers(True, kl.GRU(3)))
+    found = tfgpipe.GPipe(model, 2).predict(data, verbose=0)
+    np.testing.assert_allclose(found, model.predict(data, verbose=0), 1e-6)
