@@ -1217,6 +1217,30 @@ def test_symbolic_calls_of_a_layer_are_known():
     assert internals.is_optional(keras.Input((2,), optional=True))
 
 
+def test_masks_that_keras_found_are_no_inputs_of_a_call():
+    x = keras.Input((4,), dtype="int32")
+    h = kl.Embedding(5, 3, mask_zero=True)(x)
+    found, given = kl.GRU(3), kl.GRU(3)
+    mask = x > 1
+    found(h), given(h, mask=mask)
+    assert internals.symbolic_calls(found)[0].inputs == [h]
+    assert internals.symbolic_calls(given)[0].inputs == [h, mask]
+
+
+@pytest.mark.parametrize("outer", [None, "float16"])
+def test_variables_are_read_in_the_precision_of_what_reads_them(outer):
+    plain, mixed = kl.Dense(2), kl.Dense(2, dtype="mixed_bfloat16")
+    without = kl.Dense(2, autocast=False)
+    expected = ["float32" if outer else None, "bfloat16", None]
+    assert [
+        internals.autocast_dtype(layer, outer)
+        for layer in (plain, mixed, without)
+    ] == expected
+    plain.build((None, 2))
+    with internals.autocast("float16"):
+        assert tf.convert_to_tensor(plain.kernel).dtype == "float16"
+
+
 def test_calls_in_no_graph_are_not_noticed():
     inputs, dense = keras.Input((2,)), kl.Dense(2)
     with internals.in_no_graph([dense]):

@@ -412,6 +412,23 @@ def get_mask(tensor: Any) -> Any:
     return _masking.get_keras_mask(tensor)
 
 
+def autocast_dtype(layer: keras.layers.Layer, outer: str | None) -> str | None:
+    """As what a layer's `call` reads variables of floats; None: as they are.
+
+    `outer` is that of what calls it. See `Layer.__call__`.
+    """
+    if outer is not None:
+        return layer.compute_dtype if layer.autocast else None
+    is_mixed = layer.compute_dtype != layer.variable_dtype
+    return layer.compute_dtype if is_mixed else None
+
+
+def autocast(dtype: str) -> contextlib.AbstractContextManager:
+    """Inside, variables of floats are read as this dtype."""
+    scope: contextlib.AbstractContextManager = _backend.AutocastScope(dtype)
+    return scope
+
+
 def set_mask(tensor: Any, mask: Any) -> None:
     """Attaches a Keras mask to a tensor."""
     _masking.set_keras_mask(tensor, mask)
@@ -755,11 +772,13 @@ def lower_loss_scale(optimizer: Any) -> None:
 @contextlib.contextmanager
 def replaced_method(thing: Any, name: str, function: Any) -> Iterator[None]:
     """Inside, an object's method is this function."""
+    own = {k: v for k, v in vars(thing).items() if k == name}
     object.__setattr__(thing, name, function)
     try:
         yield
     finally:
         object.__delattr__(thing, name)
+        vars(thing).update(own)
 
 
 def slots(optimizer: Any, variable: keras.Variable) -> list[keras.Variable]:
@@ -832,7 +851,7 @@ class SymbolicCall(NamedTuple):
 
     Attributes:
         operation: What was called.
-        inputs: The tensors it took.
+        inputs: The tensors it took, but the masks that Keras found on them.
         outputs: Those it returned.
     """
 
@@ -853,10 +872,18 @@ def calls_on(layer: keras.layers.Layer) -> list[SymbolicCall]:
 
 def _calls(nodes: list[Any]) -> list[SymbolicCall]:
     return [
-        SymbolicCall(node.operation, node.input_tensors, node.outputs)
+        SymbolicCall(node.operation, _given_by_user(node), node.outputs)
         for node in nodes
         if not hasattr(node, _IN_NO_GRAPH)
     ]
+
+
+def _given_by_user(node: Any) -> list[Any]:
+    """The tensors that a call took, without the masks of the others."""
+    masks = {id(get_mask(t)) for t in keras.tree.flatten(node.arguments.args)}
+    found = keras.tree.flatten(node.arguments.kwargs.get("mask"))
+    own = {id(mask) for mask in found} & masks
+    return [t for t in node.input_tensors if id(t) not in own]
 
 
 def producer(tensor: keras.KerasTensor) -> Any:

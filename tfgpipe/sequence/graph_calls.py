@@ -60,8 +60,6 @@ class GraphCalls:
         inputs: Those of the model.
         found: The calls, in an order in which they can be run.
         outputs: A nest of those of the model.
-        takes_masks_off: Whether an attention does, which those that are called
-            after it on the same tensors do not find.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -71,41 +69,48 @@ class GraphCalls:
         self.found: list[ModelCall] = []
         self._known: dict[int, ModelTensor] = {}
         self._large = large_layers(model)
-        layers = internals.flat_layers(model)
-        large = [x for x in layers if id(x) in self._large]
-        attentions = [x for x in layers if _is_attention(x)]
-        masked = masked_layers(
-            model, [*filter(_calls_others, large), *attentions]
-        )
-        self._masked = masked or set()
-        self.takes_masks_off = any(
-            masked is None or id(x) in masked for x in attentions
-        )
+        self._masked = masked_layers(model)
         self._inner = _TRIED
+        self._autocast: str | None = None
+        self._nested: list[tuple[Any, keras.Model]] = []
         self._tried: list[tuple[LayerTrial, list[ModelTensor]]] = []
-        self.outputs = self._inline(model, self.inputs)
+        dtype = internals.autocast_dtype(model, None)
+        with internals.replaced(self, "_autocast", dtype):
+            self.outputs = self._inline(model, self.inputs)
+
+    @property
+    def finds_masks(self) -> bool:
+        """Whether a layer does, which one before it may have put on or off."""
+        return bool(self._masked)
 
     def differing(self, specs: list[Any]) -> list[str]:
         """The names of opened layers that compute something else.
 
         Than they did when they were opened, or at other sizes: they are tried
-        at those that they have for inputs of these shapes, with few rows.
+        at those that they have for inputs of these shapes, with few rows. And
+        those of nested models to which layers were added since.
         """
-        if not self._tried:
-            return []
+        changed = [
+            x.name for x, was in self._nested if _functional(x) is not was
+        ]
+        if changed or not self._tried:
+            return changed
         trials, given = zip(*self._tried)
         for rows in (2, 1):
             taken = self._taken(specs, rows, given)
             if all(t.is_affordable(s) for t, s in zip(trials, taken)):
                 break
-        return [
+        found = [
             trial.name
             for trial, shapes in zip(trials, taken)
             if not all(
-                trial.found(shapes, training).is_same
+                trial.found(shapes, training, training).is_same
                 for training in (True, False)
             )
         ]
+        for trial in trials:
+            trial.forget_values()
+        return found
 
     def _taken(
         self, specs: list[Any], rows: int, wanted: Sequence[list[ModelTensor]]
@@ -167,13 +172,11 @@ class GraphCalls:
         """Adds the calls of a model on these inputs; returns its outputs."""
         # In each call of a model, the symbolic tensors of its graph stand for
         # others, and for others again in a graph that has some of them.
-        around = self._known
-        self._known = dict(zip(map(id, model.inputs), inputs))
-        for call in internals.graph_calls(model):
-            self._add(call)
-        outputs = tree.map_structure(self._value, model.output)
-        self._known = around
-        return outputs
+        known = dict(zip(map(id, model.inputs), inputs))
+        with internals.replaced(self, "_known", known):
+            for call in internals.graph_calls(model):
+                self._add(call)
+            return tree.map_structure(self._value, model.output)
 
     def _add(self, call: internals.GraphCall) -> None:
         args = tree.map_structure(self._value, call.args)
@@ -184,12 +187,19 @@ class GraphCalls:
         others = {k: v for k, v in kwargs.items() if k != "mask"}
         if inner is not None and len(args) == 1 and not _has_values(others):
             masks = tree.flatten(kwargs.get("mask"))
-            outputs = self._inside(inner, _flat(args[0], inner), masks)
+            self._nested.append((call.operation, inner))
+            dtype = internals.autocast_dtype(call.operation, self._autocast)
+            with internals.replaced(self, "_autocast", dtype):
+                outputs = self._inside(inner, _flat(args[0], inner), masks)
         elif found := self._opened(call):
             outputs = found
         else:
             made = [ModelTensor(t) for t in call.outputs]
-            self.found.append(ModelCall(call.operation, args, kwargs, made))
+            operation = call.operation
+            is_layer = isinstance(operation, keras.layers.Layer)
+            if self._autocast and not is_layer and _reads_variables(call):
+                operation = Autocast(operation, self._autocast)
+            self.found.append(ModelCall(operation, args, kwargs, made))
             outputs = made
         self._known.update(zip(map(id, call.outputs), outputs))
 
@@ -219,7 +229,9 @@ class GraphCalls:
             with internals.replaced(self, "_inner", inner):
                 outputs = self._in_place(call, model, given)
             trial = _trial(call, given, self.found[start:], outputs)
-            if trial.agrees():
+            agrees = trial.agrees()
+            trial.forget_values()
+            if agrees:
                 self._tried.append((trial, given))
                 return outputs
             del self.found[start:]
@@ -232,7 +244,8 @@ class GraphCalls:
         given: list[ModelTensor],
     ) -> list[ModelTensor]:
         """Adds the calls of a model in the place of one of a layer."""
-        outputs = self._inside(model, given, [])
+        with internals.replaced(self, "_autocast", None):
+            outputs = self._inside(model, given, [])
         for value, tensor in zip(outputs, call.outputs):
             value.spec = tensor  # in which sizes may be known that got lost
         return outputs
@@ -355,6 +368,20 @@ class AsInput(keras.Operation):
         return x
 
 
+class Autocast(keras.Operation):
+    """An operation, which reads variables in the precision of its model."""
+
+    def __init__(self, operation: keras.Operation, dtype: str):
+        super().__init__(name=operation.name)
+        self.operation = operation
+        self.dtype = dtype
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the operation."""
+        with internals.autocast(self.dtype):
+            return self.operation(*args, **kwargs)
+
+
 def run_calls(
     calls: Iterable[ModelCall],
     given: Iterable[tuple[ModelTensor, Any]],
@@ -416,23 +443,12 @@ def _may_be_opened(call: internals.GraphCall) -> bool:
     layer = call.operation
     masks = map(internals.get_mask, tensors_of(call))
     return (
-        _calls_others(layer)
+        len(internals.flat_layers(layer)) > 1
+        and not internals.is_keras(type(layer).call)
         and internals.remat_mode(layer) is None
         and not internals.own_context_arguments(layer) & set(call.kwargs)
         and all(mask is None for mask in masks)
     )
-
-
-def _calls_others(layer: keras.layers.Layer) -> bool:
-    """Whether a layer calls others in a way of its own."""
-    return len(internals.flat_layers(layer)) > 1 and not internals.is_keras(
-        type(layer).call
-    )
-
-
-def _is_attention(layer: keras.layers.Layer) -> bool:
-    """Whether a layer takes the masks off the tensors that it gets."""
-    return isinstance(layer, keras.layers.MultiHeadAttention)
 
 
 class _UsageScope(keras.StatelessScope):
@@ -497,9 +513,14 @@ def _called(call: internals.GraphCall) -> keras.Model | None:
 
 def _is_cast(layer: keras.layers.Layer, call: internals.GraphCall) -> bool:
     """Whether a layer would cast a variable that a call takes."""
-    leaves = tree.flatten((call.args, call.kwargs))
     is_mixed = layer.compute_dtype != layer.variable_dtype
-    return is_mixed and any(isinstance(v, keras.Variable) for v in leaves)
+    return is_mixed and _reads_variables(call)
+
+
+def _reads_variables(call: internals.GraphCall) -> bool:
+    """Whether a call takes variables as arguments, as operations may."""
+    leaves = tree.flatten((call.args, call.kwargs))
+    return any(isinstance(v, keras.Variable) for v in leaves)
 
 
 def _converted(layer: keras.layers.Layer, tensor: Any) -> str:

@@ -67,7 +67,7 @@ class ModelGraph:
             )
         )
         is_smaller = sum(other.live_bytes) < sum(row.live_bytes)
-        is_free = is_smaller and not calls.takes_masks_off
+        is_free = is_smaller and not calls.finds_masks
         if is_free and in_turn(row.calls, other.calls):
             row = other
         self.steps = row.steps()
@@ -101,7 +101,7 @@ class ModelGraph:
         key = tuple(None if s is None else s.shape[1:] for s in specs)
         if key in self._checked:
             return
-        with internals.outside_functions():
+        with internals.outside_functions(), internals.recording():
             found = self._calls.differing(specs)
         if found:
             raise ValueError(

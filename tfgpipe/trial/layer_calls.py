@@ -35,6 +35,7 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.boundary import is_continuous
 from tfgpipe.trial.compare import distance, largest
+from tfgpipe.trial.python_state import is_changed, python_state
 
 Shapes: TypeAlias = list[tuple[int, ...]]
 
@@ -118,15 +119,18 @@ class LayerTrial:
                 _drawn(rng, shape, tensor.dtype)
                 for shape, tensor in zip(shapes, self._tensors)
             ]
-            expected, found = (
-                self._run(function, given, training, with_gradients)
-                for function in (self._run_layer, self._run_calls)
+            before = python_state([self._layer])
+            expected = self._run(
+                self._run_layer, given, training, with_gradients
             )
+            if is_changed(before, python_state([self._layer])):
+                return CallTrialResult(True, False)
+            found = self._run(self._run_calls, given, training, with_gradients)
         if expected is None or found is None:
             return CallTrialResult(expected is not None, expected is found)
         if _says_nothing(expected.outputs):
             return CallTrialResult(False, True)
-        return CallTrialResult(True, _are_near(tuple(found), tuple(expected)))
+        return CallTrialResult(True, _are_near(found, expected))
 
     def is_affordable(self, shapes: Shapes) -> bool:
         """Whether a run at these sizes takes little time."""
@@ -189,6 +193,10 @@ class LayerTrial:
         masks = [internals.get_mask(tensor) for tensor in outputs]
         return _CallOutcome(outputs, masks, scope.losses, assigned, gradients)
 
+    def forget_values(self) -> None:
+        """Lets go of the values of weights, which a step assigns anew."""
+        vars(self).pop("_values", None)
+
     @functools.cached_property
     def _values(self) -> list[tuple[keras.Variable, Any]]:
         """The variables of the layer, and what they are in a trial."""
@@ -219,13 +227,15 @@ def _drawn(
 def _value_of(variable: keras.Variable, rng: np.random.Generator) -> Any:
     """The value of a variable, or a drawn one, positive as a variance is."""
     is_float = keras.backend.is_float_dtype(variable.dtype)
-    if internals.is_created(variable):
-        value = tf.identity(variable.value)
-        if not is_float or np.ptp(value) > 0:
+    if internals.is_created(variable) or not is_float:
+        value = tf.identity(variable.value)  # or what it will begin with
+        array = np.asarray(value).ravel()
+        is_varied = bool(np.any(array != array[:1]))
+        if is_varied and (np.all(array) or not is_float):
             return value
-    elif not is_float:
-        return tf.identity(variable.value)  # what it will begin with
-    # Equal numbers, such as zeros, would hide what a layer does with them.
+        if not is_float:
+            return tf.reshape(tf.cast(array == 0, value.dtype), value.shape)
+    # Zeros and equal numbers would hide what a layer does with them.
     shape = variable.shape
     fan_in = math.prod(shape[:-1]) if len(shape) > 1 else 1
     drawn = rng.uniform(0.5, 1.5, shape) / math.sqrt(fan_in)
@@ -248,23 +258,27 @@ def _gradients(
     return [g if g is None else tf.convert_to_tensor(g) for g in found]
 
 
-def _are_near(found: Any, expected: Any, least: float = 0.0) -> bool:
-    """Whether nests of tensors are equal but for rounding.
+def _are_near(found: _CallOutcome, expected: _CallOutcome) -> bool:
+    """Whether two runs made the same but for rounding.
 
-    Differences are by the largest value of a tensor, at least `least`: a
-    gradient that is zero is so but for rounding.
+    Differences are by the largest value of a tensor. What is zero is so but for
+    rounding: of gradients by the largest of all, of anything else by that which
+    is least, as a bias that hides positions is 1e9 times larger.
     """
-    if isinstance(expected, dict):
-        return found.keys() == expected.keys() and _are_near(
-            [found[key] for key in expected], [*expected.values()]
-        )
-    if isinstance(expected, (list, tuple)):
-        sizes = map(largest, filter(is_continuous, tree.flatten(expected)))
-        least = 1e-3 * max(map(float, sizes), default=0.0)
-        return len(found) == len(expected) and all(
-            _are_near(a, b, least) for a, b in zip(found, expected)
-        )
-    return not distance(expected, found, least)
+    if found.assigned.keys() != expected.assigned.keys():
+        return False
+    pairs: Iterable[tuple[Any, Any]] = zip(found, expected)
+    for ours, theirs in pairs:
+        of = max if theirs is expected.gradients else min
+        if isinstance(theirs, dict):
+            ours, theirs = [ours[key] for key in theirs], [*theirs.values()]
+        sizes = [float(largest(t)) for t in theirs if is_continuous(t)]
+        least = 1e-3 * of(filter(None, sizes), default=0.0)
+        if len(ours) != len(theirs) or any(
+            distance(b, a, least) for a, b in zip(ours, theirs)
+        ):
+            return False
+    return True
 
 
 def _says_nothing(outputs: list[Any]) -> bool:
@@ -335,7 +349,7 @@ def uses_of(
     but Keras's own code: that uses its own variables, and a layer with none
     inside assigns those that no optimizer trains. `arguments` makes (args,
     kwargs) of tensors like `specs`. None if the call fails on symbolic tensors,
-    or leaves something in an attribute, where other calls may find it.
+    or leaves something in `python_state`, where other calls may find it.
     """
     if _is_own(operation, arguments(specs)):
         variables = getattr(operation, "variables", ())
@@ -343,7 +357,7 @@ def uses_of(
         return Uses({id(v) for v in variables} | state, state)
     is_layer = isinstance(operation, keras.layers.Layer)
     layers = internals.flat_layers(operation) if is_layer else []
-    before = [internals.own_attributes(layer) for layer in layers]
+    before = python_state(layers or [operation])
     scope = UsageScope()
 
     def run(*tensors: Any) -> None:
@@ -359,24 +373,24 @@ def uses_of(
             internals.output_spec(run, *specs)
         except Exception:  # a user's code may raise anything
             return None
-    after = [internals.own_attributes(layer) for layer in layers]
-    if not all(map(_are_same, before, after)):
+    if is_changed(before, python_state(layers or [operation])):
         return None
     return Uses(scope.used, scope.assigned)
 
 
-def masked_layers(
-    model: keras.Model, layers: Sequence[keras.layers.Layer]
-) -> set[int] | None:
-    """The ids of those layers that get masks when the model runs.
+def masked_layers(model: keras.Model) -> set[int]:
+    """The ids of the layers that get masks when the model runs.
 
     Symbolic tensors do not show them: inside a nested model they have none, and
-    behind a layer that says that it supports none there may be one. None if
-    the model fails where sizes are not known.
+    behind a layer that says that it supports none there may be one. All layers
+    if the model fails where sizes are not known.
     """
+    layers = internals.flat_layers(model)
     found: set[int] = set()
-    if not layers:
-        return found
+
+    def run(inputs: Any) -> None:
+        for training in (True, False):
+            model(inputs, training=training)
 
     def noting(layer: keras.layers.Layer) -> Callable:
         call = layer.call
@@ -390,16 +404,15 @@ def masked_layers(
         return noted
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(calls_undone(internals.flat_layers(model)))
+        stack.enter_context(calls_undone(layers))
         for layer in layers:
             stack.enter_context(
                 internals.replaced_method(layer, "call", noting(layer))
             )
         try:
-            run = functools.partial(model, training=True)
             internals.output_spec(run, model.input)
         except Exception:  # a user's code may raise anything
-            return None
+            return set(map(id, layers))
     return found
 
 
@@ -416,12 +429,6 @@ def _is_own(operation: Any, arguments: Any) -> bool:
     return not any(
         callable(leaf) and not internals.is_keras(leaf)
         for leaf in tree.flatten(given)
-    )
-
-
-def _are_same(before: dict[str, Any], after: dict[str, Any]) -> bool:
-    return before.keys() == after.keys() and all(
-        after[name] is value for name, value in before.items()
     )
 
 

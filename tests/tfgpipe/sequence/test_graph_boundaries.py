@@ -84,6 +84,26 @@ def test_calls_that_use_what_others_assign_are_in_turn():
     assert in_turn(*[GraphCalls(branches()).found] * 2)
 
 
+class Counter(kl.Layer):
+    """Counts calls in a list that others have, too."""
+
+    def __init__(self, counts):
+        super().__init__()
+        self.counts = counts
+
+    def call(self, x):
+        self.counts.append(1)
+        return x / len(self.counts)
+
+
+def test_calls_that_leave_something_in_python_are_in_turn():
+    x = keras.Input((4,))
+    counts = []
+    first, second = Counter(counts), Counter(counts)
+    model = keras.Model(x, kl.Add()([first(x), second(x)]))
+    assert not can_turn(model, [first, second])
+
+
 def test_no_cell_begins_between_calls_of_a_layer_with_state():
     assert row_of(residual()).together() == set()
     x = keras.Input((5,))

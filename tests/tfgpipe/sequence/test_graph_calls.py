@@ -86,13 +86,13 @@ def test_mask_goes_along_with_an_input_that_is_cast():
 
 @pytest.mark.filterwarnings("ignore:Layer .*was passed an input with a mask")
 @pytest.mark.parametrize("mask_zero", [False, True])
-def test_attention_in_a_nested_model_takes_a_mask_off(mask_zero):
+def test_mask_that_comes_to_a_nested_model_is_found(mask_zero):
     x = keras.Input((4, 3))
     inner = keras.Model(x, kl.MultiHeadAttention(1, 3)(x, x))
     tokens = keras.Input((4,), dtype="int32")
     h = kl.Embedding(9, 3, mask_zero=mask_zero)(tokens)
     model = keras.Model(tokens, inner(h))
-    assert GraphCalls(model).takes_masks_off == mask_zero
+    assert GraphCalls(model).finds_masks == mask_zero
 
 
 class Halves(kl.Layer):
@@ -105,8 +105,27 @@ class Halves(kl.Layer):
         return shape
 
 
-def test_attention_may_take_a_mask_off_where_a_model_needs_sizes():
+def test_masks_may_come_where_a_model_needs_sizes():
     x = keras.Input((None, 3))
     h = Halves()(x)
     model = keras.Model(x, kl.MultiHeadAttention(1, 3)(h, h))
-    assert GraphCalls(model).takes_masks_off
+    assert GraphCalls(model).finds_masks
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_operation_reads_variables_in_the_precision_of_its_model(is_nested):
+    x = keras.Input((3,), dtype="float32")
+    dense = kl.Dense(3, dtype="float32")
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = keras.Model(x, dense(x) * dense.bias)
+    keras.config.set_dtype_policy("float32")
+    if is_nested:
+        outer = keras.Input((3,), dtype="float32")
+        model = keras.Model(outer, model(outer))
+    dense.bias.assign([1.001, 2.003, 3.007])  # none a bfloat16
+    data = np.random.default_rng(0).standard_normal((4, 3), "float32")
+    expected = model.predict(data, verbose=0)
+    found = tfgpipe.GPipe(model, 1).predict(data, verbose=0)
+    np.testing.assert_array_equal(found, expected)
+    precise = (data @ dense.kernel + dense.bias) * dense.bias
+    assert np.abs(expected - precise).max() > 1e-4

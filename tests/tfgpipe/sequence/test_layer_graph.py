@@ -88,6 +88,26 @@ def test_graph_that_is_no_chain_is_refused_with_or_without_its_input(make):
         tfgpipe.GPipe(items[1:], 1)
 
 
+@pytest.mark.parametrize("of", [lambda m: m, lambda m: m.layers])
+def test_masks_that_keras_hands_on_belong_to_a_chain(of):
+    """Keras notes them as further inputs of the recurrent layers."""
+    tokens = keras.Input((6,), dtype="int32")
+    embedding = kl.Embedding(5, 4, mask_zero=True)
+    rest = [kl.LSTM(4, return_sequences=True), kl.Masking(), kl.GRU(3)]
+    model = keras.Sequential([tokens, embedding, *rest])
+    x = np.arange(12).reshape(2, 6) % 4
+    found = tfgpipe.GPipe(of(model), 2)
+    np.testing.assert_allclose(found(x), model(x), 1e-6)
+
+
+def test_mask_that_a_user_hands_on_is_another_input():
+    x = keras.Input((4, 3))
+    mask = x[..., 0] > 0
+    layers = keras.Model(x, kl.GRU(3)(kl.Dense(3)(x), mask=mask)).layers
+    with pytest.raises(ValueError, match="must be a chain"):
+        tfgpipe.GPipe([la for la in layers if la.name[0] in "dg"], 1)
+
+
 def test_layer_that_is_called_twice_may_be_listed_twice():
     model = functional(twice)
     _, a, b = model.layers

@@ -163,7 +163,104 @@ class AddsLoss(Around):
         return y
 
 
+class Keeps(Around):
+    """Leaves something where another layer may find it."""
+
+    kept = None
+
+    def __init__(self, keep):
+        super().__init__()
+        self.keep = keep
+
+    def call(self, x, training=None):
+        y = self.first(x)
+        self.keep(self, y, training)
+        return self.second(y)
+
+
+class Shelf:
+    """What layers share."""
+
+    items = []  # noqa: RUF012
+
+
+SHELF = Shelf()
+
+
+def keep_in_object(layer, y, training):
+    SHELF.training = training
+
+
+def keep_in_list(layer, y, training):
+    SHELF.items.append(1)
+
+
+def keep_in_class(layer, y, training):
+    Shelf.last = y
+
+
+def keep_in_layer(layer, y, training):
+    layer.kept = y
+
+
+def keeping_in_closure():
+    dictionary = {}
+
+    def keep(layer, y, training):
+        dictionary["count"] = dictionary.get("count", 0) + 1
+
+    return keep
+
+
+class HidesBranch(Around):
+    """Weights that are zero hide, at first, what it does in inference."""
+
+    def build(self, shape):
+        super().build((*shape[:-1], 8))
+        self.first.kernel.assign(np.eye(8, 4))
+
+    def call(self, x, training=None):
+        other = x if training else 2.0 * x
+        return self.second(self.first(ops.concatenate([x, other], -1)))
+
+
+class HidesBesideLarge(Around):
+    """Another output is so large that this one is as good as zero."""
+
+    def call(self, x, training=None):
+        y = self.second(self.first(x))
+        return (y if training else 0.5 * y), ops.zeros_like(x) - 1e30
+
+
+class Switched(Around):
+    """A whole number turns something on, in training."""
+
+    def build(self, shape):
+        super().build(shape)
+        self.switch = Switch()
+        self.switch.build(shape)
+
+    def call(self, x, training=None):
+        return self.second(self.switch(self.first(x), training=False))
+
+
+class Switch(kl.Layer):
+    def build(self, shape):
+        self.on = self.add_weight((), "zeros", dtype="int32", trainable=False)
+
+    def call(self, x, training=None):
+        return ops.where(self.on > 0, 3.0 * x, x) if training else x
+
+
 CLOSED = {
+    "keeps its phase in an object": lambda: Keeps(keep_in_object),
+    "keeps a number in a list": lambda: Keeps(keep_in_list),
+    "keeps a tensor in a class": lambda: Keeps(keep_in_class),
+    "keeps a tensor in itself": lambda: Keeps(keep_in_layer),
+    "keeps a number in a closure": lambda: Keeps(keeping_in_closure()),
+    "hides a branch by zeros": HidesBranch,
+    "hides a branch by large numbers": HidesBesideLarge,
+    "fixes the phase of a switch": Switched,
     "one layer": lambda: kl.Dense(4),
     "of Keras": lambda: kl.TimeDistributed(kl.Dense(4)),
     "branches": Branches,
@@ -366,6 +463,35 @@ def test_layer_that_is_changed_after_it_was_opened_is_refused(name, method):
     setattr(layers[1], name, 2.0)
     with pytest.raises(ValueError, match=r"Received: \['scaled_1'\], of model"):
         getattr(model, method)(data, data, verbose=0)
+
+
+class Stops(Around):
+    """An attribute matters for gradients alone."""
+
+    stops = False
+
+    def call(self, x, training=None):
+        y = ops.stop_gradient(x) if self.stops else x
+        return self.second(self.first(y))
+
+
+def test_gradients_that_are_stopped_after_it_was_opened_are_noticed():
+    x = keras.Input((4,))
+    layer = Stops()
+    model = tfgpipe.GPipe(keras.Model(x, layer(kl.Dense(4)(x))), 2, 1)
+    model.compile("sgd", "mse")
+    layer.stops = True
+    with pytest.raises(ValueError, match=r"Received: \['stops'\], of model"):
+        model.fit(np.zeros((4, 4)), np.zeros((4, 4)), verbose=0)
+
+
+def test_nested_sequential_that_grows_afterwards_is_refused():
+    x = keras.Input((4,))
+    inner = keras.Sequential([keras.Input((4,)), kl.Dense(4)], name="inner")
+    model = tfgpipe.GPipe(keras.Model(x, inner(kl.Dense(4)(x))), 2, 1)
+    inner.add(kl.Activation("relu"))
+    with pytest.raises(ValueError, match=r"Received: \['inner'\], of model"):
+        model.predict(np.zeros((4, 4)), verbose=0)
 
 
 class AsksWhetherItIsTrained(Around):
