@@ -19,11 +19,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfgpipe import internals
 
 # More is not looked at: tables of words may be large.
 _MOST = 10_000
+
+_WITHOUT_PARTS = (int, float, str, type(None), keras.Variable, tf.Tensor)
 
 # Whose objects are not looked into, beside those of Python's own library.
 _LIBRARIES = {"keras", "numpy", "tensorflow", "tfgpipe"} | set(
@@ -46,7 +49,8 @@ def python_state(operations: Iterable[Any]) -> dict[Any, Any]:
         known.add(id(holder))
         for place, value in _parts(holder):
             found[id(holder), place] = value
-            pending.append(value)
+            if not isinstance(value, _WITHOUT_PARTS):
+                pending.append(value)
     return found
 
 
