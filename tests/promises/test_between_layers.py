@@ -27,6 +27,31 @@ import tfgpipe
 pytestmark = pytest.mark.usefixtures("float64")
 
 
+# ----------------------------------------------------------- added losses
+class AddsLoss(kl.Layer):
+    def call(self, x):
+        self.add_loss(keras.ops.mean(keras.ops.square(x)))
+        return x
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_losses_that_only_a_closure_adds_do_not_count(eagerly):
+    """Keras does not find the layer; it does where it is in the list, too."""
+
+    def make():
+        dense = built(3, 3, activity_regularizer="l1")
+        listed, hidden = AddsLoss(), AddsLoss()
+        return [
+            keras.Input((3,)),
+            kl.Lambda(lambda x: dense(x)),
+            listed,
+            kl.Lambda(lambda x: hidden(listed(x))),
+            kl.Dense(2),
+        ]
+
+    check(make, normal(3), normal(2), [(1, 1), (3, 2)], run_eagerly=eagerly)
+
+
 # ------------------------------------------------------------- `training`
 def hidden():
     return Hidden(kl.Dropout(0.5, seed=3))

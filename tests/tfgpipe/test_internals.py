@@ -1217,6 +1217,22 @@ def test_symbolic_calls_of_a_layer_are_known():
     assert internals.is_optional(keras.Input((2,), optional=True))
 
 
+def test_losses_are_noted_by_the_layers_that_added_them():
+    class Adds(kl.Layer):
+        def call(self, x):
+            self.add_loss(keras.ops.sum(x))
+            return x
+
+    ours, other = Adds(), Adds()
+    with (
+        keras.StatelessScope(collect_losses=True) as scope,
+        internals.noting_losses([keras.Sequential([ours])]) as added,
+    ):
+        other(ours(tf.ones(3)))
+    assert len(scope.losses) == 2
+    assert added(scope.losses) == scope.losses[:1]
+
+
 def test_masks_that_keras_found_are_no_inputs_of_a_call():
     x = keras.Input((4,), dtype="int32")
     h = kl.Embedding(5, 3, mask_zero=True)(x)

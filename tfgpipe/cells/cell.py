@@ -30,6 +30,7 @@ class Cell(keras.layers.Layer):
             `run/pipeline.py` shares out the others.
         borrowed: For each layer, the variables that it reads and does not list,
             as a function does that has another layer in its closure.
+        source: What has the `layers` of the model; None for a cell by itself.
         traced_as: The indices of the cells, equal to this one, in whose names
             its operations run.
     """
@@ -47,6 +48,7 @@ class Cell(keras.layers.Layer):
         self.calls = tuple(steps)
         self.sequence = [step.layer for step in steps]
         self.borrowed: list[list[keras.Variable]] = [[] for _ in steps]
+        self.source: Any = None
         self.traced_as = {index}
         self._told: set[str] = set()
         self.devices = tuple(devices)
@@ -70,6 +72,11 @@ class Cell(keras.layers.Layer):
     def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
         """Masks are the layers' own."""
         return None
+
+    @property
+    def model_layers(self) -> Sequence[keras.layers.Layer]:
+        """The layers of the model, whose added losses count."""
+        return self.sequence if self.source is None else self.source.layers
 
     @property
     def weights_by_layer(self) -> list[list[keras.Variable]]:
@@ -140,6 +147,7 @@ class Cell(keras.layers.Layer):
         """A step as a cell of its own, which warns of nothing twice."""
         part = Cell(index, [step], self.devices, self.number)
         part._told = self._told
+        part.source = self.source
         return part
 
     @contextlib.contextmanager

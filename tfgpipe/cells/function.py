@@ -169,6 +169,7 @@ class CellFunction:
         x = arguments.inputs.nest(input_structure)
         with (
             scope,
+            internals.noting_losses(self.cell.model_layers) as added,
             internals.recording_moments(
                 self.normalizations, scope.record, moments
             ),
@@ -213,7 +214,7 @@ class CellFunction:
             masks=boundary.masks,
             state=scope.new_values(self.state),
             weights=updated,
-            losses=sums + [self._own(loss, x) for loss in scope.losses],
+            losses=sums + [self._own(loss, x) for loss in added(scope.losses)],
             counts=counts,
             moments=[moving.moments[id(v)] for v in self.normalizations],
         )

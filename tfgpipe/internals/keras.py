@@ -1201,6 +1201,25 @@ def forget_losses(layer: keras.layers.Layer) -> None:
     layer._clear_losses()
 
 
+@contextlib.contextmanager
+def noting_losses(
+    layers: Sequence[keras.layers.Layer],
+) -> Iterator[Callable[[Sequence[Any]], list[Any]]]:
+    """Inside, tells which losses these layers, and those inside, have added.
+
+    Keras counts no others: those of a layer that only a closure knows are lost.
+    """
+    inner = [one for layer in layers for one in flat_layers(layer)]
+    for layer in inner:
+        layer._loss_ids.clear()
+
+    def added(losses: Sequence[Any]) -> list[Any]:
+        ids = {key for layer in inner for key in layer._loss_ids}
+        return [loss for loss in losses if id(loss) in ids]
+
+    yield added
+
+
 def own_context_arguments(layer: keras.layers.Layer) -> set[str]:
     """What a layer's call tells the calls inside it, besides `training`."""
     return set(getattr(layer, "_call_context_args", ())) - {"training"}

@@ -132,7 +132,10 @@ def _cells(arguments: Arguments, costs: Sequence[float]) -> Iterator[Cell]:
     for k, (devices, count) in enumerate(zip(columns, counts)):
         own = costs[start : start + count]
         for size in partition(own, arguments.remat_groups):
-            yield Cell(index, source.steps[start : start + size], devices, k)
+            steps = source.steps[start : start + size]
+            cell = Cell(index, steps, devices, k)
+            cell.source = source
+            yield cell
             start += size
             index += 1
 

@@ -18,6 +18,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfgpipe import internals
 from tfgpipe.boundary import Boundary, structure_of
 from tfgpipe.cells import Cell, as_number
 from tfgpipe.loss import Head
@@ -54,7 +55,10 @@ def run_layers_eagerly(
     parts = zip(split.split(x), split.split(tuple(labels)))
     for m, (values, own) in enumerate(parts):
         # What runs on is as the last micro-batch left it, all else as it was.
-        with keras.StatelessScope(known, collect_losses=True) as scope:
+        with (
+            keras.StatelessScope(known, collect_losses=True) as scope,
+            internals.noting_losses(cells[0].model_layers) as of_model,
+        ):
             values = _run_cells(cells, values, training)
             if head is not None:
                 with tf.device(cells[-1].device):
@@ -65,7 +69,7 @@ def run_layers_eagerly(
         if split.count > 1:
             for tensor in filter(tf.is_tensor, outputs[-1].tensors):
                 split.check_output(tensor, m)
-        losses = map(as_number, scope.losses)
+        losses = map(as_number, of_model(scope.losses))
         added.append([split.fraction(m, t.dtype) * t for t in losses])
     all_rows = Boundary(
         split.join([own.tensors for own in outputs]),

@@ -186,7 +186,8 @@ class GraphCalls:
         inner = _functional(call.operation)
         others = {k: v for k, v in kwargs.items() if k != "mask"}
         if inner is not None and len(args) == 1 and not _has_values(others):
-            masks = tree.flatten(kwargs.get("mask"))
+            mask = kwargs.get("mask")
+            masks = [] if mask is None else _flat(mask, inner)
             self._nested.append((call.operation, inner))
             dtype = internals.autocast_dtype(call.operation, self._autocast)
             with internals.replaced(self, "_autocast", dtype):
@@ -299,11 +300,14 @@ def _functional(operation: Any) -> keras.Model | None:
     return operation if internals.is_functional(operation) else None
 
 
-def _flat(inputs: Any, model: keras.Model) -> list[ModelTensor]:
-    """What a nested model is called on, in the order of its inputs."""
-    if isinstance(inputs, dict) and not isinstance(model.input, dict):
-        return [inputs[t.name] for t in model.inputs]
-    return tree.flatten(inputs)
+def _flat(given: Any, model: keras.Model) -> list[Any]:
+    """What a nested model is given for its inputs, in their order.
+
+    A dict may hold more: of one for a dict, Keras takes the first, and warns.
+    """
+    if isinstance(given, dict) and not isinstance(model.input, dict):
+        return [given[t.name] for t in model.inputs]
+    return tree.flatten(given)[: len(model.inputs)]
 
 
 def _has_values(kwargs: dict[str, Any]) -> bool:

@@ -129,3 +129,17 @@ def test_operation_reads_variables_in_the_precision_of_its_model(is_nested):
     np.testing.assert_array_equal(found, expected)
     precise = (data @ dense.kernel + dense.bias) * dense.bias
     assert np.abs(expected - precise).max() > 1e-4
+
+
+@pytest.mark.filterwarnings("ignore:The structure of `inputs`")
+@pytest.mark.parametrize("are_named", [False, True])
+def test_nested_model_takes_of_a_dict_what_it_takes_in_keras(are_named):
+    a, b = keras.Input((3,), name="a"), keras.Input((3,), name="b")
+    inputs = {"a": a, "b": b} if are_named else [a, b]
+    inner = keras.Model(inputs, kl.Dense(2)(kl.Concatenate()([a, 2.0 * b])))
+    x = keras.Input((3,))
+    made = {"aa": kl.Dense(3)(x), "b": kl.Dense(3)(x), "a": x}
+    model = keras.Model(x, inner(made))
+    data = np.random.default_rng(0).standard_normal((4, 3))
+    found = tfgpipe.GPipe(model, 2).predict(data, verbose=0)
+    np.testing.assert_allclose(found, model.predict(data, verbose=0), 1e-6)
