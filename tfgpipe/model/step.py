@@ -36,7 +36,7 @@ from tfgpipe.loss import (
     streams_loss,
     streams_metrics,
 )
-from tfgpipe.micro_batches import as_specs, check_rows
+from tfgpipe.micro_batches import as_specs, batch_dimension, check_rows
 from tfgpipe.model.build import Built
 from tfgpipe.model.hooks import Hooks, base
 from tfgpipe.model.nonfinite import Guard
@@ -93,7 +93,7 @@ def trace(
     `x` is what the first layer takes, `labels` are y and sample_weight, nests
     or None. `compiles` is whether XLA compiles cells also where it need not.
     """
-    built.source.check(as_specs(x))
+    built.source.check(as_specs(x), batch_dimension(x, "x"))
     compiles = compiles or built.only_compiles
     if compiles:
         inputs.warn_of_unknown_sizes(x, built.input_spec)

@@ -83,12 +83,13 @@ class GraphCalls:
         """Whether a layer does, which one before it may have put on or off."""
         return bool(self._masked)
 
-    def differing(self, specs: list[Any]) -> list[str]:
+    def differing(self, specs: list[Any], num_rows: int | None) -> list[str]:
         """The names of opened layers that compute something else.
 
         Than they did when they were opened, or at other sizes: they are tried
-        at those that they have for inputs of these shapes, with few rows. And
-        those of nested models to which layers were added since.
+        at those that they have for inputs of these shapes, with few rows, and
+        with all where their number is known and it takes little time. And those
+        of nested models to which layers were added since.
         """
         changed = [
             x.name for x, was in self._nested if _functional(x) is not was
@@ -96,21 +97,27 @@ class GraphCalls:
         if changed or not self._tried:
             return changed
         trials, given = zip(*self._tried)
-        for rows in (2, 1):
-            taken = self._taken(specs, rows, given)
-            if all(t.is_affordable(s) for t, s in zip(trials, taken)):
-                break
-        found = [
-            trial.name
-            for trial, shapes in zip(trials, taken)
+
+        def tries(rows: int) -> list[tuple[LayerTrial, Shapes]]:
+            return [*zip(trials, self._taken(specs, rows, given), strict=True)]
+
+        wanted = tries(2)
+        if not all(trial.is_affordable(shapes) for trial, shapes in wanted):
+            wanted = tries(1)
+        if num_rows is not None:
+            own = tries(num_rows)
+            wanted += [(t, s) for t, s in own if t.is_affordable(s)]
+        found = {
+            trial.name: None
+            for trial, shapes in wanted
             if not all(
                 trial.found(shapes, training, training).is_same
                 for training in (True, False)
             )
-        ]
+        }
         for trial in trials:
             trial.forget_values()
-        return found
+        return [*found]
 
     def _taken(
         self, specs: list[Any], rows: int, wanted: Sequence[list[ModelTensor]]

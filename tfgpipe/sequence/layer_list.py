@@ -77,7 +77,7 @@ class LayerList:
     def check_again(self) -> None:
         """What a layer computes may be changed until it is traced."""
 
-    def check(self, spec: Any) -> None:
+    def check(self, spec: Any, num_rows: int | None) -> None:
         """Its layers are called as they are, whatever they compute."""
 
     def infer(self, spec: Any, is_split: bool) -> tuple[Any, list[float]]:

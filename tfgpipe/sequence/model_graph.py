@@ -89,26 +89,28 @@ class ModelGraph:
         """Lets `check` try layers again, which may have been changed."""
         self._checked.clear()
 
-    def check(self, spec: Any) -> None:
+    def check(self, spec: Any, num_rows: int | None) -> None:
         """Refuses layers that compute something else than when opened.
 
-        `spec` is what a step is traced for, in the structure of the inputs.
+        `spec` is what a step is traced for, in the structure of the inputs, and
+        `num_rows` the mini-batch's number of rows if it is known then.
 
         Raises:
             ValueError: If one does.
         """
         specs = tree.flatten(spec)
-        key = tuple(None if s is None else s.shape[1:] for s in specs)
+        shapes = [(num_rows, *s.shape[1:]) for s in specs if s is not None]
+        key = tuple(None if s is None else s.shape[1:] for s in specs), num_rows
         if key in self._checked:
             return
         with internals.outside_functions(), internals.recording():
-            found = self._calls.differing(specs)
+            found = self._calls.differing(specs, num_rows)
         if found:
             raise ValueError(
                 "The layers of a model must compute what they did when the "
                 f"`GPipe` was made of it. Received: {found}, of model "
                 f"'{self.model.name}', which do not for inputs of shapes "
-                f"{[(None, *k) for k in key if k is not None]}. If their "
+                f"{shapes}. If their "
                 "attributes were changed since, change them first, then make "
                 "the `GPipe`. If their code looks at sizes, name the sizes in "
                 "`keras.Input`, so that they are known then."

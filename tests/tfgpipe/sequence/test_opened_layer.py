@@ -538,6 +538,17 @@ def test_size_that_was_not_tried_is_tried_when_it_comes():
     assert len(inside(layer, (39, 4))) == 3
 
 
+def test_number_of_rows_that_was_not_tried_is_tried_when_it_comes():
+    x = keras.Input((4,))
+    layer = Sized(0, lambda n: n == 39)
+    model = tfgpipe.GPipe(keras.Model(x, layer(x)), 2, 1)
+    model.compile("sgd", "mse")
+    assert len(tfgpipe.layers_of(model.model)) == 2
+    data = np.ones((39, 4), "float32")
+    with pytest.raises(ValueError, match=r"of shapes \[\(39, 4\)\]"):
+        model.train_on_batch(data, data)
+
+
 class Passes(Around):
     """Returns what it got, beside what it made of it."""
 
