@@ -131,6 +131,7 @@ def replayed(
         with (
             tf.GradientTape(watch_accessed_variables=False) as tape,
             scope,
+            internals.noting_losses(place.cell.model_layers) as added,
             internals.tracing_anew(),
         ):
             tape.watch(sources)
@@ -138,7 +139,7 @@ def replayed(
             nest = Boundary(inputs, masks).nest(place.structure)
             made = place.step(nest, training=True)
             outputs = Boundary.of(made)
-            losses = [as_number(loss) for loss in scope.losses]
+            losses = [as_number(loss) for loss in added(scope.losses)]
         wanted = [inputs[i] for i in given.dx]
         dy = given.dy if dy_of is None else dy_of(outputs)
         pairs = [(outputs.tensors[i], d) for i, d in dy.items()]

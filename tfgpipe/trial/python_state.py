@@ -93,19 +93,27 @@ def _parts(holder: Any) -> list[tuple[Any, Any]]:
 @functools.cache
 def _notes() -> set[str]:
     """The private attributes of every layer, which Keras may change."""
-    return {k for k in vars(keras.layers.Layer()) if k.startswith("_")}
+    return {
+        k for k in vars(keras.layers.Layer(name="any")) if k.startswith("_")
+    }
 
 
 def _of_function(function: Any) -> list[tuple[Any, Any]]:
     """The variables of other scopes that a function names."""
     code, scope = function.__code__, function.__globals__
-    found = [(name, scope[name]) for name in code.co_names if name in scope]
+    found = [(name, scope[name]) for name in _names(code) if name in scope]
     for name, cell in zip(code.co_freevars, function.__closure__ or ()):
         try:
             found.append((name, cell.cell_contents))
         except ValueError:  # it has no value yet
             continue
     return [*found, ("defaults", function.__defaults__)]
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """What code names that is not its own, also in functions inside."""
+    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    return set(code.co_names).union(*map(_names, inner))
 
 
 def _is_of_library(thing: Any) -> bool:
