@@ -104,20 +104,22 @@ class GraphCalls:
         wanted = tries(2)
         if not all(trial.is_affordable(shapes) for trial, shapes in wanted):
             wanted = tries(1)
-        if num_rows is not None:
-            own = tries(num_rows)
-            wanted += [(t, s) for t, s in own if t.is_affordable(s)]
-        found = {
-            trial.name: None
-            for trial, shapes in wanted
+        all_rows = [] if num_rows is None else tries(num_rows)
+        all_rows = [(t, s) for t, s in all_rows if t.is_affordable(s)]
+        found = [
+            trial.name
+            for (trial, shapes), has_gradients in [
+                *((one, True) for one in wanted),
+                *((one, False) for one in all_rows),
+            ]
             if not all(
-                trial.found(shapes, training, training).is_same
-                for training in (True, False)
+                trial.found(shapes, told, told and has_gradients).is_same
+                for told in (True, False)
             )
-        }
+        ]
         for trial in trials:
             trial.forget_values()
-        return [*found]
+        return [*dict.fromkeys(found)]
 
     def _taken(
         self, specs: list[Any], rows: int, wanted: Sequence[list[ModelTensor]]
