@@ -266,6 +266,7 @@ class LiveCall(LayerCall):
     Attributes:
         graph: What knows the whole model.
         uses: The positions of the tensors that the operation takes.
+        autocast: As what an operation reads variables; None: as they are.
     """
 
     def __init__(
@@ -283,6 +284,7 @@ class LiveCall(LayerCall):
         ]
         super().__init__(operation if is_layer else _stand_in(operation, read))
         self.graph: Any = None
+        self.autocast: str | None = None
         self.operation = operation
         self.args = args
         self.kwargs = kwargs
@@ -298,7 +300,8 @@ class LiveCall(LayerCall):
     @property
     def wiring(self) -> str | None:
         """All arguments, as a text, with the places of tensors."""
-        return str((self.args, self.kwargs))
+        read = () if self.autocast is None else (self.autocast,)
+        return str((self.args, self.kwargs, *read))
 
     def taken(self, live: Any) -> Any:
         """See `LayerCall`; by their positions."""
@@ -351,7 +354,8 @@ class LiveCall(LayerCall):
         args, kwargs = self.arguments(given)
         if isinstance(self.operation, keras.layers.Layer):
             kwargs["training"] = training
-        return self.operation(*args, **kwargs)
+        with internals.autocast(self.autocast):
+            return self.operation(*args, **kwargs)
 
     def arguments(self, given: Mapping[int, Any]) -> tuple[Any, Any]:
         """Positional and keyword arguments, with these tensors."""

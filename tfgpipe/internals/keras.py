@@ -423,8 +423,10 @@ def autocast_dtype(layer: keras.layers.Layer, outer: str | None) -> str | None:
     return layer.compute_dtype if is_mixed else None
 
 
-def autocast(dtype: str) -> contextlib.AbstractContextManager:
-    """Inside, variables of floats are read as this dtype."""
+def autocast(dtype: str | None) -> contextlib.AbstractContextManager:
+    """Inside, variables of floats are read as this dtype, if there is one."""
+    if dtype is None:
+        return contextlib.nullcontext()
     scope: contextlib.AbstractContextManager = _backend.AutocastScope(dtype)
     return scope
 

@@ -205,11 +205,10 @@ class GraphCalls:
             outputs = found
         else:
             made = [ModelTensor(t) for t in call.outputs]
-            operation = call.operation
-            is_layer = isinstance(operation, keras.layers.Layer)
-            if self._autocast and not is_layer and _reads_variables(call):
-                operation = Autocast(operation, self._autocast)
-            self.found.append(ModelCall(operation, args, kwargs, made))
+            own = ModelCall(call.operation, args, kwargs, made)
+            if not isinstance(call.operation, keras.layers.Layer):
+                own.autocast = self._autocast
+            self.found.append(own)
             outputs = made
         self._known.update(zip(map(id, call.outputs), outputs))
 
@@ -345,12 +344,17 @@ class ModelTensor:
 
 @dataclasses.dataclass(eq=False)
 class ModelCall:
-    """A call of a layer or operation; `ModelTensor`s for tensors."""
+    """A call of a layer or operation; `ModelTensor`s for tensors.
+
+    Attributes:
+        autocast: As what an operation reads variables, see `autocast_dtype`.
+    """
 
     operation: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     outputs: list[ModelTensor]
+    autocast: str | None = None
 
     @property
     def inputs(self) -> list[ModelTensor]:
@@ -381,20 +385,6 @@ class AsInput(keras.Operation):
         return x
 
 
-class Autocast(keras.Operation):
-    """An operation, which reads variables in the precision of its model."""
-
-    def __init__(self, operation: keras.Operation, dtype: str):
-        super().__init__(name=operation.name)
-        self.operation = operation
-        self.dtype = dtype
-
-    def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the operation."""
-        with internals.autocast(self.dtype):
-            return self.operation(*args, **kwargs)
-
-
 def run_calls(
     calls: Iterable[ModelCall],
     given: Iterable[tuple[ModelTensor, Any]],
@@ -415,7 +405,8 @@ def run_calls(
         kwargs = tree.map_structure(tensor, call.kwargs)
         if isinstance(call.operation, keras.layers.Layer):
             kwargs.update(told or {})
-        made = tree.flatten(call.operation(*args, **kwargs))
+        with internals.autocast(call.autocast):
+            made = tree.flatten(call.operation(*args, **kwargs))
         known.update(zip(call.outputs, made))
     return tree.map_structure(tensor, wanted)
 

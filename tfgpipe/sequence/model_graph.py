@@ -320,14 +320,14 @@ class GraphBoundaries:
             made = {id(v): CallOutput(j) for j, v in enumerate(call.outputs)}
             is_last = i == len(self.calls) - 1
             gives = self._outputs if is_last else tuple(self._live[i + 1])
-            found.append(
-                LiveCall(
-                    call.operation,
-                    tree.map_structure(_replaced(before), call.args),
-                    tree.map_structure(_replaced(before), call.kwargs),
-                    tree.map_structure(_replaced({**before, **made}), gives),
-                )
+            step = LiveCall(
+                call.operation,
+                tree.map_structure(_replaced(before), call.args),
+                tree.map_structure(_replaced(before), call.kwargs),
+                tree.map_structure(_replaced({**before, **made}), gives),
             )
+            step.autocast = call.autocast
+            found.append(step)
         return found
 
     def together(self) -> set[int]:

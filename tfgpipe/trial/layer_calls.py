@@ -244,10 +244,12 @@ def _value_of(variable: keras.Variable, rng: np.random.Generator) -> Any:
         value = tf.identity(variable.value)  # or what it will begin with
         array = np.asarray(value).ravel()
         is_varied = bool(np.any(array != array[:1]))
-        if is_varied and (np.all(array) or not is_float):
+        if value.dtype == tf.bool and not is_varied:
+            return tf.logical_not(value)
+        if value.dtype.is_integer and not is_varied:
+            return value + tf.ones_like(value)
+        if not is_float or (is_varied and np.all(array)):
             return value
-        if not is_float:
-            return tf.reshape(tf.cast(array == 0, value.dtype), value.shape)
     # Zeros and equal numbers would hide what a layer does with them.
     shape = variable.shape
     fan_in = math.prod(shape[:-1]) if len(shape) > 1 else 1
@@ -395,8 +397,8 @@ def masked_layers(model: keras.Model) -> set[int]:
     """The ids of the layers that get masks when the model runs.
 
     Symbolic tensors do not show them: inside a nested model they have none, and
-    behind a layer that says that it supports none there may be one. All layers
-    if the model fails where sizes are not known.
+    behind a layer that says that it supports none there may be one. Where the
+    model fails on unknown sizes, they are known; all layers if it fails again.
     """
     layers = internals.flat_layers(model)
     found: set[int] = set()
@@ -404,6 +406,10 @@ def masked_layers(model: keras.Model) -> set[int]:
     def run(inputs: Any) -> None:
         for training in (True, False):
             model(inputs, training=training)
+
+    def known(spec: keras.KerasTensor) -> keras.KerasTensor:
+        (shape,) = with_sizes([spec.shape], *_SIZES[0])
+        return keras.KerasTensor(shape, spec.dtype)
 
     def noting(layer: keras.layers.Layer) -> Callable:
         call = layer.call
@@ -422,11 +428,13 @@ def masked_layers(model: keras.Model) -> set[int]:
             stack.enter_context(
                 internals.replaced_method(layer, "call", noting(layer))
             )
-        try:
-            internals.output_spec(run, model.input)
-        except Exception:  # a user's code may raise anything
-            return set(map(id, layers))
-    return found
+        for inputs in (model.input, tree.map_structure(known, model.input)):
+            try:
+                internals.output_spec(run, inputs)
+                return found
+            except Exception:  # a user's code may raise anything
+                continue
+    return set(map(id, layers))
 
 
 def _is_own(operation: Any, arguments: Any) -> bool:

@@ -102,14 +102,26 @@ class Halves(kl.Layer):
         return x[:, : x.shape[1] // 2]
 
     def compute_output_shape(self, shape):
-        return shape
+        return (shape[0], None, shape[2])
 
 
-def test_masks_may_come_where_a_model_needs_sizes():
-    x = keras.Input((None, 3))
-    h = Halves()(x)
-    model = keras.Model(x, kl.MultiHeadAttention(1, 3)(h, h))
-    assert GraphCalls(model).finds_masks
+@pytest.mark.filterwarnings("ignore:Layer .*was passed an input with a mask")
+@pytest.mark.parametrize("mask_zero", [False, True])
+def test_masks_are_found_where_a_model_needs_sizes(mask_zero):
+    tokens = keras.Input((None,), dtype="int32")
+    h = Halves()(kl.Embedding(9, 3, mask_zero=mask_zero)(tokens))
+    model = keras.Model(tokens, kl.GRU(3)(h))
+    assert GraphCalls(model).finds_masks == mask_zero
+
+
+class Fails(Halves):
+    def call(self, x):
+        raise ValueError("not now")
+
+
+def test_masks_may_come_where_a_model_fails():
+    x = keras.Input((4, 3))
+    assert GraphCalls(keras.Model(x, Fails()(x))).finds_masks
 
 
 @pytest.mark.parametrize("is_nested", [False, True])

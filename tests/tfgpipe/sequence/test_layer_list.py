@@ -105,6 +105,32 @@ class Narrows(kl.Layer):
         return mask & keras.ops.any(x > 0, -1)
 
 
+class HandsOn(kl.Layer):
+    """Says of the mask what is so anyway."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.supports_masking = kl.Dense(3), True
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def compute_mask(self, x, mask=None):
+        return mask
+
+
+def test_layer_that_hands_its_mask_on_is_taken():
+    x = keras.Input((4, 3))
+    model = keras.Sequential([x, kl.Masking(), HandsOn(), kl.GRU(3)])
+    data = np.random.default_rng(0).standard_normal((5, 4, 3))
+    data[:, 2:] = 0
+    found = tfgpipe.GPipe(model, 2).predict(data, verbose=0)
+    np.testing.assert_allclose(found, model.predict(data, verbose=0), 1e-6)
+
+
 def test_layer_whose_tensor_has_another_mask_than_it_says_is_refused():
     def layers(is_new, *last):
         x = keras.Input((4, 3))

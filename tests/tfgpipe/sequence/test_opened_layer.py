@@ -1,6 +1,7 @@
 """Layers whose inner calls take their place, and those that stay closed."""
 
 import functools
+import types
 
 import keras
 import numpy as np
@@ -184,7 +185,20 @@ class Shelf:
     items = []  # noqa: RUF012
 
 
-SHELF = Shelf()
+class Slot:
+    __slots__ = ("phase",)
+
+
+class Odd:
+    """Nothing that looks at it comes to an end."""
+
+    def __getattr__(self, name):
+        raise KeyError(name)
+
+
+SHELF, SLOT, ODDS = Shelf(), Slot(), [Odd()]
+SPACE = types.SimpleNamespace()
+ARRAY = np.zeros(2)
 
 
 def keep_in_object(layer, y, training):
@@ -197,6 +211,44 @@ def keep_in_list(layer, y, training):
 
 def keep_in_function(layer, y, training):
     (lambda: setattr(SHELF, "phase", training))()
+
+
+def keep_in_slot(layer, y, training):
+    SLOT.phase = training
+
+
+def keep_in_namespace(layer, y, training):
+    SPACE.phase = training
+
+
+def keep_in_array(layer, y, training):
+    ARRAY[0] += 1
+
+
+def keep_in_attribute_of_function(layer, y, training):
+    keep_in_attribute_of_function.phase = training
+
+
+class KeepsByParent(Keeps):
+    """Its code is another class's."""
+
+    def __init__(self):
+        super().__init__(keep_in_object)
+
+
+class KeepsByStaticMethod(Around):
+    @staticmethod
+    def keep(training):
+        SHELF.phase = training
+
+    def call(self, x, training=None):
+        self.keep(training)
+        return self.second(self.first(x))
+
+
+def keep_nothing(layer, y, training):
+    assert len(ODDS) == 1
+    layer.kept = (tuple(y.shape), y.dtype)
 
 
 def keep_in_class(layer, y, training):
@@ -260,6 +312,14 @@ CLOSED = {
     "keeps its phase in an object": lambda: Keeps(keep_in_object),
     "keeps a number in a list": lambda: Keeps(keep_in_list),
     "keeps its phase by a function": lambda: Keeps(keep_in_function),
+    "keeps its phase in a slot": lambda: Keeps(keep_in_slot),
+    "keeps its phase in a namespace": lambda: Keeps(keep_in_namespace),
+    "keeps a number in an array": lambda: Keeps(keep_in_array),
+    "keeps its phase in a function": lambda: Keeps(
+        keep_in_attribute_of_function
+    ),
+    "keeps by code of its parent": KeepsByParent,
+    "keeps by a static method": KeepsByStaticMethod,
     "keeps a tensor in a class": lambda: Keeps(keep_in_class),
     "keeps a tensor in itself": lambda: Keeps(keep_in_layer),
     "keeps a number in a closure": lambda: Keeps(keeping_in_closure()),
@@ -294,6 +354,33 @@ def inside(layer, shape=(3, 4)):
     x = keras.Input(shape)
     calls = GraphCalls(keras.Model(x, layer(x))).found
     return [call.operation for call in calls]
+
+
+class Divides(Around):
+    """By a whole number; a word and many words are no tensors."""
+
+    words = [str(i) for i in range(10**6)]  # noqa: RUF012
+
+    def build(self, shape):
+        super().build(shape)
+        self.divisor = self.add_weight(
+            (), keras.initializers.Constant(8), dtype="int32", trainable=False
+        )
+        self.divide = kl.Lambda(lambda x: x / ops.cast(self.divisor, x.dtype))
+
+    def call(self, x, training=None):
+        assert self.words
+        return self.second(self.divide(self.first(x)))
+
+
+def test_layer_that_keeps_its_shape_is_opened():
+    layer = Keeps(keep_nothing)
+    assert inside(layer) == [layer.first, layer.second]
+
+
+def test_layer_that_divides_by_a_whole_number_is_opened():
+    layer = Divides()
+    assert inside(layer) == [layer.first, layer.divide, layer.second]
 
 
 @pytest.mark.parametrize("kind", [Around, Masks])
