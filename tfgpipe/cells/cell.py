@@ -41,6 +41,7 @@ class Cell(keras.layers.Layer):
         steps: Sequence[LayerCall],
         devices: Sequence[str],
         number: int | None = None,
+        source: Any = None,
     ):
         super().__init__(name=f"cell_{index}", autocast=False, dtype="float32")
         self.index = index
@@ -48,7 +49,7 @@ class Cell(keras.layers.Layer):
         self.calls = tuple(steps)
         self.sequence = [step.layer for step in steps]
         self.borrowed: list[list[keras.Variable]] = [[] for _ in steps]
-        self.source: Any = None
+        self.source = source
         self.traced_as = {index}
         self._told: set[str] = set()
         self.devices = tuple(devices)
@@ -145,9 +146,8 @@ class Cell(keras.layers.Layer):
 
     def part(self, index: int, step: LayerCall) -> Cell:
         """A step as a cell of its own, which warns of nothing twice."""
-        part = Cell(index, [step], self.devices, self.number)
+        part = Cell(index, [step], self.devices, self.number, self.source)
         part._told = self._told
-        part.source = self.source
         return part
 
     @contextlib.contextmanager
@@ -326,7 +326,7 @@ class LiveCall(LayerCall):
 
         # It goes on as one tensor, also where the operation hands it on: an
         # attention takes a mask off, and in Keras it is off for all.
-        def goes_on(tensor: Any) -> Any:
+        def as_one(tensor: Any) -> Any:
             tensor = sources.get(id(tensor), tensor)
             key = id(tensor)
             if key in copies and key not in after:
@@ -335,7 +335,7 @@ class LiveCall(LayerCall):
             return after.get(key, tensor)
 
         return self.goes_on(
-            lambda i: goes_on(live[i]), lambda i: goes_on(made[i])
+            lambda i: as_one(live[i]), lambda i: as_one(made[i])
         )
 
     def goes_on(

@@ -853,7 +853,7 @@ class SymbolicCall(NamedTuple):
 
     Attributes:
         operation: What was called.
-        inputs: The tensors it took, but the masks that Keras found on them.
+        inputs: The tensors it took, without the masks that Keras found.
         outputs: Those it returned.
     """
 

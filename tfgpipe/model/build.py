@@ -133,9 +133,7 @@ def _cells(arguments: Arguments, costs: Sequence[float]) -> Iterator[Cell]:
         own = costs[start : start + count]
         for size in partition(own, arguments.remat_groups):
             steps = source.steps[start : start + size]
-            cell = Cell(index, steps, devices, k)
-            cell.source = source
-            yield cell
+            yield Cell(index, steps, devices, k, source)
             start += size
             index += 1
 

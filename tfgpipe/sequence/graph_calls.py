@@ -72,15 +72,15 @@ class GraphCalls:
         self._masked = masked_layers(model)
         self._inner = _TRIED
         self._autocast: str | None = None
-        self._nested: list[tuple[Any, keras.Model]] = []
+        self._nested: list[tuple[Any, list[keras.layers.Layer]]] = []
         self._tried: list[tuple[LayerTrial, list[ModelTensor]]] = []
         dtype = internals.autocast_dtype(model, None)
         with internals.replaced(self, "_autocast", dtype):
             self.outputs = self._inline(model, self.inputs)
 
     @property
-    def finds_masks(self) -> bool:
-        """Whether a layer does, which one before it may have put on or off."""
+    def has_masks(self) -> bool:
+        """Whether a layer gets masks when the model runs."""
         return bool(self._masked)
 
     def differing(self, specs: list[Any], num_rows: int | None) -> list[str]:
@@ -92,10 +92,12 @@ class GraphCalls:
         of nested models to which layers were added since.
         """
         changed = [
-            x.name for x, was in self._nested if _functional(x) is not was
+            x.name
+            for x, layers in self._nested
+            if _functional(x) is None or x.layers != layers
         ]
         if changed or not self._tried:
-            return changed
+            return [*dict.fromkeys(changed)]
         trials, given = zip(*self._tried)
 
         def tries(rows: int) -> list[tuple[LayerTrial, Shapes]]:
@@ -197,7 +199,7 @@ class GraphCalls:
         if inner is not None and len(args) == 1 and not _has_values(others):
             mask = kwargs.get("mask")
             masks = [] if mask is None else _flat(mask, inner)
-            self._nested.append((call.operation, inner))
+            self._nested.append((call.operation, [*call.operation.layers]))
             dtype = internals.autocast_dtype(call.operation, self._autocast)
             with internals.replaced(self, "_autocast", dtype):
                 outputs = self._inside(inner, _flat(args[0], inner), masks)
@@ -227,14 +229,15 @@ class GraphCalls:
         ):
             return None
         model = graph_of(call)
-        if model is None:
+        leaves_something = _trial(call, given, [], []).leaves_something
+        if model is None or leaves_something():
             return None
         if self._inner == _OPENED:
             return self._in_place(call, model, given)
         # With large layers inside it opened as well, or else as they are;
         # calls that do not compute the same are taken back.
         for inner in (_OPENED, _CLOSED):
-            start = len(self.found)
+            start, num_nested = len(self.found), len(self._nested)
             with internals.replaced(self, "_inner", inner):
                 outputs = self._in_place(call, model, given)
             trial = _trial(call, given, self.found[start:], outputs)
@@ -243,7 +246,7 @@ class GraphCalls:
             if agrees:
                 self._tried.append((trial, given))
                 return outputs
-            del self.found[start:]
+            del self.found[start:], self._nested[num_nested:]
         return None
 
     def _in_place(

@@ -67,8 +67,8 @@ class ModelGraph:
             )
         )
         is_smaller = sum(other.live_bytes) < sum(row.live_bytes)
-        is_free = is_smaller and not calls.finds_masks
-        if is_free and in_turn(row.calls, other.calls):
+        may_turn = is_smaller and not calls.has_masks
+        if may_turn and in_turn(row.calls, other.calls):
             row = other
         self.steps = row.steps()
         for step in self.steps:
@@ -111,9 +111,10 @@ class ModelGraph:
                 f"`GPipe` was made of it. Received: {found}, of model "
                 f"'{self.model.name}', which do not for inputs of shapes "
                 f"{shapes}. If their "
-                "attributes were changed since, change them first, then make "
-                "the `GPipe`. If their code looks at sizes, name the sizes in "
-                "`keras.Input`, so that they are known then."
+                "attributes were changed since, or layers added to a model "
+                "inside, do that first, then make the `GPipe`. If their code "
+                "looks at sizes, name the sizes in `keras.Input`, so that they "
+                "are known then."
             )
         self._checked.add(key)
 

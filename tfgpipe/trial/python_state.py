@@ -32,7 +32,10 @@ _MOST_PARTS = 1000
 _MOST = 200_000
 
 # What is compared by its value.
-_VALUES = (int, float, str, bytes, type(None), tf.TensorShape, tf.DType)
+_VALUES = (
+    *(int, float, str, bytes, type(None)),
+    *(np.generic, tf.TensorShape, tf.DType),
+)
 
 _WITHOUT_PARTS = (*_VALUES, keras.Variable, tf.Tensor)
 
@@ -77,7 +80,8 @@ def _are_equal(a: Any, b: Any) -> bool:
 def _few_parts(holder: Any) -> list[tuple[Any, Any]]:
     """What something holds, each with its place; of many, their number.
 
-    A tuple has no place of its own: an equal one may be another object.
+    Lists and tuples are looked at where they are held: an equal one may be
+    another object.
     """
     try:
         found = [*itertools.islice(_parts(holder), _MOST_PARTS + 1)]
@@ -85,10 +89,12 @@ def _few_parts(holder: Any) -> list[tuple[Any, Any]]:
             return [("length", len(holder))]
     except Exception:  # a user's objects may raise anything
         return []
-    parts = []
+    parts, known = [], set()
     while found:
         place, value = found.pop()
-        if type(value) is tuple and len(value) <= _MOST_PARTS:
+        is_list = type(value) in (list, tuple) and len(value) <= _MOST_PARTS
+        if is_list and id(value) not in known:
+            known.add(id(value))
             found += [((place, i), part) for i, part in enumerate(value)]
         else:
             parts.append((place, value))
@@ -98,7 +104,7 @@ def _few_parts(holder: Any) -> list[tuple[Any, Any]]:
 def _parts(holder: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(holder, keras.Operation):
         own = internals.own_attributes(holder)
-        yield from ((k, v) for k, v in own.items() if k not in _notes())
+        yield from ((k, v) for k, v in own.items() if k not in _private_names())
         yield "class", type(holder)
     elif isinstance(holder, dict):
         yield from holder.items()
@@ -132,7 +138,7 @@ def _parts(holder: Any) -> Iterator[tuple[Any, Any]]:
 
 
 @functools.cache
-def _notes() -> set[str]:
+def _private_names() -> set[str]:
     """The private attributes of every layer, which Keras may change."""
     return {
         k for k in vars(keras.layers.Layer(name="any")) if k.startswith("_")

@@ -92,7 +92,7 @@ def test_mask_that_comes_to_a_nested_model_is_found(mask_zero):
     tokens = keras.Input((4,), dtype="int32")
     h = kl.Embedding(9, 3, mask_zero=mask_zero)(tokens)
     model = keras.Model(tokens, inner(h))
-    assert GraphCalls(model).finds_masks == mask_zero
+    assert GraphCalls(model).has_masks == mask_zero
 
 
 class Halves(kl.Layer):
@@ -111,7 +111,7 @@ def test_masks_are_found_where_a_model_needs_sizes(mask_zero):
     tokens = keras.Input((None,), dtype="int32")
     h = Halves()(kl.Embedding(9, 3, mask_zero=mask_zero)(tokens))
     model = keras.Model(tokens, kl.GRU(3)(h))
-    assert GraphCalls(model).finds_masks == mask_zero
+    assert GraphCalls(model).has_masks == mask_zero
 
 
 class Fails(Halves):
@@ -121,7 +121,7 @@ class Fails(Halves):
 
 def test_masks_may_come_where_a_model_fails():
     x = keras.Input((4, 3))
-    assert GraphCalls(keras.Model(x, Fails()(x))).finds_masks
+    assert GraphCalls(keras.Model(x, Fails()(x))).has_masks
 
 
 @pytest.mark.parametrize("is_nested", [False, True])

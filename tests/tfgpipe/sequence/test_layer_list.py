@@ -108,23 +108,24 @@ class Narrows(kl.Layer):
 class HandsOn(kl.Layer):
     """Says of the mask what is so anyway."""
 
-    def __init__(self):
+    def __init__(self, inner):
         super().__init__()
-        self.dense, self.supports_masking = kl.Dense(3), True
+        self.inner, self.supports_masking = inner, True
 
     def build(self, shape):
-        self.dense.build(shape)
+        self.inner.build(shape)
 
     def call(self, x):
-        return self.dense(x)
+        return self.inner(x)
 
     def compute_mask(self, x, mask=None):
-        return mask
+        return self.inner.compute_mask(x, mask)
 
 
-def test_layer_that_hands_its_mask_on_is_taken():
+@pytest.mark.parametrize("kind", [lambda: kl.Dense(3), kl.Masking])
+def test_layer_that_hands_its_mask_on_is_taken(kind):
     x = keras.Input((4, 3))
-    model = keras.Sequential([x, kl.Masking(), HandsOn(), kl.GRU(3)])
+    model = keras.Sequential([x, kl.Masking(), HandsOn(kind()), kl.GRU(3)])
     data = np.random.default_rng(0).standard_normal((5, 4, 3))
     data[:, 2:] = 0
     found = tfgpipe.GPipe(model, 2).predict(data, verbose=0)

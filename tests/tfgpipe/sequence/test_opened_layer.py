@@ -586,6 +586,29 @@ def test_nested_sequential_that_grows_afterwards_is_refused():
         model.predict(np.zeros((4, 4)), verbose=0)
 
 
+class ClosedAround(Around):
+    """Stays closed, with a model inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = keras.Sequential([keras.Input((4,)), kl.Dense(4)])
+
+    def call(self, x, training=None):
+        y = self.inner(x)
+        return self.second(self.first(y)) if training else y
+
+
+def test_model_in_a_closed_layer_may_grow():
+    x = keras.Input((4,))
+    layer = ClosedAround()
+    model = keras.Model(x, kl.Dense(4)(layer(x)))
+    pipeline = tfgpipe.GPipe(model, 2, 1)
+    layer.inner.add(kl.Activation("relu"))
+    data = np.random.default_rng(0).standard_normal((4, 4))
+    found = pipeline.predict(data, verbose=0)
+    np.testing.assert_allclose(found, model.predict(data, verbose=0), 1e-6)
+
+
 class AsksWhetherItIsTrained(Around):
     """What it computes does not depend on the answer."""
 
