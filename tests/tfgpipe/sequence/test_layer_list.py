@@ -122,6 +122,11 @@ class HandsOn(kl.Layer):
         return self.inner.compute_mask(x, mask)
 
 
+class SaysNothing(HandsOn):
+    def compute_mask(self, x, mask=None):
+        return mask
+
+
 @pytest.mark.parametrize("kind", [lambda: kl.Dense(3), kl.Masking])
 def test_layer_that_hands_its_mask_on_is_taken(kind):
     x = keras.Input((4, 3))
@@ -140,6 +145,10 @@ def test_layer_whose_tensor_has_another_mask_than_it_says_is_refused():
     with pytest.raises(ValueError, match=r"'narrows.*another one already"):
         tfgpipe.GPipe(layers(False, kl.GRU(3)), 1)
     tfgpipe.GPipe(layers(False, kl.Dense(3)), 1)  # which asks for none
+    x = keras.Input((4, 3))
+    masks = SaysNothing(kl.Masking(1.0))
+    with pytest.raises(ValueError, match=r"'says_nothing.*another one already"):
+        tfgpipe.GPipe([x, kl.Masking(), masks, kl.GRU(3)], 1)
     data = np.random.default_rng(0).standard_normal((5, 4, 3))
     model = keras.Sequential(layers(True, kl.GRU(3)))
     found = tfgpipe.GPipe(model, 2).predict(data, verbose=0)
