@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.boundary import Boundary, is_continuous
+from tfgpipe.boundary import Boundary, is_continuous, structure_of
 from tfgpipe.graphs import as_tensor
 from tfgpipe.loss.objective import Objective, penalties
 from tfgpipe.run import LossGradients, MiniBatch, Pipeline
@@ -146,7 +146,12 @@ class WholeMiniBatchLoss(Objective):
         losses, `values` those of the weight regularisers.
         """
         x, y, sample_weight = data
-        flat = tree.flatten(y_pred)
+        # A tensor that comes several times has one gradient, the first time.
+        places = enumerate(tree.flatten(structure_of(y_pred)))
+        flat = [
+            tensor if i == place else None
+            for (i, place), tensor in zip(places, tree.flatten(y_pred))
+        ]
         outputs = [t for t in flat if is_continuous(t)]
         own = [v for losses in extra for v in losses]
         weights = [v.value for v in self._trained()]
