@@ -74,12 +74,9 @@ _SOME_STACK = _extract_stack()
 # Where in Python each operation of a graph was made is asked for by few tests,
 # and is a twentieth of the time of all: see `stacks`.
 tf_stack.extract_stack = lambda stacklevel=1: _SOME_STACK
-# What was imported stays: collections need not look at it every time. They are
-# rarer, too: a trace makes many objects that live as long as its graph, and a
-# collection in the middle of one has ended the process (TensorFlow 2.21).
+# What was imported stays: collections need not look at it every time.
 gc.collect()
 gc.freeze()
-gc.set_threshold(20_000)
 
 
 @pytest.hookimpl(tryfirst=True)  # before the fixtures of modules

@@ -229,6 +229,21 @@ def test_library_asserts_nothing(module):
 
 
 @pytest.mark.parametrize("module", MODULES)
+def test_library_sets_nothing_on_handles(module):
+    """`test_bugs.py` tells why."""
+    found = []
+    for node in ast.walk(parsed(module)):
+        if isinstance(node, ast.Assign):
+            set_on = [t.value for t in node.targets if hasattr(t, "value")]
+        elif isinstance(node, ast.Call) and "setattr" in ast.unparse(node.func):
+            set_on = node.args[:1]
+        else:
+            continue
+        found += [one for one in set_on if ast.unparse(one).endswith("handle")]
+    assert not [ast.unparse(one) for one in found]
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_module_says_what_it_is_for(module):
     text = ast.get_docstring(parsed(module))
     assert text and text.splitlines()[0].endswith(".")

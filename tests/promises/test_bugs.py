@@ -591,3 +591,78 @@ class Doubled(kl.Layer):
 
     def call(self, x):
         return 2 * x
+
+
+class Holder(kl.Layer):
+    """Keeps tensors and variables where a walk over Python finds them."""
+
+    def __init__(self):
+        super().__init__()
+        self.supports_masking = True
+
+    def build(self, shape):
+        self.inner = kl.Dense(shape[-1])
+        self.inner.build(shape)
+        self.kept = {"of_storage": self.inner.kernel.value.handle}
+        self.constant = tf.constant(2.0, tf.float64)
+
+    def call(self, x):
+        return self.inner(x) * self.constant
+
+
+def asked_of_eager_tensors(monkeypatch, function):
+    """Names of attributes set on eager tensors, and whether `__dict__` was."""
+    base = next(
+        cls
+        for cls in type(tf.zeros([])).__mro__
+        if cls.__name__ == "_EagerTensorBase"
+    )
+    asked = set()
+    read = base.__getattribute__
+
+    def set_attribute(tensor, name, value):
+        asked.add(name)
+        object.__setattr__(tensor, name, value)
+
+    def get_attribute(tensor, name):
+        if name == "__dict__":
+            asked.add(name)
+        return read(tensor, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(base, "__setattr__", set_attribute, raising=False)
+        patch.setattr(base, "__getattribute__", get_attribute)
+        function()
+    return asked
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_nothing_is_set_on_eager_tensors_that_keras_does_not_set(
+    monkeypatch, eagerly
+):
+    """A name set on the handle of each variable ended the process.
+
+    Python makes a dict for it; a collection of garbage in the middle made a
+    second one of the same array, and a later one died (TensorFlow 2.21).
+    """
+
+    def train(make, eagerly):
+        inputs = keras.Input((4,), dtype="int32")
+        x = kl.Embedding(9, 6, mask_zero=True)(inputs)
+        x = kl.BatchNormalization()(kl.Dropout(0.5, seed=1)(Holder()(x)))
+        outputs = kl.Dense(1)(kl.LSTM(3)(x))
+        model = make(keras.Model(inputs, outputs))
+        model.compile("adam", "mse", metrics=["mae"], run_eagerly=eagerly)
+        data = np.arange(32).reshape(8, 4) % 9, np.ones((8, 1))
+        model.fit(*data, batch_size=4, verbose=0)
+        model.evaluate(*data, verbose=0)
+        model.predict(data[0], verbose=0)
+
+    def of_keras():
+        train(lambda model: model, eagerly=True)  # masks are attributes, too
+
+    def of_gpipe():
+        train(lambda model: tfgpipe.GPipe(model, 2, 2), eagerly)
+
+    by_gpipe = asked_of_eager_tensors(monkeypatch, of_gpipe)
+    assert not by_gpipe - asked_of_eager_tensors(monkeypatch, of_keras)

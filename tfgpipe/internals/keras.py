@@ -36,7 +36,6 @@ from tfgpipe.internals.tensorflow import (
 )
 
 _UNINITIALIZED = "uninitialized_variables"
-_KEPT_BY = "_tfgpipe_kept_by"
 _MADE_TRAINABLE = "_tfgpipe_made_trainable"
 _MADE = "_tfgpipe_made"
 _PLACE = "_tfgpipe_place"
@@ -57,6 +56,12 @@ _allocate = Replaceable(keras.Variable, "_initialize_with_initializer")
 _allocate_later = Replaceable(keras.Variable, "_deferred_initialize")
 _assign = Replaceable(keras.Variable, "assign")
 _count_made = itertools.count()
+# By the handle of its storage. Not an attribute of the handle: an attribute
+# that is set on an eager tensor may end the process in a collection of garbage,
+# long after (TensorFlow 2.21, Python 3.11: two dicts own one array).
+_kept_by: weakref.WeakValueDictionary[int, keras.Variable] = (
+    weakref.WeakValueDictionary()
+)
 
 
 # --------------------------------------------------------------------- scopes
@@ -312,13 +317,12 @@ def storage(variable: keras.Variable) -> Any:
 
 def note_variable(variable: keras.Variable) -> None:
     """Has `variable_of` know whose its storage is."""
-    setattr(storage(variable).handle, _KEPT_BY, weakref.ref(variable))
+    _kept_by[storage(variable).handle._id] = variable
 
 
 def variable_of(handle: tf.Tensor) -> keras.Variable | None:
     """The variable whose storage has this handle, if that was noted."""
-    kept_by = getattr(handle, _KEPT_BY, None)
-    return None if kept_by is None else kept_by()
+    return _kept_by.get(handle._id)
 
 
 def is_watched(variable: keras.Variable) -> bool:
