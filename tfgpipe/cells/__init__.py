@@ -5,7 +5,8 @@ graph, then its backward pass, then the functions of its tasks, `CellTasks`.
 """
 
 from tfgpipe.cells.cell import CallOutput, Cell, LayerCall, LiveCall, LiveInput
-from tfgpipe.cells.function import CellFunction, as_number, until_known
+from tfgpipe.cells.function import CellFunction, until_known
+from tfgpipe.cells.model_trace import ModelCall, as_number
 from tfgpipe.cells.tasks import CellTasks, TaskCall
 from tfgpipe.cells.tracer import Tracer
 
@@ -17,6 +18,7 @@ __all__ = [
     "LayerCall",
     "LiveCall",
     "LiveInput",
+    "ModelCall",
     "TaskCall",
     "Tracer",
     "as_number",

@@ -166,8 +166,8 @@ class Cell(keras.layers.Layer):
         return f"{name_in_words(layer)} of cell {self.number} on {devices}"
 
     def warn_of(self, layer: Any, what: str) -> None:
-        """Warns of a layer by its name, of the same in it once."""
-        name = name_in_words(layer)
+        """Warns of a layer, or by its name, of the same in it once."""
+        name = layer if isinstance(layer, str) else name_in_words(layer)
         message = f"{name[0].upper()}{name[1:]} {what}"
         if message not in self._told:
             self._told.add(message)

@@ -17,92 +17,90 @@ a mini-batch. Where there are many tensors, they go in bundles.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfgpipe.boundary import CellArguments, Output
-from tfgpipe.graphs import (
-    CellGraph,
-    Gradient,
-    GradientSums,
-    TraceFindings,
-    by_reference,
-    tensors,
-)
+from tfgpipe.graphs import CellGraph, Gradient, GradientSums, Part, tensors
 from tfgpipe.schedules import CellFacts
 
 
 class CellTasks:
-    """Makes the tasks of a cell; equal cells share their graph.
+    """Makes the tasks of a cell; equal cells share what is cut out.
 
-    With `needs_dx`, the gradients of the inputs are computed, too.
+    Values go by the references of the tensors of the model's graph: `values`
+    are those that are known of a micro-batch.
+
+    Attributes:
+        part: The cell's own.
+        graph: What is cut out, of this part or of an equal one.
     """
 
-    def __init__(self, cut: CellGraph, needs_dx: bool):
+    def __init__(self, part: Part, cut: CellGraph):
+        self.part = part
         self.graph = cut
-        self.needs_dx = needs_dx
-
-    @property
-    def findings(self) -> TraceFindings:
-        """What the layers were seen to do."""
-        return self.graph.traced.findings
+        first = cut.part
+        # The tensors of the part from which it was cut, and its own.
+        self._taken = [
+            *zip(first.takes, part.takes),
+            *zip(first.takes_back, part.takes_back),
+        ]
 
     def facts(
-        self, has_backward: bool, synchronizes: bool = False
+        self, has_backward: bool, needs_dx: bool, synchronizes: bool = False
     ) -> CellFacts:
         """What the program of a step has to know of the cell."""
         cut = self.graph
         return CellFacts.of(
             has_backward,
-            self.needs_dx,
-            has_dx=bool(self._dx),
+            needs_dx,
+            has_dx=bool(self.part.gives_back),
             can_be_split=cut.can_be_split,
             keeps=bool(cut.kept.slots) and not cut.recomputes_in_backward,
             synchronizes=synchronizes,
         )
 
     @property
-    def _dx(self) -> list[tf.Tensor]:
-        return tensors(self.graph.backward.dx) if self.needs_dx else []
-
-    @property
     def weight_dtypes(self) -> list[tf.DType]:
-        """The dtypes of the flat weights, or of what a cell only casts to."""
+        """The dtypes of the weights, or of what a cell only casts them to."""
         return [t.dtype for t in self.graph.weights.tensors]
 
-    def pack_weights(self, weights: list[list[Any]]) -> Any:
-        """What tasks take for weights that are cast, a list a layer."""
-        return self.graph.weights.pack(tf.nest.flatten(weights))
+    def pack_weights(self, weights: list[Any]) -> Any:
+        """What tasks take for weights, which are cast already."""
+        return self.graph.weights.pack(weights)
 
-    def forward(self, arguments: CellArguments, keeps: bool) -> TaskCall:
-        """A task that returns the `Output`, and what is kept.
+    def forward(
+        self, values: Mapping[Any, Any], weights: Any, keeps: bool
+    ) -> TaskCall:
+        """A task that returns what the cell gives, and what is kept.
 
-        The arguments have packed weights; `keeps` says whether to return what
-        the backward pass needs.
+        `weights` are packed; `keeps` says whether to return what the backward
+        pass needs.
         """
-        cut, outputs = self.graph, self.graph.traced.outputs
+        cut = self.graph
         kept = [cut.kept] if keeps else []
         if keeps and cut.recomputes_in_backward:
             cut.check_kept()
-        # In a row: the tensors of the output, the totals, what is kept.
+        # In a row: what it gives, the totals, what is kept.
         function = cut.function(
             ("forward", keeps),
             [],
-            [*tensors(outputs), *cut.totals, *kept],
+            [*cut.part.gives, *cut.totals, *kept],
             with_effects=True,
         )
 
-        def finish(results: list[Any]) -> tuple[Output, KeptValues]:
-            values = iter(results)
-            output = _like(outputs, values)
-            totals = [next(values) for _ in cut.totals]
-            return output, KeptValues(totals, next(values, None))
+        def finish(results: list[Any]) -> tuple[dict[Any, Any], KeptValues]:
+            left = iter(results)
+            given = {t.ref(): next(left) for t in self.part.gives}
+            totals = [next(left) for _ in cut.totals]
+            return given, KeptValues(totals, next(left, None))
 
-        return TaskCall(function, cut.values(arguments), (), finish)
+        return TaskCall(function, self.values(values, weights), (), finish)
 
-    def recompute(self, arguments: CellArguments, kept: KeptValues) -> TaskCall:
+    def recompute(
+        self, values: Mapping[Any, Any], weights: Any, kept: KeptValues
+    ) -> TaskCall:
         """A task that computes again what the backward pass keeps.
 
         `kept` is what `forward` did keep.
@@ -111,38 +109,30 @@ class CellTasks:
         function = cut.function("recompute", cut.totals, [cut.kept])
         return TaskCall(
             function,
-            self._values(arguments, kept),
+            self.values(values, weights, kept),
             (),
             lambda results: kept._replace(values=results[0]),
         )
 
     def backward(
         self,
-        arguments: CellArguments,
+        values: Mapping[Any, Any],
+        weights: Any,
         kept: KeptValues,
-        dy: Sequence[Any],
-        dlosses: Sequence[tf.Tensor],
         sums: GradientSums | None,
         m: int,
     ) -> TaskCall:
-        """A task that returns the gradients of the inputs, and the new sums.
+        """A task that returns what goes to earlier cells, and the new sums.
 
-        What `forward` or `recompute` did not keep is computed again. `dy` are
-        the gradients of the output tensors, None where there is none, and
-        `dlosses` those of the losses, scalars; `sums` are those so far, None at
-        first. None among the results where an input has no gradient.
+        What `forward` or `recompute` did not keep is computed again. `sums` are
+        those of the gradients so far, None at first.
         """
-        values = self._values(arguments, kept, dy, dlosses)
-        return self._summed(self._dx, values, sums, m)
+        return self._summed(True, self.values(values, weights, kept), sums, m)
 
     def input_gradient(
-        self,
-        arguments: CellArguments,
-        kept: KeptValues,
-        dy: Sequence[Any],
-        dlosses: Sequence[tf.Tensor],
+        self, values: Mapping[Any, Any], weights: Any, kept: KeptValues
     ) -> TaskCall:
-        """A task that returns the inputs' gradients, and what is kept by now.
+        """A task that returns what goes to earlier cells, and what is kept.
 
         That has what was missing in it, too.
         """
@@ -152,25 +142,28 @@ class CellTasks:
         function = cut.function(
             ("input_gradient", has_kept),
             [*cut.totals, cut.kept] if has_kept else cut.totals,
-            [*self._dx, cut.crossing, *([] if has_kept else [cut.kept])],
+            [
+                *cut.part.gives_back,
+                cut.crossing,
+                *([] if has_kept else [cut.kept]),
+            ],
         )
 
-        def finish(results: list[Any]) -> tuple[list[Any], KeptValues]:
-            values = iter(results)
-            dx = _like(list(self.graph.backward.dx), values)
-            crossing = next(values)
-            known = kept.values if has_kept else next(values)
-            return dx, kept._replace(crossing=crossing, values=known)
+        def finish(results: list[Any]) -> tuple[dict[Any, Any], KeptValues]:
+            left = iter(results)
+            given = {t.ref(): next(left) for t in self.part.gives_back}
+            crossing = next(left)
+            known = kept.values if has_kept else next(left)
+            return given, kept._replace(crossing=crossing, values=known)
 
-        values = self._values(arguments, kept, dy, dlosses)
-        return TaskCall(function, values, (), finish)
+        own = self.values(values, weights, kept)
+        return TaskCall(function, own, (), finish)
 
     def weight_gradient(
         self,
-        arguments: CellArguments,
+        values: Mapping[Any, Any],
+        weights: Any,
         kept: KeptValues,
-        dy: Sequence[Any],
-        dlosses: Sequence[tf.Tensor],
         sums: GradientSums | None,
         m: int,
     ) -> TaskCall:
@@ -178,67 +171,70 @@ class CellTasks:
 
         It takes what `backward` does.
         """
-        values = self._values(arguments, kept, dy, dlosses)
-        work = self._summed([], values, sums, m)
+        own = self.values(values, weights, kept)
+        work = self._summed(False, own, sums, m)
         return work._replace(finish=lambda results: work.finish(results)[1])
 
-    def _values(
+    def values(
         self,
-        arguments: CellArguments,
-        kept: KeptValues,
-        dy: Sequence[Any] = (),
-        dlosses: Sequence[Any] = (),
+        values: Mapping[Any, Any],
+        weights: Any,
+        kept: KeptValues | None = None,
     ) -> dict[Any, Any]:
-        """What a task may take, by what it is of the graph."""
+        """What a task may take, by what it is of the graph that was cut."""
         cut = self.graph
-        carried = {cut.kept: kept.values, cut.crossing: kept.crossing}
-        return {
-            **cut.values(arguments),
-            **by_reference(cut.totals, kept.totals),
-            **{
-                key: value
-                for key, value in carried.items()
-                if value is not None
-            },
-            **by_reference(self.graph.backward.dy, dy),
-            **by_reference(self.graph.backward.dlosses, dlosses),
+        found = {
+            first.ref(): values[own.ref()]
+            for first, own in self._taken
+            if own.ref() in values
         }
+        found[cut.weights] = weights
+        if kept is not None:
+            found.update((t.ref(), v) for t, v in zip(cut.totals, kept.totals))
+            carried = ((cut.kept, kept.values), (cut.crossing, kept.crossing))
+            found.update((key, v) for key, v in carried if v is not None)
+        return found
 
     def _summed(
         self,
-        dx: list[tf.Tensor],
+        with_dx: bool,
         values: dict[Any, Any],
         sums: GradientSums | None,
         m: int,
     ) -> TaskCall:
         """A function that adds the gradients of the weights to sums."""
-        cut, backward = self.graph, self.graph.backward
-        sparse = [d._replace(dense=None) for d in backward.dw]
+        cut, part = self.graph, self.part
+        first = cut.part
+        sparse = [d._replace(dense=None) for d in first.dw]
         # What is not among the values is computed again, within the function.
         kept = [one for one in (cut.kept, cut.crossing) if one in values]
         function = cut.function(
-            ("backward", len(dx), len(kept), sums is None),
+            ("backward", with_dx, len(kept), sums is None),
             [*cut.totals, *kept],
-            [*dx, cut.sums, *tensors(sparse)],
+            [
+                *(first.gives_back if with_dx else []),
+                cut.sums,
+                *tensors(sparse),
+            ],
             sums and cut.sums,
         )
 
         # results: dx, the packed dense sums, the slices of the sparse ones.
-        def finish(results: list[Any]) -> tuple[list[Any], GradientSums]:
+        def finish(results: list[Any]) -> tuple[dict[Any, Any], GradientSums]:
             left = iter(results)
-            found = _like(
-                list(backward.dx if dx else [None] * len(backward.dx)), left
-            )
+            given = {}
+            if with_dx:
+                given = {t.ref(): next(left) for t in part.gives_back}
             dense = next(left)
             own = [
                 gradient.of_micro_batch(m, repeated)
                 for gradient, repeated in zip(
-                    _like(sparse, left), backward.repeated
+                    _like(sparse, left), part.repeated
                 )
             ]
             if sums is not None:
                 own = [a.plus(b) for a, b in zip(sums.sparse, own)]
-            return found, GradientSums(dense, own)
+            return given, GradientSums(dense, own)
 
         return TaskCall(function, values, sums.dense if sums else (), finish)
 
@@ -247,7 +243,7 @@ class CellTasks:
         dense = iter(self.graph.sums.unpack(sums.dense))
         return [
             total if d.dense is None else d._replace(dense=next(dense))
-            for d, total in zip(self.graph.backward.dw, sums.sparse)
+            for d, total in zip(self.graph.part.dw, sums.sparse)
         ]
 
 

@@ -1,7 +1,6 @@
 """The graph of a cell: traced, differentiated, and cut into functions."""
 
 from tfgpipe.graphs import gradient_sums
-from tfgpipe.graphs.backward import Backward, add_backward, without_backward
 from tfgpipe.graphs.bundle import by_reference, tensors
 from tfgpipe.graphs.cut import CHEAP, StagedFunction, sum_over_replicas
 from tfgpipe.graphs.gradient_sums import (
@@ -11,35 +10,45 @@ from tfgpipe.graphs.gradient_sums import (
     lookups,
 )
 from tfgpipe.graphs.kept import CellGraph, only_cast
-from tfgpipe.graphs.same_graph import graph_key
+from tfgpipe.graphs.parts import Part, parts_of
+from tfgpipe.graphs.same_graph import part_key
 from tfgpipe.graphs.trace import (
     Origin,
     Traced,
     TraceFindings,
     stateful_kinds,
-    trace,
+)
+from tfgpipe.graphs.traced_model import (
+    Differentiated,
+    TracedModel,
+    TraceOptions,
+    differentiate,
+    without_gradients,
 )
 
 __all__ = [
     "CHEAP",
-    "Backward",
     "CellGraph",
+    "Differentiated",
     "Gradient",
     "GradientSums",
     "Origin",
+    "Part",
     "StagedFunction",
     "TraceFindings",
+    "TraceOptions",
     "Traced",
-    "add_backward",
+    "TracedModel",
     "as_tensor",
     "by_reference",
+    "differentiate",
     "gradient_sums",
-    "graph_key",
     "lookups",
     "only_cast",
+    "part_key",
+    "parts_of",
     "stateful_kinds",
     "sum_over_replicas",
     "tensors",
-    "trace",
-    "without_backward",
+    "without_gradients",
 ]

@@ -61,35 +61,104 @@ CHEAP = {
 }
 
 
-class GraphCutter:
-    """A traced graph to cut functions from.
+class WholeGraph:
+    """A graph that is complete, as all that is cut out of it needs it.
 
-    Operations may be added to it under `graph.as_default()` until the first
-    call of a method. `options` are arguments of `tf.function` for what is cut,
-    `device_type` such as "GPU".
+    Attributes:
+        graph: The graph.
+        operations: Its operations, in order.
+        places: Their places, by their names.
+        nodes: Their definitions, by their names.
+        versions: Of the definition.
+        captures: Tensors outside of it, by the references of its own.
+    """
+
+    def __init__(self, graph: Any):
+        self.graph = graph
+        self.operations = graph.get_operations()
+        self.places = {op.name: i for i, op in enumerate(self.operations)}
+        definition = graph.as_graph_def()
+        self.nodes = {node.name: node for node in definition.node}
+        self.versions = definition.versions
+        self.functions = {
+            function.signature.name: function
+            for function in definition.library.function
+        }
+        self._gradients = {
+            gradient.function_name: gradient
+            for gradient in definition.library.gradient
+        }
+        self.captures = {t.ref(): outer for outer, t in graph.captures}
+
+    def definition_of(self, names: Collection[str]) -> Any:
+        """A definition of some operations, with the functions they call."""
+        places = self.places
+        part = tf.compat.v1.GraphDef(
+            versions=self.versions,
+            node=[self.nodes[n] for n in sorted(names, key=places.__getitem__)],
+        )
+        called: set[str] = set()
+        waiting = [name for node in part.node for name in functions_of(node)]
+        while waiting:
+            name = waiting.pop()
+            if name in called or name not in self.functions:
+                continue
+            called.add(name)
+            function = self.functions[name]
+            part.library.function.append(function)
+            for node in function.node_def:
+                waiting += functions_of(node)
+            if name in self._gradients:
+                part.library.gradient.append(self._gradients[name])
+                waiting.append(self._gradients[name].gradient_func)
+        return part
+
+
+def functions_of(node: Any) -> list[str]:
+    """The names of the functions that an operation may call."""
+    found = []
+    for attribute in node.attr.values():
+        found += [attribute.func, *attribute.list.func]
+    return [function.name for function in found if function.name]
+
+
+class GraphCutter:
+    """A part of a graph, to cut functions from.
+
+    `own` are the names of its operations, whose side effects may be asked for.
+    `options` are arguments of `tf.function` for what is cut, `device_type` such
+    as "GPU".
 
     Attributes:
         operations: All operations of the graph, in order.
         captures: Tensors outside of it, by the references of its own.
     """
 
-    def __init__(self, graph: Any, options: dict[str, Any], device_type: str):
+    def __init__(
+        self,
+        whole: WholeGraph,
+        own: Collection[str],
+        options: dict[str, Any],
+        device_type: str,
+    ):
         self._options = options
         # Among devices of that type, TensorFlow takes the one of the call.
         self._where = f"/device:{device_type}:*"
-        self._graph = graph
-        self._definition = graph.as_graph_def()
-        self.operations = graph.get_operations()
-        self._place = {op.name: i for i, op in enumerate(self.operations)}
-        self.captures = {t.ref(): outer for outer, t in graph.captures}
+        self._whole = whole
+        self._graph = whole.graph
+        self._own = own
+        self.operations = [op for op in whole.operations if op.name in own]
+        self.captures = whole.captures
 
-    def needed(self, fetches: Iterable[tf.Tensor], start: int = 0) -> set[str]:
-        """Names of the operations that tensors depend on, from `start` on."""
+    def needed(
+        self, fetches: Iterable[tf.Tensor], within: Collection[str]
+    ) -> set[str]:
+        """Names of the operations, of some, that tensors depend on."""
         found: set[str] = set()
         waiting = [t.op for t in fetches]
         while waiting:
             op = waiting.pop()
-            if op.name in found or self._place[op.name] < start:
+            if op.name in found or op.name not in within:
                 continue
             found.add(op.name)
             waiting.extend(t.op for t in op.inputs)
@@ -109,7 +178,7 @@ class GraphCutter:
         found: dict[Any, tf.Tensor] = {}
         own = [op for op in self.operations if op.name in names]
         for tensor in [*(t for op in own for t in op.inputs), *fetches]:
-            if tensor.op.name not in names and not _follows(tensor, free):
+            if tensor.op.name not in names and not follows(tensor, free):
                 found[tensor.ref()] = tensor
         return list(found.values())
 
@@ -172,17 +241,15 @@ class GraphCutter:
                 waiting.extend(op.inputs)
                 if controls:
                     operations += [
-                        o for o in op.control_inputs if o.name not in done
+                        o
+                        for o in op.control_inputs
+                        if o.name not in done and o.name in self._own
                     ]
         return names, list(taken.values())
 
     def _definition_of(self, names: set[str]) -> Any:
         """The definition of some operations of the graph."""
-        part = tf.compat.v1.GraphDef(
-            versions=self._definition.versions,
-            library=self._definition.library,
-            node=[n for n in self._definition.node if n.name in names],
-        )
+        part = self._whole.definition_of(names)
         for node in part.node:
             node.attr.pop("_class", None)  # colocation with what is left out
             node.input[:] = [
@@ -280,13 +347,13 @@ def _full(name: str) -> str:
     return name if ":" in name else f"{name}:0"
 
 
-def _follows(tensor: tf.Tensor, free: set[Any]) -> bool:
+def follows(tensor: tf.Tensor, free: set[Any]) -> bool:
     """Whether a tensor is among the free ones or follows cheaply from them."""
     if tensor.ref() in free:
         return True
     if tensor.op.type not in CHEAP:
         return False
-    if all(_follows(t, free) for t in tensor.op.inputs):
+    if all(follows(t, free) for t in tensor.op.inputs):
         free.add(tensor.ref())
         return True
     return False

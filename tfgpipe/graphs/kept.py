@@ -24,11 +24,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfgpipe.boundary import CellArguments
-from tfgpipe.devices import device_types
 from tfgpipe.failures import out_of_turn
-from tfgpipe.graphs.backward import Backward
-from tfgpipe.graphs.bundle import Bundle, by_reference, tensors
+from tfgpipe.graphs.bundle import Bundle, tensors
 from tfgpipe.graphs.cut import (
     GraphCutter,
     StagedFunction,
@@ -36,52 +33,55 @@ from tfgpipe.graphs.cut import (
     sums_over_replicas,
 )
 from tfgpipe.graphs.gradient_sums import Replacement
+from tfgpipe.graphs.parts import Part
 
 
 class CellGraph:
-    """The graph of a cell, cut; no operation may be added to it any more.
+    """The part of a model's graph that is a cell's, cut into functions.
+
+    `device_types` are those of the cell's devices, such as "GPU".
 
     Attributes:
-        traced: The forward pass alone.
-        weights: The flat weights, or the casts of those that are only cast.
+        part: The part.
+        weights: The weights, or the casts of those that are only cast.
         kept: What the backward pass needs of the forward pass.
         crossing: What the second half of the backward pass needs of the first.
         sums: The gradients of weights that are dense.
         totals: What of the forward pass is added up over replicas.
     """
 
-    def __init__(self, backward: Backward):
-        self.backward = backward
-        self.traced = traced = backward.traced
-        origin, inputs = traced.origin, traced.inputs
-        types = device_types(origin.function.cell.devices)
+    def __init__(self, part: Part, device_types: Sequence[str]):
+        self.part = part
+        self.options = options = part.traced.options
         # XLA cannot take Optionals, nor can they go between kinds of devices.
-        self._together = len(types) == 1 and not origin.jit_compile
-        self._graph = GraphCutter(traced.graph, origin.options, types[0])
-        self._functions: dict[Any, Any] = {}
-        self.totals = sums_over_replicas(traced.operations)
-        self.weights = self._bundle(
-            [only_cast(w) or [w] for w in inputs.sources(with_inputs=False)]
+        self._together = len(device_types) == 1 and not options.jit_compile
+        self._graph = GraphCutter(
+            part.whole,
+            part.forward | part.backward,
+            options.of_function,
+            device_types[0],
         )
-        seeds = [backward.dy, backward.dlosses]
-        others = tensors([inputs._replace(weights=[]), *seeds])
+        self._functions: dict[Any, Any] = {}
+        self.totals = sums_over_replicas(part.operations)
+        weights = [use.tensor for use in part.uses]
+        self.weights = self._bundle([only_cast(w) or [w] for w in weights])
+        others = [*part.takes, *part.takes_back]
         self._at_hand = [*others, self.weights]
         at_hand = [*others, *self.weights.aliases, *self.totals]
-        #     forward    x, w -> y       operations before `start`
-        #     ---------------------      kept: what the rest takes of these
+        #     forward    x, w -> y       kept: what the rest takes of these
+        #     ---------------------
         #     half       dy -> dx
         #     ---------------------      crossing: what is taken of this half
         #     whole      -> dw
-        start = len(traced.operations)
-        dx, dw = tensors(backward.dx), tensors(backward.dw)
-        whole = self._graph.needed([*dx, *dw], start)
-        half = self._graph.needed(dx, start)
+        dx, dw = part.gives_back, tensors(part.dw)
+        whole = self._graph.needed([*dx, *dw], part.backward)
+        half = self._graph.needed(dx, part.backward)
         kept = self._graph.entering(whole, [*dx, *dw], at_hand)
         self.kept = self._bundle(kept)
         self.crossing = self._bundle(
             self._graph.entering(whole - half, dw, [*at_hand, *kept])
         )
-        dense = [d for d in backward.dw if d.dense is not None]
+        dense = [d for d in part.dw if d.dense is not None]
         self.sums = self._bundle([d.dense for d in dense])
         self.sums.maxima = {
             i for i, d in enumerate(dense) if isinstance(d, Replacement)
@@ -96,7 +96,7 @@ class CellGraph:
 
         XLA cannot hand the state of loops from function to function.
         """
-        return self.traced.origin.jit_compile
+        return self.options.jit_compile
 
     @property
     def can_be_split(self) -> bool:
@@ -124,13 +124,13 @@ class CellGraph:
                 self._graph,
                 [*self._at_hand, *inputs],
                 fetches,
-                self.traced.effects if with_effects else (),
+                self.part.effects if with_effects else (),
                 sums,
             )
         return self._functions[key]
 
-    def part(self, fetches: Sequence[tf.Tensor]) -> Subfunction:
-        """The function that computes tensors of the forward pass."""
+    def of_forward(self, fetches: Sequence[tf.Tensor]) -> Subfunction:
+        """The function that computes tensors of the forward pass alone."""
         key = tuple(t.ref() for t in fetches)
         with out_of_turn():
             function = self.function(key, [], fetches)
@@ -142,29 +142,20 @@ class CellGraph:
 
     def check_kept(self) -> None:
         """Refuses to keep what XLA cannot hand from function to function."""
-        findings = self.traced.findings
-        layers = self.traced.origin.function.cell.sequence
-        places = {op.name: i for i, op in enumerate(self.traced.operations)}
+        traced, places = self.part.traced, self.part.whole.places
         kept = [t for t in self.kept.tensors if _is_of_one_function(t)]
-        found = {findings.layer_of(places[t.op.name]) for t in kept}
+        found = {
+            traced.section_of(places[t.op.name]).name: None for t in kept
+        }
         if found:
-            names = [layers[i].name for i in sorted(found)]
             raise ValueError(
                 "`jit_compile=True` with recurrent layers, other loops or "
                 "conditions needs re-materialisation of every micro-batch: XLA "
                 "cannot hand what they keep for their gradients (a TensorList, "
                 "or a tensor of one branch) to another function. Received: "
-                f"layers {names} in a cell that keeps it. Pass "
+                f"layers {[*found]} in a cell that keeps it. Pass "
                 'remat="always" to `GPipe`, or jit_compile=False to `compile`.'
             )
-
-    def values(self, arguments: CellArguments) -> dict[Any, Any]:
-        """Arguments, with packed weights, by what they are of the graph."""
-        values = by_reference(
-            tf.nest.flatten(self.traced.inputs._replace(weights=[])),
-            tf.nest.flatten(arguments._replace(weights=[])),
-        )
-        return {**values, self.weights: arguments.weights}
 
 
 def only_cast(weight: tf.Tensor) -> list[tf.Tensor] | None:

@@ -7,9 +7,7 @@ variables are among them, so whatever else a layer's code may see, of itself or
 of anything, shows in the graph. A key is all that a graph says, except names.
 
 Of what Python knows besides, static shapes are part of the key: functions that
-are cut out say them. A gradient that a layer defines itself,
-`tf.custom_gradient` or `keras.ops.silu`, is code until it has run. Such cells
-are unlike before the backward pass, and are compared again after it.
+are cut out say them.
 
 A kernel that draws, counts or prints has a state, which cells that share a
 function would share where they are on one device: such cells are unlike others.
@@ -18,13 +16,15 @@ function would share where they are on one device: such cells are unlike others.
 from __future__ import annotations
 
 import hashlib
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfgpipe import internals
-from tfgpipe.graphs.cut import is_sum
+from tfgpipe.graphs.cut import WholeGraph, functions_of, is_sum
+from tfgpipe.graphs.parts import Part
 from tfgpipe.graphs.trace import stateful
 
 # What is said for people, and no part of what is computed.
@@ -32,72 +32,146 @@ _WORDS = (
     "_user_specified_name",
     "backward_function_name",
     "forward_function_name",
+    # Of a gradient that a layer defines: it has been called.
+    "_gradient_op_type",
 )
 
-_OWN_GRADIENT = "_gradient_op_type"
 
-
-def graph_key(graph: Any, ends: Any, has_gradients: bool) -> str:
-    """What a graph computes, as a text that equal graphs share.
+def part_key(part: Part, facts: Any) -> str:
+    """What a part of a graph computes, as a text that equal parts share.
 
     What it captures counts by identity, and must be kept alive as long as the
-    text is. `ends` is a nest of its tensors and operations that are taken or
-    returned, and of what else is known of it. `has_gradients` if it has its
-    backward pass, so that no gradients that layers define are still to be
-    called.
+    text is. `facts` are what else is known of it.
     """
-    definition = graph.as_graph_def(add_shapes=True)
-    ignored = [*_WORDS, *([_OWN_GRADIENT] if has_gradients else [])]
-    bodies = [
-        definition.node,
-        *(f.node_def for f in definition.library.function),
-    ]
-    has_state = stateful(node.op for body in bodies for node in body)
-    functions = _Functions(definition.library, ignored)
-    # Nodes are written by number: names differ from cell to cell.
-    number = {node.name: f"{i}" for i, node in enumerate(definition.node)}
-    found = hashlib.sha256()
-    for node in definition.node:
-        _without_names(node, number, functions)
-        found.update(node.SerializeToString(deterministic=True))
+    return _Writer(part).key(facts)
 
-    def written(end: Any) -> Any:
-        if isinstance(end, tf.Operation):
-            return number[end.name]
-        if not tf.is_tensor(end):  # the text of a large array leaves some out
-            return end.tobytes() if isinstance(end, np.ndarray) else end
-        if internals.graph_of(end) is graph:
-            return number[end.op.name], end.value_index
-        return "outside", id(end)
 
-    facts = [
-        id(graph) if has_state else None,  # then like no other
-        tf.nest.map_structure(lambda _: 0, ends),
-        list(map(written, tf.nest.flatten(ends, expand_composites=True))),
-        [(written(inner), id(outer)) for outer, inner in graph.captures],
-        [written(op) for op in graph.get_operations() if is_sum(op)],
-    ]
-    found.update(repr(facts).encode())
-    return found.hexdigest()
+class _Writer:
+    """Writes what a part computes, without names."""
+
+    def __init__(self, part: Part):
+        self._part = part
+        self._whole = part.whole
+        self._functions = _functions_of(part.whole)
+        self._given: dict[Any, str] = {}
+        weights = [use.tensor for use in part.uses]
+        for i, tensor in enumerate([*part.takes, *part.takes_back, *weights]):
+            self._given.setdefault(tensor.ref(), f"in{i}")
+
+    def key(self, facts: Any) -> str:
+        """The text, see `part_key`."""
+        part, places = self._part, self._whole.places
+        ends = part.gives, part.gives_back, part.dw
+        made = tf.nest.flatten(ends, expand_composites=True)
+        names = self._between([t for t in made if t is not None])
+        order = sorted(names, key=places.__getitem__)
+        operations = [self._whole.operations[places[n]] for n in order]
+        # Operations are written by number: names differ from cell to cell.
+        self._number = {name: f"{i}" for i, name in enumerate(order)}
+        found = hashlib.sha256()
+        for op in operations:
+            found.update(self._written_op(op))
+        # Then like no other.
+        kinds = {op.type for op in operations}
+        called = [self._functions.kinds(op.node_def) for op in operations]
+        is_alone = bool(stateful(kinds.union(*called)))
+        has_backward = [name in part.backward for name in order]
+        weights = [use.tensor for use in part.uses]
+        taken = [*part.takes, *part.takes_back, *weights]
+        flat = tf.nest.flatten(facts)
+        rest = [
+            (id(part.whole), part.index) if is_alone else None,
+            tf.nest.map_structure(lambda _: 0, ends),
+            [None if t is None else self._written(t) for t in made],
+            [(str(t.shape), t.dtype.name) for t in taken],
+            (len(part.takes), len(part.takes_back), len(part.gives)),
+            [i for i, is_back in enumerate(has_backward) if is_back],
+            [self._number[op.name] for op in operations if is_sum(op)],
+            [self._number[op.name] for op in part.effects],
+            [f.tobytes() if isinstance(f, np.ndarray) else f for f in flat],
+        ]
+        found.update(repr(rest).encode())
+        return found.hexdigest()
+
+    def _between(self, ends: Sequence[tf.Tensor]) -> set[str]:
+        """The names of the operations between what is given and the ends."""
+        known = {*self._given, *self._whole.captures}
+        names: set[str] = set()
+        waiting = [t.op for t in ends if t.ref() not in known]
+        waiting += self._part.effects
+        while waiting:
+            op = waiting.pop()
+            if op.name not in names:
+                names.add(op.name)
+                waiting += [t.op for t in op.inputs if t.ref() not in known]
+        return names
+
+    def _written_op(self, op: tf.Operation) -> bytes:
+        node = type(self._whole.nodes[op.name])()
+        node.CopyFrom(self._whole.nodes[op.name])
+        del node.input[:]  # as tensors
+        node.attr.pop("_class", None)  # what is cut out is near nothing
+        _without_names(node, self._number, self._functions)
+        controls = [self._number.get(o.name) for o in op.control_inputs]
+        tensors = [self._written(t) for t in op.inputs]
+        shapes = [str(t.shape) for t in op.outputs]
+        text = repr((tensors, [c for c in controls if c], shapes))
+        return node.SerializeToString(deterministic=True) + text.encode()
+
+    def _written(self, tensor: tf.Tensor) -> Any:
+        ref = tensor.ref()
+        if ref in self._given:
+            return self._given[ref]
+        if ref in self._whole.captures:
+            return "outside", id(self._whole.captures[ref])
+        return self._number[tensor.op.name], tensor.value_index
+
+
+_known_functions: weakref.WeakKeyDictionary[WholeGraph, _Functions] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _functions_of(whole: WholeGraph) -> _Functions:
+    """The functions of a graph, once for all its parts."""
+    if whole not in _known_functions:
+        _known_functions[whole] = _Functions(whole.functions)
+    return _known_functions[whole]
 
 
 class _Functions:
     """Texts of the functions that a graph calls.
 
-    The definitions in `library` are changed; attributes of names in `ignored`
-    do not count.
+    `definitions` are those of a graph, by their names.
     """
 
-    def __init__(self, library: Any, ignored: list[str]):
-        self._left = {f.signature.name: f for f in library.function}
-        self.ignored = ignored
+    def __init__(self, definitions: Mapping[str, Any]):
+        self._definitions = definitions
         self._known: dict[str, str] = {}
 
     def __call__(self, name: str) -> str:
         """The text of the function of this name."""
-        if name in self._left:
-            self._known[name] = self._written(self._left.pop(name))
-        return self._known.get(name, name)
+        if name not in self._known:
+            self._known[name] = name  # also inside of itself
+            if name in self._definitions:
+                own = type(self._definitions[name])()
+                own.CopyFrom(self._definitions[name])
+                self._known[name] = self._written(own)
+        return self._known[name]
+
+    def kinds(self, node: Any) -> set[str]:
+        """The types of the operations of all functions that a node calls."""
+        kinds: set[str] = set()
+        known: set[str] = set()
+        waiting = functions_of(node)
+        while waiting:
+            name = waiting.pop()
+            if name not in known and name in self._definitions:
+                known.add(name)
+                for own in self._definitions[name].node_def:
+                    kinds.add(own.op)
+                    waiting += functions_of(own)
+        return kinds
 
     def _written(self, function: Any) -> str:
         signature = function.signature
@@ -131,7 +205,7 @@ def _without_names(
     node.name = ""
     node.ClearField("experimental_debug_info")
     node.input[:] = [_numbered(name, number) for name in node.input]
-    for ignored in functions.ignored:
+    for ignored in _WORDS:
         node.attr.pop(ignored, None)
     if "_class" in node.attr:
         near = node.attr["_class"].list.s

@@ -12,7 +12,7 @@ import functools
 import itertools
 import random
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -52,6 +52,7 @@ METHODS_OF_STEPS = frozenset(
 
 _value = Replaceable(keras.Variable, "value")
 _handle = Replaceable(keras.Variable, "handle")
+_layer_call = Replaceable(keras.layers.Layer, "__call__")
 _allocate = Replaceable(keras.Variable, "_initialize_with_initializer")
 _allocate_later = Replaceable(keras.Variable, "_deferred_initialize")
 _assign = Replaceable(keras.Variable, "assign")
@@ -433,6 +434,23 @@ def autocast(dtype: str | None) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext()
     scope: contextlib.AbstractContextManager = _backend.AutocastScope(dtype)
     return scope
+
+
+# What Keras hangs on tensors: where they are not to be counted, and of what they
+# are the softmax or the sigmoid, from which its crossentropies go on.
+_ATTACHED = ("_keras_mask", "_keras_logits")
+
+
+def attached_to(tensor: Any) -> dict[str, Any]:
+    """What Keras has hung on a tensor, by its name."""
+    found = {name: getattr(tensor, name, None) for name in _ATTACHED}
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def attach(tensor: Any, attached: Mapping[str, Any]) -> None:
+    """Hangs on a tensor of a graph what `attached_to` has returned."""
+    for name, one in attached.items():
+        setattr(tensor, name, one)
 
 
 def set_mask(tensor: Any, mask: Any) -> None:
@@ -1224,6 +1242,31 @@ def noting_losses(
         return [loss for loss in losses if id(loss) in ids]
 
     yield added
+
+
+@contextlib.contextmanager
+def around_calls(
+    called: Callable[[keras.layers.Layer, Callable[[], Any]], Any],
+) -> Iterator[None]:
+    """Inside, calls of layers are made by a function.
+
+    Args:
+        called: Gets the layer, and what calls it, whose result it returns.
+    """
+    original = _layer_call.original
+
+    def call(layer: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
+        return called(
+            layer, functools.partial(original, layer, *args, **kwargs)
+        )
+
+    with _layer_call.by(call):
+        yield
+
+
+def takes_training(model: keras.Model) -> bool:
+    """Whether Keras's steps tell a model whether it is trained."""
+    return bool(model._call_has_training_arg)
 
 
 def own_context_arguments(layer: keras.layers.Layer) -> set[str]:

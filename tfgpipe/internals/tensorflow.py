@@ -11,7 +11,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue as _Attribute
@@ -20,6 +20,7 @@ from tensorflow.core.framework.attr_value_pb2 import (
 )
 from tensorflow.python import pywrap_tfe as _pywrap_tfe
 from tensorflow.python.distribute import distribute_lib as _distribute_lib
+from tensorflow.python.eager import backprop as _backprop
 from tensorflow.python.eager import context as _context
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import (
     Function as _Function,
@@ -170,6 +171,75 @@ def random_numbers_kept() -> Iterator[None]:
             context.clear_kernel_cache()
         if generator is not None:
             generator.state.assign(state)
+
+
+# ------------------------------------------------------------------------ tapes
+class GradientNote(NamedTuple):
+    """What was added to a graph to differentiate one operation.
+
+    Attributes:
+        name: Of the operation; None where the tape does not tell.
+        start: How many operations the graph had before.
+        end: How many it had after.
+    """
+
+    name: str | None
+    start: int
+    end: int
+
+
+_noted = threading.local()
+
+
+@contextlib.contextmanager
+def noting_gradients(graph: Any) -> Iterator[list[GradientNote]]:
+    """Inside, notes what tapes add to a graph, operation by operation.
+
+    Yields:
+        The notes so far; of nested ones the inner one comes first.
+    """
+    _note_gradients()
+    _noted.graph, _noted.notes = graph, []
+    try:
+        yield _noted.notes
+    finally:
+        del _noted.graph, _noted.notes
+
+
+@functools.cache
+def _note_gradients() -> None:
+    """Has the tapes of this process ask `_gradient`, once for all."""
+    _pywrap_tfe.TFE_Py_RegisterGradientFunction(_gradient)
+
+
+def _gradient(
+    kind: str, attributes: Any, count: int, inputs: Any, outputs: Any, *rest: Any
+) -> Any:
+    """What a tape calls to differentiate an operation."""
+    gradient = _backprop._gradient_function
+    graph = getattr(_noted, "graph", None)
+    if graph is None or current_graph() is not graph:
+        return gradient(kind, attributes, count, inputs, outputs, *rest)
+    start = graph.num_operations()
+    found = gradient(kind, attributes, count, inputs, outputs, *rest)
+    name = _name_of(kind, inputs, outputs)
+    _noted.notes.append(GradientNote(name, start, graph.num_operations()))
+    return found
+
+
+def _name_of(kind: str, inputs: Any, outputs: Any) -> str | None:
+    """The name of an operation, of which tapes keep what its gradient needs."""
+    for tensor in outputs or ():
+        if isinstance(tensor, tf.Tensor) and not is_eager(tensor):
+            return tensor.op.name
+    given = [t for t in inputs or () if isinstance(t, tf.Tensor)]
+    if not given or any(map(is_eager, given)):
+        return None
+    wanted = [id(t) for t in given]
+    for op in given[0].consumers():
+        if op.type == kind and [id(t) for t in op.inputs] == wanted:
+            return op.name
+    return None
 
 
 def current_graph() -> Any:

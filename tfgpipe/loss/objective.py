@@ -42,15 +42,18 @@ class Objective:
     def check(self, program: Program) -> None:
         """Checks that the loss is known when the backward pass needs it."""
 
-    def has_gradient(
-        self, batch: MiniBatch
-    ) -> tuple[list[bool], list[list[bool]]]:
+    def has_gradient(self, batch: MiniBatch) -> tuple[list[bool], list[bool]]:
         """For each output tensor, whether it will have a gradient.
 
-        And for each cell, whether each of its layers' own losses will.
+        So for what hangs on them, and for each of the layers' own losses.
         """
-        extra = [[True] * len(own) for own in batch.results.extra_specs()]
-        return [True] * batch.results.num_outputs, extra
+        traced = batch.traced
+        count = len(traced.handed_out) - len(traced.outputs)
+        has_outputs = [t is not None for t in traced.outputs]
+        return (
+            [*has_outputs, *[False] * count],
+            [True] * len(batch.results.extra_specs()),
+        )
 
     def start(self, run: Pipeline) -> LossGradients:
         """Where the backward pass starts, of what has run before it."""
@@ -158,18 +161,15 @@ class SummedLoss(Objective):
     _counted: list[tf.Tensor] | None = None
     _direct: list[tuple[keras.Variable, tf.Tensor]]
 
-    def has_gradient(
-        self, batch: MiniBatch
-    ) -> tuple[list[bool], list[list[bool]]]:
+    def has_gradient(self, batch: MiniBatch) -> tuple[list[bool], list[bool]]:
         """All but outputs: the head has their loss."""
-        return [False] * batch.results.num_outputs, super().has_gradient(batch)[
-            1
-        ]
+        _, extra = super().has_gradient(batch)
+        return [False] * batch.results.num_handed_out, extra
 
     def start(self, run: Pipeline) -> LossGradients:
         """Where the backward pass starts."""
         results = run.results
-        none = [None] * results.num_outputs  # the head has the loss
+        none = [None] * results.num_handed_out  # the head has the loss
         with tf.device(results.device):
             # loss = sum of w * total / count: by a total it is w / count.
             counts = self._counts(run)
@@ -181,8 +181,8 @@ class SummedLoss(Objective):
                     for w, c in zip(self._weights(run), counts)
                 ],
                 extra=[
-                    [tf.fill(s.shape, tf.cast(scale, s.dtype)) for s in specs]
-                    for specs in results.extra_specs()
+                    tf.fill(s.shape, tf.cast(scale, s.dtype))
+                    for s in results.extra_specs()
                 ],
             )
 
@@ -209,7 +209,7 @@ class SummedLoss(Objective):
             tf.math.divide_no_nan(s, c) for s, c in zip(sums, self._counts(run))
         ]
         self._track(values, run.micro_batches.num_rows)
-        own = [v for losses in run.results.extra_losses() for v in losses]
+        own = run.results.extra_losses()
         own += [penalty.value for penalty in found]
         weighted = [w * v for w, v in zip(self._weights(run), values)]
         losses = [sum(weighted)] if sums else []
@@ -245,8 +245,7 @@ class SummedLoss(Objective):
     def _dtype(self, run: Pipeline) -> Any:
         """The widest of all losses."""
         dtypes = [count.dtype for count in self._counts(run)]
-        extra = run.results.extra_specs()
-        dtypes += [spec.dtype for own in extra for spec in own]
+        dtypes += [spec.dtype for spec in run.results.extra_specs()]
         return max(dtypes, key=lambda d: d.size, default=tf.float32)
 
     def _track(self, values: list[tf.Tensor], num_rows: Any) -> None:

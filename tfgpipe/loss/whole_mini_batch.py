@@ -7,6 +7,7 @@ and the gradients of the loss with respect to them are taken apart again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -14,7 +15,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.boundary import Boundary, is_continuous, structure_of
+from tfgpipe.boundary import is_continuous, structure_of
 from tfgpipe.graphs import as_tensor
 from tfgpipe.loss.objective import Objective, penalties
 from tfgpipe.run import LossGradients, MiniBatch, Pipeline
@@ -26,16 +27,16 @@ class _Loss(NamedTuple):
 
     Attributes:
         total: The loss, a scalar.
-        outputs: Gradients with respect to the flat outputs, of their shapes,
-            or None.
-        extra: By the cells' own losses, scalars or None.
+        outputs: Gradients with respect to what is handed out, of the same
+            shapes, or None.
+        extra: By the layers' own losses, scalars or None.
         penalties: By the values of the weight regularisers, scalars or None.
         weights: By the weights, as far as the loss itself reads some.
     """
 
     total: tf.Tensor
     outputs: list[Any]
-    extra: list[list[Any]]
+    extra: list[Any]
     penalties: list[Any]
     weights: list[Any]
 
@@ -56,28 +57,29 @@ class WholeMiniBatchLoss(Objective):
                 'schedule="gpipe", or a loss class of Keras.'
             )
 
-    def has_gradient(
-        self, batch: MiniBatch
-    ) -> tuple[list[bool], list[list[bool]]]:
+    def has_gradient(self, batch: MiniBatch) -> tuple[list[bool], list[bool]]:
         """Traces the loss once, for nothing but what it depends on."""
         found: list[_Loss] = []
         results = batch.results
 
-        def trace(data: Any, boundary: Boundary, extra: Any) -> None:
-            y_pred = boundary.nest(results.output_structure)
+        def trace(data: Any, handed_out: Any, extra: Any) -> None:
             values = [penalty.value for penalty in penalties(self._model)]
-            found.append(self._differentiated(data, y_pred, extra, values))
+            found.append(
+                self._differentiated(
+                    data, handed_out, results.nest, extra, values
+                )
+            )
 
         specs = tree.map_structure(
             lambda t: None if t is None else tf.TensorSpec(t.shape, t.dtype),
             self._data,
         )
         tf.function(trace, autograph=False).get_concrete_function(
-            specs, results.output_specs(), results.extra_specs()
+            specs, results.specs(), results.extra_specs()
         )
         return (
             [d is not None for d in found[0].outputs],
-            [[d is not None for d in own] for own in found[0].extra],
+            [d is not None for d in found[0].extra],
         )
 
     def start(self, run: Pipeline) -> LossGradients:
@@ -87,7 +89,8 @@ class WholeMiniBatchLoss(Objective):
             found = penalties(self._model)
             loss = self._differentiated(
                 self._data,
-                results.joined_outputs(),
+                results.joined(),
+                results.nest,
                 results.extra_losses(),
                 [penalty.value for penalty in found],
             )
@@ -127,7 +130,13 @@ class WholeMiniBatchLoss(Objective):
     def run_eagerly(self, y_pred: Any, added: list[tf.Tensor]) -> None:
         """Computes the loss and its gradients."""
         values = [penalty.value for penalty in penalties(self._model)]
-        self._differentiated(self._data, y_pred, [added], values)
+        structure = structure_of(y_pred)
+
+        def nest(outputs: list[Any]) -> Any:
+            return tree.map_structure(lambda i: outputs[i], structure)
+
+        flat = tree.flatten(y_pred)
+        self._differentiated(self._data, flat, nest, added, values)
 
     def _trained(self) -> list[keras.Variable]:
         variables = self._model.trainable_variables
@@ -136,35 +145,35 @@ class WholeMiniBatchLoss(Objective):
     def _differentiated(
         self,
         data: tuple[Any, Any, Any],
-        y_pred: Any,
-        extra: list[list[tf.Tensor]],
+        handed_out: list[Any],
+        nest: Callable[[list[Any]], Any],
+        extra: list[tf.Tensor],
         values: list[tf.Tensor],
     ) -> _Loss:
         """The loss of (x, y, sample_weight) and its gradients.
 
-        `y_pred` are outputs of the whole mini-batch, `extra` the cells' own
-        losses, `values` those of the weight regularisers.
+        `handed_out` are flat outputs of the whole mini-batch, with what hangs
+        on them, of which `nest` makes what the model returns. `extra` are the
+        layers' own losses, `values` those of the weight regularisers.
         """
         x, y, sample_weight = data
-        # A tensor that comes several times has one gradient, the first time.
-        places = enumerate(tree.flatten(structure_of(y_pred)))
-        flat = [
-            tensor if i == place else None
-            for (i, place), tensor in zip(places, tree.flatten(y_pred))
-        ]
-        outputs = [t for t in flat if is_continuous(t)]
-        own = [v for losses in extra for v in losses]
+        outputs = [t for t in handed_out if is_continuous(t)]
         weights = [v.value for v in self._trained()]
         # Gradients come in this order: `found` is read in it below.
-        sources = [*outputs, *own, *values, *weights]
+        sources = [*outputs, *extra, *values, *weights]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(sources)
             with (
-                self._model.replaced_losses([*own, *values]),
+                self._model.replaced_losses([*extra, *values]),
                 internals.refusing_added_losses(self._model, _refuse_losses),
             ):
                 total = internals.compute_loss(
-                    self._model, x, y, y_pred, sample_weight, self._training
+                    self._model,
+                    x,
+                    y,
+                    nest(handed_out),
+                    sample_weight,
+                    self._training,
                 )
             scaled = self._scaled(total) if self._training else None
         if not self._training:
@@ -174,9 +183,9 @@ class WholeMiniBatchLoss(Objective):
             total,
             [
                 as_tensor(next(found)) if is_continuous(t) else None
-                for t in flat
+                for t in handed_out
             ],
-            [[next(found) for _ in losses] for losses in extra],
+            [next(found) for _ in extra],
             [next(found) for _ in values],
             list(found),
         )

@@ -162,7 +162,7 @@ class Rehearsals(Steps):
 
         function = tf.function(lowering, autograph=False)
         flat = tree.map_structure(as_spec, specs)
-        until_known(lambda: function.get_concrete_function(*flat))
+        function.get_concrete_function(*flat)
         program = found[-1]
         program.note = f"mini-batches of {rows} rows"
         if rows is None:

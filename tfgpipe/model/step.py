@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import Tracer, until_known
+from tfgpipe.cells import Tracer
 from tfgpipe.devices import (
     placement,
     update_on_devices,
@@ -99,6 +99,7 @@ def trace(
         inputs.warn_of_unknown_sizes(x, built.input_spec)
     return MiniBatch(
         [*built.cells],
+        built.source,
         x,
         None if head is None else tuple(labels),
         built.num_micro_batches,
@@ -152,11 +153,11 @@ class Steps(Hooks):
         guard = self._guard(run)
         with tf.control_dependencies(arrival):
             if run.results.are_complete:  # what follows sees the new state
-                run.state.assign()
+                run.assign_state()
             start = loss.start(run)
         run.backward(start)
         with tf.control_dependencies(arrival):
-            run.state.assign()
+            run.assign_state()
             total = loss.total(run)
             self._update(run, loss, total, guard)
             logs = self._logs(run, head, total, batch)
@@ -170,7 +171,7 @@ class Steps(Hooks):
         head, loss = self._loss_of(batch, training=False)
         run = self._forward(batch, head, loss, training=False)
         with tf.control_dependencies(arrival):
-            run.state.assign()
+            run.assign_state()
             total = loss.total(run)
             return self._logs(run, head, total, batch)
 
@@ -181,7 +182,7 @@ class Steps(Hooks):
         batch, arrival = self._unpack(data, with_loss=False)
         run = self._forward(batch, None, None, training=False)
         with tf.control_dependencies(arrival):
-            run.state.assign()
+            run.assign_state()
         return run.results.joined_outputs()
 
     def _unpack(
@@ -240,13 +241,10 @@ class Steps(Hooks):
         built = self.built_for("a step")
         x = built.as_taken(given)
 
-        def run_forward() -> Pipeline:
+        with inputs.explaining_sizes(x, built.input_spec):
             run = self.lowered(x, labels, head, loss, training)
             run.forward()
             return run
-
-        with inputs.explaining_sizes(x, built.input_spec):
-            return until_known(run_forward)
 
     def lowered(
         self,
@@ -332,7 +330,7 @@ class Steps(Hooks):
         return [
             *self.non_trainable_variables,
             *self.metrics_variables,
-            *run.assigned_variables(),
+            *run.state.assigned,
         ]
 
     def _guarded(self, logs: dict[str, Any], guard: Guard) -> dict[str, Any]:
@@ -366,7 +364,7 @@ class Steps(Hooks):
     ) -> dict[str, Any]:
         """What `fit` shows: the loss and the metrics."""
         x, y, sample_weight = batch
-        added = [v for losses in run.results.extra_losses() for v in losses]
+        added = run.results.extra_losses()
         self._step_notes.added_losses = internals.current_graph(), added
         with tf.device(run.results.device):
             internals.loss_tracker(self).update_state(

@@ -1,96 +1,102 @@
-"""A mini-batch: the cells traced for it, and what they made of it."""
+"""A mini-batch: the model traced for it, and what the cells made of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 from keras import tree
 
-from tfgpipe.boundary import Boundary, CellArguments, Output, structure_of
-from tfgpipe.cells import Cell, CellFunction
+from tfgpipe import internals
+from tfgpipe.cells import Cell, CellFunction, CellTasks, ModelCall, Tracer
 from tfgpipe.devices import Replicas, names
+from tfgpipe.graphs import TracedModel, differentiate, without_gradients
 from tfgpipe.micro_batches import MicroBatches
 from tfgpipe.schedules import Program, Remat, Schedule, lower
-from tfgpipe.state import weighted_mean
+from tfgpipe.state import is_synchronized, weighted_mean
 
 
 class MiniBatch:
-    """A mini-batch whose rows are split, and for which the cells are traced.
+    """A mini-batch whose rows are split, and for which the model is traced.
 
     Args:
         cells: The cells, in order.
+        source: The model, and how it is called.
         x: The mini-batch, a nest of tensors of shape (batch, ...).
         labels: A nest of the same rows that the head takes, or None.
         num_micro_batches: M, those of a replica.
         training: The `training` argument of the layers.
         head: Loss and metrics of a micro-batch, or None.
         remat: Which micro-batches are computed again.
-        tracer: Makes the cells' functions.
+        tracer: Makes the graph, and the functions of the cells.
         trial: Tries layers before they are traced, if there are several
             micro-batches; None for nothing.
 
     Attributes:
-        functions: The function of each cell.
+        cells: The cells.
+        call: What of the model was run.
         micro_batches: How the rows fall into micro-batches.
-        inputs: What crosses into the first cell, by micro-batch.
+        given: By micro-batch what is known before anything runs: values by the
+            references of tensors of the model's graph.
         replicas: Which replica computes which micro-batches.
         results: What the cells make of the mini-batch.
-        trained: The cells that have a backward pass.
     """
 
     def __init__(
         self,
         cells: list[Cell],
+        source: Any,
         x: Any,
         labels: Any,
         num_micro_batches: int,
         training: bool,
         head: Any,
         remat: Remat,
-        tracer: Any,
+        tracer: Tracer,
         trial: Any = None,
     ):
+        self.cells = cells
         self._tracer = tracer
         self._remat = remat
-        x = self._split(cells, tracer.led(x), labels, num_micro_batches)
-        self.functions = [
-            CellFunction(
-                cell,
-                training,
-                head if cell is cells[-1] else None,
-                recomputes=training and remat.recomputes(k),
-                is_split=self.micro_batches.count > 1,
-            )
-            for k, cell in enumerate(cells)
-        ]
-        is_real = head is not None or not training
-        is_tried = trial and is_real and self.micro_batches.count > 1
+        inputs, own_labels = self._split(tracer.led(x), labels, num_micro_batches)
+        is_split = self.micro_batches.count > 1
+        self.call = ModelCall(
+            source.call,
+            source.layers,
+            training,
+            head,
+            is_split,
+            training and len(cells[0].devices) > 1,
+            *_homes(cells),
+            len(cells),
+        )
+        is_tried = trial and is_split and (head is not None or not training)
         if is_tried:
-            trial.run(self.functions, x, self.micro_batches.count)
-        has_weights = [any(f.weights) for f in self.functions]
-        self.trained = [
-            k
-            for k in range(len(cells))
-            if training and any(has_weights[: k + 1])
-        ]
-        self._traced = tracer.trace(
-            self.functions,
-            structure_of(x),
-            [self._specs(k) for k in range(len(cells))],
-            self.micro_batches.spec,
+            trial.run(self._functions(), x, self.micro_batches.count)
+        self.traced: TracedModel = tracer.trace(
+            self.call,
+            cells,
+            self._specs(inputs[0]),
+            self._specs(own_labels[0]),
+            [training and remat.recomputes(k) for k in range(len(cells))],
         )
         if is_tried:
             trial.tell()
+        traced = self.traced
+        self.given = [
+            _by_reference(traced.x, own) | _by_reference(traced.labels, label)
+            for own, label in zip(inputs, own_labels)
+        ]
         self.results = Results(
-            self._traced, [cell.device for cell in cells], self.micro_batches
+            traced, cells[-1].device, self.micro_batches, self.given
         )
 
     def _split(
-        self, cells: list[Cell], x: Any, labels: Any, num_micro_batches: int
-    ) -> Any:
-        """Takes the rows of micro-batches; returns the mini-batch."""
+        self, x: Any, labels: Any, num_micro_batches: int
+    ) -> tuple[list[Any], list[Any]]:
+        """The rows of micro-batches, and of their labels."""
+        cells = self.cells
         grid = list(zip(*(cell.devices for cell in cells)))
         # Rows for several devices are taken apart where they come from, and
         # those for a TPU where that need not be compiled.
@@ -102,60 +108,81 @@ class MiniBatch:
             self.micro_batches = MicroBatches(x, count)
             inputs = self.micro_batches.split(x)
         with tf.device(host or cells[-1].device):
-            self._labels = self.micro_batches.split(labels)
-        self.inputs = [Boundary.of(nest) for nest in inputs]
+            own_labels = self.micro_batches.split(labels)
         self.replicas = Replicas(grid, self.micro_batches.count)
-        return x
+        return inputs, own_labels
 
-    def _specs(self, k: int) -> CellArguments:
-        """What cell k is traced for; of inputs, those of the first cell."""
+    def _functions(self) -> list[CellFunction]:
+        """The cells' layers, for a trial."""
+        call = self.call
+        return [
+            CellFunction(
+                cell,
+                call.training,
+                call.head if cell is self.cells[-1] else None,
+                recomputes=call.training and self._remat.recomputes(k),
+                is_split=call.is_split,
+            )
+            for k, cell in enumerate(self.cells)
+        ]
 
-        def exact(variable: Any) -> tf.TensorSpec:
-            return tf.TensorSpec(variable.shape, variable.value.dtype)
+    def _specs(self, nest: Any) -> Any:
+        return tree.map_structure(
+            lambda t: None if t is None else self.micro_batches.spec(t), nest
+        )
 
-        function = self.functions[k]
-        return CellArguments(
-            inputs=self.inputs[0],
-            weights=[[exact(v) for v in own] for own in function.weights],
-            state=[exact(v) for v in function.state],
-            labels=self.labels_of(k, 0),
-        ).specs(self.micro_batches.spec)
-
-    def labels_of(self, k: int, m: int) -> Any:
-        """What cell k takes of the labels: all, if it has the head."""
-        has_head = self.functions[k].head is not None
-        return self._labels[m] if has_head else None
+    def synchronizes(self, k: int) -> bool:
+        """Whether a cell takes moments over replicas."""
+        return (
+            self.call.synchronizes
+            and self.call.is_split
+            and any(map(is_synchronized, self.cells[k].normalizations))
+        )
 
     @property
     def is_training(self) -> bool:
         """Whether there is a backward pass."""
-        return bool(self.trained)
+        return self.call.training and bool(self.traced.uses)
 
     def tasks(
         self,
         has_gradient: Sequence[bool] | None = None,
-        has_losses: Sequence[Sequence[bool]] = (),
-    ) -> list[Any]:
+        has_losses: Sequence[bool] = (),
+    ) -> list[CellTasks]:
         """What runs the tasks of each cell.
 
         Args:
             has_gradient: For each output tensor, whether there will be a
                 gradient. None: there is no backward pass.
-            has_losses: For each cell, whether there will be one of each of
-                its layers' own losses.
+            has_losses: For each of the layers' own losses, whether there will
+                be one.
         """
-        cells = range(len(self.functions))
-        trained = [
-            has_gradient is not None and k in self.trained for k in cells
+        made = without_gradients(self.traced)
+        if has_gradient is not None:
+            of_head = [True] * self.traced.num_head_losses
+            made = differentiate(
+                self.traced, has_gradient, [*of_head, *has_losses]
+            )
+        return self._tracer.tasks(made, self.cells, self._repeated())
+
+    def _repeated(self) -> list[list[bool]]:
+        """For each use of a weight, what a trial has found of its lookups."""
+        known: dict[tuple[int, int], list[bool]] = {
+            (id(step.layer), key): found
+            for cell in self.cells
+            for step in cell.calls
+            for key, found in step.repeated.items()
+        }
+        layers = [section.layer for section in self.traced.sections]
+        return [
+            known.get((id(layers[use.section]), id(use.variable)), [])
+            for use in self.traced.uses
         ]
-        backward = self._tracer.differentiate(
-            self._traced, trained, has_gradient or [], has_losses
-        )
-        needs_dx = [k - 1 in self.trained for k in cells]
-        return self._tracer.tasks(backward, needs_dx)
 
     def program(
-        self, tasks: Sequence[Any], schedule_of: Callable[[int], Schedule]
+        self,
+        tasks: Sequence[CellTasks],
+        schedule_of: Callable[[int], Schedule],
     ) -> Program:
         """What runs, on which device and in which order.
 
@@ -164,128 +191,133 @@ class MiniBatch:
             schedule_of: Returns the schedule for a number of micro-batches:
                 those of a replica.
         """
+        trained = self.trained(tasks)
         facts = [
-            own.facts(k in self.trained, self.functions[k].synchronizes)
+            own.facts(k in trained, k - 1 in trained, self.synchronizes(k))
             for k, own in enumerate(tasks)
         ]
         # Whatever the loss is that no head computes, it keeps the outputs.
-        if self.functions[-1].head is None:
+        if self.call.head is None:
             can_recompute = self._tracer.can_recompute
             facts[-1] = facts[-1]._replace(recomputes=can_recompute)
-        return lower(
-            schedule_of,
-            facts,
-            self._remat,
-            self.replicas.counts,
-        )
+        return lower(schedule_of, facts, self._remat, self.replicas.counts)
+
+    def trained(self, tasks: Sequence[CellTasks]) -> list[int]:
+        """The cells that have a backward pass, and those behind them."""
+        own = [k for k, one in enumerate(tasks) if one.part.backward]
+        return [*range(own[0], len(tasks))] if own else []
+
+
+def _homes(cells: Sequence[Cell]) -> tuple[Callable, Callable]:
+    """In which cell each call of a layer is to be, and what is around it."""
+    homes: dict[tuple[int, int], int] = {}
+    counts: dict[int, int] = {}
+    for k, cell in enumerate(cells):
+        for layer in cell.sequence:
+            call = counts.get(id(layer), 0)
+            counts[id(layer)] = call + 1
+            homes[id(layer), call] = k
+
+    def home(layer: Any, call: int) -> int | None:
+        return homes.get((id(layer), call))
+
+    def around(layer: Any, k: int) -> Any:
+        return cells[k].naming(layer)
+
+    return home, around
+
+
+def _by_reference(tensors: Sequence[Any], nest: Any) -> dict[Any, Any]:
+    """Values by the references of tensors."""
+    pairs = zip(tensors, tree.flatten(nest), strict=True)
+    return {t.ref(): value for t, value in pairs if t is not None}
 
 
 class Results:
     """What the cells made of a mini-batch, or will make.
 
     Args:
-        cells: Each traced cell.
-        devices: Each cell's device, the first if there are replicas.
+        traced: The model.
+        device: The last cell's device, the first if there are replicas.
         micro_batches: How the rows fall into micro-batches.
+        values: By micro-batch, what is known by the references of tensors.
 
     Attributes:
         device: The last cell's device, where the loss is computed.
         micro_batches: How the rows fall into micro-batches.
+        values: By micro-batch, what is known by the references of tensors.
     """
 
     def __init__(
         self,
-        cells: Sequence[Any],
-        devices: Sequence[str],
+        traced: TracedModel,
+        device: str,
         micro_batches: MicroBatches,
+        values: list[dict[Any, Any]],
     ):
-        self._cells = cells
-        self._devices = devices
-        self.device = devices[-1]
+        self._traced = traced
+        self.device = device
         self.micro_batches = micro_batches
-        self._outputs: dict[tuple[int, int], Output] = {}
+        self.values = values
+        self._missing = {t.ref() for t in traced.results}
+        self._outputs = {t.ref() for t in traced.outputs if t is not None}
 
-    def add(self, k: int, m: int, output: Output) -> None:
-        """Takes what cell k made of micro-batch m."""
-        self._outputs[k, m] = output
-        if k == len(self._cells) - 1 and self.micro_batches.count > 1:
-            for tensor in output.tensors:
-                if tensor is not None:
+    def add(self, m: int, given: Mapping[Any, Any]) -> None:
+        """Takes what a cell made of a micro-batch."""
+        self.values[m].update(given)
+        if self.micro_batches.count > 1:
+            for ref, tensor in given.items():
+                if ref in self._outputs:
                     self.micro_batches.check_output(tensor, m)
 
     @property
     def are_complete(self) -> bool:
-        """Whether all cells have run all their forward tasks."""
-        num_tasks = len(self._cells) * self.micro_batches.count
-        return len(self._outputs) == num_tasks
+        """Whether all forward tasks have run."""
+        return all(self._missing <= known.keys() for known in self.values)
 
-    def of(self, k: int) -> list[Output]:
-        """What cell k made of each micro-batch."""
-        return [self._outputs[k, m] for m in range(self.micro_batches.count)]
+    def _of(self, tensors: Sequence[Any]) -> list[list[Any]]:
+        """The values of some tensors, of each micro-batch."""
+        return [
+            [None if t is None else known[t.ref()] for t in tensors]
+            for known in self.values
+        ]
 
     # ----------------------------------------------------------------- losses
     @property
     def num_head_losses(self) -> int:
         """How many losses the head computes."""
-        return self._cells[-1].findings.num_head_losses
+        return self._traced.num_head_losses
 
     def head_sums(self) -> list[list[tf.Tensor]]:
         """The head's losses of each micro-batch, scalars, to be added up."""
-        last = self.of(len(self._cells) - 1)
-        return [o.losses[: self.num_head_losses] for o in last]
+        return self._of(self._traced.losses[: self.num_head_losses])
 
-    def extra_losses(self) -> list[list[tf.Tensor]]:
-        """For each cell, its layers' own losses for the mini-batch."""
+    def counts(self) -> list[list[tf.Tensor]]:
+        """What those of each micro-batch count, scalars."""
+        return self._of(self._traced.counts)
+
+    def extra_losses(self) -> list[tf.Tensor]:
+        """The layers' own losses for the mini-batch."""
+        own = self._of(self._traced.losses[self.num_head_losses :])
         losses = []
-        for k, cell in enumerate(self._cells):
-            num_head = cell.findings.num_head_losses
-            own = [o.losses[num_head:] for o in self.of(k)]
-            with tf.device(self._devices[k]):
-                losses.append(
-                    [
-                        weighted_mean(list(values), self.micro_batches)
-                        for values in zip(*own)
-                    ]
-                )
+        for values in zip(*own):
+            with tf.device(values[0].device):
+                losses.append(weighted_mean([*values], self.micro_batches))
         return losses
 
-    def extra_specs(self) -> list[list[tf.TensorSpec]]:
-        """Shapes and dtypes of the cells' own losses."""
-        return [
-            [
-                tf.TensorSpec(loss.shape, loss.dtype)
-                for loss in self._output(k).losses[
-                    cell.findings.num_head_losses :
-                ]
-            ]
-            for k, cell in enumerate(self._cells)
-        ]
-
-    def _output(self, k: int) -> Output:
-        """An output of cell k, or what it was traced to be."""
-        known = self._outputs.get((k, 0))
-        return self._cells[k].outputs if known is None else known
-
-    def assigned_weights(self, k: int) -> list[Any]:
-        """For each flat weight of cell k, what a layer assigns to it, or None.
-
-        Values, or what they were traced to be.
-        """
-        return self._output(k).weights
+    def extra_specs(self) -> list[tf.TensorSpec]:
+        """Shapes and dtypes of the layers' own losses."""
+        own = self._traced.losses[self.num_head_losses :]
+        return [tf.TensorSpec(loss.shape, loss.dtype) for loss in own]
 
     # ---------------------------------------------------------------- outputs
     @property
-    def output_structure(self) -> Any:
-        """A nest like the outputs."""
-        return self._cells[-1].findings.output_structure
+    def num_handed_out(self) -> int:
+        """How many outputs there are, with what hangs on them, flat."""
+        return len(self._traced.handed_out)
 
-    @property
-    def num_outputs(self) -> int:
-        """How many flat outputs there are, None among them."""
-        return len(tree.flatten(self.output_structure))
-
-    def output_specs(self) -> Boundary:
-        """Shapes and dtypes of the whole mini-batch's outputs."""
+    def specs(self) -> list[Any]:
+        """Shapes and dtypes of what is handed out, of the mini-batch."""
 
         def spec(tensor: Any) -> Any:
             if tensor is None:
@@ -295,15 +327,30 @@ class Results:
             shape = tf.TensorShape([known]).concatenate(tensor.shape[1:])
             return tf.TensorSpec(shape, tensor.dtype)
 
-        outputs = self._output(len(self._cells) - 1)
-        return tf.nest.map_structure(
-            spec, Boundary(outputs.tensors, outputs.masks)
-        )
+        return [spec(t) for t in self._traced.handed_out]
+
+    def joined(self) -> list[Any]:
+        """What is handed out, of the mini-batch, on one device; flat."""
+        with tf.device(self.device):
+            found: list[Any] = self.micro_batches.join(
+                self._of(self._traced.handed_out)
+            )
+            return found
+
+    def nest(self, handed_out: Sequence[Any]) -> Any:
+        """The outputs, with what hangs on them, as the model returns them.
+
+        What was one tensor is one again.
+        """
+        traced, left = self._traced, list(handed_out)
+        made = [None if t is None else tf.identity(t) for t in left]
+        outputs = made[: len(traced.outputs)]
+        attached = iter(made[len(traced.outputs) :])
+        for tensor, own in zip(outputs, traced.attached):
+            internals.attach(tensor, {name: next(attached) for name in own})
+        return tree.map_structure(lambda i: outputs[i], traced.structure)
 
     def joined_outputs(self) -> Any:
-        """The mini-batch's outputs, with their masks, on the last device."""
-        outputs = self.of(len(self._cells) - 1)
+        """The mini-batch's outputs, on one device."""
         with tf.device(self.device):
-            tensors = self.micro_batches.join([o.tensors for o in outputs])
-            masks = self.micro_batches.join([o.masks for o in outputs])
-        return Boundary(tensors, masks).nest(self.output_structure)
+            return self.nest(self.joined())

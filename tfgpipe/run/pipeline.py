@@ -11,12 +11,13 @@ pass, one micro-batch's activations, and one sum of gradients.
 
 What each operation takes of others, and what it leaves to them:
 
-    forward         takes the boundary before the cell   leaves the one behind
-    recompute       takes that boundary again            leaves what is kept
-    backward        takes dy and what is kept            leaves dx, adds to sums
+    forward         takes what earlier cells give        gives to later ones
+    recompute       takes the same again                 leaves what is kept
+    backward        takes what later cells give back,    gives to earlier ones,
+                    and what is kept                     adds to sums
 
-Each is by cell and micro-batch (k, m), except the sums of gradients, which are
-by cell and replica. What no operation needs any more is let go.
+What is given is by micro-batch and the tensor of the model's graph. What is
+kept is by cell and micro-batch, the sums of gradients by cell and replica.
 
 Weights have their values of one mini-batch. A variable has one owner among the
 devices of its cell's column: one a replica. It is read once, there, and sent to
@@ -31,10 +32,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras import tree
 
-from tfgpipe.boundary import Boundary, CellArguments, Output
-from tfgpipe.cells import CellFunction
+from tfgpipe.cells import CellTasks
 from tfgpipe.devices import names, placement
 from tfgpipe.graphs import Gradient, gradient_sums
 from tfgpipe.run.chain import Chain, ReadyTask, run_together
@@ -48,7 +47,7 @@ class Pipeline:
     """One mini-batch on its way through the cells: `forward`, then `backward`.
 
     Args:
-        batch: The mini-batch, and the cells traced for it.
+        batch: The mini-batch, and the model traced for it.
         tasks: What runs the tasks of each cell.
         program: What runs, in which order.
         clock: Notes when each task runs, see `clock.py`, or None.
@@ -65,24 +64,26 @@ class Pipeline:
     def __init__(
         self,
         batch: MiniBatch,
-        tasks: Sequence[Any],
+        tasks: Sequence[CellTasks],
         program: Program,
         clock: Any = None,
     ):
         self._batch = batch
         self._tasks = tasks
-        self._functions = batch.functions
         self.micro_batches = batch.micro_batches
         self.results = batch.results
         self.is_training = batch.is_training
         self.program = program
         self.chain = Chain(clock)
         self.state = StateFlow(
-            batch.functions, tasks, batch.replicas, batch.micro_batches
+            batch.traced,
+            [own.part for own in tasks],
+            {id(v) for v in batch.call.metric_state},
+            batch.replicas,
+            batch.micro_batches,
+            batch.synchronizes,
         )
-        self._flow = TaskValues(
-            batch, tasks, Weights(batch.functions, tasks), self.state
-        )
+        self._flow = TaskValues(batch, tasks, Weights(batch, tasks), self.state)
         self._left = collections.deque(program.turns)
 
     def forward(self) -> None:
@@ -96,11 +97,15 @@ class Pipeline:
         while self._left:
             self._run(self._left.popleft())
 
+    def assign_state(self) -> None:
+        """Assigns what no optimizer updates, when it is known; once."""
+        self.state.assign(self.results.values)
+
     def _run(self, ops: list[Op]) -> None:
         """Runs an operation, or those of partners together."""
         ready = [self._flow.ready(op) for op in ops]
         started = [one for one, _ in ready]
-        if self._functions[ops[0].cell].synchronizes:
+        if self._batch.synchronizes(ops[0].cell):
             results = run_together(self.chain, started, self.micro_batches)
         else:
             results = [
@@ -114,39 +119,28 @@ class Pipeline:
     def counts(self) -> list[list[tf.Tensor]]:
         """What the losses of each micro-batch count, scalars."""
         if self.results.are_complete:
-            last = self.results.of(len(self._tasks) - 1)
-            return [output.counts for output in last]
+            return self.results.counts()
         return counts_ahead(
-            self._functions,
+            self._batch.traced,
             self._tasks,
             self._flow.counting,
             self._batch.replicas.device,
             self.micro_batches.count,
         )
 
-    def assigned_variables(self) -> list[keras.Variable]:
-        """Those that cells may assign."""
-        found: list[keras.Variable] = []
-        for k, function in enumerate(self._functions):
-            new = self.results.assigned_weights(k)
-            pairs = zip(function.flat_weights, new, strict=True)
-            found += function.state
-            found += [v for v, value in pairs if value is not None]
-        return found
-
     def gradients(self) -> dict[int, Any]:
         """The gradient of every trainable variable, by its id.
 
         A tensor of the variable's shape, `tf.IndexedSlices`, or None.
         """
+        trained = self._batch.trained(self._tasks)
         return gradient_sums.of_variables(
             (
-                function.device,
-                function.flat_weights,
+                self._batch.cells[k].device,
+                [use.variable for use in self._tasks[k].part.uses],
                 [self._flow.sums(k, r) for r in self._batch.replicas.busy],
             )
-            for k, function in enumerate(self._functions)
-            if k in self._batch.trained
+            for k in trained
         )
 
 
@@ -156,7 +150,7 @@ class TaskValues:
     def __init__(
         self,
         batch: MiniBatch,
-        tasks: Sequence[Any],
+        tasks: Sequence[CellTasks],
         weights: Weights,
         state: StateFlow,
     ):
@@ -165,14 +159,12 @@ class TaskValues:
         self._weights = weights
         self._state = state
         self._replicas = batch.replicas
-        self._start: Any = None  # the gradients of the loss
-        # (cell, micro-batch): what crosses into the cell, what its forward pass
-        # keeps, and dx, which is the dy of the cell before; the backward pass
-        # lets go of the first two. Sums of gradients are by (cell, replica).
-        self._boundaries = {(0, m): own for m, own in enumerate(batch.inputs)}
+        # By micro-batch: values by the references of tensors of the graph.
+        self._values = batch.results.values
+        # (cell, micro-batch): what its forward pass keeps.
         self._kept: dict[tuple[int, int], Any] = {}
-        self._dy: dict[tuple[int, int], list[Any]] = {}
-        self._sums: dict[tuple[int, int], Any] = {}
+        self._sums: dict[tuple[int, int], Any] = {}  # (cell, replica)
+        self._trained = set(batch.trained(tasks))
         # What makes an operation ready, by its kind.
         self._makers: dict[str, Callable] = {
             "forward": self._ready_forward,
@@ -181,10 +173,10 @@ class TaskValues:
         }
 
     def begin_backward(self, start: LossGradients) -> None:
-        """Takes the gradients of the loss, as of a cell behind the last."""
-        self._start = start
-        for m, dy in enumerate(start.outputs):
-            self._dy[len(self._tasks), m] = dy
+        """Takes the gradients of the loss."""
+        made = self._tasks[0].part.made
+        for m, values in enumerate(self._values):
+            values.update(start.of(m, self._batch.micro_batches, made))
 
     def ready(self, op: Op) -> tuple[ReadyTask, Callable[[Any], None]]:
         """An operation to be run, and what takes its results."""
@@ -193,48 +185,36 @@ class TaskValues:
             awaited, work, take = self._makers[op.kind](op)
         return ReadyTask(op.task, device, awaited, work), take
 
-    def _arguments(self, k: int, m: int) -> CellArguments:
-        return self._given(
-            k, m, self._boundaries[k, m], self._state.before(k, m)
-        )
+    def counting(self, k: int, m: int) -> tuple[dict[Any, Any], Any]:
+        """Values that cell k takes, as far as they are known by now."""
+        values = dict(self._values[m])
+        self._state.start(self._tasks[k].part, m, values)
+        return values, self._packed(k, m)
 
-    def counting(self, k: int, m: int) -> CellArguments:
-        """What cell k takes, as far as it is known when nothing has run."""
-        inputs = self._boundaries.get((k, m), Boundary([], []))
-        return self._given(k, m, inputs, self._state.values(k, m))
-
-    def _given(
-        self, k: int, m: int, inputs: Boundary, state: list[tf.Tensor]
-    ) -> CellArguments:
-        return CellArguments(
-            inputs=inputs,
-            weights=self._weights.packed(k, self._replicas.device(k, m)),
-            state=state,
-            labels=self._batch.labels_of(k, m),
-            assigned=self._state.assigned(k, m),
-        )
+    def _packed(self, k: int, m: int) -> Any:
+        return self._weights.packed(k, self._replicas.device(k, m))
 
     def _ready_forward(self, op: Op) -> tuple[list[Any], Any, Callable]:
         k, m = op.cell, op.micro_batch
-        work = self._tasks[k].forward(self._arguments(k, m), op.keeps)
+        values, part = self._values[m], self._tasks[k].part
+        self._state.start(part, m, values)
+        work = self._tasks[k].forward(values, self._packed(k, m), op.keeps)
 
-        def take(found: tuple[Output, Any]) -> None:
-            output, kept = found
+        def take(found: tuple[dict[Any, Any], Any]) -> None:
+            given, kept = found
             with tf.device(self._replicas.device(k, m)):
-                self._state.after(k, m, output)
-                self._batch.results.add(k, m, output)
-            if k in self._batch.trained:
+                self._batch.results.add(m, given)
+                self._state.after(part, m, values)
+            if k in self._trained:
                 self._kept[k, m] = kept
-            if k + 1 < len(self._tasks):
-                outputs = Boundary(output.tensors, output.masks)
-                self._boundaries[k + 1, m] = outputs
 
-        boundary = self._boundaries[k, m]
-        return [*boundary.tensors, *boundary.masks], work, take
+        return [values[t.ref()] for t in part.takes], work, take
 
     def _ready_recompute(self, op: Op) -> tuple[list[Any], Any, Callable]:
         k, m = op.cell, op.micro_batch
-        work = self._tasks[k].recompute(self._arguments(k, m), self._kept[k, m])
+        work = self._tasks[k].recompute(
+            self._values[m], self._packed(k, m), self._kept[k, m]
+        )
 
         def take(kept: Any) -> None:
             self._kept[k, m] = kept
@@ -245,28 +225,27 @@ class TaskValues:
         """A backward pass, or one of its halves."""
         kind, k, m = op.task
         cell, own = self._tasks[k], (k, self._replicas.of(m))
-        dy = self._dy[k + 1, m]
-        has_head = self._batch.functions[k].head is not None
-        dlosses = self._start.of_losses(
-            k, m, has_head, self._batch.micro_batches
-        )
-        given = self._arguments(k, m), self._kept[k, m], dy, dlosses
+        values = self._values[m]
+        self._state.start(cell.part, m, values)
+        given = values, self._packed(k, m), self._kept[k, m]
         sums = self._sums.get(own)
 
         def take_halfway(found: Any) -> None:
-            self._dy[k, m], self._kept[k, m] = found
+            dx, self._kept[k, m] = found
+            values.update(dx)
 
         def take(found: Any) -> None:
             if kind == "backward":
-                self._dy[k, m], found = found
+                dx, found = found
+                values.update(dx)
             self._sums[own] = found
-            del self._kept[k, m], self._boundaries[k, m]
+            del self._kept[k, m]
 
+        awaited = [values[t.ref()] for t in cell.part.takes_back]
         if kind == "input_gradient":
-            work = cell.input_gradient(*given)
-            return [*dy, *dlosses], work, take_halfway
+            return awaited, cell.input_gradient(*given), take_halfway
         summed = cell.backward if kind == "backward" else cell.weight_gradient
-        return [*dy, *dlosses], summed(*given, sums, m), take
+        return awaited, summed(*given, sums, m), take
 
     def sums(self, k: int, r: int) -> list[Gradient]:
         """What cell k has added up in replica r."""
@@ -280,38 +259,37 @@ class Weights:
     What a cell only casts, for every micro-batch, is cast once here.
     """
 
-    def __init__(self, functions: Sequence[CellFunction], tasks: Sequence[Any]):
-        self._functions = functions
+    def __init__(self, batch: MiniBatch, tasks: Sequence[CellTasks]):
         self._tasks = tasks
+        self._read: dict[tuple[int, Any], tf.Tensor] = {}
         self._values = [
-            tf.nest.pack_sequence_as(
-                function.weights,
-                [
-                    self._read(variable, dtype)
-                    for variable, dtype in zip(
-                        function.flat_weights, own.weight_dtypes
-                    )
-                ],
-            )
-            for function, own in zip(functions, tasks)
+            [
+                self._value(use.variable, dtype)
+                for use, dtype in zip(own.part.uses, own.weight_dtypes)
+            ]
+            for own in tasks
         ]
         self._packed: dict[tuple[int, str], Any] = {}  # (cell, device)
 
-    def _read(self, variable: keras.Variable, dtype: Any) -> tf.Tensor:
-        with tf.device(variable.value.device):
-            return tf.cast(placement.read_variable(variable), dtype)
+    def _value(self, variable: keras.Variable, dtype: Any) -> tf.Tensor:
+        """The value in a dtype, on the variable's device; once for all uses."""
+        key = id(variable), dtype
+        if key not in self._read:
+            with tf.device(variable.value.device):
+                value = placement.read_variable(variable)
+                self._read[key] = tf.cast(value, dtype)
+        return self._read[key]
 
     def packed(self, k: int, device: str) -> Any:
         """The weights of cell k on a device, as its tasks take them."""
         if (k, device) not in self._packed:
-            values = self._values[k]
+            uses = self._tasks[k].part.uses
             # Sent when the step begins, not when they are used first.
             with tf.control_dependencies(None), tf.device(device):
-                values = tree.map_structure(
-                    lambda variable, value: self._sent(variable, value, device),
-                    self._functions[k].weights,
-                    values,
-                )
+                values = [
+                    self._sent(use.variable, value, device)
+                    for use, value in zip(uses, self._values[k])
+                ]
                 self._packed[k, device] = self._tasks[k].pack_weights(values)
         return self._packed[k, device]
 

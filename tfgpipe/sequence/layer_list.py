@@ -31,6 +31,13 @@ from tfgpipe.partition import partition
 from tfgpipe.sequence.restrictions import check_mask_is_one, check_rows_stay
 
 
+def called_model(model: keras.Model, x: Any, training: bool) -> Any:
+    """Calls a model as Keras's steps do."""
+    if internals.takes_training(model):
+        return model(x, training=training)
+    return model(x)
+
+
 class LayerList:
     """A list of layers, some with a cost, maybe after a `keras.Input`.
 
@@ -73,6 +80,15 @@ class LayerList:
         self._check_names()
         if not self.problems:
             self._check_graph(first, start)
+
+    def call(self, x: Any, training: bool) -> Any:
+        """Calls the layers one after the other, or the model that they are."""
+        for model in self.models:
+            if model.built:
+                return called_model(model, x, training)
+        for layer in self.layers:
+            x = layer(x, training=training)
+        return x
 
     def check_again(self) -> None:
         """What a layer computes may be changed until it is traced."""

@@ -34,6 +34,7 @@ from tfgpipe.sequence.graph_calls import (
     ModelTensor,
     values_in,
 )
+from tfgpipe.sequence.layer_list import called_model
 from tfgpipe.sequence.restrictions import check_model_rows
 from tfgpipe.trial import Uses, calls_undone, uses_of
 
@@ -78,6 +79,10 @@ class ModelGraph:
         self.live_bytes = row.live_bytes
         self._together = row.together()
         self._checked: set[Any] = set()  # shapes of inputs
+
+    def call(self, x: Any, training: bool) -> Any:
+        """Calls the model."""
+        return called_model(self.model, x, training)
 
     def with_costs(self, costs: list[Any]) -> ModelGraph:
         """The same graph, of whose steps the user says other costs."""

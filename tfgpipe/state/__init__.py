@@ -8,11 +8,12 @@ from tfgpipe.state.batch_normalization import (
 )
 from tfgpipe.state.flow import StateFlow
 from tfgpipe.state.rules import sum_of, weighted_mean
-from tfgpipe.state.scope import InnerScope, StateScope
+from tfgpipe.state.scope import InnerScope, ModelScope, StateScope
 from tfgpipe.state.seeds import RandomState
 
 __all__ = [
     "InnerScope",
+    "ModelScope",
     "MovingStatistics",
     "RandomState",
     "StateFlow",

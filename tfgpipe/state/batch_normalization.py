@@ -127,7 +127,7 @@ class MovingStatistics:
             calls[-1][i] = rule
         self._moved.add(id(variable))
 
-    def check(self, number: int) -> None:
+    def check(self) -> None:
         """Refuses what cannot be told of the mini-batch."""
         if self._stale:
             raise ValueError(
@@ -135,7 +135,7 @@ class MovingStatistics:
                 "`keras.layers.BatchNormalization` after it was called with "
                 "`training=True`, if there is more than one micro-batch: they "
                 "move once, at the end of the mini-batch. Received: reads of "
-                f"{[*self._stale.values()]} in cell {number}. Read them "
+                f"{[*self._stale.values()]}. Read them "
                 "before, compute the moments that you need, or pass "
                 "num_micro_batches=1."
             )
@@ -145,11 +145,11 @@ class MovingStatistics:
                 "Keras, and move its statistics to `old * momentum + new * "
                 "(1 - momentum)` with a constant momentum, if there is more "
                 "than one micro-batch: they move once, with the moments of "
-                f"the mini-batch. Received: {[*self._odd.values()]} in cell "
-                f"{number}, which assign something else to their moving "
-                "statistics. Call `super().call`, pass num_micro_batches=1, "
-                "or derive from `keras.layers.Layer`: then they are the mean "
-                "over micro-batches, as other state is."
+                f"the mini-batch. Received: {[*self._odd.values()]}, which "
+                "assign something else to their moving statistics. Call "
+                "`super().call`, pass num_micro_batches=1, or derive from "
+                "`keras.layers.Layer`: then they are the mean over "
+                "micro-batches, as other state is."
             )
 
 

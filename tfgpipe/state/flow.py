@@ -1,17 +1,15 @@
-"""Carries the state of cells from micro-batch to micro-batch to variables."""
+"""Carries the state of a model from micro-batch to micro-batch to variables."""
 
 from __future__ import annotations
 
-import collections
-import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfgpipe.boundary import Output
 from tfgpipe.devices import Replicas, placement
+from tfgpipe.graphs import Part, TracedModel
 from tfgpipe.micro_batches import MicroBatches
 from tfgpipe.state.batch_normalization import (
     SingleValues,
@@ -23,257 +21,231 @@ from tfgpipe.state.seeds import SeedRule
 
 
 class StateFlow:
-    """The non-trainable variables of all cells during one mini-batch.
+    """The variables that no optimizer updates, during one mini-batch.
 
-    `rules.py` has the rules.
+    `rules.py` has the rules. What a layer assigns and another one reads in the
+    same micro-batch is a tensor, which crosses as any other does.
+
+    Args:
+        traced: The model.
+        parts: Those of its cells.
+        chained: The ids of variables that run on from micro-batch to
+            micro-batch.
+        replicas: Which replica computes which micro-batches.
+        micro_batches: How the rows fall into micro-batches.
+        is_synchronized: Whether a cell takes moments over replicas.
+
+    Attributes:
+        assigned_values: What has been assigned, but integers.
     """
 
     def __init__(
         self,
-        functions: Sequence[Any],
-        tasks: Sequence[Any],
+        traced: TracedModel,
+        parts: Sequence[Part],
+        chained: set[int],
         replicas: Replicas,
         micro_batches: MicroBatches,
+        is_synchronized: Callable[[int], bool],
     ):
-        self._functions = functions
-        self._tasks = tasks
+        self._traced = traced
+        self._chained = chained
         self._replicas = replicas
         self._micro_batches = micro_batches
-        self._initial: list[list[tf.Tensor]] = []
-        for function in functions:
-            with tf.device(function.device):
-                self._initial.append(
-                    [placement.read_variable(v) for v in function.state]
-                )
-        # A chain is by (cell, replica). What follows is by (cell, micro-batch):
-        # with what a task began, for its recomputation, and what it returned.
-        self._chains: dict[tuple[int, int], list[tf.Tensor]] = {}
-        self._started: dict[tuple[int, int], list[tf.Tensor]] = {}
-        self._outputs: dict[tuple[int, int], Output] = {}
-        self._owners: dict[int, int] = {}
-        self._seed_ids = {id(v) for f in functions for v in f.seeds}
-        self._is_assigned = False
-        # What has been assigned, but integers.
+        self._is_synchronized = is_synchronized
         self.assigned_values: list[tuple[keras.Variable, tf.Tensor]] = []
+        self._is_assigned = False
+        self._given = {tensor.ref(): v for v, tensor in traced.state}
+        self._new = {id(v): tensor for v, tensor in traced.new_state}
+        # Where a variable is read first, and its last value is made.
+        self._home: dict[int, int] = {}
+        self._maker: dict[Any, int] = {}
+        for part in parts:
+            for tensor in [*part.takes, *part.takes_back]:
+                if tensor.ref() in self._given:
+                    key = id(self._given[tensor.ref()])
+                    self._home.setdefault(key, part.index)
+            for tensor in part.gives:
+                self._maker[tensor.ref()] = part.index
+        self._check_chained(parts)
+        # By the id of a variable, its value before the mini-batch; and by that
+        # and the replica, what a chain has come to.
+        self._initial: dict[int, tf.Tensor] = {}
+        self._chains: dict[tuple[int, int], tf.Tensor] = {}
 
-    def _assign(self, variable: keras.Variable, new: tf.Tensor) -> None:
-        if new.dtype.is_floating or new.dtype.is_complex:
-            self.assigned_values.append((variable, new))
-        variable.assign(new)
-
-    def _rule(self, k: int, variable: keras.Variable) -> Any:
-        """What becomes of a variable of cell k."""
-        if id(variable) in self._seed_ids:
-            draws = [
-                [
-                    count
-                    for v, count in zip(function.seeds, own.findings.draws)
-                    if v is variable
-                ]
-                for function, own in zip(self._functions, self._tasks)
-            ]
-            if any(None in own for own in draws):  # of one micro-batch
-                return FirstRule()
-            counts = [sum(own) for own in draws]
-            return SeedRule(sum(counts[:k]), sum(counts))
-        if id(variable) in self._functions[k].chained:
+    def _rule(self, variable: keras.Variable) -> Any:
+        """What becomes of a variable."""
+        key = id(variable)
+        if key in self._traced.draws:
+            draws = self._traced.draws[key]
+            # None: of one micro-batch.
+            return FirstRule() if draws is None else SeedRule(draws)
+        if key in self._chained:
             return MetricRule(variable.aggregation)
         dtype = tf.as_dtype(variable.dtype)
         if dtype.is_floating or dtype.is_complex:
             return MeanRule()
         return FirstRule()
 
+    def _device(self, variable: keras.Variable, r: int) -> str:
+        """Where a variable is read first, in a replica."""
+        return self._replicas.device_in(r, self._home.get(id(variable), 0))
+
     # -------------------------------------------------- from task to task
-    def before(self, k: int, m: int) -> list[tf.Tensor]:
-        """The state with which cell k computes micro-batch m.
+    def start(self, part: Part, m: int, values: dict[Any, Any]) -> None:
+        """Adds the state with which a micro-batch starts, as a cell takes it.
 
         The recomputation gets the same.
         """
-        if (k, m) not in self._started:
-            self._started[k, m] = self.values(k, m)
-        return self._started[k, m]
+        for tensor in [*part.takes, *part.takes_back]:
+            ref = tensor.ref()
+            if ref in self._given and ref not in values:
+                values[ref] = self._start_of(self._given[ref], m)
 
-    def values(self, k: int, m: int) -> list[tf.Tensor]:
-        """What `before` would return now."""
-        values = []
-        for variable, value in zip(
-            self._functions[k].state, self._chain(k, self._replicas.of(m))
-        ):
-            rule = self._rule(k, variable)
-            if isinstance(rule, SeedRule):
+    def _start_of(self, variable: keras.Variable, m: int) -> tf.Tensor:
+        rule, r = self._rule(variable), self._replicas.of(m)
+        value = self._chain(variable, r)
+        if isinstance(rule, SeedRule):
+            with tf.device(self._device(variable, r)):
                 value = rule.start(value, self._micro_batches.rank(m))
-            elif id(variable) in self._shared:
-                value = self._left_before(k, m, variable, value)
-            values.append(value)
-        return values
+        return value
 
-    def assigned(self, k: int, m: int) -> list[Any]:
-        """What layers of earlier cells have assigned to weights of cell k."""
-        found = [
-            self._left_before(k, m, v, None) if id(v) in self._shared else None
-            for v in self._functions[k].flat_weights
-        ]
-        return found if any(t is not None for t in found) else []
+    def _read(self, variable: keras.Variable) -> tf.Tensor:
+        """The value before the mini-batch."""
+        key = id(variable)
+        if key not in self._initial:
+            device = self._device(variable, self._replicas.busy[0])
+            with tf.control_dependencies(None), tf.device(device):
+                self._initial[key] = placement.read_variable(variable)
+        return self._initial[key]
 
-    def _left_before(
-        self, k: int, m: int, variable: keras.Variable, otherwise: Any
-    ) -> Any:
-        """What the last cell before cell k made of a variable in a micro-batch.
-
-        As in Keras, a layer reads what an earlier layer has assigned.
-        """
-        # The nearest cell before has the last word, and in it the last use.
-        for i in reversed(range(k)):
-            if (i, m) not in self._outputs:
-                continue
-            function, output = self._functions[i], self._outputs[i, m]
-            variables = [*function.state, *function.flat_weights]
-            values = [*output.state, *output.weights]
-            for own, new in reversed([*zip(variables, values)]):
-                if own is variable and new is not None:
-                    return new
-        return otherwise
-
-    @functools.cached_property
-    def _shared(self) -> set[int]:
-        """The ids of variables that several cells have."""
-        cells = [
-            {id(v) for v in [*f.state, *f.flat_weights]}
-            for f in self._functions
-        ]
-        counts = collections.Counter(key for own in cells for key in own)
-        return {key for key, count in counts.items() if count > 1}
-
-    def _chain(self, k: int, r: int) -> list[tf.Tensor]:
-        """The values that run on through the micro-batches of replica r."""
-        if (k, r) not in self._chains:
+    def _chain(self, variable: keras.Variable, r: int) -> tf.Tensor:
+        """The value that runs on through the micro-batches of a replica."""
+        key = id(variable), r
+        if key not in self._chains:
+            value = self._read(variable)
             is_first = r == self._replicas.busy[0]
+            rule = self._rule(variable)
             with (
                 tf.control_dependencies(None),
-                tf.device(self._replicas.device_in(r, k)),
+                tf.device(self._device(variable, r)),
             ):
-                self._chains[k, r] = [
-                    self._first_of(k, variable, value, is_first)
-                    for variable, value in zip(
-                        self._functions[k].state, self._initial[k]
-                    )
-                ]
-        return self._chains[k, r]
+                if isinstance(rule, MetricRule):
+                    value = rule.first(value, is_first)
+                elif not is_first:
+                    value = tf.identity(value)
+            self._chains[key] = value
+        return self._chains[key]
 
-    def _first_of(
-        self, k: int, variable: Any, value: tf.Tensor, is_first: bool
-    ) -> tf.Tensor:
-        """With what a replica begins."""
-        rule = self._rule(k, variable)
-        if isinstance(rule, MetricRule):
-            return rule.first(value, is_first)
-        return value if is_first else tf.identity(value)
-
-    def after(self, k: int, m: int, output: Output) -> None:
-        """Takes what cell k made of its state in micro-batch m."""
-        function = self._functions[k]
-        self._outputs[k, m] = output
+    def after(self, part: Part, m: int, values: Mapping[Any, Any]) -> None:
+        """Takes what a cell made of the state in micro-batch m."""
         #     chained   v -> m0 -> m1 -> m2 -> new       as metrics
         #     others    v -> m0, v -> m1, v -> m2        and a rule makes one
         r = self._replicas.of(m)
-        self._chains[k, r] = [
-            self._micro_batches.select(m, new, old)
-            if new is not None and id(variable) in function.chained
-            else old
-            for variable, new, old in zip(
-                function.state, output.state, self._chain(k, r)
-            )
-        ]
+        for variable, tensor in self._traced.new_state:
+            is_own = self._maker.get(tensor.ref()) == part.index
+            if is_own and id(variable) in self._chained:
+                self._chains[id(variable), r] = self._micro_batches.select(
+                    m, values[tensor.ref()], self._chain(variable, r)
+                )
 
     # ------------------------------------------------------- to variables
-    def assign(self) -> None:
+    @property
+    def assigned(self) -> list[keras.Variable]:
+        """The variables that `assign` may assign."""
+        found = [variable for variable, _ in self._traced.new_state]
+        for layer in self._traced.normalizations:
+            found += [layer.moving_mean, layer.moving_variance]
+        return found
+
+    def assign(self, values: Sequence[Mapping[Any, Any]]) -> None:
         """Assigns the variables, once for the mini-batch.
 
         To be called when all forward tasks have run; again, it does nothing.
-
-        Raises:
-            ValueError: If two cells would assign the same one.
+        `values` are those of each micro-batch.
         """
         if self._is_assigned:
             return
         self._is_assigned = True
-        single = SingleValues(self._micro_batches)
-        for k, function in enumerate(self._functions):
-            with tf.device(function.device):
-                self._assign_weights(k)
-                self._assign_values(k)
-                self._assign_normalizations(k, single)
-        single.warn()
+        for variable, tensor in self._traced.new_state:
+            with tf.device(variable.value.device):
+                new = self._end_of(variable, [v[tensor.ref()] for v in values])
+                self._assign(variable, new)
+        self._assign_normalizations(values)
 
-    def _outputs_of(self, k: int) -> list[Output]:
-        return [self._outputs[k, m] for m in range(self._micro_batches.count)]
-
-    def _assign_weights(self, k: int) -> None:
-        """Weights that a layer itself assigns, as spectral norm does."""
-        variables = self._functions[k].flat_weights
-        for variable, value in zip(variables, self._outputs[k, 0].weights):
-            if value is not None:
-                with tf.device(variable.value.device):
-                    self._assign(variable, value)
-
-    def _assign_values(self, k: int) -> None:
-        for j, variable in enumerate(self._functions[k].state):
-            values = [output.state[j] for output in self._outputs_of(k)]
-            if values[0] is None:
-                continue
-            rule = self._rule(k, variable)
-            if id(variable) in self._seed_ids:  # cells share one in turn
-                if self._owners.setdefault(id(variable), k) == k:
-                    self._assign_seed(k, j, rule)
-                continue
-            self._claim(variable, k)
-            if isinstance(rule, MetricRule):
-                lasts = [self._chain(k, r)[j] for r in self._replicas.busy]
-                new = rule.end(lasts)
-            else:
-                new = rule.end(values, self._micro_batches)
-            self._assign(variable, new)
-
-    def _assign_seed(self, k: int, j: int, rule: SeedRule | FirstRule) -> None:
-        variable = self._functions[k].state[j]
+    def _end_of(
+        self, variable: keras.Variable, values: list[tf.Tensor]
+    ) -> tf.Tensor:
+        rule = self._rule(variable)
+        if id(variable) in {id(use.variable) for use in self._traced.uses}:
+            return values[0]  # a weight that a layer itself assigns
         if isinstance(rule, SeedRule):
-            new = rule.end(self._initial[k][j], self._micro_batches)
-        else:
-            new = self._left_before(len(self._functions), 0, variable, None)
+            return rule.end(self._read(variable), self._micro_batches)
+        if isinstance(rule, MetricRule):
+            return rule.end(
+                [self._chain(variable, r) for r in self._replicas.busy]
+            )
+        new: tf.Tensor = rule.end(values, self._micro_batches)
+        return new
+
+    def _assign(self, variable: keras.Variable, new: tf.Tensor) -> None:
+        if new.dtype.is_floating or new.dtype.is_complex:
+            self.assigned_values.append((variable, new))
         variable.assign(new)
 
-    def _assign_normalizations(self, k: int, single: SingleValues) -> None:
-        function = self._functions[k]
-        initial = {
-            id(v): value for v, value in zip(function.state, self._initial[k])
-        }
-        for i, layer in enumerate(function.normalizations):
-            moments = [output.moments[i] for output in self._outputs_of(k)]
-            if not moments[0]:
+    def _assign_normalizations(
+        self, values: Sequence[Mapping[Any, Any]]
+    ) -> None:
+        traced = self._traced
+        single = SingleValues(self._micro_batches)
+        for layer, own, rules in zip(
+            traced.normalizations, traced.moments, traced.rules
+        ):
+            if not own:
                 continue
-            together = function.synchronizes and is_synchronized(layer)
-            single.look(
-                layer,
-                [[few for *_, few in calls] for calls in moments],
-                self._replicas.normalized_at_once(together),
-            )
             mean, variance = layer.moving_mean, layer.moving_variance
-            self._claim(mean, k)
-            new_mean, new_variance = moving_statistics(
-                self._tasks[k].findings.moving_rules[i],
-                (initial[id(mean)], initial[id(variance)]),
-                moments,
-                self._micro_batches,
-            )
-            self._assign(mean, new_mean)
-            self._assign(variance, new_variance)
+            with tf.device(mean.value.device):
+                moments = [
+                    tf.nest.map_structure(
+                        lambda t, v=v: None if t is None else v[t.ref()], own
+                    )
+                    for v in values
+                ]
+                together = is_synchronized(layer) and self._is_synchronized(
+                    self._home.get(id(mean), 0)
+                )
+                single.look(
+                    layer,
+                    [[few for *_, few in calls] for calls in moments],
+                    self._replicas.normalized_at_once(together),
+                )
+                new_mean, new_variance = moving_statistics(
+                    rules,
+                    (self._read(mean), self._read(variance)),
+                    moments,
+                    self._micro_batches,
+                )
+                self._assign(mean, new_mean)
+                self._assign(variance, new_variance)
+        single.warn()
 
-    def _claim(self, variable: keras.Variable, k: int) -> None:
-        other = self._owners.setdefault(id(variable), k)
-        if other != k:
-            raise ValueError(
-                "A layer that is used twice and updates its own state must "
-                f"be in one cell. Received: '{variable.path}', updated in "
-                f"cells {other} and {k}. Put both uses into one cell with "
-                "`layers_per_cell`, or use two layers."
-            )
+    def _check_chained(self, parts: Sequence[Part]) -> None:
+        """Refuses metrics that several cells update, in turn."""
+        for variable, tensor in self._traced.new_state:
+            if id(variable) not in self._chained:
+                continue
+            given = [t for v, t in self._traced.state if v is variable]
+            cells = {
+                part.index
+                for part in parts
+                for t in part.takes
+                if any(t is own for own in given)
+            } | {self._maker.get(tensor.ref(), 0)}
+            if len(cells) > 1 and self._micro_batches.count > 1:
+                raise ValueError(
+                    "A metric of a layer must be updated in one cell, if "
+                    "there is more than one micro-batch. Received: "
+                    f"'{variable.path}', which the cells {sorted(cells)} "
+                    "update in turn. Put the calls of its layer into one cell "
+                    "with `layers_per_cell`."
+                )

@@ -9,8 +9,8 @@ is found out here, too, and what can't be carried out of the cell is refused.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -184,7 +184,7 @@ class StateScope(internals.ReadingScope):
         if is_outside:
             return value
         with self._graph.as_default() if self._graph else tf.init_scope():
-            return advance_seed(seed, self.draws[id(variable)], 0, 0)
+            return advance_seed(seed, 0, 0, self.draws[id(variable)])
 
     def _refuse_graph(self, what: str) -> None:
         """Refuses what cannot leave a condition, a loop or a function."""
@@ -253,3 +253,128 @@ def _is_next(value: Any, seed: Any) -> bool:
         seed = seed.numpy()
         return np.array_equal(scale * seed + offset, seed + [0, 1])
     return bool(np.all(scale == 1)) and np.array_equal(offset, [0, 1])
+
+
+class Use(NamedTuple):
+    """A trained variable, as one section of a model's graph reads it.
+
+    So each use has a gradient of its own, wherever cells end.
+
+    Attributes:
+        variable: The variable.
+        section: The number of the section.
+        tensor: A placeholder.
+    """
+
+    variable: keras.Variable
+    section: int
+    tensor: tf.Tensor
+
+
+class ModelScope(StateScope):
+    """Gives variables of a model placeholders, when they are read first.
+
+    Those that are trained get one in each section, all others one.
+
+    Args:
+        section: Tells the section of what is made now.
+        trained: The ids of the variables that are trained.
+        seeds: Random seeds.
+        moving: Statistics that move at the end of the mini-batch.
+        tape: Is to watch what is trained; None without training.
+
+    Attributes:
+        uses: Of those that are trained, in order.
+        given: By the id of another, it and its placeholder.
+        assigned_in: By the id of a variable, the section that has assigned it
+            last.
+    """
+
+    def __init__(
+        self,
+        section: Callable[[], int],
+        trained: Collection[int],
+        seeds: Sequence[keras.Variable],
+        moving: MovingStatistics,
+        training: bool,
+        tape: Any,
+    ):
+        self.uses: list[Use] = []
+        self._whole = internals.current_graph()
+        self._section = section
+        self._trained = trained
+        self._tape = tape
+        self._use_of: dict[int, Use] = {}  # by the id, in the last section
+        self.assigned_in: dict[int, int] = {}
+        own = [(v, self._placeholder(v)) for v in seeds]
+        self.given = {id(v): (v, t) for v, t in own}
+        super().__init__(own, seeds, moving, training)
+
+    def _placeholder(self, variable: keras.Variable) -> tf.Tensor:
+        with self._whole.as_default(), tf.control_dependencies(None):
+            dtype = tf.as_dtype(variable.dtype)
+            return tf.compat.v1.placeholder(dtype, variable.shape)
+
+    def _know(self, variable: keras.Variable) -> None:
+        """Gives a variable a placeholder, if it has none here."""
+        key, section = id(variable), self._section()
+        if key not in self._trained or not internals.is_trained(variable):
+            if key not in self._state:
+                tensor = self._placeholder(variable)
+                self.given[key] = variable, tensor
+                self._state[key] = self.state_mapping[key] = tensor
+            return
+        known = self._use_of.get(key)
+        if known is not None and known.section == section:
+            return
+        use = Use(variable, section, self._placeholder(variable))
+        if self._tape is not None:
+            self._tape.watch(use.tensor)
+        self.uses.append(use)
+        self._use_of[key] = use
+        self._handles.pop(key, None)
+        self._weights[key] = use.tensor
+        new = self._new_weights.get(key)
+        self.state_mapping[key] = (
+            use.tensor if new is None else _with_value(use.tensor, new)
+        )
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """Called where a variable is read."""
+        self._know(variable)
+        return super().get_current_value(variable)
+
+    def handle_of(self, variable: keras.Variable) -> Any:
+        """Called where a tape is told of a variable."""
+        self._know(variable)
+        return super().handle_of(variable)
+
+    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
+        """Called where a variable is assigned."""
+        variable, value = update
+        self._know(variable)
+        key = id(variable)
+        self.assigned_in[key] = self._section()
+        if key in self.given and key not in self._seeds:
+            self._find_seed(variable, self.given[key][1], value)
+        super().add_update(update)
+
+    def _find_seed(
+        self, variable: keras.Variable, given: tf.Tensor, value: Any
+    ) -> None:
+        """Notes the seed of a generator that no layer lists, as Keras's own."""
+        is_alike = variable.dtype == "uint32" and variable.shape == (2,)
+        if is_alike and _is_next(value, given):
+            self._seeds[id(variable)] = given
+
+    def new_state(self) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """What is assigned: the variables and their new values."""
+        known = {key: v for key, (v, _) in self.given.items()}
+        known.update((id(use.variable), use.variable) for use in self.uses)
+        found = []
+        for key in self.assigned_in:
+            if key in self.assigned:
+                (value,) = self.new_values([known[key]])
+                value = self._new_weights.get(key, value)
+                found.append((known[key], tf.convert_to_tensor(value)))
+        return found

@@ -69,12 +69,12 @@ class RandomState(keras.layers.Layer):
 
 
 def advance_seed(
-    seed: tf.Tensor, draws_before: Any, draws: int, micro_batch: Any
+    seed: tf.Tensor, draws: int, micro_batch: Any, draws_before: Any = 0
 ) -> tf.Tensor:
-    """The seed, shape (2,), with which a cell starts a micro-batch.
+    """The seed, shape (2,), with which a micro-batch starts.
 
-    Before it came `micro_batch` others, an int or a scalar, each with `draws`
-    in all cells, and `draws_before` of its own in earlier cells.
+    Before it came `micro_batch` others, an int or a scalar, with `draws` each,
+    and `draws_before` of its own.
     """
     steps = tf.cast(micro_batch, seed.dtype) * draws + draws_before
     return seed + tf.stack([tf.zeros_like(steps), steps])
@@ -86,21 +86,19 @@ class SeedRule(NamedTuple):
     So bits depend on the micro-batch and not on how layers fall into cells.
 
     Attributes:
-        draws_before: Draws of one micro-batch in earlier cells.
-        draws: Draws of one micro-batch in all cells.
+        draws: Draws of one micro-batch.
     """
 
-    draws_before: int
     draws: int
 
     def start(self, value: tf.Tensor, rank: Any) -> tf.Tensor:
-        """With what a cell begins a micro-batch, after `rank` others.
+        """With what a micro-batch begins, after `rank` others.
 
         `value` is the seed before the mini-batch.
         """
-        return advance_seed(value, self.draws_before, self.draws, rank)
+        return advance_seed(value, self.draws, rank)
 
     def end(self, value: tf.Tensor, micro_batches: MicroBatches) -> tf.Tensor:
         """The value after the mini-batch."""
         rank = micro_batches.rank(micro_batches.count)
-        return advance_seed(value, 0, self.draws, rank)
+        return advance_seed(value, self.draws, rank)

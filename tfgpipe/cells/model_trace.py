@@ -1,0 +1,258 @@
+"""Runs a model once, by its own call, in one graph: what Keras does is kept.
+
+    x, labels -> [ scope: model(x) -> y -> loss and metrics ] -> results
+
+Whatever its code does while it runs is in the graph: masks, what hangs on
+tensors, what one layer leaves in Python for another. Variables are read and
+assigned through a scope, so nothing is captured and nothing is changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import tree
+
+from tfgpipe import internals
+from tfgpipe.boundary import structure_of
+from tfgpipe.cells.sections import Sections
+from tfgpipe.failures import note_source
+from tfgpipe.graphs import TracedModel, TraceOptions
+from tfgpipe.state import (
+    ModelScope,
+    MovingStatistics,
+    choosing_moments,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelCall:
+    """What is to be run once.
+
+    Attributes:
+        call: Calls the model: `call(x, training)`.
+        layers: All that it consists of, as the user gave it.
+        training: Whether it is trained.
+        head: Loss and metrics of a micro-batch, or None.
+        is_split: Whether there are several micro-batches.
+        synchronizes: Whether moments may be taken over replicas.
+        home: In which cell a call of a layer is to be, see `Sections`.
+        around: A context for the call of a layer, see `Sections`.
+        num_cells: How many cells there are.
+    """
+
+    call: Callable[[Any, bool], Any]
+    layers: Sequence[keras.layers.Layer]
+    training: bool
+    head: Any
+    is_split: bool
+    synchronizes: bool
+    home: Callable[[keras.layers.Layer, int], int | None]
+    around: Callable[
+        [keras.layers.Layer, int], contextlib.AbstractContextManager
+    ]
+    num_cells: int
+
+    @property
+    def seeds(self) -> list[keras.Variable]:
+        """The states of the layers' seed generators."""
+        # Keras lists seeds among variables, and not among weights.
+        weights = {id(v) for layer in self.layers for v in layer.weights}
+        found = {
+            id(v): v
+            for layer in self.layers
+            for v in layer.variables
+            if id(v) not in weights
+        }
+        return [*found.values()]
+
+    @property
+    def metric_state(self) -> list[keras.Variable]:
+        """The variables of metrics: those of layers, and those of the head."""
+        own = [v for layer in self.layers for v in layer.metrics_variables]
+        return own + (self.head.metric_state if self.head else [])
+
+    @property
+    def normalizations(self) -> list[keras.layers.BatchNormalization]:
+        """The batch normalisations whose statistics move at the end."""
+        if not self.is_split:
+            return []
+        found = {
+            id(inner): inner
+            for layer in self.layers
+            for inner in internals.flat_layers(layer)
+            if isinstance(inner, keras.layers.BatchNormalization)
+            and inner.trainable
+        }
+        return [*found.values()]
+
+
+def trace_model(
+    model: ModelCall, x: Any, labels: Any, options: TraceOptions
+) -> TracedModel:
+    """Runs the model once, in a graph.
+
+    `x` and `labels` are nests of `tf.TensorSpec`s of a micro-batch.
+    """
+    seen: list[_Seen] = []
+
+    def run(x: Any, labels: Any) -> Any:
+        seen.append(_run(model, x, labels))
+        return [t for t in seen[-1].outputs if t is not None]
+
+    function = tf.function(run, **options.of_function)
+    graph = function.get_concrete_function(x, labels).graph
+    note_source(graph)
+    _check_alone(graph)
+    found = seen[-1]
+    return TracedModel(
+        graph=graph,
+        options=options,
+        operations=tuple(graph.get_operations()),
+        effects=tuple(graph.control_outputs),
+        **vars(found),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Seen:
+    """What a run has shown, see `TracedModel`."""
+
+    tape: Any
+    sections: Sequence[Any]
+    cells: Sequence[int]
+    x: Sequence[Any]
+    labels: Sequence[Any]
+    uses: Sequence[Any]
+    state: Sequence[Any]
+    outputs: Sequence[Any]
+    attached: Sequence[Any]
+    structure: Any
+    losses: Sequence[Any]
+    num_head_losses: int
+    counts: Sequence[Any]
+    new_state: Sequence[Any]
+    normalizations: Sequence[Any]
+    moments: Sequence[Any]
+    rules: Sequence[Any]
+    draws: Any
+
+
+def _run(model: ModelCall, x: Any, labels: Any) -> _Seen:
+    normalizations = model.normalizations
+    moving = MovingStatistics(normalizations, [])
+    tape = None
+    if model.training:
+        tape = tf.GradientTape(watch_accessed_variables=False)
+    sections = Sections(model.home, model.around)
+    scope = ModelScope(
+        lambda: sections.current,
+        {id(v) for layer in model.layers for v in layer.variables},
+        model.seeds,
+        moving,
+        model.training,
+        tape,
+    )
+    moments = internals.batch_moments
+    if model.synchronizes:
+        moments = choosing_moments(internals.current_graph())
+    sums, counts = [], []  # scalars, one for each output with a loss
+    with (
+        contextlib.nullcontext() if tape is None else tape,
+        scope,
+        sections.noting(),
+        internals.noting_losses(model.layers) as added,
+        internals.recording_moments(normalizations, scope.record, moments),
+    ):
+        y = model.call(x, model.training)
+        sections.begin(None, model.num_cells - 1)
+        if model.head is not None:
+            sums, counts = model.head(y, labels, True)
+        own = [_checked(loss, x, model) for loss in added(scope.losses)]
+        flat = tree.flatten(y)
+        outputs = [None if t is None else _made(t) for t in flat]
+        attached = [internals.attached_to(t) for t in flat]
+        losses = [_made(t) for t in [*sums, *own]]
+        new_state = [(v, _made(t)) for v, t in scope.new_state()]
+    moving.check()
+    if model.is_split and scope.overwritten:
+        raise ValueError(
+            "A seed must be drawn by `seed_generator.next()` alone if there is "
+            "more than one micro-batch: then it is known where each one "
+            "begins. Received: another new value of "
+            f"{[*scope.overwritten.values()]}, as of `next(ordered=False)`. "
+            "Leave that out, or pass num_micro_batches=1."
+        )
+    return _Seen(
+        tape,
+        sections.found,
+        [section.cell for section in sections.found],
+        tree.flatten(x),
+        tree.flatten(labels),
+        scope.uses,
+        [*scope.given.values()],
+        outputs,
+        attached,
+        structure_of(y),
+        losses,
+        len(sums),
+        counts,
+        new_state,
+        normalizations,
+        [moving.moments[id(layer)] for layer in normalizations],
+        [moving.rules[id(layer)] for layer in normalizations],
+        {
+            key: None if key in scope.overwritten else count
+            for key, count in scope.draws.items()
+        },
+    )
+
+
+def _made(tensor: Any) -> tf.Tensor:
+    """A result: not what came in itself, which no cell would make."""
+    tensor = tf.convert_to_tensor(tensor)
+    is_given = tensor.op.type in ("Placeholder", "PlaceholderWithDefault")
+    return tf.identity(tensor) if is_given else tensor
+
+
+def _checked(loss: Any, x: Any, model: ModelCall) -> tf.Tensor:
+    """A loss of `add_loss`, as a number."""
+    loss = tf.convert_to_tensor(loss)
+    first = next((t for t in tree.flatten(x) if t is not None), loss)
+    if (
+        model.is_split
+        and loss.shape.rank
+        and loss.shape[0] in (None, first.shape[0])
+    ):
+        raise ValueError(
+            "`add_loss` must be given a scalar, the mean over rows, if there "
+            "is more than one micro-batch: Keras adds up the values of a "
+            f"vector. Received: shape {tuple(loss.shape)}. Add "
+            "`keras.ops.mean(loss)`, or pass num_micro_batches=1."
+        )
+    return as_number(loss)
+
+
+def as_number(loss: Any) -> tf.Tensor:
+    """A loss of `add_loss`, as a number: Keras sums it up."""
+    loss = tf.convert_to_tensor(loss)
+    if not loss.dtype.is_floating:
+        loss = tf.cast(loss, keras.config.floatx())
+    return tf.reduce_sum(loss) if loss.shape.rank != 0 else loss
+
+
+def _check_alone(graph: Any) -> None:
+    """Refuses tensors of other graphs: those of another step are gone."""
+    strangers = internals.captures_of_strangers(graph)
+    if strangers:
+        raise ValueError(
+            "A layer must take tensors of its own step. Received: "
+            f"{[t.name for t in strangers]}, of another one, such as one that "
+            "a layer kept in an attribute. Make it anew in each call, or keep "
+            "a `keras.Variable`."
+        )

@@ -1,0 +1,139 @@
+"""Where in a graph each call of a layer begins, at any depth: its sections.
+
+A model runs once, by its own call. While it does, each call of a layer begins a
+section of the graph, which ends where the next one begins:
+
+    model(x)      embed | block | attention | dense | block | attention | head
+    operations    ......|.......|...........|.......|.......|...........|.....
+
+Keras's own layers are whole. Models, wrappers and layers of a user's are gone
+into: that is a rule of the layer alone, so sections are the same for every K.
+A cell is some sections, one after the other.
+
+Inside of branches, loops and functions no cell can begin: they belong to the
+section around them.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfgpipe import internals
+from tfgpipe.failures import check_interruption
+
+
+class Section(NamedTuple):
+    """A call of a layer, up to the next call.
+
+    Attributes:
+        layer: The layer; None for what is before all layers.
+        path: The names of the layers around it, and its own.
+        call: Which call of that layer it is: 0, 1, ...
+        start: How many operations the graph had before it.
+        cell: In which cell it is.
+    """
+
+    layer: keras.layers.Layer | None
+    path: tuple[str, ...]
+    call: int
+    start: int
+    cell: int
+
+    @property
+    def name(self) -> str:
+        """What to call it."""
+        return "/".join(self.path) if self.path else "the model"
+
+    @property
+    def words(self) -> str:
+        """What to call it in a sentence."""
+        return f"layer '{self.name}'" if self.path else self.name
+
+
+def is_whole(layer: keras.layers.Layer) -> bool:
+    """Whether the calls inside a layer begin no sections."""
+    if isinstance(layer, (keras.Model, keras.layers.Wrapper)):
+        return isinstance(layer, (keras.layers.RNN, keras.layers.Bidirectional))
+    return internals.is_keras(type(layer))
+
+
+class Sections:
+    """The sections of the current graph.
+
+    Args:
+        home: The cell in which a call is to be, by the layer and which of its
+            calls it is; None where nobody has said so, then it goes with the
+            one before. None goes back.
+        around: A context for the call of a layer, by the layer and its cell.
+
+    Attributes:
+        found: The sections, in order.
+    """
+
+    def __init__(
+        self,
+        home: Callable[[keras.layers.Layer, int], int | None],
+        around: Callable[
+            [keras.layers.Layer, int], contextlib.AbstractContextManager
+        ],
+    ):
+        self.found = [Section(None, (), 0, 0, 0)]
+        self._home = home
+        self._around = around
+        self._graph = internals.current_graph()
+        self._path: list[str] = []
+        self._is_inside_whole = False
+        self._calls: collections.Counter[int] = collections.Counter()
+        self._index_in_cell = 0
+
+    @property
+    def current(self) -> int:
+        """The section of what is made now."""
+        return len(self.found) - 1
+
+    def begin(self, layer: Any, cell: int | None) -> None:
+        """What is made from now on is a section, in this cell or a later one."""
+        call = 0
+        if layer is not None:
+            call = self._calls[id(layer)]
+            self._calls[id(layer)] += 1
+            cell = self._home(layer, call)
+        last = self.found[-1]
+        cell = max(last.cell, cell or 0)
+        self._index_in_cell = (
+            self._index_in_cell + 1 if cell == last.cell else 0
+        )
+        place = self._graph.num_operations()
+        section = Section(layer, tuple(self._path), call, place, cell)
+        self.found.append(section)
+
+    def noting(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, the calls of layers begin sections."""
+        return internals.around_calls(self._called)
+
+    def _called(self, layer: Any, run: Callable[[], Any]) -> Any:
+        is_outside = internals.current_graph() is not self._graph
+        if is_outside or self._is_inside_whole:
+            return run()
+        check_interruption()
+        self._path.append(layer.name)
+        self.begin(layer, None)
+        cell = self.found[-1].cell
+        # `failures.py` finds the scope in errors at run time.
+        scope = f"cell_{cell}/layer_{self._index_in_cell}"
+        try:
+            with (
+                self._around(layer, cell),
+                internals.replaced(self, "_is_inside_whole", is_whole(layer)),
+                internals.tracing_anew(),
+                tf.name_scope(scope),
+            ):
+                return run()
+        finally:
+            self._path.pop()

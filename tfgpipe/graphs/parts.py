@@ -1,0 +1,224 @@
+"""A model's graph, cut into the parts of its cells: what crosses between them.
+
+Each operation is of one cell, and of the forward or the backward pass. Whatever
+tensor an operation takes of another cell crosses, straight from the cell that
+makes it to each one that takes it:
+
+    cell 0  forward  --h--> cell 1  forward  --+--> cell 2  forward
+                     ----------- skip ---------+
+    cell 0  backward <-dh-- cell 1  backward <-+--- cell 2  backward
+
+So it is with gradients, and with what a gradient takes of another cell's
+forward pass. What follows from constants alone does not cross, but is computed
+again.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfgpipe.graphs.bundle import tensors
+from tfgpipe.graphs.cut import WholeGraph, follows
+from tfgpipe.graphs.gradient_sums import Gradient
+from tfgpipe.graphs.traced_model import Differentiated, TracedModel
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """What one cell has of a model's graph.
+
+    Tensors are in the order in which the cell's operations come to them.
+
+    Attributes:
+        made: The whole graph, differentiated.
+        whole: The same, with its backward pass, to be cut.
+        index: Of the cell.
+        forward: The names of its operations.
+        backward: The names of those of its backward pass.
+        uses: Its weights.
+        dw: The gradients that its backward pass makes of them.
+        takes: What it takes besides of the forward pass.
+        gives: What of its forward pass others take, or the step.
+        takes_back: What its backward pass takes of other cells, and of the
+            gradients of the loss.
+        gives_back: What of its backward pass earlier cells take.
+        repeated: For each of `dw`, and each lookup if it is sparse, whether
+            its indices are the same for all micro-batches.
+    """
+
+    made: Differentiated
+    whole: WholeGraph
+    index: int
+    forward: set[str]
+    backward: set[str]
+    uses: list[Any]
+    dw: list[Gradient]
+    takes: list[tf.Tensor]
+    gives: list[tf.Tensor]
+    takes_back: list[tf.Tensor]
+    gives_back: list[tf.Tensor]
+    repeated: list[list[bool]]
+
+    @property
+    def traced(self) -> TracedModel:
+        """The whole graph, without its backward pass."""
+        return self.made.traced
+
+    @property
+    def effects(self) -> list[tf.Operation]:
+        """The operations that run for their side effects."""
+        return [op for op in self.traced.effects if op.name in self.forward]
+
+    @property
+    def operations(self) -> list[tf.Operation]:
+        """Those of the forward pass, in order."""
+        return [op for op in self.traced.operations if op.name in self.forward]
+
+
+def parts_of(
+    made: Differentiated, num_cells: int, repeated: Sequence[Sequence[bool]]
+) -> list[Part]:
+    """Cuts a model's graph into the parts of its cells.
+
+    `repeated` is for each of `TracedModel.uses`, see `Part`; empty where
+    nothing is known.
+    """
+    return _Cutting(made, num_cells, repeated).parts()
+
+
+class _Cutting:
+    """Finds for each cell what it has, takes and gives.
+
+    A pass is `(is_backward, cell)`.
+    """
+
+    def __init__(
+        self,
+        made: Differentiated,
+        num_cells: int,
+        repeated: Sequence[Sequence[bool]],
+    ):
+        self._made = made
+        self._traced = traced = made.traced
+        self._num_cells = num_cells
+        self._repeated = repeated
+        self._whole = WholeGraph(traced.graph)
+        self._starts = [section.start for section in traced.sections]
+        # What nothing of the graph makes.
+        given = [*traced.x, *traced.labels, *made.dy, *made.dlosses]
+        given += [tensor for _, tensor in traced.state]
+        self._given = {t.ref() for t in given if t is not None}
+        self._weights = {use.tensor.ref(): use for use in traced.uses}
+        self._free = set(self._whole.captures)
+        self._known = {*self._given, *self._weights, *self._free}
+        self._own: Any = collections.defaultdict(set)
+        self._takes: Any = collections.defaultdict(dict)
+        self._gives: Any = collections.defaultdict(dict)
+        self._uses: Any = collections.defaultdict(dict)
+
+    def parts(self) -> list[Part]:
+        """The parts, one after the other."""
+        traced, made = self._traced, self._made
+        gradients = [tensors([d]) for d in made.dw]
+        owners = [self._owner(own) for own in gradients]
+        wanted = [*traced.results, *(t for own in gradients for t in own)]
+        needed = self._needed(wanted)
+        for op in self._whole.operations:
+            if op.name not in needed:
+                continue
+            own = self._pass_of(op)
+            self._own[own].add(op.name)
+            for tensor in op.inputs:
+                self._take(tensor, own)
+        for tensor in traced.results:
+            self._give(tensor)
+        for use, own, owner in zip(traced.uses, gradients, owners):
+            if owner is not None:
+                self._uses[owner][use.tensor.ref()] = use
+                for tensor in own:
+                    self._take(tensor, (True, owner))
+        return [self._part(k, owners) for k in range(self._num_cells)]
+
+    def _part(self, k: int, owners: list[int | None]) -> Part:
+        places = {use.tensor.ref(): i for i, use in enumerate(self._traced.uses)}
+        indices = [places[ref] for ref in self._uses[k]]
+        dw = [
+            self._made.dw[i] if owners[i] == k else Gradient() for i in indices
+        ]
+        taken = self._takes[False, k]
+        back = self._takes[True, k]
+        return Part(
+            self._made,
+            self._whole,
+            k,
+            self._own[False, k],
+            self._own[True, k],
+            [*self._uses[k].values()],
+            dw,
+            [*taken.values()],
+            [*self._gives[False, k].values()],
+            [t for ref, t in back.items() if ref not in taken],
+            [*self._gives[True, k].values()],
+            [_as_many(self._repeated[i], d) for i, d in zip(indices, dw)],
+        )
+
+    def _pass_of(self, op: tf.Operation) -> tuple[bool, int]:
+        made = self._made
+        section = bisect.bisect_right(self._starts, made.places[op.name]) - 1
+        return op.name in made.backward, self._traced.cells[section]
+
+    def _owner(self, gradient: list[tf.Tensor]) -> int | None:
+        """The cell whose backward pass makes a gradient, or None."""
+        backward = self._made.backward
+        if not gradient:
+            return None
+        cells = [
+            self._pass_of(t.op)[1] for t in gradient if t.op.name in backward
+        ]
+        return min(cells, default=self._pass_of(gradient[0].op)[1])
+
+    def _needed(self, wanted: Sequence[tf.Tensor]) -> set[str]:
+        """The names of the operations that something follows from."""
+        found: set[str] = set()
+        waiting = [t.op for t in wanted] + list(self._traced.effects)
+        while waiting:
+            op = waiting.pop()
+            if op.name not in found:
+                found.add(op.name)
+                waiting.extend(t.op for t in op.inputs)
+        outside = {ref.deref().op.name for ref in self._given}
+        outside |= {ref.deref().op.name for ref in self._weights}
+        return found - outside
+
+    def _take(self, tensor: tf.Tensor, own: tuple[bool, int]) -> None:
+        """Notes what a pass of a cell takes."""
+        ref = tensor.ref()
+        if ref in self._weights:
+            self._uses[own[1]][ref] = self._weights[ref]
+        elif ref in self._given:
+            self._takes[own][ref] = tensor
+        elif not follows(tensor, self._free):
+            maker = self._pass_of(tensor.op)
+            is_kept = maker == (False, own[1])  # of its own forward pass
+            if maker != own and not is_kept:
+                self._takes[own][ref] = tensor
+                self._gives[maker][ref] = tensor
+
+    def _give(self, tensor: tf.Tensor) -> None:
+        """Notes a result of the step."""
+        if tensor.ref() not in self._known:
+            self._gives[self._pass_of(tensor.op)][tensor.ref()] = tensor
+
+
+def _as_many(known: Sequence[bool], gradient: Gradient) -> list[bool]:
+    """What is known of each lookup."""
+    count = len(gradient.slices)
+    if len(known) == count:
+        return [*known]
+    return [bool(known) and all(known)] * count

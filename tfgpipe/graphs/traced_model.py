@@ -1,0 +1,291 @@
+"""One run of a model in one TensorFlow graph, and its backward pass.
+
+Python runs model, loss and metrics once, as Keras does: `TracedModel`. A tape
+adds the backward pass to the same graph: `Differentiated`. What follows only
+takes that graph apart, see `parts.py`.
+
+The tape tells which operation it differentiates. So each new operation belongs
+to the place of one of the forward pass:
+
+    forward    op 0 .. op 5 | op 6 .. op 9 | op 10 ..      sections
+    backward   of 0 .. 5   <- of 6 .. 9   <- of 10 ..      go the other way
+
+An operation that no other differentiates, such as the sum of two gradients, is
+where the first of those is whose results it takes.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfgpipe import internals
+from tfgpipe.failures import check_interruption
+from tfgpipe.graphs.gradient_sums import Gradient, as_merged, lookups
+from tfgpipe.graphs.trace import CALLS
+
+
+@dataclasses.dataclass(frozen=True)
+class TraceOptions:
+    """How graphs are made, and what is cut out of them.
+
+    Attributes:
+        jit_compile: Whether XLA compiles what is cut out.
+        gradient_dtype: In which gradients of weights are summed; None for that
+            of each weight.
+    """
+
+    jit_compile: bool = False
+    gradient_dtype: str | None = None
+
+    @property
+    def of_function(self) -> dict[str, Any]:
+        """The arguments of `tf.function`."""
+        if self.jit_compile:
+            return {"autograph": False, "jit_compile": True}
+        # Inlined, the calls would lose their place in the schedule.
+        no_inline = {"_noinline": True}
+        return {"autograph": False, "experimental_attributes": no_inline}
+
+    def for_xla(self) -> Any:
+        """Inside, loops are differentiated as XLA needs it, if it compiles."""
+        if self.jit_compile:
+            return internals.in_xla()
+        return contextlib.nullcontext()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TracedModel:
+    """The graph of one run of a model, its loss and metrics.
+
+    Attributes:
+        graph: The graph.
+        options: How it was made.
+        tape: What recorded it; None without training.
+        operations: Its operations, in order.
+        effects: Those that run for their side effects.
+        sections: The calls of layers, in order.
+        cells: The cell of each section.
+        x: What comes in, flat, None where there is nothing.
+        labels: What the loss and the metrics take besides, likewise.
+        uses: The trained variables, by section, as it reads them.
+        state: The other variables that it reads, and its tensors for them.
+        outputs: What the model returns, flat, None where there is nothing.
+        attached: For each, what hangs on it, by its name: masks, logits.
+        structure: A nest like the outputs.
+        losses: Scalars to be minimised, the head's first.
+        num_head_losses: How many are the head's.
+        counts: What those are to be divided by.
+        new_state: The variables that are assigned, and their new values.
+        normalizations: The batch normalisations whose statistics move at the
+            end of the mini-batch.
+        moments: For each, its calls' moments, see `MovingStatistics`.
+        rules: For each, its calls' rules.
+        draws: By the id of a seed, how often it is drawn; None for one that
+            got another value than the next one.
+    """
+
+    graph: Any
+    options: TraceOptions
+    tape: Any
+    operations: Sequence[tf.Operation]
+    effects: Sequence[tf.Operation]
+    sections: Sequence[Any]
+    cells: Sequence[int]
+    x: Sequence[Any]
+    labels: Sequence[Any]
+    uses: Sequence[Any]
+    state: Sequence[tuple[Any, tf.Tensor]]
+    outputs: Sequence[Any]
+    attached: Sequence[Mapping[str, Any]]
+    structure: Any
+    losses: Sequence[tf.Tensor]
+    num_head_losses: int
+    counts: Sequence[tf.Tensor]
+    new_state: Sequence[tuple[Any, tf.Tensor]]
+    normalizations: Sequence[Any]
+    moments: Sequence[Sequence[Any]]
+    rules: Sequence[Sequence[Any]]
+    draws: Mapping[int, int | None]
+
+    def section_of(self, place: int) -> Any:
+        """The section that made an operation of the forward pass."""
+        starts = [section.start for section in self.sections]
+        return self.sections[max(0, bisect.bisect_right(starts, place) - 1)]
+
+    @property
+    def handed_out(self) -> list[Any]:
+        """The outputs, and then all that hangs on them."""
+        attached = [t for own in self.attached for t in own.values()]
+        return [*self.outputs, *attached]
+
+    @property
+    def results(self) -> list[tf.Tensor]:
+        """All that the step takes of it."""
+        found = [
+            *(*self.handed_out, *self.losses, *self.counts),
+            *(tensor for _, tensor in self.new_state),
+            *tf.nest.flatten(self.moments),
+        ]
+        return [t for t in found if t is not None]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Differentiated:
+    """A model's graph with the operations that differentiate it.
+
+    Attributes:
+        traced: The forward pass.
+        dy: Gradients of `TracedModel.handed_out`, which come from outside; None
+            where there is none.
+        dlosses: Those of the losses, scalars.
+        dw: Those of `TracedModel.uses`.
+        places: For each operation by its name, the place in the forward pass to
+            which it belongs.
+        backward: The names of those of the backward pass.
+    """
+
+    traced: TracedModel
+    dy: Sequence[Any]
+    dlosses: Sequence[Any]
+    dw: Sequence[Gradient]
+    places: Mapping[str, int]
+    backward: set[str]
+
+
+def without_gradients(traced: TracedModel) -> Differentiated:
+    """A model that is not differentiated."""
+    return Differentiated(
+        traced,
+        [None] * len(traced.handed_out),
+        [None] * len(traced.losses),
+        [Gradient()] * len(traced.uses),
+        {op.name: i for i, op in enumerate(traced.operations)},
+        set(),
+    )
+
+
+def differentiate(
+    traced: TracedModel,
+    has_gradient: Sequence[bool],
+    has_losses: Sequence[bool],
+) -> Differentiated:
+    """Adds the backward pass to a graph, which must have none yet.
+
+    It is told of all that is handed out, and of each loss, whether it will have
+    a gradient.
+    """
+    graph = traced.graph
+    with graph.as_default(), traced.options.for_xla():
+        dy = _placeholders(traced.handed_out, has_gradient)
+        dlosses = _placeholders(traced.losses, has_losses)
+        given = zip([*traced.handed_out, *traced.losses], [*dy, *dlosses])
+        pairs = [(t, d) for t, d in given if d is not None]
+        found: list[Any] = [None] * len(traced.uses)
+        with internals.noting_gradients(graph) as notes:
+            if pairs and found:
+                check_interruption()
+                found = traced.tape.gradient(
+                    [t for t, _ in pairs],
+                    [use.tensor for use in traced.uses],
+                    [d for _, d in pairs],
+                )
+        dw = [
+            _of_lookups(d, use.variable).in_dtype(traced.options.gradient_dtype)
+            for d, use in zip(found, traced.uses)
+        ]
+    _check_gradients(traced)
+    places, backward = _placed(traced, notes)
+    return Differentiated(traced, dy, dlosses, dw, places, backward)
+
+
+def _placeholders(tensors: Sequence[Any], has: Sequence[bool]) -> list[Any]:
+    return [
+        tf.compat.v1.placeholder(t.dtype, t.shape) if own else None
+        for t, own in zip(tensors, has)
+    ]
+
+
+def _of_lookups(gradient: Any, variable: Any) -> Gradient:
+    """What TensorFlow returns as a gradient, its lookups apart."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return as_merged(Gradient(gradient), variable)
+    found = lookups(gradient)
+    slices = {(i, 0): part for i, part in enumerate(found)}
+    return as_merged(Gradient(slices=slices), variable)
+
+
+def _check_gradients(traced: TracedModel) -> None:
+    """Refuses what TensorFlow can differentiate once at a time."""
+    new = traced.graph.get_operations()[len(traced.operations) :]
+    if any(op.type == "EagerPyFunc" for op in new):
+        raise ValueError(
+            "Layers must not need the gradient of `tf.py_function`: it is "
+            "that of its last call, which another micro-batch may have "
+            "made. Received: a layer with such a call, see the warning "
+            "above. Use TensorFlow's operations, or `tf.numpy_function` "
+            "in a `tf.custom_gradient`."
+        )
+
+
+def _placed(
+    traced: TracedModel, notes: Sequence[Any]
+) -> tuple[dict[str, int], set[str]]:
+    """The place of each operation, and which are of the backward pass."""
+    operations = traced.graph.get_operations()
+    count = len(traced.operations)
+    places = {op.name: i for i, op in enumerate(traced.operations)}
+    late = {op.name: op for op in operations[count:]}
+    _take_in_late(traced.operations, late, places)
+    own: dict[str, int] = {}
+    for name, start, end in notes:  # of nested ones, the inner comes first
+        place = None if name is None else places.get(name)
+        if place is not None:
+            for op in operations[start:end]:
+                own.setdefault(op.name, place)
+    unknown = []
+    for name, op in late.items():
+        before = [
+            places[t.op.name]
+            for t in op.inputs
+            if t.op.name in late and t.op.name in places
+        ]
+        if name in own:
+            before.append(own[name])
+        if before:
+            places[name] = min(before)
+        else:
+            unknown.append(op)
+    for op in reversed(unknown):  # where it is taken first
+        users = [user for t in op.outputs for user in t.consumers()]
+        places[op.name] = max(
+            (places[user.name] for user in users if user.name in places),
+            default=count - 1,
+        )
+    return places, set(late)
+
+
+def _take_in_late(
+    operations: Sequence[tf.Operation],
+    late: dict[str, tf.Operation],
+    places: dict[str, int],
+) -> None:
+    """Finds what the backward pass has added to the forward pass.
+
+    To differentiate a loop, TensorFlow has the loop itself return more, and
+    take lists for that, which are made behind all other operations.
+    """
+    for op in operations:
+        if op.type not in CALLS:
+            continue
+        waiting = [t.op for t in op.inputs]
+        while waiting:
+            found = waiting.pop()
+            if late.pop(found.name, None) is not None:
+                places[found.name] = places[op.name]
+                waiting += [t.op for t in found.inputs]
