@@ -214,13 +214,13 @@ def _name_layer(error: tf.errors.OpError, cells: Iterable[Any]) -> None:
 
     Equal cells run operations of one name.
     """
-    found = _LAYER.search(error.message)
-    if found is not None:
-        k, i = map(int, found.groups())
+    found = _LAYER.findall(error.message)
+    if found:
+        k, i = map(int, found[-1])  # the innermost
         places = [
-            cell.describe(cell.sequence[i])
+            cell.describe(cell.called[i])
             for cell in cells
-            if k in cell.traced_as
+            if k in cell.traced_as and i < len(cell.called)
         ]
         add_note(error, f"In {', or its equal '.join(places)}.")
 

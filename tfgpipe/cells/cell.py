@@ -31,6 +31,8 @@ class Cell(keras.layers.Layer):
         borrowed: For each layer, the variables that it reads and does not list,
             as a function does that has another layer in its closure.
         source: What has the `layers` of the model; None for a cell by itself.
+        called: The layers that were called in it, in order, when the model was
+            traced last: `failures.py` names them.
         traced_as: The indices of the cells, equal to this one, in whose names
             its operations run.
     """
@@ -50,6 +52,7 @@ class Cell(keras.layers.Layer):
         self.sequence = [step.layer for step in steps]
         self.borrowed: list[list[keras.Variable]] = [[] for _ in steps]
         self.source = source
+        self.called: list[keras.layers.Layer] = []
         self.traced_as = {index}
         self._told: set[str] = set()
         self.devices = tuple(devices)

@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.boundary import structure_of
+from tfgpipe.boundary import is_continuous, structure_of
 from tfgpipe.cells.sections import Sections
 from tfgpipe.failures import note_source
 from tfgpipe.graphs import TracedModel, TraceOptions
@@ -44,6 +44,7 @@ class ModelCall:
         home: In which cell a call of a layer is to be, see `Sections`.
         around: A context for the call of a layer, see `Sections`.
         num_cells: How many cells there are.
+        watches_x: Whether gradients with respect to `x` are wanted, too.
     """
 
     call: Callable[[Any, bool], Any]
@@ -57,6 +58,7 @@ class ModelCall:
         [keras.layers.Layer, int], contextlib.AbstractContextManager
     ]
     num_cells: int
+    watches_x: bool = False
 
     @property
     def seeds(self) -> list[keras.Variable]:
@@ -141,6 +143,7 @@ class _Seen:
     moments: Sequence[Any]
     rules: Sequence[Any]
     draws: Any
+    watches_x: bool
 
 
 def _run(model: ModelCall, x: Any, labels: Any) -> _Seen:
@@ -169,6 +172,8 @@ def _run(model: ModelCall, x: Any, labels: Any) -> _Seen:
         internals.noting_losses(model.layers) as added,
         internals.recording_moments(normalizations, scope.record, moments),
     ):
+        if model.watches_x:
+            tape.watch([t for t in tree.flatten(x) if is_continuous(t)])
         y = model.call(x, model.training)
         sections.begin(None, model.num_cells - 1)
         if model.head is not None:
@@ -210,6 +215,7 @@ def _run(model: ModelCall, x: Any, labels: Any) -> _Seen:
             key: None if key in scope.overwritten else count
             for key, count in scope.draws.items()
         },
+        model.watches_x,
     )
 
 

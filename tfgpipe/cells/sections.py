@@ -90,7 +90,7 @@ class Sections:
         self._path: list[str] = []
         self._is_inside_whole = False
         self._calls: collections.Counter[int] = collections.Counter()
-        self._index_in_cell = 0
+        self._index_in_cell = -1
 
     @property
     def current(self) -> int:

@@ -85,6 +85,9 @@ class Tracer:
         again.
         """
         traced = trace_model(call, x, labels, self._options)
+        for k, cell in enumerate(cells):
+            own = [one.layer for one in traced.sections if one.cell == k]
+            cell.called = [layer for layer in own if layer is not None]
         _check_captured(traced)
         _check_operations(traced, cells, recomputes)
         return traced

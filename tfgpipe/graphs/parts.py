@@ -127,7 +127,8 @@ class _Cutting:
         traced, made = self._traced, self._made
         gradients = [tensors([d]) for d in made.dw]
         owners = [self._owner(own) for own in gradients]
-        wanted = [*traced.results, *(t for own in gradients for t in own)]
+        results = [*traced.results, *(d for d in made.dx if d is not None)]
+        wanted = [*results, *(t for own in gradients for t in own)]
         needed = self._needed(wanted)
         for op in self._whole.operations:
             if op.name not in needed:
@@ -136,7 +137,7 @@ class _Cutting:
             self._own[own].add(op.name)
             for tensor in op.inputs:
                 self._take(tensor, own)
-        for tensor in traced.results:
+        for tensor in results:
             self._give(tensor)
         for use, own, owner in zip(traced.uses, gradients, owners):
             if owner is not None:

@@ -25,8 +25,14 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe import internals
+from tfgpipe.boundary import is_continuous
 from tfgpipe.failures import check_interruption
-from tfgpipe.graphs.gradient_sums import Gradient, as_merged, lookups
+from tfgpipe.graphs.gradient_sums import (
+    Gradient,
+    as_merged,
+    as_tensor,
+    lookups,
+)
 from tfgpipe.graphs.trace import CALLS
 
 
@@ -88,6 +94,7 @@ class TracedModel:
         rules: For each, its calls' rules.
         draws: By the id of a seed, how often it is drawn; None for one that
             got another value than the next one.
+        watches_x: Whether gradients with respect to `x` are wanted, too.
     """
 
     graph: Any
@@ -112,6 +119,7 @@ class TracedModel:
     moments: Sequence[Sequence[Any]]
     rules: Sequence[Sequence[Any]]
     draws: Mapping[int, int | None]
+    watches_x: bool
 
     def section_of(self, place: int) -> Any:
         """The section that made an operation of the forward pass."""
@@ -145,6 +153,7 @@ class Differentiated:
             where there is none.
         dlosses: Those of the losses, scalars.
         dw: Those of `TracedModel.uses`.
+        dx: Those of `TracedModel.x`, None where there is none.
         places: For each operation by its name, the place in the forward pass to
             which it belongs.
         backward: The names of those of the backward pass.
@@ -154,6 +163,7 @@ class Differentiated:
     dy: Sequence[Any]
     dlosses: Sequence[Any]
     dw: Sequence[Gradient]
+    dx: Sequence[Any]
     places: Mapping[str, int]
     backward: set[str]
 
@@ -165,6 +175,7 @@ def without_gradients(traced: TracedModel) -> Differentiated:
         [None] * len(traced.handed_out),
         [None] * len(traced.losses),
         [Gradient()] * len(traced.uses),
+        [None] * len(traced.x),
         {op.name: i for i, op in enumerate(traced.operations)},
         set(),
     )
@@ -186,22 +197,27 @@ def differentiate(
         dlosses = _placeholders(traced.losses, has_losses)
         given = zip([*traced.handed_out, *traced.losses], [*dy, *dlosses])
         pairs = [(t, d) for t, d in given if d is not None]
-        found: list[Any] = [None] * len(traced.uses)
+        sources = [use.tensor for use in traced.uses]
+        x = [t if traced.watches_x else None for t in traced.x]
+        sources += [t for t in x if is_continuous(t)]
+        found: list[Any] = [None] * len(sources)
         with internals.noting_gradients(graph) as notes:
             if pairs and found:
                 check_interruption()
                 found = traced.tape.gradient(
-                    [t for t, _ in pairs],
-                    [use.tensor for use in traced.uses],
-                    [d for _, d in pairs],
+                    [t for t, _ in pairs], sources, [d for _, d in pairs]
                 )
+        left = iter(found)
         dw = [
-            _of_lookups(d, use.variable).in_dtype(traced.options.gradient_dtype)
-            for d, use in zip(found, traced.uses)
+            _of_lookups(next(left), use.variable).in_dtype(
+                traced.options.gradient_dtype
+            )
+            for use in traced.uses
         ]
+        dx = [as_tensor(next(left)) if is_continuous(t) else None for t in x]
     _check_gradients(traced)
     places, backward = _placed(traced, notes)
-    return Differentiated(traced, dy, dlosses, dw, places, backward)
+    return Differentiated(traced, dy, dlosses, dw, dx, places, backward)
 
 
 def _placeholders(tensors: Sequence[Any], has: Sequence[bool]) -> list[Any]:

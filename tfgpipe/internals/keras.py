@@ -447,6 +447,11 @@ def attached_to(tensor: Any) -> dict[str, Any]:
     return {name: one for name, one in found.items() if one is not None}
 
 
+def mask_of(attached: Mapping[str, Any]) -> Any:
+    """The mask among what `attached_to` has returned, or None."""
+    return attached.get("_keras_mask")
+
+
 def attach(tensor: Any, attached: Mapping[str, Any]) -> None:
     """Hangs on a tensor of a graph what `attached_to` has returned."""
     for name, one in attached.items():

@@ -18,6 +18,7 @@ needs storage.
 from __future__ import annotations
 
 import collections
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,11 +26,11 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.boundary import Boundary, CellArguments, is_continuous
-from tfgpipe.cells import Cell, CellFunction, LayerCall, Tracer, until_known
+from tfgpipe.boundary import Boundary, is_continuous
+from tfgpipe.cells import Cell, LayerCall, ModelCall, Tracer
 from tfgpipe.costs import behind_identities
 from tfgpipe.devices import placement
-from tfgpipe.graphs import tensors
+from tfgpipe.graphs import by_reference, differentiate, tensors, without_gradients
 from tfgpipe.run import Chain, Clock
 from tfgpipe.schedules import Task
 
@@ -76,75 +77,66 @@ class LoneLayer:
         self._device = device
         self._others = others
         self._tracer = Tracer(jit_compile)
-        cell = Cell(0, [step], [device])
 
-        def make() -> tuple[CellFunction, Any]:
-            # What random numbers a recomputation draws is for `GPipe` to judge.
-            own = CellFunction(
-                cell, True, head, recomputes=False, is_split=True
-            )
-            return own, self._made(own, inputs, structure, labels)
+        def call(x: Any, training: bool) -> Any:
+            return step(Boundary(*x).nest(structure), training)
 
-        function, made = until_known(make)
-        self.weights = function.flat_weights
-        self.state = function.state
-        self.structure = made.traced.findings.output_structure
-        self._backward = made
-        self._tasks = self._tracer.tasks([made], [place.needs_dx])[0]
+        model = ModelCall(
+            call,
+            [step.layer],
+            training=True,
+            head=head,
+            is_split=True,
+            synchronizes=False,
+            home=lambda *_: 0,
+            around=lambda *_: contextlib.nullcontext(),
+            num_cells=1,
+            watches_x=place.needs_dx,
+        )
+        specs = [_specs(own) for own in (inputs, labels)]
+        # What random numbers a recomputation draws is for `GPipe` to judge.
+        cells = [Cell(0, [step], [device])]
+        traced = self._tracer.trace(model, cells, *specs, [False])
+        made = without_gradients(traced)
+        if place.differentiates:
+            has_gradient = [
+                is_continuous(t) and head is None for t in traced.handed_out
+            ]
+            has_losses = [True] * len(traced.losses)
+            made = differentiate(traced, has_gradient, has_losses)
+        self._made = made
+        repeated: list[list[bool]] = [[] for _ in traced.uses]
+        self._tasks = self._tracer.tasks(made, cells, repeated)[0]
+        part = self._tasks.part
+        self.weights = [use.variable for use in part.uses]
+        self.state = [variable for variable, _ in traced.state]
+        self.structure = traced.structure
+        own = {id(v) for v in step.layer.variables}
+        read = {id(v) for v in [*self.weights, *self.state]}
+        self.is_by_itself = read <= own
         self._is_of_weights = any(
-            d.dense is not None or d.slices for d in made.dw
+            d.dense is not None or d.slices for d in part.dw
         )
         self._kinds: list[str] = []
         self._read: set[Any] = set()  # what gradients are computed from
         self._timed = AsWritten(self._run)
         self._outputs = AsWritten(self._forward)
 
-    def _made(
-        self,
-        function: CellFunction,
-        inputs: Boundary,
-        structure: Any,
-        labels: Any,
-    ) -> Any:
-        """The cell's graph, differentiated."""
-        specs = CellArguments(
-            inputs,
-            [[_spec(v) for v in own] for own in function.weights],
-            [_spec(v) for v in function.state],
-            labels,
-        ).specs(_spec)
-        traced = self._tracer.trace([function], structure, [specs], _spec)
-        has_loss = function.head is not None
-        has_gradient = [
-            is_continuous(t) and not has_loss for t in traced[0].outputs.tensors
-        ]
-        return self._tracer.differentiate(
-            traced, [self._place.differentiates], has_gradient
-        )[0]
-
-    @property
-    def is_by_itself(self) -> bool:
-        """Whether the step reads its own variables only."""
-        return not self._backward.traced.origin.function.cell.all_borrowed
-
     @property
     def output_bytes(self) -> int:
         """Of the outputs."""
-        outputs = self._backward.traced.outputs
-        return _bytes([*outputs.tensors, *outputs.masks])
+        return _bytes(self._made.traced.handed_out)
 
     @property
     def kept(self) -> KeptParts:
         """What the backward pass needs of the forward pass."""
         if not self._place.differentiates:
             return KeptParts(0, 0, 0)
-        cut = self._tasks.graph
-        traced = self._backward.traced
+        cut, traced = self._tasks.graph, self._made.traced
         found = {t.ref() for t in map(behind_identities, cut.kept.tensors)}
-        made = {
-            behind_identities(t).ref() for t in tensors(traced.outputs.tensors)
-        }
-        given = {t.ref() for t in tensors(traced.inputs.inputs)}
+        outputs = [t for t in traced.outputs if t is not None]
+        made = {behind_identities(t).ref() for t in outputs}
+        given = {t.ref() for t in tensors(traced.x)}
         return KeptParts(
             _bytes([ref.deref() for ref in given & self._read]),
             _bytes([ref.deref() for ref in found & made]),
@@ -153,14 +145,13 @@ class LoneLayer:
 
     def outputs(self, values: LayerValues) -> Boundary:
         """What the step returns."""
+        traced = self._made.traced
         results = iter(self._outputs(values))
-        flat = [
-            None if t is None else next(results)
-            for own in self._backward.traced.outputs[:2]
-            for t in own
-        ]
-        half = len(flat) // 2
-        return Boundary(flat[:half], flat[half:])
+        flat = [None if t is None else next(results) for t in traced.handed_out]
+        attached = iter(flat[len(traced.outputs) :])
+        found = [{n: next(attached) for n in own} for own in traced.attached]
+        masks = [internals.mask_of(own) for own in found]
+        return Boundary(flat[: len(traced.outputs)], masks)
 
     def seconds(self, values: LayerValues) -> dict[str, list[float]]:
         """Runs all tasks some times: what each took, by its kind."""
@@ -177,7 +168,7 @@ class LoneLayer:
 
     def _ones(self) -> tuple[list[Any], list[Any]]:
         """Gradients of the outputs and of the losses."""
-        made = self._backward
+        made = self._made
 
         def ones(like: Any) -> Any:
             return None if like is None else tf.ones(like.shape, like.dtype)
@@ -185,23 +176,29 @@ class LoneLayer:
         with tf.device(self._device):
             return [*map(ones, made.dy)], [*map(ones, made.dlosses)]
 
-    def _arguments(self, values: LayerValues) -> CellArguments:
+    def _known(self, values: LayerValues) -> tuple[dict[Any, Any], Any]:
+        """Values by tensors of the graph, and the packed weights."""
+        traced = self._made.traced
         weights = [
             tf.cast(value, dtype)
             for value, dtype in zip(values.weights, self._tasks.weight_dtypes)
         ]
-        return CellArguments(
-            self._tracer.led(values.inputs),
-            self._tasks.pack_weights([weights]),
-            values.state,
-            values.labels,
-        )
+        inputs = tf.nest.flatten(self._tracer.led(values.inputs))
+        state = [tensor for _, tensor in traced.state]
+        labels = tf.nest.flatten(values.labels)
+        return {
+            **by_reference(traced.x, inputs),
+            **by_reference(state, values.state),
+            **by_reference(traced.labels, labels),
+        }, self._tasks.pack_weights(weights)
 
     def _forward(self, values: LayerValues) -> list[tf.Tensor]:
         with tf.device(self._device):
-            work = self._tasks.forward(self._arguments(values), keeps=False)
-            output, _ = work()
-        return tensors([output.tensors, output.masks])
+            known, weights = self._known(values)
+            given, _ = self._tasks.forward(known, weights, keeps=False)()
+        known.update(given)
+        handed_out = self._made.traced.handed_out
+        return [known[t.ref()] for t in handed_out if t is not None]
 
     def _run(
         self,
@@ -227,11 +224,13 @@ class LoneLayer:
             return chain.run(task, self._device, [], work)
 
         with tf.device(self._device):
-            arguments = self._arguments(values)
-            inputs = arguments.inputs.tensors
+            known, weights = self._known(values)
+            inputs = tensors(values.inputs)
+            known.update(_given(self._made.dy, dy))
+            known.update(_given(self._made.dlosses, dlosses))
             sums: dict[str, Any] = {}
             for _ in range(_TURNS):
-                self._turn(run, arguments, (dy, dlosses), sums)
+                self._turn(run, (known, weights), sums)
         self._kinds = [task.kind for task, _ in clock.tasks]
         with tf.device("CPU:0"):
             return [tf.stack(clock.times)]
@@ -248,33 +247,44 @@ class LoneLayer:
     def _turn(
         self,
         run: Callable[[str, Any], Any],
-        arguments: CellArguments,
-        gradients: tuple[list[Any], list[Any]],
+        given: tuple[dict[Any, Any], Any],
         sums: dict[str, Any],
     ) -> None:
         """Each task once."""
         tasks = self._tasks
-        _, kept = run("forward", tasks.forward(arguments, keeps=False))
+        _, kept = run("forward", tasks.forward(*given, keeps=False))
         if not self._place.differentiates:
             return
+        facts = tasks.facts(True, self._place.needs_dx)
         if tasks.graph.can_be_split:
-            _, again = run("recompute", tasks.forward(arguments, keeps=True))
-            if tasks.facts(True).recomputes:
-                again = run("recompute_last", tasks.recompute(arguments, kept))
+            _, again = run("recompute", tasks.forward(*given, keeps=True))
+            if facts.recomputes:
+                again = run("recompute_last", tasks.recompute(*given, kept))
             kept = kept if again is None else again
-        given = arguments, kept, *gradients
         if not (self._place.needs_dx or self._is_of_weights):
             return
-        run("backward_first", tasks.backward(*given, None, 0))
-        work = tasks.backward(*given, sums.get("backward"), 0)
+        run("backward_first", tasks.backward(*given, kept, None, 0))
+        work = tasks.backward(*given, kept, sums.get("backward"), 0)
         _, sums["backward"] = run("backward", work)
-        if not tasks.facts(True).has_halves:
+        if not facts.has_halves:
             return
-        _, kept = run("input_gradient", tasks.input_gradient(*given))
+        _, kept = run("input_gradient", tasks.input_gradient(*given, kept))
         if self._is_of_weights:
-            given = arguments, kept, *gradients
-            work = tasks.weight_gradient(*given, sums.get("halves"), 0)
+            work = tasks.weight_gradient(*given, kept, sums.get("halves"), 0)
             sums["halves"] = run("weight_gradient", work)
+
+
+def _given(keys: Sequence[Any], values: Sequence[Any]) -> dict[Any, Any]:
+    pairs = zip(keys, values)
+    return {key.ref(): value for key, value in pairs if key is not None}
+
+
+def _specs(nest: Any) -> Any:
+    """Shapes and dtypes; of a boundary as a list of lists."""
+    found = [*nest] if isinstance(nest, Boundary) else nest
+    return tf.nest.map_structure(
+        lambda t: None if t is None else _spec(t), found
+    )
 
 
 def _spec(like: Any) -> tf.TensorSpec:
