@@ -175,7 +175,7 @@ def _run(model: ModelCall, x: Any, labels: Any) -> _Seen:
         if model.watches_x:
             tape.watch([t for t in tree.flatten(x) if is_continuous(t)])
         y = model.call(x, model.training)
-        sections.begin(None, model.num_cells - 1)
+        sections.begin(model.num_cells - 1)
         if model.head is not None:
             sums, counts = model.head(y, labels, True)
         own = [_checked(loss, x, model) for loss in added(scope.losses)]

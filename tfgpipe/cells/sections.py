@@ -32,28 +32,32 @@ class Section(NamedTuple):
     """A call of a layer, up to the next call.
 
     Attributes:
-        layer: The layer; None for what is before all layers.
-        path: The names of the layers around it, and its own.
+        around: The layers that are being called, the innermost at last; none
+            before all calls and behind them.
         call: Which call of that layer it is: 0, 1, ...
         start: How many operations the graph had before it.
         cell: In which cell it is.
     """
 
-    layer: keras.layers.Layer | None
-    path: tuple[str, ...]
+    around: tuple[keras.layers.Layer, ...]
     call: int
     start: int
     cell: int
 
     @property
+    def layer(self) -> keras.layers.Layer | None:
+        """The layer that is called; None where there is none."""
+        return self.around[-1] if self.around else None
+
+    @property
     def name(self) -> str:
-        """What to call it."""
-        return "/".join(self.path) if self.path else "the model"
+        """What to call it: the names of the layers around it, and its own."""
+        return "/".join(layer.name for layer in self.around) or "the model"
 
     @property
     def words(self) -> str:
         """What to call it in a sentence."""
-        return f"layer '{self.name}'" if self.path else self.name
+        return f"layer '{self.name}'" if self.around else self.name
 
 
 def is_whole(layer: keras.layers.Layer) -> bool:
@@ -83,11 +87,11 @@ class Sections:
             [keras.layers.Layer, int], contextlib.AbstractContextManager
         ],
     ):
-        self.found = [Section(None, (), 0, 0, 0)]
+        self.found = [Section((), 0, 0, 0)]
         self._home = home
         self._around = around
         self._graph = internals.current_graph()
-        self._path: list[str] = []
+        self._around_call: list[keras.layers.Layer] = []
         self._is_inside_whole = False
         self._calls: collections.Counter[int] = collections.Counter()
         self._index_in_cell = -1
@@ -97,10 +101,11 @@ class Sections:
         """The section of what is made now."""
         return len(self.found) - 1
 
-    def begin(self, layer: Any, cell: int | None) -> None:
+    def begin(self, cell: int | None = None) -> None:
         """What is made from now on is a section, in this cell or a later one."""
-        call = 0
-        if layer is not None:
+        around, call = tuple(self._around_call), 0
+        if around:
+            layer = around[-1]
             call = self._calls[id(layer)]
             self._calls[id(layer)] += 1
             cell = self._home(layer, call)
@@ -110,8 +115,7 @@ class Sections:
             self._index_in_cell + 1 if cell == last.cell else 0
         )
         place = self._graph.num_operations()
-        section = Section(layer, tuple(self._path), call, place, cell)
-        self.found.append(section)
+        self.found.append(Section(around, call, place, cell))
 
     def noting(self) -> contextlib.AbstractContextManager[None]:
         """Inside, the calls of layers begin sections."""
@@ -122,8 +126,8 @@ class Sections:
         if is_outside or self._is_inside_whole:
             return run()
         check_interruption()
-        self._path.append(layer.name)
-        self.begin(layer, None)
+        self._around_call.append(layer)
+        self.begin()
         cell = self.found[-1].cell
         # `failures.py` finds the scope in errors at run time.
         scope = f"cell_{cell}/layer_{self._index_in_cell}"
@@ -136,4 +140,4 @@ class Sections:
             ):
                 return run()
         finally:
-            self._path.pop()
+            self._around_call.pop()

@@ -19,7 +19,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -34,6 +34,9 @@ from tfgpipe.graphs.gradient_sums import (
     lookups,
 )
 from tfgpipe.graphs.trace import CALLS
+
+
+_SIZES = {"Rank", "Shape", "ShapeN", "Size"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +128,34 @@ class TracedModel:
         """The section that made an operation of the forward pass."""
         starts = [section.start for section in self.sections]
         return self.sections[max(0, bisect.bisect_right(starts, place) - 1)]
+
+    def varying(self) -> Callable[[tf.Tensor], bool]:
+        """Tells whether a tensor follows from what micro-batches differ in.
+
+        That is their rows, and what is assigned; not the sizes of rows.
+        """
+        assigned = {id(variable) for variable, _ in self.new_state}
+        given = [*self.x, *self.labels]
+        given += [t for v, t in self.state if id(v) in assigned]
+        known = {t.op.name: True for t in given if t is not None}
+
+        def varies(tensor: tf.Tensor) -> bool:
+            waiting = [tensor.op]
+            while waiting:
+                op = waiting[-1]
+                before = [t.op for t in op.inputs if t.op.name not in known]
+                if op.name in known or op.type in _SIZES or not before:
+                    waiting.pop()
+                    known.setdefault(
+                        op.name,
+                        op.type not in _SIZES
+                        and any(known[t.op.name] for t in op.inputs),
+                    )
+                else:
+                    waiting += before
+            return known[tensor.op.name]
+
+        return varies
 
     @property
     def handed_out(self) -> list[Any]:

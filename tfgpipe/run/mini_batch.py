@@ -11,7 +11,12 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.cells import Cell, CellFunction, CellTasks, ModelCall, Tracer
 from tfgpipe.devices import Replicas, names
-from tfgpipe.graphs import TracedModel, differentiate, without_gradients
+from tfgpipe.graphs import (
+    Differentiated,
+    TracedModel,
+    differentiate,
+    without_gradients,
+)
 from tfgpipe.micro_batches import MicroBatches
 from tfgpipe.schedules import Program, Remat, Schedule, lower
 from tfgpipe.state import is_synchronized, weighted_mean
@@ -163,21 +168,34 @@ class MiniBatch:
             made = differentiate(
                 self.traced, has_gradient, [*of_head, *has_losses]
             )
-        return self._tracer.tasks(made, self.cells, self._repeated())
+        return self._tracer.tasks(made, self.cells, self._repeated(made))
 
-    def _repeated(self) -> list[list[bool]]:
-        """For each use of a weight, what a trial has found of its lookups."""
-        known: dict[tuple[int, int], list[bool]] = {
-            (id(step.layer), key): found
-            for cell in self.cells
-            for step in cell.calls
-            for key, found in step.repeated.items()
-        }
-        layers = [section.layer for section in self.traced.sections]
-        return [
-            known.get((id(layers[use.section]), id(use.variable)), [])
-            for use in self.traced.uses
-        ]
+    def _repeated(self, made: Differentiated) -> list[list[bool]]:
+        """For each use of a weight, which of its lookups a trial found repeated.
+
+        Those of which the indices follow from the rows are not.
+        """
+        uses, sections = self.traced.uses, self.traced.sections
+        found: list[list[bool]] = [[] for _ in uses]
+        varies = self.traced.varying()
+        for step in (step for cell in self.cells for step in cell.calls):
+            for key, flags in step.repeated.items():
+                own = [
+                    (i, [varies(d.indices) for d in made.dw[i].slices.values()])
+                    for i, use in enumerate(uses)
+                    if id(use.variable) == key
+                    and step.layer in sections[use.section].around
+                ]
+                left = list(flags)
+                for is_own in [is_own for _, many in own for is_own in many]:
+                    if is_own and False in left:
+                        left.remove(False)
+                for i, many in reversed(own):
+                    found[i] = [
+                        not is_own and bool(left) and left.pop(0)
+                        for is_own in many
+                    ]
+        return found
 
     def program(
         self,
