@@ -7,6 +7,7 @@ graph, then its backward pass, then the functions of its tasks, `CellTasks`.
 from tfgpipe.cells.cell import CallOutput, Cell, LayerCall, LiveCall, LiveInput
 from tfgpipe.cells.function import CellFunction, until_known
 from tfgpipe.cells.model_trace import ModelCall, as_number
+from tfgpipe.cells.outline import Outline, outline
 from tfgpipe.cells.tasks import CellTasks, TaskCall
 from tfgpipe.cells.tracer import Tracer
 
@@ -19,8 +20,10 @@ __all__ = [
     "LiveCall",
     "LiveInput",
     "ModelCall",
+    "Outline",
     "TaskCall",
     "Tracer",
     "as_number",
+    "outline",
     "until_known",
 ]

@@ -285,7 +285,9 @@ class LiveCall(LayerCall):
             for leaf in tree.flatten((args, kwargs))
             if isinstance(leaf, keras.Variable)
         ]
-        super().__init__(operation if is_layer else _stand_in(operation, read))
+        super().__init__(
+            operation if is_layer else stand_in(operation.name, read)
+        )
         self.graph: Any = None
         self.autocast: str | None = None
         self.operation = operation
@@ -379,11 +381,11 @@ class _StandIn(keras.layers.Layer):
     """A layer for all that is noted by layers."""
 
 
-def _stand_in(
-    operation: keras.Operation, variables: list[keras.Variable]
+def stand_in(
+    name: str, variables: list[keras.Variable]
 ) -> keras.layers.Layer:
     """What stands for an operation, with what it reads."""
-    layer = _StandIn(name=operation.name)
+    layer = _StandIn(name=name.replace("/", "_"))
     layer.read = variables
     layer.built = True
     return layer

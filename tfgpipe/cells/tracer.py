@@ -160,11 +160,10 @@ def _check_operations(
         ValueError: If the recomputation would draw other random numbers, or
             replicas the same ones.
     """
-    all_kinds = stateful_kinds(traced.operations)
-    if not all_kinds:
+    if not stateful_kinds(traced.operations):
         return
+    # The last one is the head: losses and metrics may check what they get.
     ends = [section.start for section in traced.sections[1:]]
-    ends.append(len(traced.operations))
     for section, end in zip(traced.sections, ends):
         found = stateful_kinds(traced.operations[section.start : end])
         if not found:

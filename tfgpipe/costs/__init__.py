@@ -2,7 +2,7 @@
 
 from tfgpipe.costs import cost
 from tfgpipe.costs.cost import layer_key
-from tfgpipe.costs.flops import behind_identities
+from tfgpipe.costs.flops import behind_identities, operation_flops
 from tfgpipe.costs.gradient_path import GradientPaths
 from tfgpipe.costs.layer_size import (
     LayerSize,
@@ -25,6 +25,7 @@ __all__ = [
     "layer_key",
     "layer_sizes",
     "num_params",
+    "operation_flops",
     "slot_bytes_of",
     "weight_sizes",
     "with_weights",

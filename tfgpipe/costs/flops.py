@@ -102,7 +102,7 @@ def graph_flops(graph: Any) -> float:
     >>> graph_flops(product.get_concrete_function().graph)
     60.0
     """
-    return sum(map(_operation_flops, _needed(graph.outputs)), start=0.0)
+    return sum(map(operation_flops, _needed(graph.outputs)), start=0.0)
 
 
 def _needed(outputs: Iterable[tf.Tensor]) -> list[tf.Operation]:
@@ -118,7 +118,8 @@ def _needed(outputs: Iterable[tf.Tensor]) -> list[tf.Operation]:
     return list(found)
 
 
-def _operation_flops(op: tf.Operation) -> float:
+def operation_flops(op: tf.Operation) -> float:
+    """Counts those of one operation; unknown dimensions count as 1."""
     if op.type in _LOOPS:
         return _loop_flops(op)
     attributes = op.node_def.attr

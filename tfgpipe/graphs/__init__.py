@@ -2,7 +2,12 @@
 
 from tfgpipe.graphs import gradient_sums
 from tfgpipe.graphs.bundle import by_reference, tensors
-from tfgpipe.graphs.cut import CHEAP, StagedFunction, sum_over_replicas
+from tfgpipe.graphs.cut import (
+    CHEAP,
+    StagedFunction,
+    follows,
+    sum_over_replicas,
+)
 from tfgpipe.graphs.gradient_sums import (
     Gradient,
     GradientSums,
@@ -42,6 +47,7 @@ __all__ = [
     "as_tensor",
     "by_reference",
     "differentiate",
+    "follows",
     "gradient_sums",
     "lookups",
     "only_cast",

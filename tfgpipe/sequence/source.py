@@ -12,8 +12,9 @@ from tfgpipe import internals
 from tfgpipe.cells import LiveCall
 from tfgpipe.sequence.layer_list import LayerList, is_pair
 from tfgpipe.sequence.model_graph import ModelGraph
+from tfgpipe.sequence.whole_model import WholeModel
 
-Source: TypeAlias = LayerList | ModelGraph
+Source: TypeAlias = LayerList | ModelGraph | WholeModel
 
 
 def source_of(layers: Any) -> Source:
@@ -25,6 +26,8 @@ def source_of(layers: Any) -> Source:
         ValueError: If it is a model that cannot be taken apart.
     """
     if isinstance(layers, keras.Model):
+        if _has_own_call(layers):
+            return WholeModel(layers)
         _check_model(layers)
         if isinstance(layers, keras.Sequential):
             return LayerList(_items(layers), [layers])
@@ -84,16 +87,17 @@ def _overridden(model: keras.Model) -> list[str]:
     ]
 
 
+def _has_own_call(model: keras.Model) -> bool:
+    """Whether a model's own code says what it computes."""
+    if isinstance(model, keras.Sequential):
+        return not internals.runs_its_layers(model)
+    return not internals.is_functional(model)
+
+
 def _check_model(model: keras.Model) -> None:
     """Refuses a model whose class does more than its layers."""
     cls = type(model)
-    is_list = isinstance(model, keras.Sequential)
-    has_own_call = (
-        not internals.runs_its_layers(model)
-        if is_list
-        else not internals.is_functional(model)
-    )
-    if has_own_call:
+    if _has_own_call(model):
         is_own = model.activity_regularizer is None
         what = "a `call`" if is_own else "an `activity_regularizer`"
         raise ValueError(
