@@ -40,7 +40,7 @@ from tfgpipe.micro_batches import as_specs, batch_dimension, check_rows
 from tfgpipe.model.build import Built
 from tfgpipe.model.hooks import Hooks, base
 from tfgpipe.model.nonfinite import Guard
-from tfgpipe.model.run_eagerly import run_layers_eagerly
+from tfgpipe.model.run_eagerly import run_eagerly
 from tfgpipe.run import MiniBatch, Pipeline
 from tfgpipe.sequence import inputs
 from tfgpipe.trial import Trial
@@ -446,7 +446,7 @@ class Steps(Hooks):
         self.note_data(data)
         batch, _ = self._unpack(data, with_loss=kind != "predict")
         if self.run_eagerly or tf.config.functions_run_eagerly():
-            self._run_layers_eagerly(kind, batch)
+            self._run_eagerly(kind, batch)
         known = self._notes.functions.setdefault(kind, {})
         trained = tuple(v.trainable for v in self.variables)
         if trained not in known:
@@ -459,7 +459,7 @@ class Steps(Hooks):
         with self.nothing_eager():
             return known[trained](data)
 
-    def _run_layers_eagerly(
+    def _run_eagerly(
         self, kind: str, batch: tuple[Any, Any, Any]
     ) -> None:
         """Has Python run what a step will run."""
@@ -479,8 +479,15 @@ class Steps(Hooks):
         x = built.as_taken(given)
         count = built.num_micro_batches * built.num_replicas
         with inputs.explaining_sizes(x, built.input_spec):
-            run_layers_eagerly(
-                built.cells, x, labels, count, training, head, of_all_rows
+            run_eagerly(
+                built.source,
+                built.cells[-1].device,
+                x,
+                labels,
+                count,
+                training,
+                head,
+                of_all_rows,
             )
 
     @contextlib.contextmanager
