@@ -143,6 +143,8 @@ class ModelGraph:
         output = tree.map_structure(
             lambda t: keras.KerasTensor(t.shape, t.dtype), self._outputs()
         )
+        if isinstance(output, (list, tuple)) and len(output) == 1:
+            (output,) = output  # as the model returns it
         return output, costs
 
     def _outputs(self) -> Any:
