@@ -1,5 +1,6 @@
 """Pictures of a step."""
 
+import itertools
 import re
 
 import pytest
@@ -75,7 +76,7 @@ def test_subtitle_is_whole_and_within_the_picture(word, count):
     renderer = picture.canvas.get_renderer()
     boxes = [text.get_window_extent(renderer) for text in (title, *lines)]
     assert max(box.x1 for box in boxes) < picture.bbox.x1
-    for above, below in zip(boxes, boxes[1:]):
+    for above, below in itertools.pairwise(boxes):
         assert below.y1 < above.y0
     assert picture.axes[0].bbox.y1 + 20 < boxes[-1].y0  # room for the mark
 
