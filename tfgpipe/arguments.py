@@ -47,6 +47,8 @@ class Arguments:
         grid: Full names of devices, grid[r][k] that of cell k in replica r.
         devices: Full names of devices, as a `Program` numbers them.
         num_replicas: R.
+        has_only_device: Whether one device is all there is, and nobody asked
+            for just one.
 
     Raises:
         ValueError: With all that is wrong.
@@ -91,6 +93,7 @@ class Arguments:
         )
         self._named_devices = device_list.names
         self._problems += device_list.problems
+        self.has_only_device = device_list.is_only
         self.num_micro_batches = 1 if m is None else m
         self.num_partitions = device_list.num_partitions
         is_known = k is not None or num_partitions is None

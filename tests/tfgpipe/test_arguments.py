@@ -113,6 +113,7 @@ BAD_ARGUMENTS = {
             "`num_partitions` must be at most the number of devices.",
             "num_partitions=9",
             "/device:CPU:7",
+            "TensorFlow sees 0 TPUs, 0 GPUs, 8 CPUs. CUDA_VISIBLE_DEVICES=",
             "tf.config.set_logical_device_configuration",
         ),
     ),

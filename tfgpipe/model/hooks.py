@@ -26,7 +26,7 @@ from keras import tree
 from tfgpipe import failures, internals
 from tfgpipe.arguments import Arguments
 from tfgpipe.cells import Cell
-from tfgpipe.devices import Storage, place_variables, placement
+from tfgpipe.devices import Storage, names, place_variables, placement
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.failures import explained, interruptible
 from tfgpipe.generation import GroupedGeneration, install
@@ -318,6 +318,7 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
         def looked_at(*args: Any) -> Any:
             if not self._notes.is_new:
                 return function(*args)
+            self._check_only_device()
             before = self._seen_in_training()
             result = function(*args)
             self._notes.is_new = False
@@ -326,6 +327,19 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
             return result
 
         return looked_at
+
+    def _check_only_device(self) -> None:
+        """Warns, before anything runs, that no devices work together."""
+        m = self.num_micro_batches
+        if m == 1 or not self._arguments.has_only_device:
+            return
+        failures.warn(
+            f"Nothing is pipelined: {self.devices[0]!r} trains all layers, and "
+            f"{m} micro-batches one after the other. Expected: at least 2 "
+            f"devices, by num_micro_batches={m}. {names.why_no_more()} Pass "
+            "num_partitions=1 if you want that, to save memory; "
+            f"{names.SPLIT_CPU}."
+        )
 
     def _seen_in_training(self) -> Any:
         """How many rows, and in how many steps."""
