@@ -110,7 +110,9 @@ class CellDevices:
                 self.problems.append(
                     "`num_partitions` must be at most the number of devices"
                     f"{_each(chunks)}. Received: num_partitions={k} and the "
-                    f"devices {self.devices}. Ask for fewer cells, or for "
+                    f"devices {self.devices}. Ask for fewer cells, of a file "
+                    "by `tfgpipe.load_model(path, num_partitions="
+                    f"{chunks * found})`, or for "
                     'schedule="interleaved" with a multiple of the devices; '
                     "to try a pipeline without accelerators, split the CPU "
                     "with `tf.config.set_logical_device_configuration` first."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ class Built:
         remat_groups: How many of the `cells` are one of the user's.
         gradient_dtype: Of sums of gradients; None for that of each weight.
         random_state: The random seeds, each once, for files.
+        name: The model's.
     """
 
     source: Any
@@ -52,6 +54,18 @@ class Built:
     remat_groups: int
     gradient_dtype: str | None
     random_state: RandomState
+    name: str
+
+    @functools.cached_property
+    def model(self) -> keras.Model:
+        """The plain model of Keras that has the layers, which a list has not.
+
+        It takes what the first layer takes.
+        """
+        model = self.source.model
+        if model is not None:
+            return model
+        return keras.Model(self.input_spec, self.output_spec, name=self.name)
 
     @property
     def only_compiles(self) -> bool:
@@ -106,17 +120,23 @@ def build(arguments: Arguments, input_spec: Any, name: str) -> Built:
         arguments.remat_groups,
         arguments.gradient_dtype,
         RandomState(name, [*seeds.values()]),
+        name,
     )
 
 
 def _input_tensors(specs: Any) -> Any:
-    """Symbolic inputs at which functional models can begin."""
+    """Symbolic inputs at which functional models can begin.
 
-    def as_input(spec: Any) -> Any:
+    Those in a dict have its names.
+    """
+
+    def as_input(spec: Any, name: str | None = None) -> Any:
         if spec is None:
             return None
-        return keras.Input(batch_shape=spec.shape, dtype=spec.dtype)
+        return keras.Input(batch_shape=spec.shape, dtype=spec.dtype, name=name)
 
+    if isinstance(specs, dict) and not any(map(tree.is_nested, specs.values())):
+        return {name: as_input(spec, name) for name, spec in specs.items()}
     return tree.map_structure(as_input, specs)
 
 
