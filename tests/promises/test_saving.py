@@ -858,6 +858,19 @@ def test_export_of_a_list_that_takes_a_dict_has_its_names(tmp_path):
     assert "name='zip'" in found
 
 
+def test_plain_model_of_a_list_has_a_name_for_each_input():
+    """Whatever the keys are that data came by."""
+    x, _ = data()
+    layer = kl.Lambda(lambda x: sum(x[key] for key in ("a", "b/c", "d")))
+    model = tfgpipe.GPipe([layer, kl.Dense(2, name="a")], 2, 2)
+    found = model.predict({"a": x, "b/c": x, "d": x}, verbose=0)
+    assert len({"a", *model.input_names}) == 4
+    assert "d" in model.input_names
+    with pytest.warns(UserWarning, match="must match the names"):  # Keras's
+        plain = model.model
+    assert_same([plain({"a": x, "b/c": x, "d": x})], [found])
+
+
 # ------------------------------------------------------------ other machines
 def test_file_of_more_cells_than_devices_says_how_to_load_it(tmp_path):
     path = str(tmp_path / "model.keras")

@@ -100,7 +100,8 @@ def build(arguments: Arguments, input_spec: Any, name: str) -> Built:
     """
     source = arguments.source
     if source.input_spec is None:
-        input_spec = _input_tensors(input_spec)
+        taken = {layer.name for layer in source.layers}
+        input_spec = _input_tensors(input_spec, taken)
     m, r = arguments.num_micro_batches, arguments.num_replicas
     output_spec, estimated = source.infer(input_spec, m * r > 1)
     arguments.check_supported()
@@ -124,10 +125,10 @@ def build(arguments: Arguments, input_spec: Any, name: str) -> Built:
     )
 
 
-def _input_tensors(specs: Any) -> Any:
+def _input_tensors(specs: Any, taken: set[str]) -> Any:
     """Symbolic inputs at which functional models can begin.
 
-    Those in a dict have its names.
+    In a dict they have its names, where layers have not `taken` them.
     """
 
     def as_input(spec: Any, name: str | None = None) -> Any:
@@ -135,9 +136,13 @@ def _input_tensors(specs: Any) -> Any:
             return None
         return keras.Input(batch_shape=spec.shape, dtype=spec.dtype, name=name)
 
-    if isinstance(specs, dict) and not any(map(tree.is_nested, specs.values())):
-        return {name: as_input(spec, name) for name, spec in specs.items()}
-    return tree.map_structure(as_input, specs)
+    if not isinstance(specs, dict) or any(map(tree.is_nested, specs.values())):
+        return tree.map_structure(as_input, specs)
+    names = {key for key in specs if str(key).isidentifier()} - taken
+    return {
+        key: as_input(spec, key if key in names else None)
+        for key, spec in specs.items()
+    }
 
 
 def _cells(arguments: Arguments, costs: Sequence[float]) -> Iterator[Cell]:
