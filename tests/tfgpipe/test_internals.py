@@ -9,12 +9,14 @@ import random
 import threading
 
 import fabricated_tpu
+import h5py
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers as kl
 from keras.src.trainers import trainer
+from keras.src.utils import model_visualization
 from keras_versions import KEEPS_ORDER_OF_WEIGHTS
 from tensorflow.python.ops import control_flow_util, gradients_util
 
@@ -1560,3 +1562,46 @@ def test_settings_of_an_optimizer_are_numbers_truths_and_words():
     assert found["LossScaleOptimizer.initial_scale"] == 4.0
     assert found["SGD.momentum"] == 0.5
     assert not any(name.endswith((".name", "_rate")) for name in found)
+
+
+def test_tracking_is_noted_in_attributes_of_this_name():
+    module = tf.Module()
+    module.held = tf.Module()
+    names = [name for name, value in vars(module).items() if value]
+    assert [n for n in names if n.startswith(internals.OF_TRACKING)]
+    assert "held" in names
+
+
+def test_layers_have_the_first_place_in_a_file(tmp_path):
+    class Holds(internals.LayersFirst):
+        def __init__(self):
+            super().__init__()
+            self.first = kl.Dense(2)
+            self.first.build((None, 2))
+            self.built = True
+
+    Holds().save_weights(tmp_path / "model.weights.h5")
+    with h5py.File(tmp_path / "model.weights.h5") as file:
+        assert len(file["layers/dense/vars"]) == 2
+
+
+def test_shown_model_is_another_model_with_a_name_of_its_own():
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, kl.Dense(3)(inputs), name="model")
+    shown = internals.Shown(model, name="shown")
+    assert isinstance(shown, type(model))
+    assert (shown.name, model.name) == ("shown", "model")
+    assert shown.layers == model.layers
+
+
+def test_model_is_drawn_as_another_one(monkeypatch):
+    for module in (keras.utils, model_visualization):
+        monkeypatch.setattr(module, "model_to_dot", lambda model: model)
+
+    class Own:
+        pass
+
+    internals.draw_as(Own, lambda own: "another")
+    for module in (keras.utils, model_visualization):
+        assert module.model_to_dot(Own()) == "another"
+        assert module.model_to_dot(3) == 3

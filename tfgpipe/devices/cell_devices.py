@@ -125,8 +125,10 @@ class CellDevices:
                     "`num_partitions` must be at most the number of devices"
                     f"{_each(chunks)}. Received: num_partitions={k} and the "
                     f"devices {self.devices}. {why_no_more()} Ask for fewer "
-                    'cells, or for schedule="interleaved" with a multiple of '
-                    f"the devices; {SPLIT_CPU}."
+                    "cells, of a file by `tfgpipe.load_model(path, "
+                    f"num_partitions={chunks * found})`, or for "
+                    'schedule="interleaved" with a multiple of the devices; '
+                    f"{SPLIT_CPU}."
                 )
             self.devices = self.devices[: k // chunks]
         elif k != chunks * found:

@@ -26,6 +26,7 @@ from keras.src.losses import loss as _loss
 from keras.src.models.functional import Functional as _Functional
 from keras.src.ops.node import Node as _Node
 from keras.src.trainers import trainer as _trainer
+from keras.src.utils import model_visualization as _visualization
 
 from tfgpipe.internals.tensorflow import (
     Replaceable,
@@ -1388,3 +1389,48 @@ class BuiltBeforeTracing(keras.Model):
 
     def _get_metrics_result_or_logs(self, logs: Any) -> Any:
         return self.epoch_logs(super()._get_metrics_result_or_logs(logs))
+
+
+class LayersFirst(keras.Model):
+    """A model whose `layers` Keras saves and loads before its attributes.
+
+    As of its own models: a layer has the same place in the files of both.
+    """
+
+    def _obj_type(self) -> str:
+        return "Functional"
+
+
+class Shown:
+    """A functional model, of whose attributes some are those of another.
+
+    For Keras's table and picture of a model, which ask what it is an instance
+    of, and then for what a functional one has.
+    """
+
+    def __init__(self, model: keras.Model, **attributes: Any):
+        vars(self).update(attributes, model=model)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self.model)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["model"], name)
+
+
+def draw_as(cls: type, shown: Callable[[Any], Any]) -> None:
+    """Has Keras draw another model in the place of one of a class.
+
+    `keras.utils.plot_model` and `model_to_dot` draw what `shown` returns for
+    it. They ask for nothing that the class could answer by itself.
+    """
+    original = _visualization.model_to_dot
+
+    @functools.wraps(original)
+    def model_to_dot(model: Any, *args: Any, **kwargs: Any) -> Any:
+        model = shown(model) if isinstance(model, cls) else model
+        return original(model, *args, **kwargs)
+
+    for module in (_visualization, keras.utils):
+        module.model_to_dot = model_to_dot

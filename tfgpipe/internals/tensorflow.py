@@ -38,6 +38,8 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import (
 )
 
 _IS_COMPILED = "_XlaMustCompile"
+# Attributes in which TensorFlow notes what checkpoints have of a thing.
+OF_TRACKING = "_self_"
 
 
 class Replaceable:

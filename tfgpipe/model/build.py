@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ class Built:
         remat_groups: How many of the `cells` are one of the user's.
         gradient_dtype: Of sums of gradients; None for that of each weight.
         random_state: The random seeds, each once, for files.
+        name: The model's.
     """
 
     source: Any
@@ -52,6 +54,18 @@ class Built:
     remat_groups: int
     gradient_dtype: str | None
     random_state: RandomState
+    name: str
+
+    @functools.cached_property
+    def model(self) -> keras.Model:
+        """The plain model of Keras that has the layers, which a list has not.
+
+        It takes what the first layer takes.
+        """
+        model = self.source.model
+        if model is not None:
+            return model
+        return keras.Model(self.input_spec, self.output_spec, name=self.name)
 
     @property
     def only_compiles(self) -> bool:
@@ -86,7 +100,8 @@ def build(arguments: Arguments, input_spec: Any, name: str) -> Built:
     """
     source = arguments.source
     if source.input_spec is None:
-        input_spec = _input_tensors(input_spec)
+        taken = {layer.name for layer in source.layers}
+        input_spec = _input_tensors(input_spec, taken)
     m, r = arguments.num_micro_batches, arguments.num_replicas
     output_spec, estimated = source.infer(input_spec, m * r > 1)
     arguments.check_supported()
@@ -106,18 +121,28 @@ def build(arguments: Arguments, input_spec: Any, name: str) -> Built:
         arguments.remat_groups,
         arguments.gradient_dtype,
         RandomState(name, [*seeds.values()]),
+        name,
     )
 
 
-def _input_tensors(specs: Any) -> Any:
-    """Symbolic inputs at which functional models can begin."""
+def _input_tensors(specs: Any, taken: set[str]) -> Any:
+    """Symbolic inputs at which functional models can begin.
 
-    def as_input(spec: Any) -> Any:
+    In a dict they have its names, where layers have not `taken` them.
+    """
+
+    def as_input(spec: Any, name: str | None = None) -> Any:
         if spec is None:
             return None
-        return keras.Input(batch_shape=spec.shape, dtype=spec.dtype)
+        return keras.Input(batch_shape=spec.shape, dtype=spec.dtype, name=name)
 
-    return tree.map_structure(as_input, specs)
+    if not isinstance(specs, dict) or any(map(tree.is_nested, specs.values())):
+        return tree.map_structure(as_input, specs)
+    names = {key for key in specs if str(key).isidentifier()} - taken
+    return {
+        key: as_input(spec, key if key in names else None)
+        for key, spec in specs.items()
+    }
 
 
 def _cells(arguments: Arguments, costs: Sequence[float]) -> Iterator[Cell]:

@@ -340,9 +340,12 @@ class Saving(Hooks):
 
         The layers are found as `layers`, each once. A layer that failed to
         load would be looked for a second time, with an error that says less.
+        What else the model holds is found where the model has it.
         """
         others = {"sequence", "model"}
-        return [name for name in super().__dir__() if name not in others]
+        found = [name for name in super().__dir__() if name not in others]
+        names = {*dir(self._source.model)} - {*found, *others}
+        return [*found, *(name for name in names if hasattr(self, name))]
 
     def export(
         self,
@@ -381,10 +384,14 @@ class Saving(Hooks):
             spec = self.built_for("export()").input_spec
             if self._source.input_spec is None and not tree.is_nested(spec):
                 # As `keras.Sequential`, whatever data it was built for.
-                spec = keras.KerasTensor(spec.shape, self.input_dtype)
+                spec = keras.KerasTensor(
+                    spec.shape, self.input_dtype, name=spec.name
+                )
             input_signature = [
                 tree.map_structure(
-                    lambda t: keras.InputSpec(shape=t.shape, dtype=t.dtype),
+                    lambda t: keras.InputSpec(
+                        shape=t.shape, dtype=t.dtype, name=t.name
+                    ),
                     spec,
                 )
             ]
