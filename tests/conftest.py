@@ -71,6 +71,8 @@ def _as_it_is(make_iterator):
 tf.data.Dataset.__iter__ = _as_it_is(tf.data.Dataset.__iter__)
 _extract_stack = tf_stack.extract_stack
 _SOME_STACK = _extract_stack()
+# TensorFlow reads its lines once, and not safely where two threads do.
+_SOME_STACK[0]
 # Where in Python each operation of a graph was made is asked for by few tests,
 # and is a twentieth of the time of all: see `stacks`.
 tf_stack.extract_stack = lambda stacklevel=1: _SOME_STACK
