@@ -164,6 +164,93 @@ def test_new_weights_are_those_of_keras(folders):
         np.testing.assert_array_equal(a, b.numpy())
 
 
+HEADS = ["bert", "distil_bert", "vit", "resnet", "roberta"]
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory):
+    """Tasks with a head, as made: compiled, and their optimizers not built."""
+    folder = tmp_path_factory.mktemp("heads")
+    for name in HEADS:
+        getattr(tiny_presets, name)().save_to_preset(folder / name)
+    return folder
+
+
+def plain_and_loaded(cls, folder, **kwargs):
+    """What KerasHub makes of a preset, and what is in the pipeline."""
+    keras.utils.set_random_seed(3)
+    plain = cls.from_preset(str(folder), **kwargs)
+    keras.utils.set_random_seed(3)
+    pipeline = tfgpipe.load_preset(cls, folder, 2, devices=CPUS, **kwargs)
+    assert {w.value.device[-5:] for w in pipeline.weights} == {*CPUS}
+    for a, b in zip(plain.weights, pipeline.model.weights, strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+    return plain, pipeline.model
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_task_with_a_head_is_loaded_as_it_was_saved(heads, name):
+    made = getattr(tiny_presets, name)()
+    plain, loaded = plain_and_loaded(type(made), heads / name)
+    for a, b in zip(made.weights, loaded.weights, strict=True):
+        np.testing.assert_array_equal(a, b.numpy())
+    assert loaded.compiled and not loaded.optimizer.built
+    assert type(loaded.preprocessor) is type(plain.preprocessor)
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"num_classes": 5, "activation": "softmax"},
+        {"preprocessor": None},
+        {"dtype": "bfloat16"},
+        {"load_weights": False},
+        {"compile": False},
+    ],
+    ids=lambda kwargs: next(iter(kwargs)),
+)
+def test_arguments_of_a_task_with_a_head_go_through(heads, kwargs):
+    plain, loaded = plain_and_loaded(
+        models.TextClassifier, heads / "bert", **kwargs
+    )
+    assert loaded.output_shape == plain.output_shape
+    assert loaded.compiled == plain.compiled == ("compile" not in kwargs)
+    assert (loaded.preprocessor is None) == (plain.preprocessor is None)
+    assert loaded.output_dense.activation is plain.output_dense.activation
+
+
+def test_backbone_that_was_there_before_is_loaded(heads):
+    """KerasHub assigns to variables that it has not made."""
+
+    def backbone(**kwargs):
+        return models.BertBackbone.from_preset(str(heads / "bert"), **kwargs)
+
+    plain = models.BertTextClassifier.from_preset(
+        str(heads / "bert"), backbone=backbone(load_weights=False)
+    )
+    pipeline = tfgpipe.load_preset(
+        "BertTextClassifier",
+        heads / "bert",
+        2,
+        devices=CPUS,
+        backbone=backbone(load_weights=False),
+    )
+    for a, b in zip(plain.weights, pipeline.model.weights, strict=True):
+        np.testing.assert_array_equal(a, b.numpy())
+
+
+def test_learning_rate_and_iterations_are_those_of_the_preset(tmp_path):
+    """As in plain Keras, if the saved optimizer had made no step."""
+    task = tiny_presets.bert()
+    task.compile(keras.optimizers.Adam(0.125))
+    task.optimizer.iterations.assign(7)
+    task.save_to_preset(tmp_path / "bert")
+    for model in plain_and_loaded(type(task), tmp_path / "bert"):
+        assert float(model.optimizer.learning_rate) == 0.125
+        assert int(model.optimizer.iterations) == 7
+
+
 def test_loaded_model_takes_adapters(folders):
     pipeline = load(folders / "whole")
     pipeline.model.backbone.enable_lora(2)
