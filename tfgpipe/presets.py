@@ -19,6 +19,7 @@ import difflib
 import glob
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -59,7 +60,8 @@ def load_preset(
 
     Returns:
         The `tfgpipe.GPipe`, whose `model` is the task. Add adapters to it by
-        `pipeline.model.backbone.enable_lora(rank)`, or quantise it.
+        `pipeline.model.backbone.enable_lora(rank)`, or quantise it. It trains
+        as KerasHub has compiled the task, until you `compile` it.
 
     Raises:
         ImportError: If KerasHub is not installed.
@@ -105,7 +107,12 @@ def load_preset(
             raise
 
     if read:
-        with internals.names_kept(), internals.random_state_kept():
+        with (
+            internals.names_kept(),
+            internals.random_state_kept(),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")  # the first run has said all
             try:
                 _run(cls, preset, kwargs, assign)
             finally:

@@ -83,7 +83,7 @@ def test_large_weights_are_sent_by_a_few_rows(
 
     monkeypatch.setattr(placement, "assign_rows", noted)
     pipeline = load(tmp_path / dtype, num_micro_batches=2, dtype=dtype)
-    pipeline.compile(keras.optimizers.SGD(0.0), "mse")
+    pipeline.compile(keras.optimizers.SGD(0.0), "mse", weighted_metrics=None)
     ids = np.ones((2, 4), "int32")
     pipeline.fit(
         {"token_ids": ids, "padding_mask": ids},
@@ -249,6 +249,43 @@ def test_learning_rate_and_iterations_are_those_of_the_preset(tmp_path):
     for model in plain_and_loaded(type(task), tmp_path / "bert"):
         assert float(model.optimizer.learning_rate) == 0.125
         assert int(model.optimizer.iterations) == 7
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+@pytest.mark.filterwarnings("ignore:Skipping nested container")
+def test_preset_in_the_scope_of_deferred_is_refused_with_the_cure(
+    heads, folders, name
+):
+    cls, folder = {
+        "bert": (models.TextClassifier, heads / "bert"),
+        "llama": (models.LlamaCausalLM, folders / "whole"),
+    }[name]
+    kwargs = {"preprocessor": None}
+    words = "(?s)^A model that was made in.*Received: variable.*load_preset"
+    with (
+        pytest.raises(ValueError, match=words) as error,
+        tfgpipe.deferred(),
+    ):
+        cls.from_preset(str(folder), **kwargs)
+    assert "could not be loaded" not in str(error.value)
+    with tfgpipe.deferred():  # there is nothing to load
+        task = cls.from_preset(str(folder), load_weights=False, **kwargs)
+    assert not any(map(internals.is_created, task.trainable_weights))
+
+
+def test_optimizer_of_a_preset_is_passed_over_with_one_warning(tmp_path):
+    """That of a training, as in plain Keras: its slots are not read."""
+    task = tiny_presets.bert()
+    task.optimizer.build(task.trainable_variables)
+    task.save_to_preset(tmp_path / "bert")
+    for load in (type(task).from_preset, load_bert):
+        with pytest.warns(UserWarning, match="Skipping variable") as warned:
+            load(str(tmp_path / "bert"))
+        assert len(warned) == 1
+
+
+def load_bert(folder):
+    return load(folder, "BertTextClassifier")
 
 
 def test_loaded_model_takes_adapters(folders):

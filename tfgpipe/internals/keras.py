@@ -481,6 +481,14 @@ def compiled_metrics(model: keras.Model) -> Any:
     return model._compile_metrics
 
 
+def compile_arguments(model: keras.Model) -> dict[str, Any]:
+    """What a model was compiled with: one dict, until it is compiled again.
+
+    Its optimizer is not yet in a `LossScaleOptimizer`.
+    """
+    return model._compile_config.config
+
+
 def compute_loss(
     model: keras.Model,
     x: Any,
