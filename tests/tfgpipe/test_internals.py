@@ -90,7 +90,9 @@ def test_variables_are_listed_and_assigned_elsewhere():
         layer.bias.assign("anything")
         with keras.StatelessScope() as scope:
             layer.bias.assign(np.ones(3))
-    assert [*map(id, made)] == [*map(id, layer.weights)]
+        optimizer = keras.optimizers.SGD()  # whose variables have values
+    expected = [*layer.weights, *optimizer.variables]
+    assert [*map(id, made)] == [*map(id, expected)]
     assert assigned == [(layer.bias, "anything")]
     assert scope.get_current_value(layer.bias) is not None
     assert not layer.bias.numpy().any()

@@ -56,6 +56,7 @@ _handle = Replaceable(keras.Variable, "handle")
 _allocate = Replaceable(keras.Variable, "_initialize_with_initializer")
 _allocate_later = Replaceable(keras.Variable, "_deferred_initialize")
 _assign = Replaceable(keras.Variable, "assign")
+_make = Replaceable(keras.Variable, "__init__")
 _count_made = itertools.count()
 # By the handle of its storage. Not an attribute of the handle: an attribute
 # that is set on an eager tensor may end the process in a collection of garbage,
@@ -237,19 +238,19 @@ def postponed(
 
 @contextlib.contextmanager
 def made_variables() -> Iterator[list[keras.Variable]]:
-    """Inside, variables are made outside of symbolic calls, and listed.
+    """Inside, variables that are made are listed.
 
     Yields:
         The variables, in order, with storage or without.
     """
     made: list[keras.Variable] = []
-    allocate = _allocate.current
+    make = _make.current
 
-    def noted(variable: Any, initializer: Any) -> None:
+    def noted(variable: Any, *args: Any, **kwargs: Any) -> None:
+        make(variable, *args, **kwargs)
         made.append(variable)
-        allocate(variable, initializer)
 
-    with _allocate.by(noted):
+    with _make.by(noted):
         yield made
 
 
@@ -483,6 +484,14 @@ def compiled_loss(model: keras.Model) -> Any:
 def compiled_metrics(model: keras.Model) -> Any:
     """What `compile(metrics=...)` became, or None."""
     return model._compile_metrics
+
+
+def compile_arguments(model: keras.Model) -> dict[str, Any]:
+    """What a model was compiled with: one dict, until it is compiled again.
+
+    Its optimizer is not yet in a `LossScaleOptimizer`.
+    """
+    return model._compile_config.config
 
 
 def compute_loss(

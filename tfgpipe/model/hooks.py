@@ -34,7 +34,7 @@ from tfgpipe.micro_batches import as_specs, shapes
 from tfgpipe.model.build import build
 from tfgpipe.model.description import Description
 from tfgpipe.model.nonfinite import Skips
-from tfgpipe.sequence import inputs
+from tfgpipe.sequence import inputs, is_task
 from tfgpipe.trial import Trial
 
 
@@ -51,6 +51,8 @@ class _Notes:
         functions: By kind of step, what is called eagerly, see `run_as_graph`.
         optimizer: Whose slots are where the weights are.
         generation: By what the model generates, if it does.
+        compiled_as: What the task of KerasHub was compiled with when the
+            pipeline was compiled as it; None if it was not.
     """
 
     input_spec: Any = None
@@ -65,6 +67,7 @@ class _Notes:
     )
     optimizer: Any = None
     generation: GroupedGeneration | None = None
+    compiled_as: dict[str, Any] | None = None
 
 
 _CURES = {
@@ -377,6 +380,37 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
                 + ". Train on mini-batches of more rows, or pass a smaller "
                 "num_micro_batches."
             )
+
+    def _follows_task(self) -> bool:
+        """Whether it is compiled as the task of KerasHub is, or will be.
+
+        A task is compiled when it is made. Who compiles the pipeline decides.
+        """
+        is_own = self.compiled and self._notes.compiled_as is None
+        task = self._source.model
+        return not is_own and is_task(task) and task.compiled
+
+    def optimizer_to_be(self) -> Any:
+        """Its own optimizer, or that of the task which it follows; or None."""
+        owner = self._source.model if self._follows_task() else self
+        return getattr(owner, "optimizer", None)
+
+    def compile_as_task(self) -> None:
+        """Compiles as the task of KerasHub is, until the user compiles.
+
+        With the task's own optimizer, loss and metrics; anew if the task was
+        compiled since.
+        """
+        if not self._follows_task():
+            return
+        task = self._source.model
+        arguments = internals.compile_arguments(task)
+        if arguments is self._notes.compiled_as:
+            return
+        # XLA compiles cells for who compiles the pipeline so.
+        known = {**arguments, "optimizer": task.optimizer, "jit_compile": False}
+        super().compile(**known, auto_scale_loss=False)
+        self._notes.compiled_as = arguments
 
     def build_optimizer(self) -> None:
         """Creates the optimizer's slots, each where its variable is.
