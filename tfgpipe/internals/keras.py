@@ -443,7 +443,8 @@ def build_losses_and_metrics(
     """Creates the variables of compiled losses and metrics.
 
     An overridden `compute_loss` may do without the compiled loss, of which
-    Keras shows nothing then: whether it does is tried, as Keras tries it.
+    Keras shows nothing then: whether it does is tried, as Keras tries it. And
+    layers that the model holds for it have no weights before they are called.
 
     All but the model are nests of `keras.KerasTensor`s.
     """
@@ -452,15 +453,16 @@ def build_losses_and_metrics(
         _backend.compute_output_spec(
             model.compute_metrics, x, y, y_pred, sample_weight=sample_weight
         )
-    if loss is None or loss.built:
-        return
-    if overrides(model, "compute_loss"):
+    is_new = loss is not None and not loss.built
+    if overrides(model, "compute_loss") and (
+        is_new or not all(layer.built for layer in model._flatten_layers())
+    ):
         with contextlib.suppress(Exception):  # it may need real tensors
             _backend.compute_output_spec(
                 model._compute_loss, x, y, y_pred, sample_weight, training=False
             )
             return
-    if not loss.built:
+    if is_new:
         _backend.compute_output_spec(loss, y, y_pred, sample_weight)
 
 
@@ -1357,6 +1359,17 @@ def num_adapters(model: keras.Model) -> int:
         getattr(layer, "lora_enabled", False) is True
         for layer in flat_layers(model)
     )
+
+
+class HoldingModel(keras.Model):
+    """A model that may hold more than its layers, as a functional model may."""
+
+    def _lock_state(self) -> None:
+        """Called when it is built: what it holds may grow later, too."""
+
+    def _obj_type(self) -> str:
+        """By which files have the layers first, and then what it holds."""
+        return "Functional"
 
 
 class BuiltBeforeTracing(keras.Model):

@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 from keras import tree
 
+from tfgpipe import internals
 from tfgpipe.arguments import Arguments
 from tfgpipe.micro_batches import shapes
 from tfgpipe.model.build import Built
@@ -29,7 +30,7 @@ _FIXED = {*inspect.signature(Arguments.__init__).parameters} - {
 }
 
 
-class Description(keras.Model):
+class Description(internals.HoldingModel):
     """The part of `GPipe` that tells what it is, without running it."""
 
     def __init__(self, arguments: Arguments, **kwargs: Any):
@@ -149,9 +150,13 @@ class Description(keras.Model):
 
     @property
     def layers(self) -> list[keras.layers.Layer]:
-        """The layers, each once; in the order of the `model`, if it has one."""
+        """The layers, each once; in the order of the `model`, if it has one.
+
+        What a subclass holds besides is in its attributes.
+        """
         model = self._source.model
-        return super().layers if model is None else model.layers
+        own = {id(layer): layer for layer in self.sequence}
+        return [*own.values()] if model is None else model.layers
 
     @property
     def output_names(self) -> list[str]:
