@@ -11,6 +11,7 @@ import contextlib
 import functools
 import itertools
 import random
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -1233,6 +1234,17 @@ def own_context_arguments(layer: keras.layers.Layer) -> set[str]:
 def is_keras(thing: Any) -> bool:
     """Whether Keras defines a class or function."""
     return getattr(thing, "__module__", "").startswith("keras.src.")
+
+
+def is_keras_function(thing: Any) -> bool:
+    """Whether it is a function of Keras, and none that wraps one.
+
+    `functools.wraps` gives another function the name and module of Keras's.
+    """
+    if not is_keras(thing):
+        return False
+    module = sys.modules.get(thing.__module__)
+    return getattr(module, getattr(thing, "__name__", ""), None) is thing
 
 
 def names_kept() -> contextlib.AbstractContextManager[None]:
