@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import functools
 import gc
 import inspect
 import pathlib
@@ -9,6 +10,7 @@ import random
 import threading
 
 import fabricated_tpu
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -1048,6 +1050,52 @@ def test_tapes_record_outside_of_functions():
             return tf.constant(tf.executing_eagerly())
 
     assert function()
+
+
+def test_variables_made_outside_of_functions_are_not_theirs():
+    traces, made = [], []
+
+    @tf.function
+    def function():
+        traces.append(1)
+        if not made:
+            with internals.outside_functions():
+                made.append(tf.Variable(2.0))
+        return made[0] + 1
+
+    assert function() == function() == 3
+    assert len(traces) == 1  # TensorFlow looks again what has made some
+
+
+def test_model_that_holds_has_its_layers_first_in_files(tmp_path):
+    class Model(internals.HoldingModel):
+        def __init__(self):
+            super().__init__()
+            self.z_dense = kl.Dense(1)
+
+        @property
+        def layers(self):
+            return [self.z_dense]
+
+        def call(self, x):
+            return self.z_dense(x)
+
+    model = Model()
+    model(np.ones((1, 2)))
+    model.a_dense = model.z_dense  # no error: it is built
+    model.save_weights(tmp_path / "held.weights.h5")
+    with h5py.File(tmp_path / "held.weights.h5") as file:
+        assert "layers" in file
+        assert "a_dense" not in file
+
+
+def test_function_that_wraps_one_of_keras_is_not_keras():
+    plain = keras.losses.mean_squared_error
+    assert internals.is_keras_function(plain)
+    wrapped = functools.wraps(plain)(lambda y, y_pred: plain(y, y_pred))
+    assert internals.is_keras(wrapped)
+    assert not internals.is_keras_function(wrapped)
+    assert not internals.is_keras_function(len)
 
 
 def test_gradients_within_operations_leave_out_other_ways():

@@ -1347,17 +1347,21 @@ def global_seed() -> list[keras.Variable]:
 def first_data(epoch_iterator: Any) -> Any:
     """The first batch of an epoch, where Keras has it at hand; or None.
 
-    Of arrays, and the batch that Keras takes of a generator to see what it
-    yields. Nothing is asked for that would not be asked for anyway.
+    Of arrays, if Python can slice them, and the batch that Keras takes of a
+    generator to see what it yields. Nothing is asked for that would not be
+    asked for anyway.
     """
     adapter: Any = getattr(epoch_iterator, "data_adapter", None)
     arrays = getattr(adapter, "_inputs", None)
     if arrays is None:
         return (getattr(adapter, "_first_batches", None) or [None])[0]
     size = adapter.batch_size
-    return keras.tree.map_structure(
-        lambda a: a[:size] if getattr(a, "shape", ()) else a, arrays
-    )
+    try:
+        return keras.tree.map_structure(
+            lambda a: a[:size] if getattr(a, "shape", ()) else a, arrays
+        )
+    except TypeError:  # of sparse ones
+        return None
 
 
 def element_spec(epoch_iterator: Any) -> Any:

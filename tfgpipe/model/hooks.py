@@ -30,7 +30,7 @@ from tfgpipe.devices import Storage, place_variables, placement
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.failures import explained, interruptible
 from tfgpipe.generation import GroupedGeneration, install
-from tfgpipe.micro_batches import as_specs, shapes
+from tfgpipe.micro_batches import as_specs, is_dense, shapes
 from tfgpipe.model.build import build
 from tfgpipe.model.description import Description
 from tfgpipe.model.nonfinite import Skips
@@ -401,8 +401,10 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
 
     def note_data(self, data: Any) -> None:
         """Keeps the first rows of data, on which layers are tried."""
-        if data is not None and self.num_micro_batches * self.num_replicas > 1:
-            x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        if data is None or self.num_micro_batches * self.num_replicas == 1:
+            return
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        if all(map(is_dense, tree.flatten(x))):  # others are refused
             self._trial.note_data(x, self.cast_inputs)
 
     @property

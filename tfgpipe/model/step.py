@@ -36,7 +36,12 @@ from tfgpipe.loss import (
     streams_loss,
     streams_metrics,
 )
-from tfgpipe.micro_batches import as_specs, batch_dimension, check_rows
+from tfgpipe.micro_batches import (
+    as_specs,
+    batch_dimension,
+    check_dense,
+    check_rows,
+)
 from tfgpipe.model.build import Built
 from tfgpipe.model.hooks import Hooks, base
 from tfgpipe.model.nonfinite import Guard
@@ -151,6 +156,9 @@ class Steps(Hooks):
             t is None or hasattr(t, "shape") for t in leaves
         ):
             x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+            check_dense((x,), "x")
+            check_dense((y,), "y")
+            check_dense((weight,), "sample_weight")
             self.prepare(x, y, weight, with_loss=True)
 
     @base
