@@ -42,7 +42,8 @@ def _with_slots(make_train_function):
 
     def make(self, force=False):
         optimizer = getattr(self, "optimizer", None)
-        is_ready = self.built and not tf.distribute.has_strategy()
+        is_built = all(layer.built for layer in self._flatten_layers())
+        is_ready = is_built and not tf.distribute.has_strategy()
         if is_ready and optimizer is not None and not optimizer.built:
             optimizer.build(self.trainable_variables)
         make_train_function(self, force)

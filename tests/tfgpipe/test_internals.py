@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import functools
 import gc
 import inspect
 import pathlib
@@ -1054,6 +1055,52 @@ def test_tapes_record_outside_of_functions():
     assert function()
 
 
+def test_variables_made_outside_of_functions_are_not_theirs():
+    traces, made = [], []
+
+    @tf.function
+    def function():
+        traces.append(1)
+        if not made:
+            with internals.outside_functions():
+                made.append(tf.Variable(2.0))
+        return made[0] + 1
+
+    assert function() == function() == 3
+    assert len(traces) == 1  # TensorFlow looks again what has made some
+
+
+def test_model_that_holds_has_its_layers_first_in_files(tmp_path):
+    class Model(internals.HoldingModel):
+        def __init__(self):
+            super().__init__()
+            self.z_dense = kl.Dense(1)
+
+        @property
+        def layers(self):
+            return [self.z_dense]
+
+        def call(self, x):
+            return self.z_dense(x)
+
+    model = Model()
+    model(np.ones((1, 2)))
+    model.a_dense = model.z_dense  # no error: it is built
+    model.save_weights(tmp_path / "held.weights.h5")
+    with h5py.File(tmp_path / "held.weights.h5") as file:
+        assert "layers" in file
+        assert "a_dense" not in file
+
+
+def test_function_that_wraps_one_of_keras_is_not_keras():
+    plain = keras.losses.mean_squared_error
+    assert internals.is_keras_function(plain)
+    wrapped = functools.wraps(plain)(lambda y, y_pred: plain(y, y_pred))
+    assert internals.is_keras(wrapped)
+    assert not internals.is_keras_function(wrapped)
+    assert not internals.is_keras_function(len)
+
+
 def test_gradients_within_operations_leave_out_other_ways():
     def slope(names):
         x = tf.constant(3.0)
@@ -1572,19 +1619,6 @@ def test_tracking_is_noted_in_attributes_of_this_name():
     names = [name for name, value in vars(module).items() if value]
     assert [n for n in names if n.startswith(internals.OF_TRACKING)]
     assert "held" in names
-
-
-def test_layers_have_the_first_place_in_a_file(tmp_path):
-    class Holds(internals.LayersFirst):
-        def __init__(self):
-            super().__init__()
-            self.first = kl.Dense(2)
-            self.first.build((None, 2))
-            self.built = True
-
-    Holds().save_weights(tmp_path / "model.weights.h5")
-    with h5py.File(tmp_path / "model.weights.h5") as file:
-        assert len(file["layers/dense/vars"]) == 2
 
 
 def test_shown_model_is_another_model_with_a_name_of_its_own():

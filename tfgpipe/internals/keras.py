@@ -11,6 +11,7 @@ import contextlib
 import functools
 import itertools
 import random
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -449,7 +450,8 @@ def build_losses_and_metrics(
     """Creates the variables of compiled losses and metrics.
 
     An overridden `compute_loss` may do without the compiled loss, of which
-    Keras shows nothing then: whether it does is tried, as Keras tries it.
+    Keras shows nothing then: whether it does is tried, as Keras tries it. And
+    layers that the model holds for it have no weights before they are called.
 
     All but the model are nests of `keras.KerasTensor`s.
     """
@@ -458,15 +460,16 @@ def build_losses_and_metrics(
         _backend.compute_output_spec(
             model.compute_metrics, x, y, y_pred, sample_weight=sample_weight
         )
-    if loss is None or loss.built:
-        return
-    if overrides(model, "compute_loss"):
+    is_new = loss is not None and not loss.built
+    if overrides(model, "compute_loss") and (
+        is_new or not all(layer.built for layer in model._flatten_layers())
+    ):
         with contextlib.suppress(Exception):  # it may need real tensors
             _backend.compute_output_spec(
                 model._compute_loss, x, y, y_pred, sample_weight, training=False
             )
             return
-    if not loss.built:
+    if is_new:
         _backend.compute_output_spec(loss, y, y_pred, sample_weight)
 
 
@@ -1247,6 +1250,17 @@ def is_keras(thing: Any) -> bool:
     return getattr(thing, "__module__", "").startswith("keras.src.")
 
 
+def is_keras_function(thing: Any) -> bool:
+    """Whether it is a function of Keras, and none that wraps one.
+
+    `functools.wraps` gives another function the name and module of Keras's.
+    """
+    if not is_keras(thing):
+        return False
+    module = sys.modules.get(thing.__module__)
+    return getattr(module, getattr(thing, "__name__", ""), None) is thing
+
+
 def names_kept() -> contextlib.AbstractContextManager[None]:
     """Keras names what is made afterwards as if nothing were made inside."""
     key = "object_name_uids"
@@ -1347,17 +1361,21 @@ def global_seed() -> list[keras.Variable]:
 def first_data(epoch_iterator: Any) -> Any:
     """The first batch of an epoch, where Keras has it at hand; or None.
 
-    Of arrays, and the batch that Keras takes of a generator to see what it
-    yields. Nothing is asked for that would not be asked for anyway.
+    Of arrays, if Python can slice them, and the batch that Keras takes of a
+    generator to see what it yields. Nothing is asked for that would not be
+    asked for anyway.
     """
     adapter: Any = getattr(epoch_iterator, "data_adapter", None)
     arrays = getattr(adapter, "_inputs", None)
     if arrays is None:
         return (getattr(adapter, "_first_batches", None) or [None])[0]
     size = adapter.batch_size
-    return keras.tree.map_structure(
-        lambda a: a[:size] if getattr(a, "shape", ()) else a, arrays
-    )
+    try:
+        return keras.tree.map_structure(
+            lambda a: a[:size] if getattr(a, "shape", ()) else a, arrays
+        )
+    except TypeError:  # of sparse ones
+        return None
 
 
 def element_spec(epoch_iterator: Any) -> Any:
@@ -1371,6 +1389,17 @@ def num_adapters(model: keras.Model) -> int:
         getattr(layer, "lora_enabled", False) is True
         for layer in flat_layers(model)
     )
+
+
+class HoldingModel(keras.Model):
+    """A model that may hold more than its layers, as a functional model may."""
+
+    def _lock_state(self) -> None:
+        """Called when it is built: what it holds may grow later, too."""
+
+    def _obj_type(self) -> str:
+        """By which files have the layers first, and then what it holds."""
+        return "Functional"
 
 
 class BuiltBeforeTracing(keras.Model):
@@ -1398,16 +1427,6 @@ class BuiltBeforeTracing(keras.Model):
 
     def _get_metrics_result_or_logs(self, logs: Any) -> Any:
         return self.epoch_logs(super()._get_metrics_result_or_logs(logs))
-
-
-class LayersFirst(keras.Model):
-    """A model whose `layers` Keras saves and loads before its attributes.
-
-    As of its own models: a layer has the same place in the files of both.
-    """
-
-    def _obj_type(self) -> str:
-        return "Functional"
 
 
 class Shown:

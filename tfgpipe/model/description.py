@@ -41,7 +41,7 @@ def _holds_layers(value: Any, model: keras.Model) -> bool:
     )
 
 
-class Description(internals.LayersFirst):
+class Description(internals.HoldingModel):
     """The part of `GPipe` that tells what it is, without running it."""
 
     def __init__(self, arguments: Arguments, **kwargs: Any):
@@ -207,9 +207,13 @@ class Description(internals.LayersFirst):
 
     @property
     def layers(self) -> list[keras.layers.Layer]:
-        """The layers, each once; in the order of the `model`, if it has one."""
+        """The layers, each once; in the order of the `model`, if it has one.
+
+        What a subclass holds besides is in its attributes.
+        """
         model = self._source.model
-        return super().layers if model is None else model.layers
+        own = {id(layer): layer for layer in self.sequence}
+        return [*own.values()] if model is None else model.layers
 
     @property
     def output_names(self) -> list[str]:

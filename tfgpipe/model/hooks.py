@@ -30,7 +30,7 @@ from tfgpipe.devices import Storage, names, place_variables, placement
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.failures import explained, interruptible
 from tfgpipe.generation import GroupedGeneration, install
-from tfgpipe.micro_batches import as_specs, shapes
+from tfgpipe.micro_batches import as_specs, is_dense, shapes
 from tfgpipe.model.build import build
 from tfgpipe.model.description import Description
 from tfgpipe.model.nonfinite import Skips
@@ -271,13 +271,16 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
             self._place_new()
 
     def _place_new(self) -> None:
-        """Places the weights that `enable_lora` or `quantize` have added."""
+        """Places what has come since: by `enable_lora`, or held by the model.
+
+        That of layers goes to their devices, and what has storage stays.
+        """
         storage = self._notes.storage
-        if storage is not None and any(
-            id(variable) not in storage.known
-            for layer in self.sequence
-            for variable in layer.variables
-        ):
+        if storage is None:
+            return
+        own = [v for layer in self.sequence for v in layer.variables]
+        is_new = any(id(variable) not in storage.known for variable in own)
+        if is_new or not all(map(internals.is_created, self.variables)):
             self.place()
 
     def _check_scope(self) -> None:
@@ -302,8 +305,6 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
                 self.build_for_spec(inputs.data_spec(x, self.input_dtype))
             if not with_loss:
                 return
-            self._place_new()  # an optimizer knows where they are
-            self.build_optimizer()
             built = self.built_for("a step")
             with tf.device(built.cells[-1].device):
                 internals.build_losses_and_metrics(
@@ -313,6 +314,9 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
                     built.output_spec,
                     as_specs(sample_weight),
                 )
+            self._place_new()  # an optimizer knows where they are
+            if all(layer.built for layer in internals.flat_layers(self)):
+                self.build_optimizer()  # else when the loss has called them
 
     def _overlapping(self, function: Callable) -> Callable:
         """A training function whose first mini-batch is looked at."""
@@ -445,20 +449,11 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
 
     def note_data(self, data: Any) -> None:
         """Keeps the first rows of data, on which layers are tried."""
-        if data is not None and self.num_micro_batches * self.num_replicas > 1:
-            x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        if data is None or self.num_micro_batches * self.num_replicas == 1:
+            return
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        if all(map(is_dense, tree.flatten(x))):  # others are refused
             self._trial.note_data(x, self.cast_inputs)
-
-    def build_for(self, data: Any) -> None:
-        """Creates all variables before Keras traces a step.
-
-        A step that creates some would be traced twice. `data` is what the step
-        will get, with `tf.TensorSpec`s for tensors.
-        """
-        leaves = tree.flatten(data)
-        if all(t is None or hasattr(t, "shape") for t in leaves):
-            x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
-            self.prepare(x, y, weight, with_loss=True)
 
     @property
     def jit_compile(self) -> bool:
