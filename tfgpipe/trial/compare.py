@@ -25,6 +25,10 @@ from tfgpipe.trial.rows import NONE, row_axis
 
 _ONE = "pass num_micro_batches=1"
 
+_REGULARIZER = (
+    "Keras divides what an `activity_regularizer` returns, which must be a sum"
+)
+
 # Of the largest number, by bytes.
 _ROUNDING = {1: 1e-1, 2: 3e-2, 4: 2e-4, 8: 1e-8}
 
@@ -151,16 +155,22 @@ def of_losses(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
         apart = distance(loss, by_rows(own, parts), **most)
         if not apart:
             continue
-        is_sum = not distance(loss, tf.add_n(own), **most)
-        what, wrong = (
-            ("a sum", "comes out that many times too small")
-            if is_sum
-            else ("what is no mean", f"is not the mini-batch's{_by(apart)}")
-        )
+        means = [n * part.num_rows for n, part in zip(own, parts)]
+        if not distance(loss, tf.add_n(own), **most):
+            what = "a sum over rows"
+            wrong = "comes out that many times too small"
+            cure = "Divide it by their number"
+        elif not distance(loss * whole.num_rows, by_rows(means, parts), **most):
+            what = "a mean over rows that is divided by their number once more"
+            wrong = "comes out that many times too large"
+            cure = f"Divide it once: {_REGULARIZER}"
+        else:
+            what = "what is no mean over rows"
+            wrong = f"is not the mini-batch's{_by(apart)}"
+            cure = f"Give a mean over rows: {_REGULARIZER}"
         yield (
-            f"gives `add_loss` {what} over rows. With several micro-batches it "
-            f"must be a mean, or it {wrong}. Divide it by their number, or "
-            f"{_ONE}."
+            f"gives `add_loss` {what}. With several micro-batches it must be a "
+            f"mean, or it {wrong}. {cure}; or {_ONE}."
         )
 
 

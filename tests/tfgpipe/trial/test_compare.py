@@ -5,6 +5,8 @@ import pytest
 import tensorflow as tf
 from trial_fuzz import said_of
 
+import tfgpipe
+
 ops = keras.ops
 DTYPES = ("bfloat16", "mixed_bfloat16", "float16", "float32", "float64")
 
@@ -123,3 +125,89 @@ def test_gradients_that_mix_rows_are_found_in_each_dtype(name, use, dtype):
     assert len(found) == 1
     assert "has a gradient with respect to" in found[0]
     assert ("'bias'" in found[0]) == (use == "bias")
+
+
+class Regularised(keras.layers.Dense):
+    """A dense layer of a user's, which is tried."""
+
+
+REGULARIZERS = {
+    "sum": lambda y: ops.sum(ops.square(y)),
+    "mean": lambda y: ops.mean(ops.square(y)),
+    "mean of sums": lambda y: ops.sum(ops.mean(ops.square(y), axis=0)),
+    "largest": lambda y: ops.max(y),
+}
+
+
+def of_regularizer(name):
+    regularizer = REGULARIZERS[name]
+    return said(Regularised(4, activity_regularizer=regularizer), 3)
+
+
+def test_activity_regularizer_that_is_a_sum_is_right(dtype):
+    """Keras divides it by the number of rows."""
+    assert not of_regularizer("sum")
+
+
+@pytest.mark.parametrize("name", ["mean", "mean of sums"])
+def test_activity_regularizer_that_is_a_mean_already_is_told(name, dtype):
+    (message,) = of_regularizer(name)
+    assert message.startswith(
+        "Layer 'regularised' gives `add_loss` a mean over rows that is divided "
+        "by their number once more. With several micro-batches it must be a "
+        "mean, or it comes out that many times too large. Divide it once: "
+        "Keras divides what an `activity_regularizer` returns, which must be a "
+        "sum; or pass num_micro_batches=1."
+    )
+
+
+def test_activity_regularizer_that_is_neither_is_told():
+    (message,) = of_regularizer("largest")
+    assert "gives `add_loss` what is no mean over rows." in message
+    assert "an `activity_regularizer` returns, which must be a sum" in message
+
+
+class Adds(keras.layers.Layer):
+    def __init__(self, loss):
+        super().__init__(name="own")
+        self.loss = loss
+
+    def call(self, x):
+        self.add_loss(self.loss(x))
+        return x
+
+
+@pytest.mark.parametrize(
+    ("loss", "what", "cure"),
+    [
+        (ops.sum, "a sum over rows.", "Divide it by their number"),
+        (lambda x: ops.mean(x) / _number(x), "once more.", "Divide it once"),
+        (ops.max, "what is no mean over rows.", "Give a mean over rows"),
+    ],
+)
+def test_added_loss_is_said_as_it_was_seen(loss, what, cure):
+    (message,) = said(Adds(loss), 3)
+    assert what in message
+    assert cure in message
+
+
+@pytest.mark.parametrize(("name", "times"), [("sum", 1.0), ("mean", 2.0)])
+def test_activity_regularizer_comes_out_as_the_warning_says(name, times):
+    """Of two micro-batches a mean over rows is twice what it is in Keras."""
+    x = tf.random.stateless_normal((8, 3), (1, 2))
+
+    def layers():
+        keras.utils.set_random_seed(0)
+        own = Regularised(4, activity_regularizer=REGULARIZERS[name])
+        return [keras.Input((3,)), own, keras.layers.Dense(3)]
+
+    def zero(y, prediction):
+        return ops.sum(0.0 * prediction, axis=-1)
+
+    plain = keras.Sequential(layers())
+    pipeline = tfgpipe.GPipe(layers(), 2, 2, trial="off")
+    for model in (plain, pipeline):
+        model.compile("sgd", zero)
+    expected = plain.evaluate(x, x, batch_size=8, verbose=0)
+    found = pipeline.evaluate(x, x, batch_size=8, verbose=0)
+    assert found == pytest.approx(times * expected, rel=1e-5)
