@@ -282,11 +282,15 @@ class Arguments:
         k = self.num_partitions
         if is_known and k > num_layers > 0:
             default = " (by the number of devices)" if is_default else ""
+            whys = map(self.source.why_whole, self.source.layers)
+            cure = "".join(whys) or (
+                " Or put the layers of a `keras.Sequential` into the list "
+                "instead of the model."
+            )
             self._problems.append(
                 "`num_partitions` must be at most the number of layers, "
                 f"{num_layers}. Received: num_partitions={k}{default}. Ask for "
-                "fewer cells, or put the layers of a `keras.Sequential` into "
-                "the list instead of the model."
+                f"fewer cells.{cure}"
             )
         cut = self.layers_per_cell
         if cut is None:

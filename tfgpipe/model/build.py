@@ -10,6 +10,7 @@ from typing import Any
 import keras
 from keras import tree
 
+from tfgpipe import failures
 from tfgpipe.arguments import Arguments
 from tfgpipe.cells import Cell
 from tfgpipe.devices import names
@@ -17,6 +18,9 @@ from tfgpipe.partition import partition
 from tfgpipe.schedules import Remat, Schedule
 from tfgpipe.sequence import inputs
 from tfgpipe.state import RandomState
+
+# A larger part of the cost than this many times that of an even cell is told.
+_UNEVEN = 1.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,9 +151,10 @@ def _input_tensors(specs: Any, taken: set[str]) -> Any:
 
 def _cells(arguments: Arguments, costs: Sequence[float]) -> Iterator[Cell]:
     source = arguments.source
-    counts = arguments.layers_per_cell or source.cut(
-        costs, arguments.num_partitions
-    )
+    counts = arguments.layers_per_cell
+    if counts is None:
+        counts = source.cut(costs, arguments.num_partitions)
+        _tell_of_large(source, costs, len(counts))
     _check_groups(arguments.remat_groups, counts)
     start = index = 0
     columns = zip(*arguments.grid)
@@ -161,6 +166,22 @@ def _cells(arguments: Arguments, costs: Sequence[float]) -> Iterator[Cell]:
             yield Cell(index, steps, devices, k, source)
             start += size
             index += 1
+
+
+def _tell_of_large(source: Any, costs: Sequence[float], k: int) -> None:
+    """Warns of a layer with most of the cost, for which all cells wait."""
+    cost, step = max(zip(costs, source.steps), key=lambda pair: pair[0])
+    share = cost / (sum(costs) or 1.0)
+    # Of two cells, one has half in any case.
+    if share <= max(0.5, _UNEVEN / k):
+        return
+    cure = source.why_whole(step.layer) or " Ask for fewer cells."
+    failures.warn(
+        f"Cells must have nearly equal costs, or devices wait for the slowest. "
+        f"Received: layer '{step.layer.name}', which has {share:.0%} of the "
+        f"cost of all layers, and {k} cells.{cure} What you cut yourself by "
+        "`layers_per_cell` is not warned of."
+    )
 
 
 def _check_groups(remat_groups: int, counts: Sequence[int]) -> None:
