@@ -230,6 +230,16 @@ class ModelGraph:
             )
         return tree.pack_sequence_as(spec, flat)
 
+    def why_whole(self, layer: keras.layers.Layer) -> str:
+        """Why a layer that calls others is one step; empty for any other."""
+        why = self._calls.closed.get(id(layer))
+        if why is None:
+            return ""
+        return (
+            f" Layer '{layer.name}' calls others, and stays whole: {why}. "
+            "Make the model of the layers that it calls, if you can."
+        )
+
     def starts(self) -> list[int]:
         """The steps with which a cell can begin."""
         count = len(self.steps)
