@@ -147,9 +147,9 @@ class Cell(keras.layers.Layer):
         }
         return list(found.values())
 
-    def part(self, index: int, step: LayerCall) -> Cell:
-        """A step as a cell of its own, which warns of nothing twice."""
-        part = Cell(index, [step], self.devices, self.number, self.source)
+    def part(self, index: int) -> Cell:
+        """A cell of its own, in the same place, for a part of what it runs."""
+        part = Cell(index, [], self.devices, self.number, self.source)
         part._told = self._told
         return part
 
@@ -164,9 +164,10 @@ class Cell(keras.layers.Layer):
             raise
 
     def describe(self, layer: Any) -> str:
-        """Where in the pipeline a layer is."""
+        """Where in the pipeline a layer is, or what has this name."""
         devices = " or ".join(self.devices)
-        return f"{name_in_words(layer)} of cell {self.number} on {devices}"
+        name = layer if isinstance(layer, str) else name_in_words(layer)
+        return f"{name} of cell {self.number} on {devices}"
 
     def warn_of(self, layer: Any, what: str) -> None:
         """Warns of a layer, or by its name, of the same in it once."""

@@ -139,6 +139,7 @@ class _Seen:
     num_head_losses: int
     counts: Sequence[Any]
     new_state: Sequence[Any]
+    assigned: Sequence[Any]
     normalizations: Sequence[Any]
     moments: Sequence[Any]
     rules: Sequence[Any]
@@ -208,6 +209,7 @@ def _run(model: ModelCall, x: Any, labels: Any) -> _Seen:
         len(sums),
         counts,
         new_state,
+        scope.values,
         normalizations,
         [moving.moments[id(layer)] for layer in normalizations],
         [moving.rules[id(layer)] for layer in normalizations],

@@ -2,7 +2,12 @@
 
 from tfgpipe.graphs import gradient_sums
 from tfgpipe.graphs.bundle import by_reference, tensors
-from tfgpipe.graphs.cut import CHEAP, StagedFunction, sum_over_replicas
+from tfgpipe.graphs.cut import (
+    CHEAP,
+    StagedFunction,
+    sum_over_replicas,
+    sums_over_replicas,
+)
 from tfgpipe.graphs.gradient_sums import (
     Gradient,
     GradientSums,
@@ -49,6 +54,7 @@ __all__ = [
     "parts_of",
     "stateful_kinds",
     "sum_over_replicas",
+    "sums_over_replicas",
     "tensors",
     "without_gradients",
 ]

@@ -87,11 +87,13 @@ def trace(
     training: bool,
     compiles: bool,
     trial: Trial | None = None,
+    by_sections: bool = False,
 ) -> MiniBatch:
     """A mini-batch for which the cells are traced, and tried by `trial`.
 
     `x` is what the first layer takes, `labels` are y and sample_weight, nests
-    or None. `compiles` is whether XLA compiles cells also where it need not.
+    or None. `compiles` is whether XLA compiles cells also where it need not;
+    `by_sections` as for `MiniBatch`.
     """
     built.source.check(as_specs(x), batch_dimension(x, "x"))
     compiles = compiles or built.only_compiles
@@ -108,6 +110,7 @@ def trace(
         built.remat,
         Tracer(compiles, built.gradient_dtype),
         trial,
+        by_sections,
     )
 
 

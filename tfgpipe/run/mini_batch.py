@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+
+import collections
+import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,10 +15,15 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.cells import Cell, CellFunction, CellTasks, ModelCall, Tracer
 from tfgpipe.devices import Replicas, names
-from tfgpipe.graphs import TracedModel, differentiate, without_gradients
+from tfgpipe.graphs import (
+    TracedModel,
+    differentiate,
+    sums_over_replicas,
+    without_gradients,
+)
 from tfgpipe.micro_batches import MicroBatches
 from tfgpipe.schedules import Program, Remat, Schedule, lower
-from tfgpipe.state import is_synchronized, weighted_mean
+from tfgpipe.state import weighted_mean
 
 
 class MiniBatch:
@@ -32,9 +41,11 @@ class MiniBatch:
         tracer: Makes the graph, and the functions of the cells.
         trial: Tries layers before they are traced, if there are several
             micro-batches; None for nothing.
+        by_sections: Whether each section of the model becomes a cell, on the
+            devices of its own. The graph is made for any number of rows, then.
 
     Attributes:
-        cells: The cells.
+        cells: The cells, or the sections.
         call: What of the model was run.
         micro_batches: How the rows fall into micro-batches.
         given: By micro-batch what is known before anything runs: values by the
@@ -55,11 +66,16 @@ class MiniBatch:
         remat: Remat,
         tracer: Tracer,
         trial: Any = None,
+        by_sections: bool = False,
     ):
         self.cells = cells
+        self._steps = [step for cell in cells for step in cell.calls]
         self._tracer = tracer
         self._remat = remat
-        inputs, own_labels = self._split(tracer.led(x), labels, num_micro_batches)
+        self._for_any_rows = by_sections
+        inputs, own_labels = self._split(
+            tracer.led(x), labels, num_micro_batches
+        )
         is_split = self.micro_batches.count > 1
         self.call = ModelCall(
             source.call,
@@ -83,6 +99,8 @@ class MiniBatch:
         )
         if is_tried:
             trial.tell()
+        if by_sections:
+            self._part_cells()
         traced = self.traced
         self.given = [
             _by_reference(traced.x, own) | _by_reference(traced.labels, label)
@@ -91,6 +109,27 @@ class MiniBatch:
         self.results = Results(
             traced, cells[-1].device, self.micro_batches, self.given
         )
+
+    def _part_cells(self) -> None:
+        """Makes each section a cell, with the rules of the one it is in.
+
+        built   | 0 1 | 2 3 4 |
+        here    | 0 | 1 | 2 | 3 | 4 |     the last one is the head
+        """
+        whole, sections = self.cells, self.traced.sections
+        # A cell of no section stays, without operations.
+        empty = {*range(len(whole))} - {own.cell for own in sections}
+        places = sorted([*(own.cell for own in sections), *empty])
+        starts = [
+            own.cell and sum(k < own.cell for k in empty) for own in sections
+        ]
+        cells = [i + start for i, start in enumerate(starts)]
+        self.traced = dataclasses.replace(self.traced, cells=cells)
+        self.cells = [whole[k].part(i) for i, k in enumerate(places)]
+        counts = collections.Counter(whole[k].number for k in places)
+        self._remat = self._remat.parted(places, [*counts.values()])
+        grid = list(zip(*(cell.devices for cell in self.cells)))
+        self.replicas = Replicas(grid, self.micro_batches.count)
 
     def _split(
         self, x: Any, labels: Any, num_micro_batches: int
@@ -127,17 +166,33 @@ class MiniBatch:
         ]
 
     def _specs(self, nest: Any) -> Any:
-        return tree.map_structure(
-            lambda t: None if t is None else self.micro_batches.spec(t), nest
-        )
+        has_rows = self._for_any_rows and self.micro_batches.count > 1
+
+        def spec(tensor: Any) -> Any:
+            if tensor is None:
+                return None
+            own = self.micro_batches.spec(tensor)
+            if has_rows:
+                return tf.TensorSpec([None, *own.shape[1:]], own.dtype)
+            return own
+
+        return tree.map_structure(spec, nest)
 
     def synchronizes(self, k: int) -> bool:
         """Whether a cell takes moments over replicas."""
         return (
             self.call.synchronizes
             and self.call.is_split
-            and any(map(is_synchronized, self.cells[k].normalizations))
+            and k in self._adding_up
         )
+
+    @functools.cached_property
+    def _adding_up(self) -> set[int]:
+        """The cells that add something up over replicas."""
+        traced = self.traced
+        totals = sums_over_replicas(traced.operations)
+        places = {op.name: i for i, op in enumerate(traced.operations)}
+        return {traced.cell_of(places[t.op.name]) for t in totals}
 
     @property
     def is_training(self) -> bool:
@@ -169,8 +224,7 @@ class MiniBatch:
         """For each use of a weight, what a trial has found of its lookups."""
         known: dict[tuple[int, int], list[bool]] = {
             (id(step.layer), key): found
-            for cell in self.cells
-            for step in cell.calls
+            for step in self._steps
             for key, found in step.repeated.items()
         }
         layers = [section.layer for section in self.traced.sections]
