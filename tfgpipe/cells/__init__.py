@@ -7,7 +7,7 @@ graph, then its backward pass, then the functions of its tasks, `CellTasks`.
 from tfgpipe.cells.cell import CallOutput, Cell, LayerCall, LiveCall, LiveInput
 from tfgpipe.cells.function import CellFunction, until_known
 from tfgpipe.cells.model_trace import ModelCall, as_number
-from tfgpipe.cells.tasks import CellTasks, TaskCall
+from tfgpipe.cells.tasks import CellTasks, KeptValues, TaskCall
 from tfgpipe.cells.tracer import Tracer
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Cell",
     "CellFunction",
     "CellTasks",
+    "KeptValues",
     "LayerCall",
     "LiveCall",
     "LiveInput",

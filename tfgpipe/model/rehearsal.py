@@ -103,6 +103,7 @@ class LayerPlace:
 
     def __init__(self, section: Any, words: str, cell: Cell, part: Part):
         self.section, self.cell, self.part = section, cell, part
+        self._words = words
         self.name = cell.describe(words)
         traced = part.traced
         state = tensors([[t for _, t in traced.new_state], traced.moments])
@@ -118,6 +119,10 @@ class LayerPlace:
     def weights(self) -> list[keras.Variable]:
         """The trained variables that it reads."""
         return [use.variable for use in self.part.uses]
+
+    def naming(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, errors say where in the pipeline they happened."""
+        return self.cell.naming(self._words)
 
     def made(self, run: LayerRun) -> list[Any]:
         """Values of `outputs`."""
