@@ -22,6 +22,7 @@ from tensorflow.python import pywrap_tfe as _pywrap_tfe
 from tensorflow.python.distribute import distribute_lib as _distribute_lib
 from tensorflow.python.eager import backprop as _backprop
 from tensorflow.python.eager import context as _context
+from tensorflow.python.eager import record as _record
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import (
     Function as _Function,
 )
@@ -99,6 +100,7 @@ class Replaceable:
 
 _function_call = Replaceable(_Function, "__call__")
 _consumers = Replaceable(_gradients_util, "_Consumers")
+_record_operation = Replaceable(_record, "record_operation")
 _read = Replaceable(_variable_ops.BaseResourceVariable, "_read_variable_op")
 _gather = Replaceable(_variable_ops.BaseResourceVariable, "sparse_read")
 _gather_nd = Replaceable(_variable_ops.BaseResourceVariable, "gather_nd")
@@ -217,14 +219,46 @@ def _gradient(
 ) -> Any:
     """What a tape calls to differentiate an operation."""
     gradient = _backprop._gradient_function
+
+    def differentiate() -> Any:
+        return gradient(kind, attributes, count, inputs, outputs, *rest)
+
+    return _noting(differentiate, lambda: _name_of(kind, inputs, outputs))
+
+
+def _noting(
+    differentiate: Callable[[], Any], name: Callable[[], str | None]
+) -> Any:
+    """Notes what is added to the graph that is looked at, if it is here."""
     graph = getattr(_noted, "graph", None)
     if graph is None or current_graph() is not graph:
-        return gradient(kind, attributes, count, inputs, outputs, *rest)
+        return differentiate()
     start = graph.num_operations()
-    found = gradient(kind, attributes, count, inputs, outputs, *rest)
-    name = _name_of(kind, inputs, outputs)
-    _noted.notes.append(GradientNote(name, start, graph.num_operations()))
+    found = differentiate()
+    note = GradientNote(name(), start, graph.num_operations())
+    _noted.notes.append(note)
     return found
+
+
+def telling_own_gradients() -> contextlib.AbstractContextManager[None]:
+    """Inside, tapes will tell of gradients that are functions in Python, too.
+
+    As of `tf.custom_gradient`, by which they differentiate later.
+    """
+    record = _record_operation.original
+
+    def recording(
+        kind: str, outputs: Any, inputs: Any, backward: Any, *rest: Any, **own: Any
+    ) -> None:
+        def noted(*gradients: Any) -> Any:
+            return _noting(
+                lambda: backward(*gradients),
+                lambda: _name_of(kind, (), outputs),
+            )
+
+        record(kind, outputs, inputs, noted, *rest, **own)
+
+    return _record_operation.by(recording)
 
 
 def _name_of(kind: str, inputs: Any, outputs: Any) -> str | None:
