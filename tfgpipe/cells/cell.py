@@ -169,6 +169,15 @@ class Cell(keras.layers.Layer):
         name = layer if isinstance(layer, str) else name_in_words(layer)
         return f"{name} of cell {self.number} on {devices}"
 
+    def named_as(self, k: int, i: int) -> list[str]:
+        """Where the layer is whose operations are named as layer i of cell k.
+
+        None, or one, as words.
+        """
+        if k not in self.traced_as or i >= len(self.called):
+            return []
+        return [self.describe(self.called[i])]
+
     def warn_of(self, layer: Any, what: str) -> None:
         """Warns of a layer, or by its name, of the same in it once."""
         name = layer if isinstance(layer, str) else name_in_words(layer)

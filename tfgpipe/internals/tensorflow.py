@@ -215,7 +215,12 @@ def _note_gradients() -> None:
 
 
 def _gradient(
-    kind: str, attributes: Any, count: int, inputs: Any, outputs: Any, *rest: Any
+    kind: str,
+    attributes: Any,
+    count: int,
+    inputs: Any,
+    outputs: Any,
+    *rest: Any,
 ) -> Any:
     """What a tape calls to differentiate an operation."""
     gradient = _backprop._gradient_function
@@ -248,15 +253,19 @@ def telling_own_gradients() -> contextlib.AbstractContextManager[None]:
     record = _record_operation.original
 
     def recording(
-        kind: str, outputs: Any, inputs: Any, backward: Any, *rest: Any, **own: Any
+        op_type: str,
+        output_tensors: Any,
+        input_tensors: Any,
+        backward_function: Callable,
+        forward_function: Any = None,
     ) -> None:
         def noted(*gradients: Any) -> Any:
             return _noting(
-                lambda: backward(*gradients),
-                lambda: _name_of(kind, (), outputs),
+                lambda: backward_function(*gradients),
+                lambda: _name_of(op_type, (), output_tensors),
             )
 
-        record(kind, outputs, inputs, noted, *rest, **own)
+        record(op_type, output_tensors, input_tensors, noted, forward_function)
 
     return _record_operation.by(recording)
 

@@ -14,6 +14,7 @@ which do not depend on cells.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -101,8 +102,16 @@ class LayerPlace:
         variables: Those that it reads, and all others of its layer.
     """
 
-    def __init__(self, section: Any, words: str, cell: Cell, part: Part):
+    def __init__(
+        self,
+        section: Any,
+        words: str,
+        cell: Cell,
+        part: Part,
+        spots: set[tuple[int, int]],
+    ):
         self.section, self.cell, self.part = section, cell, part
+        self._spots = spots
         self._words = words
         self.name = cell.describe(words)
         traced = part.traced
@@ -120,6 +129,10 @@ class LayerPlace:
         """The trained variables that it reads."""
         return [use.variable for use in self.part.uses]
 
+    def named_as(self, k: int, i: int) -> list[str]:
+        """Its name, if its operations are named so, see `Cell`."""
+        return [self.name] if (k, i) in self._spots else []
+
     def naming(self) -> contextlib.AbstractContextManager[None]:
         """Inside, errors say where in the pipeline they happened."""
         return self.cell.naming(self._words)
@@ -134,16 +147,14 @@ class ByLayers:
     """Runs training steps, layer by layer, that change nothing.
 
     `step` makes a graph of a mini-batch, and also returns the mini-batch and
-    the places; it is called within `nothing_eager`. `cells` are the model's.
+    the places; it is called within `nothing_eager`.
 
     Attributes:
         batch: The mini-batch, as it was traced last.
         places: Its layers in order, and the head at last.
     """
 
-    def __init__(
-        self, cells: Sequence[Cell], step: Callable, nothing_eager: Callable
-    ):
+    def __init__(self, step: Callable, nothing_eager: Callable):
         self._nothing_eager = nothing_eager
         self.batch: Any = None
         self.places: list[LayerPlace] = []
@@ -154,7 +165,7 @@ class ByLayers:
             return found
 
         function = tf.function(run, autograph=False)
-        self._function = explained(function, lambda: cells, True)
+        self._function = explained(function, lambda: self.places, True)
 
     def __call__(self, data: Any) -> Rehearsal:
         """Runs a mini-batch, which is as `train_step` takes it."""
@@ -240,7 +251,7 @@ class Rehearsals(Steps):
         """
         built = self.built_for("by_layers()")
         step = functools.partial(self._by_layers, of_call, built)
-        return ByLayers(built.cells, step, self.nothing_eager)
+        return ByLayers(step, self.nothing_eager)
 
     def _by_layers(
         self,
@@ -324,6 +335,13 @@ def _places(built: Built, batch: MiniBatch, run: Pipeline) -> list[LayerPlace]:
     """Where each section is; cells of none have no place."""
     traced, model = batch.traced, built.source.model
     outer = () if model is None else (model.name,)
+    # By its cell, which layer of which cell of the model each one is.
+    spots: dict[int, tuple[int, int]] = {}
+    counts: collections.Counter[int] = collections.Counter()
+    for section, k in zip(traced.sections, traced.cells):
+        if section.layer is not None:
+            spots[k] = section.cell, counts[section.cell]
+            counts[section.cell] += 1
     places = []
     for section, k in zip(traced.sections, traced.cells):
         # The model that the user gave is not said again for each layer.
@@ -331,8 +349,9 @@ def _places(built: Built, batch: MiniBatch, run: Pipeline) -> list[LayerPlace]:
         if path[:1] == outer and traced.sections[1].layer is model:
             path = path[1:]
         words = section._replace(path=path).words
-        part = run.tasks[k].part
-        places.append(LayerPlace(section, words, batch.cells[k], part))
+        cell = batch.cells[k]
+        own = {spots[j] for j in cell.traced_as if j in spots}
+        places.append(LayerPlace(section, words, cell, run.tasks[k].part, own))
     return places
 
 
