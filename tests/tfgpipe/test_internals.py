@@ -1560,3 +1560,30 @@ def test_settings_of_an_optimizer_are_numbers_truths_and_words():
     assert found["LossScaleOptimizer.initial_scale"] == 4.0
     assert found["SGD.momentum"] == 0.5
     assert not any(name.endswith((".name", "_rate")) for name in found)
+
+
+def test_tapes_tell_what_they_differentiate():
+    """Also where the gradient needs nothing of the operation."""
+
+    @tf.custom_gradient
+    def own(x):
+        return tf.identity(x), lambda d: 2 * d
+
+    names, ends = [], []
+
+    def f(x, b):
+        with internals.naming_on_tapes(), tf.GradientTape() as tape:
+            tape.watch([x, b])
+            y = tf.nn.bias_add(x, b)
+            z = own(y)
+        graph = internals.current_graph()
+        with internals.noting_gradients(graph) as notes:
+            dx, db = tape.gradient(z, [x, b])
+        names.extend([note.name for note in notes])
+        ends.extend([z.op.name, y.op.name])
+        return dx, db
+
+    dx, db = tf.function(f)(tf.ones((3, 2)), tf.ones(2))
+    assert names == ends
+    np.testing.assert_array_equal(dx, 2 * np.ones((3, 2)))
+    np.testing.assert_array_equal(db, [6, 6])

@@ -126,7 +126,8 @@ def compare_update(
         for weight in weights:
             if id(weight) in assigned:
                 weight.assign(assigned[id(weight)])
-        optimizer.apply_gradients(step.pairs)
+        if step.pairs:
+            optimizer.apply_gradients(step.pairs)
     for variable in [*weights, *_of_optimizer(model)]:
         key = id(variable)
         difference = of_change(

@@ -594,8 +594,8 @@ def _ref(tensor: Any) -> Any:
 def _pairs(
     one: Values, other: Values, refs: Iterable[Any]
 ) -> tuple[list[Any], list[Any]]:
-    """What two have of the same tensors."""
-    keys = [*refs]
+    """What two have of the same tensors, lists of TensorFlow's left out."""
+    keys = [ref for ref in refs if ref.deref().dtype != tf.variant]
     return [one[ref] for ref in keys], [other[ref] for ref in keys]
 
 

@@ -230,7 +230,7 @@ def differentiate(
         ]
         dx = [as_tensor(next(left)) if is_continuous(t) else None for t in x]
     _check_gradients(traced)
-    places, backward = _placed(traced, notes, dw)
+    places, backward = _placed(traced, notes)
     return Differentiated(traced, dy, dlosses, dw, dx, places, backward)
 
 
@@ -264,7 +264,7 @@ def _check_gradients(traced: TracedModel) -> None:
 
 
 def _placed(
-    traced: TracedModel, notes: Sequence[Any], dw: Sequence[Gradient]
+    traced: TracedModel, notes: Sequence[Any]
 ) -> tuple[dict[str, int], set[str]]:
     """The place of each operation, and which are of the backward pass."""
     operations = traced.graph.get_operations()
@@ -278,12 +278,6 @@ def _placed(
         if place is not None:
             for op in operations[start:end]:
                 own.setdefault(op.name, place)
-    # A tape may not say what a sum over rows differentiates, as of biases.
-    for use, gradient in zip(traced.uses, dw):
-        op = None if gradient.dense is None else gradient.dense.op
-        while op is not None and op.name in late:
-            own.setdefault(op.name, traced.sections[use.section].start)
-            op = op.inputs[0].op if op.type == "Cast" else None
     unknown = []
     for name, op in late.items():
         before = [

@@ -22,6 +22,7 @@ from tensorflow.python import pywrap_tfe as _pywrap_tfe
 from tensorflow.python.distribute import distribute_lib as _distribute_lib
 from tensorflow.python.eager import backprop as _backprop
 from tensorflow.python.eager import context as _context
+from tensorflow.python.eager import execute as _execute
 from tensorflow.python.eager import record as _record
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import (
     Function as _Function,
@@ -100,6 +101,7 @@ class Replaceable:
 
 _function_call = Replaceable(_Function, "__call__")
 _consumers = Replaceable(_gradients_util, "_Consumers")
+_record_gradient = Replaceable(_execute, "record_gradient")
 _record_operation = Replaceable(_record, "record_operation")
 _read = Replaceable(_variable_ops.BaseResourceVariable, "_read_variable_op")
 _gather = Replaceable(_variable_ops.BaseResourceVariable, "sparse_read")
@@ -180,7 +182,8 @@ class GradientNote(NamedTuple):
     """What was added to a graph to differentiate one operation.
 
     Attributes:
-        name: Of the operation; None where the tape does not tell.
+        name: Of the operation; None where it was not recorded inside of
+            `naming_on_tapes`.
         start: How many operations the graph had before.
         end: How many it had after.
     """
@@ -228,61 +231,59 @@ def _gradient(
     def differentiate() -> Any:
         return gradient(kind, attributes, count, inputs, outputs, *rest)
 
-    return _noting(differentiate, lambda: _name_of(kind, inputs, outputs))
+    return _noting(getattr(attributes, "name", None), differentiate)
 
 
-def _noting(
-    differentiate: Callable[[], Any], name: Callable[[], str | None]
-) -> Any:
+def _noting(name: str | None, differentiate: Callable[[], Any]) -> Any:
     """Notes what is added to the graph that is looked at, if it is here."""
     graph = getattr(_noted, "graph", None)
     if graph is None or current_graph() is not graph:
         return differentiate()
     start = graph.num_operations()
     found = differentiate()
-    note = GradientNote(name(), start, graph.num_operations())
-    _noted.notes.append(note)
+    _noted.notes.append(GradientNote(name, start, graph.num_operations()))
     return found
 
 
-def telling_own_gradients() -> contextlib.AbstractContextManager[None]:
-    """Inside, tapes will tell of gradients that are functions in Python, too.
+class _Attributes(tuple):
+    """Those of an operation on a tape, with its name."""
 
-    As of `tf.custom_gradient`, by which they differentiate later.
-    """
-    record = _record_operation.original
+    name: str | None
 
-    def recording(
+
+@contextlib.contextmanager
+def naming_on_tapes() -> Iterator[None]:
+    """Inside, tapes note which operation of a graph they will differentiate."""
+
+    def name_of(outputs: Any) -> str | None:
+        tensors = [t for t in outputs or () if isinstance(t, tf.Tensor)]
+        found = [t.op.name for t in tensors if not is_eager(t)]
+        return found[0] if found else None
+
+    def record(kind: str, inputs: Any, attributes: Any, outputs: Any) -> None:
+        named = _Attributes(attributes or ())
+        named.name = name_of(outputs)
+        _record_gradient.original(kind, inputs, named, outputs)
+
+    # Of gradients that are functions in Python, as of `tf.custom_gradient`.
+    def record_own(
         op_type: str,
         output_tensors: Any,
         input_tensors: Any,
         backward_function: Callable,
         forward_function: Any = None,
     ) -> None:
+        name = name_of(output_tensors)
+
         def noted(*gradients: Any) -> Any:
-            return _noting(
-                lambda: backward_function(*gradients),
-                lambda: _name_of(op_type, (), output_tensors),
-            )
+            return _noting(name, lambda: backward_function(*gradients))
 
-        record(op_type, output_tensors, input_tensors, noted, forward_function)
+        _record_operation.original(
+            op_type, output_tensors, input_tensors, noted, forward_function
+        )
 
-    return _record_operation.by(recording)
-
-
-def _name_of(kind: str, inputs: Any, outputs: Any) -> str | None:
-    """The name of an operation, of which tapes keep what its gradient needs."""
-    for tensor in outputs or ():
-        if isinstance(tensor, tf.Tensor) and not is_eager(tensor):
-            return tensor.op.name
-    given = [t for t in inputs or () if isinstance(t, tf.Tensor)]
-    if not given or any(map(is_eager, given)):
-        return None
-    wanted = [id(t) for t in given]
-    for op in given[0].consumers():
-        if op.type == kind and [id(t) for t in op.inputs] == wanted:
-            return op.name
-    return None
+    with _record_gradient.by(record), _record_operation.by(record_own):
+        yield
 
 
 def current_graph() -> Any:

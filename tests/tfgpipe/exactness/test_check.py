@@ -246,6 +246,42 @@ def test_layer_that_mixes_rows_is_named():
     assert found.difference > 0.1
 
 
+def test_layer_inside_of_another_is_named_by_its_path():
+    class Block(kl.Layer):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.inner = dense("inner")
+            self.mixes = LoopMixes(name="mixes")
+
+        def call(self, x):
+            return x + self.mixes(self.inner(x))
+
+    report = checked(pipeline(Block(name="block")))
+    assert "7 layers in 3 cells" in report.title
+    (found, _) = undocumented(report)
+    assert found.where == "layer 'block/mixes' of cell 1 on /device:CPU:1"
+
+
+def test_state_of_a_layer_that_is_called_twice_is_exact():
+    average = Average(name="average")
+    inputs = keras.Input((8,))
+    x = average(dense("b")(average(dense("a")(inputs))))
+    model = tfgpipe.GPipe(keras.Model(inputs, dense("c", 4)(x)), 3, 3)
+    model.compile("sgd", "mse")
+    report = checked(model)
+    assert not report.findings
+    assert [c.count for c in report.compared if c.kind == "state"] == [1]
+
+
+def test_model_without_trained_weights_is_exact():
+    model = pipeline(k=2)
+    model.trainable = False
+    model.compile("sgd", "mse")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of nothing to train
+        assert checked(model).is_exact
+
+
 def test_rows_are_mixed_beside_random_numbers():
     found = first_of(pipeline(NoisyMixes(name="mixes")))
     assert found.where.startswith("layer 'mixes'")
