@@ -139,7 +139,7 @@ class Layer:
             }
             ways = [ends[ref] for ref in fixed]
             wanted = [t for t in self.part.gives if t.ref() not in fixed]
-            function = own.graph.function(
+            function: Any = own.graph.function(
                 ("fixed", *(t.ref() for t in ways)),
                 ways,
                 [ends[t.ref()] for t in wanted],

@@ -263,7 +263,7 @@ class Rehearsals(Steps):
         given, _ = self._unpack(data)
         x, *labels = given
         head, loss = self._loss_of(given, training=True)
-        watched = _WatchedHead(head)
+        watched: Any = _WatchedHead(head)
         batch = trace(
             built,
             built.as_taken(x),

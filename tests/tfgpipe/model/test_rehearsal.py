@@ -24,7 +24,7 @@ def by_layers(layers, m=2):
     keras.utils.set_random_seed(1)
     model = tfgpipe.GPipe([keras.Input((4,)), *layers], 2, m)
     model.compile("sgd", "mse")
-    model.build()
+    model.build((None, 4))
     step = model.by_layers(lambda place, call: call)
     x = tf.constant(np.linspace(-1, 1, 24).reshape(6, 4), "float32")
     return model, step, step((x, tf.ones((6, 3)))), x
@@ -67,5 +67,5 @@ def test_layers_take_and_give_what_keras_does():
 
 def test_several_micro_batches_are_traced_for_any_rows():
     for m, rows in ((1, 6), (2, None)):
-        _, step, _, _ = by_layers([kl.Dense(3)], m)
+        _, step, _, _ = by_layers([kl.Dense(4), kl.Dense(3)], m)
         assert step.batch.traced.x[0].shape == (rows, 4)
