@@ -169,7 +169,8 @@ def first_nonfinite(model: Any, data: Any) -> str:
         return "The inputs of the mini-batch are not finite."
     step = model.by_layers(
         lambda place, call: _Finite(
-            _all(place.made(call)), _all(call.gives_back)
+            _all(place.made(call, place.outputs)),
+            _all(place.made(call, place.part.gives_back)),
         )
     )
     total, gradients, loss, calls = step(data)

@@ -84,16 +84,8 @@ class Layer:
         self.place, self.name = place, place.name
         self.part = part = place.part
         self._on_host = on_host
-        self.taken = [
-            by_reference(part.takes, run.takes)
-            | by_reference(part.takes_back, run.takes_back)
-            for run in runs
-        ]
-        self.given = [
-            by_reference(part.gives, run.gives)
-            | by_reference(part.gives_back, run.gives_back)
-            for run in runs
-        ]
+        self.taken = [by_reference(place.taken, run.taken) for run in runs]
+        self.given = [by_reference(place.given, run.given) for run in runs]
         self.draws = any(t.ref() in seeds for t in part.takes)
         traced = part.traced
         self.moments = [
@@ -188,6 +180,7 @@ class Recorded:
         layers: The layers in order.
         head: The loss and the metrics of a micro-batch.
         batch: The mini-batch, as it was traced.
+        traced: The model's graph.
         total: The loss of the mini-batch.
         gradients: By each trainable weight, or None.
         loss: Where the backward pass starts.
@@ -197,9 +190,11 @@ class Recorded:
     def __init__(self, step: ByLayers, rehearsal: Rehearsal):
         self.batch = batch = step.batch
         self.total, self.gradients, self.loss, calls = rehearsal
-        traced = batch.traced
-        seeds = _seed_values(traced)
-        cells = [Cell(i, [], [HOST_DEVICE]) for i in range(len(batch.cells))]
+        self.traced: TracedModel = batch.traced
+        traced, seeds = self.traced, _seed_values(self.traced)
+        cells = [
+            Cell(i, [], [f"/device:{HOST}"]) for i in range(len(batch.cells))
+        ]
         repeated: list[list[bool]] = [[] for _ in traced.uses]
         made = step.places[0].part.made
         tasks = Tracer(False).tasks(made, cells, repeated)
@@ -213,15 +208,6 @@ class Recorded:
             micro_batches.size(m) / micro_batches.num_rows
             for m in range(micro_batches.count)
         ]
-
-    @property
-    def traced(self) -> TracedModel:
-        """The model's graph."""
-        traced: TracedModel = self.batch.traced
-        return traced
-
-
-HOST_DEVICE = "/device:CPU:0"
 
 
 def _seed_values(traced: TracedModel) -> set[Any]:
@@ -286,7 +272,9 @@ class OnHost:
                 of_outputs(*_pairs(given, part, part))
                 for given, part in zip(layer.given, parts)
             )
-            self._note("forward", layer, "outputs", difference, layer.limit())
+            self._tally.note(
+                "forward", layer.name, "outputs", difference, layer.limit()
+            )
             self._compare_rows(layer, parts)
             self._makers.update((t.ref(), layer) for t in layer.part.gives)
         if self._count > 1:  # for the axes of gradients
@@ -294,27 +282,14 @@ class OnHost:
             parts = [head.forward(taken) for taken in head.taken]
             self._learn(parts, head.forward(self._all_rows(head)))
 
-    def _note(
-        self,
-        kind: str,
-        layer: Layer,
-        what: str,
-        difference: float,
-        limit: float,
-        is_documented: bool = False,
-    ) -> None:
-        self._tally.note(
-            kind, layer.name, what, difference, limit, is_documented
-        )
-
     def _look_for_nonfinite(self, layer: Layer) -> None:
         made = [
-            given[t.ref()] for given in layer.given for t in layer.place.outputs
+            own[t.ref()] for own in layer.given for t in layer.place.outputs
         ]
-        taken = [one[t.ref()] for one in layer.taken for t in layer.part.takes]
+        taken = [own[t.ref()] for own in layer.taken for t in layer.part.takes]
         if are_finite(taken) and not are_finite(made):
             what = "outputs that are not finite, of inputs that are"
-            self._note("forward", layer, what, math.inf, 0.0)
+            self._tally.note("forward", layer.name, what, math.inf)
 
     def _compare_transfer(
         self, layer: Layer, taken: Iterable[Any], what: str
@@ -401,7 +376,9 @@ class OnHost:
         difference = of_outputs(*_pairs(found, whole, made))
         what = f"{what}, by {reasons}" if reasons else what
         limit, is_documented = layer.limit(on_host=True), bool(reasons)
-        self._note("rows", layer, what, difference, limit, is_documented)
+        self._tally.note(
+            "rows", layer.name, what, difference, limit, is_documented
+        )
         if losses:
             means = {
                 ref: sum(
@@ -412,7 +389,9 @@ class OnHost:
             }
             difference = of_outputs(*_pairs(means, whole, losses))
             what = "what it adds to the loss"
-            self._note("rows", layer, what, difference, limit, is_documented)
+            self._tally.note(
+                "rows", layer.name, what, difference, limit, is_documented
+            )
 
     def _are_counts(
         self, ref: Any, parts: Sequence[Values], whole: Values
@@ -454,7 +433,9 @@ class OnHost:
 
         what = "outputs, by the rows of other micro-batches"
         difference = of_outputs(first_rows(again), first_rows(whole))
-        self._note("rows", layer, what, difference, layer.limit(on_host=True))
+        self._tally.note(
+            "rows", layer.name, what, difference, layer.limit(on_host=True)
+        )
 
     def _first_rows(self, layer: Layer, ref: Any, value: Any) -> Any:
         axis = self._axes.get(ref)
@@ -526,7 +507,9 @@ class OnHost:
             for taken, given, part in zip(layer.taken, layer.given, parts)
         )
         what = "gradient with respect to inputs"
-        self._note("gradient", layer, what, difference, layer.limit())
+        self._tally.note(
+            "gradient", layer.name, what, difference, layer.limit()
+        )
 
     def _compare_gradients(
         self, layer: Layer, parts: list[Values], dw: Mapping[int, Any]
@@ -559,7 +542,7 @@ class OnHost:
                 [*found_dx, *(a for a, _ in pairs)],
                 [*expected_dx, *(b for _, b in pairs)],
             )
-            self._note("rows", layer, "gradients", difference, limit)
+            self._tally.note("rows", layer.name, "gradients", difference, limit)
 
 
 def _reasons(layer: Layer) -> list[str]:

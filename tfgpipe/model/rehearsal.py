@@ -40,20 +40,13 @@ from tfgpipe.schedules import Program
 class LayerRun(NamedTuple):
     """A layer on one micro-batch, on its device.
 
-    All are values of what the attributes of `graphs.Part` name: what it got is
-    as it came there.
-
     Attributes:
-        takes: What came in.
-        gives: What went out.
-        takes_back: What its backward pass got besides; None if it has none.
-        gives_back: The gradients that it made.
+        taken: Values of `LayerPlace.taken`, as they came there.
+        given: Those of `LayerPlace.given`.
     """
 
-    takes: list[Any]
-    gives: list[Any]
-    takes_back: list[Any]
-    gives_back: list[Any]
+    taken: list[Any]
+    given: list[Any]
 
 
 class LossRun(NamedTuple):
@@ -97,7 +90,10 @@ class LayerPlace:
         cell: A cell of nothing else.
         part: What it has of the model's graph.
         name: The layer with its cell and devices, in words.
-        outputs: What of `Part.gives` goes to others, and is no new value of a
+        taken: What it takes of others, forward and backward: tensors of the
+            model's graph.
+        given: What it gives to others.
+        outputs: What of that is of the forward pass, and no new value of a
             variable.
         variables: Those that it reads, and all others of its layer.
     """
@@ -114,6 +110,8 @@ class LayerPlace:
         self._spots = spots
         self._words = words
         self.name = cell.describe(words)
+        self.taken = [*part.takes, *part.takes_back]
+        self.given = [*part.gives, *part.gives_back]
         traced = part.traced
         state = tensors([[t for _, t in traced.new_state], traced.moments])
         kept = {t.ref() for t in [*state, *traced.assigned]}
@@ -137,10 +135,10 @@ class LayerPlace:
         """Inside, errors say where in the pipeline they happened."""
         return self.cell.naming(self._words)
 
-    def made(self, run: LayerRun) -> list[Any]:
-        """Values of `outputs`."""
-        values = by_reference(self.part.gives, run.gives)
-        return [values[t.ref()] for t in self.outputs]
+    def made(self, run: LayerRun, wanted: Sequence[Any]) -> list[Any]:
+        """Values of some of what it gives."""
+        values = by_reference(self.given, run.given)
+        return [values[t.ref()] for t in wanted]
 
 
 class ByLayers:
@@ -280,12 +278,17 @@ class Rehearsals(Steps):
             total = loss.total(run)
         pairs = self._gradients(run, loss)
         places = _places(built, batch, run)
+
+        def call(place: LayerPlace, m: int, values: Any) -> Any:
+            device = batch.replicas.device(place.cell.index, m)
+            with tf.device(device):
+                taken = [received(values.get(t.ref())) for t in place.taken]
+            given = [values.get(t.ref()) for t in place.given]
+            return of_call(place, LayerRun(taken, given))
+
         calls = [
-            [
-                of_call(place, _layer_run(k, m, batch, run))
-                for m in range(run.micro_batches.count)
-            ]
-            for k, place in enumerate(places)
+            [call(place, m, own) for m, own in enumerate(run.results.values)]
+            for place in places
         ]
         gradients = [d for d, _ in pairs]
         start = watched.loss_run(run)
@@ -353,21 +356,6 @@ def _places(built: Built, batch: MiniBatch, run: Pipeline) -> list[LayerPlace]:
         own = {spots[j] for j in cell.traced_as if j in spots}
         places.append(LayerPlace(section, words, cell, run.tasks[k].part, own))
     return places
-
-
-def _layer_run(k: int, m: int, batch: MiniBatch, run: Pipeline) -> LayerRun:
-    """What section k took and gave in a micro-batch."""
-    part, values = run.tasks[k].part, run.results.values[m]
-    with tf.device(batch.replicas.device(k, m)):
-        taken = [
-            [received(values.get(t.ref())) for t in own]
-            for own in (part.takes, part.takes_back)
-        ]
-    given = [
-        [values.get(t.ref()) for t in own]
-        for own in (part.gives, part.gives_back)
-    ]
-    return LayerRun(taken[0], given[0], taken[1], given[1])
 
 
 def received(tensor: Any) -> Any:

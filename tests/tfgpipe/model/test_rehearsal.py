@@ -55,13 +55,13 @@ def test_layers_take_and_give_what_keras_does():
     a, b = (found.calls[k] for k in inner)
     for m, rows in enumerate((x[:3], x[3:])):
         y = layers[0](rows)
-        np.testing.assert_array_equal(a[m].takes[0], rows)
-        np.testing.assert_allclose(a[m].gives[0], y, rtol=1e-6)
-        np.testing.assert_array_equal(b[m].takes[0], a[m].gives[0])
+        np.testing.assert_array_equal(a[m].taken[0], rows)
+        np.testing.assert_allclose(a[m].given[0], y, rtol=1e-6)
+        np.testing.assert_array_equal(b[m].taken[0], a[m].given[0])
         dy = (layers[1](y) - 1) * 2 / (6 * 3)
         np.testing.assert_allclose(found.loss.dy[m][0], dy, rtol=1e-5)
         dx = dy @ tf.transpose(layers[1].kernel)
-        np.testing.assert_allclose(b[m].gives_back[0], dx, rtol=1e-5)
+        np.testing.assert_allclose(b[m].given[-1], dx, rtol=1e-5)
     assert not head.weights
 
 
