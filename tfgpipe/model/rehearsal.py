@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -28,8 +29,9 @@ from tfgpipe import internals
 from tfgpipe.boundary import is_continuous
 from tfgpipe.cells import Cell
 from tfgpipe.checks import checked_counts
+from tfgpipe.devices import Replicas
 from tfgpipe.failures import explained
-from tfgpipe.graphs import Part, by_reference, tensors
+from tfgpipe.graphs import Part, TracedModel, by_reference, tensors
 from tfgpipe.loss import Head, Objective
 from tfgpipe.model.build import Built
 from tfgpipe.model.step import Steps, lower, trace
@@ -269,7 +271,7 @@ class Rehearsals(Steps):
             watched,
             True,
             self._jit_cells,
-            by_sections=True,
+            kind=_BatchBySections,
         )
         run = lower(built, batch, loss, None)
         run.forward()
@@ -332,6 +334,39 @@ class Rehearsals(Steps):
             yield put_back
         finally:
             put_back()
+
+
+class _BatchBySections(MiniBatch):
+    """A mini-batch for which each section of the model is a cell.
+
+    The graph is for any number of rows, where there are several micro-batches.
+    """
+
+    def spec(self, tensor: tf.Tensor) -> tf.TensorSpec:
+        """See `MiniBatch`."""
+        rows = None if self.micro_batches.count > 1 else tensor.shape[0]
+        return tf.TensorSpec([rows, *tensor.shape[1:]], tensor.dtype)
+
+    def cut(self, traced: TracedModel) -> TracedModel:
+        """Makes each section a cell, with the rules of the one it is in.
+
+        built   | 0 1 | 2 3 4 |
+        here    | 0 | 1 | 2 | 3 | 4 |     the last one is the head
+        """
+        whole, sections = self.cells, traced.sections
+        # A cell of no section stays, without operations.
+        empty = {*range(len(whole))} - {own.cell for own in sections}
+        places = sorted([*(own.cell for own in sections), *empty])
+        self.cells = [whole[k].part(i) for i, k in enumerate(places)]
+        counts = collections.Counter(whole[k].number for k in places)
+        self.remat = self.remat.parted(places, [*counts.values()])
+        grid = list(zip(*(cell.devices for cell in self.cells)))
+        self.replicas = Replicas(grid, self.micro_batches.count)
+        cells = [
+            i + sum(k < own.cell for k in empty)
+            for i, own in enumerate(sections)
+        ]
+        return dataclasses.replace(traced, cells=cells)
 
 
 def _places(built: Built, batch: MiniBatch, run: Pipeline) -> list[LayerPlace]:

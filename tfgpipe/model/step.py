@@ -87,19 +87,19 @@ def trace(
     training: bool,
     compiles: bool,
     trial: Trial | None = None,
-    by_sections: bool = False,
+    kind: type[MiniBatch] = MiniBatch,
 ) -> MiniBatch:
     """A mini-batch for which the cells are traced, and tried by `trial`.
 
     `x` is what the first layer takes, `labels` are y and sample_weight, nests
     or None. `compiles` is whether XLA compiles cells also where it need not;
-    `by_sections` as for `MiniBatch`.
+    `kind` is the class of what is returned.
     """
     built.source.check(as_specs(x), batch_dimension(x, "x"))
     compiles = compiles or built.only_compiles
     if compiles:
         inputs.warn_of_unknown_sizes(x, built.input_spec)
-    return MiniBatch(
+    return kind(
         [*built.cells],
         built.source,
         x,
@@ -110,7 +110,6 @@ def trace(
         built.remat,
         Tracer(compiles, built.gradient_dtype),
         trial,
-        by_sections,
     )
 
 

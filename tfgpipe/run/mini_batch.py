@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import collections
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -40,11 +38,10 @@ class MiniBatch:
         tracer: Makes the graph, and the functions of the cells.
         trial: Tries layers before they are traced, if there are several
             micro-batches; None for nothing.
-        by_sections: Whether each section of the model becomes a cell, on the
-            devices of its own. The graph is made for any number of rows, then.
 
     Attributes:
-        cells: The cells, or the sections.
+        cells: The cells.
+        remat: Which micro-batches are computed again.
         call: What of the model was run.
         micro_batches: How the rows fall into micro-batches.
         given: By micro-batch what is known before anything runs: values by the
@@ -65,13 +62,11 @@ class MiniBatch:
         remat: Remat,
         tracer: Tracer,
         trial: Any = None,
-        by_sections: bool = False,
     ):
         self.cells = cells
         self._steps = [step for cell in cells for step in cell.calls]
         self._tracer = tracer
-        self._remat = remat
-        self._for_any_rows = by_sections
+        self.remat = remat
         inputs, own_labels = self._split(
             tracer.led(x), labels, num_micro_batches
         )
@@ -89,18 +84,16 @@ class MiniBatch:
         is_tried = trial and is_split and (head is not None or not training)
         if is_tried:
             trial.run(self._functions(), x, self.micro_batches.count)
-        self.traced: TracedModel = tracer.trace(
+        traced = tracer.trace(
             self.call,
             cells,
             self._specs(inputs[0]),
             self._specs(own_labels[0]),
             [training and remat.recomputes(k) for k in range(len(cells))],
         )
+        self.traced = traced = self.cut(traced)
         if is_tried:
             trial.tell()
-        if by_sections:
-            self._part_cells()
-        traced = self.traced
         self.given = [
             _by_reference(traced.x, own) | _by_reference(traced.labels, label)
             for own, label in zip(inputs, own_labels)
@@ -108,27 +101,6 @@ class MiniBatch:
         self.results = Results(
             traced, cells[-1].device, self.micro_batches, self.given
         )
-
-    def _part_cells(self) -> None:
-        """Makes each section a cell, with the rules of the one it is in.
-
-        built   | 0 1 | 2 3 4 |
-        here    | 0 | 1 | 2 | 3 | 4 |     the last one is the head
-        """
-        whole, sections = self.cells, self.traced.sections
-        # A cell of no section stays, without operations.
-        empty = {*range(len(whole))} - {own.cell for own in sections}
-        places = sorted([*(own.cell for own in sections), *empty])
-        starts = [
-            own.cell and sum(k < own.cell for k in empty) for own in sections
-        ]
-        cells = [i + start for i, start in enumerate(starts)]
-        self.traced = dataclasses.replace(self.traced, cells=cells)
-        self.cells = [whole[k].part(i) for i, k in enumerate(places)]
-        counts = collections.Counter(whole[k].number for k in places)
-        self._remat = self._remat.parted(places, [*counts.values()])
-        grid = list(zip(*(cell.devices for cell in self.cells)))
-        self.replicas = Replicas(grid, self.micro_batches.count)
 
     def _split(
         self, x: Any, labels: Any, num_micro_batches: int
@@ -158,40 +130,36 @@ class MiniBatch:
                 cell,
                 call.training,
                 call.head if cell is self.cells[-1] else None,
-                recomputes=call.training and self._remat.recomputes(k),
+                recomputes=call.training and self.remat.recomputes(k),
                 is_split=call.is_split,
             )
             for k, cell in enumerate(self.cells)
         ]
 
     def _specs(self, nest: Any) -> Any:
-        has_rows = self._for_any_rows and self.micro_batches.count > 1
+        return tree.map_structure(
+            lambda t: None if t is None else self.spec(t), nest
+        )
 
-        def spec(tensor: Any) -> Any:
-            if tensor is None:
-                return None
-            own = self.micro_batches.spec(tensor)
-            if has_rows:
-                return tf.TensorSpec([None, *own.shape[1:]], own.dtype)
-            return own
+    def spec(self, tensor: tf.Tensor) -> tf.TensorSpec:
+        """What the model's graph takes for a micro-batch of a tensor."""
+        return self.micro_batches.spec(tensor)
 
-        return tree.map_structure(spec, nest)
+    def cut(self, traced: TracedModel) -> TracedModel:
+        """The model that was traced, with a cell for each of its sections."""
+        return traced
 
     def synchronizes(self, k: int) -> bool:
         """Whether a cell takes moments over replicas."""
-        return (
-            self.call.synchronizes
-            and self.call.is_split
-            and k in self._adding_up
-        )
+        return k in self._adding_up
 
     @functools.cached_property
     def _adding_up(self) -> set[int]:
-        """The cells that add something up over replicas."""
         traced = self.traced
-        totals = sums_over_replicas(traced.operations)
         places = {op.name: i for i, op in enumerate(traced.operations)}
-        return {traced.cell_of(places[t.op.name]) for t in totals}
+        totals = sums_over_replicas(traced.operations)
+        found = {traced.cell_of(places[t.op.name]) for t in totals}
+        return found if self.call.is_split else set()
 
     @property
     def is_training(self) -> bool:
@@ -253,7 +221,7 @@ class MiniBatch:
         if self.call.head is None:
             can_recompute = self._tracer.can_recompute
             facts[-1] = facts[-1]._replace(recomputes=can_recompute)
-        return lower(schedule_of, facts, self._remat, self.replicas.counts)
+        return lower(schedule_of, facts, self.remat, self.replicas.counts)
 
     def trained(self, tasks: Sequence[CellTasks]) -> list[int]:
         """The cells that have a backward pass, and those behind them."""
