@@ -217,11 +217,7 @@ def _name_layer(error: tf.errors.OpError, cells: Iterable[Any]) -> None:
     found = _LAYER.findall(error.message)
     if found:
         k, i = map(int, found[-1])  # the innermost
-        places = [
-            cell.describe(cell.called[i])
-            for cell in cells
-            if k in cell.traced_as and i < len(cell.called)
-        ]
+        places = [name for cell in cells for name in cell.named_as(k, i)]
         add_note(error, f"In {', or its equal '.join(places)}.")
 
 

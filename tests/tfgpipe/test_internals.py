@@ -1641,3 +1641,30 @@ def test_model_is_drawn_as_another_one(monkeypatch):
     for module in (keras.utils, model_visualization):
         assert module.model_to_dot(Own()) == "another"
         assert module.model_to_dot(3) == 3
+
+
+def test_tapes_tell_what_they_differentiate():
+    """Also where the gradient needs nothing of the operation."""
+
+    @tf.custom_gradient
+    def own(x):
+        return tf.identity(x), lambda d: 2 * d
+
+    names, ends = [], []
+
+    def f(x, b):
+        with internals.naming_on_tapes(), tf.GradientTape() as tape:
+            tape.watch([x, b])
+            y = tf.nn.bias_add(x, b)
+            z = own(y)
+        graph = internals.current_graph()
+        with internals.noting_gradients(graph) as notes:
+            dx, db = tape.gradient(z, [x, b])
+        names.extend([note.name for note in notes])
+        ends.extend([z.op.name, y.op.name])
+        return dx, db
+
+    dx, db = tf.function(f)(tf.ones((3, 2)), tf.ones(2))
+    assert names == ends
+    np.testing.assert_array_equal(dx, 2 * np.ones((3, 2)))
+    np.testing.assert_array_equal(db, [6, 6])

@@ -11,9 +11,8 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe.boundary import is_continuous
-from tfgpipe.cells import Cell
 from tfgpipe.checks import checked_counts, checked_sink
-from tfgpipe.model import GPipe, all_finite, examine
+from tfgpipe.model import GPipe, LayerPlace, all_finite, examine
 
 
 class StopOnNonFinite(keras.callbacks.Callback):
@@ -169,14 +168,17 @@ def first_nonfinite(model: Any, data: Any) -> str:
     if not _are_finite(x):
         return "The inputs of the mini-batch are not finite."
     step = model.by_layers(
-        lambda call: _Finite(_all(call.outputs.tensors), _all(call.dx.values()))
+        lambda place, call: _Finite(
+            _all(place.made(call, place.outputs)),
+            _all(place.made(call, place.part.gives_back)),
+        )
     )
-    total, gradients, calls = step(data)
-    *cells, _ = step.cells
-    for cell, own in zip(cells, calls):
+    total, gradients, loss, calls = step(data)
+    *places, _ = step.places
+    for place, own in zip(places, calls):
         if not all(call.outputs for call in own):
             return (
-                f"The outputs of {_place(cell)} are not finite, and its inputs "
+                f"The outputs of {place.name} are not finite, and its inputs "
                 "are."
             )
     if not _are_finite(total):
@@ -190,7 +192,12 @@ def first_nonfinite(model: Any, data: Any) -> str:
         if d is not None
     ]
     bad = [v for d, v in given if not _are_finite(d)]
-    if found := _first_gradient(cells, calls, bad):
+    if not _are_finite(loss.dy):
+        return (
+            "The gradient of the loss with respect to the outputs of the last "
+            "layer is not finite, and the loss is."
+        )
+    if found := _first_gradient(places, calls, bad):
         return found
     for d, v in given:
         if not bool(examine(total, [d], ()).is_finite):
@@ -218,32 +225,28 @@ class _Finite(NamedTuple):
 
 
 def _first_gradient(
-    cells: list[Cell], calls: list[list[_Finite]], bad: list[keras.Variable]
+    places: list[LayerPlace],
+    calls: list[list[_Finite]],
+    bad: list[keras.Variable],
 ) -> str | None:
-    """What is not finite in the backward pass.
+    """What is not finite in the backward pass of layers.
 
     Args:
-        cells: Each layer.
-        calls: Those of each layer, and of the head.
+        places: The layers.
+        calls: Those of each.
         bad: The weights whose gradients are not finite.
     """
-    *has_dx, has_loss = [all(call.dx for call in own) for own in calls]
-    if not has_loss:
-        return (
-            "The gradient of the loss with respect to the outputs of the last "
-            "layer is not finite, and the loss is."
-        )
-    for cell, is_finite in reversed([*zip(cells, has_dx)]):
-        if not is_finite:
+    for place, own in reversed([*zip(places, calls)]):
+        if not all(call.dx for call in own):
             return (
-                f"The gradient with respect to the inputs of {_place(cell)} is "
+                f"The gradient with respect to the inputs of {place.name} is "
                 "not finite, and that with respect to its outputs is."
             )
         for weight in bad:
-            if any(v is weight for v in cell.sequence[0].variables):
+            if any(v is weight for v in place.weights):
                 return (
                     f"The gradient of the weight '{weight.path}' of "
-                    f"{_place(cell)} is not finite, and those of later layers "
+                    f"{place.name} is not finite, and those of later layers "
                     "are."
                 )
     return None
@@ -262,8 +265,3 @@ def _are_finite(nest: Any) -> bool:
         for t in tree.flatten(nest)
         if is_continuous(getattr(t, "values", t))
     )
-
-
-def _place(cell: Cell) -> str:
-    """A layer, its cell and its device, in words."""
-    return cell.describe(cell.sequence[0])

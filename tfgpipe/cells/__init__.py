@@ -8,7 +8,7 @@ from tfgpipe.cells.cell import CallOutput, Cell, LayerCall, LiveCall, LiveInput
 from tfgpipe.cells.function import CellFunction, until_known
 from tfgpipe.cells.model_trace import ModelCall, as_number
 from tfgpipe.cells.outline import Outline, outline
-from tfgpipe.cells.tasks import CellTasks, TaskCall
+from tfgpipe.cells.tasks import CellTasks, KeptValues, TaskCall
 from tfgpipe.cells.tracer import Tracer
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Cell",
     "CellFunction",
     "CellTasks",
+    "KeptValues",
     "LayerCall",
     "LiveCall",
     "LiveInput",

@@ -147,9 +147,9 @@ class Cell(keras.layers.Layer):
         }
         return list(found.values())
 
-    def part(self, index: int, step: LayerCall) -> Cell:
-        """A step as a cell of its own, which warns of nothing twice."""
-        part = Cell(index, [step], self.devices, self.number, self.source)
+    def part(self, index: int) -> Cell:
+        """A cell of its own, in the same place, for a part of what it runs."""
+        part = Cell(index, [], self.devices, self.number, self.source)
         part._told = self._told
         return part
 
@@ -164,9 +164,19 @@ class Cell(keras.layers.Layer):
             raise
 
     def describe(self, layer: Any) -> str:
-        """Where in the pipeline a layer is."""
+        """Where in the pipeline a layer is, or what has this name."""
         devices = " or ".join(self.devices)
-        return f"{name_in_words(layer)} of cell {self.number} on {devices}"
+        name = layer if isinstance(layer, str) else name_in_words(layer)
+        return f"{name} of cell {self.number} on {devices}"
+
+    def named_as(self, k: int, i: int) -> list[str]:
+        """Where the layer is whose operations are named as layer i of cell k.
+
+        None, or one, as words.
+        """
+        if k not in self.traced_as or i >= len(self.called):
+            return []
+        return [self.describe(self.called[i])]
 
     def warn_of(self, layer: Any, what: str) -> None:
         """Warns of a layer, or by its name, of the same in it once."""
@@ -381,9 +391,7 @@ class _StandIn(keras.layers.Layer):
     """A layer for all that is noted by layers."""
 
 
-def stand_in(
-    name: str, variables: list[keras.Variable]
-) -> keras.layers.Layer:
+def stand_in(name: str, variables: list[keras.Variable]) -> keras.layers.Layer:
     """What stands for an operation, with what it reads."""
     layer = _StandIn(name=name.replace("/", "_"))
     layer.read = variables

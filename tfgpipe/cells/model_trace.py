@@ -139,6 +139,7 @@ class _Seen:
     num_head_losses: int
     counts: Sequence[Any]
     new_state: Sequence[Any]
+    assigned: Sequence[Any]
     normalizations: Sequence[Any]
     moments: Sequence[Any]
     rules: Sequence[Any]
@@ -169,6 +170,7 @@ def _run(model: ModelCall, x: Any, labels: Any) -> _Seen:
         contextlib.nullcontext() if tape is None else tape,
         scope,
         sections.noting(),
+        internals.naming_on_tapes(),
         internals.noting_losses(model.layers) as added,
         internals.recording_moments(normalizations, scope.record, moments),
     ):
@@ -208,6 +210,7 @@ def _run(model: ModelCall, x: Any, labels: Any) -> _Seen:
         len(sums),
         counts,
         new_state,
+        scope.values,
         normalizations,
         [moving.moments[id(layer)] for layer in normalizations],
         [moving.rules[id(layer)] for layer in normalizations],

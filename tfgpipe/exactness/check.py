@@ -18,9 +18,8 @@ from tfgpipe.exactness.fit_step import (
     compare_weights,
     run_graph_step,
 )
-from tfgpipe.exactness.layers import compare_forward
-from tfgpipe.exactness.recorder import Recorded, recorded_in
-from tfgpipe.exactness.report import Report, Tally
+from tfgpipe.exactness.layers import OnHost, Recorded
+from tfgpipe.exactness.report import Report, Tally, limit_of
 from tfgpipe.micro_batches import check_rows, first_tensor
 from tfgpipe.model import ByLayers, GPipe, Rehearsal, all_finite
 from tfgpipe.sequence import inputs
@@ -98,7 +97,7 @@ def _rehearsed(
     packed = keras.utils.pack_x_y_sample_weight(*data)
     optimizer = model.optimizer
     has_scale = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    step = model.by_layers(lambda call: call)
+    step = model.by_layers(lambda _, call: call)
     # A loss scale may be too high at first: it falls until all is finite.
     for _ in range(_MOST_SCALES):
         rehearsal = step(packed)
@@ -117,17 +116,18 @@ def _compared(
     rehearsal: Rehearsal,
     put_back: Callable[[], None],
 ) -> Report:
-    tally, backward = Tally(), Tally()
-    total, gradients, _ = rehearsal
+    tally, recorded = Tally(), Recorded(by_layers, rehearsal)
+    total, gradients = recorded.total, recorded.gradients
     pairs = [*zip(gradients, model.trainable_weights)]
     sums_in = model.gradient_dtype
     num_rows = first_tensor(data[0]).shape[0]
-    recorded = recorded_in(by_layers, rehearsal)
     places = WeightPlaces(model, recorded)
     is_finite = bool(all_finite([total, *gradients]))
-    on_host = compare_forward(tally, backward, recorded, is_finite)
-    direct = compare_loss(tally, model, data, total, recorded)
-    tally.add_backwards(backward)
+    rounding = 0.0 if sums_in is None else limit_of([sums_in])
+    on_host = OnHost(tally, recorded, rounding)
+    on_host.forward(is_finite)
+    direct = compare_loss(tally, model, data, recorded)
+    on_host.backward()
     dw = _sum(on_host.dw, direct)
     compare_weights(tally, "gradient", places, pairs, dw, sums_in)
     if is_finite:  # or all that follows is not
@@ -148,12 +148,12 @@ def _sum(
 
 
 def _title(model: Any, num_rows: int, recorded: Recorded) -> str:
-    count = len(recorded[0][1])
+    count = len(recorded.shares)
     cells = model.num_partitions
     replicas = model.num_replicas
     return (
         f"A step of '{model.name}': {num_rows} rows in {count} micro-batches, "
-        f"{len(recorded)} layers in {cells} cells"
+        f"{len(recorded.layers)} layers in {cells} cells"
         + (f", {replicas} replicas" if replicas > 1 else "")
     )
 

@@ -22,17 +22,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.boundary import is_continuous
-from tfgpipe.exactness.layers import OnHost
-from tfgpipe.exactness.recorder import (
-    HOST,
-    Recorded,
-    first_axes,
-    joined,
-    joined_gradients,
-    shares_of,
-    summed,
-)
+from tfgpipe.boundary import copied, is_continuous
+from tfgpipe.exactness.layers import HOST, OnHost, Recorded, summed
 from tfgpipe.exactness.report import (
     Tally,
     largest,
@@ -42,7 +33,7 @@ from tfgpipe.exactness.report import (
     of_outputs,
     without_tiny,
 )
-from tfgpipe.graphs import as_tensor
+from tfgpipe.graphs import as_tensor, tensors
 
 
 class FitStep(NamedTuple):
@@ -135,7 +126,8 @@ def compare_update(
         for weight in weights:
             if id(weight) in assigned:
                 weight.assign(assigned[id(weight)])
-        optimizer.apply_gradients(step.pairs)
+        if step.pairs:
+            optimizer.apply_gradients(step.pairs)
     for variable in [*weights, *_of_optimizer(model)]:
         key = id(variable)
         difference = of_change(
@@ -155,13 +147,13 @@ def compare_state(
     """Compares what the graph has made of other variables with Keras."""
     state = {
         id(v): v
-        for place, _ in recorded
-        for v in place.own_variables
+        for layer in recorded.layers
+        for v in layer.place.variables
         if not v.trainable
     }
-    seeds = {id(v) for place, _ in recorded for v in place.cell.seeds}
+    seeds = {id(v) for v in recorded.batch.call.seeds}
     for key, variable in state.items():
-        if key in seeds | on_host.unknown:
+        if key in seeds | {*recorded.traced.draws} | on_host.unknown:
             continue
         before = step.before[key]
         expected = on_host.assigned.get(key, before)
@@ -186,21 +178,28 @@ class WeightPlaces:
         self._names: dict[int, str] = {}
         self._limits: dict[int, float] = {}
         self._scales: dict[int, float] = {}
-        for place, calls in recorded:
-            limit = place.limit(calls[0].outputs.tensors)
-            taken = [t for call in calls for t in call.inputs.tensors]
+        # Of layers inside of others, the innermost has the variable.
+        inner_first = sorted(
+            recorded.layers, key=lambda one: -len(one.place.section.path)
+        )
+        for layer in inner_first:
+            limit, taken = layer.limit(), tensors(layer.part.takes)
             scale = max(
-                (largest(t) for t in taken if is_continuous(t)), default=0.0
+                (
+                    largest(values[t.ref()])
+                    for values in layer.taken
+                    for t in taken
+                    if is_continuous(t)
+                ),
+                default=0.0,
             )
-            for variable in place.own_variables:
-                self._names.setdefault(id(variable), place.name)
+            for variable in layer.place.variables:
+                self._names.setdefault(id(variable), layer.name)
                 known = self._limits.get(id(variable), 0.0)
                 self._limits[id(variable)] = max(known, limit)
                 known = self._scales.get(id(variable), 0.0)
                 self._scales[id(variable)] = max(known, scale)
-        self.worst = max(
-            place.limit(calls[0].outputs.tensors) for place, calls in recorded
-        )
+        self.worst = max(layer.limit() for layer in recorded.layers)
         for weight in model.trainable_variables:
             for optimizer in internals.with_inner(model.optimizer):
                 for slot in internals.slots(optimizer, weight):
@@ -256,23 +255,19 @@ def compare_loss(
     tally: Tally,
     model: Any,
     data: tuple[Any, Any, Any],
-    total: tf.Tensor,
     recorded: Recorded,
 ) -> dict[int, tf.Tensor]:
     """Compares the loss, and where its gradients start, with Keras's.
 
-    `data` is (x, y, sample_weight); `total` is the loss as the pipeline has it.
-    Returns gradients of weights that do not come through layers, by id: those
-    of regularisers, and of a loss that reads weights.
+    `data` is (x, y, sample_weight). Returns gradients of weights that do not
+    come through layers, by id: those of regularisers, and of a loss that reads
+    weights.
     """
-    place, calls = recorded[-1]
-    limit = place.limit(calls[0].outputs.tensors)
+    limit = recorded.layers[-1].limit()
     variables = model.trainable_variables
+    run = recorded.loss
     with tf.device(HOST):
-        parts = [call.outputs for call in calls]
-        outputs = joined(parts, first_axes(parts[0]))
-        y_pred = outputs.nest(place.output_structure)
-        flat = keras.tree.flatten(y_pred)
+        flat = [copied(t) for t in run.outputs]
         added = _added(recorded)
         weights = [tf.identity(v.value) for v in variables]
         # Where the backward pass starts: outputs, layers' losses, weights.
@@ -286,6 +281,7 @@ def compare_loss(
             keras.StatelessScope([*zip(variables, weights)]),
         ):
             tape.watch(sources)
+            y_pred = recorded.batch.results.nest(flat)
             losses = [loss for loss, _ in added] + _penalties(model)
             own = _loss(model, data, y_pred, losses)
             scaled = model.optimizer.scale_loss(own)
@@ -300,11 +296,15 @@ def compare_loss(
             difference = of_gradients([d for d, _ in pairs], expected)
             tally.note("loss", _WHERE, what, difference, limit)
 
-        tally.note("loss", _WHERE, "loss", of_outputs([total], [own]), limit)
-        if places := [*calls[0].dy]:
-            dy = [joined_gradients([c.dy[i] for c in calls], 0) for i in places]
-            pairs = [*zip(dy, (flat[i] for i in places))]
-            compared("gradient of the loss with respect to outputs", pairs)
+        difference = of_outputs([recorded.total], [own])
+        tally.note("loss", _WHERE, "loss", difference, limit)
+        dy = [
+            (tf.concat([*map(as_tensor, parts)], 0), t)
+            for parts, t in zip(zip(*run.dy), flat)
+            if all(d is not None for d in parts)
+        ]
+        if dy:
+            compared("gradient of the loss with respect to outputs", dy)
         if pairs := [(d, loss) for loss, d in added if d is not None]:
             compared(
                 "gradient of the loss with respect to layers' losses", pairs
@@ -318,25 +318,19 @@ def compare_loss(
 
 def _added(recorded: Recorded) -> list[tuple[tf.Tensor, Any]]:
     """What layers add to the loss, of all rows, with its gradients."""
-    shares = shares_of(recorded)
-    found = []
-    for _, calls in recorded:
-        for i in range(len(calls[0].losses)):
-            parts = [call.losses[i] for call in calls]
-            dtype = parts[0].dtype
-            if not dtype.is_floating:
-                dtype = tf.as_dtype(keras.config.floatx())
-            loss = tf.add_n(
+    run, shares = recorded.loss, recorded.shares
+    return [
+        (
+            tf.add_n(
                 [
-                    tf.constant(share, dtype)
-                    * tf.reduce_sum(tf.cast(part, dtype))
-                    for share, part in zip(shares, parts)
+                    tf.constant(share, loss.dtype) * loss
+                    for share, loss in zip(shares, losses)
                 ]
-            )
-            found.append(
-                (loss, summed([call.dlosses.get(i) for call in calls]))
-            )
-    return found
+            ),
+            summed(gradients),
+        )
+        for losses, gradients in zip(zip(*run.losses), zip(*run.dlosses))
+    ]
 
 
 def _penalties(model: Any) -> list[tf.Tensor]:

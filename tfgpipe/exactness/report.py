@@ -172,14 +172,6 @@ class Tally:
         if not is_documented:
             self._largest[kind] = max(self._largest[kind], difference)
 
-    def add_backwards(self, other: Tally) -> None:
-        """Takes what another has, its last finding first."""
-        for kind, count in other._counts.items():
-            self._counts[kind] += count
-            largest = max(self._largest[kind], other._largest[kind])
-            self._largest[kind] = largest
-        self._findings += reversed(other._findings)
-
     def report(self, title: str) -> Report:
         """All comparisons and findings so far, as what the user gets."""
         compared = [

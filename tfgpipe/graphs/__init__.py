@@ -7,6 +7,7 @@ from tfgpipe.graphs.cut import (
     StagedFunction,
     follows,
     sum_over_replicas,
+    sums_over_replicas,
 )
 from tfgpipe.graphs.gradient_sums import (
     Gradient,
@@ -55,6 +56,7 @@ __all__ = [
     "parts_of",
     "stateful_kinds",
     "sum_over_replicas",
+    "sums_over_replicas",
     "tensors",
     "without_gradients",
 ]

@@ -15,7 +15,6 @@ again.
 
 from __future__ import annotations
 
-import bisect
 import collections
 import dataclasses
 from collections.abc import Sequence
@@ -109,7 +108,6 @@ class _Cutting:
         self._num_cells = num_cells
         self._repeated = repeated
         self._whole = WholeGraph(traced.graph)
-        self._starts = [section.start for section in traced.sections]
         # What nothing of the graph makes.
         given = [*traced.x, *traced.labels, *made.dy, *made.dlosses]
         given += [tensor for _, tensor in traced.state]
@@ -147,7 +145,9 @@ class _Cutting:
         return [self._part(k, owners) for k in range(self._num_cells)]
 
     def _part(self, k: int, owners: list[int | None]) -> Part:
-        places = {use.tensor.ref(): i for i, use in enumerate(self._traced.uses)}
+        places = {
+            use.tensor.ref(): i for i, use in enumerate(self._traced.uses)
+        }
         indices = [places[ref] for ref in self._uses[k]]
         dw = [
             self._made.dw[i] if owners[i] == k else Gradient() for i in indices
@@ -171,8 +171,8 @@ class _Cutting:
 
     def _pass_of(self, op: tf.Operation) -> tuple[bool, int]:
         made = self._made
-        section = bisect.bisect_right(self._starts, made.places[op.name]) - 1
-        return op.name in made.backward, self._traced.cells[section]
+        cell = self._traced.cell_of(made.places[op.name])
+        return op.name in made.backward, cell
 
     def _owner(self, gradient: list[tf.Tensor]) -> int | None:
         """The cell whose backward pass makes a gradient, or None."""

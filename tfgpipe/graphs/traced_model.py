@@ -19,6 +19,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,7 +35,6 @@ from tfgpipe.graphs.gradient_sums import (
     lookups,
 )
 from tfgpipe.graphs.trace import CALLS
-
 
 _SIZES = {"Rank", "Shape", "ShapeN", "Size"}
 
@@ -91,6 +91,7 @@ class TracedModel:
         num_head_losses: How many are the head's.
         counts: What those are to be divided by.
         new_state: The variables that are assigned, and their new values.
+        assigned: All values that are, also on the way to the new one.
         normalizations: The batch normalisations whose statistics move at the
             end of the mini-batch.
         moments: For each, its calls' moments, see `MovingStatistics`.
@@ -118,16 +119,28 @@ class TracedModel:
     num_head_losses: int
     counts: Sequence[tf.Tensor]
     new_state: Sequence[tuple[Any, tf.Tensor]]
+    assigned: Sequence[tf.Tensor]
     normalizations: Sequence[Any]
     moments: Sequence[Sequence[Any]]
     rules: Sequence[Sequence[Any]]
     draws: Mapping[int, int | None]
     watches_x: bool
 
+    @functools.cached_property
+    def _starts(self) -> list[int]:
+        return [section.start for section in self.sections]
+
+    def section_at(self, place: int) -> int:
+        """The number of the section of an operation of the forward pass."""
+        return max(0, bisect.bisect_right(self._starts, place) - 1)
+
     def section_of(self, place: int) -> Any:
         """The section that made an operation of the forward pass."""
-        starts = [section.start for section in self.sections]
-        return self.sections[max(0, bisect.bisect_right(starts, place) - 1)]
+        return self.sections[self.section_at(place)]
+
+    def cell_of(self, place: int) -> int:
+        """The cell of an operation of the forward pass."""
+        return self.cells[self.section_at(place)]
 
     def varying(self) -> Callable[[tf.Tensor], bool]:
         """Tells whether a tensor follows from what micro-batches differ in.

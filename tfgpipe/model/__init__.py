@@ -6,13 +6,21 @@
 from tfgpipe.model.description import print_cells
 from tfgpipe.model.gpipe import GPipe
 from tfgpipe.model.nonfinite import all_finite, examine
-from tfgpipe.model.rehearsal import ByLayers, LayerRun, Rehearsal
+from tfgpipe.model.rehearsal import (
+    ByLayers,
+    LayerPlace,
+    LayerRun,
+    LossRun,
+    Rehearsal,
+)
 from tfgpipe.model.saving import load_model
 
 __all__ = [
     "ByLayers",
     "GPipe",
+    "LayerPlace",
     "LayerRun",
+    "LossRun",
     "Rehearsal",
     "all_finite",
     "examine",

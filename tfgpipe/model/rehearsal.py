@@ -1,7 +1,8 @@
 """Training steps that change nothing, and gradients told as they pass.
 
-Each layer is a cell of its own, on the devices of its cell, and the head is one
-after them: so what a layer gets and gives is what crosses from task to task.
+Each section of the model is a cell of its own, on the devices of its cell, and
+the head is one after them: so what a layer gets and gives is what crosses from
+task to task.
 
     a step        cell 0: layers a, b        cell 1: layer c, loss
     by layers     a --> b -----------------> c --> loss
@@ -17,8 +18,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -26,40 +26,45 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.boundary import Boundary, CellArguments, Output, structure_of
-from tfgpipe.cells import Cell, CellTasks, LayerCall, TaskCall, until_known
+from tfgpipe.boundary import is_continuous
+from tfgpipe.cells import Cell
 from tfgpipe.checks import checked_counts
+from tfgpipe.devices import Replicas
 from tfgpipe.failures import explained
-from tfgpipe.loss import Objective
+from tfgpipe.graphs import Part, TracedModel, by_reference, tensors
+from tfgpipe.loss import Head, Objective
 from tfgpipe.model.build import Built
-from tfgpipe.model.step import Steps, trace
-from tfgpipe.run import Pipeline
-from tfgpipe.schedules import CellFacts, Program
+from tfgpipe.model.step import Steps, lower, trace
+from tfgpipe.run import MiniBatch, Pipeline
+from tfgpipe.schedules import Program
 
 
 class LayerRun(NamedTuple):
     """A layer on one micro-batch, on its device.
 
     Attributes:
-        inputs: What came in.
-        state: Values of `Cell.state`.
-        assigned: What earlier layers have assigned to its weights, None where
-            none did; empty if none did at all.
-        outputs: What went out.
-        losses: What it has added to the loss, numbers.
-        dy: The gradients by what went out, by position, where there are.
-        dlosses: Those by what it has added to the loss.
-        dx: Those by what came in.
+        taken: Values of `LayerPlace.taken`, as they came there.
+        given: Those of `LayerPlace.given`.
     """
 
-    inputs: Boundary
-    state: list[Any]
-    assigned: Sequence[Any]
-    outputs: Boundary
-    losses: list[Any]
-    dy: Mapping[int, Any]
-    dlosses: Mapping[int, Any]
-    dx: Mapping[int, Any]
+    taken: list[Any]
+    given: list[Any]
+
+
+class LossRun(NamedTuple):
+    """Where the backward pass of a mini-batch starts.
+
+    Attributes:
+        outputs: What the model hands out, flat, of all rows.
+        losses: By micro-batch, what layers add to the loss, numbers.
+        dlosses: The gradients by these, or None.
+        dy: By micro-batch the gradients by what is handed out, or None.
+    """
+
+    outputs: list[Any]
+    losses: list[list[Any]]
+    dlosses: list[list[Any]]
+    dy: list[list[Any]]
 
 
 class Rehearsal(NamedTuple):
@@ -68,40 +73,99 @@ class Rehearsal(NamedTuple):
     Attributes:
         total: The loss, a scalar.
         gradients: By each trainable weight, or None.
+        loss: Where the backward pass starts.
         calls: For each layer, and the head at last, what was asked of its
             calls, by micro-batch.
     """
 
     total: tf.Tensor
     gradients: list[Any]
+    loss: LossRun
     calls: list[list[Any]]
+
+
+class LayerPlace:
+    """A section of the model, mostly a layer, and where in the pipeline it is.
+
+    Attributes:
+        section: The section.
+        cell: A cell of nothing else.
+        part: What it has of the model's graph.
+        name: The layer with its cell and devices, in words.
+        taken: What it takes of others, forward and backward: tensors of the
+            model's graph.
+        given: What it gives to others.
+        outputs: What of that is of the forward pass, and no new value of a
+            variable.
+        variables: Those that it reads, and all others of its layer.
+    """
+
+    def __init__(
+        self,
+        section: Any,
+        words: str,
+        cell: Cell,
+        part: Part,
+        spots: set[tuple[int, int]],
+    ):
+        self.section, self.cell, self.part = section, cell, part
+        self._spots = spots
+        self._words = words
+        self.name = cell.describe(words)
+        self.taken = [*part.takes, *part.takes_back]
+        self.given = [*part.gives, *part.gives_back]
+        traced = part.traced
+        state = tensors([[t for _, t in traced.new_state], traced.moments])
+        kept = {t.ref() for t in [*state, *traced.assigned]}
+        self.outputs = [t for t in part.gives if t.ref() not in kept]
+        given = {t.ref(): v for v, t in traced.state}
+        read = [given[t.ref()] for t in part.takes if t.ref() in given]
+        own = [] if section.layer is None else section.layer.variables
+        found = [*own, *(use.variable for use in part.uses), *read]
+        self.variables = [*{id(v): v for v in found}.values()]
+
+    @property
+    def weights(self) -> list[keras.Variable]:
+        """The trained variables that it reads."""
+        return [use.variable for use in self.part.uses]
+
+    def named_as(self, k: int, i: int) -> list[str]:
+        """Its name, if its operations are named so, see `Cell`."""
+        return [self.name] if (k, i) in self._spots else []
+
+    def naming(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, errors say where in the pipeline they happened."""
+        return self.cell.naming(self._words)
+
+    def made(self, run: LayerRun, wanted: Sequence[Any]) -> list[Any]:
+        """Values of some of what it gives."""
+        values = by_reference(self.given, run.given)
+        return [values[t.ref()] for t in wanted]
 
 
 class ByLayers:
     """Runs training steps, layer by layer, that change nothing.
 
-    `step` makes a graph of a mini-batch, and also returns nests like what comes
-    into each cell; it is called within `nothing_eager`.
+    `step` makes a graph of a mini-batch, and also returns the mini-batch and
+    the places; it is called within `nothing_eager`.
 
     Attributes:
-        cells: A cell for each layer, and one for the head.
-        structures: For each cell, a nest like what comes in.
+        batch: The mini-batch, as it was traced last.
+        places: Its layers in order, and the head at last.
     """
 
-    def __init__(
-        self, cells: Sequence[Cell], step: Callable, nothing_eager: Callable
-    ):
+    def __init__(self, step: Callable, nothing_eager: Callable):
         self._nothing_eager = nothing_eager
-        self.cells = cells
-        self.structures: list[Any] = []
+        self.batch: Any = None
+        self.places: list[LayerPlace] = []
 
         def run(data: Any) -> Rehearsal:
             found: Rehearsal
-            found, self.structures = step(data)
+            found, self.batch, self.places = step(data)
             return found
 
         function = tf.function(run, autograph=False)
-        self._function = explained(function, lambda: cells, True)
+        self._function = explained(function, lambda: self.places, True)
 
     def __call__(self, data: Any) -> Rehearsal:
         """Runs a mini-batch, which is as `train_step` takes it."""
@@ -177,63 +241,60 @@ class Rehearsals(Steps):
         is_same = self.compiled and loss is internals.compiled_loss(self)
         return specs if is_same else None
 
-    def by_layers(self, of_call: Callable[[LayerRun], Any]) -> ByLayers:
+    def by_layers(
+        self, of_call: Callable[[LayerPlace, LayerRun], Any]
+    ) -> ByLayers:
         """Runs training steps that change nothing.
 
         `of_call` is asked of each call for a nest of tensors, while the step is
         traced.
         """
         built = self.built_for("by_layers()")
-        #     built   | 0 1 | 2 3 4 |
-        #     here    | 0 | 1 | 2 | 3 | 4 | head |    each step is a cell
-        steps = [[*cell.calls] for cell in built.cells]
-        steps[-1].append(_Nothing())
-        places = [k for k, own in enumerate(steps) for _ in own]
-        cells = [
-            built.cells[k].part(i, step)
-            for i, (k, step) in enumerate(zip(places, itertools.chain(*steps)))
-        ]
-        counts = collections.Counter(cell.number for cell in cells)
-        groups = [counts[k] for k in range(self.num_partitions)]
-        remat = built.remat.parted(places, groups)
-        parted = dataclasses.replace(built, cells=tuple(cells), remat=remat)
-        step = functools.partial(self._by_layers, of_call, parted)
-        return ByLayers(cells, step, self.nothing_eager)
+        step = functools.partial(self._by_layers, of_call, built)
+        return ByLayers(step, self.nothing_eager)
 
     def _by_layers(
         self,
-        of_call: Callable[[LayerRun], Any],
+        of_call: Callable[[LayerPlace, LayerRun], Any],
         built: Built,
         data: Any,
-    ) -> tuple[Rehearsal, list[Any]]:
-        """A step by layers, and nests like what comes into each."""
-        batch, _ = self._unpack(data)
-        given, *labels = batch
-        x = built.as_taken(given)
-        head, loss = self._loss_of(batch, training=True)
-
-        def lowered() -> tuple[list[_Recorded], Pipeline]:
-            traced = trace(built, x, labels, head, True, self._jit_cells)
-            wanted = loss.has_gradient(traced) if traced.is_training else ()
-            tasks = [_Recorded(own) for own in traced.tasks(*wanted)]
-            program = traced.program(tasks, built.schedule_of)
-            return tasks, Pipeline(traced, tasks, program)
-
-        tasks, run = until_known(lowered)
+    ) -> tuple[Rehearsal, MiniBatch, list[LayerPlace]]:
+        """A step by layers, and these."""
+        given, _ = self._unpack(data)
+        x, *labels = given
+        head, loss = self._loss_of(given, training=True)
+        watched: Any = _WatchedHead(head)
+        batch = trace(
+            built,
+            built.as_taken(x),
+            labels,
+            watched,
+            True,
+            self._jit_cells,
+            kind=_BatchBySections,
+        )
+        run = lower(built, batch, loss, None)
         run.forward()
         with keras.StatelessScope():  # the metrics stay as they are
             run.backward(loss.start(run))
             total = loss.total(run)
         pairs = self._gradients(run, loss)
+        places = _places(built, batch, run)
+
+        def call(place: LayerPlace, m: int, values: Any) -> Any:
+            device = batch.replicas.device(place.cell.index, m)
+            with tf.device(device):
+                taken = [received(values.get(t.ref())) for t in place.taken]
+            given = [values.get(t.ref()) for t in place.given]
+            return of_call(place, LayerRun(taken, given))
+
         calls = [
-            [of_call(call) for call in own.calls(k, run)]
-            for k, own in enumerate(tasks)
+            [call(place, m, own) for m, own in enumerate(run.results.values)]
+            for place in places
         ]
-        structures = [
-            structure_of(x),
-            *(own.findings.output_structure for own in tasks[:-1]),
-        ]
-        return Rehearsal(total, [d for d, _ in pairs], calls), structures
+        gradients = [d for d, _ in pairs]
+        start = watched.loss_run(run)
+        return Rehearsal(total, gradients, start, calls), batch, places
 
     def telling_gradients(
         self, tell: Callable[[list[tuple[Any, keras.Variable]]], None]
@@ -275,77 +336,136 @@ class Rehearsals(Steps):
             put_back()
 
 
-class _Nothing(LayerCall):
-    """Hands on what the last layer has made: where the head is."""
+class _BatchBySections(MiniBatch):
+    """A mini-batch for which each section of the model is a cell.
 
-    def __init__(self) -> None:
-        super().__init__(keras.layers.Identity())
+    The graph is for any number of rows, where there are several micro-batches.
+    """
 
-    def __call__(self, values: Any, training: bool) -> Any:
-        """Returns what came in: there is no layer, see `LayerCall`."""
-        return values
+    def spec(self, tensor: tf.Tensor) -> tf.TensorSpec:
+        """See `MiniBatch`."""
+        rows = None if self.micro_batches.count > 1 else tensor.shape[0]
+        return tf.TensorSpec([rows, *tensor.shape[1:]], tensor.dtype)
+
+    def cut(self, traced: TracedModel) -> TracedModel:
+        """Makes each section a cell, with the rules of the one it is in.
+
+        built   | 0 1 | 2 3 4 |
+        here    | 0 | 1 | 2 | 3 | 4 |     the last one is the head
+        """
+        whole, sections = self.cells, traced.sections
+        # A cell of no section stays, without operations.
+        empty = {*range(len(whole))} - {own.cell for own in sections}
+        places = sorted([*(own.cell for own in sections), *empty])
+        self.cells = [whole[k].part(i) for i, k in enumerate(places)]
+        counts = collections.Counter(whole[k].number for k in places)
+        self.remat = self.remat.parted(places, [*counts.values()])
+        grid = list(zip(*(cell.devices for cell in self.cells)))
+        self.replicas = Replicas(grid, self.micro_batches.count)
+        cells = [
+            i + sum(k < own.cell for k in empty)
+            for i, own in enumerate(sections)
+        ]
+        return dataclasses.replace(traced, cells=cells)
 
 
-class _Recorded:
-    """The tasks of a cell, which note what they take and return."""
+def _places(built: Built, batch: MiniBatch, run: Pipeline) -> list[LayerPlace]:
+    """Where each section is; cells of none have no place."""
+    traced, model = batch.traced, built.source.model
+    outer = () if model is None else (model.name,)
+    # By its cell, which layer of which cell of the model each one is.
+    spots: dict[int, tuple[int, int]] = {}
+    counts: collections.Counter[int] = collections.Counter()
+    for section, k in zip(traced.sections, traced.cells):
+        if section.layer is not None:
+            spots[k] = section.cell, counts[section.cell]
+            counts[section.cell] += 1
+    places = []
+    for section, k in zip(traced.sections, traced.cells):
+        # The model that the user gave is not said again for each layer.
+        path = section.path
+        if path[:1] == outer and traced.sections[1].layer is model:
+            path = path[1:]
+        words = section._replace(path=path).words
+        cell = batch.cells[k]
+        own = {spots[j] for j in cell.traced_as if j in spots}
+        places.append(LayerPlace(section, words, cell, run.tasks[k].part, own))
+    return places
 
-    def __init__(self, tasks: CellTasks):
-        self._tasks = tasks
-        self._forward: list[tuple[CellArguments, Output]] = []
-        self._backward: dict[int, tuple[Any, Any, Any]] = {}
+
+def received(tensor: Any) -> Any:
+    """A tensor as it comes to the current device."""
+    return None if tensor is None else tf.identity(tensor)
+
+
+class _WatchedHead:
+    """A head that notes the gradients by what it takes of the model.
+
+    It takes copies, whose gradients are those of the loss alone.
+    """
+
+    def __init__(self, head: Head):
+        self._head = head
+        self._dy: dict[int, tf.Tensor] = {}
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._tasks, name)
+        return getattr(self._head, name)
 
-    def facts(
-        self, has_backward: bool, synchronizes: bool = False
-    ) -> CellFacts:
-        """See `CellTasks`; the halves of a backward pass are one."""
-        facts = self._tasks.facts(has_backward, synchronizes)
-        return facts._replace(has_halves=False)
+    def __call__(self, y_pred: Any, labels: Any, first: bool) -> Any:
+        """See `Head`."""
+        self._dy = {}
+        copies: dict[int, Any] = {}
 
-    def forward(self, arguments: CellArguments, keeps: bool) -> TaskCall:
-        """The forward task, noted, see `CellTasks`."""
-        work = self._tasks.forward(arguments, keeps)
+        def copy(tensor: Any, i: int) -> Any:
+            if id(tensor) not in copies:
+                copies[id(tensor)] = self._copied(tensor, i)
+            return copies[id(tensor)]
 
-        def finish(results: list[Any]) -> Any:
-            found = work.finish(results)
-            self._forward.append((arguments, found[0]))
-            return found
+        flat = tree.flatten(y_pred)
+        found = [copy(t, i) for i, t in enumerate(flat)]
+        i = len(flat)
+        for tensor, own in zip(flat, found):
+            attached = internals.attached_to(tensor)
+            names = enumerate(attached, i)
+            copied = {name: copy(attached[name], n) for n, name in names}
+            internals.attach(own, copied)
+            i += len(attached)
+        nest = tree.pack_sequence_as(y_pred, found)
+        return self._head(nest, labels, first)
 
-        return work._replace(finish=finish)
+    def _copied(self, tensor: Any, i: int) -> Any:
+        """A copy of what is handed out in place i."""
+        if not is_continuous(tensor):
+            return None if tensor is None else tf.identity(tensor)
 
-    def backward(self, *given: Any) -> TaskCall:
-        """The backward task, noted, see `CellTasks`."""
-        work = self._tasks.backward(*given)
-        _, _, dy, dlosses, _, m = given
+        def noted(d: tf.Tensor) -> tf.Tensor:
+            self._dy[i] = tf.identity(d)
+            return self._dy[i]
 
-        def finish(results: list[Any]) -> Any:
-            found = work.finish(results)
-            self._backward[m] = dy, dlosses, found[0]
-            return found
+        @tf.custom_gradient
+        def copied(tensor: tf.Tensor) -> Any:
+            return tf.identity(tensor), noted
 
-        return work._replace(finish=finish)
+        return copied(tensor)
 
-    def calls(self, k: int, run: Pipeline) -> list[LayerRun]:
-        """What was noted, by micro-batch, as `run` ran it as cell k."""
-        ops = [op for op in run.program.ops if op.kind == "forward"]
-        order = [op.micro_batch for op in ops if op.cell == k]
-        num_head = self.findings.num_head_losses
-        made = {}
-        # Noted in the order of the schedule, returned in that of the rows.
-        for m, (given, output) in zip(order, self._forward, strict=True):
-            dy, dlosses, dx = self._backward.get(m, ((), (), ()))
-            made[m] = LayerRun(
-                given.inputs,
-                given.state,
-                given.assigned,
-                Boundary(output.tensors, output.masks),
-                output.losses[num_head:],
-                *map(_known, (dy, dlosses[num_head:], dx)),
-            )
-        return [made[m] for m in sorted(made)]
+    def loss_run(self, run: Pipeline) -> LossRun:
+        """Where the backward pass of a mini-batch has started."""
+        made = run.tasks[0].part.made
+        traced, num_head = made.traced, made.traced.num_head_losses
+        # Gradients of the mini-batch's loss come from outside, or from here.
+        dy = [
+            self._dy.get(i) if d is None else d for i, d in enumerate(made.dy)
+        ]
 
+        def by_micro_batch(wanted: Sequence[Any]) -> list[list[Any]]:
+            return [
+                [None if t is None else known.get(t.ref()) for t in wanted]
+                for known in run.results.values
+            ]
 
-def _known(gradients: Sequence[Any]) -> dict[int, Any]:
-    return {i: d for i, d in enumerate(gradients) if d is not None}
+        return LossRun(
+            run.results.joined(),
+            by_micro_batch(traced.losses[num_head:]),
+            by_micro_batch(made.dlosses[num_head:]),
+            by_micro_batch(dy),
+        )

@@ -92,17 +92,19 @@ def trace(
     training: bool,
     compiles: bool,
     trial: Trial | None = None,
+    kind: type[MiniBatch] = MiniBatch,
 ) -> MiniBatch:
     """A mini-batch for which the cells are traced, and tried by `trial`.
 
     `x` is what the first layer takes, `labels` are y and sample_weight, nests
-    or None. `compiles` is whether XLA compiles cells also where it need not.
+    or None. `compiles` is whether XLA compiles cells also where it need not;
+    `kind` is the class of what is returned.
     """
     built.source.check(as_specs(x), batch_dimension(x, "x"))
     compiles = compiles or built.only_compiles
     if compiles:
         inputs.warn_of_unknown_sizes(x, built.input_spec)
-    return MiniBatch(
+    return kind(
         [*built.cells],
         built.source,
         x,
@@ -484,9 +486,7 @@ class Steps(Hooks):
         with self.nothing_eager():
             return known[trained](data)
 
-    def _run_eagerly(
-        self, kind: str, batch: tuple[Any, Any, Any]
-    ) -> None:
+    def _run_eagerly(self, kind: str, batch: tuple[Any, Any, Any]) -> None:
         """Has Python run what a step will run."""
         training, head, loss = kind == "train", None, None
         if kind != "predict":

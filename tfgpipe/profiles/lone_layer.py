@@ -30,7 +30,12 @@ from tfgpipe.boundary import Boundary, is_continuous
 from tfgpipe.cells import Cell, LayerCall, ModelCall, Tracer
 from tfgpipe.costs import behind_identities
 from tfgpipe.devices import placement
-from tfgpipe.graphs import by_reference, differentiate, tensors, without_gradients
+from tfgpipe.graphs import (
+    by_reference,
+    differentiate,
+    tensors,
+    without_gradients,
+)
 from tfgpipe.run import Chain, Clock
 from tfgpipe.schedules import Task
 

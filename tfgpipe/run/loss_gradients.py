@@ -39,9 +39,7 @@ class LossGradients(NamedTuple):
         self, m: int, micro_batches: MicroBatches, made: Differentiated
     ) -> dict[Any, Any]:
         """Those of a micro-batch, by the references of the graph's tensors."""
-        head = [
-            micro_batches.select(m, d, tf.zeros_like(d)) for d in self.head
-        ]
+        head = [micro_batches.select(m, d, tf.zeros_like(d)) for d in self.head]
         extra = [
             None if d is None else d * micro_batches.fraction(m, d.dtype)
             for d in self.extra

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,11 +16,12 @@ from tfgpipe.graphs import (
     Differentiated,
     TracedModel,
     differentiate,
+    sums_over_replicas,
     without_gradients,
 )
 from tfgpipe.micro_batches import MicroBatches
 from tfgpipe.schedules import Program, Remat, Schedule, lower
-from tfgpipe.state import is_synchronized, weighted_mean
+from tfgpipe.state import weighted_mean
 
 
 class MiniBatch:
@@ -40,6 +42,7 @@ class MiniBatch:
 
     Attributes:
         cells: The cells.
+        remat: Which micro-batches are computed again.
         call: What of the model was run.
         micro_batches: How the rows fall into micro-batches.
         given: By micro-batch what is known before anything runs: values by the
@@ -62,9 +65,12 @@ class MiniBatch:
         trial: Any = None,
     ):
         self.cells = cells
+        self._steps = [step for cell in cells for step in cell.calls]
         self._tracer = tracer
-        self._remat = remat
-        inputs, own_labels = self._split(tracer.led(x), labels, num_micro_batches)
+        self.remat = remat
+        inputs, own_labels = self._split(
+            tracer.led(x), labels, num_micro_batches
+        )
         is_split = self.micro_batches.count > 1
         self.call = ModelCall(
             source.call,
@@ -82,16 +88,16 @@ class MiniBatch:
             self._tried = [Cell(0, [whole], cells[0].devices)]
         if is_tried:
             trial.run(self._functions(), x, self.micro_batches.count)
-        self.traced: TracedModel = tracer.trace(
+        traced = tracer.trace(
             self.call,
             cells,
             self._specs(inputs[0]),
             self._specs(own_labels[0]),
             [training and remat.recomputes(k) for k in range(len(cells))],
         )
+        self.traced = traced = self.cut(traced)
         if is_tried:
             trial.tell()
-        traced = self.traced
         self.given = [
             _by_reference(traced.x, own) | _by_reference(traced.labels, label)
             for own, label in zip(inputs, own_labels)
@@ -128,7 +134,7 @@ class MiniBatch:
                 cell,
                 call.training,
                 call.head if cell is self._tried[-1] else None,
-                recomputes=call.training and self._remat.recomputes(k),
+                recomputes=call.training and self.remat.recomputes(k),
                 is_split=call.is_split,
             )
             for k, cell in enumerate(self._tried)
@@ -136,16 +142,28 @@ class MiniBatch:
 
     def _specs(self, nest: Any) -> Any:
         return tree.map_structure(
-            lambda t: None if t is None else self.micro_batches.spec(t), nest
+            lambda t: None if t is None else self.spec(t), nest
         )
+
+    def spec(self, tensor: tf.Tensor) -> tf.TensorSpec:
+        """What the model's graph takes for a micro-batch of a tensor."""
+        return self.micro_batches.spec(tensor)
+
+    def cut(self, traced: TracedModel) -> TracedModel:
+        """The model that was traced, with a cell for each of its sections."""
+        return traced
 
     def synchronizes(self, k: int) -> bool:
         """Whether a cell takes moments over replicas."""
-        return (
-            self.call.synchronizes
-            and self.call.is_split
-            and any(map(is_synchronized, self.cells[k].normalizations))
-        )
+        return k in self._adding_up
+
+    @functools.cached_property
+    def _adding_up(self) -> set[int]:
+        traced = self.traced
+        places = {op.name: i for i, op in enumerate(traced.operations)}
+        totals = sums_over_replicas(traced.operations)
+        found = {traced.cell_of(places[t.op.name]) for t in totals}
+        return found if self.call.is_split else set()
 
     @property
     def is_training(self) -> bool:
@@ -221,7 +239,7 @@ class MiniBatch:
         if self.call.head is None:
             can_recompute = self._tracer.can_recompute
             facts[-1] = facts[-1]._replace(recomputes=can_recompute)
-        return lower(schedule_of, facts, self._remat, self.replicas.counts)
+        return lower(schedule_of, facts, self.remat, self.replicas.counts)
 
     def trained(self, tasks: Sequence[CellTasks]) -> list[int]:
         """The cells that have a backward pass, and those behind them."""

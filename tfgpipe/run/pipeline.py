@@ -53,6 +53,7 @@ class Pipeline:
         clock: Notes when each task runs, see `clock.py`, or None.
 
     Attributes:
+        tasks: What runs the tasks of each cell.
         micro_batches: How the rows fall into micro-batches.
         results: What the cells make of the mini-batch.
         program: What runs.
@@ -69,7 +70,7 @@ class Pipeline:
         clock: Any = None,
     ):
         self._batch = batch
-        self._tasks = tasks
+        self.tasks = tasks
         self.micro_batches = batch.micro_batches
         self.results = batch.results
         self.is_training = batch.is_training
@@ -122,7 +123,7 @@ class Pipeline:
             return self.results.counts()
         return counts_ahead(
             self._batch.traced,
-            self._tasks,
+            self.tasks,
             self._flow.counting,
             self._batch.replicas.device,
             self.micro_batches.count,
@@ -133,11 +134,11 @@ class Pipeline:
 
         A tensor of the variable's shape, `tf.IndexedSlices`, or None.
         """
-        trained = self._batch.trained(self._tasks)
+        trained = self._batch.trained(self.tasks)
         return gradient_sums.of_variables(
             (
                 self._batch.cells[k].device,
-                [use.variable for use in self._tasks[k].part.uses],
+                [use.variable for use in self.tasks[k].part.uses],
                 [self._flow.sums(k, r) for r in self._batch.replicas.busy],
             )
             for k in trained

@@ -288,6 +288,7 @@ class ModelScope(StateScope):
         given: By the id of another, it and its placeholder.
         assigned_in: By the id of a variable, the section that has assigned it
             last.
+        values: All that was assigned.
     """
 
     def __init__(
@@ -306,6 +307,7 @@ class ModelScope(StateScope):
         self._tape = tape
         self._use_of: dict[int, Use] = {}  # by the id, in the last section
         self.assigned_in: dict[int, int] = {}
+        self.values: list[tf.Tensor] = []
         own = [(v, self._placeholder(v)) for v in seeds]
         self.given = {id(v): (v, t) for v, t in own}
         super().__init__(own, seeds, moving, training)
@@ -358,6 +360,8 @@ class ModelScope(StateScope):
         if key in self.given and key not in self._seeds:
             self._find_seed(variable, self.given[key][1], value)
         super().add_update(update)
+        value = self._new_weights.get(key, self.state_mapping.get(key))
+        self.values.append(tf.convert_to_tensor(value))
 
     def _find_seed(
         self, variable: keras.Variable, given: tf.Tensor, value: Any

@@ -1,7 +1,6 @@
 """Faults are named with their layers, and nothing is said of what is right."""
 
 import random
-import sys
 import warnings
 
 import keras
@@ -11,14 +10,13 @@ import tensorflow as tf
 import tiny
 from keras import layers as kl
 from quick import quick
-from tensorflow.python.ops import gen_math_ops
 
 import tfgpipe
-from tfgpipe import boundary
-from tfgpipe.cells import tracer
+from tfgpipe.cells import CellTasks, Tracer
 from tfgpipe.devices import update
+from tfgpipe.graphs import CellGraph, cut
 from tfgpipe.loss import SummedLoss
-from tfgpipe.run import pipeline as pipeline_lib
+from tfgpipe.model import rehearsal
 from tfgpipe.state import flow as flow_lib
 from tfgpipe.state import rules
 
@@ -248,6 +246,42 @@ def test_layer_that_mixes_rows_is_named():
     assert found.difference > 0.1
 
 
+def test_layer_inside_of_another_is_named_by_its_path():
+    class Block(kl.Layer):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.inner = dense("inner")
+            self.mixes = LoopMixes(name="mixes")
+
+        def call(self, x):
+            return x + self.mixes(self.inner(x))
+
+    report = checked(pipeline(Block(name="block")))
+    assert "6 layers in 3 cells" in report.title
+    (found, _) = undocumented(report)
+    assert found.where == "layer 'block/mixes' of cell 1 on /device:CPU:1"
+
+
+def test_state_of_a_layer_that_is_called_twice_is_exact():
+    average = Average(name="average")
+    inputs = keras.Input((8,))
+    x = average(dense("b")(average(dense("a")(inputs))))
+    model = tfgpipe.GPipe(keras.Model(inputs, dense("c", 4)(x)), 3, 3)
+    model.compile("sgd", "mse")
+    report = checked(model)
+    assert not report.findings
+    assert [c.count for c in report.compared if c.kind == "state"] == [1]
+
+
+def test_model_without_trained_weights_is_exact():
+    model = pipeline(k=2)
+    model.trainable = False
+    model.compile("sgd", "mse")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of nothing to train
+        assert checked(model).is_exact
+
+
 def test_rows_are_mixed_beside_random_numbers():
     found = first_of(pipeline(NoisyMixes(name="mixes")))
     assert found.where.startswith("layer 'mixes'")
@@ -275,40 +309,49 @@ def wrong_products(monkeypatch):
 
     Called with which cells these are, and whether in their backward pass.
     """
-    product = gen_math_ops.mat_mul
+    own_tasks, add_in_order = Tracer._tasks, cut.add_in_order
     inside = []
 
-    def mat_mul(*args, **kwargs):
-        y = product(*args, **kwargs)
-        is_backward = "math_grad" in sys._getframe(1).f_code.co_filename
-        return 1.01 * y if inside and is_backward is inside[-1] else y
+    class Wrong(CellGraph):
+        """Its functions have wrong products."""
 
-    def within(name, cell_of, of_cells, backward):
-        made = getattr(tracer, name)
-
-        def making(given, *args):
-            if of_cells(cell_of(given)):
-                inside.append(backward)
+        def function(self, *args, **kwargs):
+            inside.append(self.part)
             try:
-                return made(given, *args)
+                return super().function(*args, **kwargs)
             finally:
-                inside.clear()
-
-        monkeypatch.setattr(tracer, name, making)
+                inside.pop()
 
     def use(of_cells, backward=False):
-        monkeypatch.setattr(gen_math_ops, "mat_mul", mat_mul)
-        if backward:
-            within(
-                "add_backward",
-                lambda traced: traced.origin.function.cell,
-                of_cells,
-                True,
-            )
-        else:
-            within("trace", lambda o: o.function.cell, of_cells, False)
+        def tasks(self, part, cell):
+            if not of_cells(cell):
+                return own_tasks(self, part, cell)
+            return CellTasks(part, Wrong(part, ["CPU"]))
+
+        def add_wrong(definition):
+            add_in_order(definition)
+            for node in [*definition.node] if inside else ():
+                is_backward = node.name in inside[-1].backward
+                if node.op == "MatMul" and is_backward is backward:
+                    scale(definition, node)
+
+        monkeypatch.setattr(Tracer, "_tasks", tasks)
+        monkeypatch.setattr(cut, "add_in_order", add_wrong)
 
     return use
+
+
+def scale(definition, node):
+    """Multiplies what a node makes by 1.01."""
+    name = node.name
+    factor = definition.node.add(op="Const", name=f"{name}_factor")
+    factor.attr["dtype"].type = tf.float32.as_datatype_enum
+    factor.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(1.01))
+    node.name = f"{name}_right"
+    product = definition.node.add(
+        op="Mul", name=name, input=[node.name, factor.name]
+    )
+    product.attr["T"].type = tf.float32.as_datatype_enum
 
 
 def test_products_of_one_device_are_wrong(wrong_products):
@@ -337,14 +380,13 @@ def test_gradients_of_one_device_are_wrong(wrong_products):
 
 
 def test_transfer_that_changes_what_is_sent_is_named(monkeypatch):
-    class Flipped(boundary.Boundary):
-        def __new__(cls, tensors, masks):
-            sent = [
-                1.0001 * t if t.device.endswith("CPU:1") else t for t in tensors
-            ]
-            return boundary.Boundary(sent, masks)
+    received = rehearsal.received
 
-    monkeypatch.setattr(pipeline_lib, "Boundary", Flipped)
+    def changed(tensor):
+        is_sent = tensor is not None and tensor.device.endswith("CPU:1")
+        return received(1.0001 * tensor if is_sent else tensor)
+
+    monkeypatch.setattr(rehearsal, "received", changed)
     found = first_of(pipeline())
     assert found.kind == "transfer"
     assert found.where == (
@@ -354,13 +396,22 @@ def test_transfer_that_changes_what_is_sent_is_named(monkeypatch):
     assert found.difference == pytest.approx(1e-4, rel=0.1)
 
 
-def test_what_is_wrong_in_the_graph_alone_is_told():
-    def other(x):
-        return x if tf.executing_eagerly() else 1.01 * x
+def test_what_is_wrong_in_the_step_of_fit_alone_is_told():
+    is_step = []
 
-    found = first_of(pipeline(kl.Lambda(other, name="other"), optimizer="sgd"))
-    assert found.kind == "forward"
-    assert found.where.startswith("layer 'other' of cell 1")
+    def other(x):
+        return 1.01 * x if is_step else x
+
+    model = pipeline(kl.Lambda(other, name="other"), optimizer="sgd")
+    train_step = model.train_step
+
+    def step(data):
+        is_step.append(True)
+        return train_step(data)
+
+    model.train_step = step
+    found = first_of(model)
+    assert (found.kind, found.where) == ("step", "the graph")
 
 
 def test_what_is_wrong_in_cells_alone_is_told(wrong_products):
@@ -469,7 +520,7 @@ def test_error_leaves_the_model_as_it_was():
 
 def test_random_numbers_of_tensorflow_are_those_of_before():
     noise = kl.Lambda(lambda x: x + tf.random.normal(tf.shape(x)), name="noise")
-    model = pipeline(noise, remat="never", k=2, m=1)
+    model = pipeline(noise, remat="never", k=2)
     tf.random.set_seed(5)
     expected = tf.random.uniform([3])
     tf.random.set_seed(5)
