@@ -213,7 +213,12 @@ def _note_gradients() -> None:
 
 
 def _gradient(
-    kind: str, attributes: Any, count: int, inputs: Any, outputs: Any, *rest: Any
+    kind: str,
+    attributes: Any,
+    count: int,
+    inputs: Any,
+    outputs: Any,
+    *rest: Any,
 ) -> Any:
     """What a tape calls to differentiate an operation."""
     gradient = _backprop._gradient_function
@@ -222,7 +227,7 @@ def _gradient(
         return gradient(kind, attributes, count, inputs, outputs, *rest)
     start = graph.num_operations()
     found = gradient(kind, attributes, count, inputs, outputs, *rest)
-    name = _name_of(kind, inputs, outputs)
+    name = _name_of(kind, inputs, outputs) or _name_in(graph, kind, rest[-1])
     _noted.notes.append(GradientNote(name, start, graph.num_operations()))
     return found
 
@@ -239,6 +244,17 @@ def _name_of(kind: str, inputs: Any, outputs: Any) -> str | None:
     for op in given[0].consumers():
         if op.type == kind and [id(t) for t in op.inputs] == wanted:
             return op.name
+    return None
+
+
+def _name_in(graph: Any, kind: str, scope: str | None) -> str | None:
+    """The name of an operation whose gradient needs nothing of it.
+
+    As of a sum with a bias; tapes know the scope in which it was made.
+    """
+    for name in (scope, f"{scope}/{kind}"):
+        with contextlib.suppress(KeyError, TypeError):
+            return str(graph.get_operation_by_name(name).name)
     return None
 
 
