@@ -32,6 +32,7 @@ TEST_TOOLS = [
     "keras-hub==0.32.0; python_version >= '3.11'",
     "keras-hub==0.25.1; python_version < '3.11'",
     "mypy==2.4.1",
+    "pydot==4.0.1",  # for the test of `keras.utils.model_to_dot`
     "pytest==9.2.0",
     "pytest-xdist==3.8.0",  # a worker a core: tracing takes most of the time
     "ruff==0.17.5",

@@ -41,18 +41,13 @@ preset = sys.argv[1] if len(sys.argv) > 1 else tiny_preset()
 pipeline = tfgpipe.load_preset("CausalLM", preset, 2, 4)
 for cell in pipeline.cells():
     print(cell)
-task = pipeline.model
-task.backbone.enable_lora(8)
-pipeline.compile(
-    keras.optimizers.Adam(0.03),
-    keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-)
+pipeline.model.backbone.enable_lora(8)
+pipeline.compile(keras.optimizers.Adam(0.03), sampler="greedy")
 texts = [LETTERS[i : i + 8] for i in range(2, 18)] * 16
 losses = pipeline.fit(texts, batch_size=16, epochs=6, verbose=2).history["loss"]
-task.compile(sampler="greedy")
 print(pipeline.generate(["cd", "hij"], max_length=8))
-task.save_to_preset(folder := tempfile.mkdtemp())
+pipeline.save_to_preset(folder := tempfile.mkdtemp())
 again = tfgpipe.load_preset("CausalLM", folder, 2)
-again.model.compile(sampler="greedy")
+again.compile(sampler="greedy")
 assert again.generate("cd", 8) == pipeline.generate("cd", 8)
 print(f"Loss: {losses[0]:.2f}, then {losses[-1]:.2f}")

@@ -42,7 +42,8 @@ def _with_slots(make_train_function):
 
     def make(self, force=False):
         optimizer = getattr(self, "optimizer", None)
-        is_ready = self.built and not tf.distribute.has_strategy()
+        is_built = all(layer.built for layer in self._flatten_layers())
+        is_ready = is_built and not tf.distribute.has_strategy()
         if is_ready and optimizer is not None and not optimizer.built:
             optimizer.build(self.trainable_variables)
         make_train_function(self, force)
@@ -71,6 +72,8 @@ def _as_it_is(make_iterator):
 tf.data.Dataset.__iter__ = _as_it_is(tf.data.Dataset.__iter__)
 _extract_stack = tf_stack.extract_stack
 _SOME_STACK = _extract_stack()
+# TensorFlow reads its lines once, and not safely where two threads do.
+_SOME_STACK[0]
 # Where in Python each operation of a graph was made is asked for by few tests,
 # and is a twentieth of the time of all: see `stacks`.
 tf_stack.extract_stack = lambda stacklevel=1: _SOME_STACK

@@ -51,6 +51,83 @@ def gpt2(seed=0, length=12):
     return livelier(models.GPT2CausalLM(backbone, preprocessor))
 
 
+WORDS = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
+LETTERS = [*"abcdefghijklmnopqrstuvwxyz"]
+_ENCODER = {
+    "num_layers": 2,
+    "num_heads": 2,
+    "hidden_dim": 16,
+    "intermediate_dim": 16,
+    "max_sequence_length": 8,
+    "dropout": 0.0,
+}
+
+
+def text_classifier(name, seed=0):
+    """Of BERT or DistilBERT, whose words are letters."""
+    keras.utils.set_random_seed(seed)
+    vocabulary = [*WORDS, *LETTERS, *(f"##{a}" for a in LETTERS)]
+    tokenizer = getattr(models, f"{name}Tokenizer")(vocabulary)
+    make = getattr(models, f"{name}TextClassifierPreprocessor")
+    backbone = getattr(models, f"{name}Backbone")(
+        vocabulary_size=len(vocabulary), **_ENCODER
+    )
+    return getattr(models, f"{name}TextClassifier")(
+        backbone=backbone,
+        preprocessor=make(tokenizer, sequence_length=8),
+        num_classes=3,
+        dropout=0.0,
+    )
+
+
+def bert(seed=0):
+    return text_classifier("Bert", seed)
+
+
+def distil_bert():
+    return text_classifier("DistilBert")
+
+
+def roberta():
+    """Learns words that are left out of a text, by chance."""
+    keras.utils.set_random_seed(0)
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *LETTERS, "Ġ", "ab"]
+    preprocessor = models.RobertaMaskedLMPreprocessor(
+        models.RobertaTokenizer({t: i for i, t in enumerate(tokens)}, ["a b"]),
+        sequence_length=8,
+        mask_selection_length=3,
+    )
+    backbone = models.RobertaBackbone(vocabulary_size=len(tokens), **_ENCODER)
+    return models.RobertaMaskedLM(backbone, preprocessor)
+
+
+def vit():
+    keras.utils.set_random_seed(0)
+    backbone = models.ViTBackbone(
+        image_shape=(8, 8, 3),
+        patch_size=4,
+        num_layers=2,
+        num_heads=2,
+        hidden_dim=16,
+        mlp_dim=16,
+    )
+    return models.ViTImageClassifier(backbone, num_classes=3)
+
+
+def resnet():
+    keras.utils.set_random_seed(0)
+    backbone = models.ResNetBackbone(
+        input_conv_filters=[64],
+        input_conv_kernel_sizes=[3],
+        stackwise_num_filters=[64],
+        stackwise_num_blocks=[1],
+        stackwise_num_strides=[1],
+        block_type="basic_block",
+        image_shape=(8, 8, 3),
+    )
+    return models.ResNetImageClassifier(backbone, num_classes=3)
+
+
 def bart():
     keras.utils.set_random_seed(0)
     backbone = models.BartBackbone(

@@ -47,6 +47,8 @@ class Arguments:
         grid: Full names of devices, grid[r][k] that of cell k in replica r.
         devices: Full names of devices, as a `Program` numbers them.
         num_replicas: R.
+        has_only_device: Whether one device is all there is, and nobody asked
+            for just one.
 
     Raises:
         ValueError: With all that is wrong.
@@ -91,6 +93,7 @@ class Arguments:
         )
         self._named_devices = device_list.names
         self._problems += device_list.problems
+        self.has_only_device = device_list.is_only
         self.num_micro_batches = 1 if m is None else m
         self.num_partitions = device_list.num_partitions
         is_known = k is not None or num_partitions is None
@@ -279,11 +282,15 @@ class Arguments:
         k = self.num_partitions
         if is_known and k > num_layers > 0:
             default = " (by the number of devices)" if is_default else ""
+            whys = map(self.source.why_whole, self.source.layers)
+            cure = "".join(whys) or (
+                " Or put the layers of a `keras.Sequential` into the list "
+                "instead of the model."
+            )
             self._problems.append(
                 "`num_partitions` must be at most the number of layers, "
                 f"{num_layers}. Received: num_partitions={k}{default}. Ask for "
-                "fewer cells, or put the layers of a `keras.Sequential` into "
-                "the list instead of the model."
+                f"fewer cells.{cure}"
             )
         cut = self.layers_per_cell
         if cut is None:

@@ -51,20 +51,34 @@ def deferred() -> Iterator[None]:
     >>> pipeline.get_weights()[0].shape
     (8, 4)
     """
-    with internals.postponed(_waits, _refuse):
-        yield
+    refused: list[ValueError] = []
+
+    def refuse(variable: keras.Variable) -> NoReturn:
+        refused.append(_refusal(variable))
+        raise refused[-1]
+
+    with internals.postponed(_waits, refuse):
+        try:
+            yield
+        except ValueError as error:
+            # Keras counts what it could not load, and may not say why.
+            if refused and "could not be loaded" in str(error):
+                raise refused[0] from error
+            raise
 
 
 def _waits(variable: keras.Variable) -> bool:
     return variable.trainable or math.prod(variable.shape) > _FEW
 
 
-def _refuse(variable: keras.Variable) -> NoReturn:
-    raise ValueError(
+def _refusal(variable: keras.Variable) -> ValueError:
+    return ValueError(
         "A model that was made in `tfgpipe.deferred()` must become a "
         "`tfgpipe.GPipe` before its weights are used. Received: variable "
         f"'{variable.path}' of shape {tuple(variable.shape)}, which is read or "
         "assigned, and has no value yet. Make `tfgpipe.GPipe(model, ...)` "
         "first, which creates each weight on the device of its cell; or make "
-        "what is in no `GPipe` outside of the scope."
+        "what is in no `GPipe` outside of the scope. A preset of KerasHub is "
+        "loaded by `tfgpipe.load_preset(task, preset)`, without the scope, and "
+        "not by `from_preset`."
     )

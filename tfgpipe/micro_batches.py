@@ -39,11 +39,11 @@ def batch_dimension(nest: Any, name: str) -> int | None:
     for leaf in tree.flatten(nest):
         if leaf is None:
             continue
+        check_dense(leaf, name)
         if not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (0, None):
             raise ValueError(
                 f"`{name}` must hold dense tensors of shape (batch, ...). "
-                f"Received: {leaf}. Convert sparse and ragged tensors with "
-                "`to_dense()`/`to_tensor()`, and batch the data."
+                f"Received: {leaf}. Batch the data."
             )
         if leaf.shape[0] is not None:
             known[leaf.shape[0]] = None
@@ -61,6 +61,52 @@ def batch_dimension(nest: Any, name: str) -> int | None:
             " Drop empty batches from the data."
         )
     return num_rows
+
+
+def is_dense(leaf: Any) -> bool:
+    """Whether a leaf of data, or a spec of one, is neither sparse nor ragged.
+
+    SciPy's matrices are sparse, too.
+    """
+    others = (
+        tf.SparseTensor,
+        tf.SparseTensorSpec,
+        tf.RaggedTensor,
+        tf.RaggedTensorSpec,
+    )
+    return not isinstance(leaf, others) and not hasattr(leaf, "tocoo")
+
+
+def check_dense(nest: Any, name: str) -> None:
+    """Refuses data, or specs of data, that are sparse or ragged.
+
+    Args:
+        nest: What is checked; None leaves are skipped.
+        name: What to call the nest in an error.
+
+    Raises:
+        ValueError: If a leaf is sparse or ragged.
+    """
+    for leaf in tree.flatten(nest):
+        if is_dense(leaf):
+            continue
+        kind = type(leaf).__name__.removesuffix("Spec")
+        is_ragged = kind == "RaggedTensor"
+        raise ValueError(
+            f"`{name}` must hold dense tensors of shape (batch, ...), whose "
+            f"rows fall into micro-batches. Received: a {kind} of shape "
+            f"{tuple(leaf.shape)}. "
+            + (
+                "Pad it: `tensor.to_tensor()`, or each mini-batch of a dataset "
+                "by `dataset.map(lambda x, y: (x.to_tensor(), y))`."
+                if is_ragged
+                else "Make it dense: `tf.sparse.to_dense(tensor)`, or "
+                "`matrix.toarray()` of SciPy's; or, where all rows would take "
+                "too much memory, each mini-batch: `tf.data.Dataset"
+                ".from_tensor_slices((x, y)).batch(32).map(lambda x, y: "
+                "(tf.sparse.to_dense(x), y))`, with `x` a `tf.SparseTensor`."
+            )
+        )
 
 
 def first_tensor(nest: Any) -> Any:

@@ -19,6 +19,7 @@ import difflib
 import glob
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -59,7 +60,8 @@ def load_preset(
 
     Returns:
         The `tfgpipe.GPipe`, whose `model` is the task. Add adapters to it by
-        `pipeline.model.backbone.enable_lora(rank)`, or quantise it.
+        `pipeline.model.backbone.enable_lora(rank)`, or quantise it. It trains
+        as KerasHub has compiled the task, until you `compile` it.
 
     Raises:
         ImportError: If KerasHub is not installed.
@@ -74,10 +76,10 @@ def load_preset(
     for name in kwargs:  # KerasHub may take any without a word
         if difflib.get_close_matches(name, known, 1, 0.8):
             check_names({name: kwargs[name]}, [*known][2:-1], {})
-    read: set[int] = set()
+    read: set[int | None] = set()
     wrong: list[str] = []
 
-    def compare(n: int, variable: keras.Variable, value: Any) -> None:
+    def compare(n: int | None, variable: keras.Variable, value: Any) -> None:
         read.add(n)
         shape = value.shape if hasattr(value, "shape") else np.shape(value)
         if tuple(shape) != tuple(variable.shape):
@@ -91,20 +93,26 @@ def load_preset(
         if wrong:
             raise ValueError(f"{'; '.join(wrong)}.")
     for n in read:
-        internals.start_with_zeros(made[n])
+        if n is not None:
+            internals.start_with_zeros(made[n])
     pipeline = GPipe(model, num_partitions, num_micro_batches, **own)
 
     failed: list[Exception] = []
 
-    def assign(n: int, variable: keras.Variable, value: Any) -> None:
+    def assign(n: int | None, variable: keras.Variable, value: Any) -> None:
         try:
-            assign_in_pieces(made[n], value)
+            assign_in_pieces(variable if n is None else made[n], value)
         except Exception as error:  # Keras goes on, and may only warn
             failed.append(error)
             raise
 
     if read:
-        with internals.names_kept(), internals.random_state_kept():
+        with (
+            internals.names_kept(),
+            internals.random_state_kept(),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")  # the first run has said all
             try:
                 _run(cls, preset, kwargs, assign)
             finally:
@@ -143,14 +151,15 @@ def _run(
         preset: The preset.
         kwargs: Other arguments.
         assign: Called with the number of a variable, among all that are made,
-            with the variable, and with what would be assigned to it.
+            or None if it was there before; with the variable; and with what
+            would be assigned to it.
 
     Returns:
         The model, and the variables that were made, in order.
     """
 
     def numbered(variable: keras.Variable, value: Any) -> None:
-        n = next(n for n, v in enumerate(made) if v is variable)
+        n = next((n for n, v in enumerate(made) if v is variable), None)
         assign(n, variable, value)
 
     with (

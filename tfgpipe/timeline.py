@@ -65,6 +65,7 @@ def measure(
         raise ValueError(
             f"`model` must be a `tfgpipe.GPipe`. Received: model={model!r}."
         )
+    model.compile_as_task()
     if not model.compiled:
         raise ValueError(
             "`model` must be compiled, for it is trained. Received: "

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 
 from absl import flags
 
+from tools.progress import speaking
+
 
 class BadFlags(flags.Error):
     """What the flags ask for cannot be done; the message says why."""
@@ -62,7 +64,7 @@ def run(
     body: Callable[[flags.FlagValues], None],
     argv: Sequence[str],
 ) -> int:
-    """Parses flags and does a command's work.
+    """Parses flags and does a command's work, see `progress.speaking`.
 
     Args:
         name: Of the command, such as "tools.generate".
@@ -85,7 +87,8 @@ def run(
         if rest:
             raise BadFlags(f"Expected only flags. Received: {rest}.")
         check_finite(values)
-        body(values)
+        with speaking(name):
+            body(values)
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         return 130

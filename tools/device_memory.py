@@ -1,5 +1,8 @@
 """How much memory devices use."""
 
+import contextlib
+import math
+import os
 import pathlib
 import sys
 from collections.abc import Iterable
@@ -49,6 +52,30 @@ def report(task: str, mib: dict[str, float]) -> None:
     """
     spec = tf.DeviceSpec.from_string(task)
     _reported[spec.job, spec.task] = mib
+
+
+def host_bytes() -> float:
+    """Bytes that this computer has for its processes, or infinity."""
+    found = [math.inf]
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # Windows
+        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        found.append(pages + _swap_bytes())
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        # "max" is no number; nor are there such limits everywhere.
+        with contextlib.suppress(OSError, ValueError):
+            path = pathlib.Path("/sys/fs/cgroup", name)
+            found.append(int(path.read_text("utf-8")))
+    return min(found)
+
+
+def _swap_bytes() -> int:
+    with contextlib.suppress(OSError):  # not Linux
+        for line in (
+            pathlib.Path("/proc/meminfo").read_text("utf-8").split("\n")
+        ):
+            if line.startswith("SwapTotal:"):
+                return 1024 * int(line.split()[1])
+    return 0
 
 
 def process_mib() -> dict[str, float]:

@@ -16,6 +16,7 @@ from models import sampling
 from params.text import TextSource
 from params.tokenizer import EOS_ID
 from tools import command_line
+from tools.progress import doing
 from tools.train import trained_run
 
 FLAGS = command_line.new_flags()
@@ -57,14 +58,15 @@ def _print(values: flags.FlagValues) -> None:
     run = trained_run.load(
         values.train_dir, values.num_partitions, TextSource, "a language model"
     )
-    ids = sampling.generate(
-        run.model.layers,
-        run.source.encode_prompt(values.prompt),
-        values.num_tokens,
-        temperature=values.temperature,
-        top_k=values.top_k or None,
-        seed=values.seed,
-    )
+    with doing(f"drawing {values.num_tokens} tokens"):
+        ids = sampling.generate(
+            run.model.layers,
+            run.source.encode_prompt(values.prompt),
+            values.num_tokens,
+            temperature=values.temperature,
+            top_k=values.top_k or None,
+            seed=values.seed,
+        )
     print(text_of(run.source, ids[0]))
 
 

@@ -28,6 +28,7 @@ from absl import flags
 
 from params.text import READERS
 from tools import command_line
+from tools.progress import doing
 from tools.report import Column, Report, Table
 from tools.text.ngrams import END, NGrams
 
@@ -159,8 +160,10 @@ def main(argv: list[str]) -> int:
 
 def _print(values: flags.FlagValues) -> None:
     documents = READERS[values.text]()
-    model = word_model(documents.train, values.order, values.letter_order)
-    result = evaluate(model, documents.test)
+    with doing("counting the words"):
+        model = word_model(documents.train, values.order, values.letter_order)
+    with doing("testing"):
+        result = evaluate(model, documents.test)
     report = Report("kneser_ney", values.format)
     report.add(
         Table(

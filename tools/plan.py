@@ -19,6 +19,7 @@ import tfgpipe
 from params import Experiment
 from tfgpipe.plans import Plan
 from tools import command_line
+from tools.progress import doing
 from tools.sizes.model_size import (
     deferred_layers,
     largest_inputs,
@@ -103,16 +104,17 @@ def plan_of(
         memory_limit: Bytes.
         num_replicas: R, or None.
     """
-    return tfgpipe.plan(
-        deferred_layers(experiment),
-        most_rows(experiment),
-        devices=num_devices,
-        memory_limit=memory_limit,
-        machine=machine,
-        optimizer=experiment.optimizer.make(10),
-        num_replicas=num_replicas,
-        inputs=largest_inputs(experiment),
-    )
+    with doing(f"planning {experiment.name}"):
+        return tfgpipe.plan(
+            deferred_layers(experiment),
+            most_rows(experiment),
+            devices=num_devices,
+            memory_limit=memory_limit,
+            machine=machine,
+            optimizer=experiment.optimizer.make(10),
+            num_replicas=num_replicas,
+            inputs=largest_inputs(experiment),
+        )
 
 
 def with_plan(experiment: Experiment, plan: Plan) -> Experiment:

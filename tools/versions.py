@@ -26,6 +26,7 @@ from absl import flags
 
 from tools import command_line
 from tools.command_line import BadFlags
+from tools.progress import doing
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -313,11 +314,15 @@ def _run(values: flags.FlagValues) -> None:
     for name in values.corners:
         with tempfile.TemporaryDirectory(prefix="tfgpipe-") as folder:
             try:
-                python = make_environment(CORNERS[name], pathlib.Path(folder))
+                with doing(f"installing {name}"):
+                    python = make_environment(
+                        CORNERS[name], pathlib.Path(folder)
+                    )
             except Unavailable as error:
                 left_out.append(f"{name} was left out: {error}")
                 continue
-            result = run_tests(python, values.tests, values.jobs)
+            with doing(f"testing with {name}"):
+                result = run_tests(python, values.tests, values.jobs)
         print(row(name, result), flush=True)
         bad += [] if result.is_good else [name, *result.failures]
     print("", *left_out, *bad, sep="\n")

@@ -36,6 +36,7 @@ from tools import command_line, device_memory, devices
 from tools.cluster import handshake, link, port_filter, secret
 from tools.cluster.hosts import Hosts
 from tools.cluster.link import Link
+from tools.progress import doing
 
 FLAGS = command_line.new_flags()
 flags.DEFINE_integer(
@@ -382,7 +383,8 @@ def serve_once(
         flush=True,
     )
     try:
-        code = worker.serve(timeout)
+        with doing(""):  # it waits
+            code = worker.serve(timeout)
     except TimeoutError:
         problem = f"did not come within {timeout:g} s"
     except KeyboardInterrupt:
@@ -446,7 +448,8 @@ def _run(values: flags.FlagValues) -> None:
         not values.allow_any_host,
     )
     print(f"tools.worker: ready on port {worker.port}", flush=True)
-    code = worker.serve()
+    with doing(""):  # it waits
+        code = worker.serve()
     how = "is gone" if code is None else f"has ended with exit code {code}"
     print(
         f"tools.worker: The controller, {worker.controller}, {how}. "

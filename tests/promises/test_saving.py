@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tiny_presets
 from keras import layers as kl
 from sharing_layers import Logits
 from tiny import (
@@ -405,6 +406,8 @@ class Combine(kl.Layer):
     """Takes a dict of a tuple and an integer tensor."""
 
     def call(self, x):
+        if "age" in x:
+            return x["age"] + x["zip"]
         a, b = x["pair"]
         return keras.ops.concatenate(
             [a, b, keras.ops.cast(x["index"], a.dtype)], -1
@@ -653,3 +656,240 @@ def test_export_without_an_input_takes_what_keras_takes(tmp_path):
     served = tf.saved_model.load(path).signatures["serving_default"]
     (spec,) = served.structured_input_signature[1].values()
     assert spec.dtype == "float32"
+
+
+# ------------------------------------------- what a model holds, besides layers
+def members(path):
+    """What is in a file: its parts, and the variables."""
+    with zipfile.ZipFile(path) as file:
+        found = set(file.namelist())
+        with h5py.File(file.open("model.weights.h5")) as variables:
+            variables.visititems(
+                lambda name, item: found.add(f"{name}: {type(item).__name__}")
+            )
+    return {name for name in found if not name.endswith(": Group")}
+
+
+def test_tokenizer_of_a_task_is_in_the_file(tmp_path):
+    path, again, plain = (tmp_path / f"{name}.keras" for name in "abc")
+    texts = ["abc de", "x", "hello"]
+    task = tiny_presets.gpt2()
+    task.compile(sampler="greedy")
+    task.save(plain)
+    expected = task.generate(texts, max_length=10), task.predict(texts)
+    pipeline = tfgpipe.GPipe(tiny_presets.gpt2(), 2, 2)
+    pipeline.build_optimizer()
+    pipeline.save(path)
+    custom = "method is custom"  # Keras's: the task has a `compile` of its own
+    with pytest.warns(UserWarning, match=custom):
+        tfgpipe.load_model(path, num_partitions=1).save(again)
+    with pytest.warns(UserWarning, match=custom):
+        loaded = tfgpipe.load_model(again)
+    loaded.model.compile(sampler="greedy")
+    assert loaded.generate(texts, max_length=10) == expected[0]
+    assert_close(loaded.predict(texts), expected[1], 1e-5)
+    assets = {name for name in members(plain) if name.startswith("assets/")}
+    assert len(assets) == 2
+    for file in (path, again):
+        assert {n for n in members(file) if n.startswith("assets/")} == assets
+    assert pipeline.preprocessor is pipeline.model.preprocessor
+    with pytest.raises(AttributeError, match=r"Set `model\.model\.preproc"):
+        pipeline.preprocessor = None
+
+
+@keras.saving.register_keras_serializable("test_saving")
+class Holder(keras.Model):
+    """Holds layers that its graph has not, in every way."""
+
+    def __init__(self, inputs, outputs, **kwargs):
+        super().__init__(inputs, outputs, **kwargs)
+        self.blocks = [self.layers[1], kl.Dense(3)]  # before "layers"
+        self.words = {"here": kl.StringLookup()}
+        self._extra = kl.Dense(2)
+        self.extra_metric = keras.metrics.Mean()
+        for layer in (self.blocks[1], self._extra):
+            layer.build((None, 2))
+
+    def get_config(self):
+        return {"name": self.name}
+
+    @classmethod
+    def from_config(cls, config):
+        return holder(**config)
+
+    @property
+    def broken(self):
+        raise RuntimeError("not now")
+
+
+def holder(**kwargs):
+    inputs = keras.Input((2,))
+    return Holder(inputs, kl.Dense(2)(kl.Dense(3)(inputs)), **kwargs)
+
+
+def test_layers_that_a_model_holds_are_where_keras_has_them(tmp_path):
+    path, plain = tmp_path / "model.keras", tmp_path / "plain.keras"
+    model = holder()
+    model.words["here"].set_vocabulary(["a", "b"])
+    model.save(plain)
+    pipeline = tfgpipe.GPipe(model, 2, 2)
+    pipeline.save(path)
+    metric = {f"extra_metric/vars/{i}: Dataset" for i in range(2)}
+    assert members(path) == members(plain) - metric  # which no step updates
+    loaded = tfgpipe.load_model(path, num_partitions=1)
+    assert_same(weights(loaded), weights(pipeline))
+    assert loaded.model.words["here"].get_vocabulary() == ["[UNK]", "a", "b"]
+    for source, target in ((model, loaded), (pipeline, holder())):
+        name = str(tmp_path / "model.weights.h5")
+        source.set_weights([w + 1 for w in source.get_weights()])
+        source.save_weights(name)
+        target.load_weights(name)
+        assert_same(weights(target), weights(source))
+
+
+# ------------------------------------------------------ back to plain Keras
+def tied():
+    """Layers that come twice, or hold each other."""
+    embedding = kl.Embedding(7, 4)
+    twice = kl.Dense(4, activation="tanh")
+    inputs = keras.Input((3,), dtype="int32")
+    rest = kl.Dropout(0.1), twice, Logits(embedding)
+    return [inputs, embedding, twice, *rest]
+
+
+def branches():
+    a, b = (keras.Input((2,), name=name) for name in ("age", "zip"))
+    h = kl.Dense(3, "relu")(a) * kl.Dense(3)(b)
+    return keras.Model({"age": a, "zip": b}, kl.Dense(2)(h))
+
+
+PAIR = np.random.default_rng(0).random((2, 6, 2), "float32")
+BRANCHES = branches, {"age": PAIR[0], "zip": PAIR[1]}
+WORDS = np.arange(12).reshape(4, 3) % 7
+
+
+@pytest.mark.parametrize(
+    ("make", "x"), [(tied, WORDS), BRANCHES, (layers, data()[0])]
+)
+def test_plain_file_is_written_by_the_model(tmp_path, make, x):
+    saved, path = tmp_path / "best.keras", str(tmp_path / "plain.keras")
+    model = tfgpipe.GPipe(make(), 2, 2)
+    expected = model.predict(x, verbose=0)
+    model.compile("sgd", "mse")
+    best = keras.callbacks.ModelCheckpoint(saved)
+    model.fit(x, 0 * expected, verbose=0, callbacks=[best])
+    expected = model.predict(x, verbose=0)
+    tfgpipe.load_model(saved, num_partitions=1).model.save(path)
+    for _ in range(2):
+        with zipfile.ZipFile(path) as file:
+            assert b"gpipe" not in file.read("config.json").lower()
+        plain = keras.saving.load_model(path)
+        assert not isinstance(plain, tfgpipe.GPipe)
+        assert plain.count_params() == model.count_params()
+        assert_close([plain.predict(x, verbose=0)], [expected], 1e-5)
+        model.model.save(path)
+    assert model.model is model.model
+    assert_same(weights(model.model), weights(model))
+
+
+def test_list_has_a_plain_model_once_it_is_built():
+    model = tfgpipe.GPipe([kl.Dense(2)], 1)
+    assert not hasattr(model, "model")
+    model.build((None, 4))
+    assert model.model.name == model.name
+    assert model.model.input_shape == (None, 4)
+    assert not hasattr(model, "operations")
+
+
+# --------------------------------------------------------------- serving
+def signatures(model, path):
+    """What a model that was exported takes and gives, with names."""
+    model.export(str(path), verbose=False)
+    served = tf.saved_model.load(str(path))
+    function = served.signatures["serving_default"]
+    return repr(
+        [
+            function.structured_input_signature,
+            function.structured_outputs,
+            *(
+                f.structured_input_signature
+                for f in served.serve.concrete_functions
+            ),
+        ]
+    )
+
+
+def several(kind):
+    a = keras.Input((1,), name="age")
+    b = keras.Input((2,), name="zip", dtype="int32")
+    h = a + kl.Dense(3)(keras.ops.cast(b, "float32"))
+    y = kl.Dense(2)(h)
+    return {
+        "dict": ({"age": a, "zip": b}, {"u": y, "v": h}),
+        "list": ([a, b], [y, h]),
+        "nest": ({"p": [a], "q": (b,)}, y),
+        "one": (a, kl.Dense(2)(kl.Dense(3)(a))),
+        "sequential": (),
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["dict", "list", "nest", "one", "sequential"])
+def test_export_has_the_signature_of_the_plain_model(tmp_path, kind):
+    parts = several(kind)
+    if parts:
+        models = [keras.Model(*parts), tfgpipe.GPipe(keras.Model(*parts), 2)]
+    else:
+        first = keras.Input((4,), name="pixels")
+        made = [[first, kl.Dense(3), kl.Dense(2)] for _ in range(2)]
+        models = [keras.Sequential(made[0]), tfgpipe.GPipe(made[1], 2)]
+    expected, found = (
+        signatures(model, tmp_path / str(i)) for i, model in enumerate(models)
+    )
+    assert found == expected
+    assert ("pixels" if kind == "sequential" else "age") in found
+
+
+def test_export_of_a_list_that_takes_a_dict_has_its_names(tmp_path):
+    x, _ = data()
+    model = tfgpipe.GPipe([Combine(), kl.Dense(2)], 2, 2)
+    model.predict({"age": x, "zip": x}, verbose=0)
+    found = signatures(model, tmp_path / "served")
+    assert "name='age'" in found
+    assert "name='zip'" in found
+
+
+def test_plain_model_of_a_list_has_a_name_for_each_input():
+    """Whatever the keys are that data came by."""
+    x, _ = data()
+    layer = kl.Lambda(lambda x: sum(x[key] for key in ("a", "b/c", "d")))
+    model = tfgpipe.GPipe([layer, kl.Dense(2, name="a")], 2, 2)
+    found = model.predict({"a": x, "b/c": x, "d": x}, verbose=0)
+    assert len({"a", *model.input_names}) == 4
+    assert "d" in model.input_names
+    with pytest.warns(UserWarning, match="must match the names"):  # Keras's
+        plain = model.model
+    assert_same([plain({"a": x, "b/c": x, "d": x})], [found])
+
+
+# ------------------------------------------------------------ other machines
+def test_file_of_more_cells_than_devices_says_how_to_load_it(tmp_path):
+    path = str(tmp_path / "model.keras")
+    count = len(tf.config.list_logical_devices("CPU"))
+    model = tfgpipe.GPipe(
+        [keras.Input((4,)), *(kl.Dense(2) for _ in range(count + 1))], count
+    )
+    model.save(path)
+    with zipfile.ZipFile(path) as file:
+        parts = {name: file.read(name) for name in file.namelist()}
+    key = b'"num_partitions": '
+    old, new = (key + str(k).encode() for k in (count, count + 1))
+    config = parts["config.json"].replace(old, new)
+    with zipfile.ZipFile(path, "w") as file:
+        for name, part in {**parts, "config.json": config}.items():
+            file.writestr(name, part)
+    expected = rf"`tfgpipe\.load_model\(path, num_partitions={count}\)`"
+    for load in (keras.saving.load_model, tfgpipe.load_model):
+        with pytest.raises(ValueError, match=expected):
+            load(path)
+    loaded = tfgpipe.load_model(path, num_partitions=1)
+    assert_same(weights(loaded), weights(model))

@@ -113,6 +113,7 @@ BAD_ARGUMENTS = {
             "`num_partitions` must be at most the number of devices.",
             "num_partitions=9",
             "/device:CPU:7",
+            "TensorFlow sees 0 TPUs, 0 GPUs, 8 CPUs. CUDA_VISIBLE_DEVICES=",
             "tf.config.set_logical_device_configuration",
         ),
     ),
@@ -586,16 +587,56 @@ def test_inputs_of_different_lengths_are_an_error():
         model.train_on_batch((x, x[:6]), y)
 
 
+def of_scipy(name):
+    """Makes a matrix of one of its formats, where SciPy is installed."""
+    return lambda x: getattr(pytest.importorskip("scipy.sparse"), name)(x)
+
+
+NOT_DENSE = {
+    "sparse": (tf.sparse.from_dense, "SparseTensor", "tf.sparse.to_dense"),
+    "ragged": (tf.RaggedTensor.from_tensor, "RaggedTensor", "to_tensor()"),
+    "csr": (of_scipy("csr_matrix"), "SparseTensor", "matrix.toarray()"),
+    "coo": (of_scipy("coo_matrix"), "SparseTensor", "matrix.toarray()"),
+}
+
+
 @pytest.mark.parametrize("kind", ["sparse", "ragged"])
-def test_sparse_and_ragged_inputs_are_errors(kind):
+def test_datasets_of_sparse_and_ragged_inputs_are_errors(kind):
+    make, name, cure = NOT_DENSE[kind]
     x, y = data(4)
-    other = {
-        "sparse": lambda: tf.sparse.from_dense(x),
-        "ragged": lambda: tf.RaggedTensor.from_tensor(x),
-    }[kind]()
-    batches = tf.data.Dataset.from_tensor_slices((other, y)).batch(4)
-    with refused("`x` must hold dense tensors", "to_dense()"):
+    batches = tf.data.Dataset.from_tensor_slices((make(x), y)).batch(4)
+    with refused("`x` must hold dense tensors", f"a {name} of", cure):
         fit(compiled(pipeline()), batches)
+
+
+@pytest.mark.parametrize("m", [1, 2])
+@pytest.mark.parametrize("kind", NOT_DENSE)
+def test_sparse_and_ragged_arrays_are_errors(kind, m):
+    make, name, cure = NOT_DENSE[kind]
+    x, y = data(4)
+    model = compiled(pipeline(m=m))
+    for use in (
+        lambda: model.fit(make(x), y, verbose=0),
+        lambda: model.fit(x, y, validation_data=(make(x), y), verbose=0),
+        lambda: model.evaluate(make(x), y, verbose=0),
+        lambda: model.predict(make(x), verbose=0),
+    ):
+        with refused("`x` must hold dense tensors", f"a {name} of", cure):
+            use()
+    with refused("`y` must hold dense tensors", f"a {name} of", cure):
+        model.fit(x, make(y), verbose=0)
+
+
+def test_step_that_makes_sparse_data_dense_trains():
+    class Dense(tfgpipe.GPipe):
+        def train_step(self, data):
+            x, y = data
+            return super().train_step((tf.sparse.to_dense(x), y))
+
+    x, y = data(4)
+    model = compiled(pipeline(cls=Dense))
+    model.fit(tf.sparse.from_dense(x), y, verbose=0)
+    assert model.optimizer.iterations == 1
 
 
 def test_data_of_unknown_rank_is_an_error():

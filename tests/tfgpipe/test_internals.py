@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import functools
 import gc
 import inspect
 import pathlib
@@ -9,12 +10,14 @@ import random
 import threading
 
 import fabricated_tpu
+import h5py
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers as kl
 from keras.src.trainers import trainer
+from keras.src.utils import model_visualization
 from keras_versions import KEEPS_ORDER_OF_WEIGHTS
 from tensorflow.python.ops import control_flow_util, gradients_util
 
@@ -88,7 +91,9 @@ def test_variables_are_listed_and_assigned_elsewhere():
         layer.bias.assign("anything")
         with keras.StatelessScope() as scope:
             layer.bias.assign(np.ones(3))
-    assert [*map(id, made)] == [*map(id, layer.weights)]
+        optimizer = keras.optimizers.SGD()  # whose variables have values
+    expected = [*layer.weights, *optimizer.variables]
+    assert [*map(id, made)] == [*map(id, expected)]
     assert assigned == [(layer.bias, "anything")]
     assert scope.get_current_value(layer.bias) is not None
     assert not layer.bias.numpy().any()
@@ -1050,6 +1055,52 @@ def test_tapes_record_outside_of_functions():
     assert function()
 
 
+def test_variables_made_outside_of_functions_are_not_theirs():
+    traces, made = [], []
+
+    @tf.function
+    def function():
+        traces.append(1)
+        if not made:
+            with internals.outside_functions():
+                made.append(tf.Variable(2.0))
+        return made[0] + 1
+
+    assert function() == function() == 3
+    assert len(traces) == 1  # TensorFlow looks again what has made some
+
+
+def test_model_that_holds_has_its_layers_first_in_files(tmp_path):
+    class Model(internals.HoldingModel):
+        def __init__(self):
+            super().__init__()
+            self.z_dense = kl.Dense(1)
+
+        @property
+        def layers(self):
+            return [self.z_dense]
+
+        def call(self, x):
+            return self.z_dense(x)
+
+    model = Model()
+    model(np.ones((1, 2)))
+    model.a_dense = model.z_dense  # no error: it is built
+    model.save_weights(tmp_path / "held.weights.h5")
+    with h5py.File(tmp_path / "held.weights.h5") as file:
+        assert "layers" in file
+        assert "a_dense" not in file
+
+
+def test_function_that_wraps_one_of_keras_is_not_keras():
+    plain = keras.losses.mean_squared_error
+    assert internals.is_keras_function(plain)
+    wrapped = functools.wraps(plain)(lambda y, y_pred: plain(y, y_pred))
+    assert internals.is_keras(wrapped)
+    assert not internals.is_keras_function(wrapped)
+    assert not internals.is_keras_function(len)
+
+
 def test_gradients_within_operations_leave_out_other_ways():
     def slope(names):
         x = tf.constant(3.0)
@@ -1560,3 +1611,33 @@ def test_settings_of_an_optimizer_are_numbers_truths_and_words():
     assert found["LossScaleOptimizer.initial_scale"] == 4.0
     assert found["SGD.momentum"] == 0.5
     assert not any(name.endswith((".name", "_rate")) for name in found)
+
+
+def test_tracking_is_noted_in_attributes_of_this_name():
+    module = tf.Module()
+    module.held = tf.Module()
+    names = [name for name, value in vars(module).items() if value]
+    assert [n for n in names if n.startswith(internals.OF_TRACKING)]
+    assert "held" in names
+
+
+def test_shown_model_is_another_model_with_a_name_of_its_own():
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, kl.Dense(3)(inputs), name="model")
+    shown = internals.Shown(model, name="shown")
+    assert isinstance(shown, type(model))
+    assert (shown.name, model.name) == ("shown", "model")
+    assert shown.layers == model.layers
+
+
+def test_model_is_drawn_as_another_one(monkeypatch):
+    for module in (keras.utils, model_visualization):
+        monkeypatch.setattr(module, "model_to_dot", lambda model: model)
+
+    class Own:
+        pass
+
+    internals.draw_as(Own, lambda own: "another")
+    for module in (keras.utils, model_visualization):
+        assert module.model_to_dot(Own()) == "another"
+        assert module.model_to_dot(3) == 3

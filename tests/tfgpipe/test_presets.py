@@ -83,7 +83,7 @@ def test_large_weights_are_sent_by_a_few_rows(
 
     monkeypatch.setattr(placement, "assign_rows", noted)
     pipeline = load(tmp_path / dtype, num_micro_batches=2, dtype=dtype)
-    pipeline.compile(keras.optimizers.SGD(0.0), "mse")
+    pipeline.compile(keras.optimizers.SGD(0.0), "mse", weighted_metrics=None)
     ids = np.ones((2, 4), "int32")
     pipeline.fit(
         {"token_ids": ids, "padding_mask": ids},
@@ -162,6 +162,130 @@ def test_new_weights_are_those_of_keras(folders):
     pipeline = load(folders / "whole", load_weights=False)
     for a, b in zip(plain.weights, pipeline.model.weights, strict=True):
         np.testing.assert_array_equal(a, b.numpy())
+
+
+HEADS = ["bert", "distil_bert", "vit", "resnet", "roberta"]
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory):
+    """Tasks with a head, as made: compiled, and their optimizers not built."""
+    folder = tmp_path_factory.mktemp("heads")
+    for name in HEADS:
+        getattr(tiny_presets, name)().save_to_preset(folder / name)
+    return folder
+
+
+def plain_and_loaded(cls, folder, **kwargs):
+    """What KerasHub makes of a preset, and what is in the pipeline."""
+    keras.utils.set_random_seed(3)
+    plain = cls.from_preset(str(folder), **kwargs)
+    keras.utils.set_random_seed(3)
+    pipeline = tfgpipe.load_preset(cls, folder, 2, devices=CPUS, **kwargs)
+    assert {w.value.device[-5:] for w in pipeline.weights} == {*CPUS}
+    for a, b in zip(plain.weights, pipeline.model.weights, strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+    return plain, pipeline.model
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_task_with_a_head_is_loaded_as_it_was_saved(heads, name):
+    made = getattr(tiny_presets, name)()
+    plain, loaded = plain_and_loaded(type(made), heads / name)
+    for a, b in zip(made.weights, loaded.weights, strict=True):
+        np.testing.assert_array_equal(a, b.numpy())
+    assert loaded.compiled and not loaded.optimizer.built
+    assert type(loaded.preprocessor) is type(plain.preprocessor)
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"num_classes": 5, "activation": "softmax"},
+        {"preprocessor": None},
+        {"dtype": "bfloat16"},
+        {"load_weights": False},
+        {"compile": False},
+    ],
+    ids=lambda kwargs: next(iter(kwargs)),
+)
+def test_arguments_of_a_task_with_a_head_go_through(heads, kwargs):
+    plain, loaded = plain_and_loaded(
+        models.TextClassifier, heads / "bert", **kwargs
+    )
+    assert loaded.output_shape == plain.output_shape
+    assert loaded.compiled == plain.compiled == ("compile" not in kwargs)
+    assert (loaded.preprocessor is None) == (plain.preprocessor is None)
+    assert loaded.output_dense.activation is plain.output_dense.activation
+
+
+def test_backbone_that_was_there_before_is_loaded(heads):
+    """KerasHub assigns to variables that it has not made."""
+
+    def backbone(**kwargs):
+        return models.BertBackbone.from_preset(str(heads / "bert"), **kwargs)
+
+    plain = models.BertTextClassifier.from_preset(
+        str(heads / "bert"), backbone=backbone(load_weights=False)
+    )
+    pipeline = tfgpipe.load_preset(
+        "BertTextClassifier",
+        heads / "bert",
+        2,
+        devices=CPUS,
+        backbone=backbone(load_weights=False),
+    )
+    for a, b in zip(plain.weights, pipeline.model.weights, strict=True):
+        np.testing.assert_array_equal(a, b.numpy())
+
+
+def test_learning_rate_and_iterations_are_those_of_the_preset(tmp_path):
+    """As in plain Keras, if the saved optimizer had made no step."""
+    task = tiny_presets.bert()
+    task.compile(keras.optimizers.Adam(0.125))
+    task.optimizer.iterations.assign(7)
+    task.save_to_preset(tmp_path / "bert")
+    for model in plain_and_loaded(type(task), tmp_path / "bert"):
+        assert float(model.optimizer.learning_rate) == 0.125
+        assert int(model.optimizer.iterations) == 7
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+@pytest.mark.filterwarnings("ignore:Skipping nested container")
+def test_preset_in_the_scope_of_deferred_is_refused_with_the_cure(
+    heads, folders, name
+):
+    cls, folder = {
+        "bert": (models.TextClassifier, heads / "bert"),
+        "llama": (models.LlamaCausalLM, folders / "whole"),
+    }[name]
+    kwargs = {"preprocessor": None}
+    words = "(?s)^A model that was made in.*Received: variable.*load_preset"
+    with (
+        pytest.raises(ValueError, match=words) as error,
+        tfgpipe.deferred(),
+    ):
+        cls.from_preset(str(folder), **kwargs)
+    assert "could not be loaded" not in str(error.value)
+    with tfgpipe.deferred():  # there is nothing to load
+        task = cls.from_preset(str(folder), load_weights=False, **kwargs)
+    assert not any(map(internals.is_created, task.trainable_weights))
+
+
+def test_optimizer_of_a_preset_is_passed_over_with_one_warning(tmp_path):
+    """That of a training, as in plain Keras: its slots are not read."""
+    task = tiny_presets.bert()
+    task.optimizer.build(task.trainable_variables)
+    task.save_to_preset(tmp_path / "bert")
+    for load in (type(task).from_preset, load_bert):
+        with pytest.warns(UserWarning, match="Skipping variable") as warned:
+            load(str(tmp_path / "bert"))
+        assert len(warned) == 1
+
+
+def load_bert(folder):
+    return load(folder, "BertTextClassifier")
 
 
 def test_loaded_model_takes_adapters(folders):

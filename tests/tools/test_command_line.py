@@ -1,9 +1,11 @@
 """What commands do with flags, errors and Ctrl-C."""
 
+import time
+
 import pytest
 from absl import flags
 
-from tools import command_line
+from tools import command_line, progress
 
 FLAGS = command_line.new_flags()
 command_line.define_trained(FLAGS)
@@ -25,6 +27,12 @@ def test_flags_reach_the_work_and_can_be_parsed_again():
             body=lambda values: seen.append(values.train_dir),
         )
     assert seen == ["a", "b"]
+
+
+def test_program_in_long_silence_says_what_it_does(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "_QUIET", 0.1)
+    assert run(body=lambda values: time.sleep(0.15)) == 0
+    assert capsys.readouterr().err == "tools.x: at work, 0 s\n"
 
 
 def test_help_lists_the_flags(capsys):

@@ -53,3 +53,8 @@ def test_memory_of_workers_is_what_they_report(monkeypatch):
         "process_peak",
         "worker_1/process_peak",
     }
+
+
+def test_memory_of_this_computer_is_more_than_the_process_has():
+    used = device_memory.process_mib()["process_current"] * 2**20
+    assert used < device_memory.host_bytes() < 2**50

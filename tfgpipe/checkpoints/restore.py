@@ -95,7 +95,8 @@ def restore(
     Args:
         model: A `GPipe`, or a plain Keras model, of the layers that were saved.
             Built; compiled with the same optimizer, or not compiled: then the
-            optimizer's state is left out. Variables are found by their names.
+            optimizer's state is left out. A task that KerasHub has compiled is
+            compiled as it is made. Variables are found by their names.
             Where layers have other names than those that were saved, they are
             found by their order, with a warning, unless some have changed
             places. A warning says, too, what the optimizer is told otherwise.
@@ -196,7 +197,7 @@ def _take(model: keras.Model, path: pathlib.Path, manifest: Manifest) -> None:
             f"'{model.name}', which is not. Call `model.build(input_shape)` "
             "first, or let the list of layers begin with `keras.Input(shape)`."
         )
-    _build_optimizer(model)
+    _build_optimizer(model, [*manifest.optimizer])
     groups = writer.contents(model)
     if not groups["optimizer"]:  # not compiled
         del groups["optimizer"]
@@ -245,8 +246,12 @@ def _read(
         return value
 
 
-def _build_optimizer(model: Any) -> None:
+def _build_optimizer(model: Any, names: list[str]) -> None:
+    """Creates the slots; of a task of KerasHub, if these are its optimizers."""
     if hasattr(model, "build_optimizer"):
+        own = internals.with_inner(model.optimizer_to_be())
+        if [type(one).__name__ for one in own] == names:
+            model.compile_as_task()
         model.build_optimizer()
         return
     optimizer = getattr(model, "optimizer", None)

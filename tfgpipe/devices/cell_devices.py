@@ -13,7 +13,13 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from tfgpipe.devices.names import accelerators, name_of, resolved
+from tfgpipe.devices.names import (
+    SPLIT_CPU,
+    accelerators,
+    name_of,
+    resolved,
+    why_no_more,
+)
 from tfgpipe.schedules import CHUNKS, Schedule
 
 
@@ -31,6 +37,7 @@ class CellDevices:
         names: The names that the user gave, or of what the user gave; or None.
         devices: Full names of the devices.
         num_partitions: K.
+        is_only: Whether there is one device, and nobody asked for just one.
         problems: What is wrong.
     """
 
@@ -56,6 +63,13 @@ class CellDevices:
         else:
             self.num_partitions = num_partitions
             self._check_count(schedule, CHUNKS.get(schedule, 1), found)
+        self.is_only = (
+            len(self.devices) == 1
+            and names is None
+            and replica is None
+            and num_partitions != 1
+            and not isinstance(schedule, Schedule)
+        )
 
     def _found(self) -> tuple[list[str], list[str]]:
         """The devices, and what is wrong with how they are named."""
@@ -110,10 +124,11 @@ class CellDevices:
                 self.problems.append(
                     "`num_partitions` must be at most the number of devices"
                     f"{_each(chunks)}. Received: num_partitions={k} and the "
-                    f"devices {self.devices}. Ask for fewer cells, or for "
+                    f"devices {self.devices}. {why_no_more()} Ask for fewer "
+                    "cells, of a file by `tfgpipe.load_model(path, "
+                    f"num_partitions={chunks * found})`, or for "
                     'schedule="interleaved" with a multiple of the devices; '
-                    "to try a pipeline without accelerators, split the CPU "
-                    "with `tf.config.set_logical_device_configuration` first."
+                    f"{SPLIT_CPU}."
                 )
             self.devices = self.devices[: k // chunks]
         elif k != chunks * found:

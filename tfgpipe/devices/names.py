@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -52,6 +53,51 @@ def accelerators() -> list[str]:
         if devices:
             return [device.name for device in devices]
     return []
+
+
+def why_no_more() -> str:
+    """How many devices TensorFlow sees, and why it may not see a GPU.
+
+    Returns:
+        Sentences; about GPUs where it sees one at most, and no TPU.
+    """
+    seen = {
+        kind: len(tf.config.list_logical_devices(kind))
+        for kind in ("TPU", "GPU", "CPU")
+    }
+    counts = ", ".join(
+        f"{n} {kind}{'s' * (n != 1)}" for kind, n in seen.items()
+    )
+    text = f"TensorFlow sees {counts}."
+    if seen["TPU"] or seen["GPU"] > 1:
+        return text
+    listed = len(tf.config.list_physical_devices("GPU"))
+    limit = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed > seen["GPU"]:
+        return (
+            f"{text} There are {listed} GPUs, of which "
+            "`tf.config.set_visible_devices` hides some."
+        )
+    if not tf.test.is_built_with_gpu_support():
+        return (
+            f"{text} This build of TensorFlow knows no GPUs: `pip install "
+            "'tensorflow[and-cuda]'` installs one that does."
+        )
+    if limit is not None:
+        return f"{text} CUDA_VISIBLE_DEVICES={limit!r} may hide others from it."
+    if seen["GPU"]:
+        return text
+    return (
+        f"{text} If there are GPUs, it has not found their driver, which "
+        "`nvidia-smi` shows, or CUDA, which `pip install "
+        "'tensorflow[and-cuda]'` installs."
+    )
+
+
+SPLIT_CPU = (
+    "to try a pipeline without accelerators, split the CPU with "
+    "`tf.config.set_logical_device_configuration` first"
+)
 
 
 def all_devices() -> list[str]:

@@ -183,7 +183,9 @@ class _SharedUpdate:
         as an assignment.
         """
         graph = tf.compat.v1.get_default_graph()
-        rate = getattr(learning_rate, "value", learning_rate)
+        rate = learning_rate  # also a `tf.Variable`, as a schedule may return
+        if isinstance(rate, keras.Variable):
+            rate = rate.value
         uses = [
             sum(
                 op.type != "ReadVariableOp"

@@ -166,6 +166,7 @@ def _check_model(model: Any) -> None:
             f"Keras. Received: model={getattr(model, 'name', model)!r}, a "
             f"{kind}. Pass `tfgpipe.GPipe(layers)`, after its `compile`."
         )
+    model.compile_as_task()
     if not model.compiled or model.optimizer is None:
         raise ValueError(
             "`model` must be compiled, with an optimizer and a loss, for a "

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import itertools
 import random
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from keras.src.losses import loss as _loss
 from keras.src.models.functional import Functional as _Functional
 from keras.src.ops.node import Node as _Node
 from keras.src.trainers import trainer as _trainer
+from keras.src.utils import model_visualization as _visualization
 
 from tfgpipe.internals.tensorflow import (
     Replaceable,
@@ -56,6 +58,7 @@ _layer_call = Replaceable(keras.layers.Layer, "__call__")
 _allocate = Replaceable(keras.Variable, "_initialize_with_initializer")
 _allocate_later = Replaceable(keras.Variable, "_deferred_initialize")
 _assign = Replaceable(keras.Variable, "assign")
+_make = Replaceable(keras.Variable, "__init__")
 _count_made = itertools.count()
 # By the handle of its storage. Not an attribute of the handle: an attribute
 # that is set on an eager tensor may end the process in a collection of garbage,
@@ -237,19 +240,19 @@ def postponed(
 
 @contextlib.contextmanager
 def made_variables() -> Iterator[list[keras.Variable]]:
-    """Inside, variables are made outside of symbolic calls, and listed.
+    """Inside, variables that are made are listed.
 
     Yields:
         The variables, in order, with storage or without.
     """
     made: list[keras.Variable] = []
-    allocate = _allocate.current
+    make = _make.current
 
-    def noted(variable: Any, initializer: Any) -> None:
+    def noted(variable: Any, *args: Any, **kwargs: Any) -> None:
+        make(variable, *args, **kwargs)
         made.append(variable)
-        allocate(variable, initializer)
 
-    with _allocate.by(noted):
+    with _make.by(noted):
         yield made
 
 
@@ -470,7 +473,8 @@ def build_losses_and_metrics(
     """Creates the variables of compiled losses and metrics.
 
     An overridden `compute_loss` may do without the compiled loss, of which
-    Keras shows nothing then: whether it does is tried, as Keras tries it.
+    Keras shows nothing then: whether it does is tried, as Keras tries it. And
+    layers that the model holds for it have no weights before they are called.
 
     All but the model are nests of `keras.KerasTensor`s.
     """
@@ -479,15 +483,16 @@ def build_losses_and_metrics(
         _backend.compute_output_spec(
             model.compute_metrics, x, y, y_pred, sample_weight=sample_weight
         )
-    if loss is None or loss.built:
-        return
-    if overrides(model, "compute_loss"):
+    is_new = loss is not None and not loss.built
+    if overrides(model, "compute_loss") and (
+        is_new or not all(layer.built for layer in model._flatten_layers())
+    ):
         with contextlib.suppress(Exception):  # it may need real tensors
             _backend.compute_output_spec(
                 model._compute_loss, x, y, y_pred, sample_weight, training=False
             )
             return
-    if not loss.built:
+    if is_new:
         _backend.compute_output_spec(loss, y, y_pred, sample_weight)
 
 
@@ -505,6 +510,14 @@ def compiled_loss(model: keras.Model) -> Any:
 def compiled_metrics(model: keras.Model) -> Any:
     """What `compile(metrics=...)` became, or None."""
     return model._compile_metrics
+
+
+def compile_arguments(model: keras.Model) -> dict[str, Any]:
+    """What a model was compiled with: one dict, until it is compiled again.
+
+    Its optimizer is not yet in a `LossScaleOptimizer`.
+    """
+    return model._compile_config.config
 
 
 def compute_loss(
@@ -1285,6 +1298,17 @@ def is_keras(thing: Any) -> bool:
     return getattr(thing, "__module__", "").startswith("keras.src.")
 
 
+def is_keras_function(thing: Any) -> bool:
+    """Whether it is a function of Keras, and none that wraps one.
+
+    `functools.wraps` gives another function the name and module of Keras's.
+    """
+    if not is_keras(thing):
+        return False
+    module = sys.modules.get(thing.__module__)
+    return getattr(module, getattr(thing, "__name__", ""), None) is thing
+
+
 def names_kept() -> contextlib.AbstractContextManager[None]:
     """Keras names what is made afterwards as if nothing were made inside."""
     key = "object_name_uids"
@@ -1385,17 +1409,21 @@ def global_seed() -> list[keras.Variable]:
 def first_data(epoch_iterator: Any) -> Any:
     """The first batch of an epoch, where Keras has it at hand; or None.
 
-    Of arrays, and the batch that Keras takes of a generator to see what it
-    yields. Nothing is asked for that would not be asked for anyway.
+    Of arrays, if Python can slice them, and the batch that Keras takes of a
+    generator to see what it yields. Nothing is asked for that would not be
+    asked for anyway.
     """
     adapter: Any = getattr(epoch_iterator, "data_adapter", None)
     arrays = getattr(adapter, "_inputs", None)
     if arrays is None:
         return (getattr(adapter, "_first_batches", None) or [None])[0]
     size = adapter.batch_size
-    return keras.tree.map_structure(
-        lambda a: a[:size] if getattr(a, "shape", ()) else a, arrays
-    )
+    try:
+        return keras.tree.map_structure(
+            lambda a: a[:size] if getattr(a, "shape", ()) else a, arrays
+        )
+    except TypeError:  # of sparse ones
+        return None
 
 
 def element_spec(epoch_iterator: Any) -> Any:
@@ -1409,6 +1437,17 @@ def num_adapters(model: keras.Model) -> int:
         getattr(layer, "lora_enabled", False) is True
         for layer in flat_layers(model)
     )
+
+
+class HoldingModel(keras.Model):
+    """A model that may hold more than its layers, as a functional model may."""
+
+    def _lock_state(self) -> None:
+        """Called when it is built: what it holds may grow later, too."""
+
+    def _obj_type(self) -> str:
+        """By which files have the layers first, and then what it holds."""
+        return "Functional"
 
 
 class BuiltBeforeTracing(keras.Model):
@@ -1436,3 +1475,38 @@ class BuiltBeforeTracing(keras.Model):
 
     def _get_metrics_result_or_logs(self, logs: Any) -> Any:
         return self.epoch_logs(super()._get_metrics_result_or_logs(logs))
+
+
+class Shown:
+    """A functional model, of whose attributes some are those of another.
+
+    For Keras's table and picture of a model, which ask what it is an instance
+    of, and then for what a functional one has.
+    """
+
+    def __init__(self, model: keras.Model, **attributes: Any):
+        vars(self).update(attributes, model=model)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self.model)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["model"], name)
+
+
+def draw_as(cls: type, shown: Callable[[Any], Any]) -> None:
+    """Has Keras draw another model in the place of one of a class.
+
+    `keras.utils.plot_model` and `model_to_dot` draw what `shown` returns for
+    it. They ask for nothing that the class could answer by itself.
+    """
+    original = _visualization.model_to_dot
+
+    @functools.wraps(original)
+    def model_to_dot(model: Any, *args: Any, **kwargs: Any) -> Any:
+        model = shown(model) if isinstance(model, cls) else model
+        return original(model, *args, **kwargs)
+
+    for module in (_visualization, keras.utils):
+        module.model_to_dot = model_to_dot

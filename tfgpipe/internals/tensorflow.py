@@ -39,6 +39,8 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import (
 )
 
 _IS_COMPILED = "_XlaMustCompile"
+# Attributes in which TensorFlow notes what checkpoints have of a thing.
+OF_TRACKING = "_self_"
 
 
 class Replaceable:
@@ -105,14 +107,27 @@ _gather_nd = Replaceable(_variable_ops.BaseResourceVariable, "gather_nd")
 
 
 # --------------------------------------------------------------- tf.functions
-def outside_functions() -> contextlib.AbstractContextManager:
+@contextlib.contextmanager
+def outside_functions() -> Iterator[None]:
     """Outside of functions that are being traced.
 
-    `tf.init_scope` also stops the tapes that layers use inside.
+    `tf.init_scope` also stops the tapes that layers use inside. Variables that
+    are made here are no affair of the functions, which would be traced a second
+    time, to see that they make no more.
     """
     if tf.executing_eagerly():
-        return contextlib.nullcontext()
-    return tf.init_scope()
+        yield
+        return
+    with tf.init_scope():
+        graph = outermost = tf.compat.v1.get_default_graph()
+        while hasattr(outermost, "outer_graph"):
+            outermost = outermost.outer_graph
+        own = graph._variable_creator_stack
+        graph._variable_creator_stack = outermost._variable_creator_stack
+        try:
+            yield
+        finally:
+            graph._variable_creator_stack = own
 
 
 @contextlib.contextmanager

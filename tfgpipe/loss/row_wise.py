@@ -195,8 +195,8 @@ def _is_rowwise_loss(loss: Any, y: Any, y_pred: Any) -> bool:
         return False
     function = getattr(loss, "fn", None)  # compile(loss="mse") wraps it
     name = getattr(function, "__name__", "")
-    known = internals.is_keras(function) and name in _LOSS_FUNCTIONS
-    if not known and type(loss) not in _LOSSES:
+    known = internals.is_keras_function(function) and name in _LOSS_FUNCTIONS
+    if _has_own_values(loss) or (not known and type(loss) not in _LOSSES):
         return False
     if name in _SPARSE:
         return _fits_sparse(y.shape, y_pred.shape)
@@ -257,7 +257,9 @@ def _averages_rows(
     function = internals.metric_function(metric)
     if type(metric) is keras.metrics.RootMeanSquaredError:
         name = "mean_squared_error"
-    elif internals.is_keras(type(metric)) and internals.is_keras(function):
+    elif internals.is_keras(type(metric)) and internals.is_keras_function(
+        function
+    ):
         name = getattr(function, "__name__", "")
     else:
         return False
@@ -303,6 +305,12 @@ def _fits_squeezed(y: Any, y_pred: Any) -> bool:
 def _fits_sparse(y: Any, y_pred: Any) -> bool:
     """Whether labels are class numbers, one for each last axis of outputs."""
     return len(y) == len(y_pred) - 1 or (len(y) == len(y_pred) and y[-1] == 1)
+
+
+def _has_own_values(loss: keras.losses.Loss) -> bool:
+    """Whether a loss of Keras has a `call` of a user's, as of a subclass."""
+    owner = next(cls for cls in type(loss).__mro__ if "call" in vars(cls))
+    return not internals.is_keras(owner) or "call" in vars(loss)
 
 
 def _has_own_call(loss: keras.losses.Loss) -> bool:

@@ -54,7 +54,9 @@ class WholeMiniBatchLoss(Objective):
                 "`schedule` must run all forward tasks first for a loss of "
                 "whole mini-batches, which cannot be added up. Received: a "
                 "schedule whose backward pass starts earlier. Pass "
-                'schedule="gpipe", or a loss class of Keras.'
+                'schedule="gpipe", or a loss class of Keras; or say '
+                "`is_row_wise = True` in a class of your own whose `call` "
+                "returns a value for each row."
             )
 
     def has_gradient(self, batch: MiniBatch) -> tuple[list[bool], list[bool]]:

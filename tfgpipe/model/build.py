@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 from keras import tree
 
+from tfgpipe import failures
 from tfgpipe.arguments import Arguments
 from tfgpipe.cells import Cell
 from tfgpipe.devices import names
@@ -16,6 +18,9 @@ from tfgpipe.partition import partition
 from tfgpipe.schedules import Remat, Schedule
 from tfgpipe.sequence import inputs
 from tfgpipe.state import RandomState
+
+# A larger part of the cost than this many times that of an even cell is told.
+_UNEVEN = 1.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +43,7 @@ class Built:
         remat_groups: How many of the `cells` are one of the user's.
         gradient_dtype: Of sums of gradients; None for that of each weight.
         random_state: The random seeds, each once, for files.
+        name: The model's.
     """
 
     source: Any
@@ -52,6 +58,18 @@ class Built:
     remat_groups: int
     gradient_dtype: str | None
     random_state: RandomState
+    name: str
+
+    @functools.cached_property
+    def model(self) -> keras.Model:
+        """The plain model of Keras that has the layers, which a list has not.
+
+        It takes what the first layer takes.
+        """
+        model = self.source.model
+        if model is not None:
+            return model
+        return keras.Model(self.input_spec, self.output_spec, name=self.name)
 
     @property
     def only_compiles(self) -> bool:
@@ -86,7 +104,8 @@ def build(arguments: Arguments, input_spec: Any, name: str) -> Built:
     """
     source = arguments.source
     if source.input_spec is None:
-        input_spec = _input_tensors(input_spec)
+        taken = {layer.name for layer in source.layers}
+        input_spec = _input_tensors(input_spec, taken)
     m, r = arguments.num_micro_batches, arguments.num_replicas
     output_spec, estimated = source.infer(input_spec, m * r > 1)
     arguments.check_supported()
@@ -106,25 +125,36 @@ def build(arguments: Arguments, input_spec: Any, name: str) -> Built:
         arguments.remat_groups,
         arguments.gradient_dtype,
         RandomState(name, [*seeds.values()]),
+        name,
     )
 
 
-def _input_tensors(specs: Any) -> Any:
-    """Symbolic inputs at which functional models can begin."""
+def _input_tensors(specs: Any, taken: set[str]) -> Any:
+    """Symbolic inputs at which functional models can begin.
 
-    def as_input(spec: Any) -> Any:
+    In a dict they have its names, where layers have not `taken` them.
+    """
+
+    def as_input(spec: Any, name: str | None = None) -> Any:
         if spec is None:
             return None
-        return keras.Input(batch_shape=spec.shape, dtype=spec.dtype)
+        return keras.Input(batch_shape=spec.shape, dtype=spec.dtype, name=name)
 
-    return tree.map_structure(as_input, specs)
+    if not isinstance(specs, dict) or any(map(tree.is_nested, specs.values())):
+        return tree.map_structure(as_input, specs)
+    names = {key for key in specs if str(key).isidentifier()} - taken
+    return {
+        key: as_input(spec, key if key in names else None)
+        for key, spec in specs.items()
+    }
 
 
 def _cells(arguments: Arguments, costs: Sequence[float]) -> Iterator[Cell]:
     source = arguments.source
-    counts = arguments.layers_per_cell or source.cut(
-        costs, arguments.num_partitions
-    )
+    counts = arguments.layers_per_cell
+    if counts is None:
+        counts = source.cut(costs, arguments.num_partitions)
+        _tell_of_large(source, costs, len(counts))
     _check_groups(arguments.remat_groups, counts)
     start = index = 0
     columns = zip(*arguments.grid)
@@ -136,6 +166,22 @@ def _cells(arguments: Arguments, costs: Sequence[float]) -> Iterator[Cell]:
             yield Cell(index, steps, devices, k, source)
             start += size
             index += 1
+
+
+def _tell_of_large(source: Any, costs: Sequence[float], k: int) -> None:
+    """Warns of a layer with most of the cost, for which all cells wait."""
+    cost, step = max(zip(costs, source.steps), key=lambda pair: pair[0])
+    share = cost / (sum(costs) or 1.0)
+    # Of two cells, one has half in any case.
+    if share <= max(0.5, _UNEVEN / k):
+        return
+    cure = source.why_whole(step.layer) or " Ask for fewer cells."
+    failures.warn(
+        f"Cells must have nearly equal costs, or devices wait for the slowest. "
+        f"Received: layer '{step.layer.name}', which has {share:.0%} of the "
+        f"cost of all layers, and {k} cells.{cure} What you cut yourself by "
+        "`layers_per_cell` is not warned of."
+    )
 
 
 def _check_groups(remat_groups: int, counts: Sequence[int]) -> None:

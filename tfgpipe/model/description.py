@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import keras
 import tensorflow as tf
 from keras import tree
 
+from tfgpipe import internals
 from tfgpipe.arguments import Arguments
 from tfgpipe.micro_batches import shapes
 from tfgpipe.model.build import Built
@@ -29,14 +30,25 @@ _FIXED = {*inspect.signature(Arguments.__init__).parameters} - {
 }
 
 
-class Description(keras.Model):
+def _holds_layers(value: Any, model: keras.Model) -> bool:
+    """Whether a value is, or is a nest of, a layer that the graph has not."""
+    if isinstance(value, keras.layers.Layer):
+        return all(value is not own for own in model.operations)
+    if isinstance(value, dict):
+        value = [*value.values()]
+    return isinstance(value, (list, tuple)) and any(
+        _holds_layers(one, model) for one in value
+    )
+
+
+class Description(internals.HoldingModel):
     """The part of `GPipe` that tells what it is, without running it."""
 
     def __init__(self, arguments: Arguments, **kwargs: Any):
         super().__init__(**kwargs)
-        self._arguments = arguments
+        self.sequence = arguments.source.layers
         self._built: Built | None = None
-        self.sequence = self._source.layers
+        self._arguments = arguments
 
     @property
     def _source(self) -> Any:
@@ -58,7 +70,38 @@ class Description(keras.Model):
                 f"model.{name} = {value!r}. Put what it does into a layer of "
                 "the list."
             )
+        is_own = name in vars(self) or hasattr(type(self), name)
+        if not is_own and self._held(name) is not None:
+            raise AttributeError(
+                f"`{name}` must be set in the functional model that the "
+                f"`GPipe` was made of, which has it. Received: model.{name} = "
+                f"{value!r}. Set `model.model.{name}` instead."
+            )
         super().__setattr__(name, value)
+
+    def _held(self, name: str) -> Any:
+        """What the model has by a name, if layers besides its graph are in it.
+
+        A task of KerasHub has its `preprocessor`.
+        """
+        if name.startswith(internals.OF_TRACKING):
+            return None
+        arguments = vars(self).get("_arguments")
+        model = None if arguments is None else arguments.source.model
+        try:
+            value = getattr(model, name)
+        except Exception:  # Keras, too, passes by what raises, to save
+            return None
+        is_held = model is not None and _holds_layers(value, model)
+        return value if is_held else None
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Layers that the model holds besides its graph."""
+            value = self._held(name)
+            # A property that has no value has an error that says why.
+            return super().__getattribute__(name) if value is None else value
 
     @property
     def num_partitions(self) -> int:
@@ -132,11 +175,26 @@ class Description(keras.Model):
 
     @property
     def model(self) -> keras.Model:
-        """The functional model that it was made of; it has the weights."""
+        """A plain model of Keras with these layers, and so their weights.
+
+        The functional model that it was made of; of a list of layers, one that
+        begins at its `input` and ends at its `output`, once it is built.
+        `model.save` writes a file that plain Keras loads.
+        """
+        model = self._source.model
+        return self._known("model") if model is None else model
+
+    def _functional(self, what: str) -> keras.Model:
+        """The functional model that it was made of, which has something.
+
+        Raises:
+            AttributeError: If it was made of a list of layers. Keras asks by
+                `hasattr`.
+        """
         model = self._source.model
         if model is None:
             raise AttributeError(
-                "A `GPipe` of a functional model has a `model`. Received: "
+                f"A `GPipe` of a functional model has `{what}`. Received: "
                 f"'{self.name}', which was made of a list of layers. See "
                 "`model.layers`."
             )
@@ -145,18 +203,22 @@ class Description(keras.Model):
     @property
     def operations(self) -> list[Any]:
         """The operations of the `model`, layers among them."""
-        return self.model.operations
+        return self._functional("operations").operations
 
     @property
     def layers(self) -> list[keras.layers.Layer]:
-        """The layers, each once; in the order of the `model`, if it has one."""
+        """The layers, each once; in the order of the `model`, if it has one.
+
+        What a subclass holds besides is in its attributes.
+        """
         model = self._source.model
-        return super().layers if model is None else model.layers
+        own = {id(layer): layer for layer in self.sequence}
+        return [*own.values()] if model is None else model.layers
 
     @property
     def output_names(self) -> list[str]:
         """Names of the `model`'s outputs, for losses and labels."""
-        return self.model.output_names
+        return self._functional("output_names").output_names
 
     def _known(self, name: str) -> Any:
         # Keras, and users, ask by `hasattr`: no other error will do.
@@ -280,11 +342,36 @@ class Description(keras.Model):
     def summary(self, *args: Any, **kwargs: Any) -> None:
         """Prints Keras's summary, and the cell of each layer.
 
-        Takes the arguments of `keras.Model.summary`.
+        Takes the arguments of `keras.Model.summary`. Of a functional model it
+        is the model's own, with its operations and what they are connected to.
         """
-        super().summary(*args, **kwargs)
+        model = self._source.model
+        if model is None:
+            super().summary(*args, **kwargs)
+        else:
+            with _summary.by(self._summary_of):
+                model.summary(*args, **kwargs)
         if self._built is not None:
             print_cells(self.cells(), kwargs.get("print_fn"))
+
+    def _summary_of(
+        self, model: keras.Model, *args: Any, **kwargs: Any
+    ) -> None:
+        """Keras's summary, by this name and with this optimizer."""
+        if model is self._source.model:
+            model = internals.Shown(
+                model,
+                name=self.name,
+                compiled=self.compiled,
+                optimizer=getattr(self, "optimizer", None),
+            )
+        _summary.original(model, *args, **kwargs)
+
+
+_summary = internals.Replaceable(keras.Model, "summary")
+internals.draw_as(
+    Description, lambda model: model.model if model.built else model
+)
 
 
 @dataclasses.dataclass(frozen=True)

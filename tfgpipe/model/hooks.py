@@ -26,15 +26,15 @@ from keras import tree
 from tfgpipe import failures, internals
 from tfgpipe.arguments import Arguments
 from tfgpipe.cells import Cell
-from tfgpipe.devices import Storage, place_variables, placement
+from tfgpipe.devices import Storage, names, place_variables, placement
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.failures import explained, interruptible
 from tfgpipe.generation import GroupedGeneration, install
-from tfgpipe.micro_batches import as_specs, shapes
+from tfgpipe.micro_batches import as_specs, is_dense, shapes
 from tfgpipe.model.build import build
 from tfgpipe.model.description import Description
 from tfgpipe.model.nonfinite import Skips
-from tfgpipe.sequence import inputs
+from tfgpipe.sequence import inputs, is_task
 from tfgpipe.trial import Trial
 
 
@@ -51,6 +51,8 @@ class _Notes:
         functions: By kind of step, what is called eagerly, see `run_as_graph`.
         optimizer: Whose slots are where the weights are.
         generation: By what the model generates, if it does.
+        compiled_as: What the task of KerasHub was compiled with when the
+            pipeline was compiled as it; None if it was not.
     """
 
     input_spec: Any = None
@@ -65,6 +67,7 @@ class _Notes:
     )
     optimizer: Any = None
     generation: GroupedGeneration | None = None
+    compiled_as: dict[str, Any] | None = None
 
 
 _CURES = {
@@ -268,13 +271,16 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
             self._place_new()
 
     def _place_new(self) -> None:
-        """Places the weights that `enable_lora` or `quantize` have added."""
+        """Places what has come since: by `enable_lora`, or held by the model.
+
+        That of layers goes to their devices, and what has storage stays.
+        """
         storage = self._notes.storage
-        if storage is not None and any(
-            id(variable) not in storage.known
-            for layer in self.sequence
-            for variable in layer.variables
-        ):
+        if storage is None:
+            return
+        own = [v for layer in self.sequence for v in layer.variables]
+        is_new = any(id(variable) not in storage.known for variable in own)
+        if is_new or not all(map(internals.is_created, self.variables)):
             self.place()
 
     def _check_scope(self) -> None:
@@ -299,8 +305,6 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
                 self.build_for_spec(inputs.data_spec(x, self.input_dtype))
             if not with_loss:
                 return
-            self._place_new()  # an optimizer knows where they are
-            self.build_optimizer()
             built = self.built_for("a step")
             with tf.device(built.cells[-1].device):
                 internals.build_losses_and_metrics(
@@ -310,6 +314,9 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
                     built.output_spec,
                     as_specs(sample_weight),
                 )
+            self._place_new()  # an optimizer knows where they are
+            if all(layer.built for layer in internals.flat_layers(self)):
+                self.build_optimizer()  # else when the loss has called them
 
     def _overlapping(self, function: Callable) -> Callable:
         """A training function whose first mini-batch is looked at."""
@@ -318,6 +325,7 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
         def looked_at(*args: Any) -> Any:
             if not self._notes.is_new:
                 return function(*args)
+            self._check_only_device()
             before = self._seen_in_training()
             result = function(*args)
             self._notes.is_new = False
@@ -326,6 +334,19 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
             return result
 
         return looked_at
+
+    def _check_only_device(self) -> None:
+        """Warns, before anything runs, that no devices work together."""
+        m = self.num_micro_batches
+        if m == 1 or not self._arguments.has_only_device:
+            return
+        failures.warn(
+            f"Nothing is pipelined: {self.devices[0]!r} trains all layers, and "
+            f"{m} micro-batches one after the other. Expected: at least 2 "
+            f"devices, by num_micro_batches={m}. {names.why_no_more()} Pass "
+            "num_partitions=1 if you want that, to save memory; "
+            f"{names.SPLIT_CPU}."
+        )
 
     def _seen_in_training(self) -> Any:
         """How many rows, and in how many steps."""
@@ -364,6 +385,37 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
                 "num_micro_batches."
             )
 
+    def _follows_task(self) -> bool:
+        """Whether it is compiled as the task of KerasHub is, or will be.
+
+        A task is compiled when it is made. Who compiles the pipeline decides.
+        """
+        is_own = self.compiled and self._notes.compiled_as is None
+        task = self._source.model
+        return not is_own and is_task(task) and task.compiled
+
+    def optimizer_to_be(self) -> Any:
+        """Its own optimizer, or that of the task which it follows; or None."""
+        owner = self._source.model if self._follows_task() else self
+        return getattr(owner, "optimizer", None)
+
+    def compile_as_task(self) -> None:
+        """Compiles as the task of KerasHub is, until the user compiles.
+
+        With the task's own optimizer, loss and metrics; anew if the task was
+        compiled since.
+        """
+        if not self._follows_task():
+            return
+        task = self._source.model
+        arguments = internals.compile_arguments(task)
+        if arguments is self._notes.compiled_as:
+            return
+        # XLA compiles cells for who compiles the pipeline so.
+        known = {**arguments, "optimizer": task.optimizer, "jit_compile": False}
+        super().compile(**known, auto_scale_loss=False)
+        self._notes.compiled_as = arguments
+
     def build_optimizer(self) -> None:
         """Creates the optimizer's slots, each where its variable is.
 
@@ -397,20 +449,11 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
 
     def note_data(self, data: Any) -> None:
         """Keeps the first rows of data, on which layers are tried."""
-        if data is not None and self.num_micro_batches * self.num_replicas > 1:
-            x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        if data is None or self.num_micro_batches * self.num_replicas == 1:
+            return
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        if all(map(is_dense, tree.flatten(x))):  # others are refused
             self._trial.note_data(x, self.cast_inputs)
-
-    def build_for(self, data: Any) -> None:
-        """Creates all variables before Keras traces a step.
-
-        A step that creates some would be traced twice. `data` is what the step
-        will get, with `tf.TensorSpec`s for tensors.
-        """
-        leaves = tree.flatten(data)
-        if all(t is None or hasattr(t, "shape") for t in leaves):
-            x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
-            self.prepare(x, y, weight, with_loss=True)
 
     @property
     def jit_compile(self) -> bool:

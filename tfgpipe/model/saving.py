@@ -49,12 +49,12 @@ def _warn_of_unlisted(model: keras.Model) -> None:
         )
 
 
-def _holds_optimizer(path: Any) -> bool:
-    """Whether a file of `save_weights` has the state of an optimizer."""
+def _num_of_optimizer(path: Any) -> int:
+    """How many variables of an optimizer a file of `save_weights` has."""
     if not str(path).endswith(".weights.h5"):
-        return False
+        return 0
     with h5py.File(path) as file:
-        return len(file.get("optimizer/vars", ())) > 0
+        return len(file.get("optimizer/vars", ()))
 
 
 _overrides: contextvars.ContextVar[dict[str, Any] | None] = (
@@ -280,7 +280,11 @@ class Saving(Hooks):
             ValueError: If the file is damaged, or that of another model.
         """
         with read_whole(filepath):
-            if self.built and _holds_optimizer(filepath):
+            optimizer = self.optimizer_to_be() if self.built else None
+            own = getattr(optimizer, "variables", ())
+            # More than its own: the slots of one that has made steps.
+            if optimizer is not None and _num_of_optimizer(filepath) > len(own):
+                self.compile_as_task()
                 self.build_optimizer()
             with internals.assigning_by(assign_in_pieces):
                 super().load_weights(filepath, *args, **kwargs)
@@ -340,9 +344,12 @@ class Saving(Hooks):
 
         The layers are found as `layers`, each once. A layer that failed to
         load would be looked for a second time, with an error that says less.
+        What else the model holds is found where the model has it.
         """
         others = {"sequence", "model"}
-        return [name for name in super().__dir__() if name not in others]
+        found = [name for name in super().__dir__() if name not in others]
+        names = {*dir(self._source.model)} - {*found, *others}
+        return [*found, *(name for name in names if hasattr(self, name))]
 
     def export(
         self,
@@ -381,10 +388,14 @@ class Saving(Hooks):
             spec = self.built_for("export()").input_spec
             if self._source.input_spec is None and not tree.is_nested(spec):
                 # As `keras.Sequential`, whatever data it was built for.
-                spec = keras.KerasTensor(spec.shape, self.input_dtype)
+                spec = keras.KerasTensor(
+                    spec.shape, self.input_dtype, name=spec.name
+                )
             input_signature = [
                 tree.map_structure(
-                    lambda t: keras.InputSpec(shape=t.shape, dtype=t.dtype),
+                    lambda t: keras.InputSpec(
+                        shape=t.shape, dtype=t.dtype, name=t.name
+                    ),
                     spec,
                 )
             ]

@@ -36,7 +36,12 @@ from tfgpipe.loss import (
     streams_loss,
     streams_metrics,
 )
-from tfgpipe.micro_batches import as_specs, batch_dimension, check_rows
+from tfgpipe.micro_batches import (
+    as_specs,
+    batch_dimension,
+    check_dense,
+    check_rows,
+)
 from tfgpipe.model.build import Built
 from tfgpipe.model.hooks import Hooks, base
 from tfgpipe.model.nonfinite import Guard
@@ -138,6 +143,24 @@ class Steps(Hooks):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._step_notes = _StepNotes()
+
+    def build_for(self, data: Any) -> None:
+        """Creates all variables before Keras traces a step.
+
+        `data` is what the step will get, with `tf.TensorSpec`s for tensors.
+        Where a step is a subclass's, `GPipe`'s may get something else: what it
+        gets is known when it is traced.
+        """
+        steps = self.train_step, self.test_step
+        leaves = tree.flatten(data)
+        if all(hasattr(step, "is_base") for step in steps) and all(
+            t is None or hasattr(t, "shape") for t in leaves
+        ):
+            x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+            check_dense((x,), "x")
+            check_dense((y,), "y")
+            check_dense((weight,), "sample_weight")
+            self.prepare(x, y, weight, with_loss=True)
 
     @base
     @as_graph
@@ -267,6 +290,8 @@ class Steps(Hooks):
         self, run: Pipeline, loss: Objective, total: tf.Tensor, guard: Any
     ) -> None:
         """Applies the gradients, each on the device of its variable."""
+        with internals.outside_functions():
+            self.build_optimizer()  # of what was built by the loss, too
         pairs = self._gradients(run, loss)
         if not pairs:
             warnings.warn(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import pathlib
-import textwrap
 from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
@@ -154,5 +153,4 @@ def save_picture(
         f"{what}: bubble {statistics.bubble(events):.0%}, the tasks take "
         f"{seconds(length)}"
     )
-    line = textwrap.shorten(advice, 110, placeholder=" ...")
-    gantt.save(events, gantt.Caption(title, line), [path])
+    gantt.save(events, gantt.Caption(title, advice), [path])

@@ -11,6 +11,7 @@ Reference: [Okabe and Ito, 2008](https://jfly.uni-koeln.de/color/)
 """
 
 import pathlib
+import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -29,11 +30,15 @@ from tfgpipe.run import Event
 # Inches, as all sizes of the figure.
 _ROW, _LEFT, _RIGHT, _TOP, _BOTTOM = 0.42, 0.85, 0.8, 0.86, 0.9
 
+_LINE = 0.18  # from a line of the subtitle to the next
+
 _SLOT, _WIDTH = 0.11, (9.0, 18.0)  # of a forward task, if the limits allow
 
-_DIGIT = 0.64  # width of a digit in font sizes
+_DIGIT = 0.64  # width of a digit in font sizes; most letters have less
 
 _FONT_SIZES = (5.0, 9.0)  # of micro-batches' numbers, in points
+
+_SUBTITLE = 9.5  # its font size
 
 _SETTINGS = {
     "font.family": "DejaVu Sans",  # comes with matplotlib
@@ -47,7 +52,7 @@ class Caption(NamedTuple):
 
     Attributes:
         title: What ran.
-        subtitle: What came out.
+        subtitle: What came out; in as many lines as it needs.
         ideal: Seconds that the tasks should take; `None` for no mark.
     """
 
@@ -78,20 +83,25 @@ def figure(events: Sequence[Event], caption: Caption) -> Figure:
     total = max(event.end for event in events)
     slots = total / max(statistics.forward_time(events), 0.001 * total)
     width = _LEFT + min(max(_SLOT * slots, _WIDTH[0]), _WIDTH[1]) + _RIGHT
+    digits = (width - _LEFT) * 72 / (_SUBTITLE * _DIGIT)
+    lines = textwrap.wrap(caption.subtitle, int(digits))
     rows = num_devices * _ROW
-    height = _TOP + rows + _BOTTOM
+    height = _TOP + _LINE * max(len(lines) - 1, 0) + rows + _BOTTOM
     picture = Figure((width, height))
     FigureCanvasAgg(picture)
     inner = (width - _LEFT - _RIGHT) / width
     axes = picture.add_axes(
         (_LEFT / width, _BOTTOM / height, inner, rows / height)
     )
-    axes.set_xlim(0, total)
+    end = max(total, caption.ideal or 0.0)
+    axes.set_xlim(0, end)
     axes.set_ylim(num_devices - 0.5, -0.5)
     _draw_rows(axes, events)
-    _draw_boxes(axes, events, scale=72 * inner * width / total)
+    _draw_boxes(axes, events, scale=72 * inner * width / end)
     _draw_axis(axes, total)
-    _write(picture, axes, caption)
+    _write(picture, [caption.title, *lines])
+    if caption.ideal is not None:
+        _mark(axes, caption.ideal)
     _draw_legend(picture, events)
     return picture
 
@@ -199,32 +209,33 @@ def _draw_axis(axes: Axes, total: float) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _write(picture: Figure, axes: Axes, caption: Caption) -> None:
-    """The title, the line below it, and the mark of the ideal end."""
+def _write(picture: Figure, lines: Sequence[str]) -> None:
+    """The title, and the lines below it."""
     width, height = picture.get_size_inches()
-    for line, inches, size, color in (
-        (caption.title, 0.26, 13, "black"),
-        (caption.subtitle, 0.51, 9.5, "#333333"),
-    ):
+    for index, line in enumerate(lines):
         picture.text(
             _LEFT / width,
-            1 - inches / height,
+            1 - (0.51 + _LINE * (index - 1) if index else 0.26) / height,
             line,
-            fontsize=size,
-            color=color,
+            fontsize=_SUBTITLE if index else 13,
+            color="#333333" if index else "black",
             va="center",
         )
-    if caption.ideal is not None:
-        axes.axvline(caption.ideal, color="black", lw=1, ls=(0, (3, 2)))
-        axes.annotate(
-            "ideal end",
-            (caption.ideal, 1),
-            (2, 3),
-            ("data", "axes fraction"),
-            "offset points",
-            ha="right",
-            fontsize=8,
-        )
+
+
+def _mark(axes: Axes, ideal: float) -> None:
+    """A line at the ideal end, and its name."""
+    # It may be at the end of the axis, where half of it would be cut off.
+    axes.axvline(ideal, color="black", lw=1, ls=(0, (3, 2)), clip_on=False)
+    axes.annotate(
+        "ideal end",
+        (ideal, 1),
+        (2, 3),
+        ("data", "axes fraction"),
+        "offset points",
+        ha="right",
+        fontsize=8,
+    )
 
 
 def _draw_legend(picture: Figure, events: Sequence[Event]) -> None:

@@ -1,18 +1,25 @@
 """Which arguments of a `GPipe` train fastest, and fit."""
 
 from tfgpipe.plans.machine import MACHINES, Machine
-from tfgpipe.plans.plan import Plan, SizedModel, plan, sized
-from tfgpipe.plans.prediction import Prediction, Setting, predict
+from tfgpipe.plans.plan import Plan, SizedModel, machine_here, plan, sized
+from tfgpipe.plans.prediction import (
+    DeviceMemory,
+    Prediction,
+    Setting,
+    predict,
+)
 from tfgpipe.plans.search import PlanProblem, prediction_that_fits
 
 __all__ = [
     "MACHINES",
+    "DeviceMemory",
     "Machine",
     "Plan",
     "PlanProblem",
     "Prediction",
     "Setting",
     "SizedModel",
+    "machine_here",
     "plan",
     "predict",
     "prediction_that_fits",

@@ -285,7 +285,7 @@ def plan(
             "machine is given as `machine=`."
         )
     if profile is None and known is None:
-        known = _machine_here()
+        known = machine_here()
     if profile is None and known is None:
         raise ValueError(
             "`profile` or `machine` must be given: a plan needs seconds, and "
@@ -362,7 +362,7 @@ def _warn_of_guesses(profile: Profile, setting: Setting, rows: int) -> None:
         )
 
 
-def _machine_here() -> Machine | None:
+def machine_here() -> Machine | None:
     """What the GPUs of this computer are, or None if they are no one kind."""
     details = tf.config.experimental.get_device_details
     names = {

@@ -3,6 +3,7 @@
 from tfgpipe.sequence import inputs
 from tfgpipe.sequence.restrictions import check_supported
 from tfgpipe.sequence.source import (
+    is_task,
     items_from_config,
     layers_of,
     prepares_data,
@@ -12,6 +13,7 @@ from tfgpipe.sequence.source import (
 __all__ = [
     "check_supported",
     "inputs",
+    "is_task",
     "items_from_config",
     "layers_of",
     "prepares_data",

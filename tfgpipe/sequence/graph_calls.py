@@ -26,6 +26,8 @@ import hashlib
 import inspect
 import itertools
 import math
+import pathlib
+import traceback
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -60,6 +62,8 @@ class GraphCalls:
         inputs: Those of the model.
         found: The calls, in an order in which they can be run.
         outputs: A nest of those of the model.
+        closed: By the ids of layers that call others, but were not opened, the
+            reason in words.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -71,6 +75,7 @@ class GraphCalls:
         self._large = large_layers(model)
         self._masked = masked_layers(model)
         self._inner = _TRIED
+        self.closed: dict[int, str] = {}
         self._autocast: str | None = None
         self._nested: list[tuple[Any, list[keras.layers.Layer]]] = []
         self._tried: list[tuple[LayerTrial, list[ModelTensor]]] = []
@@ -220,17 +225,12 @@ class GraphCalls:
         These calls are added to what was found.
         """
         given = [self._value(t) for t in tensors_of(call)]
-        if (
-            self._inner == _CLOSED
-            or id(call.operation) not in self._large
-            or id(call.operation) in self._masked
-            # Where there is None, a layer does something else.
-            or any(value.may_be_none for value in given)
-        ):
+        layer = call.operation
+        if self._inner == _CLOSED or not calls_others(layer):
             return None
-        model = graph_of(call)
-        leaves_something = _trial(call, given, [], []).leaves_something
-        if model is None or leaves_something():
+        model = self._graph_of(call, given)
+        if isinstance(model, str):
+            self.closed[id(layer)] = model
             return None
         if self._inner == _OPENED:
             return self._in_place(call, model, given)
@@ -247,7 +247,29 @@ class GraphCalls:
                 self._tried.append((trial, given))
                 return outputs
             del self.found[start:], self._nested[num_nested:]
+        self.closed[id(layer)] = (
+            "the layers that it calls do not make at all sizes, in training "
+            "and in inference, what its code makes"
+        )
         return None
+
+    def _graph_of(
+        self, call: internals.GraphCall, given: list[ModelTensor]
+    ) -> keras.Model | str:
+        """What a layer does, yet to be tried; if it stays closed, why."""
+        layer = call.operation
+        if id(layer) not in self._large:
+            return "it has few of the model's weights"
+        if id(layer) in self._masked:
+            return "it gets masks"
+        # Where there is None, a layer does something else.
+        if any(value.may_be_none for value in given):
+            return "what it takes may be None"
+        model = graph_of(call)
+        is_open = not isinstance(model, str)
+        if is_open and _trial(call, given, [], []).leaves_something():
+            return "its code keeps something in Python"
+        return model
 
     def _in_place(
         self,
@@ -434,27 +456,28 @@ def large_layers(model: keras.Model) -> set[int]:
     }
 
 
-def graph_of(call: internals.GraphCall) -> keras.Model | None:
+def graph_of(call: internals.GraphCall) -> keras.Model | str:
     """What a call of a layer does, as a functional model; yet to be tried.
 
-    It takes `tensors_of` the call. None if the layer stays closed.
+    It takes `tensors_of` the call. If the layer stays closed, why.
     """
-    if not _may_be_opened(call):
-        return None
+    layer = call.operation
+    if internals.remat_mode(layer) is not None:
+        return "it is in a `keras.RematScope`"
+    if internals.own_context_arguments(layer) & set(call.kwargs):
+        return "it is called with arguments for all layers inside"
+    if any(internals.get_mask(t) is not None for t in tensors_of(call)):
+        return "it gets masks"
     with calls_undone(internals.flat_layers(call.operation)):
         return _called(call)
 
 
-def _may_be_opened(call: internals.GraphCall) -> bool:
-    """Whether a layer calls others in a way of its own, without masks."""
-    layer = call.operation
-    masks = map(internals.get_mask, tensors_of(call))
+def calls_others(layer: Any) -> bool:
+    """Whether an operation is a layer with others inside, in its own way."""
     return (
-        len(internals.flat_layers(layer)) > 1
+        isinstance(layer, keras.layers.Layer)
+        and len(internals.flat_layers(layer)) > 1
         and not internals.is_keras(type(layer).call)
-        and internals.remat_mode(layer) is None
-        and not internals.own_context_arguments(layer) & set(call.kwargs)
-        and all(mask is None for mask in masks)
     )
 
 
@@ -465,21 +488,21 @@ class _UsageScope(keras.StatelessScope):
     layer on symbolic tensors runs in one.
     """
 
-    is_used = False
+    used: keras.Variable | None = None
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         """Called where a variable is read."""
-        self.is_used = True
+        self.used = variable
         return super().get_current_value(variable)
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         """`Variable.assign` calls it: the layer uses the variable."""
-        self.is_used = True
+        self.used = update[0]
         super().add_update(update)
 
 
-def _called(call: internals.GraphCall) -> keras.Model | None:
-    """What a layer does in one call, in training; None if it stays closed."""
+def _called(call: internals.GraphCall) -> keras.Model | str:
+    """What a layer does in one call, in training; or why it stays closed."""
     layer = call.operation
     fresh = {
         id(tensor): keras.Input(
@@ -504,18 +527,35 @@ def _called(call: internals.GraphCall) -> keras.Model | None:
         ):
             outputs = tree.flatten(layer.call(*args, **kwargs))
         model = keras.Model([*fresh.values()], outputs, name=layer.name)
-    except Exception:  # a user's code may raise anything; then: closed
-        return None
+    except Exception as error:  # a user's code may raise anything
+        what = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".")
+        where = _place(error, layer)
+        return f"its code fails on symbolic tensors{where}, by {what}"
     calls = internals.graph_calls(model)
     is_layer = [isinstance(c.operation, keras.layers.Layer) for c in calls]
-    if (
-        scope.is_used
-        or sum(is_layer) != _num_calls(layer) - before  # some lead nowhere
-        or internals.shared_state([c.operation for c in calls])
-        or any(_is_cast(layer, c) for c in calls)
-    ):
-        return None
+    if scope.used is not None:
+        is_seed = scope.used.name == "seed_generator_state"
+        what = "draws" if is_seed else f"uses variable '{scope.used.path}'"
+        return f"its own code {what}"
+    if sum(is_layer) != _num_calls(layer) - before:
+        return "it calls layers of whose outputs nothing becomes"
+    if internals.shared_state([c.operation for c in calls]):
+        return "layers that it calls share state, or draw by one seed"
+    if any(_is_cast(layer, c) for c in calls):
+        return "it hands a variable to an operation, which it casts"
     return model
+
+
+def _place(error: Exception, layer: keras.layers.Layer) -> str:
+    """The last line in the file of a layer's code that an error came through.
+
+    Empty where it came from elsewhere.
+    """
+    code = getattr(inspect.unwrap(type(layer).call), "__code__", None)
+    own = getattr(code, "co_filename", None)
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == own]
+    return f" at {pathlib.Path(own).name}:{lines[-1]}" if own and lines else ""
 
 
 def _is_cast(layer: keras.layers.Layer, call: internals.GraphCall) -> bool:

@@ -28,6 +28,7 @@ from tfgpipe.costs import cost as cost_lib
 from tfgpipe.internals import SymbolicCall
 from tfgpipe.micro_batches import shapes
 from tfgpipe.partition import partition
+from tfgpipe.sequence.graph_calls import calls_others
 from tfgpipe.sequence.restrictions import check_mask_is_one, check_rows_stay
 
 
@@ -169,6 +170,16 @@ class LayerList:
             f"Received: {found}. Pass one tensor, or a dict that has it by "
             "this name; for several inputs, make a `GPipe` of a functional "
             "model."
+        )
+
+    def why_whole(self, layer: keras.layers.Layer) -> str:
+        """Why a layer that calls others is one step; empty for any other."""
+        if not calls_others(layer) and not isinstance(layer, keras.Model):
+            return ""
+        return (
+            f" Layer '{layer.name}' calls others, and stays whole in a list. "
+            "Call it on a `keras.Input`, and pass `keras.Model(inputs, "
+            "outputs)`: that opens layers whose code allows it."
         )
 
     def starts(self) -> list[int]:

@@ -143,6 +143,8 @@ class ModelGraph:
         output = tree.map_structure(
             lambda t: keras.KerasTensor(t.shape, t.dtype), self._outputs()
         )
+        if isinstance(output, (list, tuple)) and len(output) == 1:
+            (output,) = output  # as the model returns it
         return output, costs
 
     def _outputs(self) -> Any:
@@ -227,6 +229,16 @@ class ModelGraph:
                 + (f" named {sorted(x)}." if isinstance(x, dict) else ".")
             )
         return tree.pack_sequence_as(spec, flat)
+
+    def why_whole(self, layer: keras.layers.Layer) -> str:
+        """Why a layer that calls others is one step; empty for any other."""
+        why = self._calls.closed.get(id(layer))
+        if why is None:
+            return ""
+        return (
+            f" Layer '{layer.name}' calls others, and stays whole: {why}. "
+            "Make the model of the layers that it calls, if you can."
+        )
 
     def starts(self) -> list[int]:
         """The steps with which a cell can begin."""

@@ -136,10 +136,15 @@ def _check_model(model: keras.Model) -> None:
 _PREPARES = "preprocess_samples"
 
 
+def is_task(model: keras.Model | None) -> bool:
+    """Whether a model is a task of KerasHub."""
+    return hasattr(model, _PREPARES)
+
+
 def prepares_data(model: keras.Model | None) -> bool:
     """Whether a model is a task of KerasHub, with a preprocessor now."""
     has_one = getattr(model, "preprocessor", None) is not None
-    return has_one and hasattr(model, _PREPARES)
+    return has_one and is_task(model)
 
 
 def _calls(items: Any) -> tuple[list[LiveCall], list[Any]]:

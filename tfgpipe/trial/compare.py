@@ -11,6 +11,7 @@ gradients    with respect to inputs one after the other, to weights the sum
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,21 +25,34 @@ from tfgpipe.trial.rows import NONE, row_axis
 
 _ONE = "pass num_micro_batches=1"
 
+_REGULARIZER = (
+    "Keras divides what an `activity_regularizer` returns, which must be a sum"
+)
+
 # Of the largest number, by bytes.
 _ROUNDING = {1: 1e-1, 2: 3e-2, 4: 2e-4, 8: 1e-8}
+
+# From 1 to the next number, by bytes: by so much each sum may be rounded.
+_EPSILON = {1: 2**-3, 2: 2**-7, 4: 2**-23, 8: 2**-52}
 
 # Of the largest number that is taken.
 _CANCELLED = {1: 1e-1, 2: 3e-2, 4: 1e-5, 8: 2e-14}
 
 
 def distance(
-    a: Any, b: Any, size: float = 0.0, noise: float = 0.0, num_bytes: int = 8
+    a: Any,
+    b: Any,
+    size: float = 0.0,
+    noise: float = 0.0,
+    num_bytes: int = 8,
+    num_terms: int = 1,
 ) -> float:
     """How far two tensors are apart, as a share of the largest number of `a`.
 
     Not a number equals itself; tensors of other shapes, and one beside None,
     are infinitely far apart. The share is one of `size` at least; what differs
-    by no more than `noise`, or by the rounding of `num_bytes`, is 0 apart.
+    by no more than `noise`, or by the rounding of `num_bytes` in sums of
+    `num_terms` that are added one after the other, is 0 apart.
     """
     if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
         return 0.0 if a is b else float("inf")
@@ -46,7 +60,10 @@ def distance(
         return float(tf.reduce_any(a != b))
     both_odd = (a == b) | ((a != a) & (b != b))
     wide = tf.complex128 if a.dtype.is_complex else tf.float64
-    limit = _ROUNDING[min(a.dtype.real_dtype.size, num_bytes)]
+    num_bytes = min(a.dtype.real_dtype.size, num_bytes)
+    # Of each sum so far a share is lost, now up and now down.
+    lost = _EPSILON[num_bytes] * math.sqrt(num_terms)
+    limit = max(_ROUNDING[num_bytes], lost)
     a, b = tf.cast(a, wide), tf.cast(b, wide)
     size = tf.maximum(largest(a), tf.cast(size, tf.float64))
     apart = tf.reduce_max(
@@ -138,16 +155,22 @@ def of_losses(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
         apart = distance(loss, by_rows(own, parts), **most)
         if not apart:
             continue
-        is_sum = not distance(loss, tf.add_n(own), **most)
-        what, wrong = (
-            ("a sum", "comes out that many times too small")
-            if is_sum
-            else ("what is no mean", f"is not the mini-batch's{_by(apart)}")
-        )
+        means = [n * part.num_rows for n, part in zip(own, parts)]
+        if not distance(loss, tf.add_n(own), **most):
+            what = "a sum over rows"
+            wrong = "comes out that many times too small"
+            cure = "Divide it by their number"
+        elif not distance(loss * whole.num_rows, by_rows(means, parts), **most):
+            what = "a mean over rows that is divided by their number once more"
+            wrong = "comes out that many times too large"
+            cure = f"Divide it once: {_REGULARIZER}"
+        else:
+            what = "what is no mean over rows"
+            wrong = f"is not the mini-batch's{_by(apart)}"
+            cure = f"Give a mean over rows: {_REGULARIZER}"
         yield (
-            f"gives `add_loss` {what} over rows. With several micro-batches it "
-            f"must be a mean, or it {wrong}. Divide it by their number, or "
-            f"{_ONE}."
+            f"gives `add_loss` {what}. With several micro-batches it must be a "
+            f"mean, or it {wrong}. {cure}; or {_ONE}."
         )
 
 
@@ -233,13 +256,13 @@ def of_gradients(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
             f"whole mini-batch{_by(worst)}. Compute gradients row by row, or "
             f"{_ONE}."
         )
-    # That of an attention's keys is zero but for rounding: nothing to compare.
-    sizes = [
-        float(largest(as_tensor(d)))
-        for _, d in whole.dw.values()
-        if d is not None and is_continuous(d)
-    ]
-    least = 1e-2 * max(sizes, default=0.0)
+    # What cancels, as that of an attention's keys, is little but rounding: the
+    # parts, and the gradients of other weights, show what was added up.
+    sizes = {
+        key: max(_size(own.dw[key][1]) for own in (whole, *parts))
+        for key in whole.dw
+    }
+    least = 1e-2 * max(sizes.values(), default=0.0)
     for key, (variable, d) in whole.dw.items():
         total = [as_tensor(own.dw[key][1]) for own in parts]
         if all(t is None for t in total):
@@ -247,7 +270,11 @@ def of_gradients(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
         else:
             there = [t for t in total if t is not None]
             added = _sum_of(variable, there)
-            apart = distance(as_tensor(d), added, least, **most)
+            # A bias's are added one after the other, each sum rounded.
+            is_bias = len(variable.shape) < 2
+            most["num_terms"] = _num_places(whole) if is_bias else 1
+            size = max(sizes[key], least)
+            apart = distance(as_tensor(d), added, size, **most)
         if apart:
             yield (
                 f"has a gradient with respect to '{variable.name}' that is not "
@@ -256,6 +283,17 @@ def of_gradients(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
                 f"{_ONE}."
             )
             return
+
+
+def _size(gradient: Any) -> float:
+    """The largest number of a gradient; 0 for None."""
+    return 0.0 if gradient is None else float(largest(as_tensor(gradient)))
+
+
+def _num_places(made: Outcome) -> int:
+    """How many vectors the largest tensor has, such as rows by positions."""
+    tensors = [t for t in (*made.inputs, *made.tensors) if t is not None]
+    return max((math.prod(t.shape[:-1]) for t in tensors), default=1)
 
 
 def _sum_of(variable: keras.Variable, parts: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -108,6 +108,22 @@ def first_rows(data: Any, count: int) -> Any:
     )
 
 
+def are_like(nest: Any, specs: Any) -> bool:
+    """Whether tensors have the structure, dtypes and sizes of specs."""
+    own, others = (dict(tree.flatten_with_path(t)) for t in (nest, specs))
+    return own.keys() == others.keys() and all(
+        _is_like(own[path], others[path]) for path in own
+    )
+
+
+def _is_like(tensor: Any, spec: Any) -> bool:
+    if tensor is None or spec is None:
+        return tensor is spec
+    sizes = tf.TensorShape(spec.shape)[1:]
+    has_sizes = sizes.is_compatible_with(tensor.shape[1:])
+    return has_sizes and tf.as_dtype(spec.dtype) == tensor.dtype
+
+
 def with_parts(whole: Any, parts: Parts) -> list[Any]:
     """A nest of tensors with a row each, and its parts."""
     found = [whole]

@@ -136,6 +136,8 @@ class Trial:
             except Exception as error:  # the step itself will tell the user
                 failures.inform(f"Layers are tried on drawn rows: {error}")
                 real = []
+            if not all(rows.are_like(nests[0], specs) for _, nests in found):
+                found, real = [], []  # a subclass's step makes others of them
         lengths = rows.LENGTHS if rows.has_unknown_sizes(specs) else (1,)
         limit = _smallest_table(functions)
         tried = [(rows.FEW, n, 0) for n in lengths]

@@ -18,6 +18,7 @@ from tfgpipe.plans.workload import Workload
 from tfgpipe.profiles import MEASURED, LayerSeconds
 from tfgpipe.schedules import devices_for
 from tfgpipe.sequence import source_of
+from tools.progress import doing
 
 
 def deferred_layers(experiment: Experiment) -> list[keras.layers.Layer]:
@@ -90,16 +91,17 @@ def predicted(
         ValueError: If there are more cells than layers, K is no multiple of
             the devices, or the cut is not one of these layers.
     """
-    model = sized(experiment)
-    setting = _setting(experiment, model, num_devices, num_replicas)
-    parts = num_replicas * setting.num_micro_batches
-    rows = -(-most_rows(experiment) // parts)
-    workload = (
-        by_cost(model, rows)
-        if machine is None
-        else model.by_flops(machine, rows)
-    )
-    return model.sizes, predict(workload, setting, machine)
+    with doing("counting what each device needs"):
+        model = sized(experiment)
+        setting = _setting(experiment, model, num_devices, num_replicas)
+        parts = num_replicas * setting.num_micro_batches
+        rows = -(-most_rows(experiment) // parts)
+        workload = (
+            by_cost(model, rows)
+            if machine is None
+            else model.by_flops(machine, rows)
+        )
+        return model.sizes, predict(workload, setting, machine)
 
 
 def _setting(

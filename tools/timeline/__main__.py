@@ -29,6 +29,7 @@ from tfgpipe.schedules import REMAT, SCHEDULES
 from tfgpipe.timeline import Event
 from tools import command_line
 from tools.command_line import BadFlags
+from tools.progress import doing
 from tools.report import (
     Column,
     Report,
@@ -114,7 +115,8 @@ def main(argv: list[str]) -> int:
 def _draw(values: flags.FlagValues) -> None:
     run = runs.prepare(values)
     output = _output(values.output)
-    events = run.measure()
+    with doing("running the step"):
+        events = run.measure()
     ideal = run.ideal(events)
     _print(run, events, ideal, values.format)
     if output:

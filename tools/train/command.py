@@ -20,6 +20,7 @@ from tools import worker
 from tools.cluster import hosts, secret
 from tools.cluster.controller import Cluster
 from tools.command_line import BadFlags, check_finite
+from tools.progress import doing
 from tools.sizes.table import print_device_sizes, print_experiments
 from tools.train import comparison, ends, placement
 from tools.train.ends import Code
@@ -70,7 +71,7 @@ def _main(argv: list[str]) -> int:
         if FLAGS.plan is not None:
             experiment = placement.planned(experiment)
         if FLAGS.dry_run:
-            print(experiment)
+            print(experiment, flush=True)
             print_device_sizes(
                 experiment,
                 placement.of_dry_run(experiment),
@@ -89,6 +90,8 @@ def _main(argv: list[str]) -> int:
                 secret.read(FLAGS.secret_file),
                 not FLAGS.allow_any_host,
             )
+        if found is None:
+            placement.check_memory(experiment)
         cluster = _connect(experiment, found)
     except _REFUSED as error:
         return _say(error)
@@ -185,14 +188,15 @@ def _connect(
         return None
     names = ", ".join(str(host) for host in found.others)
     print(f"tools.train: Connecting to {names}.", file=sys.stderr)
-    return Cluster(
-        found,
-        placement.fewest_devices(experiment),
-        FLAGS.connect_timeout,
-        _how_to_go_on(),
-        secret.read(FLAGS.secret_file),
-        not FLAGS.allow_any_host,
-    )
+    with doing(f"connecting to {names}"):
+        return Cluster(
+            found,
+            placement.fewest_devices(experiment),
+            FLAGS.connect_timeout,
+            _how_to_go_on(),
+            secret.read(FLAGS.secret_file),
+            not FLAGS.allow_any_host,
+        )
 
 
 def _snapshot(trainer: Trainer) -> comparison.Snapshot | None:

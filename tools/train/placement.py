@@ -1,14 +1,27 @@
 """The devices that the flags of `tools.train` and an experiment ask for."""
 
+import math
 import os
+import sys
 
+import params
 import tfgpipe
 from params import Experiment
+from tfgpipe import internals
+from tfgpipe.plans import DeviceMemory, machine_here
 from tfgpipe.schedules import CHUNKS, devices_for
-from tools import devices
+from tools import device_memory, devices
 from tools.cluster import hosts
 from tools.plan import plan_of, with_plan
+from tools.sizes.model_size import num_parameters, predicted
+from tools.sizes.parameter_counts import PARAMETER_COUNTS
 from tools.train.flags import FLAGS
+
+_HOST = "this computer, of which all devices are parts"
+_GIB = 2**30
+# Share of the memory up to which weights are small: with Adam's slots, with
+# gradients and copies, all fits if activations need as much again.
+_SMALL = 0.1
 
 
 def _num_devices(experiment: Experiment) -> int:
@@ -47,6 +60,67 @@ def planned(experiment: Experiment) -> Experiment:
     )
     print(plan)
     return with_plan(experiment, plan)
+
+
+def check_memory(experiment: Experiment) -> None:
+    """Refuses a model that does not fit into the memory of this computer.
+
+    What it holds is what `tfgpipe.plan` predicts, which takes a while; not
+    where the weights are a small part of the memory. Where activations alone
+    are too much, it is said, and no more: they may be less in fact.
+
+    Raises:
+        ValueError: If weights, slots and gradients alone are too large.
+    """
+    limit, where = _memory()
+    is_host, r = where == _HOST, FLAGS.num_replicas
+    parts = 1 if is_host else _num_devices(experiment)
+    with internals.names_kept():  # the model gets them
+        if 4 * _num_parameters(experiment) < _SMALL * limit * parts:
+            return
+        sizes, prediction = predicted(experiment, of_dry_run(experiment), r)
+    held = max(prediction.memory, key=lambda own: own.total)
+    if is_host:
+        held = DeviceMemory(
+            *(r * sum(all_) for all_ in zip(*prediction.memory))
+        )
+    if held.total <= limit:
+        return
+    text = ", ".join(
+        f"{name} {part / _GIB:,.1f}" for name, part in zip(held._fields, held)
+    )
+    problem = (
+        f"{experiment.name} must fit into the memory of {where}. Expected: at "
+        f"most {limit / _GIB:,.1f} GiB. Received: "
+        f"{held.total / _GIB:,.1f} GiB, as predicted for "
+        f"{sum(size.num_params for size in sizes):,} parameters: {text}. "
+        "--dry_run shows what each device would hold, tools.plan chooses "
+        "settings that need less, and --list has smaller models."
+    )
+    if held.weights + held.slots + held.gradients > limit:
+        raise ValueError(problem)
+    print(
+        f"tools.train: {problem} It may be less, so it is tried.",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _memory() -> tuple[float, str]:
+    """Bytes of a device, or of the host that all are parts of; and which."""
+    if FLAGS.num_virtual_devices or not devices.has_accelerator():
+        return device_memory.host_bytes(), _HOST
+    machine = machine_here()
+    if machine is None:
+        return math.inf, ""
+    return machine.memory, f"each device, one of kind {machine.name}"
+
+
+def _num_parameters(experiment: Experiment) -> int:
+    known = PARAMETER_COUNTS.get(experiment.name)
+    if known is None or params.get(experiment.name).model != experiment.model:
+        return num_parameters(experiment)
+    return known
 
 
 def tpu_cores(experiment: Experiment) -> list[str]:

@@ -10,6 +10,7 @@ import tfgpipe
 from params import Experiment
 from params.source import Source
 from tools import devices
+from tools.progress import doing
 from tools.train.trainer import checkpoints_of, make_ready
 
 _FORWARD: dict[str, Any] = {
@@ -77,14 +78,15 @@ def load(
             f"{experiment.data}. See tools.train --list for others."
         )
     path = folder / "final.keras"
-    if path.is_file():
-        model = tfgpipe.load_model(
-            str(path), num_partitions=num_partitions, **_FORWARD
-        )
-    else:
-        model, path = _from_checkpoint(
-            experiment, source, folder, num_partitions
-        )
+    with doing("loading the model"):
+        if path.is_file():
+            model = tfgpipe.load_model(
+                str(path), num_partitions=num_partitions, **_FORWARD
+            )
+        else:
+            model, path = _from_checkpoint(
+                experiment, source, folder, num_partitions
+            )
     step = int(model.optimizer.iterations)
     return TrainedRun(experiment, source, model, path, step)
 

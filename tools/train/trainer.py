@@ -15,6 +15,7 @@ from tfgpipe.callbacks import Checkpoint, StopOnNonFinite
 from tfgpipe.checkpoints import Restored
 from tfgpipe.exactness import Report
 from tfgpipe.model.saving import spec_config
+from tools.progress import doing
 from tools.train import run_record
 
 _MOST_SKIPPED = 10  # mini-batches in a row
@@ -92,7 +93,8 @@ class Trainer:
         skip_outliers: float | None = None,
     ) -> None:
         self.experiment = experiment
-        self.source = experiment.data.source()
+        with doing(f"reading {experiment.data.name}"):
+            self.source = experiment.data.source()
         self._per_epoch = self.source.steps_per_epoch(experiment.batch_size)
         self.num_steps = num_steps or self._per_epoch * experiment.epochs
         self._folder = train_dir
@@ -101,13 +103,16 @@ class Trainer:
         self._skips = skip_nonfinite, skip_outliers
         self._shares_folder = shares_folder
         self._saves_on_signal = saves_on_signal
-        self.model = self._new_model()  # checks the arguments
+        with doing(f"building {experiment.name}"):
+            self.model = self._new_model()  # checks the arguments
         self.earlier_num_steps: list[int] = []
         self.first_step = 0
         self.failure: str | None = None
         if train_dir is not None:
             self.earlier_num_steps = self._claim_folder(train_dir, may_grow)
-            restored = tfgpipe.restore(self.model, checkpoints_of(train_dir))
+            with doing("reading the last checkpoint"):
+                folder = checkpoints_of(train_dir)
+                restored = tfgpipe.restore(self.model, folder)
             self.first_step = 0 if restored is None else restored.step
 
     def _claim_folder(self, folder: pathlib.Path, may_grow: bool) -> list[int]:
@@ -191,20 +196,21 @@ class Trainer:
         until = until or self.num_steps
         for start, end in _parts(self.first_step, until, self._per_epoch):
             saving = self._checkpoints(start, checkpoint_every)
-            self.model.fit(
-                self.source.train(
-                    self.experiment.batch_size,
-                    seed=self.experiment.seed,
-                    first_step=start,
-                    num_steps=end,
-                ),
-                initial_epoch=start // self._per_epoch,
-                epochs=-(-end // self._per_epoch),
-                steps_per_epoch=min(self._per_epoch, end - start),
-                callbacks=[*callbacks, *own, *saving],
-                verbose=verbose,
-                shuffle=False,  # the data are
-            )
+            with doing("training"):
+                self.model.fit(
+                    self.source.train(
+                        self.experiment.batch_size,
+                        seed=self.experiment.seed,
+                        first_step=start,
+                        num_steps=end,
+                    ),
+                    initial_epoch=start // self._per_epoch,
+                    epochs=-(-end // self._per_epoch),
+                    steps_per_epoch=min(self._per_epoch, end - start),
+                    callbacks=[*callbacks, *own, *saving],
+                    verbose=verbose,
+                    shuffle=False,  # the data are
+                )
             self.failure = stop.reason
             if self.failure is not None:
                 return
@@ -239,7 +245,8 @@ class Trainer:
             first_step=self.first_step,
             num_steps=self.first_step + 1,
         )
-        return tfgpipe.check(self.model, *next(iter(data)))
+        with doing("comparing a step with plain Keras"):
+            return tfgpipe.check(self.model, *next(iter(data)))
 
     def evaluate(self) -> dict[str, float]:
         """What the test examples give, by name; see the experiment's task."""
@@ -247,7 +254,8 @@ class Trainer:
         data = self.source.evaluation(
             experiment.evaluation_batch_size or experiment.batch_size
         )
-        logs = self.model.evaluate(data, verbose=0, return_dict=True)
+        with doing("testing"):
+            logs = self.model.evaluate(data, verbose=0, return_dict=True)
         return experiment.task.results(logs, self.source)
 
     def export(self) -> pathlib.Path | None:
@@ -255,7 +263,8 @@ class Trainer:
         if self._folder is None:
             return None
         path = self._folder / "final.keras"
-        self.model.save(path)
+        with doing("saving the trained model"):
+            self.model.save(path)
         return path
 
 

@@ -110,7 +110,7 @@ def compare(name: str) -> Row:
 def _short(message: str) -> str:
     """A message on one line, as a page can show it."""
     plain = re.sub(r"\x1b\[\d+m", "", message)
-    return " ".join(plain.split())[:300]
+    return " ".join(plain.split())[:600]
 
 
 def _pipeline(sample: Sample, k: int, model: keras.Model) -> Any:

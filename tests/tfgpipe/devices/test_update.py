@@ -171,6 +171,38 @@ def test_update_of_half_precision_variables_is_that_of_keras():
             )
 
 
+class Given(keras.optimizers.schedules.LearningRateSchedule):
+    """A rate that is kept in a variable, and assigned by the schedule."""
+
+    def __init__(self, rate, of):
+        self.rate = rate
+        self.of = of
+
+    def __call__(self, step):
+        self.rate.assign(1 / (tf.cast(step, self.rate.dtype) + 2))
+        return self.of(self.rate)
+
+
+@pytest.mark.parametrize("name", ["tensorflow", "keras", "value", "read"])
+@pytest.mark.parametrize("cls", ["Adam", "SGD", "Lamb"])
+def test_rate_that_is_a_variable_is_that_of_keras(cls, name):
+    make = keras.Variable if name != "tensorflow" else tf.Variable
+    of = {
+        "value": lambda rate: rate.value,
+        "read": lambda rate: tf.convert_to_tensor(rate.value),
+    }.get(name, lambda rate: rate)
+
+    def optimizer():
+        rate = make(0.5, dtype="float64")
+        return getattr(keras.optimizers, cls)(Given(rate, of))
+
+    keras.config.set_floatx("float64")
+    found = trained(optimizer(), True, "float64")
+    expected = trained(optimizer(), False, "float64")
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, 1e-12, 1e-14)
+
+
 # ------------------------------------------------------------------ how often
 def counting(optimizer):
     """Counts how often Python runs the optimizer's update."""

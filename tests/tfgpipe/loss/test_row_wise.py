@@ -1,3 +1,4 @@
+import functools
 import inspect
 
 import keras
@@ -25,10 +26,37 @@ class Subclassed(tfgpipe.GPipe):
         return keras.ops.mean(keras.ops.abs(y - y_pred))
 
 
+class OwnValues(losses.MeanSquaredError):
+    """Its values depend on all rows."""
+
+    def call(self, y, y_pred):
+        return keras.ops.mean((y_pred - y) ** 2) + keras.ops.max(y_pred) ** 2
+
+
+class OwnName(losses.MeanSquaredError):
+    pass
+
+
+@functools.wraps(losses.mean_squared_error)
+def wrapped(y, y_pred):
+    apart = y_pred - keras.ops.mean(y_pred, axis=0)
+    return losses.mean_squared_error(y, apart)
+
+
+def set_on_the_object():
+    loss = losses.MeanSquaredError()
+    loss.call = OwnValues().call
+    return loss
+
+
 @pytest.mark.parametrize(
     ("loss", "streams"),
     [
         ("mse", True),
+        (OwnName(), True),
+        (OwnValues(), False),
+        (wrapped, False),
+        (set_on_the_object(), False),
         ("mean_squared_error", True),
         (keras.losses.mean_squared_error, True),
         (losses.Huber(), True),
@@ -45,6 +73,23 @@ class Subclassed(tfgpipe.GPipe):
 def test_only_losses_of_keras_that_add_rows_stream(loss, streams):
     model = compiled(loss=loss, run_eagerly=True)
     assert streams_loss(model, spec(2), spec(2), None) == streams
+
+
+@pytest.mark.parametrize("loss", [OwnValues(), wrapped])
+@pytest.mark.parametrize("m", [1, 3])
+def test_loss_made_of_one_of_keras_is_that_of_keras(loss, m):
+    x = np.random.default_rng(0).standard_normal((7, 3))
+
+    def train(make):
+        keras.utils.set_random_seed(0)
+        model = make([keras.Input((3,)), kl.Dense(3), kl.Dense(2)])
+        metrics = [wrapped]
+        model.compile("sgd", loss, **quickly(model, {"metrics": metrics}))
+        return model.fit(x, x[:, :2], 4, shuffle=False, verbose=0).history
+
+    found = train(lambda layers: tfgpipe.GPipe(layers, 2, m))
+    for name, values in train(keras.Sequential).items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-12)
 
 
 def test_own_loss_of_class_numbers_streams():

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers as kl
+from keras.src.utils import model_visualization
 from tiny import assert_close, assert_same, weights
 
 import tfgpipe
@@ -210,6 +211,65 @@ def test_pipeline_is_a_layer_of_another_model(outer, is_built):
     found, expected = run(pipeline()), run(plain())
     assert found[0] == expected[0]
     assert_close(found[1], expected[1], 1e-6)
+
+
+# --------------------------------------------------------- table and picture
+def forked():
+    """Operations, a layer that comes twice, a model inside."""
+    a, b = keras.Input((4,), name="a"), keras.Input((4,), name="b")
+    shared = kl.Dense(4, name="shared")
+    inner = keras.Sequential([keras.Input((4,)), kl.Dense(4)], name="inner")
+    h = shared(a) * shared(b) + inner(a)
+    return keras.Model([a, b], kl.Dense(2, name="last")(h), name="forked")
+
+
+def printed(model, **kwargs):
+    lines = []
+    model.summary(print_fn=lines.append, **kwargs)
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("expand_nested", [False, True])
+def test_summary_has_all_that_of_the_functional_model_has(
+    expand_nested, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "130")  # or else "Connected to" is cut off
+    model = tfgpipe.GPipe(forked(), 2, 2, name="forked")
+    for one in (model.model, model):
+        one.compile("adam", "mse")
+        one.optimizer.build(one.trainable_variables)
+    expected = printed(model.model, expand_nested=expand_nested)
+    found = printed(model, expand_nested=expand_nested)
+    assert found.startswith(expected)
+    assert "Connected to" in found
+    assert "shared[0][0], shared[1][0]" in found
+    assert "Multiply" in found
+    assert "Optimizer params" in found
+    assert found.splitlines()[-1].split()[0] == "last"
+    model.compile("sgd", "mse")
+    model.optimizer.build(model.trainable_variables)
+    assert "Optimizer params: 2 " in printed(model)
+
+
+def test_summary_of_a_list_is_that_of_sequential():
+    model, other = pipeline(with_input), plain(with_input)
+    expected = printed(other).replace(other.name, model.name)
+    assert printed(model).startswith(expected.rstrip())
+
+
+@pytest.mark.parametrize("make", [forked, with_input])
+def test_picture_is_that_of_the_plain_model(make):
+    pytest.importorskip("pydot")
+    model = pipeline(make)
+    for draw in (keras.utils.model_to_dot, model_visualization.model_to_dot):
+        found = draw(model, show_shapes=True)
+        expected = draw(model.model, show_shapes=True)
+        assert str(found) == str(expected)
+        assert len(found.get_edges()) == len(model.model.operations) - 1 + (
+            make is forked
+        )
+    with pytest.raises(ValueError, match="not yet been built"):
+        keras.utils.model_to_dot(pipeline())
 
 
 # ------------------------------------------------------------------- layers

@@ -898,18 +898,22 @@ def test_mini_batch_without_inputs_is_an_error(method):
         getattr(model, method)([None], data()[1])
 
 
-def waits(use, *args, **kwargs):
+def waits(use, *args, begin="Devices wait", **kwargs):
     """What is said of devices that wait, in two uses of a model."""
     model = compiled(tfgpipe.GPipe(layers(), *args, **kwargs))
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         use(model), use(model)
     messages = [str(w.message) for w in found]
-    return [m for m in messages if m.startswith("Devices wait")]
+    return [m for m in messages if m.startswith(begin)]
 
 
 def train(model):
     model.train_on_batch(*data(4))
+
+
+def evaluate(model):
+    model.evaluate(*data(4), verbose=0)
 
 
 def test_devices_that_wait_for_each_other_are_told_of_in_the_first_fit():
@@ -927,7 +931,7 @@ def test_devices_that_wait_for_each_other_are_told_of_in_the_first_fit():
 def test_devices_that_wait_are_not_told_of_where_it_is_meant():
     assert not waits(train, 2, 1)  # said so
     assert not waits(train, 1)
-    assert not waits(lambda model: model.evaluate(*data(4), verbose=0), 2)
+    assert not waits(evaluate, 2)
     # A last mini-batch may be smaller.
     sizes = iter([8, 2, 8, 2])
     assert not waits(lambda m: m.train_on_batch(*data(next(sizes))), 2, 4)
@@ -940,6 +944,50 @@ def test_mini_batches_of_fewer_rows_are_told_of_where_fit_does_not_know_them():
     (message,) = waits(fit, 2, 8)
     assert "a mini-batch of 4 rows is split into 4 micro-batches" in message
     assert not waits(fit, 2, 4)
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+    """TensorFlow lists one."""
+    listed = tf.config.list_logical_devices
+
+    def one(kind=None):
+        return listed(kind)[:1]
+
+    monkeypatch.setattr(tf.config, "list_logical_devices", one)
+
+
+def lonely(use, *args, **kwargs):
+    """What is said of one device, in two uses of a model."""
+    return waits(use, *args, begin="Nothing is pipelined", **kwargs)
+
+
+def test_only_device_is_told_of_in_the_first_fit(one_device):
+    (message,) = lonely(train, num_micro_batches=4)
+    assert "'/device:CPU:0' trains all layers, and 4 micro-batches" in message
+    assert "TensorFlow sees 0 TPUs, 0 GPUs, 1 CPU. CUDA_VISIBLE" in message
+    assert "Pass num_partitions=1 if you want that" in message
+    (message,) = lonely(train, 2, 4, schedule="interleaved")
+    assert "at least 2 devices, by num_micro_batches=4" in message
+
+
+def test_only_device_is_told_of_before_anything_is_traced(one_device):
+    model = compiled(tfgpipe.GPipe(layers(), num_micro_batches=4))
+    before = model.get_weights()
+    with pytest.raises(UserWarning, match="Nothing is pipelined"):
+        train(model)
+    assert model.optimizer.iterations == 0
+    for a, b in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_one_device_is_not_told_of_where_it_is_meant(one_device):
+    assert not lonely(train)  # one micro-batch
+    assert not lonely(train, 1, 4)
+    assert not lonely(train, num_micro_batches=4, devices=["CPU:0"])
+    with tfgpipe.PipelineStrategy(1, 1).scope():
+        assert not lonely(train, num_micro_batches=4)
+    assert not lonely(evaluate, num_micro_batches=4)
 
 
 def test_arguments_can_be_read():

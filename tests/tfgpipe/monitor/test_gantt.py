@@ -1,5 +1,6 @@
 """Pictures of a step."""
 
+import itertools
 import re
 
 import pytest
@@ -49,6 +50,35 @@ def test_picture_says_what_it_shows(tmp_path):
     # Each of the two cells: forward, recomputed once less, backward.
     assert found.count("3") == 2 * (2 + 2 + 2)
     assert png.startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("ideal", [9.0, 14.0, 15.0, 40.0])
+def test_ideal_end_has_its_line_wherever_it_is(ideal):
+    made = events()  # they end after 14 seconds
+    picture = gantt.figure(made, gantt.Caption("a", ideal=ideal))
+    (axes,) = picture.axes
+    (line,) = axes.lines
+    (label,) = [t for t in axes.texts if t.get_text() == "ideal end"]
+    assert line.get_xdata() == [ideal, ideal] and label.xy[0] == ideal
+    assert axes.get_xlim() == (0, max(ideal, 14.0))
+    assert not line.get_clip_on()  # it is as wide at the end of the axis
+
+
+@pytest.mark.parametrize(
+    "word", ["layer", "'Embedding_and_memory_12'", "12, 13,"]
+)
+@pytest.mark.parametrize("count", [1, 10, 60])
+def test_subtitle_is_whole_and_within_the_picture(word, count):
+    subtitle = " ".join([word] * count)
+    picture = gantt.figure(events(), gantt.Caption("a", subtitle))
+    title, *lines = picture.texts
+    assert " ".join(line.get_text() for line in lines) == subtitle
+    renderer = picture.canvas.get_renderer()
+    boxes = [text.get_window_extent(renderer) for text in (title, *lines)]
+    assert max(box.x1 for box in boxes) < picture.bbox.x1
+    for above, below in itertools.pairwise(boxes):
+        assert below.y1 < above.y0
+    assert picture.axes[0].bbox.y1 + 20 < boxes[-1].y0  # room for the mark
 
 
 def test_numbers_that_do_not_fit_are_left_out(tmp_path):

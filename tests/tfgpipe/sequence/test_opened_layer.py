@@ -1,7 +1,9 @@
 """Layers whose inner calls take their place, and those that stay closed."""
 
 import functools
+import inspect
 import types
+import warnings
 
 import keras
 import numpy as np
@@ -393,6 +395,95 @@ def test_layer_that_only_calls_layers_is_opened(kind):
 def test_layer_that_does_more_stays_closed(name):
     layer = CLOSED[name]()
     assert inside(layer) == [layer]
+
+
+# Of layers in `CLOSED`.
+WHY = {
+    "draws": "its own code draws",
+    "assigns": "its own code uses variable 'counts",
+    "reads": "its own code uses variable 'reads",
+    "calls that lead nowhere": "it calls layers of whose outputs nothing",
+    "needs rows": "its code fails on symbolic tensors at test_opened_layer.py:",
+    "shares a generator": "share state, or draw by one seed",
+    "keeps a number in a list": "its code keeps something in Python",
+    "knows sizes": "do not make at all sizes, in training and in inference,",
+}
+
+
+@pytest.mark.parametrize("name", WHY)
+def test_error_says_why_a_layer_stays_closed(name):
+    x = keras.Input((3, 4))
+    layer = CLOSED[name]()
+    model = keras.Model(x, layer(x))
+    with pytest.raises(ValueError, match="number of layers, 1") as found:
+        tfgpipe.GPipe(model, 2)
+    start = f"Layer '{layer.name}' calls others, and stays whole: "
+    assert start in str(found.value)
+    assert WHY[name] in str(found.value)
+
+
+def test_error_names_the_line_that_fails_on_symbolic_tensors():
+    x = keras.Input((3, 4))
+    _, line = inspect.getsourcelines(NeedsRows)
+    with pytest.raises(ValueError, match=rf"opened_layer.py:{line + 3}, by"):
+        tfgpipe.GPipe(keras.Model(x, NeedsRows()(x)), 2)
+
+
+def test_error_says_that_a_layer_stays_whole_in_a_list():
+    with pytest.raises(ValueError, match="stays whole in a list") as found:
+        tfgpipe.GPipe([keras.Input((3, 4)), Around(name="own")], 2)
+    cure = "Call it on a `keras.Input`, and pass `keras.Model(inputs, outputs)`"
+    assert cure in str(found.value)
+    x = keras.Input((3, 4))
+    assert tfgpipe.GPipe(keras.Model(x, Around()(x)), 2)
+
+
+def warned(layers, num_partitions=2, **kwargs):
+    """What is said of cells when they are made."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        model = tfgpipe.GPipe(layers, num_partitions, **kwargs)
+        model.predict(np.ones((2, 3, 4)), verbose=0)
+        model.predict(np.ones((4, 3, 4)), verbose=0)
+    texts = [str(one.message) for one in found]
+    return [text for text in texts if text.startswith("Cells must have")]
+
+
+def test_closed_layer_with_most_of_the_cost_is_warned_of_once():
+    x = keras.Input((3, 4))
+    draws = Draws()
+    model = keras.Model(x, kl.ReLU()(draws(x)))
+    (message,) = warned(model)
+    assert f"layer '{draws.name}', which has 9" in message
+    assert "% of the cost of all layers, and 2 cells." in message
+    assert "calls others, and stays whole: its own code draws." in message
+
+
+def test_layer_of_a_list_with_most_of_the_cost_is_warned_of():
+    (message,) = warned([keras.Input((3, 4)), Around(name="own"), kl.ReLU()])
+    assert "Layer 'own' calls others, and stays whole in a list." in message
+
+
+def test_layer_with_most_of_the_cost_is_warned_of_with_a_cure():
+    layers = [keras.Input((3, 4)), kl.Dense(4), kl.Dense(80, name="own")]
+    (message,) = warned([*layers, kl.Dense(1)], 3)
+    assert "layer 'own', which has" in message
+    assert "and 3 cells. Ask for fewer cells" in message
+
+
+def test_cells_that_are_cut_by_hand_are_not_warned_of():
+    layers = [keras.Input((3, 4)), kl.Dense(4), kl.Dense(80)]
+    assert not warned(layers, layers_per_cell=[1, 1])
+
+
+@pytest.mark.parametrize("units", [4, 6])
+def test_cells_of_nearly_equal_costs_are_not_warned_of(units):
+    """Of two cells one has half of the cost, or a little more."""
+    assert not warned([keras.Input((3, 4)), kl.Dense(4), kl.Dense(units)])
+
+
+def test_one_cell_is_not_warned_of():
+    assert not warned([keras.Input((3, 4)), kl.Dense(4), kl.Dense(80)], 1)
 
 
 SIZES = {

@@ -285,7 +285,8 @@ def test_rows_of_arrays_are_as_many_as_those_of_a_batch():
 
 def warned(layers, x, count=2):
     """What is said of layers in `predict` and a step."""
-    model = tfgpipe.GPipe([*layers, keras.layers.Dense(2)], 2, count)
+    cut = {"layers_per_cell": [len(layers), 1]}
+    model = tfgpipe.GPipe([*layers, keras.layers.Dense(2)], 2, count, **cut)
     model.compile("sgd", "mse")
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")

@@ -16,17 +16,18 @@ import tensorflow as tf
 from absl import app, flags, logging
 from absl.testing import flagsaver
 from fabricated_tpu import TPUS, list_cores
+from processes import Process
 from tiny import Interrupt
 
 import tfgpipe
 from params import datasets, registry
 from params.images import Images
 from tfgpipe.state import flow
-from tools import devices
-from tools.sizes.model_size import num_parameters
+from tools import device_memory, devices
+from tools.sizes.model_size import num_parameters, predicted
 from tools.sizes.parameter_counts import PARAMETER_COUNTS
 from tools.train import command as train
-from tools.train import comparison, event_log, trained_run
+from tools.train import comparison, event_log, placement, trained_run
 from tools.train.trainer import Trainer
 
 DEMO = "image.amoebanet_d_demo"
@@ -619,3 +620,64 @@ def test_plan_chooses_the_settings(capsys):
     assert "num_partitions=1, num_micro_batches=1" in out
     assert run(**given, num_partitions=2) == 2
     assert "--plan and --num_partitions" in capsys.readouterr().err
+
+
+def held(part):
+    """Bytes that the devices hold of TINY, all together."""
+    _, prediction = predicted(TINY)
+    return sum(part(memory) for memory in prediction.memory)
+
+
+def test_model_larger_than_the_memory_is_refused_before_it_is_built(
+    monkeypatch, capsys
+):
+    least = held(lambda own: own.weights + own.slots + own.gradients)
+    monkeypatch.setattr(device_memory, "host_bytes", lambda: least - 1.0)
+    monkeypatch.setattr(train, "Trainer", None)  # not reached
+    assert run(params=TINY.name) == 2
+    error = capsys.readouterr().err
+    for text in (
+        "image.tiny must fit into the memory of this computer",
+        f"predicted for {num_parameters(TINY):,} parameters: weights 0.0,",
+        "--dry_run shows",
+    ):
+        assert text in error
+
+
+@pytest.mark.slow
+def test_program_says_what_it_does_before_it_refuses_a_huge_model(tmp_path):
+    flag = "--params=lm.transformer_1663"
+    process = Process(tmp_path, "train", "-m", "tools.train", flag)
+    assert process.wait() == 2
+    said = r"tools.train: counting what each device needs, \d+ s\n"
+    assert re.search(said, process.output)
+    refused = "must fit into the memory of this computer"
+    assert f"tools.train: lm.transformer_1663 {refused}" in process.output
+    assert "83,876,914,432 parameters: weights 312.5," in process.output
+
+
+def test_activations_larger_than_the_memory_are_told_of(monkeypatch, capsys):
+    most = held(lambda own: own.total)
+    monkeypatch.setattr(device_memory, "host_bytes", lambda: most - 1.0)
+    assert run(params=TINY.name, steps=1) == 0
+    assert "It may be less, so it is tried." in capsys.readouterr().err
+    monkeypatch.setattr(device_memory, "host_bytes", lambda: float(most))
+    assert run(params=TINY.name, steps=1) == 0
+    assert "must fit" not in capsys.readouterr().err
+
+
+def test_memory_of_an_accelerator_is_for_one_of_its_devices(monkeypatch):
+    machine = dataclasses.replace(tfgpipe.MACHINES["v100"], memory=1000.0)
+    monkeypatch.setattr(devices, "has_accelerator", lambda: True)
+    monkeypatch.setattr(placement, "machine_here", lambda: machine)
+    with pytest.raises(ValueError, match="of each device, one of kind v100"):
+        placement.check_memory(TINY)
+    monkeypatch.setattr(placement, "machine_here", lambda: None)
+    placement.check_memory(TINY)
+
+
+def test_counted_layers_take_no_names(monkeypatch):
+    monkeypatch.setattr(device_memory, "host_bytes", lambda: 1.0)
+    with pytest.raises(ValueError, match="must fit"):
+        placement.check_memory(runs.LM)
+    assert keras.layers.Embedding(2, 2).name == "embedding"
