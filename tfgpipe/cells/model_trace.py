@@ -169,6 +169,7 @@ def _run(model: ModelCall, x: Any, labels: Any) -> _Seen:
         contextlib.nullcontext() if tape is None else tape,
         scope,
         sections.noting(),
+        internals.naming_on_tapes(),
         internals.noting_losses(model.layers) as added,
         internals.recording_moments(normalizations, scope.record, moments),
     ):

@@ -22,6 +22,8 @@ from tensorflow.python import pywrap_tfe as _pywrap_tfe
 from tensorflow.python.distribute import distribute_lib as _distribute_lib
 from tensorflow.python.eager import backprop as _backprop
 from tensorflow.python.eager import context as _context
+from tensorflow.python.eager import execute as _execute
+from tensorflow.python.eager import record as _record
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import (
     Function as _Function,
 )
@@ -101,6 +103,8 @@ class Replaceable:
 
 _function_call = Replaceable(_Function, "__call__")
 _consumers = Replaceable(_gradients_util, "_Consumers")
+_record_gradient = Replaceable(_execute, "record_gradient")
+_record_operation = Replaceable(_record, "record_operation")
 _read = Replaceable(_variable_ops.BaseResourceVariable, "_read_variable_op")
 _gather = Replaceable(_variable_ops.BaseResourceVariable, "sparse_read")
 _gather_nd = Replaceable(_variable_ops.BaseResourceVariable, "gather_nd")
@@ -193,7 +197,8 @@ class GradientNote(NamedTuple):
     """What was added to a graph to differentiate one operation.
 
     Attributes:
-        name: Of the operation; None where the tape does not tell.
+        name: Of the operation; None where it was not recorded inside of
+            `naming_on_tapes`.
         start: How many operations the graph had before.
         end: How many it had after.
     """
@@ -237,40 +242,63 @@ def _gradient(
 ) -> Any:
     """What a tape calls to differentiate an operation."""
     gradient = _backprop._gradient_function
+
+    def differentiate() -> Any:
+        return gradient(kind, attributes, count, inputs, outputs, *rest)
+
+    return _noting(getattr(attributes, "name", None), differentiate)
+
+
+def _noting(name: str | None, differentiate: Callable[[], Any]) -> Any:
+    """Notes what is added to the graph that is looked at, if it is here."""
     graph = getattr(_noted, "graph", None)
     if graph is None or current_graph() is not graph:
-        return gradient(kind, attributes, count, inputs, outputs, *rest)
+        return differentiate()
     start = graph.num_operations()
-    found = gradient(kind, attributes, count, inputs, outputs, *rest)
-    name = _name_of(kind, inputs, outputs) or _name_in(graph, kind, rest[-1])
+    found = differentiate()
     _noted.notes.append(GradientNote(name, start, graph.num_operations()))
     return found
 
 
-def _name_of(kind: str, inputs: Any, outputs: Any) -> str | None:
-    """The name of an operation, of which tapes keep what its gradient needs."""
-    for tensor in outputs or ():
-        if isinstance(tensor, tf.Tensor) and not is_eager(tensor):
-            return tensor.op.name
-    given = [t for t in inputs or () if isinstance(t, tf.Tensor)]
-    if not given or any(map(is_eager, given)):
-        return None
-    wanted = [id(t) for t in given]
-    for op in given[0].consumers():
-        if op.type == kind and [id(t) for t in op.inputs] == wanted:
-            return op.name
-    return None
+class _Attributes(tuple):
+    """Those of an operation on a tape, with its name."""
+
+    name: str | None
 
 
-def _name_in(graph: Any, kind: str, scope: str | None) -> str | None:
-    """The name of an operation whose gradient needs nothing of it.
+@contextlib.contextmanager
+def naming_on_tapes() -> Iterator[None]:
+    """Inside, tapes note which operation of a graph they will differentiate."""
 
-    As of a sum with a bias; tapes know the scope in which it was made.
-    """
-    for name in (scope, f"{scope}/{kind}"):
-        with contextlib.suppress(KeyError, TypeError):
-            return str(graph.get_operation_by_name(name).name)
-    return None
+    def name_of(outputs: Any) -> str | None:
+        tensors = [t for t in outputs or () if isinstance(t, tf.Tensor)]
+        found = [t.op.name for t in tensors if not is_eager(t)]
+        return found[0] if found else None
+
+    def record(kind: str, inputs: Any, attributes: Any, outputs: Any) -> None:
+        named = _Attributes(attributes or ())
+        named.name = name_of(outputs)
+        _record_gradient.original(kind, inputs, named, outputs)
+
+    # Of gradients that are functions in Python, as of `tf.custom_gradient`.
+    def record_own(
+        op_type: str,
+        output_tensors: Any,
+        input_tensors: Any,
+        backward_function: Callable,
+        forward_function: Any = None,
+    ) -> None:
+        name = name_of(output_tensors)
+
+        def noted(*gradients: Any) -> Any:
+            return _noting(name, lambda: backward_function(*gradients))
+
+        _record_operation.original(
+            op_type, output_tensors, input_tensors, noted, forward_function
+        )
+
+    with _record_gradient.by(record), _record_operation.by(record_own):
+        yield
 
 
 def current_graph() -> Any:
@@ -469,7 +497,9 @@ class FunctionCall:
             self._attributes[_IS_COMPILED] = _Attribute(b=True)
 
     def __call__(self, arguments: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Adds the call to the current graph."""
+        """Adds the call to the current graph; runs it outside of graphs."""
+        if tf.executing_eagerly():
+            return list(self._function(*arguments))
         graph = tf.compat.v1.get_default_graph()
         self._function.add_to_graph(graph)
         op = graph.create_op(

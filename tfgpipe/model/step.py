@@ -471,7 +471,7 @@ class Steps(Hooks):
         self.note_data(data)
         batch, _ = self._unpack(data, with_loss=kind != "predict")
         if self.run_eagerly or tf.config.functions_run_eagerly():
-            self._run_eagerly(kind, batch)
+            self._run_in_python(kind, batch)
         known = self._notes.functions.setdefault(kind, {})
         trained = tuple(v.trainable for v in self.variables)
         if trained not in known:
@@ -484,7 +484,7 @@ class Steps(Hooks):
         with self.nothing_eager():
             return known[trained](data)
 
-    def _run_eagerly(
+    def _run_in_python(
         self, kind: str, batch: tuple[Any, Any, Any]
     ) -> None:
         """Has Python run what a step will run."""
