@@ -1641,3 +1641,120 @@ def test_model_is_drawn_as_another_one(monkeypatch):
     for module in (keras.utils, model_visualization):
         assert module.model_to_dot(Own()) == "another"
         assert module.model_to_dot(3) == 3
+
+
+def test_what_tapes_add_to_a_graph_is_noted_by_operations():
+    """Also where a gradient needs nothing of its operation, as of a bias."""
+
+    @tf.custom_gradient
+    def own(x):
+        return tf.sin(x), lambda dy: dy * tf.cos(x)
+
+    made = {}
+
+    @tf.function(autograph=False)
+    def step(x):
+        graph = internals.current_graph()
+        with tf.GradientTape() as tape, internals.naming_on_tapes():
+            tape.watch(x)
+            made["BiasAdd"] = tf.nn.bias_add(x, tf.ones(2))
+            made["Neg"] = -made["BiasAdd"]
+            made["own"] = own(made["Neg"])
+            y = made["Tanh"] = tf.tanh(made["own"])
+        with internals.noting_gradients(graph) as notes:
+            d = tape.gradient(y, x)
+        found.extend(notes)
+        operations = graph.get_operations()
+        added.extend([o.type for o in operations[n.start : n.end]] for n in notes)
+        return d
+
+    found, added = [], []
+    gradient = step(tf.ones((1, 2)))
+    names = [made[key].op.name for key in ("Tanh", "own", "Neg", "BiasAdd")]
+    assert isinstance(found[0], internals.GradientNote)
+    assert [note.name for note in found if note.name in names] == names
+    kinds = [own for note, own in zip(found, added) if note.name in names]
+    assert kinds == [["TanhGrad"], ["Cos", "Mul"], ["Neg"], ["BiasAddGrad"]]
+    x = tf.ones((1, 2))
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.tanh(tf.sin(-(x + 1)))
+    np.testing.assert_allclose(gradient, tape.gradient(y, x), 1e-6)
+
+
+def test_gradients_are_noted_of_the_graph_that_is_looked_at():
+    @tf.function(autograph=False)
+    def step(x):
+        with tf.Graph().as_default() as other:
+            pass
+        with tf.GradientTape() as tape, internals.naming_on_tapes():
+            tape.watch(x)
+            y = tf.tanh(x)
+        with internals.noting_gradients(other) as notes:
+            d = tape.gradient(y, x)
+        assert notes == []
+        return d
+
+    step(tf.ones(2))
+
+
+def test_calls_of_layers_are_made_by_a_function():
+    dense = kl.Dense(2)
+    model = keras.Sequential([dense])
+    calls = []
+
+    def called(layer, run):
+        calls.append(layer)
+        return 2.0 * run() if layer is dense else run()
+
+    x = np.ones((1, 3), "float32")
+    expected = model(x)
+    with internals.around_calls(called):
+        found = model(x)
+    assert calls[0] is model and calls[-1] is dense
+    np.testing.assert_array_equal(found, 2.0 * expected)
+    np.testing.assert_array_equal(model(x), expected)
+
+
+def test_what_keras_hangs_on_tensors_is_found_and_hung_on_others():
+    found = []
+    embedding = kl.Embedding(5, 2, mask_zero=True)
+    embedding.build()
+
+    @tf.function(autograph=False)
+    def step(ids):
+        masked = embedding(ids)
+        chances = keras.ops.softmax(masked[:, 0])
+        for tensor in (masked, chances, ids):
+            found.append(internals.attached_to(tensor))
+        new = tf.identity(masked)
+        assert internals.attached_to(new) == {}
+        internals.attach(new, found[0])
+        assert internals.get_mask(new) is internals.mask_of(found[0])
+        return new
+
+    step(tf.constant([[1, 0]]))
+    of_mask, of_logits, of_nothing = found
+    assert internals.mask_of(of_mask).dtype == tf.bool
+    assert len(of_mask) == len(of_logits) == 1
+    assert internals.mask_of(of_logits) is None
+    assert of_nothing == {}
+
+
+def test_arguments_of_compile_are_kept_until_the_next():
+    model = keras.Sequential([kl.Dense(1)])
+    model.compile("sgd", "mse")
+    arguments = internals.compile_arguments(model)
+    assert arguments["loss"] == "mse"
+    assert internals.compile_arguments(model) is arguments
+    model.compile("sgd", "mae")
+    assert internals.compile_arguments(model) is not arguments
+
+
+def test_model_says_whether_it_takes_training():
+    class Own(keras.Model):
+        def call(self, x):
+            return x
+
+    assert not internals.takes_training(Own())
+    assert internals.takes_training(keras.Sequential([kl.Dense(1)]))

@@ -191,8 +191,10 @@ def _run(model: ModelCall, x: Any, labels: Any) -> _Seen:
             "A seed must be drawn by `seed_generator.next()` alone if there is "
             "more than one micro-batch: then it is known where each one "
             "begins. Received: another new value of "
-            f"{[*scope.overwritten.values()]}, as of `next(ordered=False)`. "
-            "Leave that out, or pass num_micro_batches=1."
+            f"{[*scope.overwritten.values()]}, as of `next(ordered=False)`, or "
+            "of `keras.random` without a seed. Draw with `seed=` a "
+            "`keras.random.SeedGenerator` of the layer, or pass "
+            "num_micro_batches=1."
         )
     return _Seen(
         tape,

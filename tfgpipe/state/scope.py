@@ -356,15 +356,12 @@ class ModelScope(StateScope):
         key = id(variable)
         self.assigned_in[key] = self._section()
         if key in self.given and key not in self._seeds:
-            self._find_seed(variable, self.given[key][1], value)
+            self._find_seed(variable, self.given[key][1])
         super().add_update(update)
 
-    def _find_seed(
-        self, variable: keras.Variable, given: tf.Tensor, value: Any
-    ) -> None:
+    def _find_seed(self, variable: keras.Variable, given: tf.Tensor) -> None:
         """Notes the seed of a generator that no layer lists, as Keras's own."""
-        is_alike = variable.dtype == "uint32" and variable.shape == (2,)
-        if is_alike and _is_next(value, given):
+        if variable.name == "seed_generator_state" and variable.shape == (2,):
             self._seeds[id(variable)] = given
 
     def new_state(self) -> list[tuple[keras.Variable, tf.Tensor]]:
