@@ -19,7 +19,8 @@ from keras import layers as kl
 from keras.src.trainers import trainer
 from keras.src.utils import model_visualization
 from keras_versions import KEEPS_ORDER_OF_WEIGHTS
-from tensorflow.python.ops import control_flow_util, gradients_util
+from tensorflow.python.eager import execute
+from tensorflow.python.ops import control_flow_util
 
 import tfgpipe
 from tfgpipe import internals
@@ -1101,21 +1102,6 @@ def test_function_that_wraps_one_of_keras_is_not_keras():
     assert not internals.is_keras_function(len)
 
 
-def test_gradients_within_operations_leave_out_other_ways():
-    def slope(names):
-        x = tf.constant(3.0)
-        y = tf.multiply(x, 2.0, name="by_two") + tf.multiply(
-            x, x, name="square"
-        )
-        ops = tf.compat.v1.get_default_graph().get_operations()
-        within = {op.name for op in ops if names(op.name)}
-        with internals.differentiating_within(within):
-            return tf.gradients(y, x)[0]
-
-    assert tf.function(slope)(lambda name: True) == 8
-    assert tf.function(slope)(lambda name: name != "square") == 2
-
-
 # ------------------------------------------- graphs and functions in layers
 def test_graphs_of_branches_and_loops_are_told_from_those_of_functions():
     found = {}
@@ -1208,7 +1194,7 @@ def test_tensors_of_graphs_that_are_not_around_are_told():
 
 def test_threads_replace_functions_of_tensorflow_for_themselves_alone():
     """Nothing is left behind, in whichever order the threads leave."""
-    call, consumers = type(tf.function(len)).__call__, gradients_util._Consumers
+    call, recorded = type(tf.function(len)).__call__, execute.record_gradient
     value = tf.constant(1.0)
     function = tf.function(lambda: value + 1)
     assert function() == 2
@@ -1219,7 +1205,7 @@ def test_threads_replace_functions_of_tensorflow_for_themselves_alone():
     def first():
         with (
             internals.tracing_anew(),
-            internals.differentiating_within(set()),
+            internals.naming_on_tapes(),
         ):
             inside.wait()
             leave.wait()
@@ -1234,7 +1220,7 @@ def test_threads_replace_functions_of_tensorflow_for_themselves_alone():
         assert function() == 3
     assert found == [3]
     assert type(function).__call__ is call
-    assert gradients_util._Consumers is consumers
+    assert execute.record_gradient is recorded
 
 
 def test_function_of_another_thread_is_not_traced_anew():

@@ -148,7 +148,7 @@ class _Seen:
 
 def _run(model: ModelCall, x: Any, labels: Any) -> _Seen:
     normalizations = model.normalizations
-    moving = MovingStatistics(normalizations, [])
+    moving = MovingStatistics(normalizations)
     tape = None
     if model.training:
         tape = tf.GradientTape(watch_accessed_variables=False)

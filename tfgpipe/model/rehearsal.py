@@ -26,8 +26,8 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.boundary import Boundary, CellArguments, Output, structure_of
-from tfgpipe.cells import Cell, CellTasks, LayerCall, TaskCall, until_known
+from tfgpipe.boundary import Boundary, structure_of
+from tfgpipe.cells import Cell, CellTasks, LayerCall, TaskCall
 from tfgpipe.checks import checked_counts
 from tfgpipe.failures import explained
 from tfgpipe.loss import Objective
@@ -219,7 +219,7 @@ class Rehearsals(Steps):
             program = traced.program(tasks, built.schedule_of)
             return tasks, Pipeline(traced, tasks, program)
 
-        tasks, run = until_known(lowered)
+        tasks, run = lowered()
         run.forward()
         with keras.StatelessScope():  # the metrics stay as they are
             run.backward(loss.start(run))
@@ -291,7 +291,7 @@ class _Recorded:
 
     def __init__(self, tasks: CellTasks):
         self._tasks = tasks
-        self._forward: list[tuple[CellArguments, Output]] = []
+        self._forward: list[tuple[Any, Any]] = []
         self._backward: dict[int, tuple[Any, Any, Any]] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -304,7 +304,7 @@ class _Recorded:
         facts = self._tasks.facts(has_backward, synchronizes)
         return facts._replace(has_halves=False)
 
-    def forward(self, arguments: CellArguments, keeps: bool) -> TaskCall:
+    def forward(self, arguments: Any, keeps: bool) -> TaskCall:
         """The forward task, noted, see `CellTasks`."""
         work = self._tasks.forward(arguments, keeps)
 
