@@ -241,16 +241,12 @@ def test_skip_is_sent_from_its_maker_once_to_each_cell_that_takes_it():
     h = kl.Dense(6)(h)
     both = kl.Concatenate()([h, skip])
     y = kl.Dense(2)(kl.Concatenate()([kl.Dense(7)(both), skip]))
-    model = tfgpipe.GPipe(
-        keras.Model(x, y), 4, 2, layers_per_cell=[1, 2, 2, 2]
-    )
+    model = tfgpipe.GPipe(keras.Model(x, y), 4, 2, layers_per_cell=[1, 2, 2, 2])
     model.compile("sgd", "mse")
     m = 2
     sent = collections.Counter(
         (start, end, shape[1:])
-        for start, end, shape, name in sent_tensors(
-            model, normal(4), normal(2)
-        )
+        for start, end, shape, name in sent_tensors(model, normal(4), normal(2))
         if name.startswith("PartitionedCall")
     )
     takers = ["CPU:1", "CPU:2", "CPU:3"]

@@ -342,7 +342,9 @@ def test_assignment_to_an_untracked_variable_is_that_of_keras(layer):
         boxed.append(layer())
         return [kl.Dense(4), boxed[-1], kl.Dense(2)]
 
-    points = [(1, 1), (2, 1), (2, 2)] if layer is Untracked else [(1, 1), (2, 1)]
+    points = (
+        [(1, 1), (2, 1), (2, 2)] if layer is Untracked else [(1, 1), (2, 1)]
+    )
     plain, *found = plain_and_pipelines(made, x, y, points)
     for one in found:
         for a, b in zip(one, plain, strict=True):
@@ -406,6 +408,21 @@ class Metered(Own):
         x = x * self.w
         self.metric.update_state(x)
         return x * self.metric.result()
+
+
+@pytest.mark.filterwarnings("ignore:Layer '.*' mixes the rows:UserWarning")
+def test_metric_of_two_cells_is_that_of_keras_or_refused():
+    def made():
+        metered = Metered()
+        return [metered, kl.Dense(3), metered]
+
+    expected = trained(made, 1, 1, plain=True)
+    for a, b in zip(expected, trained(made, 5, 1), strict=True):
+        np.testing.assert_allclose(b, a, 1e-12, 1e-14)
+    with pytest.raises(
+        ValueError, match=r"in one cell.*\[1, 3\] update in turn"
+    ):
+        trained(made, 5, 2)
 
 
 class Written(Own):

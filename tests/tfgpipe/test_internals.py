@@ -1651,7 +1651,9 @@ def test_what_tapes_add_to_a_graph_is_noted_by_operations():
             d = tape.gradient(y, x)
         found.extend(notes)
         operations = graph.get_operations()
-        added.extend([o.type for o in operations[n.start : n.end]] for n in notes)
+        added.extend(
+            [o.type for o in operations[n.start : n.end]] for n in notes
+        )
         return d
 
     found, added = [], []

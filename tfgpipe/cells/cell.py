@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 from keras import tree
 
 from tfgpipe import failures, internals
 from tfgpipe.boundary import Boundary, structure_of
-from tfgpipe.failures import add_note, check_interruption
+from tfgpipe.failures import add_note
 
 
 class Cell(keras.layers.Layer):
@@ -330,9 +329,7 @@ class _StandIn(keras.layers.Layer):
     """A layer for all that is noted by layers."""
 
 
-def stand_in(
-    name: str, variables: list[keras.Variable]
-) -> keras.layers.Layer:
+def stand_in(name: str, variables: list[keras.Variable]) -> keras.layers.Layer:
     """What stands for an operation, with what it reads."""
     layer = _StandIn(name=name.replace("/", "_"))
     layer.read = variables

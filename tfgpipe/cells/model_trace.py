@@ -173,7 +173,7 @@ def _run(model: ModelCall, x: Any, labels: Any) -> _Seen:
         internals.noting_losses(model.layers) as added,
         internals.recording_moments(normalizations, scope.record, moments),
     ):
-        if model.watches_x:
+        if model.watches_x and tape is not None:
             tape.watch([t for t in tree.flatten(x) if is_continuous(t)])
         y = model.call(x, model.training)
         sections.begin(model.num_cells - 1)

@@ -144,9 +144,7 @@ class CellGraph:
         """Refuses to keep what XLA cannot hand from function to function."""
         traced, places = self.part.traced, self.part.whole.places
         kept = [t for t in self.kept.tensors if _is_of_one_function(t)]
-        found = {
-            traced.section_of(places[t.op.name]).name: None for t in kept
-        }
+        found = {traced.section_of(places[t.op.name]).name: None for t in kept}
         if found:
             raise ValueError(
                 "`jit_compile=True` with recurrent layers, other loops or "

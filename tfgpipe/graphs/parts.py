@@ -139,15 +139,17 @@ class _Cutting:
                 self._take(tensor, own)
         for tensor in results:
             self._give(tensor)
-        for use, own, owner in zip(traced.uses, gradients, owners):
+        for use, found, owner in zip(traced.uses, gradients, owners):
             if owner is not None:
                 self._uses[owner][use.tensor.ref()] = use
-                for tensor in own:
+                for tensor in found:
                     self._take(tensor, (True, owner))
         return [self._part(k, owners) for k in range(self._num_cells)]
 
     def _part(self, k: int, owners: list[int | None]) -> Part:
-        places = {use.tensor.ref(): i for i, use in enumerate(self._traced.uses)}
+        places = {
+            use.tensor.ref(): i for i, use in enumerate(self._traced.uses)
+        }
         indices = [places[ref] for ref in self._uses[k]]
         dw = [
             self._made.dw[i] if owners[i] == k else Gradient() for i in indices

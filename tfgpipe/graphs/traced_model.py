@@ -35,7 +35,6 @@ from tfgpipe.graphs.gradient_sums import (
 )
 from tfgpipe.graphs.side_effects import CALLS
 
-
 _SIZES = {"Rank", "Shape", "ShapeN", "Size"}
 
 

@@ -76,7 +76,9 @@ def run_eagerly(
         losses = map(as_number, of_model(scope.losses))
         added.append([split.fraction(m, t.dtype) * t for t in losses])
     with keras.StatelessScope(known), tf.device(device):
-        made = [None if t is None else tf.identity(t) for t in split.join(outputs)]
+        made = [
+            None if t is None else tf.identity(t) for t in split.join(outputs)
+        ]
         for tensor, one in zip(made, split.join(attached)):
             internals.attach(tensor, one)
         of_all_rows(

@@ -484,9 +484,7 @@ class Steps(Hooks):
         with self.nothing_eager():
             return known[trained](data)
 
-    def _run_in_python(
-        self, kind: str, batch: tuple[Any, Any, Any]
-    ) -> None:
+    def _run_in_python(self, kind: str, batch: tuple[Any, Any, Any]) -> None:
         """Has Python run what a step will run."""
         training, head, loss = kind == "train", None, None
         if kind != "predict":

@@ -30,7 +30,12 @@ from tfgpipe.boundary import Boundary, is_continuous
 from tfgpipe.cells import Cell, LayerCall, ModelCall, Tracer
 from tfgpipe.costs import behind_identities
 from tfgpipe.devices import placement
-from tfgpipe.graphs import by_reference, differentiate, tensors, without_gradients
+from tfgpipe.graphs import (
+    by_reference,
+    differentiate,
+    tensors,
+    without_gradients,
+)
 from tfgpipe.run import Chain, Clock
 from tfgpipe.schedules import Task
 
@@ -93,10 +98,10 @@ class LoneLayer:
             num_cells=1,
             watches_x=place.needs_dx,
         )
-        specs = [_specs(own) for own in (inputs, labels)]
+        x, y = _specs(inputs), _specs(labels)
         # What random numbers a recomputation draws is for `GPipe` to judge.
         cells = [Cell(0, [step], [device])]
-        traced = self._tracer.trace(model, cells, *specs, [False])
+        traced = self._tracer.trace(model, cells, x, y, [False])
         made = without_gradients(traced)
         if place.differentiates:
             has_gradient = [

@@ -39,9 +39,7 @@ class LossGradients(NamedTuple):
         self, m: int, micro_batches: MicroBatches, made: Differentiated
     ) -> dict[Any, Any]:
         """Those of a micro-batch, by the references of the graph's tensors."""
-        head = [
-            micro_batches.select(m, d, tf.zeros_like(d)) for d in self.head
-        ]
+        head = [micro_batches.select(m, d, tf.zeros_like(d)) for d in self.head]
         extra = [
             None if d is None else d * micro_batches.fraction(m, d.dtype)
             for d in self.extra
@@ -106,9 +104,9 @@ def _parts(
         function = None
         if wanted:
             function = cut.of_forward([first for _, first in wanted])
-            taken = {t.ref() for t in function.inputs if tf.is_tensor(t)}
+            taken = {id(t) for t in function.inputs}
             for t, first in zip(part.takes, cut.part.takes):
-                if first.ref() in taken:
+                if id(first) in taken:
                     missing[t.ref()] = t
         parts.insert(0, (function, [t for t, _ in wanted]))
     return parts

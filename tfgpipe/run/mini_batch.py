@@ -64,7 +64,9 @@ class MiniBatch:
         self.cells = cells
         self._tracer = tracer
         self._remat = remat
-        inputs, own_labels = self._split(tracer.led(x), labels, num_micro_batches)
+        inputs, own_labels = self._split(
+            tracer.led(x), labels, num_micro_batches
+        )
         is_split = self.micro_batches.count > 1
         self.call = ModelCall(
             source.call,
@@ -171,7 +173,7 @@ class MiniBatch:
         return self._tracer.tasks(made, self.cells, self._repeated(made))
 
     def _repeated(self, made: Differentiated) -> list[list[bool]]:
-        """For each use of a weight, which of its lookups a trial found repeated.
+        """For each use of a weight, which lookups a trial found repeated.
 
         Those of which the indices follow from the rows are not.
         """

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -376,9 +376,9 @@ def _is_constant(numbers: Any) -> bool:
 
 
 def moving_statistics(
-    rules: list[Any],
+    rules: Sequence[Any],
     initial: tuple[tf.Tensor, tf.Tensor],
-    moments: list[list[Any]],
+    moments: Sequence[Sequence[Any]],
     micro_batches: MicroBatches,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """The moving mean and variance, moved once by a mini-batch's moments.

@@ -77,7 +77,9 @@ def test_new_value_of_a_weight_is_read_after_it_is_assigned():
             reached.add(op.name)
             waiting += [t.op for t in op.inputs]
     assert new.op.name in reached
-    assert model.uses[1].tensor.op.name in reached  # its gradient is the weight's
+    assert (
+        model.uses[1].tensor.op.name in reached
+    )  # its gradient is the weight's
 
 
 @pytest.mark.parametrize("is_split", [False, True])
