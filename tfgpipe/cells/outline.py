@@ -107,22 +107,29 @@ def outline(
 def _read(
     traced: TracedModel, flops: Callable[[tf.Operation], float]
 ) -> Outline:
+    made = [op for op in traced.operations if op.type != "Placeholder"]
+    place = {op.name: i for i, op in enumerate(traced.operations)}
+    # What makes nothing goes with the next one; the last is behind all layers.
     starts = [section.start for section in traced.sections]
-    count = len(starts) - 1  # the last one is behind all layers
-    section_of = {
-        op.name: min(count - 1, bisect.bisect_right(starts, i) - 1)
-        for i, op in enumerate(traced.operations)
+    filled = {
+        min(len(starts) - 2, bisect.bisect_right(starts, place[op.name]) - 1)
+        for op in made
     }
-    costs = [0.0] * count
-    for op in traced.operations:
-        costs[section_of[op.name]] += flops(op)
+    sections = [traced.sections[i] for i in sorted(filled)]
+    starts = [section.start for section in sections]
+
+    def step_of(tensor_op: tf.Operation) -> int:
+        return max(0, bisect.bisect_right(starts, place[tensor_op.name]) - 1)
+
+    costs = [0.0] * len(sections)
     given = {u.tensor.ref(): u.variable for u in traced.uses}
     given |= {tensor.ref(): variable for variable, tensor in traced.state}
-    read: list[dict[int, keras.Variable]] = [{} for _ in range(count)]
-    last: dict[Any, int] = {}  # by tensor, the last section that takes it
+    read: list[dict[int, keras.Variable]] = [{} for _ in sections]
+    last: dict[Any, int] = {}  # by tensor, the last step that takes it
     free: set[Any] = {t.ref() for _, t in traced.graph.captures}
-    for op in traced.operations:
-        own = section_of[op.name]
+    for op in made:
+        own = step_of(op)
+        costs[own] += flops(op)
         for tensor in op.inputs:
             if tensor.ref() in given:
                 variable = given[tensor.ref()]
@@ -131,18 +138,18 @@ def _read(
                 last[tensor.ref()] = max(own, last.get(tensor.ref(), 0))
     for tensor in traced.handed_out:
         if tensor is not None:
-            last[tensor.ref()] = count - 1
+            last[tensor.ref()] = len(sections) - 1
     inputs = {t.ref() for t in traced.x if t is not None}
-    live = [0] * count
+    live = [0] * len(sections)
     for ref, end in last.items():
         tensor = ref.deref()
         # The rows themselves come from the host, to each cell that takes them.
-        start = end if ref in inputs else section_of[tensor.op.name]
+        start = end if ref in inputs else step_of(tensor.op)
         for i in range(start + 1, end + 1):
             live[i] += _bytes(tensor)
     steps = [
         SectionCall(section, [*own.values()])
-        for section, own in zip(traced.sections, read)
+        for section, own in zip(sections, read)
     ]
     flat = [
         None if t is None else keras.KerasTensor(_shape(t), t.dtype.name)

@@ -79,6 +79,9 @@ class MiniBatch:
             len(cells),
         )
         is_tried = trial and is_split and (head is not None or not training)
+        self._tried = [*cells]
+        if (whole := getattr(source, "tried", None)) is not None:
+            self._tried = [Cell(0, [whole], cells[0].devices)]
         if is_tried:
             trial.run(self._functions(), x, self.micro_batches.count)
         self.traced: TracedModel = tracer.trace(
@@ -126,11 +129,11 @@ class MiniBatch:
             CellFunction(
                 cell,
                 call.training,
-                call.head if cell is self.cells[-1] else None,
+                call.head if cell is self._tried[-1] else None,
                 recomputes=call.training and self._remat.recomputes(k),
                 is_split=call.is_split,
             )
-            for k, cell in enumerate(self.cells)
+            for k, cell in enumerate(self._tried)
         ]
 
     def _specs(self, nest: Any) -> Any:
@@ -180,7 +183,7 @@ class MiniBatch:
         uses, sections = self.traced.uses, self.traced.sections
         found: list[list[bool]] = [[] for _ in uses]
         varies = self.traced.varying()
-        for step in (step for cell in self.cells for step in cell.calls):
+        for step in (step for cell in self._tried for step in cell.calls):
             for key, flags in step.repeated.items():
                 own = [
                     (i, [varies(d.indices) for d in made.dw[i].slices.values()])

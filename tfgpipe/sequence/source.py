@@ -189,10 +189,10 @@ def layers_of(model: keras.Model) -> list[Any]:
     return source.steps if is_graph else _items(model)
 
 
-def items_from_config(config: dict[str, Any], custom_objects: Any) -> list[Any]:
+def items_from_config(config: dict[str, Any], custom_objects: Any) -> Any:
     """The layers, or calls, of a model's config, each with its cost.
 
-    That is what the sources' `config` returned.
+    Or the model, if it has a `call` of its own. That is what the sources' `config` returned.
     """
 
     def made(value: Any) -> Any:
@@ -203,6 +203,8 @@ def items_from_config(config: dict[str, Any], custom_objects: Any) -> list[Any]:
     costs = config.pop("costs")
     if "model" in config:
         model = made(config.pop("model"))
+        if _has_own_call(model):
+            return model
         _check_model(model)
         graph = ModelGraph(model)
         graph.check_read(config.pop("wiring", None))
