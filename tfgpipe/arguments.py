@@ -301,7 +301,7 @@ class Arguments:
                 "`layers_per_cell` must hold integers of at least 1. "
                 f"Received: layers_per_cell={cut}. Every cell needs a layer."
             )
-        elif sum(counts) != num_layers:
+        elif num_layers and sum(counts) != num_layers:
             self._problems.append(
                 "`layers_per_cell` must place every layer exactly once. "
                 f"Expected a sum of {num_layers} (the number of layers). "

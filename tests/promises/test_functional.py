@@ -31,6 +31,7 @@ from functional import (
     wrong_length,
 )
 from graphs import called, step_graph, tasks
+from keras import layers as kl
 from keras_versions import MASKED_LOSS_RTOL, NAMES_METRICS_OF_DICTS
 from quick import quick
 
@@ -232,23 +233,27 @@ def test_keras_file_goes_on_at_another_k(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
-def test_what_is_alive_crosses_each_boundary_once_a_micro_batch():
-    model = tfgpipe.GPipe(unet(), 3, 2)
+def test_skip_is_sent_from_its_maker_once_to_each_cell_that_takes_it():
+    """Whatever is in between does not hand it on."""
+    x = keras.Input((4,))
+    skip = kl.Dense(5)(x)
+    h = kl.Dense(3)(skip)
+    h = kl.Dense(6)(h)
+    both = kl.Concatenate()([h, skip])
+    y = kl.Dense(2)(kl.Concatenate()([kl.Dense(7)(both), skip]))
+    model = tfgpipe.GPipe(keras.Model(x, y), 4, 2, layers_per_cell=[1, 2, 2, 2])
     model.compile("sgd", "mse")
-    sent = [
-        (short(start), shape)
-        for start, end, shape, name in sent_tensors(
-            model, normal(8, 8, 2), normal(8, 8, 1)
-        )
-        if short(start) < short(end) and name.startswith("PartitionedCall")
-    ]
-    calls = tfgpipe.layers_of(model.model)
-    end = 0
-    for cell in model.cells()[:-1]:
-        end += len(cell.layers)
-        alive = [t.shape[1:] for t in calls[0].graph.specs[end]]
-        found = [s[1:] for d, s in sent if d == short(cell.device)[-5:]]
-        assert sorted(found) == sorted(alive * 2)
+    m = 2
+    sent = collections.Counter(
+        (start, end, shape[1:])
+        for start, end, shape, name in sent_tensors(model, normal(4), normal(2))
+        if name.startswith("PartitionedCall")
+    )
+    takers = ["CPU:1", "CPU:2", "CPU:3"]
+    expected = {("CPU:0", taker, (5,)): m for taker in takers}
+    expected["CPU:1", "CPU:2", (6,)] = m
+    expected["CPU:2", "CPU:3", (7,)] = m
+    assert {k: n for k, n in sent.items() if k[0] < k[1]} == expected
 
 
 def test_equal_cells_of_a_graph_share_their_functions():

@@ -174,12 +174,34 @@ def test_batch_norm_called_twice_in_a_cell_is_updated_twice():
         np.testing.assert_allclose(b.numpy(), a.numpy(), 1e-12, 1e-14)
 
 
-def test_batch_norm_shared_by_two_cells_is_refused():
-    norm = kl.BatchNormalization()
-    model = tfgpipe.GPipe([norm, kl.Dense(4), norm, kl.Dense(4)], 4)
-    model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="be in one cell"):
-        model.train_on_batch(np.ones((4, 4)), np.ones((4, 4)))
+def plain_and_pipelines(made, x, y, points, **kwargs):
+    """Variables after two epochs of SGD with momentum: Keras's, and others."""
+    for k, m in [(0, 1), *points]:
+        keras.utils.set_random_seed(5)
+        keras.random.normal(())  # makes the generator that Keras has for all
+        layers = [keras.Input(x.shape[1:]), *made()]
+        model = tfgpipe.GPipe(layers, k, m) if k else keras.Sequential(layers)
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", **kwargs)
+        model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        yield [v.numpy() for v in model.variables]
+
+
+def test_batch_norm_shared_by_two_cells_is_that_of_keras():
+    """Both calls move its statistics, in turn."""
+    x, y = rows(19)
+
+    def made():
+        norm = kl.BatchNormalization(momentum=0.5)
+        return [norm, kl.Dense(5), norm, kl.Dense(2)]
+
+    points = [(1, 1), (4, 1), (1, 2), (4, 2)]
+    plain, *one, first, other = plain_and_pipelines(made, x, y, points)
+    for found in one:
+        for a, b in zip(found, plain, strict=True):
+            np.testing.assert_allclose(a, b, 1e-10, 1e-12)
+    # Micro-batches are normalised by moments of their own.
+    for a, b in zip(first, other, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 # -------------------------------------------------------------------- dropout
@@ -283,25 +305,73 @@ class Untracked(kl.Layer):
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
-        variable = keras.Variable(0.0)
+        variable = keras.Variable(0.0, dtype="float64")
         self.box = lambda: variable
 
     def call(self, x):
         self.box().assign_add(1.0)
-        return x
+        return x + self.box()
 
 
 class Unseeded(kl.Layer):
+    """Draws from the seed generator that Keras has for all."""
+
     def call(self, x):
-        return x + keras.random.normal(keras.ops.shape(x))
+        return x + keras.random.normal(keras.ops.shape(x), dtype="float64")
 
 
-@pytest.mark.parametrize("layer", [Untracked, Unseeded])
-def test_assignment_to_an_untracked_variable_is_refused(layer):
-    model = tfgpipe.GPipe([kl.Dense(4), layer()], 2)
+class Hidden(kl.Layer):
+    """Draws from a generator that Keras does not know."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        generator = keras.random.SeedGenerator(3)
+        self.box = lambda: generator
+
+    def call(self, x):
+        shape = keras.ops.shape(x)
+        return x + keras.random.normal(shape, seed=self.box())
+
+
+@pytest.mark.parametrize("layer", [Untracked, Unseeded, Hidden])
+def test_assignment_to_an_untracked_variable_is_that_of_keras(layer):
+    x, y = rows(19)
+    boxed = []
+
+    def made():
+        boxed.append(layer())
+        return [kl.Dense(4), boxed[-1], kl.Dense(2)]
+
+    points = (
+        [(1, 1), (2, 1), (2, 2)] if layer is Untracked else [(1, 1), (2, 1)]
+    )
+    plain, *found = plain_and_pipelines(made, x, y, points)
+    for one in found:
+        for a, b in zip(one, plain, strict=True):
+            np.testing.assert_allclose(a, b, 1e-10, 1e-12)
+    if layer is Untracked:
+        assert [float(own.box()) for own in boxed] == [6.0] * 4
+    if layer is Hidden:
+        assert {int(own.box().state.value[1]) for own in boxed} == {6}
+
+
+def test_micro_batches_draw_apart_from_a_generator_that_is_not_tracked():
+    class Noted(Hidden):
+        def call(self, x):
+            noise = super().call(keras.ops.zeros_like(x))
+            return keras.ops.concatenate([x, noise], 1)
+
+    x = np.zeros((6, 4))
+    model = tfgpipe.GPipe([keras.Input((4,)), Noted()], 1, 3)
+    noise = model.predict(x, batch_size=6, verbose=0)[:, 4:]
+    assert len({row.tobytes() for row in noise}) == 6
+
+
+def test_micro_batches_that_would_draw_the_same_are_refused():
+    model = tfgpipe.GPipe([keras.Input((4,)), Unseeded(), kl.Dense(2)], 1, 2)
     model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="must track the variables it assigns"):
-        model.train_on_batch(np.ones((4, 4)), np.ones((4, 4)))
+    with pytest.raises(ValueError, match=r"without a seed\. Draw with `seed=`"):
+        model.train_on_batch(np.ones((4, 4)), np.ones((4, 2)))
 
 
 class Own(kl.Layer):
@@ -338,6 +408,21 @@ class Metered(Own):
         x = x * self.w
         self.metric.update_state(x)
         return x * self.metric.result()
+
+
+@pytest.mark.filterwarnings("ignore:Layer '.*' mixes the rows:UserWarning")
+def test_metric_of_two_cells_is_that_of_keras_or_refused():
+    def made():
+        metered = Metered()
+        return [metered, kl.Dense(3), metered]
+
+    expected = trained(made, 1, 1, plain=True)
+    for a, b in zip(expected, trained(made, 5, 1), strict=True):
+        np.testing.assert_allclose(b, a, 1e-12, 1e-14)
+    with pytest.raises(
+        ValueError, match=r"in one cell.*\[1, 3\] update in turn"
+    ):
+        trained(made, 5, 2)
 
 
 class Written(Own):

@@ -19,7 +19,8 @@ from keras import layers as kl
 from keras.src.trainers import trainer
 from keras.src.utils import model_visualization
 from keras_versions import KEEPS_ORDER_OF_WEIGHTS
-from tensorflow.python.ops import control_flow_util, gradients_util
+from tensorflow.python.eager import execute
+from tensorflow.python.ops import control_flow_util
 
 import tfgpipe
 from tfgpipe import internals
@@ -1101,21 +1102,6 @@ def test_function_that_wraps_one_of_keras_is_not_keras():
     assert not internals.is_keras_function(len)
 
 
-def test_gradients_within_operations_leave_out_other_ways():
-    def slope(names):
-        x = tf.constant(3.0)
-        y = tf.multiply(x, 2.0, name="by_two") + tf.multiply(
-            x, x, name="square"
-        )
-        ops = tf.compat.v1.get_default_graph().get_operations()
-        within = {op.name for op in ops if names(op.name)}
-        with internals.differentiating_within(within):
-            return tf.gradients(y, x)[0]
-
-    assert tf.function(slope)(lambda name: True) == 8
-    assert tf.function(slope)(lambda name: name != "square") == 2
-
-
 # ------------------------------------------- graphs and functions in layers
 def test_graphs_of_branches_and_loops_are_told_from_those_of_functions():
     found = {}
@@ -1208,7 +1194,7 @@ def test_tensors_of_graphs_that_are_not_around_are_told():
 
 def test_threads_replace_functions_of_tensorflow_for_themselves_alone():
     """Nothing is left behind, in whichever order the threads leave."""
-    call, consumers = type(tf.function(len)).__call__, gradients_util._Consumers
+    call, recorded = type(tf.function(len)).__call__, execute.record_gradient
     value = tf.constant(1.0)
     function = tf.function(lambda: value + 1)
     assert function() == 2
@@ -1219,7 +1205,7 @@ def test_threads_replace_functions_of_tensorflow_for_themselves_alone():
     def first():
         with (
             internals.tracing_anew(),
-            internals.differentiating_within(set()),
+            internals.naming_on_tapes(),
         ):
             inside.wait()
             leave.wait()
@@ -1234,7 +1220,7 @@ def test_threads_replace_functions_of_tensorflow_for_themselves_alone():
         assert function() == 3
     assert found == [3]
     assert type(function).__call__ is call
-    assert gradients_util._Consumers is consumers
+    assert execute.record_gradient is recorded
 
 
 def test_function_of_another_thread_is_not_traced_anew():
@@ -1668,3 +1654,122 @@ def test_tapes_tell_what_they_differentiate():
     assert names == ends
     np.testing.assert_array_equal(dx, 2 * np.ones((3, 2)))
     np.testing.assert_array_equal(db, [6, 6])
+
+
+def test_what_tapes_add_to_a_graph_is_noted_by_operations():
+    """Also where a gradient needs nothing of its operation, as of a bias."""
+
+    @tf.custom_gradient
+    def own(x):
+        return tf.sin(x), lambda dy: dy * tf.cos(x)
+
+    made = {}
+
+    @tf.function(autograph=False)
+    def step(x):
+        graph = internals.current_graph()
+        with tf.GradientTape() as tape, internals.naming_on_tapes():
+            tape.watch(x)
+            made["BiasAdd"] = tf.nn.bias_add(x, tf.ones(2))
+            made["Neg"] = -made["BiasAdd"]
+            made["own"] = own(made["Neg"])
+            y = made["Tanh"] = tf.tanh(made["own"])
+        with internals.noting_gradients(graph) as notes:
+            d = tape.gradient(y, x)
+        found.extend(notes)
+        operations = graph.get_operations()
+        added.extend(
+            [o.type for o in operations[n.start : n.end]] for n in notes
+        )
+        return d
+
+    found, added = [], []
+    gradient = step(tf.ones((1, 2)))
+    names = [made[key].op.name for key in ("Tanh", "own", "Neg", "BiasAdd")]
+    assert isinstance(found[0], internals.GradientNote)
+    assert [note.name for note in found if note.name in names] == names
+    kinds = [own for note, own in zip(found, added) if note.name in names]
+    assert kinds == [["TanhGrad"], ["Cos", "Mul"], ["Neg"], ["BiasAddGrad"]]
+    x = tf.ones((1, 2))
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.tanh(tf.sin(-(x + 1)))
+    np.testing.assert_allclose(gradient, tape.gradient(y, x), 1e-6)
+
+
+def test_gradients_are_noted_of_the_graph_that_is_looked_at():
+    @tf.function(autograph=False)
+    def step(x):
+        with tf.Graph().as_default() as other:
+            pass
+        with tf.GradientTape() as tape, internals.naming_on_tapes():
+            tape.watch(x)
+            y = tf.tanh(x)
+        with internals.noting_gradients(other) as notes:
+            d = tape.gradient(y, x)
+        assert notes == []
+        return d
+
+    step(tf.ones(2))
+
+
+def test_calls_of_layers_are_made_by_a_function():
+    dense = kl.Dense(2)
+    model = keras.Sequential([dense])
+    calls = []
+
+    def called(layer, run):
+        calls.append(layer)
+        return 2.0 * run() if layer is dense else run()
+
+    x = np.ones((1, 3), "float32")
+    expected = model(x)
+    with internals.around_calls(called):
+        found = model(x)
+    assert calls[0] is model and calls[-1] is dense
+    np.testing.assert_array_equal(found, 2.0 * expected)
+    np.testing.assert_array_equal(model(x), expected)
+
+
+def test_what_keras_hangs_on_tensors_is_found_and_hung_on_others():
+    found = []
+    embedding = kl.Embedding(5, 2, mask_zero=True)
+    embedding.build()
+
+    @tf.function(autograph=False)
+    def step(ids):
+        masked = embedding(ids)
+        chances = keras.ops.softmax(masked[:, 0])
+        for tensor in (masked, chances, ids):
+            found.append(internals.attached_to(tensor))
+        new = tf.identity(masked)
+        assert internals.attached_to(new) == {}
+        internals.attach(new, found[0])
+        assert internals.get_mask(new) is internals.mask_of(found[0])
+        return new
+
+    step(tf.constant([[1, 0]]))
+    of_mask, of_logits, of_nothing = found
+    assert internals.mask_of(of_mask).dtype == tf.bool
+    assert len(of_mask) == len(of_logits) == 1
+    assert internals.mask_of(of_logits) is None
+    assert of_nothing == {}
+
+
+def test_arguments_of_compile_are_kept_until_the_next():
+    model = keras.Sequential([kl.Dense(1)])
+    model.compile("sgd", "mse")
+    arguments = internals.compile_arguments(model)
+    assert arguments["loss"] == "mse"
+    assert internals.compile_arguments(model) is arguments
+    model.compile("sgd", "mae")
+    assert internals.compile_arguments(model) is not arguments
+
+
+def test_model_says_whether_it_takes_training():
+    class Own(keras.Model):
+        def call(self, x):
+            return x
+
+    assert not internals.takes_training(Own())
+    assert internals.takes_training(keras.Sequential([kl.Dense(1)]))

@@ -1,11 +1,11 @@
-"""Cells: layers become functions, forward and backward.
+"""Cells: a model's graph becomes functions, forward and backward.
 
-The way of a cell: its layers are one `CellFunction`; `Tracer` makes of it a
-graph, then its backward pass, then the functions of its tasks, `CellTasks`.
+`Tracer` runs the model once in a graph, `trace_model`, and cuts the functions
+of each cell's tasks out of it, `CellTasks`.
 """
 
 from tfgpipe.cells.cell import CallOutput, Cell, LayerCall, LiveCall, LiveInput
-from tfgpipe.cells.function import CellFunction, until_known
+from tfgpipe.cells.function import CellFunction
 from tfgpipe.cells.model_trace import ModelCall, as_number
 from tfgpipe.cells.outline import Outline, outline
 from tfgpipe.cells.tasks import CellTasks, KeptValues, TaskCall
@@ -26,5 +26,4 @@ __all__ = [
     "Tracer",
     "as_number",
     "outline",
-    "until_known",
 ]

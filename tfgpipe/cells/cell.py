@@ -8,16 +8,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 from keras import tree
 
 from tfgpipe import failures, internals
 from tfgpipe.boundary import Boundary, structure_of
-from tfgpipe.failures import add_note, check_interruption
+from tfgpipe.failures import add_note
 
 
 class Cell(keras.layers.Layer):
-    """Calls its layers one after the other.
+    """Layers of a model, one after the other, on one device.
 
     The model does not track it: names and files know nothing about cells. The
     devices run it, one a replica. With `remat_groups`, each group of a cell of
@@ -28,8 +27,6 @@ class Cell(keras.layers.Layer):
         sequence: The layer of each step.
         device: The first of them, which has the variables that are not trained.
             `run/pipeline.py` shares out the others.
-        borrowed: For each layer, the variables that it reads and does not list,
-            as a function does that has another layer in its closure.
         source: What has the `layers` of the model; None for a cell by itself.
         called: The layers that were called in it, in order, when the model was
             traced last: `failures.py` names them.
@@ -50,32 +47,13 @@ class Cell(keras.layers.Layer):
         self.number = index if number is None else number
         self.calls = tuple(steps)
         self.sequence = [step.layer for step in steps]
-        self.borrowed: list[list[keras.Variable]] = [[] for _ in steps]
         self.source = source
         self.called: list[keras.layers.Layer] = []
         self.traced_as = {index}
         self._told: set[str] = set()
         self.devices = tuple(devices)
         self.device = self.devices[0]
-        self.supports_masking = True
         self.built = True
-
-    def call(self, inputs: Any, before_layer: Callable, training: bool) -> Any:
-        """Runs the steps; `before_layer(i)` is called before step i."""
-        for i, step in enumerate(self.calls):
-            check_interruption()
-            before_layer(i)
-            with (
-                tf.name_scope(f"layer_{i}"),  # `failures.py` finds it
-                self.naming(step.layer),
-                internals.tracing_anew(),
-            ):
-                inputs = step(inputs, training)
-        return inputs
-
-    def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
-        """Masks are the layers' own."""
-        return None
 
     @property
     def model_layers(self) -> Sequence[keras.layers.Layer]:
@@ -84,15 +62,15 @@ class Cell(keras.layers.Layer):
 
     @property
     def weights_by_layer(self) -> list[list[keras.Variable]]:
-        """The trainable variables of each layer, and those it borrows.
+        """The trainable variables of each layer.
 
         As in Keras, a variable is trained if it says so itself: what is inside
         a layer that was made with `trainable=False` may be. And tapes must
         watch it: what was itself made with `trainable=False` never is trained.
         """
         return [
-            [v for v in own if internals.is_trained(v)]
-            for own in self._variables_by_layer
+            [v for v in layer.variables if internals.is_trained(v)]
+            for layer in self.sequence
         ]
 
     @property
@@ -100,23 +78,11 @@ class Cell(keras.layers.Layer):
         """All other variables: frozen weights, statistics, seeds, metrics."""
         variables = {
             id(v): v
-            for layer, own in zip(self.sequence, self._variables_by_layer)
-            for v in [*own, *layer.metrics_variables]
+            for layer in self.sequence
+            for v in [*layer.variables, *layer.metrics_variables]
             if not internals.is_trained(v)
         }
         return list(variables.values())
-
-    @property
-    def all_borrowed(self) -> list[keras.Variable]:
-        """The borrowed variables of all layers."""
-        return [v for own in self.borrowed for v in own]
-
-    @property
-    def _variables_by_layer(self) -> list[list[keras.Variable]]:
-        return [
-            list({id(v): v for v in [*layer.variables, *borrowed]}.values())
-            for layer, borrowed in zip(self.sequence, self.borrowed)
-        ]
 
     @property
     def seeds(self) -> list[keras.Variable]:
@@ -130,11 +96,6 @@ class Cell(keras.layers.Layer):
             if id(v) not in weights
         }
         return list(own.values())
-
-    @property
-    def metric_state(self) -> list[keras.Variable]:
-        """The variables of the layers' own metrics."""
-        return [v for layer in self.sequence for v in layer.metrics_variables]
 
     @property
     def normalizations(self) -> list[keras.layers.BatchNormalization]:
@@ -185,19 +146,6 @@ class Cell(keras.layers.Layer):
         if message not in self._told:
             self._told.add(message)
             failures.warn(message)
-
-    def check_by_itself(self, graph: Any) -> None:
-        """Refuses what the layers take of other cells but their outputs."""
-        if not internals.captures_of_strangers(graph):
-            return
-        raise ValueError(
-            "A layer must take tensors of other layers as its inputs. "
-            f"Received: cell {self.number} with the layers "
-            f"{[layer.name for layer in self.sequence]}, one of which uses "
-            "a tensor of another cell, such as one kept in an attribute. "
-            "Hand it on in a nest, or put both layers into one cell with "
-            "`layers_per_cell`."
-        )
 
 
 class LayerCall:

@@ -149,7 +149,7 @@ class _Seen:
 
 def _run(model: ModelCall, x: Any, labels: Any) -> _Seen:
     normalizations = model.normalizations
-    moving = MovingStatistics(normalizations, [])
+    moving = MovingStatistics(normalizations)
     tape = None
     if model.training:
         tape = tf.GradientTape(watch_accessed_variables=False)
@@ -174,7 +174,7 @@ def _run(model: ModelCall, x: Any, labels: Any) -> _Seen:
         internals.noting_losses(model.layers) as added,
         internals.recording_moments(normalizations, scope.record, moments),
     ):
-        if model.watches_x:
+        if model.watches_x and tape is not None:
             tape.watch([t for t in tree.flatten(x) if is_continuous(t)])
         y = model.call(x, model.training)
         sections.begin(model.num_cells - 1)
@@ -192,8 +192,10 @@ def _run(model: ModelCall, x: Any, labels: Any) -> _Seen:
             "A seed must be drawn by `seed_generator.next()` alone if there is "
             "more than one micro-batch: then it is known where each one "
             "begins. Received: another new value of "
-            f"{[*scope.overwritten.values()]}, as of `next(ordered=False)`. "
-            "Leave that out, or pass num_micro_batches=1."
+            f"{[*scope.overwritten.values()]}, as of `next(ordered=False)`, or "
+            "of `keras.random` without a seed. Draw with `seed=` a "
+            "`keras.random.SeedGenerator` of the layer, or pass "
+            "num_micro_batches=1."
         )
     return _Seen(
         tape,

@@ -102,7 +102,7 @@ class Sections:
         return len(self.found) - 1
 
     def begin(self, cell: int | None = None) -> None:
-        """What is made from now on is a section, in this cell or a later one."""
+        """What is made from now on is a section, in this cell or a later."""
         around, call = tuple(self._around_call), 0
         if around:
             layer = around[-1]

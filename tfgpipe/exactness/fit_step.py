@@ -180,7 +180,7 @@ class WeightPlaces:
         self._scales: dict[int, float] = {}
         # Of layers inside of others, the innermost has the variable.
         inner_first = sorted(
-            recorded.layers, key=lambda one: -len(one.place.section.path)
+            recorded.layers, key=lambda one: -len(one.place.section.around)
         )
         for layer in inner_first:
             limit, taken = layer.limit(), tensors(layer.part.takes)

@@ -1,4 +1,4 @@
-"""The graph of a cell: traced, differentiated, and cut into functions."""
+"""The graph of a model: differentiated, and cut into functions of cells."""
 
 from tfgpipe.graphs import gradient_sums
 from tfgpipe.graphs.bundle import by_reference, tensors
@@ -18,12 +18,7 @@ from tfgpipe.graphs.gradient_sums import (
 from tfgpipe.graphs.kept import CellGraph, only_cast
 from tfgpipe.graphs.parts import Part, parts_of
 from tfgpipe.graphs.same_graph import part_key
-from tfgpipe.graphs.trace import (
-    Origin,
-    Traced,
-    TraceFindings,
-    stateful_kinds,
-)
+from tfgpipe.graphs.side_effects import stateful_kinds
 from tfgpipe.graphs.traced_model import (
     Differentiated,
     TracedModel,
@@ -38,12 +33,9 @@ __all__ = [
     "Differentiated",
     "Gradient",
     "GradientSums",
-    "Origin",
     "Part",
     "StagedFunction",
-    "TraceFindings",
     "TraceOptions",
-    "Traced",
     "TracedModel",
     "as_tensor",
     "by_reference",

@@ -137,10 +137,10 @@ class _Cutting:
                 self._take(tensor, own)
         for tensor in results:
             self._give(tensor)
-        for use, own, owner in zip(traced.uses, gradients, owners):
+        for use, found, owner in zip(traced.uses, gradients, owners):
             if owner is not None:
                 self._uses[owner][use.tensor.ref()] = use
-                for tensor in own:
+                for tensor in found:
                     self._take(tensor, (True, owner))
         return [self._part(k, owners) for k in range(self._num_cells)]
 

@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from tfgpipe.graphs.cut import WholeGraph, functions_of, is_sum
 from tfgpipe.graphs.parts import Part
-from tfgpipe.graphs.trace import stateful
+from tfgpipe.graphs.side_effects import stateful
 
 # What is said for people, and no part of what is computed.
 _WORDS = (

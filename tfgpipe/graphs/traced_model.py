@@ -34,7 +34,7 @@ from tfgpipe.graphs.gradient_sums import (
     as_tensor,
     lookups,
 )
-from tfgpipe.graphs.trace import CALLS
+from tfgpipe.graphs.side_effects import CALLS
 
 _SIZES = {"Rank", "Shape", "ShapeN", "Size"}
 

@@ -439,8 +439,8 @@ def autocast(dtype: str | None) -> contextlib.AbstractContextManager:
     return scope
 
 
-# What Keras hangs on tensors: where they are not to be counted, and of what they
-# are the softmax or the sigmoid, from which its crossentropies go on.
+# What Keras hangs on tensors: where they are not to be counted, and of what
+# they are the softmax or the sigmoid, from which its crossentropies go on.
 _ATTACHED = ("_keras_mask", "_keras_logits")
 
 

@@ -30,7 +30,6 @@ from tensorflow.python.eager.polymorphic_function.polymorphic_function import (
 from tensorflow.python.framework import op_def_registry as _op_def_registry
 from tensorflow.python.ops import control_flow_ops as _control_flow_ops
 from tensorflow.python.ops import custom_gradient as _custom_gradient
-from tensorflow.python.ops import gradients_util as _gradients_util
 from tensorflow.python.ops import resource_variable_ops as _variable_ops
 from tensorflow.python.ops import stateful_random_ops as _random_ops
 from tensorflow.python.ops.control_flow_util import (
@@ -102,7 +101,6 @@ class Replaceable:
 
 
 _function_call = Replaceable(_Function, "__call__")
-_consumers = Replaceable(_gradients_util, "_Consumers")
 _record_gradient = Replaceable(_execute, "record_gradient")
 _record_operation = Replaceable(_record, "record_operation")
 _read = Replaceable(_variable_ops.BaseResourceVariable, "_read_variable_op")
@@ -530,26 +528,6 @@ def is_in_xla() -> bool:
     """Whether operations are made for XLA, as by `jit_compile=True`."""
     graph = current_graph()
     return graph is not None and _in_xla_context(graph)
-
-
-@contextlib.contextmanager
-def differentiating_within(names: set[str]) -> Iterator[None]:
-    """Inside, `tf.gradients` looks at the graph's operations of these names.
-
-    Else it goes through all that follows from the sources, in every call. The
-    graphs of loops' bodies and of other functions are gone through as always.
-    """
-    graph = tf.compat.v1.get_default_graph()
-
-    def within(*arguments: Any) -> list[tf.Operation]:
-        return [
-            op
-            for op in _consumers.original(*arguments)
-            if op.graph is not graph or op.name in names
-        ]
-
-    with _consumers.by(within):
-        yield
 
 
 def set_device(op: tf.Operation, device: str) -> None:

@@ -372,7 +372,7 @@ class _BatchBySections(MiniBatch):
 def _places(built: Built, batch: MiniBatch, run: Pipeline) -> list[LayerPlace]:
     """Where each section is; cells of none have no place."""
     traced, model = batch.traced, built.source.model
-    outer = () if model is None else (model.name,)
+    outer = () if model is None else (model,)
     # By its cell, which layer of which cell of the model each one is.
     spots: dict[int, tuple[int, int]] = {}
     counts: collections.Counter[int] = collections.Counter()
@@ -383,10 +383,10 @@ def _places(built: Built, batch: MiniBatch, run: Pipeline) -> list[LayerPlace]:
     places = []
     for section, k in zip(traced.sections, traced.cells):
         # The model that the user gave is not said again for each layer.
-        path = section.path
-        if path[:1] == outer and traced.sections[1].layer is model:
-            path = path[1:]
-        words = section._replace(path=path).words
+        around = section.around
+        if around[:1] == outer and len(around) > 1:
+            around = around[1:]
+        words = section._replace(around=around).words
         cell = batch.cells[k]
         own = {spots[j] for j in cell.traced_as if j in spots}
         places.append(LayerPlace(section, words, cell, run.tasks[k].part, own))

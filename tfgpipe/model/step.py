@@ -473,7 +473,7 @@ class Steps(Hooks):
         self.note_data(data)
         batch, _ = self._unpack(data, with_loss=kind != "predict")
         if self.run_eagerly or tf.config.functions_run_eagerly():
-            self._run_eagerly(kind, batch)
+            self._run_in_python(kind, batch)
         known = self._notes.functions.setdefault(kind, {})
         trained = tuple(v.trainable for v in self.variables)
         if trained not in known:
@@ -486,7 +486,7 @@ class Steps(Hooks):
         with self.nothing_eager():
             return known[trained](data)
 
-    def _run_eagerly(self, kind: str, batch: tuple[Any, Any, Any]) -> None:
+    def _run_in_python(self, kind: str, batch: tuple[Any, Any, Any]) -> None:
         """Has Python run what a step will run."""
         training, head, loss = kind == "train", None, None
         if kind != "predict":

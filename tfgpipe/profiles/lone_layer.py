@@ -98,10 +98,10 @@ class LoneLayer:
             num_cells=1,
             watches_x=place.needs_dx,
         )
-        specs = [_specs(own) for own in (inputs, labels)]
+        x, y = _specs(inputs), _specs(labels)
         # What random numbers a recomputation draws is for `GPipe` to judge.
         cells = [Cell(0, [step], [device])]
-        traced = self._tracer.trace(model, cells, *specs, [False])
+        traced = self._tracer.trace(model, cells, x, y, [False])
         made = without_gradients(traced)
         if place.differentiates:
             has_gradient = [

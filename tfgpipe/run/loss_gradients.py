@@ -104,9 +104,9 @@ def _parts(
         function = None
         if wanted:
             function = cut.of_forward([first for _, first in wanted])
-            taken = {t.ref() for t in function.inputs if tf.is_tensor(t)}
+            taken = {id(t) for t in function.inputs}
             for t, first in zip(part.takes, cut.part.takes):
-                if first.ref() in taken:
+                if id(first) in taken:
                     missing[t.ref()] = t
         parts.insert(0, (function, [t for t, _ in wanted]))
     return parts

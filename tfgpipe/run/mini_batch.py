@@ -65,7 +65,6 @@ class MiniBatch:
         trial: Any = None,
     ):
         self.cells = cells
-        self._steps = [step for cell in cells for step in cell.calls]
         self._tracer = tracer
         self.remat = remat
         inputs, own_labels = self._split(
@@ -192,7 +191,7 @@ class MiniBatch:
         return self._tracer.tasks(made, self.cells, self._repeated(made))
 
     def _repeated(self, made: Differentiated) -> list[list[bool]]:
-        """For each use of a weight, which of its lookups a trial found repeated.
+        """For each use of a weight, which lookups a trial found repeated.
 
         Those of which the indices follow from the rows are not.
         """

@@ -192,7 +192,8 @@ def layers_of(model: keras.Model) -> list[Any]:
 def items_from_config(config: dict[str, Any], custom_objects: Any) -> Any:
     """The layers, or calls, of a model's config, each with its cost.
 
-    Or the model, if it has a `call` of its own. That is what the sources' `config` returned.
+    Or the model, if it has a `call` of its own. That is what the sources'
+    `config` returned.
     """
 
     def made(value: Any) -> Any:

@@ -67,8 +67,19 @@ class WholeModel:
         """The steps with which a cell can begin."""
         return [*range(len(self.steps))]
 
+    def why_whole(self, layer: keras.layers.Layer) -> str:
+        """Why a layer that calls others is one step: Keras's own are."""
+        return ""
+
     def cut(self, costs: Sequence[float], num_partitions: int) -> list[int]:
         """The number of steps of each cell."""
+        if num_partitions > len(self.steps):
+            raise ValueError(
+                "`num_partitions` must be at most the number of layers that a "
+                f"model calls, {len(self.steps)}. Received: num_partitions="
+                f"{num_partitions} for model '{self.model.name}'. Ask for "
+                "fewer cells."
+            )
         return cut_graph(costs, self.live_bytes, (), num_partitions)
 
     def placed_steps(self, spec: Any) -> Any:

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -59,11 +59,10 @@ _ROUNDING = {2: 2.0**-6, 4: 2.0**-21, 8: 2.0**-50}  # by bytes of a float
 
 
 class MovingStatistics:
-    """The moving statistics of a cell, while its layers run.
+    """The moving statistics of a model, while its layers run.
 
     Of the `layers`, batch normalisations, moments are recorded in place of
-    moving their statistics; `moved` are ids of those that earlier cells have
-    moved.
+    moving their statistics.
 
     Attributes:
         moments: By the id of a layer a list of its calls, each a (mean,
@@ -73,17 +72,13 @@ class MovingStatistics:
             by which its mean and its variance move: old * a + new * b.
     """
 
-    def __init__(
-        self,
-        layers: Sequence[keras.layers.BatchNormalization],
-        moved: Collection[int],
-    ):
+    def __init__(self, layers: Sequence[keras.layers.BatchNormalization]):
         self._owners = {
             id(v): (layer, i)
             for layer in layers
             for i, v in enumerate((layer.moving_mean, layer.moving_variance))
         }
-        self._moved = set(moved)
+        self._moved: set[int] = set()
         self._stale: dict[int, str] = {}
         self._odd: dict[int, str] = {}
         self.moments: dict[int, list[Any]] = {id(v): [] for v in layers}
@@ -381,9 +376,9 @@ def _is_constant(numbers: Any) -> bool:
 
 
 def moving_statistics(
-    rules: list[Any],
+    rules: Sequence[Any],
     initial: tuple[tf.Tensor, tf.Tensor],
-    moments: list[list[Any]],
+    moments: Sequence[Sequence[Any]],
     micro_batches: MicroBatches,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """The moving mean and variance, moved once by a mini-batch's moments.

@@ -1,9 +1,8 @@
 """The variables of layers while they run: values in, new values out.
 
-Layers read and assign Keras variables. In a cell, what they read is an argument
-of the cell's function, and what they assign is a result of it; nothing is
-captured, and nothing is changed on the way. What a layer reads of another one
-is found out here, too, and what can't be carried out of the cell is refused.
+Layers read and assign Keras variables. In a model's graph, what they read is a
+placeholder, and what they assign is a result; nothing is captured, and nothing
+is changed on the way. What cannot be carried out of the graph is refused.
 """
 
 from __future__ import annotations
@@ -33,9 +32,6 @@ class StateScope(internals.ReadingScope):
         draws: How often the seed of an id was drawn.
         overwritten: ids and paths of seeds that got another value than the next
             one.
-        unknown: Paths of assigned variables that were not given.
-        borrowed: Pairs of a layer's index and a variable that it reads without
-            having been given it.
     """
 
     def __init__(
@@ -48,19 +44,15 @@ class StateScope(internals.ReadingScope):
         super().__init__(state, collect_losses=True)
         self._state = dict(self.state_mapping)
         self._seeds = {id(v): self.state_mapping[id(v)] for v in seeds}
-        self._layer = 0
         self._weights: dict[int, tf.Tensor] = {}
         self._new_weights: dict[int, tf.Tensor] = {}
         self._handles: dict[int, tf.Tensor] = {}
-        self._held_back: dict[int, str] = {}
-        self._moving = moving or MovingStatistics([], [])
+        self._moving = moving or MovingStatistics([])
         self._training = training
         self._graph = internals.current_graph()
         self.assigned: set[int] = set()
         self.draws: collections.Counter[int] = collections.Counter()
         self.overwritten: dict[int, str] = {}
-        self.unknown: list[str] = []
-        self.borrowed: list[tuple[int, keras.Variable]] = []
 
     def use_weights(
         self,
@@ -74,7 +66,6 @@ class StateScope(internals.ReadingScope):
         uses are. With each variable come its value and what a layer of an
         earlier cell has assigned to it, or None.
         """
-        self._layer = index
         for key in self._weights:
             self._handles.pop(key, None)
         self._weights = {}
@@ -90,9 +81,7 @@ class StateScope(internals.ReadingScope):
     def get_current_value(self, variable: keras.Variable) -> Any:
         """Called where a variable is read."""
         key = id(variable)
-        if key not in self._weights and key not in self._state:
-            self.borrowed.append((self._layer, variable))
-        elif self._training:
+        if self._training:
             self._check_read(variable)
         value = super().get_current_value(variable)
         is_new = key in self.assigned and key not in self._weights
@@ -160,11 +149,7 @@ class StateScope(internals.ReadingScope):
                 value, self._weights[key].dtype
             )
             value = _with_value(self._weights[key], value)
-        elif key not in self._state:
-            self.unknown.append(variable.path)
         self.assigned.add(key)
-        # Until `new_values` takes it; what is left `check_taken` refuses.
-        self._held_back[key] = variable.path
         super().add_update((variable, value))
 
     def _value_outside(
@@ -198,22 +183,10 @@ class StateScope(internals.ReadingScope):
 
     def new_values(self, variables: list[keras.Variable]) -> list[Any]:
         """Their new values so far, None where they were not assigned."""
-        for variable in variables:
-            self._held_back.pop(id(variable), None)
         return [
             self.state_mapping[id(v)] if id(v) in self.assigned else None
             for v in variables
         ]
-
-    def check_taken(self) -> None:
-        """Refuses new values that `new_values` has not returned."""
-        if self._held_back:
-            raise ValueError(
-                "What is assigned must be of the layer that assigns it. "
-                f"Received: new values of {[*self._held_back.values()]} from "
-                "another one, or from a loss or a metric, which the pipeline "
-                "would lose. Assign them in the layer's own `call`."
-            )
 
     def record(
         self, layer: Any, inputs: Any, mask: Any, mean: Any, variance: Any
@@ -353,22 +326,19 @@ class ModelScope(StateScope):
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         """Called where a variable is assigned."""
-        variable, value = update
+        variable, _ = update
         self._know(variable)
         key = id(variable)
         self.assigned_in[key] = self._section()
         if key in self.given and key not in self._seeds:
-            self._find_seed(variable, self.given[key][1], value)
+            self._find_seed(variable, self.given[key][1])
         super().add_update(update)
         value = self._new_weights.get(key, self.state_mapping.get(key))
         self.values.append(tf.convert_to_tensor(value))
 
-    def _find_seed(
-        self, variable: keras.Variable, given: tf.Tensor, value: Any
-    ) -> None:
+    def _find_seed(self, variable: keras.Variable, given: tf.Tensor) -> None:
         """Notes the seed of a generator that no layer lists, as Keras's own."""
-        is_alike = variable.dtype == "uint32" and variable.shape == (2,)
-        if is_alike and _is_next(value, given):
+        if variable.name == "seed_generator_state" and variable.shape == (2,):
             self._seeds[id(variable)] = given
 
     def new_state(self) -> list[tuple[keras.Variable, tf.Tensor]]:

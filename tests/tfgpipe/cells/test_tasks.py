@@ -11,15 +11,10 @@ from keras import layers as kl
 from kinds import Block, step
 from own_layers import Fork, Join
 from quick import quick
+from traces import Run, differentiated, tasks_of, traced
 
 import tfgpipe
-from tfgpipe.boundary import Boundary, CellArguments, structure_of
-from tfgpipe.cells import cell
-from tfgpipe.cells.cell import Cell
-from tfgpipe.cells.function import CellFunction
-from tfgpipe.cells.tracer import Tracer
 from tfgpipe.graphs import cut
-from tfgpipe.micro_batches import MicroBatches
 
 ROWS = 6
 
@@ -74,51 +69,32 @@ CARRYING = {
 }
 
 
-def prepared(make, shape):
-    """A cell's function, and the arguments of a micro-batch."""
+def prepared(make, shape, watches_x=True):
+    """Layers with their variables, the inputs, and the graph of both."""
     keras.utils.set_random_seed(2)
     x = tf.constant(
         np.random.default_rng(0).standard_normal((ROWS, *shape)),
         keras.config.floatx(),
     )
-    function = cell_function(tuple(make()), x)
-    weights, state = tf.nest.map_structure(
-        lambda v: tf.identity(v.value), (function.weights, function.state)
-    )
-    arguments = CellArguments(Boundary.of(x), weights, state, None)
-    return function, arguments
-
-
-def tasks_of(function, arguments, has_gradient, needs_dx=True):
-    """The tasks of a cell."""
-    tracer = Tracer(jit_compile=False)
-    x = arguments.inputs.tensors[0]
-    of_rows = MicroBatches(x, 1).spec
-    traced = tracer.trace(
-        [function], structure_of(x), [arguments.specs(of_rows)], of_rows
-    )
-    cells = tracer.differentiate(traced, [True], has_gradient)
-    (tasks,) = tracer.tasks(cells, [needs_dx])
-    return tasks
-
-
-def cell_function(layers, x):
+    layers, y = list(make()), x
     for layer in layers:
-        x = layer(x)  # creates the variables
-    steps = [cell.LayerCall(layer) for layer in layers]
-    return CellFunction(Cell(0, steps, ["CPU:0"]), True, None, True)
+        y = layer(y)  # creates the variables
+    spec = tf.TensorSpec(x.shape, x.dtype)
+    places = [0] * len(layers)
+    made = differentiated(traced(layers, spec, places, watches_x=watches_x))
+    return layers, x, made
 
 
-def seeds(output):
+def seeds(handed_out, losses):
     """Some gradients of a cell's outputs and losses."""
     rng = np.random.default_rng(1)
     dy = [
         tf.constant(rng.standard_normal(t.shape), t.dtype)
         if t.dtype.is_floating
         else None
-        for t in output.tensors
+        for t in handed_out
     ]
-    return dy, [tf.constant(0.7, loss.dtype) for loss in output.losses]
+    return dy, [tf.constant(0.7, loss.dtype) for loss in losses]
 
 
 def in_graph(function):
@@ -126,20 +102,27 @@ def in_graph(function):
     return tf.function(function, autograph=False)()
 
 
-def plain(function, arguments, structure):
-    """Gradients by inputs and weights: one tape around the layers."""
-    sources = arguments.sources(with_inputs=True)
+def plain(layers, x):
+    """Outputs, and gradients by inputs and weights: one tape around all."""
+    state = [(v, v.numpy()) for layer in layers for v in layer.variables]
     with tf.GradientTape() as tape:
-        tape.watch(sources)
-        output, _ = function(arguments, structure)
-    dy, dlosses = seeds(output)
-    targets = [t for t in output.tensors if t.dtype.is_floating]
-    found = tape.gradient(
-        targets + output.losses,
-        sources,
-        output_gradients=[d for d in dy if d is not None] + dlosses,
+        tape.watch(x)
+        y = x
+        for layer in layers:
+            y = layer(y, training=True)
+        losses = [loss for layer in layers for loss in layer.losses]
+    for variable, value in state:
+        variable.assign(value)
+    outputs = keras.tree.flatten(y)
+    dy, dlosses = seeds(outputs, losses)
+    pairs = [(t, d) for t, d in zip(outputs, dy) if d is not None]
+    weights = [v.value for layer in layers for v in layer.trainable_variables]
+    dx, *dw = tape.gradient(
+        [t for t, _ in pairs] + losses,
+        [x, *weights],
+        output_gradients=[d for _, d in pairs] + dlosses,
     )
-    return output, found[:1], found[1:]
+    return [*outputs, *losses], [dx], dw
 
 
 def as_arrays(values):
@@ -148,55 +131,51 @@ def as_arrays(values):
     ]
 
 
-def packed(tasks, arguments):
-    """The arguments as tasks take them."""
-    weights = [
-        tf.cast(weight, dtype)
-        for weight, dtype in zip(
-            tf.nest.flatten(arguments.weights), tasks.weight_dtypes
-        )
-    ]
-    weights = tf.nest.pack_sequence_as(arguments.weights, weights)
-    return arguments._replace(weights=tasks.pack_weights(weights))
+def begun(made, tasks, x, keeps=True):
+    """A micro-batch whose forward tasks have run."""
+    step = Run(made, tasks, x)
+    step.forward(keeps)
+    step.begin_backward(*seeds(made.traced.handed_out, made.traced.losses))
+    return step
 
 
 def run(name, halves, keeps, sums=False):
     """Outputs and gradients by the tasks of a cell."""
-    function, arguments = prepared(*CELLS[name])
+    layers, x, made = prepared(*CELLS[name])
+    model, places = made.traced, {}
+    for i, use in enumerate(model.uses):
+        places[id(use.variable)] = i
+    weights = [v for layer in layers for v in layer.trainable_variables]
 
     def step():
-        dy, dlosses = seeds(plain(function, arguments, 0)[0])
-        has = [d is not None for d in dy]
-        tasks = tasks_of(function, arguments, has)
-        values = packed(tasks, arguments)
-        output, kept = tasks.forward(values, keeps)()
-        recompute = None if keeps else tasks.recompute(values, kept)
-        if recompute is not None:
-            kept = recompute()
-        known = None
-        given = values, kept, dy, dlosses
+        one = begun(made, tasks_of(made), x, keeps)
+        if not keeps:
+            one.recompute()
         if sums:  # the same micro-batch twice
-            _, known = tasks.backward(*given, None, 0)()
-        if halves:
-            dx, kept = tasks.input_gradient(*given)()
-            dw = tasks.weight_gradient(values, kept, dy, dlosses, known, 1)()
-        else:
-            dx, dw = tasks.backward(*given, known, 1)()
-        return output, (dx, [g.finished() for g in tasks.unpack_sums(dw)])
+            kept = dict(one.kept)
+            one.backward()
+            one.kept = kept
+        one.backward(m=1, halves=halves)
+        dw = one.gradients()
+        return (
+            one.of([*model.outputs, *model.losses]),
+            one.of(made.dx),
+            [dw[places[id(v)]] for v in weights],
+        )
 
-    output, (dx, dw) = in_graph(step)
-    return output, dx, dw, function, arguments
+    outputs, dx, dw = in_graph(step)
+    return outputs, dx, dw, layers, x
 
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("keeps", [True, False], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("name", CELLS)
 def test_gradients_are_those_of_a_plain_tape(name, keeps):
-    output, dx, dw, function, arguments = run(name, False, keeps)
-    expected, plain_dx, plain_dw = plain(function, arguments, 0)
+    outputs, dx, dw, layers, x = run(name, False, keeps)
+    expected, plain_dx, plain_dw = plain(layers, x)
     pairs = zip(
-        as_arrays([*output.tensors, *output.losses, *dx, *dw]),
-        as_arrays([*expected.tensors, *expected.losses, *plain_dx, *plain_dw]),
+        as_arrays([*outputs, *dx, *dw]),
+        as_arrays([*expected, *plain_dx, *plain_dw]),
         strict=True,
     )
     for a, b in pairs:
@@ -231,8 +210,8 @@ def test_gradients_are_added_to_the_sum_so_far(halves):
 
 @pytest.mark.parametrize("name", ["weightless", "frozen"])
 def test_cell_without_weights_has_no_gradients_of_weights(name):
-    _, dx, dw, function, arguments = run(name, halves=True, keeps=True)
-    _, plain_dx, _ = plain(function, arguments, 0)
+    _, dx, dw, layers, x = run(name, halves=True, keeps=True)
+    _, plain_dx, _ = plain(layers, x)
     assert dw == []
     np.testing.assert_allclose(dx[0], plain_dx[0], 1e-6)
 
@@ -240,43 +219,37 @@ def test_cell_without_weights_has_no_gradients_of_weights(name):
 def test_each_half_has_its_own_products():
     """The first half has the products by the kernels, the second the others."""
     layers = [kl.Dense(5, "tanh") for _ in range(3)]
-    function, arguments = prepared(lambda: layers, (4,))
-    tasks = tasks_of(function, arguments, [True])
+    _, x, made = prepared(lambda: layers, (4,))
+    tasks = tasks_of(made)
 
     def step():
-        values = packed(tasks, arguments)
-        output, kept = tasks.forward(values, True)()
-        dy, dlosses = seeds(output)
-        dx, both = tasks.input_gradient(values, kept, dy, dlosses)()
-        tasks.weight_gradient(values, both, dy, dlosses, None, 0)()
-        tasks.backward(values, kept, dy, dlosses, None, 0)()
-        return dx
+        one = begun(made, tasks, x)
+        kept = dict(one.kept)
+        one.backward(halves=True)
+        one.kept, one.sums = kept, {}
+        one.backward()
+        return one.of(made.dx)
 
     in_graph(step)
     products = {
         str(key): types(function._call._function.graph).count("MatMul")
-        for key, function in tasks.graph._functions.items()
+        for key, function in tasks[0].graph._functions.items()
     }
     assert sorted(products.values()) == [3, 3, 3, 6]
 
 
 @pytest.mark.parametrize("name", CELLS)
 def test_no_function_computes_what_another_one_has_computed(name):
-    function, arguments = prepared(*CELLS[name])
+    _, x, made = prepared(*CELLS[name])
+    tasks = tasks_of(made)
 
     def step():
-        dy, dlosses = seeds(plain(function, arguments, 0)[0])
-        has = [d is not None for d in dy]
-        tasks = tasks_of(function, arguments, has)
-        values = packed(tasks, arguments)
-        _, kept = tasks.forward(values, True)()
-        _, both = tasks.input_gradient(values, kept, dy, dlosses)()
-        tasks.weight_gradient(values, both, dy, dlosses, None, 0)()
-        found.update(tasks.graph._functions)
-        return [d for d in dy if d is not None]
+        one = begun(made, tasks, x)
+        one.backward(halves=True)
+        return one.of(made.dx)
 
-    found = {}
     in_graph(step)
+    found = tasks[0].graph._functions
     made = [
         {
             op.name
@@ -291,9 +264,10 @@ def test_no_function_computes_what_another_one_has_computed(name):
 
 
 def test_cell_whose_inputs_need_no_gradient_is_not_split():
-    given = prepared(*CELLS["dense"])
-    assert not tasks_of(*given, [True], needs_dx=False).facts(True).has_halves
-    assert tasks_of(*given, [True]).facts(True).has_halves
+    for needs_dx in (False, True):
+        *_, made = prepared(*CELLS["dense"], watches_x=needs_dx)
+        facts = tasks_of(made)[0].facts(True, needs_dx)
+        assert facts.has_halves == needs_dx
 
 
 # ----------------------------------------------------- casts of weights

@@ -8,49 +8,31 @@ import pytest
 import tensorflow as tf
 from keras import layers as kl
 from kinds import Block
+from traces import differentiated, traced
 
 import tfgpipe
-from tfgpipe.boundary import Boundary, CellArguments, structure_of
-from tfgpipe.cells.cell import CallOutput, Cell, LayerCall, LiveCall, LiveInput
-from tfgpipe.cells.function import CellFunction
-from tfgpipe.graphs.same_graph import graph_key
-from tfgpipe.graphs.trace import Origin, trace
+from tfgpipe.graphs import part_key, parts_of
 
 _KEPT = []  # graphs that were compared: an id is not used again
 
 
-def key(*steps, inputs=1, shape=(None, 6, 4)):
-    """The key of a cell of layers."""
-    for step in steps:
-        if isinstance(step, kl.Layer) and not step.built:
-            step.build(shape)
-    steps = [s if isinstance(s, LayerCall) else LayerCall(s) for s in steps]
-    function = CellFunction(Cell(0, steps, ["CPU:0"]), True, None, False)
+def key(*layers, inputs=1, shape=(None, 6, 4)):
+    """The key of a cell of layers, with its backward pass."""
+    for layer in layers:
+        if not layer.built:
+            layer.build(shape)
     x = [tf.TensorSpec(shape)] * inputs
-
-    def specs(variables):
-        return tf.nest.map_structure(
-            lambda v: tf.TensorSpec(v.shape, v.dtype), variables
+    made = differentiated(
+        traced(
+            layers,
+            x if inputs > 1 else x[0],
+            [0] * len(layers),
+            watches_x=True,
         )
-
-    arguments = CellArguments(
-        Boundary(x, [None] * inputs),
-        specs(function.weights),
-        specs(function.state),
-        None,
     )
-    structure = structure_of(x if inputs > 1 else x[0])
-    origin = Origin(
-        function,
-        arguments,
-        structure,
-        moved=frozenset(),
-        jit_compile=False,
-        gradient_dtype=None,
-    )
-    traced = trace(origin)
-    _KEPT.append(traced)
-    return graph_key(traced.graph, traced.ends, False)
+    _KEPT.append(made)
+    (part,) = parts_of(made, 1, [[] for _ in made.dw])
+    return part_key(part, [])
 
 
 # -------------------------------------------------------------------- alike
@@ -77,10 +59,18 @@ def positive(x):
     return keras.ops.maximum(x, 0.0)
 
 
-def attention():
-    layer = kl.MultiHeadAttention(2, 2, dropout=0.1)
-    layer.build((None, 6, 4), (None, 6, 4))
-    return LiveCall(layer, (LiveInput(0), LiveInput(0)), {}, CallOutput(0))
+class Attends(kl.Layer):
+    """Has an attention inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = kl.MultiHeadAttention(2, 2, dropout=0.1)
+
+    def build(self, shape):
+        self.attention.build(shape, shape)
+
+    def call(self, x, training=False):
+        return self.attention(x, x, training=training)
 
 
 def branches():
@@ -97,7 +87,7 @@ ALIKE = {
     "normalization": kl.BatchNormalization,
     "dropout": lambda: kl.Dropout(0.3),
     "recurrent": lambda: kl.Bidirectional(kl.LSTM(4)),
-    "attention": attention,
+    "attention": Attends,
     "block": lambda: Block(4),
     "function": lambda: kl.Lambda(positive),
     "lambda": lambda: kl.Lambda(lambda x: 2.0 * x),
@@ -107,6 +97,7 @@ ALIKE = {
     ),
     "branches": branches,
     "seed": lambda: kl.Dropout(0.5, seed=len(_KEPT)),
+    "own_gradient": lambda: own_gradient(3.0),
 }
 
 
@@ -315,10 +306,10 @@ def looped(count):
     )
 
 
-def own_gradient(_):
+def own_gradient(factor):
     @tf.custom_gradient
     def scaled(x):
-        return x * 2.0, lambda dy: dy * 3.0
+        return x * 2.0, lambda dy: dy * factor
 
     return Calls(scaled)
 
@@ -343,7 +334,7 @@ UNLIKE = {
     "device": (("CPU:0", "CPU:1"), OnDevice),
     "side_effects": ((1, 2), lambda v: Prints()),
     "added_loss": ((2.0, 3.0), Adds),
-    "own_gradient": ((1, 2), own_gradient),
+    "own_gradient": ((2.0, 3.0), own_gradient),
 }
 
 
@@ -363,14 +354,23 @@ def test_order_and_number_of_layers_count():
     assert first != key(*layers()[::-1])
 
 
-def test_steps_are_alike_if_their_operations_and_positions_are():
+class Picks(kl.Layer):
+    """Calls a layer on one of its inputs, and hands on the first one."""
+
+    def __init__(self, units, index):
+        super().__init__()
+        self.dense, self.index = kl.Dense(units), index
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    def call(self, xs):
+        return xs[0], self.dense(xs[self.index])
+
+
+def test_cells_are_alike_if_their_operations_and_positions_are():
     def written(units, index):
-        dense = kl.Dense(units)
-        dense.build((None, 3))
-        made = LiveCall(
-            dense, (LiveInput(index),), {}, (LiveInput(0), CallOutput(0))
-        )
-        return key(made, inputs=2, shape=(None, 3))
+        return key(Picks(units, index), inputs=2, shape=(None, 3))
 
     assert written(2, 0) == written(2, 0)
     assert written(2, 0) != written(2, 1)

@@ -9,7 +9,7 @@ from keras import layers as kl
 
 import tfgpipe
 from tfgpipe.graphs.bundle import Bundle
-from tfgpipe.graphs.cut import GraphCutter
+from tfgpipe.graphs.cut import GraphCutter, WholeGraph
 
 
 def traced(function, *specs):
@@ -21,8 +21,11 @@ def traced(function, *specs):
     return concrete.graph, inputs, concrete.structured_outputs
 
 
-def cut(graph):
-    return GraphCutter(graph, {"autograph": False}, "CPU")
+def cut(graph, options=None):
+    """What cuts functions out of all of a graph."""
+    names = {op.name for op in graph.get_operations()}
+    options = options or {"autograph": False}
+    return GraphCutter(WholeGraph(graph), names, options, "CPU")
 
 
 def run(function, values, sums=()):
@@ -205,14 +208,16 @@ def test_resources_and_custom_gradients_survive():
 
 
 # ------------------------------------------------------- what has to be carried
-def test_needed_follows_from_a_place_in_the_graph_on(chain):
+def test_needed_are_those_of_some_that_something_follows_from(chain):
     graph, t = chain
     subgraphs = cut(graph)
-    place = graph.get_operations().index(t["a"].op) + 1
-    assert t["a"].op.name in subgraphs.needed([t["c"]])
-    later = subgraphs.needed([t["c"]], place)
-    assert later == {t["b"].op.name, t["c"].op.name} | {
-        op.name for op in graph.get_operations() if op.type == "Tanh"
+    names = [op.name for op in graph.get_operations()]
+    assert t["a"].op.name in subgraphs.needed([t["c"]], names)
+    later = names[names.index(t["a"].op.name) + 1 :]
+    assert subgraphs.needed([t["c"]], later) == {
+        t["b"].op.name,
+        t["c"].op.name,
+        *(op.name for op in graph.get_operations() if op.type == "Tanh"),
     }
 
 
@@ -277,9 +282,7 @@ def test_sums_are_added_in_order_whatever_memory_is_free():
     graph, inputs, _ = traced(function, spec, spec, spec)
     a, b, _ = tensors["sources"]
     options = {"experimental_attributes": {"_noinline": True}}
-    part = GraphCutter(graph, options, "CPU").function(
-        inputs, [tensors["sum"], a, b]
-    )
+    part = cut(graph, options).function(inputs, [tensors["sum"], a, b])
     values = np.random.default_rng(0).normal(size=(3, 64)).astype("float32")
     known = {t.ref(): value for t, value in zip(inputs, values)}
     x, y, z = 2 * values

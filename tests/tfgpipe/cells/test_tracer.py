@@ -11,7 +11,7 @@ from quick import quick
 
 import tfgpipe
 from tfgpipe.cells import tracer
-from tfgpipe.graphs import backward
+from tfgpipe.graphs import CellGraph
 
 
 def called_functions(layers, k, m=2, **kwargs):
@@ -30,20 +30,20 @@ def dense(count, units=4):
 def test_equal_cells_share_their_functions():
     """Of four cells the last has the loss; the others are equal."""
     names = called_functions(dense(8), k=4)
-    # forward, recompute, backward, and backward with a sum so far; the first
-    # cell's backward functions have no gradient of the inputs
-    assert len(names) == 4 + 2 + 4
+    # forward, recompute, backward, and backward with a sum so far: of the first
+    # cell, whose inputs need no gradient, of those in the middle, and the last
+    assert len(names) == 3 * 4
 
 
 def test_schedule_with_halves_shares_them():
     names = called_functions(dense(8), k=4, schedule="zero_bubble")
     # forward, recompute, input gradient and weight gradient with and without
     # a sum; the first cell's backward pass is in one; and what the loss counts
-    assert len(names) == 5 + 2 + 5 + 1
+    assert len(names) == 4 + 5 + 5 + 1
 
 
 def test_blocks_of_layers_share_too():
-    assert len(called_functions([Plain() for _ in range(8)], k=4)) == 4 + 2 + 4
+    assert len(called_functions([Plain() for _ in range(8)], k=4)) == 3 * 4
 
 
 class Plain(kl.Layer):
@@ -159,23 +159,23 @@ def test_python_runs_a_layer_once_a_trace(dense_calls):
     assert len(dense_calls) == 4  # each layer
 
 
-def test_equal_cells_are_differentiated_once(monkeypatch):
-    differentiated = []
+def test_equal_cells_are_cut_once(monkeypatch):
+    cut = []
 
-    def noted(traced, *has_gradients):
-        differentiated.append(traced.origin.function.cell.index)
-        return backward.add_backward(traced, *has_gradients)
+    def noted(part, types):
+        cut.append(part.index)
+        return CellGraph(part, types)
 
-    monkeypatch.setattr(tracer, "add_backward", noted)
+    monkeypatch.setattr(tracer, "CellGraph", noted)
     called_functions(dense(8), k=4)
     # the last has the loss, and the first one's inputs have no gradient
-    assert differentiated == [3, 2]
+    assert cut == [0, 1, 3]
 
 
 def test_cells_with_gradients_of_their_own_share_their_functions():
     """As `silu` has, which is code until it has run."""
     layers = [kl.Dense(4, "silu") for _ in range(8)]
-    assert len(called_functions(layers, k=4)) == 4 + 2 + 4
+    assert len(called_functions(layers, k=4)) == 3 * 4
 
 
 class OwnGradient(kl.Layer):
