@@ -155,6 +155,14 @@ def _cells(arguments: Arguments, costs: Sequence[float]) -> Iterator[Cell]:
     if counts is None:
         counts = source.cut(costs, arguments.num_partitions)
         _tell_of_large(source, costs, len(counts))
+    elif sum(counts) != len(costs):  # of a model with a `call` of its own
+        names = [step.layer.name for step in source.steps]
+        raise ValueError(
+            "`layers_per_cell` must place every layer that the model calls "
+            f"exactly once. Expected a sum of {len(names)}: {names}. Received: "
+            f"layers_per_cell={counts} (sum {sum(counts)}). Omit it to let "
+            "`GPipe` balance the cells by cost."
+        )
     _check_groups(arguments.remat_groups, counts)
     start = index = 0
     columns = zip(*arguments.grid)

@@ -26,9 +26,9 @@ def source_of(layers: Any) -> Source:
         ValueError: If it is a model that cannot be taken apart.
     """
     if isinstance(layers, keras.Model):
+        _check_model(layers)
         if _has_own_call(layers):
             return WholeModel(layers)
-        _check_model(layers)
         if isinstance(layers, keras.Sequential):
             return LayerList(_items(layers), [layers])
         return ModelGraph(layers)
@@ -95,18 +95,13 @@ def _has_own_call(model: keras.Model) -> bool:
 
 
 def _check_model(model: keras.Model) -> None:
-    """Refuses a model whose class does more than its layers."""
+    """Refuses a model whose class does more than its layers, or its `call`."""
     cls = type(model)
-    if _has_own_call(model):
-        is_own = model.activity_regularizer is None
-        what = "a `call`" if is_own else "an `activity_regularizer`"
+    if _has_own_call(model) and model.activity_regularizer is not None:
         raise ValueError(
-            "A model must be functional, made as `keras.Model(inputs, "
-            "outputs)`, or a `keras.Sequential`: then its layers can be told "
-            f"apart. Received: '{model.name}', a {cls.__name__} with {what} of "
-            "its own. Pass the layers that its `call` runs one after the other "
-            "as a list; or call them on a `keras.Input`, and pass "
-            "`keras.Model(inputs, outputs)` of the result."
+            "A model must have no `activity_regularizer` of its own. Received: "
+            f"'{model.name}', a {cls.__name__} with one. Add what it says by "
+            "`self.add_loss` in its `call`, divided by the number of rows."
         )
     own = _overridden(model)
     if own:
@@ -116,8 +111,8 @@ def _check_model(model: keras.Model) -> None:
             f"'{model.name}', a {cls.__name__} that overrides "
             f"{', '.join(own)}. Override them in a subclass of "
             "`tfgpipe.GPipe`, in which a step calls that of its base, as "
-            "`super().train_step(data)`; and pass `keras.Model(model.inputs, "
-            "model.outputs)`."
+            "`super().train_step(data)`; and pass a model without them, as "
+            "`keras.Model(model.inputs, model.outputs)` of a functional one."
         )
     may_prepare = (
         not hasattr(cls, _PREPARES)  # which `GPipe` calls, too
@@ -185,6 +180,13 @@ def layers_of(model: keras.Model) -> list[Any]:
             "is taken as it is by `GPipe`."
         )
     source = source_of(model)
+    if isinstance(source, WholeModel):
+        raise ValueError(
+            "`model` must be functional, or a `keras.Sequential`: which layers "
+            "a `call` of its own calls is known when it has run. Received: "
+            f"'{model.name}', a {type(model).__name__}. Pass the model to "
+            "`GPipe` itself; `cells()` shows what it calls."
+        )
     is_graph = isinstance(source, ModelGraph)
     return source.steps if is_graph else _items(model)
 
@@ -204,9 +206,9 @@ def items_from_config(config: dict[str, Any], custom_objects: Any) -> Any:
     costs = config.pop("costs")
     if "model" in config:
         model = made(config.pop("model"))
+        _check_model(model)
         if _has_own_call(model):
             return model
-        _check_model(model)
         graph = ModelGraph(model)
         graph.check_read(config.pop("wiring", None))
         return [*zip(graph.steps, costs, strict=True)]

@@ -83,8 +83,14 @@ class WholeModel:
         return cut_graph(costs, self.live_bytes, (), num_partitions)
 
     def placed_steps(self, spec: Any) -> Any:
-        """Refuses what is not known of a model with a `call` of its own."""
-        raise NotImplementedError("plans of models with a `call` of their own")
+        """Refuses what is known of single layers alone."""
+        raise ValueError(
+            '`tfgpipe.profile`, `tfgpipe.plan` and `costs="bytes"` need a list '
+            "of layers, or a functional model, whose layers can be run one by "
+            f"one. Received: model '{self.model.name}', a "
+            f"{type(self.model).__name__} with a `call` of its own. Leave "
+            "`costs` out: then cells are cut by FLOPs; and see `model.program`."
+        )
 
     def config(self) -> dict[str, Any]:
         """The model as plain values."""
