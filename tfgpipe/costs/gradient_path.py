@@ -105,10 +105,36 @@ class GradientPaths:
             has = _NONE.union(*(path.outs[o].passes for o in has))
             self._has.append(has)
         self._has.reverse()
+        # Which follow from weights: a gradient by others is not computed.
+        self._leads = [_NONE]
+        for path in paths:
+            before = self._leads[-1]
+            self._leads.append(
+                frozenset(
+                    o
+                    for o, out in enumerate(path.outs)
+                    if (out.is_made and out.trains) or out.passes & before
+                )
+            )
 
-    def has_dx(self, start: int) -> bool:
-        """Whether anything before a layer has a gradient."""
-        return bool(self._has[start])
+    def has_dx(self, start: int, stop: int) -> bool:
+        """Whether a cell of some layers has a gradient for what is before it.
+
+        What only goes by has none there: gradients go straight to its maker.
+        """
+        before = self._leads[start]
+        for path, has in zip(self._paths[start:stop], self._has[start + 1 :]):
+            outs = [*enumerate(path.outs)]
+            if any(
+                o in has and out.passes & before
+                for o, out in outs
+                if out.is_made
+            ):
+                return True
+            before = frozenset(
+                o for o, out in outs if not out.is_made and out.passes & before
+            )
+        return False
 
     def keeps(self, start: int, stop: int) -> bool:
         """Whether a cell of some layers keeps what its backward pass reads.

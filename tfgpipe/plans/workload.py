@@ -181,7 +181,7 @@ class Workload:
             CellFacts.of(
                 has_backward=stop > first,
                 needs_dx=start > first,
-                has_dx=self._paths.has_dx(start),
+                has_dx=self._paths.has_dx(start, stop),
                 can_be_split=self._seconds.has_halves(start, stop),
                 keeps=keeps and not self._is_compiled,
             ),

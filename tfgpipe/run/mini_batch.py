@@ -241,9 +241,11 @@ class MiniBatch:
         return lower(schedule_of, facts, self.remat, self.replicas.counts)
 
     def trained(self, tasks: Sequence[CellTasks]) -> list[int]:
-        """The cells that have a backward pass, and those behind them."""
-        own = [k for k, one in enumerate(tasks) if one.part.backward]
-        return [*range(own[0], len(tasks))] if own else []
+        """The cells that have weights, and those behind them."""
+        if not any(one.part.backward for one in tasks):
+            return []
+        own = [k for k, one in enumerate(tasks) if one.part.uses]
+        return [*range(own[0], len(tasks))]
 
 
 def _homes(cells: Sequence[Cell]) -> tuple[Callable, Callable]:
