@@ -347,7 +347,8 @@ def test_sparse_gradients_are_dense_where_all_is_compiled(
     def trained():
         keras.utils.set_random_seed(1)
         layers = [keras.layers.Embedding(7, 4), keras.layers.Flatten()]
-        model = tfgpipe.GPipe([*layers, keras.layers.Dense(2)], 2, 2)
+        layers.append(keras.layers.Dense(2))
+        model = tfgpipe.GPipe(layers, 2, 2, layers_per_cell=[2, 1])
         model.compile(optimizer, "mse")
         for ids in ([[1, 2], [2, 2]], [[3, 3], [0, 1]]):
             model.train_on_batch(np.array(ids), np.ones((2, 2)))
