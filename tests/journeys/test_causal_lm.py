@@ -51,10 +51,9 @@ def test_language_model_of_a_preset_learns_and_writes(tmp_path):
     # Save it, and load it with other numbers of cells.
     path = str(tmp_path / "writer.keras")
     pipeline.save(path)
-    for k in (1, 3):
-        loaded = tfgpipe.load_model(path, num_partitions=k)
-        loaded.compile(sampler="greedy")
-        assert loaded.generate(PROMPTS) == texts
+    loaded = tfgpipe.load_model(path, num_partitions=3)
+    loaded.compile(sampler="greedy")
+    assert loaded.generate(PROMPTS) == texts
 
     # Export it: what is served takes tokens.
     tokens, _, _ = plain.preprocessor(TEXTS)

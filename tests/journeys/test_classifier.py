@@ -56,12 +56,11 @@ def test_classifier_of_a_preset_becomes_one_of_other_classes(tmp_path):
     path = str(tmp_path / "classifier.keras")
     pipeline.save(path)
     plain.fit(TEXTS, LABELS, **fit)
-    for k in (1, 3):
-        loaded = tfgpipe.load_model(path, num_partitions=k)
-        assert len(loaded.cells()) == k
-        assert_close(loaded.predict(TEXTS, verbose=0), expected)
-        loaded.fit(TEXTS, LABELS, **fit)
-        assert_close(weights(loaded), weights(plain))
+    loaded = tfgpipe.load_model(path, num_partitions=3)
+    assert len(loaded.cells()) == 3
+    assert_close(loaded.predict(TEXTS, verbose=0), expected)
+    loaded.fit(TEXTS, LABELS, **fit)
+    assert_close(weights(loaded), weights(plain))
 
     # Export it, and serve tokens.
     tokens = plain.preprocessor(TEXTS)

@@ -116,6 +116,21 @@ class SlowTarget:
         return ops.mean((self.target(x) - y_pred) ** 2)
 
 
+class Penalised:
+    """A held layer adds to the loss, before it is computed."""
+
+    def hold(self):
+        self.head = kl.Dense(5, activity_regularizer="l2", name="head")
+        self.head.build((None, 5))
+
+    def compute_loss(
+        self, x=None, y=None, y_pred=None, sample_weight=None, training=True
+    ):
+        y_pred = self.head(y_pred)
+        loss = super().compute_loss(x, y, y_pred, sample_weight)
+        return loss + sum(self.head.losses)
+
+
 class OfKeras:
     def __init__(self):
         model = of_graph()
@@ -175,6 +190,7 @@ def assert_same_weights(model, other, rtol=0.0):
     "kind",
     [
         Distiller,
+        Penalised,
         pytest.param(Contrastive, marks=pytest.mark.slow),
         pytest.param(SlowTarget, marks=pytest.mark.slow),
     ],
