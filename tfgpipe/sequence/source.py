@@ -198,7 +198,11 @@ def items_from_config(config: dict[str, Any], custom_objects: Any) -> list[Any]:
 
     costs = config.pop("costs")
     if "model" in config:
-        model = made(config.pop("model"))
+        with warnings.catch_warnings():
+            # Keras says so of a task of KerasHub, which is compiled when it is
+            # made; and the `GPipe` is compiled, with the optimizer's state.
+            warnings.filterwarnings("ignore", r"`compile\(\)` was not called")
+            model = made(config.pop("model"))
         _check_model(model)
         graph = ModelGraph(model)
         graph.check_read(config.pop("wiring", None))
