@@ -51,7 +51,7 @@ def save_seeds_by_cell(monkeypatch):
         build(self, input_shape)
         seeds = [seed for cell in self._built.cells for seed in cell.seeds]
         self._built = dataclasses.replace(
-            self._built, random_state=RandomState(self.name, seeds)
+            self._built, random_state=RandomState(self.name, lambda: seeds)
         )
 
     monkeypatch.setattr(tfgpipe.GPipe, "build", building)

@@ -346,9 +346,9 @@ def test_what_was_added_to_a_loss_is_found_and_forgotten():
     model = keras.Sequential([kl.Dense(1), adds])
     model(np.ones((2, 2)))
     assert internals.adding_layer(model) is adds
-    assert internals.own_losses(model) == []
+    assert internals.added_losses(model) == []
     model.add_loss(tf.ones([]))
-    assert len(internals.own_losses(model)) == 1
+    assert len(internals.added_losses(model)) == 1
     internals.forget_added_losses(model)
     assert internals.adding_layer(model) is None
     assert model.losses == []

@@ -574,11 +574,12 @@ def refusing_added_losses(
     """Inside, who reads the losses that a single layer has added is refused.
 
     Args:
-        model: The model, whose own `losses` may be read.
+        model: The model, whose own `losses` may be read, and those of what it
+            holds besides its `layers`.
         refuse: Called with the layer; raises an exception.
     """
     with contextlib.ExitStack() as stack:
-        for layer in model._flatten_layers(include_self=False):
+        for layer in _inner_layers(model):
             if layer._loss_ids:
                 refused = functools.partial(refuse, layer)
                 stack.enter_context(
@@ -593,15 +594,22 @@ def forget_added_losses(model: keras.Model) -> None:
         layer._losses.clear()
 
 
-def own_losses(model: keras.Model) -> list[Any]:
-    """What `self.add_loss` of a model has added since."""
-    return model._get_own_losses()
+def added_losses(model: keras.Model) -> list[Any]:
+    """What a model has added since, and what it holds besides its `layers`."""
+    inner = {id(layer) for layer in _inner_layers(model)}
+    layers = [one for one in model._flatten_layers() if id(one) not in inner]
+    return [v for layer in layers for v in layer._get_own_losses()]
 
 
 def adding_layer(model: keras.Model) -> keras.layers.Layer | None:
-    """A layer inside that has added a loss since; None if there is none."""
-    layers = model._flatten_layers(include_self=False)
+    """One of the `layers` that has added a loss since, or None."""
+    layers = _inner_layers(model)
     return next((layer for layer in layers if layer._losses), None)
+
+
+def _inner_layers(model: keras.Model) -> list[keras.layers.Layer]:
+    """The `layers` of a model, and all inside them."""
+    return [one for layer in model.layers for one in layer._flatten_layers()]
 
 
 def reduce_weighted_values(

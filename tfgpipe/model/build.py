@@ -124,7 +124,7 @@ def build(arguments: Arguments, input_spec: Any, name: str) -> Built:
         arguments.remat_by_cell(),
         arguments.remat_groups,
         arguments.gradient_dtype,
-        RandomState(name, [*seeds.values()]),
+        RandomState(name, lambda: [*seeds.values()]),
         name,
     )
 

@@ -233,9 +233,11 @@ class Description(internals.HoldingModel):
 
     @property
     def input_dtype(self) -> str:
-        """To which `model(x)` casts floats, as in `keras.Sequential`."""
+        """To which `model(x)` casts floats, as the plain model does."""
+        if self._source.model is not None:  # has inputs of several dtypes
+            return self._source.model.input_dtype
         if self._source.input_spec is not None:
-            return tree.flatten(self._source.input_spec)[0].dtype
+            return self._source.input_spec.dtype
         return self.sequence[0].compute_dtype
 
     def compute_output_spec(

@@ -35,6 +35,7 @@ from tfgpipe.model.build import build
 from tfgpipe.model.description import Description
 from tfgpipe.model.nonfinite import Skips
 from tfgpipe.sequence import inputs, is_task
+from tfgpipe.state import RandomState
 from tfgpipe.trial import Trial
 
 
@@ -53,6 +54,7 @@ class _Notes:
         generation: By what the model generates, if it does.
         compiled_as: What the task of KerasHub was compiled with when the
             pipeline was compiled as it; None if it was not.
+        held_random_state: The seeds of what is held beside the layers.
     """
 
     input_spec: Any = None
@@ -68,6 +70,7 @@ class _Notes:
     optimizer: Any = None
     generation: GroupedGeneration | None = None
     compiled_as: dict[str, Any] | None = None
+    held_random_state: RandomState | None = None
 
 
 _CURES = {

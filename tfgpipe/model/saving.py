@@ -295,6 +295,23 @@ class Saving(Hooks):
         return None if self._built is None else self._built.random_state
 
     @property
+    def held_random_state(self) -> RandomState | None:
+        """The seeds of what the model holds beside its layers, if any."""
+        if self._built is None or not self._held_seeds():
+            return None
+        if self._notes.held_random_state is None:
+            own = RandomState(self.name, self._held_seeds)
+            self._notes.held_random_state = own
+        return self._notes.held_random_state
+
+    def _held_seeds(self) -> list[keras.Variable]:
+        cells = () if self._built is None else self._built.cells
+        others = [v for cell in cells for v in cell.seeds]
+        others += [*self.weights, *self.metrics_variables]
+        known = {id(v) for v in others}
+        return [v for v in self.variables if id(v) not in known]
+
+    @property
     def skips(self) -> Skips | None:
         """The number of mini-batches that were skipped, for files."""
         return self._notes.skips

@@ -408,7 +408,8 @@ class Steps(Hooks):
     ) -> contextlib.AbstractContextManager[None]:
         """Inside, `self.losses` are these: those of the mini-batch.
 
-        So is what `self.add_loss` adds; calls of layers that add are refused.
+        So is what `self.add_loss` adds, and what is called besides `layers`;
+        calls of those that add are refused.
         """
         internals.forget_added_losses(self)
         return internals.replaced(self._step_notes, "pending_losses", losses)
@@ -429,7 +430,7 @@ class Steps(Hooks):
                 "`compute_loss`, first."
             )
         if pending is not None:
-            return [*pending, *internals.own_losses(self)]
+            return [*pending, *internals.added_losses(self)]
         return [*added, *super().losses]
 
     # ------------------------------------------------------ what was skipped

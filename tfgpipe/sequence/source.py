@@ -205,7 +205,11 @@ def items_from_config(config: dict[str, Any], custom_objects: Any) -> Any:
 
     costs = config.pop("costs")
     if "model" in config:
-        model = made(config.pop("model"))
+        with warnings.catch_warnings():
+            # Keras says so of a task of KerasHub, which is compiled when it is
+            # made; and the `GPipe` is compiled, with the optimizer's state.
+            warnings.filterwarnings("ignore", r"`compile\(\)` was not called")
+            model = made(config.pop("model"))
         _check_model(model)
         if _has_own_call(model):
             return model

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextvars
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -24,13 +25,13 @@ class RandomState(keras.layers.Layer):
     """Saves the states of seed generators, which Keras does not.
 
     Without them a resumed run would draw the dropout masks of its first steps
-    again.
+    again. `seeds` returns them: they are not tracked, for the layers own them.
     """
 
-    def __init__(self, model: str, seeds: list[keras.Variable]):
+    def __init__(self, model: str, seeds: Callable[[], list[keras.Variable]]):
         super().__init__(name="random_state")
         self._model = model
-        self._seeds = lambda: seeds  # not tracked: the layers own them
+        self._seeds = seeds
         self.built = True
 
     def save_own_variables(self, store: Any) -> None:

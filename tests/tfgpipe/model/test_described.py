@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers as kl
 from keras.src.utils import model_visualization
 from tiny import assert_close, assert_same, weights
@@ -211,6 +212,29 @@ def test_pipeline_is_a_layer_of_another_model(outer, is_built):
     found, expected = run(pipeline()), run(plain())
     assert found[0] == expected[0]
     assert_close(found[1], expected[1], 1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_called_model_takes_each_input_in_its_own_dtype(tmp_path, dtype):
+    """Where the first is of integers, floats beside it stay floats."""
+    keras.config.set_dtype_policy(dtype)
+    ids = keras.Input((), dtype="int32", name="ids")
+    share = keras.Input((3,), name="share")
+    h = kl.Concatenate()([kl.Embedding(5, 2)(ids), share])
+    inner = keras.Model({"ids": ids, "share": share}, kl.Dense(2)(h))
+    model = tfgpipe.GPipe(inner, 2, 2)
+    rng = np.random.default_rng(0)
+    x = {"ids": np.arange(5), "share": rng.random((5, 3), "float32")}
+    expected = inner(x)
+    assert_same([model(x)], [expected])
+    assert_close(model.predict(x, verbose=0), inner.predict(x), 1e-6)
+    shape = {"ids": (5,), "share": (5, 3)}
+    assert model.compute_output_shape(shape) == (5, 2)
+    model.export(str(tmp_path), verbose=False)
+    served = tf.saved_model.load(str(tmp_path))
+    x = {name: tf.convert_to_tensor(rows) for name, rows in x.items()}
+    x["ids"] = tf.cast(x["ids"], "int32")
+    assert_same([served.serve(x)], [expected])
 
 
 # --------------------------------------------------------- table and picture

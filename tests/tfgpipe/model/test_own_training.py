@@ -116,6 +116,21 @@ class SlowTarget:
         return ops.mean((self.target(x) - y_pred) ** 2)
 
 
+class Penalised:
+    """A held layer adds to the loss, before it is computed."""
+
+    def hold(self):
+        self.head = kl.Dense(5, activity_regularizer="l2", name="head")
+        self.head.build((None, 5))
+
+    def compute_loss(
+        self, x=None, y=None, y_pred=None, sample_weight=None, training=True
+    ):
+        y_pred = self.head(y_pred)
+        loss = super().compute_loss(x, y, y_pred, sample_weight)
+        return loss + sum(self.head.losses)
+
+
 class OfKeras:
     def __init__(self):
         model = of_graph()
@@ -175,6 +190,7 @@ def assert_same_weights(model, other, rtol=0.0):
     "kind",
     [
         Distiller,
+        Penalised,
         pytest.param(Contrastive, marks=pytest.mark.slow),
         pytest.param(SlowTarget, marks=pytest.mark.slow),
     ],
@@ -260,6 +276,42 @@ def test_training_that_goes_on_has_what_a_subclass_holds(tmp_path):
     expected = fitted(model)
     for other in others:
         assert_alike(fitted(other), expected, rtol=0)
+
+
+@keras.saving.register_keras_serializable()
+class Noisy(tfgpipe.GPipe):
+    """Draws noise by a seed of its own, beside that of its list's dropout."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.seeds = keras.random.SeedGenerator(3)
+        self.dropout = kl.Dropout(0.5, seed=4)
+
+    def train_step(self, data):
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        noise = keras.random.normal(ops.shape(x), seed=self.seeds)
+        return super().train_step((x + noise, self.dropout(x, training=True)))
+
+
+def test_seeds_that_are_held_go_on_after_loading(tmp_path):
+    seeded = [keras.Input((6,)), kl.Dense(8), kl.Dropout(0.5), kl.Dense(6)]
+    model = Noisy(seeded, 2, 2)
+    model.compile("sgd", "mse")
+    fit = {"batch_size": 10, "shuffle": False, "verbose": 0}
+    model.fit(X, **fit)
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.weights.h5")
+    loaded = tfgpipe.load_model(tmp_path / "model.keras", num_partitions=1)
+    read = tfgpipe.load_model(tmp_path / "model.keras")
+    read.fit(X, **fit)
+    read.load_weights(tmp_path / "model.weights.h5")
+    model.fit(X, **fit)
+    for other in (loaded, read):
+        other.fit(X, **fit)
+        assert_alike(other.history.history, model.history.history, rtol=0)
+        assert len(model.variables) == len(model.weights) + 3
+        for a, b in zip(model.variables, other.variables, strict=True):
+            np.testing.assert_array_equal(a, b)
 
 
 def test_weights_that_are_held_are_created_in_deferred():
