@@ -93,7 +93,7 @@ def test_tensor_of_another_step_is_refused():
 
     layer = Keeps()
     traced([layer], SPEC)
-    with pytest.raises((ValueError, TypeError), match="step|scope|graph"):
+    with pytest.raises((ValueError, TypeError), match=r"step|scope|graph"):
         traced([layer], SPEC)
 
 
