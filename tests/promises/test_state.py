@@ -410,7 +410,7 @@ class Metered(Own):
         return x * self.metric.result()
 
 
-@pytest.mark.filterwarnings("ignore:Layer '.*' mixes the rows:UserWarning")
+@pytest.mark.filterwarnings("ignore:Layer 'metered:UserWarning")
 def test_metric_of_two_cells_is_that_of_keras_or_refused():
     def made():
         metered = Metered()
