@@ -108,11 +108,10 @@ def test_diffusion_model_learns_and_draws(tmp_path):
     path = str(tmp_path / "diffusion.keras")
     pipeline.save(path)
     plain.fit(data, shuffle=False, verbose=0)
-    for k in (1, 3):
-        loaded = tfgpipe.load_model(path, num_partitions=k)
-        assert_close(drawn(loaded), expected)
-        loaded.fit(data, shuffle=False, verbose=0)
-        assert_close(weights(loaded), weights(plain))
+    loaded = tfgpipe.load_model(path, num_partitions=3)
+    assert_close(drawn(loaded), expected)
+    loaded.fit(data, shuffle=False, verbose=0)
+    assert_close(weights(loaded), weights(plain))
 
     # Serve it.
     inputs = [tf.constant(pictures[:2]), tf.ones((2, 1, 1, 1), "float64")]

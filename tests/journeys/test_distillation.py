@@ -35,12 +35,9 @@ def distiller(base):
 
         @classmethod
         def from_config(cls, config, custom_objects=None):
-            teacher = keras.saving.deserialize_keras_object(
-                config.pop("teacher")
-            )
-            made = super().from_config(config, custom_objects)
-            made.teacher = teacher
-            return made
+            teacher = config["teacher"]
+            config["teacher"] = keras.saving.deserialize_keras_object(teacher)
+            return super().from_config(config, custom_objects)
 
     return Distiller
 
@@ -130,11 +127,10 @@ def test_student_learns_from_a_teacher(tmp_path):
     path = str(tmp_path / "student.keras")
     pipeline.save(path)
     plain.fit(x, y, batch_size=16, shuffle=False, verbose=0)
-    for k in (1, 3):
-        loaded = tfgpipe.load_model(path, num_partitions=k)
-        assert_close(loaded.predict(x, verbose=0), expected)
-        loaded.fit(x, y, batch_size=16, shuffle=False, verbose=0)
-        assert_close(weights(loaded), weights(plain))
+    loaded = tfgpipe.load_model(path, num_partitions=3)
+    assert_close(loaded.predict(x, verbose=0), expected)
+    loaded.fit(x, y, batch_size=16, shuffle=False, verbose=0)
+    assert_close(weights(loaded), weights(plain))
 
     # Serve the student, which needs no teacher.
     served = []

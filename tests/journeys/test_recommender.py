@@ -89,11 +89,10 @@ def test_recommender_is_trained_and_served(tmp_path):
 
     # Load it with other numbers of cells, and go on.
     plain.fit(data, shuffle=False, verbose=0)
-    for k in (1, 3):
-        loaded = tfgpipe.load_model(best, num_partitions=k)
-        assert len(loaded.cells()) == k
-        loaded.fit(data, shuffle=False, verbose=0)
-        assert_close(weights(loaded), weights(plain))
+    loaded = tfgpipe.load_model(best, num_partitions=3)
+    assert len(loaded.cells()) == 3
+    loaded.fit(data, shuffle=False, verbose=0)
+    assert_close(weights(loaded), weights(plain))
 
     # Serve it.
     x = {
