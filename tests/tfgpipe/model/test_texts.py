@@ -207,7 +207,6 @@ def files(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*compile.* was not called as part of")
 @pytest.mark.parametrize("name", ["keras", "weights", "checkpoint"])
 def test_training_goes_on_from_files_without_a_compile(tmp_path, name):
     task, pipeline = as_made(tiny_presets.bert)
