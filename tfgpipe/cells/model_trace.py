@@ -45,6 +45,7 @@ class ModelCall:
         around: A context for the call of a layer, see `Sections`.
         num_cells: How many cells there are.
         watches_x: Whether gradients with respect to `x` are wanted, too.
+        trains_others: Whether variables of other layers are trained, too.
     """
 
     call: Callable[[Any, bool], Any]
@@ -59,6 +60,7 @@ class ModelCall:
     ]
     num_cells: int
     watches_x: bool = False
+    trains_others: bool = False
 
     @property
     def seeds(self) -> list[keras.Variable]:
@@ -154,9 +156,10 @@ def _run(model: ModelCall, x: Any, labels: Any) -> _Seen:
     if model.training:
         tape = tf.GradientTape(watch_accessed_variables=False)
     sections = Sections(model.home, model.around)
+    of_layers = {id(v) for layer in model.layers for v in layer.variables}
     scope = ModelScope(
         lambda: sections.current,
-        {id(v) for layer in model.layers for v in layer.variables},
+        None if model.trains_others else of_layers,
         model.seeds,
         moving,
         model.training,

@@ -97,6 +97,7 @@ class LoneLayer:
             around=lambda *_: contextlib.nullcontext(),
             num_cells=1,
             watches_x=place.needs_dx,
+            trains_others=True,
         )
         x, y = _specs(inputs), _specs(labels)
         # What random numbers a recomputation draws is for `GPipe` to judge.

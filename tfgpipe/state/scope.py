@@ -251,7 +251,7 @@ class ModelScope(StateScope):
 
     Args:
         section: Tells the section of what is made now.
-        trained: The ids of the variables that are trained.
+        trained: The ids of the variables that may be trained; None for all.
         seeds: Random seeds.
         moving: Statistics that move at the end of the mini-batch.
         tape: Is to watch what is trained; None without training.
@@ -267,7 +267,7 @@ class ModelScope(StateScope):
     def __init__(
         self,
         section: Callable[[], int],
-        trained: Collection[int],
+        trained: Collection[int] | None,
         seeds: Sequence[keras.Variable],
         moving: MovingStatistics,
         training: bool,
@@ -293,7 +293,8 @@ class ModelScope(StateScope):
     def _know(self, variable: keras.Variable) -> None:
         """Gives a variable a placeholder, if it has none here."""
         key, section = id(variable), self._section()
-        if key not in self._trained or not internals.is_trained(variable):
+        may_train = self._trained is None or key in self._trained
+        if not may_train or not internals.is_trained(variable):
             if key not in self._state:
                 tensor = self._placeholder(variable)
                 self.given[key] = variable, tensor
