@@ -12,6 +12,7 @@ then the step itself runs, as the same graph as otherwise:
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,14 +22,14 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.boundary import structure_of
-from tfgpipe.cells import as_number
+from tfgpipe.cells import Cell, as_number
 from tfgpipe.loss import Head
 from tfgpipe.micro_batches import MicroBatches
 
 
 def run_eagerly(
     source: Any,
-    device: str,
+    cells: Sequence[Cell],
     x: Any,
     labels: Sequence[Any],
     count: int,
@@ -42,8 +43,16 @@ def run_eagerly(
     seeds and metrics run on. There are at most `count`. `labels` are y and
     sample_weight, nests or None; `head` computes loss and metrics of a
     micro-batch, and `of_all_rows` what it does not, called with the outputs and
-    what layers add to the loss. `device` is that of the loss.
+    what layers add to the loss. `cells` say where layers are, in errors.
     """
+    device = cells[-1].device
+    places = {id(la): cell for cell in cells for la in cell.sequence}
+
+    def called(layer: keras.layers.Layer, run: Callable[[], Any]) -> Any:
+        cell = places.get(id(layer))
+        with contextlib.nullcontext() if cell is None else cell.naming(layer):
+            return run()
+
     split = MicroBatches(x, count)
     layers = source.layers
     weights = {id(v) for layer in layers for v in layer.weights}
@@ -62,7 +71,8 @@ def run_eagerly(
             keras.StatelessScope(known, collect_losses=True) as scope,
             internals.noting_losses(layers) as of_model,
         ):
-            y = source.call(values, training)
+            with internals.around_calls(called):
+                y = source.call(values, training)
             if head is not None:
                 with tf.device(device):
                     head(y, rows, first=True)

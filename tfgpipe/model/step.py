@@ -507,7 +507,7 @@ class Steps(Hooks):
         with inputs.explaining_sizes(x, built.input_spec):
             run_eagerly(
                 built.source,
-                built.cells[-1].device,
+                built.cells,
                 x,
                 labels,
                 count,
