@@ -20,11 +20,6 @@ from tfgpipe.schedules.schedule import Schedule
 ROOT = pathlib.Path(__file__).parents[3]
 
 
-class Subclassed(keras.Model):
-    def call(self, x):
-        return x
-
-
 def dense(count=4):
     return [kl.Dense(3, name=f"layer_{i}") for i in range(count)]
 
@@ -57,8 +52,8 @@ BAD_ARGUMENTS = {
         ("`layers` must be a list of at least one Keras layer",),
     ),
     "a_model": (
-        lambda: tfgpipe.GPipe(Subclassed(), 1),
-        ("A model must be functional", "a Subclassed with a `call` of its own"),
+        lambda: tfgpipe.GPipe(keras.Model(name="empty"), 1),
+        ("A model must have a `call`", "'empty', a Model with neither"),
     ),
     "not_a_layer": (
         lambda: tfgpipe.GPipe([*dense(), np.tanh], 1),

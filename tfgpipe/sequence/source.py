@@ -97,6 +97,13 @@ def _has_own_call(model: keras.Model) -> bool:
 def _check_model(model: keras.Model) -> None:
     """Refuses a model whose class does more than its layers, or its `call`."""
     cls = type(model)
+    has_none = cls.call is keras.Model.call and "call" not in vars(model)
+    if _has_own_call(model) and has_none:
+        raise ValueError(
+            "A model must have a `call`, or be functional. Received: "
+            f"'{model.name}', a {cls.__name__} with neither. Define `call` in "
+            "its class, or pass `keras.Model(inputs, outputs)`."
+        )
     if _has_own_call(model) and model.activity_regularizer is not None:
         raise ValueError(
             "A model must have no `activity_regularizer` of its own. Received: "

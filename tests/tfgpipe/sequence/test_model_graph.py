@@ -150,8 +150,12 @@ def test_what_a_class_does_beside_its_layers_is_refused():
     with pytest.raises(ValueError, match="overrides compute_loss") as error:
         tfgpipe.GPipe(OwnStep(x, kl.Dense(1)(x)), 1)
     assert "in a subclass of `tfgpipe.GPipe`" in str(error.value)
-    with pytest.raises(ValueError, match="with a `call` of its own"):
-        tfgpipe.GPipe(OwnSequentialCall([x, kl.Dense(1)]), 1)
+
+
+def test_call_of_a_class_is_what_is_called():
+    model = OwnSequentialCall([keras.Input((3,)), kl.Dense(1)])
+    found = tfgpipe.GPipe(model, 1).predict(np.ones((2, 3)), verbose=0)
+    np.testing.assert_allclose(found, model(np.ones((2, 3))), 1e-6)
 
 
 @pytest.mark.parametrize("base", [keras.Model, keras.Sequential])
