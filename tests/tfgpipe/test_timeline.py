@@ -76,8 +76,8 @@ def test_bytes_are_those_that_cells_take_from_each_other(schedule):
     x = np.ones((5, 3), "int32")
     data = tf.constant(x), tf.zeros((5, 3, 2))
     model.build_for(data)
-    # floats forward, a mask, and the floats' gradients
-    expected = sum(5 * 3 * (4 * n + 1 + 4 * n) for n in (4, 5))
+    # Floats forward, and their gradients; the mask goes straight to the loss.
+    expected = sum(5 * 3 * (4 * n + 4 * n) for n in (4, 5)) + 5 * 3
     assert tf.function(step, autograph=False)(data) == expected
 
 
