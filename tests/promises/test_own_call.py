@@ -91,6 +91,31 @@ def test_file_of_a_model_with_a_call_of_its_own_goes_on_at_another_k(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+class Noisy(Loop):
+    """Draws between layers, by a generator of its own."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.seed = keras.random.SeedGenerator(5)
+
+    def call(self, x, training=False):
+        x = keras.random.dropout(x, 0.5, seed=self.seed)
+        return super().call(x, training)
+
+
+def test_generator_of_a_model_is_in_its_file(tmp_path):
+    _, x, y, loss = MODELS["Loop"]
+    model = tfgpipe.GPipe(Noisy(), 2, 2)
+    model.compile("sgd", loss)
+    model.fit(x, y, 6, verbose=0)
+    model.save(tmp_path / "noisy.keras")
+    other = tfgpipe.load_model(
+        tmp_path / "noisy.keras", custom_objects={"Noisy": Noisy}
+    )
+    found, expected = (m.predict(x, verbose=0) for m in (other, model))
+    np.testing.assert_array_equal(found, expected)
+
+
 class Mixing(Loop):
     def call(self, x, training=False):
         return super().call(x - keras.ops.mean(x, axis=0), training)

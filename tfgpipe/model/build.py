@@ -112,6 +112,9 @@ def build(arguments: Arguments, input_spec: Any, name: str) -> Built:
     costs = arguments.costs.resolved(estimated, input_spec)
     cells = tuple(_cells(arguments, costs))
     seeds = {id(seed): seed for cell in cells for seed in cell.seeds}
+    for layer in source.layers:  # those of a model's own `call`
+        weights = {id(v) for v in layer.weights}
+        seeds |= {id(v): v for v in layer.variables if id(v) not in weights}
     return Built(
         source,
         cells,
