@@ -1773,3 +1773,10 @@ def test_model_says_whether_it_takes_training():
 
     assert not internals.takes_training(Own())
     assert internals.takes_training(keras.Sequential([kl.Dense(1)]))
+
+
+def test_seeds_are_the_variables_that_are_no_weights():
+    dropout, norm = kl.Dropout(0.5), kl.BatchNormalization()
+    norm.build((None, 2))
+    (seed,) = internals.seeds_of([dropout, norm, dropout])
+    assert seed is dropout.seed_generator.state

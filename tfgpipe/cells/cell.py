@@ -56,11 +56,6 @@ class Cell(keras.layers.Layer):
         self.built = True
 
     @property
-    def model_layers(self) -> Sequence[keras.layers.Layer]:
-        """The layers of the model, whose added losses count."""
-        return self.sequence if self.source is None else self.source.layers
-
-    @property
     def weights_by_layer(self) -> list[list[keras.Variable]]:
         """The trainable variables of each layer.
 
@@ -87,26 +82,7 @@ class Cell(keras.layers.Layer):
     @property
     def seeds(self) -> list[keras.Variable]:
         """The states of the layers' seed generators."""
-        # Keras lists seeds among variables, and not among weights.
-        weights = {id(v) for layer in self.sequence for v in layer.weights}
-        own = {
-            id(v): v
-            for layer in self.sequence
-            for v in layer.variables
-            if id(v) not in weights
-        }
-        return list(own.values())
-
-    @property
-    def normalizations(self) -> list[keras.layers.BatchNormalization]:
-        """The batch normalisations that update their statistics."""
-        found = {
-            id(layer): layer
-            for layer in internals.flat_layers(self)
-            if isinstance(layer, keras.layers.BatchNormalization)
-            and layer.trainable
-        }
-        return list(found.values())
+        return internals.seeds_of(self.sequence)
 
     def part(self, index: int) -> Cell:
         """A cell of its own, in the same place, for a part of what it runs."""

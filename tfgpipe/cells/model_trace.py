@@ -65,15 +65,7 @@ class ModelCall:
     @property
     def seeds(self) -> list[keras.Variable]:
         """The states of the layers' seed generators."""
-        # Keras lists seeds among variables, and not among weights.
-        weights = {id(v) for layer in self.layers for v in layer.weights}
-        found = {
-            id(v): v
-            for layer in self.layers
-            for v in layer.variables
-            if id(v) not in weights
-        }
-        return [*found.values()]
+        return internals.seeds_of(self.layers)
 
     @property
     def metric_state(self) -> list[keras.Variable]:

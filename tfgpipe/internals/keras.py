@@ -1407,6 +1407,24 @@ def alike_rows(num_rows: int | None) -> Iterator[list[Any]]:
         yield draws
 
 
+def seeds_of(
+    layers: Iterable[keras.layers.Layer],
+) -> list[keras.Variable]:
+    """The states of the layers' seed generators, each once.
+
+    Keras lists them among variables, and not among weights.
+    """
+    layers = list(layers)
+    weights = {id(v) for layer in layers for v in layer.weights}
+    found = {
+        id(v): v
+        for layer in layers
+        for v in layer.variables
+        if id(v) not in weights
+    }
+    return [*found.values()]
+
+
 def global_seed() -> list[keras.Variable]:
     """The state of Keras's global seed generator, if there is one."""
     made = _global_state.get_global_attribute("global_seed_generator")

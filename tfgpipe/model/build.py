@@ -10,7 +10,7 @@ from typing import Any
 import keras
 from keras import tree
 
-from tfgpipe import failures
+from tfgpipe import failures, internals
 from tfgpipe.arguments import Arguments
 from tfgpipe.cells import Cell
 from tfgpipe.devices import names
@@ -111,10 +111,9 @@ def build(arguments: Arguments, input_spec: Any, name: str) -> Built:
     arguments.check_supported()
     costs = arguments.costs.resolved(estimated, input_spec)
     cells = tuple(_cells(arguments, costs))
-    seeds = {id(seed): seed for cell in cells for seed in cell.seeds}
-    for layer in source.layers:  # those of a model's own `call`
-        weights = {id(v) for v in layer.weights}
-        seeds |= {id(v): v for v in layer.variables if id(v) not in weights}
+    listed = [seed for cell in cells for seed in cell.seeds]
+    listed += internals.seeds_of(source.layers)  # those of a `call` of its own
+    seeds = {id(seed): seed for seed in listed}
     return Built(
         source,
         cells,

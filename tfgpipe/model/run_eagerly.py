@@ -55,9 +55,8 @@ def run_eagerly(
 
     split = MicroBatches(x, count)
     layers = source.layers
-    weights = {id(v) for layer in layers for v in layer.weights}
     own = [v for layer in layers for v in layer.variables]
-    runs_on = [v for v in own if id(v) not in weights]  # seeds
+    runs_on = internals.seeds_of(layers)
     runs_on += [v for layer in layers for v in layer.metrics_variables]
     runs_on += [] if head is None else head.metric_state
     # Keras looks for what it regularises in the scope alone.

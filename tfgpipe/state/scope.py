@@ -8,7 +8,7 @@ is changed on the way. What cannot be carried out of the graph is refused.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -53,30 +53,6 @@ class StateScope(internals.ReadingScope):
         self.assigned: set[int] = set()
         self.draws: collections.Counter[int] = collections.Counter()
         self.overwritten: dict[int, str] = {}
-
-    def use_weights(
-        self,
-        index: int,
-        weights: Iterable[tuple[keras.Variable, tf.Tensor, Any]],
-    ) -> None:
-        """Gives the layer of this index in the cell its trainable variables.
-
-        A variable that two layers share comes as two tensors, so that each use
-        has its own gradient: they are summed in the same order wherever the two
-        uses are. With each variable come its value and what a layer of an
-        earlier cell has assigned to it, or None.
-        """
-        for key in self._weights:
-            self._handles.pop(key, None)
-        self._weights = {}
-        for variable, tensor, assigned in weights:
-            key = id(variable)
-            self._weights[key] = tensor
-            # What this cell has assigned is later than what an earlier one has.
-            new = self._new_weights.get(key, assigned)
-            self.state_mapping[key] = (
-                tensor if new is None else _with_value(tensor, new)
-            )
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         """Called where a variable is read."""
