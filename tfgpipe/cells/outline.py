@@ -31,26 +31,36 @@ class SectionCall(LayerCall):
 
     Attributes:
         section: The section.
+        operations: Those of the graph that it made, with those of sections
+            before it that made nothing by themselves.
     """
 
-    def __init__(self, section: Section, variables: list[keras.Variable]):
+    def __init__(
+        self,
+        section: Section,
+        operations: list[tf.Operation],
+        variables: list[keras.Variable],
+    ):
         layer = section.layer
         if layer is None or not is_whole(layer):
             layer = stand_in(section.name, variables)
         super().__init__(layer)
         self.section = section
+        self.operations = operations
 
 
 class Outline(NamedTuple):
     """What one run of a model has shown.
 
     Attributes:
-        steps: One for each section.
+        traced: The run itself; no variable has a value in it.
+        steps: One for each section that makes something.
         flops: Of each, for one row.
         live_bytes: What crosses if a cell begins there, for one row.
         output: Specs of the outputs, a nest.
     """
 
+    traced: TracedModel
     steps: list[SectionCall]
     flops: list[float]
     live_bytes: list[int]
@@ -122,6 +132,7 @@ def _read(
         return max(0, bisect.bisect_right(starts, place[tensor_op.name]) - 1)
 
     costs = [0.0] * len(sections)
+    operations: list[list[tf.Operation]] = [[] for _ in sections]
     given = {u.tensor.ref(): u.variable for u in traced.uses}
     given |= {tensor.ref(): variable for variable, tensor in traced.state}
     read: list[dict[int, keras.Variable]] = [{} for _ in sections]
@@ -129,6 +140,7 @@ def _read(
     free: set[Any] = {t.ref() for _, t in traced.graph.captures}
     for op in made:
         own = step_of(op)
+        operations[own].append(op)
         costs[own] += flops(op)
         for tensor in op.inputs:
             if tensor.ref() in given:
@@ -148,15 +160,15 @@ def _read(
         for i in range(start + 1, end + 1):
             live[i] += _bytes(tensor)
     steps = [
-        SectionCall(section, [*own.values()])
-        for section, own in zip(sections, read)
+        SectionCall(section, made_there, [*own.values()])
+        for section, made_there, own in zip(sections, operations, read)
     ]
     flat = [
         None if t is None else keras.KerasTensor(_shape(t), t.dtype.name)
         for t in traced.outputs
     ]
     output = tree.map_structure(lambda i: flat[i], traced.structure)
-    return Outline(steps, costs, live, output)
+    return Outline(traced, steps, costs, live, output)
 
 
 def _shape(tensor: tf.Tensor) -> list[int | None]:

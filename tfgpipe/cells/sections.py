@@ -37,12 +37,16 @@ class Section(NamedTuple):
         call: Which call of that layer it is: 0, 1, ...
         start: How many operations the graph had before it.
         cell: In which cell it is.
+        end: How many it had when that call returned, if it is whole: what
+            follows up to the next section is of the layers around it. None
+            where calls are gone into.
     """
 
     around: tuple[keras.layers.Layer, ...]
     call: int
     start: int
     cell: int
+    end: int | None = None
 
     @property
     def layer(self) -> keras.layers.Layer | None:
@@ -131,6 +135,7 @@ class Sections:
         cell = self.found[-1].cell
         # `failures.py` finds the scope in errors at run time.
         scope = f"cell_{cell}/layer_{self._index_in_cell}"
+        place = self.current
         try:
             with (
                 self._around(layer, cell),
@@ -141,3 +146,6 @@ class Sections:
                 return run()
         finally:
             self._around_call.pop()
+            if is_whole(layer):
+                end = self._graph.num_operations()
+                self.found[place] = self.found[place]._replace(end=end)
