@@ -29,7 +29,7 @@ from tfgpipe.schedules import (
     devices_of_cells,
     search,
 )
-from tfgpipe.sequence import check_supported, source_of
+from tfgpipe.sequence import check_supported, source_of, too_many_cells
 from tfgpipe.trial import TRIALS
 
 FLOAT_DTYPES = ("bfloat16", "float16", "float32", "float64")
@@ -278,20 +278,12 @@ class Arguments:
         return count
 
     def _check_cut(self, is_known: bool, is_default: bool) -> None:
-        num_layers = len(self.source.steps)
+        # Of others the model's first run tells how many there are.
+        num_layers = len(self.source.calls) if self.source.are_steps() else 0
         k = self.num_partitions
         if is_known and k > num_layers > 0:
             default = " (by the number of devices)" if is_default else ""
-            whys = map(self.source.why_whole, self.source.layers)
-            cure = "".join(whys) or (
-                " Or put the layers of a `keras.Sequential` into the list "
-                "instead of the model."
-            )
-            self._problems.append(
-                "`num_partitions` must be at most the number of layers, "
-                f"{num_layers}. Received: num_partitions={k}{default}. Ask for "
-                f"fewer cells.{cure}"
-            )
+            self._problems.append(too_many_cells(k, num_layers, default))
         cut = self.layers_per_cell
         if cut is None:
             return
@@ -409,7 +401,7 @@ class GivenCosts:
             costs = self.profile.costs()
         is_list = isinstance(costs, Iterable) and not isinstance(costs, str)
         found = [*costs] if is_list else []
-        num_layers = len(self.source.steps)
+        num_layers = len(self.source.calls)
         if len(found) == num_layers and all(map(is_amount, found)):
             return [float(value) for value in found]
         received = f"costs={costs!r}"
@@ -432,19 +424,21 @@ class GivenCosts:
             ValueError: If a profile is one of other layers.
         """
         if self.profile is not None:
-            steps = self.source.steps
-            names = [step.layer.name for step in steps]
-            self.profile.check(names, [*map(layer_key, steps)])
+            calls = self.source.calls
+            names = [call.layer.name for call in calls]
+            self.profile.check(names, [*map(layer_key, calls)])
         if not self._is_bytes:
             return costs
         steps, _ = self.source.placed_steps(spec)
         _check_sizes(steps)
         sizes = layer_sizes(steps, slot_bytes_of("adam"))
         kept = kept_in_row([[own.of(1) for own in s.kept[:3]] for s in sizes])
-        return [
-            size.weight_bytes + size.slot_bytes + size.gradient_bytes + own
-            for size, own in zip(sizes, kept)
-        ]
+        return self.source.spread(
+            [
+                size.weight_bytes + size.slot_bytes + size.gradient_bytes + own
+                for size, own in zip(sizes, kept)
+            ]
+        )
 
 
 def _check_sizes(steps: Sequence[PlacedCall]) -> None:

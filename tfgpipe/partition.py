@@ -52,7 +52,7 @@ import bisect
 import collections
 import itertools
 import numbers
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from tfgpipe.checks import as_count, as_integer, is_amount
 
@@ -284,50 +284,28 @@ SLACK = 10  # a largest cell may be larger by one part in as many
 
 
 def cut_graph(
-    costs: Sequence[float],
-    live_bytes: Sequence[int],
-    together: Collection[int],
-    num_partitions: int,
+    costs: Sequence[float], live_bytes: Sequence[int], num_partitions: int
 ) -> list[int]:
     """Cuts the steps of a graph into consecutive cells.
 
     Args:
         costs: Cost of each step, in any one unit.
         live_bytes: For each step, what crosses if a cell begins with it.
-        together: Indices of steps with which no cell may begin.
-        num_partitions: Cells to make.
+        num_partitions: Cells to make, from 1 to the number of steps.
 
     Returns:
         The number of steps of each cell, each positive.
 
-    Raises:
-        ValueError: If there are fewer places to cut than cells need.
-
     Example:
 
-    >>> cut_graph([1, 1, 1, 1, 1], [8, 8, 8, 4, 8], (), 2)
+    >>> cut_graph([1, 1, 1, 1, 1], [8, 8, 8, 4, 8], 2)
     [3, 2]
-    >>> cut_graph([1, 1, 1, 1], [8, 8, 8, 4], (), 2)
+    >>> cut_graph([1, 1, 1, 1], [8, 8, 8, 4], 2)
     [2, 2]
     """
-    starts = [i for i in range(len(costs)) if i == 0 or i not in together]
-    if num_partitions > len(starts):
-        raise ValueError(
-            "`num_partitions` must be at most the number of places where a "
-            f"cell can begin. Received: num_partitions={num_partitions} and "
-            f"{len(costs)} calls of layers, which can be cut into at most "
-            f"{len(starts)} cells: a layer that is called several times and "
-            "updates its own state must be in one. Ask for fewer cells."
-        )
-    sums = list(itertools.accumulate(costs, initial=0))
-    sizes = [
-        sums[b] - sums[a] for a, b in itertools.pairwise([*starts, len(costs)])
-    ]
-    whole, _ = _whole_numbers(_check_costs(sizes))
+    whole, _ = _whole_numbers(_check_costs(costs))
     ends = list(itertools.accumulate(whole, initial=0))
     bound = _smallest_bound(ends, max(whole), num_partitions)
     bound += bound // SLACK
-    crosses = [live_bytes[i] for i in starts]
-    cuts = _least_squares(ends, bound, num_partitions, crosses)
-    places = [*starts, len(costs)]
-    return [places[b] - places[a] for a, b in itertools.pairwise(cuts)]
+    cuts = _least_squares(ends, bound, num_partitions, live_bytes)
+    return [b - a for a, b in itertools.pairwise(cuts)]

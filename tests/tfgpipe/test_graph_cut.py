@@ -29,20 +29,15 @@ def test_cut_has_the_fewest_bytes_of_all_that_are_even_enough(seed):
     rng = random.Random(seed)
     costs = [rng.choice([0, 1, 2, 5, 0.5]) for _ in range(8)]
     crossing = [rng.choice([1, 4, 9]) for _ in costs]
-    together = set(rng.sample(range(1, 8), rng.choice([0, 2])))
     k = rng.choice([1, 2, 3, 4])
-    allowed = [
-        counts
-        for counts in all_cuts(8, k)
-        if not together & set(itertools.accumulate(counts[:-1]))
-    ]
+    allowed = [*all_cuts(8, k)]
     largest = min(max(cells(counts, costs)) for counts in allowed)
     even = [
         counts
         for counts in allowed
         if max(cells(counts, costs)) <= largest + largest / SLACK
     ]
-    found = cut_graph(costs, crossing, together, k)
+    found = cut_graph(costs, crossing, k)
     assert found in even
     assert crossing_bytes(found, crossing) == min(
         crossing_bytes(counts, crossing) for counts in even
@@ -51,11 +46,5 @@ def test_cut_has_the_fewest_bytes_of_all_that_are_even_enough(seed):
 
 def test_cells_are_as_even_as_may_be_where_all_crossings_are_equal():
     costs = [3, 1, 4, 1, 5, 9, 2, 7]
-    found, best = cut_graph(costs, [1] * 8, (), 3), partition(costs, 3)
+    found, best = cut_graph(costs, [1] * 8, 3), partition(costs, 3)
     assert sorted(cells(found, costs)) == sorted(cells(best, costs))
-
-
-def test_too_many_cells_are_refused():
-    with pytest.raises(ValueError, match="at most 2 cells") as error:
-        cut_graph([1, 1, 1], [1, 1, 1], {2}, 3)
-    assert "Received: num_partitions=3 and 3 calls" in str(error.value)

@@ -7,7 +7,14 @@ of each cell's tasks out of it, `CellTasks`.
 from tfgpipe.cells.cell import CallOutput, Cell, LayerCall, LiveCall, LiveInput
 from tfgpipe.cells.function import CellFunction
 from tfgpipe.cells.model_trace import ModelCall, as_number
-from tfgpipe.cells.outline import Outline, outline
+from tfgpipe.cells.outline import (
+    Outline,
+    SectionCall,
+    SectionSize,
+    filled,
+    outline,
+)
+from tfgpipe.cells.sections import Section, is_whole
 from tfgpipe.cells.tasks import CellTasks, KeptValues, TaskCall
 from tfgpipe.cells.tracer import Tracer
 
@@ -22,8 +29,13 @@ __all__ = [
     "LiveInput",
     "ModelCall",
     "Outline",
+    "Section",
+    "SectionCall",
+    "SectionSize",
     "TaskCall",
     "Tracer",
     "as_number",
+    "filled",
+    "is_whole",
     "outline",
 ]

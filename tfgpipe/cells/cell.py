@@ -28,8 +28,8 @@ class Cell(keras.layers.Layer):
         device: The first of them, which has the variables that are not trained.
             `run/pipeline.py` shares out the others.
         source: What has the `layers` of the model; None for a cell by itself.
-        called: The layers that were called in it, in order, when the model was
-            traced last: `failures.py` names them.
+        called: What was called in it, in order, when the model was traced
+            last: `failures.py` names them.
         traced_as: The indices of the cells, equal to this one, in whose names
             its operations run.
     """
@@ -48,7 +48,7 @@ class Cell(keras.layers.Layer):
         self.calls = tuple(steps)
         self.sequence = [step.layer for step in steps]
         self.source = source
-        self.called: list[keras.layers.Layer] = []
+        self.called: list[keras.Operation] = []
         self.traced_as = {index}
         self._told: set[str] = set()
         self.devices = tuple(devices)
@@ -64,8 +64,8 @@ class Cell(keras.layers.Layer):
         watch it: what was itself made with `trainable=False` never is trained.
         """
         return [
-            [v for v in layer.variables if internals.is_trained(v)]
-            for layer in self.sequence
+            [v for v in step.variables if internals.is_trained(v)]
+            for step in self.calls
         ]
 
     @property
@@ -73,8 +73,8 @@ class Cell(keras.layers.Layer):
         """All other variables: frozen weights, statistics, seeds, metrics."""
         variables = {
             id(v): v
-            for layer in self.sequence
-            for v in [*layer.variables, *layer.metrics_variables]
+            for step in self.calls
+            for v in [*step.variables, *step.layer.metrics_variables]
             if not internals.is_trained(v)
         }
         return list(variables.values())
@@ -125,17 +125,27 @@ class Cell(keras.layers.Layer):
 
 
 class LayerCall:
-    """Calls a layer on all that the step before returned.
+    """A call of a layer, or of an operation.
+
+    It is called on all that the step before returned.
 
     Attributes:
+        operation: What is called.
+        layer: That, or a layer that stands for an operation.
         repeated: By the id of a weight, for each of its lookups, whether its
             indices are the same for all micro-batches: found by a trial.
     """
 
-    def __init__(self, layer: keras.layers.Layer):
-        self.layer = layer
-        self.operation: Any = layer
+    def __init__(self, operation: keras.Operation):
+        is_layer = isinstance(operation, keras.layers.Layer)
+        self.layer: Any = operation if is_layer else stand_in(operation.name)
+        self.operation: Any = operation
         self.repeated: dict[int, list[bool]] = {}
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """All that its layer has."""
+        return list(self.layer.variables)
 
     @property
     def wiring(self) -> str | None:
@@ -213,18 +223,9 @@ class LiveCall(LayerCall):
         kwargs: dict[str, Any],
         gives: Any,
     ):
-        is_layer = isinstance(operation, keras.layers.Layer)
-        read = [
-            leaf
-            for leaf in tree.flatten((args, kwargs))
-            if isinstance(leaf, keras.Variable)
-        ]
-        super().__init__(
-            operation if is_layer else stand_in(operation.name, read)
-        )
+        super().__init__(operation)
         self.graph: Any = None
         self.autocast: str | None = None
-        self.operation = operation
         self.args = args
         self.kwargs = kwargs
         self.gives = gives
@@ -315,15 +316,19 @@ class _StandIn(keras.layers.Layer):
     """A layer for all that is noted by layers."""
 
 
-def stand_in(name: str, variables: list[keras.Variable]) -> keras.layers.Layer:
+def stand_in(
+    name: str, variables: Sequence[keras.Variable] = ()
+) -> keras.layers.Layer:
     """What stands for an operation, with what it reads."""
     layer = _StandIn(name=name.replace("/", "_"))
-    layer.read = variables
+    layer.read = list(variables)
     layer.built = True
     return layer
 
 
-def name_in_words(layer: keras.layers.Layer) -> str:
-    """What to call a layer, or the operation for which it stands."""
-    kind = "operation" if isinstance(layer, _StandIn) else "layer"
+def name_in_words(layer: keras.Operation) -> str:
+    """What to call a layer or operation, or the one for which it stands."""
+    is_layer = isinstance(layer, keras.layers.Layer)
+    is_own = is_layer and not isinstance(layer, _StandIn)
+    kind = "layer" if is_own else "operation"
     return f"{kind} '{layer.name}'"

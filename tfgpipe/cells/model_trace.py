@@ -54,10 +54,8 @@ class ModelCall:
     head: Any
     is_split: bool
     synchronizes: bool
-    home: Callable[[keras.layers.Layer, int], int | None]
-    around: Callable[
-        [keras.layers.Layer, int], contextlib.AbstractContextManager
-    ]
+    home: Callable[[keras.Operation, int], int | None]
+    around: Callable[[keras.Operation, int], contextlib.AbstractContextManager]
     num_cells: int
     watches_x: bool = False
     trains_others: bool = False

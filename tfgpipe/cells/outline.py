@@ -1,7 +1,8 @@
 """The sections of a model, from one run on shapes alone.
 
 Nothing is computed, and variables need no storage: what a section costs, what
-it reads and what crosses before it is read off the graph.
+it reads and what crosses before it is read off the graph. Steps are some
+sections each, one after the other.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,34 +21,40 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.cells.cell import LayerCall, stand_in
 from tfgpipe.cells.model_trace import ModelCall, trace_model
-from tfgpipe.cells.sections import Section, is_whole
-from tfgpipe.graphs import TracedModel, TraceOptions, follows
+from tfgpipe.cells.sections import Section
+from tfgpipe.graphs import TracedModel, TraceOptions, follows, operations_for
 
 
 class SectionCall(LayerCall):
-    """A section as a step of a model.
+    """Some sections as a step of a model.
 
-    Its layer is what it has to hold: that of the section; for code between
-    layers, and around those that are gone into, one that stands for it.
+    Its layer is what it has to hold: that which the first section calls, if
+    the step has the whole call; else one that stands for what is read.
 
     Attributes:
-        section: The section.
-        operations: Those of the graph that it made, with those of sections
-            before it that made nothing by themselves.
+        section: The first section.
+        operations: Those of the graph that they made.
+        read: The variables that they read, and no layer of a step holds.
     """
 
     def __init__(
         self,
         section: Section,
+        is_whole: bool,
         operations: list[tf.Operation],
-        variables: list[keras.Variable],
+        read: list[keras.Variable],
     ):
-        layer = section.layer
-        if layer is None or not is_whole(layer):
-            layer = stand_in(section.name, variables)
-        super().__init__(layer)
+        called = section.operation if is_whole else None
+        super().__init__(called or stand_in(section.name, read))
         self.section = section
         self.operations = operations
+        self.read = read
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """All that the step has to hold."""
+        held = {id(v): v for v in [*self.layer.variables, *self.read]}
+        return [*held.values()]
 
 
 class Outline(NamedTuple):
@@ -54,7 +62,7 @@ class Outline(NamedTuple):
 
     Attributes:
         traced: The run itself; no variable has a value in it.
-        steps: One for each section that makes something.
+        steps: Some sections each.
         flops: Of each, for one row.
         live_bytes: What crosses if a cell begins there, for one row.
         output: Specs of the outputs, a nest.
@@ -66,12 +74,37 @@ class Outline(NamedTuple):
     live_bytes: list[int]
     output: Any
 
+    def step_of(self, tensor: tf.Tensor) -> int:
+        """The number of the step that makes a tensor."""
+        places = {op.name: i for i, op in enumerate(self.traced.operations)}
+        starts = [step.section.start for step in self.steps]
+        return max(0, bisect.bisect_right(starts, places[tensor.op.name]) - 1)
+
+
+class SectionSize(NamedTuple):
+    """What a section has.
+
+    Attributes:
+        num_operations: Of those that make something.
+        flops: Theirs, for one row.
+    """
+
+    section: Section
+    num_operations: int
+    flops: float
+
+
+def filled(sections: Sequence[SectionSize]) -> list[int]:
+    """Those that make something, as steps: others go with the next one."""
+    return [i for i, one in enumerate(sections) if one.num_operations]
+
 
 def outline(
     call: Callable[[Any, bool], Any],
     layers: Sequence[keras.layers.Layer],
     spec: Any,
     flops: Callable[[tf.Operation], float],
+    starts: Callable[[Sequence[SectionSize]], Sequence[int]] = filled,
 ) -> Outline:
     """Runs a model on shapes.
 
@@ -80,6 +113,7 @@ def outline(
         layers: All that it consists of.
         spec: Nest of `keras.KerasTensor`s that it takes.
         flops: Counts those of an operation.
+        starts: Says with which sections a step begins.
     """
     specs = tree.map_structure(
         lambda t: None if t is None else tf.TensorSpec(t.shape, t.dtype), spec
@@ -103,79 +137,174 @@ def outline(
         internals.outside_functions(),
         internals.deferred_variables(),
         internals.random_state_kept(),
+        warnings.catch_warnings(),
     ):
-        if not all(layer.built for layer in layers):
+        warnings.simplefilter("ignore")  # the run of a step will warn
+        inner = [own for one in layers for own in internals.flat_layers(one)]
+        if not all(layer.built for layer in inner):
             # Keras builds a model by a run inside its first call, where all
             # that is read seems to be read by the model itself.
             run()
         traced = run()
     for layer in layers:
         internals.forget_losses(layer)
-    return _read(traced, flops)
+    return _Reader(traced, flops).outline(starts)
 
 
-def _read(
-    traced: TracedModel, flops: Callable[[tf.Operation], float]
-) -> Outline:
-    made = [op for op in traced.operations if op.type != "Placeholder"]
-    place = {op.name: i for i, op in enumerate(traced.operations)}
-    # What makes nothing goes with the next one; the last is behind all layers.
-    starts = [section.start for section in traced.sections]
-    filled = {
-        min(len(starts) - 2, bisect.bisect_right(starts, place[op.name]) - 1)
-        for op in made
-    }
-    sections = [traced.sections[i] for i in sorted(filled)]
-    starts = [section.start for section in sections]
+class _Reader:
+    """Reads off a graph what its sections are."""
 
-    def step_of(tensor_op: tf.Operation) -> int:
-        return max(0, bisect.bisect_right(starts, place[tensor_op.name]) - 1)
+    def __init__(
+        self, traced: TracedModel, flops: Callable[[tf.Operation], float]
+    ):
+        self._traced = traced
+        self._flops = flops
+        self._place = {op.name: i for i, op in enumerate(traced.operations)}
+        self._made = [
+            op for op in traced.operations if op.type != "Placeholder"
+        ]
+        self._sized: dict[str, tf.Operation] = {}
+        self._rows = 1
+        x = [t for t in traced.x if t is not None and t.shape.rank]
+        for rows, size in ((1, 1), (1, None), (2, 1), (2, None)):
+            sized = operations_for(traced, rows, size)
+            if sized is not None:
+                known = next((t.shape[0] for t in x if t.shape[0]), None)
+                self._sized, self._rows = sized, known or rows
+                break
 
-    costs = [0.0] * len(sections)
-    operations: list[list[tf.Operation]] = [[] for _ in sections]
-    given = {u.tensor.ref(): u.variable for u in traced.uses}
-    given |= {tensor.ref(): variable for variable, tensor in traced.state}
-    read: list[dict[int, keras.Variable]] = [{} for _ in sections]
-    last: dict[Any, int] = {}  # by tensor, the last step that takes it
-    free: set[Any] = {t.ref() for _, t in traced.graph.captures}
-    for op in made:
-        own = step_of(op)
-        operations[own].append(op)
-        costs[own] += flops(op)
-        for tensor in op.inputs:
-            if tensor.ref() in given:
-                variable = given[tensor.ref()]
-                read[own][id(variable)] = variable
-            elif not follows(tensor, free):
-                last[tensor.ref()] = max(own, last.get(tensor.ref(), 0))
-    for tensor in traced.handed_out:
-        if tensor is not None:
-            last[tensor.ref()] = len(sections) - 1
-    inputs = {t.ref() for t in traced.x if t is not None}
-    live = [0] * len(sections)
-    for ref, end in last.items():
-        tensor = ref.deref()
-        # The rows themselves come from the host, to each cell that takes them.
-        start = end if ref in inputs else step_of(tensor.op)
-        for i in range(start + 1, end + 1):
-            live[i] += _bytes(tensor)
-    steps = [
-        SectionCall(section, made_there, [*own.values()])
-        for section, made_there, own in zip(sections, operations, read)
-    ]
-    flat = [
-        None if t is None else keras.KerasTensor(_shape(t), t.dtype.name)
-        for t in traced.outputs
-    ]
-    output = tree.map_structure(lambda i: flat[i], traced.structure)
-    return Outline(traced, steps, costs, live, output)
+    def outline(
+        self, starts_of: Callable[[Sequence[SectionSize]], Sequence[int]]
+    ) -> Outline:
+        """The steps, which begin with the sections that `starts_of` says."""
+        traced, sections = self._traced, self._traced.sections
+        flops = self._flops_by_operation()
+        # The last section is behind all layers, and goes with the one before.
+        last = max(0, len(sections) - 2)
+        count, costs = [0] * (last + 1), [0.0] * (last + 1)
+        for op in self._made:
+            own = min(last, traced.section_at(self._place[op.name]))
+            count[own] += 1
+            costs[own] += flops.get(op.name, 0.0)
+        firsts = starts_of([*map(SectionSize, sections, count, costs)]) or [0]
+        places = [sections[i].start for i in firsts]
 
+        def step_of(op: tf.Operation) -> int:
+            place = self._place[op.name]
+            return max(0, bisect.bisect_right(places, place) - 1)
 
-def _shape(tensor: tf.Tensor) -> list[int | None]:
-    return tensor.shape.as_list()
+        operations: list[list[tf.Operation]] = [[] for _ in firsts]
+        for op in self._made:
+            operations[step_of(op)].append(op)
+        read, last_taken = self._reads(operations)
+        steps = self._steps(firsts, operations, read)
+        return Outline(
+            traced,
+            steps,
+            [sum(flops.get(op.name, 0.0) for op in own) for own in operations],
+            self._live_bytes(len(steps), last_taken, step_of),
+            tree.map_structure(self._output, traced.structure),
+        )
 
+    def _flops_by_operation(self) -> dict[str, float]:
+        """Of those that the results need, for one row."""
+        found: dict[str, float] = {}
+        waiting = [t.op for t in self._traced.results]
+        while waiting:
+            op = waiting.pop()
+            if op.name in found:
+                continue
+            waiting += [t.op for t in op.inputs] + [*op.control_inputs]
+            sized = self._sized.get(op.name)
+            # The graphs of functions are those of the model, of any rows.
+            if sized is None or internals.takes_functions(op.type):
+                found[op.name] = self._flops(op)
+            else:
+                found[op.name] = self._flops(sized) / self._rows
+        return found
 
-def _bytes(tensor: tf.Tensor) -> int:
-    """Of one row; sizes that are not known count as 1."""
-    sizes = tensor.shape.as_list() if tensor.shape.rank is not None else []
-    return max(tensor.dtype.size, 1) * math.prod(n or 1 for n in sizes)
+    def _reads(
+        self, operations: Sequence[Sequence[tf.Operation]]
+    ) -> tuple[list[dict[int, keras.Variable]], dict[Any, int]]:
+        """The variables that steps read; the last that takes each tensor."""
+        traced = self._traced
+        given = {u.tensor.ref(): u.variable for u in traced.uses}
+        given |= {tensor.ref(): variable for variable, tensor in traced.state}
+        free: set[Any] = {t.ref() for _, t in traced.graph.captures}
+        read: list[dict[int, keras.Variable]] = [{} for _ in operations]
+        last: dict[Any, int] = {}
+        for i, own in enumerate(operations):
+            for tensor in (t for op in own for t in op.inputs):
+                if (variable := given.get(tensor.ref())) is not None:
+                    read[i][id(variable)] = variable
+                elif not follows(tensor, free):
+                    last[tensor.ref()] = max(i, last.get(tensor.ref(), 0))
+        for tensor in traced.handed_out:
+            if tensor is not None:
+                last[tensor.ref()] = len(operations) - 1
+        return read, last
+
+    def _steps(
+        self,
+        firsts: Sequence[int],
+        operations: Sequence[list[tf.Operation]],
+        read: Sequence[dict[int, keras.Variable]],
+    ) -> list[SectionCall]:
+        sections = self._traced.sections
+        are_whole = []
+        for first, stop in zip(firsts, [*firsts[1:], None]):
+            around = sections[first].around
+            behind = () if stop is None else sections[stop].around
+            goes_on = len(behind) > len(around)
+            goes_on = goes_on and behind[: len(around)] == around
+            are_whole.append(bool(around) and not goes_on)
+        layers = [
+            sections[first].layer
+            for first, whole in zip(firsts, are_whole)
+            if whole and sections[first].layer is not None
+        ]
+        held = {id(v) for layer in layers for v in layer.variables}
+        return [
+            SectionCall(
+                sections[first],
+                whole,
+                made,
+                [v for key, v in own.items() if key not in held],
+            )
+            for first, whole, made, own in zip(
+                firsts, are_whole, operations, read
+            )
+        ]
+
+    def _live_bytes(
+        self,
+        num_steps: int,
+        last: dict[Any, int],
+        step_of: Callable[[tf.Operation], int],
+    ) -> list[int]:
+        inputs = {t.ref() for t in self._traced.x if t is not None}
+        live = [0] * num_steps
+        for ref, end in last.items():
+            tensor = ref.deref()
+            # The rows themselves come from the host, to each cell that takes
+            # them.
+            start = end if ref in inputs else step_of(tensor.op)
+            for i in range(start + 1, end + 1):
+                live[i] += self._bytes(tensor)
+        return live
+
+    def _bytes(self, tensor: tf.Tensor) -> int:
+        """Of one row; sizes that are not known count as 1."""
+        sized = self._sized.get(tensor.op.name)
+        rows = 1
+        if sized is not None:
+            tensor, rows = sized.outputs[tensor.value_index], self._rows
+        sizes = tensor.shape.as_list() if tensor.shape.rank is not None else []
+        size = max(tensor.dtype.size, 1) * math.prod(n or 1 for n in sizes)
+        return -(-size // rows)
+
+    def _output(self, index: int) -> Any:
+        tensor = self._traced.outputs[index]
+        if tensor is None:
+            return None
+        return keras.KerasTensor(tensor.shape.as_list(), tensor.dtype.name)

@@ -8,6 +8,7 @@ section of the graph, which ends where the next one begins:
 
 Keras's own layers are whole. Models, wrappers and layers of a user's are gone
 into: that is a rule of the layer alone, so sections are the same for every K.
+Operations that functional models call, such as `x + y`, begin sections, too.
 A cell is some sections, one after the other.
 
 Inside of branches, loops and functions no cell can begin: they belong to the
@@ -32,26 +33,34 @@ class Section(NamedTuple):
     """A call of a layer, up to the next call.
 
     Attributes:
-        around: The layers that are being called, the innermost at last; none
-            before all calls and behind them.
-        call: Which call of that layer it is: 0, 1, ...
+        around: The layers that are being called, the innermost, or an
+            operation, at last; none before all calls and behind them.
+        call: Which call of the last one it is: 0, 1, ...
         start: How many operations the graph had before it.
         cell: In which cell it is.
         end: How many it had when that call returned, if it is whole: what
             follows up to the next section is of the layers around it. None
             where calls are gone into.
+        arguments: The tensors that it is called on, and what else.
     """
 
-    around: tuple[keras.layers.Layer, ...]
+    around: tuple[keras.Operation, ...]
     call: int
     start: int
     cell: int
     end: int | None = None
+    arguments: tuple[Any, ...] = ()
+
+    @property
+    def operation(self) -> keras.Operation | None:
+        """The layer or operation that is called; None where there is none."""
+        return self.around[-1] if self.around else None
 
     @property
     def layer(self) -> keras.layers.Layer | None:
         """The layer that is called; None where there is none."""
-        return self.around[-1] if self.around else None
+        called = self.operation
+        return called if isinstance(called, keras.layers.Layer) else None
 
     @property
     def name(self) -> str:
@@ -61,11 +70,16 @@ class Section(NamedTuple):
     @property
     def words(self) -> str:
         """What to call it in a sentence."""
-        return f"layer '{self.name}'" if self.around else self.name
+        if not self.around:
+            return self.name
+        kind = "operation" if self.layer is None else "layer"
+        return f"{kind} '{self.name}'"
 
 
-def is_whole(layer: keras.layers.Layer) -> bool:
-    """Whether the calls inside a layer begin no sections."""
+def is_whole(layer: keras.Operation) -> bool:
+    """Whether the calls inside a layer, or operation, begin no sections."""
+    if not isinstance(layer, keras.layers.Layer):
+        return True
     if isinstance(layer, (keras.Model, keras.layers.Wrapper)):
         return isinstance(layer, (keras.layers.RNN, keras.layers.Bidirectional))
     return internals.is_keras(type(layer))
@@ -75,9 +89,9 @@ class Sections:
     """The sections of the current graph.
 
     Args:
-        home: The cell in which a call is to be, by the layer and which of its
-            calls it is; None where nobody has said so, then it goes with the
-            one before. None goes back.
+        home: The cell in which a call is to be, by what is called and which
+            of its calls it is; None where nobody has said so, then it goes
+            with the one before. None goes back.
         around: A context for the call of a layer, by the layer and its cell.
 
     Attributes:
@@ -86,16 +100,16 @@ class Sections:
 
     def __init__(
         self,
-        home: Callable[[keras.layers.Layer, int], int | None],
+        home: Callable[[keras.Operation, int], int | None],
         around: Callable[
-            [keras.layers.Layer, int], contextlib.AbstractContextManager
+            [keras.Operation, int], contextlib.AbstractContextManager
         ],
     ):
         self.found = [Section((), 0, 0, 0)]
         self._home = home
         self._around = around
         self._graph = internals.current_graph()
-        self._around_call: list[keras.layers.Layer] = []
+        self._around_call: list[keras.Operation] = []
         self._is_inside_whole = False
         self._calls: collections.Counter[int] = collections.Counter()
         self._index_in_cell = -1
@@ -105,7 +119,9 @@ class Sections:
         """The section of what is made now."""
         return len(self.found) - 1
 
-    def begin(self, cell: int | None = None) -> None:
+    def begin(
+        self, cell: int | None = None, arguments: tuple[Any, ...] = ()
+    ) -> None:
         """What is made from now on is a section, in this cell or a later."""
         around, call = tuple(self._around_call), 0
         if around:
@@ -119,19 +135,21 @@ class Sections:
             self._index_in_cell + 1 if cell == last.cell else 0
         )
         place = self._graph.num_operations()
-        self.found.append(Section(around, call, place, cell))
+        self.found.append(
+            Section(around, call, place, cell, arguments=arguments)
+        )
 
     def noting(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, the calls of layers begin sections."""
+        """Inside, the calls of layers and operations begin sections."""
         return internals.around_calls(self._called)
 
-    def _called(self, layer: Any, run: Callable[[], Any]) -> Any:
+    def _called(self, layer: Any, run: Any) -> Any:
         is_outside = internals.current_graph() is not self._graph
         if is_outside or self._is_inside_whole:
             return run()
         check_interruption()
         self._around_call.append(layer)
-        self.begin()
+        self.begin(arguments=run.args[1:])
         cell = self.found[-1].cell
         # `failures.py` finds the scope in errors at run time.
         scope = f"cell_{cell}/layer_{self._index_in_cell}"

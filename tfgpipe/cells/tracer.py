@@ -86,8 +86,8 @@ class Tracer:
         """
         traced = trace_model(call, x, labels, self._options)
         for k, cell in enumerate(cells):
-            own = [one.layer for one in traced.sections if one.cell == k]
-            cell.called = [layer for layer in own if layer is not None]
+            own = [one.operation for one in traced.sections if one.cell == k]
+            cell.called = [called for called in own if called is not None]
         _check_captured(traced)
         _check_operations(traced, cells, recomputes)
         return traced

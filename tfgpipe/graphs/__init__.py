@@ -19,6 +19,7 @@ from tfgpipe.graphs.kept import CellGraph, only_cast
 from tfgpipe.graphs.parts import Part, parts_of
 from tfgpipe.graphs.same_graph import part_key
 from tfgpipe.graphs.side_effects import stateful_kinds
+from tfgpipe.graphs.sizes import operations_for
 from tfgpipe.graphs.traced_model import (
     Differentiated,
     TracedModel,
@@ -44,6 +45,7 @@ __all__ = [
     "gradient_sums",
     "lookups",
     "only_cast",
+    "operations_for",
     "part_key",
     "parts_of",
     "stateful_kinds",

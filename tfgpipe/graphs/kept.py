@@ -157,11 +157,16 @@ class CellGraph:
 
 
 def only_cast(weight: tf.Tensor) -> list[tf.Tensor] | None:
-    """A weight's casts, if all that happens to it is casts to one dtype."""
+    """A weight's casts, if all that happens to it is casts to one dtype.
+
+    To a smaller one: what is read as a smaller one is rounded already.
+    """
     consumers = weight.consumers()
     casts = [op.outputs[0] for op in consumers if op.type == "Cast"]
     same = len({t.dtype for t in casts}) == 1
-    return casts if same and len(casts) == len(consumers) else None
+    is_all = same and len(casts) == len(consumers)
+    is_smaller = is_all and casts[0].dtype.size < weight.dtype.size
+    return casts if is_smaller else None
 
 
 def _is_of_one_function(tensor: tf.Tensor) -> bool:

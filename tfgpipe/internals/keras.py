@@ -55,6 +55,7 @@ METHODS_OF_STEPS = frozenset(
 _value = Replaceable(keras.Variable, "value")
 _handle = Replaceable(keras.Variable, "handle")
 _layer_call = Replaceable(keras.layers.Layer, "__call__")
+_operation_call = Replaceable(keras.Operation, "__call__")
 _allocate = Replaceable(keras.Variable, "_initialize_with_initializer")
 _allocate_later = Replaceable(keras.Variable, "_deferred_initialize")
 _assign = Replaceable(keras.Variable, "assign")
@@ -1272,21 +1273,29 @@ def noting_losses(
 
 @contextlib.contextmanager
 def around_calls(
-    called: Callable[[keras.layers.Layer, Callable[[], Any]], Any],
+    called: Callable[[keras.Operation, Callable[[], Any]], Any],
 ) -> Iterator[None]:
-    """Inside, calls of layers are made by a function.
+    """Inside, calls of layers and operations are made by a function.
+
+    Operations are called by functional models: `x + y` is one there.
 
     Args:
-        called: Gets the layer, and what calls it, whose result it returns.
+        called: Gets the layer or operation, and what calls it, whose result it
+            returns.
     """
-    original = _layer_call.original
+    of_layer, of_operation = _layer_call.original, _operation_call.original
 
     def call(layer: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
         return called(
-            layer, functools.partial(original, layer, *args, **kwargs)
+            layer, functools.partial(of_layer, layer, *args, **kwargs)
         )
 
-    with _layer_call.by(call):
+    def operate(operation: Any, *args: Any, **kwargs: Any) -> Any:
+        run = functools.partial(of_operation, operation, *args, **kwargs)
+        is_layer = isinstance(operation, keras.layers.Layer)
+        return run() if is_layer else called(operation, run)
+
+    with _layer_call.by(call), _operation_call.by(operate):
         yield
 
 

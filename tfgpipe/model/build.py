@@ -16,7 +16,7 @@ from tfgpipe.cells import Cell
 from tfgpipe.devices import names
 from tfgpipe.partition import partition
 from tfgpipe.schedules import Remat, Schedule
-from tfgpipe.sequence import inputs
+from tfgpipe.sequence import inputs, too_many_cells
 from tfgpipe.state import RandomState
 
 # A larger part of the cost than this many times that of an even cell is told.
@@ -69,7 +69,8 @@ class Built:
         model = self.source.model
         if model is not None:
             return model
-        return keras.Model(self.input_spec, self.output_spec, name=self.name)
+        output = self.source.symbolic(self.input_spec)
+        return keras.Model(self.input_spec, output, name=self.name)
 
     @property
     def only_compiles(self) -> bool:
@@ -152,19 +153,14 @@ def _input_tensors(specs: Any, taken: set[str]) -> Any:
 
 
 def _cells(arguments: Arguments, costs: Sequence[float]) -> Iterator[Cell]:
-    source = arguments.source
-    counts = arguments.layers_per_cell
-    if counts is None:
-        counts = source.cut(costs, arguments.num_partitions)
-        _tell_of_large(source, costs, len(counts))
-    elif sum(counts) != len(costs):  # of a model with a `call` of its own
-        names = [step.layer.name for step in source.steps]
-        raise ValueError(
-            "`layers_per_cell` must place every layer that the model calls "
-            f"exactly once. Expected a sum of {len(names)}: {names}. Received: "
-            f"layers_per_cell={counts} (sum {sum(counts)}). Omit it to let "
-            "`GPipe` balance the cells by cost."
-        )
+    source, k = arguments.source, arguments.num_partitions
+    if arguments.layers_per_cell is not None:
+        counts = source.steps_per_cell(arguments.layers_per_cell)
+    elif k > len(costs):
+        raise ValueError(too_many_cells(k, len(costs)))
+    else:
+        counts = source.cut(costs, k)
+        _tell_of_large(source, costs, k)
     _check_groups(arguments.remat_groups, counts)
     start = index = 0
     columns = zip(*arguments.grid)
@@ -181,15 +177,19 @@ def _cells(arguments: Arguments, costs: Sequence[float]) -> Iterator[Cell]:
 def _tell_of_large(source: Any, costs: Sequence[float], k: int) -> None:
     """Warns of a layer with most of the cost, for which all cells wait."""
     cost, step = max(zip(costs, source.steps), key=lambda pair: pair[0])
+    layer = step.layer
     share = cost / (sum(costs) or 1.0)
     # Of two cells, one has half in any case.
     if share <= max(0.5, _UNEVEN / k):
         return
-    cure = source.why_whole(step.layer) or " Ask for fewer cells."
+    why = ""
+    if internals.is_keras(type(layer)) and not isinstance(layer, keras.Model):
+        why = " Keras's own layers stay whole."
     failures.warn(
         f"Cells must have nearly equal costs, or devices wait for the slowest. "
-        f"Received: layer '{step.layer.name}', which has {share:.0%} of the "
-        f"cost of all layers, and {k} cells.{cure} What you cut yourself by "
+        f"Received: layer '{layer.name}', which has {share:.0%} of the cost of "
+        f"all layers, and {k} cells.{why} Ask for fewer cells. What you cut "
+        "yourself by "
         "`layers_per_cell` is not warned of."
     )
 
@@ -199,6 +199,5 @@ def _check_groups(remat_groups: int, counts: Sequence[int]) -> None:
         raise ValueError(
             "`remat_groups` must be at most the number of layers of every "
             f"cell. Received: remat_groups={remat_groups} and cells of "
-            f"{list(counts)} layers. Ask for fewer groups, or put the layers "
-            "of a `keras.Sequential` into the list instead of the model."
+            f"{list(counts)} layers. Ask for fewer groups."
         )

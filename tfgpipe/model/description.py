@@ -154,9 +154,7 @@ class Description(internals.HoldingModel):
     @property
     def output(self) -> Any:
         """Nest of the `outputs`, as the last layer or the `model` has it."""
-        spec = self._known("output_spec")
-        model = self._source.model
-        return spec if model is None else model.output
+        return self._known("model").output
 
     @property
     def input_names(self) -> list[str]:

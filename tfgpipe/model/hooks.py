@@ -193,7 +193,6 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
         self._check_scope()
         if self.train_function is None or force:
             self._notes.functions.pop("train", None)
-            self._source.check_again()
             self._arguments.check_training()
             super().make_train_function(force)
             self.train_function = interruptible(
@@ -207,7 +206,6 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
         self._check_scope()
         if self.test_function is None or force:
             self._notes.functions.pop("test", None)
-            self._source.check_again()
             super().make_test_function(force)
             self.test_function = self._explained(self.test_function)
 
@@ -218,7 +216,6 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
         self._check_scope()
         if self.predict_function is None or force:
             self._notes.functions.pop("predict", None)
-            self._source.check_again()
             super().make_predict_function(force)
             self.predict_function = self._explained(self.predict_function)
 

@@ -377,7 +377,7 @@ def _places(built: Built, batch: MiniBatch, run: Pipeline) -> list[LayerPlace]:
     spots: dict[int, tuple[int, int]] = {}
     counts: collections.Counter[int] = collections.Counter()
     for section, k in zip(traced.sections, traced.cells):
-        if section.layer is not None:
+        if section.operation is not None:
             spots[k] = section.cell, counts[section.cell]
             counts[section.cell] += 1
     places = []

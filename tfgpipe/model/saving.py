@@ -319,7 +319,7 @@ class Saving(Hooks):
     def get_config(self) -> dict[str, Any]:
         """The arguments; costs as numbers, if they are known."""
         if self._built is not None:
-            costs: list[Any] = [*self._built.costs]
+            costs: list[Any] = self._source.by_call(self._built.costs)
         else:
             costs = [None if callable(c) else c for c in self._source.costs]
         adapters = internals.num_adapters(self)

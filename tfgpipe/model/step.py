@@ -38,7 +38,6 @@ from tfgpipe.loss import (
 )
 from tfgpipe.micro_batches import (
     as_specs,
-    batch_dimension,
     check_dense,
     check_rows,
 )
@@ -100,7 +99,6 @@ def trace(
     or None. `compiles` is whether XLA compiles cells also where it need not;
     `kind` is the class of what is returned.
     """
-    built.source.check(as_specs(x), batch_dimension(x, "x"))
     compiles = compiles or built.only_compiles
     if compiles:
         inputs.warn_of_unknown_sizes(x, built.input_spec)

@@ -82,9 +82,7 @@ class MiniBatch:
             len(cells),
         )
         is_tried = trial and is_split and (head is not None or not training)
-        self._tried = [*cells]
-        if (whole := getattr(source, "tried", None)) is not None:
-            self._tried = [Cell(0, [whole], cells[0].devices)]
+        self._tried = [Cell(0, source.tried, cells[0].devices)]
         if is_tried:
             trial.run(self._functions(), x, self.micro_batches.count)
         traced = tracer.trace(
@@ -250,13 +248,11 @@ class MiniBatch:
 
 def _homes(cells: Sequence[Cell]) -> tuple[Callable, Callable]:
     """In which cell each call of a layer is to be, and what is around it."""
-    homes: dict[tuple[int, int], int] = {}
-    counts: dict[int, int] = {}
-    for k, cell in enumerate(cells):
-        for layer in cell.sequence:
-            call = counts.get(id(layer), 0)
-            counts[id(layer)] = call + 1
-            homes[id(layer), call] = k
+    homes = {
+        (id(step.section.operation), step.section.call): k
+        for k, cell in enumerate(cells)
+        for step in cell.calls
+    }
 
     def home(layer: Any, call: int) -> int | None:
         return homes.get((id(layer), call))

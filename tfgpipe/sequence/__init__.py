@@ -9,6 +9,7 @@ from tfgpipe.sequence.source import (
     prepares_data,
     source_of,
 )
+from tfgpipe.sequence.steps import too_many_cells
 
 __all__ = [
     "check_supported",
@@ -18,4 +19,5 @@ __all__ = [
     "layers_of",
     "prepares_data",
     "source_of",
+    "too_many_cells",
 ]

@@ -22,45 +22,33 @@ import keras
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import LayerCall
+from tfgpipe.cells import LayerCall, Outline
 from tfgpipe.costs import PlacedCall
 from tfgpipe.costs import cost as cost_lib
 from tfgpipe.internals import SymbolicCall
 from tfgpipe.micro_batches import shapes
 from tfgpipe.partition import partition
-from tfgpipe.sequence.graph_calls import calls_others
-from tfgpipe.sequence.restrictions import check_mask_is_one, check_rows_stay
+from tfgpipe.sequence.restrictions import check_rows_stay
+from tfgpipe.sequence.steps import Steps
+from tfgpipe.sequence.whole_model import called_model
 
 
-def called_model(model: keras.Model, x: Any, training: bool) -> Any:
-    """Calls a model as Keras's steps do."""
-    if internals.takes_training(model):
-        return model(x, training=training)
-    return model(x)
-
-
-class LayerList:
+class LayerList(Steps):
     """A list of layers, some with a cost, maybe after a `keras.Input`.
+
+    See `Steps`; its calls are those of its layers, one after the other.
 
     Attributes:
         model: The model that the layers are of, if that was given.
-        layers: The Keras layers.
-        steps: Calls of them, one after the other.
-        costs: For each what the user said of its cost, or None.
-        input_spec: The tensor of a leading `keras.Input`, or of one that the
-            first layer stands for; or None.
-        problems: What is wrong.
-        models: Those that the layers are also used by, as far as is known.
     """
 
     model: keras.Model | None = None
 
     def __init__(self, items: Any, models: Sequence[keras.Model] = ()):
+        super().__init__()
         self.models = models
-        self.layers: list[keras.layers.Layer] = []
-        self.costs: list[Any] = []
-        self.input_spec: Any = None
-        self.problems: list[str] = []
+        self.layers = []
+        self._is_explained = False
         found = list(items) if isinstance(items, (list, tuple)) else []
         first = found[0] if found else None
         start = 0  # index of the first layer
@@ -75,7 +63,8 @@ class LayerList:
             )
         for index, item in enumerate(found, start):
             self._add(index, item)
-        self.steps = [LayerCall(layer) for layer in self.layers]
+        self.calls = [LayerCall(layer) for layer in self.layers]
+        self.tried = self.calls
         if self.input_spec is None and self.layers:
             self.input_spec = _declared_by(self.layers[0])
         self._check_names()
@@ -87,48 +76,32 @@ class LayerList:
         for model in self.models:
             if model.built:
                 return called_model(model, x, training)
+        before = "the model's inputs"
         for layer in self.layers:
-            x = layer(x, training=training)
+            with _naming(layer, x, before if self._is_explained else ""):
+                x = layer(x, training=training)
+            before = f"the outputs of layer '{layer.name}'"
         return x
 
-    def check_again(self) -> None:
-        """What a layer computes may be changed until it is traced."""
+    def explaining(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, errors say what layers must accept."""
+        return internals.replaced(self, "_is_explained", True)
 
-    def check(self, spec: Any, num_rows: int | None) -> None:
-        """Its layers are called as they are, whatever they compute."""
+    def opened(self) -> set[int]:
+        """The ids of the models that the layers are of."""
+        return {id(model) for model in self.models}
 
-    def infer(self, spec: Any, is_split: bool) -> tuple[Any, list[float]]:
-        """Builds the layers, each for the outputs of the one before.
+    def check_rows(self, found: Outline) -> None:
+        """Refuses layers whose rows do not stay, see `check_rows_stay`."""
+        made = [*map(tree.flatten, self.arguments[1:]), found.traced.outputs]
+        check_rows_stay(found, [*zip(self.layers, made)])
 
-        Their variables get no storage yet. `is_split` if mini-batches become
-        several micro-batches. Returns specs of what the last layer returns, and
-        the costs of the layers.
-
-        Raises:
-            ValueError: If a layer does not take what the one before returns, or
-                its outputs have no row for each row of its inputs.
-        """
-        before = "the model's inputs"
-        found = []
-        known: dict[Any, Any] = {}  # equal layers are estimated once
-        example = cost_lib.example_of(spec)
+    def symbolic(self, spec: Any) -> Any:
+        """What the layers return for symbolic tensors."""
         with _building(self.layers):
-            for i, (call, cost) in enumerate(zip(self.steps, self.costs), 1):
-                layer = call.layer
-                output = _called(layer, spec, before)
-                check_mask_is_one(layer, spec, output, self.layers[i:])
-                if is_split:
-                    is_last = layer is self.layers[-1]
-                    check_rows_stay(layer, spec, output, is_last)
-                if cost is None:
-                    made = cost_lib.estimated(call, example, known)
-                else:
-                    value = cost_lib.resolve_cost(layer, cost, spec)
-                    made = cost_lib.Estimate(value, None)
-                found.append(made.flops)
-                example = cost_lib.goes_on(call, example, made.outputs, output)
-                spec, before = output, f"the outputs of layer '{layer.name}'"
-        return spec, found
+            for layer in self.layers:
+                spec = layer(spec)
+        return spec
 
     def placed_steps(self, spec: Any) -> tuple[list[PlacedCall], Any]:
         """What comes into each step, and goes out of the last one.
@@ -139,7 +112,7 @@ class LayerList:
         placed = []
         known: dict[Any, Any] = {}
         with _building(self.layers):
-            for call in self.steps:
+            for call in self.calls:
                 key = cost_lib.key_of(call, spec)
                 if key not in known:
                     known[key] = _called(call.layer, spec, before)
@@ -172,23 +145,11 @@ class LayerList:
             "model."
         )
 
-    def why_whole(self, layer: keras.layers.Layer) -> str:
-        """Why a layer that calls others is one step; empty for any other."""
-        if not calls_others(layer) and not isinstance(layer, keras.Model):
-            return ""
-        return (
-            f" Layer '{layer.name}' calls others, and stays whole in a list. "
-            "Call it on a `keras.Input`, and pass `keras.Model(inputs, "
-            "outputs)`: that opens layers whose code allows it."
-        )
-
-    def starts(self) -> list[int]:
-        """The steps with which a cell can begin."""
-        return [*range(len(self.steps))]
-
     def cut(self, costs: Sequence[float], num_partitions: int) -> list[int]:
-        """The number of steps of each cell."""
-        return partition(costs, num_partitions)
+        """The number of layers, or of steps, of each cell."""
+        if len(costs) == len(self.layers):
+            return partition(costs, num_partitions)
+        return super().cut(costs, num_partitions)
 
     def config(self) -> dict[str, Any]:
         """The layers as plain values; a layer that comes again is one."""
@@ -387,18 +348,30 @@ def _building(layers: Sequence[keras.layers.Layer]) -> Iterator[None]:
         yield
 
 
-def _called(layer: keras.layers.Layer, spec: Any, before: str) -> Any:
-    """What a layer returns for what comes before it."""
+@contextlib.contextmanager
+def _naming(
+    layer: keras.layers.Layer, given: Any, before: str
+) -> Iterator[None]:
+    """Inside, errors say that a layer must accept what comes `before` it.
+
+    Empty: they are as they are.
+    """
     try:
+        yield
+    except Exception as error:
+        if not before:
+            raise
+        raise ValueError(
+            f"Layer '{layer.name}' must accept {before}. Received: tensors of "
+            f"shape {shapes(given)}, and this {type(error).__name__}: {error}\n"
+            "Check the order of the layers and their sizes."
+        ) from error
+
+
+def _called(layer: keras.layers.Layer, spec: Any, before: str) -> Any:
+    """What a layer returns for specs of what comes before it."""
+    with _naming(layer, spec, before):
         try:
             return layer(spec)
         except NotImplementedError:  # Keras tries a `Lambda` on floats only
             return cost_lib.traced(layer, spec, None)[1]
-    except Exception as error:
-        raise ValueError(
-            f"Layer '{layer.name}' must accept {before}. Received: tensors of "
-            f"shape {shapes(spec)}, and this {type(error).__name__}: {error}\n"
-            "Check the order of the layers and their sizes. If `call` needs "
-            "values of tensors or raises this on purpose, give the layer a "
-            "`compute_output_spec`."
-        ) from error

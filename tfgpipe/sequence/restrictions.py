@@ -6,18 +6,17 @@ By what they are. What only a trace shows is refused where it shows:
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.costs import cost as cost_lib
+from tfgpipe.cells import Outline
+from tfgpipe.graphs import operations_for
 from tfgpipe.state import is_synchronized
-from tfgpipe.trial import calls_undone
 
 
 def check_supported(
@@ -49,151 +48,97 @@ _ANY_LENGTH = 8
 
 
 def check_rows_stay(
-    layer: keras.layers.Layer, inputs: Any, outputs: Any, is_last: bool
+    found: Outline, made: Sequence[tuple[keras.layers.Layer, Sequence[Any]]]
 ) -> None:
     """Refuses a layer that makes rows part of another axis.
 
-    As the similarities of all rows with all rows are. It is asked again, with a
-    known number of rows, if an axis of its outputs has an unknown length and
-    none of its inputs, or if it is the last layer. The model has more than one
-    micro-batch; inputs and outputs are nests of specs.
+    As the similarities of all rows with all rows are. The model has more than
+    one micro-batch; `made` are the layers, each with what it returns.
 
     Raises:
-        ValueError: If it does so, or if a last layer's outputs do not have a
+        ValueError: If one does so, or if the last one's outputs do not have a
             row for each row of the inputs.
     """
-    given, made = tree.flatten(inputs), tree.flatten(outputs)
-    made = [t for t in made if t is not None]
-    rows = next((t.shape[0] for t in given if t is not None and t.shape), None)
-    constant = any(not t.shape or t.shape[0] not in (None, rows) for t in made)
-    if is_last and constant:
-        _refuse_rows(layer, made)
-    unknown = [None in t.shape[1:] for t in given if t is not None]
-    if not any(None in t.shape[1:] for t in made):
-        return
-    if any(unknown) and not is_last:
-        return
-
-    try:
-        found = layer(cost_lib.example_of(inputs, _MANY_ROWS, _ANY_LENGTH))
-    except Exception:
-        return  # that length does not suit the layer
-    shapes = [t.shape for t in tree.flatten(found) if t is not None]
-    if any(d and d % _MANY_ROWS == 0 for s in shapes for d in s[1:]):
-        _refuse_rows(layer, made)
-
-
-def check_mask_is_one(
-    layer: keras.layers.Layer,
-    inputs: Any,
-    outputs: Any,
-    following: Sequence[keras.layers.Layer],
-) -> None:
-    """Refuses a layer that hands a mask on or says so, and not both.
-
-    Keras does not ask `compute_mask` where what `call` returns has a mask, as
-    the tensor that came in has. But in the graph of a `keras.Sequential` it
-    has, and hands what it says to layers that take a `mask`. `inputs` and
-    `outputs` are nests of specs.
-
-    Raises:
-        ValueError: If it does so, and a following layer takes a mask.
-    """
-    specs = [t for t in tree.flatten(inputs) if t is not None]
-    masks = [internals.get_mask(spec) for spec in specs]
-    said = [internals.get_mask(spec) for spec in tree.flatten(outputs)]
-    is_own = not internals.is_keras(type(layer).call)
-    if (
-        len(specs) != 1
-        or masks == [None]
-        or all(mask is None for mask in said)
-        or not (is_own or isinstance(layer, keras.layers.Lambda))
-        or not any(map(_takes_mask, following))
-    ):
-        return
-    are_two = False
-
-    def run(x: Any, mask: Any) -> None:
-        nonlocal are_two
-        internals.set_mask(x, mask)
-        made = [internals.get_mask(t) for t in tree.flatten(layer(x))]
-        told = tree.flatten(layer.compute_mask(x, mask))
-        # Two new ones may be equal; the one that came in is another.
-        are_two = None not in made and any(
-            (own is mask) != (other is mask) for own, other in zip(made, told)
-        )
-
-    with (
-        calls_undone([layer]),
-        contextlib.suppress(Exception),  # a user's code may raise anything
-    ):
-        internals.output_spec(run, specs[0], masks[0])
-    if are_two:
-        raise ValueError(
-            "The outputs of a layer must have the mask that its `compute_mask` "
-            f"returns. Received: layer '{layer.name}', which returns a tensor "
-            "that has another one already, so that Keras gives layers the one "
-            "or the other. Return a new tensor, as `keras.ops.copy(x)` is, or "
-            "pass a functional model."
-        )
-
-
-def _takes_mask(layer: keras.layers.Layer) -> bool:
-    return "mask" in inspect.signature(layer.call).parameters
+    shape_of = _shapes_for(found, _MANY_ROWS)
+    for layer, tensors in made:
+        outputs = [t for t in tensors if tf.is_tensor(t)]
+        shapes = [shape_of(t) for t in outputs]
+        others = [size or 1 for shape in shapes for size in (shape or [])[1:]]
+        firsts = [shape[:1] for shape in shapes if shape is not None]
+        is_wrong = any(size % _MANY_ROWS == 0 for size in others)
+        if layer is made[-1][0]:
+            rows = [None], [_MANY_ROWS]
+            is_wrong = is_wrong or any(first not in rows for first in firsts)
+        if is_wrong:
+            _refuse_rows(layer, outputs)
 
 
 def check_model_rows(
-    model: keras.Model,
-    made: Sequence[keras.KerasTensor],
-    makers: Sequence[str],
+    name: str, found: Outline, maker: Callable[[Any], str]
 ) -> None:
-    """Refuses a functional model with outputs that are not one a row.
+    """Refuses a model with outputs that are not one a row.
 
-    It is asked with two numbers of rows if some tensor in it has an axis that
-    may have become as long as the batch. What happens to such an axis inside is
-    the model's own: recurrent layers may have time first, and rows second.
-    `made` are specs of what the calls in it make; `makers` names the call that
-    makes each output.
+    What happens to such an axis inside is the model's own: recurrent layers may
+    have time first, and rows second. `name` is the model's; `maker` names the
+    call that makes a tensor.
 
     Raises:
         ValueError: If one has no row for each row of the inputs, or another
             axis that depends on their number.
     """
-    outputs = model.outputs
-    wrong = [not t.shape or t.shape[0] is not None for t in outputs]
-    if not any(wrong) and any(None in t.shape[1:] for t in made):
-        # An axis that follows from the rows has another length with others.
-        counts = _MANY_ROWS, _FEWER_ROWS
-        given = (
-            cost_lib.example_of(model.input, count, _ANY_LENGTH)
-            for count in counts
-        )
-        try:
-            first, second = (
-                tree.flatten(internals.output_spec(model, x)) for x in given
+    # An axis that follows from the rows has another length with others.
+    shape_of = _shapes_for(found, _MANY_ROWS)
+    other_shape_of = _shapes_for(found, _FEWER_ROWS)
+    names = []
+    for (path, spec), tensor in zip(
+        tree.flatten_with_path(found.output), found.traced.outputs
+    ):
+        if tensor is None:
+            continue
+        shape, other = shape_of(tensor), other_shape_of(tensor)
+        if shape is None or other is None:
+            continue
+        if (
+            not shape
+            or shape[0] not in (None, _MANY_ROWS)
+            or shape[1:] != other[1:]
+        ):
+            text = ".".join(map(str, path))
+            names.append(
+                f"output {text and repr(text) + ' '}of shape {spec.shape}, "
+                f"made by {maker(tensor)}"
             )
-        except Exception:
-            return  # those lengths do not suit the model
-        wrong = [
-            a.shape[0] not in (None, counts[0]) or a.shape[1:] != b.shape[1:]
-            for a, b in zip(first, second)
-        ]
-    named = tree.flatten_with_path(model.output)
-    paths = [".".join(map(str, path)) for path, _ in named]
-    names = [
-        f"output {path and repr(path) + ' '}of shape {t.shape}, made by {maker}"
-        for path, t, maker, is_wrong in zip(paths, outputs, makers, wrong)
-        if is_wrong
-    ]
     if names:
         raise ValueError(
             "A model must have outputs with a row for each row of the batch, "
             "and no other axis that depends on their number, if there is more "
             f"than one micro-batch. Received: {' and '.join(names)} of model "
-            f"'{model.name}'. Return what they are computed from, and compute "
+            f"'{name}'. Return what they are computed from, and compute "
             "what needs the whole batch in the loss, or pass "
             "num_micro_batches=1."
         )
+
+
+def _shapes_for(
+    found: Outline, rows: int
+) -> Callable[[Any], list[int | None] | None]:
+    """Tells the shapes of tensors for so many rows, None if not known."""
+    operations = operations_for(found.traced, rows, _ANY_LENGTH)
+    if operations is None:  # that length does not suit the model
+        operations = operations_for(found.traced, rows, None)
+    of_any_rows = all(
+        t.shape.rank and t.shape[0] is None
+        for t in found.traced.x
+        if t is not None
+    )
+
+    def shape_of(tensor: Any) -> list[int | None] | None:
+        if operations is None or not of_any_rows:
+            return None
+        sized = operations[tensor.op.name].outputs[tensor.value_index]
+        return None if sized.shape.rank is None else sized.shape.as_list()
+
+    return shape_of
 
 
 def _refuse_rows(layer: keras.layers.Layer, outputs: list[Any]) -> None:

@@ -9,12 +9,10 @@ from typing import Any, TypeAlias
 import keras
 
 from tfgpipe import internals
-from tfgpipe.cells import LiveCall
 from tfgpipe.sequence.layer_list import LayerList, is_pair
-from tfgpipe.sequence.model_graph import ModelGraph
-from tfgpipe.sequence.whole_model import WholeModel
+from tfgpipe.sequence.whole_model import GraphCall, WholeModel, has_graph
 
-Source: TypeAlias = LayerList | ModelGraph | WholeModel
+Source: TypeAlias = LayerList | WholeModel
 
 
 def source_of(layers: Any) -> Source:
@@ -27,23 +25,21 @@ def source_of(layers: Any) -> Source:
     """
     if isinstance(layers, keras.Model):
         _check_model(layers)
-        if _has_own_call(layers):
-            return WholeModel(layers)
-        if isinstance(layers, keras.Sequential):
+        if isinstance(layers, keras.Sequential) and not _has_own_call(layers):
             return LayerList(_items(layers), [layers])
-        return ModelGraph(layers)
+        return WholeModel(layers)
     calls, costs = _calls(layers)
     if not calls:
         return LayerList(layers)
-    graph = calls[0].graph
-    if [*map(id, calls)] != [*map(id, graph.steps)]:
+    model = calls[0].source
+    if [*map(id, calls)] != [*map(id, model.calls)]:
         raise ValueError(
             "`layers` must hold all that `layers_of` returned for a model, in "
-            f"that order. Received: {len(calls)} of the {len(graph.steps)} "
-            f"calls of model '{graph.model.name}', or others. To leave some "
+            f"that order. Received: {len(calls)} of the {len(model.calls)} "
+            f"calls of model '{model.model.name}', or others. To leave some "
             "out, make a model of the rest: `keras.Model(inputs, outputs)`."
         )
-    return graph.with_costs(costs)
+    return model.with_costs(costs)
 
 
 # What a model's class may define in its own way: it says, saves or builds
@@ -91,7 +87,7 @@ def _has_own_call(model: keras.Model) -> bool:
     """Whether a model's own code says what it computes."""
     if isinstance(model, keras.Sequential):
         return not internals.runs_its_layers(model)
-    return not internals.is_functional(model)
+    return not has_graph(model)
 
 
 def _check_model(model: keras.Model) -> None:
@@ -149,12 +145,12 @@ def prepares_data(model: keras.Model | None) -> bool:
     return has_one and is_task(model)
 
 
-def _calls(items: Any) -> tuple[list[LiveCall], list[Any]]:
+def _calls(items: Any) -> tuple[list[GraphCall], list[Any]]:
     """The calls of a model's graph in a list, and what is said of costs."""
     if not isinstance(items, (list, tuple)):
         return [], []
     pairs = [item if is_pair(item) else (item, None) for item in items]
-    calls = [call for call, _ in pairs if isinstance(call, LiveCall)]
+    calls = [call for call, _ in pairs if isinstance(call, GraphCall)]
     return calls, [cost for _, cost in pairs]
 
 
@@ -187,15 +183,16 @@ def layers_of(model: keras.Model) -> list[Any]:
             "is taken as it is by `GPipe`."
         )
     source = source_of(model)
-    if isinstance(source, WholeModel):
+    if isinstance(source, LayerList):
+        return _items(model)
+    if not source.is_functional:
         raise ValueError(
             "`model` must be functional, or a `keras.Sequential`: which layers "
             "a `call` of its own calls is known when it has run. Received: "
             f"'{model.name}', a {type(model).__name__}. Pass the model to "
             "`GPipe` itself; `cells()` shows what it calls."
         )
-    is_graph = isinstance(source, ModelGraph)
-    return source.steps if is_graph else _items(model)
+    return [*source.calls]
 
 
 def items_from_config(config: dict[str, Any], custom_objects: Any) -> Any:
@@ -220,9 +217,13 @@ def items_from_config(config: dict[str, Any], custom_objects: Any) -> Any:
         _check_model(model)
         if _has_own_call(model):
             return model
-        graph = ModelGraph(model)
-        graph.check_read(config.pop("wiring", None))
-        return [*zip(graph.steps, costs, strict=True)]
+        whole = WholeModel(model)
+        whole.check_read(config.pop("graph", None))
+        config.pop("wiring", None)  # of older versions, which counted others
+        if len(costs) != len(whole.calls):
+            config["layers_per_cell"] = None
+            return model
+        return [*zip(whole.calls, costs, strict=True)]
     layers = [made(layer) for layer in config.pop("layers")]
     order = config.pop("order", range(len(costs)))
     first = layers[: len(layers) - max(order) - 1]  # `keras.Input`, or none

@@ -1,89 +1,137 @@
-"""A model with a `call` of its own: its sections are its steps."""
+"""A model, functional or with a `call` of its own, as it is called."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import hashlib
+from collections.abc import Iterator
 from typing import Any
 
 import keras
+from keras import tree
 
-from tfgpipe.cells import LayerCall, outline
-from tfgpipe.costs import operation_flops
-from tfgpipe.partition import cut_graph
-from tfgpipe.sequence.layer_list import called_model
+from tfgpipe import internals
+from tfgpipe.cells import LayerCall, Outline
+from tfgpipe.sequence.restrictions import check_model_rows
+from tfgpipe.sequence.steps import Steps
 
 
-class WholeModel:
-    """A model that is called as it is.
+def called_model(model: keras.Model, x: Any, training: bool) -> Any:
+    """Calls a model as Keras's steps do."""
+    if internals.takes_training(model):
+        return model(x, training=training)
+    return model(x)
+
+
+class GraphCall(LayerCall):
+    """A call of a layer or an operation in the graph of a model.
+
+    Attributes:
+        source: What has all calls of the model.
+    """
+
+    def __init__(self, operation: keras.Operation, source: WholeModel):
+        super().__init__(operation)
+        self.source = source
+
+
+class WholeModel(Steps):
+    """A model that is called as it is, see `Steps`.
+
+    The calls of a functional one are known, those of functional models inside
+    it among them. A tensor goes from the cell that makes it to those that take
+    it:
+
+        x --> conv --> pool --> conv --> upsample --> concatenate --> y
+                |________________________________________|
 
     Attributes:
         model: The model.
-        models: Those that the layers are also used by.
-        layers: The model alone: it has all others.
-        steps: Its sections, once inputs are known.
-        costs: None for each: what the user said of its cost.
-        live_bytes: What crosses if a cell begins with a section, for one row.
-        input_spec: Nest of `keras.KerasTensor`s that it takes, or None.
-        problems: What is wrong.
-        tried: The model as one step: what a trial runs.
+        is_functional: Whether it has a graph.
     """
 
     def __init__(self, model: keras.Model):
+        super().__init__()
         self.model = model
-        self.models: list[Any] = []
+        self.models = []
         self.layers = [model]
-        self.steps: list[Any] = []
-        self.costs: list[Any] = []
-        self.live_bytes: list[int] = []
-        self.problems: list[str] = []
-        self.input_spec: Any = None
-        self.tried = LayerCall(model)
+        self.tried = [LayerCall(model)]
+        self._opened: list[Any] = []
+        self.is_functional = has_graph(model)
+        if self.is_functional:
+            self.models = [model]
+            self.layers = internals.direct_layers(model)
+            self.input_spec = model.input
+            self.problems = _problems(model)
+            self.calls = [
+                GraphCall(called, self) for called in self._called(model)
+            ]
+            self.costs = [None] * len(self.calls)
 
     def call(self, x: Any, training: bool) -> Any:
         """Calls the model."""
         return called_model(self.model, x, training)
 
-    def check_again(self) -> None:
-        """The model is called as it is."""
+    def with_costs(self, costs: list[Any]) -> WholeModel:
+        """The same model, of whose calls the user says other costs."""
+        other = copy.copy(self)
+        other.costs = costs
+        return other
 
-    def check(self, spec: Any, num_rows: int | None) -> None:
-        """The model is called as it is."""
+    def opened(self) -> set[int]:
+        """The ids of models that have calls of their own."""
+        return {id(model) for model in self._opened}
 
-    def infer(self, spec: Any, is_split: bool) -> tuple[Any, list[float]]:
-        """Runs the model on shapes.
+    def _called(self, model: Any) -> Iterator[Any]:
+        """What the graph of a model calls, in Keras's order."""
+        self._opened.append(model)
+        for call in internals.graph_calls(_functional(model)):
+            if _functional(call.operation) is None:
+                yield call.operation
+            else:
+                yield from self._called(call.operation)
 
-        Returns specs of its outputs, and the costs of its sections.
-        """
-        found = outline(self.call, self.layers, spec, operation_flops)
-        self.steps, self.live_bytes = [*found.steps], found.live_bytes
-        self.costs = [None] * len(found.steps)
-        return found.output, found.flops
+    def check_rows(self, found: Outline) -> None:
+        """Refuses outputs that are not one a row, see `check_model_rows`."""
+
+        def maker(tensor: Any) -> str:
+            if tensor.op.type == "Identity":
+                tensor = tensor.op.inputs[0]
+            if tensor.op.type == "Placeholder":
+                return "no call"
+            return f"'{self.call_of(found.step_of(tensor))}'"
+
+        check_model_rows(self.model.name, found, maker)
 
     def arranged(self, x: Any) -> Any:
-        """Data as the model takes it: as it comes."""
-        return x
+        """Data in the structure of the model's inputs, as far as it has one.
 
-    def starts(self) -> list[int]:
-        """The steps with which a cell can begin."""
-        return [*range(len(self.steps))]
+        As a functional model, it takes a dict by the names of inputs, and
+        lists for tuples.
 
-    def why_whole(self, layer: keras.layers.Layer) -> str:
-        """Why a layer that calls others is one step: Keras's own are."""
-        return ""
-
-    def cut(self, costs: Sequence[float], num_partitions: int) -> list[int]:
-        """The number of steps of each cell."""
-        if num_partitions > len(self.steps):
+        Raises:
+            ValueError: If there are other inputs.
+        """
+        if not self.is_functional:
+            return x
+        names = [tensor.name for tensor in self.model.inputs]
+        spec, flat = self.input_spec, tree.flatten(x)
+        if isinstance(x, dict) and isinstance(spec, dict):
+            flat = tree.flatten({k: v for k, v in x.items() if k in spec})
+        elif isinstance(x, dict) and set(names) <= set(x):
+            flat = [x[name] for name in names]
+        if len(flat) != len(names):
             raise ValueError(
-                "`num_partitions` must be at most the number of layers that a "
-                f"model calls, {len(self.steps)}. Received: num_partitions="
-                f"{num_partitions} for model '{self.model.name}'. Ask for "
-                "fewer cells."
+                f"`x` must have the inputs of model '{self.model.name}', "
+                f"{names}. Received: {len(tree.flatten(x))} tensors"
+                + (f" named {sorted(x)}." if isinstance(x, dict) else ".")
             )
-        return cut_graph(costs, self.live_bytes, (), num_partitions)
+        return tree.pack_sequence_as(spec, flat)
 
     def placed_steps(self, spec: Any) -> Any:
         """Refuses what is known of single layers alone."""
+        if self.is_functional:
+            raise NotImplementedError
         raise ValueError(
             '`tfgpipe.profile`, `tfgpipe.plan` and `costs="bytes"` need a list '
             "of layers, or a functional model, whose layers can be run one by "
@@ -94,4 +142,92 @@ class WholeModel:
 
     def config(self) -> dict[str, Any]:
         """The model as plain values."""
-        return {"model": keras.saving.serialize_keras_object(self.model)}
+        found = {"model": keras.saving.serialize_keras_object(self.model)}
+        if self.is_functional:
+            found["graph"] = graph_hash(self.model)
+        return found
+
+    def check_read(self, graph: str | None) -> None:
+        """Refuses a model that was read as another one than was written.
+
+        Keras tells the calls of a layer apart by their numbers, which are
+        others where a model inside is made first, of the layer's own tensors.
+        `graph` is what `config` said, or None if a file is older.
+
+        Raises:
+            ValueError: If the calls are others now.
+        """
+        if graph not in (None, graph_hash(self.model)):
+            raise ValueError(
+                "A file must be read as the model that was written. Received: "
+                f"model '{self.model.name}', whose layers were called on other "
+                "tensors, or others were: Keras confuses the calls of a layer "
+                "where a model holds a model of its own tensors, and would "
+                "load another one without a word. Make the inner model of an "
+                "input of its own, `inner = keras.Model(x, layer(x))` with `x "
+                "= keras.Input(shape)`. The weights of this file can be read "
+                "by `load_weights` of a model that the program makes again."
+            )
+
+
+def has_graph(model: keras.Model) -> bool:
+    """Whether the calls of a model are known, and no `call` says others."""
+    is_list = isinstance(model, keras.Sequential)
+    return not is_list and internals.is_functional(model)
+
+
+def _functional(operation: Any) -> Any:
+    """The functional model that a model inside is, or None."""
+    if isinstance(operation, keras.Sequential):
+        operation = internals.functional_of(operation)
+    return operation if internals.is_functional(operation) else None
+
+
+def graph_hash(model: keras.Model) -> str:
+    """What the outputs are computed from, the same for equal graphs.
+
+    By the classes of layers alone: a file may give them other names.
+    """
+    inputs = [f"input {i}" for i, _ in enumerate(model.inputs)]
+    return _hash(_computed(model, inputs))
+
+
+def _computed(model: Any, given: list[str]) -> list[str]:
+    """What the outputs of a model are computed from, given that of inputs."""
+    known = dict(zip(map(id, model.inputs), given))
+    for call in internals.graph_calls(model):
+        leaves = tree.flatten((call.args, call.kwargs))
+        taken = [known[id(leaf)] for leaf in leaves if id(leaf) in known]
+        inner = _functional(call.operation)
+        if inner is not None and len(taken) == len(inner.inputs):
+            made = _computed(inner, taken)
+        else:
+            name, text = type(call.operation).__name__, _hash(taken)
+            made = [f"{name} of {text}, {i}" for i in range(len(call.outputs))]
+        known.update(zip(map(id, call.outputs), made))
+    return [known[id(tensor)] for tensor in tree.flatten(model.output)]
+
+
+def _hash(texts: list[str]) -> str:
+    # A hash: the text of all that something follows from grows at each use.
+    return hashlib.sha256(", ".join(texts).encode()).hexdigest()
+
+
+def _problems(model: keras.Model) -> list[str]:
+    """What of the inputs a pipeline cannot take."""
+    found = []
+    for tensor in model.inputs:
+        of = f"the input '{tensor.name}' of model '{model.name}'"
+        if not tensor.shape or tensor.shape[0] is not None:
+            found.append(
+                f"A model must take batches of any size. Received: {of}, of "
+                f"shape {tensor.shape}. Make it with `keras.Input(shape)`, "
+                "where `shape` is that of a row."
+            )
+        if tensor.sparse or tensor.ragged:
+            found.append(
+                f"The inputs of a model must be dense. Received: {of}, which "
+                "is sparse or ragged. Turn the data into dense tensors, and "
+                "leave `sparse` and `ragged` of `keras.Input` out."
+            )
+    return found

@@ -3,33 +3,14 @@
 Whether a layer treats a batch as it treats its parts cannot be read from what
 it is made of; it can be tried. `trial.py` goes through the layers of a model,
 `rows.py` has the rows, `outcome.py` what a layer makes of them, `compare.py`
-what differs. `layer_calls.py` tries whether the calls inside a layer compute
-what it does.
+what differs.
 """
 
-from tfgpipe.trial.layer_calls import (
-    LayerTrial,
-    Shapes,
-    Uses,
-    calls_undone,
-    masked_layers,
-    tensors_of,
-    uses_of,
-    with_sizes,
-)
 from tfgpipe.trial.trial import MIXES_ROWS, ROW_BY_ROW, TRIALS, Trial
 
 __all__ = [
     "MIXES_ROWS",
     "ROW_BY_ROW",
     "TRIALS",
-    "LayerTrial",
-    "Shapes",
     "Trial",
-    "Uses",
-    "calls_undone",
-    "masked_layers",
-    "tensors_of",
-    "uses_of",
-    "with_sizes",
 ]

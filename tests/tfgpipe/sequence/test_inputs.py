@@ -17,7 +17,7 @@ def chain(k=2, **kwargs):
 
 def functional():
     a, b = keras.Input((4,), name="a"), keras.Input((4,), name="b")
-    h = keras.ops.concatenate([a, b])
+    h = keras.ops.concatenate([a, b], axis=-1)
     return tfgpipe.GPipe(keras.Model([a, b], kl.Dense(2)(h)), 2, 2)
 
 

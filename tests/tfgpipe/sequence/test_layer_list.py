@@ -91,20 +91,6 @@ def test_shape_may_be_that_of_the_first_layer(argument):
     assert_close(found, trained(make, keras.Sequential, X, Y))
 
 
-class Narrows(kl.Layer):
-    """Says another mask than that of the tensor that it hands on."""
-
-    def __init__(self, is_new):
-        super().__init__()
-        self.is_new, self.supports_masking = is_new, True
-
-    def call(self, x):
-        return keras.ops.copy(x) if self.is_new else x
-
-    def compute_mask(self, x, mask=None):
-        return mask & keras.ops.any(x > 0, -1)
-
-
 class HandsOn(kl.Layer):
     """Says of the mask what is so anyway."""
 
@@ -122,34 +108,11 @@ class HandsOn(kl.Layer):
         return self.inner.compute_mask(x, mask)
 
 
-class SaysNothing(HandsOn):
-    def compute_mask(self, x, mask=None):
-        return mask
-
-
 @pytest.mark.parametrize("kind", [lambda: kl.Dense(3), kl.Masking])
 def test_layer_that_hands_its_mask_on_is_taken(kind):
     x = keras.Input((4, 3))
     model = keras.Sequential([x, kl.Masking(), HandsOn(kind()), kl.GRU(3)])
     data = np.random.default_rng(0).standard_normal((5, 4, 3))
     data[:, 2:] = 0
-    found = tfgpipe.GPipe(model, 2).predict(data, verbose=0)
-    np.testing.assert_allclose(found, model.predict(data, verbose=0), 1e-6)
-
-
-def test_layer_whose_tensor_has_another_mask_than_it_says_is_refused():
-    def layers(is_new, *last):
-        x = keras.Input((4, 3))
-        return [x, kl.Masking(), Narrows(is_new), *last]
-
-    with pytest.raises(ValueError, match=r"'narrows.*another one already"):
-        tfgpipe.GPipe(layers(False, kl.GRU(3)), 1)
-    tfgpipe.GPipe(layers(False, kl.Dense(3)), 1)  # which asks for none
-    x = keras.Input((4, 3))
-    masks = SaysNothing(kl.Masking(1.0))
-    with pytest.raises(ValueError, match=r"'says_nothing.*another one already"):
-        tfgpipe.GPipe([x, kl.Masking(), masks, kl.GRU(3)], 1)
-    data = np.random.default_rng(0).standard_normal((5, 4, 3))
-    model = keras.Sequential(layers(True, kl.GRU(3)))
     found = tfgpipe.GPipe(model, 2).predict(data, verbose=0)
     np.testing.assert_allclose(found, model.predict(data, verbose=0), 1e-6)

@@ -1,0 +1,279 @@
+"""The steps of a model: what cells are made of.
+
+The model runs once on shapes, by its own call, see `cells/outline.py`. What a
+user counts are calls: of the items of a list, or in the graph of a functional
+model. Each is some sections of that run:
+
+    calls       dense | block                    | dense
+    sections    ......|.......|........|.........|......
+    steps       ......|.......|........|.........|......
+
+A call is one step; one with a good share of the FLOPs is several, so that cells
+can begin inside of it. Of a model with a `call` of its own nobody knows the
+calls before it runs: each section is a step.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import tree
+
+from tfgpipe.cells import (
+    LayerCall,
+    Outline,
+    Section,
+    SectionCall,
+    SectionSize,
+    filled,
+    is_whole,
+    outline,
+)
+from tfgpipe.costs import cost as cost_lib
+from tfgpipe.costs import operation_flops
+from tfgpipe.partition import cut_graph, partition
+
+# Larger calls are several steps: four cells can be even to a tenth.
+SHARE = 1 / 40
+
+# Where a model does not take unknown sizes: rows, and any other.
+_ROWS, _SIZE = 2, 8
+
+
+class Steps:
+    """What a `GPipe` is made of.
+
+    Attributes:
+        layers: The Keras layers.
+        calls: What the user counts; none where that is known by a run.
+        costs: For each what the user said of its cost, or None.
+        steps: What cells are made of, once inputs are known.
+        live_bytes: What crosses if a cell begins with a step, for one row.
+        arguments: What each call was given in that run.
+        input_spec: Nest of `keras.KerasTensor`s that comes in, or None.
+        problems: What is wrong.
+        models: Those that the layers are also used by, as far as is known.
+        tried: The calls that a trial runs.
+    """
+
+    layers: list[keras.layers.Layer]
+    models: Sequence[keras.Model]
+    tried: list[LayerCall]
+
+    def __init__(self) -> None:
+        self.calls: list[LayerCall] = []
+        self.costs: list[Any] = []
+        self.steps: list[SectionCall] = []
+        self.live_bytes: list[int] = []
+        self.input_spec: Any = None
+        self.problems: list[str] = []
+        self.arguments: list[tuple[Any, ...]] = []
+        self._counts: list[int] = []  # steps of each call
+        self._flops: list[float] = []
+
+    def call(self, x: Any, training: bool) -> Any:
+        """Calls the model."""
+        raise NotImplementedError
+
+    def opened(self) -> set[int]:
+        """The ids of models that have calls of their own."""
+        return set()
+
+    def infer(self, spec: Any, is_split: bool) -> tuple[Any, list[float]]:
+        """Runs the model on shapes; layers get variables by it, no storage.
+
+        `is_split` if mini-batches become several micro-batches. Returns specs
+        of its outputs, and the costs of the steps.
+
+        Raises:
+            ValueError: If a layer does not take what the one before returns, or
+                the outputs have no row for each row of the inputs.
+        """
+        found, output = self._outlined(spec)
+        self.steps, self.live_bytes = found.steps, found.live_bytes
+        self._flops = found.flops
+        if is_split:
+            self.check_rows(found)
+        known = [
+            None if cost is None else _cost(*given)
+            for cost, *given in zip(
+                self.costs, self.calls, self.costs, self.arguments
+            )
+        ]
+        return output, self.spread(known) if self.calls else found.flops
+
+    def check_rows(self, found: Outline) -> None:
+        """Refuses outputs that are not one a row."""
+
+    def _outlined(self, spec: Any) -> tuple[Outline, Any]:
+        """One run, and specs of what it returns."""
+        try:
+            found = self._outline(spec)
+        except Exception:
+            # Code that looks at sizes may need some.
+            example = cost_lib.example_of(spec, _ROWS, _SIZE)
+            with contextlib.suppress(Exception):
+                found = self._outline(example)
+                return found, tree.map_structure(_of_any_size, found.output)
+            raise
+        return found, found.output
+
+    def _outline(self, spec: Any) -> Outline:
+        with self.explaining():
+            return outline(
+                self.call, self.layers, spec, operation_flops, self._starts
+            )
+
+    def explaining(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, errors say what layers must accept."""
+        return contextlib.nullcontext()
+
+    # ------------------------------------------------------ calls and steps
+    def _starts(self, sections: Sequence[SectionSize]) -> list[int]:
+        """The sections with which steps begin."""
+        makers = filled(sections)
+        if not self.calls:
+            return makers
+        own: list[list[int]] = [[] for _ in self.calls]
+        for i, place in enumerate(self._places([s.section for s in sections])):
+            if place is not None:
+                own[place].append(i)
+        flops = [sum(sections[i].flops for i in found) for found in own]
+        least, are_filled = SHARE * sum(flops), {*makers}
+        starts = []
+        for found, amount in zip(own, flops):
+            inner = [i for i in found if i in are_filled]
+            is_large = inner and amount > least
+            starts.append(inner if is_large else found[:1])
+        self._counts = [*map(len, starts)]
+        self.arguments = [
+            sections[found[0]].section.arguments if found else ()
+            for found in own
+        ]
+        return [*itertools.chain(*starts)]
+
+    def _places(self, sections: Sequence[Section]) -> list[int | None]:
+        """The number of the call of each section.
+
+        Calls come in their order; what is between them is of the one before.
+        """
+        opened = self.opened()
+        place: int | None = None
+        found = []
+        for section in sections:
+            around = [*section.around]
+            while around and id(around[0]) in opened:
+                del around[0]
+            if len(around) == 1:
+                start = 0 if place is None else place + 1
+                for i in range(start, len(self.calls)):
+                    if self.calls[i].operation is around[0]:
+                        place = i
+                        break
+            found.append(place)
+        return found
+
+    def are_steps(self) -> bool:
+        """Whether it is known that each call is one step."""
+        return bool(self.calls) and all(
+            is_whole(call.operation) for call in self.calls
+        )
+
+    def spread(self, costs: Sequence[float | None]) -> list[float]:
+        """The costs of the steps: of each call's, or by FLOPs for None."""
+        found: list[float] = []
+        for cost, count in zip(costs, self._counts, strict=True):
+            own = self._flops[len(found) : len(found) + count]
+            if cost is not None:
+                total = sum(own)
+                shares = (
+                    [f / total for f in own] if total else [1 / count] * count
+                )
+                own = [cost * share for share in shares]
+            found += own
+        return found
+
+    def by_call(self, costs: Sequence[float]) -> list[float]:
+        """What the calls cost, by what the steps do."""
+        if not self.calls:
+            return [*costs]
+        ends = itertools.accumulate(self._counts, initial=0)
+        return [sum(costs[a:b]) for a, b in itertools.pairwise(ends)]
+
+    def call_of(self, step: int) -> str:
+        """The name of the call that a step is of."""
+        if not self.calls:
+            return str(self.steps[step].section.name)
+        ends = [*itertools.accumulate(self._counts)]
+        return str(self.calls[bisect.bisect_right(ends, step)].operation.name)
+
+    def steps_per_cell(self, counts: Sequence[int]) -> list[int]:
+        """The number of steps of each cell, by that of what the user counts.
+
+        These are calls; or steps, if there are as many.
+
+        Raises:
+            ValueError: If there are as many of neither.
+        """
+        if self.calls and sum(counts) == len(self.calls):
+            ends = [*itertools.accumulate(self._counts, initial=0)]
+            cells = [*itertools.accumulate(counts, initial=0)]
+            return [ends[b] - ends[a] for a, b in itertools.pairwise(cells)]
+        if sum(counts) == len(self.steps):
+            return [*counts]
+        names = [step.layer.name for step in self.steps]
+        raise ValueError(
+            "`layers_per_cell` must place every layer that the model calls "
+            f"exactly once. Expected a sum of {len(names)}: {names}. Received: "
+            f"layers_per_cell={[*counts]} (sum {sum(counts)}). Omit it to let "
+            "`GPipe` balance the cells by cost."
+        )
+
+    def cut(self, costs: Sequence[float], num_partitions: int) -> list[int]:
+        """The number of calls, or of steps, of each cell, by their costs."""
+        if len(costs) != len(self.steps):  # before the model has run
+            return partition(costs, num_partitions)
+        return cut_graph(costs, self.live_bytes, num_partitions)
+
+    def starts(self) -> list[int]:
+        """The steps with which a cell can begin."""
+        return [*range(len(self.steps) or len(self.calls))]
+
+
+def too_many_cells(
+    num_partitions: int, num_layers: int, default: str = ""
+) -> str:
+    """Says that there are fewer layers than cells."""
+    return (
+        "`num_partitions` must be at most the number of layers, "
+        f"{num_layers}. Received: num_partitions={num_partitions}{default}. "
+        "Ask for fewer cells."
+    )
+
+
+def _cost(call: LayerCall, cost: Any, arguments: tuple[Any, ...]) -> float:
+    """What a call costs, by what the user said."""
+    given = tree.map_structure(_spec, arguments)
+    spec = given[0] if len(given) == 1 else given
+    return cost_lib.resolve_cost(call.layer, cost, spec)
+
+
+def _spec(tensor: Any) -> Any:
+    """That of a tensor of known rank."""
+    shape = getattr(tensor, "shape", None)
+    if shape is None or shape.rank is None:
+        return tensor
+    return keras.KerasTensor(shape.as_list(), tensor.dtype.name)
+
+
+def _of_any_size(spec: Any) -> Any:
+    """A spec of an output of a run with some sizes, which may be others."""
+    if spec is None:
+        return None
+    shape = [None if n == _SIZE else n for n in spec.shape[1:]]
+    return keras.KerasTensor((None, *shape), spec.dtype)
