@@ -142,7 +142,7 @@ class OwnStep(Loop):
         (lambda: tfgpipe.profile(Loop(), MODELS["Loop"][1]), "one by one"),
         (
             lambda: tfgpipe.GPipe(Loop(), 6).build((None, 8)),
-            r"layers that a model calls, 5\. Received: num_partitions=6",
+            r"number of layers, 5\. Received: num_partitions=6",
         ),
         (
             lambda: tfgpipe.GPipe(Loop(), 2, layers_per_cell=[1, 1]).build(

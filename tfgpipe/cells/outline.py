@@ -105,6 +105,7 @@ def outline(
     spec: Any,
     flops: Callable[[tf.Operation], float],
     starts: Callable[[Sequence[SectionSize]], Sequence[int]] = filled,
+    training: bool = True,
 ) -> Outline:
     """Runs a model on shapes.
 
@@ -114,6 +115,7 @@ def outline(
         spec: Nest of `keras.KerasTensor`s that it takes.
         flops: Counts those of an operation.
         starts: Says with which sections a step begins.
+        training: Whether it is trained.
     """
     specs = tree.map_structure(
         lambda t: None if t is None else tf.TensorSpec(t.shape, t.dtype), spec
@@ -123,7 +125,7 @@ def outline(
         model = ModelCall(
             call,
             layers,
-            training=True,
+            training=training,
             head=None,
             is_split=False,
             synchronizes=False,
