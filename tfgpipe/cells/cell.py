@@ -125,17 +125,11 @@ class Cell(keras.layers.Layer):
 
 
 class LayerCall:
-    """Calls a layer on all that the step before returned.
-
-    Attributes:
-        repeated: By the id of a weight, for each of its lookups, whether its
-            indices are the same for all micro-batches: found by a trial.
-    """
+    """Calls a layer on all that the step before returned."""
 
     def __init__(self, layer: keras.layers.Layer):
         self.layer = layer
         self.operation: Any = layer
-        self.repeated: dict[int, list[bool]] = {}
 
     @property
     def wiring(self) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from tfgpipe.cells import LayerCall, outline
+from tfgpipe.cells import outline
 from tfgpipe.costs import operation_flops
 from tfgpipe.partition import cut_graph
 from tfgpipe.sequence.layer_list import called_model
@@ -25,7 +25,6 @@ class WholeModel:
         live_bytes: What crosses if a cell begins with a section, for one row.
         input_spec: Nest of `keras.KerasTensor`s that it takes, or None.
         problems: What is wrong.
-        tried: The model as one step: what a trial runs.
     """
 
     def __init__(self, model: keras.Model):
@@ -37,7 +36,6 @@ class WholeModel:
         self.live_bytes: list[int] = []
         self.problems: list[str] = []
         self.input_spec: Any = None
-        self.tried = LayerCall(model)
 
     def call(self, x: Any, training: bool) -> Any:
         """Calls the model."""

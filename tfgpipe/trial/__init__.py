@@ -1,12 +1,12 @@
-"""Tries layers on a few rows, before a pipeline trains with them.
+"""Tries a model on a few rows, before a pipeline trains with it.
 
 Whether a layer treats a batch as it treats its parts cannot be read from what
-it is made of; it can be tried. `trial.py` goes through the layers of a model,
-`rows.py` has the rows, `outcome.py` what a layer makes of them, `compare.py`
-what differs. `layer_calls.py` tries whether the calls inside a layer compute
-what it does.
+it is made of; it can be tried. `trial.py` goes through a model, `rows.py` has
+the rows, `units.py` what is tried one by one, `tried_graph.py` runs it,
+`compare.py` tells what differs, `known.py` what need not be tried.
 """
 
+from tfgpipe.trial.known import MIXES_ROWS, ROW_BY_ROW
 from tfgpipe.trial.layer_calls import (
     LayerTrial,
     Shapes,
@@ -17,7 +17,7 @@ from tfgpipe.trial.layer_calls import (
     uses_of,
     with_sizes,
 )
-from tfgpipe.trial.trial import MIXES_ROWS, ROW_BY_ROW, TRIALS, Trial
+from tfgpipe.trial.trial import TRIALS, Trial
 
 __all__ = [
     "MIXES_ROWS",
