@@ -159,7 +159,8 @@ def part_of(
     """Of a tensor of all rows, what one part has; None if it is not known.
 
     `sizes` are its shapes, of all rows and of each part. What has several
-    elements for each row has those of the first row first.
+    elements for each row has those of the first row first. Where parts have
+    made other sizes, they get the rows of the whole all the same.
     """
     counts = [rows.stop - rows.start for rows in parts.slices]
     axis = row_axis(sizes, counts)
@@ -168,14 +169,8 @@ def part_of(
         return value
     if axis >= 0:
         return tf.gather(value, tf.range(rows.start, rows.stop), axis=axis)
-    if len({len(own) for own in sizes}) > 1 or not sizes[0]:
-        return None
-    times, rest = divmod(sizes[0][0], parts.total)
-    is_clear = not rest and all(
-        own == (times * count, *sizes[0][1:])
-        for own, count in zip(sizes, counts)
-    )
-    if not is_clear:
+    times, rest = divmod(value.shape[0], parts.total) if value.shape else (0, 0)
+    if rest or not times:
         return None
     return value[times * rows.start : times * rows.stop]
 

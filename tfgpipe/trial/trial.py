@@ -176,10 +176,11 @@ class Trial:
             self._tell(pass_)
 
     def _tell(self, pass_: _Pass) -> None:
-        if self._rule == "error" and pass_.said:
+        said = sorted(pass_.said.items(), key=lambda pair: pair[0][0])
+        if self._rule == "error" and said:
             texts = [
                 f"{cell.describe(name)} {what}"
-                for cell, name, what in pass_.said.values()
+                for _, (cell, name, what) in said
             ]
             raise ValueError(
                 'With trial="error", layers must treat a mini-batch as they '
@@ -187,7 +188,7 @@ class Trial:
                 + "\n".join(f"* {text[0].upper()}{text[1:]}" for text in texts)
                 + '\nFollow the cures, or pass trial="warn".'
             )
-        for (_, about), (cell, name, what) in pass_.said.items():
+        for (_, about), (cell, name, what) in said:
             if (name, about) not in self._told:  # in another phase
                 self._told.add((name, about))
                 cell.warn_of(name, what)
@@ -370,7 +371,6 @@ class _Run:
         found += [t for _, unit in self._pass.wanted for t in unit.takes]
         found += [*self._traced.losses, *(t for _, t in self._traced.new_state)]
         found += [t for t in self._traced.outputs if t is not None]
-        found += [indices for _, _, indices in self._graph.lookups]
         return [t for t in {t.ref(): t for t in found}.values() if _is_data(t)]
 
     def _shapes(self, tensors: Sequence[tf.Tensor]) -> list[Values]:
@@ -570,10 +570,16 @@ class _Run:
     # -------------------------------------------------------------- gradients
     def _try_lookups(self) -> None:
         """Slices of sparse gradients are those of rows, or of all of them."""
+        drawing = self._graph.units.drawing
         if self._pass.sizes_vary or not self._pass.call.training:
             return
-        for unit, variable, tensor in self._graph.lookups:
-            whole, *parts = (own[tensor.ref()] for own in self._made)
+        own = [one for one in self._graph.lookups if one[0] not in drawing]
+        if not own:
+            return
+        tensors = [indices for _, _, indices in own]
+        made = [self._graph.run(tensors, self._values(p)) for p in range(3)]
+        for unit, variable, tensor in own:
+            whole, *parts = (values[tensor.ref()] for values in made)
             if not compare.are_lookups_alike(whole, parts):
                 i = self._graph.units.found.index(unit)
                 text = compare.of_lookups(variable)

@@ -227,7 +227,7 @@ class TriedGraph:
             key = id(variable)
             known = state.get(key) or weights.get(key)
             value = variable.value if known is None else known[1]
-            found[tensor.ref()] = tf.convert_to_tensor(value)
+            found[tensor.ref()] = tf.cast(value, tensor.dtype)
         return found
 
 
