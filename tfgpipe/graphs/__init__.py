@@ -4,9 +4,7 @@ from tfgpipe.graphs import gradient_sums
 from tfgpipe.graphs.bundle import by_reference, tensors
 from tfgpipe.graphs.cut import (
     CHEAP,
-    GraphCutter,
     StagedFunction,
-    WholeGraph,
     follows,
     functions_of,
     sum_over_replicas,
@@ -36,12 +34,10 @@ __all__ = [
     "Differentiated",
     "Gradient",
     "GradientSums",
-    "GraphCutter",
     "Part",
     "StagedFunction",
     "TraceOptions",
     "TracedModel",
-    "WholeGraph",
     "as_tensor",
     "by_reference",
     "differentiate",

@@ -15,10 +15,11 @@ paper's rule. Such tensors are `fed`:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -31,9 +32,7 @@ from tfgpipe.cells import Cell, ModelCall, trace_model
 from tfgpipe.devices import names
 from tfgpipe.failures import check_interruption
 from tfgpipe.graphs import (
-    GraphCutter,
     TraceOptions,
-    WholeGraph,
     as_tensor,
     differentiate,
     without_gradients,
@@ -66,11 +65,23 @@ class TriedGraph:
     """
 
     def __init__(self, call: ModelCall, specs: Any, cells: Sequence[Cell]):
-        call = dataclasses.replace(
-            call, head=None, is_split=True, synchronizes=False
+        devices = [cell.device for cell in cells]
+        on_host = names.only_compiles(devices)
+
+        @contextlib.contextmanager
+        def around(layer: keras.layers.Layer, k: int) -> Iterator[None]:
+            """Runs each layer where a step does, where that can be."""
+            with (
+                call.around(layer, k),
+                tf.device("CPU:0" if on_host else devices[k]),
+            ):
+                yield
+
+        own = dataclasses.replace(
+            call, head=None, is_split=True, synchronizes=False, around=around
         )
         any_rows = tree.map_structure(_any_rows, specs)
-        self.traced = traced = trace_model(call, any_rows, None, TraceOptions())
+        self.traced = traced = trace_model(own, any_rows, None, TraceOptions())
         self.units = Units(traced)
         made = without_gradients(traced)
         if call.training and self.units.differentiating:
@@ -81,20 +92,9 @@ class TriedGraph:
             )
         self.made = made
         self.dw = self._of_weights()
-        self._whole = WholeGraph(traced.graph)
         self.dx = self._given_back()
-        self._place(cells)
-        self._cutter = GraphCutter(
-            self._whole,
-            {op.name for op in self._whole.operations},
-            TraceOptions().of_function,
-            "CPU",
-        )
+        self._captured = {own.ref(): t for t, own in traced.graph.captures}
         self._functions: dict[Any, Any] = {}
-        given = [*traced.x, *made.dy, *made.dlosses]
-        given += [u.tensor for u in traced.uses]
-        given += [t for _, t in traced.state]
-        self._given = [t for t in given if t is not None]
         moments = [
             t
             for layer, calls in zip(traced.normalizations, traced.moments)
@@ -106,17 +106,6 @@ class TriedGraph:
         for unit in self.units.found:
             if unit in self.units.drawing or unit.mixes:
                 self.fed += unit.gives
-
-    def _place(self, cells: Sequence[Cell]) -> None:
-        """Runs each operation where it runs in a step, where that can be."""
-        devices = [cell.device for cell in cells]
-        if names.only_compiles(devices):
-            return
-        for op in self._whole.operations:
-            place = self.made.places.get(op.name)
-            if place is not None and op.type != "Placeholder":
-                device = devices[self.traced.cell_of(place)]
-                self._whole.nodes[op.name].device = device
 
     def _of_weights(self) -> dict[Unit, list[tuple[Any, tf.Tensor]]]:
         """Gradients of the weights of units that have their own."""
@@ -204,16 +193,20 @@ class TriedGraph:
         What is among `values` is taken as it is.
         """
         check_interruption(in_trial=True)
-        wanted = {t.ref(): t for t in wanted}
-        known = [t for t in [*self._given, *self.fed] if t.ref() in values]
-        extra = [ref for ref in values if ref not in {t.ref() for t in known}]
-        known += [ref.deref() for ref in extra]
-        key = (*wanted,), frozenset(values)
+        found = {t.ref(): values.get(t.ref()) for t in wanted}
+        left = [ref for ref, value in found.items() if value is None]
+        values = {**self._captured, **values}
+        key = (*left,), frozenset(values)
         if key not in self._functions:
-            self._functions[key] = self._cutter.function(
-                known, [*wanted.values()]
+            self._functions[key] = internals.GraphFunction(
+                self.traced.graph,
+                [ref.deref() for ref in values],
+                [ref.deref() for ref in left],
             )
-        return dict(zip(wanted, self._functions[key](values)))
+        if left:
+            made = self._functions[key]([*values.values()])
+            found.update(zip(left, made))
+        return found
 
     def given(
         self, x: Sequence[Any], weights: State, state: State
