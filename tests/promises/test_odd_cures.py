@@ -16,10 +16,11 @@ from test_wide_cures import Cure, _needs, check_found_without
 
 from tfgpipe import internals
 from tfgpipe.cells import tracer
+from tfgpipe.graphs import TracedModel
 from tfgpipe.loss import row_wise
 from tfgpipe.sequence.graph_calls import GraphCalls
 from tfgpipe.trial import compare as trial_compare
-from tfgpipe.trial import layer_calls, outcome, trial
+from tfgpipe.trial import layer_calls
 
 pytestmark = pytest.mark.slow
 PRIVATE = importlib.import_module("tfgpipe.internals.keras")
@@ -93,26 +94,8 @@ def compare_no(what):
     return take_out
 
 
-def look_at_no_lookup(monkeypatch):
-    monkeypatch.setattr(trial, "look_up", lambda *_: ({}, []))
-
-
-def hand_no_state_on(monkeypatch):
-    handed_on = trial._Pass._handed_on
-
-    def without_state(self, i, parts, given, made):
-        found = handed_on(self, i, parts, given, made)
-        return found and [own._replace(state={}) for own in found]
-
-    monkeypatch.setattr(trial._Pass, "_handed_on", without_state)
-
-
-def try_layers_in_a_scope_of_keras(monkeypatch):
-    class Scope(keras.StatelessScope):
-        __init__ = outcome._Scope.__init__
-        add_update = outcome._Scope.add_update
-
-    monkeypatch.setattr(outcome, "_Scope", Scope)
+def take_all_lookups_for_those_of_rows(monkeypatch):
+    monkeypatch.setattr(TracedModel, "varying", lambda _: lambda _: True)
 
 
 CURES = {
@@ -173,15 +156,7 @@ CURES = {
         compare_no("metrics"), 0, _needs("layer odd_metric")
     ),
     "positions are taken for rows": Cure(
-        look_at_no_lookup, 0, _needs("layer positions")
-    ),
-    "rows arrive as state": Cure(
-        hand_no_state_on, 0, _needs("layer state_reader", "M 2")
-    ),
-    "behind a tape nothing is tried": Cure(
-        try_layers_in_a_scope_of_keras,
-        28,
-        _needs("layer differentiating of weights"),
+        take_all_lookups_for_those_of_rows, 0, _needs("layer positions")
     ),
 }
 

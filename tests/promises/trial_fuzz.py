@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import json
 import random
@@ -25,9 +26,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers as kl
+from keras import tree
 from row_operations import APART, AT_TIMES, MIXING, PLACES
 
-from tfgpipe.cells import Cell, CellFunction, LayerCall
+from tfgpipe.cells import Cell, LayerCall, ModelCall, trace_model
+from tfgpipe.graphs import TraceOptions
 from tfgpipe.trial import Trial
 
 SHAPES = ((4,), (3, 4), (None, 4))
@@ -151,14 +154,46 @@ def layers_of(composition: Composition) -> list[Any]:
 # ------------------------------------------------------------------- the trial
 def said_of(layers: list[Any], shape: tuple[int | None, ...]) -> list[str]:
     """What a trial says of built layers; the shape is that of inputs."""
-    cell = Cell(0, [LayerCall(layer) for layer in layers], ["CPU:0"])
-    own = CellFunction(cell, True, None, recomputes=False, is_split=True)
+    spec = tf.TensorSpec(shape, "float32")
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        trial = Trial("warn")
-        trial.run([own], tf.TensorSpec(shape, "float32"), 2)
-        trial.tell()
+        tried(layers, spec).tell()
     return [str(one.message) for one in found]
+
+
+def tried(
+    layers: list[Any],
+    spec: Any,
+    training: bool = True,
+    data: Any = None,
+    cast: Any = None,
+) -> Trial:
+    """A trial of built layers, one after the other, on rows of data if any."""
+
+    def call(x: Any, training: bool) -> Any:
+        for layer in layers:
+            x = layer(x, training=training)
+        return x
+
+    own = ModelCall(
+        call,
+        layers,
+        training,
+        None,
+        is_split=True,
+        synchronizes=False,
+        home=lambda *_: 0,
+        around=lambda *_: contextlib.nullcontext(),
+        num_cells=1,
+    )
+    trial = Trial("warn")
+    if data is not None:
+        trial.note_data(data, cast)
+    cell = Cell(0, [LayerCall(layer) for layer in layers], ["CPU:0"])
+    specs = tree.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), spec)
+    traced = trace_model(own, specs, None, TraceOptions())
+    trial.run(own, traced, [cell], spec, 2)
+    return trial
 
 
 def said(composition: Composition) -> list[str]:

@@ -1780,3 +1780,16 @@ def test_seeds_are_the_variables_that_are_no_weights():
     norm.build((None, 2))
     (seed,) = internals.seeds_of([dropout, norm, dropout])
     assert seed is dropout.seed_generator.state
+
+
+def test_function_of_a_graph_takes_any_of_its_tensors():
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder("float32", (None,))
+        h = tf.nn.relu(x)
+        y = h + tf.random.uniform(())
+        z = tf.cond(tf.reduce_sum(h) > 1, lambda: h, lambda: 2.0 * h)
+    whole = internals.GraphFunction(graph, [x], [y, z])
+    made = whole([tf.constant([1.0, -1.0, 2.0])])
+    assert made[1].numpy().tolist() == [1, 0, 2]
+    rest = internals.GraphFunction(graph, [h], [z])
+    assert rest([tf.constant([0.5])])[0].numpy().tolist() == [1]

@@ -5,8 +5,7 @@ of each cell's tasks out of it, `CellTasks`.
 """
 
 from tfgpipe.cells.cell import CallOutput, Cell, LayerCall, LiveCall, LiveInput
-from tfgpipe.cells.function import CellFunction
-from tfgpipe.cells.model_trace import ModelCall, as_number
+from tfgpipe.cells.model_trace import ModelCall, as_number, trace_model
 from tfgpipe.cells.outline import (
     Outline,
     SectionCall,
@@ -21,7 +20,6 @@ from tfgpipe.cells.tracer import Tracer
 __all__ = [
     "CallOutput",
     "Cell",
-    "CellFunction",
     "CellTasks",
     "KeptValues",
     "LayerCall",
@@ -38,4 +36,5 @@ __all__ = [
     "filled",
     "is_whole",
     "outline",
+    "trace_model",
 ]

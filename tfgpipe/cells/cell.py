@@ -45,7 +45,7 @@ class Cell(keras.layers.Layer):
         super().__init__(name=f"cell_{index}", autocast=False, dtype="float32")
         self.index = index
         self.number = index if number is None else number
-        self.calls = tuple(steps)
+        self.calls: tuple[Any, ...] = tuple(steps)
         self.sequence = [step.layer for step in steps]
         self.source = source
         self.called: list[keras.Operation] = []
@@ -132,15 +132,12 @@ class LayerCall:
     Attributes:
         operation: What is called.
         layer: That, or a layer that stands for an operation.
-        repeated: By the id of a weight, for each of its lookups, whether its
-            indices are the same for all micro-batches: found by a trial.
     """
 
     def __init__(self, operation: keras.Operation):
         is_layer = isinstance(operation, keras.layers.Layer)
         self.layer: Any = operation if is_layer else stand_in(operation.name)
         self.operation: Any = operation
-        self.repeated: dict[int, list[bool]] = {}
 
     @property
     def variables(self) -> list[keras.Variable]:

@@ -6,6 +6,7 @@ from tfgpipe.graphs.cut import (
     CHEAP,
     StagedFunction,
     follows,
+    functions_of,
     sum_over_replicas,
     sums_over_replicas,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "by_reference",
     "differentiate",
     "follows",
+    "functions_of",
     "gradient_sums",
     "lookups",
     "only_cast",

@@ -38,6 +38,14 @@ from tfgpipe.graphs.side_effects import CALLS
 
 _SIZES = {"Rank", "Shape", "ShapeN", "Size"}
 
+# Their sizes follow from values, not only from sizes.
+_SIZED_BY_VALUES = {
+    "RaggedTensorToTensor",
+    "Unique",
+    "UniqueV2",
+    "Where",
+} | CALLS
+
 
 @dataclasses.dataclass(frozen=True)
 class TraceOptions:
@@ -145,28 +153,44 @@ class TracedModel:
     def varying(self) -> Callable[[tf.Tensor], bool]:
         """Tells whether a tensor follows from what micro-batches differ in.
 
-        That is their rows, and what is assigned; not the sizes of rows.
+        That is their rows, what is assigned, and what is drawn; not the number
+        of rows, nor other sizes, if these do not follow from such things.
         """
         assigned = {id(variable) for variable, _ in self.new_state}
         given = [*self.x, *self.labels]
         given += [t for v, t in self.state if id(v) in assigned]
-        known = {t.op.name: True for t in given if t is not None}
+        values = {t.op.name: True for t in given if t is not None}
+        sizes = dict.fromkeys(values, False)
+
+        def look(op: tf.Operation) -> None:
+            before = [t.op.name for t in op.inputs]
+            by_value = any(values[name] for name in before)
+            by_size = any(sizes[name] for name in before)
+            values.setdefault(
+                op.name,
+                by_size
+                if op.type in _SIZES
+                else by_value or by_size or internals.is_stateful(op.type),
+            )
+            is_known = all(
+                t.shape.rank is not None and None not in t.shape[1:]
+                for t in op.outputs
+            )
+            sizes.setdefault(
+                op.name,
+                not is_known and (by_size or (by_value and _is_sized(op))),
+            )
 
         def varies(tensor: tf.Tensor) -> bool:
             waiting = [tensor.op]
             while waiting:
                 op = waiting[-1]
-                before = [t.op for t in op.inputs if t.op.name not in known]
-                if op.name in known or op.type in _SIZES or not before:
-                    waiting.pop()
-                    known.setdefault(
-                        op.name,
-                        op.type not in _SIZES
-                        and any(known[t.op.name] for t in op.inputs),
-                    )
-                else:
+                before = [t.op for t in op.inputs if t.op.name not in values]
+                if before and op.name not in values:
                     waiting += before
-            return known[tensor.op.name]
+                else:
+                    look(waiting.pop())
+            return values[tensor.op.name]
 
         return varies
 
@@ -185,6 +209,19 @@ class TracedModel:
             *tf.nest.flatten(self.moments),
         ]
         return [t for t in found if t is not None]
+
+
+def _is_sized(op: tf.Operation) -> bool:
+    """Whether sizes of what it makes may follow from values that it takes.
+
+    Those are given as a few whole numbers, such as the end of a slice.
+    """
+    return op.type in _SIZED_BY_VALUES or (
+        op.type not in ("Gather", "GatherV2", "ResourceGather")
+        and any(
+            t.dtype.is_integer and t.shape.rank in (0, 1) for t in op.inputs
+        )
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

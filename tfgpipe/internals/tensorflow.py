@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -19,6 +21,7 @@ from tensorflow.core.framework.attr_value_pb2 import (
     NameAttrList as _NameAttrList,
 )
 from tensorflow.python import pywrap_tfe as _pywrap_tfe
+from tensorflow.python.client import pywrap_tf_session as _pywrap_tf_session
 from tensorflow.python.distribute import distribute_lib as _distribute_lib
 from tensorflow.python.eager import backprop as _backprop
 from tensorflow.python.eager import context as _context
@@ -506,6 +509,83 @@ class FunctionCall:
         for tensor, shape in zip(op.outputs, self._shapes):
             tensor.set_shape(shape)
         return list(op.outputs)
+
+
+class GraphFunction:
+    """A function of some tensors of a graph: what others come to.
+
+    It is called outside of graphs. No Python goes through its operations, which
+    a function that is made in Python does.
+
+    Args:
+        graph: The graph, which outlives it.
+        inputs: The tensors that it takes, whatever makes them.
+        outputs: Others, which it returns; not among the inputs.
+    """
+
+    def __init__(
+        self, graph: Any, inputs: list[tf.Tensor], outputs: list[tf.Tensor]
+    ):
+        self._graph = graph
+        self._dtypes = [t.dtype for t in outputs]
+        needed = _needed(inputs, outputs)
+        operations = [op for op in graph.get_operations() if op.name in needed]
+        is_stateful = any(map(_is_stateful_op, operations))
+        self._call = (
+            tf.raw_ops.StatefulPartitionedCall
+            if is_stateful
+            else tf.raw_ops.PartitionedCall
+        )
+        self._name = f"__tried_{next(_numbers)}"
+        context = _context.context()
+        with graph._c_graph.get() as c_graph:
+            made = _pywrap_tf_session.TF_GraphToFunction_wrapper(
+                c_graph,
+                self._name,
+                False,
+                [op._c_op for op in operations],
+                [t._as_tf_output() for t in inputs],
+                [t._as_tf_output() for t in outputs],
+                [],
+                [],
+                [],
+                None,
+                "",
+            )
+        context.ensure_initialized()
+        context.add_c_function(made)
+        _pywrap_tf_session.TF_DeleteFunction(made)
+        weakref.finalize(self, _forget_function, self._name)
+
+    def __call__(self, arguments: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Runs it."""
+        found = self._call(args=arguments, Tout=self._dtypes, f=self._name)
+        return list(found)
+
+
+_numbers = itertools.count()
+
+
+def _forget_function(name: str) -> None:
+    _context.context().remove_function(name)
+
+
+def _is_stateful_op(op: Any) -> bool:
+    return is_stateful(op.type)
+
+
+def _needed(inputs: list[tf.Tensor], outputs: list[tf.Tensor]) -> set[str]:
+    """The names of the operations between some tensors and others."""
+    given = {t.ref() for t in inputs}
+    found: set[str] = set()
+    waiting = [t.op for t in outputs]
+    while waiting:
+        op = waiting.pop()
+        if op.name not in found:
+            found.add(op.name)
+            waiting += [t.op for t in op.inputs if t.ref() not in given]
+            waiting += op.control_inputs
+    return found
 
 
 def _types(tensors: list[tf.Tensor]) -> Any:

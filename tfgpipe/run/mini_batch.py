@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import Cell, CellFunction, CellTasks, ModelCall, Tracer
+from tfgpipe.cells import Cell, CellTasks, ModelCall, Tracer
 from tfgpipe.devices import Replicas, names
 from tfgpipe.graphs import (
     Differentiated,
@@ -82,9 +82,6 @@ class MiniBatch:
             len(cells),
         )
         is_tried = trial and is_split and (head is not None or not training)
-        self._tried = [Cell(0, source.tried, cells[0].devices)]
-        if is_tried:
-            trial.run(self._functions(), x, self.micro_batches.count)
         traced = tracer.trace(
             self.call,
             cells,
@@ -92,9 +89,10 @@ class MiniBatch:
             self._specs(own_labels[0]),
             [training and remat.recomputes(k) for k in range(len(cells))],
         )
-        self.traced = traced = self.cut(traced)
         if is_tried:
+            trial.run(self.call, traced, cells, x, self.micro_batches.count)
             trial.tell()
+        self.traced = traced = self.cut(traced)
         self.given = [
             _by_reference(traced.x, own) | _by_reference(traced.labels, label)
             for own, label in zip(inputs, own_labels)
@@ -122,20 +120,6 @@ class MiniBatch:
             own_labels = self.micro_batches.split(labels)
         self.replicas = Replicas(grid, self.micro_batches.count)
         return inputs, own_labels
-
-    def _functions(self) -> list[CellFunction]:
-        """The cells' layers, for a trial."""
-        call = self.call
-        return [
-            CellFunction(
-                cell,
-                call.training,
-                call.head if cell is self._tried[-1] else None,
-                recomputes=call.training and self.remat.recomputes(k),
-                is_split=call.is_split,
-            )
-            for k, cell in enumerate(self._tried)
-        ]
 
     def _specs(self, nest: Any) -> Any:
         return tree.map_structure(
@@ -189,31 +173,12 @@ class MiniBatch:
         return self._tracer.tasks(made, self.cells, self._repeated(made))
 
     def _repeated(self, made: Differentiated) -> list[list[bool]]:
-        """For each use of a weight, which lookups a trial found repeated.
-
-        Those of which the indices follow from the rows are not.
-        """
-        uses, sections = self.traced.uses, self.traced.sections
-        found: list[list[bool]] = [[] for _ in uses]
+        """For each use of a weight, which lookups are the same for all rows."""
         varies = self.traced.varying()
-        for step in (step for cell in self._tried for step in cell.calls):
-            for key, flags in step.repeated.items():
-                own = [
-                    (i, [varies(d.indices) for d in made.dw[i].slices.values()])
-                    for i, use in enumerate(uses)
-                    if id(use.variable) == key
-                    and step.layer in sections[use.section].around
-                ]
-                left = list(flags)
-                for is_own in [is_own for _, many in own for is_own in many]:
-                    if is_own and False in left:
-                        left.remove(False)
-                for i, many in reversed(own):
-                    found[i] = [
-                        not is_own and bool(left) and left.pop(0)
-                        for is_own in many
-                    ]
-        return found
+        return [
+            [not varies(part.indices) for part in d.slices.values()]
+            for d in made.dw
+        ]
 
     def program(
         self,

@@ -64,7 +64,6 @@ class LayerList(Steps):
         for index, item in enumerate(found, start):
             self._add(index, item)
         self.calls = [LayerCall(layer) for layer in self.layers]
-        self.tried = self.calls
         if self.input_spec is None and self.layers:
             self.input_spec = _declared_by(self.layers[0])
         self._check_names()

@@ -58,12 +58,10 @@ class Steps:
         input_spec: Nest of `keras.KerasTensor`s that comes in, or None.
         problems: What is wrong.
         models: Those that the layers are also used by, as far as is known.
-        tried: The calls that a trial runs.
     """
 
     layers: list[keras.layers.Layer]
     models: Sequence[keras.Model]
-    tried: list[LayerCall]
 
     def __init__(self) -> None:
         self.calls: list[LayerCall] = []

@@ -55,7 +55,6 @@ class WholeModel(Steps):
         self.model = model
         self.models = []
         self.layers = [model]
-        self.tried = [LayerCall(model)]
         self._opened: list[Any] = []
         self.is_functional = has_graph(model)
         if self.is_functional:

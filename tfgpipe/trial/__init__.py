@@ -1,12 +1,14 @@
-"""Tries layers on a few rows, before a pipeline trains with them.
+"""Tries a model on a few rows, before a pipeline trains with it.
 
 Whether a layer treats a batch as it treats its parts cannot be read from what
-it is made of; it can be tried. `trial.py` goes through the layers of a model,
-`rows.py` has the rows, `outcome.py` what a layer makes of them, `compare.py`
-what differs.
+it is made of; it can be tried. `trial.py` tries each phase of a model once,
+`phase.py` one of them, unit by unit. `rows.py` has the rows, `units.py` what is
+tried one by one, `tried_graph.py` runs it, `compare.py` tells what differs,
+`known.py` what need not be tried.
 """
 
-from tfgpipe.trial.trial import MIXES_ROWS, ROW_BY_ROW, TRIALS, Trial
+from tfgpipe.trial.known import MIXES_ROWS, ROW_BY_ROW
+from tfgpipe.trial.trial import TRIALS, Trial
 
 __all__ = [
     "MIXES_ROWS",

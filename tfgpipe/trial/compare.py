@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from tfgpipe.boundary import is_continuous
 from tfgpipe.graphs import as_tensor, gradient_sums
-from tfgpipe.trial.outcome import Outcome
-from tfgpipe.trial.rows import NONE, row_axis
+from tfgpipe.trial.rows import NONE, UNCLEAR, row_axis
 
 _ONE = "pass num_micro_batches=1"
 
@@ -37,6 +36,42 @@ _EPSILON = {1: 2**-3, 2: 2**-7, 4: 2**-23, 8: 2**-52}
 
 # Of the largest number that is taken.
 _CANCELLED = {1: 1e-1, 2: 3e-2, 4: 1e-5, 8: 2e-14}
+
+
+class Outcome(NamedTuple):
+    """What a unit has made of some rows.
+
+    Attributes:
+        tensors: What it gives.
+        inputs: What it has taken.
+        losses: What it gave `add_loss`, summed as Keras does.
+        state: The new values of what was assigned, by ids.
+        dx: Gradients with respect to what it takes.
+        dw: Of its weights: the variable, and its gradient.
+        rows: Which ones of all rows it has.
+        total: How many rows there are of all.
+        num_bytes: Of the numbers that it computes in.
+    """
+
+    tensors: list[Any]
+    inputs: list[Any]
+    losses: list[Any]
+    state: Mapping[int, tuple[keras.Variable, Any]]
+    dx: list[Any]
+    dw: Mapping[Any, tuple[keras.Variable, Any]]
+    rows: slice
+    total: int
+    num_bytes: int
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows it has."""
+        return int(self.rows.stop - self.rows.start)
+
+    @property
+    def share(self) -> float:
+        """The share that these rows are of all rows, from 0 to 1."""
+        return self.num_rows / self.total
 
 
 def distance(
@@ -82,11 +117,9 @@ def largest(tensor: Any) -> Any:
 
 
 def output_distance(whole: Outcome, parts: Sequence[Outcome]) -> float:
-    """How far outputs and masks are apart."""
+    """How far outputs are apart."""
     runs = whole, *parts
-    flat = [[*own.tensors, *own.masks] for own in runs]
-    if len({*map(len, flat)}) > 1:
-        return float("inf")
+    flat = [own.tensors for own in runs]
     counts = [own.num_rows for own in runs]
     # What cancels leaves the rounding of what was taken.
     given = [t for t in whole.inputs if is_continuous(t)]
@@ -94,6 +127,26 @@ def output_distance(whole: Outcome, parts: Sequence[Outcome]) -> float:
     most = {"noise": noise, "num_bytes": whole.num_bytes}
     found = (_rows_distance(counts, *own, **most) for own in zip(*flat))
     return max(found, default=0.0)
+
+
+def is_clearly_apart(
+    counts: Sequence[int], values: Sequence[Any], num_bytes: int
+) -> bool:
+    """Whether a tensor has its rows in order, and parts have others."""
+    axis = row_axis([tuple(t.shape) for t in values], counts)
+    if axis == UNCLEAR:
+        return False
+    return _rows_distance(counts, *values, num_bytes=num_bytes) > 0
+
+
+def are_lookups_alike(whole: Any, parts: Sequence[Any]) -> bool:
+    """Whether indices are those of rows, or the same for all parts."""
+    flat = [tf.reshape(t, (-1,)) for t in parts]
+    whole = tf.reshape(whole, (-1,))
+    joined = tf.concat(flat, 0)
+    return not distance(whole, joined) or not any(
+        distance(whole, own) for own in flat
+    )
 
 
 def _rounding(tensor: Any) -> float:
@@ -115,6 +168,8 @@ def _rows_distance(
         if not is_continuous(whole):
             return 0.0
         return max(distance(whole, p, **most) for p in parts)
+    if len(whole.shape) == 1 and not is_continuous(whole):
+        return 0.0  # such as where the rows of a ragged tensor begin
     # Several elements of each row, in an order that is not known: sorted.
     flat = [tf.reshape(t, (-1,)) for t in (whole, *parts)]
     one, other = flat[0], tf.concat(flat[1:], 0)
@@ -216,11 +271,12 @@ def of_drawn(variable: keras.Variable) -> str:
     )
 
 
-def of_metrics(whole: Outcome, last: Outcome) -> Iterator[str]:
-    """What to say of metrics that run on from part to part."""
-    for name, result in whole.results.items():
-        other = last.results.get(name)
-        apart = distance(result, other, num_bytes=whole.num_bytes)
+def of_metrics(
+    whole: Mapping[str, Any], last: Mapping[str, Any]
+) -> Iterator[str]:
+    """What to say of results of metrics that run on from part to part."""
+    for name, result in whole.items():
+        apart = distance(result, last.get(name))
         if apart:
             yield (
                 f"has a metric, '{name.rsplit('.', 1)[0]}', that comes to "

@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from keras import tree
 
-from tfgpipe.boundary import Boundary, structure_of
-
 
 class Parts(NamedTuple):
     """How many rows each part has."""
@@ -126,20 +124,13 @@ def _is_like(tensor: Any, spec: Any) -> bool:
 
 def with_parts(whole: Any, parts: Parts) -> list[Any]:
     """A nest of tensors with a row each, and its parts."""
-    found = [whole]
-    for rows in parts.slices[1:]:
-        own = [
-            [None if t is None else t[rows] for t in flat]
-            for flat in Boundary.of(whole)
-        ]
-        found.append(Boundary(*own).nest(structure_of(whole)))
-    return found
 
+    def own(rows: slice) -> Any:
+        return tree.map_structure(
+            lambda t: None if t is None else t[rows], whole
+        )
 
-def have_rows(nest: Any, parts: Parts) -> bool:
-    """Whether all tensors have a row each of the whole."""
-    flat = [t for t in tree.flatten(nest) if t is not None]
-    return all(t.shape.rank and t.shape[0] == parts.total for t in flat)
+    return [own(rows) for rows in parts.slices]
 
 
 NONE, UNCLEAR = -1, -2
@@ -160,6 +151,28 @@ def row_axis(shapes: Sequence[tuple[int, ...]], counts: Sequence[int]) -> int:
     axis, *others = differ
     is_rows = [shape[axis] for shape in shapes] == [*counts]
     return axis if is_rows and not others else UNCLEAR
+
+
+def part_of(
+    value: Any, sizes: Sequence[tuple[int, ...]], parts: Parts, place: int
+) -> Any:
+    """Of a tensor of all rows, what one part has; None if it is not known.
+
+    `sizes` are its shapes, of all rows and of each part. What has several
+    elements for each row has those of the first row first. Where parts have
+    made other sizes, they get the rows of the whole all the same.
+    """
+    counts = [rows.stop - rows.start for rows in parts.slices]
+    axis = row_axis(sizes, counts)
+    rows = parts.slices[place]
+    if axis == NONE:
+        return value
+    if axis >= 0:
+        return tf.gather(value, tf.range(rows.start, rows.stop), axis=axis)
+    times, rest = divmod(value.shape[0], parts.total) if value.shape else (0, 0)
+    if rest or not times:
+        return None
+    return value[times * rows.start : times * rows.stop]
 
 
 def cotangent(

@@ -4,11 +4,11 @@ import keras
 import pytest
 from every_layer import USES
 from keras import layers as kl
+from trial_fuzz import tried
 
 import tfgpipe
-from tfgpipe.cells import CellFunction
-from tfgpipe.trial import MIXES_ROWS, ROW_BY_ROW, Trial, trial
-from tfgpipe.trial.trial import is_row_by_row
+from tfgpipe.trial import MIXES_ROWS, ROW_BY_ROW, units
+from tfgpipe.trial.known import is_row_by_row
 
 # Other names of classes, and what has nothing of its own to try.
 WITHOUT_USE = {"GroupQueryAttention", "Sequential"}
@@ -16,22 +16,16 @@ WITHOUT_USE = {"GroupQueryAttention", "Sequential"}
 
 def untried_and_differing(name, training, monkeypatch):
     """What a trial says of all layers of a use."""
-    monkeypatch.setattr(trial, "is_row_by_row", lambda layer: False)
+    monkeypatch.setattr(units, "is_row_by_row", lambda layer: False)
     use = USES[name]
     keras.config.set_floatx(use.dtype)
     keras.config.set_dtype_policy(use.dtype)
     model = tfgpipe.GPipe(use.make(), 1, 2)
     model.build((None, *use.x.shape[1:]))
-    x = keras.ops.convert_to_tensor(use.x)
-    functions = [
-        CellFunction(cell, training, None, False, True)
-        for cell in model.built_for("a test").cells
-    ]
-    own = Trial("warn")
-    own.note_data(use.x, model.cast_inputs)
-    own.run(functions, model.cast_inputs(x), 2)
+    x = model.cast_inputs(keras.ops.convert_to_tensor(use.x))
+    own = tried(model.layers, x, training, use.x, model.cast_inputs)
     (found,) = own._found
-    return found.untried(), [text for *_, text in found.found()]
+    return found.untried(), [text for *_, text in found.said.values()]
 
 
 def test_known_layers_have_a_use_each():

@@ -109,7 +109,7 @@ class Counted(Lookup):
 
 
 WARNS = pytest.mark.filterwarnings(
-    "ignore:.*(which has side effects|has a metric, 'sum')"
+    "ignore:.*(which has side effects|has a metric, 'sum'|was not tried)"
 )
 
 

@@ -1,0 +1,486 @@
+"""One phase of a model, tried unit after unit.
+
+    whole   rows 0 1 2 3 4     unit a --> unit b --> unit c
+    parts   rows 0 1           unit a --> unit b --> unit c
+            rows 2 3 4         unit a --> unit b --> unit c
+
+As long as the parts make what the whole makes, one run of each tells of all
+units. Where a unit does not, the parts are run once more with what the whole
+has made there, so that its fault is not taken for one of the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import tree
+
+from tfgpipe import internals
+from tfgpipe.boundary import is_continuous
+from tfgpipe.cells import Cell, ModelCall
+from tfgpipe.trial import compare, rows
+from tfgpipe.trial.compare import Outcome
+from tfgpipe.trial.tried_graph import State, TriedGraph, Values
+from tfgpipe.trial.units import Unit, Units
+
+
+class Phase:
+    """One phase of a model, tried.
+
+    Attributes:
+        said: What differs: by unit, and what it is about, the cell, the name
+            and the words.
+    """
+
+    def __init__(self, call: ModelCall, cells: Sequence[Cell]):
+        self.call, self.cells = call, cells
+        self.graph: Any = None
+        self.said: dict[tuple[int, str], tuple[Cell, str, str]] = {}
+        self.tried: set[int] = set()
+        self.errors: dict[int, str] = {}
+        self.failure = ""
+        self.varying: set[int] = set()  # state that follows from rows
+        self.next: dict[int, Any] = {}  # state, before and after a step
+        self.weights: State = {}
+        self.wanted: list[tuple[int, Unit]] = []
+        self.metrics: set[int] = set()  # ids of their variables
+        self.all_metrics: list[Any] = []
+        self.sizes_vary = False  # of what units give, by their rows
+
+    def begin(self, specs: Any) -> TriedGraph | None:
+        """Makes the graph; None if that fails."""
+        try:
+            self.graph = graph = TriedGraph(self.call, specs, self.cells)
+        except Exception as error:  # as of code that needs to know the rows
+            self.failure = f"{type(error).__name__}: {error}"
+            return None
+        self.all_metrics = [
+            m for layer in self.call.layers for m in layer.metrics
+        ]
+        self.metrics = {id(v) for v in self.call.metric_state}
+        self.weights = {
+            id(v): (v, _not_zero(v))
+            for v in {
+                id(u.variable): u.variable for u in graph.traced.uses
+            }.values()
+        }
+        for i, unit in enumerate(graph.units.found):
+            if unit.mixes:
+                self.say(i, "outputs", compare.of_outputs(float("inf")))
+                self.tried.add(i)
+            elif unit in graph.units.drawing:
+                self.errors[i] = (
+                    "it draws random numbers in a loop, a branch or a function"
+                )
+        self.wanted = [
+            (i, unit)
+            for i, unit in enumerate(graph.units.found)
+            if not unit.is_known and i not in self.errors and not unit.mixes
+        ]
+        return graph
+
+    def later(self) -> Iterator[State]:
+        """Yields the state of the second step, and that of a late one.
+
+        What is the same for all rows is taken for a counter.
+        """
+        if not self.next:
+            return
+        yield {key: (v, new) for key, (v, _, new) in self.next.items()}
+        yield {
+            key: (v, new if key in self.varying else new + 999 * (new - old))
+            for key, (v, old, new) in self.next.items()
+            if new.dtype.is_integer or new.dtype.is_floating
+        }
+
+    def run(
+        self,
+        parts: rows.Parts,
+        nests: Sequence[Any],
+        state: State | None = None,
+    ) -> None:
+        """Tries the units on some rows, as a whole and in parts.
+
+        `nests` are all rows and each part; `state` is what the step begins
+        with, None for the present one.
+        """
+        try:
+            _Run(self, parts, nests, state or {}).units()
+        except Exception as error:  # of rows that it cannot take
+            self.failure = f"{type(error).__name__}: {error}"
+
+    def say(self, i: int, about: str, what: str, name: str = "") -> None:
+        """Notes what differs of a unit, which may be known by another name."""
+        unit = self.graph.units.found[i]
+        cell = self.cells[min(unit.cell, len(self.cells) - 1)]
+        self.said.setdefault((i, about), (cell, name or unit.name, what))
+
+    def untried(self) -> list[tuple[Cell, str, str]]:
+        """Cells and names of what could not be tried, and why."""
+        if self.graph is None:
+            return [(self.cells[0], "the model", self.failure)]
+        why = self.failure or "what comes before it could not be run in parts"
+        return [
+            (self.cells[unit.cell], unit.name, self.errors.get(i, why))
+            for i, unit in enumerate(self.graph.units.found)
+            if not unit.is_known and i not in self.tried
+        ]
+
+
+class _Run:
+    """All units on some rows: as a whole, and in parts.
+
+    Of a unit whose outputs differ, the parts are given those of the whole, so
+    that its fault is not taken for one of the next.
+    """
+
+    def __init__(
+        self,
+        phase: Phase,
+        parts: rows.Parts,
+        nests: Sequence[Any],
+        state: State,
+    ):
+        self._phase, self._graph, self._parts = phase, phase.graph, parts
+        self._traced = phase.graph.traced
+        self._state = state
+        self._flat = [tree.flatten(nest) for nest in nests]
+        self._counts = [own.stop - own.start for own in parts.slices]
+        self._fed: list[Values] = [{}, {}, {}]
+        self._made: list[Values] = [{}, {}, {}]
+        units = phase.graph.units
+        self._losses = _grouped(self._traced.losses, units)
+        self._new = [
+            (v, t)
+            for v, t in self._traced.new_state
+            if id(v) not in self._traced.draws
+        ]
+
+    def _values(self, place: int, more: Sequence[Any] = ()) -> dict[Any, Any]:
+        """What all rows, or a part, are run on; `more` is state besides."""
+        state = {**self._state, **{id(v): (v, value) for v, value in more}}
+        own = self._graph.given(self._flat[place], self._phase.weights, state)
+        return {**own, **self._fed[place]}
+
+    def units(self) -> None:
+        """Tries the units, one after the other."""
+        graph, wanted = self._graph, self._wanted()
+        fed = [t for t in graph.fed if _is_data(t)]
+        whole = graph.run([*wanted, *fed], self._values(0))
+        self._note_next(whole)
+        is_known = self._feed(fed, [whole] + self._shapes(fed))
+        start, end = 0, len(graph.units.found)
+        while start < end and is_known:
+            self._run(wanted)
+            start = self._first_fault(start)
+            if start < end:
+                gives = [
+                    t for t in graph.units.found[start].gives if _is_data(t)
+                ]
+                is_known = self._feed(gives, self._made)
+                start += 1
+        if not is_known:
+            return
+        self._try_lookups()
+        self._try_draws()
+        self._try_replicas()
+        self._try_gradients()
+
+    def _wanted(self) -> list[tf.Tensor]:
+        found = [t for _, unit in self._phase.wanted for t in unit.gives]
+        found += [t for _, unit in self._phase.wanted for t in unit.takes]
+        found += [*self._traced.losses, *(t for _, t in self._traced.new_state)]
+        found += [t for t in self._traced.outputs if t is not None]
+        return [t for t in {t.ref(): t for t in found}.values() if _is_data(t)]
+
+    def _shapes(self, tensors: Sequence[tf.Tensor]) -> list[Values]:
+        if not tensors:
+            return [{}, {}]
+        return [self._graph.run(tensors, self._values(p)) for p in (1, 2)]
+
+    def _feed(
+        self, tensors: Sequence[tf.Tensor], made: Sequence[Values]
+    ) -> bool:
+        """Gives parts what the whole has; returns whether that is known."""
+        for tensor in tensors:
+            ref = tensor.ref()
+            sizes = [tuple(own[ref].shape) for own in made]
+            found = [
+                rows.part_of(made[0][ref], sizes, self._parts, place)
+                for place in range(3)
+            ]
+            if any(value is None for value in found):
+                return False
+            for own, value in zip(self._fed, found):
+                own[ref] = value
+        return True
+
+    def _run(self, wanted: Sequence[tf.Tensor]) -> None:
+        """Metrics run on from part to part; other state does not."""
+        run = self._graph.run
+        whole = run(wanted, self._values(0))
+        first = run(wanted, self._values(1))
+        chained = [
+            (v, first[t.ref()])
+            for v, t in self._new
+            if id(v) in self._phase.metrics
+        ]
+        second = run(wanted, self._values(2, chained))
+        self._made = [whole, first, second]
+
+    def _outcomes(self, unit: Unit | None, **of: Any) -> list[Outcome]:
+        """What a unit has made of all rows, and of each part."""
+        fed = self._fed[0]
+        takes = unit.takes if unit else []
+        gives = [t for t in unit.gives if t.ref() not in fed] if unit else []
+        losses = self._losses.get(unit, []) if unit else []
+        return [
+            Outcome(
+                [made[t.ref()] for t in gives if _is_data(t)],
+                [made[t.ref()] for t in takes if _is_data(t)],
+                [made[loss.ref()] for loss in losses],
+                {id(v): (v, made[t.ref()]) for v, t in self._new},
+                of.get("dx", [[], [], []])[place],
+                of.get("dw", [{}, {}, {}])[place],
+                self._parts.slices[place],
+                self._parts.total,
+                unit.num_bytes if unit else 8,
+            )
+            for place, made in enumerate(self._made)
+        ]
+
+    def _first_fault(self, start: int) -> int:
+        """Judges units; returns the first whose outputs differ, or the end."""
+        for i, unit in self._phase.wanted:
+            if i < start:
+                continue
+            whole, *parts = self._outcomes(unit)
+            apart = compare.output_distance(whole, parts)
+            if apart and not self._is_repeatable(unit):
+                self._phase.errors[i] = "it draws by other means than a seed"
+                return i
+            self._phase.tried.add(i)
+            for text in compare.of_losses(whole, parts):
+                self._phase.say(i, "losses", text)
+            self._judge_state(i, unit, whole, parts)
+            if apart:
+                name = self._inner_name(unit)
+                self._phase.say(i, "outputs", compare.of_outputs(apart), name)
+                self._phase.sizes_vary |= self._has_unclear(unit)
+                return i
+        return len(self._graph.units.found)
+
+    def _is_repeatable(self, unit: Unit) -> bool:
+        """Whether a unit equals itself; else there is nothing to compare."""
+        own = [t for t in unit.gives if _is_data(t)]
+        again = self._graph.run(own, self._values(0))
+        made = self._made[0]
+        return not any(
+            compare.distance(made[t.ref()], again[t.ref()]) for t in own
+        )
+
+    def _inner_name(self, unit: Unit) -> str:
+        """The name of what inside a unit is the first that differs."""
+        inner = unit.inner(self._traced)
+        tensors = [t for _, t in inner]
+        made = [self._graph.run(tensors, self._values(p)) for p in range(3)]
+        for name, tensor in inner:
+            values = [own[tensor.ref()] for own in made]
+            if compare.is_clearly_apart(self._counts, values, unit.num_bytes):
+                return name
+        return unit.name
+
+    def _has_unclear(self, unit: Unit) -> bool:
+        sizes = [
+            [tuple(own[t.ref()].shape) for own in self._made]
+            for t in unit.gives
+            if t.ref() in self._made[0]
+        ]
+        return rows.UNCLEAR in [rows.row_axis(s, self._counts) for s in sizes]
+
+    # ------------------------------------------------------------------ state
+    def _note_next(self, whole: Values) -> None:
+        for variable, tensor in self._traced.new_state:
+            key = id(variable)
+            if key not in self._phase.metrics:
+                old = self._state.get(key, (None, variable.value))[1]
+                self._phase.next.setdefault(
+                    key, (variable, old, whole[tensor.ref()])
+                )
+
+    def _judge_state(
+        self, i: int, unit: Unit, whole: Outcome, parts: Sequence[Outcome]
+    ) -> None:
+        units = self._graph.units
+        for variable, tensor in self._new:
+            key = id(variable)
+            made = [own.state[key][1] for own in (whole, *parts)]
+            if any(compare.distance(made[0], own) for own in made[1:]):
+                self._phase.varying.add(key)
+            if units.of(tensor) is not unit or key in self._phase.metrics:
+                continue
+            for text in compare.of_state(variable, made[0], parts):
+                self._phase.say(i, f"state {key}", text)
+        for metric in self._phase.all_metrics:
+            own = {id(v) for v in metric.variables}
+            if not any(
+                id(v) in own and units.of(t) is unit for v, t in self._new
+            ):
+                continue
+            results = [self._results(metric, o) for o in (whole, parts[-1])]
+            for text in compare.of_metrics(*results):
+                self._phase.say(i, "metrics", text)
+
+    def _results(self, metric: Any, made: Outcome) -> dict[str, Any]:
+        """Those of a metric, with the values that it has now."""
+        with internals.ReadingScope([*made.state.values()]):
+            return {
+                f"{metric.name}.{i}": tf.convert_to_tensor(result)
+                for i, result in enumerate(tree.flatten(metric.result()))
+            }
+
+    def _try_draws(self) -> None:
+        """State that is drawn, and not row by row, is another with each seed.
+
+        One that follows from rows, which draw, is a mean over more of them.
+        """
+        graph = self._graph
+        drawn = [t for t in graph.units.draws if t.ref() in self._fed[0]]
+        kept = [
+            (v, t)
+            for v, t in self._new
+            if id(v) not in self._phase.metrics
+            and graph.follows(t, [d for d in drawn if self._is_of_batch(d)])
+        ]
+        for variable, tensor in kept:
+            unit = graph.units.of(tensor)
+            if unit is not None:
+                i = graph.units.found.index(unit)
+                text = compare.of_drawn(variable)
+                self._phase.say(i, f"state {id(variable)}", text)
+
+    def _is_of_batch(self, draw: tf.Tensor) -> bool:
+        """Whether random numbers are not those of rows."""
+        sizes = {tuple(own[draw.ref()].shape) for own in self._fed}
+        return len(sizes) == 1
+
+    def _try_replicas(self) -> None:
+        """A metric of several replicas is zero in all but the first."""
+        graph, metrics = self._graph, self._phase.metrics
+        if len(self._phase.cells[0].devices) == 1:
+            return
+        for variable, tensor in self._new:
+            unit = graph.units.of(tensor)
+            is_own = id(variable) in metrics and variable.aggregation == "sum"
+            if not is_own or unit is None:
+                continue
+            nine = 9 * keras.ops.ones_like(variable.value)
+            starts = [nine, nine, keras.ops.zeros_like(nine)]
+            whole, one, other = (
+                graph.run([tensor], self._values(p, [(variable, start)]))[
+                    tensor.ref()
+                ]
+                for p, start in enumerate(starts)
+            )
+            if compare.distance(whole, one + other):
+                i = graph.units.found.index(unit)
+                text = compare.of_replicas(variable.name)
+                self._phase.say(i, f"replicas {id(variable)}", text)
+
+    # -------------------------------------------------------------- gradients
+    def _try_lookups(self) -> None:
+        """Slices of sparse gradients are those of rows, or of all of them."""
+        drawing = self._graph.units.drawing
+        if self._phase.sizes_vary or not self._phase.call.training:
+            return
+        own = [one for one in self._graph.lookups if one[0] not in drawing]
+        if not own:
+            return
+        tensors = [indices for _, _, indices in own]
+        made = [self._graph.run(tensors, self._values(p)) for p in range(3)]
+        for unit, variable, tensor in own:
+            whole, *parts = (values[tensor.ref()] for values in made)
+            if not compare.are_lookups_alike(whole, parts):
+                i = self._graph.units.found.index(unit)
+                text = compare.of_lookups(variable)
+                self._phase.say(i, f"lookup {id(variable)}", text)
+
+    def _try_gradients(self) -> None:
+        """Those of units with a gradient of their own, from the last one on."""
+        graph = self._graph
+        own = [
+            (i, unit)
+            for i, unit in self._phase.wanted
+            if unit in graph.units.differentiating
+            and not any(place == i for place, _ in self._phase.said)
+        ]
+        tensors = [t for _, u in own for t in graph.gradients(u)]
+        if not tensors or not self._phase.call.training:
+            return
+        made = []
+        for place in range(3):
+            values = {**self._values(place), **self._cotangents(place)}
+            made.append(graph.run(tensors, values))
+        for i, unit in reversed(own):
+            dx = [[m[t.ref()] for t in graph.dx.get(unit, [])] for m in made]
+            dw = [
+                {id(t): (v, m[t.ref()]) for v, t in graph.dw.get(unit, [])}
+                for m in made
+            ]
+            whole, *parts = self._outcomes(unit, dx=dx, dw=dw)
+            texts = [*compare.of_gradients(whole, parts)]
+            for text in texts:
+                self._phase.say(i, "gradients", text)
+            if texts:
+                return  # those before take what it has made
+
+    def _cotangents(self, place: int) -> dict[Any, Any]:
+        """Gradients of what is handed out, drawn ones, and of losses."""
+        made, part = self._graph.made, self._parts.slices[place]
+        found = {}
+        for i, (t, dy) in enumerate(zip(self._traced.handed_out, made.dy)):
+            if dy is None:
+                continue
+            sizes = [tuple(own[t.ref()].shape) for own in self._made]
+            axis = rows.row_axis(sizes, self._counts)
+            value = self._made[place][t.ref()]
+            found[dy.ref()] = (
+                tf.zeros_like(value)
+                if axis == rows.UNCLEAR
+                else rows.cotangent(i, value, axis, part, self._parts.total)
+            )
+        share = (part.stop - part.start) / self._parts.total
+        found.update(
+            (d.ref(), tf.constant(share, d.dtype))
+            for d in made.dlosses
+            if d is not None
+        )
+        return found
+
+
+def _grouped(
+    losses: Sequence[tf.Tensor], units: Units
+) -> dict[Unit, list[tf.Tensor]]:
+    """Losses of layers by the units that made them."""
+    found: dict[Unit, list[tf.Tensor]] = {}
+    for loss in losses:
+        unit = units.of(loss)
+        if unit is not None:
+            found.setdefault(unit, []).append(loss)
+    return found
+
+
+def _is_data(tensor: tf.Tensor) -> bool:
+    return tensor.dtype not in (tf.variant, tf.resource)
+
+
+def _not_zero(variable: keras.Variable) -> tf.Tensor:
+    """A weight's value, or a drawn one where it is zero throughout."""
+    value = tf.convert_to_tensor(variable.value)
+    if not is_continuous(value) or tf.reduce_any(value != 0):
+        return value
+    drawn = tf.random.stateless_normal(variable.shape, (1, 2))
+    return tf.cast(drawn, value.dtype)

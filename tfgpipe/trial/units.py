@@ -1,0 +1,278 @@
+"""The units of a model's graph that are tried: layers, and code around them.
+
+    model(x)    dense | own block: dense, code, dense | code of the model | ...
+    units       known |             one               |       one         |
+
+A layer of Keras's is a unit, and so is one of a user's, with all that it calls:
+what is inside may have its rows in any order. Models are gone into; what their
+own code does between layers are units, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfgpipe import internals
+from tfgpipe.graphs import TracedModel, follows, functions_of
+from tfgpipe.trial.known import is_row_by_row, mixes_rows
+
+# Element by element, for tensors of one shape.
+_ELEMENTWISE = frozenset(
+    """
+    Abs Add AddV2 BiasAdd Cast Ceil Cos Div DivNoNan Elu Equal Erf Erfc Exp
+    Expm1 Floor FloorDiv FloorMod Greater GreaterEqual Identity Inv IsFinite
+    IsInf IsNan LeakyRelu Less LessEqual Log Log1p LogicalAnd LogicalNot
+    LogicalOr Maximum Minimum Mul Neg NotEqual OnesLike Pow RealDiv Reciprocal
+    Relu Relu6 Round Rsqrt SelectV2 Selu Sigmoid Sign Sin Softplus Softsign Sqrt
+    Square SquaredDifference StopGradient Sub Tanh ZerosLike
+    """.split()
+)
+
+_DRAWN_FROM_TENSORS = {"Multinomial", "StatelessMultinomial"}
+
+
+@dataclasses.dataclass(eq=False)
+class Unit:
+    """Some operations, one after the other.
+
+    Attributes:
+        layer: The layer whose call they are; None for code of a model.
+        name: What to call it in a sentence.
+        cell: The cell in which it begins.
+        sections: Its sections.
+        operations: Its operations.
+        takes: The tensors that they take of other units.
+        gives: What others take of it, and results.
+        is_known: Whether it is known to treat each row by itself.
+    """
+
+    layer: keras.layers.Layer | None
+    name: str
+    cell: int
+    sections: set[int] = dataclasses.field(default_factory=set)
+    operations: list[tf.Operation] = dataclasses.field(default_factory=list)
+    takes: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    gives: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    is_known: bool = False
+
+    @functools.cached_property
+    def layers(self) -> list[keras.layers.Layer]:
+        """The layer with those inside it."""
+        return [] if self.layer is None else internals.flat_layers(self.layer)
+
+    @functools.cached_property
+    def num_bytes(self) -> int:
+        """Of the numbers in which most is lost."""
+        dtypes = [getattr(one, "compute_dtype", None) for one in self.layers]
+        dtypes += [t.dtype for t in self.takes]
+        known = [tf.as_dtype(d).real_dtype for d in dtypes if d is not None]
+        return min((d.size for d in known if d.is_floating), default=8)
+
+    def inner(self, traced: TracedModel) -> list[tuple[str, tf.Tensor]]:
+        """What goes from section to section inside, with the maker's name."""
+        places = {op.name: i for i, op in enumerate(traced.operations)}
+        own = {op.name for op in self.operations}
+        maker: dict[str, tuple[int, bool, str]] = {}
+        for op in self.operations:
+            place = places[op.name]
+            section = traced.section_of(place)
+            is_behind = section.end is not None and place >= section.end
+            around = section.around[:-1] if is_behind else section.around
+            first = around.index(self.layer) if self.layer in around else 0
+            name = "/".join(layer.name for layer in around[first:])
+            maker[op.name] = traced.section_at(place), is_behind, name
+        found: dict[Any, tuple[str, tf.Tensor]] = {}
+        for op in self.operations:
+            for tensor in op.outputs:
+                if tensor.dtype in (tf.variant, tf.resource):
+                    continue
+                users = [u.name for u in tensor.consumers() if u.name in own]
+                if any(maker[u] != maker[op.name] for u in users):
+                    found[tensor.ref()] = f"layer '{maker[op.name][2]}'", tensor
+        return [*found.values()]
+
+    @property
+    def mixes(self) -> bool:
+        """Whether it is known to mix rows."""
+        return self.layer is not None and mixes_rows(self.layer)
+
+
+class Units:
+    """The units of a model.
+
+    Attributes:
+        found: The units in order.
+        losses: For each of the losses of layers, its unit, or None.
+        draws: Random numbers, tensors.
+        drawing: The units that draw inside loops, branches or functions, or
+            out of several rows.
+        differentiating: Those with a gradient of their own.
+    """
+
+    def __init__(self, traced: TracedModel):
+        self._traced = traced
+        self.found: list[Unit] = []
+        self._unit_of: dict[str, Unit] = {}
+        self._library = {
+            function.signature.name: function.node_def
+            for function in traced.graph.as_graph_def().library.function
+        }
+        key: Any = None
+        # What is behind all layers only hands on what they made.
+        end = traced.sections[-1].start
+        for place, op in enumerate(traced.operations[:end]):
+            if op.type in ("Placeholder", "Const", "NoOp"):
+                continue
+            own, unit = self._place(place)
+            if own != key:
+                key = own
+                self.found.append(unit)
+            last = self.found[-1]
+            last.sections.add(traced.section_at(place))
+            last.operations.append(op)
+            self._unit_of[op.name] = last
+        self._connect()
+        for unit in self.found:
+            unit.is_known = self._is_known(unit)
+        self.draws: list[tf.Tensor] = []
+        self.drawing: set[Unit] = set()
+        self.differentiating: set[Unit] = set()
+        for op in traced.operations:
+            self._look(op)
+
+    def of(self, tensor: tf.Tensor) -> Unit | None:
+        """The unit that has made a tensor, maybe handed on behind all."""
+        return self._unit_of.get(self._made(tensor).op.name)
+
+    def _place(self, place: int) -> tuple[Any, Unit]:
+        """A key of the unit of an operation, and a new unit for it."""
+        number = self._traced.section_at(place)
+        section = self._traced.sections[number]
+        around = section.around
+        if section.end is not None and place >= section.end:
+            around = around[:-1]
+        for i, one in enumerate(around):
+            if not isinstance(one, keras.Model):
+                path = [id(layer) for layer in around[: i + 1]]
+                if isinstance(one, keras.layers.Layer):
+                    return path, Unit(one, f"layer '{one.name}'", section.cell)
+                name = f"operation '{one.name}'"
+                return (number, path), Unit(None, name, section.cell)
+        is_behind = around is not section.around
+        name = f"code of model '{around[-1].name}'" if around else "the model"
+        if is_behind:
+            name += f" behind {section.words}"
+        return (number, bool(is_behind)), Unit(None, name, section.cell)
+
+    def _connect(self) -> None:
+        """Finds what each unit takes and gives."""
+        traced = self._traced
+        fixed = [
+            *(u.tensor for u in traced.uses),
+            *(t for _, t in traced.state),
+        ]
+        free = {t.ref() for t in fixed}
+        free |= {own.ref() for _, own in traced.graph.captures}
+        given: dict[Any, tf.Tensor] = {}
+        for unit in self.found:
+            for op in unit.operations:
+                for tensor in op.inputs:
+                    maker = self._unit_of.get(tensor.op.name)
+                    if maker is unit or follows(tensor, free):
+                        continue
+                    given[tensor.ref()] = tensor
+                    _add(unit.takes, tensor)
+        # State has rules of its own, whoever reads it.
+        state = {t.ref() for t in traced.assigned}
+        handed_out = [self._made(t) for t in traced.handed_out if t is not None]
+        for tensor in [*given.values(), *handed_out]:
+            maker = self._unit_of.get(tensor.op.name)
+            if maker is not None and tensor.ref() not in state:
+                _add(maker.gives, tensor)
+
+    def _made(self, tensor: tf.Tensor) -> tf.Tensor:
+        """What is only handed on behind all units, where it is made."""
+        while tensor.op.name not in self._unit_of and tensor.op.inputs:
+            tensor = tensor.op.inputs[0]
+        return tensor
+
+    def _is_known(self, unit: Unit) -> bool:
+        if unit.layer is not None:
+            return is_row_by_row(unit.layer)
+        weights = {u.tensor.ref() for u in self._traced.uses}
+        return all(_is_elementwise(op, weights) for op in unit.operations)
+
+    def _look(self, op: tf.Operation) -> None:
+        """Notes what an operation draws, and gradients of its own."""
+        unit = self._unit_of.get(op.name)
+        kinds, has_gradient = _seen(self._library, op.node_def)
+        if unit is not None and has_gradient:
+            self.differentiating.add(unit)
+        if not any(map(is_random, kinds)):
+            return
+        takes_rows = any(
+            t.dtype.is_floating and t.shape.rank != 0 and t.op.type != "Const"
+            for t in op.inputs
+        )
+        if is_random(op.type) and (
+            not takes_rows or op.type in _DRAWN_FROM_TENSORS
+        ):
+            self.draws += op.outputs
+        elif unit is not None:
+            self.drawing.add(unit)
+
+
+def is_random(kind: str) -> bool:
+    """Whether operations of a type draw random numbers."""
+    if kind in _DRAWN_FROM_TENSORS:
+        return True
+    if "Random" not in kind and "TruncatedNormal" not in kind:
+        return False
+    return not kind.startswith(("StatelessRandomGet", "RandomDataset"))
+
+
+def _add(tensors: list[tf.Tensor], tensor: tf.Tensor) -> None:
+    if not any(tensor is own for own in tensors):
+        tensors.append(tensor)
+
+
+def _seen(library: Any, node: Any) -> tuple[set[str], bool]:
+    """Types of an operation and of all that it calls; own gradients."""
+    kinds, has_gradient = set(), False
+    waiting = [node]
+    known: set[str] = set()
+    while waiting:
+        one = waiting.pop()
+        kinds.add(one.op)
+        own = one.attr.get("_gradient_op_type")
+        has_gradient |= own is not None and own.s.startswith(b"CustomGradient")
+        for name in {*functions_of(one)} - known:
+            known.add(name)
+            waiting += library.get(name, ())
+    return kinds, has_gradient
+
+
+def _is_elementwise(op: tf.Operation, weights: set[Any]) -> bool:
+    """Whether each element that it makes follows from those at its place."""
+    if op.type not in _ELEMENTWISE or len(op.outputs) != 1:
+        return False
+    made = op.outputs[0].shape
+    if made.rank is None or made.rank == 0:
+        return False
+    return all(
+        _fits(t.shape, made, t.op.type == "Const" or t.ref() in weights)
+        for t in op.inputs
+    )
+
+
+def _fits(own: tf.TensorShape, made: tf.TensorShape, is_fixed: bool) -> bool:
+    if own.rank is None:
+        return False
+    if is_fixed:
+        return bool(own.rank < made.rank)
+    return own.as_list() == made.as_list()
