@@ -1097,9 +1097,20 @@ def test_function_that_wraps_one_of_keras_is_not_keras():
     plain = keras.losses.mean_squared_error
     assert internals.is_keras_function(plain)
     wrapped = functools.wraps(plain)(lambda y, y_pred: plain(y, y_pred))
-    assert internals.is_keras(wrapped)
-    assert not internals.is_keras_function(wrapped)
-    assert not internals.is_keras_function(len)
+    for own in (wrapped, len):
+        assert not internals.is_keras(own)
+        assert not internals.is_keras_function(own)
+
+
+def test_class_that_wraps_one_of_keras_is_not_keras():
+    @functools.wraps(kl.Dense, updated=())
+    class Wrapped(kl.Dense):
+        pass
+
+    assert Wrapped.__module__ == kl.Dense.__module__
+    assert not internals.is_keras(Wrapped)
+    assert not internals.is_keras(Wrapped(1))
+    assert internals.is_keras(kl.Dense(1))
 
 
 # ------------------------------------------- graphs and functions in layers

@@ -1302,15 +1302,26 @@ def own_context_arguments(layer: keras.layers.Layer) -> set[str]:
 
 # ---------------------------------------------------------------------- names
 def is_keras(thing: Any) -> bool:
-    """Whether Keras defines a class or function."""
-    return getattr(thing, "__module__", "").startswith("keras.src.")
+    """Whether Keras defines a class or function, or the class of an object.
+
+    `functools.wraps` gives another one the name and the module of Keras's.
+    """
+    if not (getattr(thing, "__module__", "") or "").startswith(_KERAS):
+        return False
+    own = getattr(thing, "__globals__", None)
+    if own is not None:  # a function's, wherever it says that it is from
+        return own["__name__"].startswith(_KERAS)
+    if not isinstance(thing, type):
+        return is_keras(type(thing))
+    module = sys.modules.get(thing.__module__)
+    return getattr(module, thing.__name__, None) is thing
+
+
+_KERAS = "keras.src."
 
 
 def is_keras_function(thing: Any) -> bool:
-    """Whether it is a function of Keras, and none that wraps one.
-
-    `functools.wraps` gives another function the name and module of Keras's.
-    """
+    """Whether it is a function that a module of Keras has by its name."""
     if not is_keras(thing):
         return False
     module = sys.modules.get(thing.__module__)
