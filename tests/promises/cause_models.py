@@ -65,6 +65,14 @@ def cause(x=ROWS, y=NUMBERS, loss="mse", **kwargs):
     return add
 
 
+def functional(*layers):
+    """A functional model of a chain."""
+    x = y = keras.Input((4,))
+    for layer in layers:
+        y = layer(y)
+    return keras.Model(x, y)
+
+
 # ------------------------------------------------- logits that hang on outputs
 def own_loss(y, p):
     return keras.losses.categorical_crossentropy(y, p)
@@ -97,6 +105,17 @@ def softmax_and_own_sparse_loss():
 @cause(y=ONE_HOT, loss=own_binary_loss)
 def sigmoid_and_own_loss():
     return [kl.Dense(4, "tanh"), sure("sigmoid")]
+
+
+@cause(y=ONE_HOT, loss=own_loss, metrics=[own_loss])
+def softmax_of_tensorflow():
+    """Keras finds its logits by the operation."""
+    return [kl.Dense(4, "tanh"), sure(None), kl.Activation(tf.nn.softmax)]
+
+
+@cause(y=ONE_HOT, loss="mse", metrics=[own_binary_loss])
+def sigmoid_of_tensorflow():
+    return [kl.Dense(4, "tanh"), sure(tf.nn.sigmoid)]
 
 
 @cause(y=ONE_HOT, loss="categorical_crossentropy")
@@ -151,76 +170,64 @@ class Inner(kl.Layer):
 
 
 class Outer(kl.Layer):
-    """Sets the layer inside, and calls it."""
+    """Sets an attribute of the layer inside, calls it, and sets it back.
 
-    def __init__(self, inner, set_inner):
+    Args:
+        inner: The layer inside.
+        attribute: What of it is set.
+        value: Returns to what, by `x` and `training`.
+        twice: Whether it is called once more, as it was.
+    """
+
+    def __init__(self, inner, attribute, value, twice=False):
         super().__init__()
         self.inner = inner
-        self.set_inner = set_inner
+        self.attribute, self.value, self.twice = attribute, value, twice
 
     def build(self, shape):
         self.inner.build(shape)
 
     def call(self, x, training=False):
-        self.set_inner(self.inner, x, training)
-        return self.inner(x)
+        before = getattr(self.inner, self.attribute)
+        setattr(self.inner, self.attribute, self.value(x, training))
+        x = self.inner(x)
+        setattr(self.inner, self.attribute, before)
+        return self.inner(x) if self.twice else x
 
     def compute_output_shape(self, shape):
         return shape
 
 
-def around_outer(inner, set_inner):
-    return [kl.Dense(4), Outer(inner, set_inner), kl.Dense(3)]
+def around_outer(*arguments):
+    return functional(kl.Dense(4), Outer(*arguments), kl.Dense(3))
 
 
 @cause()
 def sets_a_flag():
-    def set_flag(inner, x, training):
-        inner.flag = training
-
-    return around_outer(Inner(), set_flag)
+    return around_outer(Inner(), "flag", lambda x, training: training)
 
 
 @cause(splits=False)  # a micro-batch draws for itself
 def sets_a_rate():
-    def set_rate(dropout, x, training):
-        dropout.rate = 0.6
-
-    return around_outer(kl.Dropout(0.1, seed=3), set_rate)
+    return around_outer(kl.Dropout(0.1, seed=3), "rate", lambda *_: 0.6)
 
 
 @cause()
 def sets_an_activation():
-    def set_activation(dense, x, training):
-        dense.activation = ops.tanh if training else ops.sin
+    def activation(x, training):
+        return ops.tanh if training else ops.sin
 
-    return around_outer(kl.Dense(4), set_activation)
+    return around_outer(kl.Dense(4), "activation", activation)
 
 
 @cause()
 def sets_the_number_of_rows():
-    def set_rows(inner, x, training):
-        inner.rows = ops.shape(x)[0]
-
-    return around_outer(Inner(), set_rows)
-
-
-class Twice(Outer):
-    """Calls the layer inside twice, as it is and set."""
-
-    def call(self, x, training=False):
-        self.inner.factor = 1.0
-        y = self.inner(x)
-        self.set_inner(self.inner, x, training)
-        return y + self.inner(y)
+    return around_outer(Inner(), "rows", lambda x, _: ops.shape(x)[0])
 
 
 @cause()
 def calls_a_layer_twice():
-    def set_factor(inner, x, training):
-        inner.factor = -3.0
-
-    return [kl.Dense(4), Twice(Inner(), set_factor), kl.Dense(3)]
+    return around_outer(Inner(), "factor", lambda *_: -3.0, True)
 
 
 @cause()
@@ -274,6 +281,11 @@ def mode_of_a_shared_object():
     return between(
         lambda value: setattr(mode, "factor", value), lambda: mode.factor
     )
+
+
+@cause()
+def mode_that_a_functional_model_keeps():
+    return functional(*mode_of_a_shared_object())
 
 
 @cause()
@@ -415,6 +427,27 @@ def asks_whether_it_is_in_a_function():
     return [kl.Dense(4), Run(ask), kl.Dense(3)]
 
 
+class Block(kl.Layer):
+    """Asks and clips between layers of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = kl.Dense(4), kl.Dense(4)
+
+    def call(self, x, training=False):
+        x = self.first(x)
+        if tf.executing_eagerly() or not tf.inside_function():
+            x = ops.tanh(x)
+        if not training:
+            x = ops.clip(x, -5.0, 5.0)
+        return self.second(x)
+
+
+@cause(x=20.0 * ROWS)
+def block_that_asks_and_clips():
+    return functional(Block(), kl.Dense(4, "tanh"), Block(), kl.Dense(3))
+
+
 # --------------------------------------------------------------------- tensors
 @cause()
 def lambda_of_another_dtype():
@@ -466,16 +499,16 @@ def block_that_reads_a_phase():
         phase.training = training
         return x
 
-    def set_flag(inner, x, training):
-        inner.flag = bool(phase.training)
+    def is_training(x, training):
+        return bool(phase.training)
 
-    return [
+    return functional(
         Run(note),
         kl.Dense(4),
-        Outer(Inner(), set_flag),
+        Outer(Inner(), "flag", is_training),
         Run(lambda x, training: x if phase.training else 2.0 * x),
         kl.Dense(3),
-    ]
+    )
 
 
 class Holds(kl.Layer):

@@ -72,12 +72,28 @@ SLOW = """
     softmax_and_own_sparse_loss linear_behind_softmax sets_a_rate
     calls_a_layer_twice mode_of_a_thread attribute_changed_before_fewer_rows
     asks_whether_it_is_eager block_that_reads_a_phase
+    mode_that_a_functional_model_keeps
 """
 QUICK = [(name, 2) for name in CAUSES if name not in SLOW.split()]
 
 
+# By the name, from how many micro-batches on something is wrong, and what.
+ODD = {
+    "block_that_reads_a_phase": (1, "what it computes changes: refused"),
+    "wrapped_calls_in_branches": (2, "is tried without the layers before it"),
+}
+
+
+def expecting(request, odd, name, m):
+    """Marks what is known to be wrong."""
+    least, reason = odd.get(name, (m + 1, ""))
+    if m >= least:
+        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+
+
 @pytest.mark.parametrize(("name", "k"), quick(POINTS, [*POINTS[:5:2], *QUICK]))
-def test_what_a_run_shows_has_the_bits_of_keras(name, k):
+def test_what_a_run_shows_has_the_bits_of_keras(name, k, request):
+    expecting(request, ODD, name, 1)
     for found, reference in zip(trained(name, k), expected(name), strict=True):
         np.testing.assert_array_equal(found, reference)
 
@@ -88,13 +104,11 @@ CHOSEN = """
     sets_the_number_of_rows mode_of_a_shared_object
     attributes_of_a_users_on_tensors
 """
-ODD = {"wrapped_calls_in_branches": "a layer is tried without those before it"}
 
 
 @pytest.mark.parametrize("name", quick(SPLIT, CHOSEN.split()))
 def test_micro_batches_of_what_a_run_shows_are_those_of_keras(name, request):
-    if name in ODD:
-        request.applymarker(pytest.mark.xfail(strict=True, reason=ODD[name]))
+    expecting(request, ODD, name, 2)
     for found, reference in zip(trained(name, 2, 2), expected(name)):
         np.testing.assert_allclose(found, reference, 1e-9, 1e-11)
 
@@ -146,10 +160,10 @@ def test_metric_of_several_micro_batches_is_that_of_keras(name):
 
 
 UNTRIED = {
-    "activation_that_is_a_constraint": "what Keras defines is trusted",
-    "activity_regularizer_of_an_axis": "what Keras defines is trusted",
-    "flip": "what Keras defines is trusted",
-    "plain_cell": "a cell that is no layer is not looked at",
+    "activation_that_is_a_constraint": (2, "Keras's functions are trusted"),
+    "activity_regularizer_of_an_axis": (2, "Keras's functions are trusted"),
+    "flip": (2, "Keras's functions are trusted"),
+    "plain_cell": (2, "a cell that is no layer is not looked at"),
 }
 
 
@@ -157,9 +171,7 @@ UNTRIED = {
 def test_layer_of_several_micro_batches_is_that_of_keras_or_named(
     name, request
 ):
-    if name in UNTRIED:
-        mark = pytest.mark.xfail(strict=True, reason=UNTRIED[name])
-        request.applymarker(mark)
+    expecting(request, UNTRIED, name, 2)
     reference, _ = told(LAYERS[name])
     found, texts = told(LAYERS[name], 2, 2)
     is_named = any("'odd'" in text for text in texts)

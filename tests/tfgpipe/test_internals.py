@@ -1755,8 +1755,13 @@ def test_what_keras_hangs_on_tensors_is_found_and_hung_on_others():
             found.append(internals.attached_to(tensor))
         new = tf.identity(masked)
         assert internals.attached_to(new) == {}
-        internals.attach(new, found[0])
+        assert internals.attach(new, found[0]) is new
         assert internals.get_mask(new) is internals.mask_of(found[0])
+        logits = masked[:, 1]
+        by_operation = internals.attached_to(tf.nn.softmax(logits))
+        assert by_operation["Softmax"] is logits
+        made = internals.attach(new, by_operation)
+        assert made.op.type == "Softmax" and made.op.inputs[0] is logits
         return new
 
     step(tf.constant([[1, 0]]))

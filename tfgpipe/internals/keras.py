@@ -444,9 +444,21 @@ def autocast(dtype: str | None) -> contextlib.AbstractContextManager:
 _ATTACHED = ("_keras_mask", "_keras_logits")
 
 
+# Keras's crossentropies go on from what these operations took.
+_FROM_LOGITS = {"Sigmoid": tf.nn.sigmoid, "Softmax": tf.nn.softmax}
+
+
 def attached_to(tensor: Any) -> dict[str, Any]:
-    """What Keras has hung on a tensor, by its name."""
+    """What Keras has hung on a tensor, by its name.
+
+    And, by the name of the operation that made it, the logits that Keras would
+    find there.
+    """
     found = {name: getattr(tensor, name, None) for name in _ATTACHED}
+    operation = getattr(tensor, "op", None)
+    kind = getattr(operation, "type", None)
+    if kind in _FROM_LOGITS and found["_keras_logits"] is None:
+        found[kind] = operation.inputs[0]
     return {name: one for name, one in found.items() if one is not None}
 
 
@@ -455,10 +467,16 @@ def mask_of(attached: Mapping[str, Any]) -> Any:
     return attached.get("_keras_mask")
 
 
-def attach(tensor: Any, attached: Mapping[str, Any]) -> None:
-    """Hangs on a tensor of a graph what `attached_to` has returned."""
-    for name, one in attached.items():
-        setattr(tensor, name, one)
+def attach(tensor: Any, attached: Mapping[str, Any]) -> Any:
+    """Hangs on a tensor of a graph what `attached_to` has returned.
+
+    Returns the tensor, or one that the operation has made anew of its logits.
+    """
+    for name in _FROM_LOGITS.keys() & attached.keys():
+        tensor = _FROM_LOGITS[name](attached[name])
+    for name in attached.keys() - _FROM_LOGITS.keys():
+        setattr(tensor, name, attached[name])
+    return tensor
 
 
 def set_mask(tensor: Any, mask: Any) -> None:

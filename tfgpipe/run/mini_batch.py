@@ -384,10 +384,11 @@ class Results:
         """
         traced, left = self._traced, list(handed_out)
         made = [None if t is None else tf.identity(t) for t in left]
-        outputs = made[: len(traced.outputs)]
         attached = iter(made[len(traced.outputs) :])
-        for tensor, own in zip(outputs, traced.attached):
+        outputs = [
             internals.attach(tensor, {name: next(attached) for name in own})
+            for tensor, own in zip(made, traced.attached)
+        ]
         return tree.map_structure(lambda i: outputs[i], traced.structure)
 
     def joined_outputs(self) -> Any:
