@@ -475,6 +475,39 @@ def attributes_of_a_users_on_tensors():
     return [kl.Dense(4), Run(write), Run(read), kl.Dense(3)]
 
 
+def loss_of_attributes(y, p):
+    weights = getattr(p, "weights", ops.ones_like(y))
+    error = weights * (y - p) ** 2 * getattr(p, "_factor", 1.0)
+    return ops.mean(error, axis=-1)
+
+
+@cause(loss=loss_of_attributes, metrics=[loss_of_attributes])
+def attributes_of_a_users_on_outputs():
+    def write(x, training):
+        y = ops.tanh(x)
+        y.weights = x**2
+        y._factor = 5.0
+        return y
+
+    return [kl.Dense(4), kl.Dense(3), Run(write)]
+
+
+LEFT = types.SimpleNamespace(tensor=None)
+
+
+def loss_of_what_is_left(y, p):
+    return ops.mean((y - p) ** 2 * LEFT.tensor**2, axis=-1)
+
+
+@cause(loss=loss_of_what_is_left)
+def loss_of_what_a_layer_left():
+    def leave(x, training):
+        LEFT.tensor = x
+        return ops.tanh(x)
+
+    return [kl.Dense(4), kl.Dense(3), Run(leave)]
+
+
 @cause()
 def gradients_across_layers():
     seen = []

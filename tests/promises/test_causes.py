@@ -80,6 +80,7 @@ QUICK = [(name, 2) for name in CAUSES if name not in SLOW.split()]
 # By the name, from how many micro-batches on something is wrong, and what.
 ODD = {
     "block_that_reads_a_phase": (1, "what it computes changes: refused"),
+    "loss_of_what_a_layer_left": (1, "the loss is in another graph"),
     "wrapped_calls_in_branches": (2, "is tried without the layers before it"),
 }
 

@@ -1772,6 +1772,21 @@ def test_what_keras_hangs_on_tensors_is_found_and_hung_on_others():
     assert of_nothing == {}
 
 
+def test_what_a_user_hangs_on_tensors_is_found():
+    found = []
+
+    @tf.function(autograph=False)
+    def step(x):
+        x.rows, x._number, x.sum = tf.tanh(x), 3, tf.reduce_sum(x)
+        x._keras_mask = None
+        found.extend((internals.attached_to(x), internals.constants_on(x)))
+        assert found[0]["rows"] is x.rows
+
+    step(tf.ones((4, 2)))
+    assert [*found[0]] == ["rows"] and found[1] == {"_number": 3}
+    assert internals.constants_on(tf.ones(2)) == {}
+
+
 def test_arguments_of_compile_are_kept_until_the_next():
     model = keras.Sequential([kl.Dense(1)])
     model.compile("sgd", "mse")

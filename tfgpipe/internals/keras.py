@@ -451,15 +451,32 @@ _FROM_LOGITS = {"Sigmoid": tf.nn.sigmoid, "Softmax": tf.nn.softmax}
 def attached_to(tensor: Any) -> dict[str, Any]:
     """What Keras has hung on a tensor, by its name.
 
-    And, by the name of the operation that made it, the logits that Keras would
-    find there.
+    So has a user, what has a value for each row. And, by the name of the
+    operation that made it, there are the logits that Keras would find there.
     """
     found = {name: getattr(tensor, name, None) for name in _ATTACHED}
-    operation = getattr(tensor, "op", None)
+    operation: Any = getattr(tensor, "op", None)
     kind = getattr(operation, "type", None)
     if kind in _FROM_LOGITS and found["_keras_logits"] is None:
         found[kind] = operation.inputs[0]
+    for name, one in _hung_by_a_user(tensor).items():
+        has_rows = tf.is_symbolic_tensor(one) and bool(one.shape.rank)
+        if has_rows and one.shape[:1] == tensor.shape[:1]:
+            found[name] = one
     return {name: one for name, one in found.items() if one is not None}
+
+
+def constants_on(tensor: Any) -> dict[str, Any]:
+    """What a user has hung on a tensor that is of no graph, by its name."""
+    own = _hung_by_a_user(tensor).items()
+    return {name: one for name, one in own if not tf.is_symbolic_tensor(one)}
+
+
+def _hung_by_a_user(tensor: Any) -> dict[str, Any]:
+    if not tf.is_symbolic_tensor(tensor):
+        return {}  # Python dies of `vars` of tensors that are eager
+    others = "_is_zeros", "_keras", "_tf"
+    return {k: v for k, v in vars(tensor).items() if not k.startswith(others)}
 
 
 def mask_of(attached: Mapping[str, Any]) -> Any:

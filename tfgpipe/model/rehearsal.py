@@ -427,8 +427,9 @@ class _WatchedHead:
         for place, tensor in enumerate(flat):
             attached = internals.attached_to(tensor)
             names = enumerate(attached, i)
-            copied = {name: copy(attached[name], n) for n, name in names}
-            found[place] = internals.attach(found[place], copied)
+            hung = internals.constants_on(tensor)
+            hung.update({name: copy(attached[name], n) for n, name in names})
+            found[place] = internals.attach(found[place], hung)
             i += len(attached)
         nest = tree.pack_sequence_as(y_pred, found)
         return self._head(nest, labels, first)

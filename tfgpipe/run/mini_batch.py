@@ -385,10 +385,11 @@ class Results:
         traced, left = self._traced, list(handed_out)
         made = [None if t is None else tf.identity(t) for t in left]
         attached = iter(made[len(traced.outputs) :])
-        outputs = [
-            internals.attach(tensor, {name: next(attached) for name in own})
-            for tensor, own in zip(made, traced.attached)
-        ]
+        outputs = []
+        for tensor, given, own in zip(made, traced.outputs, traced.attached):
+            hung = internals.constants_on(given)
+            hung.update({name: next(attached) for name in own})
+            outputs.append(internals.attach(tensor, hung))
         return tree.map_structure(lambda i: outputs[i], traced.structure)
 
     def joined_outputs(self) -> Any:
