@@ -1097,9 +1097,20 @@ def test_function_that_wraps_one_of_keras_is_not_keras():
     plain = keras.losses.mean_squared_error
     assert internals.is_keras_function(plain)
     wrapped = functools.wraps(plain)(lambda y, y_pred: plain(y, y_pred))
-    assert internals.is_keras(wrapped)
-    assert not internals.is_keras_function(wrapped)
-    assert not internals.is_keras_function(len)
+    for own in (wrapped, len):
+        assert not internals.is_keras(own)
+        assert not internals.is_keras_function(own)
+
+
+def test_class_that_wraps_one_of_keras_is_not_keras():
+    @functools.wraps(kl.Dense, updated=())
+    class Wrapped(kl.Dense):
+        pass
+
+    assert Wrapped.__module__ == kl.Dense.__module__
+    assert not internals.is_keras(Wrapped)
+    assert not internals.is_keras(Wrapped(1))
+    assert internals.is_keras(kl.Dense(1))
 
 
 # ------------------------------------------- graphs and functions in layers
@@ -1744,8 +1755,13 @@ def test_what_keras_hangs_on_tensors_is_found_and_hung_on_others():
             found.append(internals.attached_to(tensor))
         new = tf.identity(masked)
         assert internals.attached_to(new) == {}
-        internals.attach(new, found[0])
+        assert internals.attach(new, found[0]) is new
         assert internals.get_mask(new) is internals.mask_of(found[0])
+        logits = masked[:, 1]
+        by_operation = internals.attached_to(tf.nn.softmax(logits))
+        assert by_operation["Softmax"] is logits
+        made = internals.attach(new, by_operation)
+        assert made.op.type == "Softmax" and made.op.inputs[0] is logits
         return new
 
     step(tf.constant([[1, 0]]))
@@ -1754,6 +1770,21 @@ def test_what_keras_hangs_on_tensors_is_found_and_hung_on_others():
     assert len(of_mask) == len(of_logits) == 1
     assert internals.mask_of(of_logits) is None
     assert of_nothing == {}
+
+
+def test_what_a_user_hangs_on_tensors_is_found():
+    found = []
+
+    @tf.function(autograph=False)
+    def step(x):
+        x.rows, x._number, x.sum = tf.tanh(x), 3, tf.reduce_sum(x)
+        x._keras_mask = None
+        found.extend((internals.attached_to(x), internals.constants_on(x)))
+        assert found[0]["rows"] is x.rows
+
+    step(tf.ones((4, 2)))
+    assert [*found[0]] == ["rows"] and found[1] == {"_number": 3}
+    assert internals.constants_on(tf.ones(2)) == {}
 
 
 def test_arguments_of_compile_are_kept_until_the_next():

@@ -445,10 +445,39 @@ def autocast(dtype: str | None) -> contextlib.AbstractContextManager:
 _ATTACHED = ("_keras_mask", "_keras_logits")
 
 
+# Keras's crossentropies go on from what these operations took.
+_FROM_LOGITS = {"Sigmoid": tf.nn.sigmoid, "Softmax": tf.nn.softmax}
+
+
 def attached_to(tensor: Any) -> dict[str, Any]:
-    """What Keras has hung on a tensor, by its name."""
+    """What Keras has hung on a tensor, by its name.
+
+    So has a user, what has a value for each row. And, by the name of the
+    operation that made it, there are the logits that Keras would find there.
+    """
     found = {name: getattr(tensor, name, None) for name in _ATTACHED}
+    operation: Any = getattr(tensor, "op", None)
+    kind = getattr(operation, "type", None)
+    if kind in _FROM_LOGITS and found["_keras_logits"] is None:
+        found[kind] = operation.inputs[0]
+    for name, one in _hung_by_a_user(tensor).items():
+        has_rows = tf.is_symbolic_tensor(one) and bool(one.shape.rank)
+        if has_rows and one.shape[:1] == tensor.shape[:1]:
+            found[name] = one
     return {name: one for name, one in found.items() if one is not None}
+
+
+def constants_on(tensor: Any) -> dict[str, Any]:
+    """What a user has hung on a tensor that is of no graph, by its name."""
+    own = _hung_by_a_user(tensor).items()
+    return {name: one for name, one in own if not tf.is_symbolic_tensor(one)}
+
+
+def _hung_by_a_user(tensor: Any) -> dict[str, Any]:
+    if not tf.is_symbolic_tensor(tensor):
+        return {}  # Python dies of `vars` of tensors that are eager
+    others = "_is_zeros", "_keras", "_tf"
+    return {k: v for k, v in vars(tensor).items() if not k.startswith(others)}
 
 
 def mask_of(attached: Mapping[str, Any]) -> Any:
@@ -456,10 +485,16 @@ def mask_of(attached: Mapping[str, Any]) -> Any:
     return attached.get("_keras_mask")
 
 
-def attach(tensor: Any, attached: Mapping[str, Any]) -> None:
-    """Hangs on a tensor of a graph what `attached_to` has returned."""
-    for name, one in attached.items():
-        setattr(tensor, name, one)
+def attach(tensor: Any, attached: Mapping[str, Any]) -> Any:
+    """Hangs on a tensor of a graph what `attached_to` has returned.
+
+    Returns the tensor, or one that the operation has made anew of its logits.
+    """
+    for name in _FROM_LOGITS.keys() & attached.keys():
+        tensor = _FROM_LOGITS[name](attached[name])
+    for name in attached.keys() - _FROM_LOGITS.keys():
+        setattr(tensor, name, attached[name])
+    return tensor
 
 
 def set_mask(tensor: Any, mask: Any) -> None:
@@ -1311,15 +1346,26 @@ def own_context_arguments(layer: keras.layers.Layer) -> set[str]:
 
 # ---------------------------------------------------------------------- names
 def is_keras(thing: Any) -> bool:
-    """Whether Keras defines a class or function."""
-    return getattr(thing, "__module__", "").startswith("keras.src.")
+    """Whether Keras defines a class or function, or the class of an object.
+
+    `functools.wraps` gives another one the name and the module of Keras's.
+    """
+    if not (getattr(thing, "__module__", "") or "").startswith(_KERAS):
+        return False
+    own = getattr(thing, "__globals__", None)
+    if own is not None:  # a function's, wherever it says that it is from
+        return own["__name__"].startswith(_KERAS)
+    if not isinstance(thing, type):
+        return is_keras(type(thing))
+    module = sys.modules.get(thing.__module__)
+    return getattr(module, thing.__name__, None) is thing
+
+
+_KERAS = "keras.src."
 
 
 def is_keras_function(thing: Any) -> bool:
-    """Whether it is a function of Keras, and none that wraps one.
-
-    `functools.wraps` gives another function the name and module of Keras's.
-    """
+    """Whether it is a function that a module of Keras has by its name."""
     if not is_keras(thing):
         return False
     module = sys.modules.get(thing.__module__)

@@ -237,6 +237,8 @@ def _is_rowwise_metric(
 ) -> bool:
     if any(map(tree.is_nested, (y, y_pred, sample_weight))) or y is None:
         return False
+    if "update_state" in vars(metric):  # instead of its class's
+        return False
     kind, rank = type(metric), len(y_pred.shape)
     weights = None if sample_weight is None else len(sample_weight.shape)
     if kind in _F_SCORES:
@@ -308,9 +310,12 @@ def _fits_sparse(y: Any, y_pred: Any) -> bool:
 
 
 def _has_own_values(loss: keras.losses.Loss) -> bool:
-    """Whether a loss of Keras has a `call` of a user's, as of a subclass."""
+    """Whether a user says what a loss of Keras computes, as in a subclass."""
     owner = next(cls for cls in type(loss).__mro__ if "call" in vars(cls))
-    return not internals.is_keras(owner) or "call" in vars(loss)
+    if not internals.is_keras(owner) or "call" in vars(loss):
+        return True
+    function = getattr(loss, "fn", None)
+    return function is not None and not internals.is_keras_function(function)
 
 
 def _has_own_call(loss: keras.losses.Loss) -> bool:

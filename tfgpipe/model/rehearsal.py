@@ -424,11 +424,12 @@ class _WatchedHead:
         flat = tree.flatten(y_pred)
         found = [copy(t, i) for i, t in enumerate(flat)]
         i = len(flat)
-        for tensor, own in zip(flat, found):
+        for place, tensor in enumerate(flat):
             attached = internals.attached_to(tensor)
             names = enumerate(attached, i)
-            copied = {name: copy(attached[name], n) for n, name in names}
-            internals.attach(own, copied)
+            hung = internals.constants_on(tensor)
+            hung.update({name: copy(attached[name], n) for n, name in names})
+            found[place] = internals.attach(found[place], hung)
             i += len(attached)
         nest = tree.pack_sequence_as(y_pred, found)
         return self._head(nest, labels, first)

@@ -88,8 +88,7 @@ def run_eagerly(
         made = [
             None if t is None else tf.identity(t) for t in split.join(outputs)
         ]
-        for tensor, one in zip(made, split.join(attached)):
-            internals.attach(tensor, one)
+        made = [*map(internals.attach, made, split.join(attached))]
         of_all_rows(
             tree.map_structure(lambda i: made[i], structure_of(y)),
             [sum(terms) for terms in zip(*added)],

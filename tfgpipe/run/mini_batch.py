@@ -345,10 +345,12 @@ class Results:
         """
         traced, left = self._traced, list(handed_out)
         made = [None if t is None else tf.identity(t) for t in left]
-        outputs = made[: len(traced.outputs)]
         attached = iter(made[len(traced.outputs) :])
-        for tensor, own in zip(outputs, traced.attached):
-            internals.attach(tensor, {name: next(attached) for name in own})
+        outputs = []
+        for tensor, given, own in zip(made, traced.outputs, traced.attached):
+            hung = internals.constants_on(given)
+            hung.update({name: next(attached) for name in own})
+            outputs.append(internals.attach(tensor, hung))
         return tree.map_structure(lambda i: outputs[i], traced.structure)
 
     def joined_outputs(self) -> Any:

@@ -1,0 +1,579 @@
+"""Models in which Keras does something that only a run of them shows.
+
+Each is what people write: Python beside the tensors, what hangs on a tensor, a
+layer that is set before it is called.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import functools
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers as kl
+from keras import ops
+
+RNG = np.random.default_rng(0)
+ROWS, NUMBERS = RNG.normal(size=(8, 4)), RNG.normal(size=(8, 3))
+IDS = RNG.integers(0, 6, (8, 5))
+CLASSES = RNG.integers(0, 3, 8)
+ONE_HOT = np.eye(3)[CLASSES]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cause:
+    """How to train one model.
+
+    Attributes:
+        make: Returns new layers, or a model.
+        x: Inputs, 8 rows.
+        y: Labels.
+        loss: Its loss, or losses.
+        metrics: Its metrics.
+        cut: The layers of each of two cells; None for half of them each.
+        later: Is called with the layers, or the model, after the first step.
+        then: What further steps get, `train_on_batch`'s arguments.
+        splits: Whether several micro-batches have Keras's numbers, too.
+    """
+
+    make: Callable[[], Any]
+    x: Any
+    y: Any
+    loss: Any
+    metrics: Any = None
+    cut: list[int] | None = None
+    later: Callable[[Any], None] | None = None
+    then: tuple[Any, ...] | None = None
+    splits: bool = True
+
+
+CAUSES: dict[str, Cause] = {}
+
+
+def cause(x=ROWS, y=NUMBERS, loss="mse", **kwargs):
+    def add(make):
+        CAUSES[make.__name__] = Cause(make, x, y, loss, **kwargs)
+        return make
+
+    return add
+
+
+def functional(*layers):
+    """A functional model of a chain."""
+    x = y = keras.Input((4,))
+    for layer in layers:
+        y = layer(y)
+    return keras.Model(x, y)
+
+
+# ------------------------------------------------- logits that hang on outputs
+def own_loss(y, p):
+    return keras.losses.categorical_crossentropy(y, p)
+
+
+def own_sparse_loss(y, p):
+    return keras.losses.sparse_categorical_crossentropy(y, p)
+
+
+def own_binary_loss(y, p):
+    return ops.sum(keras.losses.binary_crossentropy(y, p))
+
+
+def sure(activation="softmax", **kwargs):
+    """Probabilities of 0 and 1, of which only the logits say more."""
+    wide = keras.initializers.RandomNormal(stddev=40.0, seed=2)
+    return kl.Dense(3, activation, kernel_initializer=wide, **kwargs)
+
+
+@cause(y=ONE_HOT, loss=own_loss, metrics=[own_loss])
+def softmax_and_own_loss():
+    return [kl.Dense(4, "tanh"), sure()]
+
+
+@cause(y=CLASSES, loss=own_sparse_loss)
+def softmax_and_own_sparse_loss():
+    return [kl.Dense(4, "tanh"), sure(), kl.Activation("linear")]
+
+
+@cause(y=ONE_HOT, loss=own_binary_loss)
+def sigmoid_and_own_loss():
+    return [kl.Dense(4, "tanh"), sure("sigmoid")]
+
+
+@cause(y=ONE_HOT, loss=own_loss, metrics=[own_loss])
+def softmax_of_tensorflow():
+    """Keras finds its logits by the operation."""
+    return [kl.Dense(4, "tanh"), sure(None), kl.Activation(tf.nn.softmax)]
+
+
+@cause(y=ONE_HOT, loss="mse", metrics=[own_binary_loss])
+def sigmoid_of_tensorflow():
+    return [kl.Dense(4, "tanh"), sure(tf.nn.sigmoid)]
+
+
+@cause(y=ONE_HOT, loss="categorical_crossentropy")
+def linear_behind_softmax():
+    return [kl.Dense(4, "tanh"), sure(), kl.Activation("linear")]
+
+
+@cause(y=ONE_HOT, loss=own_loss, cut=[2, 1])
+def softmax_in_an_earlier_cell():
+    return [kl.Dense(4, "tanh"), sure(), kl.Activation("linear")]
+
+
+@cause(y=(ONE_HOT, ONE_HOT[::-1]), loss=[own_loss, "categorical_crossentropy"])
+def auxiliary_head():
+    x = keras.Input((4,))
+    h = kl.Dense(4, "tanh")(x)
+    early = kl.Activation("linear")(sure(name="early")(h))
+    return keras.Model(x, [early, sure(name="late")(kl.Dense(4, "tanh")(h))])
+
+
+@cause(
+    y={"early": CLASSES, "late": CLASSES[::-1]},
+    loss={"early": own_sparse_loss, "late": own_sparse_loss},
+)
+class OwnCallWithAnAuxiliaryHead(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = kl.Dense(4, "tanh"), kl.Dense(4, "tanh")
+        self.early, self.late = sure(), sure()
+
+    def call(self, x):
+        h = self.first(x)
+        return {"early": self.early(h), "late": self.late(self.second(h))}
+
+
+# ----------------------------------------------- layers that set other layers
+class Inner(kl.Layer):
+    """What it computes is set from outside."""
+
+    flag, factor, rows = False, 1.0, None
+
+    def build(self, shape):
+        self.w = self.add_weight(shape=(shape[-1],), initializer="uniform")
+
+    def call(self, x):
+        if self.rows is not None:
+            x = ops.reshape(x, (self.rows, -1))
+        return self.factor * (ops.tanh(x) if self.flag else x) + self.w
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+class Outer(kl.Layer):
+    """Sets an attribute of the layer inside, calls it, and sets it back.
+
+    Args:
+        inner: The layer inside.
+        attribute: What of it is set.
+        value: Returns to what, by `x` and `training`.
+        twice: Whether it is called once more, as it was.
+    """
+
+    def __init__(self, inner, attribute, value, twice=False):
+        super().__init__()
+        self.inner = inner
+        self.attribute, self.value, self.twice = attribute, value, twice
+
+    def build(self, shape):
+        self.inner.build(shape)
+
+    def call(self, x, training=False):
+        before = getattr(self.inner, self.attribute)
+        setattr(self.inner, self.attribute, self.value(x, training))
+        x = self.inner(x)
+        setattr(self.inner, self.attribute, before)
+        return self.inner(x) if self.twice else x
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def around_outer(*arguments):
+    return functional(kl.Dense(4), Outer(*arguments), kl.Dense(3))
+
+
+@cause()
+def sets_a_flag():
+    return around_outer(Inner(), "flag", lambda x, training: training)
+
+
+@cause(splits=False)  # a micro-batch draws for itself
+def sets_a_rate():
+    return around_outer(kl.Dropout(0.1, seed=3), "rate", lambda *_: 0.6)
+
+
+@cause()
+def sets_an_activation():
+    def activation(x, training):
+        return ops.tanh if training else ops.sin
+
+    return around_outer(kl.Dense(4), "activation", activation)
+
+
+@cause()
+def sets_the_number_of_rows():
+    return around_outer(Inner(), "rows", lambda x, _: ops.shape(x)[0])
+
+
+@cause()
+def calls_a_layer_twice():
+    return around_outer(Inner(), "factor", lambda *_: -3.0, True)
+
+
+@cause()
+class OwnCallThatSetsItsLayers(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.first, self.inner, self.last = kl.Dense(4), Inner(), kl.Dense(3)
+
+    def call(self, x, training=False):
+        self.inner.flag = training
+        x = self.inner(self.first(x))
+        self.inner.factor = 2.0
+        x = self.inner(x)
+        self.inner.factor = 1.0
+        return self.last(x)
+
+
+# ------------------------------------------------ modes that other layers set
+class Run(kl.Layer):
+    """Calls a function of its input and of `training`."""
+
+    def __init__(self, run, **kwargs):
+        super().__init__(**kwargs)
+        self.run = run
+
+    def call(self, x, training=False):
+        return self.run(x, training)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def between(set_mode, mode):
+    """Two layers around another; the second goes by what the first has set."""
+
+    def write(x, training):
+        set_mode(2.0 if training else 3.0)
+        return x
+
+    def read(x, training):
+        factor = mode()
+        set_mode(0.5)
+        return factor * x
+
+    return [kl.Dense(4), Run(write), kl.Dense(4), Run(read), kl.Dense(3)]
+
+
+@cause()
+def mode_of_a_shared_object():
+    mode = types.SimpleNamespace(factor=1.0)
+    return between(
+        lambda value: setattr(mode, "factor", value), lambda: mode.factor
+    )
+
+
+@cause()
+def mode_that_a_functional_model_keeps():
+    return functional(*mode_of_a_shared_object())
+
+
+@cause()
+def mode_in_a_context_variable():
+    mode = contextvars.ContextVar("mode", default=1.0)
+    return between(mode.set, mode.get)
+
+
+@cause()
+def mode_of_a_thread():
+    mode = threading.local()
+    mode.factor = 1.0
+    return between(
+        lambda value: setattr(mode, "factor", value),
+        lambda: getattr(mode, "factor", 1.0),
+    )
+
+
+def counted(calls):
+    """Decorates a `call`: each takes the number of calls before it."""
+
+    def decorate(call):
+        @functools.wraps(call)
+        def wrapped(self, x):
+            calls.append(self)
+            self.factor = 1.0 + len(calls) % 3
+            return call(self, x)
+
+        return wrapped
+
+    return decorate
+
+
+@cause()
+def wrapped_calls_in_branches():
+    """Keras calls the branches in the order of their making."""
+    calls = []
+
+    class Branch(Inner):
+        call = counted(calls)(Inner.call)
+
+    def begin(x, training):
+        calls.clear()
+        return x
+
+    x = keras.Input((4,))
+    h = kl.Dense(4)(Run(begin)(x))
+    a, b, c = Branch(), Branch(), Branch()
+    left, right = a(h), b(kl.Dense(4)(h))
+    y = kl.Add()([kl.Dense(4)(right), c(left)])
+    return keras.Model(x, kl.Dense(3)(y))
+
+
+@cause()
+def call_of_an_object_that_is_wrapped():
+    """Keras calls what the object has."""
+    dense, calls = kl.Dense(4), []
+    call = dense.call
+
+    @functools.wraps(call)
+    def twice(x, *args, **kwargs):
+        calls.append(x)
+        return call(call(x, *args, **kwargs), *args, **kwargs)
+
+    dense.call = twice
+    return [kl.Dense(4), dense, kl.Dense(3)]
+
+
+# --------------------------------------------------------- inference by values
+@cause(x=5.0 * ROWS)
+def clips_in_inference():
+    def clip(x, training):
+        return x if training else ops.clip(x, -1.0, 1.0)
+
+    return [Run(clip), kl.Dense(4), Run(clip), kl.Dense(3)]
+
+
+@cause(x=IDS)
+def ids_above_one_in_inference():
+    def fold(ids, training):
+        return ids if training else ops.where(ids > 1, 7 - ids, ids)
+
+    return [Run(fold), kl.Embedding(8, 4), kl.Flatten(), kl.Dense(3)]
+
+
+# ---------------------------------------------- attributes changed after a step
+class Scaled(kl.Layer):
+    factor = 1.0
+
+    def call(self, x):
+        return self.factor * x
+
+
+def scale_by_three(made):
+    made[1].factor = 3.0
+
+
+@cause(
+    y=CLASSES.astype("int32"),
+    loss=own_sparse_loss,
+    later=scale_by_three,
+    then=(ROWS, CLASSES.astype("int64")),
+)
+def attribute_changed_before_other_labels():
+    return [kl.Dense(4), Scaled(), kl.Dense(3, "softmax")]
+
+
+@cause(later=scale_by_three, then=(ROWS, NUMBERS, np.arange(8.0)))
+def attribute_changed_before_sample_weights():
+    return [kl.Dense(4), Scaled(), kl.Dense(3)]
+
+
+@cause(later=scale_by_three, then=(ROWS[:6], NUMBERS[:6]))
+def attribute_changed_before_fewer_rows():
+    return [kl.Dense(4), Scaled(), kl.Dense(3)]
+
+
+@cause(later=scale_by_three)
+def attribute_changed_without_another_trace():
+    return [kl.Dense(4), Scaled(), kl.Dense(3)]
+
+
+# ------------------------------------------------------- Python about the graph
+@cause()
+def asks_whether_it_is_eager():
+    def ask(x, training):
+        return 5.0 * x if tf.executing_eagerly() else 2.0 * x
+
+    return [kl.Dense(4), Run(ask), kl.Dense(3)]
+
+
+@cause()
+def asks_whether_it_is_in_a_function():
+    def ask(x, training):
+        is_in_function = tf.inside_function()
+        is_symbolic = not hasattr(x, "numpy")
+        return (1.0 + is_in_function + 2.0 * is_symbolic) * x
+
+    return [kl.Dense(4), Run(ask), kl.Dense(3)]
+
+
+class Block(kl.Layer):
+    """Asks and clips between layers of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = kl.Dense(4), kl.Dense(4)
+
+    def call(self, x, training=False):
+        x = self.first(x)
+        if tf.executing_eagerly() or not tf.inside_function():
+            x = ops.tanh(x)
+        if not training:
+            x = ops.clip(x, -5.0, 5.0)
+        return self.second(x)
+
+
+@cause(x=20.0 * ROWS)
+def block_that_asks_and_clips():
+    return functional(Block(), kl.Dense(4, "tanh"), Block(), kl.Dense(3))
+
+
+# --------------------------------------------------------------------- tensors
+@cause()
+def lambda_of_another_dtype():
+    """It says float64, and returns float32, which the model inside casts."""
+    x = keras.Input((4,))
+    inside = keras.Model(x, kl.Dense(4, "tanh")(x))
+    return [
+        kl.Dense(4),
+        kl.Lambda(lambda x: ops.cast(x, "float32"), output_shape=(4,)),
+        inside,
+        kl.Dense(3),
+    ]
+
+
+@cause()
+def attributes_of_a_users_on_tensors():
+    def write(x, training):
+        y = ops.tanh(x)
+        y.before = x
+        return y
+
+    def read(x, training):
+        return x + getattr(x, "before", 0.0)
+
+    return [kl.Dense(4), Run(write), Run(read), kl.Dense(3)]
+
+
+def loss_of_attributes(y, p):
+    weights = getattr(p, "weights", ops.ones_like(y))
+    error = weights * (y - p) ** 2 * getattr(p, "_factor", 1.0)
+    return ops.mean(error, axis=-1)
+
+
+@cause(loss=loss_of_attributes, metrics=[loss_of_attributes])
+def attributes_of_a_users_on_outputs():
+    def write(x, training):
+        y = ops.tanh(x)
+        y.weights = x**2
+        y._factor = 5.0
+        return y
+
+    return [kl.Dense(4), kl.Dense(3), Run(write)]
+
+
+LEFT = types.SimpleNamespace(tensor=None)
+
+
+def loss_of_what_is_left(y, p):
+    return ops.mean((y - p) ** 2 * LEFT.tensor**2, axis=-1)
+
+
+@cause(loss=loss_of_what_is_left)
+def loss_of_what_a_layer_left():
+    def leave(x, training):
+        LEFT.tensor = x
+        return ops.tanh(x)
+
+    return [kl.Dense(4), kl.Dense(3), Run(leave)]
+
+
+@cause()
+def gradients_across_layers():
+    seen = []
+
+    def write(x, training):
+        seen[:] = [x]
+        return x
+
+    def read(x, training):
+        return x + tf.gradients(ops.sum(x**3), seen[0])[0]
+
+    layers = [kl.Dense(4), Run(write), kl.Dense(4, "tanh"), Run(read)]
+    return [*layers, kl.Dense(3)]
+
+
+# --------------------------------------------------------------- false refusals
+@cause()
+def block_that_reads_a_phase():
+    phase = types.SimpleNamespace(training=None)
+
+    def note(x, training):
+        phase.training = training
+        return x
+
+    def is_training(x, training):
+        return bool(phase.training)
+
+    return functional(
+        Run(note),
+        kl.Dense(4),
+        Outer(Inner(), "flag", is_training),
+        Run(lambda x, training: x if phase.training else 2.0 * x),
+        kl.Dense(3),
+    )
+
+
+class Holds(kl.Layer):
+    """Converts what it has, of one kind or another, in each call."""
+
+    def __init__(self, t):
+        super().__init__()
+        self.t = t
+
+    def call(self, x):
+        return x * ops.convert_to_tensor(self.t)
+
+
+@cause()
+def converts_what_it_holds():
+    eager = tf.constant([1.0, 2.0, 3.0, 4.0], "float64")
+    return [
+        kl.Dense(4),
+        Holds(eager),
+        kl.Dense(4),
+        Holds(np.ones(4)),
+        Holds(keras.Variable(2.0 * np.ones(4))),
+        kl.Dense(3),
+    ]
+
+
+@cause()
+def converts_what_another_layer_left():
+    holder = Holds(np.ones(4))
+
+    def leave(x, training):
+        holder.t = ops.tanh(x)
+        return x
+
+    return [kl.Dense(4), Run(leave), kl.Dense(4), holder, kl.Dense(3)]
