@@ -125,7 +125,9 @@ def test_model_with_a_call_of_its_own_that_mixes_rows_is_told():
     _, x, y, loss = MODELS["Loop"]
     model = tfgpipe.GPipe(Mixing(), 2, 3)
     model.compile("sgd", loss)
-    with pytest.warns(UserWarning, match=r"Layer 'mixing' mixes the rows"):
+    with pytest.warns(
+        UserWarning, match=r"Code of model 'mixing' mixes the rows"
+    ):
         model.fit(x, y, 6, verbose=0)
 
 

@@ -6,6 +6,8 @@ and Keras that is supported.
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 
 from tfgpipe import internals
@@ -32,6 +34,9 @@ ROW_BY_ROW = frozenset(
     ZeroPadding1D ZeroPadding2D ZeroPadding3D
     """.split()
 )
+
+# Regularisers of outputs that are sums over their elements.
+_SUMS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 
 # It shows for some values only, or not behind what they draw.
 MIXES_ROWS = frozenset({"MelSpectrogram", "RandAugment"})
@@ -71,19 +76,32 @@ def _is_plain(layer: keras.layers.Layer) -> bool:
         layer.equation
     ):
         return False
-    functions = [
-        value
-        for name, value in own.items()
-        if callable(value)
-        and (
-            "activation" in name
-            or "regularizer" in name
-            or hasattr(type(layer), name)
-        )
-    ]
+    cells = [own[name] for name in ("cell", "cells") if name in own]
+    if not all(
+        isinstance(cell, keras.layers.Layer)
+        for cell in keras.tree.flatten(cells)
+    ):
+        return False  # a plain object, of which nothing is known
     return all(
-        internals.is_keras(f) or internals.is_keras(type(f)) for f in functions
+        _is_known(name, value)
+        for name, value in own.items()
+        if callable(value) and not isinstance(value, keras.layers.Layer)
+        if "activation" in name
+        or "regularizer" in name
+        or hasattr(type(layer), name)
     )
+
+
+def _is_known(name: str, function: Any) -> bool:
+    """Whether what a layer calls is one of Keras's that treat rows alike."""
+    if name == "activity_regularizer":
+        return type(function) in _SUMS
+    if name.endswith("regularizer"):  # of weights
+        return True
+    if "activation" not in name:  # a method
+        return internals.is_keras(function)
+    own = getattr(keras.activations, getattr(function, "__name__", ""), None)
+    return own is function
 
 
 def _keeps_rows(equation: str) -> bool:
