@@ -132,9 +132,12 @@ class LayerCall:
     Attributes:
         operation: What is called.
         layer: That, or a layer that stands for an operation.
+        section: Where in the graph of a model it begins, if it is a step.
         repeated: By the id of a weight, for each of its lookups, whether its
             indices are the same for all micro-batches: found by a trial.
     """
+
+    section: Any = None
 
     def __init__(self, operation: keras.Operation):
         is_layer = isinstance(operation, keras.layers.Layer)
