@@ -45,7 +45,7 @@ class Cell(keras.layers.Layer):
         super().__init__(name=f"cell_{index}", autocast=False, dtype="float32")
         self.index = index
         self.number = index if number is None else number
-        self.calls: tuple[Any, ...] = tuple(steps)
+        self.calls = tuple(steps)
         self.sequence = [step.layer for step in steps]
         self.source = source
         self.called: list[keras.Operation] = []
@@ -132,7 +132,10 @@ class LayerCall:
     Attributes:
         operation: What is called.
         layer: That, or a layer that stands for an operation.
+        section: Where in the graph of a model it begins, if it is a step.
     """
+
+    section: Any = None
 
     def __init__(self, operation: keras.Operation):
         is_layer = isinstance(operation, keras.layers.Layer)

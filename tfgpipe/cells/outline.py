@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import itertools
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -117,11 +118,16 @@ def outline(
         starts: Says with which sections a step begins.
         training: Whether it is trained.
     """
-    specs = tree.map_structure(
-        lambda t: None if t is None else tf.TensorSpec(t.shape, t.dtype), spec
-    )
 
-    def run() -> TracedModel:
+    def run(unknown: int | None = None) -> TracedModel:
+        specs = tree.map_structure(
+            lambda t: (
+                None
+                if t is None
+                else tf.TensorSpec([n or unknown for n in t.shape], t.dtype)
+            ),
+            spec,
+        )
         model = ModelCall(
             call,
             layers,
@@ -147,14 +153,22 @@ def outline(
             # Keras builds a model by a run inside its first call, where all
             # that is read seems to be read by the model itself.
             run()
-        traced = run()
+        reader = _Reader(run(), flops)
+        if not reader.knows_sizes:
+            with contextlib.suppress(Exception):  # it may need other sizes
+                reader.take_flops_of(run(1))
     for layer in layers:
         internals.forget_losses(layer)
-    return _Reader(traced, flops).outline(starts)
+    return reader.outline(starts)
 
 
 class _Reader:
-    """Reads off a graph what its sections are."""
+    """Reads off a graph what its sections are.
+
+    Attributes:
+        knows_sizes: Whether the sizes of all that is computed are known, for
+            one row, and 1 for others that inputs do not have.
+    """
 
     def __init__(
         self, traced: TracedModel, flops: Callable[[tf.Operation], float]
@@ -174,21 +188,30 @@ class _Reader:
                 known = next((t.shape[0] for t in x if t.shape[0]), None)
                 self._sized, self._rows = sized, known or rows
                 break
+        self.knows_sizes = True
+        self._costs = self._flops_by_section(traced, self._sized, self._rows)
+
+    def take_flops_of(self, example: TracedModel) -> None:
+        """Takes those of a run for one row, whose calls are the same."""
+        calls, others = (
+            [([*map(id, s.around)], s.call) for s in traced.sections]
+            for traced in (self._traced, example)
+        )
+        if calls == others:
+            self._costs = self._flops_by_section(example, {}, 1)
 
     def outline(
         self, starts_of: Callable[[Sequence[SectionSize]], Sequence[int]]
     ) -> Outline:
         """The steps, which begin with the sections that `starts_of` says."""
         traced, sections = self._traced, self._traced.sections
-        flops = self._flops_by_operation()
-        # The last section is behind all layers, and goes with the one before.
-        last = max(0, len(sections) - 2)
-        count, costs = [0] * (last + 1), [0.0] * (last + 1)
+        count = [0] * len(self._costs)
         for op in self._made:
-            own = min(last, traced.section_at(self._place[op.name]))
-            count[own] += 1
-            costs[own] += flops.get(op.name, 0.0)
-        firsts = starts_of([*map(SectionSize, sections, count, costs)]) or [0]
+            own = traced.section_at(self._place[op.name])
+            count[min(own, len(count) - 1)] += 1
+        sizes = [*map(SectionSize, sections, count, self._costs)]
+        firsts = starts_of(sizes) or [0]
+        ends = [0, *firsts[1:], len(count)]
         places = [sections[i].start for i in firsts]
 
         def step_of(op: tf.Operation) -> int:
@@ -203,27 +226,43 @@ class _Reader:
         return Outline(
             traced,
             steps,
-            [sum(flops.get(op.name, 0.0) for op in own) for own in operations],
+            [sum(self._costs[a:b]) for a, b in itertools.pairwise(ends)],
             self._live_bytes(len(steps), last_taken, step_of),
             tree.map_structure(self._output, traced.structure),
         )
 
-    def _flops_by_operation(self) -> dict[str, float]:
-        """Of those that the results need, for one row."""
-        found: dict[str, float] = {}
-        waiting = [t.op for t in self._traced.results]
+    def _flops_by_section(
+        self,
+        traced: TracedModel,
+        sized: Mapping[str, tf.Operation],
+        rows: int,
+    ) -> list[float]:
+        """Those of the operations that the results need, for one row.
+
+        `sized` are operations by their names, as they are for so many rows.
+        """
+        places = {op.name: i for i, op in enumerate(traced.operations)}
+        # The last section is behind all layers, and goes with the one before.
+        costs = [0.0] * max(1, len(traced.sections) - 1)
+        found: set[str] = set()
+        waiting = [t.op for t in traced.results]
         while waiting:
             op = waiting.pop()
             if op.name in found:
                 continue
+            found.add(op.name)
             waiting += [t.op for t in op.inputs] + [*op.control_inputs]
-            sized = self._sized.get(op.name)
+            own = traced.section_at(places[op.name])
             # The graphs of functions are those of the model, of any rows.
-            if sized is None or internals.takes_functions(op.type):
-                found[op.name] = self._flops(op)
-            else:
-                found[op.name] = self._flops(sized) / self._rows
-        return found
+            count = 1
+            if not internals.takes_functions(op.type) and op.name in sized:
+                op, count = sized[op.name], rows
+            amount = self._flops(op) / count
+            tensors = [*op.inputs, *op.outputs]
+            if amount and not all(t.shape.is_fully_defined() for t in tensors):
+                self.knows_sizes = False
+            costs[min(own, len(costs) - 1)] += amount
+        return costs
 
     def _reads(
         self, operations: Sequence[Sequence[tf.Operation]]

@@ -6,7 +6,6 @@ version moves what the function needs.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import itertools
@@ -22,10 +21,8 @@ import tensorflow as tf
 from keras.src import backend as _backend
 from keras.src.backend.common import global_state as _global_state
 from keras.src.backend.common import masking as _masking
-from keras.src.layers import layer as _layer
 from keras.src.losses import loss as _loss
 from keras.src.models.functional import Functional as _Functional
-from keras.src.ops.node import Node as _Node
 from keras.src.trainers import trainer as _trainer
 from keras.src.utils import model_visualization as _visualization
 
@@ -40,7 +37,6 @@ from tfgpipe.internals.tensorflow import (
 _UNINITIALIZED = "uninitialized_variables"
 _MADE_TRAINABLE = "_tfgpipe_made_trainable"
 _MADE = "_tfgpipe_made"
-_PLACE = "_tfgpipe_place"
 HOME = "_tfgpipe_home"  # an attribute of layers and operations
 _IN_NO_GRAPH = "tfgpipe_in_no_graph"
 # Private methods by which models compute what a step does.
@@ -419,17 +415,6 @@ def keep_words(error: Exception) -> None:
 def get_mask(tensor: Any) -> Any:
     """The Keras mask that travels with a tensor, or None."""
     return _masking.get_keras_mask(tensor)
-
-
-def autocast_dtype(layer: keras.layers.Layer, outer: str | None) -> str | None:
-    """As what a layer's `call` reads variables of floats; None: as they are.
-
-    `outer` is that of what calls it. See `Layer.__call__`.
-    """
-    if outer is not None:
-        return layer.compute_dtype if layer.autocast else None
-    is_mixed = layer.compute_dtype != layer.variable_dtype
-    return layer.compute_dtype if is_mixed else None
 
 
 def autocast(dtype: str | None) -> contextlib.AbstractContextManager:
@@ -1003,60 +988,15 @@ def is_functional(model: Any) -> bool:
     """Whether a model is a graph of layers, and its call runs just that.
 
     So is one of a subclass that hands `inputs` and `outputs` to `keras.Model`
-    and leaves `call` alone. It may have a `__call__` that looks at tensors and
-    hands them on. A regulariser of what the model returns is no layer.
+    and leaves `call` alone. A regulariser of what the model returns is no
+    layer.
     """
     return (
         isinstance(model, _Functional)
         and type(model).call is _Functional.call
         and "call" not in vars(model)
         and model.activity_regularizer is None
-        and (type(model).__call__ is _Functional.__call__ or _hands_on(model))
     )
-
-
-def _hands_on(model: Any) -> bool:
-    """Whether a `__call__` runs `call` on the tensors that it gets.
-
-    And returns what that returned: in Python and in graphs, told `training` or
-    not.
-    """
-    return all(
-        _is_handed_on(model, told, in_graph)
-        for told in (None, True, False)
-        for in_graph in (False, True)
-    )
-
-
-def _is_handed_on(model: Any, training: bool | None, in_graph: bool) -> bool:
-    """Whether a `__call__` does so for one way to call it."""
-    kwargs = {} if training is None else {"training": training}
-    seen: list[Any] = []
-
-    def record(inputs: Any, **told: Any) -> Any:
-        seen.append((inputs, told.get("training"), tf.zeros(())))
-        return seen[-1][-1]
-
-    def call() -> Any:
-        inputs = keras.tree.map_structure(
-            lambda t: tf.zeros([d or 1 for d in t.shape], t.dtype), model.input
-        )
-        with replaced_method(model, "call", record):
-            outputs = model(inputs, **kwargs)
-        ((got, told, returned),) = seen
-        same_inputs = [*map(id, keras.tree.flatten(got))] == [
-            *map(id, keras.tree.flatten(inputs))
-        ]
-        is_told = training is None or told is training
-        return same_inputs and is_told and outputs is returned
-
-    try:
-        if not in_graph:
-            return call()
-        with tf.Graph().as_default():
-            return call()
-    except Exception:  # a user's code may raise anything
-        return False
 
 
 def functional_of(model: keras.Sequential) -> Any:
@@ -1079,14 +1019,10 @@ def runs_its_layers(model: keras.Sequential) -> bool:
 
 
 def graph_calls(model: keras.Model) -> list[GraphCall]:
-    """The calls in the graph of a functional model, in Keras's own order.
-
-    If they were made inside `order_noted`, in the order in which they were.
-    """
+    """The calls in the graph of a functional model, in Keras's own order."""
     by_depth = model._nodes_by_depth
     depths = sorted(by_depth, reverse=True)
     nodes = [node for depth in depths for node in by_depth[depth]]
-    nodes.sort(key=lambda node: getattr(node, _PLACE, 0))
     return [
         GraphCall(
             node.operation,
@@ -1097,20 +1033,6 @@ def graph_calls(model: keras.Model) -> list[GraphCall]:
         for node in nodes
         if node.operation is not None and not node.is_input
     ]
-
-
-@contextlib.contextmanager
-def order_noted() -> Iterator[None]:
-    """Inside, the symbolic calls of layers and operations are numbered."""
-    places = itertools.count()
-    make = _Node.__init__
-
-    def numbered(node: Any, *args: Any, **kwargs: Any) -> None:
-        make(node, *args, **kwargs)
-        setattr(node, _PLACE, next(places))
-
-    with replaced(_Node, "__init__", numbered):
-        yield
 
 
 @contextlib.contextmanager
@@ -1134,53 +1056,6 @@ def direct_layers(model: keras.Model) -> list[keras.layers.Layer]:
     `model.layers` of a functional one has them in the order of their calls.
     """
     return list(model._flatten_layers(include_self=False, recursive=False))
-
-
-class State(NamedTuple):
-    """The ids of what a call of a layer may change.
-
-    Attributes:
-        updated: Variables that no optimizer trains: statistics, metrics.
-        drawn: The states of seed generators.
-    """
-
-    updated: set[int]
-    drawn: set[int]
-
-    @property
-    def all(self) -> set[int]:
-        """Both."""
-        return self.updated | self.drawn
-
-
-def state_of(operation: Any) -> State:
-    """What a call of a layer, or of those inside it, may change."""
-    if not isinstance(operation, keras.layers.Layer):
-        return State(set(), set())
-    weights = {id(v) for v in operation.weights}
-    return State(
-        {
-            id(v)
-            for layer in flat_layers(operation)
-            for v in [
-                *layer._non_trainable_variables,
-                *layer.metrics_variables,
-            ]
-        },
-        {id(v) for v in operation.variables} - weights,
-    )
-
-
-def shared_state(operations: Sequence[Any]) -> set[int]:
-    """The ids of what several calls may change.
-
-    Args:
-        operations: What is called, once for each call.
-    """
-    found = collections.Counter(
-        key for operation in operations for key in state_of(operation).all
-    )
-    return {key for key, count in found.items() if count > 1}
 
 
 _watches: list[Any] = []
@@ -1273,15 +1148,6 @@ def compared_attributes(operation: keras.Operation) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key not in notes}
 
 
-def told_training(
-    layer: keras.layers.Layer, training: bool
-) -> contextlib.AbstractContextManager[None]:
-    """Inside, layers are called as inside a layer that was told `training`."""
-    context: Any = _layer.CallContext(entry_layer=layer)
-    context.training = training
-    return _global("current_call_ctx", context)
-
-
 def forget_losses(layer: keras.layers.Layer) -> None:
     """Forgets what a layer, and those inside, have added to the loss."""
     layer._clear_losses()
@@ -1318,15 +1184,16 @@ def around_calls(
         called: Gets the layer or operation, and what calls it, whose result it
             returns.
     """
-    of_layer, of_operation = _layer_call.original, _operation_call.original
 
     def call(layer: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
+        original = _layer_call.original
         return called(
-            layer, functools.partial(of_layer, layer, *args, **kwargs)
+            layer, functools.partial(original, layer, *args, **kwargs)
         )
 
     def operate(operation: Any, *args: Any, **kwargs: Any) -> Any:
-        run = functools.partial(of_operation, operation, *args, **kwargs)
+        original = _operation_call.original
+        run = functools.partial(original, operation, *args, **kwargs)
         is_layer = isinstance(operation, keras.layers.Layer)
         return run() if is_layer else called(operation, run)
 
@@ -1337,11 +1204,6 @@ def around_calls(
 def takes_training(model: keras.Model) -> bool:
     """Whether Keras's steps tell a model whether it is trained."""
     return bool(model._call_has_training_arg)
-
-
-def own_context_arguments(layer: keras.layers.Layer) -> set[str]:
-    """What a layer's call tells the calls inside it, besides `training`."""
-    return set(getattr(layer, "_call_context_args", ())) - {"training"}
 
 
 # ---------------------------------------------------------------------- names

@@ -51,7 +51,8 @@ class Replaceable:
     """A function, or a property, that a thread may replace for itself.
 
     While a thread does so, a dispatcher stands in for the function. All other
-    threads are led to the original, which is back when the last thread leaves.
+    threads are led to the original, which is back when the last thread leaves:
+    what was there when the first one came.
 
     Attributes:
         original: The function, which gets the value of the property.
@@ -60,11 +61,7 @@ class Replaceable:
     def __init__(self, owner: Any, name: str):
         self._owner = owner
         self._name = name
-        self._there: Any = getattr(owner, name)
-        is_property = isinstance(self._there, property)
-        self.original: Callable = (
-            self._there.fget if is_property else self._there
-        )
+        self._find()
         self._lock = threading.Lock()
         self._num_inside = 0
         self._of_thread = threading.local()
@@ -72,12 +69,12 @@ class Replaceable:
     @property
     def current(self) -> Callable:
         """What this thread calls now."""
-        return getattr(self._of_thread, "function", self.original)
+        return getattr(self._of_thread, "function", None) or self.original
 
     @contextlib.contextmanager
     def by(self, function: Callable) -> Iterator[None]:
         """Inside, this thread calls another function."""
-        before = self.current
+        before = getattr(self._of_thread, "function", None)
         self._count(1)
         self._of_thread.function = function
         try:
@@ -86,9 +83,17 @@ class Replaceable:
             self._of_thread.function = before
             self._count(-1)
 
+    def _find(self) -> None:
+        self._there: Any = getattr(self._owner, self._name)
+        is_property = isinstance(self._there, property)
+        self.original: Callable = (
+            self._there.fget if is_property else self._there
+        )
+
     def _count(self, change: int) -> None:
         with self._lock:
             if self._num_inside == 0:
+                self._find()
                 setattr(self._owner, self._name, self._dispatcher())
             self._num_inside += change
             if self._num_inside == 0:

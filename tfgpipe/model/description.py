@@ -148,8 +148,9 @@ class Description(internals.HoldingModel):
     def input(self) -> Any:
         """Nest of the `inputs`, as the first layer or the `model` has it."""
         spec = self._known("input_spec")
-        model = self._source.model
-        return spec if model is None else model.input
+        has_all = all(tensor is not None for tensor in tree.flatten(spec))
+        # Called on it, a layer of a list has its `output`, too.
+        return self.model.input if has_all else spec
 
     @property
     def output(self) -> Any:
