@@ -79,7 +79,7 @@ TESTS = [
     "tests/tfgpipe/test_internals.py",
     "tests/tfgpipe/test_versions.py",
     "tests/tfgpipe/graphs/test_same_graph.py",
-    "tests/tfgpipe/sequence/test_opened_layer.py",
+    "tests/tfgpipe/sequence/test_steps.py",
     "tests/promises/test_adapters.py",
     "tests/promises/test_between_layers.py",
     "tests/promises/test_bugs.py",

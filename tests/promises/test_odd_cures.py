@@ -18,9 +18,7 @@ from tfgpipe import internals
 from tfgpipe.cells import tracer
 from tfgpipe.graphs import TracedModel
 from tfgpipe.loss import row_wise
-from tfgpipe.sequence.graph_calls import GraphCalls
 from tfgpipe.trial import compare as trial_compare
-from tfgpipe.trial import layer_calls
 
 pytestmark = pytest.mark.slow
 PRIVATE = importlib.import_module("tfgpipe.internals.keras")
@@ -51,16 +49,6 @@ def capture_storage(monkeypatch):
 
 def refuse_no_storage(monkeypatch):
     monkeypatch.setattr(tracer, "_check_captured", lambda *_: None)
-
-
-def try_odd_sizes_once(monkeypatch):
-    monkeypatch.setattr(layer_calls, "_SIZES", ((7, 7),))
-    monkeypatch.setattr(layer_calls, "_LONG_SIZES", ((1031, 1031),))
-    try_no_opened_layer_again(monkeypatch)
-
-
-def try_no_opened_layer_again(monkeypatch):
-    monkeypatch.setattr(GraphCalls, "differing", lambda *_: [])
 
 
 def believe_that_losses_add_up(monkeypatch):
@@ -113,17 +101,6 @@ CURES = {
     ),
     "storage that a layer keeps is captured": Cure(
         capture_storage, 12, _needs("layer storage_reader")
-    ),
-    "an opened layer looks at a size": Cure(
-        try_odd_sizes_once, 105, _needs("layer sized of 1")
-    ),
-    "an opened layer looks at the number of rows": Cure(
-        try_odd_sizes_once,
-        130,
-        _needs("layer sized of 0", "M 1", "data remainder"),
-    ),
-    "an opened layer is changed": Cure(
-        try_no_opened_layer_again, 89, _needs("layer changed")
     ),
     "a loss of rows counts": Cure(
         believe_that_losses_add_up, 59, _needs("loss CountingRows")

@@ -18,7 +18,6 @@ import pytest
 import tensorflow as tf
 from case import Case
 from generate import generate
-from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells import ModelCall
@@ -26,28 +25,13 @@ from tfgpipe.devices import placement, update
 from tfgpipe.graphs import gradient_sums, same_graph
 from tfgpipe.loss.objective import Penalty
 from tfgpipe.loss.whole_mini_batch import WholeMiniBatchLoss
-from tfgpipe.sequence import model_graph, source
-from tfgpipe.sequence.graph_calls import GraphCalls
+from tfgpipe.sequence import source, whole_model
 from tfgpipe.state import flow, rules
 from tfgpipe.state import scope as state_scope
 from tfgpipe.state.batch_normalization import MovingStatistics
 
 pytestmark = pytest.mark.slow
 MOST = 300
-
-
-def share_tensors_of_models(monkeypatch):
-    def inline(self, model, inputs):
-        before = self._known
-        self._known = dict(zip(map(id, model.inputs), inputs))
-        for call in internals.graph_calls(model):
-            self._add(call)
-        outputs = tree.map_structure(self._value, model.output)
-        inside, self._known = self._known, before
-        self._known.update(inside)
-        return outputs
-
-    monkeypatch.setattr(GraphCalls, "_inline", inline)
 
 
 class _WithoutStops:
@@ -182,12 +166,8 @@ def move_by_the_momentum(monkeypatch):
     monkeypatch.setattr(MovingStatistics, "assign", assign)
 
 
-def order_by_bytes_alone(monkeypatch):
-    monkeypatch.setattr(model_graph, "in_turn", lambda *_: True)
-
-
 def look_at_no_rows(monkeypatch):
-    monkeypatch.setattr(model_graph, "check_model_rows", lambda *_: None)
+    monkeypatch.setattr(whole_model, "check_model_rows", lambda *_: None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,9 +190,6 @@ def _needs(*tags: str) -> frozenset[str]:
 
 
 CURES = {
-    "tensors of a model inside are those of the graph around it": Cure(
-        share_tensors_of_models, 59, _needs("layer model")
-    ),
     "gradients flow through the assignment of state": Cure(
         let_gradients_through_state, 82, _needs("layer kept_target of after")
     ),
@@ -254,9 +231,6 @@ CURES = {
     ),
     "statistics move by the momentum, whatever a layer assigns": Cure(
         move_by_the_momentum, 150, _needs("layer unbiased_norm", "M 1", "R 1")
-    ),
-    "a branch reads state before another one assigns it": Cure(
-        order_by_bytes_alone, 60, _needs("functional", "layer state_reader")
     ),
     "outputs of rows by rows are those of micro-batches": Cure(
         look_at_no_rows, 148, _needs("layer op of similarities")

@@ -175,12 +175,10 @@ def _describe(row: Row, model: tfgpipe.GPipe) -> None:
     cells = model.cells()
     costs = [cell.cost for cell in cells]
     row.balance = max(costs) / (sum(costs) / len(costs))
-    graph = tfgpipe.layers_of(model.model)[0].graph
-    row.num_steps = len(graph.steps)
+    row.num_steps = sum(len(cell.layers) for cell in cells)
+    live_bytes = model.built_for("the zoo").source.live_bytes
     ends = itertools.accumulate(len(cell.layers) for cell in cells[:-1])
-    for end in ends:
-        row.tensors.append(len(graph.specs[end]))
-        row.kilobytes.append(round(graph.live_bytes[end] / 1024, 1))
+    row.kilobytes = [round(live_bytes[end] / 1024, 1) for end in ends]
 
 
 def main(argv: list[str]) -> None:

@@ -48,7 +48,6 @@ def test_model_is_compared_with_keras(row):
     assert found.is_bit_identical
     assert found.keras is None
     assert found.num_steps == 9
-    assert found.tensors == [1, 1, 1]
     assert found.kilobytes == [0.0, 0.0, 0.0]
 
 
