@@ -4,7 +4,7 @@
 of each cell's tasks out of it, `CellTasks`.
 """
 
-from tfgpipe.cells.cell import CallOutput, Cell, LayerCall, LiveCall, LiveInput
+from tfgpipe.cells.cell import Cell, LayerCall
 from tfgpipe.cells.function import CellFunction
 from tfgpipe.cells.model_trace import ModelCall, as_number
 from tfgpipe.cells.outline import (
@@ -13,20 +13,19 @@ from tfgpipe.cells.outline import (
     SectionSize,
     filled,
     outline,
+    outline_of,
+    shape_trace,
 )
 from tfgpipe.cells.sections import Section, is_whole
 from tfgpipe.cells.tasks import CellTasks, KeptValues, TaskCall
 from tfgpipe.cells.tracer import Tracer
 
 __all__ = [
-    "CallOutput",
     "Cell",
     "CellFunction",
     "CellTasks",
     "KeptValues",
     "LayerCall",
-    "LiveCall",
-    "LiveInput",
     "ModelCall",
     "Outline",
     "Section",
@@ -38,4 +37,6 @@ __all__ = [
     "filled",
     "is_whole",
     "outline",
+    "outline_of",
+    "shape_trace",
 ]

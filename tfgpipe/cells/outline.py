@@ -105,7 +105,6 @@ def outline(
     spec: Any,
     flops: Callable[[tf.Operation], float],
     starts: Callable[[Sequence[SectionSize]], Sequence[int]] = filled,
-    training: bool = True,
 ) -> Outline:
     """Runs a model on shapes.
 
@@ -115,8 +114,25 @@ def outline(
         spec: Nest of `keras.KerasTensor`s that it takes.
         flops: Counts those of an operation.
         starts: Says with which sections a step begins.
-        training: Whether it is trained.
     """
+    return outline_of(shape_trace(call, layers, spec), flops, starts)
+
+
+def outline_of(
+    traced: TracedModel,
+    flops: Callable[[tf.Operation], float],
+    starts: Callable[[Sequence[SectionSize]], Sequence[int]] = filled,
+) -> Outline:
+    """The same, of a run on shapes."""
+    return _Reader(traced, flops).outline(starts)
+
+
+def shape_trace(
+    call: Callable[[Any, bool], Any],
+    layers: Sequence[keras.layers.Layer],
+    spec: Any,
+) -> TracedModel:
+    """The graph of a model that is trained, from shapes; see `outline`."""
     specs = tree.map_structure(
         lambda t: None if t is None else tf.TensorSpec(t.shape, t.dtype), spec
     )
@@ -125,7 +141,7 @@ def outline(
         model = ModelCall(
             call,
             layers,
-            training=training,
+            training=True,
             head=None,
             is_split=False,
             synchronizes=False,
@@ -150,7 +166,7 @@ def outline(
         traced = run()
     for layer in layers:
         internals.forget_losses(layer)
-    return _Reader(traced, flops).outline(starts)
+    return traced
 
 
 class _Reader:
