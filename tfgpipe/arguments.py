@@ -18,7 +18,7 @@ from tfgpipe.checks import (
     count_problem,
     is_amount,
 )
-from tfgpipe.costs import PlacedCall, layer_key, layer_sizes, slot_bytes_of
+from tfgpipe.costs import Placed, layer_sizes, slot_bytes_of
 from tfgpipe.devices import CellDevices
 from tfgpipe.profiles import Profile, kept_in_row
 from tfgpipe.schedules import (
@@ -336,6 +336,12 @@ def auto_schedule(
     """
     k = len(remat.rules)
     source, profile = costs.source, costs.profile
+    if not (layers_per_cell or source.calls):
+        raise ValueError(
+            '`schedule="auto"` must know the layers of each cell, which a '
+            "`call` of a model's own shows when it has run. Received: "
+            "layers_per_cell=None. Pass it, as `tfgpipe.plan` returns it."
+        )
     cut = layers_per_cell or source.cut(source.costs, k)
     seconds, start = profile.cell_seconds(profile.rows[-1]), 0
     durations = []
@@ -373,6 +379,7 @@ class GivenCosts:
         self.profile: Any = costs if isinstance(costs, Profile) else None
         self._is_bytes = isinstance(costs, str) and costs == "bytes"
         self.source = source
+        self._waits = False
         in_pairs = sum(c is not None for c in source.costs)
         self.unit = "" if in_pairs else "FLOPs"
         if isinstance(costs, str) and costs == "flops":
@@ -383,7 +390,11 @@ class GivenCosts:
                 f"`costs` beside {in_pairs} pairs (layer, cost). Pass the "
                 "layers by themselves, or leave `costs` out."
             )
-        numbers = self._numbers(costs)
+        numbers: list[float] = []
+        self._given = costs
+        self._waits = not source.calls  # which a run has to show
+        if not self._waits:
+            numbers = self._numbers(costs)
         if self._is_bytes:
             self.unit = "bytes"
         elif self.profile is not None:
@@ -401,7 +412,7 @@ class GivenCosts:
             costs = self.profile.costs()
         is_list = isinstance(costs, Iterable) and not isinstance(costs, str)
         found = [*costs] if is_list else []
-        num_layers = len(self.source.calls)
+        num_layers = len(self.source.calls or self.source.steps)
         if len(found) == num_layers and all(map(is_amount, found)):
             return [float(value) for value in found]
         received = f"costs={costs!r}"
@@ -423,33 +434,35 @@ class GivenCosts:
         Raises:
             ValueError: If a profile is one of other layers.
         """
-        if self.profile is not None:
-            calls = self.source.calls
-            names = [call.layer.name for call in calls]
-            self.profile.check(names, [*map(layer_key, calls)])
-        if not self._is_bytes:
+        if self._waits:
+            costs = self._numbers(self._given)
+            if self.problems:
+                raise ValueError("\n".join(self.problems))
+        if self.profile is None and not self._is_bytes:
             return costs
-        steps, _ = self.source.placed_steps(spec)
-        _check_sizes(steps)
-        sizes = layer_sizes(steps, slot_bytes_of("adam"))
+        placed = Placed(self.source, spec)
+        if self.profile is not None:
+            names = [layer.name for layer in placed.layers]
+            self.profile.check(names, placed.keys)
+            return costs
+        _check_sizes(placed)
+        sizes = layer_sizes(placed, slot_bytes_of("adam"))
         kept = kept_in_row([[own.of(1) for own in s.kept[:3]] for s in sizes])
-        return self.source.spread(
-            [
-                size.weight_bytes + size.slot_bytes + size.gradient_bytes + own
-                for size, own in zip(sizes, kept)
-            ]
-        )
+        found = [
+            size.weight_bytes + size.slot_bytes + size.gradient_bytes + own
+            for size, own in zip(sizes, kept)
+        ]
+        return self.source.spread(found) if self.source.calls else found
 
 
-def _check_sizes(steps: Sequence[PlacedCall]) -> None:
-    """Refuses steps whose bytes cannot be told."""
-    for step in steps:
-        for tensor in tree.flatten(step.live):
-            if tensor is not None and None in tensor.shape[1:]:
-                raise ValueError(
-                    'costs="bytes" needs layers whose inputs have known sizes. '
-                    f"Received: layer '{step.layer.name}' with an input of "
-                    f"shape {tuple(tensor.shape)}. Make the `keras.Input` with "
-                    "all sizes but that of the batch, or measure: "
-                    "`tfgpipe.profile(layers, x).bytes()`."
-                )
+def _check_sizes(placed: Placed) -> None:
+    """Refuses a model whose bytes cannot be told."""
+    for tensor in tree.flatten(placed.spec):
+        if tensor is not None and None in tensor.shape[1:]:
+            raise ValueError(
+                'costs="bytes" needs layers whose inputs have known sizes. '
+                f"Received: layer '{placed.layers[0].name}' with an input of "
+                f"shape {tuple(tensor.shape)}. Make the `keras.Input` with "
+                "all sizes but that of the batch, or measure: "
+                "`tfgpipe.profile(layers, x).bytes()`."
+            )

@@ -1,13 +1,14 @@
 """The argument `costs` of `GPipe`."""
 
 import keras
+import own_call
 import pytest
 from fabricated_profile import layer, profile, tasks
 from keras import layers as kl
 
 import tfgpipe
-from tfgpipe.cells import LayerCall
-from tfgpipe.costs import layer_key
+from tfgpipe.costs import Placed
+from tfgpipe.sequence import source_of
 
 
 def dense(*units):
@@ -16,10 +17,11 @@ def dense(*units):
 
 def profile_of(layers, *seconds):
     """One in which they take these seconds forward."""
+    keys = Placed(source_of(layers), keras.KerasTensor((None, 4))).keys
     return profile(
         *(
-            layer(one.name, tasks(2, s), key=layer_key(LayerCall(one)))
-            for one, s in zip(layers[1:], seconds, strict=True)
+            layer(one.name, tasks(2, s), key=key)
+            for one, s, key in zip(layers[1:], seconds, keys, strict=True)
         )
     )
 
@@ -62,6 +64,26 @@ def test_bytes_by_hand():
     assert second == 4 * 3
     assert third == 4 * 4 * (3 * 2 + 2)
     assert {cell.unit for cell in model.cells()} == {"bytes"}
+
+
+def test_bytes_of_a_model_with_a_call_of_its_own_are_those_of_its_graph():
+    own, graph = (
+        tfgpipe.GPipe(model, 4, costs="bytes")
+        for model in (own_call.Residual(), own_call.functional())
+    )
+    own.build((None, 4))
+    found = [cell.cost for cell in own.cells()]
+    assert found == [cell.cost for cell in graph.cells()]
+    assert {cell.unit for cell in own.cells()} == {"bytes"}
+
+
+def test_costs_of_a_model_with_a_call_of_its_own_are_counted_when_it_has_run():
+    model = tfgpipe.GPipe(own_call.Residual(), 2, costs=[1, 1, 1, 9])
+    model.build((None, 4))
+    assert cut(model) == [3, 1]
+    model = tfgpipe.GPipe(own_call.Residual(), 2, costs=[1, 9])
+    with pytest.raises(ValueError, match=r"Expected 4 .*costs=\[1, 9\]"):
+        model.build((None, 4))
 
 
 def test_bytes_need_known_sizes():
@@ -132,7 +154,7 @@ def test_bad_costs_are_refused(costs, message):
 def test_profile_of_other_layers_is_refused():
     measured = dense(4, 4, 5)
     tfgpipe.GPipe(measured, 1)
-    with pytest.raises(ValueError, match=r"layer 2, .*configuration"):
+    with pytest.raises(ValueError, match=r"layer 2, .*computation"):
         tfgpipe.GPipe(dense(4, 4, 4), 1, costs=profile_of(measured, 1, 1, 1))
 
 

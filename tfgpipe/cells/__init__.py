@@ -4,7 +4,7 @@
 of each cell's tasks out of it, `CellTasks`.
 """
 
-from tfgpipe.cells.cell import CallOutput, Cell, LayerCall, LiveCall, LiveInput
+from tfgpipe.cells.cell import Cell, LayerCall
 from tfgpipe.cells.model_trace import ModelCall, as_number, trace_model
 from tfgpipe.cells.outline import (
     Outline,
@@ -12,19 +12,18 @@ from tfgpipe.cells.outline import (
     SectionSize,
     filled,
     outline,
+    outline_of,
+    shape_trace,
 )
 from tfgpipe.cells.sections import Section, is_whole
 from tfgpipe.cells.tasks import CellTasks, KeptValues, TaskCall
 from tfgpipe.cells.tracer import Tracer
 
 __all__ = [
-    "CallOutput",
     "Cell",
     "CellTasks",
     "KeptValues",
     "LayerCall",
-    "LiveCall",
-    "LiveInput",
     "ModelCall",
     "Outline",
     "Section",
@@ -36,5 +35,7 @@ __all__ = [
     "filled",
     "is_whole",
     "outline",
+    "outline_of",
+    "shape_trace",
     "trace_model",
 ]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
-from keras import tree
 
 from tfgpipe import failures, internals
 from tfgpipe.boundary import Boundary, structure_of
@@ -175,136 +173,6 @@ class LayerCall:
         `training`, or it would find what the last layer left.
         """
         return self.layer(_copied(values), training=training)
-
-
-@dataclasses.dataclass(frozen=True)
-class LiveInput:
-    """A tensor that comes into a `LiveCall`, by its position."""
-
-    index: int
-
-
-@dataclasses.dataclass(frozen=True)
-class CallOutput:
-    """An output of the operation of a `LiveCall`, by its position."""
-
-    index: int
-
-
-class LiveCall(LayerCall):
-    """Calls a layer, or an operation, of a model's graph.
-
-    The tensors that are alive before it come in, flat; those that are alive
-    afterwards go out. One that several steps use goes from one to the next:
-
-        t ---+---------+--- ...     gradient of t = that of its first use
-             |         |                            + gradient of what goes on
-           step 3    step 7
-
-    so the gradients of its uses are added one by one, from the last one on,
-    and the sum does not depend on where cells begin.
-
-    Args:
-        operation: The layer or the `keras.Operation`.
-        args: Its positional arguments, with `LiveInput` for tensors.
-        kwargs: Its keyword arguments.
-        gives: What goes out: a nest of `LiveInput` and `CallOutput`.
-
-    Attributes:
-        graph: What knows the whole model.
-        uses: The positions of the tensors that the operation takes.
-        autocast: As what an operation reads variables; None: as they are.
-    """
-
-    def __init__(
-        self,
-        operation: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        gives: Any,
-    ):
-        super().__init__(operation)
-        self.graph: Any = None
-        self.autocast: str | None = None
-        self.args = args
-        self.kwargs = kwargs
-        self.gives = gives
-        self.uses = list(
-            dict.fromkeys(
-                leaf.index
-                for leaf in tree.flatten((args, kwargs))
-                if isinstance(leaf, LiveInput)
-            )
-        )
-
-    @property
-    def wiring(self) -> str | None:
-        """All arguments, as a text, with the places of tensors."""
-        read = () if self.autocast is None else (self.autocast,)
-        return str((self.args, self.kwargs, *read))
-
-    def taken(self, live: Any) -> Any:
-        """See `LayerCall`; by their positions."""
-        return {i: live[i] for i in self.uses}
-
-    def specs_behind(self, live: Any, made: Any) -> Any:
-        """Specs of what is alive afterwards, see `LayerCall`."""
-        given, outputs = tree.flatten(live), tree.flatten(made)
-        return self.goes_on(
-            lambda i: given[i], lambda i: None if made is None else outputs[i]
-        )
-
-    def __call__(self, values: Any, training: bool) -> Any:
-        """Runs the operation on what is alive, flat, see `LayerCall`."""
-        live = tree.flatten(values)
-        # One copy of a tensor, also where the operation takes it twice.
-        copies = {id(live[i]): _copied(live[i]) for i in self.uses}
-        given = {i: copies[id(live[i])] for i in self.uses}
-        made = tree.flatten(self.run(given, training))
-        sources = {id(given[i]): live[i] for i in self.uses}
-        after: dict[int, Any] = {}
-
-        # It goes on as one tensor, also where the operation hands it on: an
-        # attention takes a mask off, and in Keras it is off for all.
-        def as_one(tensor: Any) -> Any:
-            tensor = sources.get(id(tensor), tensor)
-            key = id(tensor)
-            if key in copies and key not in after:
-                mask = internals.get_mask(copies[key])
-                after[key] = Boundary([tensor], [mask]).nest(0)
-            return after.get(key, tensor)
-
-        return self.goes_on(
-            lambda i: as_one(live[i]), lambda i: as_one(made[i])
-        )
-
-    def goes_on(
-        self, live: Callable[[int], Any], made: Callable[[int], Any]
-    ) -> Any:
-        """What goes out, a nest, by positions of what came in or was made."""
-        return tree.map_structure(
-            lambda leaf: (live if isinstance(leaf, LiveInput) else made)(
-                leaf.index
-            ),
-            self.gives,
-        )
-
-    def run(self, given: Mapping[int, Any], training: bool) -> Any:
-        """Runs the operation on what it takes, by position."""
-        args, kwargs = self.arguments(given)
-        if isinstance(self.operation, keras.layers.Layer):
-            kwargs["training"] = training
-        with internals.autocast(self.autocast):
-            return self.operation(*args, **kwargs)
-
-    def arguments(self, given: Mapping[int, Any]) -> tuple[Any, Any]:
-        """Positional and keyword arguments, with these tensors."""
-        return tree.map_structure(
-            lambda leaf: (
-                given[leaf.index] if isinstance(leaf, LiveInput) else leaf
-            ),
-            (self.args, self.kwargs),
-        )
 
 
 def _copied(nest: Any) -> Any:

@@ -119,15 +119,38 @@ def outline(
         training: Whether it is trained.
     """
 
-    def run(unknown: int | None = None) -> TracedModel:
-        specs = tree.map_structure(
-            lambda t: (
-                None
-                if t is None
-                else tf.TensorSpec([n or unknown for n in t.shape], t.dtype)
-            ),
-            spec,
-        )
+    def one(spec: Any) -> Any:
+        if spec is None:
+            return None
+        return keras.KerasTensor([size or 1 for size in spec.shape], spec.dtype)
+
+    reader = _Reader(shape_trace(call, layers, spec, training), flops)
+    if not reader.knows_sizes:
+        example = tree.map_structure(one, spec)
+        with contextlib.suppress(Exception):  # it may need other sizes
+            reader.take_flops_of(shape_trace(call, layers, example, training))
+    return reader.outline(starts)
+
+
+def outline_of(
+    traced: TracedModel, flops: Callable[[tf.Operation], float]
+) -> Outline:
+    """The same, of a run on shapes."""
+    return _Reader(traced, flops).outline(filled)
+
+
+def shape_trace(
+    call: Callable[[Any, bool], Any],
+    layers: Sequence[keras.layers.Layer],
+    spec: Any,
+    training: bool = True,
+) -> TracedModel:
+    """The graph of a model, from shapes alone; see `outline`."""
+    specs = tree.map_structure(
+        lambda t: None if t is None else tf.TensorSpec(t.shape, t.dtype), spec
+    )
+
+    def run() -> TracedModel:
         model = ModelCall(
             call,
             layers,
@@ -153,13 +176,10 @@ def outline(
             # Keras builds a model by a run inside its first call, where all
             # that is read seems to be read by the model itself.
             run()
-        reader = _Reader(run(), flops)
-        if not reader.knows_sizes:
-            with contextlib.suppress(Exception):  # it may need other sizes
-                reader.take_flops_of(run(1))
+        traced = run()
     for layer in layers:
         internals.forget_losses(layer)
-    return reader.outline(starts)
+    return traced
 
 
 class _Reader:

@@ -1,12 +1,10 @@
 """What layers cost: FLOPs, bytes, and what they keep for the backward pass."""
 
 from tfgpipe.costs import cost
-from tfgpipe.costs.cost import layer_key
 from tfgpipe.costs.flops import behind_identities, operation_flops
 from tfgpipe.costs.gradient_path import GradientPaths
 from tfgpipe.costs.layer_size import (
     LayerSize,
-    PlacedCall,
     bytes_between,
     layer_sizes,
     num_params,
@@ -14,15 +12,17 @@ from tfgpipe.costs.layer_size import (
     weight_sizes,
     with_weights,
 )
+from tfgpipe.costs.placed import Placed, alive, inputs_of
 
 __all__ = [
     "GradientPaths",
     "LayerSize",
-    "PlacedCall",
+    "Placed",
+    "alive",
     "behind_identities",
     "bytes_between",
     "cost",
-    "layer_key",
+    "inputs_of",
     "layer_sizes",
     "num_params",
     "operation_flops",

@@ -17,9 +17,13 @@ operations and the borders of transposed convolutions; it does not know einsum,
 loops, branches, called functions and unknown dimensions.
 
 Limits: an unknown dimension counts as 1, and so does a loop whose number of
-iterations is unknown.
+iterations is unknown; what Python or NumPy compute inside a `tf.numpy_function`
+is not seen. FLOPs are not seconds: where that matters, measure.
 
 Cost: one visit of every operation.
+
+Reference: [Huang et al., 2019](https://arxiv.org/abs/1811.06965), sections 2.1
+and 2.2, balances cells by such an estimate of each layer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """How many bytes a layer keeps of its forward pass for its backward pass.
 
-The layer is called in a graph that never runs, with placeholders for its
-weights; then the graph is asked for gradients. What the operations that this
-adds read of those that were there before has to be kept:
+Its part of the model's graph, see `placed.py`, is asked for gradients. What the
+operations that this adds read of those that were there before has to be kept:
 
     x ----> forward operations ----> y
               |  kept: what these hand down
@@ -19,17 +18,15 @@ last reader, in the order of the graph.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
-import keras
 import tensorflow as tf
 
-from tfgpipe import internals
-from tfgpipe.cells import LayerCall, LiveCall, LiveInput
 from tfgpipe.costs.gradient_path import GradientPath, Out, Reads
+from tfgpipe.costs.placed import PlacedCall, inputs_of
 from tfgpipe.devices import placement
-from tfgpipe.graphs import CHEAP, only_cast
+from tfgpipe.graphs import CHEAP, Part, only_cast
 
 # Operations that hand on the memory of their first input.
 _ALIASES = {"ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient"}
@@ -84,86 +81,58 @@ class KeptBytes(NamedTuple):
     path: GradientPath = GradientPath()
 
 
-def kept_bytes(
-    layer: keras.layers.Layer, spec: Any, call: Callable | None = None
-) -> KeptBytes:
-    """What a layer keeps, and needs, on inputs whose sizes are all known.
-
-    It is built; its variables need no values. `call` calls it on such a nest,
-    for a `training`; None for the layer itself.
-
-    Example:
-
-    >>> layer = keras.layers.Dense(4, activation="relu")
-    >>> layer.build((2, 3))
-    >>> kept_bytes(layer, keras.KerasTensor((2, 3)))[:3]  # 2 x 3 in, 2 x 4 out
-    (24, 32, 0)
-    """
-    found: list[KeptBytes] = []
-
-    def trace() -> None:
-        inputs = keras.tree.map_structure(_placeholder, spec)
-        weights = [_placeholder(v) for v in layer.variables]
-        scope = internals.ReadingScope(
-            state_mapping=list(zip(layer.variables, weights, strict=True)),
-            initialize_variables=False,
-        )
-        with scope:
-            outputs = (call or layer)(inputs, training=True)
-        of_trainable = {id(v) for v in layer.trainable_variables}
-        sources = [
-            weight
-            for variable, weight in zip(layer.variables, weights, strict=True)
-            if id(variable) in of_trainable
-        ]
-        given = [t for t in keras.tree.flatten(inputs) if tf.is_tensor(t)]
-        made = [t for t in keras.tree.flatten(outputs) if tf.is_tensor(t)]
-        found.append(_kept(made, sources, weights, given))
-
-    with internals.seed_generator_kept():
-        tf.function(trace, autograph=False).get_concrete_function()
-    return found[0]
+def kept_bytes(part: Part) -> KeptBytes:
+    """What a part of a model's graph keeps, and needs; sizes are all known."""
+    inputs = inputs_of(part)
+    sources = [use.tensor for use in part.uses]
+    given = {t.ref() for t in inputs}
+    state = [t for t in part.takes if t.ref() not in given]
+    with part.traced.graph.as_default():
+        return _kept(part, sources, [*sources, *state], inputs)
 
 
 def _kept(
-    outputs: list[Any], sources: list[Any], weights: list[Any], given: list[Any]
+    part: Part, sources: list[Any], weights: list[Any], given: list[Any]
 ) -> KeptBytes:
-    """As `kept_bytes`, of tensors of a graph.
+    """As `kept_bytes`.
 
     `sources` are the trainable ones of the `weights`; `given` the inputs.
     """
-    graph = tf.compat.v1.get_default_graph()
-    forward = graph.get_operations()
-    needed = _peak(forward, {weight.ref() for weight in weights}, outputs)
+    graph, outputs, forward = part.traced.graph, part.gives, part.operations
+    memory = _Memory(forward)
+    needed = memory.peak(forward, {w.ref() for w in weights}, outputs, given)
     targets = [t for t in outputs if t.dtype.is_floating]
     floats = [t for t in [*sources, *given] if t.dtype.is_floating]
     if not (targets and floats):
         path = LayerGradient(given, weights).path(outputs, [], Reads(), Reads())
         return KeptBytes(0, 0, 0, 0, 0, needed, 0, path)
+    before = graph.num_operations()
     dy = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in targets]
-    found = tf.gradients(targets, floats, dy)
+    found = tf.gradients(targets, floats, dy, stop_gradients=floats)
     dw, dx = found[: len(sources)], found[len(sources) :]
     sparse = [g for g in dw if isinstance(g, tf.IndexedSlices)]
     by_weight, by_input = _flat(dw), _flat(dx)
-    backward = graph.get_operations()[len(forward) :]
+    backward = graph.get_operations()[before:]
     own = set(backward)
+    memory = _Memory([*forward, *backward])
     gradient = LayerGradient(given, weights)
     free = gradient.free
     read = _boundary([*by_weight, *by_input], own)
     kept = {
-        ref for ref in _owners(read) - free if ref.deref().op.type != "Const"
+        ref
+        for ref in memory.owners(read) - free
+        if ref.deref().op.type != "Const"
     }
     # A byte counts once: as an input's, an output's, or neither's.
-    first = _owners(given)
-    last = _owners(outputs) - first
+    first = memory.owners(given)
+    last = memory.owners(outputs) - first
     # What the gradients of inputs make is there before those of weights are.
     made = _ancestors(by_input, own)
-    late = _boundary(by_weight, own - made)
-    crossing = _owners(t for t in late if t.op in own) if by_input else set()
-    dead = free | kept | _owners(by_weight)
+    late = [t for t in _boundary(by_weight, own - made) if t.op in own]
+    crossing = memory.owners(late)
+    dead = free | kept | memory.owners(by_weight)
     # TensorFlow computes the gradients of weights as soon as it can, or later.
-    late_by = _bytes(_owners(t for t in late if t.op in own)) / 2
-    working = _peak(backward, dead, by_input) + round(late_by)
+    late_by = round(_bytes(crossing) / 2)
     path = gradient.path(
         outputs,
         one_by_one(targets, sources, given, (dw, dx)),
@@ -174,10 +143,10 @@ def _kept(
         _bytes(kept & first),
         _bytes(kept & last),
         _bytes(kept - first - last),
-        _bytes(crossing),
-        _bytes(_owners(_flat(sparse))),
+        _bytes(crossing) if by_input else 0,
+        _bytes(memory.owners(_flat(sparse))),
         needed,
-        working,
+        memory.peak(backward, dead, by_input) + late_by,
         path,
     )
 
@@ -211,45 +180,63 @@ def _boundary(tensors: list[Any], within: set[Any]) -> list[Any]:
     return [t for t in [*read, *tensors] if t.op not in ops]
 
 
-def _owners(tensors: Iterable[Any]) -> set[Any]:
-    return {_owner(tensor).ref() for tensor in tensors}
+class _Memory:
+    """What memory tensors have, which some operations make."""
+
+    def __init__(self, operations: Iterable[tf.Operation]):
+        self._own = {*operations}
+
+    def owners(self, tensors: Iterable[Any]) -> set[Any]:
+        """References of the tensors whose memory some have."""
+        return {self._owner(tensor).ref() for tensor in tensors}
+
+    def _owner(self, tensor: Any) -> Any:
+        while tensor.op.type in _ALIASES and tensor.op in self._own:
+            tensor = tensor.op.inputs[0]
+        return tensor
+
+    def peak(
+        self,
+        ops: Sequence[Any],
+        free: set[Any],
+        results: Iterable[Any],
+        given: Collection[Any] = (),
+    ) -> int:
+        """Bytes that are there at most, if operations run in this order.
+
+        A tensor is there until its last reader has run; one that has the size
+        of an input that dies takes its place. `free` are references of tensors
+        that do not count; `results` stay; `given` are there before.
+        """
+        inside = {t.ref() for op in ops for t in op.outputs}
+        inside |= {t.ref() for t in given}
+        readers: collections.Counter[Any] = collections.Counter()
+        for op in ops:
+            readers.update(self.owners(op.inputs))
+        readers.update(self.owners(results))
+        now = most = sum(map(tensor_bytes, given))
+        for op in ops:
+            read = self.owners(op.inputs)
+            readers.subtract(read)
+            dead = [
+                tensor_bytes(r.deref())
+                for r in (read - free) & inside
+                if not readers[r]
+            ]
+            is_new = op.type not in _ALIASES and op.type != "Const"
+            new = [t for t in op.outputs if is_new and t.ref() not in free]
+            sizes = [tensor_bytes(t) for t in new]
+            if op.type in _IN_PLACE and sizes[:1] and sizes[0] in dead:
+                dead.remove(sizes[0])
+                now -= sizes[0]
+            now += sum(sizes)
+            most = max(most, now)
+            now -= sum(dead)
+            now -= sum(n for t, n in zip(new, sizes) if not readers[t.ref()])
+        return most
 
 
-def _peak(ops: Sequence[Any], free: set[Any], results: Iterable[Any]) -> int:
-    """Bytes that are there at most, if operations run in this order.
-
-    A tensor is there until its last reader has run; one that has the size of an
-    input that dies takes its place. `free` are references of tensors that do
-    not count; `results` stay.
-    """
-    inside = set(ops)
-    readers: collections.Counter[Any] = collections.Counter()
-    for op in ops:
-        readers.update({_owner(t).ref() for t in op.inputs})
-    readers.update(_owners(results))
-    now = most = 0
-    for op in ops:
-        read = {_owner(t).ref() for t in op.inputs}
-        readers.subtract(read)
-        dead = [
-            _size(r.deref())
-            for r in read - free
-            if not readers[r] and r.deref().op in inside
-        ]
-        is_new = op.type not in _ALIASES and op.type != "Const"
-        new = [t for t in op.outputs if is_new and t.ref() not in free]
-        sizes = [_size(t) for t in new]
-        if op.type in _IN_PLACE and sizes[:1] and sizes[0] in dead:
-            dead.remove(sizes[0])
-            now -= sizes[0]
-        now += sum(sizes)
-        most = max(most, now)
-        now -= sum(dead)
-        now -= sum(n for t, n in zip(new, sizes) if not readers[t.ref()])
-    return most
-
-
-def _size(tensor: Any) -> int:
+def tensor_bytes(tensor: Any) -> int:
     """Bytes; those of the largest input where the size is unknown."""
     if tensor.shape.is_fully_defined():
         return placement.num_bytes(tensor)
@@ -258,20 +245,7 @@ def _size(tensor: Any) -> int:
 
 
 def _bytes(references: Iterable[Any]) -> int:
-    return sum(_size(ref.deref()) for ref in references)
-
-
-def _owner(tensor: Any) -> Any:
-    """The tensor whose memory this one has."""
-    while tensor.op.type in _ALIASES:
-        tensor = tensor.op.inputs[0]
-    return tensor
-
-
-def _placeholder(spec: Any) -> Any:
-    if spec is None:
-        return None
-    return tf.compat.v1.placeholder(spec.dtype, spec.shape)
+    return sum(tensor_bytes(ref.deref()) for ref in references)
 
 
 class LayerGradient:
@@ -362,18 +336,16 @@ def one_by_one(
     # Of which outputs a gradient is shows only if each is differentiated.
     floats = [t for t in [*sources, *given] if t.dtype.is_floating]
     count = len(sources)
-    each = [(t, tf.gradients(t, floats)) for t in targets]
+    each = [
+        (t, tf.gradients(t, floats, stop_gradients=floats)) for t in targets
+    ]
     return [(t, own[:count], spread(own[count:])) for t, own in each]
 
 
-def among_live(
-    path: GradientPath, call: LayerCall, live: Sequence[Any]
-) -> GradientPath:
+def among_live(path: GradientPath, call: PlacedCall) -> GradientPath:
     """What a layer's gradient takes, of all that is alive before it."""
-    if not isinstance(call, LiveCall):
-        return path
-    gives = [
-        leaf.index if isinstance(leaf, LiveInput) else -1 - leaf.index
-        for leaf in tf.nest.flatten(call.gives)
-    ]
-    return path.among(len(live), sorted(call.uses), gives)
+    place = {t.ref(): i for i, t in enumerate(call.live)}
+    made = {t.ref(): -1 - i for i, t in enumerate(call.part.gives)}
+    uses = [place[t.ref()] for t in inputs_of(call.part)]
+    gives = [(place | made)[t.ref()] for t in call.behind]
+    return path.among(len(call.live), uses, gives)

@@ -1,7 +1,7 @@
 """What layers need, by their rows, without allocating any of it.
 
-Each layer is traced for two numbers of rows, into graphs that never run; equal
-ones are traced once. What grows with the rows is a line through both.
+The model is traced for two numbers of rows, into graphs that never run; equal
+layers are looked at once. What grows with the rows is a line through both.
 """
 
 from __future__ import annotations
@@ -15,9 +15,15 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.cells import LayerCall
-from tfgpipe.costs import cost as cost_lib
-from tfgpipe.costs.kept_bytes import KeptBytes, among_live, kept_bytes
+from tfgpipe.boundary import is_continuous
+from tfgpipe.costs.flops import operation_flops
+from tfgpipe.costs.kept_bytes import (
+    KeptBytes,
+    among_live,
+    kept_bytes,
+    tensor_bytes,
+)
+from tfgpipe.costs.placed import Placed, PlacedCall
 from tfgpipe.devices import placement
 
 # A row more must show, and a layer may fail on a single one.
@@ -25,25 +31,6 @@ _ROWS = (2, 4)
 
 # More than what an accelerator's caches hold.
 _CACHE_BYTES = 64 * 2**20
-
-
-class PlacedCall(NamedTuple):
-    """A call of a layer, and what is alive before it.
-
-    Attributes:
-        live: All tensors that are alive, which cross if a cell begins here, a
-            nest of `keras.KerasTensor`s.
-        key: What equal ones have in common.
-    """
-
-    call: LayerCall
-    live: Any
-    key: Any
-
-    @property
-    def layer(self) -> keras.layers.Layer:
-        """The layer that is called."""
-        return self.call.layer
 
 
 class Bytes(NamedTuple):
@@ -63,7 +50,7 @@ class Bytes(NamedTuple):
 
 
 class LayerSize(NamedTuple):
-    """What one step needs; of tied weights, the first step has all.
+    """What one call needs; of tied weights, the first has all.
 
     Attributes:
         name: Of its layer.
@@ -92,112 +79,93 @@ class LayerSize(NamedTuple):
 
 
 def layer_sizes(
-    steps: Sequence[PlacedCall], num_slot_bytes: Callable[[Any], int]
+    placed: Placed, num_slot_bytes: Callable[[Any], int]
 ) -> list[LayerSize]:
-    """What each step needs, in order.
+    """What each call needs, in order; its weights need no values.
 
-    Of equal ones the layer of the first is built; its weights need no values.
     `num_slot_bytes` tells what the optimizer keeps for a variable.
     """
+    few, many = (placed.of_rows(rows) for rows in _ROWS)
+    known: dict[str, tuple[float, KeptBytes]] = {}
     found: list[LayerSize] = []
-    known: dict[Any, tuple[cost_lib.Estimate, KeptBytes]] = {}
-    estimates: dict[Any, Any] = {}
-    live = cost_lib.example_of(steps[0].live) if steps else None
-    with internals.in_no_graph([s.layer for s in steps]):
-        for i, (step, first, weights) in enumerate(with_weights(steps)):
-            key = id(first), _specs(live)
+    with internals.outside_functions():
+        for own, more, (layer, weights) in zip(few, many, with_weights(placed)):
+            key = own.key
             if key not in known:
-                made = cost_lib.estimated(
-                    first.call, first.call.taken(live), estimates
-                )
-                known[key] = made, _measured(first, live)
-            made, kept = known[key]
-            path = among_live(kept.path, step.call, _tensors(step.live))
-            alive = _tensors(live)
-            floats = [t for t in alive if keras.backend.is_float_dtype(t.dtype)]
+                known[key] = _measured(own, more)
+            flops, kept = known[key]
+            live, floats = (
+                _line([sum(map(tensor_bytes, t)) for t in pair])
+                for pair in zip(*(_alive(call) for call in (own, more)))
+            )
             found.append(
                 LayerSize(
-                    name=step.layer.name,
+                    name=layer.name,
                     num_values=sum(map(_count, weights)),
                     **weight_sizes(weights, num_slot_bytes),
-                    flops=made.flops,
-                    live_bytes=_row_bytes(alive),
-                    float_bytes=_row_bytes(floats),
-                    kept=kept._replace(path=path),
+                    flops=flops,
+                    live_bytes=live.of(1),
+                    float_bytes=floats.of(1),
+                    kept=kept._replace(path=among_live(kept.path, own)),
                 )
             )
-            if i + 1 < len(steps):
-                live = cost_lib.goes_on(
-                    step.call, live, made.outputs, steps[i + 1].live
-                )
     return found
 
 
-def bytes_between(placed: Sequence[PlacedCall], rows: int) -> int:
+def _alive(call: PlacedCall) -> tuple[list[Any], list[Any]]:
+    """What is alive before a call, and what of it may have a gradient."""
+    return call.live, [t for t in call.live if is_continuous(t)]
+
+
+def _measured(few: PlacedCall, many: PlacedCall) -> tuple[float, KeptBytes]:
+    """FLOPs of a row, and what tasks keep and need, of the numbers of rows."""
+    parts = few.part, many.part
+    flops = [sum(map(operation_flops, part.operations)) for part in parts]
+    *numbers, paths = zip(*map(kept_bytes, parts))
+    kept = KeptBytes._make([*map(_line, numbers), paths[0]])
+    return _line(flops).of(1), kept
+
+
+def bytes_between(placed: Placed, rows: int) -> int:
     """What other layers read and write between two tasks of one, in bytes.
 
     Weights, unless single rows of them are looked up, and sums of gradients;
-    outputs and their gradients. No more than caches hold. Of equal steps the
-    layer of the first is built; `rows` are those of a micro-batch.
+    outputs and their gradients. No more than caches hold. `rows` are those of a
+    micro-batch; other sizes that are not known count as 1.
     """
     weights = sum(
         placement.num_bytes(v)
-        for step, _, own in with_weights(placed)
-        if not isinstance(step.layer, keras.layers.Embedding)
+        for layer, own in with_weights(placed)
+        if not isinstance(layer, keras.layers.Embedding)
         for v in own
     )
-    live = sum(
-        placement.num_bytes(cost_lib.example_of(t, size=1))
-        for step in placed
-        for t in _tensors(step.live)
-    )
+    live = sum(_row_bytes(t) for call in placed.calls for t in call.live)
     return min(2 * (weights + rows * live), _CACHE_BYTES)
 
 
-def num_params(steps: Sequence[PlacedCall]) -> int:
-    """Numbers in the trainable weights of the steps, tied ones once."""
+def _row_bytes(tensor: tf.Tensor) -> int:
+    sizes = tensor.shape.as_list() if tensor.shape.rank else []
+    return tensor.dtype.size * math.prod(n or 1 for n in sizes)
+
+
+def num_params(placed: Placed) -> int:
+    """Numbers in the trainable weights of a model, tied ones once."""
     return sum(
         _count(weight)
-        for _, _, weights in with_weights(steps)
+        for _, weights in with_weights(placed)
         for weight in weights
         if weight.trainable
     )
 
 
 def with_weights(
-    steps: Sequence[PlacedCall],
-) -> Iterator[tuple[PlacedCall, PlacedCall, list[keras.Variable]]]:
-    """Each step, the first that is equal, and weights like its own.
-
-    Without those of steps before it.
-    """
-    known: dict[Any, PlacedCall] = {}
-    seen: set[int] = set()  # layers, which may not be built, and variables
-    for step in steps:
-        layer = step.layer
-        first = known.setdefault((step.key, _specs(step.live)), step)
-        weights = [v for v in layer.weights if id(v) not in seen]
-        # Of equal layers the first alone is built: its weights are like theirs.
-        if not layer.weights and id(layer) not in seen:
-            weights = first.layer.weights
-        seen |= {id(layer), *map(id, layer.weights)}
-        yield step, first, weights
-
-
-def _measured(step: PlacedCall, live: Any) -> KeptBytes:
-    """What the tasks of a step keep, and need.
-
-    `live` are specs of what one example is before it, maybe several rows.
-    """
-    taken, run = step.call.taken(live), step.call.run
-    *numbers, paths = zip(
-        *(kept_bytes(step.layer, _of_rows(taken, rows), run) for rows in _ROWS)
-    )
-    return KeptBytes._make([*map(_line, numbers), paths[0]])
-
-
-def _row_bytes(specs: Sequence[Any]) -> int:
-    return sum(placement.num_bytes(_of_rows(spec, 1)) for spec in specs)
+    placed: Placed,
+) -> Iterator[tuple[keras.layers.Layer, list[keras.Variable]]]:
+    """Each layer, with its weights that those before it have not."""
+    seen: set[int] = set()
+    for call in placed.calls:
+        yield call.layer, [v for v in call.weights if id(v) not in seen]
+        seen |= {*map(id, call.weights)}
 
 
 def weight_sizes(
@@ -214,33 +182,11 @@ def weight_sizes(
     }
 
 
-def _of_rows(spec: Any, rows: int) -> Any:
-    """Specs of so many examples, for those of one."""
-    return keras.tree.map_structure(
-        lambda leaf: (
-            keras.KerasTensor(
-                (rows * (leaf.shape[0] or 1), *leaf.shape[1:]), leaf.dtype
-            )
-            if isinstance(leaf, keras.KerasTensor) and leaf.shape
-            else leaf
-        ),
-        spec,
-    )
-
-
 def _line(values: Sequence[float]) -> Bytes:
     """Through what was found for `_ROWS`; never below what is fixed."""
     (a, b), (first, second) = _ROWS, values
     per_row = (second - first) / (b - a)
     return Bytes(max(first - a * per_row, 0.0), per_row)
-
-
-def _tensors(nest: Any) -> list[Any]:
-    return [t for t in keras.tree.flatten(nest) if t is not None]
-
-
-def _specs(nest: Any) -> str:
-    return str([(t.shape, t.dtype) for t in _tensors(nest)])
 
 
 def _count(variable: keras.Variable) -> int:

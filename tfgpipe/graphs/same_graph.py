@@ -37,20 +37,23 @@ _WORDS = (
 )
 
 
-def part_key(part: Part, facts: Any) -> str:
+def part_key(part: Part, facts: Any, in_process: bool = True) -> str:
     """What a part of a graph computes, as a text that equal parts share.
 
     What it captures counts by identity, and must be kept alive as long as the
-    text is. `facts` are what else is known of it.
+    text is; and a part with a state of its own is like no other. Unless the
+    text is for other processes, too (`in_process`). `facts` are what else is
+    known of it.
     """
-    return _Writer(part).key(facts)
+    return _Writer(part, in_process).key(facts)
 
 
 class _Writer:
     """Writes what a part computes, without names."""
 
-    def __init__(self, part: Part):
+    def __init__(self, part: Part, in_process: bool):
         self._part = part
+        self._in_process = in_process
         self._whole = part.whole
         self._functions = _functions_of(part.whole)
         self._given: dict[Any, str] = {}
@@ -74,7 +77,7 @@ class _Writer:
         # Then like no other.
         kinds = {op.type for op in operations}
         called = [self._functions.kinds(op.node_def) for op in operations]
-        is_alone = bool(stateful(kinds.union(*called)))
+        is_alone = self._in_process and stateful(kinds.union(*called))
         has_backward = [name in part.backward for name in order]
         weights = [use.tensor for use in part.uses]
         taken = [*part.takes, *part.takes_back, *weights]
@@ -123,7 +126,8 @@ class _Writer:
         if ref in self._given:
             return self._given[ref]
         if ref in self._whole.captures:
-            return "outside", id(self._whole.captures[ref])
+            outside = id(self._whole.captures[ref])
+            return "outside", outside if self._in_process else str(tensor.shape)
         return self._number[tensor.op.name], tensor.value_index
 
 

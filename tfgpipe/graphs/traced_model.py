@@ -20,14 +20,14 @@ import bisect
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfgpipe import internals
 from tfgpipe.boundary import is_continuous
-from tfgpipe.failures import check_interruption
+from tfgpipe.failures import add_note, check_interruption
 from tfgpipe.graphs.gradient_sums import (
     Gradient,
     as_merged,
@@ -285,9 +285,10 @@ def differentiate(
         with internals.noting_gradients(graph) as notes:
             if pairs and found:
                 check_interruption()
-                found = traced.tape.gradient(
-                    [t for t, _ in pairs], sources, [d for _, d in pairs]
-                )
+                with _naming(traced, notes):
+                    found = traced.tape.gradient(
+                        [t for t, _ in pairs], sources, [d for _, d in pairs]
+                    )
         left = iter(found)
         dw = [
             _of_lookups(next(left), use.variable).in_dtype(
@@ -299,6 +300,19 @@ def differentiate(
     _check_gradients(traced)
     places, backward = _placed(traced, notes)
     return Differentiated(traced, dy, dlosses, dw, dx, places, backward)
+
+
+@contextlib.contextmanager
+def _naming(traced: TracedModel, notes: Sequence[Any]) -> Iterator[None]:
+    """Says in an error in the gradient of which layer it happened."""
+    try:
+        yield
+    except Exception as error:
+        places = {op.name: i for i, op in enumerate(traced.operations)}
+        if notes and notes[-1].name in places:
+            section = traced.section_of(places[notes[-1].name])
+            add_note(error, f"In the gradient of {section.words}.")
+        raise
 
 
 def _placeholders(tensors: Sequence[Any], has: Sequence[bool]) -> list[Any]:

@@ -222,7 +222,8 @@ def noting_gradients(graph: Any) -> Iterator[list[GradientNote]]:
     """Inside, notes what tapes add to a graph, operation by operation.
 
     Yields:
-        The notes so far; of nested ones the inner one comes first.
+        The notes so far; of nested ones the inner one comes first. Where one
+        fails, the last is of the operation that was differentiated.
     """
     _note_gradients()
     _noted.graph, _noted.notes = graph, []
@@ -261,9 +262,11 @@ def _noting(name: str | None, differentiate: Callable[[], Any]) -> Any:
     if graph is None or current_graph() is not graph:
         return differentiate()
     start = graph.num_operations()
-    found = differentiate()
-    _noted.notes.append(GradientNote(name, start, graph.num_operations()))
-    return found
+    try:
+        return differentiate()
+    finally:
+        note = GradientNote(name, start, graph.num_operations())
+        _noted.notes.append(note)
 
 
 class _Attributes(tuple):

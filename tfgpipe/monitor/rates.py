@@ -11,8 +11,8 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.cells import LayerCall
-from tfgpipe.costs import cost
+from tfgpipe.cells import outline
+from tfgpipe.costs import operation_flops
 from tfgpipe.micro_batches import first_tensor
 
 
@@ -76,7 +76,7 @@ def tokens_of_example(input_spec: Any) -> int | None:
 
 
 def flops_of_example(model: Any, input_spec: Any) -> float | None:
-    """FLOPs of the forward pass of one example, by `costs.cost`.
+    """FLOPs of the forward pass of one example, by `costs.flops`.
 
     The model is built; `input_spec` is that of the data. None, with a warning,
     if examples differ in size.
@@ -91,8 +91,11 @@ def flops_of_example(model: Any, input_spec: Any) -> float | None:
             stacklevel=2,
         )
         return None
-    example = cost.example_of(input_spec)
-    return cost.estimate_of(LayerCall(model), example).flops
+
+    def call(x: Any, training: bool) -> Any:
+        return model(x, training=training)
+
+    return sum(outline(call, [model], input_spec, operation_flops).flops)
 
 
 _MIB = 2**20

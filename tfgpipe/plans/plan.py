@@ -21,13 +21,7 @@ from tfgpipe.checks import (
     checked_counts,
     checked_positive,
 )
-from tfgpipe.costs import (
-    LayerSize,
-    PlacedCall,
-    layer_key,
-    layer_sizes,
-    slot_bytes_of,
-)
+from tfgpipe.costs import LayerSize, Placed, layer_sizes, slot_bytes_of
 from tfgpipe.devices import (
     CellDevices,
     PipelineStrategy,
@@ -35,6 +29,7 @@ from tfgpipe.devices import (
     placement,
     strategy,
 )
+from tfgpipe.partition import cut_graph
 from tfgpipe.plans.machine import Machine, machine_named, machine_of
 from tfgpipe.plans.prediction import Prediction, Setting, predict
 from tfgpipe.plans.search import PlanProblem, fastest_settings, smallest
@@ -226,9 +221,8 @@ def plan(
 ) -> Plan:
     """Chooses the arguments of `GPipe`: predicts them, and takes the fastest.
 
-    Nothing is allocated, and nothing is run. Of equal layers of a list the
-    first is built, without values, which it gets in a `GPipe`; plain Keras
-    cannot train such layers.
+    Nothing is allocated, and nothing is run. Layers are built, without values,
+    which they get in a `GPipe`; plain Keras cannot train such layers.
 
     Args:
         layers: What `GPipe` takes: layers, or a model.
@@ -245,9 +239,10 @@ def plan(
             computer's GPUs are, if that is one of `MACHINES`.
         optimizer: As `compile` takes it; for its slots.
         num_replicas: R, see `PipelineStrategy`; None to have it chosen.
-        inputs: Nest of `keras.Input`s: what a list of layers without one takes;
-            or those of a model which leave sizes open, such as a length, of the
-            sizes that are usual.
+        inputs: Nest of `keras.Input`s: what a list of layers without one
+            takes, or a model with a `call` of its own; or those of a model
+            which leave sizes open, such as a length, of the sizes that are
+            usual.
         setting: Arguments of `GPipe` that are to be predicted as they are, in
             place of a choice: some of `num_partitions`, `num_micro_batches`,
             `layers_per_cell`, `schedule` by its name, `remat`,
@@ -314,8 +309,8 @@ def plan(
         )
     with internals.outside_functions(), internals.without_strategy():
         model = sized(source, inputs, optimizer)
-    if profile is not None:
-        profile.check([size.name for size in model.sizes], model.keys)
+        if profile is not None:
+            profile.check([size.name for size in model.sizes], model.keys)
 
     def workload_of(rows: float) -> Workload:
         if profile is not None:
@@ -325,8 +320,8 @@ def plan(
     # The search asks for the same workloads and cuts again and again.
     problem = PlanProblem(
         functools.cache(workload_of),
-        functools.cache(source.cut),
-        tuple(source.starts()),
+        functools.cache(model.cut),
+        tuple(range(len(model.sizes))),
         rows,
         num_devices,
         replicas,
@@ -523,14 +518,31 @@ class SizedModel(NamedTuple):
     """The layers of a model, how they are called, and what each needs.
 
     Attributes:
+        placed: The calls.
+        sizes: What each needs.
         output_bytes: Of a row of the last layer's outputs.
-        keys: What layers are, see `layer_key`.
     """
 
-    source: Any
+    placed: Placed
     sizes: list[LayerSize]
     output_bytes: int
-    keys: list[str]
+
+    @property
+    def source(self) -> Any:
+        """What has the layers."""
+        return self.placed.source
+
+    @property
+    def keys(self) -> list[str]:
+        """What layers are, for the inputs that the model declares."""
+        spec = self.source.input_spec
+        is_own = spec is None or spec is self.placed.spec
+        return (self.placed if is_own else Placed(self.source, spec)).keys
+
+    def cut(self, costs: Sequence[float], num_partitions: int) -> list[int]:
+        """The number of layers of each cell, by their costs."""
+        live = [round(size.live_bytes) for size in self.sizes]
+        return cut_graph(costs, live, num_partitions)
 
     def by_flops(self, machine: Machine, rows: float) -> Workload:
         """For micro-batches of so many rows, with seconds from FLOPs."""
@@ -574,24 +586,14 @@ def sized(source: Any, inputs: Any, optimizer: Any) -> SizedModel:
     """
     if source.problems:
         raise ValueError("\n".join(source.problems))
-    steps, outputs = source.placed_steps(_checked_inputs(source, inputs))
-    leaves = [t for t in tree.flatten(outputs) if t is not None]
+    placed = Placed(source, _checked_inputs(source, inputs))
+    leaves = [t for t in tree.flatten(placed.output) if t is not None]
     rows = [keras.KerasTensor((1, *t.shape[1:]), t.dtype) for t in leaves]
     return SizedModel(
-        source,
-        layer_sizes(steps, slot_bytes_of(optimizer)),
+        placed,
+        layer_sizes(placed, slot_bytes_of(optimizer)),
         sum(map(placement.num_bytes, rows)),
-        _keys(steps),
     )
-
-
-def _keys(steps: Sequence[PlacedCall]) -> list[str]:
-    """What layers are; of equal ones, what the first is, which is built."""
-    known: dict[Any, str] = {}
-    for step in steps:
-        if step.key not in known:
-            known[step.key] = layer_key(step.call)
-    return [known[step.key] for step in steps]
 
 
 def _checked_inputs(source: Any, inputs: Any) -> Any:
@@ -600,8 +602,8 @@ def _checked_inputs(source: Any, inputs: Any) -> Any:
     spec = own if inputs is None else inputs
     if spec is None:
         raise ValueError(
-            "`inputs` must tell what a list of layers without a `keras.Input` "
-            "takes. Received: inputs=None. Let the list begin with "
+            "`inputs` must tell what layers without a `keras.Input` take. "
+            "Received: inputs=None. Let a list begin with "
             "`keras.Input(shape)`, or pass `inputs=keras.Input(shape)`."
         )
     for leaf in tree.flatten(spec):

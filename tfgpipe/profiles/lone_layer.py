@@ -1,8 +1,8 @@
 """A layer by itself, run as the pipeline runs it, and timed.
 
-The step is made a cell by itself, whose tasks are traced, differentiated and
-cut out as a pipeline's are. On one device they run one after the other, and all
-of them again:
+The model is traced, differentiated and cut as a pipeline of as many cells as
+there are layers. The tasks of one of them run on one device one after the
+other, and all of them again:
 
     forward -> recompute -> backward -> its two halves -> forward -> ...
 
@@ -18,24 +18,19 @@ needs storage.
 from __future__ import annotations
 
 import collections
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
+from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.boundary import Boundary, is_continuous
-from tfgpipe.cells import Cell, LayerCall, ModelCall, Tracer
-from tfgpipe.costs import behind_identities
+from tfgpipe.boundary import is_continuous
+from tfgpipe.cells import Cell, CellTasks, LayerCall, ModelCall, Tracer
+from tfgpipe.costs import Placed, alive, behind_identities, inputs_of
 from tfgpipe.devices import placement
-from tfgpipe.graphs import (
-    by_reference,
-    differentiate,
-    tensors,
-    without_gradients,
-)
+from tfgpipe.graphs import by_reference, differentiate, tensors
 from tfgpipe.run import Chain, Clock
 from tfgpipe.schedules import Task
 
@@ -45,83 +40,157 @@ _FORWARD = ("forward", "recompute", "recompute_last")
 _TURNS = 4
 
 
-class LoneLayer:
-    """The tasks of a step, for micro-batches of one size.
+class LayersAlone:
+    """The layers of a model as cells, for micro-batches of one size.
+
+    Behind them is a cell for the loss, or what else follows.
 
     Args:
-        step: The step. Its layer is built.
-        inputs: What crosses into it: tensors, or their specs.
-        structure: A nest like its inputs.
-        place: Where it is in the model.
-        device: Where it runs.
-        jit_compile: Whether XLA compiles its tasks.
-        others: What is read between two tasks, a tensor there, or None.
-        head: The loss, computed behind it, or None.
-        labels: What that takes: specs.
+        placed: The layers.
+        x: What the model takes: tensors.
+        device: Where they run.
+        jit_compile: Whether XLA compiles their tasks.
+        head: The loss, or None.
+        labels: What that takes.
 
     Attributes:
-        weights: The trainable variables, those of others that it reads among
-            them.
-        state: All other variables.
-        structure: A nest like its outputs.
+        tasks: Those of each.
+        first: The first of them that is trained.
+        live: The tensors that are alive before each.
     """
 
     def __init__(
         self,
-        step: LayerCall,
-        inputs: Boundary,
-        structure: Any,
-        place: GradientNeeds,
+        placed: Placed,
+        x: Any,
         device: str,
         jit_compile: bool,
-        others: tf.Tensor | None = None,
         head: Any = None,
         labels: Any = None,
     ):
-        self._place = place
-        self._device = device
-        self._others = others
+        source, count = placed.source, len(placed.layers)
         self._tracer = Tracer(jit_compile)
-
-        def call(x: Any, training: bool) -> Any:
-            return step(Boundary(*x).nest(structure), training)
-
+        self._device = device
+        cells = [
+            Cell(k, [LayerCall(layer)], [device], source=source)
+            for k, layer in enumerate(placed.layers)
+        ]
+        cells.append(Cell(count, [], [device], source=source))
         model = ModelCall(
-            call,
-            [step.layer],
+            source.call,
+            source.layers,
             training=True,
             head=head,
             is_split=True,
             synchronizes=False,
-            home=lambda *_: 0,
-            around=lambda *_: contextlib.nullcontext(),
-            num_cells=1,
-            watches_x=place.needs_dx,
-            trains_others=True,
+            home=placed.home,
+            around=lambda layer, k: cells[k].naming(layer),
+            num_cells=len(cells),
         )
-        x, y = _specs(inputs), _specs(labels)
         # What random numbers a recomputation draws is for `GPipe` to judge.
-        cells = [Cell(0, [step], [device])]
-        traced = self._tracer.trace(model, cells, x, y, [False])
-        made = without_gradients(traced)
-        if place.differentiates:
-            has_gradient = [
-                is_continuous(t) and head is None for t in traced.handed_out
+        traced = self._tracer.trace(
+            model, cells, _specs(x), _specs(labels), [False] * len(cells)
+        )
+        ends = [head is None and is_continuous(t) for t in traced.handed_out]
+        made = differentiate(traced, ends, [True] * len(traced.losses))
+        unknown: list[list[bool]] = [[] for _ in traced.uses]
+        self.tasks = self._tracer.tasks(made, cells, unknown)
+        parts = [own.part for own in self.tasks]
+        self.live = alive(parts)
+        trained = (k for k, part in enumerate(parts) if part.uses)
+        self.first = next(trained, len(parts))
+        self._variables = {t.ref(): v for v, t in traced.state}
+        self.start = by_reference(
+            [*traced.x, *traced.labels], tree.flatten([x, labels])
+        )
+        self._rows = next(t.shape[0] for t in traced.x if t is not None)
+
+    def needs(self, k: int) -> GradientNeeds:
+        """What the backward pass has to do for a layer."""
+        return GradientNeeds(k >= self.first, k > self.first)
+
+    def is_empty(self, k: int) -> bool:
+        """Whether a layer computes nothing."""
+        return not self.tasks[k].part.gives
+
+    def alike(self, k: int) -> Any:
+        """What equal layers in equal places have in common."""
+        return self.is_empty(k) or (id(self.tasks[k].graph), self.needs(k))
+
+    def alone(self, k: int, others: Any) -> LoneLayer:
+        """A layer by itself, see `LoneLayer`."""
+        return LoneLayer(
+            self.tasks[k], self.needs(k), self._tracer, self._device, others
+        )
+
+    def values(self, k: int, known: Any) -> LayerValues:
+        """What a layer is computed from.
+
+        `known` are values by the references of the graph's tensors.
+        """
+        part = self.tasks[k].part
+        inputs = inputs_of(part)
+        given = {t.ref() for t in inputs}
+        state = [t for t in part.takes if t.ref() not in given]
+        variables = [use.variable for use in part.uses]
+        variables += [self._variables[t.ref()] for t in state]
+        with tf.device(self._device):
+            values = start_values(variables)
+            back = [
+                known[t.ref()] if t.ref() in known else self._ones(t)
+                for t in part.takes_back
             ]
-            has_losses = [True] * len(traced.losses)
-            made = differentiate(traced, has_gradient, has_losses)
-        self._made = made
-        repeated: list[list[bool]] = [[] for _ in traced.uses]
-        self._tasks = self._tracer.tasks(made, cells, repeated)[0]
-        part = self._tasks.part
-        self.weights = [use.variable for use in part.uses]
-        self.state = [variable for variable, _ in traced.state]
-        self.structure = traced.structure
-        own = {id(v) for v in step.layer.variables}
-        read = {id(v) for v in [*self.weights, *self.state]}
-        self.is_by_itself = read <= own
+        count = len(part.uses)
+        by_state = by_reference(state, values[count:])
+        return LayerValues(
+            [known[t.ref()] for t in inputs],
+            [(known | by_state)[t.ref()] for t in part.takes],
+            values[:count],
+            back,
+        )
+
+    def _ones(self, like: tf.Tensor) -> tf.Tensor:
+        shape = [self._rows if n is None else n for n in like.shape]
+        return tf.ones(shape, like.dtype)
+
+    def behind(self, k: int, known: Any, made: Sequence[Any]) -> Any:
+        """What is known behind a layer, of what was and what it gives."""
+        known = known | by_reference(self.tasks[k].part.gives, made)
+        later = [own.part for own in self.tasks[k + 1 :]]
+        taken = {t.ref() for p in later for t in [*p.takes, *p.takes_back]}
+        return {ref: value for ref, value in known.items() if ref in taken}
+
+    def output_bytes(self, k: int) -> int:
+        """Of what is alive behind a layer."""
+        return _bytes(self.live[k + 1])
+
+
+class LoneLayer:
+    """The tasks of a layer, for micro-batches of one size.
+
+    Args:
+        tasks: The tasks.
+        place: Where it is in the model.
+        tracer: What made them.
+        device: Where it runs.
+        others: What is read between two tasks, a tensor there, or None.
+    """
+
+    def __init__(
+        self,
+        tasks: CellTasks,
+        place: GradientNeeds,
+        tracer: Tracer,
+        device: str,
+        others: tf.Tensor | None = None,
+    ):
+        self._tasks = tasks
+        self._place = place
+        self._tracer = tracer
+        self._device = device
+        self._others = others
         self._is_of_weights = any(
-            d.dense is not None or d.slices for d in part.dw
+            d.dense is not None or d.slices for d in tasks.part.dw
         )
         self._kinds: list[str] = []
         self._read: set[Any] = set()  # what gradients are computed from
@@ -129,41 +198,28 @@ class LoneLayer:
         self._outputs = AsWritten(self._forward)
 
     @property
-    def output_bytes(self) -> int:
-        """Of the outputs."""
-        return _bytes(self._made.traced.handed_out)
-
-    @property
     def kept(self) -> KeptParts:
         """What the backward pass needs of the forward pass."""
         if not self._place.differentiates:
             return KeptParts(0, 0, 0)
-        cut, traced = self._tasks.graph, self._made.traced
+        cut = self._tasks.graph
         found = {t.ref() for t in map(behind_identities, cut.kept.tensors)}
-        outputs = [t for t in traced.outputs if t is not None]
-        made = {behind_identities(t).ref() for t in outputs}
-        given = {t.ref() for t in tensors(traced.x)}
+        made = {behind_identities(t).ref() for t in cut.part.gives}
+        given = {t.ref() for t in inputs_of(cut.part)}
         return KeptParts(
             _bytes([ref.deref() for ref in given & self._read]),
             _bytes([ref.deref() for ref in found & made]),
             _bytes([ref.deref() for ref in found - made]),
         )
 
-    def outputs(self, values: LayerValues) -> Boundary:
-        """What the step returns."""
-        traced = self._made.traced
-        results = iter(self._outputs(values))
-        flat = [None if t is None else next(results) for t in traced.handed_out]
-        attached = iter(flat[len(traced.outputs) :])
-        found = [{n: next(attached) for n in own} for own in traced.attached]
-        masks = [internals.mask_of(own) for own in found]
-        return Boundary(flat[: len(traced.outputs)], masks)
+    def outputs(self, values: LayerValues) -> list[tf.Tensor]:
+        """What the layer gives to others."""
+        return self._outputs(values)
 
     def seconds(self, values: LayerValues) -> dict[str, list[float]]:
         """Runs all tasks some times: what each took, by its kind."""
-        dy, dlosses = self._ones()
         # (2 x tasks): start and end of each, in the order of `_kinds`.
-        times = self._timed(values, dy, dlosses, self._others)[0].numpy()
+        times = self._timed(values, self._others)[0].numpy()
         found = collections.defaultdict(list)
         for kind, start, end in zip(self._kinds, times[::2], times[1::2]):
             found[kind].append(float(end - start))
@@ -172,47 +228,25 @@ class LoneLayer:
             found["recompute_last"] = found["recompute"]
         return {kind: own[1:] for kind, own in found.items()}
 
-    def _ones(self) -> tuple[list[Any], list[Any]]:
-        """Gradients of the outputs and of the losses."""
-        made = self._made
-
-        def ones(like: Any) -> Any:
-            return None if like is None else tf.ones(like.shape, like.dtype)
-
-        with tf.device(self._device):
-            return [*map(ones, made.dy)], [*map(ones, made.dlosses)]
-
     def _known(self, values: LayerValues) -> tuple[dict[Any, Any], Any]:
         """Values by tensors of the graph, and the packed weights."""
-        traced = self._made.traced
+        tasks, part = self._tasks, self._tasks.part
         weights = [
             tf.cast(value, dtype)
-            for value, dtype in zip(values.weights, self._tasks.weight_dtypes)
+            for value, dtype in zip(values.weights, tasks.weight_dtypes)
         ]
-        inputs = tf.nest.flatten(self._tracer.led(values.inputs))
-        state = [tensor for _, tensor in traced.state]
-        labels = tf.nest.flatten(values.labels)
         return {
-            **by_reference(traced.x, inputs),
-            **by_reference(state, values.state),
-            **by_reference(traced.labels, labels),
-        }, self._tasks.pack_weights(weights)
+            **by_reference(part.takes, self._tracer.led(values.takes)),
+            **by_reference(part.takes_back, values.takes_back),
+        }, tasks.pack_weights(weights)
 
     def _forward(self, values: LayerValues) -> list[tf.Tensor]:
         with tf.device(self._device):
-            known, weights = self._known(values)
-            given, _ = self._tasks.forward(known, weights, keeps=False)()
-        known.update(given)
-        handed_out = self._made.traced.handed_out
-        return [known[t.ref()] for t in handed_out if t is not None]
+            known = self._known(values)
+            given, _ = self._tasks.forward(*known, keeps=False)()
+        return [given[t.ref()] for t in self._tasks.part.gives]
 
-    def _run(
-        self,
-        values: LayerValues,
-        dy: list[Any],
-        dlosses: list[Any],
-        others: Any,
-    ) -> list[tf.Tensor]:
+    def _run(self, values: LayerValues, others: Any) -> list[tf.Tensor]:
         """All tasks, some times; returns when each started and ended."""
         clock = Clock()
         chain = Chain(clock)
@@ -220,23 +254,21 @@ class LoneLayer:
         def run(kind: str, work: Any) -> Any:
             if work is None:
                 return None
+            made = values.inputs
             if kind not in _FORWARD:
                 of_graph = [t for t in work.function.inputs if tf.is_tensor(t)]
                 self._read |= {t.ref() for t in of_graph}
-            made = inputs if kind in _FORWARD else [inputs, dy]
+                made = [*made, *values.takes_back]
             if others is not None:
-                self._touch(chain, [others, *tensors(made)])
+                self._touch(chain, [others, *made])
             task = Task(kind, 0, 0)
             return chain.run(task, self._device, [], work)
 
         with tf.device(self._device):
-            known, weights = self._known(values)
-            inputs = tensors(values.inputs)
-            known.update(_given(self._made.dy, dy))
-            known.update(_given(self._made.dlosses, dlosses))
+            known = self._known(values)
             sums: dict[str, Any] = {}
             for _ in range(_TURNS):
-                self._turn(run, (known, weights), sums)
+                self._turn(run, known, sums)
         self._kinds = [task.kind for task, _ in clock.tasks]
         with tf.device("CPU:0"):
             return [tf.stack(clock.times)]
@@ -267,7 +299,7 @@ class LoneLayer:
             if facts.recomputes:
                 again = run("recompute_last", tasks.recompute(*given, kept))
             kept = kept if again is None else again
-        if not (self._place.needs_dx or self._is_of_weights):
+        if not (tasks.part.gives_back or self._is_of_weights):
             return
         run("backward_first", tasks.backward(*given, kept, None, 0))
         work = tasks.backward(*given, kept, sums.get("backward"), 0)
@@ -280,26 +312,18 @@ class LoneLayer:
             sums["halves"] = run("weight_gradient", work)
 
 
-def _given(keys: Sequence[Any], values: Sequence[Any]) -> dict[Any, Any]:
-    pairs = zip(keys, values)
-    return {key.ref(): value for key, value in pairs if key is not None}
-
-
 def _specs(nest: Any) -> Any:
-    """Shapes and dtypes; of a boundary as a list of lists."""
-    found = [*nest] if isinstance(nest, Boundary) else nest
+    """Shapes and dtypes."""
     return tf.nest.map_structure(
-        lambda t: None if t is None else _spec(t), found
+        lambda t: None if t is None else tf.TensorSpec(t.shape, t.dtype), nest
     )
-
-
-def _spec(like: Any) -> tf.TensorSpec:
-    return tf.TensorSpec(like.shape, like.dtype)
 
 
 def _bytes(found: list[Any]) -> int:
     """Of tensors whose shapes are known."""
-    known = [t for t in found if t is not None and t.dtype != tf.variant]
+    known = [
+        t for t in found if t.dtype != tf.variant and t.shape.is_fully_defined()
+    ]
     return sum(placement.num_bytes(t) for t in known)
 
 
@@ -316,19 +340,19 @@ class GradientNeeds(NamedTuple):
 
 
 class LayerValues(NamedTuple):
-    """What a step is computed from.
+    """What a layer is computed from.
 
     Attributes:
         inputs: What crosses into it.
+        takes: For each of `Part.takes`: inputs, and state.
         weights: Values of the trainable variables.
-        state: Values of all other variables.
-        labels: What the head takes, or None.
+        takes_back: For each of `Part.takes_back`.
     """
 
-    inputs: Boundary
+    inputs: list[tf.Tensor]
+    takes: list[tf.Tensor]
     weights: list[tf.Tensor]
-    state: list[tf.Tensor]
-    labels: Any = None
+    takes_back: list[tf.Tensor]
 
 
 class KeptParts(NamedTuple):
@@ -381,10 +405,7 @@ class AsWritten:
         return self._concrete(*tensors(arguments))
 
     def _made(self, arguments: Any) -> Any:
-        specs = tf.nest.map_structure(
-            lambda t: None if t is None else tf.TensorSpec(t.shape, t.dtype),
-            arguments,
-        )
+        specs = _specs(arguments)
         inner = tf.function(
             self._function,
             autograph=False,

@@ -109,8 +109,8 @@ class LayerProfile:
 
     Attributes:
         name: Of the layer.
-        key: A text that layers of one class, configuration and shapes of
-            weights share.
+        key: A text that layers share which compute the same, with weights of
+            the same shapes.
         num_params: Numbers in its trainable weights; of tied weights, the
             first layer has all.
         weight_bytes: Bytes of all its weights.
@@ -156,7 +156,7 @@ def _tasks(values: dict[str, Any]) -> TaskSeconds:
     return TaskSeconds(**{name: made(own) for name, own in values.items()})
 
 
-_FORMAT = "tfgpipe.profile 1"
+_FORMAT = "tfgpipe.profile 2"
 
 _CURE = (
     "Measure these: `tfgpipe.profile(layers, x)`, with the same layers and no "
@@ -353,8 +353,8 @@ class Profile:
         Args:
             names: Of the layers. The numbers that Keras appends to them do
                 not count: they are others where layers are made again.
-            keys: Those of `layer_key`, if the layers are built. They say more
-                than names, which are not compared then.
+            keys: Those of `Placed`. They say more than names, which are not
+                compared then.
 
         Raises:
             ValueError: If the layers are not those that were measured.
@@ -372,7 +372,7 @@ class Profile:
         if keys is not None:
             expected = [layer.key for layer in self.layers]
             found = [*keys]
-            what = "class, configuration or shape of weights"
+            what = "computation or shape of weights"
         for i, (own, other) in enumerate(zip(expected, found)):
             if own != other:
                 raise ValueError(

@@ -1,9 +1,9 @@
 """`profile`: what the layers of a model take, measured on one device.
 
-Each layer's tasks run as a pipeline runs them, see `lone_layer.py`, one layer
-after the other, on what the layer before has made of real data. Equal layers
-are measured once. The device holds one layer at a time: a model that is too
-large for it can be measured.
+The model is cut into as many cells as it has layers. Their tasks run as a
+pipeline runs them, see `lone_layer.py`, one layer after the other, on what
+those before have made of real data. Equal layers are measured once. The device
+holds one layer at a time: a model that is too large for it can be measured.
 
 Method: the first call, which traces and compiles, does not count. Then tasks
 run for their share of the time, three times at least; what is noted are median
@@ -31,13 +31,11 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.boundary import Boundary, copied, structure_of
-from tfgpipe.cells import LayerCall
+from tfgpipe.boundary import copied
 from tfgpipe.checks import as_count, as_integer, checked_bool, checked_positive
 from tfgpipe.costs import (
-    PlacedCall,
+    Placed,
     bytes_between,
-    layer_key,
     slot_bytes_of,
     weight_sizes,
     with_weights,
@@ -46,10 +44,9 @@ from tfgpipe.devices import names
 from tfgpipe.loss import Head, streams_loss
 from tfgpipe.micro_batches import as_specs, check_rows, first_tensor, shapes
 from tfgpipe.profiles.lone_layer import (
-    GradientNeeds,
+    LayersAlone,
     LayerValues,
     LoneLayer,
-    start_values,
 )
 from tfgpipe.profiles.profile import (
     MEASURED,
@@ -131,13 +128,13 @@ def profile(
         internals.random_state_kept(),
     ):
         x, spec = _as_taken(source, data[0])
-        placed, output = source.placed_steps(spec)
-        head = _head(layers, loss, x, data[1], output)
-        own = Measuring(placed, _rows(x, sizes), setting)
-        found = [own.layer(i) for i in _progress(placed, verbose)]
-        of_loss = None
-        if head is not None:
-            of_loss = own.loss(head, _rows((data[1], None), sizes))
+        placed = Placed(source, spec)
+        head = _head(layers, loss, x, data[1], placed.output)
+        labels = None if head is None else (data[1], None)
+        rows = _rows(x, sizes), _rows(labels, sizes)
+        own = Measuring(placed, *rows, head, setting)
+        found = [own.layer(i) for i in _progress(placed.layers, verbose)]
+        of_loss = None if head is None else own.layer(len(found))
         records = layer_profiles(placed, found, of_loss, num_slot_bytes)
     made = Profile(
         layers=tuple(records[0]),
@@ -289,7 +286,7 @@ def _versions() -> dict[str, str]:
 
 
 def layer_profiles(
-    placed: Sequence[PlacedCall],
+    placed: Placed,
     found: Sequence[MeasuredLayer],
     loss: MeasuredLayer | None,
     num_slot_bytes: Callable[[Any], int],
@@ -297,34 +294,35 @@ def layer_profiles(
     """The records of layers, and that of the loss.
 
     Args:
-        placed: The steps.
+        placed: The layers.
         found: What was found out about each.
         loss: About the loss, or None.
         num_slot_bytes: What the optimizer keeps for a variable, in bytes.
     """
     row = [*found] if loss is None else [*found, loss]
     kept = {
-        rows: kept_in_row([own.timed[rows].kept for own in row])
-        for rows in row[0].timed
+        rows: kept_in_row([own.kept[rows] for own in row])
+        for rows in row[0].kept
     }
-    named = [(step.layer.name, own) for step, _, own in with_weights(placed)]
+    named = [(layer.name, own) for layer, own in with_weights(placed)]
+    keys = [*placed.keys, "loss"]
     layers = [
         LayerProfile(
             name=name,
-            key=own.key,
+            key=key,
             **weight_sizes(weights, num_slot_bytes),
             measured=tuple(
                 TaskSeconds(
                     rows,
-                    timed.output_bytes,
+                    own.output_bytes[rows],
                     int(kept[rows][i]),
-                    **own.seconds[rows],
+                    **seconds,
                 )
-                for rows, timed in own.timed.items()
+                for rows, seconds in own.seconds.items()
             ),
         )
-        for i, (own, (name, weights)) in enumerate(
-            zip(row, [*named, ("loss", [])])
+        for i, (own, key, (name, weights)) in enumerate(
+            zip(row, keys, [*named, ("loss", [])])
         )
     ]
     return layers[: len(found)], layers[-1] if loss is not None else None
@@ -368,27 +366,27 @@ class MeasureSetting(NamedTuple):
 
 
 class MeasuredLayer(NamedTuple):
-    """What was found out about a step, or steps that are equal.
+    """What was found out about a layer, by the number of rows.
 
     Attributes:
-        key: The text that they share.
-        weights: Variables of the layer of the first.
-        timed: Their tasks, by the number of rows.
-        seconds: What these take, by the number of rows and kind.
+        output_bytes: Of what is alive behind it.
+        kept: What its backward pass keeps, see `kept_in_row`.
+        seconds: What its tasks take, by kind.
     """
 
-    key: str
-    weights: list[keras.Variable]
-    timed: dict[int, LoneLayer]
+    output_bytes: dict[int, int]
+    kept: dict[int, Any]
     seconds: dict[int, dict[str, Any]]
 
 
 class Measuring:
-    """Goes from layer to layer, with what the last one made of the data.
+    """Goes from layer to layer, with what those before made of the data.
 
     Args:
-        placed: The steps. Of equal ones, the first is built.
-        x: What the first of them takes: a micro-batch, by its number of rows.
+        placed: The layers.
+        x: What the model takes: a micro-batch, by its number of rows.
+        labels: What the head takes, likewise.
+        head: Computes the loss, or None.
         setting: How to measure.
 
     Attributes:
@@ -397,167 +395,124 @@ class Measuring:
 
     def __init__(
         self,
-        placed: Sequence[PlacedCall],
+        placed: Placed,
         x: dict[int, Any],
+        labels: dict[int, Any],
+        head: Any,
         setting: MeasureSetting,
     ):
         self._placed = placed
         self._setting = setting
-        first = next(iter(x.values()))
-        self._structure = structure_of(first)
+        self._count = len(placed.layers) + (head is not None)
         with tf.device(setting.device):
-            self._data = {
-                rows: Boundary.of(tree.map_structure(copied, x[rows]))
-                for rows in sorted(x)
-            }
+            data = {n: tree.map_structure(copied, x[n]) for n in sorted(x)}
             between = {rows: bytes_between(placed, rows) for rows in x}
             self._others = {n: tf.zeros([b // 4]) for n, b in between.items()}
-        self._known: dict[Any, MeasuredLayer] = {}
-        self._has_weights = False
+        self._models = {
+            n: self._model(placed, own, head, labels[n])
+            for n, own in data.items()
+        }
+        self._values = {n: own.start for n, own in self._models.items()}
+        self._timed: dict[Any, dict[int, LoneLayer]] = {}
+        self._seconds: dict[Any, dict[int, dict[str, Any]]] = {}
         self._left = 0.98 * setting.seconds
         self.call_seconds = self._nothing(0.02 * setting.seconds)
 
+    def _model(self, placed: Placed, x: Any, *loss: Any) -> LayersAlone:
+        setting = self._setting
+        try:
+            return LayersAlone(
+                placed, x, setting.device, setting.jit_compile, *loss
+            )
+        except Exception as error:
+            raise _not_measured("a model", shapes(x), error) from error
+
     def _nothing(self, seconds: float) -> float:
-        layer = keras.layers.Identity()
-        with tf.device(self._setting.device):
-            inputs = Boundary([tf.ones([1, 1])], [None])
-        timed = self._timed(
-            0, LayerCall(layer), inputs, 0, GradientNeeds(False, False)
-        )
-        found = _sampled(timed, LayerValues(inputs, [], []), seconds)
+        layers = [keras.Input((1,)), keras.layers.Identity()]
+        source = source_of(layers)
+        model = self._model(Placed(source, source.input_spec), tf.ones([1, 1]))
+        # Behind it, its output is handed out.
+        timed = model.alone(1, None)
+        found = _sampled(timed, model.values(1, model.start), seconds)
         return _spread(found["forward"]).low
 
-    def layer(self, i: int) -> MeasuredLayer:
-        """Measures the next layer.
+    def layer(self, k: int) -> MeasuredLayer:
+        """Measures the next layer; behind the last one, the loss.
 
         Raises:
             ValueError: If it cannot be measured.
         """
-        layer = self._placed[i].layer
         try:
-            found = self._found(i)
-            self._hand_on(found)
+            return self._layer(k)
         except Exception as error:
-            received = [shapes(own.tensors) for own in self._data.values()]
-            raise ValueError(
-                "The tasks of each layer must run by themselves to be "
-                f"measured. Received: layer '{layer.name}' "
-                f"({type(layer).__name__}), for inputs of shape {received}, "
-                f"and this {type(error).__name__}: {error}\nCorrect the "
-                "layer; pass smaller `micro_batch_sizes` if memory is short; "
-                "or give costs by hand, as pairs (layer, cost)."
-            ) from error
-        self._has_weights |= any(v.trainable for v in found.weights)
-        return found
+            name = "the loss"
+            if k < len(self._placed.layers):
+                layer = self._placed.layers[k]
+                name = f"layer '{layer.name}' ({type(layer).__name__})"
+            live = [shapes(own.live[k]) for own in self._models.values()]
+            raise _not_measured(name, live, error) from error
 
-    def loss(self, head: Any, labels: dict[int, Any]) -> MeasuredLayer:
-        """Measures the loss, behind the last layer.
-
-        Args:
-            head: Computes it.
-            labels: What it takes, by the number of rows.
-        """
-        layer = keras.layers.Identity(name="loss")
-        timed = {
-            rows: self._timed(
-                rows,
-                LayerCall(layer),
-                data,
-                self._structure,
-                GradientNeeds(True, True),
-                head,
-                labels[rows],
-            )
-            for rows, data in self._data.items()
-        }
+    def _layer(self, k: int) -> MeasuredLayer:
+        models = self._models
+        alike = self._alike(k)
         values = {
-            rows: LayerValues(data, [], [], labels[rows])
-            for rows, data in self._data.items()
+            n: own.values(k, self._values[n]) for n, own in models.items()
         }
-        return self._measured("loss", [], timed, values, 1)
-
-    def _found(self, i: int) -> MeasuredLayer:
-        """What is known of a step like this one; measured, if nothing is."""
-        if not self._placed[i].layer.built:  # as the first of its like is
-            keys = [own.key for own in self._placed]
-            i = keys.index(self._placed[i].key)
-        placed = self._placed[i]
-        specs = [
-            (t.shape, t.dtype)
-            for data in self._data.values()
-            for t in tree.flatten([data.tensors, data.masks])
-            if t is not None
-        ]
-        gives = repr(getattr(placed.call, "gives", None))
-        alike = placed.key, self._has_weights, gives, str(specs)
-        if alike in self._known:
-            return self._known[alike]
-        trains = any(v.trainable for v in placed.layer.variables)
-        place = GradientNeeds(trains or self._has_weights, self._has_weights)
-        timed = {
-            rows: self._timed(rows, placed.call, data, self._structure, place)
-            for rows, data in self._data.items()
-        }
-        key = layer_key(placed.call)
-        num_left = len({own.key for own in self._placed[i:]})
-        found = self._measured(
-            key,
-            placed.layer.weights,
-            timed,
-            self._values(timed),
-            num_left,
-        )
-        if all(own.is_by_itself for own in timed.values()):
-            self._known[alike] = found
-        return found
-
-    def _timed(self, rows: int, step: LayerCall, *arguments: Any) -> LoneLayer:
-        inputs, structure, place, *loss = arguments
-        device, jit_compile, _ = self._setting
-        read = self._others.get(rows)
-        return LoneLayer(
-            step, inputs, structure, place, device, jit_compile, read, *loss
+        if alike not in self._timed:
+            timed = {
+                n: own.alone(k, self._others[n])
+                for n, own in models.items()
+                if not own.is_empty(k)
+            }
+            self._timed[alike] = timed
+            self._seconds[alike] = self._measured(k, values)
+        timed = self._timed[alike]
+        for n, own in models.items():
+            made = timed[n].outputs(values[n]) if n in timed else []
+            self._values[n] = own.behind(k, self._values[n], made)
+        return MeasuredLayer(
+            {n: own.output_bytes(k) for n, own in models.items()},
+            {n: timed[n].kept if n in timed else (0, 0, 0) for n in models},
+            self._seconds[alike],
         )
 
-    def _values(self, timed: dict[int, LoneLayer]) -> dict[int, LayerValues]:
-        """What a step is computed from, by the number of rows."""
-        first = next(iter(timed.values()))
-        with tf.device(self._setting.device):
-            weights = start_values([*first.weights, *first.state])
-        half = len(first.weights)
-        return {
-            rows: LayerValues(self._data[rows], weights[:half], weights[half:])
-            for rows in timed
-        }
+    def _alike(self, k: int) -> Any:
+        """What layers share that are measured once."""
+        return tuple(own.alike(k) for own in self._models.values())
 
     def _measured(
-        self,
-        key: str,
-        weights: list[keras.Variable],
-        timed: dict[int, LoneLayer],
-        values: dict[int, LayerValues],
-        num_left: int,
-    ) -> MeasuredLayer:
-        seconds = {}
-        share = self._left / num_left
-        for n, (rows, own) in enumerate(timed.items()):
-            start = time.perf_counter()
-            samples = _sampled(own, values[rows], share / (len(timed) - n))
-            taken = time.perf_counter() - start
-            share -= taken
-            self._left = max(0.0, self._left - taken)
-            seconds[rows] = {
+        self, k: int, values: dict[int, LayerValues]
+    ) -> dict[int, dict[str, Any]]:
+        """What the tasks of a layer take, by the number of rows and kind."""
+        found: dict[int, dict[str, Any]] = {}
+        timed = self._timed[self._alike(k)]
+        share = self._left / len({*map(self._alike, range(k, self._count))})
+        for i, rows in enumerate(values):
+            samples = {"forward": [self.call_seconds] * 2}
+            if rows in timed:
+                start = time.perf_counter()
+                seconds = share / (len(values) - i)
+                samples = _sampled(timed[rows], values[rows], seconds)
+                taken = time.perf_counter() - start
+                share -= taken
+                self._left = max(0.0, self._left - taken)
+            found[rows] = {
                 kind: _spread(samples[kind]) if kind in samples else None
                 for kind in MEASURED
             }
-        return MeasuredLayer(key, weights, timed, seconds)
+        return found
 
-    def _hand_on(self, found: MeasuredLayer) -> None:
-        """Computes what the next layer takes."""
-        values = self._values(found.timed)
-        for rows, timed in found.timed.items():
-            self._data[rows] = timed.outputs(values[rows])
-            self._structure = timed.structure
+
+def _not_measured(name: str, received: Any, error: Exception) -> ValueError:
+    words = [
+        "The tasks of each layer must run by themselves to be measured. "
+        f"Received: {name}, for inputs of shape {received}, and this "
+        f"{type(error).__name__}: {error}",
+        *getattr(error, "__notes__", []),
+        "Correct the layer; pass smaller `micro_batch_sizes` if memory is "
+        "short; or give costs by hand, as pairs (layer, cost).",
+    ]
+    return ValueError("\n".join(words))
 
 
 def _sampled(

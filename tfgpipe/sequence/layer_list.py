@@ -23,7 +23,6 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells import LayerCall, Outline
-from tfgpipe.costs import PlacedCall
 from tfgpipe.costs import cost as cost_lib
 from tfgpipe.internals import SymbolicCall
 from tfgpipe.micro_batches import shapes
@@ -101,24 +100,6 @@ class LayerList(Steps):
             for layer in self.layers:
                 spec = layer(spec)
         return spec
-
-    def placed_steps(self, spec: Any) -> tuple[list[PlacedCall], Any]:
-        """What comes into each step, and goes out of the last one.
-
-        Of equal layers, only the first is built.
-        """
-        before = "the model's inputs"
-        placed = []
-        known: dict[Any, Any] = {}
-        with _building(self.layers):
-            for call in self.calls:
-                key = cost_lib.key_of(call, spec)
-                if key not in known:
-                    known[key] = _called(call.layer, spec, before)
-                placed.append(PlacedCall(call, spec, key))
-                spec = known[key]
-                before = f"the outputs of layer '{call.layer.name}'"
-        return placed, spec
 
     def arranged(self, x: Any) -> Any:
         """Data as the first layer takes it.
@@ -365,12 +346,3 @@ def _naming(
             f"shape {shapes(given)}, and this {type(error).__name__}: {error}\n"
             "Check the order of the layers and their sizes."
         ) from error
-
-
-def _called(layer: keras.layers.Layer, spec: Any, before: str) -> Any:
-    """What a layer returns for specs of what comes before it."""
-    with _naming(layer, spec, before):
-        try:
-            return layer(spec)
-        except NotImplementedError:  # Keras tries a `Lambda` on floats only
-            return cost_lib.traced(layer, spec, None)[1]

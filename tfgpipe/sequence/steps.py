@@ -110,30 +110,22 @@ class Steps:
 
     def _outlined(self, spec: Any) -> tuple[Outline, Any]:
         """One run, and specs of what it returns."""
-        # Code that looks at sizes may need some; what cannot be trained may do
-        # for `predict`.
-        example = cost_lib.example_of(spec, _ROWS, _SIZE)
-        errors = []
-        for given, training in itertools.product(
-            (spec, example), (True, False)
-        ):
-            try:
-                with self.explaining():
-                    found = outline(
-                        self.call,
-                        self.layers,
-                        given,
-                        operation_flops,
-                        self._starts,
-                        training,
-                    )
-            except Exception as error:
-                errors.append(error)
-                continue
-            if given is spec:
-                return found, found.output
-            return found, tree.map_structure(_of_any_size, found.output)
-        raise errors[0]
+        try:
+            found = self._outline(spec)
+        except Exception:
+            # Code that looks at sizes may need some.
+            example = cost_lib.example_of(spec, _ROWS, _SIZE)
+            with contextlib.suppress(Exception):
+                found = self._outline(example)
+                return found, tree.map_structure(_of_any_size, found.output)
+            raise
+        return found, found.output
+
+    def _outline(self, spec: Any) -> Outline:
+        with self.explaining():
+            return outline(
+                self.call, self.layers, spec, operation_flops, self._starts
+            )
 
     def explaining(self) -> contextlib.AbstractContextManager[None]:
         """Inside, errors say what layers must accept."""
@@ -146,7 +138,7 @@ class Steps:
         if not self.calls:
             return makers
         own: list[list[int]] = [[] for _ in self.calls]
-        for i, place in enumerate(self._places([s.section for s in sections])):
+        for i, place in enumerate(self.places([s.section for s in sections])):
             if place is not None:
                 own[place].append(i)
         flops = [sum(sections[i].flops for i in found) for found in own]
@@ -163,7 +155,7 @@ class Steps:
         ]
         return [*itertools.chain(*starts)]
 
-    def _places(self, sections: Sequence[Section]) -> list[int | None]:
+    def places(self, sections: Sequence[Section]) -> list[int | None]:
         """The number of the call of each section.
 
         Calls come in their order; what is between them is of the one before.

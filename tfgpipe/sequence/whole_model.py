@@ -127,18 +127,6 @@ class WholeModel(Steps):
             )
         return tree.pack_sequence_as(spec, flat)
 
-    def placed_steps(self, spec: Any) -> Any:
-        """Refuses what is known of single layers alone."""
-        if self.is_functional:
-            raise NotImplementedError
-        raise ValueError(
-            '`tfgpipe.profile`, `tfgpipe.plan` and `costs="bytes"` need a list '
-            "of layers, or a functional model, whose layers can be run one by "
-            f"one. Received: model '{self.model.name}', a "
-            f"{type(self.model).__name__} with a `call` of its own. Leave "
-            "`costs` out: then cells are cut by FLOPs; and see `model.program`."
-        )
-
     def config(self) -> dict[str, Any]:
         """The model as plain values."""
         found = {"model": keras.saving.serialize_keras_object(self.model)}

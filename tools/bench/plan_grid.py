@@ -97,7 +97,7 @@ def _rows(own: Measured, rounds: int) -> list[dict[str, Any]]:
 
 def _grid(own: Measured) -> Iterator[Setting]:
     """Settings without recomputations, which only cost time."""
-    most = len(own.sized.source.starts())
+    most = len(own.sized.sizes)
     shapes = [("gpipe", 1, 1), ("gpipe", 2, 2), ("1f1b", 2, 2)]
     shapes += [("zero_bubble", 2, 2)]
     shapes += [("interleaved", 2, k) for k in (4, 8) if k <= most]

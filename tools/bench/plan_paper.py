@@ -153,13 +153,13 @@ def _fits(row: Largest, experiment: Experiment) -> bool:
     model = sized(experiment)
     if len(model.sizes) < k:
         return False
-    cut = tuple(model.source.cut([s.flops for s in model.sizes], k))
+    cut = tuple(model.cut([s.flops for s in model.sizes], k))
     setting = Setting(1, k, cut, m, "gpipe", ("never",) * k)
 
     problem = PlanProblem(
         lambda rows: model.by_flops(_MACHINE, rows),
-        model.source.cut,
-        tuple(model.source.starts()),
+        model.cut,
+        tuple(range(len(model.sizes))),
         rows,
         k,
         (1,),
@@ -186,7 +186,7 @@ def _table_2() -> Table:
         model = sized(experiment)
         speeds = {}
         for k, paper in known.items():
-            cut = tuple(model.source.cut([s.flops for s in model.sizes], k))
+            cut = tuple(model.cut([s.flops for s in model.sizes], k))
             for m, expected in zip((1, 4, 32), paper):
                 rows = experiment.batch_size / m
                 workload = model.by_flops(_MACHINE, rows)

@@ -124,7 +124,7 @@ class Measured(NamedTuple):
         workload = self.sized.by_profile(
             self.profile, self.model.batch_size / m
         )
-        cut = tuple(self.sized.source.cut(workload.costs, k))
+        cut = tuple(self.sized.cut(workload.costs, k))
         return Setting(1, num_devices, cut, m, schedule, (remat,) * k)
 
     def predicted(
@@ -327,8 +327,8 @@ def _cuts(models: list[Measured], rounds: int) -> Table:
     for own in progress(models, "cuts"):
         sized = own.sized
         workload = sized.by_profile(own.profile, own.model.batch_size / 8)
-        by_flops = tuple(sized.source.cut([s.flops for s in sized.sizes], 2))
-        by_seconds = tuple(sized.source.cut(workload.costs, 2))
+        by_flops = tuple(sized.cut([s.flops for s in sized.sizes], 2))
+        by_seconds = tuple(sized.cut(workload.costs, 2))
         count = len(sized.sizes)
         near = {
             (first + d, count - first - d)

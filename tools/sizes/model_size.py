@@ -11,7 +11,7 @@ import keras
 
 from params import Experiment
 from tfgpipe import internals
-from tfgpipe.costs import LayerSize, num_params
+from tfgpipe.costs import LayerSize, Placed, num_params
 from tfgpipe.plans import Machine, Prediction, Setting, SizedModel, predict
 from tfgpipe.plans import sized as sized_model
 from tfgpipe.plans.workload import Workload
@@ -43,10 +43,8 @@ def most_rows(experiment: Experiment) -> int:
 
 def num_parameters(experiment: Experiment) -> int:
     """Numbers in a model's trainable weights, tied ones once."""
-    steps, _ = source_of(deferred_layers(experiment)).placed_steps(
-        largest_inputs(experiment)
-    )
-    return num_params(steps)
+    source = source_of(deferred_layers(experiment))
+    return num_params(Placed(source, largest_inputs(experiment)))
 
 
 def sized(experiment: Experiment) -> SizedModel:
@@ -124,7 +122,7 @@ def _setting(
             'under schedule="interleaved". Received: num_partitions='
             f"{k} and {d} devices. Change one of them."
         )
-    cut = experiment.layers_per_cell or model.source.cut(
+    cut = experiment.layers_per_cell or model.cut(
         [size.flops for size in model.sizes], k
     )
     if len(cut) != k or sum(cut) != len(model.sizes):

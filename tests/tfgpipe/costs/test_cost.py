@@ -8,13 +8,9 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tfgpipe.cells import LayerCall
-from tfgpipe.costs.cost import (
-    estimate_of,
-    estimated,
-    example_of,
-    resolve_cost,
-)
+from tfgpipe.cells import outline
+from tfgpipe.costs import operation_flops
+from tfgpipe.costs.cost import resolve_cost
 
 
 def spec(*shape, dtype="float32"):
@@ -28,13 +24,13 @@ def built(layer, input_spec):
     return layer
 
 
-def flops_once(layer, input_spec, known):
-    """As `GPipe` estimates it, where equal layers are traced once."""
-    return estimated(LayerCall(layer), example_of(input_spec), known).flops
-
-
 def layer_flops(layer, input_spec):
-    return estimate_of(LayerCall(layer), example_of(input_spec)).flops
+    """As `GPipe` estimates it."""
+
+    def call(x, training):
+        return layer(x, training=training)
+
+    return sum(outline(call, [layer], input_spec, operation_flops).flops)
 
 
 def flops(layer, input_spec):
@@ -381,68 +377,7 @@ def test_layer_flops_variable_of_another_layer_is_not_drawn():
     assert embedding.embeddings._value is None
 
 
-# ------------------------------------------------------------------ sharing
-class Counted(layers.Layer):
-    calls = 0
-
-    def __init__(self, units, **kwargs):
-        super().__init__(**kwargs)
-        self.units = units
-        self.dense = layers.Dense(units)
-
-    def call(self, x):
-        type(self).calls += 1
-        return self.dense(x)
-
-
-class Unsaveable(Counted):
-    def get_config(self):
-        raise NotImplementedError
-
-
-@pytest.mark.parametrize(("kind", "traces"), [(Counted, 3), (Unsaveable, 4)])
-def test_layer_flops_equal_layers_are_traced_once(kind, traces):
-    sizes = [(4, 3), (4, 3), (5, 3), (4, 6)]
-    pairs = [(built(kind(units), spec(n)), spec(n)) for units, n in sizes]
-    known = {}
-    before = kind.calls
-    costs = [flops_once(layer, inputs, known) for layer, inputs in pairs]
-    assert kind.calls - before == traces
-    assert costs == [2 * n * units + units for units, n in sizes]
-
-
-def test_layer_flops_config_hides_size_is_not_shared():
-    class Forgetful(Counted):
-        def get_config(self):
-            return {"name": self.name}
-
-    known = {}
-    costs = [
-        flops_once(built(Forgetful(units), spec(3)), spec(3), known)
-        for units in (4, 5)
-    ]
-    assert costs == [2 * 3 * 4 + 4, 2 * 3 * 5 + 5]
-
-
-# ------------------------------------------------------------------- errors
-def test_layer_flops_failing_call_is_the_error_of_the_layer():
-    class Picky(layers.Layer):
-        def call(self, x, training=False):
-            if training:
-                raise TypeError("no such tensor")
-            return x
-
-    layer = built(Picky(name="mine"), spec(3))
-    with pytest.raises(
-        ValueError,
-        match=r"(?s)^Layer 'mine' \(Picky\) failed in its `call`.*"
-        r"shape \(None, 3\)\. Received: this TypeError: .*no such tensor.*"
-        r"Correct the layer; .*`\(layer, cost\)`",
-    ) as error:
-        layer_flops(layer, spec(3))
-    assert isinstance(error.value.__cause__, TypeError)
-
-
+# ----------------------------------------------------------- the user's own
 @pytest.mark.parametrize(
     "cost", [3, 0, 2.5, np.float32(1.5), np.int64(4), fractions.Fraction(1, 2)]
 )
@@ -470,12 +405,6 @@ def test_resolve_cost_function_that_fails_is_named_with_its_layer():
     ) as error:
         resolve_cost(layer, lambda layer, x: layer.size, spec(4))
     assert isinstance(error.value.__cause__, AttributeError)
-
-
-def test_estimated_cost_is_noted_for_equal_layers():
-    layer, known = built(layers.Dense(3), spec(4)), {}
-    assert flops_once(layer, spec(4), known) == 2 * 4 * 3 + 3
-    assert len(known) == 1
 
 
 @pytest.mark.parametrize(

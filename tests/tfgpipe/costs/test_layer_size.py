@@ -7,7 +7,8 @@ import tensorflow as tf
 from keras import layers as kl
 
 import tfgpipe
-from tfgpipe.costs import layer_sizes, num_params
+from tfgpipe import internals
+from tfgpipe.costs import Placed, layer_sizes, num_params
 from tfgpipe.costs.layer_size import bytes_between
 from tfgpipe.sequence.source import source_of
 
@@ -15,9 +16,10 @@ from tfgpipe.sequence.source import source_of
 def sizes_of(layers, spec=None):
     source = source_of(layers)
     spec = source.input_spec if spec is None else spec
-    steps, output = source.placed_steps(spec)
+    placed = Placed(source, spec)
     # Two slots, in float32.
-    return layer_sizes(steps, lambda v: 8 * int(np.prod(v.shape))), output
+    sizes = layer_sizes(placed, lambda v: 8 * int(np.prod(v.shape)))
+    return sizes, placed.output
 
 
 def test_layer_by_hand():
@@ -32,10 +34,11 @@ def test_layer_by_hand():
     assert size.kept.others.of(5) == 0
 
 
-def test_only_the_first_of_equal_layers_is_built():
+def test_equal_layers_are_built_without_values():
     layers = [kl.Dense(3, name=f"dense_{i}") for i in range(4)]
     sizes, _ = sizes_of([keras.Input((3,)), *layers])
-    assert [layer.built for layer in layers] == [True, False, False, False]
+    assert all(layer.built for layer in layers)
+    assert not internals.is_created(layers[0].kernel)
     assert [size.name for size in sizes] == [layer.name for layer in layers]
     assert len({size._replace(name="") for size in sizes}) == 1
     model = tfgpipe.GPipe([keras.Input((3,)), *layers], num_partitions=1)
@@ -47,11 +50,8 @@ def test_tied_weights_count_in_the_first_layer():
     other, shared = kl.Dense(3, name="a"), kl.Dense(3, name="b")
     sizes, _ = sizes_of([keras.Input((3,)), other, shared, kl.ReLU(), shared])
     assert [size.num_values for size in sizes] == [12, 12, 0, 0]
-    assert not shared.built
-    steps, _ = source_of([other, shared, shared]).placed_steps(
-        keras.KerasTensor((None, 3))
-    )
-    assert num_params(steps) == 24
+    source = source_of([other, shared, shared])
+    assert num_params(Placed(source, keras.KerasTensor((None, 3)))) == 24
 
 
 def test_frozen_weights_have_no_gradients_and_slots():
@@ -82,6 +82,20 @@ def test_weights_frozen_in_one_of_equal_layers_are_those_of_that_one():
     sizes, _ = sizes_of(model)
     assert [size.num_params for size in sizes] == [12, 0]
     assert [size.num_values for size in sizes] == [12, 12]
+
+
+def test_weights_of_no_layer_count_where_they_are_read():
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = kl.Dense(4), kl.Dense(2)
+            self.scale = self.add_weight(shape=(4,), name="scale")
+
+        def call(self, x):
+            return self.last(self.first(x) * self.scale)
+
+    sizes, _ = sizes_of(Own(), keras.KerasTensor((None, 3)))
+    assert [size.num_params for size in sizes] == [16 + 4, 10]
 
 
 def test_what_passes_by_is_alive():
@@ -129,5 +143,5 @@ def test_nothing_is_left_to_be_allocated():
 )
 def test_what_other_layers_use_by_hand(layers, rows, expected):
     source = source_of(layers)
-    placed, _ = source.placed_steps(source.input_spec)
+    placed = Placed(source, source.input_spec)
     assert bytes_between(placed, rows) == 2 * 4 * expected

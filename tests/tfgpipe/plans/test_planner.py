@@ -5,6 +5,7 @@ import dataclasses
 import functional
 import keras
 import numpy as np
+import own_call
 import pytest
 import tensorflow as tf
 from keras import layers as kl
@@ -63,6 +64,18 @@ def test_plan_of_a_functional_model():
         tfgpipe.layers_of(model)
     )
     tfgpipe.GPipe(model, **plan.arguments)
+
+
+def test_plan_of_a_model_with_a_call_of_its_own_is_that_of_its_graph():
+    own, graph = own_call.Residual(), own_call.functional()
+    found = planned(own, inputs=keras.Input((4,)))
+    assert found.choices == planned(graph).choices
+    model = tfgpipe.GPipe(own, **found.arguments)
+    model.build((None, 4))
+    counts = [len(cell.layers) for cell in model.cells()]
+    assert counts == found.arguments["layers_per_cell"]
+    with pytest.raises(ValueError, match="`inputs` must tell what layers"):
+        planned(own_call.Residual())
 
 
 def test_nothing_is_allocated():

@@ -101,7 +101,7 @@ def test_names_may_have_other_numbers():
 def test_keys_count_more_than_names():
     found = profile(layer("a", tasks(1, 1.0), key="Dense 1"))
     found.check(["other"], ["Dense 1"])
-    with pytest.raises(ValueError, match=r"configuration .* 'a' of the model"):
+    with pytest.raises(ValueError, match=r"computation .* 'a' of the model"):
         found.check(["a"], ["Dense 2"])
 
 
@@ -122,9 +122,9 @@ def test_file_holds_the_same(tmp_path):
         ("", "JSONDecodeError"),
         ("[]", 'no "format"'),
         ('{"format": "another"}', 'no "format"'),
-        ('{"format": "tfgpipe.profile 1"}', "KeyError"),
+        ('{"format": "tfgpipe.profile 2"}', "KeyError"),
         (
-            '{"format": "tfgpipe.profile 1", "loss": null, "layers": [], '
+            '{"format": "tfgpipe.profile 2", "loss": null, "layers": [], '
             '"device": "", "call_seconds": 0, "jit_compile": false, '
             '"optimizer": "", "versions": {}}',
             "not all been measured",

@@ -4,12 +4,14 @@ import random
 
 import keras
 import numpy as np
+import own_call
 import pytest
 import tensorflow as tf
 from keras import layers as kl
 
 import tfgpipe
 from tfgpipe import internals
+from tfgpipe.profiles import MEASURED
 
 ONES = np.ones((8, 4), "float32")
 
@@ -110,15 +112,36 @@ def test_functional_model_with_several_inputs():
     a = keras.Input((4,), name="a")
     b = keras.Input((3,), dtype="int32", name="b")
     embedded = kl.Flatten()(kl.Embedding(5, 4)(b))
-    model = keras.Model(
-        {"a": a, "b": b}, kl.Dense(1)(embedded) + kl.Dense(1)(a)
-    )
+    total = kl.Add()([kl.Dense(1)(embedded), kl.Dense(1)(a)])
+    model = keras.Model({"a": a, "b": b}, total)
     ids = np.zeros((8, 3), "int64")
     found = profile(model, {"a": ONES, "b": ids})
     steps = tfgpipe.layers_of(model)
     assert [own.name for own in found.layers] == [s.layer.name for s in steps]
     gpipe = tfgpipe.GPipe(keras.models.clone_model(model), 2, costs=found)
     assert gpipe.cells()[0].unit == "s"
+
+
+def test_model_with_a_call_of_its_own_is_measured_as_its_graph():
+    own, graph = own_call.Residual(), own_call.functional()
+    labels = np.zeros((8, 2), "float32")
+    found, other = (profile(m, ONES, labels, loss="mse") for m in (own, graph))
+
+    def facts(record):
+        (tasks,) = record.measured
+        kinds = [kind for kind in MEASURED if getattr(tasks, kind)]
+        sizes = record.weight_bytes, tasks.output_bytes, tasks.kept_bytes
+        return record.key, record.num_params, sizes, kinds
+
+    records = [*found.layers, found.loss]
+    expected = [*other.layers, other.loss]
+    assert [*map(facts, records)] == [*map(facts, expected)]
+    model = tfgpipe.GPipe(own_call.Residual(), 2, costs=found)
+    model.compile("sgd", "mse")
+    model.fit(ONES, labels, verbose=0)
+    assert [cell.unit for cell in model.cells()] == ["s", "s"]
+    total = sum(cell.cost for cell in model.cells())
+    assert total == pytest.approx(sum(found.costs()))
 
 
 def test_loss_is_measured_behind_the_last_layer():
@@ -230,7 +253,7 @@ class Failing(kl.Layer):
 def test_layer_that_cannot_be_measured_is_named():
     layers = [keras.Input((4,)), kl.Dense(4), Failing(name="culprit")]
     with pytest.raises(
-        ValueError, match=r"'culprit' \(Failing\).*out of order"
+        ValueError, match=r"out of order\nIn the gradient of layer 'culprit'"
     ):
         profile(layers)
 

@@ -1,35 +1,35 @@
-"""One step, timed: which tasks it has, and what it returns."""
+"""One layer, timed: which tasks it has, and what it returns."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers as kl
 
-from tfgpipe.boundary import Boundary
-from tfgpipe.cells import LayerCall
-from tfgpipe.profiles.lone_layer import (
-    GradientNeeds,
-    KeptParts,
-    LayerValues,
-    LoneLayer,
-)
+from tfgpipe.costs import Placed
+from tfgpipe.profiles.lone_layer import KeptParts, LayersAlone
+from tfgpipe.sequence import source_of
 
-BEHIND = GradientNeeds(differentiates=True, needs_dx=True)
-FIRST = GradientNeeds(differentiates=True, needs_dx=False)
-FORWARD = GradientNeeds(differentiates=False, needs_dx=False)
+BEHIND, FIRST, FORWARD = "behind weights", "first", "without weights"
 
 
 def timed_and_values(layer, place, jit_compile=False, shape=(3,), others=None):
-    layer.build((None, *shape))
+    """A layer in its place, built; before others there is one with weights."""
     x = tf.random.stateless_normal((2, *shape), [1, 2])
-    inputs = Boundary([x], [None])
-    timed = LoneLayer(
-        LayerCall(layer), inputs, 0, place, "CPU:0", jit_compile, others
-    )
-    weights, state = (
-        [v.value.value() for v in own] for own in (timed.weights, timed.state)
-    )
-    return timed, LayerValues(inputs, weights, state)
+    layer.build((None, *shape))
+    layers = [layer]
+    if place == BEHIND:
+        layers = [kl.Dense(shape[-1]), layer]
+    elif place == FORWARD:
+        layer.trainable = False
+    placed = Placed(source_of(layers), keras.KerasTensor((None, *shape)))
+    model = LayersAlone(placed, x, "CPU:0", jit_compile)
+    known, k = model.start, len(layers) - 1
+    if k:
+        values = model.values(0, known)
+        made = model.alone(0, None).outputs(values)
+        known = model.behind(0, known, made)
+    return model.alone(k, others), model.values(k, known)
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,8 @@ def test_compiled_loop_is_one_backward_task():
 def test_outputs_are_those_of_the_layer():
     layer = kl.Dense(4, "relu")
     timed, values = timed_and_values(layer, BEHIND)
-    outputs = timed.outputs(values)
-    expected = layer(values.inputs.tensors[0])
-    np.testing.assert_array_equal(outputs.tensors[0], expected)
-    assert outputs.masks == [None]
+    (output,) = timed.outputs(values)
+    np.testing.assert_array_equal(output, layer(values.inputs[0]))
 
 
 def test_state_stays_as_it_was():
@@ -132,15 +130,3 @@ def test_kept_bytes_by_hand(layer, place, kept):
     timed, values = timed_and_values(layer, place)
     timed.seconds(values)
     assert timed.kept == kept
-    assert timed.output_bytes == 2 * 4 * 4
-
-
-def test_step_that_reads_variables_of_another_is_not_by_itself():
-    other = kl.Dense(3)
-    other.build((None, 3))
-    timed, values = timed_and_values(kl.Lambda(lambda x: other(x)), BEHIND)
-    assert not timed.is_by_itself
-    assert {id(v) for v in timed.weights} == {id(v) for v in other.weights}
-    np.testing.assert_array_equal(
-        timed.outputs(values).tensors[0], other(values.inputs.tensors[0])
-    )

@@ -165,10 +165,12 @@ def test_pairs_are_measured_at_their_widest(monkeypatch, tmp_path):
     ("name", "expected"),
     [
         ("lm.transformer_3", 282.2e6),
-        ("lm.transformer_13", 785.8e6),
-        ("lm.transformer_103", 5.3e9),
-        ("mt.t_64_16384_32", 6e9),
-        ("image.amoebanet_d_18_544", 542.7e6),
+        pytest.param("lm.transformer_13", 785.8e6, marks=pytest.mark.slow),
+        pytest.param("lm.transformer_103", 5.3e9, marks=pytest.mark.slow),
+        pytest.param("mt.t_64_16384_32", 6e9, marks=pytest.mark.slow),
+        pytest.param(
+            "image.amoebanet_d_18_544", 542.7e6, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_full_size_models_have_the_parameters_of_the_paper(name, expected):

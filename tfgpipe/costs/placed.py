@@ -1,0 +1,186 @@
+"""What a user sees of a model, its rows in a plan: parts of one graph.
+
+The model runs on shapes, see `cells/outline.py`, and its sections become calls:
+
+    sections    embed | block | attention | dense | block | attention | head
+    calls       embed | block                     | block             | head
+
+Of a list they are its items, of a functional model the calls of its layers, and
+of a model with a `call` of its own its sections.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+from keras import tree
+
+from tfgpipe import internals
+from tfgpipe.cells import LayerCall, outline_of, shape_trace
+from tfgpipe.costs.cost import example_of
+from tfgpipe.graphs import (
+    Part,
+    TracedModel,
+    part_key,
+    parts_of,
+    without_gradients,
+)
+
+
+class PlacedCall(NamedTuple):
+    """A call in the graph of a model.
+
+    Attributes:
+        layer: What is called.
+        weights: All that it has, and what is read of no layer.
+        part: What it has of the graph, without losses and new state.
+        live: All tensors that are alive before it, which cross if a cell
+            begins here.
+        behind: The same behind it.
+    """
+
+    layer: keras.layers.Layer
+    weights: list[keras.Variable]
+    part: Part
+    live: list[tf.Tensor]
+    behind: list[tf.Tensor]
+
+    @property
+    def key(self) -> str:
+        """What equal ones have in common: all that is computed."""
+        return part_key(self.part, self._facts)
+
+    @property
+    def layer_key(self) -> str:
+        """The same as a text for files: with the weights, used or not."""
+        weights = [(tuple(v.shape), v.dtype, v.trainable) for v in self.weights]
+        facts = [self._facts, repr(weights)]
+        return part_key(self.part, facts, in_process=False)[:32]
+
+    @property
+    def _facts(self) -> list[bool]:
+        inputs = {t.ref() for t in inputs_of(self.part)}
+        return [t.ref() in inputs for t in self.part.takes]
+
+
+def inputs_of(part: Part) -> list[tf.Tensor]:
+    """What a part takes that is no variable."""
+    state = {t.ref() for _, t in part.traced.state}
+    return [t for t in part.takes if t.ref() not in state]
+
+
+class Placed:
+    """A model as the calls that its user sees.
+
+    Their layers are built, without values.
+
+    Args:
+        source: What has the `layers` of the model, and its `call`.
+        spec: Nest of `keras.KerasTensor`s that the model takes.
+
+    Attributes:
+        source: The same.
+        spec: The same.
+        layers: That of each call.
+        output: Specs of the outputs, a nest.
+
+    Raises:
+        ValueError: If a layer fails. It is named.
+    """
+
+    def __init__(self, source: Any, spec: Any):
+        self.source = source
+        self.spec = spec
+        traced = self._trace(spec)
+        calls, places = calls_of(source, traced)
+        self.layers = [call.layer for call in calls]
+        self._homes: dict[tuple[int, int], int] = {}
+        for section, place in zip(traced.sections, places):
+            if place is not None and place not in self._homes.values():
+                self._homes[id(section.operation), section.call] = place
+        self.calls = self._calls(traced)
+        flat = [
+            None if t is None else keras.KerasTensor(t.shape, t.dtype.name)
+            for t in traced.outputs
+        ]
+        self.output = tree.map_structure(lambda i: flat[i], traced.structure)
+
+    def home(self, operation: Any, call: int) -> int | None:
+        """Which of the calls a call of a layer begins, or None."""
+        return self._homes.get((id(operation), call))
+
+    def of_rows(self, rows: int) -> list[PlacedCall]:
+        """The calls for so many rows."""
+        return self._calls(self._trace(example_of(self.spec, rows)))
+
+    @functools.cached_property
+    def keys(self) -> list[str]:
+        """What each call computes, as a text for files."""
+        return [call.layer_key for call in self.calls]
+
+    def _trace(self, spec: Any) -> TracedModel:
+        source = self.source
+        with source.explaining():
+            return shape_trace(source.call, source.layers, spec)
+
+    def _calls(self, traced: TracedModel) -> list[PlacedCall]:
+        cells: list[int] = []
+        for section in traced.sections:
+            last = cells[-1] if cells else 0
+            home = self.home(section.operation, section.call)
+            cells.append(max(last, home or 0))
+        alone = dataclasses.replace(
+            traced, cells=cells, losses=(), counts=(), new_state=(), moments=()
+        )
+        nothing: list[list[bool]] = [[] for _ in traced.uses]
+        made = without_gradients(alone)
+        parts = parts_of(made, len(self.layers), nothing)
+        weights, live = self._weights(parts), alive(parts)
+        found = zip(self.layers, weights, parts, live, live[1:])
+        return [PlacedCall(*own) for own in found]
+
+    def _weights(self, parts: Sequence[Part]) -> list[list[keras.Variable]]:
+        known = [v for layer in self.layers for v in layer.variables]
+        held = {*map(id, known + internals.seeds_of(self.source.layers))}
+        found = []
+        for layer, part in zip(self.layers, parts):
+            taken = {t.ref() for t in part.takes}
+            read = [use.variable for use in part.uses]
+            read += [v for v, t in part.traced.state if t.ref() in taken]
+            others = {id(v): v for v in read if id(v) not in held}
+            found.append([*layer.weights, *others.values()])
+        return found
+
+
+def calls_of(
+    source: Any, traced: TracedModel
+) -> tuple[Sequence[LayerCall], Sequence[int | None]]:
+    """The calls that a user sees, and of which each section is.
+
+    What is before the first goes with it.
+    """
+    if source.calls:
+        return source.calls, source.places(traced.sections)
+    steps = outline_of(traced, lambda _: 0.0).steps
+    place = {id(step.section): k for k, step in enumerate(steps)}
+    return steps, [place.get(id(section)) for section in traced.sections]
+
+
+def alive(parts: Sequence[Part]) -> list[list[tf.Tensor]]:
+    """What is alive before each of some parts, and behind the last."""
+    traced = parts[0].traced
+    last: dict[Any, int] = {}  # by tensor, the last part that takes it
+    for k, part in enumerate(parts):
+        last.update((t.ref(), k) for t in inputs_of(part))
+    end = len(parts)
+    last.update((t.ref(), end) for t in traced.handed_out if t is not None)
+    found = [[t for t in traced.x if t is not None]]
+    for k, part in enumerate(parts):
+        before = [*found[-1], *part.gives]
+        found.append([t for t in before if last.get(t.ref(), -1) > k])
+    return found
