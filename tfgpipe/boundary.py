@@ -1,37 +1,11 @@
-"""Nests of tensors, flat, with their Keras masks."""
+"""Nests of tensors."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 from keras import tree
-
-from tfgpipe import internals
-
-
-class Boundary(NamedTuple):
-    """A flat nest of tensors, and their Keras masks."""
-
-    tensors: list[Any]
-    masks: list[Any]
-
-    @classmethod
-    def of(cls, nest: Any) -> Boundary:
-        """The boundary that carries a nest of tensors."""
-        tensors = tree.flatten(nest)
-        return cls(tensors, [internals.get_mask(t) for t in tensors])
-
-    def nest(self, structure: Any) -> Any:
-        """The nest, with new tensors that carry the masks.
-
-        What was one tensor, see `structure_of`, is one again.
-        """
-        tensors = [*map(copied, self.tensors)]
-        for tensor, mask in zip(tensors, self.masks):
-            if mask is not None:
-                internals.set_mask(tensor, mask)
-        return tree.map_structure(lambda i: tensors[i], structure)
 
 
 def copied(tensor: Any) -> Any:

@@ -4,7 +4,6 @@ import ast
 import contextlib
 import functools
 import gc
-import inspect
 import pathlib
 import random
 import threading
@@ -115,7 +114,6 @@ def test_calls_and_new_variables_are_watched():
     assert not trainer.model_supports_jit(model)
     with pytest.raises(ValueError, match="jit_compile"):
         model.jit_compile = True
-    assert "_tfgpipe_home" not in internals.own_attributes(layer)
 
 
 def test_functions_of_a_model_are_forgotten():
@@ -867,34 +865,6 @@ class Own(kl.Layer):
         return x * self.scale
 
 
-def test_attributes_of_an_operation_are_those_of_what_it_computes():
-    x = keras.Input((4, 3))
-    one, other = (keras.ops.reshape(x, (-1, n)) for n in (3, 4))
-    (one,), (other,) = (
-        internals.graph_calls(keras.Model(x, y)) for y in (one, other)
-    )
-    one, other = map(internals.own_attributes, (one.operation, other.operation))
-    assert one.keys() == other.keys()
-    assert [k for k in one if one[k] != other[k]] == ["newshape"]
-
-
-def test_attributes_of_equal_layers_can_be_compared():
-    one, other = (kl.Dense(3, activation="relu") for _ in range(2))
-    for layer in (one, other):
-        layer.build((None, 2))
-    other.use_bias = "changed"
-    one, other = map(internals.compared_attributes, (one, other))
-    assert one.keys() == other.keys()
-    plain = (bool, int, float, str, type(None))
-    differ = [
-        k for k in one if isinstance(one[k], plain) and one[k] != other[k]
-    ]
-    assert differ == ["use_bias"]
-    functions = [k for k in one if inspect.isroutine(one[k])]
-    assert functions == ["activation"]
-    assert one["activation"] is other["activation"]
-
-
 def test_what_keras_defines_is_told():
     assert internals.is_keras(kl.Dense)
     assert internals.is_keras(keras.losses.mean_squared_error)
@@ -1452,25 +1422,6 @@ def test_state_of_the_global_seed_generator_is_known():
     assert (state.numpy() != before).any()
 
 
-def test_rows_get_the_same_random_numbers_inside():
-    seed = keras.random.SeedGenerator(1)
-    with internals.alike_rows(3) as draws:
-        noise = keras.random.normal((3, 2), seed=seed)
-        kept = keras.random.dropout(tf.ones((3, 40)), 0.5, seed=seed)
-        other = keras.random.uniform((2, 2), seed=seed)
-    for rows in (noise, kept):
-        np.testing.assert_array_equal(rows[1:], rows[:-1])
-    assert 0 < int(tf.math.count_nonzero(kept[0])) < 40
-    assert np.any(other[0] != other[1])
-    assert draws == [
-        ("normal", True, (2,)),
-        ("dropout", True, (40,)),
-        ("uniform", False, (2, 2)),
-    ]
-    again = keras.random.normal((3, 2), seed=seed)
-    assert np.any(again[0] != again[1])
-
-
 def test_random_states_are_those_of_before():
     def drawn():
         return (
@@ -1665,7 +1616,7 @@ def test_what_keras_hangs_on_tensors_is_found_and_hung_on_others():
         new = tf.identity(masked)
         assert internals.attached_to(new) == {}
         assert internals.attach(new, found[0]) is new
-        assert internals.get_mask(new) is internals.mask_of(found[0])
+        assert internals.get_mask(new) is found[0]["_keras_mask"]
         logits = masked[:, 1]
         by_operation = internals.attached_to(tf.nn.softmax(logits))
         assert by_operation["Softmax"] is logits
@@ -1675,9 +1626,9 @@ def test_what_keras_hangs_on_tensors_is_found_and_hung_on_others():
 
     step(tf.constant([[1, 0]]))
     of_mask, of_logits, of_nothing = found
-    assert internals.mask_of(of_mask).dtype == tf.bool
+    assert of_mask.get("_keras_mask").dtype == tf.bool
     assert len(of_mask) == len(of_logits) == 1
-    assert internals.mask_of(of_logits) is None
+    assert of_logits.get("_keras_mask") is None
     assert of_nothing == {}
 
 

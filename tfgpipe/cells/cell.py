@@ -9,7 +9,6 @@ from typing import Any
 import keras
 
 from tfgpipe import failures, internals
-from tfgpipe.boundary import Boundary, structure_of
 from tfgpipe.failures import add_note
 
 
@@ -125,8 +124,6 @@ class Cell(keras.layers.Layer):
 class LayerCall:
     """A call of a layer, or of an operation.
 
-    It is called on all that the step before returned.
-
     Attributes:
         operation: What is called.
         layer: That, or a layer that stands for an operation.
@@ -144,40 +141,6 @@ class LayerCall:
     def variables(self) -> list[keras.Variable]:
         """All that its layer has."""
         return list(self.layer.variables)
-
-    @property
-    def wiring(self) -> str | None:
-        """What its arguments are besides tensors; None for inputs alone."""
-        return None
-
-    def taken(self, live: Any) -> Any:
-        """What of all that is alive before it `run` takes."""
-        return live
-
-    def run(self, given: Any, training: bool) -> Any:
-        """Calls the operation on what `taken` returned."""
-        return self.layer(given, training=training)
-
-    def specs_behind(self, live: Any, made: Any) -> Any:
-        """What goes out, of specs of what came in and of what was made.
-
-        Nests; None for what is not known.
-        """
-        return made
-
-    def __call__(self, values: Any, training: bool) -> Any:
-        """Runs the layer on what the step before returned, a nest of tensors.
-
-        It gets identities of its inputs, so that the gradients of all its uses
-        of a tensor are summed first, wherever a cell begins. It is told
-        `training`, or it would find what the last layer left.
-        """
-        return self.layer(_copied(values), training=training)
-
-
-def _copied(nest: Any) -> Any:
-    """Identities of tensors, with their masks."""
-    return Boundary.of(nest).nest(structure_of(nest))
 
 
 class _StandIn(keras.layers.Layer):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import functools
 import itertools
 import math
 import warnings
@@ -107,6 +108,7 @@ def outline(
     flops: Callable[[tf.Operation], float],
     starts: Callable[[Sequence[SectionSize]], Sequence[int]] = filled,
     training: bool = True,
+    is_split: bool = False,
 ) -> Outline:
     """Runs a model on shapes.
 
@@ -117,6 +119,7 @@ def outline(
         flops: Counts those of an operation.
         starts: Says with which sections a step begins.
         training: Whether it is trained.
+        is_split: Whether there will be several micro-batches.
     """
 
     def one(spec: Any) -> Any:
@@ -124,11 +127,14 @@ def outline(
             return None
         return keras.KerasTensor([size or 1 for size in spec.shape], spec.dtype)
 
-    reader = _Reader(shape_trace(call, layers, spec, training), flops)
+    run = functools.partial(
+        shape_trace, call, layers, training=training, is_split=is_split
+    )
+    reader = _Reader(run(spec), flops)
     if not reader.knows_sizes:
         example = tree.map_structure(one, spec)
         with contextlib.suppress(Exception):  # it may need other sizes
-            reader.take_flops_of(shape_trace(call, layers, example, training))
+            reader.take_flops_of(run(example))
     return reader.outline(starts)
 
 
@@ -144,6 +150,7 @@ def shape_trace(
     layers: Sequence[keras.layers.Layer],
     spec: Any,
     training: bool = True,
+    is_split: bool = False,
 ) -> TracedModel:
     """The graph of a model, from shapes alone; see `outline`."""
     specs = tree.map_structure(
@@ -156,7 +163,7 @@ def shape_trace(
             layers,
             training=training,
             head=None,
-            is_split=False,
+            is_split=is_split,
             synchronizes=False,
             home=lambda *_: 0,
             around=lambda *_: contextlib.nullcontext(),

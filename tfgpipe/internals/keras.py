@@ -465,11 +465,6 @@ def _hung_by_a_user(tensor: Any) -> dict[str, Any]:
     return {k: v for k, v in vars(tensor).items() if not k.startswith(others)}
 
 
-def mask_of(attached: Mapping[str, Any]) -> Any:
-    """The mask among what `attached_to` has returned, or None."""
-    return attached.get("_keras_mask")
-
-
 def attach(tensor: Any, attached: Mapping[str, Any]) -> Any:
     """Hangs on a tensor of a graph what `attached_to` has returned.
 
@@ -1125,29 +1120,6 @@ def remat_mode(layer: keras.layers.Layer) -> Any:
     return getattr(layer, "_remat_mode", None)
 
 
-def own_attributes(operation: keras.Operation) -> dict[str, Any]:
-    """The attributes of an operation of Keras, except what it notes itself."""
-    notes = set(
-        "_auto_config _build_shapes_dict _called _inbound_nodes _lock _name "
-        "_outbound_nodes _parent_path _path built name".split()
-    )
-    notes.add(HOME)
-    return {k: v for k, v in vars(operation).items() if k not in notes}
-
-
-def compared_attributes(operation: keras.Operation) -> dict[str, Any]:
-    """`own_attributes`, but those that no two layers share.
-
-    Keras wraps methods for each of them, and lists what it tracks once more.
-    """
-    notes = (
-        "_call_signature _self_unconditional_checkpoint_dependencies "
-        "_self_unconditional_dependency_names _tracker build quantize".split()
-    )
-    found = own_attributes(operation)
-    return {key: value for key, value in found.items() if key not in notes}
-
-
 def forget_losses(layer: keras.layers.Layer) -> None:
     """Forgets what a layer, and those inside, have added to the loss."""
     layer._clear_losses()
@@ -1271,57 +1243,6 @@ def random_state_kept() -> Iterator[None]:
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
-
-
-@contextlib.contextmanager
-def alike_rows(num_rows: int | None) -> Iterator[list[Any]]:
-    """Inside, each row gets the same random numbers.
-
-    Args:
-        num_rows: How many rows there are; what is drawn in a shape that begins
-            with this number is drawn for one row.
-
-    Yields:
-        What was drawn: names of functions and shapes without the rows.
-    """
-    module = _backend.random
-    draws: list[Any] = []
-
-    def alike(name: str) -> Callable:
-        plain = getattr(module, name)
-
-        def drawn(shape: Any, *args: Any, **kwargs: Any) -> Any:
-            sizes = [int(n) for n in shape]
-            has_rows = bool(sizes) and sizes[0] == num_rows
-            draws.append((name, has_rows, tuple(sizes[has_rows:])))
-            if not has_rows:
-                return plain(shape, *args, **kwargs)
-            one = plain((1, *sizes[1:]), *args, **kwargs)
-            return tf.repeat(one, num_rows, axis=0)
-
-        return drawn
-
-    dropout = module.dropout
-
-    def dropped(
-        inputs: Any, rate: float, noise_shape: Any = None, seed: Any = None
-    ) -> Any:
-        given = [None] * len(inputs.shape)
-        sizes = [
-            n if wanted is None else wanted
-            for n, wanted in zip(inputs.shape, noise_shape or given)
-        ]
-        has_rows = bool(sizes) and sizes[0] == num_rows
-        draws.append(("dropout", has_rows, tuple(sizes[has_rows:])))
-        if has_rows:
-            sizes[0] = 1
-        return dropout(inputs, rate, sizes, seed)
-
-    with contextlib.ExitStack() as stack:
-        for name in ("normal", "randint", "truncated_normal", "uniform"):
-            stack.enter_context(replaced(module, name, alike(name)))
-        stack.enter_context(replaced(module, "dropout", dropped))
-        yield draws
 
 
 def seeds_of(

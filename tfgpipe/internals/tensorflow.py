@@ -519,6 +519,11 @@ class FunctionCall:
         return list(op.outputs)
 
 
+def put_on(op: Any, device: str) -> None:
+    """Has an operation of a graph run on a device."""
+    op._set_device(device)
+
+
 class GraphFunction:
     """A function of some tensors of a graph: what others come to.
 

@@ -90,7 +90,14 @@ class MiniBatch:
             [training and remat.recomputes(k) for k in range(len(cells))],
         )
         if is_tried:
-            trial.run(self.call, traced, cells, x, self.micro_batches.count)
+            trial.run(
+                self.call,
+                traced,
+                cells,
+                x,
+                self.micro_batches.count,
+                source.take_traced(),
+            )
             trial.tell()
         self.traced = traced = self.cut(traced)
         self.given = [

@@ -36,6 +36,7 @@ from tfgpipe.cells import (
 )
 from tfgpipe.costs import cost as cost_lib
 from tfgpipe.costs import operation_flops
+from tfgpipe.graphs import TracedModel
 from tfgpipe.partition import cut_graph, partition
 
 # Larger calls are several steps: four cells can be even to a tenth.
@@ -73,6 +74,7 @@ class Steps:
         self.arguments: list[tuple[Any, ...]] = []
         self._counts: list[int] = []  # steps of each call
         self._flops: list[float] = []
+        self._traced: TracedModel | None = None
 
     def call(self, x: Any, training: bool) -> Any:
         """Calls the model."""
@@ -92,7 +94,8 @@ class Steps:
             ValueError: If a layer does not take what the one before returns, or
                 the outputs have no row for each row of the inputs.
         """
-        found, output = self._outlined(spec)
+        found, output = self._outlined(spec, is_split)
+        self._traced = found.traced
         self.steps, self.live_bytes = found.steps, found.live_bytes
         self._flops = found.flops
         if is_split:
@@ -108,7 +111,12 @@ class Steps:
     def check_rows(self, found: Outline) -> None:
         """Refuses outputs that are not one a row."""
 
-    def _outlined(self, spec: Any) -> tuple[Outline, Any]:
+    def take_traced(self) -> TracedModel | None:
+        """That run, for one who adds to its graph; None if it was taken."""
+        traced, self._traced = self._traced, None
+        return traced
+
+    def _outlined(self, spec: Any, is_split: bool) -> tuple[Outline, Any]:
         """One run, and specs of what it returns."""
         try:
             found = self._outline(spec)

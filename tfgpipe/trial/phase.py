@@ -35,8 +35,10 @@ class Phase:
             and the words.
     """
 
-    def __init__(self, call: ModelCall, cells: Sequence[Cell]):
-        self.call, self.cells = call, cells
+    def __init__(
+        self, call: ModelCall, cells: Sequence[Cell], known: Any = None
+    ):
+        self.call, self.cells, self._known = call, cells, known
         self.graph: Any = None
         self.said: dict[tuple[int, str], tuple[Cell, str, str]] = {}
         self.tried: set[int] = set()
@@ -53,7 +55,9 @@ class Phase:
     def begin(self, specs: Any) -> TriedGraph | None:
         """Makes the graph; None if that fails."""
         try:
-            self.graph = graph = TriedGraph(self.call, specs, self.cells)
+            self.graph = graph = TriedGraph(
+                self.call, specs, self.cells, self._known
+            )
         except Exception as error:  # as of code that needs to know the rows
             self.failure = f"{type(error).__name__}: {error}"
             return None

@@ -72,6 +72,7 @@ class Trial:
         cells: Sequence[Cell],
         specs: Any,
         count: int,
+        known: TracedModel | None = None,
     ) -> None:
         """Tries a model, if it has not been tried in this phase.
 
@@ -83,6 +84,7 @@ class Trial:
             cells: The cells.
             specs: Nest of tensors, or of specs, that the model takes.
             count: The number of micro-batches.
+            known: A run of it on shapes, if there was one.
         """
         if self._rule == "off":
             return
@@ -104,7 +106,7 @@ class Trial:
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")  # the real calls will warn
-            phase = Phase(call, cells)
+            phase = Phase(call, cells, known)
             graph = phase.begin(specs)
             if graph is not None:
                 for parts, nests in self._rows(graph, call, specs, count):

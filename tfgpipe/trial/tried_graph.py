@@ -15,11 +15,10 @@ paper's rule. Such tensors are `fed`:
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -32,6 +31,7 @@ from tfgpipe.cells import Cell, ModelCall, trace_model
 from tfgpipe.devices import names
 from tfgpipe.failures import check_interruption
 from tfgpipe.graphs import (
+    TracedModel,
     TraceOptions,
     as_tensor,
     differentiate,
@@ -52,6 +52,7 @@ class TriedGraph:
         call: How it is called.
         specs: Nest of what a micro-batch is.
         cells: The cells, for their devices.
+        known: A run of it on shapes, which is taken if it is the same.
 
     Attributes:
         traced: The run.
@@ -64,24 +65,20 @@ class TriedGraph:
         lookups: Of trained tables: the unit, the variable, the indices.
     """
 
-    def __init__(self, call: ModelCall, specs: Any, cells: Sequence[Cell]):
-        devices = [cell.device for cell in cells]
-        on_host = names.only_compiles(devices)
-
-        @contextlib.contextmanager
-        def around(layer: keras.layers.Layer, k: int) -> Iterator[None]:
-            """Runs each layer where a step does, where that can be."""
-            with (
-                call.around(layer, k),
-                tf.device("CPU:0" if on_host else devices[k]),
-            ):
-                yield
-
+    def __init__(
+        self,
+        call: ModelCall,
+        specs: Any,
+        cells: Sequence[Cell],
+        known: TracedModel | None = None,
+    ):
         own = dataclasses.replace(
-            call, head=None, is_split=True, synchronizes=False, around=around
+            call, head=None, is_split=True, synchronizes=False
         )
         any_rows = tree.map_structure(_any_rows, specs)
-        self.traced = traced = trace_model(own, any_rows, None, TraceOptions())
+        if known is None or not _is_run_of(known, own, any_rows):
+            known = trace_model(own, any_rows, None, TraceOptions())
+        self.traced = traced = known
         self.units = Units(traced)
         made = without_gradients(traced)
         if call.training and self.units.differentiating:
@@ -90,6 +87,7 @@ class TriedGraph:
                 [is_continuous(t) for t in traced.handed_out],
                 [True] * len(traced.losses),
             )
+        self._place(call, [cell.device for cell in cells])
         self.made = made
         self.dw = self._of_weights()
         self.dx = self._given_back()
@@ -106,6 +104,17 @@ class TriedGraph:
         for unit in self.units.found:
             if unit in self.units.drawing or unit.mixes:
                 self.fed += unit.gives
+
+    def _place(self, call: ModelCall, devices: Sequence[str]) -> None:
+        """Runs each layer where a step does, where that can be."""
+        traced, cells = self.traced, [0]
+        for section in traced.sections[1:]:
+            home = call.home(section.operation, section.call)
+            cells.append(max(cells[-1], home or 0))
+        on_host = names.only_compiles(devices)
+        for place, op in enumerate(traced.operations):
+            k = cells[traced.section_at(place)]
+            internals.put_on(op, "/device:CPU:0" if on_host else devices[k])
 
     def _of_weights(self) -> dict[Unit, list[tuple[Any, tf.Tensor]]]:
         """Gradients of the weights of units that have their own."""
@@ -222,6 +231,31 @@ class TriedGraph:
             value = variable.value if known is None else known[1]
             found[tensor.ref()] = tf.cast(value, tensor.dtype)
         return found
+
+
+def _is_run_of(traced: TracedModel, call: ModelCall, specs: Any) -> bool:
+    """Whether a run is that of a call, for such rows."""
+    pairs = zip(traced.x, tree.flatten(specs), strict=True)
+    trained = {id(use.variable) for use in traced.uses}
+    return (
+        call.training
+        and traced.tape is not None
+        and all(
+            t is spec
+            or (
+                t is not None
+                and spec is not None
+                and t.dtype == spec.dtype
+                and t.shape.as_list() == spec.shape.as_list()
+            )
+            for t, spec in pairs
+        )
+        and all(internals.is_trained(use.variable) for use in traced.uses)
+        and not any(
+            internals.is_trained(v) and id(v) not in trained
+            for v, _ in traced.state
+        )
+    )
 
 
 def _any_rows(spec: Any) -> Any:

@@ -6,8 +6,6 @@ import tensorflow as tf
 from keras import layers as kl
 from traces import traced
 
-from tfgpipe import internals
-
 SPEC = tf.TensorSpec([None, 4])
 
 
@@ -31,10 +29,10 @@ def test_what_hangs_on_outputs_is_handed_out_behind_them():
     embedding.build()
     model = traced([embedding], tf.TensorSpec([None, 5], "int32"))
     (own,) = model.attached
-    assert internals.mask_of(own).dtype == tf.bool
-    assert model.handed_out == [*model.outputs, internals.mask_of(own)]
+    assert own.get("_keras_mask").dtype == tf.bool
+    assert model.handed_out == [*model.outputs, own.get("_keras_mask")]
     (own,) = traced([kl.Softmax()], SPEC).attached
-    assert internals.mask_of(own) is None
+    assert own.get("_keras_mask") is None
 
 
 def test_layers_are_told_whether_they_are_trained():
