@@ -1684,3 +1684,10 @@ def test_function_of_a_graph_takes_any_of_its_tensors():
     assert made[1].numpy().tolist() == [1, 0, 2]
     rest = internals.GraphFunction(graph, [h], [z])
     assert rest([tf.constant([0.5])])[0].numpy().tolist() == [1]
+
+
+def test_operations_of_a_graph_are_put_on_devices():
+    with tf.Graph().as_default():
+        op = tf.ones(3).op
+    internals.put_on(op, "/device:CPU:1")
+    assert op.device == "/device:CPU:1"
