@@ -116,9 +116,8 @@ class Steps:
         # for `predict`.
         example = cost_lib.example_of(spec, _ROWS, _SIZE)
         errors = []
-        for given, training in itertools.product(
-            (spec, example), (True, False)
-        ):
+        ways = itertools.product((spec, example), (True, False))
+        for given, training in ways:
             try:
                 with self.explaining():
                     found = outline(
@@ -158,6 +157,7 @@ class Steps:
             inner = [i for i in found if i in are_filled]
             is_large = inner and amount > least
             starts.append(inner if is_large else found[:1])
+        starts[0] = starts[0] or [0]
         self._counts = [*map(len, starts)]
         self.arguments = [
             sections[found[0]].section.arguments if found else ()
@@ -198,11 +198,8 @@ class Steps:
         for cost, count in zip(costs, self._counts, strict=True):
             own = self._flops[len(found) : len(found) + count]
             if cost is not None:
-                total = sum(own)
-                shares = (
-                    [f / total for f in own] if total else [1 / count] * count
-                )
-                own = [cost * share for share in shares]
+                parts = own if any(own) else [1.0] * count
+                own = [cost * (part / sum(parts)) for part in parts]
             found += own
         return found
 
