@@ -143,7 +143,7 @@ def _is_float(op: tf.Operation) -> bool:
 def _float_flops(op: tf.Operation) -> int:
     if op.type in _MATRIX_PRODUCTS:
         # (m, n) x (n, k): a product and a sum for each of m, n and k.
-        rows_and_columns = _dims(op.inputs[0])[-2:]
+        rows_and_columns = (_dims(op.inputs[0]) or [1, 1])[-2:]
         transposed = op.get_attr(_MATRIX_PRODUCTS[op.type])
         return 2 * _size(op.outputs[0]) * rows_and_columns[not transposed]
     if op.type == "Einsum":

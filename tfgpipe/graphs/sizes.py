@@ -31,9 +31,9 @@ def operations_for(
             given[tensor.name] = tf.compat.v1.placeholder(tensor.dtype, shape)
     try:
         with graph.as_default():
-            tf.graph_util.import_graph_def(
-                traced.graph.as_graph_def(), input_map=given, name=""
-            )
+            # With what Python said of shapes, by `set_shape`.
+            definition = traced.graph.as_graph_def(add_shapes=True)
+            tf.graph_util.import_graph_def(definition, given, name="")
     except (ValueError, tf.errors.OpError):
         return None
     return {op.name: op for op in graph.get_operations()}

@@ -118,22 +118,30 @@ class Steps:
 
     def _outlined(self, spec: Any, is_split: bool) -> tuple[Outline, Any]:
         """One run, and specs of what it returns."""
-        try:
-            found = self._outline(spec)
-        except Exception:
-            # Code that looks at sizes may need some.
-            example = cost_lib.example_of(spec, _ROWS, _SIZE)
-            with contextlib.suppress(Exception):
-                found = self._outline(example)
-                return found, tree.map_structure(_of_any_size, found.output)
-            raise
-        return found, found.output
-
-    def _outline(self, spec: Any) -> Outline:
-        with self.explaining():
-            return outline(
-                self.call, self.layers, spec, operation_flops, self._starts
-            )
+        # Code that looks at sizes may need some; what cannot be trained may do
+        # for `predict`.
+        example = cost_lib.example_of(spec, _ROWS, _SIZE)
+        errors = []
+        ways = itertools.product((spec, example), (True, False))
+        for given, training in ways:
+            try:
+                with self.explaining():
+                    found = outline(
+                        self.call,
+                        self.layers,
+                        given,
+                        operation_flops,
+                        self._starts,
+                        training,
+                        is_split,
+                    )
+            except Exception as error:
+                errors.append(error)
+                continue
+            if given is spec:
+                return found, found.output
+            return found, tree.map_structure(_of_any_size, found.output)
+        raise errors[0]
 
     def explaining(self) -> contextlib.AbstractContextManager[None]:
         """Inside, errors say what layers must accept."""
@@ -156,6 +164,7 @@ class Steps:
             inner = [i for i in found if i in are_filled]
             is_large = inner and amount > least
             starts.append(inner if is_large else found[:1])
+        starts[0] = starts[0] or [0]
         self._counts = [*map(len, starts)]
         self.arguments = [
             sections[found[0]].section.arguments if found else ()
@@ -196,11 +205,8 @@ class Steps:
         for cost, count in zip(costs, self._counts, strict=True):
             own = self._flops[len(found) : len(found) + count]
             if cost is not None:
-                total = sum(own)
-                shares = (
-                    [f / total for f in own] if total else [1 / count] * count
-                )
-                own = [cost * share for share in shares]
+                parts = own if any(own) else [1.0] * count
+                own = [cost * (part / sum(parts)) for part in parts]
             found += own
         return found
 

@@ -253,7 +253,8 @@ def test_remat_frees_all_but_the_boundary(remat, kept):
     block = keras.Sequential([kl.Dense(32, "gelu"), kl.Dense(4, "gelu")])
     block.build((None, 4))
     layers = [kl.Dense(4), block, kl.Dense(4)]
-    graph = graph_of(layers, 3, 4, ones(8, 4), ones(8, 4), remat=remat)
+    cut = {"layers_per_cell": [1, 1, 1], "remat": remat}
+    graph = graph_of(layers, 3, 4, ones(8, 4), ones(8, 4), **cut)
     middle = [op for op in tasks(graph) if op.device.endswith("CPU:1")][:4]
     sizes = [
         sum(t.shape.num_elements() for t in op.outputs if t.consumers())
