@@ -57,11 +57,3 @@ def test_layout_has_each_layer_with_its_cost_and_its_device():
     assert found.devices == [0, 1, 0, 1]
     assert found.groups == 2
     assert list(found.starts) == [*range(8)]
-
-
-def test_layout_says_where_no_cell_begins():
-    x = keras.Input((3,))
-    norm = keras.layers.BatchNormalization()
-    y = keras.layers.Dense(3)(norm(keras.layers.Dense(3)(norm(x))))
-    model = tfgpipe.GPipe(keras.Model(x, y), 2, devices=DEVICES)
-    assert list(layout_of(model).starts) == [0, 3]

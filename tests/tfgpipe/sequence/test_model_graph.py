@@ -21,6 +21,25 @@ def test_layer_is_its_own_and_is_listed_for_each_call():
     assert operations.count("Subtract") == 1
 
 
+def test_state_of_a_layer_that_is_called_in_several_cells_has_the_same_bits():
+    def trained(k):
+        keras.utils.set_random_seed(3)
+        x = keras.Input((4,))
+        norm, dropout = kl.BatchNormalization(), kl.Dropout(0.3)
+        h = kl.Dense(4)(dropout(norm(kl.Dense(4)(x))))
+        model = tfgpipe.GPipe(keras.Model(x, dropout(norm(h))), k, 2)
+        model.compile("adam", "mse")
+        rows = np.random.default_rng(0).standard_normal((6, 4))
+        model.fit(rows, rows, 6, epochs=2, shuffle=False, verbose=0)
+        called = [norm.name in cell.layers for cell in model.cells()]
+        return sum(called), model.get_weights()
+
+    (one, expected), (several, found) = trained(1), trained(3)
+    assert several > one
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_costs_and_cuts_by_hand():
     calls = tfgpipe.layers_of(residual())
     count = len(calls)
