@@ -33,8 +33,6 @@ _ELEMENTWISE = frozenset(
     """.split()
 )
 
-_DRAWN_FROM_TENSORS = {"Multinomial", "StatelessMultinomial"}
-
 
 @dataclasses.dataclass(eq=False)
 class Unit:
@@ -107,10 +105,9 @@ class Units:
 
     Attributes:
         found: The units in order.
-        losses: For each of the losses of layers, its unit, or None.
         draws: Random numbers, tensors.
         drawing: The units that draw inside loops, branches or functions, or
-            out of several rows.
+            turn rows round.
         differentiating: Those with a gradient of their own.
     """
 
@@ -118,10 +115,12 @@ class Units:
         self._traced = traced
         self.found: list[Unit] = []
         self._unit_of: dict[str, Unit] = {}
-        self._library = {
-            function.signature.name: function.node_def
-            for function in traced.graph.as_graph_def().library.function
-        }
+        self._library: dict[str, Any] = {}
+        if any(internals.takes_functions(op.type) for op in traced.operations):
+            self._library = {
+                function.signature.name: function.node_def
+                for function in traced.graph.as_graph_def().library.function
+            }
         key: Any = None
         # What is behind all layers only hands on what they made.
         end = traced.sections[-1].start
@@ -215,13 +214,7 @@ class Units:
             self.differentiating.add(unit)
         if not any(map(is_random, kinds)):
             return
-        takes_rows = any(
-            t.dtype.is_floating and t.shape.rank != 0 and t.op.type != "Const"
-            for t in op.inputs
-        )
-        if is_random(op.type) and (
-            not takes_rows or op.type in _DRAWN_FROM_TENSORS
-        ):
+        if is_random(op.type) and op.type != "RandomShuffle":
             self.draws += op.outputs
         elif unit is not None:
             self.drawing.add(unit)
@@ -229,9 +222,8 @@ class Units:
 
 def is_random(kind: str) -> bool:
     """Whether operations of a type draw random numbers."""
-    if kind in _DRAWN_FROM_TENSORS:
-        return True
-    if "Random" not in kind and "TruncatedNormal" not in kind:
+    names = ("Random", "TruncatedNormal", "Multinomial")
+    if not any(name in kind for name in names):
         return False
     return not kind.startswith(("StatelessRandomGet", "RandomDataset"))
 

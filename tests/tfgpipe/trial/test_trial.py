@@ -283,9 +283,9 @@ def test_rows_of_arrays_are_as_many_as_those_of_a_batch():
         model.evaluate(x, x, batch_size=45, verbose=0)
 
 
-def warned(layers, x, count=2):
+def warned(layers, x, count=2, **arguments):
     """What is said of layers in `predict` and a step."""
-    cut = {"layers_per_cell": [len(layers), 1]}
+    cut = {"layers_per_cell": [len(layers), 1], **arguments}
     model = tfgpipe.GPipe([*layers, keras.layers.Dense(2)], 2, count, **cut)
     model.compile("sgd", "mse")
     with warnings.catch_warnings(record=True) as found:
@@ -536,3 +536,117 @@ def test_tensor_without_rows_has_gradients_of_all_rows():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.train_on_batch(x, x)
+
+
+class Outer(keras.layers.Layer):
+    """Calls layers one after the other, and may mix rows itself."""
+
+    def __init__(self, *layers, mixes=False, **arguments):
+        super().__init__(**arguments)
+        self.layers, self.mixes = list(layers), mixes
+
+    def call(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x - ops.mean(x, 0) if self.mixes else x
+
+
+def test_what_inside_a_layer_mixes_rows_is_named_by_its_path():
+    x = tf.random.stateless_normal((6, 3), (1, 2))
+    mixing = Own(MIXING["mean over rows"], "outputs")
+    inner = Outer(keras.layers.Dense(3), mixing, name="inner")
+    layers = [Outer(inner, keras.layers.Dense(3), name="outer")]
+    (message,) = warned(layers, x)
+    assert message.startswith("Layer 'outer/inner/own' mixes the rows")
+
+
+def test_code_of_a_layer_that_calls_others_has_its_name():
+    x = tf.random.stateless_normal((6, 3), (1, 2))
+    layers = [Outer(keras.layers.Dense(3), mixes=True, name="outer")]
+    (message,) = warned(layers, x)
+    assert message.startswith("Layer 'outer' mixes the rows")
+
+
+def test_rows_in_another_order_inside_a_layer_are_left_alone():
+    """Sorted by the first number, as experts have their tokens, and back."""
+
+    class Sorting(keras.layers.Layer):
+        def __init__(self):
+            super().__init__(name="own")
+            self.dense = keras.layers.Dense(3)
+
+        def call(self, x):
+            order = ops.argsort(x[:, 0])
+            y = self.dense(ops.take(x, order, axis=0))
+            return ops.take(y, ops.argsort(order), axis=0)
+
+    x = tf.random.stateless_normal((6, 3), (1, 2))
+    assert not warned([Sorting()], x)
+
+
+def test_layers_behind_one_that_mixes_rows_are_tried_too():
+    x = tf.random.stateless_normal((6, 3), (1, 2))
+    first = Outer(keras.layers.Dense(3), mixes=True, name="first")
+    last = Outer(keras.layers.Dense(3), mixes=True, name="last")
+    between = Outer(keras.layers.Dense(3), name="between")
+    found = warned([first, between, last], x)
+    assert [text.split("'")[1] for text in found] == ["first", "last"]
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x, seed: keras.random.gamma(ops.shape(x), 2.0, seed=seed),
+        lambda x, seed: keras.random.beta(ops.shape(x), 2.0, 1.0, seed=seed),
+        lambda x, seed: keras.random.binomial(
+            ops.shape(x), 3.0, 0.5, seed=seed
+        ),
+        lambda x, seed: ops.cast(
+            keras.random.categorical(x, 1, seed=seed), x.dtype
+        ),
+        lambda x, seed: tf.random.stateless_uniform(tf.shape(x), seed.next()),
+        lambda x, seed: tf.random.normal(tf.shape(x)),
+    ],
+    ids=["gamma", "beta", "binomial", "categorical", "stateless", "unseeded"],
+)
+@pytest.mark.parametrize("mixes", [False, True])
+@pytest.mark.filterwarnings("ignore:.*which has side effects")
+def test_layers_that_draw_are_tried(draw, mixes):
+    class Noise(keras.layers.Layer):
+        def __init__(self):
+            super().__init__(name="own")
+            self.seed = keras.random.SeedGenerator(1)
+
+        def call(self, x):
+            x = x * draw(x, self.seed)
+            return x - ops.mean(x, 0) if mixes else x
+
+    x = tf.random.stateless_normal((6, 3), (1, 2))
+    texts = warned([Noise()], x, remat="never")
+    texts = [text for text in texts if "side effects" not in text]
+    assert len(texts) == mixes
+    assert all("'own' mixes the rows" in text for text in texts)
+
+
+def test_a_table_smaller_than_others_does_not_end_a_trial():
+    class Table(keras.layers.Layer):
+        def __init__(self):
+            super().__init__(name="table")
+            self.table = self.add_weight((3, 4), "normal")
+
+        def call(self, ids):
+            return ops.mean(ops.take(self.table, ids, axis=0), axis=1)
+
+    model = tfgpipe.GPipe(
+        [
+            keras.Input((5,), dtype="int32"),
+            Table(),
+            Own(MIXING["mean over rows"], "outputs"),
+            keras.layers.Dense(2),
+        ],
+        1,
+        2,
+    )
+    model.compile("sgd", "mse")
+    with pytest.warns(UserWarning, match="'own' mixes the rows"):
+        model.train_on_batch(tf.ones((6, 5), "int32"), tf.ones((6, 2)))
