@@ -494,7 +494,7 @@ def test_outputs_across_rows_are_refused_when_built(layer, shape):
 def test_outputs_of_more_rows_are_refused(data):
     model = tfgpipe.GPipe([kl.Dense(4), Twice()], 2, 2)
     errors = (ValueError, tf.errors.InvalidArgumentError)
-    with pytest.raises(errors, match="row for each row of the inputs"):
+    with pytest.raises(errors, match="row for each row of the"):
         model.predict(data, verbose=0)
 
 

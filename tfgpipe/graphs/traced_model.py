@@ -194,6 +194,10 @@ class TracedModel:
 
         return varies
 
+    def lookups(self, use: Any) -> list[tf.Operation]:
+        """The operations that look up rows of a weight, by one of `uses`."""
+        return _lookups(use.tensor)
+
     @property
     def handed_out(self) -> list[Any]:
         """The outputs, and then all that hangs on them."""
@@ -209,6 +213,16 @@ class TracedModel:
             *tf.nest.flatten(self.moments),
         ]
         return [t for t in found if t is not None]
+
+
+def _lookups(table: tf.Tensor) -> list[tf.Operation]:
+    found = []
+    for op in table.consumers():
+        if op.type in ("Identity", "Cast"):
+            found += _lookups(op.outputs[0])
+        elif op.type == "GatherV2" and op.inputs[0] is table:
+            found.append(op)
+    return found
 
 
 def _is_sized(op: tf.Operation) -> bool:

@@ -99,6 +99,7 @@ class MiniBatch:
                 source.take_traced(),
             )
             trial.tell()
+        self._lookups_of_rows = trial.lookups_of_rows if trial else set()
         self.traced = traced = self.cut(traced)
         self.given = [
             _by_reference(traced.x, own) | _by_reference(traced.labels, label)
@@ -181,11 +182,21 @@ class MiniBatch:
 
     def _repeated(self, made: Differentiated) -> list[list[bool]]:
         """For each use of a weight, which lookups are the same for all rows."""
-        varies = self.traced.varying()
-        return [
-            [not varies(part.indices) for part in d.slices.values()]
-            for d in made.dw
-        ]
+        traced = self.traced
+        varies = traced.varying()
+        found = []
+        for i, (use, d) in enumerate(zip(traced.uses, made.dw)):
+            ops = traced.lookups(use) if d.slices else []
+            numbers = {op.inputs[1].ref(): n for n, op in enumerate(ops)}
+            found.append(
+                [
+                    not varies(part.indices)
+                    and (i, _number_of(part.indices, numbers))
+                    not in self._lookups_of_rows
+                    for part in d.slices.values()
+                ]
+            )
+        return found
 
     def program(
         self,
@@ -216,6 +227,13 @@ class MiniBatch:
             return []
         own = [k for k, one in enumerate(tasks) if one.part.uses]
         return [*range(own[0], len(tasks))]
+
+
+def _number_of(indices: tf.Tensor, numbers: Mapping[Any, int]) -> int:
+    """Which lookup has these indices, maybe in another shape."""
+    while indices.ref() not in numbers and indices.op.inputs:
+        indices = indices.op.inputs[0]
+    return numbers.get(indices.ref(), 0)
 
 
 def _homes(cells: Sequence[Cell]) -> tuple[Callable, Callable]:

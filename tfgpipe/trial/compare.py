@@ -139,14 +139,12 @@ def is_clearly_apart(
     return _rows_distance(counts, *values, num_bytes=num_bytes) > 0
 
 
-def are_lookups_alike(whole: Any, parts: Sequence[Any]) -> bool:
-    """Whether indices are those of rows, or the same for all parts."""
+def of_indices(whole: Any, parts: Sequence[Any]) -> tuple[bool, bool]:
+    """Whether indices are those of rows, and whether parts have them all."""
     flat = [tf.reshape(t, (-1,)) for t in parts]
     whole = tf.reshape(whole, (-1,))
-    joined = tf.concat(flat, 0)
-    return not distance(whole, joined) or not any(
-        distance(whole, own) for own in flat
-    )
+    is_of_rows = not distance(whole, tf.concat(flat, 0))
+    return is_of_rows, not any(distance(whole, own) for own in flat)
 
 
 def _rounding(tensor: Any) -> float:

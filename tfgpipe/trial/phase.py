@@ -11,6 +11,7 @@ has made there, so that its fault is not taken for one of the next.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -51,6 +52,7 @@ class Phase:
         self.metrics: set[int] = set()  # ids of their variables
         self.all_metrics: list[Any] = []
         self.sizes_vary = False  # of what units give, by their rows
+        self.lookups_of_rows: set[tuple[int, int]] = set()
 
     def begin(self, specs: Any) -> TriedGraph | None:
         """Makes the graph; None if that fails."""
@@ -115,6 +117,11 @@ class Phase:
             _Run(self, parts, nests, state or {}).units()
         except Exception as error:  # of rows that it cannot take
             self.failure = f"{type(error).__name__}: {error}"
+
+    def look_up(self, parts: rows.Parts, nests: Sequence[Any]) -> None:
+        """Finds out which lookups are those of rows, and nothing else."""
+        with contextlib.suppress(Exception):  # of rows that it cannot take
+            _Run(self, parts, nests, {}).try_lookups()
 
     def say(self, i: int, about: str, what: str, name: str = "") -> None:
         """Notes what differs of a unit, which may be known by another name."""
@@ -188,7 +195,7 @@ class _Run:
                 start += 1
         if not is_known:
             return
-        self._try_lookups()
+        self.try_lookups()
         self._try_draws()
         self._try_replicas()
         self._try_gradients()
@@ -395,22 +402,27 @@ class _Run:
                 self._phase.say(i, f"replicas {id(variable)}", text)
 
     # -------------------------------------------------------------- gradients
-    def _try_lookups(self) -> None:
+    def try_lookups(self) -> None:
         """Slices of sparse gradients are those of rows, or of all of them."""
-        drawing = self._graph.units.drawing
-        if self._phase.sizes_vary or not self._phase.call.training:
-            return
-        own = [one for one in self._graph.lookups if one[0] not in drawing]
+        phase, units = self._phase, self._graph.units
+        own = [
+            one
+            for one in self._graph.lookups
+            if one.unit not in units.drawing and phase.call.training
+        ]
         if not own:
             return
-        tensors = [indices for _, _, indices in own]
+        tensors = [one.indices for one in own]
         made = [self._graph.run(tensors, self._values(p)) for p in range(3)]
-        for unit, variable, tensor in own:
-            whole, *parts = (values[tensor.ref()] for values in made)
-            if not compare.are_lookups_alike(whole, parts):
-                i = self._graph.units.found.index(unit)
-                text = compare.of_lookups(variable)
-                self._phase.say(i, f"lookup {id(variable)}", text)
+        for one in own:
+            whole, *parts = (values[one.indices.ref()] for values in made)
+            is_of_rows, are_repeated = compare.of_indices(whole, parts)
+            if is_of_rows and not are_repeated:
+                phase.lookups_of_rows.add(one.place)
+            if not (is_of_rows or are_repeated or phase.sizes_vary):
+                i = units.found.index(one.unit)
+                text = compare.of_lookups(one.variable)
+                phase.say(i, f"lookup {id(one.variable)}", text)
 
     def _try_gradients(self) -> None:
         """Those of units with a gradient of their own, from the last one on."""

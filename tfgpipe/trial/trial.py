@@ -42,6 +42,10 @@ class Trial:
 
     `rule` says what happens where a layer differs: "warn", "error", or "off",
     which is nothing.
+
+    Attributes:
+        lookups_of_rows: Which lookups of weights have shown to be those of
+            rows: the number of the use, and which of its lookups it is.
     """
 
     def __init__(self, rule: str):
@@ -51,6 +55,7 @@ class Trial:
         self._found: list[Phase] = []
         self._phases: set[Any] = set()
         self._told: set[tuple[str, str]] = set()
+        self.lookups_of_rows: set[tuple[int, int]] = set()
 
     def note_data(self, data: Any, cast: Callable[[Any], Any]) -> None:
         """Takes rows of a mini-batch to try layers on.
@@ -86,8 +91,6 @@ class Trial:
             count: The number of micro-batches.
             known: A run of it on shapes, if there was one.
         """
-        if self._rule == "off":
-            return
         trained = frozenset(id(use.variable) for use in traced.uses)
         flat = [spec for spec in tree.flatten(specs) if spec is not None]
         sizes = (*(tuple(spec.shape)[1:] for spec in flat),)
@@ -95,7 +98,9 @@ class Trial:
         if key in self._phases:
             return
         self._phases.add(key)
-        if all(unit.is_known for unit in Units(traced).found):
+        is_off = self._rule == "off"
+        is_known = all(unit.is_known for unit in Units(traced).found)
+        if is_known or (is_off and not _has_same_lookups(traced)):
             return
         with (
             internals.outside_functions(),
@@ -108,12 +113,17 @@ class Trial:
             warnings.simplefilter("ignore")  # the real calls will warn
             phase = Phase(call, cells, known)
             graph = phase.begin(specs)
-            if graph is not None:
+            if graph is not None and is_off:
+                drawn = rows.drawn(specs, 8, graph.smallest_table)
+                phase.look_up(rows.FEW, drawn)
+            elif graph is not None:
                 for parts, nests in self._rows(graph, call, specs, count):
                     phase.run(parts, nests)
                 for state in phase.later():
                     phase.run(parts, nests, state)
-        self._found.append(phase)
+        self.lookups_of_rows |= phase.lookups_of_rows
+        if not is_off:
+            self._found.append(phase)
 
     def _rows(
         self, graph: TriedGraph, call: ModelCall, specs: Any, count: int
@@ -200,3 +210,13 @@ class Trial:
                     "its micro-batches is not known. See "
                     "`tfgpipe.check`, or pass num_micro_batches=1.",
                 )
+
+
+def _has_same_lookups(traced: TracedModel) -> bool:
+    """Whether some lookups seem to be the same for all rows."""
+    varies = traced.varying()
+    return any(
+        not varies(op.inputs[1])
+        for use in traced.uses
+        for op in traced.lookups(use)
+    )

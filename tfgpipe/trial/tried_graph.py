@@ -1,7 +1,8 @@
 """The graph of a model that takes any number of rows, to be run on some.
 
 The model is run once in Python, on shapes: on all rows and on parts of them,
-TensorFlow runs what that has made. Nothing changes by it: weights are given as
+TensorFlow runs what that has made. (Code that needs to know how many rows there
+are runs for each number of them.) Nothing changes by it: weights are given as
 tensors, and assignments are results. Weights of zeros, behind which nothing
 would show, are drawn.
 
@@ -19,7 +20,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -31,18 +32,36 @@ from tfgpipe.cells import Cell, ModelCall, trace_model
 from tfgpipe.devices import names
 from tfgpipe.failures import check_interruption
 from tfgpipe.graphs import (
+    Differentiated,
     TracedModel,
     TraceOptions,
     as_tensor,
     differentiate,
     without_gradients,
 )
+from tfgpipe.trial import rows
 from tfgpipe.trial.units import Unit, Units
 
 # Values by the ids of variables.
 State = Mapping[int, tuple[keras.Variable, tf.Tensor]]
 
 Values = dict[Any, tf.Tensor]  # by the references of tensors
+
+
+class Lookup(NamedTuple):
+    """A lookup of rows of a trained table.
+
+    Attributes:
+        place: The number of its use, and which of its lookups it is.
+        unit: The unit that looks up.
+        variable: The table.
+        indices: A tensor.
+    """
+
+    place: tuple[int, int]
+    unit: Unit
+    variable: keras.Variable
+    indices: tf.Tensor
 
 
 class TriedGraph:
@@ -62,7 +81,7 @@ class TriedGraph:
         dw: The gradients of weights, by such units: pairs of variable and
             tensor.
         dx: By such units, the gradients that they make for earlier ones.
-        lookups: Of trained tables: the unit, the variable, the indices.
+        lookups: Those of trained tables.
     """
 
     def __init__(
@@ -72,23 +91,21 @@ class TriedGraph:
         cells: Sequence[Cell],
         known: TracedModel | None = None,
     ):
-        own = dataclasses.replace(
+        self._call = dataclasses.replace(
             call, head=None, is_split=True, synchronizes=False
         )
-        any_rows = tree.map_structure(_any_rows, specs)
-        if known is None or not _is_run_of(known, own, any_rows):
-            known = trace_model(own, any_rows, None, TraceOptions())
-        self.traced = traced = known
-        self.units = Units(traced)
-        made = without_gradients(traced)
-        if call.training and self.units.differentiating:
-            made = differentiate(
-                traced,
-                [is_continuous(t) for t in traced.handed_out],
-                [True] * len(traced.losses),
-            )
-        self._place(call, [cell.device for cell in cells])
+        self._devices = [cell.device for cell in cells]
+        self._specs = specs
+        self._by_rows: dict[int | None, Any] = {}  # graphs
+        self._is_of_any_rows = True
+        try:
+            made = self._run_for(None, known)
+        except Exception:  # code that needs to know how many rows there are
+            self._is_of_any_rows = False
+            made = self._run_for(rows.FEW.total)
         self.made = made
+        self.traced = traced = made.traced
+        self.units = Units(traced)
         self.dw = self._of_weights()
         self.dx = self._given_back()
         self._captured = {own.ref(): t for t, own in traced.graph.captures}
@@ -105,16 +122,46 @@ class TriedGraph:
             if unit in self.units.drawing or unit.mixes:
                 self.fed += unit.gives
 
-    def _place(self, call: ModelCall, devices: Sequence[str]) -> None:
+    def _run_for(
+        self, num_rows: int | None, known: TracedModel | None = None
+    ) -> Differentiated:
+        """The graph for so many rows; None for any number."""
+        specs = tree.map_structure(
+            lambda t: None if t is None else _of_rows(t, num_rows), self._specs
+        )
+        if known is None or not _is_run_of(known, self._call, specs):
+            known = trace_model(self._call, specs, None, TraceOptions())
+        made = without_gradients(known)
+        if self._call.training and Units(known).differentiating:
+            made = differentiate(
+                known,
+                [is_continuous(t) for t in known.handed_out],
+                [True] * len(known.losses),
+            )
+        self._place(known)
+        self._by_rows[num_rows] = known.graph
+        return made
+
+    def _graph_for(self, values: Mapping[Any, Any]) -> Any:
+        """The graph that takes these rows."""
+        if self._is_of_any_rows:
+            return self.traced.graph
+        x = [t.ref() for t in self.traced.x if t is not None]
+        num_rows = values[x[0]].shape[0]
+        if num_rows not in self._by_rows:
+            self._run_for(num_rows)
+        return self._by_rows[num_rows]
+
+    def _place(self, traced: TracedModel) -> None:
         """Runs each layer where a step does, where that can be."""
-        traced, cells = self.traced, [0]
+        cells = [0]
         for section in traced.sections[1:]:
-            home = call.home(section.operation, section.call)
+            home = self._call.home(section.operation, section.call)
             cells.append(max(cells[-1], home or 0))
-        on_host = names.only_compiles(devices)
+        on_host = names.only_compiles(self._devices)
         for place, op in enumerate(traced.operations):
-            k = cells[traced.section_at(place)]
-            internals.put_on(op, "/device:CPU:0" if on_host else devices[k])
+            device = self._devices[cells[traced.section_at(place)]]
+            internals.put_on(op, "/device:CPU:0" if on_host else device)
 
     def _of_weights(self) -> dict[Unit, list[tuple[Any, tf.Tensor]]]:
         """Gradients of the weights of units that have their own."""
@@ -156,14 +203,16 @@ class TriedGraph:
         return [*self.dx.get(unit, []), *(t for _, t in self.dw.get(unit, []))]
 
     @functools.cached_property
-    def lookups(self) -> list[tuple[Unit, keras.Variable, tf.Tensor]]:
+    def lookups(self) -> list[Lookup]:
         """See `TriedGraph`."""
         found = []
-        for use in self.traced.uses:
-            for op in _gathers(use.tensor):
+        for i, use in enumerate(self.traced.uses):
+            for n, op in enumerate(self.traced.lookups(use)):
                 unit = self.units.of(op.outputs[0])
                 if unit is not None:
-                    found.append((unit, use.variable, op.inputs[1]))
+                    found.append(
+                        Lookup((i, n), unit, use.variable, op.inputs[1])
+                    )
         return found
 
     def follows(self, tensor: tf.Tensor, sources: Iterable[tf.Tensor]) -> bool:
@@ -189,9 +238,11 @@ class TriedGraph:
     @functools.cached_property
     def smallest_table(self) -> int:
         """How many rows the smallest table has that is looked up."""
-        variables = [u.tensor for u in self.traced.uses]
-        variables += [t for _, t in self.traced.state]
-        sizes = [t.shape[0] for t in variables if _gathers(t)]
+        sizes = [
+            use.variable.shape[0]
+            for use in self.traced.uses
+            if self.traced.lookups(use)
+        ]
         return max(2, min([*sizes, 100]))
 
     def run(
@@ -204,13 +255,17 @@ class TriedGraph:
         check_interruption(in_trial=True)
         found = {t.ref(): values.get(t.ref()) for t in wanted}
         left = [ref for ref, value in found.items() if value is None]
+        graph = self._graph_for(values)
         values = {**self._captured, **values}
-        key = (*left,), frozenset(values)
+        key = graph, (*left,), frozenset(values)
         if key not in self._functions:
+            # By their names, which they have in the graph of other rows, too.
+            inputs, outputs = (
+                [graph.get_tensor_by_name(ref.deref().name) for ref in own]
+                for own in (values, left)
+            )
             self._functions[key] = internals.GraphFunction(
-                self.traced.graph,
-                [ref.deref() for ref in values],
-                [ref.deref() for ref in left],
+                graph, inputs, outputs
             )
         if left:
             made = self._functions[key]([*values.values()])
@@ -258,18 +313,5 @@ def _is_run_of(traced: TracedModel, call: ModelCall, specs: Any) -> bool:
     )
 
 
-def _any_rows(spec: Any) -> Any:
-    if spec is None:
-        return None
-    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
-
-
-def _gathers(table: tf.Tensor) -> list[tf.Operation]:
-    """The operations that look up rows of a table."""
-    found = []
-    for op in table.consumers():
-        if op.type in ("Identity", "Cast"):
-            found += _gathers(op.outputs[0])
-        elif op.type == "GatherV2" and op.inputs[0] is table:
-            found.append(op)
-    return found
+def _of_rows(spec: Any, num_rows: int | None) -> tf.TensorSpec:
+    return tf.TensorSpec([num_rows, *spec.shape[1:]], spec.dtype)
