@@ -143,7 +143,7 @@ class OwnStep(Loop):
         (lambda: tfgpipe.layers_of(Loop()), "known when it has run"),
         (
             lambda: tfgpipe.GPipe(Loop(), 6).build((None, 8)),
-            r"layers that a model calls, 5\. Received: num_partitions=6",
+            r"number of layers, 5\. Received: num_partitions=6",
         ),
         (
             lambda: tfgpipe.GPipe(Loop(), 2, layers_per_cell=[1, 1]).build(

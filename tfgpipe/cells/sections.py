@@ -38,9 +38,8 @@ class Section(NamedTuple):
         call: Which call of the last one it is: 0, 1, ...
         start: How many operations the graph had before it.
         cell: In which cell it is.
-        end: How many it had when that call returned, if it is whole: what
-            follows up to the next section is of the layers around it. None
-            where calls are gone into.
+        ends: How many it had when that call returned, and then those around
+            it, as long as no other section had begun.
         arguments: The tensors that it is called on, and what else.
     """
 
@@ -48,8 +47,13 @@ class Section(NamedTuple):
     call: int
     start: int
     cell: int
-    end: int | None = None
+    ends: list[int]
     arguments: tuple[Any, ...] = ()
+
+    def around_at(self, place: int) -> tuple[keras.Operation, ...]:
+        """The layers that were being called when an operation was made."""
+        ended = sum(end <= place for end in self.ends)
+        return self.around[: len(self.around) - ended]
 
     @property
     def operation(self) -> keras.Operation | None:
@@ -105,7 +109,7 @@ class Sections:
             [keras.Operation, int], contextlib.AbstractContextManager
         ],
     ):
-        self.found = [Section((), 0, 0, 0)]
+        self.found = [Section((), 0, 0, 0, [])]
         self._home = home
         self._around = around
         self._graph = internals.current_graph()
@@ -135,9 +139,7 @@ class Sections:
             self._index_in_cell + 1 if cell == last.cell else 0
         )
         place = self._graph.num_operations()
-        self.found.append(
-            Section(around, call, place, cell, arguments=arguments)
-        )
+        self.found.append(Section(around, call, place, cell, [], arguments))
 
     def noting(self) -> contextlib.AbstractContextManager[None]:
         """Inside, the calls of layers and operations begin sections."""
@@ -153,7 +155,6 @@ class Sections:
         cell = self.found[-1].cell
         # `failures.py` finds the scope in errors at run time.
         scope = f"cell_{cell}/layer_{self._index_in_cell}"
-        place = self.current
         try:
             with (
                 self._around(layer, cell),
@@ -164,6 +165,4 @@ class Sections:
                 return run()
         finally:
             self._around_call.pop()
-            if is_whole(layer):
-                end = self._graph.num_operations()
-                self.found[place] = self.found[place]._replace(end=end)
+            self.found[-1].ends.append(self._graph.num_operations())

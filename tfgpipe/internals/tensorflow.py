@@ -521,7 +521,8 @@ class FunctionCall:
 
 def put_on(op: Any, device: str) -> None:
     """Has an operation of a graph run on a device."""
-    op._set_device(device)
+    spec = tf.DeviceSpec.from_string("/" + device.lstrip("/"))
+    op._set_device(spec.to_string())
 
 
 class GraphFunction:
@@ -625,7 +626,8 @@ def is_in_xla() -> bool:
 
 def set_device(op: tf.Operation, device: str) -> None:
     """Moves an operation of a graph that is being made to another device."""
-    op._set_device(device)
+    spec = tf.DeviceSpec.from_string("/" + device.lstrip("/"))
+    op._set_device(spec.to_string())
 
 
 def run_independently(op: tf.Operation) -> None:

@@ -75,15 +75,14 @@ class Unit:
         """What goes from section to section inside, with the maker's name."""
         places = {op.name: i for i, op in enumerate(traced.operations)}
         own = {op.name for op in self.operations}
-        maker: dict[str, tuple[int, bool, str]] = {}
+        maker: dict[str, tuple[int, int, str]] = {}
         for op in self.operations:
             place = places[op.name]
             section = traced.section_of(place)
-            is_behind = section.end is not None and place >= section.end
-            around = section.around[:-1] if is_behind else section.around
+            around = section.around_at(place)
             first = around.index(self.layer) if self.layer in around else 0
             name = "/".join(layer.name for layer in around[first:])
-            maker[op.name] = traced.section_at(place), is_behind, name
+            maker[op.name] = traced.section_at(place), len(around), name
         found: dict[Any, tuple[str, tf.Tensor]] = {}
         for op in self.operations:
             for tensor in op.outputs:
@@ -152,9 +151,7 @@ class Units:
         """A key of the unit of an operation, and a new unit for it."""
         number = self._traced.section_at(place)
         section = self._traced.sections[number]
-        around = section.around
-        if section.end is not None and place >= section.end:
-            around = around[:-1]
+        around = section.around_at(place)
         for i, one in enumerate(around):
             if not isinstance(one, keras.Model):
                 path = [id(layer) for layer in around[: i + 1]]
@@ -162,11 +159,10 @@ class Units:
                     return path, Unit(one, f"layer '{one.name}'", section.cell)
                 name = f"operation '{one.name}'"
                 return (number, path), Unit(None, name, section.cell)
-        is_behind = around is not section.around
         name = f"code of model '{around[-1].name}'" if around else "the model"
-        if is_behind:
-            name += f" behind {section.words}"
-        return (number, bool(is_behind)), Unit(None, name, section.cell)
+        if around != section.around:
+            name += f" behind '{section.around[len(around)].name}'"
+        return (number, len(around)), Unit(None, name, section.cell)
 
     def _connect(self) -> None:
         """Finds what each unit takes and gives."""
