@@ -178,11 +178,6 @@ def shape_trace(
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # the run of a step will warn
-        inner = [own for one in layers for own in internals.flat_layers(one)]
-        if not all(layer.built for layer in inner):
-            # Keras builds a model by a run inside its first call, where all
-            # that is read seems to be read by the model itself.
-            run()
         traced = run()
     for layer in layers:
         internals.forget_losses(layer)

@@ -17,6 +17,7 @@ where the first of those is whose results it takes.
 from __future__ import annotations
 
 import bisect
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -194,9 +195,20 @@ class TracedModel:
 
         return varies
 
-    def lookups(self, use: Any) -> list[tf.Operation]:
-        """The operations that look up rows of a weight, by one of `uses`."""
-        return _lookups(use.tensor)
+    def all_lookups(self) -> list[tuple[tuple[int, int], Any, tf.Operation]]:
+        """Where rows of weights are looked up.
+
+        The id of the weight and which of its lookups it is, its use, and the
+        operation.
+        """
+        counts: collections.Counter[int] = collections.Counter()
+        found = []
+        for use in self.uses:
+            key = id(use.variable)
+            for op in _lookups(use.tensor):
+                found.append(((key, counts[key]), use, op))
+                counts[key] += 1
+        return found
 
     @property
     def handed_out(self) -> list[Any]:

@@ -182,21 +182,23 @@ class MiniBatch:
 
     def _repeated(self, made: Differentiated) -> list[list[bool]]:
         """For each use of a weight, which lookups are the same for all rows."""
-        traced = self.traced
-        varies = traced.varying()
-        found = []
-        for i, (use, d) in enumerate(zip(traced.uses, made.dw)):
-            ops = traced.lookups(use) if d.slices else []
-            numbers = {op.inputs[1].ref(): n for n, op in enumerate(ops)}
-            found.append(
-                [
-                    not varies(part.indices)
-                    and (i, _number_of(part.indices, numbers))
-                    not in self._lookups_of_rows
-                    for part in d.slices.values()
-                ]
-            )
-        return found
+        varies = self.traced.varying()
+        places = {
+            op.inputs[1].ref(): place
+            for place, _, op in self.traced.all_lookups()
+        }
+
+        def is_repeated(indices: tf.Tensor) -> bool:
+            if varies(indices):
+                return False
+            while indices.ref() not in places and indices.op.inputs:
+                indices = indices.op.inputs[0]  # they may be in another shape
+            return places.get(indices.ref()) not in self._lookups_of_rows
+
+        return [
+            [is_repeated(part.indices) for part in d.slices.values()]
+            for d in made.dw
+        ]
 
     def program(
         self,
@@ -227,13 +229,6 @@ class MiniBatch:
             return []
         own = [k for k, one in enumerate(tasks) if one.part.uses]
         return [*range(own[0], len(tasks))]
-
-
-def _number_of(indices: tf.Tensor, numbers: Mapping[Any, int]) -> int:
-    """Which lookup has these indices, maybe in another shape."""
-    while indices.ref() not in numbers and indices.op.inputs:
-        indices = indices.op.inputs[0]
-    return numbers.get(indices.ref(), 0)
 
 
 def _homes(cells: Sequence[Cell]) -> tuple[Callable, Callable]:

@@ -45,7 +45,7 @@ class Trial:
 
     Attributes:
         lookups_of_rows: Which lookups of weights have shown to be those of
-            rows: the number of the use, and which of its lookups it is.
+            rows, by their places, see `TracedModel.all_lookups`.
     """
 
     def __init__(self, rule: str):
@@ -215,8 +215,4 @@ class Trial:
 def _has_same_lookups(traced: TracedModel) -> bool:
     """Whether some lookups seem to be the same for all rows."""
     varies = traced.varying()
-    return any(
-        not varies(op.inputs[1])
-        for use in traced.uses
-        for op in traced.lookups(use)
-    )
+    return any(not varies(op.inputs[1]) for *_, op in traced.all_lookups())

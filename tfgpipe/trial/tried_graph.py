@@ -52,7 +52,7 @@ class Lookup(NamedTuple):
     """A lookup of rows of a trained table.
 
     Attributes:
-        place: The number of its use, and which of its lookups it is.
+        place: Of all of its model, see `TracedModel.all_lookups`.
         unit: The unit that looks up.
         variable: The table.
         indices: A tensor.
@@ -206,13 +206,10 @@ class TriedGraph:
     def lookups(self) -> list[Lookup]:
         """See `TriedGraph`."""
         found = []
-        for i, use in enumerate(self.traced.uses):
-            for n, op in enumerate(self.traced.lookups(use)):
-                unit = self.units.of(op.outputs[0])
-                if unit is not None:
-                    found.append(
-                        Lookup((i, n), unit, use.variable, op.inputs[1])
-                    )
+        for place, use, op in self.traced.all_lookups():
+            unit = self.units.of(op.outputs[0])
+            if unit is not None:
+                found.append(Lookup(place, unit, use.variable, op.inputs[1]))
         return found
 
     def follows(self, tensor: tf.Tensor, sources: Iterable[tf.Tensor]) -> bool:
@@ -238,11 +235,8 @@ class TriedGraph:
     @functools.cached_property
     def smallest_table(self) -> int:
         """How many rows the smallest table has that is looked up."""
-        sizes = [
-            use.variable.shape[0]
-            for use in self.traced.uses
-            if self.traced.lookups(use)
-        ]
+        found = self.traced.all_lookups()
+        sizes = [use.variable.shape[0] for _, use, _ in found]
         return max(2, min([*sizes, 100]))
 
     def run(
