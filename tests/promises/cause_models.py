@@ -577,3 +577,22 @@ def converts_what_another_layer_left():
         return x
 
     return [kl.Dense(4), Run(leave), kl.Dense(4), holder, kl.Dense(3)]
+
+
+# ----------------------------------------------------------------------- masks
+class OtherMask(kl.Layer):
+    """Returns what it takes; has a mask of its own."""
+
+    supports_masking = True
+
+    def call(self, x):
+        return x
+
+    def compute_mask(self, x, mask):
+        return ops.logical_not(mask)
+
+
+@cause(x=IDS)
+def mask_of_a_layer_that_returns_what_it_takes():
+    embedding = kl.Embedding(6, 4, mask_zero=True)
+    return [embedding, OtherMask(), kl.GlobalAveragePooling1D(), kl.Dense(3)]

@@ -189,7 +189,7 @@ def tried(
     trial = Trial("warn")
     if data is not None:
         trial.note_data(data, cast)
-    cell = Cell(0, [LayerCall(layer) for layer in layers], ["CPU:0"])
+    cell = Cell(0, [LayerCall(layer) for layer in layers], ["/device:CPU:0"])
     specs = tree.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), spec)
     traced = trace_model(own, specs, None, TraceOptions())
     trial.run(own, traced, [cell], spec, 2)

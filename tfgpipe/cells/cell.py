@@ -117,8 +117,8 @@ class Cell(keras.layers.Layer):
         name = layer if isinstance(layer, str) else name_in_words(layer)
         message = f"{name[0].upper()}{name[1:]} {what}"
         if message not in self._told:
-            self._told.add(message)
             failures.warn(message)
+            self._told.add(message)
 
 
 class LayerCall:

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
@@ -77,7 +78,7 @@ class LayerList(Steps):
         before = "the model's inputs"
         for layer in self.layers:
             with _naming(layer, x, before if self._is_explained else ""):
-                x = layer(x, training=training)
+                x = _called(layer, x, training)
             before = f"the outputs of layer '{layer.name}'"
         return x
 
@@ -326,6 +327,24 @@ def _building(layers: Sequence[keras.layers.Layer]) -> Iterator[None]:
         internals.in_no_graph(layers),
     ):
         yield
+
+
+def _called(layer: keras.layers.Layer, x: Any, training: bool) -> Any:
+    """What a layer makes of `x`, with the mask that it has in a model.
+
+    Keras hangs none on a tensor that has one. In a model of the layers a tensor
+    that a layer only hands on has the mask that this layer makes all the same.
+    """
+    mask = None if tree.is_nested(x) else internals.get_mask(x)
+    made = layer(x, training=training)
+    if made is not x or mask is None or not layer.supports_masking:
+        return made
+    own = layer.compute_mask(x, mask)
+    if own is None or own is mask:
+        return made
+    made = tf.identity(made)
+    internals.set_mask(made, own)
+    return made
 
 
 @contextlib.contextmanager

@@ -97,10 +97,10 @@ class Trial:
         key = call.training, trained, sizes
         if key in self._phases:
             return
-        self._phases.add(key)
         is_off = self._rule == "off"
         is_known = all(unit.is_known for unit in Units(traced).found)
         if is_known or (is_off and not _has_same_lookups(traced)):
+            self._phases.add(key)
             return
         with (
             internals.outside_functions(),
@@ -121,6 +121,7 @@ class Trial:
                     phase.run(parts, nests)
                 for state in phase.later():
                     phase.run(parts, nests, state)
+        self._phases.add(key)
         self.lookups_of_rows |= phase.lookups_of_rows
         if not is_off:
             self._found.append(phase)
@@ -178,11 +179,16 @@ class Trial:
         """Warns of layers that were found to differ, once.
 
         Raises:
-            ValueError: If there are any, and the rule is "error".
+            ValueError: If there are any, and the rule is "error". The next step
+                is tried again, and refused again.
         """
         passes, self._found = self._found, []
-        for phase in passes:
-            self._tell(phase)
+        try:
+            for phase in passes:
+                self._tell(phase)
+        except (ValueError, Warning):  # a warning that a filter raises
+            self._phases.clear()
+            raise
 
     def _tell(self, phase: Phase) -> None:
         said = sorted(phase.said.items(), key=lambda pair: pair[0][0])
@@ -199,17 +205,17 @@ class Trial:
             )
         for (_, about), (cell, name, what) in said:
             if (name, about) not in self._told:  # in another phase
-                self._told.add((name, about))
                 cell.warn_of(name, what)
+                self._told.add((name, about))
         for cell, name, why in phase.untried():
             if (name, "untried") not in self._told:
-                self._told.add((name, "untried"))
                 cell.warn_of(
                     name,
                     f"was not tried: {why}. Whether it treats a mini-batch as "
                     "its micro-batches is not known. See "
                     "`tfgpipe.check`, or pass num_micro_batches=1.",
                 )
+                self._told.add((name, "untried"))
 
 
 def _has_same_lookups(traced: TracedModel) -> bool:

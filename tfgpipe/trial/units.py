@@ -107,7 +107,8 @@ class Units:
         draws: Random numbers, tensors.
         drawing: The units that draw inside loops, branches or functions, or
             turn rows round.
-        differentiating: Those with a gradient of their own.
+        differentiating: Those with a gradient of their own, or with code that
+            stops gradients.
     """
 
     def __init__(self, traced: TracedModel):
@@ -140,8 +141,8 @@ class Units:
         self.draws: list[tf.Tensor] = []
         self.drawing: set[Unit] = set()
         self.differentiating: set[Unit] = set()
-        for op in traced.operations:
-            self._look(op)
+        for place, op in enumerate(traced.operations):
+            self._look(place, op)
 
     def of(self, tensor: tf.Tensor) -> Unit | None:
         """The unit that has made a tensor, maybe handed on behind all."""
@@ -202,10 +203,15 @@ class Units:
         weights = {u.tensor.ref() for u in self._traced.uses}
         return all(_is_elementwise(op, weights) for op in unit.operations)
 
-    def _look(self, op: tf.Operation) -> None:
+    def _look(self, place: int, op: tf.Operation) -> None:
         """Notes what an operation draws, and gradients of its own."""
         unit = self._unit_of.get(op.name)
         kinds, has_gradient = _seen(self._library, op.node_def)
+        if "StopGradient" in kinds and unit is not None and not unit.is_known:
+            # Layers of Keras stop none of what mixes rows.
+            section = self._traced.section_of(place)
+            is_inside = section.end is not None and place < section.end
+            has_gradient |= not is_inside
         if unit is not None and has_gradient:
             self.differentiating.add(unit)
         if not any(map(is_random, kinds)):

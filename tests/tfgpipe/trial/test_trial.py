@@ -650,3 +650,33 @@ def test_a_table_smaller_than_others_does_not_end_a_trial():
     model.compile("sgd", "mse")
     with pytest.warns(UserWarning, match="'own' mixes the rows"):
         model.train_on_batch(tf.ones((6, 5), "int32"), tf.ones((6, 2)))
+
+
+def test_what_is_refused_is_refused_again():
+    model = tfgpipe.GPipe(
+        [keras.layers.Lambda(MIXING["mean over rows"]), keras.layers.Dense(1)],
+        1,
+        2,
+        trial="error",
+    )
+    model.compile("sgd", "mse")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="mixes the rows"):
+            model.fit(tf.ones((4, 3)), tf.ones((4, 1)), verbose=0)
+    assert model.optimizer.iterations == 0
+
+
+def test_rows_that_gradients_alone_mix_where_they_are_stopped_are_found():
+    def mixing(x):
+        mean = ops.mean(x, axis=0)
+        return x + (mean - ops.stop_gradient(mean))
+
+    def apart(x):
+        return x + ops.stop_gradient(ops.round(x) - x)
+
+    x = tf.random.stateless_normal((6, 3), (1, 2))
+    for function in (mixing, apart):
+        own = Own(function, "outputs")
+        texts = warned([keras.layers.Dense(3), own], x)
+        assert len(texts) == (function is mixing)
+        assert all("to its inputs that mixes rows" in text for text in texts)
