@@ -15,6 +15,7 @@ paper's rule. Such tensors are `fed`:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -37,6 +38,7 @@ from tfgpipe.graphs import (
     differentiate,
     without_gradients,
 )
+from tfgpipe.state import is_synchronized
 from tfgpipe.trial.units import Unit, Units
 
 # Values by the ids of variables.
@@ -76,8 +78,19 @@ class TriedGraph:
             call, head=None, is_split=True, synchronizes=False
         )
         any_rows = tree.map_structure(_any_rows, specs)
-        if known is None or not _is_run_of(known, own, any_rows):
-            known = trace_model(own, any_rows, None, TraceOptions())
+        synchronized = [*filter(is_synchronized, call.normalizations)]
+        if (
+            known is None
+            or synchronized
+            or not _is_run_of(known, own, any_rows)
+        ):
+            with contextlib.ExitStack() as plain:
+                # Keras's way has a gradient of its own, which mixes rows.
+                for layer in synchronized:
+                    plain.enter_context(
+                        internals.replaced(layer, "synchronized", False)
+                    )
+                known = trace_model(own, any_rows, None, TraceOptions())
         self.traced = traced = known
         self.units = Units(traced)
         made = without_gradients(traced)
