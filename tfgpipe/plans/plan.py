@@ -321,7 +321,7 @@ def plan(
     problem = PlanProblem(
         functools.cache(workload_of),
         functools.cache(model.cut),
-        tuple(range(len(model.sizes))),
+        len(model.sizes),
         rows,
         num_devices,
         replicas,

@@ -252,10 +252,6 @@ class Steps:
             return partition(costs, num_partitions)
         return cut_graph(costs, self.live_bytes, num_partitions)
 
-    def starts(self) -> list[int]:
-        """The steps with which a cell can begin."""
-        return [*range(len(self.steps) or len(self.calls))]
-
 
 def too_many_cells(
     num_partitions: int, num_layers: int, default: str = ""
