@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import contextlib
 import dataclasses
 import json
 import random
@@ -175,17 +174,7 @@ def tried(
             x = layer(x, training=training)
         return x
 
-    own = ModelCall(
-        call,
-        layers,
-        training,
-        None,
-        is_split=True,
-        synchronizes=False,
-        home=lambda *_: 0,
-        around=lambda *_: contextlib.nullcontext(),
-        num_cells=1,
-    )
+    own = ModelCall(call, layers, training, is_split=True)
     trial = Trial("warn")
     if data is not None:
         trial.note_data(data, cast)

@@ -158,17 +158,7 @@ def shape_trace(
     )
 
     def run() -> TracedModel:
-        model = ModelCall(
-            call,
-            layers,
-            training=training,
-            head=None,
-            is_split=is_split,
-            synchronizes=False,
-            home=lambda *_: 0,
-            around=lambda *_: contextlib.nullcontext(),
-            num_cells=1,
-        )
+        model = ModelCall(call, layers, training, is_split)
         return trace_model(model, specs, None, TraceOptions())
 
     with (

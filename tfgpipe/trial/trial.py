@@ -109,14 +109,14 @@ class Trial:
             phase = Phase(call, cells, known)
             graph = phase.begin(specs)
             if graph is not None:
-                for parts, nests in self._rows(graph, call, specs, count):
+                for parts, nests in self._rows(graph, specs, count):
                     phase.run(parts, nests)
                 for state in phase.later():
                     phase.run(parts, nests, state)
         self._found.append(phase)
 
     def _rows(
-        self, graph: TriedGraph, call: ModelCall, specs: Any, count: int
+        self, graph: TriedGraph, specs: Any, count: int
     ) -> list[tuple[rows.Parts, list[Any]]]:
         """What to try layers on."""
         many = self._many(graph, specs, count)
