@@ -21,7 +21,8 @@ class Cell(keras.layers.Layer):
     it defaults to the index.
 
     Attributes:
-        sequence: The layer of each step.
+        steps: What it has of the model.
+        sequence: The layer of each.
         device: The first of them, which has the variables that are not trained.
             `run/pipeline.py` shares out the others.
         source: What has the `layers` of the model; None for a cell by itself.
@@ -42,7 +43,7 @@ class Cell(keras.layers.Layer):
         super().__init__(name=f"cell_{index}", autocast=False, dtype="float32")
         self.index = index
         self.number = index if number is None else number
-        self.calls = tuple(steps)
+        self.steps = tuple(steps)
         self.sequence = [step.layer for step in steps]
         self.source = source
         self.called: list[keras.Operation] = []
@@ -62,7 +63,7 @@ class Cell(keras.layers.Layer):
         """
         return [
             [v for v in step.variables if internals.is_trained(v)]
-            for step in self.calls
+            for step in self.steps
         ]
 
     @property
@@ -70,7 +71,7 @@ class Cell(keras.layers.Layer):
         """All other variables: frozen weights, statistics, seeds, metrics."""
         variables = {
             id(v): v
-            for step in self.calls
+            for step in self.steps
             for v in [*step.variables, *step.layer.metrics_variables]
             if not internals.is_trained(v)
         }

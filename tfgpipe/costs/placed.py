@@ -21,11 +21,11 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import LayerCall, outline_of, shape_trace
-from tfgpipe.costs.cost import example_of
+from tfgpipe.cells import LayerCall, shape_trace, steps_of
 from tfgpipe.graphs import (
     Part,
     TracedModel,
+    alive,
     part_key,
     parts_of,
     without_gradients,
@@ -64,14 +64,8 @@ class PlacedCall(NamedTuple):
 
     @property
     def _facts(self) -> list[bool]:
-        inputs = {t.ref() for t in inputs_of(self.part)}
+        inputs = {t.ref() for t in self.part.inputs}
         return [t.ref() in inputs for t in self.part.takes]
-
-
-def inputs_of(part: Part) -> list[tf.Tensor]:
-    """What a part takes that is no variable."""
-    state = {t.ref() for _, t in part.traced.state}
-    return [t for t in part.takes if t.ref() not in state]
 
 
 class Placed:
@@ -157,6 +151,21 @@ class Placed:
         return found
 
 
+def example_of(spec: Any, rows: int, size: int | None = None) -> Any:
+    """A nest of specs of batches, as those of batches of so many rows.
+
+    Sizes that are not known become `size`.
+    """
+
+    def one(leaf: Any) -> Any:
+        if not isinstance(leaf, keras.KerasTensor) or not leaf.shape:
+            return leaf
+        sizes = [size if d is None else d for d in leaf.shape[1:]]
+        return keras.KerasTensor((rows, *sizes), leaf.dtype)
+
+    return tree.map_structure(one, spec)
+
+
 def calls_of(
     source: Any, traced: TracedModel
 ) -> tuple[Sequence[LayerCall], Sequence[int | None]]:
@@ -166,21 +175,6 @@ def calls_of(
     """
     if source.calls:
         return source.calls, source.places(traced.sections)
-    steps = outline_of(traced, lambda _: 0.0).steps
+    steps = steps_of(traced)
     place = {id(step.section): k for k, step in enumerate(steps)}
     return steps, [place.get(id(section)) for section in traced.sections]
-
-
-def alive(parts: Sequence[Part]) -> list[list[tf.Tensor]]:
-    """What is alive before each of some parts, and behind the last."""
-    traced = parts[0].traced
-    last: dict[Any, int] = {}  # by tensor, the last part that takes it
-    for k, part in enumerate(parts):
-        last.update((t.ref(), k) for t in inputs_of(part))
-    end = len(parts)
-    last.update((t.ref(), end) for t in traced.handed_out if t is not None)
-    found = [[t for t in traced.x if t is not None]]
-    for k, part in enumerate(parts):
-        before = [*found[-1], *part.gives]
-        found.append([t for t in before if last.get(t.ref(), -1) > k])
-    return found

@@ -28,9 +28,9 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.boundary import is_continuous
 from tfgpipe.cells import Cell, CellTasks, LayerCall, ModelCall, Tracer
-from tfgpipe.costs import Placed, alive, behind_identities, inputs_of
+from tfgpipe.costs import Placed, behind_identities
 from tfgpipe.devices import placement
-from tfgpipe.graphs import by_reference, differentiate, tensors
+from tfgpipe.graphs import alive, by_reference, differentiate, tensors
 from tfgpipe.run import Chain, Clock
 from tfgpipe.schedules import Task
 
@@ -128,9 +128,7 @@ class LayersAlone:
         `known` are values by the references of the graph's tensors.
         """
         part = self.tasks[k].part
-        inputs = inputs_of(part)
-        given = {t.ref() for t in inputs}
-        state = [t for t in part.takes if t.ref() not in given]
+        inputs, state = part.inputs, part.state
         variables = [use.variable for use in part.uses]
         variables += [self._variables[t.ref()] for t in state]
         with tf.device(self._device):
@@ -204,7 +202,7 @@ class LoneLayer:
         cut = self._tasks.graph
         found = {t.ref() for t in map(behind_identities, cut.kept.tensors)}
         made = {behind_identities(t).ref() for t in cut.part.gives}
-        given = {t.ref() for t in inputs_of(cut.part)}
+        given = {t.ref() for t in cut.part.inputs}
         return KeptParts(
             _bytes([ref.deref() for ref in given & self._read]),
             _bytes([ref.deref() for ref in found & made]),

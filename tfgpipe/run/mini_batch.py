@@ -225,7 +225,7 @@ def _homes(cells: Sequence[Cell]) -> tuple[Callable, Callable]:
     homes = {
         (id(step.section.operation), step.section.call): k
         for k, cell in enumerate(cells)
-        for step in cell.calls
+        for step in cell.steps
     }
 
     def home(layer: Any, call: int) -> int | None:

@@ -23,12 +23,11 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells import LayerCall, Outline
-from tfgpipe.costs import cost as cost_lib
 from tfgpipe.internals import SymbolicCall
 from tfgpipe.micro_batches import shapes
 from tfgpipe.partition import partition
 from tfgpipe.sequence.restrictions import check_rows_stay
-from tfgpipe.sequence.steps import Steps
+from tfgpipe.sequence.steps import Steps, resolve_cost
 from tfgpipe.sequence.whole_model import called_model
 
 
@@ -162,7 +161,7 @@ class LayerList(Steps):
         if cost is None or callable(cost):
             return  # what functions return is checked when they are called
         try:
-            cost_lib.resolve_cost(layer, cost, None)
+            resolve_cost(layer, cost, None)
         except ValueError as error:
             self.problems.append(str(error))
 
