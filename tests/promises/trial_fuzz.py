@@ -28,7 +28,7 @@ from keras import layers as kl
 from keras import tree
 from row_operations import APART, AT_TIMES, MIXING, PLACES
 
-from tfgpipe.cells import Cell, LayerCall, ModelCall, trace_model
+from tfgpipe.cells import Cell, ModelCall, trace_model
 from tfgpipe.graphs import TraceOptions
 from tfgpipe.trial import Trial
 
@@ -178,7 +178,7 @@ def tried(
     trial = Trial("warn")
     if data is not None:
         trial.note_data(data, cast)
-    cell = Cell(0, [LayerCall(layer) for layer in layers], ["CPU:0"])
+    cell = Cell(0, [], ["CPU:0"])
     specs = tree.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), spec)
     traced = trace_model(own, specs, None, TraceOptions())
     trial.run(own, traced, [cell], spec, 2)

@@ -174,7 +174,7 @@ def _run(model: ModelCall, x: Any, labels: Any) -> _Seen:
         y = model.call(x, model.training)
         sections.begin(model.num_cells - 1)
         if model.head is not None:
-            sums, counts = model.head(y, labels, True)
+            sums, counts = model.head(y, labels)
         own = [_checked(loss, x, model) for loss in added(scope.losses)]
         flat = tree.flatten(y)
         outputs = [None if t is None else _made(t) for t in flat]

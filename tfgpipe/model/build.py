@@ -169,7 +169,7 @@ def _cells(arguments: Arguments, costs: Sequence[float]) -> Iterator[Cell]:
         own = costs[start : start + count]
         for size in partition(own, arguments.remat_groups):
             steps = source.steps[start : start + size]
-            yield Cell(index, steps, devices, k, source)
+            yield Cell(index, steps, devices, k)
             start += size
             index += 1
 

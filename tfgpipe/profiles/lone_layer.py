@@ -27,7 +27,7 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.boundary import is_continuous
-from tfgpipe.cells import Cell, CellTasks, LayerCall, ModelCall, Tracer
+from tfgpipe.cells import Cell, CellTasks, ModelCall, Tracer
 from tfgpipe.costs import Placed, behind_identities
 from tfgpipe.devices import placement
 from tfgpipe.graphs import alive, by_reference, differentiate, tensors
@@ -68,23 +68,19 @@ class LayersAlone:
         head: Any = None,
         labels: Any = None,
     ):
-        source, count = placed.source, len(placed.layers)
         self._tracer = Tracer(jit_compile)
         self._device = device
-        cells = [
-            Cell(k, [LayerCall(layer)], [device], source=source)
-            for k, layer in enumerate(placed.layers)
-        ]
-        cells.append(Cell(count, [], [device], source=source))
+        count = len(placed.layers) + 1
+        cells = [Cell(k, [], [device]) for k in range(count)]
         model = ModelCall(
-            source.call,
-            source.layers,
+            placed.source.call,
+            placed.source.layers,
             training=True,
             is_split=True,
             head=head,
             home=placed.home,
             around=lambda layer, k: cells[k].naming(layer),
-            num_cells=len(cells),
+            num_cells=count,
         )
         # What random numbers a recomputation draws is for `GPipe` to judge.
         traced = self._tracer.trace(
