@@ -11,6 +11,7 @@ of a model with a `call` of its own its sections.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -30,6 +31,9 @@ from tfgpipe.graphs import (
     parts_of,
     without_gradients,
 )
+
+# Of a run where code has to know how many.
+_ROWS = 2
 
 
 class PlacedCall(NamedTuple):
@@ -90,7 +94,7 @@ class Placed:
     def __init__(self, source: Any, spec: Any):
         self.source = source
         self.spec = spec
-        traced = self._trace(spec)
+        traced = self._first_trace(spec)
         calls, places = calls_of(source, traced)
         self.layers = [call.layer for call in calls]
         self._homes: dict[tuple[int, int], int] = {}
@@ -98,11 +102,7 @@ class Placed:
             if place is not None and place not in self._homes.values():
                 self._homes[id(section.operation), section.call] = place
         self.calls = self._calls(traced)
-        flat = [
-            None if t is None else keras.KerasTensor(t.shape, t.dtype.name)
-            for t in traced.outputs
-        ]
-        self.output = tree.map_structure(lambda i: flat[i], traced.structure)
+        self.output = self._output(traced)
 
     def home(self, operation: Any, call: int) -> int | None:
         """Which of the calls a call of a layer begins, or None."""
@@ -116,6 +116,29 @@ class Placed:
     def keys(self) -> list[str]:
         """What each call computes, as a text for files."""
         return [call.layer_key for call in self.calls]
+
+    def _first_trace(self, spec: Any) -> TracedModel:
+        """For any rows; for a few where code has to know their number."""
+        try:
+            return self._trace(spec)
+        except Exception:
+            with contextlib.suppress(Exception):
+                return self._trace(example_of(spec, _ROWS))
+            raise
+
+    def _output(self, traced: TracedModel) -> Any:
+        rows = next(t.shape[0] for t in traced.x if t is not None)
+
+        def one(i: int) -> Any:
+            tensor = traced.outputs[i]
+            if tensor is None:
+                return None
+            shape = tensor.shape.as_list()
+            if shape and shape[0] == rows:
+                shape[0] = None  # of any number
+            return keras.KerasTensor(shape, tensor.dtype.name)
+
+        return tree.map_structure(one, traced.structure)
 
     def _trace(self, spec: Any) -> TracedModel:
         source = self.source

@@ -408,23 +408,18 @@ def _raise_nothing_fits(
     limit = _mib(problem.limit)
     largest = max(sizes, key=_held_for_weights)
     nearest = smallest(problem)
-    if nearest is None:
-        text = "No cut has that many cells."
-    else:
-        setting = nearest.setting
-        text = (
-            f"The nearest needs {_mib(max(nearest.device_bytes))}: "
-            f"num_partitions={setting.num_partitions}, num_micro_batches="
-            f"{setting.num_micro_batches}, schedule={setting.schedule!r}, "
-            f"remat={setting.remat[0]!r}, remat_groups={setting.remat_groups}."
-        )
+    setting = nearest.setting
     raise ValueError(
         "`memory_limit` must be enough for some number of cells and "
         f"micro-batches. Received: {limit} for each of {problem.num_devices} "
-        f"devices, and batch_size={problem.batch_size}. {text} The largest "
-        f"layer is '{largest.name}', whose weights, slots and gradients take "
-        f"{_mib(_held_for_weights(largest))}. Use more devices, a "
-        "smaller mini-batch, or smaller layers."
+        f"devices, and batch_size={problem.batch_size}. The nearest needs "
+        f"{_mib(max(nearest.device_bytes))}: "
+        f"num_partitions={setting.num_partitions}, num_micro_batches="
+        f"{setting.num_micro_batches}, schedule={setting.schedule!r}, "
+        f"remat={setting.remat[0]!r}, remat_groups={setting.remat_groups}. The "
+        f"largest layer is '{largest.name}', whose weights, slots and "
+        f"gradients take {_mib(_held_for_weights(largest))}. Use more devices, "
+        "a smaller mini-batch, or smaller layers."
     )
 
 

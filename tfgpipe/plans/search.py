@@ -154,7 +154,7 @@ def _bound(workload: Workload, setting: Setting) -> float:
     return max(own + more for own, more in zip(busy, before))
 
 
-def smallest(problem: PlanProblem) -> Prediction | None:
+def smallest(problem: PlanProblem) -> Prediction:
     """Of the settings with most cells and micro-batches, what holds least."""
     rows = problem.batch_size // min(problem.num_replicas)
     replicas, d = max(_grids(problem), key=lambda grid: grid[1])

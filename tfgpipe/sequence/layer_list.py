@@ -1,4 +1,4 @@
-"""Takes a list of layers apart: checks it, and finds out what they return.
+"""A list of layers: checked for a chain, and called one after the other.
 
 Layers of a functional model that is no chain are refused. A functional model is
 a graph of layers and of operations such as `+`, which are no layers. Its list
