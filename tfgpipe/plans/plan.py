@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.arguments import Arguments
+from tfgpipe.arguments import Arguments, check_groups, check_whole_layers
 from tfgpipe.checks import (
     as_count,
     checked_choice,
@@ -496,11 +496,15 @@ def user_setting(
             "`num_micro_batches` must be at most the rows of a mini-batch in "
             f"each replica, {rows}. Received: num_micro_batches={m}."
         )
+    cut = checked.layers_per_cell
+    check_whole_layers("A plan", problem.num_layers, k, cut)
     costs = problem.workload(replicas, m).costs
+    cut = cut or problem.cut(tuple(costs), k)
+    check_groups(checked.remat_groups, cut)
     return Setting(
         replicas,
         len(own),
-        tuple(checked.layers_per_cell or problem.cut(tuple(costs), k)),
+        tuple(cut),
         m,
         schedule,
         tuple(Remat.of(checked.remat, k, 1).rules),

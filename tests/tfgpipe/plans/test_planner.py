@@ -294,6 +294,23 @@ def test_setting_of_ones_own_is_predicted():
     assert "does not fit" in str(tight)
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"num_partitions": 4},
+        {"num_partitions": 2, "layers_per_cell": [3, 3]},
+    ],
+)
+def test_setting_with_cells_inside_of_a_layer_is_refused(setting):
+    """A `GPipe` has them, of what is inside it."""
+    inner = keras.Sequential([keras.Input((8,)), *[kl.Dense(8)] * 4])
+    layers = [keras.Input((8,)), inner, kl.Dense(8), kl.Dense(8)]
+    with pytest.raises(ValueError, match="must have whole layers in each cell"):
+        planned(layers, setting=setting)
+    with pytest.raises(ValueError, match="`remat_groups` must be at most"):
+        planned(layers, setting={"num_partitions": 2, "remat_groups": 3})
+
+
 def test_machine_is_that_of_the_gpus_here(monkeypatch):
     """Their memory is the limit."""
     gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
