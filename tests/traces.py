@@ -1,7 +1,5 @@
 """Layers that run once in one graph, and what is cut out of that graph."""
 
-import contextlib
-
 import tensorflow as tf
 from keras import tree
 
@@ -33,11 +31,8 @@ def model_call(layers, places=None, watches_x=False, **kwargs):
 
     given = {
         "training": True,
-        "head": None,
         "is_split": False,
-        "synchronizes": False,
         "home": lambda layer, call: homes.get((id(layer), call)),
-        "around": lambda *_: contextlib.nullcontext(),
         "num_cells": max(places) + 1,
         "watches_x": watches_x,
     }

@@ -309,6 +309,38 @@ class Arguments:
         self.layers_per_cell = counts
 
 
+def check_groups(remat_groups: int, counts: Sequence[int]) -> None:
+    """Refuses more groups than a cell has layers; `counts` are of the cells."""
+    if remat_groups > min(counts):
+        raise ValueError(
+            "`remat_groups` must be at most the number of layers of every "
+            f"cell. Received: remat_groups={remat_groups} and cells of "
+            f"{list(counts)} layers. Ask for fewer groups."
+        )
+
+
+def check_whole_layers(
+    what: str,
+    num_layers: int,
+    num_partitions: int,
+    layers_per_cell: Sequence[int] | None,
+) -> None:
+    """Refuses cells that begin inside of a layer, where seconds are of layers.
+
+    `what` needs them.
+    """
+    counted = num_layers if layers_per_cell is None else sum(layers_per_cell)
+    if num_partitions > num_layers or counted != num_layers:
+        raise ValueError(
+            f"{what} must have whole layers in each cell, as it is not known "
+            "what parts of one take. Expected at most as many cells as layers, "
+            f"{num_layers}, and `layers_per_cell` with this sum. Received: "
+            f"num_partitions={num_partitions}, layers_per_cell="
+            f"{layers_per_cell}. Ask for fewer cells, or pass the layers that "
+            "are inside of others themselves."
+        )
+
+
 AUTO = "auto"
 
 NEEDS_PROFILE = (
@@ -342,6 +374,8 @@ def auto_schedule(
             "`call` of a model's own shows when it has run. Received: "
             "layers_per_cell=None. Pass it, as `tfgpipe.plan` returns it."
         )
+    num_layers = len(profile.layers)
+    check_whole_layers(f'`schedule="{AUTO}"`', num_layers, k, layers_per_cell)
     cut = layers_per_cell or source.cut(source.costs, k)
     seconds, start = profile.cell_seconds(profile.rows[-1]), 0
     durations = []

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import contextlib
 import dataclasses
 import json
 import random
@@ -29,7 +28,7 @@ from keras import layers as kl
 from keras import tree
 from row_operations import APART, AT_TIMES, MIXING, PLACES
 
-from tfgpipe.cells import Cell, LayerCall, ModelCall, trace_model
+from tfgpipe.cells import Cell, ModelCall, trace_model
 from tfgpipe.graphs import TraceOptions
 from tfgpipe.trial import Trial
 
@@ -175,21 +174,11 @@ def tried(
             x = layer(x, training=training)
         return x
 
-    own = ModelCall(
-        call,
-        layers,
-        training,
-        None,
-        is_split=True,
-        synchronizes=False,
-        home=lambda *_: 0,
-        around=lambda *_: contextlib.nullcontext(),
-        num_cells=1,
-    )
+    own = ModelCall(call, layers, training, is_split=True)
     trial = Trial("warn")
     if data is not None:
         trial.note_data(data, cast)
-    cell = Cell(0, [LayerCall(layer) for layer in layers], ["/device:CPU:0"])
+    cell = Cell(0, [], ["/device:CPU:0"])
     specs = tree.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), spec)
     traced = trace_model(own, specs, None, TraceOptions())
     trial.run(own, traced, [cell], spec, 2)

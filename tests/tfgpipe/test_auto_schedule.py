@@ -138,3 +138,11 @@ def test_training_is_that_by_a_name():
         weights.append([w.numpy() for la in layers for w in la.weights])
     for a, b in zip(*weights, strict=True):
         np.testing.assert_allclose(a, b, 1e-12)
+
+
+def test_cells_that_begin_inside_of_a_layer_are_refused():
+    inner = keras.Sequential([keras.Input((3,)), *[kl.Dense(3)] * 4])
+    layers = [keras.Input((3,)), kl.Dense(3), inner, kl.Dense(3)]
+    how = {"schedule": "auto", "costs": measured(SECONDS, SECONDS, LAST)}
+    with pytest.raises(ValueError, match="must have whole layers in each cell"):
+        tfgpipe.GPipe(layers, 2, 2, layers_per_cell=[3, 3], **how)

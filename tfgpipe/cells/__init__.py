@@ -12,8 +12,8 @@ from tfgpipe.cells.outline import (
     SectionSize,
     filled,
     outline,
-    outline_of,
     shape_trace,
+    steps_of,
 )
 from tfgpipe.cells.sections import Section, is_whole
 from tfgpipe.cells.tasks import CellTasks, KeptValues, TaskCall
@@ -35,7 +35,7 @@ __all__ = [
     "filled",
     "is_whole",
     "outline",
-    "outline_of",
     "shape_trace",
+    "steps_of",
     "trace_model",
 ]

@@ -21,10 +21,10 @@ class Cell(keras.layers.Layer):
     it defaults to the index.
 
     Attributes:
-        sequence: The layer of each step.
+        steps: What it has of the model: `SectionCall`s, see `outline.py`.
+        sequence: The layer of each.
         device: The first of them, which has the variables that are not trained.
             `run/pipeline.py` shares out the others.
-        source: What has the `layers` of the model; None for a cell by itself.
         called: What was called in it, in order, when the model was traced
             last: `failures.py` names them.
         traced_as: The indices of the cells, equal to this one, in whose names
@@ -34,17 +34,15 @@ class Cell(keras.layers.Layer):
     def __init__(
         self,
         index: int,
-        steps: Sequence[LayerCall],
+        steps: Sequence[Any],
         devices: Sequence[str],
         number: int | None = None,
-        source: Any = None,
     ):
         super().__init__(name=f"cell_{index}", autocast=False, dtype="float32")
         self.index = index
         self.number = index if number is None else number
-        self.calls = tuple(steps)
+        self.steps = tuple(steps)
         self.sequence = [step.layer for step in steps]
-        self.source = source
         self.called: list[keras.Operation] = []
         self.traced_as = {index}
         self._told: set[str] = set()
@@ -62,7 +60,7 @@ class Cell(keras.layers.Layer):
         """
         return [
             [v for v in step.variables if internals.is_trained(v)]
-            for step in self.calls
+            for step in self.steps
         ]
 
     @property
@@ -70,7 +68,7 @@ class Cell(keras.layers.Layer):
         """All other variables: frozen weights, statistics, seeds, metrics."""
         variables = {
             id(v): v
-            for step in self.calls
+            for step in self.steps
             for v in [*step.variables, *step.layer.metrics_variables]
             if not internals.is_trained(v)
         }
@@ -83,7 +81,7 @@ class Cell(keras.layers.Layer):
 
     def part(self, index: int) -> Cell:
         """A cell of its own, in the same place, for a part of what it runs."""
-        part = Cell(index, [], self.devices, self.number, self.source)
+        part = Cell(index, [], self.devices, self.number)
         part._told = self._told
         return part
 
@@ -127,20 +125,12 @@ class LayerCall:
     Attributes:
         operation: What is called.
         layer: That, or a layer that stands for an operation.
-        section: Where in the graph of a model it begins, if it is a step.
     """
-
-    section: Any = None
 
     def __init__(self, operation: keras.Operation):
         is_layer = isinstance(operation, keras.layers.Layer)
         self.layer: Any = operation if is_layer else stand_in(operation.name)
         self.operation: Any = operation
-
-    @property
-    def variables(self) -> list[keras.Variable]:
-        """All that its layer has."""
-        return list(self.layer.variables)
 
 
 class _StandIn(keras.layers.Layer):

@@ -38,12 +38,12 @@ class ModelCall:
         call: Calls the model: `call(x, training)`.
         layers: All that it consists of, as the user gave it.
         training: Whether it is trained.
-        head: Loss and metrics of a micro-batch, or None.
         is_split: Whether there are several micro-batches.
+        head: Loss and metrics of a micro-batch, or None.
         synchronizes: Whether moments may be taken over replicas.
         home: In which cell a call of a layer is to be, see `Sections`.
         around: A context for the call of a layer, see `Sections`.
-        num_cells: How many cells there are.
+        num_cells: How many cells there are; one, if nobody has made any.
         watches_x: Whether gradients with respect to `x` are wanted, too.
         trains_others: Whether variables of other layers are trained, too.
     """
@@ -51,12 +51,14 @@ class ModelCall:
     call: Callable[[Any, bool], Any]
     layers: Sequence[keras.layers.Layer]
     training: bool
-    head: Any
     is_split: bool
-    synchronizes: bool
-    home: Callable[[keras.Operation, int], int | None]
-    around: Callable[[keras.Operation, int], contextlib.AbstractContextManager]
-    num_cells: int
+    head: Any = None
+    synchronizes: bool = False
+    home: Callable[[keras.Operation, int], int | None] = lambda *_: None
+    around: Callable[
+        [keras.Operation, int], contextlib.AbstractContextManager
+    ] = lambda *_: contextlib.nullcontext()
+    num_cells: int = 1
     watches_x: bool = False
     trains_others: bool = False
 
@@ -172,7 +174,7 @@ def _run(model: ModelCall, x: Any, labels: Any) -> _Seen:
         y = model.call(x, model.training)
         sections.begin(model.num_cells - 1)
         if model.head is not None:
-            sums, counts = model.head(y, labels, True)
+            sums, counts = model.head(y, labels)
         own = [_checked(loss, x, model) for loss in added(scope.losses)]
         flat = tree.flatten(y)
         outputs = [None if t is None else _made(t) for t in flat]

@@ -24,7 +24,7 @@ from tfgpipe import internals
 from tfgpipe.cells.cell import LayerCall, stand_in
 from tfgpipe.cells.model_trace import ModelCall, trace_model
 from tfgpipe.cells.sections import Section
-from tfgpipe.graphs import TracedModel, TraceOptions, follows, operations_for
+from tfgpipe.graphs import TracedModel, TraceOptions, follows
 
 
 class SectionCall(LayerCall):
@@ -138,11 +138,9 @@ def outline(
     return reader.outline(starts)
 
 
-def outline_of(
-    traced: TracedModel, flops: Callable[[tf.Operation], float]
-) -> Outline:
-    """The same, of a run on shapes."""
-    return _Reader(traced, flops).outline(filled)
+def steps_of(traced: TracedModel) -> list[SectionCall]:
+    """Of a run on shapes, each section that makes something, as a step."""
+    return _Reader(traced, lambda _: 0.0).outline(filled).steps
 
 
 def shape_trace(
@@ -158,17 +156,7 @@ def shape_trace(
     )
 
     def run() -> TracedModel:
-        model = ModelCall(
-            call,
-            layers,
-            training=training,
-            head=None,
-            is_split=is_split,
-            synchronizes=False,
-            home=lambda *_: 0,
-            around=lambda *_: contextlib.nullcontext(),
-            num_cells=1,
-        )
+        model = ModelCall(call, layers, training, is_split)
         return trace_model(model, specs, None, TraceOptions())
 
     with (
@@ -205,7 +193,7 @@ class _Reader:
         self._rows = 1
         x = [t for t in traced.x if t is not None and t.shape.rank]
         for rows, size in ((1, 1), (1, None), (2, 1), (2, None)):
-            sized = operations_for(traced, rows, size)
+            sized = traced.operations_for(rows, size)
             if sized is not None:
                 known = next((t.shape[0] for t in x if t.shape[0]), None)
                 self._sized, self._rows = sized, known or rows

@@ -1,6 +1,5 @@
 """What layers cost: FLOPs, bytes, and what they keep for the backward pass."""
 
-from tfgpipe.costs import cost
 from tfgpipe.costs.flops import behind_identities, operation_flops
 from tfgpipe.costs.gradient_path import GradientPaths
 from tfgpipe.costs.layer_size import (
@@ -12,17 +11,15 @@ from tfgpipe.costs.layer_size import (
     weight_sizes,
     with_weights,
 )
-from tfgpipe.costs.placed import Placed, alive, inputs_of
+from tfgpipe.costs.placed import Placed, example_of
 
 __all__ = [
     "GradientPaths",
     "LayerSize",
     "Placed",
-    "alive",
     "behind_identities",
     "bytes_between",
-    "cost",
-    "inputs_of",
+    "example_of",
     "layer_sizes",
     "num_params",
     "operation_flops",

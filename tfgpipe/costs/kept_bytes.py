@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfgpipe.costs.gradient_path import GradientPath, Out, Reads
-from tfgpipe.costs.placed import PlacedCall, inputs_of
+from tfgpipe.costs.placed import PlacedCall
 from tfgpipe.devices import placement
 from tfgpipe.graphs import CHEAP, Part, only_cast
 
@@ -83,12 +83,9 @@ class KeptBytes(NamedTuple):
 
 def kept_bytes(part: Part) -> KeptBytes:
     """What a part of a model's graph keeps, and needs; sizes are all known."""
-    inputs = inputs_of(part)
     sources = [use.tensor for use in part.uses]
-    given = {t.ref() for t in inputs}
-    state = [t for t in part.takes if t.ref() not in given]
     with part.traced.graph.as_default():
-        return _kept(part, sources, [*sources, *state], inputs)
+        return _kept(part, sources, [*sources, *part.state], part.inputs)
 
 
 def _kept(
@@ -346,6 +343,6 @@ def among_live(path: GradientPath, call: PlacedCall) -> GradientPath:
     """What a layer's gradient takes, of all that is alive before it."""
     place = {t.ref(): i for i, t in enumerate(call.live)}
     made = {t.ref(): -1 - i for i, t in enumerate(call.part.gives)}
-    uses = [place[t.ref()] for t in inputs_of(call.part)]
+    uses = [place[t.ref()] for t in call.part.inputs]
     gives = [(place | made)[t.ref()] for t in call.behind]
     return path.among(len(call.live), uses, gives)

@@ -11,6 +11,7 @@ of a model with a `call` of its own its sections.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -21,15 +22,18 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import LayerCall, outline_of, shape_trace
-from tfgpipe.costs.cost import example_of
+from tfgpipe.cells import LayerCall, shape_trace, steps_of
 from tfgpipe.graphs import (
     Part,
     TracedModel,
+    alive,
     part_key,
     parts_of,
     without_gradients,
 )
+
+# Of a run where code has to know how many.
+_ROWS = 2
 
 
 class PlacedCall(NamedTuple):
@@ -64,14 +68,8 @@ class PlacedCall(NamedTuple):
 
     @property
     def _facts(self) -> list[bool]:
-        inputs = {t.ref() for t in inputs_of(self.part)}
+        inputs = {t.ref() for t in self.part.inputs}
         return [t.ref() in inputs for t in self.part.takes]
-
-
-def inputs_of(part: Part) -> list[tf.Tensor]:
-    """What a part takes that is no variable."""
-    state = {t.ref() for _, t in part.traced.state}
-    return [t for t in part.takes if t.ref() not in state]
 
 
 class Placed:
@@ -96,7 +94,7 @@ class Placed:
     def __init__(self, source: Any, spec: Any):
         self.source = source
         self.spec = spec
-        traced = self._trace(spec)
+        traced = self._first_trace(spec)
         calls, places = calls_of(source, traced)
         self.layers = [call.layer for call in calls]
         self._homes: dict[tuple[int, int], int] = {}
@@ -104,11 +102,7 @@ class Placed:
             if place is not None and place not in self._homes.values():
                 self._homes[id(section.operation), section.call] = place
         self.calls = self._calls(traced)
-        flat = [
-            None if t is None else keras.KerasTensor(t.shape, t.dtype.name)
-            for t in traced.outputs
-        ]
-        self.output = tree.map_structure(lambda i: flat[i], traced.structure)
+        self.output = self._output(traced)
 
     def home(self, operation: Any, call: int) -> int | None:
         """Which of the calls a call of a layer begins, or None."""
@@ -122,6 +116,29 @@ class Placed:
     def keys(self) -> list[str]:
         """What each call computes, as a text for files."""
         return [call.layer_key for call in self.calls]
+
+    def _first_trace(self, spec: Any) -> TracedModel:
+        """For any rows; for a few where code has to know their number."""
+        try:
+            return self._trace(spec)
+        except Exception:
+            with contextlib.suppress(Exception):
+                return self._trace(example_of(spec, _ROWS))
+            raise
+
+    def _output(self, traced: TracedModel) -> Any:
+        rows = next(t.shape[0] for t in traced.x if t is not None)
+
+        def one(i: int) -> Any:
+            tensor = traced.outputs[i]
+            if tensor is None:
+                return None
+            shape = tensor.shape.as_list()
+            if shape and shape[0] == rows:
+                shape[0] = None  # of any number
+            return keras.KerasTensor(shape, tensor.dtype.name)
+
+        return tree.map_structure(one, traced.structure)
 
     def _trace(self, spec: Any) -> TracedModel:
         source = self.source
@@ -157,6 +174,21 @@ class Placed:
         return found
 
 
+def example_of(spec: Any, rows: int, size: int | None = None) -> Any:
+    """A nest of specs of batches, as those of batches of so many rows.
+
+    Sizes that are not known become `size`.
+    """
+
+    def one(leaf: Any) -> Any:
+        if not isinstance(leaf, keras.KerasTensor) or not leaf.shape:
+            return leaf
+        sizes = [size if d is None else d for d in leaf.shape[1:]]
+        return keras.KerasTensor((rows, *sizes), leaf.dtype)
+
+    return tree.map_structure(one, spec)
+
+
 def calls_of(
     source: Any, traced: TracedModel
 ) -> tuple[Sequence[LayerCall], Sequence[int | None]]:
@@ -166,21 +198,6 @@ def calls_of(
     """
     if source.calls:
         return source.calls, source.places(traced.sections)
-    steps = outline_of(traced, lambda _: 0.0).steps
+    steps = steps_of(traced)
     place = {id(step.section): k for k, step in enumerate(steps)}
     return steps, [place.get(id(section)) for section in traced.sections]
-
-
-def alive(parts: Sequence[Part]) -> list[list[tf.Tensor]]:
-    """What is alive before each of some parts, and behind the last."""
-    traced = parts[0].traced
-    last: dict[Any, int] = {}  # by tensor, the last part that takes it
-    for k, part in enumerate(parts):
-        last.update((t.ref(), k) for t in inputs_of(part))
-    end = len(parts)
-    last.update((t.ref(), end) for t in traced.handed_out if t is not None)
-    found = [[t for t in traced.x if t is not None]]
-    for k, part in enumerate(parts):
-        before = [*found[-1], *part.gives]
-        found.append([t for t in before if last.get(t.ref(), -1) > k])
-    return found

@@ -308,7 +308,7 @@ def settle_layers(
     """
     internals.watch_calls(_called, _added, _spans)
     for cell in reversed(cells):  # the first one wins
-        for step in cell.calls:
+        for step in cell.steps:
             for part in (step.operation, *internals.flat_layers(step.layer)):
                 _set_home(part, cell.device)
     for layer in layers:

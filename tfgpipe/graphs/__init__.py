@@ -17,10 +17,9 @@ from tfgpipe.graphs.gradient_sums import (
     lookups,
 )
 from tfgpipe.graphs.kept import CellGraph, only_cast
-from tfgpipe.graphs.parts import Part, parts_of
+from tfgpipe.graphs.parts import Part, alive, parts_of
 from tfgpipe.graphs.same_graph import part_key
 from tfgpipe.graphs.side_effects import stateful_kinds
-from tfgpipe.graphs.sizes import operations_for
 from tfgpipe.graphs.traced_model import (
     Differentiated,
     TracedModel,
@@ -39,6 +38,7 @@ __all__ = [
     "StagedFunction",
     "TraceOptions",
     "TracedModel",
+    "alive",
     "as_tensor",
     "by_reference",
     "differentiate",
@@ -47,7 +47,6 @@ __all__ = [
     "gradient_sums",
     "lookups",
     "only_cast",
-    "operations_for",
     "part_key",
     "parts_of",
     "stateful_kinds",

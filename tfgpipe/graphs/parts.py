@@ -70,6 +70,18 @@ class Part:
         return self.made.traced
 
     @property
+    def inputs(self) -> list[tf.Tensor]:
+        """What it takes of the forward pass that is no variable."""
+        state = {t.ref() for _, t in self.traced.state}
+        return [t for t in self.takes if t.ref() not in state]
+
+    @property
+    def state(self) -> list[tf.Tensor]:
+        """What it takes of the variables that are not trained."""
+        inputs = {t.ref() for t in self.inputs}
+        return [t for t in self.takes if t.ref() not in inputs]
+
+    @property
     def effects(self) -> list[tf.Operation]:
         """The operations that run for their side effects."""
         return [op for op in self.traced.effects if op.name in self.forward]
@@ -89,6 +101,21 @@ def parts_of(
     nothing is known.
     """
     return _Cutting(made, num_cells, repeated).parts()
+
+
+def alive(parts: Sequence[Part]) -> list[list[tf.Tensor]]:
+    """What is alive before each of a model's parts, and behind the last."""
+    traced = parts[0].traced
+    last: dict[Any, int] = {}  # by tensor, the last part that takes it
+    for k, part in enumerate(parts):
+        last.update((t.ref(), k) for t in part.inputs)
+    end = len(parts)
+    last.update((t.ref(), end) for t in traced.handed_out if t is not None)
+    found = [[t for t in traced.x if t is not None]]
+    for k, part in enumerate(parts):
+        before = [*found[-1], *part.gives]
+        found.append([t for t in before if last.get(t.ref(), -1) > k])
+    return found
 
 
 class _Cutting:

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe import internals
+from tfgpipe.graphs.cut import functions_of
 
 # Reading a variable or a table has no effect; cuDNN's recurrent kernels are
 # stateful for the sake of their dropout, which Keras does not use. What nobody
@@ -48,7 +49,7 @@ def stateful_kinds(operations: Sequence[tf.Operation]) -> set[str]:
     """
     kinds = {op.type for op in operations}
     calls = [op for op in operations if internals.takes_functions(op.type)]
-    called = {name for op in calls for name in _functions(op.node_def)}
+    called = {name for op in calls for name in functions_of(op.node_def)}
     if called:
         library = {
             function.signature.name: function.node_def
@@ -77,13 +78,5 @@ def _kinds_in(
         known.add(name)
         for node in library[name]:
             kinds.add(node.op)
-            waiting |= {*_functions(node)} - known
+            waiting |= {*functions_of(node)} - known
     return kinds
-
-
-def _functions(node: Any) -> list[str]:
-    """The names of the functions that an operation may call."""
-    found = []
-    for attribute in node.attr.values():
-        found += [attribute.func, *attribute.list.func]
-    return [function.name for function in found if function.name]

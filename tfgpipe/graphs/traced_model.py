@@ -151,6 +151,38 @@ class TracedModel:
         """The cell of an operation of the forward pass."""
         return self.cells[self.section_at(place)]
 
+    def operations_for(
+        self, rows: int, size: int | None
+    ) -> dict[str, tf.Operation] | None:
+        """The operations by their names, in a copy for so many rows.
+
+        A graph for any number of rows says little behind operations that turn
+        one row into several. Where inputs have sizes, TensorFlow infers all
+        others: nothing runs, and no Python of the model.
+
+        Sizes that are not known become `size`, or stay unknown if that is None.
+        None if the operations do not take these sizes.
+        """
+        graph = tf.Graph()
+        given = {}
+        with graph.as_default(), tf.name_scope("inputs_with_sizes"):
+            for tensor in self.x:
+                if tensor is None or not tensor.shape.rank:
+                    continue
+                first, *others = tensor.shape.as_list()
+                shape = [first or rows, *(n or size for n in others)]
+                given[tensor.name] = tf.compat.v1.placeholder(
+                    tensor.dtype, shape
+                )
+        try:
+            with graph.as_default():
+                # With what Python said of shapes, by `set_shape`.
+                definition = self.graph.as_graph_def(add_shapes=True)
+                tf.graph_util.import_graph_def(definition, given, name="")
+        except (ValueError, tf.errors.OpError):
+            return None
+        return {op.name: op for op in graph.get_operations()}
+
     def varying(self) -> Callable[[tf.Tensor], bool]:
         """Tells whether a tensor follows from what micro-batches differ in.
 

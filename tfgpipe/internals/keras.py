@@ -417,14 +417,6 @@ def get_mask(tensor: Any) -> Any:
     return _masking.get_keras_mask(tensor)
 
 
-def autocast(dtype: str | None) -> contextlib.AbstractContextManager:
-    """Inside, variables of floats are read as this dtype, if there is one."""
-    if dtype is None:
-        return contextlib.nullcontext()
-    scope: contextlib.AbstractContextManager = _backend.AutocastScope(dtype)
-    return scope
-
-
 # What Keras hangs on tensors: where they are not to be counted, and of what
 # they are the softmax or the sigmoid, from which its crossentropies go on.
 _ATTACHED = ("_keras_mask", "_keras_logits")
@@ -475,11 +467,6 @@ def attach(tensor: Any, attached: Mapping[str, Any]) -> Any:
     for name in attached.keys() - _FROM_LOGITS.keys():
         setattr(tensor, name, attached[name])
     return tensor
-
-
-def set_mask(tensor: Any, mask: Any) -> None:
-    """Attaches a Keras mask to a tensor."""
-    _masking.set_keras_mask(tensor, mask)
 
 
 # -------------------------------------------------------- losses and metrics

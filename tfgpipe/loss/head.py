@@ -31,13 +31,11 @@ class Head:
     The model is compiled and built.
 
     Attributes:
-        streams_loss: Whether to compute the loss.
         streams_metrics: Whether to update the metrics.
         metric_state: The metrics' variables.
     """
 
     def __init__(self, model: keras.Model, with_loss: bool, with_metrics: bool):
-        self.streams_loss = with_loss
         self.streams_metrics = with_metrics
         self._loss = internals.compiled_loss(model) if with_loss else None
         self._metrics = (
@@ -48,16 +46,15 @@ class Head:
         )
 
     def __call__(
-        self, y_pred: Any, labels: Any, first: bool
+        self, y_pred: Any, labels: Any
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Adds up the loss of each output and updates the metrics.
 
-        `labels` are y and sample_weight, nests or None. `first` is False when
-        the cell is recomputed: no metrics then. Returns sums and counts, a
-        scalar each for each output with a loss.
+        `labels` are y and sample_weight, nests or None. Returns sums and
+        counts, a scalar each for each output with a loss.
         """
         y, sample_weight = labels
-        if self._metrics is not None and first:
+        if self._metrics is not None:
             self._metrics.update_state(y, y_pred, sample_weight=sample_weight)
         if self._loss is None:
             return [], []

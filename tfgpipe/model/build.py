@@ -11,7 +11,7 @@ import keras
 from keras import tree
 
 from tfgpipe import failures, internals
-from tfgpipe.arguments import Arguments
+from tfgpipe.arguments import Arguments, check_groups
 from tfgpipe.cells import Cell
 from tfgpipe.devices import names
 from tfgpipe.partition import partition
@@ -161,7 +161,7 @@ def _cells(arguments: Arguments, costs: Sequence[float]) -> Iterator[Cell]:
     else:
         counts = source.cut(costs, k)
         _tell_of_large(source, costs, k)
-    _check_groups(arguments.remat_groups, counts)
+    check_groups(arguments.remat_groups, counts)
     start = index = 0
     columns = zip(*arguments.grid)
     # A row of the grid is a replica; column k has the devices of cell k.
@@ -169,7 +169,7 @@ def _cells(arguments: Arguments, costs: Sequence[float]) -> Iterator[Cell]:
         own = costs[start : start + count]
         for size in partition(own, arguments.remat_groups):
             steps = source.steps[start : start + size]
-            yield Cell(index, steps, devices, k, source)
+            yield Cell(index, steps, devices, k)
             start += size
             index += 1
 
@@ -192,12 +192,3 @@ def _tell_of_large(source: Any, costs: Sequence[float], k: int) -> None:
         "yourself by "
         "`layers_per_cell` is not warned of."
     )
-
-
-def _check_groups(remat_groups: int, counts: Sequence[int]) -> None:
-    if remat_groups > min(counts):
-        raise ValueError(
-            "`remat_groups` must be at most the number of layers of every "
-            f"cell. Received: remat_groups={remat_groups} and cells of "
-            f"{list(counts)} layers. Ask for fewer groups."
-        )

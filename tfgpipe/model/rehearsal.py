@@ -411,7 +411,7 @@ class _WatchedHead:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._head, name)
 
-    def __call__(self, y_pred: Any, labels: Any, first: bool) -> Any:
+    def __call__(self, y_pred: Any, labels: Any) -> Any:
         """See `Head`."""
         self._dy = {}
         copies: dict[int, Any] = {}
@@ -432,7 +432,7 @@ class _WatchedHead:
             found[place] = internals.attach(found[place], hung)
             i += len(attached)
         nest = tree.pack_sequence_as(y_pred, found)
-        return self._head(nest, labels, first)
+        return self._head(nest, labels)
 
     def _copied(self, tensor: Any, i: int) -> Any:
         """A copy of what is handed out in place i."""

@@ -6,7 +6,7 @@ measured seconds are shared out over its layers by their costs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tfgpipe.monitor import statistics
@@ -135,9 +135,6 @@ def _moves(
             after[target] += moved
             counts[cell] -= count
             counts[target] += count
-            start = sum(counts[: max(cell, target)])
-            if layout.starts is not None and start not in layout.starts:
-                continue
             yield _Move(names[given], target, counts, max(after)), after
 
 
@@ -150,14 +147,12 @@ class Layout(NamedTuple):
         devices: Index of each cell's device; in the first replica.
         groups: In how many groups each cell is computed again; the tasks of
             group g of cell k are those of cell k * groups + g.
-        starts: Indices of the layers with which a cell may begin; None for all.
     """
 
     layers: list[list[str]]
     costs: list[list[float]]
     devices: list[int]
     groups: int = 1
-    starts: Collection[int] | None = None
 
 
 def layout_of(model: Any) -> Layout:
@@ -170,7 +165,6 @@ def layout_of(model: Any) -> Layout:
         [[next(costs) for _ in cell.layers] for cell in cells],
         [devices.index(cell.device) for cell in cells],
         built.remat_groups,
-        built.source.starts(),
     )
 
 

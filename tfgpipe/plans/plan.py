@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.arguments import Arguments
+from tfgpipe.arguments import Arguments, check_groups, check_whole_layers
 from tfgpipe.checks import (
     as_count,
     checked_choice,
@@ -321,7 +321,7 @@ def plan(
     problem = PlanProblem(
         functools.cache(workload_of),
         functools.cache(model.cut),
-        tuple(range(len(model.sizes))),
+        len(model.sizes),
         rows,
         num_devices,
         replicas,
@@ -408,23 +408,18 @@ def _raise_nothing_fits(
     limit = _mib(problem.limit)
     largest = max(sizes, key=_held_for_weights)
     nearest = smallest(problem)
-    if nearest is None:
-        text = "No cut has that many cells."
-    else:
-        setting = nearest.setting
-        text = (
-            f"The nearest needs {_mib(max(nearest.device_bytes))}: "
-            f"num_partitions={setting.num_partitions}, num_micro_batches="
-            f"{setting.num_micro_batches}, schedule={setting.schedule!r}, "
-            f"remat={setting.remat[0]!r}, remat_groups={setting.remat_groups}."
-        )
+    setting = nearest.setting
     raise ValueError(
         "`memory_limit` must be enough for some number of cells and "
         f"micro-batches. Received: {limit} for each of {problem.num_devices} "
-        f"devices, and batch_size={problem.batch_size}. {text} The largest "
-        f"layer is '{largest.name}', whose weights, slots and gradients take "
-        f"{_mib(_held_for_weights(largest))}. Use more devices, a "
-        "smaller mini-batch, or smaller layers."
+        f"devices, and batch_size={problem.batch_size}. The nearest needs "
+        f"{_mib(max(nearest.device_bytes))}: "
+        f"num_partitions={setting.num_partitions}, num_micro_batches="
+        f"{setting.num_micro_batches}, schedule={setting.schedule!r}, "
+        f"remat={setting.remat[0]!r}, remat_groups={setting.remat_groups}. The "
+        f"largest layer is '{largest.name}', whose weights, slots and "
+        f"gradients take {_mib(_held_for_weights(largest))}. Use more devices, "
+        "a smaller mini-batch, or smaller layers."
     )
 
 
@@ -501,11 +496,15 @@ def user_setting(
             "`num_micro_batches` must be at most the rows of a mini-batch in "
             f"each replica, {rows}. Received: num_micro_batches={m}."
         )
+    cut = checked.layers_per_cell
+    check_whole_layers("A plan", problem.num_layers, k, cut)
     costs = problem.workload(replicas, m).costs
+    cut = cut or problem.cut(tuple(costs), k)
+    check_groups(checked.remat_groups, cut)
     return Setting(
         replicas,
         len(own),
-        tuple(checked.layers_per_cell or problem.cut(tuple(costs), k)),
+        tuple(cut),
         m,
         schedule,
         tuple(Remat.of(checked.remat, k, 1).rules),

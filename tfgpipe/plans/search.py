@@ -83,7 +83,6 @@ def fastest_settings(problem: PlanProblem, count: int) -> list[Prediction]:
 
 
 def _candidates(problem: PlanProblem) -> Iterator[_Candidate]:
-    most = len(problem.starts)
     for replicas, d in _grids(problem):
         if not weights_fit(problem, replicas, d):
             continue
@@ -91,11 +90,11 @@ def _candidates(problem: PlanProblem) -> Iterator[_Candidate]:
             shapes = _SHAPES if d > 1 else [("gpipe", 1)]
             workload = problem.workload(replicas, m)
             for schedule, chunks in shapes:
-                if d * chunks > most or 3 * m * d * chunks > _MOST_TASKS:
+                if d * chunks > problem.num_layers:
+                    continue
+                if 3 * m * d * chunks > _MOST_TASKS:
                     continue
                 cut = _even_cut(problem, workload, d * chunks)
-                if cut is None:
-                    continue
                 setting = Setting(
                     replicas, d, cut, m, schedule, ("never",) * len(cut)
                 )
@@ -105,7 +104,7 @@ def _candidates(problem: PlanProblem) -> Iterator[_Candidate]:
 def _grids(problem: PlanProblem) -> Iterator[tuple[int, int]]:
     """Numbers of replicas, and of the devices of each."""
     for replicas in problem.num_replicas:
-        most = min(problem.num_devices // replicas, len(problem.starts))
+        most = min(problem.num_devices // replicas, problem.num_layers)
         for d in range(1, most + 1):
             is_round = d & (d - 1) == 0 or d == most
             if d <= 8 or is_round or problem.num_devices % d == 0:
@@ -122,14 +121,11 @@ def _micro_batches(rows: int, num_devices: int) -> list[int]:
 
 def _even_cut(
     problem: PlanProblem, workload: Workload, k: int
-) -> tuple[int, ...] | None:
+) -> tuple[int, ...]:
     # Proportional costs are cut alike, so that one cut serves many settings.
     total = sum(workload.costs) or 1.0
     whole = tuple(round(1e9 * cost / total) for cost in workload.costs)
-    try:
-        return tuple(problem.cut(whole, k))
-    except ValueError:  # there are not as many places to cut
-        return None
+    return tuple(problem.cut(whole, k))
 
 
 def _bound(workload: Workload, setting: Setting) -> float:
@@ -158,15 +154,13 @@ def _bound(workload: Workload, setting: Setting) -> float:
     return max(own + more for own, more in zip(busy, before))
 
 
-def smallest(problem: PlanProblem) -> Prediction | None:
+def smallest(problem: PlanProblem) -> Prediction:
     """Of the settings with most cells and micro-batches, what holds least."""
     rows = problem.batch_size // min(problem.num_replicas)
     replicas, d = max(_grids(problem), key=lambda grid: grid[1])
     m = max(_micro_batches(rows, d))
     workload = problem.workload(replicas, m)
     cut = _even_cut(problem, workload, d)
-    if cut is None:
-        return None
     setting = Setting(replicas, d, cut, m, "1f1b", ("always",) * d)
     found = predict(workload, setting, problem.machine)
     # The least memory in which it fits.
@@ -194,9 +188,8 @@ class PlanProblem:
 
     Attributes:
         workload_of: The layers, for micro-batches of so many rows.
-        cut: Cuts a tuple of costs into cells; raises ValueError where it
-            cannot.
-        starts: Indices of the layers with which a cell can begin.
+        cut: Cuts a tuple of costs into cells.
+        num_layers: How many layers there are, and cells at most.
         batch_size: Rows of a mini-batch, of all replicas together.
         num_devices: All devices.
         num_replicas: The numbers of replicas to choose from.
@@ -206,7 +199,7 @@ class PlanProblem:
 
     workload_of: Callable[[float], Workload]
     cut: Callable[[tuple[float, ...], int], list[int]]
-    starts: tuple[int, ...]
+    num_layers: int
     batch_size: int
     num_devices: int
     num_replicas: tuple[int, ...]
@@ -299,7 +292,6 @@ def _cut_that_fits(
     device holds do. Cells are filled one after the other up to a time, which
     is halved and halved.
     """
-    places = [*problem.starts, len(workload.sizes)]
     k = setting.num_partitions
     cells = workload.cells(setting.layers_per_cell)
     held = _held(setting, tuple(own.facts for (own,) in cells))
@@ -307,7 +299,7 @@ def _cut_that_fits(
 
     @functools.cache
     def least(cell: int, start: int, stop: int) -> float:
-        needs = workload.cell(places[start], places[stop])
+        needs = workload.cell(start, stop)
         own = needs.inputs * held[cell]
         own += needs.kept - needs.kept_inputs + needs.backward
         own += needs.gradients * (setting.num_micro_batches > 1)
@@ -316,18 +308,18 @@ def _cut_that_fits(
     # Cells that share a device share its memory, too.
     limit = problem.limit / setting.chunks
 
-    #     places   | 0 1 2 | 3 4 | 5 6 7 8 |     stops: 3, 5, 9
+    #     layers   | 0 1 2 | 3 4 | 5 6 7 8 |     stops: 3, 5, 9
     #
     # Each cell takes all that it can in this time and memory; the others
-    # have one place each, at least.
+    # have one layer each, at least.
     def fill(seconds: float) -> list[int] | None:
         stops, at = [], 0
         for cell in range(k):
-            last = len(places) - 1 - (k - 1 - cell)  # one each for the others
+            last = problem.num_layers - (k - 1 - cell)
             stop = at
             while (
                 stop < last
-                and costs[places[stop + 1]] - costs[places[at]] <= seconds
+                and costs[stop + 1] - costs[at] <= seconds
                 and least(cell, at, stop + 1) <= limit
             ):
                 stop += 1
@@ -335,7 +327,7 @@ def _cut_that_fits(
                 return None
             stops.append(stop)
             at = stop
-        return stops if at == len(places) - 1 else None
+        return stops if at == problem.num_layers else None
 
     # In any time: it is memory that fails.
     if fill(costs[-1]) is None:
@@ -348,8 +340,7 @@ def _cut_that_fits(
     stops = fill(high)
     if stops is None:
         return None
-    ends = [0, *(places[stop] for stop in stops)]
-    return tuple(b - a for a, b in itertools.pairwise(ends))
+    return tuple(b - a for a, b in itertools.pairwise([0, *stops]))
 
 
 def _held(setting: Setting, facts: tuple[CellFacts, ...]) -> list[int]:

@@ -27,10 +27,10 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.boundary import is_continuous
-from tfgpipe.cells import Cell, CellTasks, LayerCall, ModelCall, Tracer
-from tfgpipe.costs import Placed, alive, behind_identities, inputs_of
+from tfgpipe.cells import Cell, CellTasks, ModelCall, Tracer
+from tfgpipe.costs import Placed, behind_identities
 from tfgpipe.devices import placement
-from tfgpipe.graphs import by_reference, differentiate, tensors
+from tfgpipe.graphs import alive, by_reference, differentiate, tensors
 from tfgpipe.run import Chain, Clock
 from tfgpipe.schedules import Task
 
@@ -68,24 +68,19 @@ class LayersAlone:
         head: Any = None,
         labels: Any = None,
     ):
-        source, count = placed.source, len(placed.layers)
         self._tracer = Tracer(jit_compile)
         self._device = device
-        cells = [
-            Cell(k, [LayerCall(layer)], [device], source=source)
-            for k, layer in enumerate(placed.layers)
-        ]
-        cells.append(Cell(count, [], [device], source=source))
+        count = len(placed.layers) + 1
+        cells = [Cell(k, [], [device]) for k in range(count)]
         model = ModelCall(
-            source.call,
-            source.layers,
+            placed.source.call,
+            placed.source.layers,
             training=True,
-            head=head,
             is_split=True,
-            synchronizes=False,
+            head=head,
             home=placed.home,
             around=lambda layer, k: cells[k].naming(layer),
-            num_cells=len(cells),
+            num_cells=count,
         )
         # What random numbers a recomputation draws is for `GPipe` to judge.
         traced = self._tracer.trace(
@@ -129,9 +124,7 @@ class LayersAlone:
         `known` are values by the references of the graph's tensors.
         """
         part = self.tasks[k].part
-        inputs = inputs_of(part)
-        given = {t.ref() for t in inputs}
-        state = [t for t in part.takes if t.ref() not in given]
+        inputs, state = part.inputs, part.state
         variables = [use.variable for use in part.uses]
         variables += [self._variables[t.ref()] for t in state]
         with tf.device(self._device):
@@ -205,7 +198,7 @@ class LoneLayer:
         cut = self._tasks.graph
         found = {t.ref() for t in map(behind_identities, cut.kept.tensors)}
         made = {behind_identities(t).ref() for t in cut.part.gives}
-        given = {t.ref() for t in inputs_of(cut.part)}
+        given = {t.ref() for t in cut.part.inputs}
         return KeptParts(
             _bytes([ref.deref() for ref in given & self._read]),
             _bytes([ref.deref() for ref in found & made]),

@@ -15,6 +15,7 @@ from tfgpipe.devices import Replicas, names
 from tfgpipe.graphs import (
     Differentiated,
     TracedModel,
+    by_reference,
     differentiate,
     sums_over_replicas,
     without_gradients,
@@ -75,8 +76,8 @@ class MiniBatch:
             source.call,
             source.layers,
             training,
-            head,
             is_split,
+            head,
             training and len(cells[0].devices) > 1,
             *_homes(cells),
             len(cells),
@@ -102,7 +103,8 @@ class MiniBatch:
         self._lookups_of_rows = trial.lookups_of_rows if trial else set()
         self.traced = traced = self.cut(traced)
         self.given = [
-            _by_reference(traced.x, own) | _by_reference(traced.labels, label)
+            by_reference(traced.x, tree.flatten(own))
+            | by_reference(traced.labels, tree.flatten(label))
             for own, label in zip(inputs, own_labels)
         ]
         self.results = Results(
@@ -236,7 +238,7 @@ def _homes(cells: Sequence[Cell]) -> tuple[Callable, Callable]:
     homes = {
         (id(step.section.operation), step.section.call): k
         for k, cell in enumerate(cells)
-        for step in cell.calls
+        for step in cell.steps
     }
 
     def home(layer: Any, call: int) -> int | None:
@@ -246,12 +248,6 @@ def _homes(cells: Sequence[Cell]) -> tuple[Callable, Callable]:
         return cells[k].naming(layer)
 
     return home, around
-
-
-def _by_reference(tensors: Sequence[Any], nest: Any) -> dict[Any, Any]:
-    """Values by the references of tensors."""
-    pairs = zip(tensors, tree.flatten(nest), strict=True)
-    return {t.ref(): value for t, value in pairs if t is not None}
 
 
 class Results:

@@ -1,6 +1,5 @@
 """The order of tasks on each device; knows no TensorFlow."""
 
-from tfgpipe.schedules.kinds import HALVES, KINDS
 from tfgpipe.schedules.lowering import CellFacts, lower
 from tfgpipe.schedules.orders import (
     CHUNKS,
@@ -12,7 +11,7 @@ from tfgpipe.schedules.orders.auto import search
 from tfgpipe.schedules.program import Op, Program
 from tfgpipe.schedules.remat import REMAT, Remat
 from tfgpipe.schedules.schedule import Schedule
-from tfgpipe.schedules.task import Task, merged
+from tfgpipe.schedules.task import HALVES, KINDS, Task, merged
 
 __all__ = [
     "CHUNKS",

@@ -18,9 +18,9 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from tfgpipe.schedules.kinds import HALVES, KINDS
 from tfgpipe.schedules.program import Op, Program
 from tfgpipe.schedules.remat import Remat
+from tfgpipe.schedules.task import HALVES, KINDS
 
 
 class CellFacts(NamedTuple):

@@ -20,8 +20,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from tfgpipe.schedules.kinds import KINDS
-from tfgpipe.schedules.task import Task
+from tfgpipe.schedules.task import KINDS, Task
 from tfgpipe.schedules.text import text_of
 
 

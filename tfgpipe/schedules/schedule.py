@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tfgpipe.checks import checked_amount, checked_choice
-from tfgpipe.schedules.kinds import KINDS
 from tfgpipe.schedules.lowering import CellFacts, lower
 from tfgpipe.schedules.program import Op, Program
 from tfgpipe.schedules.remat import REMAT, Remat
 from tfgpipe.schedules.task import (
+    KINDS,
     Task,
     as_tasks,
     check_complete,

@@ -17,8 +17,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tfgpipe.schedules.kinds import KINDS
-from tfgpipe.schedules.task import Task
+from tfgpipe.schedules.task import KINDS, Task
 
 _LABEL = re.compile(r"\s*device\s+([0-9]+)(?!\S)")
 

@@ -1,4 +1,4 @@
-"""Takes a list of layers apart: checks it, and finds out what they return.
+"""A list of layers: checked for a chain, and called one after the other.
 
 Layers of a functional model that is no chain are refused. A functional model is
 a graph of layers and of operations such as `+`, which are no layers. Its list
@@ -24,12 +24,11 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells import LayerCall, Outline
-from tfgpipe.costs import cost as cost_lib
 from tfgpipe.internals import SymbolicCall
 from tfgpipe.micro_batches import shapes
 from tfgpipe.partition import partition
 from tfgpipe.sequence.restrictions import check_rows_stay
-from tfgpipe.sequence.steps import Steps
+from tfgpipe.sequence.steps import Steps, resolve_cost
 from tfgpipe.sequence.whole_model import called_model
 
 
@@ -163,7 +162,7 @@ class LayerList(Steps):
         if cost is None or callable(cost):
             return  # what functions return is checked when they are called
         try:
-            cost_lib.resolve_cost(layer, cost, None)
+            resolve_cost(layer, cost, None)
         except ValueError as error:
             self.problems.append(str(error))
 

@@ -15,7 +15,6 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells import Outline
-from tfgpipe.graphs import operations_for
 from tfgpipe.state import is_synchronized
 
 
@@ -123,9 +122,9 @@ def _shapes_for(
     found: Outline, rows: int
 ) -> Callable[[Any], list[int | None] | None]:
     """Tells the shapes of tensors for so many rows, None if not known."""
-    operations = operations_for(found.traced, rows, _ANY_LENGTH)
+    operations = found.traced.operations_for(rows, _ANY_LENGTH)
     if operations is None:  # that length does not suit the model
-        operations = operations_for(found.traced, rows, None)
+        operations = found.traced.operations_for(rows, None)
     of_any_rows = all(
         t.shape.rank and t.shape[0] is None
         for t in found.traced.x

@@ -34,8 +34,8 @@ from tfgpipe.cells import (
     is_whole,
     outline,
 )
-from tfgpipe.costs import cost as cost_lib
-from tfgpipe.costs import operation_flops
+from tfgpipe.checks import is_amount
+from tfgpipe.costs import example_of, operation_flops
 from tfgpipe.graphs import TracedModel
 from tfgpipe.partition import cut_graph, partition
 
@@ -120,7 +120,7 @@ class Steps:
         """One run, and specs of what it returns."""
         # Code that looks at sizes may need some; what cannot be trained may do
         # for `predict`.
-        example = cost_lib.example_of(spec, _ROWS, _SIZE)
+        example = example_of(spec, _ROWS, _SIZE)
         errors = []
         ways = itertools.product((spec, example), (True, False))
         for given, training in ways:
@@ -252,10 +252,6 @@ class Steps:
             return partition(costs, num_partitions)
         return cut_graph(costs, self.live_bytes, num_partitions)
 
-    def starts(self) -> list[int]:
-        """The steps with which a cell can begin."""
-        return [*range(len(self.steps) or len(self.calls))]
-
 
 def too_many_cells(
     num_partitions: int, num_layers: int, default: str = ""
@@ -272,7 +268,54 @@ def _cost(call: LayerCall, cost: Any, arguments: tuple[Any, ...]) -> float:
     """What a call costs, by what the user said."""
     given = tree.map_structure(_spec, arguments)
     spec = given[0] if len(given) == 1 else given
-    return cost_lib.resolve_cost(call.layer, cost, spec)
+    return resolve_cost(call.layer, cost, spec)
+
+
+def resolve_cost(
+    layer: keras.layers.Layer, cost: Any, input_spec: Any
+) -> float:
+    """What a layer costs by what the user gave, in the unit of that.
+
+    `cost` is a finite number from 0, or a function of the layer and
+    `input_spec`, a nest of `keras.KerasTensor`, that returns one.
+
+    Raises:
+        ValueError: If it is something else, or the function fails.
+
+    Example:
+
+    >>> spec = keras.KerasTensor((None, 3))
+    >>> resolve_cost(keras.layers.Dense(4), lambda layer, x: layer.units, spec)
+    4.0
+    """
+    if not callable(cost):
+        if is_amount(cost):
+            return float(cost)
+        raise _bad_cost(layer, f"cost={cost!r}")
+    try:
+        value = cost(layer, input_spec)
+    except Exception as error:
+        raise _bad_cost(
+            layer,
+            "its function, called for an input of shape "
+            f"{_shapes(input_spec)}, raised {type(error).__name__}: {error}",
+        ) from error
+    if is_amount(value):
+        return float(value)
+    raise _bad_cost(layer, f"its function returned {value!r}")
+
+
+def _bad_cost(layer: keras.layers.Layer, received: str) -> ValueError:
+    return ValueError(
+        f"`cost` of layer '{layer.name}' must be a finite number that is not "
+        "negative, or a function of (layer, input spec) that returns one. "
+        f"Received: {received}. "
+        "Pass the layer without a cost to have its FLOPs estimated."
+    )
+
+
+def _shapes(input_spec: Any) -> Any:
+    return tree.map_structure(lambda x: getattr(x, "shape", None), input_spec)
 
 
 def _spec(tensor: Any) -> Any:

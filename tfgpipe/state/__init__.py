@@ -8,7 +8,7 @@ from tfgpipe.state.batch_normalization import (
 )
 from tfgpipe.state.flow import StateFlow
 from tfgpipe.state.rules import sum_of, weighted_mean
-from tfgpipe.state.scope import InnerScope, ModelScope, StateScope
+from tfgpipe.state.scope import InnerScope, ModelScope
 from tfgpipe.state.seeds import RandomState
 
 __all__ = [
@@ -17,7 +17,6 @@ __all__ = [
     "MovingStatistics",
     "RandomState",
     "StateFlow",
-    "StateScope",
     "choosing_moments",
     "is_synchronized",
     "seeds",

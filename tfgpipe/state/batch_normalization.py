@@ -115,7 +115,7 @@ class MovingStatistics:
         calls = self.rules[id(layer)]
         if calls and calls[-1][i] is _KEPT:
             new = self.moments[id(layer)][-1][i]
-            rule = _rule(layer, old, new, value)
+            rule = _rule(old, new, value)
         if rule is None:
             self._odd[id(layer)] = layer.name
         else:
@@ -149,7 +149,7 @@ class MovingStatistics:
 
 
 def _rule(
-    layer: Any, old: tf.Tensor, new: tf.Tensor, value: tf.Tensor
+    old: tf.Tensor, new: tf.Tensor, value: tf.Tensor
 ) -> tuple[Any, Any] | None:
     """The numbers (a, b) with value = old * a + new * b and a + b = 1."""
     limit = _ROUNDING[value.dtype.size]

@@ -21,14 +21,40 @@ from tfgpipe.state.batch_normalization import MovingStatistics, factors
 from tfgpipe.state.seeds import advance_seed
 
 
-class StateScope(internals.ReadingScope):
-    """Runs layers on given values of their variables, and notes new ones.
+class Use(NamedTuple):
+    """A trained variable, as one section of a model's graph reads it.
 
-    `seeds` are the random seeds among the variables of `state`; `moving` are
-    statistics that move at the end of the mini-batch.
+    So each use has a gradient of its own, wherever cells end.
 
     Attributes:
-        assigned: ids of the variables that got a new value.
+        variable: The variable.
+        section: The number of the section.
+        tensor: A placeholder.
+    """
+
+    variable: keras.Variable
+    section: int
+    tensor: tf.Tensor
+
+
+class ModelScope(internals.ReadingScope):
+    """Runs a model on placeholders of its variables, and notes new values.
+
+    Variables get theirs when they are read first: those that are trained one in
+    each section, all others one.
+
+    Args:
+        section: Tells the section of what is made now.
+        trained: The ids of the variables that may be trained; None for all.
+        seeds: Random seeds.
+        moving: Statistics that move at the end of the mini-batch.
+        training: Whether there is a backward pass.
+        tape: Is to watch what is trained; None without training.
+
+    Attributes:
+        uses: Of those that are trained, in order.
+        given: By the id of another, it and its placeholder.
+        values: All that was assigned, also on the way to the new values.
         draws: How often the seed of an id was drawn.
         overwritten: ids and paths of seeds that got another value than the next
             one.
@@ -36,37 +62,76 @@ class StateScope(internals.ReadingScope):
 
     def __init__(
         self,
-        state: list[tuple[keras.Variable, tf.Tensor]],
-        seeds: Sequence[keras.Variable] = (),
-        moving: MovingStatistics | None = None,
-        training: bool = True,
+        section: Callable[[], int],
+        trained: Collection[int] | None,
+        seeds: Sequence[keras.Variable],
+        moving: MovingStatistics,
+        training: bool,
+        tape: Any,
     ):
-        super().__init__(state, collect_losses=True)
-        self._state = dict(self.state_mapping)
-        self._seeds = {id(v): self.state_mapping[id(v)] for v in seeds}
-        self._weights: dict[int, tf.Tensor] = {}
-        self._new_weights: dict[int, tf.Tensor] = {}
-        self._handles: dict[int, tf.Tensor] = {}
-        self._moving = moving or MovingStatistics([])
-        self._training = training
         self._graph = internals.current_graph()
-        self.assigned: set[int] = set()
+        self._section = section
+        self._trained = trained
+        self._moving = moving
+        self._training = training
+        self._tape = tape
+        own = [(v, self._placeholder(v)) for v in seeds]
+        super().__init__(own, collect_losses=True)
+        self.given = {id(v): (v, t) for v, t in own}
+        self.uses: list[Use] = []
+        self.values: list[tf.Tensor] = []
         self.draws: collections.Counter[int] = collections.Counter()
         self.overwritten: dict[int, str] = {}
+        self._seeds = {id(v): self.state_mapping[id(v)] for v in seeds}
+        self._use_of: dict[int, Use] = {}  # by the id, in the last section
+        self._assigned: dict[int, keras.Variable] = {}
+        self._new_weights: dict[int, tf.Tensor] = {}
+        self._handles: dict[int, tf.Tensor] = {}
+
+    def _placeholder(self, variable: keras.Variable) -> tf.Tensor:
+        with self._graph.as_default(), tf.control_dependencies(None):
+            dtype = tf.as_dtype(variable.dtype)
+            return tf.compat.v1.placeholder(dtype, variable.shape)
+
+    def _know(self, variable: keras.Variable) -> None:
+        """Gives a variable a placeholder, if it has none here."""
+        key, section = id(variable), self._section()
+        may_train = self._trained is None or key in self._trained
+        if not may_train or not internals.is_trained(variable):
+            if key not in self.given:
+                tensor = self._placeholder(variable)
+                self.given[key] = variable, tensor
+                self.state_mapping[key] = tensor
+            return
+        known = self._use_of.get(key)
+        if known is not None and known.section == section:
+            return
+        use = Use(variable, section, self._placeholder(variable))
+        if self._tape is not None:
+            self._tape.watch(use.tensor)
+        self.uses.append(use)
+        self._use_of[key] = use
+        self._handles.pop(key, None)
+        new = self._new_weights.get(key)
+        self.state_mapping[key] = (
+            use.tensor if new is None else _with_value(use.tensor, new)
+        )
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         """Called where a variable is read."""
+        self._know(variable)
         key = id(variable)
         if self._training:
             self._check_read(variable)
         value = super().get_current_value(variable)
-        is_new = key in self.assigned and key not in self._weights
+        is_new = key in self._assigned and key not in self._use_of
         if is_new and is_continuous(value):
             value = tf.stop_gradient(value)  # as in Keras, at the variable
-        if value is None or key not in self._handles:
+        if key not in self._handles:
             return value
         handle = self._handles[key]
-        return _with_value(handle, value) if key in self.assigned else handle
+        is_given = key not in self._assigned
+        return handle if is_given else _with_value(handle, value)
 
     def handle_of(self, variable: keras.Variable) -> Any:
         """By what tapes inside a layer know a variable.
@@ -74,26 +139,25 @@ class StateScope(internals.ReadingScope):
         If one watches it, a tensor of its own, which is what is read from then
         on: what was read before the tape is constant to it.
         """
+        self._know(variable)
         key = id(variable)
-        own = self._weights if key in self._weights else self._state
-        given = own.get(key, self.state_mapping.get(key))
-        if given is not None and self.is_telling and key not in self._handles:
+        use = self._use_of.get(key)
+        given = use.tensor if use is not None else self.given[key][1]
+        if self.is_telling and key not in self._handles:
             self._handles[key] = self._identity(given)
         return self._handles.get(key, given)
 
     def _identity(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Another tensor of the layer's graph, wherever the layer is now."""
+        """Another tensor of the model's graph, wherever the layer is now."""
         if internals.current_graph() is self._graph:
             return tf.identity(tensor)
-        if self._graph is None:  # as an operation there would be on no tape
-            return tensor
         with self._graph.as_default():
             return tf.identity(tensor)
 
     def _check_read(self, variable: keras.Variable) -> None:
         """Refuses reads whose gradient would be lost; notes late ones."""
         key = id(variable)
-        has_function = key in self._weights or key in self._seeds
+        has_function = key in self._use_of or key in self._seeds
         if has_function and internals.in_custom_gradient(variable):
             raise ValueError(
                 "A layer must not read its variables in a function that has a "
@@ -108,25 +172,44 @@ class StateScope(internals.ReadingScope):
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         """`Variable.assign` calls it: later layers read the new value."""
         variable, value = update
+        self._know(variable)
         key = id(variable)
         if self._moving.has(variable):
             if internals.current_graph() is not self._graph:
                 self._refuse_graph(f"an assignment of '{variable.path}'")
             self._moving.assign(variable, self.state_mapping[key], value)
             return
+        if self._is_foreign_seed(variable):
+            self._seeds[key] = self.given[key][1]
         if key in self._seeds:
             self.draws[key] += 1
             if not _is_next(value, self.state_mapping[key]):
                 self.overwritten[key] = variable.path
         value = self._value_outside(variable, value)
-        if key in self._weights:
+        use = self._use_of.get(key)
+        if use is not None:
             # As in Keras the gradient is that of the new value.
-            self._new_weights[key] = value = tf.cast(
-                value, self._weights[key].dtype
-            )
-            value = _with_value(self._weights[key], value)
-        self.assigned.add(key)
+            self._new_weights[key] = value = tf.cast(value, use.tensor.dtype)
+            value = _with_value(use.tensor, value)
+        self._assigned[key] = variable
         super().add_update((variable, value))
+        self.values.append(self._new_value(key))
+
+    def _is_foreign_seed(self, variable: keras.Variable) -> bool:
+        """Whether it is that of a generator no layer lists, as Keras's own."""
+        return (
+            id(variable) in self.given
+            and variable.name == "seed_generator_state"
+            and variable.shape == (2,)
+        )
+
+    def _new_value(self, key: int) -> tf.Tensor:
+        value = self._new_weights.get(key, self.state_mapping[key])
+        return tf.convert_to_tensor(value)
+
+    def new_state(self) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """What is assigned: the variables and their new values."""
+        return [(v, self._new_value(key)) for key, v in self._assigned.items()]
 
     def _value_outside(
         self, variable: keras.Variable, value: tf.Tensor
@@ -144,7 +227,7 @@ class StateScope(internals.ReadingScope):
             self._refuse_graph(f"an assignment of '{variable.path}'")
         if is_outside:
             return value
-        with self._graph.as_default() if self._graph else tf.init_scope():
+        with self._graph.as_default():
             return advance_seed(seed, 0, 0, self.draws[id(variable)])
 
     def _refuse_graph(self, what: str) -> None:
@@ -156,13 +239,6 @@ class StateScope(internals.ReadingScope):
             "`tf.function`, from which a pipeline cannot take it to the end of "
             "the mini-batch. Do it before, and choose by `keras.ops.where`."
         )
-
-    def new_values(self, variables: list[keras.Variable]) -> list[Any]:
-        """Their new values so far, None where they were not assigned."""
-        return [
-            self.state_mapping[id(v)] if id(v) in self.assigned else None
-            for v in variables
-        ]
 
     def record(
         self, layer: Any, inputs: Any, mask: Any, mean: Any, variance: Any
@@ -202,130 +278,3 @@ def _is_next(value: Any, seed: Any) -> bool:
         seed = seed.numpy()
         return np.array_equal(scale * seed + offset, seed + [0, 1])
     return bool(np.all(scale == 1)) and np.array_equal(offset, [0, 1])
-
-
-class Use(NamedTuple):
-    """A trained variable, as one section of a model's graph reads it.
-
-    So each use has a gradient of its own, wherever cells end.
-
-    Attributes:
-        variable: The variable.
-        section: The number of the section.
-        tensor: A placeholder.
-    """
-
-    variable: keras.Variable
-    section: int
-    tensor: tf.Tensor
-
-
-class ModelScope(StateScope):
-    """Gives variables of a model placeholders, when they are read first.
-
-    Those that are trained get one in each section, all others one.
-
-    Args:
-        section: Tells the section of what is made now.
-        trained: The ids of the variables that may be trained; None for all.
-        seeds: Random seeds.
-        moving: Statistics that move at the end of the mini-batch.
-        tape: Is to watch what is trained; None without training.
-
-    Attributes:
-        uses: Of those that are trained, in order.
-        given: By the id of another, it and its placeholder.
-        assigned_in: By the id of a variable, the section that has assigned it
-            last.
-        values: All that was assigned.
-    """
-
-    def __init__(
-        self,
-        section: Callable[[], int],
-        trained: Collection[int] | None,
-        seeds: Sequence[keras.Variable],
-        moving: MovingStatistics,
-        training: bool,
-        tape: Any,
-    ):
-        self.uses: list[Use] = []
-        self._whole = internals.current_graph()
-        self._section = section
-        self._trained = trained
-        self._tape = tape
-        self._use_of: dict[int, Use] = {}  # by the id, in the last section
-        self.assigned_in: dict[int, int] = {}
-        self.values: list[tf.Tensor] = []
-        own = [(v, self._placeholder(v)) for v in seeds]
-        self.given = {id(v): (v, t) for v, t in own}
-        super().__init__(own, seeds, moving, training)
-
-    def _placeholder(self, variable: keras.Variable) -> tf.Tensor:
-        with self._whole.as_default(), tf.control_dependencies(None):
-            dtype = tf.as_dtype(variable.dtype)
-            return tf.compat.v1.placeholder(dtype, variable.shape)
-
-    def _know(self, variable: keras.Variable) -> None:
-        """Gives a variable a placeholder, if it has none here."""
-        key, section = id(variable), self._section()
-        may_train = self._trained is None or key in self._trained
-        if not may_train or not internals.is_trained(variable):
-            if key not in self._state:
-                tensor = self._placeholder(variable)
-                self.given[key] = variable, tensor
-                self._state[key] = self.state_mapping[key] = tensor
-            return
-        known = self._use_of.get(key)
-        if known is not None and known.section == section:
-            return
-        use = Use(variable, section, self._placeholder(variable))
-        if self._tape is not None:
-            self._tape.watch(use.tensor)
-        self.uses.append(use)
-        self._use_of[key] = use
-        self._handles.pop(key, None)
-        self._weights[key] = use.tensor
-        new = self._new_weights.get(key)
-        self.state_mapping[key] = (
-            use.tensor if new is None else _with_value(use.tensor, new)
-        )
-
-    def get_current_value(self, variable: keras.Variable) -> Any:
-        """Called where a variable is read."""
-        self._know(variable)
-        return super().get_current_value(variable)
-
-    def handle_of(self, variable: keras.Variable) -> Any:
-        """Called where a tape is told of a variable."""
-        self._know(variable)
-        return super().handle_of(variable)
-
-    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
-        """Called where a variable is assigned."""
-        variable, _ = update
-        self._know(variable)
-        key = id(variable)
-        self.assigned_in[key] = self._section()
-        if key in self.given and key not in self._seeds:
-            self._find_seed(variable, self.given[key][1])
-        super().add_update(update)
-        value = self._new_weights.get(key, self.state_mapping.get(key))
-        self.values.append(tf.convert_to_tensor(value))
-
-    def _find_seed(self, variable: keras.Variable, given: tf.Tensor) -> None:
-        """Notes the seed of a generator that no layer lists, as Keras's own."""
-        if variable.name == "seed_generator_state" and variable.shape == (2,):
-            self._seeds[id(variable)] = given
-
-    def new_state(self) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """What is assigned: the variables and their new values."""
-        known = {key: v for key, (v, _) in self.given.items()}
-        known.update((id(use.variable), use.variable) for use in self.uses)
-        found = []
-        for key in self.assigned_in:
-            if key in self.assigned:
-                (value,) = self.new_values([known[key]])
-                value = self._new_weights.get(key, value)
-                found.append((known[key], tf.convert_to_tensor(value)))
-        return found

@@ -65,7 +65,9 @@ def _is_of(layer: keras.layers.Layer, names: frozenset[str]) -> bool:
 def _is_plain(layer: keras.layers.Layer) -> bool:
     """Whether nothing in its arguments is a user's, or takes the rows' axis."""
     own = vars(layer)
-    axes = [own[name] for name in own if name.endswith(("axis", "axes"))]
+    # What a batch normalisation finds by itself are all but its channels'.
+    names = [name for name in own if name.endswith(("axis", "axes"))]
+    axes = [own[name] for name in names if name != "_reduction_axes"]
     # -2 is the rows' axis of a matrix.
     if any(
         isinstance(axis, int) and (axis == 0 or axis < -1)

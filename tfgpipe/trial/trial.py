@@ -117,7 +117,7 @@ class Trial:
                 drawn = rows.drawn(specs, 8, graph.smallest_table)
                 phase.look_up(rows.FEW, drawn)
             elif graph is not None:
-                for parts, nests in self._rows(graph, call, specs, count):
+                for parts, nests in self._rows(graph, specs, count):
                     phase.run(parts, nests)
                 for state in phase.later():
                     phase.run(parts, nests, state)
@@ -127,7 +127,7 @@ class Trial:
             self._found.append(phase)
 
     def _rows(
-        self, graph: TriedGraph, call: ModelCall, specs: Any, count: int
+        self, graph: TriedGraph, specs: Any, count: int
     ) -> list[tuple[rows.Parts, list[Any]]]:
         """What to try layers on."""
         many = self._many(graph, specs, count)

@@ -16,6 +16,7 @@ paper's rule. Such tensors are `fed`:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -39,6 +40,7 @@ from tfgpipe.graphs import (
     differentiate,
     without_gradients,
 )
+from tfgpipe.state import is_synchronized
 from tfgpipe.trial import rows
 from tfgpipe.trial.units import Unit, Units
 
@@ -129,8 +131,19 @@ class TriedGraph:
         specs = tree.map_structure(
             lambda t: None if t is None else _of_rows(t, num_rows), self._specs
         )
-        if known is None or not _is_run_of(known, self._call, specs):
-            known = trace_model(self._call, specs, None, TraceOptions())
+        synchronized = [*filter(is_synchronized, self._call.normalizations)]
+        if (
+            known is None
+            or synchronized
+            or not _is_run_of(known, self._call, specs)
+        ):
+            with contextlib.ExitStack() as plain:
+                # Keras's way has a gradient of its own, which mixes rows.
+                for layer in synchronized:
+                    plain.enter_context(
+                        internals.replaced(layer, "synchronized", False)
+                    )
+                known = trace_model(self._call, specs, None, TraceOptions())
         made = without_gradients(known)
         if self._call.training and Units(known).differentiating:
             made = differentiate(

@@ -159,7 +159,7 @@ def _fits(row: Largest, experiment: Experiment) -> bool:
     problem = PlanProblem(
         lambda rows: model.by_flops(_MACHINE, rows),
         model.cut,
-        tuple(range(len(model.sizes))),
+        len(model.sizes),
         rows,
         k,
         (1,),

@@ -8,7 +8,6 @@ from sharing_layers import Tied
 from tiny import quickly
 
 import tfgpipe
-from tfgpipe import internals
 from tfgpipe.loss.head import sum_and_count
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -34,7 +33,7 @@ def data(shape, weights, mask):
     if mask:
         keep = rng.random(shape[:-1]) < 0.6
         keep[0] = False  # a row without any unmasked position
-        internals.set_mask(y_pred, tf.constant(keep))
+        y_pred._keras_mask = tf.constant(keep)
     return y, y_pred, sample_weight[weights]
 
 
@@ -60,7 +59,7 @@ def test_sums_and_counts_of_parts_make_the_loss_of_the_whole(
     for part in (slice(0, 1), slice(1, 4), slice(4, 6)):
         piece = y_pred[part]
         if mask:
-            internals.set_mask(piece, internals.get_mask(y_pred)[part])
+            piece._keras_mask = y_pred._keras_mask[part]
         weight = None if sample_weight is None else sample_weight[part]
         s, c = sum_and_count(loss, y[part], piece, weight)
         total, count = total + s, count + c

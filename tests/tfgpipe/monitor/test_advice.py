@@ -8,7 +8,7 @@ from tfgpipe.schedules import SCHEDULES, CellFacts, Remat, lower
 from tfgpipe.timeline import simulated
 
 
-def layout(*costs, devices=None, groups=1, starts=None):
+def layout(*costs, devices=None, groups=1):
     """Cells of layers named by cell and place: '1b' is second in cell 1."""
     return Layout(
         [
@@ -18,7 +18,6 @@ def layout(*costs, devices=None, groups=1, starts=None):
         [list(c) for c in costs],
         devices or list(range(len(costs))),
         groups,
-        starts,
     )
 
 
@@ -81,7 +80,6 @@ def test_as_many_layers_move_as_help_most():
     [
         ([1.0, 3.0], layout([1], [1])),  # a cell has a layer
         ([2.0, 4.0], layout([1, 1], [1, 1], groups=2)),  # or one a group
-        ([1.0, 4.0], layout([1], [1, 1], starts=[0, 1])),
         ([2.0, 3.0], layout([1], [1, 1])),  # the other would be slower
         ([1.0, 3.0], layout([1], [2, 98])),  # or too little is won
     ],
@@ -91,11 +89,6 @@ def test_no_move_is_told_where_none_helps(seconds, cells):
         f"cell 1 takes {seconds[1] / sum(seconds) * 2:.2f} times the mean, and "
         "no move of layers to its neighbours would help"
     )
-
-
-def test_no_cell_begins_where_the_graph_forbids_it():
-    cells = layout([1], [1, 1, 1], starts=[0, 1, 3])
-    assert "move layers '1a' to '1b' to cell 0" in advice([0.5, 4.5], cells)
 
 
 def test_move_must_make_no_device_busier():

@@ -211,6 +211,25 @@ def test_inputs_of_a_model_say_the_sizes_that_it_leaves_open():
         planned(make(None))
 
 
+class Repeating(kl.Layer):
+    """Its code has to know the number of rows."""
+
+    def build(self, input_shape):
+        self.w = self.add_weight((input_shape[-1],), "ones")
+
+    def call(self, x):
+        return tf.concat([row * self.w for row in tf.split(x, x.shape[0])], 0)
+
+
+def test_code_that_needs_to_know_the_rows_can_be_planned_for():
+    layers = [keras.Input((4,)), kl.Dense(4), Repeating(), kl.Dense(3)]
+    assert planned(layers).best.step_seconds > 0
+    assert tfgpipe.profile(layers, np.ones((4, 4)), seconds=0.01, verbose=0)
+    model = tfgpipe.GPipe(layers, 2, costs="bytes")
+    model.build((None, 4))
+    assert sum(len(cell.layers) for cell in model.cells()) == 3
+
+
 def test_measured_seconds_make_a_plan():
     layers = [keras.Input((8,))] + [
         kl.Dense(8, name=f"dense_{i}") for i in range(4)
@@ -273,6 +292,23 @@ def test_setting_of_ones_own_is_predicted():
     assert planned(setting=chosen.arguments).best == chosen.best
     tight = planned(setting=wanted, memory_limit=1000)
     assert "does not fit" in str(tight)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"num_partitions": 4},
+        {"num_partitions": 2, "layers_per_cell": [3, 3]},
+    ],
+)
+def test_setting_with_cells_inside_of_a_layer_is_refused(setting):
+    """A `GPipe` has them, of what is inside it."""
+    inner = keras.Sequential([keras.Input((8,)), *[kl.Dense(8)] * 4])
+    layers = [keras.Input((8,)), inner, kl.Dense(8), kl.Dense(8)]
+    with pytest.raises(ValueError, match="must have whole layers in each cell"):
+        planned(layers, setting=setting)
+    with pytest.raises(ValueError, match="`remat_groups` must be at most"):
+        planned(layers, setting={"num_partitions": 2, "remat_groups": 3})
 
 
 def test_machine_is_that_of_the_gpus_here(monkeypatch):

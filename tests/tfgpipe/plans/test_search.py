@@ -34,7 +34,7 @@ def problem(seconds, limit=None, devices=4, machine=LINK, **changed):
     options = {
         "workload_of": workload_of,
         "cut": partition,
-        "starts": tuple(range(len(seconds))),
+        "num_layers": len(seconds),
         "batch_size": 16,
         "num_devices": devices,
         "num_replicas": (1,),
@@ -122,9 +122,7 @@ def test_cut_moves_where_weights_do_not_fit():
 
     setting = Setting(1, 2, (3, 1), 1, "gpipe", ("never",) * 2)
     three = 3 * 100 * 16
-    given = problem(
-        seconds, three - 1, 2, workload_of=workload_of, starts=(0, 1, 2, 3)
-    )
+    given = problem(seconds, three - 1, 2, workload_of=workload_of)
     found = prediction_that_fits(given, setting)
     assert found.setting.layers_per_cell == (2, 2)
 
@@ -152,14 +150,3 @@ def test_replicas_are_chosen_if_asked_for():
     given = problem([1.0] * 8, num_replicas=(1, 2, 4), machine=None)
     replicas = {p.setting.num_replicas for p in fastest_settings(given, 100)}
     assert replicas == {1, 2, 4}
-
-
-def test_cells_begin_where_they_can():
-    given = problem(
-        [1.0] * 8,
-        900,
-        starts=(0, 4),
-        cut=lambda costs, k: [8] if k == 1 else [4, 4],
-    )
-    cuts = {p.setting.layers_per_cell for p in fastest_settings(given, 100)}
-    assert cuts <= {(8,), (4, 4)}

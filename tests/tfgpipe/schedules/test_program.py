@@ -10,7 +10,6 @@ from tiny import assert_close, data, layers, pipeline, weights
 import tfgpipe
 from tfgpipe import timeline
 from tfgpipe.run import chain
-from tfgpipe.schedules.kinds import KINDS, Kind, Need
 from tfgpipe.schedules.lowering import (
     CellFacts,
     grouped,
@@ -25,6 +24,7 @@ from tfgpipe.schedules.orders import CHUNKS, SCHEDULES
 from tfgpipe.schedules.program import Op, Program, units
 from tfgpipe.schedules.remat import Remat
 from tfgpipe.schedules.schedule import Schedule
+from tfgpipe.schedules.task import KINDS, Kind, Need
 
 LETTERS = dict(zip("FRBIW", KINDS, strict=True))
 

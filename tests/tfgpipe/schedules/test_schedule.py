@@ -2,10 +2,9 @@ import sys
 
 import pytest
 
-from tfgpipe.schedules.kinds import KINDS
 from tfgpipe.schedules.orders import CHUNKS, SCHEDULES
 from tfgpipe.schedules.schedule import Schedule
-from tfgpipe.schedules.task import Task
+from tfgpipe.schedules.task import KINDS, Task
 
 CASES = [(k, m) for k in (1, 2, 3, 8) for m in (1, 2, 5, 32)]
 F, R, B, X, W = KINDS  # X: input_gradient

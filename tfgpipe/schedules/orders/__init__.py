@@ -9,8 +9,8 @@ import functools
 from collections.abc import Callable
 
 from tfgpipe.schedules.orders.fill_drain import gpipe
-from tfgpipe.schedules.orders.interleaved import interleaved
-from tfgpipe.schedules.orders.one_forward_one_backward import (
+from tfgpipe.schedules.orders.interleaved import (
+    interleaved,
     one_forward_one_backward,
 )
 from tfgpipe.schedules.orders.v_shaped import (

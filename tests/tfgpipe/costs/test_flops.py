@@ -10,7 +10,7 @@ from keras import layers
 
 from tfgpipe.cells import outline
 from tfgpipe.costs import operation_flops
-from tfgpipe.costs.cost import resolve_cost
+from tfgpipe.sequence.steps import resolve_cost
 
 
 def spec(*shape, dtype="float32"):
