@@ -1682,3 +1682,10 @@ def test_operations_of_a_graph_are_put_on_devices():
         op = tf.ones(3).op
     internals.put_on(op, "/device:CPU:1")
     assert op.device == "/device:CPU:1"
+
+
+def test_masks_are_hung_on_tensors():
+    tensor = tf.ones([2, 3])
+    assert internals.get_mask(tensor) is None
+    internals.set_mask(tensor, tf.constant([[True, True, False]] * 2))
+    assert internals.get_mask(tensor).shape == (2, 3)

@@ -469,6 +469,11 @@ def attach(tensor: Any, attached: Mapping[str, Any]) -> Any:
     return tensor
 
 
+def set_mask(tensor: Any, mask: Any) -> None:
+    """Attaches a Keras mask to a tensor."""
+    _masking.set_keras_mask(tensor, mask)
+
+
 # -------------------------------------------------------- losses and metrics
 def build_losses_and_metrics(
     model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any
