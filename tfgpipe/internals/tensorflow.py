@@ -520,9 +520,11 @@ class FunctionCall:
 
 
 def put_on(op: Any, device: str) -> None:
-    """Has an operation of a graph run on a device."""
-    spec = tf.DeviceSpec.from_string("/" + device.lstrip("/"))
-    op._set_device(spec.to_string())
+    """Has an operation of a graph run on a device; "" for any."""
+    if device:
+        spec = tf.DeviceSpec.from_string("/" + device.lstrip("/"))
+        device = spec.to_string()
+    op._set_device(device)
 
 
 class GraphFunction:

@@ -12,6 +12,7 @@ has made there, so that its fault is not taken for one of the next.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.boundary import is_continuous
 from tfgpipe.cells import Cell, ModelCall
+from tfgpipe.graphs import TracedModel
 from tfgpipe.trial import compare, rows
 from tfgpipe.trial.compare import Outcome
 from tfgpipe.trial.tried_graph import State, TriedGraph, Values
@@ -54,25 +56,31 @@ class Phase:
         self.sizes_vary = False  # of what units give, by their rows
         self.lookups_of_rows: set[tuple[int, int]] = set()
 
-    def begin(self, specs: Any) -> TriedGraph | None:
-        """Makes the graph; None if that fails."""
+    def begin(
+        self, specs: Any, step: TracedModel | None = None
+    ) -> TriedGraph | None:
+        """Makes the graph; None if that fails.
+
+        It has any number of rows, unless the graph of the `step`, of which
+        Python knows the number, makes something else of them.
+        """
+        made = functools.partial(TriedGraph, self.call, specs, self.cells)
         try:
-            self.graph = graph = TriedGraph(
-                self.call, specs, self.cells, self._known
-            )
-        except Exception as error:  # as of code that needs to know the rows
+            graph = made(self._known)
+            variables = {id(u.variable): u.variable for u in graph.traced.uses}
+            self.weights = {
+                key: (v, _not_zero(v)) for key, v in variables.items()
+            }
+            if step is not None and self._counts_rows(graph, specs, step):
+                graph = made(is_of_any_rows=False)
+        except Exception as error:  # a user's code may raise anything
             self.failure = f"{type(error).__name__}: {error}"
             return None
+        self.graph = graph
         self.all_metrics = [
             m for layer in self.call.layers for m in layer.metrics
         ]
         self.metrics = {id(v) for v in self.call.metric_state}
-        self.weights = {
-            id(v): (v, _not_zero(v))
-            for v in {
-                id(u.variable): u.variable for u in graph.traced.uses
-            }.values()
-        }
         for i, unit in enumerate(graph.units.found):
             if unit.mixes:
                 self.say(i, "outputs", compare.of_outputs(float("inf")))
@@ -87,6 +95,27 @@ class Phase:
             if not unit.is_known and i not in self.errors and not unit.mixes
         ]
         return graph
+
+    def _counts_rows(
+        self, graph: TriedGraph, specs: Any, step: TracedModel
+    ) -> bool:
+        """Whether code does something else where it knows how many rows."""
+        first = next((t for t in step.x if t is not None), None)
+        num_rows = None if first is None else first.shape[0]
+        kinds = [t.op.type for t in graph.units.draws]
+        is_drawn = not all(kind.startswith("Stateless") for kind in kinds)
+        if not (num_rows and graph.is_of_any_rows) or is_drawn:
+            return False
+        parts = rows.Parts(1, num_rows - 1)
+        whole, *_ = rows.drawn(specs, 8, graph.smallest_table, parts=parts)
+        try:
+            pairs = zip(*graph.results(step, tree.flatten(whole), self.weights))
+            least = min([unit.num_bytes for unit in graph.units.found])
+            return any(
+                compare.distance(a, b, num_bytes=least) for a, b in pairs
+            )
+        except Exception:  # of rows that it cannot take
+            return False
 
     def later(self) -> Iterator[State]:
         """Yields the state of the second step, and that of a late one.

@@ -112,7 +112,7 @@ class Trial:
         ):
             warnings.simplefilter("ignore")  # the real calls will warn
             phase = Phase(call, cells, known)
-            graph = phase.begin(specs)
+            graph = phase.begin(specs, None if is_off else traced)
             if graph is not None and is_off:
                 drawn = rows.drawn(specs, 8, graph.smallest_table)
                 phase.look_up(rows.FEW, drawn)

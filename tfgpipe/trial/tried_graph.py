@@ -74,8 +74,10 @@ class TriedGraph:
         specs: Nest of what a micro-batch is.
         cells: The cells, for their devices.
         known: A run of it on shapes, which is taken if it is the same.
+        is_of_any_rows: Whether Python need not know how many rows there are.
 
     Attributes:
+        is_of_any_rows: The same, as it has shown.
         traced: The run.
         units: Its units.
         made: The same, differentiated where units have their own gradients.
@@ -92,6 +94,7 @@ class TriedGraph:
         specs: Any,
         cells: Sequence[Cell],
         known: TracedModel | None = None,
+        is_of_any_rows: bool = True,
     ):
         self._call = dataclasses.replace(
             call, head=None, is_split=True, synchronizes=False
@@ -99,11 +102,13 @@ class TriedGraph:
         self._devices = [cell.device for cell in cells]
         self._specs = specs
         self._by_rows: dict[int | None, Any] = {}  # graphs
-        self._is_of_any_rows = True
-        try:
-            made = self._run_for(None, known)
-        except Exception:  # code that needs to know how many rows there are
-            self._is_of_any_rows = False
+        self.is_of_any_rows = is_of_any_rows
+        made: Any = None
+        if is_of_any_rows:
+            with contextlib.suppress(Exception):  # it may need to know them
+                made = self._run_for(None, known)
+        if made is None:
+            self.is_of_any_rows = False
             made = self._run_for(rows.FEW.total)
         self.made = made
         self.traced = traced = made.traced
@@ -157,13 +162,41 @@ class TriedGraph:
 
     def _graph_for(self, values: Mapping[Any, Any]) -> Any:
         """The graph that takes these rows."""
-        if self._is_of_any_rows:
+        if self.is_of_any_rows:
             return self.traced.graph
         x = [t.ref() for t in self.traced.x if t is not None]
         num_rows = values[x[0]].shape[0]
         if num_rows not in self._by_rows:
             self._run_for(num_rows)
         return self._by_rows[num_rows]
+
+    def results(
+        self, step: TracedModel, x: Sequence[Any], weights: State
+    ) -> tuple[list[Any], list[Any]]:
+        """What this makes of some rows, and what a step's graph makes of them.
+
+        Outputs, losses of layers, and what these assign; all that both have.
+        """
+        before = [op.device for op in step.operations]
+        self._place(step)
+        own = [t for t in self.traced.handed_out if t is not None]
+        others = [t for t in step.handed_out if t is not None]
+        own += self.traced.losses
+        others += step.losses[step.num_head_losses :]
+        assigned = {id(v): t for v, t in step.new_state}
+        for v, t in self.traced.new_state:
+            if id(v) in assigned:
+                own.append(t)
+                others.append(assigned[id(v)])
+        values = _given(step, x, weights, {})
+        values.update((inner.ref(), t) for t, inner in step.graph.captures)
+        function = internals.GraphFunction(
+            step.graph, [ref.deref() for ref in values], others
+        )
+        for op, device in zip(step.operations, before):
+            internals.put_on(op, device)
+        made = self.run(own, self.given(x, weights, {}))
+        return [made[t.ref()] for t in own], function([*values.values()])
 
     def _place(self, traced: TracedModel) -> None:
         """Runs each layer where a step does, where that can be."""
@@ -283,16 +316,20 @@ class TriedGraph:
         self, x: Sequence[Any], weights: State, state: State
     ) -> dict[Any, Any]:
         """What it is run on: rows, and variables."""
-        found = {
-            t.ref(): own for t, own in zip(self.traced.x, x) if t is not None
-        }
-        pairs = [(use.variable, use.tensor) for use in self.traced.uses]
-        for variable, tensor in [*pairs, *self.traced.state]:
-            key = id(variable)
-            known = state.get(key) or weights.get(key)
-            value = variable.value if known is None else known[1]
-            found[tensor.ref()] = tf.cast(value, tensor.dtype)
-        return found
+        return _given(self.traced, x, weights, state)
+
+
+def _given(
+    traced: TracedModel, x: Sequence[Any], weights: State, state: State
+) -> dict[Any, Any]:
+    found = {t.ref(): own for t, own in zip(traced.x, x) if t is not None}
+    pairs = [(use.variable, use.tensor) for use in traced.uses]
+    for variable, tensor in [*pairs, *traced.state]:
+        key = id(variable)
+        known = state.get(key) or weights.get(key)
+        value = variable.value if known is None else known[1]
+        found[tensor.ref()] = tf.cast(value, tensor.dtype)
+    return found
 
 
 def _is_run_of(traced: TracedModel, call: ModelCall, specs: Any) -> bool:

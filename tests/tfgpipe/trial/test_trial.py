@@ -680,3 +680,25 @@ def test_rows_that_gradients_alone_mix_where_they_are_stopped_are_found():
         texts = warned([keras.layers.Dense(3), own], x)
         assert len(texts) == (function is mixing)
         assert all("to its inputs that mixes rows" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        lambda x: 1.0 if x.shape[0] is None else float(x.shape[0]),
+        lambda x: float(x.shape[0] or 1),
+        lambda x: float(x.shape[0]),
+    ],
+    ids=["asked for", "or one", "needed"],
+)
+def test_code_that_counts_rows_in_python_is_found(number):
+    layer = Own(lambda x: x * number(x), "outputs")
+    layer.build((None, 4, 3))
+    model = tfgpipe.GPipe(
+        [keras.Input((4, 3)), layer, keras.layers.Dense(3)], 1, 2
+    )
+    model.compile("sgd", "mse")
+    x = tf.ones((6, 4, 3))
+    with pytest.warns(UserWarning, match="'own' mixes the rows") as found:
+        model.train_on_batch(x, x)
+    assert len(found) == 1
