@@ -18,6 +18,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import internals
+from tfgpipe.cells import is_whole
 from tfgpipe.graphs import TracedModel, follows, functions_of
 from tfgpipe.trial.known import is_row_by_row, mixes_rows
 
@@ -209,9 +210,10 @@ class Units:
         kinds, has_gradient = _seen(self._library, op.node_def)
         if "StopGradient" in kinds and unit is not None and not unit.is_known:
             # Layers of Keras stop none of what mixes rows.
-            section = self._traced.section_of(place)
-            is_inside = section.end is not None and place < section.end
-            has_gradient |= not is_inside
+            around = self._traced.section_of(place).around_at(place)
+            inner = around[-1] if around else None
+            is_layer = isinstance(inner, keras.layers.Layer)
+            has_gradient |= not (is_layer and is_whole(inner))
         if unit is not None and has_gradient:
             self.differentiating.add(unit)
         if not any(map(is_random, kinds)):
