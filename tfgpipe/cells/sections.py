@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
+from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.failures import check_interruption
@@ -151,7 +152,7 @@ class Sections:
             return run()
         check_interruption()
         self._around_call.append(layer)
-        self.begin(arguments=run.args[1:])
+        self.begin(arguments=run.args[1:] or _first_tensors(run.keywords))
         cell = self.found[-1].cell
         # `failures.py` finds the scope in errors at run time.
         scope = f"cell_{cell}/layer_{self._index_in_cell}"
@@ -166,3 +167,13 @@ class Sections:
         finally:
             self._around_call.pop()
             self.found[-1].ends.append(self._graph.num_operations())
+
+
+def _first_tensors(keywords: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The first keyword argument that has tensors, masks left out."""
+    found = [
+        value
+        for name, value in keywords.items()
+        if name != "mask" and any(map(tf.is_tensor, tree.flatten(value)))
+    ]
+    return (*found[:1],)

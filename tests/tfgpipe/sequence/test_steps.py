@@ -256,6 +256,14 @@ def test_costs_of_a_call_are_spread_over_its_steps():
     assert [cell.cost for cell in cells] == [3, 3, 2]
 
 
+def test_cost_function_gets_inputs_that_are_keywords():
+    seen = []
+    x = keras.Input((4,))
+    (call,) = tfgpipe.layers_of(keras.Model(x, kl.Dense(3)(inputs=x)))
+    tfgpipe.GPipe([(call, lambda _, spec: seen.append(spec) or 1.0)], 1)
+    assert seen[0].shape == (None, 4)
+
+
 def test_layers_per_cell_counts_layers_or_steps():
     def cut(*counts):
         layers = [keras.Input((4,)), Around(), kl.Dense(4)]
