@@ -142,8 +142,13 @@ class Placed:
 
     def _trace(self, spec: Any) -> TracedModel:
         source = self.source
+        inner = map(internals.flat_layers, source.layers)
+        are_built = all(layer.built for own in inner for layer in own)
         with source.explaining():
-            return shape_trace(source.call, source.layers, spec)
+            traced = shape_trace(source.call, source.layers, spec)
+            if not are_built:  # building has left its reads in that graph
+                traced = shape_trace(source.call, source.layers, spec)
+        return traced
 
     def _calls(self, traced: TracedModel) -> list[PlacedCall]:
         cells: list[int] = []

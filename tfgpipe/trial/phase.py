@@ -47,6 +47,7 @@ class Phase:
         self.tried: set[int] = set()
         self.errors: dict[int, str] = {}
         self.failure = ""
+        self._fails_anyhow = False
         self.varying: set[int] = set()  # state that follows from rows
         self.next: dict[int, Any] = {}  # state, before and after a step
         self.weights: State = {}
@@ -136,16 +137,20 @@ class Phase:
         parts: rows.Parts,
         nests: Sequence[Any],
         state: State | None = None,
+        is_real: bool = False,
     ) -> None:
         """Tries the units on some rows, as a whole and in parts.
 
         `nests` are all rows and each part; `state` is what the step begins
-        with, None for the present one.
+        with, None for the present one. Where real data fail, the step will
+        fail, too, and say more.
         """
         try:
             _Run(self, parts, nests, state or {}).units()
         except Exception as error:  # of rows that it cannot take
-            self.failure = f"{type(error).__name__}: {error}"
+            first, *_ = str(error).splitlines() or [""]
+            self.failure = f"{type(error).__name__}: {first}"
+            self._fails_anyhow |= is_real
 
     def look_up(self, parts: rows.Parts, nests: Sequence[Any]) -> None:
         """Finds out which lookups are those of rows, and nothing else."""
@@ -160,6 +165,8 @@ class Phase:
 
     def untried(self) -> list[tuple[Cell, str, str]]:
         """Cells and names of what could not be tried, and why."""
+        if self._fails_anyhow:
+            return []
         if self.graph is None:
             return [(self.cells[0], "the model", self.failure)]
         why = self.failure or "what comes before it could not be run in parts"

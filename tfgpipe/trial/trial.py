@@ -117,8 +117,8 @@ class Trial:
                 drawn = rows.drawn(specs, 8, graph.smallest_table)
                 phase.look_up(rows.FEW, drawn)
             elif graph is not None:
-                for parts, nests in self._rows(graph, specs, count):
-                    phase.run(parts, nests)
+                for parts, nests, is_real in self._rows(graph, specs, count):
+                    phase.run(parts, nests, is_real=is_real)
                 for state in phase.later():
                     phase.run(parts, nests, state)
         self._phases.add(key)
@@ -128,29 +128,30 @@ class Trial:
 
     def _rows(
         self, graph: TriedGraph, specs: Any, count: int
-    ) -> list[tuple[rows.Parts, list[Any]]]:
-        """What to try layers on."""
+    ) -> list[tuple[rows.Parts, list[Any], bool]]:
+        """What to try layers on, and whether it is real data."""
         many = self._many(graph, specs, count)
-        found, real = [], []
+        found: list[Any] = []
+        real: list[rows.Parts] = []
         if self._data is not None:
             real = [own for own in (rows.FEW, many) if own is not None]
             real = [own for own in real if own.total <= self._num_rows]
             try:
                 found = [
-                    (own, rows.with_parts(self._data(own.total), own))
+                    (own, rows.with_parts(self._data(own.total), own), True)
                     for own in real
                 ]
             except Exception as error:  # the step itself will tell the user
                 failures.inform(f"Layers are tried on drawn rows: {error}")
                 real = []
-            if not all(rows.are_like(nests[0], specs) for _, nests in found):
+            if not all(rows.are_like(nests[0], specs) for _, nests, _ in found):
                 found, real = [], []  # a subclass's step makes others of them
         lengths = rows.LENGTHS if rows.has_unknown_sizes(specs) else (1,)
         tried = [(rows.FEW, n, 0) for n in lengths]
         if not real:
             tried.append((many or rows.FEW, lengths[0], 1))
         return found + [
-            (own, rows.drawn(specs, n, graph.smallest_table, seed, own))
+            (own, rows.drawn(specs, n, graph.smallest_table, seed, own), False)
             for own, n, seed in tried
         ]
 
