@@ -415,7 +415,7 @@ def test_what_is_wrong_in_the_step_of_fit_alone_is_told():
 
 
 def test_what_is_wrong_in_cells_alone_is_told(wrong_products):
-    wrong_products(lambda cell: len(cell.calls) > 1)
+    wrong_products(lambda cell: len(cell.steps) > 1)
     model = pipeline(optimizer="sgd")
     assert {f.kind for f in undocumented(checked(model))} == {"step"}
 
