@@ -55,11 +55,12 @@ def small(request):
     return SMALL[request.param]
 
 
-def built(experiment):
+def built(experiment, layers_per_cell=None):
     model = tfgpipe.GPipe(
         experiment.model.layers(),
         num_partitions=experiment.num_partitions,
         num_micro_batches=experiment.num_micro_batches,
+        layers_per_cell=layers_per_cell,
     )
     spec = experiment.data.source().input_spec
     model.build_from_config(spec_config(spec))
@@ -67,13 +68,10 @@ def built(experiment):
 
 
 def test_cells_are_those_of_the_pipeline(small):
-    model = built(small)
     sizes, prediction = predicted(small)
-    assert prediction.setting.layers_per_cell == tuple(
-        len(cell.layers) for cell in model.cells()
-    )
-    names = [name for cell in model.cells() for name in cell.layers]
-    assert [size.name for size in sizes] == names
+    model = built(small, [*prediction.setting.layers_per_cell])
+    names = [layer.name for layer in small.model.layers()]
+    assert len(names) == len(sizes)
     weights = [own.weights for own in prediction.memory]
     assert weights == [4 * cell.num_params for cell in model.cells()]
     np.testing.assert_allclose(
