@@ -91,7 +91,6 @@ def test_ends_of_paragraphs_are_empty_lines():
         (["--train_dir="], "tools.train --params=NAME"),
         (["--num_partitions=0"], "positive integer"),
         (["--num_partitions=9"], "at most the number of devices"),
-        (["--num_partitions=4"], "num_partitions=4"),
     ],
 )
 def test_bad_flags_are_refused(folder, words, message, capsys):
