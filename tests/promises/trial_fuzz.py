@@ -166,15 +166,19 @@ def tried(
     training: bool = True,
     data: Any = None,
     cast: Any = None,
+    call: Any = None,
 ) -> Trial:
-    """A trial of built layers, one after the other, on rows of data if any."""
+    """A trial of built layers, one after the other, on rows of data if any.
 
-    def call(x: Any, training: bool) -> Any:
+    Or as `call` calls them.
+    """
+
+    def in_turn(x: Any, training: bool) -> Any:
         for layer in layers:
             x = layer(x, training=training)
         return x
 
-    own = ModelCall(call, layers, training, is_split=True)
+    own = ModelCall(call or in_turn, layers, training, is_split=True)
     trial = Trial("warn")
     if data is not None:
         trial.note_data(data, cast)

@@ -23,7 +23,10 @@ def untried_and_differing(name, training, monkeypatch):
     model = tfgpipe.GPipe(use.make(), 1, 2)
     model.build((None, *use.x.shape[1:]))
     x = model.cast_inputs(keras.ops.convert_to_tensor(use.x))
-    own = tried(model.layers, x, training, use.x, model.cast_inputs)
+    source = model.built_for("a test").source
+    own = tried(
+        source.layers, x, training, use.x, model.cast_inputs, source.call
+    )
     (found,) = own._found
     return found.untried(), [text for *_, text in found.said.values()]
 
