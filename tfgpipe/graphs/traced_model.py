@@ -243,6 +243,12 @@ class TracedModel:
         return found
 
     @property
+    def tables(self) -> list[Any]:
+        """The variables of which rows are looked up, trained or not."""
+        found = [use.variable for _, use, _ in self.all_lookups()]
+        return found + [v for v, t in self.state if _lookups(t)]
+
+    @property
     def handed_out(self) -> list[Any]:
         """The outputs, and then all that hangs on them."""
         attached = [t for own in self.attached for t in own.values()]

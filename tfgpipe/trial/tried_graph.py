@@ -281,8 +281,7 @@ class TriedGraph:
     @functools.cached_property
     def smallest_table(self) -> int:
         """How many rows the smallest table has that is looked up."""
-        found = self.traced.all_lookups()
-        sizes = [use.variable.shape[0] for _, use, _ in found]
+        sizes = [variable.shape[0] for variable in self.traced.tables]
         return max(2, min([*sizes, 100]))
 
     def run(

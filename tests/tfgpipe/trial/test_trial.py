@@ -628,10 +628,11 @@ def test_layers_that_draw_are_tried(draw, mixes):
     assert all("'own' mixes the rows" in text for text in texts)
 
 
-def test_a_table_smaller_than_others_does_not_end_a_trial():
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_a_table_smaller_than_others_does_not_end_a_trial(is_trained):
     class Table(keras.layers.Layer):
         def __init__(self):
-            super().__init__(name="table")
+            super().__init__(name="table", trainable=is_trained)
             self.table = self.add_weight((3, 4), "normal")
 
         def call(self, ids):
