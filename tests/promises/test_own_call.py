@@ -41,6 +41,10 @@ def trained(name, k, m=1, **arguments):
 CASES = quick([*MODELS], ["Loop", "Softmax", "TiedWords", "LeftInPython"])
 
 
+# The gradients of three uses of a weight and more are added in another order.
+USED_OFTEN = {"OverTime"}
+
+
 @pytest.mark.usefixtures("as_written")
 @pytest.mark.parametrize("name", CASES)
 def test_model_with_a_call_of_its_own_has_the_bits_of_keras(name):
@@ -49,7 +53,10 @@ def test_model_with_a_call_of_its_own_has_the_bits_of_keras(name):
         found = trained(name, k)
         np.testing.assert_allclose(found[0], expected[0], 1e-12)
         for a, b in zip(found[1], expected[1], strict=True):
-            np.testing.assert_array_equal(a, b)
+            if name in USED_OFTEN:
+                np.testing.assert_allclose(a, b, 1e-12, 1e-15)
+            else:
+                np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("name", CASES)
