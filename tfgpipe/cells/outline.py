@@ -78,9 +78,9 @@ class Outline(NamedTuple):
 
     def step_of(self, tensor: tf.Tensor) -> int:
         """The number of the step that makes a tensor."""
-        places = {op.name: i for i, op in enumerate(self.traced.operations)}
+        place = self.traced.places[tensor.op.name]
         starts = [step.section.start for step in self.steps]
-        return max(0, bisect.bisect_right(starts, places[tensor.op.name]) - 1)
+        return max(0, bisect.bisect_right(starts, place) - 1)
 
 
 class SectionSize(NamedTuple):
@@ -155,10 +155,7 @@ def shape_trace(
         lambda t: None if t is None else tf.TensorSpec(t.shape, t.dtype), spec
     )
 
-    def run() -> TracedModel:
-        model = ModelCall(call, layers, training, is_split)
-        return trace_model(model, specs, None, TraceOptions())
-
+    model = ModelCall(call, layers, training, is_split)
     with (
         internals.outside_functions(),
         internals.deferred_variables(),
@@ -166,7 +163,7 @@ def shape_trace(
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # the run of a step will warn
-        traced = run()
+        traced = trace_model(model, specs, None, TraceOptions())
     for layer in layers:
         internals.forget_losses(layer)
     return traced
@@ -185,7 +182,6 @@ class _Reader:
     ):
         self._traced = traced
         self._flops = flops
-        self._place = {op.name: i for i, op in enumerate(traced.operations)}
         self._made = [
             op for op in traced.operations if op.type != "Placeholder"
         ]
@@ -217,7 +213,7 @@ class _Reader:
         traced, sections = self._traced, self._traced.sections
         count = [0] * len(self._costs)
         for op in self._made:
-            own = traced.section_at(self._place[op.name])
+            own = traced.section_at(self._traced.places[op.name])
             count[min(own, len(count) - 1)] += 1
         sizes = [*map(SectionSize, sections, count, self._costs)]
         firsts = starts_of(sizes) or [0]
@@ -225,7 +221,7 @@ class _Reader:
         places = [sections[i].start for i in firsts]
 
         def step_of(op: tf.Operation) -> int:
-            place = self._place[op.name]
+            place = self._traced.places[op.name]
             return max(0, bisect.bisect_right(places, place) - 1)
 
         operations: list[list[tf.Operation]] = [[] for _ in firsts]
@@ -251,7 +247,6 @@ class _Reader:
 
         `sized` are operations by their names, as they are for so many rows.
         """
-        places = {op.name: i for i, op in enumerate(traced.operations)}
         # The last section is behind all layers, and goes with the one before.
         costs = [0.0] * max(1, len(traced.sections) - 1)
         found: set[str] = set()
@@ -262,7 +257,7 @@ class _Reader:
                 continue
             found.add(op.name)
             waiting += [t.op for t in op.inputs] + [*op.control_inputs]
-            own = traced.section_at(places[op.name])
+            own = traced.section_at(traced.places[op.name])
             # The graphs of functions are those of the model, of any rows.
             count = 1
             if not internals.takes_functions(op.type) and op.name in sized:

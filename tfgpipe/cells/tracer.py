@@ -200,7 +200,7 @@ def _check_captured(traced: TracedModel) -> None:
 
     Branches, loops and functions capture through it.
     """
-    places = {op.name: i for i, op in enumerate(traced.operations)}
+    places = traced.places
     for outer, own in traced.graph.captures:
         variable = internals.variable_of(outer)
         if variable is not None:

@@ -151,11 +151,7 @@ class Placed:
         return traced
 
     def _calls(self, traced: TracedModel) -> list[PlacedCall]:
-        cells: list[int] = []
-        for section in traced.sections:
-            last = cells[-1] if cells else 0
-            home = self.home(section.operation, section.call)
-            cells.append(max(last, home or 0))
+        cells = traced.cells_by(self.home)
         alone = dataclasses.replace(
             traced, cells=cells, losses=(), counts=(), new_state=(), moments=()
         )

@@ -139,6 +139,19 @@ class TracedModel:
     def _starts(self) -> list[int]:
         return [section.start for section in self.sections]
 
+    @functools.cached_property
+    def places(self) -> Mapping[str, int]:
+        """The places of the operations, by their names."""
+        return {op.name: i for i, op in enumerate(self.operations)}
+
+    def cells_by(self, home: Callable[[Any, int], int | None]) -> list[int]:
+        """The cell of each section, if calls have other homes than here."""
+        found = [0]
+        for section in self.sections[1:]:
+            own = home(section.operation, section.call)
+            found.append(max(found[-1], own or 0))
+        return found
+
     def section_at(self, place: int) -> int:
         """The number of the section of an operation of the forward pass."""
         return max(0, bisect.bisect_right(self._starts, place) - 1)
@@ -321,7 +334,7 @@ def without_gradients(traced: TracedModel) -> Differentiated:
         [None] * len(traced.losses),
         [Gradient()] * len(traced.uses),
         [None] * len(traced.x),
-        {op.name: i for i, op in enumerate(traced.operations)},
+        dict(traced.places),
         set(),
     )
 
@@ -372,7 +385,7 @@ def _naming(traced: TracedModel, notes: Sequence[Any]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        places = {op.name: i for i, op in enumerate(traced.operations)}
+        places = traced.places
         if notes and notes[-1].name in places:
             section = traced.section_of(places[notes[-1].name])
             add_note(error, f"In the gradient of {section.words}.")
@@ -414,7 +427,7 @@ def _placed(
     """The place of each operation, and which are of the backward pass."""
     operations = traced.graph.get_operations()
     count = len(traced.operations)
-    places = {op.name: i for i, op in enumerate(traced.operations)}
+    places = dict(traced.places)
     late = {op.name: op for op in operations[count:]}
     _take_in_late(traced.operations, late, places)
     own: dict[str, int] = {}

@@ -151,7 +151,7 @@ class MiniBatch:
     @functools.cached_property
     def _adding_up(self) -> set[int]:
         traced = self.traced
-        places = {op.name: i for i, op in enumerate(traced.operations)}
+        places = traced.places
         totals = sums_over_replicas(traced.operations)
         found = {traced.cell_of(places[t.op.name]) for t in totals}
         return found if self.call.is_split else set()

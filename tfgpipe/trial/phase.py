@@ -221,7 +221,7 @@ class _Run:
         is_known = self._feed(fed, [whole] + self._shapes(fed))
         start, end = 0, len(graph.units.found)
         while start < end and is_known:
-            self._run(wanted)
+            self._made = [whole, *self._parts_of(wanted)]
             start = self._first_fault(start)
             if start < end:
                 gives = [
@@ -265,36 +265,32 @@ class _Run:
                 own[ref] = value
         return True
 
-    def _run(self, wanted: Sequence[tf.Tensor]) -> None:
-        """Metrics run on from part to part; other state does not."""
-        run = self._graph.run
-        whole = run(wanted, self._values(0))
-        first = run(wanted, self._values(1))
+    def _parts_of(self, wanted: Sequence[tf.Tensor]) -> list[Values]:
+        """What parts make; metrics run on from part to part, state does not."""
+        first = self._graph.run(wanted, self._values(1))
         chained = [
             (v, first[t.ref()])
             for v, t in self._new
             if id(v) in self._phase.metrics
         ]
-        second = run(wanted, self._values(2, chained))
-        self._made = [whole, first, second]
+        return [first, self._graph.run(wanted, self._values(2, chained))]
 
-    def _outcomes(self, unit: Unit | None, **of: Any) -> list[Outcome]:
+    def _outcomes(self, unit: Unit, **of: Any) -> list[Outcome]:
         """What a unit has made of all rows, and of each part."""
         fed = self._fed[0]
-        takes = unit.takes if unit else []
-        gives = [t for t in unit.gives if t.ref() not in fed] if unit else []
-        losses = self._losses.get(unit, []) if unit else []
+        gives = [t for t in unit.gives if t.ref() not in fed]
+        losses = self._losses.get(unit, [])
         return [
             Outcome(
                 [made[t.ref()] for t in gives if _is_data(t)],
-                [made[t.ref()] for t in takes if _is_data(t)],
+                [made[t.ref()] for t in unit.takes if _is_data(t)],
                 [made[loss.ref()] for loss in losses],
                 {id(v): (v, made[t.ref()]) for v, t in self._new},
                 of.get("dx", [[], [], []])[place],
                 of.get("dw", [{}, {}, {}])[place],
                 self._parts.slices[place],
                 self._parts.total,
-                unit.num_bytes if unit else 8,
+                unit.num_bytes,
             )
             for place, made in enumerate(self._made)
         ]

@@ -103,16 +103,15 @@ class TriedGraph:
         self._specs = specs
         self._by_rows: dict[int | None, Any] = {}  # graphs
         self.is_of_any_rows = is_of_any_rows
-        made: Any = None
+        found: Any = None
         if is_of_any_rows:
             with contextlib.suppress(Exception):  # it may need to know them
-                made = self._run_for(None, known)
-        if made is None:
+                found = self._run_for(None, known)
+        if found is None:
             self.is_of_any_rows = False
-            made = self._run_for(rows.FEW.total)
-        self.made = made
-        self.traced = traced = made.traced
-        self.units = Units(traced)
+            found = self._run_for(rows.FEW.total)
+        self.made, self.units = found
+        self.traced = traced = self.made.traced
         self.dw = self._of_weights()
         self.dx = self._given_back()
         self._captured = {own.ref(): t for t, own in traced.graph.captures}
@@ -131,8 +130,8 @@ class TriedGraph:
 
     def _run_for(
         self, num_rows: int | None, known: TracedModel | None = None
-    ) -> Differentiated:
-        """The graph for so many rows; None for any number."""
+    ) -> tuple[Differentiated, Units]:
+        """The graph for so many rows, None for any number; and its units."""
         specs = tree.map_structure(
             lambda t: None if t is None else _of_rows(t, num_rows), self._specs
         )
@@ -150,7 +149,8 @@ class TriedGraph:
                     )
                 known = trace_model(self._call, specs, None, TraceOptions())
         made = without_gradients(known)
-        if self._call.training and Units(known).differentiating:
+        units = Units(known)
+        if self._call.training and units.differentiating:
             made = differentiate(
                 known,
                 [is_continuous(t) for t in known.handed_out],
@@ -158,7 +158,7 @@ class TriedGraph:
             )
         self._place(known)
         self._by_rows[num_rows] = known.graph
-        return made
+        return made, units
 
     def _graph_for(self, values: Mapping[Any, Any]) -> Any:
         """The graph that takes these rows."""
@@ -200,10 +200,7 @@ class TriedGraph:
 
     def _place(self, traced: TracedModel) -> None:
         """Runs each layer where a step does, where that can be."""
-        cells = [0]
-        for section in traced.sections[1:]:
-            home = self._call.home(section.operation, section.call)
-            cells.append(max(cells[-1], home or 0))
+        cells = traced.cells_by(self._call.home)
         on_host = names.only_compiles(self._devices)
         for place, op in enumerate(traced.operations):
             device = self._devices[cells[traced.section_at(place)]]
@@ -215,8 +212,9 @@ class TriedGraph:
         with self.traced.graph.as_default():
             for use, d in zip(self.traced.uses, self.made.dw):
                 for unit in self.units.differentiating:
-                    dense = as_tensor(d.finished())
-                    if use.section in unit.sections and dense is not None:
+                    if use.section not in unit.sections:
+                        continue
+                    if (dense := as_tensor(d.finished())) is not None:
                         found.setdefault(unit, []).append((use.variable, dense))
         return found
 

@@ -74,11 +74,10 @@ class Unit:
 
     def inner(self, traced: TracedModel) -> list[tuple[str, tf.Tensor]]:
         """What goes from section to section inside, with the maker's name."""
-        places = {op.name: i for i, op in enumerate(traced.operations)}
         own = {op.name for op in self.operations}
         maker: dict[str, tuple[int, int, str]] = {}
         for op in self.operations:
-            place = places[op.name]
+            place = traced.places[op.name]
             section = traced.section_of(place)
             around = section.around_at(place)
             first = around.index(self.layer) if self.layer in around else 0
