@@ -370,8 +370,8 @@ for name, options in {
 FACTOR = {"factor": 0.3}
 SINGLE = {"dtype": "float32"}  # computed so, or for float32 alone
 for name, options, more in (
-    ("CutMix", {}, {}),
-    ("MixUp", {}, {}),
+    ("CutMix", {}, {"mixes": True}),
+    ("MixUp", {}, {"mixes": True}),
     ("RandAugment", {}, {**SINGLE, "mixes": True}),
     ("RandomBrightness", FACTOR, {}),
     ("RandomColorDegeneration", FACTOR, {}),

@@ -43,14 +43,16 @@ def by_batches(model):
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
-    "train", [fitted, pytest.param(by_batches, marks=pytest.mark.slow)]
+    ("train", "most"),
+    # Once to build; then of the first length, and of any. What is of any length
+    # is tried once more, if the first one was another.
+    [(fitted, 3), pytest.param(by_batches, 4, marks=pytest.mark.slow)],
 )
-def test_fifty_lengths_are_traced_no_more_than_three_times(train, dense_calls):
+def test_fifty_lengths_are_traced_a_few_times(train, most, dense_calls):
     model = pipeline()
     found = train(model)
     traced = sum(layer is model.layers[1] for layer in dense_calls)
-    # Once to build; then of the first length, and of any.
-    assert traced <= 3
+    assert traced <= most
     keras.utils.set_random_seed(3)
     plain = compiled(keras.Sequential(layers()))
     assert_close(found, train(plain))

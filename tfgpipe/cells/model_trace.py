@@ -142,8 +142,7 @@ class _Seen:
 
 
 def _run(model: ModelCall, x: Any, labels: Any) -> _Seen:
-    normalizations = model.normalizations
-    moving = MovingStatistics(normalizations)
+    moving = MovingStatistics(model.normalizations)
     tape = None
     if model.training:
         tape = tf.GradientTape(watch_accessed_variables=False)
@@ -160,6 +159,11 @@ def _run(model: ModelCall, x: Any, labels: Any) -> _Seen:
     moments = internals.batch_moments
     if model.synchronizes:
         moments = choosing_moments(internals.current_graph())
+    recording: contextlib.AbstractContextManager = contextlib.nullcontext()
+    if model.is_split:
+        recording = internals.recording_moments(
+            moving.layers, scope.record, moments
+        )
     sums, counts = [], []  # scalars, one for each output with a loss
     with (
         contextlib.nullcontext() if tape is None else tape,
@@ -167,7 +171,7 @@ def _run(model: ModelCall, x: Any, labels: Any) -> _Seen:
         sections.noting(),
         internals.naming_on_tapes(),
         internals.noting_losses(model.layers) as added,
-        internals.recording_moments(normalizations, scope.record, moments),
+        recording,
     ):
         if model.watches_x and tape is not None:
             tape.watch([t for t in tree.flatten(x) if is_continuous(t)])
@@ -208,9 +212,9 @@ def _run(model: ModelCall, x: Any, labels: Any) -> _Seen:
         counts,
         new_state,
         scope.values,
-        normalizations,
-        [moving.moments[id(layer)] for layer in normalizations],
-        [moving.rules[id(layer)] for layer in normalizations],
+        moving.layers,
+        [moving.moments[id(layer)] for layer in moving.layers],
+        [moving.rules[id(layer)] for layer in moving.layers],
         {
             key: None if key in scope.overwritten else count
             for key, count in scope.draws.items()

@@ -723,7 +723,7 @@ def recording_moments(
     """Inside, `BatchNormalization`s tell their moments.
 
     Args:
-        layers: The layers.
+        layers: The layers. Those that are built inside tell theirs, too.
         record: Called as `record(layer, inputs, mask, mean, variance)` with
             what a layer normalises by, call by call.
         compute: Called as `compute(layer, inputs, mask)` for mean and variance.
@@ -737,10 +737,26 @@ def recording_moments(
 
         return moments
 
+    known = {id(layer) for layer in layers}
+    call = _layer_call.current
+
+    def called(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        is_one = isinstance(layer, keras.layers.BatchNormalization)
+        if is_one and not layer.built and id(layer) not in known:
+            known.add(id(layer))
+            if layer.trainable:
+                add(layer)
+        return call(layer, *args, **kwargs)
+
     with contextlib.ExitStack() as stack:
-        for layer in layers:
+
+        def add(layer: Any) -> None:
             stack.enter_context(replaced_method(layer, "_moments", wrap(layer)))
-        yield
+
+        for layer in layers:
+            add(layer)
+        with _layer_call.by(called):
+            yield
 
 
 # ------------------------------------------------------------------ optimizer
@@ -1125,12 +1141,15 @@ def noting_losses(
 
     Keras counts no others: those of a layer that only a closure knows are lost.
     """
-    inner = [one for layer in layers for one in flat_layers(layer)]
-    for layer in inner:
+
+    def inner() -> list[Any]:  # a layer may make some when it is built
+        return [one for layer in layers for one in flat_layers(layer)]
+
+    for layer in inner():
         layer._loss_ids.clear()
 
     def added(losses: Sequence[Any]) -> list[Any]:
-        ids = {key for layer in inner for key in layer._loss_ids}
+        ids = {key for layer in inner() for key in layer._loss_ids}
         return [loss for loss in losses if id(loss) in ids]
 
     yield added

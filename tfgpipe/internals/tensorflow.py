@@ -490,15 +490,12 @@ class FunctionCall:
             is_stateful(op.type) for op in function.graph.get_operations()
         )
         self._op_type = ("Stateful" if stateful else "") + "PartitionedCall"
-        config = tf.compat.v1.ConfigProto()
-        if as_written:
-            options = config.graph_options.rewrite_options
-            options.disable_meta_optimizer = True
+        config = _as_written() if as_written else b""
         self._attributes = {
             "Tin": _types(function.inputs),
             "Tout": _types(function.outputs),
             "f": _Attribute(func=_NameAttrList(name=function.name)),
-            "config_proto": _Attribute(s=config.SerializeToString()),
+            "config_proto": _Attribute(s=config),
             # Else TensorFlow goes through the function for every call.
             "_disable_call_shape_inference": _Attribute(b=True),
         }
@@ -517,6 +514,13 @@ class FunctionCall:
         for tensor, shape in zip(op.outputs, self._shapes):
             tensor.set_shape(shape)
         return list(op.outputs)
+
+
+def _as_written() -> bytes:
+    """The configuration that keeps TensorFlow's graph optimiser off."""
+    config = tf.compat.v1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    return bytes(config.SerializeToString())
 
 
 def put_on(op: Any, device: str) -> None:
@@ -575,7 +579,12 @@ class GraphFunction:
 
     def __call__(self, arguments: list[tf.Tensor]) -> list[tf.Tensor]:
         """Runs it."""
-        found = self._call(args=arguments, Tout=self._dtypes, f=self._name)
+        found = self._call(
+            args=arguments,
+            Tout=self._dtypes,
+            f=self._name,
+            config_proto=_as_written(),
+        )
         return list(found)
 
 

@@ -65,6 +65,7 @@ class MovingStatistics:
     moving their statistics.
 
     Attributes:
+        layers: Those, and others that were built while layers run.
         moments: By the id of a layer a list of its calls, each a (mean,
             variance, count, few), where count is None without a mask, and few
             is that of `count_of_few`.
@@ -73,16 +74,20 @@ class MovingStatistics:
     """
 
     def __init__(self, layers: Sequence[keras.layers.BatchNormalization]):
-        self._owners = {
-            id(v): (layer, i)
-            for layer in layers
-            for i, v in enumerate((layer.moving_mean, layer.moving_variance))
-        }
+        self.layers = [*layers]
+        self._owners: dict[int, tuple[Any, int]] = {}
+        for layer in layers:
+            self._own(layer)
         self._moved: set[int] = set()
         self._stale: dict[int, str] = {}
         self._odd: dict[int, str] = {}
         self.moments: dict[int, list[Any]] = {id(v): [] for v in layers}
         self.rules: dict[int, list[Any]] = {id(v): [] for v in layers}
+
+    def _own(self, layer: keras.layers.BatchNormalization) -> None:
+        for i, v in enumerate((layer.moving_mean, layer.moving_variance)):
+            if v is not None:  # it is built
+                self._owners[id(v)] = layer, i
 
     def has(self, variable: keras.Variable) -> bool:
         """Whether a variable is one of them."""
@@ -97,6 +102,11 @@ class MovingStatistics:
         self, layer: Any, inputs: Any, mask: Any, mean: Any, variance: Any
     ) -> None:
         """Notes the moments by which a batch normalisation normalises."""
+        if id(layer.moving_mean) not in self._owners:
+            self._own(layer)
+            if id(layer) not in self.moments:
+                self.layers.append(layer)
+                self.moments[id(layer)], self.rules[id(layer)] = [], []
         for variable in (layer.moving_mean, layer.moving_variance):
             self._stale.pop(id(variable), None)  # it was the layer itself
         count = None

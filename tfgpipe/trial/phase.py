@@ -52,6 +52,8 @@ class Phase:
         self.next: dict[int, Any] = {}  # state, before and after a step
         self.weights: State = {}
         self.wanted: list[tuple[int, Unit]] = []
+        self.results: list[tf.Tensor] = []  # what all rows and parts make
+        self.fed: list[tf.Tensor] = []  # what parts are given of all rows
         self.metrics: set[int] = set()  # ids of their variables
         self.all_metrics: list[Any] = []
         self.sizes_vary = False  # of what units give, by their rows
@@ -72,16 +74,23 @@ class Phase:
             self.weights = {
                 key: (v, _not_zero(v)) for key, v in variables.items()
             }
+            self._take(graph)
             if step is not None and self._counts_rows(graph, specs, step):
                 graph = made(is_of_any_rows=False)
+                self._take(graph)
         except Exception as error:  # a user's code may raise anything
             self.failure = f"{type(error).__name__}: {error}"
             return None
-        self.graph = graph
         self.all_metrics = [
             m for layer in self.call.layers for m in layer.metrics
         ]
         self.metrics = {id(v) for v in self.call.metric_state}
+        return graph
+
+    def _take(self, graph: TriedGraph) -> None:
+        """Takes a graph to try its units."""
+        self.graph = graph
+        self.said, self.tried, self.errors = {}, set(), {}
         for i, unit in enumerate(graph.units.found):
             if unit.mixes:
                 self.say(i, "outputs", compare.of_outputs(float("inf")))
@@ -95,7 +104,15 @@ class Phase:
             for i, unit in enumerate(graph.units.found)
             if not unit.is_known and i not in self.errors and not unit.mixes
         ]
-        return graph
+        traced = graph.traced
+        found = [t for _, unit in self.wanted for t in unit.gives]
+        found += [t for _, unit in self.wanted for t in unit.takes]
+        found += [*traced.losses, *(t for _, t in traced.new_state)]
+        found += [t for t in traced.handed_out if t is not None]
+        self.results = [
+            t for t in {t.ref(): t for t in found}.values() if _is_data(t)
+        ]
+        self.fed = [t for t in graph.fed if _is_data(t)]
 
     def _counts_rows(
         self, graph: TriedGraph, specs: Any, step: TracedModel
@@ -110,7 +127,10 @@ class Phase:
         parts = rows.Parts(1, num_rows - 1)
         whole, *_ = rows.drawn(specs, 8, graph.smallest_table, parts=parts)
         try:
-            pairs = zip(*graph.results(step, tree.flatten(whole), self.weights))
+            own = [*self.results, *self.fed]
+            pairs = zip(
+                *graph.results(step, tree.flatten(whole), self.weights, own)
+            )
             least = min([unit.num_bytes for unit in graph.units.found])
             return any(
                 compare.distance(a, b, num_bytes=least) for a, b in pairs
@@ -214,8 +234,8 @@ class _Run:
 
     def units(self) -> None:
         """Tries the units, one after the other."""
-        graph, wanted = self._graph, self._wanted()
-        fed = [t for t in graph.fed if _is_data(t)]
+        graph, wanted = self._graph, self._phase.results
+        fed = self._phase.fed
         whole = graph.run([*wanted, *fed], self._values(0))
         self._note_next(whole)
         is_known = self._feed(fed, [whole] + self._shapes(fed))
@@ -235,13 +255,6 @@ class _Run:
         self._try_draws()
         self._try_replicas()
         self._try_gradients()
-
-    def _wanted(self) -> list[tf.Tensor]:
-        found = [t for _, unit in self._phase.wanted for t in unit.gives]
-        found += [t for _, unit in self._phase.wanted for t in unit.takes]
-        found += [*self._traced.losses, *(t for _, t in self._traced.new_state)]
-        found += [t for t in self._traced.outputs if t is not None]
-        return [t for t in {t.ref(): t for t in found}.values() if _is_data(t)]
 
     def _shapes(self, tensors: Sequence[tf.Tensor]) -> list[Values]:
         if not tensors:

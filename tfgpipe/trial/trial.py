@@ -6,8 +6,9 @@ makes of parts of it, as `compare.py` says. That is tried for each phase
 hand, and on drawn ones, of several lengths where a length is not known. What
 differs is warned of by the layer's name.
 
-Cost: one more run of the model in Python, on shapes; TensorFlow runs its graph
-on a few rows, some ten times. A model of layers that are known to treat each
+Cost: TensorFlow runs the graph of the run on shapes, from which the cells are
+made, on a few rows, some ten times; Python runs the model once more only if it
+acts on the number of rows, or in another phase. A model of layers that are known to treat each
 row by itself is not tried at all.
 
 Limits: what other values alone would show is not seen.

@@ -171,11 +171,16 @@ class TriedGraph:
         return self._by_rows[num_rows]
 
     def results(
-        self, step: TracedModel, x: Sequence[Any], weights: State
+        self,
+        step: TracedModel,
+        x: Sequence[Any],
+        weights: State,
+        wanted: Sequence[tf.Tensor],
     ) -> tuple[list[Any], list[Any]]:
         """What this makes of some rows, and what a step's graph makes of them.
 
         Outputs, losses of layers, and what these assign; all that both have.
+        `wanted` are all that is to be run later, too: for that, one function.
         """
         before = [op.device for op in step.operations]
         self._place(step)
@@ -195,7 +200,7 @@ class TriedGraph:
         )
         for op, device in zip(step.operations, before):
             internals.put_on(op, device)
-        made = self.run(own, self.given(x, weights, {}))
+        made = self.run(wanted, self.given(x, weights, {}))
         return [made[t.ref()] for t in own], function([*values.values()])
 
     def _place(self, traced: TracedModel) -> None:
@@ -333,8 +338,11 @@ def _is_run_of(traced: TracedModel, call: ModelCall, specs: Any) -> bool:
     """Whether a run is that of a call, for such rows."""
     pairs = zip(traced.x, tree.flatten(specs), strict=True)
     trained = {id(use.variable) for use in traced.uses}
+    own = {id(v) for layer in call.layers for v in layer.variables}
     return (
         call.training
+        and trained <= own
+        and {*map(id, call.normalizations)} == {*map(id, traced.normalizations)}
         and traced.tape is not None
         and all(
             t is spec
