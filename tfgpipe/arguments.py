@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
 from keras import tree
@@ -20,6 +20,7 @@ from tfgpipe.checks import (
 )
 from tfgpipe.costs import Placed, layer_sizes, slot_bytes_of
 from tfgpipe.devices import CellDevices
+from tfgpipe.partition import partition
 from tfgpipe.profiles import Profile, kept_in_row
 from tfgpipe.schedules import (
     REMAT,
@@ -319,28 +320,6 @@ def check_groups(remat_groups: int, counts: Sequence[int]) -> None:
         )
 
 
-def check_whole_layers(
-    what: str,
-    num_layers: int,
-    num_partitions: int,
-    layers_per_cell: Sequence[int] | None,
-) -> None:
-    """Refuses cells that begin inside of a layer, where seconds are of layers.
-
-    `what` needs them.
-    """
-    counted = num_layers if layers_per_cell is None else sum(layers_per_cell)
-    if num_partitions > num_layers or counted != num_layers:
-        raise ValueError(
-            f"{what} must have whole layers in each cell, as it is not known "
-            "what parts of one take. Expected at most as many cells as layers, "
-            f"{num_layers}, and `layers_per_cell` with this sum. Received: "
-            f"num_partitions={num_partitions}, layers_per_cell="
-            f"{layers_per_cell}. Ask for fewer cells, or pass the layers that "
-            "are inside of others themselves."
-        )
-
-
 AUTO = "auto"
 
 NEEDS_PROFILE = (
@@ -367,16 +346,18 @@ def auto_schedule(
         The schedule, and the cut.
     """
     k = len(remat.rules)
-    source, profile = costs.source, costs.profile
-    if not (layers_per_cell or source.calls):
-        raise ValueError(
-            '`schedule="auto"` must know the layers of each cell, which a '
-            "`call` of a model's own shows when it has run. Received: "
-            "layers_per_cell=None. Pass it, as `tfgpipe.plan` returns it."
-        )
+    profile = costs.profile
     num_layers = len(profile.layers)
-    check_whole_layers(f'`schedule="{AUTO}"`', num_layers, k, layers_per_cell)
-    cut = layers_per_cell or source.cut(source.costs, k)
+    if k > num_layers:
+        raise ValueError(too_many_cells(k, num_layers))
+    cut = layers_per_cell or partition(profile.costs(), k)
+    if sum(cut) != num_layers:
+        raise ValueError(
+            "`layers_per_cell` must count what was measured if "
+            f'schedule="{AUTO}". Expected a sum of {num_layers}, the lines of '
+            f"the profile. Received: layers_per_cell={cut} (sum {sum(cut)}). "
+            "Omit it, or pass what `tfgpipe.plan` returns."
+        )
     seconds, start = profile.cell_seconds(profile.rows[-1]), 0
     durations = []
     for cell, count in enumerate(cut):
@@ -426,7 +407,13 @@ class GivenCosts:
             )
         numbers: list[float] = []
         self._given = costs
-        self._waits = not source.calls  # which a run has to show
+        # A run has to show how many steps there are.
+        is_one_each = source.are_steps() or (
+            self.profile is None
+            and isinstance(costs, Sized)
+            and len(costs) == len(source.calls)
+        )
+        self._waits = not is_one_each
         if not self._waits:
             numbers = self._numbers(costs)
         if self._is_bytes:
@@ -446,7 +433,7 @@ class GivenCosts:
             costs = self.profile.costs()
         is_list = isinstance(costs, Iterable) and not isinstance(costs, str)
         found = [*costs] if is_list else []
-        num_layers = len(self.source.calls or self.source.steps)
+        num_layers = len(self.source.steps or self.source.calls)
         if len(found) == num_layers and all(map(is_amount, found)):
             return [float(value) for value in found]
         received = f"costs={costs!r}"
@@ -486,7 +473,7 @@ class GivenCosts:
             size.weight_bytes + size.slot_bytes + size.gradient_bytes + own
             for size, own in zip(sizes, kept)
         ]
-        return self.source.spread(found) if self.source.calls else found
+        return found
 
 
 def _check_sizes(placed: Placed) -> None:

@@ -140,9 +140,24 @@ def test_training_is_that_by_a_name():
         np.testing.assert_allclose(a, b, 1e-12)
 
 
-def test_cells_that_begin_inside_of_a_layer_are_refused():
+def test_cut_must_be_of_what_was_measured():
     inner = keras.Sequential([keras.Input((3,)), *[kl.Dense(3)] * 4])
     layers = [keras.Input((3,)), kl.Dense(3), inner, kl.Dense(3)]
     how = {"schedule": "auto", "costs": measured(SECONDS, SECONDS, LAST)}
-    with pytest.raises(ValueError, match="must have whole layers in each cell"):
+    with pytest.raises(ValueError, match="Expected a sum of 3, the lines of"):
         tfgpipe.GPipe(layers, 2, 2, layers_per_cell=[3, 3], **how)
+
+
+def test_cells_may_begin_inside_of_a_layer():
+    def layers():
+        inner = keras.Sequential(
+            [keras.Input((3,)), *map(kl.Dense, [3] * 4)], name="inner"
+        )
+        return [keras.Input((3,)), inner, kl.Dense(3, name="last")]
+
+    x = np.zeros((4, 3), "float32")
+    profile = tfgpipe.profile(layers(), x, seconds=0.01)
+    assert len(profile.layers) == 5
+    made = tfgpipe.GPipe(layers(), 3, 2, schedule="auto", costs=profile)
+    assert sum(len(cell.layers) for cell in made.cells()) == 5
+    assert all(cell.cost > 0 for cell in made.cells())

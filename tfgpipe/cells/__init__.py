@@ -13,7 +13,6 @@ from tfgpipe.cells.outline import (
     filled,
     outline,
     shape_trace,
-    steps_of,
 )
 from tfgpipe.cells.sections import Section, is_whole
 from tfgpipe.cells.tasks import CellTasks, KeptValues, TaskCall
@@ -36,6 +35,5 @@ __all__ = [
     "is_whole",
     "outline",
     "shape_trace",
-    "steps_of",
     "trace_model",
 ]

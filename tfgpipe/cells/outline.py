@@ -88,12 +88,10 @@ class SectionSize(NamedTuple):
 
     Attributes:
         num_operations: Of those that make something.
-        flops: Theirs, for one row.
     """
 
     section: Section
     num_operations: int
-    flops: float
 
 
 def filled(sections: Sequence[SectionSize]) -> list[int]:
@@ -138,11 +136,6 @@ def outline(
     return reader.outline(starts)
 
 
-def steps_of(traced: TracedModel) -> list[SectionCall]:
-    """Of a run on shapes, each section that makes something, as a step."""
-    return _Reader(traced, lambda _: 0.0).outline(filled).steps
-
-
 def shape_trace(
     call: Callable[[Any, bool], Any],
     layers: Sequence[keras.layers.Layer],
@@ -155,7 +148,8 @@ def shape_trace(
         lambda t: None if t is None else tf.TensorSpec(t.shape, t.dtype), spec
     )
 
-    model = ModelCall(call, layers, training, is_split)
+    # Which variables are the layers' is known when they are built: behind it.
+    model = ModelCall(call, layers, training, is_split, trains_others=True)
     with (
         internals.outside_functions(),
         internals.deferred_variables(),
@@ -215,7 +209,7 @@ class _Reader:
         for op in self._made:
             own = traced.section_at(self._traced.places[op.name])
             count[min(own, len(count) - 1)] += 1
-        sizes = [*map(SectionSize, sections, count, self._costs)]
+        sizes = [*map(SectionSize, sections, count)]
         firsts = starts_of(sizes) or [0]
         ends = [0, *firsts[1:], len(count)]
         places = [sections[i].start for i in firsts]

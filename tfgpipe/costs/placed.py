@@ -1,17 +1,14 @@
-"""What a user sees of a model, its rows in a plan: parts of one graph.
+"""The steps of a model, its rows in a plan: parts of one graph.
 
-The model runs on shapes, see `cells/outline.py`, and its sections become calls:
+The model runs on shapes, see `cells/outline.py`. What a cell can begin with,
+see `sequence/steps.py`, is a call here:
 
     sections    embed | block | attention | dense | block | attention | head
     calls       embed | block                     | block             | head
-
-Of a list they are its items, of a functional model the calls of its layers, and
-of a model with a `call` of its own its sections.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -22,7 +19,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import LayerCall, shape_trace, steps_of
+from tfgpipe.cells import shape_trace
 from tfgpipe.graphs import (
     Part,
     TracedModel,
@@ -31,9 +28,6 @@ from tfgpipe.graphs import (
     parts_of,
     without_gradients,
 )
-
-# Of a run where code has to know how many.
-_ROWS = 2
 
 
 class PlacedCall(NamedTuple):
@@ -73,12 +67,12 @@ class PlacedCall(NamedTuple):
 
 
 class Placed:
-    """A model as the calls that its user sees.
+    """A model as its steps.
 
     Their layers are built, without values.
 
     Args:
-        source: What has the `layers` of the model, and its `call`.
+        source: The layers of the model, see `Steps`.
         spec: Nest of `keras.KerasTensor`s that the model takes.
 
     Attributes:
@@ -94,15 +88,13 @@ class Placed:
     def __init__(self, source: Any, spec: Any):
         self.source = source
         self.spec = spec
-        traced = self._first_trace(spec)
-        calls, places = calls_of(source, traced)
-        self.layers = [call.layer for call in calls]
-        self._homes: dict[tuple[int, int], int] = {}
-        for section, place in zip(traced.sections, places):
-            if place is not None and place not in self._homes.values():
-                self._homes[id(section.operation), section.call] = place
+        traced, self.output = self._outlined(spec)
+        self.layers = [step.layer for step in source.steps]
+        self._homes = {
+            (id(step.section.operation), step.section.call): k
+            for k, step in enumerate(source.steps)
+        }
         self.calls = self._calls(traced)
-        self.output = self._output(traced)
 
     def home(self, operation: Any, call: int) -> int | None:
         """Which of the calls a call of a layer begins, or None."""
@@ -117,38 +109,19 @@ class Placed:
         """What each call computes, as a text for files."""
         return [call.layer_key for call in self.calls]
 
-    def _first_trace(self, spec: Any) -> TracedModel:
-        """For any rows; for a few where code has to know their number."""
-        try:
-            return self._trace(spec)
-        except Exception:
-            with contextlib.suppress(Exception):
-                return self._trace(example_of(spec, _ROWS))
-            raise
-
-    def _output(self, traced: TracedModel) -> Any:
-        rows = next(t.shape[0] for t in traced.x if t is not None)
-
-        def one(i: int) -> Any:
-            tensor = traced.outputs[i]
-            if tensor is None:
-                return None
-            shape = tensor.shape.as_list()
-            if shape and shape[0] == rows:
-                shape[0] = None  # of any number
-            return keras.KerasTensor(shape, tensor.dtype.name)
-
-        return tree.map_structure(one, traced.structure)
-
-    def _trace(self, spec: Any) -> TracedModel:
+    def _outlined(self, spec: Any) -> tuple[TracedModel, Any]:
         source = self.source
         inner = map(internals.flat_layers, source.layers)
         are_built = all(layer.built for own in inner for layer in own)
+        found, output = source.outlined(spec)
+        if not are_built:  # building has left its reads in that graph
+            found, output = source.outlined(spec)
+        return found.traced, output
+
+    def _trace(self, spec: Any) -> TracedModel:
+        source = self.source
         with source.explaining():
-            traced = shape_trace(source.call, source.layers, spec)
-            if not are_built:  # building has left its reads in that graph
-                traced = shape_trace(source.call, source.layers, spec)
-        return traced
+            return shape_trace(source.call, source.layers, spec)
 
     def _calls(self, traced: TracedModel) -> list[PlacedCall]:
         cells = traced.cells_by(self.home)
@@ -188,17 +161,3 @@ def example_of(spec: Any, rows: int, size: int | None = None) -> Any:
         return keras.KerasTensor((rows, *sizes), leaf.dtype)
 
     return tree.map_structure(one, spec)
-
-
-def calls_of(
-    source: Any, traced: TracedModel
-) -> tuple[Sequence[LayerCall], Sequence[int | None]]:
-    """The calls that a user sees, and of which each section is.
-
-    What is before the first goes with it.
-    """
-    if source.calls:
-        return source.calls, source.places(traced.sections)
-    steps = steps_of(traced)
-    place = {id(step.section): k for k, step in enumerate(steps)}
-    return steps, [place.get(id(section)) for section in traced.sections]

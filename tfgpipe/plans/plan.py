@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.arguments import Arguments, check_groups, check_whole_layers
+from tfgpipe.arguments import Arguments, check_groups
 from tfgpipe.checks import (
     as_count,
     checked_choice,
@@ -37,7 +37,7 @@ from tfgpipe.plans.workload import Workload, seconds_by_flops
 from tfgpipe.profiles import LayerSeconds, Profile
 from tfgpipe.schedules import SCHEDULES, Remat, devices_for
 from tfgpipe.sequence import inputs as inputs_lib
-from tfgpipe.sequence import source_of
+from tfgpipe.sequence import source_of, too_many_cells
 
 _MIB = 2**20
 
@@ -333,7 +333,9 @@ def plan(
         if not choices:
             _raise_nothing_fits(problem, model.sizes)
     else:
-        wanted = user_setting(problem, layers, names, setting)
+        wanted = user_setting(
+            problem, layers, names, setting, source.steps_per_cell
+        )
         choices = [predict(problem.workload_for(wanted), wanted, known)]
     if profile is not None:
         _warn_of_guesses(profile, choices[0].setting, rows)
@@ -465,11 +467,12 @@ def user_setting(
     layers: Any,
     names: Sequence[str],
     given: dict[str, Any],
+    count_steps: Callable[[Sequence[int]], list[int]],
 ) -> Setting:
     """What a `GPipe` of these arguments is told.
 
     `names` are of all devices; `given` is what `checked_setting` returned,
-    without the devices.
+    without the devices; `count_steps` is `Steps.steps_per_cell`.
 
     Raises:
         ValueError: If `GPipe` would refuse it.
@@ -496,10 +499,13 @@ def user_setting(
             "`num_micro_batches` must be at most the rows of a mini-batch in "
             f"each replica, {rows}. Received: num_micro_batches={m}."
         )
-    cut = checked.layers_per_cell
-    check_whole_layers("A plan", problem.num_layers, k, cut)
+    counts = checked.layers_per_cell
+    if k > problem.num_layers:
+        raise ValueError(too_many_cells(k, problem.num_layers))
     costs = problem.workload(replicas, m).costs
-    cut = cut or problem.cut(tuple(costs), k)
+    cut = problem.cut(tuple(costs), k)
+    if counts is not None:
+        cut = count_steps(counts)
     check_groups(checked.remat_groups, cut)
     return Setting(
         replicas,

@@ -8,9 +8,10 @@ model. Each is some sections of that run:
     sections    ......|.......|........|.........|......
     steps       ......|.......|........|.........|......
 
-A call is one step; one with a good share of the FLOPs is several, so that cells
-can begin inside of it. Of a model with a `call` of its own nobody knows the
-calls before it runs: each section is a step.
+A call is one step; one with a good share of the weights, or one of a few calls,
+is several, so that cells can begin inside of it. That is so whatever sizes the
+inputs have. Of a model with a `call` of its own nobody knows the calls before
+it runs: each section is a step.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,7 +41,8 @@ from tfgpipe.costs import example_of, operation_flops
 from tfgpipe.graphs import TracedModel
 from tfgpipe.partition import cut_graph, partition
 
-# Larger calls are several steps: four cells can be even to a tenth.
+# Larger calls are several steps, and all calls of fewer than this makes: four
+# cells can be even to a tenth.
 SHARE = 1 / 40
 
 # Where a model does not take unknown sizes: rows, and any other.
@@ -94,10 +97,8 @@ class Steps:
             ValueError: If a layer does not take what the one before returns, or
                 the outputs have no row for each row of the inputs.
         """
-        found, output = self._outlined(spec, is_split)
+        found, output = self.outlined(spec, is_split)
         self._traced = found.traced
-        self.steps, self.live_bytes = found.steps, found.live_bytes
-        self._flops = found.flops
         if is_split:
             self.check_rows(found)
         known = [
@@ -116,8 +117,16 @@ class Steps:
         traced, self._traced = self._traced, None
         return traced
 
-    def _outlined(self, spec: Any, is_split: bool) -> tuple[Outline, Any]:
-        """One run, and specs of what it returns."""
+    def outlined(
+        self, spec: Any, is_split: bool = False
+    ) -> tuple[Outline, Any]:
+        """One run, whose steps are taken, and specs of what it returns."""
+        found, output = self._run(spec, is_split)
+        self.steps, self.live_bytes = found.steps, found.live_bytes
+        self._flops = found.flops
+        return found, output
+
+    def _run(self, spec: Any, is_split: bool) -> tuple[Outline, Any]:
         # Code that looks at sizes may need some; what cannot be trained may do
         # for `predict`.
         example = example_of(spec, _ROWS, _SIZE)
@@ -157,12 +166,12 @@ class Steps:
         for i, place in enumerate(self.places([s.section for s in sections])):
             if place is not None:
                 own[place].append(i)
-        flops = [sum(sections[i].flops for i in found) for found in own]
-        least, are_filled = SHARE * sum(flops), {*makers}
+        sizes = [_num_values(call.layer) for call in self.calls]
+        are_few, are_filled = len(sizes) * SHARE < 1, {*makers}
         starts = []
-        for found, amount in zip(own, flops):
+        for found, size in zip(own, sizes):
             inner = [i for i in found if i in are_filled]
-            is_large = inner and amount > least
+            is_large = inner and (are_few or size > SHARE * sum(sizes))
             starts.append(inner if is_large else found[:1])
         starts[0] = starts[0] or [0]
         self._counts = [*map(len, starts)]
@@ -262,6 +271,11 @@ def too_many_cells(
         f"{num_layers}. Received: num_partitions={num_partitions}{default}. "
         "Ask for fewer cells."
     )
+
+
+def _num_values(layer: keras.layers.Layer) -> int:
+    """How many numbers the weights of a layer have."""
+    return sum(math.prod(weight.shape) for weight in layer.weights)
 
 
 def _cost(call: LayerCall, cost: Any, arguments: tuple[Any, ...]) -> float:

@@ -7,7 +7,7 @@ from keras import layers as kl
 
 from tfgpipe.costs import Placed
 from tfgpipe.costs.kept_bytes import kept_bytes as of_part
-from tfgpipe.sequence import source_of
+from tfgpipe.sequence import source_of, steps
 
 ROWS = 2
 
@@ -69,6 +69,13 @@ def test_random_state_is_left_alone():
     np.testing.assert_array_equal(found, keras.random.uniform((2,)))
 
 
+@pytest.fixture
+def whole(monkeypatch):
+    """Layers are not gone into."""
+    monkeypatch.setattr(steps, "SHARE", 1.0)
+
+
+@pytest.mark.usefixtures("whole")
 def test_gradients_of_weights_wait_for_those_of_inputs():
     """Of two dense layers: dy, and the gradient between them."""
     layer = keras.Sequential([kl.Dense(5, use_bias=False), kl.Dense(7)])
@@ -87,6 +94,7 @@ def test_slices_of_embeddings_are_not_added_up():
     assert found.sparse == 4 * ROWS * 5 * 4 + 4 * ROWS * 5 + 2 * 4
 
 
+@pytest.mark.usefixtures("whole")
 def test_what_runs_needs_what_lives_at_the_same_time():
     """A wide tensor between two layers, which the backward pass takes."""
     layer = keras.Sequential([kl.Dense(50, use_bias=False), kl.Dense(2)])

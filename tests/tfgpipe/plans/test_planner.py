@@ -294,21 +294,27 @@ def test_setting_of_ones_own_is_predicted():
     assert "does not fit" in str(tight)
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"num_partitions": 4},
-        {"num_partitions": 2, "layers_per_cell": [3, 3]},
-    ],
-)
-def test_setting_with_cells_inside_of_a_layer_is_refused(setting):
-    """A `GPipe` has them, of what is inside it."""
-    inner = keras.Sequential([keras.Input((8,)), *[kl.Dense(8)] * 4])
-    layers = [keras.Input((8,)), inner, kl.Dense(8), kl.Dense(8)]
-    with pytest.raises(ValueError, match="must have whole layers in each cell"):
-        planned(layers, setting=setting)
+def test_cells_may_begin_inside_of_a_layer():
+    """As those of a `GPipe`, which takes what is planned."""
+
+    def layers():
+        inner = keras.Sequential([keras.Input((8,)), *map(kl.Dense, [8] * 4)])
+        return [keras.Input((8,)), inner, kl.Dense(8), kl.Dense(8)]
+
+    found = planned(layers(), setting={"num_partitions": 3})
+    assert found.arguments["layers_per_cell"] == [2, 2, 2]
+    model = tfgpipe.GPipe(layers(), **found.arguments)
+    assert [len(cell.layers) for cell in model.cells()] == [2, 2, 2]
+    # Of whole layers, if these are counted.
+    of_calls = {"num_partitions": 2, "layers_per_cell": [1, 2]}
+    found = planned(layers(), setting=of_calls)
+    assert found.arguments["layers_per_cell"] == [4, 2]
+    with pytest.raises(ValueError, match="Expected a sum of 6"):
+        planned(layers(), setting={**of_calls, "layers_per_cell": [1, 1]})
+    with pytest.raises(ValueError, match="`num_partitions` must be at most"):
+        planned([keras.Input((8,)), kl.Dense(8)], setting={"num_partitions": 4})
     with pytest.raises(ValueError, match="`remat_groups` must be at most"):
-        planned(layers, setting={"num_partitions": 2, "remat_groups": 3})
+        planned(layers(), setting={"num_partitions": 2, "remat_groups": 4})
 
 
 def test_machine_is_that_of_the_gpus_here(monkeypatch):

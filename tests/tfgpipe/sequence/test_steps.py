@@ -244,10 +244,11 @@ def test_blocks_inside_are_spread_over_cells():
     assert len(set(on.values())) == 4
 
 
-def test_small_layers_are_one_step():
-    layers = [keras.Input((4,)), Around(name="own"), kl.Dense(500)]
+def test_small_layers_of_many_are_one_step():
+    dense = [kl.Dense(50) for _ in range(40)]
+    layers = [keras.Input((4,)), Around(name="own"), *dense]
     (cell,) = tfgpipe.GPipe(layers, 1).cells()
-    assert cell.layers[0] == "own" and len(cell.layers) == 2
+    assert cell.layers[0] == "own" and len(cell.layers) == 41
 
 
 def test_costs_of_a_call_are_spread_over_its_steps():
