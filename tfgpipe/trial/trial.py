@@ -8,8 +8,8 @@ differs is warned of by the layer's name.
 
 Cost: TensorFlow runs the graph of the run on shapes, from which the cells are
 made, on a few rows, some ten times; Python runs the model once more only if it
-acts on the number of rows, or in another phase. A model of layers that are known to treat each
-row by itself is not tried at all.
+acts on the number of rows, or in another phase. A model of layers that are
+known to treat each row by itself is not tried at all.
 
 Limits: what other values alone would show is not seen.
 """
