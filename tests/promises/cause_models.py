@@ -492,6 +492,20 @@ def attributes_of_a_users_on_outputs():
     return [kl.Dense(4), kl.Dense(3), Run(write)]
 
 
+def loss_of_a_scalar(y, p):
+    return ops.mean((y - p) ** 2) * p.scale
+
+
+@cause(loss=loss_of_a_scalar, metrics=[loss_of_a_scalar], splits=False)
+def scalar_of_a_users_on_outputs():
+    def write(x, training):
+        y = ops.tanh(x)
+        y.scale = ops.mean(x**2)
+        return y
+
+    return [kl.Dense(4), kl.Dense(3), Run(write)]
+
+
 LEFT = types.SimpleNamespace(tensor=None)
 
 

@@ -145,6 +145,19 @@ def differ(found, reference):
     )
 
 
+def test_scalars_on_outputs_are_not_those_of_a_mini_batch():
+    made = CAUSES["scalar_of_a_users_on_outputs"].make
+
+    def loss(y, p):
+        return (y - p) ** 2 * getattr(p, "scale", 1.0)
+
+    _, texts = told(lambda: [made()[-1]], 2, 2, loss)
+    assert not texts  # other layers come behind
+    model = compiled(made(), ROWS, 2, 2, loss=loss)
+    with pytest.warns(UserWarning, match="hangs on outputs.*'scale'"):
+        model.train_on_batch(ROWS, NUMBERS)
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_loss_of_several_micro_batches_is_that_of_keras(name):
     reference, _ = told(loss=LOSSES[name]())

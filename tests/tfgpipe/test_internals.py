@@ -1603,13 +1603,13 @@ def test_what_keras_hangs_on_tensors_is_found_and_hung_on_others():
         masked = embedding(ids)
         chances = keras.ops.softmax(masked[:, 0])
         for tensor in (masked, chances, ids):
-            found.append(internals.attached_to(tensor))
+            found.append(internals.attached_to(tensor, True))
         new = tf.identity(masked)
-        assert internals.attached_to(new) == {}
+        assert internals.attached_to(new, True) == {}
         assert internals.attach(new, found[0]) is new
         assert internals.get_mask(new) is found[0]["_keras_mask"]
         logits = masked[:, 1]
-        by_operation = internals.attached_to(tf.nn.softmax(logits))
+        by_operation = internals.attached_to(tf.nn.softmax(logits), True)
         assert by_operation["Softmax"] is logits
         made = internals.attach(new, by_operation)
         assert made.op.type == "Softmax" and made.op.inputs[0] is logits
@@ -1630,11 +1630,14 @@ def test_what_a_user_hangs_on_tensors_is_found():
     def step(x):
         x.rows, x._number, x.sum = tf.tanh(x), 3, tf.reduce_sum(x)
         x._keras_mask = None
-        found.extend((internals.attached_to(x), internals.constants_on(x)))
+        found.extend(internals.attached_to(x, split) for split in (True, False))
+        found.extend((internals.without_rows(x), internals.constants_on(x)))
         assert found[0]["rows"] is x.rows
 
     step(tf.ones((4, 2)))
-    assert [*found[0]] == ["rows"] and found[1] == {"_number": 3}
+    of_rows, of_all, without_rows, constants = map(list, found)
+    assert of_rows == ["rows"] and of_all == ["rows", "sum"]
+    assert without_rows == ["sum"] and constants == ["_number"]
     assert internals.constants_on(tf.ones(2)) == {}
 
 

@@ -21,7 +21,7 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.boundary import is_continuous, structure_of
 from tfgpipe.cells.sections import Sections
-from tfgpipe.failures import note_source
+from tfgpipe.failures import note_source, warn
 from tfgpipe.graphs import TracedModel, TraceOptions
 from tfgpipe.state import (
     ModelScope,
@@ -182,7 +182,9 @@ def _run(model: ModelCall, x: Any, labels: Any) -> _Seen:
         own = [_checked(loss, x, model) for loss in added(scope.losses)]
         flat = tree.flatten(y)
         outputs = [None if t is None else _made(t) for t in flat]
-        attached = [internals.attached_to(t) for t in flat]
+        attached = [internals.attached_to(t, model.is_split) for t in flat]
+        if model.is_split and model.head is not None and not sums:
+            _tell_of_left_out(flat)
         losses = [_made(t) for t in [*sums, *own]]
         new_state = [(v, _made(t)) for v, t in scope.new_state()]
     moving.check()
@@ -228,6 +230,21 @@ def _made(tensor: Any) -> tf.Tensor:
     tensor = tf.convert_to_tensor(tensor)
     is_given = tensor.op.type in ("Placeholder", "PlaceholderWithDefault")
     return tf.identity(tensor) if is_given else tensor
+
+
+def _tell_of_left_out(outputs: Sequence[Any]) -> None:
+    """Warns of what a loss of whole mini-batches will not find on outputs."""
+    found: dict[str, Any] = {}
+    for tensor in outputs:
+        found.update(internals.without_rows(tensor))
+    if found:
+        shapes = {name: tuple(t.shape) for name, t in found.items()}
+        warn(
+            "What hangs on outputs must have a value for each row if there is "
+            f"more than one micro-batch. Received: {shapes}, which a loss of "
+            "whole mini-batches does not get. Repeat it for each row, or pass "
+            "num_micro_batches=1."
+        )
 
 
 def _checked(loss: Any, x: Any, model: ModelCall) -> tf.Tensor:

@@ -426,22 +426,33 @@ _ATTACHED = ("_keras_mask", "_keras_logits")
 _FROM_LOGITS = {"Sigmoid": tf.nn.sigmoid, "Softmax": tf.nn.softmax}
 
 
-def attached_to(tensor: Any) -> dict[str, Any]:
+def attached_to(tensor: Any, is_split: bool) -> dict[str, Any]:
     """What Keras has hung on a tensor, by its name.
 
-    So has a user, what has a value for each row. And, by the name of the
-    operation that made it, there are the logits that Keras would find there.
+    So has a user: what has a value for each row, if a mini-batch `is_split`.
+    And, by the name of the operation that made it, there are the logits that
+    Keras would find there.
     """
     found = {name: getattr(tensor, name, None) for name in _ATTACHED}
     operation: Any = getattr(tensor, "op", None)
     kind = getattr(operation, "type", None)
     if kind in _FROM_LOGITS and found["_keras_logits"] is None:
         found[kind] = operation.inputs[0]
+    left_out = {} if not is_split else without_rows(tensor)
     for name, one in _hung_by_a_user(tensor).items():
-        has_rows = tf.is_symbolic_tensor(one) and bool(one.shape.rank)
-        if has_rows and one.shape[:1] == tensor.shape[:1]:
-            found[name] = one
+        if tf.is_symbolic_tensor(one) and one.graph is tensor.graph:
+            found[name] = None if name in left_out else one
     return {name: one for name, one in found.items() if one is not None}
+
+
+def without_rows(tensor: Any) -> dict[str, Any]:
+    """The tensors that a user has hung on one, without a value for each row."""
+    return {
+        name: one
+        for name, one in _hung_by_a_user(tensor).items()
+        if tf.is_symbolic_tensor(one)
+        and not (one.shape.rank and one.shape[:1] == tensor.shape[:1])
+    }
 
 
 def constants_on(tensor: Any) -> dict[str, Any]:
@@ -488,9 +499,12 @@ def build_losses_and_metrics(
     """
     metrics, loss = model._compile_metrics, model._compile_loss
     if metrics is not None and not metrics.built:
-        _backend.compute_output_spec(
-            model.compute_metrics, x, y, y_pred, sample_weight=sample_weight
-        )
+        try:
+            _backend.compute_output_spec(
+                model.compute_metrics, x, y, y_pred, sample_weight=sample_weight
+            )
+        except Exception:  # it may need what hangs on real outputs
+            metrics.build(y, y_pred)
     is_new = loss is not None and not loss.built
     if overrides(model, "compute_loss") and (
         is_new or not all(layer.built for layer in model._flatten_layers())
@@ -501,7 +515,10 @@ def build_losses_and_metrics(
             )
             return
     if is_new:
-        _backend.compute_output_spec(loss, y, y_pred, sample_weight)
+        try:
+            _backend.compute_output_spec(loss, y, y_pred, sample_weight)
+        except Exception:
+            loss.build(y, y_pred)
 
 
 def overrides(model: keras.Model, name: str) -> bool:

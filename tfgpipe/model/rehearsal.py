@@ -425,7 +425,7 @@ class _WatchedHead:
         found = [copy(t, i) for i, t in enumerate(flat)]
         i = len(flat)
         for place, tensor in enumerate(flat):
-            attached = internals.attached_to(tensor)
+            attached = internals.attached_to(tensor, is_split=False)
             names = enumerate(attached, i)
             hung = internals.constants_on(tensor)
             hung.update({name: copy(attached[name], n) for n, name in names})

@@ -78,8 +78,11 @@ def run_eagerly(
             found = [(v, scope.get_current_value(v)) for v in runs_on]
         known = read + [(v, value) for v, value in found if value is not None]
         outputs.append(tree.flatten(y))
-        attached.append([*map(internals.attached_to, outputs[-1])])
-        if split.count > 1:
+        is_split = split.count > 1
+        attached.append(
+            [internals.attached_to(t, is_split) for t in outputs[-1]]
+        )
+        if is_split:
             for tensor in filter(tf.is_tensor, outputs[-1]):
                 split.check_output(tensor, m)
         losses = map(as_number, of_model(scope.losses))

@@ -339,6 +339,8 @@ class Results:
         def spec(tensor: Any) -> Any:
             if tensor is None:
                 return None
+            if self.micro_batches.count == 1:
+                return tf.TensorSpec(tensor.shape, tensor.dtype)
             num_rows = self.micro_batches.num_rows
             known = num_rows if isinstance(num_rows, int) else None
             shape = tf.TensorShape([known]).concatenate(tensor.shape[1:])
