@@ -20,7 +20,7 @@ from absl import flags
 from tfgpipe.files import write_text
 from tools import command_line
 from tools.report import progress
-from tools.zoo import applications, kerashub, table
+from tools.zoo import applications, kerashub, own_calls, table
 from tools.zoo.trial import SAMPLES, Row
 
 FLAGS = command_line.new_flags()
@@ -88,7 +88,8 @@ def _page(rows: dict[str, Row]) -> str:
     def of(samples: dict) -> list[Row]:
         return [rows[name] for name in samples if name in rows]
 
-    return table.page(of(applications.SAMPLES), of(kerashub.SAMPLES))
+    kinds = applications, kerashub, own_calls
+    return table.page(*(of(kind.SAMPLES) for kind in kinds))
 
 
 if __name__ == "__main__":
