@@ -72,7 +72,7 @@ def test_difference_from_keras_is_seen(row):
 def test_model_that_fails_is_a_row_with_the_reason(row):
     found = row(fails)
     assert found.problem == "plain Keras: ValueError: no such weights"
-    page = table.page([found], [])
+    page = table.page([found], [], [])
     assert "Of 1 models 0 train" in page
     assert "| small | fails, see below |" in page
     assert f"* small: {found.problem}\n" in page
@@ -89,15 +89,15 @@ def test_page_has_what_was_found():
         keras=4e-8,
         is_bit_identical=True,
         balance=1.05,
-        tensors=[1, 2, 1],
         kilobytes=[0.5, 1.0, 16.0],
         first_step=1.25,
+        step=1.017,
     )
     line = (
         "| small | 4 | 9 | 1e-16 | 2e-08 | 3e-16 | 4e-08 | same | 1.05 | "
-        "1 2 1 | 0.5 1 16 | 1.2 |"
+        "0.5 1 16 | 1.2 | 1.02 |"
     )
-    page = table.page([], [found])
+    page = table.page([], [], [found])
     assert line in page
     assert "Of 1 models 1 train; 0 of them with weights" in page
 
