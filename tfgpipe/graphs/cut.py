@@ -278,11 +278,8 @@ class GraphCutter:
                 for slot, value in zip(*self._unpacked(one, flat)):
                     found.update({t.name: value for t in slot})
             found.update(_by_themselves(part, found))
-            imported = tf.graph_util.import_graph_def(
-                part,
-                input_map={n: v for n, v in found.items() if n in used},
-                return_elements=computed,
-                name="",
+            imported = internals.import_definition(
+                part, {n: v for n, v in found.items() if n in used}, computed
             )
             found.update(zip(computed, imported))
             for t in wanted:  # what `set_shape` said is in no definition

@@ -191,7 +191,7 @@ class TracedModel:
             with graph.as_default():
                 # With what Python said of shapes, by `set_shape`.
                 definition = self.graph.as_graph_def(add_shapes=True)
-                tf.graph_util.import_graph_def(definition, given, name="")
+                internals.import_definition(definition, given)
         except (ValueError, tf.errors.OpError):
             return None
         return {op.name: op for op in graph.get_operations()}

@@ -12,7 +12,7 @@ import itertools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -30,6 +30,7 @@ from tensorflow.python.eager import record as _record
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import (
     Function as _Function,
 )
+from tensorflow.python.framework import importer as _importer
 from tensorflow.python.framework import op_def_registry as _op_def_registry
 from tensorflow.python.ops import control_flow_ops as _control_flow_ops
 from tensorflow.python.ops import custom_gradient as _custom_gradient
@@ -521,6 +522,23 @@ def _as_written() -> bytes:
     config = tf.compat.v1.ConfigProto()
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     return bytes(config.SerializeToString())
+
+
+_near = Replaceable(_importer, "_GetColocationNames")
+
+
+def import_definition(
+    definition: Any, given: dict[str, tf.Tensor], names: Sequence[str] = ()
+) -> list[tf.Tensor]:
+    """Imports a graph into the current one; returns tensors of these names.
+
+    No operation is to be near others: looking for those takes longer than all
+    else, as TensorFlow finds none by an error for each.
+    """
+    with _near.by(lambda op: []):
+        return tf.graph_util.import_graph_def(
+            definition, given, return_elements=names or None, name=""
+        )
 
 
 def put_on(op: Any, device: str) -> None:
