@@ -37,7 +37,6 @@ ORDER = (
     "cells",
     "state",
     "graphs",
-    "boundary",
     "micro_batches",
     "devices",
     "schedules",

@@ -22,7 +22,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.boundary import copied, is_continuous
 from tfgpipe.exactness.layers import HOST, OnHost, Recorded, summed
 from tfgpipe.exactness.report import (
     Tally,
@@ -33,7 +32,7 @@ from tfgpipe.exactness.report import (
     of_outputs,
     without_tiny,
 )
-from tfgpipe.graphs import as_tensor, tensors
+from tfgpipe.graphs import as_tensor, is_continuous, tensors
 
 
 class FitStep(NamedTuple):
@@ -267,7 +266,7 @@ def compare_loss(
     variables = model.trainable_variables
     run = recorded.loss
     with tf.device(HOST):
-        flat = [copied(t) for t in run.outputs]
+        flat = [None if t is None else tf.identity(t) for t in run.outputs]
         added = _added(recorded)
         weights = [tf.identity(v.value) for v in variables]
         # Where the backward pass starts: outputs, layers' losses, weights.

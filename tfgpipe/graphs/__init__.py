@@ -14,6 +14,7 @@ from tfgpipe.graphs.gradient_sums import (
     Gradient,
     GradientSums,
     as_tensor,
+    is_continuous,
     lookups,
 )
 from tfgpipe.graphs.kept import CellGraph, only_cast
@@ -45,6 +46,7 @@ __all__ = [
     "follows",
     "functions_of",
     "gradient_sums",
+    "is_continuous",
     "lookups",
     "only_cast",
     "part_key",

@@ -27,12 +27,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.boundary import is_continuous
 from tfgpipe.failures import add_note, check_interruption
 from tfgpipe.graphs.gradient_sums import (
     Gradient,
     as_merged,
     as_tensor,
+    is_continuous,
     lookups,
 )
 from tfgpipe.graphs.side_effects import CALLS

@@ -15,9 +15,9 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.boundary import is_continuous, structure_of
-from tfgpipe.graphs import as_tensor
+from tfgpipe.graphs import as_tensor, is_continuous
 from tfgpipe.loss.objective import Objective, penalties
+from tfgpipe.micro_batches import structure_of
 from tfgpipe.run import LossGradients, MiniBatch, Pipeline
 from tfgpipe.schedules import Program
 
