@@ -20,12 +20,12 @@ from tfgpipe.graphs.gradient_sums import (
 from tfgpipe.graphs.kept import CellGraph, only_cast
 from tfgpipe.graphs.parts import Part, alive, parts_of
 from tfgpipe.graphs.same_graph import part_key
-from tfgpipe.graphs.side_effects import stateful_kinds
 from tfgpipe.graphs.traced_model import (
     Differentiated,
     TracedModel,
     TraceOptions,
     differentiate,
+    stateful_kinds,
     without_gradients,
 )
 
