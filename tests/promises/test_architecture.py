@@ -53,7 +53,6 @@ WITHOUT_TENSORFLOW = {
     "costs/gradient_path",
     "files",
     "partition",
-    "plans/machine",
     "plans/prediction",
     "plans/search",
     "plans/workload",
