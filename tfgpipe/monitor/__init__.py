@@ -9,15 +9,17 @@ from tfgpipe.monitor.advice import (
     layout_of,
 )
 from tfgpipe.monitor.event_log import EventLog, Record
-from tfgpipe.monitor.rates import (
+from tfgpipe.monitor.measurements import (
+    Measured,
     Rates,
+    TimedStep,
     accelerator_mib,
     flops_of_example,
     is_remote,
     tokens_of_example,
+    typical,
 )
 from tfgpipe.monitor.statistics import name, seconds
-from tfgpipe.monitor.timed_step import Measured, TimedStep, typical
 
 __all__ = [
     "EventLog",
