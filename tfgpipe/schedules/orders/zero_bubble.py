@@ -19,7 +19,7 @@ import heapq
 from collections.abc import Callable, Sequence
 
 from tfgpipe.checks import checked_shape
-from tfgpipe.schedules.orders.interleaved import interleaved
+from tfgpipe.schedules.orders.whole_backward import interleaved
 from tfgpipe.schedules.schedule import Schedule
 from tfgpipe.schedules.task import Task
 
