@@ -1,6 +1,5 @@
 """Numbers of a training: what `callbacks.PipelineMonitor` tells, and advice."""
 
-from tfgpipe.monitor import statistics
 from tfgpipe.monitor.advice import (
     Layout,
     advise,
@@ -19,7 +18,6 @@ from tfgpipe.monitor.measurements import (
     tokens_of_example,
     typical,
 )
-from tfgpipe.monitor.statistics import name, seconds
 
 __all__ = [
     "EventLog",
@@ -35,9 +33,6 @@ __all__ = [
     "ideal_bubbles",
     "is_remote",
     "layout_of",
-    "name",
-    "seconds",
-    "statistics",
     "tokens_of_example",
     "typical",
 ]

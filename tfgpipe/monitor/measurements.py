@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfgpipe import internals
+from tfgpipe import internals, timeline
 from tfgpipe.cells import outline
 from tfgpipe.costs import operation_flops
 from tfgpipe.micro_batches import as_specs, first_tensor
-from tfgpipe.monitor import statistics
 from tfgpipe.run import Clock, Event
 
 
@@ -170,7 +169,7 @@ def typical(measured: Iterable[Measured]) -> tuple[Measured, int]:
     counts = collections.Counter(m.num_rows for m in steps)
     rows = max(counts, key=lambda n: (counts[n], n))
     alike = [m for m in steps if m.num_rows == rows]
-    alike.sort(key=lambda m: statistics.length(m.events))
+    alike.sort(key=lambda m: timeline.length(m.events))
     return alike[(len(alike) - 1) // 2], len(alike)
 
 
