@@ -15,7 +15,6 @@ if keras.backend.backend() != "tensorflow":
 
 from tfgpipe import callbacks, timeline
 from tfgpipe.checkpoints import restore
-from tfgpipe.deferred import deferred
 from tfgpipe.devices import (
     PipelineStrategy,
     TPUPipelineStrategy,
@@ -23,9 +22,9 @@ from tfgpipe.devices import (
     tpu_device_assignment,
 )
 from tfgpipe.exactness import check
+from tfgpipe.large_models import deferred, load_preset
 from tfgpipe.model import GPipe, load_model
 from tfgpipe.plans import MACHINES, Machine, plan
-from tfgpipe.presets import load_preset
 from tfgpipe.profiles import Profile, profile
 from tfgpipe.schedules import Schedule
 from tfgpipe.sequence import layers_of

@@ -303,3 +303,18 @@ def shapes(nest: Any) -> Any:
     return tree.map_structure(
         lambda t: None if t is None else tuple(t.shape), nest
     )
+
+
+def structure_of(nest: Any) -> Any:
+    """A nest like this one, with the position of each leaf in the flat nest.
+
+    A tensor that comes several times has the position at which it came first:
+    if a layer takes off its mask, as attentions do, none of them has one.
+    """
+    flat = tree.flatten(nest)
+    places = {id(leaf): i for i, leaf in reversed([*enumerate(flat)])}
+    found = [
+        places[id(leaf)] if tf.is_tensor(leaf) else i
+        for i, leaf in enumerate(flat)
+    ]
+    return tree.pack_sequence_as(nest, found)

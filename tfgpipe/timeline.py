@@ -1,15 +1,19 @@
-"""When each task of a training step runs, and on which device."""
+"""When each task of a training step runs, and what follows from that.
+
+Updates of weights are left out of all that follows: no schedule has them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfgpipe.checks import checked_counts
 from tfgpipe.run import Clock, Event
-from tfgpipe.schedules import Op, Program
+from tfgpipe.schedules import Op, Program, merged
 from tfgpipe.sequence import inputs
 
 __all__ = ["Clock", "Event", "measure", "simulated"]
@@ -87,3 +91,116 @@ def measure(
     for _ in range(num_steps):
         times = step(data)
     return clock.events(times.numpy(), model.devices)
+
+
+# -------------------------------------------------------- what follows from it
+def scheduled(events: Sequence[Event]) -> list[Event]:
+    """The events of a schedule's tasks."""
+    return [event for event in events if event.task.kind != "update"]
+
+
+def length(events: Sequence[Event]) -> float:
+    """Seconds until the last task has ended."""
+    return max(event.end for event in scheduled(events))
+
+
+def idle_shares(events: Sequence[Event]) -> list[float]:
+    """The share of the length in which each device runs no task."""
+    idle = [1.0] * (1 + max(event.device for event in events))
+    total = length(events)
+    for _, device, start, end in scheduled(events):
+        idle[device] -= (end - start) / total
+    return idle
+
+
+def bubble(events: Sequence[Event]) -> float:
+    """The share of the length in which devices run no task."""
+    return statistics.fmean(idle_shares(events))
+
+
+def program_of(events: Sequence[Event]) -> Program:
+    """The order in which the devices ran their operations."""
+    in_order = sorted(scheduled(events), key=lambda e: (e.start, e.end))
+    device_of = {event.task: event.device for event in in_order}
+    ops = [Op(*task, device_of[task]) for task in merged(device_of)]
+    return Program(ops, len(idle_shares(events)))
+
+
+def without_waiting(events: Sequence[Event]) -> list[Event]:
+    """When the tasks would run, in their order, if they alone took time."""
+    seconds = {event.task: event.end - event.start for event in events}
+    return simulated(program_of(events), lambda op: seconds[op.task])
+
+
+def mean_time(events: Sequence[Event]) -> float:
+    """The mean duration of a task."""
+    return statistics.fmean(e.end - e.start for e in scheduled(events))
+
+
+def forward_time(events: Sequence[Event]) -> float:
+    """The median duration of a forward task."""
+    return statistics.median(
+        end - start for task, _, start, end in events if task.kind == "forward"
+    )
+
+
+def places(events: Sequence[Event]) -> dict[int, int]:
+    """The place of each cell among those of its device, from 0."""
+    cells: dict[int, set[int]] = {}
+    for task, device, _, _ in scheduled(events):
+        cells.setdefault(device, set()).add(task.cell)
+    return {
+        cell: place
+        for of_device in cells.values()
+        for place, cell in enumerate(sorted(of_device))
+    }
+
+
+def cell_seconds(events: Sequence[Event], groups: int = 1) -> list[float]:
+    """How long the tasks of each cell take together, over all replicas.
+
+    There is at least one event. `groups` cells of tasks are one of the model.
+    """
+    found = scheduled(events)
+    seconds = [0.0] * (1 + max(event.task.cell for event in found) // groups)
+    for task, _, start, end in found:
+        seconds[task.cell // groups] += end - start
+    return seconds
+
+
+def summary(events: Sequence[Event], groups: int = 1) -> dict[str, float]:
+    """What `callbacks.PipelineMonitor` tells of a step, by name.
+
+    The arguments are those of `cell_seconds`.
+    """
+    idle = idle_shares(events)
+    busiest = min(range(len(idle)), key=idle.__getitem__)
+    seconds = cell_seconds(events, groups)
+    slowest = max(range(len(seconds)), key=seconds.__getitem__)
+    mean = statistics.fmean(seconds)
+    return {
+        "bubble": bubble(events),
+        "busiest_device": busiest,
+        "busiest_share": 1 - idle[busiest],
+        "slowest_cell": slowest,
+        "slowest_ratio": seconds[slowest] / mean if mean else 1.0,
+        "step_seconds": max(event.end for event in events),
+    }
+
+
+def name(kind: str) -> str:
+    """A kind of task, in words."""
+    return kind.replace("_", " ")
+
+
+def seconds(value: float) -> str:
+    """A time with its unit, as a text.
+
+    Example:
+
+    >>> seconds(0.0123), seconds(1.234), seconds(81.2)
+    ('12.3 ms', '1,234 ms', '81.2 s')
+    """
+    if value >= 10:
+        return f"{value:,.1f} s"
+    return f"{1000 * value:,.{0 if value >= 0.1 else 1}f} ms"

@@ -10,8 +10,8 @@ from test_fuzz import TOLD
 import tfgpipe
 from tfgpipe.loss import row_wise
 from tfgpipe.sequence.layer_list import LayerList
+from tfgpipe.state import RandomState
 from tfgpipe.state import scope as state_scope
-from tfgpipe.state.seeds import RandomState
 
 pytestmark = pytest.mark.slow
 

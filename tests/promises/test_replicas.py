@@ -38,7 +38,7 @@ from tiny import (
 
 import tfgpipe
 from tfgpipe import internals, timeline
-from tfgpipe.devices.cell_devices import Replicas
+from tfgpipe.devices.names import Replicas
 from tfgpipe.schedules import CellFacts, Remat, lower
 from tfgpipe.schedules.orders import CHUNKS
 from tfgpipe.schedules.orders import SCHEDULES as NAMED

@@ -23,8 +23,8 @@ from tfgpipe import internals
 from tfgpipe.cells import ModelCall
 from tfgpipe.devices import placement, update
 from tfgpipe.graphs import gradient_sums, same_graph
+from tfgpipe.loss import WholeMiniBatchLoss
 from tfgpipe.loss.objective import Penalty
-from tfgpipe.loss.whole_mini_batch import WholeMiniBatchLoss
 from tfgpipe.sequence import source, whole_model
 from tfgpipe.state import flow, rules
 from tfgpipe.state import scope as state_scope

@@ -11,7 +11,7 @@ import tiny_presets
 from keras_hub import models
 
 import tfgpipe
-from tfgpipe import internals, presets
+from tfgpipe import internals, large_models
 from tfgpipe.devices import placement
 
 CPUS = ["CPU:1", "CPU:2"]
@@ -117,7 +117,7 @@ def test_device_that_is_full_is_not_passed_over(folders, monkeypatch):
     def fail(variable, value):
         raise MemoryError("full")
 
-    monkeypatch.setattr(presets, "assign_in_pieces", fail)
+    monkeypatch.setattr(large_models, "assign_in_pieces", fail)
     with pytest.raises(MemoryError, match="full"):
         load(folders / "whole")
 

@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers as kl
+from simulated import events, seconds
 
 import tfgpipe
 from tfgpipe import timeline
-from tfgpipe.schedules import Task
+from tfgpipe.schedules import CellFacts, Task
 from tfgpipe.schedules.orders import CHUNKS, SCHEDULES
 
 
@@ -109,3 +110,36 @@ def test_an_accelerator_is_waited_for():
     function = tf.function(step, autograph=False)
     graph = function.get_concrete_function(tf.TensorSpec((5, 2))).graph
     assert tf.get_static_value(graph.outputs[0]) in (None, 40)
+
+
+# -------------------------------------------------------- what follows from it
+def test_numbers_are_those_of_the_schedule():
+    made = events(k=4, m=8)
+    program = timeline.program_of(made)
+    assert timeline.simulated(program, seconds) == made
+    assert timeline.length(made) == program.length(seconds)
+    assert timeline.bubble(made) == pytest.approx(program.bubble(seconds))
+    assert timeline.idle_shares(made) == pytest.approx([9 / 40] * 4)
+
+
+def test_updates_are_in_no_number():
+    for function in (
+        timeline.length,
+        timeline.bubble,
+        timeline.idle_shares,
+        lambda made: timeline.program_of(made).ops,
+    ):
+        assert function(events(updates=True)) == function(events())
+
+
+def test_order_of_tasks_that_take_no_time_is_kept():
+    program = SCHEDULES["zero_bubble"](2, 3).program(facts=[CellFacts()] * 2)
+    made = timeline.simulated(
+        program, lambda op: float(op.kind != "input_gradient")
+    )
+    found = timeline.program_of(made)
+    assert sorted(op.task for op in found.ops) == sorted(
+        op.task for op in program.ops
+    )
+    for own, expected in zip(found.by_device, program.by_device, strict=True):
+        assert [op.task for op in own] == [op.task for op in expected]

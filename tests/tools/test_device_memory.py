@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfgpipe.monitor import rates
+from tfgpipe.monitor import measurements
 from tools import device_memory
 from tools.device_memory import memory_mib
 
@@ -46,7 +46,7 @@ def test_memory_of_workers_is_what_they_report(monkeypatch):
     device_memory.report(task, {"process_peak": 7.0})
     assert memory_mib([*names, gpu]) == {"worker_1/process_peak": 7.0}
     # the controller of a cluster has a part in it
-    monkeypatch.setattr(rates, "_own_device", lambda: names[0])
+    monkeypatch.setattr(measurements, "_own_device", lambda: names[0])
     found = memory_mib([*names, gpu])
     assert set(found) == {
         "process_current",

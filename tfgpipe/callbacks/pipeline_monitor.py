@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from tfgpipe import timeline
 from tfgpipe.checks import checked_counts, checked_positive, checked_sink
 from tfgpipe.model import GPipe
 from tfgpipe.monitor import (
@@ -21,7 +22,6 @@ from tfgpipe.monitor import (
     flops_of_example,
     ideal_bubbles,
     layout_of,
-    statistics,
     tokens_of_example,
     typical,
 )
@@ -257,7 +257,7 @@ class PipelineMonitor(keras.callbacks.Callback):
             )
             self._unsaid = f"Epoch {self._epoch + 1}: {self.advice}"
         return {
-            **statistics.summary(self.events, layout.groups),
+            **timeline.summary(self.events, layout.groups),
             "boundary_mib": measured.sent_bytes / 2**20,
         }
 

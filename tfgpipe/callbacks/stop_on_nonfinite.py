@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 from keras import tree
 
-from tfgpipe.boundary import is_continuous
 from tfgpipe.checks import checked_counts, checked_sink
+from tfgpipe.graphs import is_continuous
 from tfgpipe.model import GPipe, LayerPlace, all_finite, examine
 
 

@@ -19,10 +19,10 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.boundary import is_continuous, structure_of
 from tfgpipe.cells.sections import Sections
 from tfgpipe.failures import note_source, warn
-from tfgpipe.graphs import TracedModel, TraceOptions
+from tfgpipe.graphs import TracedModel, TraceOptions, is_continuous
+from tfgpipe.micro_batches import structure_of
 from tfgpipe.state import (
     ModelScope,
     MovingStatistics,

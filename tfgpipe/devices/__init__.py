@@ -1,8 +1,9 @@
 """Devices: their names, the cells on them, and what is placed on them."""
 
 from tfgpipe.devices import names, placement, strategy
-from tfgpipe.devices.cell_devices import CellDevices, Replicas
 from tfgpipe.devices.names import (
+    CellDevices,
+    Replicas,
     accelerators,
     all_devices,
     device_types,

@@ -1,25 +1,41 @@
-"""Is it exact on my model? One step, beside plain Keras on the host."""
+"""Is it exact on my model? One step, beside plain Keras on the host.
+
+Layers are compared one by one, see `layers.py`; then the step that `fit` runs:
+its loss, gradients, update and state. It is traced as for `fit`, and tells its
+gradients. Given these, Keras's optimizer updates the same variables on the
+host:
+
+    graph step      gradients --> weights, slots
+                        |              |
+    layers, Keras   gradients      weights', slots'
+
+The loss of the whole mini-batch is computed by Keras on the host, from what the
+last layer has made on its device: so what differs is the loss itself, its sum
+over micro-batches, or where its gradients start.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.exactness.fit_step import (
-    WeightPlaces,
-    compare_loss,
-    compare_state,
-    compare_step,
-    compare_update,
-    compare_weights,
-    run_graph_step,
+from tfgpipe.exactness.layers import HOST, OnHost, Recorded, summed
+from tfgpipe.exactness.report import (
+    Report,
+    Tally,
+    largest,
+    limit_of,
+    of_change,
+    of_gradients,
+    of_outputs,
+    without_tiny,
 )
-from tfgpipe.exactness.layers import OnHost, Recorded
-from tfgpipe.exactness.report import Report, Tally, limit_of
+from tfgpipe.graphs import as_tensor, is_continuous, tensors
 from tfgpipe.micro_batches import check_rows, first_tensor
 from tfgpipe.model import ByLayers, GPipe, Rehearsal, all_finite
 from tfgpipe.sequence import inputs
@@ -195,3 +211,320 @@ def _as_tensors(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
     _, sample_weight = inputs.as_tensors(x, sample_weight)
     check_rows(x, y, sample_weight)
     return x, y, sample_weight
+
+
+# -------------------------------------------------------------- the step of fit
+class FitStep(NamedTuple):
+    """A training step in a graph, and what it has left.
+
+    Attributes:
+        logs: What `fit` would show.
+        pairs: Gradients, or None, and their weights.
+        before: Values of all variables, by id.
+        after: The same after the step.
+    """
+
+    logs: Mapping[str, Any]
+    pairs: Gradients
+    before: Mapping[int, np.ndarray]
+    after: Mapping[int, np.ndarray]
+
+
+def run_graph_step(model: Any, data: tuple[Any, Any, Any]) -> FitStep:
+    """Trains on a mini-batch, as `fit` does."""
+    told: list[Any] = []
+    train_step = model.train_step
+
+    def step(batch: Any) -> Any:
+        with model.telling_gradients(told.append):
+            logs = train_step(batch)
+        return logs, [d for d, _ in told[-1]] if told else []
+
+    packed = keras.utils.pack_x_y_sample_weight(*data)
+    packed = packed if isinstance(packed, tuple) else (packed,)
+    before = _values(model)
+    with model.nothing_eager():
+        function = model.train_function_of(step)
+        logs, gradients = function(iter([packed]))
+    variables = [v for _, v in told[-1]] if told else []
+    return FitStep(logs, [*zip(gradients, variables)], before, _values(model))
+
+
+def _values(model: Any) -> dict[int, np.ndarray]:
+    return {id(v): v.numpy() for v in _variables(model)}
+
+
+def _variables(model: Any) -> list[keras.Variable]:
+    return [
+        *model.variables,
+        *model.metrics_variables,
+        *_of_optimizer(model),
+    ]
+
+
+def _of_optimizer(model: Any) -> list[keras.Variable]:
+    optimizer = model.optimizer
+    return [*optimizer.variables, *internals.unlisted(optimizer)]
+
+
+def compare_step(
+    tally: Tally,
+    places: WeightPlaces,
+    step: FitStep,
+    total: tf.Tensor,
+    pairs: Gradients,
+    sums_in: str | None,
+) -> None:
+    """Compares the step in the graph with the loss and gradients by layers.
+
+    `sums_in` is the dtype in which gradients are summed, or None.
+    """
+    if "loss" in step.logs:
+        difference = of_outputs([step.logs["loss"]], [total])
+        tally.note("step", "the graph", "loss", difference, places.worst)
+    expected = {id(v): d for d, v in pairs}
+    compare_weights(tally, "step", places, step.pairs, expected, sums_in)
+
+
+def compare_update(
+    tally: Tally,
+    model: Any,
+    places: WeightPlaces,
+    step: FitStep,
+    assigned: Mapping[int, Any],
+) -> None:
+    """Compares what the graph has made of weights and slots with Keras.
+
+    The model has the variables that it had before the step; `assigned` is what
+    layers themselves assign, by id.
+    """
+    optimizer = model.optimizer
+    weights = model.trainable_variables
+    with tf.device(HOST), internals.without_all_reduce(optimizer):
+        for weight in weights:
+            if id(weight) in assigned:
+                weight.assign(assigned[id(weight)])
+        if step.pairs:
+            optimizer.apply_gradients(step.pairs)
+    for variable in [*weights, *_of_optimizer(model)]:
+        key = id(variable)
+        difference = of_change(
+            step.after[key], variable.numpy(), step.before[key]
+        )
+        limit = limit_of([variable.dtype])
+        tally.note("update", places.name(variable), "update", difference, limit)
+
+
+def compare_state(
+    tally: Tally,
+    places: WeightPlaces,
+    step: FitStep,
+    recorded: Recorded,
+    on_host: OnHost,
+) -> None:
+    """Compares what the graph has made of other variables with Keras."""
+    state = {
+        id(v): v
+        for layer in recorded.layers
+        for v in layer.place.variables
+        if not v.trainable
+    }
+    seeds = {id(v) for v in recorded.batch.call.seeds}
+    for key, variable in state.items():
+        if key in seeds | {*recorded.traced.draws} | on_host.unknown:
+            continue
+        before = step.before[key]
+        expected = on_host.assigned.get(key, before)
+        scale = places.scale(variable)
+        difference = of_change(step.after[key], expected, before, scale)
+        limit = places.limit(variable)
+        tally.note("state", places.name(variable), "value", difference, limit)
+
+
+# Gradients, or None, and their weights.
+Gradients = Sequence[tuple[Any, keras.Variable]]
+
+
+class WeightPlaces:
+    """Where variables are, in words, and what is rounding there.
+
+    Attributes:
+        worst: What is rounding where most is.
+    """
+
+    def __init__(self, model: Any, recorded: Recorded):
+        self._names: dict[int, str] = {}
+        self._limits: dict[int, float] = {}
+        self._scales: dict[int, float] = {}
+        # Of layers inside of others, the innermost has the variable.
+        inner_first = sorted(
+            recorded.layers, key=lambda one: -len(one.place.section.around)
+        )
+        for layer in inner_first:
+            limit, taken = layer.limit(), tensors(layer.part.takes)
+            scale = max(
+                (
+                    largest(values[t.ref()])
+                    for values in layer.taken
+                    for t in taken
+                    if is_continuous(t)
+                ),
+                default=0.0,
+            )
+            for variable in layer.place.variables:
+                self._names.setdefault(id(variable), layer.name)
+                known = self._limits.get(id(variable), 0.0)
+                self._limits[id(variable)] = max(known, limit)
+                known = self._scales.get(id(variable), 0.0)
+                self._scales[id(variable)] = max(known, scale)
+        self.worst = max(layer.limit() for layer in recorded.layers)
+        for weight in model.trainable_variables:
+            for optimizer in internals.with_inner(model.optimizer):
+                for slot in internals.slots(optimizer, weight):
+                    self._names[id(slot)] = self._names.get(id(weight), "")
+
+    def name(self, variable: keras.Variable) -> str:
+        """A variable and its layer."""
+        place = self._names.get(id(variable))
+        path = f"'{variable.path}'"
+        return f"{path} of {place}" if place else path
+
+    def limit(self, variable: keras.Variable) -> float:
+        """From where on its gradient differs by more than rounding."""
+        return self._limits.get(id(variable), limit_of([variable.dtype]))
+
+    def scale(self, variable: keras.Variable) -> float:
+        """The largest input of its layer."""
+        return self._scales.get(id(variable), 0.0)
+
+
+def compare_weights(
+    tally: Tally,
+    kind: str,
+    places: WeightPlaces,
+    found: Gradients,
+    expected: Mapping[int, Any],
+    sums_in: str | None,
+) -> None:
+    """Compares gradients of weights with those expected, which are by id.
+
+    `sums_in` is the dtype in which they are summed, None for that of each
+    weight; `kind` is that of a `Finding`.
+    """
+    pairs = [
+        (as_tensor(d), as_tensor(expected.get(id(v))), v) for d, v in found
+    ]
+    rounded = 0.0 if sums_in is None else limit_of([sums_in])
+    for d, own, variable in without_tiny(pairs):
+        d, own = (_or_zeros(d, own), _or_zeros(own, d))
+        limit = max(places.limit(variable), rounded)
+        difference = of_gradients([d], [own])
+        tally.note(kind, places.name(variable), "gradient", difference, limit)
+
+
+def _or_zeros(gradient: Any, other: Any) -> tf.Tensor:
+    return tf.zeros_like(other) if gradient is None else gradient
+
+
+_WHERE = "the whole mini-batch"
+
+
+def compare_loss(
+    tally: Tally,
+    model: Any,
+    data: tuple[Any, Any, Any],
+    recorded: Recorded,
+) -> dict[int, tf.Tensor]:
+    """Compares the loss, and where its gradients start, with Keras's.
+
+    `data` is (x, y, sample_weight). Returns gradients of weights that do not
+    come through layers, by id: those of regularisers, and of a loss that reads
+    weights.
+    """
+    limit = recorded.layers[-1].limit()
+    variables = model.trainable_variables
+    run = recorded.loss
+    with tf.device(HOST):
+        flat = [None if t is None else tf.identity(t) for t in run.outputs]
+        added = _added(recorded)
+        weights = [tf.identity(v.value) for v in variables]
+        # Where the backward pass starts: outputs, layers' losses, weights.
+        sources = [
+            t
+            for t in [*flat, *(loss for loss, _ in added), *weights]
+            if is_continuous(t)
+        ]
+        with (
+            tf.GradientTape(watch_accessed_variables=False) as tape,
+            keras.StatelessScope([*zip(variables, weights)]),
+        ):
+            tape.watch(sources)
+            y_pred = recorded.batch.results.nest(flat)
+            losses = [loss for loss, _ in added] + _penalties(model)
+            own = _loss(model, data, y_pred, losses)
+            scaled = model.optimizer.scale_loss(own)
+        found = dict(zip(map(id, sources), tape.gradient(scaled, sources)))
+
+        def compared(what: str, pairs: list[tuple[Any, Any]]) -> None:
+            """Pairs of what is found, and a source for what is expected."""
+            expected = [
+                tf.zeros_like(t) if found[id(t)] is None else found[id(t)]
+                for _, t in pairs
+            ]
+            difference = of_gradients([d for d, _ in pairs], expected)
+            tally.note("loss", _WHERE, what, difference, limit)
+
+        difference = of_outputs([recorded.total], [own])
+        tally.note("loss", _WHERE, "loss", difference, limit)
+        dy = [
+            (tf.concat([*map(as_tensor, parts)], 0), t)
+            for parts, t in zip(zip(*run.dy), flat)
+            if all(d is not None for d in parts)
+        ]
+        if dy:
+            compared("gradient of the loss with respect to outputs", dy)
+        if pairs := [(d, loss) for loss, d in added if d is not None]:
+            compared(
+                "gradient of the loss with respect to layers' losses", pairs
+            )
+        return {
+            id(v): as_tensor(found[id(t)])
+            for v, t in zip(variables, weights)
+            if found.get(id(t)) is not None
+        }
+
+
+def _added(recorded: Recorded) -> list[tuple[tf.Tensor, Any]]:
+    """What layers add to the loss, of all rows, with its gradients."""
+    run, shares = recorded.loss, recorded.shares
+    return [
+        (
+            tf.add_n(
+                [
+                    tf.constant(share, loss.dtype) * loss
+                    for share, loss in zip(shares, losses)
+                ]
+            ),
+            summed(gradients),
+        )
+        for losses, gradients in zip(zip(*run.losses), zip(*run.dlosses))
+    ]
+
+
+def _penalties(model: Any) -> list[tf.Tensor]:
+    """What weight regularisers add to the loss."""
+    return [
+        tf.reduce_sum(v.regularizer(v))
+        for v in model.trainable_weights
+        if v.regularizer is not None
+    ]
+
+
+def _loss(
+    model: Any, data: tuple[Any, Any, Any], y_pred: Any, losses: list[Any]
+) -> tf.Tensor:
+    x, y, sample_weight = data
+    with model.replaced_losses(losses):
+        return internals.compute_loss(
+            model, x, y, y_pred, sample_weight, training=True
+        )

@@ -40,7 +40,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.boundary import is_continuous
 from tfgpipe.cells import Cell, CellTasks, KeptValues, Tracer
 from tfgpipe.exactness.report import (
     Tally,
@@ -52,7 +51,13 @@ from tfgpipe.exactness.report import (
     of_outputs,
     without_tiny,
 )
-from tfgpipe.graphs import TracedModel, as_tensor, by_reference, tensors
+from tfgpipe.graphs import (
+    TracedModel,
+    as_tensor,
+    by_reference,
+    is_continuous,
+    tensors,
+)
 from tfgpipe.model import ByLayers, LayerPlace, LayerRun, Rehearsal
 
 HOST = "CPU:0"

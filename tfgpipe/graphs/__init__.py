@@ -14,17 +14,18 @@ from tfgpipe.graphs.gradient_sums import (
     Gradient,
     GradientSums,
     as_tensor,
+    is_continuous,
     lookups,
 )
 from tfgpipe.graphs.kept import CellGraph, only_cast
 from tfgpipe.graphs.parts import Part, alive, parts_of
 from tfgpipe.graphs.same_graph import part_key
-from tfgpipe.graphs.side_effects import stateful_kinds
 from tfgpipe.graphs.traced_model import (
     Differentiated,
     TracedModel,
     TraceOptions,
     differentiate,
+    stateful_kinds,
     without_gradients,
 )
 
@@ -45,6 +46,7 @@ __all__ = [
     "follows",
     "functions_of",
     "gradient_sums",
+    "is_continuous",
     "lookups",
     "only_cast",
     "part_key",

@@ -134,6 +134,13 @@ def lookups(gradient: tf.IndexedSlices) -> list[tf.IndexedSlices]:
     ]
 
 
+def is_continuous(tensor: Any) -> bool:
+    """Whether something is a tensor that may have a gradient."""
+    return tensor is not None and (
+        tensor.dtype.is_floating or tensor.dtype.is_complex
+    )
+
+
 def as_tensor(gradient: Any) -> tf.Tensor | None:
     """A tensor or `tf.IndexedSlices` as a tensor; None as None."""
     return None if gradient is None else tf.convert_to_tensor(gradient)

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfgpipe.graphs.cut import WholeGraph, functions_of, is_sum
+from tfgpipe.graphs.cut import WholeGraph, is_sum
 from tfgpipe.graphs.parts import Part
-from tfgpipe.graphs.side_effects import stateful
+from tfgpipe.graphs.traced_model import kinds_called, stateful
 
 # What is said for people, and no part of what is computed.
 _WORDS = (
@@ -76,8 +76,9 @@ class _Writer:
             found.update(self._written_op(op))
         # Then like no other.
         kinds = {op.type for op in operations}
-        called = [self._functions.kinds(op.node_def) for op in operations]
-        is_alone = self._in_process and stateful(kinds.union(*called))
+        nodes = [op.node_def for op in operations]
+        kinds |= kinds_called(nodes, self._whole.functions)
+        is_alone = self._in_process and stateful(kinds)
         has_backward = [name in part.backward for name in order]
         weights = [use.tensor for use in part.uses]
         taken = [*part.takes, *part.takes_back, *weights]
@@ -162,20 +163,6 @@ class _Functions:
                 own.CopyFrom(self._definitions[name])
                 self._known[name] = self._written(own)
         return self._known[name]
-
-    def kinds(self, node: Any) -> set[str]:
-        """The types of the operations of all functions that a node calls."""
-        kinds: set[str] = set()
-        known: set[str] = set()
-        waiting = functions_of(node)
-        while waiting:
-            name = waiting.pop()
-            if name not in known and name in self._definitions:
-                known.add(name)
-                for own in self._definitions[name].node_def:
-                    kinds.add(own.op)
-                    waiting += functions_of(own)
-        return kinds
 
     def _written(self, function: Any) -> str:
         signature = function.signature

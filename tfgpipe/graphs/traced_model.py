@@ -12,6 +12,8 @@ to the place of one of the forward pass:
 
 An operation that no other differentiates, such as the sum of two gradients, is
 where the first of those is whose results it takes.
+
+Which operations have side effects, or draw, is asked of any graph: `stateful`.
 """
 
 from __future__ import annotations
@@ -21,21 +23,52 @@ import collections
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.boundary import is_continuous
 from tfgpipe.failures import add_note, check_interruption
+from tfgpipe.graphs.cut import functions_of
 from tfgpipe.graphs.gradient_sums import (
     Gradient,
     as_merged,
     as_tensor,
+    is_continuous,
     lookups,
 )
-from tfgpipe.graphs.side_effects import CALLS
+
+# What they do is what the functions do that they call.
+_CALLS = {
+    "Case",
+    "If",
+    "PartitionedCall",
+    "StatefulPartitionedCall",
+    "StatelessCase",
+    "StatelessIf",
+    "StatelessWhile",
+    "While",
+}
+
+# Reading a variable or a table has no effect; cuDNN's recurrent kernels are
+# stateful for the sake of their dropout, which Keras does not use. What nobody
+# needs any more, Python destroys when it comes to it.
+_READS = {
+    "DestroyResourceOp",
+    "LookupTableFindV2",
+    "LookupTableSizeV2",
+    "ReadVariableOp",
+    "ResourceGather",
+    "VarHandleOp",
+    "VarIsInitializedOp",
+    "CudnnRNN",
+    "CudnnRNNV2",
+    "CudnnRNNV3",
+    "CudnnRNNBackprop",
+    "CudnnRNNBackpropV2",
+    "CudnnRNNBackpropV3",
+}
 
 _SIZES = {"Rank", "Shape", "ShapeN", "Size"}
 
@@ -45,7 +78,7 @@ _SIZED_BY_VALUES = {
     "Unique",
     "UniqueV2",
     "Where",
-} | CALLS
+} | _CALLS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -469,7 +502,7 @@ def _take_in_late(
     take lists for that, which are made behind all other operations.
     """
     for op in operations:
-        if op.type not in CALLS:
+        if op.type not in _CALLS:
             continue
         waiting = [t.op for t in op.inputs]
         while waiting:
@@ -477,3 +510,46 @@ def _take_in_late(
             if late.pop(found.name, None) is not None:
                 places[found.name] = places[op.name]
                 waiting += [t.op for t in found.inputs]
+
+
+# ---------------------------------------------------------------- side effects
+def stateful_kinds(operations: Sequence[tf.Operation]) -> set[str]:
+    """The types of the stateful operations, those in called functions too.
+
+    A branch of a condition and the body of a loop are such functions.
+    """
+    kinds = {op.type for op in operations}
+    calls = [
+        op.node_def for op in operations if internals.takes_functions(op.type)
+    ]
+    if calls:
+        library = operations[0].graph.as_graph_def().library.function
+        functions = {own.signature.name: own for own in library}
+        kinds |= kinds_called(calls, functions)
+    return stateful(kinds)
+
+
+def stateful(kinds: Iterable[str]) -> set[str]:
+    """Those of some types of operations that have side effects, or draw."""
+    own = {*kinds} - _CALLS - _READS
+    return {kind for kind in own if internals.is_stateful(kind)}
+
+
+def kinds_called(
+    nodes: Iterable[Any], functions: Mapping[str, Any]
+) -> set[str]:
+    """The types of the operations of all functions that some nodes call.
+
+    `functions` are the definitions of a graph's, by their names.
+    """
+    kinds: set[str] = set()
+    known: set[str] = set()
+    waiting = [name for node in nodes for name in functions_of(node)]
+    while waiting:
+        name = waiting.pop()
+        if name not in known and name in functions:
+            known.add(name)
+            for own in functions[name].node_def:
+                kinds.add(own.op)
+                waiting += functions_of(own)
+    return kinds

@@ -26,12 +26,17 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.boundary import is_continuous
 from tfgpipe.cells import Cell
 from tfgpipe.checks import checked_counts
 from tfgpipe.devices import Replicas
 from tfgpipe.failures import explained
-from tfgpipe.graphs import Part, TracedModel, by_reference, tensors
+from tfgpipe.graphs import (
+    Part,
+    TracedModel,
+    by_reference,
+    is_continuous,
+    tensors,
+)
 from tfgpipe.loss import Head, Objective
 from tfgpipe.model.build import Built
 from tfgpipe.model.step import Steps, lower, trace

@@ -21,10 +21,9 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.boundary import structure_of
 from tfgpipe.cells import Cell, as_number
 from tfgpipe.loss import Head
-from tfgpipe.micro_batches import MicroBatches
+from tfgpipe.micro_batches import MicroBatches, structure_of
 
 
 def run_eagerly(

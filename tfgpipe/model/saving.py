@@ -32,7 +32,7 @@ from tfgpipe.model.hooks import Hooks
 from tfgpipe.model.nonfinite import Skips
 from tfgpipe.schedules import CHUNKS
 from tfgpipe.sequence import items_from_config
-from tfgpipe.state import RandomState, seeds
+from tfgpipe.state import RandomState, seeds_expected
 
 
 def _warn_of_unlisted(model: keras.Model) -> None:
@@ -138,7 +138,7 @@ def load_model(
         changes["skip_outliers"] = None
     with (
         failures.setting(_overrides, changes),
-        failures.setting(seeds.is_expected, True),
+        failures.setting(seeds_expected, True),
         read_whole(path),
     ):
         model = keras.saving.load_model(path, **kwargs)

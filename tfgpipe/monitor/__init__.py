@@ -1,6 +1,5 @@
 """Numbers of a training: what `callbacks.PipelineMonitor` tells, and advice."""
 
-from tfgpipe.monitor import statistics
 from tfgpipe.monitor.advice import (
     Layout,
     advise,
@@ -9,15 +8,16 @@ from tfgpipe.monitor.advice import (
     layout_of,
 )
 from tfgpipe.monitor.event_log import EventLog, Record
-from tfgpipe.monitor.rates import (
+from tfgpipe.monitor.measurements import (
+    Measured,
     Rates,
+    TimedStep,
     accelerator_mib,
     flops_of_example,
     is_remote,
     tokens_of_example,
+    typical,
 )
-from tfgpipe.monitor.statistics import name, seconds
-from tfgpipe.monitor.timed_step import Measured, TimedStep, typical
 
 __all__ = [
     "EventLog",
@@ -33,9 +33,6 @@ __all__ = [
     "ideal_bubbles",
     "is_remote",
     "layout_of",
-    "name",
-    "seconds",
-    "statistics",
     "tokens_of_example",
     "typical",
 ]

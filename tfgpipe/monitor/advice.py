@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tfgpipe.monitor import statistics
-from tfgpipe.monitor.statistics import seconds as seconds_text
+from tfgpipe import timeline
 from tfgpipe.run import Event
 from tfgpipe.schedules import SCHEDULES, Schedule
 
@@ -43,7 +42,7 @@ def advise(
     """
     # What costs most comes first: uneven cells, then devices that wait between
     # tasks which are too short, then too few micro-batches.
-    seconds = statistics.cell_seconds(events, layout.groups)
+    seconds = timeline.cell_seconds(events, layout.groups)
     mean = sum(seconds) / len(seconds)
     slowest = max(range(len(seconds)), key=seconds.__getitem__)
     ratio = seconds[slowest] / mean if mean else 1.0
@@ -55,12 +54,12 @@ def advise(
             f"(layers_per_cell={move.counts}), and the slowest would take "
             f"about {move.largest / mean:.2f} times the mean"
         )
-    bubble = statistics.bubble(events)
-    alone = statistics.bubble(statistics.without_waiting(events))
+    bubble = timeline.bubble(events)
+    alone = timeline.bubble(timeline.without_waiting(events))
     least = "" if ideal is None else f", ideal {ideal(num_micro_batches):.0%}"
     waits = (
         f"bubble {bubble:.0%}{least}: devices wait between tasks, which take "
-        f"{seconds_text(statistics.mean_time(events))} on average; without "
+        f"{timeline.seconds(timeline.mean_time(events))} on average; without "
         f"that it would be {alone:.0%}. Larger micro-batches would help: more "
         "rows in a mini-batch, or fewer micro-batches"
     )

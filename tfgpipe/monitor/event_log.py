@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
+from tfgpipe import timeline
 from tfgpipe.checks import checked_path
-from tfgpipe.monitor import statistics
-from tfgpipe.monitor.statistics import seconds
 from tfgpipe.run import Event
 
 
@@ -148,9 +147,9 @@ def save_picture(
     # Needs matplotlib, which not everyone has.
     from tfgpipe.monitor import gantt
 
-    length = statistics.length(events)
+    length = timeline.length(events)
     title = (
-        f"{what}: bubble {statistics.bubble(events):.0%}, the tasks take "
-        f"{seconds(length)}"
+        f"{what}: bubble {timeline.bubble(events):.0%}, the tasks take "
+        f"{timeline.seconds(length)}"
     )
     gantt.save(events, gantt.Caption(title, advice), [path])

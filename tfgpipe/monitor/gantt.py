@@ -22,9 +22,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
+from tfgpipe import timeline
 from tfgpipe.files import put_in_place
-from tfgpipe.monitor import statistics
-from tfgpipe.monitor.statistics import name
 from tfgpipe.run import Event
 
 # Inches, as all sizes of the figure.
@@ -81,7 +80,7 @@ def figure(events: Sequence[Event], caption: Caption) -> Figure:
     """The figure of events, at least one; each box is called after its task."""
     num_devices = 1 + max(event.device for event in events)
     total = max(event.end for event in events)
-    slots = total / max(statistics.forward_time(events), 0.001 * total)
+    slots = total / max(timeline.forward_time(events), 0.001 * total)
     width = _LEFT + min(max(_SLOT * slots, _WIDTH[0]), _WIDTH[1]) + _RIGHT
     digits = (width - _LEFT) * 72 / (_SUBTITLE * _DIGIT)
     lines = textwrap.wrap(caption.subtitle, int(digits))
@@ -108,7 +107,7 @@ def figure(events: Sequence[Event], caption: Caption) -> Figure:
 
 def _draw_rows(axes: Axes, events: Sequence[Event]) -> None:
     """The background of every device, with its name and its idle share."""
-    shares = statistics.idle_shares(events)
+    shares = timeline.idle_shares(events)
     names = [f"device {device}" for device in range(len(shares))]
     axes.set_yticks(range(len(shares)), names)
     total = max(event.end for event in events)
@@ -136,7 +135,7 @@ def _draw_boxes(axes: Axes, events: Sequence[Event], scale: float) -> None:
 
     `scale` is points a second.
     """
-    place = statistics.places(events)
+    place = timeline.places(events)
     last = max(place.values())
     sizes = _font_sizes(events, scale)
     for task, device, start, end in events:
@@ -180,7 +179,7 @@ def _font_sizes(
     for kind in STYLES:
         widths = sorted(
             (event.end - event.start) * scale
-            for event in statistics.scheduled(events)
+            for event in timeline.scheduled(events)
             if event.task.kind == kind and event.end > event.start
         )
         if not widths:
@@ -241,10 +240,10 @@ def _mark(axes: Axes, ideal: float) -> None:
 def _draw_legend(picture: Figure, events: Sequence[Event]) -> None:
     """What the colours mean, and the shades where there are several."""
     kinds = {event.task.kind for event in events}
-    place = statistics.places(events)
+    place = timeline.places(events)
     last = max(place.values())
     handles = [
-        patches.Patch(color=STYLES[kind].dark, label=name(kind))
+        patches.Patch(color=STYLES[kind].dark, label=timeline.name(kind))
         for kind in STYLES
         if kind in kinds
     ]

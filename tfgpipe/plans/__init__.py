@@ -1,6 +1,5 @@
 """Which arguments of a `GPipe` train fastest, and fit."""
 
-from tfgpipe.plans.machine import MACHINES, Machine
 from tfgpipe.plans.plan import Plan, SizedModel, machine_here, plan, sized
 from tfgpipe.plans.prediction import (
     DeviceMemory,
@@ -9,6 +8,7 @@ from tfgpipe.plans.prediction import (
     predict,
 )
 from tfgpipe.plans.search import PlanProblem, prediction_that_fits
+from tfgpipe.plans.workload import MACHINES, Machine
 
 __all__ = [
     "MACHINES",

@@ -30,10 +30,15 @@ from tfgpipe.devices import (
     strategy,
 )
 from tfgpipe.partition import cut_graph
-from tfgpipe.plans.machine import Machine, machine_named, machine_of
 from tfgpipe.plans.prediction import Prediction, Setting, predict
 from tfgpipe.plans.search import PlanProblem, fastest_settings, smallest
-from tfgpipe.plans.workload import Workload, seconds_by_flops
+from tfgpipe.plans.workload import (
+    Machine,
+    Workload,
+    machine_named,
+    machine_of,
+    seconds_by_flops,
+)
 from tfgpipe.profiles import LayerSeconds, Profile
 from tfgpipe.schedules import SCHEDULES, Remat, devices_for
 from tfgpipe.sequence import inputs as inputs_lib

@@ -21,8 +21,7 @@ import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tfgpipe.plans.machine import Machine
-from tfgpipe.plans.workload import CellNeeds, Workload
+from tfgpipe.plans.workload import CellNeeds, Machine, Workload
 from tfgpipe.schedules import (
     KINDS,
     SCHEDULES,

@@ -29,9 +29,8 @@ import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from tfgpipe.plans.machine import Machine
 from tfgpipe.plans.prediction import Prediction, Setting, memory, predict
-from tfgpipe.plans.workload import CellNeeds, Workload
+from tfgpipe.plans.workload import CellNeeds, Machine, Workload
 from tfgpipe.schedules import CHUNKS, CellFacts
 
 _SHAPES = [

@@ -26,11 +26,16 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.boundary import is_continuous
 from tfgpipe.cells import Cell, CellTasks, ModelCall, Tracer
 from tfgpipe.costs import Placed, behind_identities
 from tfgpipe.devices import placement
-from tfgpipe.graphs import alive, by_reference, differentiate, tensors
+from tfgpipe.graphs import (
+    alive,
+    by_reference,
+    differentiate,
+    is_continuous,
+    tensors,
+)
 from tfgpipe.run import Chain, Clock
 from tfgpipe.schedules import Task
 

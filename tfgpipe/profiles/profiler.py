@@ -31,7 +31,6 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.boundary import copied
 from tfgpipe.checks import as_count, as_integer, checked_bool, checked_positive
 from tfgpipe.costs import (
     Placed,
@@ -405,7 +404,12 @@ class Measuring:
         self._setting = setting
         self._count = len(placed.layers) + (head is not None)
         with tf.device(setting.device):
-            data = {n: tree.map_structure(copied, x[n]) for n in sorted(x)}
+            data = {
+                n: tree.map_structure(
+                    lambda t: t if t is None else tf.identity(t), x[n]
+                )
+                for n in sorted(x)
+            }
             between = {rows: bytes_between(placed, rows) for rows in x}
             self._others = {n: tf.zeros([b // 4]) for n, b in between.items()}
         self._models = {

@@ -1,6 +1,6 @@
 """The order of tasks on each device; knows no TensorFlow."""
 
-from tfgpipe.schedules.lowering import CellFacts, lower
+from tfgpipe.schedules.lowering import REMAT, CellFacts, Remat, lower
 from tfgpipe.schedules.orders import (
     CHUNKS,
     SCHEDULES,
@@ -9,7 +9,6 @@ from tfgpipe.schedules.orders import (
 )
 from tfgpipe.schedules.orders.auto import search
 from tfgpipe.schedules.program import Op, Program
-from tfgpipe.schedules.remat import REMAT, Remat
 from tfgpipe.schedules.schedule import Schedule
 from tfgpipe.schedules.task import HALVES, KINDS, Task, merged
 

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tfgpipe.checks import checked_amount, checked_choice
-from tfgpipe.schedules.lowering import CellFacts, lower
+from tfgpipe.schedules.lowering import REMAT, CellFacts, Remat, lower
 from tfgpipe.schedules.program import Op, Program
-from tfgpipe.schedules.remat import REMAT, Remat
 from tfgpipe.schedules.task import (
     KINDS,
     Task,

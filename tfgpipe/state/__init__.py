@@ -1,15 +1,18 @@
 """Variables that no optimizer updates, over micro-batches."""
 
-from tfgpipe.state import seeds
 from tfgpipe.state.batch_normalization import (
     MovingStatistics,
     choosing_moments,
     is_synchronized,
 )
 from tfgpipe.state.flow import StateFlow
-from tfgpipe.state.rules import sum_of, weighted_mean
+from tfgpipe.state.rules import (
+    RandomState,
+    seeds_expected,
+    sum_of,
+    weighted_mean,
+)
 from tfgpipe.state.scope import InnerScope, ModelScope
-from tfgpipe.state.seeds import RandomState
 
 __all__ = [
     "InnerScope",
@@ -19,7 +22,7 @@ __all__ = [
     "StateFlow",
     "choosing_moments",
     "is_synchronized",
-    "seeds",
+    "seeds_expected",
     "sum_of",
     "weighted_mean",
 ]

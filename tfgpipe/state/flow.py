@@ -16,8 +16,7 @@ from tfgpipe.state.batch_normalization import (
     is_synchronized,
     moving_statistics,
 )
-from tfgpipe.state.rules import FirstRule, MeanRule, MetricRule
-from tfgpipe.state.seeds import SeedRule
+from tfgpipe.state.rules import FirstRule, MeanRule, MetricRule, SeedRule
 
 
 class StateFlow:

@@ -16,9 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.boundary import is_continuous
+from tfgpipe.graphs import is_continuous
 from tfgpipe.state.batch_normalization import MovingStatistics, factors
-from tfgpipe.state.seeds import advance_seed
+from tfgpipe.state.rules import advance_seed
 
 
 class Use(NamedTuple):

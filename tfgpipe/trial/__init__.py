@@ -3,12 +3,12 @@
 Whether a layer treats a batch as it treats its parts cannot be read from what
 it is made of; it can be tried. `trial.py` tries each phase of a model once,
 `phase.py` one of them, unit by unit. `rows.py` has the rows, `units.py` what is
-tried one by one, `tried_graph.py` runs it, `compare.py` tells what differs,
-`known.py` what need not be tried.
+tried one by one and what need not be, `tried_graph.py` runs it, `compare.py`
+tells what differs.
 """
 
-from tfgpipe.trial.known import MIXES_ROWS, ROW_BY_ROW
 from tfgpipe.trial.trial import TRIALS, Trial
+from tfgpipe.trial.units import MIXES_ROWS, ROW_BY_ROW
 
 __all__ = [
     "MIXES_ROWS",

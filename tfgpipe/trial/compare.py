@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfgpipe.boundary import is_continuous
-from tfgpipe.graphs import as_tensor, gradient_sums
+from tfgpipe.graphs import as_tensor, gradient_sums, is_continuous
 from tfgpipe.trial.rows import NONE, UNCLEAR, row_axis
 
 _ONE = "pass num_micro_batches=1"

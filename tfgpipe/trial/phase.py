@@ -21,9 +21,8 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.boundary import is_continuous
 from tfgpipe.cells import Cell, ModelCall
-from tfgpipe.graphs import TracedModel
+from tfgpipe.graphs import TracedModel, is_continuous
 from tfgpipe.trial import compare, rows
 from tfgpipe.trial.compare import Outcome
 from tfgpipe.trial.tried_graph import State, TriedGraph, Values

@@ -28,7 +28,6 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.boundary import is_continuous
 from tfgpipe.cells import Cell, ModelCall, trace_model
 from tfgpipe.devices import names
 from tfgpipe.failures import check_interruption
@@ -38,6 +37,7 @@ from tfgpipe.graphs import (
     TraceOptions,
     as_tensor,
     differentiate,
+    is_continuous,
     without_gradients,
 )
 from tfgpipe.state import is_synchronized

@@ -23,8 +23,8 @@ import sys
 
 from absl import flags
 
+from tfgpipe import timeline
 from tfgpipe.files import write_text
-from tfgpipe.monitor import seconds, statistics
 from tfgpipe.schedules import REMAT, SCHEDULES
 from tfgpipe.timeline import Event
 from tools import command_line
@@ -161,7 +161,7 @@ def _write(
     caption = gantt.Caption(
         run.title,
         _sentence(run, events, ideal),
-        None if run.is_simulated else statistics.length(ideal),
+        None if run.is_simulated else timeline.length(ideal),
     )
     gantt.save(events, caption, paths[:2])
     about = {"title": run.title, "numbers": caption.subtitle, **environment()}
@@ -172,18 +172,18 @@ def _write(
 
 def _sentence(run: Run, events: list[Event], ideal: list[Event]) -> str:
     """The numbers that matter most."""
-    bubble, length = statistics.bubble(events), statistics.length(events)
+    bubble, length = timeline.bubble(events), timeline.length(events)
     if run.is_simulated:
         return (
             f"{run.what}, simulated: bubble {bubble:.1%}; "
-            f"the tasks take {seconds(length)}"
+            f"the tasks take {timeline.seconds(length)}"
         )
-    best = statistics.length(ideal)
+    best = timeline.length(ideal)
     return (
         f"{run.what}: bubble {bubble:.1%} measured, "
-        f"{statistics.bubble(ideal):.1%} ideal; the tasks take "
-        f"{seconds(length)}, {length / best:.3f} times the ideal "
-        f"{seconds(best)}"
+        f"{timeline.bubble(ideal):.1%} ideal; the tasks take "
+        f"{timeline.seconds(length)}, {length / best:.3f} times the ideal "
+        f"{timeline.seconds(best)}"
     )
 
 
@@ -221,7 +221,7 @@ def _print(
 
 
 def _step_table(run: Run, events: list[Event], ideal: list[Event]) -> Table:
-    length, best = statistics.length(events), statistics.length(ideal)
+    length, best = timeline.length(events), timeline.length(ideal)
     row = {
         "run": run.what,
         "is_simulated": run.is_simulated,
@@ -229,8 +229,8 @@ def _step_table(run: Run, events: list[Event], ideal: list[Event]) -> Table:
         "length_ms": 1000 * length,
         "ideal_ms": 1000 * best,
         "ratio": length / best,
-        "bubble": statistics.bubble(events),
-        "ideal_bubble": statistics.bubble(ideal),
+        "bubble": timeline.bubble(events),
+        "ideal_bubble": timeline.bubble(ideal),
     }
     notes = ["Without the updates of the weights, which no schedule has."]
     title = f"The tasks of a step, {run.what}"

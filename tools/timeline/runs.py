@@ -10,7 +10,6 @@ from absl import flags
 
 import params
 from tfgpipe import timeline
-from tfgpipe.monitor import statistics
 from tfgpipe.schedules import CHUNKS, Op
 from tfgpipe.timeline import Event
 from tools import devices
@@ -52,7 +51,7 @@ class Run:
     def ideal(self, events: list[Event]) -> list[Event]:
         """When the tasks would run if nothing but them took time."""
         return timeline.simulated(
-            statistics.program_of(events),
+            timeline.program_of(events),
             self.duration or mean_durations(events),
         )
 

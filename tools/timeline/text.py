@@ -4,7 +4,7 @@ import collections
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tfgpipe.monitor import name, seconds, statistics
+from tfgpipe import timeline
 from tfgpipe.timeline import Event
 
 LETTERS = {
@@ -44,21 +44,21 @@ def text(events: Sequence[Event], width: int = 100) -> str:
     indent = max(map(len, heads)) + 2
     total = max(event.end for event in events)
     num_slots = _num_slots(events, width - indent)
-    small = {k: place % 2 for k, place in statistics.places(events).items()}
+    small = {k: place % 2 for k, place in timeline.places(events).items()}
     lines = []
     for device, head in enumerate(heads):
         own = [event for event in events if event.device == device]
         row = _row(own, total / num_slots, num_slots, small)
         lines.append(f"{head:{indent}}{row}")
-    end = seconds(total)
+    end = timeline.seconds(total)
     axis = f"{' ' * indent}0{end:>{max(num_slots - 1, len(end) + 1)}}"
-    slot = f"one letter: {seconds(total / num_slots)}"
+    slot = f"one letter: {timeline.seconds(total / num_slots)}"
     return "\n".join([*lines, axis, "", *_legend(events, small, slot, width)])
 
 
 def _num_slots(events: Sequence[Event], most: int) -> int:
     """One slot a forward task if all tasks are multiples of one, or `most`."""
-    unit = statistics.forward_time(events)
+    unit = timeline.forward_time(events)
     total = max(event.end for event in events)
     if not unit or round(total / unit) > most:
         return most
@@ -105,7 +105,7 @@ def _legend(
     events: Sequence[Event], small: dict[int, int], slot: str, width: int
 ) -> list[str]:
     kinds = {event.task.kind for event in events}
-    parts = [f"{LETTERS[k]} {name(k)}" for k in LETTERS if k in kinds]
+    parts = [f"{LETTERS[k]} {timeline.name(k)}" for k in LETTERS if k in kinds]
     parts += [f"{_IDLE} idle", slot]
     if any(small.values()):
         parts.append("small letters: every second cell of a device")
@@ -149,10 +149,10 @@ def chrome_trace(events: Sequence[Event], about: dict[str, Any]) -> dict:
 
 def _chrome_event(event: Event) -> dict[str, Any]:
     kind, cell, micro_batch = event.task
-    is_update = kind == "update"
+    name, is_update = timeline.name(kind), kind == "update"
     return {
         "ph": "X",
-        "name": name(kind) if is_update else f"{name(kind)} {micro_batch}",
+        "name": name if is_update else f"{name} {micro_batch}",
         "cat": kind,
         "pid": 0,
         "tid": event.device,

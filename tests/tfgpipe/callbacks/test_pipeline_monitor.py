@@ -18,7 +18,7 @@ from tiny import (
 )
 
 import tfgpipe
-from tfgpipe import callbacks, monitor
+from tfgpipe import callbacks, monitor, timeline
 from tfgpipe.callbacks import pipeline_monitor
 from tfgpipe.schedules import Task
 from tfgpipe.timeline import Event
@@ -133,7 +133,7 @@ def test_numbers_are_those_of_a_step_of_fit():
         assert len(own) == 2 and min(own) >= 0
     # 16 rows of 4 floats go forward, and their gradients back
     assert found["boundary_mib"] == [2 * 16 * 4 * 4 / 2**20] * 2
-    summary = monitor.statistics.summary(watch.events)
+    summary = timeline.summary(watch.events)
     assert {name: found[name][-1] for name in summary} == summary
     assert 0 < summary["bubble"] < 1 <= summary["slowest_ratio"] <= 2
 

@@ -3,7 +3,8 @@
 import pytest
 from ideal import IDEALS
 
-from tfgpipe.monitor import Layout, advise, statistics
+from tfgpipe import timeline
+from tfgpipe.monitor import Layout, advise
 from tfgpipe.schedules import SCHEDULES, CellFacts, Remat, lower
 from tfgpipe.timeline import simulated
 
@@ -42,7 +43,7 @@ def advice(seconds, cells, m=16, most=16, name="gpipe", ideal=True):
         return IDEALS[name](devices, count, chunks).bubble
 
     events = simulated(program, duration)
-    made = statistics.cell_seconds(events, cells.groups)
+    made = timeline.cell_seconds(events, cells.groups)
     assert made == pytest.approx([3 * m * s for s in seconds])
     return advise(events, cells, m, most, bubble if ideal else None)
 
@@ -161,7 +162,7 @@ def test_unlike_times_are_the_reason():
     events = simulated(SCHEDULES["gpipe"](2, 16, 1).program(), duration)
     found = advise(events, layout([1], [1]), 16, 16, lambda m: 1 / (m + 1))
     assert "as tasks of a kind do not take equal times in all cells" in found
-    assert statistics.without_waiting(events) == events
+    assert timeline.without_waiting(events) == events
 
 
 def test_balanced_cells_are_said_to_be_so():

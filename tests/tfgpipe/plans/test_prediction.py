@@ -6,9 +6,8 @@ import pytest
 from ideal import IDEALS
 from simple_layers import equal_tasks, random_seconds, size, workload
 
-from tfgpipe.plans.machine import Machine
 from tfgpipe.plans.prediction import Setting, predict
-from tfgpipe.plans.workload import Workload
+from tfgpipe.plans.workload import Machine, Workload
 from tfgpipe.schedules import SCHEDULES, CellFacts, Remat, lower
 
 LINK = Machine(1, 1, 1e9, 1e3, latency=0.5, task_seconds=0, efficiency=1)

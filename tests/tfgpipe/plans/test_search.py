@@ -7,7 +7,6 @@ from quick import quick
 from simple_layers import equal_tasks, random_seconds, size
 
 from tfgpipe.partition import partition
-from tfgpipe.plans.machine import Machine
 from tfgpipe.plans.prediction import Setting, predict
 from tfgpipe.plans.search import (
     RULES,
@@ -17,7 +16,7 @@ from tfgpipe.plans.search import (
     prediction_that_fits,
     smallest,
 )
-from tfgpipe.plans.workload import Workload
+from tfgpipe.plans.workload import Machine, Workload
 
 LINK = Machine(1, 1, 1e3, 1e3, latency=0.05, task_seconds=0, efficiency=1)
 

@@ -12,6 +12,7 @@ from tfgpipe import timeline
 from tfgpipe.run import chain
 from tfgpipe.schedules.lowering import (
     CellFacts,
+    Remat,
     grouped,
     limited,
     lower,
@@ -22,7 +23,6 @@ from tfgpipe.schedules.lowering import (
 )
 from tfgpipe.schedules.orders import CHUNKS, SCHEDULES
 from tfgpipe.schedules.program import Op, Program, units
-from tfgpipe.schedules.remat import Remat
 from tfgpipe.schedules.schedule import Schedule
 from tfgpipe.schedules.task import KINDS, Kind, Need
 

@@ -2,10 +2,9 @@
 
 import pytest
 
-from tfgpipe.schedules.lowering import CellFacts
+from tfgpipe.schedules.lowering import REMAT, CellFacts
 from tfgpipe.schedules.orders import CHUNKS, SCHEDULES
 from tfgpipe.schedules.program import Program
-from tfgpipe.schedules.remat import REMAT
 from tfgpipe.schedules.schedule import Schedule
 
 

@@ -18,7 +18,7 @@ from tiny import quickly
 
 from models import amoebanet, amoebanet_operations
 from tfgpipe import internals, timeline
-from tfgpipe.devices.cell_devices import Replicas
+from tfgpipe.devices.names import Replicas
 from tfgpipe.schedules import CellFacts, Remat, lower
 from tfgpipe.schedules.orders import SCHEDULES as NAMED
 from tfgpipe.state.batch_normalization import moments_over_replicas

@@ -8,18 +8,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from tfgpipe.schedules.orders.fill_drain import gpipe
-from tfgpipe.schedules.orders.interleaved import (
-    interleaved,
-    one_forward_one_backward,
-)
-from tfgpipe.schedules.orders.v_shaped import (
+from tfgpipe.schedules.orders.halves import (
     dualpipe_v,
     v_half,
     v_min,
+    zero_bubble,
+    zero_bubble_2p,
     zero_bubble_v,
 )
-from tfgpipe.schedules.orders.zero_bubble import zero_bubble, zero_bubble_2p
+from tfgpipe.schedules.orders.whole_backward import (
+    gpipe,
+    interleaved,
+    one_forward_one_backward,
+)
 from tfgpipe.schedules.schedule import Schedule
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {

@@ -8,7 +8,7 @@ from trial_fuzz import tried
 
 import tfgpipe
 from tfgpipe.trial import MIXES_ROWS, ROW_BY_ROW, units
-from tfgpipe.trial.known import is_row_by_row
+from tfgpipe.trial.units import is_row_by_row
 
 # Other names of classes, and what has nothing of its own to try.
 WITHOUT_USE = {"GroupQueryAttention", "Sequential"}

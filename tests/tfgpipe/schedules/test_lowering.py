@@ -1,8 +1,8 @@
-"""Which micro-batches are computed again."""
+"""Which micro-batches a program computes again."""
 
 import pytest
 
-from tfgpipe.schedules.remat import REMAT, Remat
+from tfgpipe.schedules.lowering import REMAT, Remat
 from tfgpipe.schedules.schedule import Schedule
 
 

@@ -1,10 +1,10 @@
-"""Machines, and what is no machine."""
+"""Machines, of which workloads are told, and what is no machine."""
 
 import math
 
 import pytest
 
-from tfgpipe.plans.machine import MACHINES, Machine, machine_named, machine_of
+from tfgpipe.plans.workload import MACHINES, Machine, machine_named, machine_of
 
 FIGURES = {
     "flops": 1e12,

@@ -3,7 +3,7 @@
 import pytest
 
 from tfgpipe.schedules.orders import SCHEDULES
-from tfgpipe.schedules.orders.zero_bubble import filled
+from tfgpipe.schedules.orders.halves import filled
 from tfgpipe.schedules.task import Task
 
 
