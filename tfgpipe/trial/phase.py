@@ -470,56 +470,52 @@ class _Run:
                 phase.say(i, f"lookup {id(one.variable)}", text)
 
     def _try_gradients(self) -> None:
-        """Those of units with a gradient of their own, from the last one on."""
+        """Those of units that are differentiated."""
         graph = self._graph
         own = [
-            (i, unit)
+            (i, unit, graph.gradients[unit])
             for i, unit in self._phase.wanted
-            if unit in graph.units.differentiating
+            if unit in graph.gradients
             and not any(place == i for place, _ in self._phase.said)
         ]
-        tensors = [t for _, u in own for t in graph.gradients(u)]
-        if not tensors or not self._phase.call.training:
+        tensors = [t for *_, gradients in own for t in gradients.found]
+        if not tensors:
             return
-        made = []
-        for place in range(3):
-            values = {**self._values(place), **self._cotangents(place)}
-            made.append(graph.run(tensors, values))
-        for i, unit in reversed(own):
-            dx = [[m[t.ref()] for t in graph.dx.get(unit, [])] for m in made]
+        given: list[Values] = [{}, {}, {}]
+        for *_, gradients in own:
+            for i, (t, dy) in enumerate(zip(gradients.made, gradients.dy)):
+                for place, d in enumerate(self._cotangents(i, t)):
+                    given[place][dy.ref()] = d
+        made = [
+            graph.run(tensors, {**self._values(place), **given[place]})
+            for place in range(3)
+        ]
+        for i, unit, gradients in own:
+            dx = [[m[t.ref()] for t in gradients.dx] for m in made]
             dw = [
-                {id(t): (v, m[t.ref()]) for v, t in graph.dw.get(unit, [])}
-                for m in made
+                {id(t): (v, m[t.ref()]) for v, t in gradients.dw} for m in made
             ]
             whole, *parts = self._outcomes(unit, dx=dx, dw=dw)
-            texts = [*compare.of_gradients(whole, parts)]
-            for text in texts:
+            for text in compare.of_gradients(whole, parts):
                 self._phase.say(i, "gradients", text)
-            if texts:
-                return  # those before take what it has made
 
-    def _cotangents(self, place: int) -> dict[Any, Any]:
-        """Gradients of what is handed out, drawn ones, and of losses."""
-        made, part = self._graph.made, self._parts.slices[place]
-        found = {}
-        for i, (t, dy) in enumerate(zip(self._traced.handed_out, made.dy)):
-            if dy is None:
-                continue
-            sizes = [tuple(own[t.ref()].shape) for own in self._made]
-            axis = rows.row_axis(sizes, self._counts)
-            value = self._made[place][t.ref()]
-            found[dy.ref()] = (
-                tf.zeros_like(value)
-                if axis == rows.UNCLEAR
-                else rows.cotangent(i, value, axis, part, self._parts.total)
-            )
-        share = (part.stop - part.start) / self._parts.total
-        found.update(
-            (d.ref(), tf.constant(share, d.dtype))
-            for d in made.dlosses
-            if d is not None
-        )
-        return found
+    def _cotangents(self, number: int, tensor: tf.Tensor) -> list[Any]:
+        """Gradients of what was made of all rows, and of each part.
+
+        Zeros, where it is not known which numbers are those of which row.
+        """
+        values = [own[tensor.ref()] for own in self._made]
+        sizes = [tuple(t.shape) for t in values]
+        expected = [
+            rows.part_of(values[0], sizes, self._parts, place)
+            for place in range(3)
+        ]
+        if any(compare.distance(*own) for own in zip(values, expected)):
+            return [tf.zeros_like(t) for t in values]
+        return [
+            rows.cotangent(number, values, self._parts, place)
+            for place in range(3)
+        ]
 
 
 def _grouped(

@@ -32,14 +32,7 @@ from tfgpipe.boundary import is_continuous
 from tfgpipe.cells import Cell, ModelCall, trace_model
 from tfgpipe.devices import names
 from tfgpipe.failures import check_interruption
-from tfgpipe.graphs import (
-    Differentiated,
-    TracedModel,
-    TraceOptions,
-    as_tensor,
-    differentiate,
-    without_gradients,
-)
+from tfgpipe.graphs import TracedModel, TraceOptions, as_tensor
 from tfgpipe.state import is_synchronized
 from tfgpipe.trial import rows
 from tfgpipe.trial.units import Unit, Units
@@ -66,6 +59,27 @@ class Lookup(NamedTuple):
     indices: tf.Tensor
 
 
+class Gradients(NamedTuple):
+    """The gradients of a unit, from given ones of what it makes.
+
+    Attributes:
+        made: What it makes, losses too.
+        dy: The gradients by that, placeholders.
+        dx: The gradients by what it takes.
+        dw: Those by its weights: pairs of variable and tensor.
+    """
+
+    made: list[tf.Tensor]
+    dy: list[tf.Tensor]
+    dx: list[tf.Tensor]
+    dw: list[tuple[keras.Variable, tf.Tensor]]
+
+    @property
+    def found(self) -> list[tf.Tensor]:
+        """All that it computes."""
+        return [*self.dx, *(t for _, t in self.dw)]
+
+
 class TriedGraph:
     """A model to be tried.
 
@@ -80,11 +94,8 @@ class TriedGraph:
         is_of_any_rows: The same, as it has shown.
         traced: The run.
         units: Its units.
-        made: The same, differentiated where units have their own gradients.
+        gradients: Those of units that are differentiated.
         fed: What parts of rows are given of all rows.
-        dw: The gradients of weights, by such units: pairs of variable and
-            tensor.
-        dx: By such units, the gradients that they make for earlier ones.
         lookups: Those of trained tables.
     """
 
@@ -110,27 +121,18 @@ class TriedGraph:
         if found is None:
             self.is_of_any_rows = False
             found = self._run_for(rows.FEW.total)
-        self.made, self.units = found
-        self.traced = traced = self.made.traced
-        self.dw = self._of_weights()
-        self.dx = self._given_back()
+        self.traced, self.units, self.gradients = found
+        traced = self.traced
         self._captured = {own.ref(): t for t, own in traced.graph.captures}
         self._functions: dict[Any, Any] = {}
-        moments = [
-            t
-            for layer, calls in zip(traced.normalizations, traced.moments)
-            if not internals.has_own_moments(layer)
-            for call_ in calls
-            for t in call_[:2]
-        ]
-        self.fed: list[tf.Tensor] = [*self.units.draws, *moments]
+        self.fed: list[tf.Tensor] = [*self.units.draws, *_moments(traced)]
         for unit in self.units.found:
             if unit in self.units.drawing or unit.mixes:
                 self.fed += unit.gives
 
     def _run_for(
         self, num_rows: int | None, known: TracedModel | None = None
-    ) -> tuple[Differentiated, Units]:
+    ) -> tuple[TracedModel, Units, dict[Unit, Gradients]]:
         """The graph for so many rows, None for any number; and its units."""
         specs = tree.map_structure(
             lambda t: None if t is None else _of_rows(t, num_rows), self._specs
@@ -148,17 +150,36 @@ class TriedGraph:
                         internals.replaced(layer, "synchronized", False)
                     )
                 known = trace_model(self._call, specs, None, TraceOptions())
-        made = without_gradients(known)
         units = Units(known)
-        if self._call.training and units.differentiating:
-            made = differentiate(
-                known,
-                [is_continuous(t) for t in known.handed_out],
-                [True] * len(known.losses),
-            )
+        gradients = self._differentiated(known, units)
         self._place(known)
         self._by_rows[num_rows] = known.graph
-        return made, units
+        return known, units, gradients
+
+    def _differentiated(
+        self, traced: TracedModel, units: Units
+    ) -> dict[Unit, Gradients]:
+        """Each unit by itself: no fault of one is taken for one of another."""
+        found: dict[Unit, Gradients] = {}
+        wanted = units.differentiating if self._call.training else ()
+        for unit in [own for own in units.found if own in wanted]:
+            losses = [t for t in traced.losses if units.of(t) is unit]
+            made = [*filter(is_continuous, [*unit.gives, *losses])]
+            takes = [*filter(is_continuous, unit.takes)]
+            uses = [u for u in traced.uses if u.section in unit.sections]
+            with traced.graph.as_default():
+                dy = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in made]
+                flat = tf.gradients(
+                    made,
+                    [*takes, *(use.tensor for use in uses)],
+                    dy,
+                    stop_gradients=[*takes, *_moments(traced)],
+                )
+                left = iter([as_tensor(d) for d in flat])
+            dx = [d for _, d in zip(takes, left) if d is not None]
+            dw = [(u.variable, d) for u, d in zip(uses, left) if d is not None]
+            found[unit] = Gradients(made, dy, dx, dw)
+        return found
 
     def _graph_for(self, values: Mapping[Any, Any]) -> Any:
         """The graph that takes these rows."""
@@ -210,46 +231,6 @@ class TriedGraph:
         for place, op in enumerate(traced.operations):
             device = self._devices[cells[traced.section_at(place)]]
             internals.put_on(op, "/device:CPU:0" if on_host else device)
-
-    def _of_weights(self) -> dict[Unit, list[tuple[Any, tf.Tensor]]]:
-        """Gradients of the weights of units that have their own."""
-        found: dict[Unit, list[Any]] = {}
-        with self.traced.graph.as_default():
-            for use, d in zip(self.traced.uses, self.made.dw):
-                for unit in self.units.differentiating:
-                    if use.section not in unit.sections:
-                        continue
-                    if (dense := as_tensor(d.finished())) is not None:
-                        found.setdefault(unit, []).append((use.variable, dense))
-        return found
-
-    def _given_back(self) -> dict[Unit, list[tf.Tensor]]:
-        """What the backward pass of such units makes for others."""
-        made = self.made
-        units = {
-            name: self.units.of(self.traced.operations[place].outputs[0])
-            for name, place in made.places.items()
-            if name in made.backward and self.traced.operations[place].outputs
-        }
-        found: dict[Unit, list[tf.Tensor]] = {}
-        for name, unit in units.items():
-            if unit not in self.units.differentiating:
-                continue
-            op = self.traced.graph.get_operation_by_name(name)
-            found.setdefault(unit, []).extend(
-                t
-                for t in op.outputs
-                if is_continuous(t)
-                and any(
-                    user.name in units and units[user.name] is not unit
-                    for user in t.consumers()
-                )
-            )
-        return found
-
-    def gradients(self, unit: Unit) -> list[tf.Tensor]:
-        """All gradients that a unit makes."""
-        return [*self.dx.get(unit, []), *(t for _, t in self.dw.get(unit, []))]
 
     @functools.cached_property
     def lookups(self) -> list[Lookup]:
@@ -332,6 +313,17 @@ def _given(
         value = variable.value if known is None else known[1]
         found[tensor.ref()] = tf.cast(value, tensor.dtype)
     return found
+
+
+def _moments(traced: TracedModel) -> list[tf.Tensor]:
+    """Those by which batch normalisations normalise."""
+    return [
+        t
+        for layer, calls in zip(traced.normalizations, traced.moments)
+        if not internals.has_own_moments(layer)
+        for call in calls
+        for t in call[:2]
+    ]
 
 
 def _is_run_of(traced: TracedModel, call: ModelCall, specs: Any) -> bool:
