@@ -8,11 +8,12 @@ tried one by one, `tried_graph.py` runs it, `compare.py` tells what differs,
 """
 
 from tfgpipe.trial.known import MIXES_ROWS, ROW_BY_ROW
-from tfgpipe.trial.trial import TRIALS, Trial
+from tfgpipe.trial.trial import TRIALS, Trial, try_all
 
 __all__ = [
     "MIXES_ROWS",
     "ROW_BY_ROW",
     "TRIALS",
     "Trial",
+    "try_all",
 ]

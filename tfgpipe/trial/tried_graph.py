@@ -29,7 +29,7 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.boundary import is_continuous
-from tfgpipe.cells import Cell, ModelCall, trace_model
+from tfgpipe.cells import ModelCall, trace_model
 from tfgpipe.devices import names
 from tfgpipe.failures import check_interruption
 from tfgpipe.graphs import TracedModel, TraceOptions, as_tensor
@@ -86,9 +86,11 @@ class TriedGraph:
     Args:
         call: How it is called.
         specs: Nest of what a micro-batch is.
-        cells: The cells, for their devices.
+        devices: Those of the cells.
         known: A run of it on shapes, which is taken if it is the same.
         is_of_any_rows: Whether Python need not know how many rows there are.
+        differentiates_all: Whether all units are differentiated, or those with
+            a gradient of their own.
 
     Attributes:
         is_of_any_rows: The same, as it has shown.
@@ -103,14 +105,16 @@ class TriedGraph:
         self,
         call: ModelCall,
         specs: Any,
-        cells: Sequence[Cell],
+        devices: Sequence[str],
         known: TracedModel | None = None,
         is_of_any_rows: bool = True,
+        differentiates_all: bool = False,
     ):
         self._call = dataclasses.replace(
             call, head=None, is_split=True, synchronizes=False
         )
-        self._devices = [cell.device for cell in cells]
+        self._devices = devices
+        self._differentiates_all = differentiates_all
         self._specs = specs
         self._by_rows: dict[int | None, Any] = {}  # graphs
         self.is_of_any_rows = is_of_any_rows
@@ -161,8 +165,9 @@ class TriedGraph:
     ) -> dict[Unit, Gradients]:
         """Each unit by itself: no fault of one is taken for one of another."""
         found: dict[Unit, Gradients] = {}
-        wanted = units.differentiating if self._call.training else ()
-        for unit in [own for own in units.found if own in wanted]:
+        for unit in units.found if self._call.training else ():
+            if not (self._differentiates_all or unit in units.differentiating):
+                continue
             losses = [t for t in traced.losses if units.of(t) is unit]
             made = [*filter(is_continuous, [*unit.gives, *losses])]
             takes = [*filter(is_continuous, unit.takes)]

@@ -692,6 +692,21 @@ def test_gradient_that_passes_a_batch_normalisation_is_no_fault_before_it():
     assert not warned([first, stops, normal, last], x)
 
 
+@pytest.mark.parametrize("mixes", [False, True])
+def test_layer_that_draws_in_a_loop_is_tried_with_other_rows(mixes):
+    def drawing(x):
+        def body(i, x):
+            noise = tf.random.stateless_uniform(tf.shape(x), (1, 2))
+            mean = tf.reduce_mean(x, 0) if mixes else 0.0
+            return i + 1, x + noise - mean
+
+        return tf.while_loop(lambda i, x: i < 2, body, (0, x))[1]
+
+    x = tf.random.stateless_normal((6, 3), (1, 2))
+    texts = warned([Own(drawing, "outputs"), keras.layers.Dense(3)], x)
+    assert ["mixes the rows" in text for text in texts] == [True] * mixes
+
+
 def test_gradients_are_tried_where_rows_are_folded_into_another_axis():
     @tf.custom_gradient
     def mixing(x):
