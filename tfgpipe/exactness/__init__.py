@@ -1,9 +1,9 @@
 """Exactness: one step of a user's model beside plain Keras on the host.
 
 `check` runs it. `layers.py` has what each layer took and gave on its device in
-a step by layers, and compares it with the host, and the micro-batches of a
-layer with all rows at once; `fit_step.py` has the loss, and what `fit` runs.
-What differs is in the `Report`.
+a step by layers, and compares it with the host; `trial/` compares its
+micro-batches with all rows at once; `fit_step.py` has the loss, and what `fit`
+runs. What differs is in the `Report`.
 """
 
 from tfgpipe.exactness.check import check
