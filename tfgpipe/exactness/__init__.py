@@ -2,8 +2,8 @@
 
 `check` runs it, and compares the loss and what `fit` runs. `layers.py` has what
 each layer took and gave on its device in a step by layers, and compares it with
-the host, and the micro-batches of a layer with all rows at once. What differs
-is in the `Report`.
+the host; `trial/` compares its micro-batches with all rows at once. What
+differs is in the `Report`.
 """
 
 from tfgpipe.exactness.check import check

@@ -16,6 +16,7 @@ over micro-batches, or where its gradients start.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -40,6 +41,7 @@ from tfgpipe.micro_batches import check_rows, first_tensor
 from tfgpipe.model import ByLayers, GPipe, Rehearsal, all_finite
 from tfgpipe.sequence import inputs
 from tfgpipe.state import is_synchronized
+from tfgpipe.trial import try_all
 
 _MOST_SCALES = 20  # of the loss: from 2^15 to under 1
 
@@ -53,12 +55,13 @@ def check(
     compared with the same layer on the host, given the very inputs, weights and
     gradients that it got there, so that a difference is that layer's own. Then
     what one layer hands on with what the next one gets, the micro-batches of
-    a layer with the whole mini-batch, the loss, the step in the graph that
-    `fit` runs, and what it makes of each weight, slot and other variable.
+    a layer with the whole mini-batch, as `GPipe` tries it before a first step,
+    the loss, the step in the graph that `fit` runs, and what it makes of each
+    weight, slot and other variable.
 
     Nothing is trained: all variables, metrics and random states are put back.
     The devices hold what each layer gets and gives of all micro-batches
-    meanwhile, and the host that of a layer for the whole mini-batch.
+    meanwhile, and the host that of the whole mini-batch, and of its parts.
 
     Args:
         model: A compiled `GPipe`. It is built if it is not yet.
@@ -139,9 +142,10 @@ def _compared(
     num_rows = first_tensor(data[0]).shape[0]
     places = WeightPlaces(model, recorded)
     is_finite = bool(all_finite([total, *gradients]))
-    rounding = 0.0 if sums_in is None else limit_of([sums_in])
-    on_host = OnHost(tally, recorded, rounding)
+    on_host = OnHost(tally, recorded)
     on_host.forward(is_finite)
+    if is_finite and len(recorded.shares) > 1:
+        _compare_rows(tally, model, data[0], recorded)
     direct = compare_loss(tally, model, data, recorded)
     on_host.backward()
     dw = _sum(on_host.dw, direct)
@@ -153,6 +157,26 @@ def _compared(
         compare_update(tally, model, places, step, on_host.assigned)
         compare_state(tally, places, step, recorded, on_host)
     return tally.report(_title(model, num_rows, recorded))
+
+
+def _compare_rows(tally: Tally, model: Any, x: Any, recorded: Recorded) -> None:
+    """Has a trial compare parts of a mini-batch with the whole."""
+    for layer in recorded.layers:
+        if why := layer.by_design:
+            what = f"outputs, by {why}"
+            tally.note("rows", layer.name, what, math.inf, is_documented=True)
+    cells = model.built_for("check()").cells
+    x = model.built_for("check()").as_taken(x)
+    phase = try_all(recorded.batch.call, cells, x, len(recorded.shares))
+    for i in phase.tried - {i for i, _ in phase.said}:
+        cell, name = phase.place(i)
+        tally.note("rows", cell.describe(name), "", 0.0)
+    said = sorted(phase.said.items(), key=lambda pair: pair[0][0])
+    untried = [
+        (c, name, f"was not tried: {w}") for c, name, w in phase.untried()
+    ]
+    for cell, name, what in [*(own for _, own in said), *untried]:
+        tally.note("rows", cell.describe(name), what, math.inf)
 
 
 def _sum(

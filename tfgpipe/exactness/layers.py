@@ -1,4 +1,4 @@
-"""Each layer beside the host, and its micro-batches beside the whole.
+"""Each layer on its device, beside the same on the host.
 
     device     x --> layer --> y --> next layer     as it was rehearsed
                |               |
@@ -13,28 +13,15 @@ The host runs the same part of the model's graph, cut into functions for it.
 Given the very inputs, values of variables and gradients that the layer got on
 its device, a difference is that layer's own: nothing of it propagates.
 
-The micro-batches of a layer are computed one by one, and all at once:
-
-    host    x0 --> layer --> y0
-            x1 --> layer --> y1      y0, y1, y2 beside the rows of y
-            x2 --> layer --> y2
-            x  --> layer --> y       as Keras does without micro-batches
-
-Two things differ by what the guide says: batch normalisation, by the moments
-that it takes, and random numbers. Whether that is all of it shows when only
-rows of other micro-batches change:
-
-    x0, x1, x2 --> layer --> y       with its moments and its seeds
-    x0, x0, x0 --> layer --> y'      with the same: y0' must be y0
-
-Limit: the state of a layer that draws, or holds several batch normalisations,
-follows from what differs: of that, nothing is said.
+The variables that layers assign follow from what the host has made of the
+micro-batches, by the rules of `state/rules.py`; the trial says whether these
+come to what the whole mini-batch would.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -49,7 +36,6 @@ from tfgpipe.exactness.report import (
     limit_of,
     of_gradients,
     of_outputs,
-    without_tiny,
 )
 from tfgpipe.graphs import (
     TracedModel,
@@ -76,7 +62,7 @@ class Layer:
         given: By micro-batch, what went out.
         draws: Whether it draws random numbers.
         moments: Of each call of a batch normalisation whose statistics move at
-            the end: that, its mean and variance, and the rules.
+            the end: that, its mean, variance and count, and the rules.
     """
 
     def __init__(
@@ -94,7 +80,7 @@ class Layer:
         self.draws = any(t.ref() in seeds for t in part.takes)
         traced = part.traced
         self.moments = [
-            (layer, call[:2], rules)
+            (layer, call[:3], rules)
             for layer, calls, own_rules in zip(
                 traced.normalizations, traced.moments, traced.rules
             )
@@ -105,45 +91,30 @@ class Layer:
         found = [] if layer is None else internals.flat_layers(layer)
         self._dtypes = {one.compute_dtype for one in found} - {None}
 
-    def limit(self, on_host: bool = False) -> float:
-        """From where on its numbers differ by more than rounding.
-
-        `on_host` if none of them was computed on a device.
-        """
+    def limit(self) -> float:
+        """From where on its numbers differ by more than rounding."""
         made = filter(is_continuous, self.place.outputs)
         dtypes = self._dtypes | {t.dtype.name for t in made}
-        if on_host:
-            return limit_of(dtypes)
         devices = self.place.cell.devices
         return max(limit_of(dtypes, device) for device in devices)
 
-    def forward(self, taken: Values, fixed: Values | None = None) -> Values:
-        """Runs it on the host; returns what it gives.
+    @property
+    def by_design(self) -> str:
+        """What micro-batches do otherwise on purpose, as the guide says."""
+        reasons = [
+            *(["the moments of each micro-batch"] if self.moments else []),
+            *(["random numbers for each micro-batch"] if self.draws else []),
+        ]
+        return " and ".join(reasons)
 
-        What is `fixed` of its tensors has these values.
-        """
+    def forward(self, taken: Values) -> Values:
+        """Runs it on the host; returns what it gives."""
         own = self._on_host
         with tf.device(HOST), self.place.naming():
+            given: Values
             values, weights = _copied(taken), self._weights()
-            if not fixed:
-                given: Values
-                given, _ = own.forward(values, weights, keeps=False)()
-                return given
-            # What is cut may be that of an equal layer.
-            ends = {
-                t.ref(): first
-                for t, first in zip(self.part.gives, own.graph.part.gives)
-            }
-            ways = [ends[ref] for ref in fixed]
-            wanted = [t for t in self.part.gives if t.ref() not in fixed]
-            function: Any = own.graph.function(
-                ("fixed", *(t.ref() for t in ways)),
-                ways,
-                [ends[t.ref()] for t in wanted],
-            )
-            known = own.values(values, weights)
-            known.update(by_reference(ways, [*fixed.values()]))
-            return by_reference(wanted, function(known))
+            given, _ = own.forward(values, weights, keeps=False)()
+            return given
 
     def backward(self, taken: Values) -> tuple[Values, dict[int, tf.Tensor]]:
         """Runs its backward pass on the host.
@@ -235,25 +206,18 @@ class OnHost:
 
     Attributes:
         dw: Gradients of weights, summed over micro-batches and uses, by id.
-        assigned: What Keras makes of variables in the whole mini-batch, by id.
+        assigned: What becomes of variables that layers assign, by id.
         unknown: ids of those of which that cannot be said.
     """
 
-    def __init__(self, tally: Tally, recorded: Recorded, rounding: float):
+    def __init__(self, tally: Tally, recorded: Recorded):
         self._tally = tally
         self._recorded = recorded
-        self._rounding = rounding  # of sums of gradients
-        self._count = len(recorded.shares)
         self._makers: dict[Any, Layer] = {}
-        self._losses = _own_losses(recorded)
-        traced, made = recorded.traced, recorded.head.part.made
-        # Along which axes the rows are of what crosses; what has none, made of
-        # all rows at once.
-        given = tensors([traced.x, traced.labels, made.dy])
-        self._axes: dict[Any, int] = {t.ref(): 0 for t in given}
-        self._whole: Values = {}
+        self._metrics = {id(v) for v in recorded.batch.call.metric_state}
+        self._trained = {id(use.variable) for use in recorded.traced.uses}
         self.dw: dict[int, tf.Tensor] = {}
-        self.assigned: dict[int, tf.Tensor] = {}
+        self.assigned: dict[int, Any] = {}
         self.unknown: set[int] = set()
 
     # ---------------------------------------------------------------- forward
@@ -280,12 +244,8 @@ class OnHost:
             self._tally.note(
                 "forward", layer.name, "outputs", difference, layer.limit()
             )
-            self._compare_rows(layer, parts)
+            self._take_assigned(layer, parts)
             self._makers.update((t.ref(), layer) for t in layer.part.gives)
-        if self._count > 1:  # for the axes of gradients
-            head = self._recorded.head
-            parts = [head.forward(taken) for taken in head.taken]
-            self._learn(parts, head.forward(self._all_rows(head)))
 
     def _look_for_nonfinite(self, layer: Layer) -> None:
         made = [
@@ -316,184 +276,61 @@ class OnHost:
             where = f"{first.name} to {second.name}"
             self._tally.note("transfer", where, what, difference)
 
-    # ------------------------------------------------------------- all rows
-    def _all_rows(self, layer: Layer, backward: bool = False) -> Values:
-        """What a layer takes of all rows at once."""
-        made = layer.part.made
-        back = made.backward if backward else ()
-        found = {}
-        for ref in layer.taken[0] if backward else map(_ref, layer.part.takes):
-            parts = [taken[ref] for taken in layer.taken]
-            tensor = ref.deref()
-            axis = self._axes.get(ref)
-            if axis is not None:
-                found[ref] = _joined(parts, axis)
-            elif tensor.op.name in back and is_continuous(tensor):
-                found[ref] = summed(parts)
-            else:
-                found[ref] = self._whole.get(ref, parts[0])
-        return found
-
-    def _learn(self, parts: Sequence[Values], whole: Values) -> None:
-        """Notes how rows lie in what was made."""
-        for ref, value in whole.items():
-            axis = _axis([part[ref] for part in parts], value)
-            if axis is None:
-                self._whole[ref] = value
-            else:
-                self._axes[ref] = axis
-
-    def _join(self, parts: Sequence[Values], ref: Any) -> Any:
-        """The rows of all parts; without rows, those of the first."""
-        axis = self._axes.get(ref)
-        own = [part[ref] for part in parts]
-        return own[0] if axis is None else _joined(own, axis)
-
-    def _compare_rows(self, layer: Layer, parts: list[Values]) -> None:
-        """Compares what micro-batches came to with the whole mini-batch."""
-        if self._count == 1:
-            self._take_assigned(layer, parts[0], is_comparable=True)
-            return
-        taken = self._all_rows(layer)
-        whole = layer.forward(taken)
-        self._learn(parts, whole)
-        reasons = _reasons(layer)
-        self._compare_outputs(layer, parts, whole, " and ".join(reasons))
-        if reasons:
-            self._compare_first(layer, taken, whole)
-        self._take_assigned(layer, whole, is_comparable=not reasons)
-
-    def _compare_outputs(
-        self, layer: Layer, parts: list[Values], whole: Values, reasons: str
-    ) -> None:
-        # M x (rows / M, ...) -> (rows, ...), beside all rows at once.
-        losses = [
-            t.ref() for t in layer.place.outputs if t.ref() in self._losses
-        ]
-        made = [
-            t.ref()
-            for t in layer.place.outputs
-            if t.ref() not in self._losses
-            and not self._are_counts(t.ref(), parts, whole)
-        ]
-        found = {ref: self._join(parts, ref) for ref in made}
-        what = "outputs"
-        difference = of_outputs(*_pairs(found, whole, made))
-        what = f"{what}, by {reasons}" if reasons else what
-        limit, is_documented = layer.limit(on_host=True), bool(reasons)
-        self._tally.note(
-            "rows", layer.name, what, difference, limit, is_documented
-        )
-        if losses:
-            means = {
-                ref: sum(
-                    share * tf.cast(part[ref], "float64")
-                    for share, part in zip(self._recorded.shares, parts)
-                )
-                for ref in losses
-            }
-            difference = of_outputs(*_pairs(means, whole, losses))
-            what = "what it adds to the loss"
-            self._tally.note(
-                "rows", layer.name, what, difference, limit, is_documented
-            )
-
-    def _are_counts(
-        self, ref: Any, parts: Sequence[Values], whole: Values
-    ) -> bool:
-        """Whether integers are numbers of rows, which add up, or shapes."""
-        if ref in self._axes or not ref.deref().dtype.is_integer:
-            return False
-        own, expected = [as_array(p[ref]) for p in parts], as_array(whole[ref])
-        if any(one.shape != expected.shape for one in own):
-            return False
-        return bool(((expected == sum(own)) | (expected == own[0])).all())
-
-    def _compare_first(
-        self, layer: Layer, taken: Values, whole: Values
-    ) -> None:
-        """The first micro-batch, when the rows of others change."""
-        changed = dict(taken)
-        for ref in taken.keys() & self._axes.keys():
-            axis = self._axes[ref]
-            with tf.device(HOST):
-                rows = tf.range(taken[ref].shape[axis])
-                part = layer.taken[0][ref]
-                indices = rows % part.shape[axis]
-                changed[ref] = tf.gather(part, indices, axis=axis)
-        fixed = {
-            t.ref(): whole[t.ref()]
-            for _, call, _ in layer.moments
-            for t in call
-        }
-        again = layer.forward(changed, fixed)
-        made = [
-            t.ref()
-            for t in layer.place.outputs
-            if t.ref() in again and t.ref() not in self._losses
-        ]
-
-        def first_rows(values: Values) -> list[Any]:
-            return [self._first_rows(layer, ref, values[ref]) for ref in made]
-
-        what = "outputs, by the rows of other micro-batches"
-        difference = of_outputs(first_rows(again), first_rows(whole))
-        self._tally.note(
-            "rows", layer.name, what, difference, layer.limit(on_host=True)
-        )
-
-    def _first_rows(self, layer: Layer, ref: Any, value: Any) -> Any:
-        axis = self._axes.get(ref)
-        if axis is None:
-            return value
-        with tf.device(HOST):
-            rows = tf.range(layer.given[0][ref].shape[axis])
-            return tf.gather(value, rows, axis=axis)
-
-    def _take_assigned(
-        self, layer: Layer, whole: Values, is_comparable: bool
-    ) -> None:
+    # ------------------------------------------------------------------ state
+    def _take_assigned(self, layer: Layer, parts: Sequence[Values]) -> None:
         """Takes new values of variables; seeds go their own way."""
-        traced = self._recorded.traced
+        traced, shares = self._recorded.traced, self._recorded.shares
         for variable, tensor in traced.new_state:
             key = id(variable)
-            if tensor.ref() not in whole or key in traced.draws:
+            if tensor.ref() not in parts[0] or key in traced.draws:
                 continue
-            if is_comparable:
-                self.assigned[key] = whole[tensor.ref()]
-            else:
-                self.unknown.add(key)
-        is_known = len(layer.moments) == 1 and not layer.draws
+            values = [part[tensor.ref()] for part in parts]
+            self.assigned[key] = values[0]
+            if key in self._metrics:
+                self.assigned[key] = self._run_on(layer, variable, values)
+            elif is_continuous(tensor) and key not in self._trained:
+                self.assigned[key] = _mean(values, shares)
         for normal, call, rules in layer.moments:
             moving = normal.moving_mean, normal.moving_variance
-            for variable, moment, (a, b) in zip(moving, call, rules):
-                if not is_known:
-                    self.unknown.add(id(variable))
-                    continue
-                new = as_array(whole[moment.ref()])
+            moments = _moments(call, parts, shares)
+            for variable, moment, (a, b) in zip(moving, moments, rules):
                 old = self.assigned.get(id(variable), variable.value)
-                moved = as_array(old) * a + new * b
-                dtype = tf.as_dtype(variable.dtype)
-                self.assigned[id(variable)] = tf.cast(moved, dtype)
+                self.assigned[id(variable)] = as_array(old) * a + moment * b
+
+    def _run_on(
+        self, layer: Layer, variable: Any, values: Sequence[Any]
+    ) -> Any:
+        """What a metric comes to, which runs on or begins anew with zero.
+
+        That is what all micro-batches have added to it.
+        """
+        state = self._recorded.traced.state
+        starts = [
+            taken[t.ref()]
+            for taken in layer.taken
+            for v, t in state
+            if v is variable and t.ref() in taken
+        ]
+        is_added_up = variable.aggregation == "sum"
+        is_one = len(self._recorded.batch.cells[0].devices) == 1
+        # Nothing is known of one that begins in another layer.
+        if len(starts) != len(values) or not (is_added_up or is_one):
+            self.unknown.add(id(variable))
+        pairs = zip(values, starts)
+        added = sum(as_array(new) - as_array(old) for new, old in pairs)
+        return as_array(variable.value) + added
 
     # --------------------------------------------------------------- backward
     def backward(self) -> None:
         """Compares the backward pass, from the last layer to the first."""
-        if self._count > 1:
-            head = self._recorded.head
-            parts = [head.backward(taken)[0] for taken in head.taken]
-            whole, _ = head.backward(self._all_rows(head, backward=True))
-            self._learn(parts, whole)
         for layer in reversed(self._recorded.layers):
             what = "the gradient on its way back"
             self._compare_transfer(layer, layer.part.takes_back, what)
             self._makers.update((t.ref(), layer) for t in layer.part.gives_back)
             runs = [layer.backward(taken) for taken in layer.taken]
-            parts, dw = [dx for dx, _ in runs], [own for _, own in runs]
-            self._compare_dx(layer, parts)
+            dw = [own for _, own in runs]
+            self._compare_dx(layer, [dx for dx, _ in runs])
             own_dw = {key: summed([d[key] for d in dw]) for key in dw[0]}
-            if self._count > 1:
-                self._compare_gradients(layer, parts, own_dw)
             for key, d in own_dw.items():
                 self.dw[key] = self.dw[key] + d if key in self.dw else d
 
@@ -516,67 +353,11 @@ class OnHost:
             "gradient", layer.name, what, difference, layer.limit()
         )
 
-    def _compare_gradients(
-        self, layer: Layer, parts: list[Values], dw: Mapping[int, Any]
-    ) -> None:
-        """Compares gradients of micro-batches with the whole mini-batch's."""
-        whole, whole_dw = layer.backward(self._all_rows(layer, backward=True))
-        self._learn(parts, whole)
-        if _reasons(layer):
-            return
-        wanted = [t.ref() for t in layer.part.gives_back if is_continuous(t)]
-        found = {
-            ref: self._join(parts, ref)
-            if ref in self._axes
-            else summed([part[ref] for part in parts])
-            for ref in wanted
-        }
-        dy = {
-            (m, ref): d
-            for m, taken in enumerate(layer.taken)
-            for ref, d in _dy(layer, taken).items()
-        }
-        expected = {ref: whole[ref] for ref in wanted}
-        found_dx, expected_dx = compared_dx(found, expected, dy)
-        limit = layer.limit(on_host=True)
-        pairs = without_tiny([(dw[key], own) for key, own in whole_dw.items()])
-        if pairs:
-            limit = max(limit, self._rounding)
-        if found_dx or pairs:
-            difference = of_gradients(
-                [*found_dx, *(a for a, _ in pairs)],
-                [*expected_dx, *(b for _, b in pairs)],
-            )
-            self._tally.note("rows", layer.name, "gradients", difference, limit)
-
-
-def _reasons(layer: Layer) -> list[str]:
-    """What its micro-batches do otherwise on purpose, as the guide says."""
-    return [
-        *(["the moments of each micro-batch"] if layer.moments else []),
-        *(["random numbers for each micro-batch"] if layer.draws else []),
-    ]
-
-
-def _own_losses(recorded: Recorded) -> set[Any]:
-    """The references of what layers give to be added to the loss."""
-    traced, head = recorded.traced, recorded.head.part
-    found = set()
-    for loss in traced.losses[traced.num_head_losses :]:
-        while loss.op.name in head.forward and loss.op.inputs:
-            loss = loss.op.inputs[0]  # a sum, or a cast
-        found.add(loss.ref())
-    return found
-
 
 def _dy(layer: Layer, taken: Values) -> Values:
     """The gradients that came back to a layer."""
     back = [t for t in layer.part.takes_back if is_continuous(t)]
     return {t.ref(): taken[t.ref()] for t in back}
-
-
-def _ref(tensor: Any) -> Any:
-    return tensor.ref()
 
 
 def _pairs(
@@ -587,25 +368,24 @@ def _pairs(
     return [one[ref] for ref in keys], [other[ref] for ref in keys]
 
 
-def _axis(parts: Sequence[Any], whole: Any) -> int | None:
-    """Along which axis parts make a whole.
-
-    None if a tensor is the same in all parts and in the whole, such as
-    positions, or a number.
-    """
-    shapes = [tuple(t.shape) for t in parts]
-    if any(len(shape) != len(whole.shape) for shape in shapes):
-        return None
-    for axis, size in enumerate(whole.shape):
-        sizes = [shape[axis] for shape in shapes]
-        if size == sum(sizes) != sizes[0]:
-            return axis
-    return None
+def _mean(values: Sequence[Any], shares: Sequence[float]) -> Any:
+    """A mean, in double precision."""
+    return sum(share * as_array(own) for share, own in zip(shares, values))
 
 
-def _joined(parts: Sequence[Any], axis: int) -> tf.Tensor:
-    with tf.device(HOST):
-        return tf.concat(parts, axis)
+def _moments(
+    call: Sequence[Any], parts: Sequence[Values], shares: Sequence[float]
+) -> tuple[Any, Any]:
+    """Mean and variance of all rows, from those of micro-batches."""
+    means, variances, counts = (
+        [0 if t is None else as_array(part[t.ref()]) for part in parts]
+        for t in call
+    )
+    if call[2] is not None:  # of what is not masked
+        shares = [float(own / max(sum(counts), 1)) for own in counts]
+    mean = _mean(means, shares)
+    within = _mean(variances, shares)
+    return mean, within + _mean([(m - mean) ** 2 for m in means], shares)
 
 
 def summed(gradients: Sequence[Any]) -> Any:

@@ -36,7 +36,7 @@ KINDS = {
     "gradient": "gradients with respect to inputs and weights, and the host's",
     "step": "the step in the graph of `fit`, and by layers",
     "update": "weights and slots after it, and by Keras's optimizer",
-    "state": "other variables after it, and by Keras of all rows",
+    "state": "other variables after it, and by the host's micro-batches",
 }
 
 
@@ -49,7 +49,8 @@ class Finding:
             "loss", "gradient", "step", "update" or "state".
         where: A layer with its cell and devices, or two of them.
         difference: How far it is off, as a share of what it should be;
-            infinity for what is not finite, or of another shape.
+            infinity for what is not finite, of another shape, or of "rows":
+            there `what` says it.
         what: What differs, in words.
         is_documented: Whether the guide says that it differs.
     """

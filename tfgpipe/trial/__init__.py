@@ -7,7 +7,7 @@ tried one by one and what need not be, `tried_graph.py` runs it, `compare.py`
 tells what differs.
 """
 
-from tfgpipe.trial.trial import TRIALS, Trial
+from tfgpipe.trial.trial import TRIALS, Trial, try_all
 from tfgpipe.trial.units import MIXES_ROWS, ROW_BY_ROW
 
 __all__ = [
@@ -15,4 +15,5 @@ __all__ = [
     "ROW_BY_ROW",
     "TRIALS",
     "Trial",
+    "try_all",
 ]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -32,15 +33,27 @@ from tfgpipe.trial.units import Unit, Units
 class Phase:
     """One phase of a model, tried.
 
+    Args:
+        call: How the model is called.
+        cells: The cells.
+        known: A run of it on shapes, if there was one.
+        tries_all: Whether units are tried of which it is known what they do,
+            with their gradients, and all on the host.
+
     Attributes:
         said: What differs: by unit, and what it is about, the cell, the name
             and the words.
     """
 
     def __init__(
-        self, call: ModelCall, cells: Sequence[Cell], known: Any = None
+        self,
+        call: ModelCall,
+        cells: Sequence[Cell],
+        known: Any = None,
+        tries_all: bool = False,
     ):
         self.call, self.cells, self._known = call, cells, known
+        self._tries_all = tries_all
         self.graph: Any = None
         self.said: dict[tuple[int, str], tuple[Cell, str, str]] = {}
         self.tried: set[int] = set()
@@ -66,7 +79,14 @@ class Phase:
         It has any number of rows, unless the graph of the `step`, of which
         Python knows the number, makes something else of them.
         """
-        made = functools.partial(TriedGraph, self.call, specs, self.cells)
+        host = "/device:CPU:0"
+        made = functools.partial(
+            TriedGraph,
+            self.call,
+            specs,
+            [host if self._tries_all else own.device for own in self.cells],
+            differentiates_all=self._tries_all,
+        )
         try:
             graph = made(self._known)
             variables = {id(u.variable): u.variable for u in graph.traced.uses}
@@ -92,8 +112,7 @@ class Phase:
         self.said, self.tried, self.errors = {}, set(), {}
         for i, unit in enumerate(graph.units.found):
             if unit.mixes:
-                self.say(i, "outputs", compare.of_outputs(float("inf")))
-                self.tried.add(i)
+                self.mixes(i, math.inf)
             elif unit in graph.units.drawing:
                 self.errors[i] = (
                     "it draws random numbers in a loop, a branch or a function"
@@ -101,17 +120,22 @@ class Phase:
         self.wanted = [
             (i, unit)
             for i, unit in enumerate(graph.units.found)
-            if not unit.is_known and i not in self.errors and not unit.mixes
+            if self.is_tried(unit) and i not in self.errors and not unit.mixes
         ]
         traced = graph.traced
         found = [t for _, unit in self.wanted for t in unit.gives]
         found += [t for _, unit in self.wanted for t in unit.takes]
+        found += [t for unit in graph.units.drawing for t in unit.takes]
         found += [*traced.losses, *(t for _, t in traced.new_state)]
         found += [t for t in traced.handed_out if t is not None]
         self.results = [
             t for t in {t.ref(): t for t in found}.values() if _is_data(t)
         ]
         self.fed = [t for t in graph.fed if _is_data(t)]
+
+    def is_tried(self, unit: Unit) -> bool:
+        """Whether a unit is to be tried."""
+        return self._tries_all or not unit.is_known
 
     def _counts_rows(
         self, graph: TriedGraph, specs: Any, step: TracedModel
@@ -178,9 +202,18 @@ class Phase:
 
     def say(self, i: int, about: str, what: str, name: str = "") -> None:
         """Notes what differs of a unit, which may be known by another name."""
+        cell, own = self.place(i)
+        self.said.setdefault((i, about), (cell, name or own, what))
+
+    def mixes(self, i: int, apart: float, name: str = "") -> None:
+        """Notes that rows of a unit follow from others."""
+        self.tried.add(i)
+        self.say(i, "outputs", compare.of_outputs(apart), name)
+
+    def place(self, i: int) -> tuple[Cell, str]:
+        """Where a unit is, and its name."""
         unit = self.graph.units.found[i]
-        cell = self.cells[min(unit.cell, len(self.cells) - 1)]
-        self.said.setdefault((i, about), (cell, name or unit.name, what))
+        return self.cells[min(unit.cell, len(self.cells) - 1)], unit.name
 
     def untried(self) -> list[tuple[Cell, str, str]]:
         """Cells and names of what could not be tried, and why."""
@@ -190,9 +223,9 @@ class Phase:
             return [(self.cells[0], "the model", self.failure)]
         why = self.failure or "what comes before it could not be run in parts"
         return [
-            (self.cells[unit.cell], unit.name, self.errors.get(i, why))
+            (*self.place(i), self.errors.get(i, why))
             for i, unit in enumerate(self.graph.units.found)
-            if not unit.is_known and i not in self.tried
+            if self.is_tried(unit) and i not in self.tried
         ]
 
 
@@ -251,6 +284,7 @@ class _Run:
         if not is_known:
             return
         self.try_lookups()
+        self._try_drawing()
         self._try_draws()
         self._try_replicas()
         self._try_gradients()
@@ -322,8 +356,7 @@ class _Run:
                 self._phase.say(i, "losses", text)
             self._judge_state(i, unit, whole, parts)
             if apart:
-                name = self._inner_name(unit)
-                self._phase.say(i, "outputs", compare.of_outputs(apart), name)
+                self._phase.mixes(i, apart, self._inner_name(unit))
                 self._phase.sizes_vary |= self._has_unclear(unit)
                 return i
         return len(self._graph.units.found)
@@ -397,6 +430,51 @@ class _Run:
                 for i, result in enumerate(tree.flatten(metric.result()))
             }
 
+    def _try_drawing(self) -> None:
+        """Units that draw inside, which parts are not given: by other rows.
+
+        rows 0 1 2 3 4 --> unit --> y
+        rows 0 1 0 1 0 --> unit --> y'      y'[0:2] beside y[0:2]
+        """
+        phase, graph = self._phase, self._graph
+        for i, unit in enumerate(graph.units.found):
+            is_wanted = phase.is_tried(unit) and not unit.mixes
+            if unit not in graph.units.drawing or not is_wanted:
+                continue
+            # What it gave is computed again, of the same seeds.
+            gives = [t for t in unit.gives if _is_data(t)]
+            values = self._values(0)
+            for t in gives:
+                del values[t.ref()]
+            takes = {t.ref() for t in unit.takes if _is_data(t)}
+            values.update((ref, self._made[0][ref]) for ref in takes)
+            others = {ref: self._with_first_rows(ref) for ref in takes}
+            if any(value is None for value in others.values()):
+                continue
+            one, again, other = (
+                [*graph.run(gives, {**values, **own}).values()]
+                for own in ({}, {}, others)
+            )
+            if any(map(compare.distance, one, again)):
+                phase.errors[i] = "it draws by other means than a seed"
+                continue
+            phase.tried.add(i)
+            for t, *pair in zip(gives, one, other):
+                sizes = [tuple(own[t.ref()].shape) for own in self._fed]
+                a, b = (rows.part_of(v, sizes, self._parts, 1) for v in pair)
+                if apart := compare.distance(a, b, num_bytes=unit.num_bytes):
+                    phase.mixes(i, apart)
+
+    def _with_first_rows(self, ref: Any) -> Any:
+        """Of all rows, with the first ones again and again; None if unclear."""
+        values = [own[ref] for own in self._made]
+        sizes = [tuple(t.shape) for t in values]
+        axis = rows.row_axis(sizes, self._counts)
+        if axis < 0:
+            return values[0] if axis == rows.NONE else None
+        places = tf.range(self._parts.total) % self._parts.first
+        return tf.gather(values[0], places, axis=axis)
+
     def _try_draws(self) -> None:
         """State that is drawn, and not row by row, is another with each seed.
 
@@ -469,56 +547,52 @@ class _Run:
                 phase.say(i, f"lookup {id(one.variable)}", text)
 
     def _try_gradients(self) -> None:
-        """Those of units with a gradient of their own, from the last one on."""
+        """Those of units that are differentiated."""
         graph = self._graph
         own = [
-            (i, unit)
+            (i, unit, graph.gradients[unit])
             for i, unit in self._phase.wanted
-            if unit in graph.units.differentiating
+            if unit in graph.gradients
             and not any(place == i for place, _ in self._phase.said)
         ]
-        tensors = [t for _, u in own for t in graph.gradients(u)]
-        if not tensors or not self._phase.call.training:
+        tensors = [t for *_, gradients in own for t in gradients.found]
+        if not tensors:
             return
-        made = []
-        for place in range(3):
-            values = {**self._values(place), **self._cotangents(place)}
-            made.append(graph.run(tensors, values))
-        for i, unit in reversed(own):
-            dx = [[m[t.ref()] for t in graph.dx.get(unit, [])] for m in made]
+        given: list[Values] = [{}, {}, {}]
+        for *_, gradients in own:
+            for i, (t, dy) in enumerate(zip(gradients.made, gradients.dy)):
+                for place, d in enumerate(self._cotangents(i, t)):
+                    given[place][dy.ref()] = d
+        made = [
+            graph.run(tensors, {**self._values(place), **given[place]})
+            for place in range(3)
+        ]
+        for i, unit, gradients in own:
+            dx = [[m[t.ref()] for t in gradients.dx] for m in made]
             dw = [
-                {id(t): (v, m[t.ref()]) for v, t in graph.dw.get(unit, [])}
-                for m in made
+                {id(t): (v, m[t.ref()]) for v, t in gradients.dw} for m in made
             ]
             whole, *parts = self._outcomes(unit, dx=dx, dw=dw)
-            texts = [*compare.of_gradients(whole, parts)]
-            for text in texts:
+            for text in compare.of_gradients(whole, parts):
                 self._phase.say(i, "gradients", text)
-            if texts:
-                return  # those before take what it has made
 
-    def _cotangents(self, place: int) -> dict[Any, Any]:
-        """Gradients of what is handed out, drawn ones, and of losses."""
-        made, part = self._graph.made, self._parts.slices[place]
-        found = {}
-        for i, (t, dy) in enumerate(zip(self._traced.handed_out, made.dy)):
-            if dy is None:
-                continue
-            sizes = [tuple(own[t.ref()].shape) for own in self._made]
-            axis = rows.row_axis(sizes, self._counts)
-            value = self._made[place][t.ref()]
-            found[dy.ref()] = (
-                tf.zeros_like(value)
-                if axis == rows.UNCLEAR
-                else rows.cotangent(i, value, axis, part, self._parts.total)
-            )
-        share = (part.stop - part.start) / self._parts.total
-        found.update(
-            (d.ref(), tf.constant(share, d.dtype))
-            for d in made.dlosses
-            if d is not None
-        )
-        return found
+    def _cotangents(self, number: int, tensor: tf.Tensor) -> list[Any]:
+        """Gradients of what was made of all rows, and of each part.
+
+        Zeros, where it is not known which numbers are those of which row.
+        """
+        values = [own[tensor.ref()] for own in self._made]
+        sizes = [tuple(t.shape) for t in values]
+        expected = [
+            rows.part_of(values[0], sizes, self._parts, place)
+            for place in range(3)
+        ]
+        if any(compare.distance(*own) for own in zip(values, expected)):
+            return [tf.zeros_like(t) for t in values]
+        return [
+            rows.cotangent(number, values, self._parts, place)
+            for place in range(3)
+        ]
 
 
 def _grouped(

@@ -176,19 +176,19 @@ def part_of(
 
 
 def cotangent(
-    place: int, tensor: Any, axis: int, rows: slice, total: int
+    number: int, values: Sequence[Any], parts: Parts, place: int
 ) -> Any:
-    """What the gradient of the output at `place` begins with: drawn numbers.
+    """What gradients begin with: drawn numbers, the same for a row in each run.
 
-    Like the tensor of the `rows` of all; a row has the same numbers in each
-    run. What has no rows gets of each part of them a share.
+    `values` are those of a tensor, of all rows and of each part, of which one
+    is at `place`. What has no rows gets of each part of them a share.
     """
-    sizes = [*tensor.shape]
-    if axis != NONE:
-        sizes[axis] = total
-    found = tf.random.stateless_normal(sizes, (place, 3))
-    if axis == NONE:
-        found *= (rows.stop - rows.start) / total
-    else:
-        found = tf.gather(found, tf.range(rows.start, rows.stop), axis=axis)
-    return tf.cast(found, tensor.dtype)
+    sizes = [tuple(t.shape) for t in values]
+    dtype = values[0].dtype
+    drawn = tf.random.stateless_normal(sizes[0], (number, 3))
+    found = part_of(tf.cast(drawn, dtype), sizes, parts, place)
+    rows = parts.slices[place]
+    counts = [own.stop - own.start for own in parts.slices]
+    if row_axis(sizes, counts) == NONE:
+        found *= tf.cast((rows.stop - rows.start) / parts.total, dtype)
+    return found

@@ -16,9 +16,10 @@ Limits: what other values alone would show is not seen.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from keras import tree
@@ -103,15 +104,7 @@ class Trial:
         if is_known or (is_off and not _has_same_lookups(traced)):
             self._phases.add(key)
             return
-        with (
-            internals.outside_functions(),
-            internals.recording(),
-            internals.without_strategy(),
-            internals.random_state_kept(),
-            internals.random_numbers_kept(),
-            warnings.catch_warnings(),
-        ):
-            warnings.simplefilter("ignore")  # the real calls will warn
+        with _unnoticed():
             phase = Phase(call, cells, known)
             graph = phase.begin(specs, None if is_off else traced)
             if graph is not None and is_off:
@@ -214,10 +207,47 @@ class Trial:
                 cell.warn_of(
                     name,
                     f"was not tried: {why}. Whether it treats a mini-batch as "
-                    "its micro-batches is not known. See "
-                    "`tfgpipe.check`, or pass num_micro_batches=1.",
+                    "its micro-batches is not known. To be sure, pass "
+                    "num_micro_batches=1.",
                 )
                 self._told.add((name, "untried"))
+
+
+def try_all(
+    call: ModelCall, cells: Sequence[Cell], x: Any, count: int
+) -> Phase:
+    """Tries all units of a model on a mini-batch, on the host.
+
+    Args:
+        call: How the model is called.
+        cells: The cells.
+        x: The mini-batch, a nest of tensors.
+        count: The number of micro-batches. The first is one part, the others
+            are the other part.
+    """
+    total = rows.num_rows(x)
+    first = max(1, total // count)
+    parts = rows.Parts(first, total - first)
+    with _unnoticed():
+        phase = Phase(call, cells, tries_all=True)
+        if phase.begin(x) is not None:
+            phase.run(parts, rows.with_parts(x, parts))
+    return phase
+
+
+@contextlib.contextmanager
+def _unnoticed() -> Iterator[None]:
+    """Inside, a model may be run without anything to be seen of it."""
+    with (
+        internals.outside_functions(),
+        internals.recording(),
+        internals.without_strategy(),
+        internals.random_state_kept(),
+        internals.random_numbers_kept(),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")  # the real calls will warn
+        yield
 
 
 def _has_same_lookups(traced: TracedModel) -> bool:

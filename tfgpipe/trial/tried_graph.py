@@ -28,17 +28,14 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import Cell, ModelCall, trace_model
+from tfgpipe.cells import ModelCall, trace_model
 from tfgpipe.devices import names
 from tfgpipe.failures import check_interruption
 from tfgpipe.graphs import (
-    Differentiated,
     TracedModel,
     TraceOptions,
     as_tensor,
-    differentiate,
     is_continuous,
-    without_gradients,
 )
 from tfgpipe.state import is_synchronized
 from tfgpipe.trial import rows
@@ -66,25 +63,45 @@ class Lookup(NamedTuple):
     indices: tf.Tensor
 
 
+class Gradients(NamedTuple):
+    """The gradients of a unit, from given ones of what it makes.
+
+    Attributes:
+        made: What it makes, losses too.
+        dy: The gradients by that, placeholders.
+        dx: The gradients by what it takes.
+        dw: Those by its weights: pairs of variable and tensor.
+    """
+
+    made: list[tf.Tensor]
+    dy: list[tf.Tensor]
+    dx: list[tf.Tensor]
+    dw: list[tuple[keras.Variable, tf.Tensor]]
+
+    @property
+    def found(self) -> list[tf.Tensor]:
+        """All that it computes."""
+        return [*self.dx, *(t for _, t in self.dw)]
+
+
 class TriedGraph:
     """A model to be tried.
 
     Args:
         call: How it is called.
         specs: Nest of what a micro-batch is.
-        cells: The cells, for their devices.
+        devices: Those of the cells.
         known: A run of it on shapes, which is taken if it is the same.
         is_of_any_rows: Whether Python need not know how many rows there are.
+        differentiates_all: Whether all units are differentiated, or those with
+            a gradient of their own.
 
     Attributes:
         is_of_any_rows: The same, as it has shown.
         traced: The run.
         units: Its units.
-        made: The same, differentiated where units have their own gradients.
+        gradients: Those of units that are differentiated.
         fed: What parts of rows are given of all rows.
-        dw: The gradients of weights, by such units: pairs of variable and
-            tensor.
-        dx: By such units, the gradients that they make for earlier ones.
         lookups: Those of trained tables.
     """
 
@@ -92,14 +109,16 @@ class TriedGraph:
         self,
         call: ModelCall,
         specs: Any,
-        cells: Sequence[Cell],
+        devices: Sequence[str],
         known: TracedModel | None = None,
         is_of_any_rows: bool = True,
+        differentiates_all: bool = False,
     ):
         self._call = dataclasses.replace(
             call, head=None, is_split=True, synchronizes=False
         )
-        self._devices = [cell.device for cell in cells]
+        self._devices = devices
+        self._differentiates_all = differentiates_all
         self._specs = specs
         self._by_rows: dict[int | None, Any] = {}  # graphs
         self.is_of_any_rows = is_of_any_rows
@@ -110,27 +129,18 @@ class TriedGraph:
         if found is None:
             self.is_of_any_rows = False
             found = self._run_for(rows.FEW.total)
-        self.made, self.units = found
-        self.traced = traced = self.made.traced
-        self.dw = self._of_weights()
-        self.dx = self._given_back()
+        self.traced, self.units, self.gradients = found
+        traced = self.traced
         self._captured = {own.ref(): t for t, own in traced.graph.captures}
         self._functions: dict[Any, Any] = {}
-        moments = [
-            t
-            for layer, calls in zip(traced.normalizations, traced.moments)
-            if not internals.has_own_moments(layer)
-            for call_ in calls
-            for t in call_[:2]
-        ]
-        self.fed: list[tf.Tensor] = [*self.units.draws, *moments]
+        self.fed: list[tf.Tensor] = [*self.units.draws, *_moments(traced)]
         for unit in self.units.found:
             if unit in self.units.drawing or unit.mixes:
                 self.fed += unit.gives
 
     def _run_for(
         self, num_rows: int | None, known: TracedModel | None = None
-    ) -> tuple[Differentiated, Units]:
+    ) -> tuple[TracedModel, Units, dict[Unit, Gradients]]:
         """The graph for so many rows, None for any number; and its units."""
         specs = tree.map_structure(
             lambda t: None if t is None else _of_rows(t, num_rows), self._specs
@@ -148,17 +158,37 @@ class TriedGraph:
                         internals.replaced(layer, "synchronized", False)
                     )
                 known = trace_model(self._call, specs, None, TraceOptions())
-        made = without_gradients(known)
         units = Units(known)
-        if self._call.training and units.differentiating:
-            made = differentiate(
-                known,
-                [is_continuous(t) for t in known.handed_out],
-                [True] * len(known.losses),
-            )
+        gradients = self._differentiated(known, units)
         self._place(known)
         self._by_rows[num_rows] = known.graph
-        return made, units
+        return known, units, gradients
+
+    def _differentiated(
+        self, traced: TracedModel, units: Units
+    ) -> dict[Unit, Gradients]:
+        """Each unit by itself: no fault of one is taken for one of another."""
+        found: dict[Unit, Gradients] = {}
+        for unit in units.found if self._call.training else ():
+            if not (self._differentiates_all or unit in units.differentiating):
+                continue
+            losses = [t for t in traced.losses if units.of(t) is unit]
+            made = [*filter(is_continuous, [*unit.gives, *losses])]
+            takes = [*filter(is_continuous, unit.takes)]
+            uses = [u for u in traced.uses if u.section in unit.sections]
+            with traced.graph.as_default():
+                dy = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in made]
+                flat = tf.gradients(
+                    made,
+                    [*takes, *(use.tensor for use in uses)],
+                    dy,
+                    stop_gradients=[*takes, *_moments(traced)],
+                )
+                left = iter([as_tensor(d) for d in flat])
+            dx = [d for _, d in zip(takes, left) if d is not None]
+            dw = [(u.variable, d) for u, d in zip(uses, left) if d is not None]
+            found[unit] = Gradients(made, dy, dx, dw)
+        return found
 
     def _graph_for(self, values: Mapping[Any, Any]) -> Any:
         """The graph that takes these rows."""
@@ -210,46 +240,6 @@ class TriedGraph:
         for place, op in enumerate(traced.operations):
             device = self._devices[cells[traced.section_at(place)]]
             internals.put_on(op, "/device:CPU:0" if on_host else device)
-
-    def _of_weights(self) -> dict[Unit, list[tuple[Any, tf.Tensor]]]:
-        """Gradients of the weights of units that have their own."""
-        found: dict[Unit, list[Any]] = {}
-        with self.traced.graph.as_default():
-            for use, d in zip(self.traced.uses, self.made.dw):
-                for unit in self.units.differentiating:
-                    if use.section not in unit.sections:
-                        continue
-                    if (dense := as_tensor(d.finished())) is not None:
-                        found.setdefault(unit, []).append((use.variable, dense))
-        return found
-
-    def _given_back(self) -> dict[Unit, list[tf.Tensor]]:
-        """What the backward pass of such units makes for others."""
-        made = self.made
-        units = {
-            name: self.units.of(self.traced.operations[place].outputs[0])
-            for name, place in made.places.items()
-            if name in made.backward and self.traced.operations[place].outputs
-        }
-        found: dict[Unit, list[tf.Tensor]] = {}
-        for name, unit in units.items():
-            if unit not in self.units.differentiating:
-                continue
-            op = self.traced.graph.get_operation_by_name(name)
-            found.setdefault(unit, []).extend(
-                t
-                for t in op.outputs
-                if is_continuous(t)
-                and any(
-                    user.name in units and units[user.name] is not unit
-                    for user in t.consumers()
-                )
-            )
-        return found
-
-    def gradients(self, unit: Unit) -> list[tf.Tensor]:
-        """All gradients that a unit makes."""
-        return [*self.dx.get(unit, []), *(t for _, t in self.dw.get(unit, []))]
 
     @functools.cached_property
     def lookups(self) -> list[Lookup]:
@@ -332,6 +322,17 @@ def _given(
         value = variable.value if known is None else known[1]
         found[tensor.ref()] = tf.cast(value, tensor.dtype)
     return found
+
+
+def _moments(traced: TracedModel) -> list[tf.Tensor]:
+    """Those by which batch normalisations normalise."""
+    return [
+        t
+        for layer, calls in zip(traced.normalizations, traced.moments)
+        if not internals.has_own_moments(layer)
+        for call in calls
+        for t in call[:2]
+    ]
 
 
 def _is_run_of(traced: TracedModel, call: ModelCall, specs: Any) -> bool:

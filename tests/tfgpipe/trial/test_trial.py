@@ -683,6 +683,49 @@ def test_rows_that_gradients_alone_mix_where_they_are_stopped_are_found():
         assert all("to its inputs that mixes rows" in text for text in texts)
 
 
+def test_gradient_that_passes_a_batch_normalisation_is_no_fault_before_it():
+    """Its moments follow from all rows: the paper's rule, and documented."""
+    stops = Own(lambda x: x + ops.stop_gradient(ops.round(x) - x), "outputs")
+    x = tf.random.stateless_normal((6, 3), (1, 2))
+    first, last = keras.layers.Dense(3), keras.layers.Dense(3, "tanh")
+    normal = keras.layers.BatchNormalization()
+    assert not warned([first, stops, normal, last], x)
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+def test_layer_that_draws_in_a_loop_is_tried_with_other_rows(mixes):
+    def drawing(x):
+        def body(i, x):
+            noise = tf.random.stateless_uniform(tf.shape(x), (1, 2))
+            mean = tf.reduce_mean(x, 0) if mixes else 0.0
+            return i + 1, x + noise - mean
+
+        return tf.while_loop(lambda i, x: i < 2, body, (0, x))[1]
+
+    x = tf.random.stateless_normal((6, 3), (1, 2))
+    texts = warned([Own(drawing, "outputs"), keras.layers.Dense(3)], x)
+    assert ["mixes the rows" in text for text in texts] == [True] * mixes
+
+
+def test_gradients_are_tried_where_rows_are_folded_into_another_axis():
+    @tf.custom_gradient
+    def mixing(x):
+        return tf.reshape(x, (-1, 3)), lambda d: tf.reshape(
+            d - tf.reduce_mean(d, 0), tf.shape(x)
+        )
+
+    inputs = keras.Input((4, 3))
+    folded = Own(mixing, "outputs")(inputs)
+    outputs = keras.layers.Dense(3)(folded)
+    split = keras.layers.Lambda(lambda x: tf.reshape(x, (-1, 4, 3)))
+    outputs = split(outputs)
+    model = tfgpipe.GPipe(keras.Model(inputs, outputs), 1, 2)
+    model.compile("sgd", "mse")
+    x = tf.random.stateless_normal((6, 4, 3), (1, 2))
+    with pytest.warns(UserWarning, match="'own' has a gradient"):
+        model.train_on_batch(x, x)
+
+
 @pytest.mark.parametrize(
     "number",
     [
