@@ -38,6 +38,7 @@ PAGES = [
     "docs/long_runs.md",
     "docs/measurements.md",
     "docs/models.md",
+    "docs/out_of_memory.md",
     "docs/performance.md",
     "docs/planning.md",
     "docs/results.md",
@@ -45,6 +46,7 @@ PAGES = [
     "docs/schedules.md",
     "docs/tpu.md",
     "docs/versions.md",
+    "docs/when.md",
 ]
 READ_FIRST = ["README.md", "docs/guide.md", "docs/schedules.md"]
 # No Python blocks.
