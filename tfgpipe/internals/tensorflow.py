@@ -537,7 +537,7 @@ def import_definition(
     """
     with _near.by(lambda op: []):
         return tf.graph_util.import_graph_def(
-            definition, given, return_elements=names or None, name=""
+            definition, given, return_elements=list(names), name=""
         )
 
 
