@@ -98,7 +98,7 @@ WIDE: list[tuple[int, Callable[[Growth], None]]] = [
 def alike(rng: random.Random, growth: Growth, found: Options) -> None:
     """Equal blocks, a cell each, of layers that only their names tell apart."""
     kind = rng.choice((*sorted(SPECIAL), *("tf_noise",) * 6))
-    count = rng.choice((2, 3, 3))
+    count = rng.choice((3, 4, 4))  # the first and the last are like none
     for _ in range(count):
         growth.add(kind)
         growth.add("dense", units=growth.width)

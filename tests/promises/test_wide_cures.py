@@ -205,7 +205,7 @@ CURES = {
         take_complex_state_for_integers, 91, _needs("layer kept_complex", "M 2")
     ),
     "cells of other numbers are taken for alike": Cure(
-        take_constants_for_equal, 29, _needs("alike cells")
+        take_constants_for_equal, 25, _needs("alike cells")
     ),
     "an optimizer that applies twice gets old rates": Cure(
         read_rates_once, 142, _needs("optimizer Twice")
