@@ -44,6 +44,7 @@ PAGES = [
     "docs/results.md",
     "docs/scaling.md",
     "docs/schedules.md",
+    "docs/stability.md",
     "docs/tpu.md",
     "docs/versions.md",
     "docs/when.md",
