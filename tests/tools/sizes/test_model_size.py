@@ -70,13 +70,13 @@ def built(experiment, layers_per_cell=None):
 def test_cells_are_those_of_the_pipeline(small):
     sizes, prediction = predicted(small)
     model = built(small, [*prediction.setting.layers_per_cell])
-    names = [layer.name for layer in small.model.layers()]
-    assert len(names) == len(sizes)
+    assert len(sizes) == sum(len(cell.layers) for cell in model.cells())
     weights = [own.weights for own in prediction.memory]
     assert weights == [4 * cell.num_params for cell in model.cells()]
-    np.testing.assert_allclose(
-        sum(size.flops for size in sizes), sum(c.cost for c in model.cells())
-    )
+    # A pipeline also counts what state follows from: moments, for instance.
+    flops = sum(size.flops for size in sizes)
+    cost = sum(cell.cost for cell in model.cells())
+    assert flops <= cost * (1 + 1e-9) and cost < 1.002 * flops
     optimizer = small.optimizer.make(10)
     optimizer.build(model.trainable_variables)
     counters = optimizer.iterations, optimizer._learning_rate
