@@ -517,6 +517,7 @@ class FunctionCall:
         return list(op.outputs)
 
 
+@functools.cache
 def _as_written() -> bytes:
     """The configuration that keeps TensorFlow's graph optimiser off."""
     config = tf.compat.v1.ConfigProto()

@@ -508,9 +508,9 @@ def user_setting(
     if k > problem.num_layers:
         raise ValueError(too_many_cells(k, problem.num_layers))
     costs = problem.workload(replicas, m).costs
-    cut = problem.cut(tuple(costs), k)
-    if counts is not None:
-        cut = count_steps(counts)
+    cut = (
+        problem.cut(tuple(costs), k) if counts is None else count_steps(counts)
+    )
     check_groups(checked.remat_groups, cut)
     return Setting(
         replicas,
