@@ -1680,6 +1680,39 @@ def test_function_of_a_graph_takes_any_of_its_tensors():
     assert rest([tf.constant([0.5])])[0].numpy().tolist() == [1]
 
 
+def test_graphs_are_imported_without_a_look_for_neighbours():
+    """TensorFlow's own import looks for those of every operation."""
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder("float32", (None,), "x")
+        tf.add(x, tf.nn.relu(x), name="y")
+    looked_for = []
+    importer = internals.tensorflow._importer
+    found = importer._GetColocationNames
+
+    def look(op):
+        looked_for.append(op.name)
+        return found(op)
+
+    importer._GetColocationNames = look
+    try:
+
+        @tf.function
+        def run(x):
+            definition = graph.as_graph_def()
+            return internals.import_definition(definition, {"x": x}, ["y:0"])
+
+        (y,) = run(tf.constant([-1.0, 2.0]))
+        tf.function(
+            lambda x: tf.graph_util.import_graph_def(
+                graph.as_graph_def(), {"x": x}, ["y:0"]
+            )
+        )(tf.constant([1.0]))
+    finally:
+        importer._GetColocationNames = found
+    assert y.numpy().tolist() == [-1, 4]
+    assert {name.split("/")[0] for name in looked_for} == {"import"}
+
+
 def test_operations_of_a_graph_are_put_on_devices():
     with tf.Graph().as_default():
         op = tf.ones(3).op

@@ -88,13 +88,13 @@ class Placed:
     def __init__(self, source: Any, spec: Any):
         self.source = source
         self.spec = spec
-        traced, self.output = self._outlined(spec)
+        found, self.output = source.outlined(spec)
         self.layers = [step.layer for step in source.steps]
         self._homes = {
             (id(step.section.operation), step.section.call): k
             for k, step in enumerate(source.steps)
         }
-        self.calls = self._calls(traced)
+        self.calls = self._calls(found.traced)
 
     def home(self, operation: Any, call: int) -> int | None:
         """Which of the calls a call of a layer begins, or None."""
@@ -108,15 +108,6 @@ class Placed:
     def keys(self) -> list[str]:
         """What each call computes, as a text for files."""
         return [call.layer_key for call in self.calls]
-
-    def _outlined(self, spec: Any) -> tuple[TracedModel, Any]:
-        source = self.source
-        inner = map(internals.flat_layers, source.layers)
-        are_built = all(layer.built for own in inner for layer in own)
-        found, output = source.outlined(spec)
-        if not are_built:  # building has left its reads in that graph
-            found, output = source.outlined(spec)
-        return found.traced, output
 
     def _trace(self, spec: Any) -> TracedModel:
         source = self.source

@@ -17,7 +17,7 @@ from tfgpipe.plans import sized as sized_model
 from tfgpipe.plans.workload import Workload
 from tfgpipe.profiles import MEASURED, LayerSeconds
 from tfgpipe.schedules import devices_for
-from tfgpipe.sequence import source_of
+from tfgpipe.sequence import source_of, too_many_cells
 from tools.progress import doing
 
 
@@ -111,10 +111,7 @@ def _setting(
     """The experiment's settings, cut as `tfgpipe.GPipe` cuts the model."""
     name, k = experiment.schedule, experiment.num_partitions
     if k > len(model.sizes):
-        raise ValueError(
-            f"`num_partitions` must be at most the number of layers, "
-            f"{len(model.sizes)}. Received: num_partitions={k}."
-        )
+        raise ValueError(too_many_cells(k, len(model.sizes)))
     d = devices_for(name, k, num_devices or k)
     if k % d:
         raise ValueError(

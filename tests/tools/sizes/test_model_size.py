@@ -205,5 +205,5 @@ def test_cut_of_another_number_of_layers_is_an_error():
 
 def test_more_cells_than_layers_are_an_error():
     many = dataclasses.replace(SMALL["lm"], num_partitions=99)
-    with pytest.raises(ValueError, match="at most the number of layers, 5"):
+    with pytest.raises(ValueError, match="at most the number of layers, 33"):
         predicted(many)
