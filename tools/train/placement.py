@@ -22,6 +22,10 @@ _GIB = 2**30
 # Share of the memory up to which weights are small: with Adam's slots, with
 # gradients and copies, all fits if activations need as much again.
 _SMALL = 0.1
+_CURES = (
+    "--dry_run shows what each device would hold, tools.plan chooses settings "
+    "that need less, and --list has smaller models."
+)
 
 
 def _num_devices(experiment: Experiment) -> int:
@@ -66,8 +70,9 @@ def check_memory(experiment: Experiment) -> None:
     """Refuses a model that does not fit into the memory of this computer.
 
     What it holds is what `tfgpipe.plan` predicts, which takes a while; not
-    where the weights are a small part of the memory. Where activations alone
-    are too much, it is said, and no more: they may be less in fact.
+    where the weights are a small part of the memory, or more than all of it.
+    Where activations alone are too much, it is said, and no more: they may be
+    less in fact.
 
     Raises:
         ValueError: If weights, slots and gradients alone are too large.
@@ -76,8 +81,19 @@ def check_memory(experiment: Experiment) -> None:
     is_host, r = where == _HOST, FLAGS.num_replicas
     parts = 1 if is_host else _num_devices(experiment)
     with internals.names_kept():  # the model gets them
-        if 4 * _num_parameters(experiment) < _SMALL * limit * parts:
+        num_values = _num_parameters(experiment)
+        weights = 4 * num_values
+        if weights < _SMALL * limit * parts:
             return
+        if r * weights > limit * parts:
+            of_devices = "" if is_host else f" on {parts} devices"
+            raise ValueError(
+                f"{experiment.name} must fit into the memory of {where}. "
+                f"Expected: at most {limit * parts / _GIB:,.1f} GiB"
+                f"{of_devices}. Received: weights alone of "
+                f"{r * weights / _GIB:,.1f} GiB, {num_values:,} "
+                f"parameters{_replicated(r)}. {_CURES}"
+            )
         sizes, prediction = predicted(experiment, of_dry_run(experiment), r)
     held = max(prediction.memory, key=lambda own: own.total)
     if is_host:
@@ -94,8 +110,7 @@ def check_memory(experiment: Experiment) -> None:
         f"most {limit / _GIB:,.1f} GiB. Received: "
         f"{held.total / _GIB:,.1f} GiB, as predicted for "
         f"{sum(size.num_params for size in sizes):,} parameters: {text}. "
-        "--dry_run shows what each device would hold, tools.plan chooses "
-        "settings that need less, and --list has smaller models."
+        f"{_CURES}"
     )
     if held.weights + held.slots + held.gradients > limit:
         raise ValueError(problem)
@@ -104,6 +119,10 @@ def check_memory(experiment: Experiment) -> None:
         file=sys.stderr,
         flush=True,
     )
+
+
+def _replicated(num_replicas: int) -> str:
+    return f" in each of {num_replicas} replicas" if num_replicas > 1 else ""
 
 
 def _memory() -> tuple[float, str]:

@@ -16,7 +16,6 @@ import tensorflow as tf
 from absl import app, flags, logging
 from absl.testing import flagsaver
 from fabricated_tpu import TPUS, list_cores
-from processes import Process
 from tiny import Interrupt
 
 import tfgpipe
@@ -644,16 +643,18 @@ def test_model_larger_than_the_memory_is_refused_before_it_is_built(
         assert text in error
 
 
-@pytest.mark.slow
-def test_program_says_what_it_does_before_it_refuses_a_huge_model(tmp_path):
-    flag = "--params=lm.transformer_1663"
-    process = Process(tmp_path, "train", "-m", "tools.train", flag)
-    assert process.wait() == 2
-    said = r"tools.train: counting what each device needs, \d+ s\n"
-    assert re.search(said, process.output)
-    refused = "must fit into the memory of this computer"
-    assert f"tools.train: lm.transformer_1663 {refused}" in process.output
-    assert "83,876,914,432 parameters: weights 312.5," in process.output
+def test_weights_larger_than_the_memory_are_refused_at_once(
+    monkeypatch, capsys
+):
+    """Nothing is counted: a plan of 1,663 blocks takes minutes."""
+    monkeypatch.setattr(placement, "predicted", None)  # not reached
+    assert run(params="lm.transformer_1663") == 2
+    error = capsys.readouterr().err
+    for text in (
+        "lm.transformer_1663 must fit into the memory of this computer",
+        "weights alone of 312.5 GiB, 83,876,914,432 parameters. --dry_run",
+    ):
+        assert text in error
 
 
 def test_activations_larger_than_the_memory_are_told_of(monkeypatch, capsys):
@@ -670,7 +671,11 @@ def test_memory_of_an_accelerator_is_for_one_of_its_devices(monkeypatch):
     machine = dataclasses.replace(tfgpipe.MACHINES["v100"], memory=1000.0)
     monkeypatch.setattr(devices, "has_accelerator", lambda: True)
     monkeypatch.setattr(placement, "machine_here", lambda: machine)
-    with pytest.raises(ValueError, match="of each device, one of kind v100"):
+    kind = "of each device, one of kind v100. Expected: at most 0.0 GiB"
+    with pytest.raises(ValueError, match=rf"{kind}\. .*, as predicted for"):
+        placement.check_memory(TINY)
+    machine = dataclasses.replace(machine, memory=100.0)
+    with pytest.raises(ValueError, match=f"{kind} on 2 .* weights alone"):
         placement.check_memory(TINY)
     monkeypatch.setattr(placement, "machine_here", lambda: None)
     placement.check_memory(TINY)
