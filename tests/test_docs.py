@@ -29,32 +29,57 @@ from tools.results import __main__ as results
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [
     "README.md",
+    "docs/cells.md",
     "docs/check.md",
     "docs/code.md",
+    "docs/code_tests.md",
+    "docs/exactness.md",
     "docs/examples.md",
     "docs/guide.md",
     "docs/keras_compatibility.md",
     "docs/large_models.md",
+    "docs/limits.md",
     "docs/long_runs.md",
     "docs/measurements.md",
+    "docs/measurements_memory.md",
+    "docs/measurements_peers.md",
+    "docs/measurements_replicas.md",
     "docs/models.md",
     "docs/out_of_memory.md",
     "docs/performance.md",
     "docs/planning.md",
     "docs/results.md",
+    "docs/saving.md",
     "docs/scaling.md",
     "docs/schedules.md",
     "docs/stability.md",
     "docs/tpu.md",
+    "docs/training.md",
     "docs/versions.md",
     "docs/when.md",
+    "docs/your_model.md",
 ]
-READ_FIRST = ["README.md", "docs/guide.md", "docs/schedules.md"]
+# The guide, of which the first page has the first steps.
+GUIDE = [
+    "docs/guide.md",
+    "docs/your_model.md",
+    "docs/cells.md",
+    "docs/exactness.md",
+    "docs/training.md",
+    "docs/saving.md",
+    "docs/limits.md",
+]
+READ_FIRST = ["README.md", *GUIDE, "docs/schedules.md"]
 # No Python blocks.
 TABLES = [
     "docs/code.md",
+    "docs/code_tests.md",
     "docs/examples.md",
+    "docs/limits.md",
     "docs/measurements.md",
+    "docs/measurements_memory.md",
+    "docs/measurements_peers.md",
+    "docs/measurements_replicas.md",
     "docs/models.md",
     "docs/performance.md",
     "docs/results.md",
@@ -156,6 +181,20 @@ def test_examples_of_page_run_and_print_what_is_shown(page):
 
 def test_readme_is_read_in_minutes():
     assert len(text("README.md").splitlines()) <= 120
+
+
+def test_page_is_read_at_once():
+    """A page that grows longer is split by what a user looks for."""
+    long = {"docs/planning.md", "docs/scaling.md"}
+    lines = {page: len(text(page).splitlines()) for page in PAGES}
+    assert not {p: n for p, n in lines.items() if n >= 400 and p not in long}
+
+
+def test_first_page_of_the_guide_leads_to_the_others():
+    pages = text("docs/guide.md").split("## Pages")[1].split("\n## ")[0]
+    assert {f"docs/{p}" for p in re.findall(r"\((\w+\.md)\)", pages)} >= set(
+        GUIDE[1:]
+    )
 
 
 def test_first_example_is_short():
@@ -413,11 +452,12 @@ def names_of(module):
 
 
 def test_modules_and_functions_that_are_named_exist():
-    named = named_functions(text("docs/code.md"))
+    pages = text("docs/code.md") + text("docs/code_tests.md")
+    named = named_functions(pages)
     assert len(named) > 30
     for module, name in named:
         assert name in set(names_of(module)), (module, name)
-    modules = set(re.findall(r"`([\w/]+)\.py`", text("docs/code.md")))
+    modules = set(re.findall(r"`([\w/]+)\.py`", pages))
     tests = {path.stem for path in (ROOT / "tests").rglob("*.py")}
     unknown = modules - set(MODULES) - tests
     assert not {m for m in unknown if not (ROOT / f"{m}.py").exists()}
@@ -521,7 +561,7 @@ def test_choices_that_are_shown_exist(page):
 
 
 def test_streaming_losses_of_the_guide_are_those_of_the_library():
-    chapter = text("docs/guide.md").split("## Losses and metrics")[1]
+    chapter = text("docs/exactness.md").split("## Losses and metrics")[1]
     classes, functions = chapter.split("* the functions")
     named = re.findall(r"`([A-Z]\w+)`", classes.split("* the loss classes")[1])
     assert named == sorted(loss.__name__ for loss in row_wise._LOSSES)
@@ -531,7 +571,7 @@ def test_streaming_losses_of_the_guide_are_those_of_the_library():
 
 
 def test_tests_of_promises_exist():
-    named = re.findall(r"`([\w/]+\.py)::(\w+)`", text("docs/code.md"))
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", text("docs/code_tests.md"))
     assert len(named) > 10
     for path, name in named:
         source = (ROOT / "tests" / path).read_text()

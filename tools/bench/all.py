@@ -3,8 +3,9 @@
 Runs the other sub-commands, one after the other, each in a process of its own,
 and takes of their tables what there is a goal for. With --quick they measure
 few settings, a quarter of an hour in all; without, what they measure by
-themselves, an hour and a half. What was reported is in docs/measurements.md, of
-another run, and perhaps of another machine: mostly ratios are compared.
+themselves, an hour and a half. What was reported is in docs/measurements.md
+and the pages that begin like it, of another run, and perhaps of another machine:
+mostly ratios are compared.
 
 Not among them: `peers`, which needs other libraries, the largest model of
 `memory`, and the tables of `plan` that train models.
@@ -34,7 +35,7 @@ class Goal(NamedTuple):
         where: Values of the rows that count; the worst of them does.
         column: Of these rows.
         goal: The number.
-        reported: What docs/measurements.md has; None for nothing.
+        reported: What docs/measurements*.md have; None for nothing.
         is_least: Whether the goal is the least; else it is the most.
     """
 

@@ -43,7 +43,7 @@ define_numbers(FLAGS, "groups", [2, 4, 8], "Groups of blocks.")
 define_numbers(FLAGS, "m", [1, 8], "Micro-batches of a `GPipe`.")
 
 # With the graph optimiser on, `tf.recompute_grad` saves next to no memory: see
-# docs/measurements.md.
+# docs/measurements_memory.md.
 _BASE = "recompute_grad, as written"
 
 COLUMNS = [

@@ -29,7 +29,7 @@ _TEXT = """\
 Published models, made small, as they train in a `GPipe` of {k} cells: three
 steps of a mini-batch of four rows, then `evaluate` and `predict`, in float64,
 beside plain Keras from the same weights; see
-[functional models](guide.md#functional-models). Those of KerasHub need
+[functional models](your_model.md#functional-models). Those of KerasHub need
 `pip install '.[examples]'`. This page is what
 
 ```sh
