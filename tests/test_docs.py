@@ -33,6 +33,7 @@ PAGES = [
     "docs/check.md",
     "docs/code.md",
     "docs/code_tests.md",
+    "docs/coming_from.md",
     "docs/exactness.md",
     "docs/examples.md",
     "docs/guide.md",
