@@ -3,9 +3,8 @@
 Runs the other sub-commands, one after the other, each in a process of its own,
 and takes of their tables what there is a goal for. With --quick they measure
 few settings, a quarter of an hour in all; without, what they measure by
-themselves, an hour and a half. What was reported is in docs/measurements.md
-and the pages that begin like it, of another run, and perhaps of another machine:
-mostly ratios are compared.
+themselves, an hour and a half. What was reported is in docs/measurements*.md,
+of another run, and perhaps of another machine: mostly ratios are compared.
 
 Not among them: `peers`, which needs other libraries, the largest model of
 `memory`, and the tables of `plan` that train models.
