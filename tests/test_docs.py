@@ -198,6 +198,15 @@ def test_first_page_of_the_guide_leads_to_the_others():
     )
 
 
+def test_models_that_agree_are_as_many_as_in_the_table():
+    trained, exact = re.search(
+        r"models (\d+) train; (\d+) of them", text("docs/models.md")
+    ).groups()
+    assert f"{exact} of {trained} published models" in " ".join(
+        text("README.md").split()
+    )
+
+
 def test_first_example_is_short():
     first = next(block for block in blocks("README.md") if block[0] == "python")
     assert len([line for line in first[2].splitlines() if line]) <= 18

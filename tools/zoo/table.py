@@ -51,7 +51,9 @@ In the tables:
   argument turns off, since a micro-batch has moments and draws of its own.
 * steps: calls of layers and operations, between which cells may begin.
 * loss, weights, outputs: the largest difference from plain Keras, relative for
-  losses; for variables, and what `predict` returns, by the largest value.
+  losses; for variables, and for the outputs of `predict`, by the largest value.
+  Differences of outputs such as 0 or 2e-254 are those of a saturated softmax, whose
+  outputs are 0 or 1: they say nothing, the weights do.
 * last bit: where the weights differ by more than {exact:.0e}, by how much those
   of plain Keras differ if it begins with weights whose last bit is another.
   Some models compute in float32 inside, which does not see that bit.
