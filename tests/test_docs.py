@@ -534,7 +534,7 @@ def test_mini_batch_walks_through_few_modules_and_back_to_one():
 
 def walk():
     """The table of what happens in a training step."""
-    return code_chapter("One mini-batch").split("What is different")[0]
+    return code_chapter("One mini-batch").split("\nDifferences\n")[0]
 
 
 def test_mini_batch_walks_in_the_order_in_which_it_is_trained():
