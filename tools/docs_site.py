@@ -18,7 +18,11 @@ from mkdocs.structure.files import File, Files
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # By their paths in the repository, those on the site.
-_COPIES = {"LICENSE": "LICENSE.txt", "data/NOTICE.md": "data/NOTICE.md"}
+_COPIES = {
+    "CHANGELOG.md": "CHANGELOG.md",
+    "LICENSE": "LICENSE.txt",
+    "data/NOTICE.md": "data/NOTICE.md",
+}
 # Lines of an example, up to an empty one.
 _EXAMPLE = re.compile(r"^(>{3} .*(?:\n.+)*)", re.MULTILINE)
 _REFERENCE = """\
@@ -54,7 +58,7 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Lets links lead to where things are on the site."""
     path = page.file.src_uri
-    if path == "index.md":
+    if path in ("index.md", "CHANGELOG.md"):
         markdown = markdown.replace("](docs/", "](")
     if path == "examples.md":
         markdown = re.sub(
@@ -62,6 +66,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             lambda link: f"```python\n{_text(link[1])}```",
             markdown,
             flags=re.MULTILINE,
+        )
+    else:
+        markdown = re.sub(
+            r"\]\(\.\./examples/\w+\.py\)", "](examples.md)", markdown
         )
     up = "../" * path.count("/")
     for source, target in _COPIES.items():
