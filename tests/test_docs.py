@@ -32,7 +32,7 @@ PAGES = [
     "docs/cells.md",
     "docs/check.md",
     "docs/code.md",
-    "docs/code_tests.md",
+    "docs/code_change.md",
     "docs/coming_from.md",
     "docs/exactness.md",
     "docs/examples.md",
@@ -74,7 +74,7 @@ READ_FIRST = ["README.md", *GUIDE, "docs/schedules.md"]
 # No Python blocks.
 TABLES = [
     "docs/code.md",
-    "docs/code_tests.md",
+    "docs/code_change.md",
     "docs/examples.md",
     "docs/limits.md",
     "docs/measurements.md",
@@ -462,7 +462,7 @@ def names_of(module):
 
 
 def test_modules_and_functions_that_are_named_exist():
-    pages = text("docs/code.md") + text("docs/code_tests.md")
+    pages = text("docs/code.md") + text("docs/code_change.md")
     named = named_functions(pages)
     assert len(named) > 30
     for module, name in named:
@@ -581,7 +581,7 @@ def test_streaming_losses_of_the_guide_are_those_of_the_library():
 
 
 def test_tests_of_promises_exist():
-    named = re.findall(r"`([\w/]+\.py)::(\w+)`", text("docs/code_tests.md"))
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", text("docs/code_change.md"))
     assert len(named) > 10
     for path, name in named:
         source = (ROOT / "tests" / path).read_text()
