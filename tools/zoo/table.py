@@ -29,7 +29,10 @@ _TEXT = """\
 Published models, made small, as they train in a `GPipe` of {k} cells: three
 steps of a mini-batch of four rows, then `evaluate` and `predict`, in float64,
 beside plain Keras from the same weights; see
-[functional models](your_model.md#functional-models). Those of KerasHub need
+[functional models](your_model.md#functional-models). Models with batch
+normalisation, or with dropout that no argument turns off, have M = 1 here, the
+others M = 4: with several micro-batches they differ from Keras [by
+design](exactness.md#differences-by-design). Those of KerasHub need
 `pip install '.[examples]'`. This page is what
 
 ```sh
@@ -47,13 +50,12 @@ wrote, with {versions}.
 
 In the tables:
 
-* M: micro-batches; 1 where there is batch normalisation, or dropout that no
-  argument turns off, since a micro-batch has moments and draws of its own.
+* M: micro-batches.
 * steps: calls of layers and operations, between which cells may begin.
 * loss, weights, outputs: the largest difference from plain Keras, relative for
   losses; for variables, and for the outputs of `predict`, by the largest value.
-  Differences of outputs such as 0 or 2e-254 are those of a saturated softmax, whose
-  outputs are 0 or 1: they say nothing, the weights do.
+  Differences of outputs such as 0 or 2e-254 are those of a saturated softmax,
+  whose outputs are 0 or 1: they say nothing, the weights do.
 * last bit: where the weights differ by more than {exact:.0e}, by how much those
   of plain Keras differ if it begins with weights whose last bit is another.
   Some models compute in float32 inside, which does not see that bit.
