@@ -28,7 +28,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 export KERAS_BACKEND := tensorflow
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-slow test-versions fuzz lint docs clean
+.PHONY: demo test test-slow test-versions fuzz lint docs release clean
 .DEFAULT_GOAL := test
 
 $(STAMP): setup.py
@@ -63,6 +63,9 @@ fuzz: $(STAMP)
 
 docs: $(DOCS_STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+release: $(STAMP)
+	$(BIN)/python -m tools.release --url=$(URL)
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info

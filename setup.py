@@ -1,5 +1,6 @@
 """Package metadata of tfgpipe."""
 
+import os
 import pathlib
 import re
 
@@ -59,6 +60,18 @@ DOCS = [
     "ruff==0.17.5",  # formats signatures
 ]
 
+# What `make release` needs, beside the tests.
+RELEASE = [
+    "build==1.6.1",
+    "check-jsonschema==0.39.0",  # knows the files of forges
+    "setuptools==80.9.0",
+    "twine==7.0.0",
+    "wheel==0.45.1",
+]
+# Where the project is published, such as https://forge.example/name/tfgpipe.
+# Without it, links of the README stay those of a checkout.
+URL = os.environ.get("TFGPIPE_URL", "").rstrip("/")
+
 ROOT = pathlib.Path(__file__).parent
 README = ROOT / "README.md"
 (VERSION,) = re.findall(
@@ -67,23 +80,63 @@ README = ROOT / "README.md"
     re.MULTILINE,
 )
 
+
+def described() -> str:
+    """The README, with links that lead there from a package index, too."""
+    if not README.exists():
+        return ""
+    text = README.read_text("utf-8")
+    if not URL:
+        return text
+
+    def absolute(match: re.Match[str]) -> str:
+        mark, name, path = match.groups()
+        kind = "raw" if mark else "blob"
+        return f"{mark}[{name}]({URL}/{kind}/v{VERSION}/{path})"
+
+    return re.sub(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)]+)\)", absolute, text)
+
+
 setuptools.setup(
     name="tfgpipe",
     version=VERSION,
     description="GPipe pipeline parallelism for TensorFlow and Keras 3",
-    long_description=README.read_text("utf-8") if README.exists() else "",
+    long_description=described(),
     long_description_content_type="text/markdown",
+    author="The tfgpipe authors",
+    url=URL or None,
+    project_urls={
+        "Documentation": f"{URL}/blob/v{VERSION}/docs/guide.md",
+        "Changes": f"{URL}/blob/v{VERSION}/CHANGELOG.md",
+        "Issues": f"{URL}/issues",
+    }
+    if URL
+    else {},
+    keywords=[
+        "GPipe",
+        "Keras",
+        "TensorFlow",
+        "gradient accumulation",
+        "micro-batches",
+        "model parallelism",
+        "pipeline parallelism",
+        "re-materialisation",
+    ],
     license="Apache-2.0",
     license_files=["LICENSE"],
     classifiers=[
         "Development Status :: 3 - Alpha",
+        "Environment :: GPU",
+        "Intended Audience :: Developers",
         "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3",
         "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
     ],
     # The library alone: the programs beside it run in the checkout, and have
     # names that other people's packages have, too.
@@ -105,8 +158,9 @@ setuptools.setup(
         **TENSORFLOW,
         "docs": DOCS,
         "examples": EXAMPLES,
+        "release": RELEASE,
         "text": TEXT,
         "tools": TOOLS,
-        "test": TEST_TOOLS + TOOLS + TEXT,
+        "test": TEST_TOOLS + RELEASE + TOOLS + TEXT,
     },
 )

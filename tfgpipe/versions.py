@@ -13,7 +13,7 @@ import re
 import warnings
 from typing import Any, NamedTuple
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 
 
 class Range(NamedTuple):
