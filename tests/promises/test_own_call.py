@@ -98,6 +98,37 @@ def test_file_of_a_model_with_a_call_of_its_own_goes_on_at_another_k(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+class Measured(Loop):
+    """Holds a metric, which its call updates."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.size = keras.metrics.Mean(name="size")
+
+    def call(self, x, training=False):
+        y = super().call(x, training)
+        self.size.update_state(keras.ops.sum(y * y, -1))
+        return y
+
+
+@pytest.mark.parametrize(("k", "m"), [(1, 1), (2, 3)])
+def test_metrics_that_a_model_holds_are_in_the_logs(k, m):
+    _, x, y, loss = MODELS["Loop"]
+    logs = []
+    for is_pipeline in (False, True):
+        keras.utils.set_random_seed(3)
+        own = Measured()
+        model = tfgpipe.GPipe(own, k, m) if is_pipeline else own
+        model.compile("sgd", loss, metrics=["mae"])
+        history = model.fit(x, y, 6, epochs=2, shuffle=False, verbose=0)
+        logs.append(
+            {**history.history, **model.evaluate(x, y, return_dict=True)}
+        )
+    assert [*logs[0]] == [*logs[1]] and "size" in logs[1]
+    for name, values in logs[0].items():
+        np.testing.assert_allclose(logs[1][name], values, 1e-10)
+
+
 class Noisy(Loop):
     """Draws between layers, by a generator of its own."""
 

@@ -1660,6 +1660,21 @@ def test_model_says_whether_it_takes_training():
     assert internals.takes_training(keras.Sequential([kl.Dense(1)]))
 
 
+def test_metrics_of_a_model_are_its_own_and_those_of_layers():
+    class Own(keras.Model):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.inner = kl.Dense(1)
+            self.inner.seen = keras.metrics.Mean(name="of the layer")
+            self.held = keras.metrics.Mean(name="held")
+
+    model = Own()
+    model.compile("sgd", "mse", metrics=["mae"])
+    assert internals.held_metrics(model) == [model.held]
+    own = internals.own_metrics(model)
+    assert model.metrics == [*own, model.inner.seen] and own[-1] is model.held
+
+
 def test_seeds_are_the_variables_that_are_no_weights():
     dropout, norm = kl.Dropout(0.5), kl.BatchNormalization()
     norm.build((None, 2))

@@ -532,6 +532,17 @@ def compiled_loss(model: keras.Model) -> Any:
     return model._compile_loss
 
 
+def held_metrics(model: keras.Model) -> list[Any]:
+    """Metrics that are attributes of a model itself, not of its layers."""
+    return [*model._metrics]
+
+
+def own_metrics(model: keras.Model) -> list[Any]:
+    """The first of `model.metrics`: all but those of layers."""
+    found: list[Any] = model._get_own_metrics()
+    return found
+
+
 def compiled_metrics(model: keras.Model) -> Any:
     """What `compile(metrics=...)` became, or None."""
     return model._compile_metrics

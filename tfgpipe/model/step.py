@@ -458,6 +458,16 @@ class Steps(Hooks):
         skips = self._notes.skips
         return 0 if skips is None else skips.in_a_row
 
+    @property
+    def metrics(self) -> list[Any]:
+        """As Keras has them of the model that this was made of."""
+        found: list[Any] = super().metrics
+        model = self._source.model
+        if model is None:
+            return found
+        end = len(internals.own_metrics(self))
+        return [*found[:end], *internals.held_metrics(model), *found[end:]]
+
     def reset_metrics(self) -> None:
         """Starts the metrics anew, as `fit` does when an epoch begins."""
         super().reset_metrics()
