@@ -58,6 +58,8 @@ class Phase:
         self.said: dict[tuple[int, str], tuple[Cell, str, str]] = {}
         self.tried: set[int] = set()
         self.errors: dict[int, str] = {}
+        self.differentiated: set[int] = set()
+        self.gradient_errors: dict[int, str] = {}
         self.failure = ""
         self._fails_anyhow = False
         self.varying: set[int] = set()  # state that follows from rows
@@ -110,6 +112,7 @@ class Phase:
         """Takes a graph to try its units."""
         self.graph = graph
         self.said, self.tried, self.errors = {}, set(), {}
+        self.differentiated, self.gradient_errors = set(), {}
         for i, unit in enumerate(graph.units.found):
             if unit.mixes:
                 self.mixes(i, math.inf)
@@ -191,8 +194,7 @@ class Phase:
         try:
             _Run(self, parts, nests, state or {}).units()
         except Exception as error:  # of rows that it cannot take
-            first, *_ = str(error).splitlines() or [""]
-            self.failure = f"{type(error).__name__}: {first}"
+            self.failure = _told(error)
             self._fails_anyhow |= is_real
 
     def look_up(self, parts: rows.Parts, nests: Sequence[Any]) -> None:
@@ -222,11 +224,15 @@ class Phase:
         if self.graph is None:
             return [(self.cells[0], "the model", self.failure)]
         why = self.failure or "what comes before it could not be run in parts"
-        return [
-            (*self.place(i), self.errors.get(i, why))
+        found = {
+            i: self.errors.get(i, why)
             for i, unit in enumerate(self.graph.units.found)
             if self.is_tried(unit) and i not in self.tried
-        ]
+        }
+        for i, error in self.gradient_errors.items():
+            if i not in self.differentiated:
+                found.setdefault(i, error)
+        return [(*self.place(i), text) for i, text in sorted(found.items())]
 
 
 class _Run:
@@ -563,10 +569,17 @@ class _Run:
             for i, (t, dy) in enumerate(zip(gradients.made, gradients.dy)):
                 for place, d in enumerate(self._cotangents(i, t)):
                     given[place][dy.ref()] = d
-        made = [
-            graph.run(tensors, {**self._values(place), **given[place]})
-            for place in range(3)
-        ]
+        numbers = [i for i, *_ in own]
+        try:
+            made = [
+                graph.run(tensors, {**self._values(place), **given[place]})
+                for place in range(3)
+            ]
+        except Exception as error:  # of rows that they cannot take
+            text = f"its gradients: {_told(error)}"
+            self._phase.gradient_errors.update(dict.fromkeys(numbers, text))
+            return
+        self._phase.differentiated.update(numbers)
         for i, unit, gradients in own:
             dx = [[m[t.ref()] for t in gradients.dx] for m in made]
             dw = [
@@ -593,6 +606,16 @@ class _Run:
             rows.cotangent(number, values, self._parts, place)
             for place in range(3)
         ]
+
+
+def _told(error: Exception) -> str:
+    """The first line of an error that says something."""
+    lines = [
+        line
+        for line in str(error).splitlines()
+        if line.strip() and not line.endswith("root error(s) found.")
+    ]
+    return f"{type(error).__name__}: {lines[0].strip() if lines else ''}"
 
 
 def _grouped(

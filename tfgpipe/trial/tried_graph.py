@@ -159,8 +159,8 @@ class TriedGraph:
                     )
                 known = trace_model(self._call, specs, None, TraceOptions())
         units = Units(known)
+        self._place(known)  # gradients are where what they are of is
         gradients = self._differentiated(known, units)
-        self._place(known)
         self._by_rows[num_rows] = known.graph
         return known, units, gradients
 

@@ -239,11 +239,8 @@ class Units:
         unit = self._unit_of.get(op.name)
         kinds, has_gradient = _seen(self._library, op.node_def)
         if "StopGradient" in kinds and unit is not None and not unit.is_known:
-            # Layers of Keras stop none of what mixes rows.
             around = self._traced.section_of(place).around_at(place)
-            inner = around[-1] if around else None
-            is_layer = isinstance(inner, keras.layers.Layer)
-            has_gradient |= not (is_layer and is_whole(inner))
+            has_gradient |= not (around and _is_keras_alone(around[-1]))
         if unit is not None and has_gradient:
             self.differentiating.add(unit)
         if not any(map(is_random, kinds)):
@@ -316,6 +313,16 @@ def is_row_by_row(layer: keras.layers.Layer) -> bool:
     return all(
         _is_of(own, ROW_BY_ROW) and _is_plain(own)
         for own in internals.flat_layers(layer)
+    )
+
+
+def _is_keras_alone(operation: Any) -> bool:
+    """Whether all code of a call is Keras's: it stops no gradient of rows."""
+    return (
+        isinstance(operation, keras.layers.Layer)
+        and not isinstance(operation, keras.layers.Lambda)
+        and is_whole(operation)
+        and all(map(_is_plain, internals.flat_layers(operation)))
     )
 
 

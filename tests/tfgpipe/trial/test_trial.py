@@ -683,6 +683,57 @@ def test_rows_that_gradients_alone_mix_where_they_are_stopped_are_found():
         assert all("to its inputs that mixes rows" in text for text in texts)
 
 
+def stopped_mean(x):
+    mean = ops.mean(x, axis=0)
+    return x + (mean - ops.stop_gradient(mean))
+
+
+@tf.custom_gradient
+def normalised_gradient(x):
+    return tf.tanh(x), lambda d: d / (1e-3 + tf.norm(d))
+
+
+@pytest.mark.parametrize("function", [stopped_mean, normalised_gradient])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda function: keras.layers.Dense(3, function),
+        keras.layers.Activation,
+        keras.layers.Lambda,
+        lambda function: keras.Sequential(
+            [
+                keras.layers.Reshape((1, 3)),
+                keras.layers.LSTM(3, activation=function),
+            ]
+        ),
+    ],
+    ids=["dense", "activation", "lambda", "lstm"],
+)
+def test_gradients_of_functions_in_layers_are_tried_on_each_device(
+    layer, function
+):
+    """TensorFlow wants the gradient of an operation where that is."""
+    layers = [keras.Input((3,)), *(keras.layers.Dense(3) for _ in range(2))]
+    layers.insert(2, layer(function))
+    devices = [f"CPU:{k}" for k in range(3)]
+    model = tfgpipe.GPipe(layers, 3, 2, devices=devices)
+    model.compile("sgd", "mse")
+    x = tf.random.stateless_normal((6, 3), (1, 2))
+    with pytest.warns(UserWarning, match="has a gradient with respect to its"):
+        model.train_on_batch(x, x)
+
+
+def test_gradients_that_fail_in_a_trial_are_told_of():
+    @tf.custom_gradient
+    def of_three(x):
+        return tf.identity(x), lambda d: tf.reshape(d, (3, 3))
+
+    first, last = keras.layers.Dense(3), keras.layers.Dense(3)
+    x = tf.random.stateless_normal((6, 3), (1, 2))
+    (text,) = warned([first, Own(of_three, "outputs"), last], x)
+    assert "'own'" in text and "not tried" in text and "its gradients" in text
+
+
 def test_gradient_that_passes_a_batch_normalisation_is_no_fault_before_it():
     """Its moments follow from all rows: the paper's rule, and documented."""
     stops = Own(lambda x: x + ops.stop_gradient(ops.round(x) - x), "outputs")
