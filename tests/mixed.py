@@ -26,7 +26,7 @@ from tiny import (
 )
 
 import tfgpipe
-from tools.cluster import controller, hosts
+from tfgpipe.hosts import addresses, controller
 
 
 def replicas(devices=None):
@@ -72,7 +72,7 @@ def assert_goes_on(path, one):
 def main(workers, folder):
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
-    found = hosts.given(workers.removeprefix("--workers="))
+    found = addresses.of_workers(workers.removeprefix("--workers="))
     with controller.Cluster(found, 4) as connected:
         model = replicas(connected.devices)
         fit(model, *data())

@@ -84,7 +84,8 @@ class Workers:
 
     def _started(self, number):
         flags = f"--port={number}", "--num_virtual_devices=2"
-        return Process(self._folder, "worker", "-m", "tools.worker", *flags)
+        command = "-m", "tfgpipe", "worker", *flags
+        return Process(self._folder, "worker", *command)
 
     @property
     def flag(self):

@@ -21,7 +21,7 @@ from params.task import LanguageModel
 from params.task import Translation as TranslationTask
 from params.text import Text
 from tfgpipe.checkpoints import writer
-from tools import devices
+from tfgpipe.devices import local
 from tools.train.trainer import Trainer
 
 
@@ -124,7 +124,7 @@ def use(monkeypatch, tmp_path_factory):
     monkeypatch.setitem(datasets.LOADERS, "noise", noise)
     for experiment in (IMAGE, LM, MT):
         monkeypatch.setitem(registry._EXPERIMENTS, experiment.name, experiment)
-    monkeypatch.setattr(devices, "split_cpu", lambda num_devices: None)
+    monkeypatch.setattr(local, "split_cpu", lambda num_devices: None)
 
 
 def saved(experiment, tmp_path_factory):

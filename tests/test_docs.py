@@ -21,6 +21,7 @@ import tiny
 from test_architecture import MODULES, ORDER, SUBPACKAGES, parsed
 
 import params
+from tfgpipe.commands import main as tfgpipe_main
 from tfgpipe.loss import row_wise
 from tfgpipe.schedules import REMAT, SCHEDULES
 from tools.bench import __main__ as bench
@@ -86,7 +87,11 @@ TABLES = [
     "docs/results.md",
     "docs/versions.md",
 ]
-COMMANDS = {"tools.bench": bench.COMMANDS, "tools.results": results.COMMANDS}
+COMMANDS = {
+    "tfgpipe": tfgpipe_main.COMMANDS,
+    "tools.bench": bench.COMMANDS,
+    "tools.results": results.COMMANDS,
+}
 PACKAGES = ["tfgpipe", "models", "params", "tools"]
 DOCTEST_FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -307,7 +312,7 @@ def commands(page):
     shell = "".join(block[2] for block in blocks(page) if block[0] == "sh")
     found = shell.replace("\\\n", " ").splitlines()
     inline = re.findall(
-        r"`((?:\.venv/bin/)?(?:make|python|pip)\s[^`]*)`", prose(page)
+        r"`((?:\.venv/bin/)?(?:make|python|pip|tfgpipe)\s[^`]*)`", prose(page)
     )
     return [command for command in [*found, *inline] if command]
 
@@ -318,6 +323,7 @@ def test_commands_exist(page):
         "make": check_make,
         "python": check_python,
         "pip": check_pip,
+        "tfgpipe": lambda words: check_flags("tfgpipe", words),
         "wc": check_wc,
     }
     assert commands(page)
@@ -354,7 +360,8 @@ def check_flags(module, arguments):
     if module in COMMANDS:
         name, *arguments = arguments
         assert name in COMMANDS[module]
-        module = importlib.import_module(f"{module}.{name}")
+        package = "tfgpipe.commands" if module == "tfgpipe" else module
+        module = importlib.import_module(f"{package}.{name}")
         check_parsed(module, arguments)
     elif module == "tools.train":
         check_train(arguments)

@@ -1,58 +1,14 @@
 """The devices of a run: parts of a CPU, a TPU's cores, replicas."""
 
-import tensorflow as tf
-
 import tfgpipe
 from params import Experiment
 from tfgpipe.devices import accelerators
 from tfgpipe.schedules import CHUNKS, devices_for
 
 
-def split_cpu(num_devices: int) -> None:
-    """Makes the CPU appear as `num_devices` devices.
-
-    Each operation gets one thread, and there are as many threads as devices:
-    work that is not pipelined cannot occupy another device's core.
-
-    Args:
-        num_devices: Devices to make. Positive.
-
-    Raises:
-        RuntimeError: If TensorFlow has started its devices already.
-    """
-    (cpu,) = tf.config.list_physical_devices("CPU")
-    tf.config.set_logical_device_configuration(
-        cpu, [tf.config.LogicalDeviceConfiguration()] * num_devices
-    )
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(num_devices)
-    # On a CPU, rewriting the graph takes longer than it saves.
-    tf.config.optimizer.set_experimental_options(
-        {"disable_meta_optimizer": True}
-    )
-
-
 def cpu_names(count: int) -> list[str]:
-    """Names of the first devices that `split_cpu` makes."""
+    """Names of the first parts of a CPU that is split."""
     return [f"CPU:{index}" for index in range(count)]
-
-
-def hide_accelerators() -> None:
-    """Leaves those of this host to others. To be called first."""
-    for kind in ("GPU", "TPU"):
-        tf.config.set_visible_devices([], kind)
-
-
-def has_accelerator() -> bool:
-    """Whether TensorFlow sees a GPU or a TPU. Starts no device."""
-    return num_accelerators() > 0
-
-
-def num_accelerators() -> int:
-    """How many GPUs or TPUs TensorFlow sees. Starts no device."""
-    return max(
-        len(tf.config.get_visible_devices(kind)) for kind in ("GPU", "TPU")
-    )
 
 
 def tpu_cores(tpu: str, wanted: int, timeout: float) -> list[str]:

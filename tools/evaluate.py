@@ -14,8 +14,8 @@ import keras
 from absl import flags
 
 from params.pairs import PairSource
-from tools import command_line
-from tools.progress import Progress
+from tfgpipe.commands import command_line
+from tfgpipe.commands.progress import Progress
 from tools.report import Column, Report, Table
 from tools.text import translation_scores as scores
 from tools.text.translator import Translator, define_search

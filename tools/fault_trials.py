@@ -20,8 +20,8 @@ from xml.etree import ElementTree
 
 from absl import flags
 
-from tools import command_line
-from tools.command_line import BadFlags
+from tfgpipe.commands import command_line
+from tfgpipe.commands.command_line import BadFlags
 from tools.report import Column, Report, Table, progress
 
 FLAGS = command_line.new_flags()
@@ -48,7 +48,7 @@ class Trial(NamedTuple):
     having: str = ""
 
 
-_CLUSTER = "tests/tools/cluster"
+_CLUSTER = "tests/tfgpipe/hosts"
 _SAVED = "tests/tfgpipe/checkpoints"
 TRIALS = {
     "kills": Trial(

@@ -15,8 +15,8 @@ from absl import flags
 from models import sampling
 from params.text import TextSource
 from params.tokenizer import EOS_ID
-from tools import command_line
-from tools.progress import doing
+from tfgpipe.commands import command_line
+from tfgpipe.commands.progress import doing
 from tools.train import trained_run
 
 FLAGS = command_line.new_flags()

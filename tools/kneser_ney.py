@@ -27,8 +27,8 @@ import numpy as np
 from absl import flags
 
 from params.text import READERS
-from tools import command_line
-from tools.progress import doing
+from tfgpipe.commands import command_line
+from tfgpipe.commands.progress import doing
 from tools.report import Column, Report, Table
 from tools.text.ngrams import END, NGrams
 

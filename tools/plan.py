@@ -17,9 +17,9 @@ from absl import flags
 import params
 import tfgpipe
 from params import Experiment
+from tfgpipe.commands import command_line
+from tfgpipe.commands.progress import doing
 from tfgpipe.plans import Plan
-from tools import command_line
-from tools.progress import doing
 from tools.sizes.model_size import (
     deferred_layers,
     largest_inputs,

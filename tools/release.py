@@ -16,7 +16,7 @@ import tempfile
 
 from absl import flags
 
-from tools import command_line
+from tfgpipe.commands import command_line
 
 ROOT = pathlib.Path(__file__).parent.parent
 # What wheels take for the time of all their files: 2026-01-01.

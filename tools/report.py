@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from tools.progress import progress
+from tfgpipe.commands.progress import progress
 
 
 class Spread(NamedTuple):

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from absl import flags
 
 from params.pairs import PairSource
-from tools import command_line
-from tools.progress import Progress
+from tfgpipe.commands import command_line
+from tfgpipe.commands.progress import Progress
 from tools.text.translator import Translator, define_search
 from tools.train import trained_run
 

@@ -24,9 +24,9 @@ from typing import NamedTuple
 
 from absl import flags
 
-from tools import command_line
-from tools.command_line import BadFlags
-from tools.progress import doing
+from tfgpipe.commands import command_line
+from tfgpipe.commands.command_line import BadFlags
+from tfgpipe.commands.progress import doing
 
 ROOT = pathlib.Path(__file__).parent.parent
 

@@ -7,6 +7,8 @@ import graphlib
 import importlib
 import inspect
 import pathlib
+import subprocess
+import sys
 
 import keras
 import pytest
@@ -16,6 +18,9 @@ import tfgpipe
 PACKAGE = pathlib.Path(tfgpipe.__file__).parent
 # Packages, and modules that are in none. Imports only go down this list.
 ORDER = (
+    "__main__",
+    "commands",
+    "hosts",
     "__init__",
     "callbacks",
     "checkpoints",
@@ -113,6 +118,21 @@ def test_imports_only_go_down(module):
     assert {package for package, *_ in own_imports(module)} <= set(below)
 
 
+def test_import_of_the_library_leaves_programs_out():
+    """It is quick, and needs no sockets."""
+    code = "import sys, tfgpipe; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=PACKAGE.parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = {".".join(name.split(".")[:2]) for name in done.stdout.split()}
+    assert "tfgpipe.model" in loaded
+    assert not loaded & {"tfgpipe.commands", "tfgpipe.hosts", "tools"}
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_packages_are_imported_as_a_whole(module):
     """Names of another package come from its `__init__`, not its modules."""
@@ -171,7 +191,8 @@ def is_private(name):
 @functools.cache
 def defined_names():
     """Private names that the package itself defines."""
-    names = {"_asdict", "_replace"}  # of named tuples, and public
+    # Public ones: of named tuples, and of `os`.
+    names = {"_asdict", "_exit", "_replace"}
     for module in MODULES:
         for node in ast.walk(parsed(module)):
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -298,7 +319,7 @@ WRITERS = {
     "tfgpipe/files.py",
     "params/tokenizer.py",
     "tools/bench/memory_worker.py",  # to /proc
-    "tools/cluster/secret.py",
+    "tfgpipe/hosts/secret.py",
 }
 
 

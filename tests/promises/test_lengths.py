@@ -7,7 +7,7 @@ from keras import layers as kl
 from tiny import assert_close, compiled
 
 import tfgpipe
-from tools.device_memory import process_mib
+from tfgpipe.monitor.device_memory import process_mib
 
 LENGTHS = range(3, 53)
 

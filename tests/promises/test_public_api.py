@@ -5,6 +5,7 @@ import inspect
 import keras
 
 import tfgpipe
+from tfgpipe import hosts
 
 
 def test_all_is_the_public_interface():
@@ -102,6 +103,16 @@ def test_load_model_takes_the_arguments_it_promises():
         "skip_outliers='saved'",
         "trial=None",
         "**kwargs",
+    ]
+
+
+def test_hosts_are_connected_by_the_arguments_that_are_promised():
+    assert parameters(hosts.connect) == [
+        "workers",
+        "num_devices=1",
+        "{timeout=60.0}",
+        "{secret_file=None}",
+        "{allow_any_host=False}",
     ]
 
 

@@ -1,6 +1,6 @@
 """Devices: their names, the cells on them, and what is placed on them."""
 
-from tfgpipe.devices import names, placement, strategy
+from tfgpipe.devices import local, names, placement, strategy
 from tfgpipe.devices.names import (
     CellDevices,
     Replicas,
@@ -29,6 +29,7 @@ __all__ = [
     "assign_in_pieces",
     "connect_to_tpu",
     "device_types",
+    "local",
     "names",
     "place_variables",
     "placement",

@@ -1,5 +1,6 @@
 """Numbers of a training: what `callbacks.PipelineMonitor` tells, and advice."""
 
+from tfgpipe.monitor import device_memory
 from tfgpipe.monitor.advice import (
     Layout,
     advise,
@@ -28,6 +29,7 @@ __all__ = [
     "TimedStep",
     "accelerator_mib",
     "advise",
+    "device_memory",
     "flops_of_example",
     "ideal_bubble",
     "ideal_bubbles",

@@ -15,7 +15,7 @@ from types import ModuleType
 
 from absl import flags
 
-from tools import subcommands
+from tfgpipe.commands import subcommands
 from tools.report import Report
 
 COMMANDS = {

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from tools import command_line
+from tfgpipe.commands import command_line
 from tools.report import Column, Report, Table, progress
 
 

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Coroutine
 from typing import Any
 
-from tools.cluster import controller
-from tools.cluster.hosts import Host, Hosts
+from tfgpipe.hosts import controller
+from tfgpipe.hosts.addresses import Host, Hosts
 
 _CHUNK = 2**16  # bytes
 

@@ -21,6 +21,8 @@ import tensorflow as tf
 from absl import flags
 
 import tfgpipe
+from tfgpipe.commands.command_line import BadFlags
+from tfgpipe.devices import local
 from tfgpipe.schedules import (
     CHUNKS,
     REMAT,
@@ -32,7 +34,6 @@ from tools import devices
 from tools.bench.flags import define_choices, define_numbers, new_flags
 from tools.bench.models import train_step
 from tools.bench.timed_layers import Device, Timed, call_cost, durations
-from tools.command_line import BadFlags
 from tools.report import (
     Column,
     Report,
@@ -177,7 +178,7 @@ def run(values: flags.FlagValues, report: Report) -> None:
 
 def make_devices(num_devices: int) -> None:
     """Splits the CPU; every timed call blocks a thread."""
-    devices.split_cpu(num_devices)
+    local.split_cpu(num_devices)
     tf.config.threading.set_inter_op_parallelism_threads(2 * num_devices + 2)
 
 

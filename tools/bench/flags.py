@@ -8,7 +8,7 @@ from typing import Any
 
 from absl import flags
 
-from tools import command_line
+from tfgpipe.commands import command_line
 
 
 def new_flags(rounds: int) -> flags.FlagValues:

@@ -22,6 +22,7 @@ from absl import flags
 from keras import ops
 
 import tfgpipe
+from tfgpipe.devices import local
 from tools import devices
 from tools.bench.flags import define_choices, define_numbers, new_flags
 from tools.bench.sleeping_layers import sleep
@@ -76,7 +77,7 @@ _PROMPT = 4
 
 def run(values: flags.FlagValues, report: Report) -> None:
     """Measures what the flags ask for."""
-    devices.split_cpu(max(values.k, 2))
+    local.split_cpu(max(values.k, 2))
     parts = {"timed": _timed, "keras": _beside_keras}
     for part in dict.fromkeys(values.part):
         parts[part](values, report)

@@ -24,12 +24,12 @@ from typing import Any
 
 from absl import flags
 
+from tfgpipe.commands.command_line import BadFlags
 from tfgpipe.schedules import CHUNKS, REMAT, SCHEDULES
 from tools.bench import loading_trial, memory_trial
 from tools.bench.flags import define_choices, define_numbers, new_flags
 from tools.bench.memory_rows import largest, name_of, row_of
 from tools.bench.memory_trial import Job, Outcome, Size
-from tools.command_line import BadFlags
 from tools.report import Column, Report, Table, progress
 
 FLAGS = new_flags(rounds=1)

@@ -26,13 +26,13 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
+from tfgpipe.commands.command_line import BadFlags
 from tfgpipe.schedules import CHUNKS, SCHEDULES
 from tfgpipe.trial import Trial
 from tools.bench import dispatch, safety
 from tools.bench.dispatch import pipeline, step_of
 from tools.bench.flags import define_choices, define_numbers, new_flags
 from tools.bench.models import MODELS, train_step, transformer
-from tools.command_line import BadFlags
 from tools.report import (
     Column,
     Report,

@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfgpipe
+from tfgpipe.devices import local
 from tools import devices
 from tools.bench.models import ConvolutionBlock, TransformerBlock
 from tools.bench.timed_layers import Device, Timed
@@ -145,7 +146,7 @@ def train_step(model: tfgpipe.GPipe, x: np.ndarray) -> Callable[[], float]:
 def main() -> None:
     """Builds the work that the arguments describe, and serves it."""
     arguments = common.args()
-    devices.split_cpu(arguments.K)
+    local.split_cpu(arguments.K)
     # Work C sleeps in its threads.
     waiting = 2 * arguments.K + 2 if arguments.workload == "C" else arguments.K
     threads = arguments.inter or waiting

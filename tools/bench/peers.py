@@ -22,6 +22,7 @@ from typing import Any
 
 from absl import flags
 
+from tfgpipe.commands.command_line import BadFlags
 from tools.bench.flags import define_choices, define_numbers, new_flags
 from tools.bench.memory_worker import EXACT_MEMORY
 from tools.bench.peer_libraries import (
@@ -33,7 +34,6 @@ from tools.bench.peer_libraries import (
     start,
 )
 from tools.bench.step_worker import Worker, least_disturbed, median
-from tools.command_line import BadFlags
 from tools.report import (
     Column,
     Report,

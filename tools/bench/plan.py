@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
+from tfgpipe.commands.command_line import BadFlags
 from tfgpipe.partition import partition
 from tools.bench import (
     plan_grid,
@@ -39,7 +40,6 @@ from tools.bench import (
     plan_steps,
 )
 from tools.bench.flags import define_choices, new_flags
-from tools.command_line import BadFlags
 from tools.report import Column, Report, Table
 
 FLAGS = new_flags(rounds=5)

@@ -9,8 +9,8 @@ from typing import Any
 import keras
 
 import tfgpipe
+from tfgpipe.devices import local
 from tfgpipe.plans import Setting
-from tools import devices
 from tools.bench.models import MODELS
 from tools.bench.plan_steps import Measured, made_step, measure, step_seconds
 from tools.report import Column, Table, alternated, progress
@@ -39,7 +39,7 @@ def table(rounds: int, seconds: float) -> Table:
         rounds: Steps of a setting; the median counts.
         seconds: For which a model's layers are measured.
     """
-    devices.split_cpu(2)
+    local.split_cpu(2)
     found = Table(
         "grid",
         "The plan for two devices of a core each, and the best of a grid: one "

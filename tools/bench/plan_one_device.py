@@ -12,8 +12,8 @@ import time
 import tensorflow as tf
 from keras import layers as kl
 
+from tfgpipe.devices import local
 from tfgpipe.plans import Machine
-from tools import devices
 from tools.bench.models import MODELS, BenchModel
 from tools.bench.plan_steps import (
     compared,
@@ -63,7 +63,7 @@ def table(rounds: int, seconds: float) -> Table:
         rounds: Steps of a setting; the median counts.
         seconds: For which a model's layers are measured.
     """
-    devices.split_cpu(1)
+    local.split_cpu(1)
     machine = _machine()
     found = Table(
         "one_device",

@@ -18,10 +18,10 @@ import keras
 import numpy as np
 
 import tfgpipe
+from tfgpipe.devices import local
 from tfgpipe.plans import Machine, Setting, SizedModel, predict
 from tfgpipe.plans import sized as sized_model
 from tfgpipe.sequence import source_of
-from tools import devices
 from tools.bench import efficiency
 from tools.bench.models import MODELS, BenchModel
 from tools.report import Column, Table, progress, spread
@@ -143,7 +143,7 @@ def tables(rounds: int, seconds: float) -> Iterator[Table]:
         rounds: Steps of a setting; the median counts.
         seconds: For which a model's layers are measured.
     """
-    devices.split_cpu(2)
+    local.split_cpu(2)
     table = Table(
         "steps",
         "Steps as predicted from layers that were measured one by one, and as "

@@ -18,10 +18,10 @@ from typing import Any
 
 from absl import flags
 
+from tfgpipe.commands.command_line import BadFlags
 from tools.bench.flags import define_numbers, new_flags
 from tools.bench.recompute_worker import Job
 from tools.bench.step_worker import Worker, in_turns, measure_memory
-from tools.command_line import BadFlags
 from tools.report import (
     Column,
     Report,

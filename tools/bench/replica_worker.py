@@ -71,15 +71,16 @@ def main(argv: list[str]) -> None:
 def _devices(job: Job, stack: contextlib.ExitStack) -> list[str]:
     """Names of the devices, those of a replica one after the other."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # of the workers, too
-    from tools import devices
+    from tfgpipe.devices import local
+    from tfgpipe.hosts import controller
+    from tools import local_workers
     from tools.bench.delayed_links import DelayedCluster
-    from tools.cluster import controller, local_workers
 
     count = job.r * job.k
     if job.processes == 1:
-        devices.split_cpu(count)
+        local.split_cpu(count)
         return [f"CPU:{index}" for index in range(count)]
-    devices.split_cpu(1)
+    local.split_cpu(1)
     workers = stack.enter_context(
         local_workers.LocalWorkers(job.processes, count // job.processes)
     )

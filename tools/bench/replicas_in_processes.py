@@ -2,10 +2,10 @@
 
 from absl import flags
 
+from tfgpipe.commands.command_line import BadFlags
 from tools.bench.efficiency import Setting
 from tools.bench.replica_worker import Job
 from tools.bench.step_worker import Worker, in_turns
-from tools.command_line import BadFlags
 from tools.report import (
     Column,
     Report,

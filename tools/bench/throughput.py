@@ -15,12 +15,12 @@ import os
 
 from absl import flags
 
+from tfgpipe.commands.command_line import BadFlags
 from tfgpipe.schedules import CHUNKS, REMAT, SCHEDULES
 from tools.bench.flags import define_choices, define_numbers, new_flags
 from tools.bench.models import MODELS
 from tools.bench.step_worker import Worker, in_turns
 from tools.bench.throughput_worker import Job
-from tools.command_line import BadFlags
 from tools.report import (
     Column,
     Report,

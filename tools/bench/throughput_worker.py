@@ -51,10 +51,10 @@ def _prepare(job: Job) -> Any:
     import keras
 
     import tfgpipe
-    from tools import devices
+    from tfgpipe.devices import local
     from tools.bench.models import MODELS
 
-    devices.split_cpu(job.k)
+    local.split_cpu(job.k)
     keras.utils.set_random_seed(0)
     what = MODELS[job.model]
     model = tfgpipe.GPipe(

@@ -24,9 +24,9 @@ from typing import Any
 
 from absl import flags
 
+from tfgpipe.commands import subcommands
+from tfgpipe.commands.command_line import BadFlags
 from tfgpipe.files import write_text
-from tools import subcommands
-from tools.command_line import BadFlags
 from tools.report import Report, environment
 from tools.results.outcome import Outcome
 

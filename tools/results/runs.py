@@ -19,8 +19,9 @@ import keras
 from absl import flags
 
 from params import Experiment
+from tfgpipe.commands import command_line
+from tfgpipe.devices import local
 from tfgpipe.files import write_text
-from tools import command_line, devices
 from tools.text import translation_scores as scores
 from tools.text.translation_scores import Translated
 from tools.text.translator import Translator, define_search
@@ -117,8 +118,8 @@ def prepare_devices(num_partitions: int) -> None:
     Args:
         num_partitions: The most cells of any run of this process.
     """
-    if num_partitions > 1 and not devices.has_accelerator():
-        devices.split_cpu(num_partitions)
+    if num_partitions > 1 and not local.has_accelerator():
+        local.split_cpu(num_partitions)
 
 
 def finish(

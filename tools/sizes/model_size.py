@@ -11,6 +11,7 @@ import keras
 
 from params import Experiment
 from tfgpipe import internals
+from tfgpipe.commands.progress import doing
 from tfgpipe.costs import LayerSize, Placed, num_params
 from tfgpipe.plans import Machine, Prediction, Setting, SizedModel, predict
 from tfgpipe.plans import sized as sized_model
@@ -18,7 +19,6 @@ from tfgpipe.plans.workload import Workload
 from tfgpipe.profiles import MEASURED, LayerSeconds
 from tfgpipe.schedules import devices_for
 from tfgpipe.sequence import source_of, too_many_cells
-from tools.progress import doing
 
 
 def deferred_layers(experiment: Experiment) -> list[keras.layers.Layer]:

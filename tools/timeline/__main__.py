@@ -24,12 +24,12 @@ import sys
 from absl import flags
 
 from tfgpipe import timeline
+from tfgpipe.commands import command_line
+from tfgpipe.commands.command_line import BadFlags
+from tfgpipe.commands.progress import doing
 from tfgpipe.files import write_text
 from tfgpipe.schedules import REMAT, SCHEDULES
 from tfgpipe.timeline import Event
-from tools import command_line
-from tools.command_line import BadFlags
-from tools.progress import doing
 from tools.report import (
     Column,
     Report,

@@ -10,12 +10,12 @@ from absl import flags
 
 import params
 from tfgpipe import timeline
+from tfgpipe.commands.command_line import BadFlags
+from tfgpipe.devices import local
 from tfgpipe.schedules import CHUNKS, Op
 from tfgpipe.timeline import Event
-from tools import devices
 from tools.bench import efficiency
 from tools.bench.timed_layers import durations
-from tools.command_line import BadFlags
 from tools.train import trainer
 
 
@@ -153,8 +153,8 @@ def _experiment(values: flags.FlagValues) -> Run:
             experiment, num_partitions=values.k * chunks, layers_per_cell=None
         )
     k = -(-experiment.num_partitions // chunks)
-    if not devices.has_accelerator():
-        devices.split_cpu(k)
+    if not local.has_accelerator():
+        local.split_cpu(k)
     trained = trainer.Trainer(experiment, num_steps=1)
 
     def measure() -> list[Event]:

@@ -17,18 +17,18 @@ Flags that are not given keep the experiment's own values. The same command
 resumes a run that was killed, if it has a --train_dir.
 """
 
-from tools.progress import doing, speaking
 from tools.train import ends
 
 if __name__ == "__main__":
     ends.catch_signals()
+    # These import TensorFlow, which takes long.
+    from absl import app, flags
+
+    from tfgpipe.commands.progress import speaking
+    from tools.train import command
+    from tools.train import flags as train_flags
+
+    flags.adopt_module_key_flags(train_flags)
+    ends.has_imported()
     with speaking("tools.train"):
-        with doing("importing TensorFlow"):
-            from absl import app, flags
-
-            from tools.train import command
-            from tools.train import flags as train_flags
-
-            flags.adopt_module_key_flags(train_flags)
-        ends.has_imported()
         app.run(command.program, flags_parser=command.parsed)

@@ -14,13 +14,12 @@ from absl import flags, logging
 import params
 from params import Experiment
 from tfgpipe.callbacks import PipelineMonitor
+from tfgpipe.commands.command_line import BadFlags, check_finite
+from tfgpipe.commands.progress import doing
+from tfgpipe.hosts import addresses, secret, worker
+from tfgpipe.hosts.controller import Cluster
 from tfgpipe.model import print_cells
 from tfgpipe.monitor import ideal_bubble
-from tools import worker
-from tools.cluster import hosts, secret
-from tools.cluster.controller import Cluster
-from tools.command_line import BadFlags, check_finite
-from tools.progress import doing
 from tools.sizes.table import print_device_sizes, print_experiments
 from tools.train import comparison, ends, placement
 from tools.train.ends import Code
@@ -80,16 +79,18 @@ def _main(argv: list[str]) -> int:
             return 0
         if FLAGS.tpu is not None:
             return _run(experiment, placement.tpu_cores(experiment))
-        found = hosts.given(FLAGS.workers)
+        found = addresses.given(FLAGS.workers)
         num_devices = placement.split_cpu(experiment, found)
         if found is not None and found.own not in (None, found.controller):
-            return worker.serve_once(
-                found,
-                num_devices,
-                FLAGS.connect_timeout,
-                secret.read(FLAGS.secret_file),
-                not FLAGS.allow_any_host,
-            )
+            with doing(""):  # it waits
+                return worker.serve_once(
+                    "tools.train",
+                    found,
+                    num_devices,
+                    FLAGS.connect_timeout,
+                    secret.read(FLAGS.secret_file),
+                    not FLAGS.allow_any_host,
+                )
         if found is None:
             placement.check_memory(experiment)
         cluster = _connect(experiment, found)
@@ -181,7 +182,7 @@ def _path(text: str | None) -> pathlib.Path | None:
 
 
 def _connect(
-    experiment: Experiment, found: hosts.Hosts | None
+    experiment: Experiment, found: addresses.Hosts | None
 ) -> Cluster | None:
     """Connects to the workers, if there are any."""
     if found is None:
@@ -193,6 +194,7 @@ def _connect(
             found,
             placement.fewest_devices(experiment),
             FLAGS.connect_timeout,
+            "tools.train",
             _how_to_go_on(),
             secret.read(FLAGS.secret_file),
             not FLAGS.allow_any_host,

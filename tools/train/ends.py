@@ -19,7 +19,7 @@ class Code(enum.IntEnum):
     FINISHED = 0
     DIFFERENT = 1  # compared weights, or what --check finds
     REFUSED = 2  # flags or files; nothing was trained
-    LOST = 3  # another host; that of `cluster.link`
+    LOST = 3  # another host; that of `tfgpipe.hosts`
     NOT_FINITE = 4
     BROKEN = 70  # an error that nobody has foreseen
     FILES = 74  # could not be read or written, after all was checked

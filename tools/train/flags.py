@@ -121,7 +121,7 @@ flags.DEFINE_string(
     "workers",
     None,
     "Hosts with the devices, host:port,host:port; on each of them runs "
-    "tools.worker. Instead, TF_CONFIG may name the hosts of a cluster that "
+    "`tfgpipe worker`. Instead, TF_CONFIG may name the hosts of a cluster that "
     "all run this command.",
 )
 flags.DEFINE_boolean(

@@ -17,7 +17,7 @@ import keras
 
 import tfgpipe
 from tfgpipe.monitor import EventLog, ideal_bubble, tokens_of_example
-from tools.device_memory import memory_mib
+from tfgpipe.monitor.device_memory import memory_mib
 from tools.train import event_log
 from tools.train.meter import Meter
 

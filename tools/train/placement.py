@@ -8,10 +8,12 @@ import params
 import tfgpipe
 from params import Experiment
 from tfgpipe import internals
+from tfgpipe.devices import local
+from tfgpipe.hosts import addresses
+from tfgpipe.monitor import device_memory
 from tfgpipe.plans import DeviceMemory, machine_here
 from tfgpipe.schedules import CHUNKS, devices_for
-from tools import device_memory, devices
-from tools.cluster import hosts
+from tools import devices
 from tools.plan import plan_of, with_plan
 from tools.sizes.model_size import num_parameters, predicted
 from tools.sizes.parameter_counts import PARAMETER_COUNTS
@@ -44,7 +46,7 @@ def fewest_devices(experiment: Experiment) -> int:
 def of_dry_run(experiment: Experiment) -> int:
     """Devices that a replica would have here."""
     k = experiment.num_partitions
-    found = FLAGS.num_virtual_devices or devices.num_accelerators()
+    found = FLAGS.num_virtual_devices or local.num_accelerators()
     found = found // FLAGS.num_replicas if found else k
     return devices_for(experiment.schedule, k, found)
 
@@ -55,7 +57,7 @@ def planned(experiment: Experiment) -> Experiment:
     Raises:
         ValueError: If there is no such machine, or nothing fits.
     """
-    found = FLAGS.num_virtual_devices or devices.num_accelerators()
+    found = FLAGS.num_virtual_devices or local.num_accelerators()
     plan = plan_of(
         experiment,
         FLAGS.plan,
@@ -127,7 +129,7 @@ def _replicated(num_replicas: int) -> str:
 
 def _memory() -> tuple[float, str]:
     """Bytes of a device, or of the host that all are parts of; and which."""
-    if FLAGS.num_virtual_devices or not devices.has_accelerator():
+    if FLAGS.num_virtual_devices or not local.has_accelerator():
         return device_memory.host_bytes(), _HOST
     machine = machine_here()
     if machine is None:
@@ -165,7 +167,9 @@ def tpu_cores(experiment: Experiment) -> list[str]:
     )
 
 
-def split_cpu(experiment: Experiment, found: hosts.Hosts | None) -> int | None:
+def split_cpu(
+    experiment: Experiment, found: addresses.Hosts | None
+) -> int | None:
     """Splits the CPU where the experiment or a flag wants it.
 
     Returns:
@@ -181,9 +185,9 @@ def split_cpu(experiment: Experiment, found: hosts.Hosts | None) -> int | None:
             raise ValueError(
                 "--num_virtual_devices must not be given with --workers. "
                 f"Received: --num_virtual_devices={asked}. Give it to "
-                "tools.worker, on each host."
+                "`tfgpipe worker`, on each host."
             )
-        devices.hide_accelerators()
+        local.hide_accelerators()
         needed = 1
     elif found is not None:
         needed = -(-needed // len(found.all))
@@ -193,10 +197,10 @@ def split_cpu(experiment: Experiment, found: hosts.Hosts | None) -> int | None:
             f"those of all replicas, {fewest}. Received: "
             f"--num_virtual_devices={asked}."
         )
-    if not asked and devices.has_accelerator():
+    if not asked and local.has_accelerator():
         return None
     if found is None or found.own in (None, found.controller):
-        devices.split_cpu(asked or needed)
+        local.split_cpu(asked or needed)
     return asked or needed
 
 

@@ -9,8 +9,8 @@ import params
 import tfgpipe
 from params import Experiment
 from params.source import Source
-from tools import devices
-from tools.progress import doing
+from tfgpipe.commands.progress import doing
+from tfgpipe.devices import local
 from tools.train.trainer import checkpoints_of, make_ready
 
 _FORWARD: dict[str, Any] = {
@@ -68,8 +68,8 @@ def load(
         raise ValueError(f"--train_dir must name a folder. {_CURE}")
     folder = pathlib.Path(train_dir)
     experiment = read_experiment(folder)
-    if num_partitions > 1 and not devices.has_accelerator():
-        devices.split_cpu(num_partitions)
+    if num_partitions > 1 and not local.has_accelerator():
+        local.split_cpu(num_partitions)
     source = experiment.data.source()
     if kind is not None and not isinstance(source, kind):
         raise ValueError(

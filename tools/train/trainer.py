@@ -13,9 +13,9 @@ from params import Experiment
 from params.source import Source
 from tfgpipe.callbacks import Checkpoint, StopOnNonFinite
 from tfgpipe.checkpoints import Restored
+from tfgpipe.commands.progress import doing
 from tfgpipe.exactness import Report
 from tfgpipe.model.saving import spec_config
-from tools.progress import doing
 from tools.train import run_record
 
 _MOST_SKIPPED = 10  # mini-batches in a row

@@ -17,8 +17,8 @@ import sys
 
 from absl import flags
 
+from tfgpipe.commands import command_line
 from tfgpipe.files import write_text
-from tools import command_line
 from tools.report import progress
 from tools.zoo import applications, kerashub, own_calls, table
 from tools.zoo.trial import SAMPLES, Row

@@ -20,7 +20,7 @@ import keras
 import numpy as np
 
 import tfgpipe
-from tools import devices
+from tfgpipe.devices import local
 from tools.zoo import applications, kerashub, own_calls
 from tools.zoo.sample import ROWS, Sample
 
@@ -194,8 +194,8 @@ def _describe(row: Row, model: tfgpipe.GPipe) -> None:
 
 def main(argv: list[str]) -> None:
     """Prints the row of a model as JSON."""
-    devices.hide_accelerators()
-    devices.split_cpu(K)
+    local.hide_accelerators()
+    local.split_cpu(K)
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     print(json.dumps(dataclasses.asdict(compare(argv[1]))))

@@ -9,7 +9,7 @@ import os
 import keras
 import pytest
 
-from tools import devices
+from tfgpipe.devices import local
 from tools.bench import __main__ as bench
 from tools.bench import efficiency, models, replicas, step_worker
 from tools.bench import overhead as bench_overhead
@@ -32,7 +32,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(efficiency, "make_devices", lambda *_: None)
     monkeypatch.setattr(bench_overhead, "make_devices", lambda *_: None)
     monkeypatch.setattr(replicas, "make_devices", lambda *_: None)
-    monkeypatch.setattr(devices, "split_cpu", lambda num_devices: None)
+    monkeypatch.setattr(local, "split_cpu", lambda num_devices: None)
     monkeypatch.setattr(
         os, "sched_setaffinity", lambda pid, cores: None, raising=False
     )

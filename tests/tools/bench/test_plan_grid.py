@@ -23,7 +23,7 @@ SMALL = BenchModel(
 def test_plan_is_beside_the_best_of_all_settings(monkeypatch, capsys):
     monkeypatch.setattr(plan_grid, "MODELS", {"small": SMALL})
     monkeypatch.setattr(plan_grid, "MICRO_BATCHES", (1, 2))
-    monkeypatch.setattr(plan_grid.devices, "split_cpu", lambda count: None)
+    monkeypatch.setattr(plan_grid.local, "split_cpu", lambda count: None)
     words = "plan --table=grid --format=json --rounds=1 --seconds=0.2"
     assert bench.main(["tools.bench", *words.split()]) == 0
     [table] = json.loads(capsys.readouterr().out)["tables"]

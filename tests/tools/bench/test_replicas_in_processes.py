@@ -9,10 +9,10 @@ import time
 import processes
 import pytest
 
+from tfgpipe.hosts import controller
 from tools.bench import __main__ as bench
 from tools.bench import replica_worker, step_worker
 from tools.bench.delayed_links import DelayedCluster, DelayedLinks
-from tools.cluster import controller
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_processes_of_replicas_end_in_every_case(signal_, tmp_path):
 
     def has_workers():
         children.update(step_worker._descendants(run.popen.pid))
-        return sum("tools.worker" in command(pid) for pid in children) == 2
+        return sum("tfgpipe worker" in command(pid) for pid in children) == 2
 
     try:
         processes.until(has_workers, run)

@@ -14,9 +14,9 @@ from params.experiment import Experiment
 from params.images import Images
 from params.optimizer import Optimizer
 from tfgpipe import timeline as library
+from tfgpipe.devices import local
 from tfgpipe.schedules import SCHEDULES
 from tfgpipe.timeline import Event, simulated
-from tools import devices
 from tools.bench import efficiency
 from tools.timeline import __main__ as timeline
 
@@ -42,7 +42,7 @@ def measured(monkeypatch):
 
     monkeypatch.setattr(library, "measure", measure, raising=False)
     monkeypatch.setattr(efficiency, "make_devices", lambda *_: None)
-    monkeypatch.setattr(devices, "split_cpu", lambda num_devices: None)
+    monkeypatch.setattr(local, "split_cpu", lambda num_devices: None)
     x = np.zeros((6, 4, 4, 1), np.float32)
     y = np.zeros(6, np.int32)
     data = datasets.ImageDataset(x, y, x, y)

@@ -14,7 +14,7 @@ from absl import flags
 from absl.testing import flagsaver
 from processes import ROOT, Process, train, until
 
-from tools.cluster import link
+from tfgpipe.hosts import link
 from tools.train import command, ends
 from tools.train.ends import Code
 from tools.train.trainer import Trainer

@@ -21,8 +21,10 @@ from tiny import Interrupt
 import tfgpipe
 from params import datasets, registry
 from params.images import Images
+from tfgpipe.devices import local
+from tfgpipe.monitor import device_memory
 from tfgpipe.state import flow
-from tools import device_memory, devices
+from tools import devices
 from tools.sizes.model_size import num_parameters, predicted
 from tools.sizes.parameter_counts import PARAMETER_COUNTS
 from tools.train import command as train
@@ -59,8 +61,8 @@ def tiny(monkeypatch):
     """Registers TINY and its data; leaves the tests' devices alone."""
     monkeypatch.setitem(datasets.LOADERS, "noise", runs.noise)
     monkeypatch.setitem(registry._EXPERIMENTS, TINY.name, TINY)
-    monkeypatch.setattr(devices, "split_cpu", lambda num_devices: None)
-    monkeypatch.setattr(devices, "hide_accelerators", lambda: None)
+    monkeypatch.setattr(local, "split_cpu", lambda num_devices: None)
+    monkeypatch.setattr(local, "hide_accelerators", lambda: None)
 
 
 def run(**given) -> int:
@@ -493,7 +495,10 @@ def test_train_dir_that_is_a_file_is_refused(tmp_path, capsys):
         ),
         ({"num_virtual_devices": 3, "num_replicas": 2}, "replicas, 4."),
         ({"workers": "a:1,b"}, "host:port"),
-        ({"workers": "a:1", "num_virtual_devices": 2}, "Give it to tools.work"),
+        (
+            {"workers": "a:1", "num_virtual_devices": 2},
+            "Give it to `tfgpipe work",
+        ),
         (
             {"workers": "no.such.invalid:1", "connect_timeout": 1.0},
             "Cannot reach worker 0 at no.such.invalid:1 within 1 s",
@@ -669,7 +674,7 @@ def test_activations_larger_than_the_memory_are_told_of(monkeypatch, capsys):
 
 def test_memory_of_an_accelerator_is_for_one_of_its_devices(monkeypatch):
     machine = dataclasses.replace(tfgpipe.MACHINES["v100"], memory=1000.0)
-    monkeypatch.setattr(devices, "has_accelerator", lambda: True)
+    monkeypatch.setattr(local, "has_accelerator", lambda: True)
     monkeypatch.setattr(placement, "machine_here", lambda: machine)
     kind = "of each device, one of kind v100. Expected: at most 0.0 GiB"
     with pytest.raises(ValueError, match=rf"{kind}\. .*, as predicted for"):

@@ -9,7 +9,7 @@ import runs
 
 from params.images import ImageSource
 from params.pairs import PairSource
-from tools import devices
+from tfgpipe.devices import local
 from tools.train import trained_run
 from tools.train.trainer import Trainer
 
@@ -63,7 +63,7 @@ def test_checkpoint_does_until_the_run_is_finished(tmp_path):
 def test_cpu_is_split_for_several_cells(tmp_path_factory, monkeypatch):
     folder = str(runs.saved(runs.IMAGE, tmp_path_factory))
     asked = []
-    monkeypatch.setattr(devices, "split_cpu", asked.append)
+    monkeypatch.setattr(local, "split_cpu", asked.append)
     for k in (1, 2):
         trained_run.load(folder, k)
     assert asked == [2]

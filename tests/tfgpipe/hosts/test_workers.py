@@ -22,8 +22,8 @@ from tiny import assert_close, assert_same, data, fit
 import tfgpipe
 from params import datasets
 from tfgpipe.checkpoints import Folder
+from tfgpipe.hosts import link
 from tools import devices
-from tools.cluster import link
 from tools.train import comparison, event_log
 from tools.train.trainer import Trainer
 
@@ -268,10 +268,14 @@ def test_commands_of_the_page_do_as_it_says(workers, tmp_path):
     chapter = chapter.replace("\\\n", " ")
     for index, port in enumerate(workers.ports):
         chapter = chapter.replace(f"host{index}:2222", f"127.0.0.1:{port}")
+    (worker,) = re.findall(r"^tfgpipe worker (.*)$", chapter, re.MULTILINE)
+    assert worker.split() == [
+        "--port=2222",
+        "--bind=host0",
+        "--num_virtual_devices=2",
+    ]
     commands = re.findall(r"^\.venv/bin/python (.*)$", chapter, re.MULTILINE)
-    one, worker, several = map(shlex.split, commands)
-    flags = "--port=2222 --bind=host0 --num_virtual_devices=2"
-    assert worker == f"-m tools.worker {flags}".split()
+    one, several = map(shlex.split, commands)
     folders = []
     for index, command in enumerate((one, several)):
         folders.append(tmp_path / str(index))

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tools.cluster import secret
+from tfgpipe.hosts import secret
 
 
 def test_default_file_is_made_once_for_its_owner_alone(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tools import progress
+from tfgpipe.commands import progress
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

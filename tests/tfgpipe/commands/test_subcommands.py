@@ -4,10 +4,18 @@ import importlib
 
 import pytest
 
+from tfgpipe.commands import main as tfgpipe_main
 from tools.bench import __main__ as bench
 from tools.results import __main__ as results
 
-PROGRAMS = {"tools.bench": bench, "tools.results": results}
+PROGRAMS = {
+    "tfgpipe": tfgpipe_main,
+    "tools.bench": bench,
+    "tools.results": results,
+}
+# Where their sub-commands are, and how they are called.
+PACKAGES = {"tfgpipe": "tfgpipe.commands"}
+CALLED = {"tfgpipe": "tfgpipe"}
 COMMANDS = [
     (program, name)
     for program, module in PROGRAMS.items()
@@ -28,9 +36,11 @@ def test_help_lists_the_commands(program, word, capsys):
 def test_help_of_a_command_lists_its_flags(program, name, capsys):
     assert PROGRAMS[program].main([program, name, "--help"]) == 0
     shown = capsys.readouterr().out
-    module = importlib.import_module(f"{program}.{name}")
+    package = PACKAGES.get(program, program)
+    module = importlib.import_module(f"{package}.{name}")
     assert module.__doc__ in shown
-    assert f"Usage: python -m {program} {name}" in shown
+    called = CALLED.get(program, f"python -m {program}")
+    assert f"Usage: {called} {name} [FLAGS]" in shown
     for flag in module.FLAGS:
         if flag not in ("h", "help"):
             assert f"{flag}:" in shown

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tools.cluster import link
+from tfgpipe.hosts import link
 
 
 class Progress(keras.callbacks.Callback):

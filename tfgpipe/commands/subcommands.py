@@ -9,7 +9,7 @@ from types import ModuleType
 
 from absl import flags
 
-from tools import command_line
+from tfgpipe.commands import command_line
 
 
 def run(
@@ -17,32 +17,36 @@ def run(
     commands: Mapping[str, str],
     body: Callable[[str, ModuleType, flags.FlagValues], None],
     argv: Sequence[str],
+    package: str | None = None,
 ) -> int:
     """Does the work of a sub-command, or lists them all.
 
     Args:
-        program: The package, such as "tools.bench". A sub-command is its module
-            of that name, with `FLAGS`, its flags.
+        program: Its name: that of a script, such as "tfgpipe", or of a package
+            that is run by `python -m`, such as "tools.bench".
         commands: What each sub-command does, by name.
         body: Called with a sub-command's name, its module and its parsed flags.
             Its errors are as for `command_line.run`.
         argv: The program, the sub-command, its flags.
+        package: Where a sub-command is the module of its name, with `FLAGS`,
+            its flags. `None` if the program is that package.
 
     Returns:
         The exit code: 0; 2 for bad flags; 130 after Ctrl-C.
     """
+    called = program if package else f"python -m {program}"
     name = argv[1] if len(argv) > 1 else ""
     if name in ("--help", "-h", "help"):
-        print(_usage(program, commands))
+        print(_usage(called, commands))
         return 0
     if name not in commands:
         print(f"{program}: {_unknown(name, commands)}", file=sys.stderr)
         return 2
-    module = importlib.import_module(f"{program}.{name}")
+    module = importlib.import_module(f"{package or program}.{name}")
     logging.getLogger("tensorflow").addFilter(_is_worth_showing)
-    usage = f"Usage: python -m {program} {name} [FLAGS]"
+    usage = f"Usage: {called} {name} [FLAGS]"
     return command_line.run(
-        program,
+        f"{program} {name}" if package else program,
         module.FLAGS,
         f"{usage}\n\n{module.__doc__ or ''}",
         lambda values: body(name, module, values),
@@ -50,15 +54,15 @@ def run(
     )
 
 
-def _usage(program: str, commands: Mapping[str, str]) -> str:
+def _usage(called: str, commands: Mapping[str, str]) -> str:
     width = max(map(len, commands))
     return "\n".join(
         [
-            f"Usage: python -m {program} SUB-COMMAND [FLAGS]",
+            f"Usage: {called} SUB-COMMAND [FLAGS]",
             "",
             *(f"  {name:{width}}  {what}" for name, what in commands.items()),
             "",
-            f"python -m {program} SUB-COMMAND --help lists its flags.",
+            f"{called} SUB-COMMAND --help lists its flags.",
         ]
     )
 

@@ -6,11 +6,11 @@ import subprocess
 import sys
 from types import TracebackType
 
-from tools.cluster import hosts
+from tfgpipe.hosts import addresses
 
 
 class LocalWorkers:
-    """Processes of `tools.worker`, each with a part of the CPU.
+    """Processes of `tfgpipe worker`, each with a part of the CPU.
 
     A context manager: leaving it ends them.
 
@@ -19,7 +19,7 @@ class LocalWorkers:
         num_devices: Devices of each.
 
     Attributes:
-        hosts: Where they are, as `cluster.Cluster` takes them.
+        hosts: Where they are, as `tfgpipe.hosts.Cluster` takes them.
 
     Raises:
         RuntimeError: If one of them does not start.
@@ -34,8 +34,8 @@ class LocalWorkers:
         except BaseException:
             self.end()
             raise
-        addresses = ",".join(f"127.0.0.1:{port}" for port in ports)
-        self.hosts = hosts.given(addresses, {})
+        named = ",".join(f"127.0.0.1:{port}" for port in ports)
+        self.hosts = addresses.of_workers(named)
 
     def __enter__(self) -> "LocalWorkers":
         """They run already."""
@@ -63,7 +63,7 @@ def _started(num_devices: int) -> subprocess.Popen:
     return subprocess.Popen(
         [
             sys.executable,
-            *("-m", "tools.worker", "--port=0"),
+            *("-m", "tfgpipe", "worker", "--port=0"),
             f"--num_virtual_devices={num_devices}",
         ],
         stdin=subprocess.DEVNULL,

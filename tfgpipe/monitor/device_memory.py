@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
-from tfgpipe.monitor import accelerator_mib, is_remote
+from tfgpipe.monitor.measurements import accelerator_mib, is_remote
 
 _reported: dict[tuple[str | None, int | None], dict[str, float]] = {}
 

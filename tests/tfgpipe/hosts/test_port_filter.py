@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from tools.cluster import port_filter
+from tfgpipe.hosts import port_filter
 
 
 def passes(code, source, goal):

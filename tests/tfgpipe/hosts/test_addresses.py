@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tools.cluster import hosts
+from tfgpipe.hosts import addresses
 
 
 def tf_config(job="worker", index=0, **cluster):
@@ -14,7 +14,7 @@ def tf_config(job="worker", index=0, **cluster):
 
 
 def test_workers_are_in_the_order_of_the_flag():
-    found = hosts.given("b:2222, 10.0.0.1:1", {})
+    found = addresses.given("b:2222, 10.0.0.1:1", {})
     assert [str(host) for host in found.all] == [
         "worker 0 at b:2222",
         "worker 1 at 10.0.0.1:1",
@@ -25,10 +25,10 @@ def test_workers_are_in_the_order_of_the_flag():
 
 
 def test_one_host_needs_neither():
-    assert hosts.given(None, {}) is None
-    assert hosts.given(None, {"TF_CONFIG": " "}) is None
-    assert hosts.given(None, {"TF_CONFIG": "{}"}) is None
-    assert hosts.given(None, tf_config(worker=["a:1"])) is None
+    assert addresses.given(None, {}) is None
+    assert addresses.given(None, {"TF_CONFIG": " "}) is None
+    assert addresses.given(None, {"TF_CONFIG": "{}"}) is None
+    assert addresses.given(None, tf_config(worker=["a:1"])) is None
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_one_host_needs_neither():
     ],
 )
 def test_controller_is_the_chief_or_the_first_worker(cluster, task, controller):
-    found = hosts.given(None, tf_config(*task, **cluster))
+    found = addresses.given(None, tf_config(*task, **cluster))
     assert str(found.controller) == controller == str(found.all[0])
     assert (found.own.job, found.own.index) == task
     assert found.own not in found.others
@@ -56,7 +56,7 @@ def test_controller_is_the_chief_or_the_first_worker(cluster, task, controller):
 )
 def test_malformed_workers_are_an_error(text):
     with pytest.raises(ValueError, match="must be given as host:port"):
-        hosts.given(text, {})
+        addresses.given(text, {})
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,12 @@ def test_malformed_workers_are_an_error(text):
 )
 def test_malformed_tf_config_is_an_error(environment, message):
     with pytest.raises(ValueError, match=message):
-        hosts.given(None, environment)
+        addresses.given(None, environment)
 
 
 def test_workers_and_tf_config_exclude_each_other():
     with pytest.raises(ValueError, match=r"not be given both.* Unset one"):
-        hosts.given("a:1", tf_config())
+        addresses.given("a:1", tf_config())
 
 
 # ------------------------------------------------------------------- devices
@@ -100,8 +100,8 @@ def listed(cpus, gpus):
 
 
 def test_devices_are_in_the_order_of_the_hosts():
-    both = hosts.given("a:1,b:2", {})
-    found = hosts.device_names(both, listed([1, 1], [2, 1]), 3)
+    both = addresses.given("a:1,b:2", {})
+    found = addresses.device_names(both, listed([1, 1], [2, 1]), 3)
     assert [name[-12:] for name in found] == [
         "device:GPU:0",
         "device:GPU:1",
@@ -112,13 +112,15 @@ def test_devices_are_in_the_order_of_the_hosts():
         "/job:worker/replica:0/task:0",
         "/job:worker/replica:0/task:1",
     ]
-    (name,) = hosts.device_names(hosts.given("a:1", {}), listed([1], [0]), 1)
+    (name,) = addresses.device_names(
+        addresses.given("a:1", {}), listed([1], [0]), 1
+    )
     assert name == "/job:worker/replica:0/task:0/device:CPU:0"
 
 
 def test_many_hosts_are_told_apart():
-    many = hosts.given(",".join(f"a:{port}" for port in range(1, 13)), {})
-    found = hosts.device_names(many, listed([1] * 12, [0] * 12), 12)
+    many = addresses.given(",".join(f"a:{port}" for port in range(1, 13)), {})
+    found = addresses.device_names(many, listed([1] * 12, [0] * 12), 12)
     assert len(found) == 12
     assert "/task:1/" in found[1] and "/task:10/" in found[10]
 
@@ -131,6 +133,6 @@ def test_many_hosts_are_told_apart():
     ],
 )
 def test_too_few_devices_are_an_error(cpus, gpus, message):
-    both = hosts.given("a:1,b:2", {})
+    both = addresses.given("a:1,b:2", {})
     with pytest.raises(ValueError, match=message):
-        hosts.device_names(both, listed(cpus, gpus), 4)
+        addresses.device_names(both, listed(cpus, gpus), 4)

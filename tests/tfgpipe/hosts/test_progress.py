@@ -5,8 +5,8 @@ import threading
 import pytest
 import tensorflow as tf
 
-from tools.cluster import link, progress
-from tools.cluster.progress import Progress, ask_devices, wait_until_silent
+from tfgpipe.hosts import link, progress
+from tfgpipe.hosts.progress import Progress, ask_devices, wait_until_silent
 
 
 class Stopped(Exception):

@@ -2,9 +2,8 @@
 
 import tensorflow as tf
 
-from tfgpipe.monitor import measurements
-from tools import device_memory
-from tools.device_memory import memory_mib
+from tfgpipe.monitor import device_memory, measurements
+from tfgpipe.monitor.device_memory import memory_mib
 
 
 def test_logical_devices_of_a_cpu_share_the_memory_of_the_process():

@@ -5,7 +5,7 @@ import time
 import pytest
 from absl import flags
 
-from tools import command_line, progress
+from tfgpipe.commands import command_line, progress
 
 FLAGS = command_line.new_flags()
 command_line.define_trained(FLAGS)

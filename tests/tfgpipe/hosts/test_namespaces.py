@@ -82,9 +82,8 @@ def connects(host, source, goal, port):
 
 @pytest.fixture
 def worker(hosts, tmp_path):
-    made = Process(
-        tmp_path, "worker", "-m", "tools.worker", *FLAGS, inside=hosts[0]
-    )
+    command = "-m", "tfgpipe", "worker", *FLAGS
+    made = Process(tmp_path, "worker", *command, inside=hosts[0])
     until(lambda: "ready on port" in made.output, made)
     yield made
     made.kill()

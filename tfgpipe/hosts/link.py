@@ -140,12 +140,11 @@ class Link:
 @functools.cache
 def fingerprint() -> dict[str, str]:
     """What must be the same on all hosts: versions, and this code."""
-    root = pathlib.Path(__file__).parents[2]
+    root = pathlib.Path(__file__).parents[1]
     code = hashlib.sha256()
-    for package in ("tfgpipe", "tools"):
-        for path in sorted((root / package).rglob("*.py")):
-            name = path.relative_to(root).as_posix()
-            code.update(name.encode() + b"\0" + path.read_bytes())
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root).as_posix()
+        code.update(name.encode() + b"\0" + path.read_bytes())
     return {
         "TensorFlow": tf.__version__,
         "Keras": keras.__version__,

@@ -1,4 +1,4 @@
-"""Which hosts take part in a run: --workers, or TF_CONFIG."""
+"""Which hosts take part in a run: workers, or those of TF_CONFIG."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ class Host:
         job: "chief" or "worker".
         index: Its number in the job.
         name: Name or address of the host.
-        port: Where its `tools.worker` listens.
+        port: Where its `tfgpipe worker` listens.
     """
 
     job: str
@@ -70,10 +70,10 @@ class Hosts:
 def given(
     workers: str | None, environment: Mapping[str, str] = os.environ
 ) -> Hosts | None:
-    """The hosts that a flag or TF_CONFIG names.
+    """The hosts that the user or TF_CONFIG names.
 
     Args:
-        workers: Value of --workers: host:port,host:port.
+        workers: host:port,host:port; `None` for none.
         environment: Where TF_CONFIG may be.
 
     Returns:
@@ -87,11 +87,29 @@ def given(
         return _from_tf_config(config) if config else None
     if config:
         raise ValueError(
-            "--workers and TF_CONFIG must not be given both. Received: "
-            f"--workers={workers} and TF_CONFIG={config}. Unset one of them."
+            "`workers` and TF_CONFIG must not be given both. Received: "
+            f"workers={workers!r} and TF_CONFIG={config}. Unset one of them."
         )
-    hosts = _hosts("worker", workers.split(","), f"--workers={workers}")
-    return Hosts(hosts)
+    return of_workers(workers)
+
+
+def of_workers(workers: Any) -> Hosts:
+    """The hosts of workers, with a controller that is none of them.
+
+    Args:
+        workers: host:port,host:port.
+
+    Raises:
+        ValueError: If it is malformed.
+
+    Example:
+
+    >>> [host.address for host in of_workers("host0:2222, host1:2222").all]
+    ['host0:2222', 'host1:2222']
+    """
+    received = f"workers={workers!r}"
+    given = workers.split(",") if isinstance(workers, str) else [workers]
+    return Hosts(_hosts("worker", given, received))
 
 
 def device_names(
@@ -189,7 +207,7 @@ def _hosts(job: str, addresses: list[Any], received: str) -> tuple[Host, ...]:
             raise ValueError(
                 "Workers must be given as host:port, with ports from 1 to "
                 f"65535. Received: {address!r} in {received}. Write such as "
-                "--workers=host0:2222,host1:2222."
+                "host0:2222,host1:2222."
             )
         found.append(Host(job, index, name, number))
     _check_different(found, received)

@@ -1,25 +1,10 @@
-r"""Lends this host's devices to a training run on another host.
+"""The worker's side of a run on several hosts.
 
-    python -m tools.worker --port=2222
-    python -m tools.worker --port=2222 --num_virtual_devices=2
-    python -m tools.worker --port=2222 --bind=10.0.0.7
-
-On the other host, `python -m tools.train --workers=HOST:2222` is the
-controller: cells, with their weights, optimizer state and updates, are on the
-workers' devices, and nothing is written to their disks. A worker has one
-controller at a time. When that ends, or dies, the worker forgets everything,
-and waits for the next, in the same process but as if it had just been started.
-
-Workers do what a controller asks that knows the --secret_file. TensorFlow's own
-port, which it chooses, asks for no secret: on Linux, it is closed to all but
-this host, and the hosts that a controller with the secret names. Users of these
-hosts are not kept out. Workers must reach each other and the controller.
+A worker runs TensorFlow's server, which does what a controller sends it, and
+has one controller at a time.
 """
 
 import contextlib
-import ipaddress
-import os
-import pathlib
 import queue
 import select
 import socket
@@ -30,53 +15,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
-from absl import flags
 
-from tools import command_line, device_memory, devices
-from tools.cluster import handshake, link, port_filter, secret
-from tools.cluster.hosts import Hosts
-from tools.cluster.link import Link
-from tools.progress import doing
+from tfgpipe.devices import local
+from tfgpipe.hosts import handshake, link, port_filter
+from tfgpipe.hosts.addresses import Hosts
+from tfgpipe.hosts.link import Link
+from tfgpipe.monitor import device_memory
 
-FLAGS = command_line.new_flags()
-flags.DEFINE_integer(
-    "port",
-    2222,
-    "Where to wait for the controller; 0 for any.",
-    0,
-    2**16 - 1,
-    flag_values=FLAGS,
-)
-flags.DEFINE_integer(
-    "num_virtual_devices",
-    None,
-    "Split the CPU into so many devices.",
-    1,
-    flag_values=FLAGS,
-)
-
-
-flags.DEFINE_string(
-    "bind",
-    "127.0.0.1",
-    "The address of this host to listen on: that of a network that only your "
-    "hosts are in. Default: this machine alone.",
-    flag_values=FLAGS,
-)
-flags.DEFINE_boolean(
-    "allow_any_host",
-    False,
-    "Let --bind be all addresses of this host, and any host use TensorFlow's "
-    "port.",
-    flag_values=FLAGS,
-)
-flags.DEFINE_string(
-    "secret_file",
-    None,
-    "What only your hosts know; the same file on all. Default: "
-    "~/.config/tfgpipe/secret, made if there is none.",
-    flag_values=FLAGS,
-)
 _WAKING = 1.0  # seconds, at most
 _MOST_STRANGERS = 64  # that may introduce themselves at the same time
 
@@ -255,7 +200,7 @@ class Worker:
     def _open_to(self, names: Iterable[str]) -> str | None:
         """Opens TensorFlow's port to hosts alone; or why it is open to all."""
         if not self._closes:
-            return "of --allow_any_host"
+            return "any host is allowed"
         try:
             addresses = port_filter.addresses_of(names)
             port_filter.close_to_strangers(self._tensorflow_port, addresses)
@@ -338,8 +283,8 @@ def start(
     config = tf.compat.v1.ConfigProto(
         device_count={"CPU": num_virtual_devices or 1},
     )
-    if num_virtual_devices or not devices.has_accelerator():
-        # As `devices.split_cpu`: sums do not depend on a host's cores.
+    if num_virtual_devices or not local.has_accelerator():
+        # As `local.split_cpu`: sums do not depend on a host's cores.
         config.intra_op_parallelism_threads = 1
     server = tf.distribute.Server(
         {"worker": ["localhost:0"]},
@@ -354,6 +299,7 @@ def start(
 
 
 def serve_once(
+    program: str,
     hosts: Hosts,
     num_virtual_devices: int | None,
     timeout: float,
@@ -363,6 +309,7 @@ def serve_once(
     """Lends this host's devices to the controller of a cluster, and ends.
 
     Args:
+        program: What this process runs, to begin its messages with.
         hosts: The cluster.
         num_virtual_devices: Parts to split the CPU into; `None` is one.
         timeout: Seconds to wait for the controller.
@@ -376,88 +323,34 @@ def serve_once(
         ValueError: If this process's port cannot be had.
     """
     own = hosts.own
+    if own is None:
+        raise ValueError(
+            "`hosts` must say which of them this process is. Received: "
+            f"hosts={hosts}."
+        )
     worker = start(own.port, num_virtual_devices, known, own.name, closes)
     print(
-        f"tools.train: {own} is ready. It waits up to {timeout:g} s for the "
+        f"{program}: {own} is ready. It waits up to {timeout:g} s for the "
         f"controller, {hosts.controller}.",
         flush=True,
     )
     try:
-        with doing(""):  # it waits
-            code = worker.serve(timeout)
+        code = worker.serve(timeout)
     except TimeoutError:
         problem = f"did not come within {timeout:g} s"
     except KeyboardInterrupt:
         return 130
     else:
         if code is not None:
-            print(f"tools.train: The controller ended with exit code {code}.")
+            print(f"{program}: The controller ended with exit code {code}.")
             return code
         problem = "is gone, in the middle of its work"
     finally:
         worker.close()
     print(
-        f"tools.train: The controller, {hosts.controller}, {problem}. See what "
+        f"{program}: The controller, {hosts.controller}, {problem}. See what "
         "it says. To go on from the last checkpoint, give the same command on "
         "every host; to wait longer, with --connect_timeout.",
         file=sys.stderr,
     )
     return link.LOST
-
-
-def _check_bind(bind: str, allow_any_host: bool) -> None:
-    """Refuses to listen to everybody, unless that is asked for."""
-    if allow_any_host:
-        return
-    try:
-        found = socket.getaddrinfo(bind.strip("*") or "0.0.0.0", None)
-    except OSError:
-        return  # is told when it is to be used
-    if any(ipaddress.ip_address(f[4][0]).is_unspecified for f in found):
-        raise ValueError(
-            "--bind must be one address of this host. Received: "
-            f"--bind={bind!r}, which is all of them. Give that of the network "
-            "that the hosts of the run have to themselves, or add "
-            "--allow_any_host."
-        )
-
-
-def _start_again(port: int) -> None:
-    """Replaces this process by a new one, which has no memory of this run."""
-    for entry in pathlib.Path("/proc/self/fd").glob("*"):
-        if int(entry.name) > 2:  # such as devices, and TensorFlow's sockets
-            with contextlib.suppress(OSError):  # it was that of the loop
-                os.set_inheritable(int(entry.name), False)
-    flag = f"--port={port}"  # the last one counts
-    arguments = [word for word in sys.orig_argv[1:] if word != flag]
-    os.execv(sys.executable, [sys.executable, *arguments, flag])
-
-
-def main(argv: list[str]) -> int:
-    """Runs the command line; returns the exit code."""
-    return command_line.run("tools.worker", FLAGS, __doc__, _run, argv)
-
-
-def _run(values: flags.FlagValues) -> None:
-    _check_bind(values.bind, values.allow_any_host)
-    worker = start(
-        values.port,
-        values.num_virtual_devices,
-        secret.read(values.secret_file),
-        values.bind,
-        not values.allow_any_host,
-    )
-    print(f"tools.worker: ready on port {worker.port}", flush=True)
-    with doing(""):  # it waits
-        code = worker.serve()
-    how = "is gone" if code is None else f"has ended with exit code {code}"
-    print(
-        f"tools.worker: The controller, {worker.controller}, {how}. "
-        "Waiting for the next.",
-        flush=True,
-    )
-    _start_again(worker.port)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv))

@@ -35,17 +35,17 @@ def read(path: str | None = None) -> bytes:
         found = file.read_bytes().strip()
     except OSError as error:
         raise ValueError(
-            "--secret_file must be a file that can be read. Received: "
+            "`secret_file` must be a file that can be read. Received: "
             f"{str(file)!r}, which gives: {error}. Copy that of another host."
         ) from error
     if others:
         raise ValueError(
-            "--secret_file must be readable by its owner alone. Received: "
+            "`secret_file` must be readable by its owner alone. Received: "
             f"{str(file)!r}, which others may read, too: chmod 600 {file}"
         )
     if len(found) < _SHORTEST:
         raise ValueError(
-            f"--secret_file must hold at least {_SHORTEST} bytes. Received: "
+            f"`secret_file` must hold at least {_SHORTEST} bytes. Received: "
             f"{str(file)!r} with {len(found)}. Write, such as, the output of "
             "`openssl rand -hex 32`."
         )

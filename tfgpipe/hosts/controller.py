@@ -16,14 +16,77 @@ from typing import Any
 
 import tensorflow as tf
 
-from tools import device_memory
-from tools.cluster import handshake, link, port_filter, secret
-from tools.cluster.hosts import Host, Hosts, device_names
-from tools.cluster.link import Link
-from tools.cluster.progress import Progress, wait_until_silent
+from tfgpipe.checks import checked_bool, checked_counts, checked_positive
+from tfgpipe.devices import local
+from tfgpipe.hosts import handshake, link, port_filter, secret
+from tfgpipe.hosts.addresses import Host, Hosts, device_names, of_workers
+from tfgpipe.hosts.link import Link
+from tfgpipe.hosts.progress import Progress, wait_until_silent
+from tfgpipe.monitor import device_memory
 
 _RETRY = 0.2  # seconds
 _SOON = 0.005
+
+
+def connect(
+    workers: str,
+    num_devices: int = 1,
+    *,
+    timeout: float = 60.0,
+    secret_file: str | None = None,
+    allow_any_host: bool = False,
+) -> "Cluster":
+    """Connects this process, as the controller, to workers on other hosts.
+
+    On each of the hosts runs `tfgpipe worker`, of the same versions and with
+    the same secret. Cells, with their weights, optimizer slots and updates, are
+    on the workers' devices then. This process traces the steps, feeds the data,
+    and reads and writes the files; its own accelerators are not used.
+
+    To be called before TensorFlow runs anything. The result is a context
+    manager: leaving it tells the workers that the work is done. They are free
+    when this process has ended. If one is lost before, this process ends, with
+    a message and exit code 3: what was on it cannot be had back.
+
+    Args:
+        workers: Where they listen, "host:port,host:port". Their devices are
+            used in this order.
+        num_devices: Devices that there have to be at least.
+        timeout: Seconds to wait for all of them. Positive.
+        secret_file: What only these hosts know, the same file on all of them.
+            `None` for ~/.config/tfgpipe/secret, which is made if there is none.
+        allow_any_host: Whether other hosts than these may use the port of
+            TensorFlow. If so, `tfgpipe worker` must allow it, too.
+
+    Returns:
+        The workers. `devices` are the names of their devices, for `GPipe` and
+        `PipelineStrategy`, those of the first worker first. `progress` is a
+        callback for `fit`, by which devices that hang are noticed.
+
+    Raises:
+        ValueError: If an argument is wrong; if a host cannot be reached, is no
+            worker or in use, or has another secret or other versions; or if
+            there are too few devices.
+        RuntimeError: If TensorFlow has started its devices already.
+
+    Example:
+
+    ```python
+    with tfgpipe.hosts.connect("host0:2222,host1:2222") as workers:
+        model = tfgpipe.GPipe(layers, devices=workers.devices)
+        model.compile("adam", "mse")
+        model.fit(x, y, callbacks=[workers.progress])
+    ```
+    """
+    hosts = of_workers(workers)
+    (num_devices,) = checked_counts(num_devices=num_devices)
+    timeout = checked_positive("timeout", timeout, "in seconds")
+    allow_any_host = checked_bool("allow_any_host", allow_any_host)
+    known = secret.read(secret_file)
+    local.hide_accelerators()
+    return Cluster(
+        hosts, num_devices, timeout, known=known, closes_port=not allow_any_host
+    )
 
 
 class Cluster:
@@ -37,9 +100,10 @@ class Cluster:
     ends, with a message and exit code 3: what was on it cannot be had back.
 
     Args:
-        hosts: The hosts. This process must be the controller.
+        hosts: The hosts. This process must be the controller. See `connect`.
         num_devices: Devices that there have to be at least.
         timeout: Seconds to wait for all of the hosts.
+        program: What this process runs, to begin its messages with.
         advice: What to do when one is lost, after it was started again.
         known: The secret of all hosts; `None` for that of `secret.read`.
         closes_port: Whether TensorFlow's port is closed to other hosts than
@@ -60,12 +124,14 @@ class Cluster:
         hosts: Hosts,
         num_devices: int = 1,
         timeout: float = 60.0,
-        advice: str = "",
+        program: str = "tfgpipe",
+        advice: str = "Run the program again.",
         known: bytes | None = None,
         closes_port: bool = True,
     ) -> None:
         self._hosts = hosts
         self._closes_port = closes_port
+        self._program = program
         self._advice = advice
         self._known = secret.read() if known is None else known
         self._links: dict[Host, Link] = {}
@@ -112,7 +178,7 @@ class Cluster:
                 problems.append(
                     f"{host} must have the same secret as this process. "
                     "Received: another one. Copy the file, which is "
-                    "~/.config/tfgpipe/secret unless --secret_file says "
+                    "~/.config/tfgpipe/secret unless `secret_file` says "
                     "otherwise, to all hosts."
                 )
                 continue
@@ -126,9 +192,8 @@ class Cluster:
             except OSError as error:
                 problems.append(
                     f"Cannot reach {host} within {timeout:g} s: {error}. Start "
-                    "`python -m tools.worker` there, or this same command "
-                    "with the host's own TF_CONFIG; or wait longer, with "
-                    "--connect_timeout."
+                    "`tfgpipe worker` there, or this same command with the "
+                    "host's own TF_CONFIG; or wait longer."
                 )
                 continue
             problems += _compared(host, answer.get("fingerprint"))
@@ -198,7 +263,7 @@ class Cluster:
                     "that are given. Open the ports between them, and use "
                     "names that mean the same everywhere. Who connects from an "
                     "address that is none of those of the names is a stranger, "
-                    "unless --allow_any_host is given to all."
+                    "unless any host is allowed to, by `allow_any_host` of all."
                     for why in answer.get("unreachable", [])
                 ]
         return problems
@@ -219,7 +284,7 @@ class Cluster:
     def _close_port(self) -> str:
         """Closes this process's port to strangers; says to whom it is open."""
         port = _pair(self._address)[1]
-        problem: str | None = "of --allow_any_host"
+        problem: str | None = "any host is allowed"
         if self._closes_port:
             names = [host.name for host in self._hosts.others]
             names += [
@@ -251,7 +316,7 @@ class Cluster:
         finally:
             starting.set()
             watch.join()
-        print(f"tools.train: {self._close_port()}", file=sys.stderr)
+        print(f"{self._program}: {self._close_port()}", file=sys.stderr)
 
     def _close_early(self, starting: threading.Event) -> None:
         """Closes the port while TensorFlow still connects to the workers."""
@@ -283,7 +348,7 @@ class Cluster:
         if self._has_ended:  # and so may the worker
             return
         print(
-            f"\ntools.train: Lost {host}: {why}. Start it again. "
+            f"\n{self._program}: Lost {host}: {why}. Start it again. "
             f"{self._advice}",
             file=sys.stderr,
         )

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tools.cluster import local_workers
+from tools import local_workers
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ or {"busy_with": its controller}, or {"refused": why}; it hangs up
 from collections.abc import Callable
 from typing import Any
 
-from tools.cluster import link, secret
-from tools.cluster.link import Link
+from tfgpipe.hosts import link, secret
+from tfgpipe.hosts.link import Link
 
 
 class Refused(ConnectionError):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from absl import flags
 
-from tools.progress import speaking
+from tfgpipe.commands.progress import speaking
 
 
 class BadFlags(flags.Error):
@@ -67,7 +67,7 @@ def run(
     """Parses flags and does a command's work, see `progress.speaking`.
 
     Args:
-        name: Of the command, such as "tools.generate".
+        name: Of the command, such as "tfgpipe plan".
         values: Its flags, not parsed yet; they stay so.
         usage: Text of --help before the flags.
         body: Does the work. Errors about what the user gave are `ValueError`,

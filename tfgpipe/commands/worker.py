@@ -1,0 +1,118 @@
+r"""Lends this host's devices to a training run on another host.
+
+    tfgpipe worker --port=2222
+    tfgpipe worker --port=2222 --num_virtual_devices=2
+    tfgpipe worker --port=2222 --bind=10.0.0.7
+
+On the other host, a script that calls `tfgpipe.hosts.connect("HOST:2222")` is
+the controller: cells, with their weights, optimizer state and updates, are on
+the workers' devices, and nothing is written to their disks. A worker has one
+controller at a time. When that ends, or dies, the worker forgets everything,
+and waits for the next, in the same process but as if it had just been started.
+
+Workers do what a controller asks that knows the --secret_file. TensorFlow's own
+port, which it chooses, asks for no secret: on Linux, it is closed to all but
+this host, and the hosts that a controller with the secret names. Users of these
+hosts are not kept out. Workers must reach each other and the controller.
+"""
+
+import contextlib
+import ipaddress
+import os
+import pathlib
+import socket
+import sys
+
+from absl import flags
+
+from tfgpipe.commands import command_line
+from tfgpipe.commands.progress import doing
+from tfgpipe.hosts import secret, worker
+
+FLAGS = command_line.new_flags()
+flags.DEFINE_integer(
+    "port",
+    2222,
+    "Where to wait for the controller; 0 for any.",
+    0,
+    2**16 - 1,
+    flag_values=FLAGS,
+)
+flags.DEFINE_integer(
+    "num_virtual_devices",
+    None,
+    "Split the CPU into so many devices.",
+    1,
+    flag_values=FLAGS,
+)
+flags.DEFINE_string(
+    "bind",
+    "127.0.0.1",
+    "The address of this host to listen on: that of a network that only your "
+    "hosts are in. Default: this machine alone.",
+    flag_values=FLAGS,
+)
+flags.DEFINE_boolean(
+    "allow_any_host",
+    False,
+    "Let --bind be all addresses of this host, and any host use TensorFlow's "
+    "port.",
+    flag_values=FLAGS,
+)
+flags.DEFINE_string(
+    "secret_file",
+    None,
+    "What only your hosts know; the same file on all. Default: "
+    "~/.config/tfgpipe/secret, made if there is none.",
+    flag_values=FLAGS,
+)
+
+
+def run(values: flags.FlagValues) -> None:
+    """Serves one controller, and then begins again."""
+    _check_bind(values.bind, values.allow_any_host)
+    one = worker.start(
+        values.port,
+        values.num_virtual_devices,
+        secret.read(values.secret_file),
+        values.bind,
+        not values.allow_any_host,
+    )
+    print(f"tfgpipe worker: ready on port {one.port}", flush=True)
+    with doing(""):  # it waits
+        code = one.serve()
+    how = "is gone" if code is None else f"has ended with exit code {code}"
+    print(
+        f"tfgpipe worker: The controller, {one.controller}, {how}. "
+        "Waiting for the next.",
+        flush=True,
+    )
+    _start_again(one.port)
+
+
+def _check_bind(bind: str, allow_any_host: bool) -> None:
+    """Refuses to listen to everybody, unless that is asked for."""
+    if allow_any_host:
+        return
+    try:
+        found = socket.getaddrinfo(bind.strip("*") or "0.0.0.0", None)
+    except OSError:
+        return  # is told when it is to be used
+    if any(ipaddress.ip_address(f[4][0]).is_unspecified for f in found):
+        raise ValueError(
+            "--bind must be one address of this host. Received: "
+            f"--bind={bind!r}, which is all of them. Give that of the network "
+            "that the hosts of the run have to themselves, or add "
+            "--allow_any_host."
+        )
+
+
+def _start_again(port: int) -> None:
+    """Replaces this process by a new one, which has no memory of this run."""
+    for entry in pathlib.Path("/proc/self/fd").glob("*"):
+        if int(entry.name) > 2:  # such as devices, and TensorFlow's sockets
+            with contextlib.suppress(OSError):  # it was that of the loop
+                os.set_inheritable(int(entry.name), False)
+    flag = f"--port={port}"  # the last one counts
+    arguments = [word for word in sys.orig_argv[1:] if word != flag]
+    os.execv(sys.executable, [sys.executable, *arguments, flag])
