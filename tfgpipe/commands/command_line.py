@@ -5,6 +5,7 @@ Each has a set of flags of its own, so that several of them can be imported.
 
 import copy
 import math
+import pathlib
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -96,6 +97,36 @@ def run(
         print(f"{name}: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def require(values: flags.FlagValues, *names: str) -> None:
+    """Refuses flags that lack some without which there is nothing to do.
+
+    Raises:
+        BadFlags: With those that are not given.
+    """
+    lacking = [f"--{name}" for name in names if values[name].value is None]
+    if lacking:
+        raise BadFlags(
+            f"{' and '.join(lacking)} must be given. --help shows an example."
+        )
+
+
+def output_path(text: str | None) -> pathlib.Path | None:
+    """The file of --output, which can be written later; None for none.
+
+    Raises:
+        BadFlags: If its folder is missing, before there is work to lose.
+    """
+    if text is None:
+        return None
+    path = pathlib.Path(text)
+    if not path.absolute().parent.is_dir() or path.is_dir():
+        raise BadFlags(
+            "--output must be a file in a folder that there is. Received: "
+            f"--output={text}."
+        )
+    return path
 
 
 def check_finite(values: flags.FlagValues) -> None:

@@ -1,6 +1,7 @@
 """The program `tfgpipe`: one sub-command a module of this package.
 
-A sub-command has `FLAGS`, its flags, and `run(values)`, which does its work.
+A sub-command has `FLAGS`, its flags, and `run(values)`, which does its work,
+and may return another exit code than 0.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from absl import flags
 from tfgpipe.commands import subcommands
 
 COMMANDS = {
+    "plan": "chooses cells, micro-batches, schedule and remat for a model",
+    "profile": "measures what each layer of a model takes on one device",
+    "check": "compares a step of a pipeline with plain Keras",
+    "timeline": "shows when each task of a schedule runs",
     "worker": "lends this host's devices to a training on another host",
 }
 
@@ -25,10 +30,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The program and its arguments. `None` for those of this process.
     """
     argv = sys.argv if argv is None else argv
-    return subcommands.run(
-        "tfgpipe", COMMANDS, _run, argv, package="tfgpipe.commands"
+    codes: list[int] = []
+
+    def body(name: str, module: ModuleType, values: flags.FlagValues) -> None:
+        codes.append(module.run(values) or 0)
+
+    failed = subcommands.run(
+        "tfgpipe", COMMANDS, body, argv, package="tfgpipe.commands"
     )
-
-
-def _run(name: str, module: ModuleType, values: flags.FlagValues) -> None:
-    module.run(values)
+    return failed or sum(codes)

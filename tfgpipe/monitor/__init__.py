@@ -1,6 +1,6 @@
 """Numbers of a training: what `callbacks.PipelineMonitor` tells, and advice."""
 
-from tfgpipe.monitor import device_memory
+from tfgpipe.monitor import device_memory, timeline_text
 from tfgpipe.monitor.advice import (
     Layout,
     advise,
@@ -8,7 +8,7 @@ from tfgpipe.monitor.advice import (
     ideal_bubbles,
     layout_of,
 )
-from tfgpipe.monitor.event_log import EventLog, Record
+from tfgpipe.monitor.event_log import EventLog, Record, save_picture
 from tfgpipe.monitor.measurements import (
     Measured,
     Rates,
@@ -35,6 +35,8 @@ __all__ = [
     "ideal_bubbles",
     "is_remote",
     "layout_of",
+    "save_picture",
+    "timeline_text",
     "tokens_of_example",
     "typical",
 ]

@@ -100,18 +100,7 @@ class Plan:
         """
         setting = self.best.setting
         self._check_scope(setting.num_replicas)
-        rules = set(setting.remat)
-        remat: Any = setting.remat[0]
-        if len(rules) > 1:
-            remat = dict(enumerate(setting.remat))
-        found: dict[str, Any] = {
-            "num_partitions": setting.num_partitions,
-            "num_micro_batches": setting.num_micro_batches,
-            "layers_per_cell": list(setting.layers_per_cell),
-            "schedule": setting.schedule,
-            "remat": remat,
-            "remat_groups": setting.remat_groups,
-        }
+        found = setting.arguments
         # By itself, `GPipe` takes the first K accelerators, or all.
         is_needed = self.names_are_given or setting.schedule == "interleaved"
         if is_needed and setting.num_replicas == 1:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tfgpipe.plans.workload import CellNeeds, Machine, Workload
 from tfgpipe.schedules import (
@@ -264,6 +264,21 @@ class Setting(NamedTuple):
     def num_partitions(self) -> int:
         """K, the number of cells."""
         return len(self.layers_per_cell)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Those of `GPipe`, except the layers and the devices."""
+        is_one_rule = len({*self.remat}) == 1
+        return {
+            "num_partitions": self.num_partitions,
+            "num_micro_batches": self.num_micro_batches,
+            "layers_per_cell": list(self.layers_per_cell),
+            "schedule": self.schedule,
+            "remat": self.remat[0]
+            if is_one_rule
+            else dict(enumerate(self.remat)),
+            "remat_groups": self.remat_groups,
+        }
 
     @property
     def chunks(self) -> int:

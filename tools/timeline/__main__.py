@@ -28,6 +28,7 @@ from tfgpipe.commands import command_line
 from tfgpipe.commands.command_line import BadFlags
 from tfgpipe.commands.progress import doing
 from tfgpipe.files import write_text
+from tfgpipe.monitor import timeline_text
 from tfgpipe.schedules import REMAT, SCHEDULES
 from tfgpipe.timeline import Event
 from tools.report import (
@@ -40,7 +41,6 @@ from tools.report import (
     spread_values,
 )
 from tools.timeline import runs
-from tools.timeline import text as timeline_text
 from tools.timeline.runs import Run
 
 FLAGS = command_line.new_flags()

@@ -5,8 +5,8 @@ import json
 import pytest
 from simulated import events
 
+from tfgpipe.monitor import timeline_text
 from tfgpipe.timeline import Event
-from tools.timeline import text as timeline_text
 
 
 def test_text_of_a_small_schedule_has_a_letter_a_task_time():

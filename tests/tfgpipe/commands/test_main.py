@@ -1,0 +1,182 @@
+"""The program `tfgpipe`: what its sub-commands print, write and return."""
+
+import json
+
+import keras
+import pytest
+
+import tfgpipe
+from tfgpipe.commands.main import COMMANDS, main
+from tfgpipe.devices import local
+from tfgpipe.profiles import Profile
+from tfgpipe.schedules import SCHEDULES
+
+SOURCE = """
+import keras
+
+class Shuffled(keras.layers.Layer):
+    def call(self, x):
+        return x + keras.ops.max(x)
+
+def make_model():
+    return [keras.Input((8,)), *[keras.layers.Dense(8) for _ in range(4)]]
+
+def two_outputs():
+    x = keras.Input((8,))
+    y = keras.layers.Dense(8)(x)
+    heads = [keras.layers.Dense(2, name=name) for name in "ab"]
+    return keras.Model(x, {head.name: head(y) for head in heads})
+
+def mixed_rows():
+    return [*make_model(), Shuffled(name="shuffled")]
+"""
+
+
+@pytest.fixture(autouse=True)
+def file(tmp_path, monkeypatch):
+    """A file with models, in the working directory."""
+    path = tmp_path / "models_of_main.py"
+    path.write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(local, "split_cpu", lambda num_devices: None)
+    return path
+
+
+MODEL = "--model=models_of_main.py:make_model"
+
+
+def run(*words):
+    return main(["tfgpipe", *words])
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_an_example(name, capsys):
+    assert run(name, "--help") == 0
+    assert f"\n    tfgpipe {name} --" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["plan", "profile", "check"])
+def test_flags_that_are_needed_are_named(name, capsys):
+    assert run(name) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"tfgpipe {name}: --model and --")
+    assert "--help shows an example" in error
+
+
+# ----------------------------------------------------------------------- plan
+def test_plan_is_that_of_the_library_and_makes_the_model(capsys):
+    flags = "--batch_size=64", "--num_devices=2", "--machine=v100"
+    assert run("plan", MODEL, *flags, "--memory_gib=1") == 0
+    table, call = capsys.readouterr().out.split("\n\n")
+    layers = [keras.Input((8,)), *[keras.layers.Dense(8) for _ in range(4)]]
+    expected = tfgpipe.plan(
+        layers, 64, devices=2, machine="v100", memory_limit=2**30
+    )
+    assert table == str(expected)
+    names = {"tfgpipe": tfgpipe, "layers": layers}
+    exec(call, names)
+    assert names["model"].num_partitions == expected.best.setting.num_partitions
+
+
+def test_plan_of_replicas_makes_them(capsys):
+    flags = "--batch_size=64", "--num_devices=2", "--machine=v100"
+    assert run("plan", MODEL, *flags, "--num_replicas=2") == 0
+    _, call = capsys.readouterr().out.split("\n\n")
+    assert call.startswith("with tfgpipe.PipelineStrategy(2, 1).scope():\n")
+    layers = [keras.Input((8,)), *[keras.layers.Dense(8) for _ in range(4)]]
+    names = {"tfgpipe": tfgpipe, "layers": layers}
+    exec(call, names)
+    assert names["model"].num_replicas == 2
+
+
+def test_plan_that_cannot_be_made_is_told(capsys):
+    assert run("plan", MODEL, "--batch_size=8", "--machine=abacus") == 2
+    assert "`machine` must be one of" in capsys.readouterr().err
+    flags = "--batch_size=8", "--machine=v100", "--memory_gib=0.0000001"
+    assert run("plan", MODEL, *flags) == 2
+    assert "The nearest needs" in capsys.readouterr().err
+
+
+# -------------------------------------------------------------------- profile
+def test_profile_is_written_and_planned_with(tmp_path, capsys):
+    path = tmp_path / "profile.json"
+    flags = "--batch_size=8", "--num_micro_batches=1,3", "--seconds=0.1"
+    assert run("profile", MODEL, *flags, f"--output={path}") == 0
+    assert f"Wrote {path}." in capsys.readouterr().out
+    assert Profile.load(path).rows == (3, 8)
+    flags = "--batch_size=8", "--num_devices=2", f"--profile={path}"
+    assert run("plan", MODEL, *flags) == 0
+    assert "seconds as measured" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--num_micro_batches=9", "must be numbers from 1 to --batch_size"),
+        ("--num_micro_batches=a", "must be numbers from 1 to --batch_size"),
+        ("--output=no/such/folder.json", "in a folder that there is"),
+    ],
+)
+def test_profile_is_refused_before_it_is_measured(flag, message, capsys):
+    assert run("profile", MODEL, "--batch_size=8", flag) == 2
+    assert message in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------- check
+SMALL = "--num_partitions=2", "--num_micro_batches=2"
+
+
+@pytest.mark.parametrize("name", ["make_model", "two_outputs"])
+def test_check_of_exact_models_returns_0(name, capsys):
+    model = f"--model=models_of_main.py:{name}"
+    assert run("check", model, *SMALL, "--batch_size=5") == 0
+    out = capsys.readouterr().out
+    assert "5 rows in 2 micro-batches" in out and "\nExact: " in out
+
+
+@pytest.mark.filterwarnings("ignore:.*mix:UserWarning")
+def test_check_that_finds_something_returns_1(capsys):
+    assert run("check", "--model=models_of_main.py:mixed_rows", *SMALL) == 1
+    out = capsys.readouterr().out
+    assert "Not exact." in out and "shuffled" in out
+
+
+# ------------------------------------------------------------------- timeline
+def test_timeline_is_the_program_of_the_schedule(capsys):
+    flags = "--schedule=1f1b", *SMALL, "--remat=never"
+    assert run("timeline", *flags) == 0
+    shown = tfgpipe.Schedule(capsys.readouterr().out)
+    assert shown.tasks == SCHEDULES["1f1b"](2, 2, 1).tasks
+
+
+def test_timeline_is_drawn_and_written_as_a_trace(tmp_path, capsys):
+    for suffix in (".png", ".json"):
+        path = tmp_path / f"timeline{suffix}"
+        assert run("timeline", *SMALL, f"--output={path}") == 0
+        assert f"Wrote {path}." in capsys.readouterr().out
+    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    events = json.loads(path.read_text())["traceEvents"]
+    durations = {e["name"]: e["dur"] for e in events if e["ph"] == "X"}
+    assert durations["forward 0"] == 1000 and durations["backward 0"] == 2000
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--output=x.svg"], "must end with .png or .json. Received: '.svg'"),
+        (["--output=no/such.png"], "in a folder that there is"),
+        (
+            ["--schedule=zero_bubble_v", "--num_partitions=3"],
+            "must be 2 times the number of devices",
+        ),
+        (["--num_devices=3"], "must be the number of devices under"),
+        (
+            ["--schedule=interleaved", "--num_devices=3"],
+            "must be a multiple of the number of devices",
+        ),
+        (["--schedule=x"], "should be one of"),
+    ],
+)
+def test_timeline_that_there_is_not_is_told(flags, message, capsys):
+    assert run("timeline", *flags) == 2
+    assert message in capsys.readouterr().err
