@@ -15,10 +15,12 @@ LIMIT = 120  # seconds that anything may take on a busy machine
 class Process:
     """A Python program; its output is collected in a file.
 
-    `inside` is what runs it, such as in a network namespace.
+    `inside` is what runs it, such as in a network namespace, and `cwd` where.
     """
 
-    def __init__(self, folder, name, *arguments, inside=(), **environment):
+    def __init__(
+        self, folder, name, *arguments, inside=(), cwd=ROOT, **environment
+    ):
         self.path = folder / f"{name}.{time.monotonic_ns()}.txt"
         path = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
         with self.path.open("w") as out:
@@ -26,7 +28,7 @@ class Process:
                 [*inside, sys.executable, *arguments],
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                cwd=ROOT,
+                cwd=cwd,
                 preexec_fn=_handle_signals,
                 env={
                     **os.environ,

@@ -8,6 +8,7 @@ import sys
 import zipfile
 
 import pytest
+from processes import Process, port, until
 
 ROOT = pathlib.Path(__file__).parent.parent
 SCRIPT = """
@@ -20,6 +21,23 @@ model.fit(np.ones((4, 4)), np.ones((4, 1)), verbose=0)
 print(tfgpipe.__version__, tfgpipe.__file__)
 """
 
+ON_HOSTS = """
+import keras, numpy as np, sys, tfgpipe.hosts
+print(tfgpipe.hosts.__file__)
+with tfgpipe.hosts.connect(sys.argv[1], 2) as workers:
+    layers = [keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)]
+    model = tfgpipe.GPipe(
+        layers, num_micro_batches=2, devices=workers.devices
+    )
+    model.compile("sgd", "mse")
+    model.fit(
+        np.ones((4, 4)),
+        np.ones((4, 1)),
+        verbose=0,
+        callbacks=[workers.progress],
+    )
+    print(*(cell.device for cell in model.cells()))
+"""
 # Without TensorFlow it can be found, but not imported.
 FIND = """
 import importlib.util
@@ -36,6 +54,9 @@ tf.config.set_logical_device_configuration(cpu, [half, half])  # none has begun
 """
 
 
+PIP = "-m", "pip", "--quiet", "--disable-pip-version-check"
+
+
 def run(*command, cwd, **environment):
     result = subprocess.run(
         [sys.executable, *command],
@@ -49,21 +70,60 @@ def run(*command, cwd, **environment):
     return result.stdout
 
 
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    run(*PIP, "wheel", "--no-deps", f"--wheel-dir={folder}", ROOT, cwd="/")
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def site(wheel):
+    """A folder with what the wheel installs, its program in bin/."""
+    folder = wheel.parent / "site"
+    run(*PIP, "install", "--no-deps", f"--target={folder}", wheel, cwd="/")
+    return folder
+
+
 @pytest.mark.slow
-def test_wheel_trains_away_from_the_checkout_beside_another_models(tmp_path):
-    pip = "-m", "pip", "--quiet", "--disable-pip-version-check"
-    run(*pip, "wheel", "--no-deps", f"--wheel-dir={tmp_path}", ROOT, cwd="/")
-    (wheel,) = tmp_path.glob("*.whl")
+def test_wheel_trains_away_from_the_checkout_beside_another_models(
+    wheel, site, tmp_path
+):
     names = zipfile.ZipFile(wheel).namelist()
     folders = {name.split("/")[0] for name in names}
     version = wheel.name.split("-")[1]
     assert folders == {"tfgpipe", f"tfgpipe-{version}.dist-info"}
     assert "tfgpipe/py.typed" in names
-    site = tmp_path / "site"
-    run(*pip, "install", "--no-deps", f"--target={site}", wheel, cwd="/")
     (tmp_path / "models.py").write_text('OWNER = "someone else"\n')
     printed = run("-c", SCRIPT, cwd=tmp_path, PYTHONPATH=str(site))
     assert printed.split() == [version, str(site / "tfgpipe" / "__init__.py")]
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("workers")
+def test_wheel_trains_on_two_workers_from_a_script(site, tmp_path):
+    """In a folder with nothing in it, by the program that is installed."""
+    known = {"HOME": str(tmp_path), "PYTHONPATH": str(site)}
+    program = str(site / "bin" / "tfgpipe")
+    flags = "worker", "--port=0"
+    # The first makes the secret, in the folder.
+    workers = [
+        Process(tmp_path, "worker", program, *flags, cwd=tmp_path, **known)
+        for _ in range(2)
+    ]
+    try:
+        ports = [until(lambda one=one: port(one), one) for one in workers]
+        named = ",".join(f"127.0.0.1:{number}" for number in ports)
+        printed = run("-c", ON_HOSTS, named, cwd=tmp_path, **known)
+        until(lambda: "ended with exit code 0" in workers[1].output, *workers)
+    finally:
+        for one in workers:
+            one.kill()
+    where, *devices = printed.split()
+    assert where == str(site / "tfgpipe" / "hosts" / "__init__.py")
+    names = [f"/job:worker/replica:0/task:{i}/device:CPU:0" for i in (0, 1)]
+    assert devices == names
 
 
 @pytest.mark.slow
@@ -77,9 +137,8 @@ def test_editable_install_is_found_beside_a_checkout_of_that_name(tmp_path):
     shutil.copytree(ROOT / "tfgpipe", checkout / "tfgpipe", ignore=leftovers)
     run("-m", "venv", "--without-pip", environment, cwd="/")
     python = environment / "bin" / "python"
-    pip = "-m", "pip", "--quiet", "--disable-pip-version-check"
     install = "install", "--no-deps", "--editable", checkout
-    run(*pip, "--python", python, *install, cwd="/")
+    run(*PIP, "--python", python, *install, cwd="/")
     found = subprocess.run(
         [python, "-c", FIND],
         cwd=tmp_path,
