@@ -32,6 +32,8 @@ Every public name of `tfgpipe`. How they are used together is in the
 [guide](guide.md).
 
 """
+# Public names that `import tfgpipe` alone does not have.
+_BESIDE = ["hosts.connect", "hosts.Cluster"]
 # What classes do by themselves; the rest of `GPipe` is that of `keras.Model`.
 _MEMBERS = {
     "GPipe": [
@@ -91,7 +93,7 @@ def _reference() -> str:
         if isinstance(node, ast.Assign)
         and ast.unparse(node.targets[0]) == "__all__"
     )
-    return _REFERENCE + "\n".join(map(_shown, names))
+    return _REFERENCE + "\n".join(map(_shown, [*names, *_BESIDE]))
 
 
 def _shown(name: str) -> str:
