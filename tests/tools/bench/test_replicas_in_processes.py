@@ -144,7 +144,8 @@ def test_processes_of_replicas_end_in_every_case(signal_, tmp_path):
 
     def has_workers():
         children.update(step_worker._descendants(run.popen.pid))
-        return sum("tfgpipe worker" in command(pid) for pid in children) == 2
+        word = "tfgpipe\0worker"
+        return sum(word in command(pid) for pid in children) == 2
 
     try:
         processes.until(has_workers, run)
