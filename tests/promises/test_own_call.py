@@ -129,6 +129,65 @@ def test_metrics_that_a_model_holds_are_in_the_logs(k, m):
         np.testing.assert_allclose(logs[1][name], values, 1e-10)
 
 
+class WarmedUp(Loop):
+    """Reads what trains it: the weight of its own loss grows with the steps."""
+
+    def call(self, x, training=False):
+        y = super().call(x, training)
+        if self.compiled:
+            step = keras.ops.cast(self.optimizer.iterations, y.dtype)
+            self.add_loss(step * keras.ops.mean(y * y))
+        return y
+
+
+@pytest.mark.parametrize(("k", "m"), [(1, 1), (2, 3)])
+def test_model_finds_itself_compiled(k, m):
+    _, x, y, loss = MODELS["Loop"]
+    weights = []
+    for is_pipeline in (False, True):
+        keras.utils.set_random_seed(3)
+        own = WarmedUp()
+        model = tfgpipe.GPipe(own, k, m) if is_pipeline else own
+        how = {} if is_pipeline else {"jit_compile": False}
+        model.compile("sgd", loss, **how)
+        model.fit(x, y, 6, epochs=2, shuffle=False, verbose=0)
+        weights.append(model.get_weights())
+    assert not own.compiled and not hasattr(own, "optimizer")
+    for a, b in zip(*weights, strict=True):
+        np.testing.assert_allclose(a, b, 1e-10)
+
+
+class Hung(keras.Model):
+    """Two outputs; its loss of one reads what hangs on that."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = keras.layers.Dense(4), keras.layers.Dense(4)
+
+    def call(self, x):
+        hidden = self.first(x)
+        y = self.last(hidden)
+        y.hidden = hidden
+        return [y, hidden]
+
+
+def test_losses_of_outputs_are_shown_where_one_reads_what_hangs_on_them():
+    def loss(y, y_pred):
+        hidden = keras.ops.mean(y_pred.hidden**2, -1)
+        return keras.ops.mean((y - y_pred) ** 2, -1) + hidden
+
+    x = np.random.default_rng(0).random((6, 4))
+    logs = []
+    for is_pipeline in (False, True):
+        keras.utils.set_random_seed(3)
+        model = tfgpipe.GPipe(Hung(), 2, 1) if is_pipeline else Hung()
+        model.compile("sgd", [loss, "mse"])
+        logs.append(model.fit(x, [x, x], verbose=0).history)
+    assert [*logs[0]] == [*logs[1]] and len(logs[0]) == 3
+    for name, values in logs[0].items():
+        np.testing.assert_allclose(logs[1][name], values, 1e-12)
+
+
 class Noisy(Loop):
     """Draws between layers, by a generator of its own."""
 

@@ -504,7 +504,8 @@ def build_losses_and_metrics(
                 model.compute_metrics, x, y, y_pred, sample_weight=sample_weight
             )
         except Exception:  # it may need what hangs on real outputs
-            metrics.build(y, y_pred)
+            if not metrics.built:
+                metrics.build(y, y_pred)
     is_new = loss is not None and not loss.built
     if overrides(model, "compute_loss") and (
         is_new or not all(layer.built for layer in model._flatten_layers())
@@ -518,7 +519,8 @@ def build_losses_and_metrics(
         try:
             _backend.compute_output_spec(loss, y, y_pred, sample_weight)
         except Exception:
-            loss.build(y, y_pred)
+            if not loss.built:  # twice, it would show each output's loss twice
+                loss.build(y, y_pred)
 
 
 def overrides(model: keras.Model, name: str) -> bool:
@@ -581,13 +583,17 @@ def flat_losses(compile_loss: Any) -> list[Any]:
 @contextlib.contextmanager
 def replaced(thing: Any, name: str, value: Any) -> Iterator[None]:
     """Inside, an attribute is something else, which Keras does not track."""
-    assign = setattr if isinstance(thing, type) else object.__setattr__
-    before = getattr(thing, name)
+    is_type, none = isinstance(thing, type), object()
+    assign = setattr if is_type else object.__setattr__
+    before = getattr(thing, name, none)
     assign(thing, name, value)
     try:
         yield
     finally:
-        assign(thing, name, before)
+        if before is none:
+            (delattr if is_type else object.__delattr__)(thing, name)
+        else:
+            assign(thing, name, before)
 
 
 @contextlib.contextmanager

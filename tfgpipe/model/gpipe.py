@@ -15,6 +15,7 @@ import contextlib
 import functools
 import inspect
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -224,6 +225,7 @@ class GPipe(Saving, Rehearsals):
         super().__init__(
             arguments, strategy, num_micro_batches is None, name=name, **kwargs
         )
+        self._source.trainer = weakref.ref(self)
         # XLA would compile the whole step, onto one device.
         self.supports_jit = False
         if self._source.input_spec is not None:

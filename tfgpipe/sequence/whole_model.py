@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -48,12 +49,14 @@ class WholeModel(Steps):
     Attributes:
         model: The model.
         is_functional: Whether it has a graph.
+        trainer: Returns the `GPipe` that is compiled in its place, or None.
     """
 
     def __init__(self, model: keras.Model):
         super().__init__()
         self.model = model
         self.models = []
+        self.trainer: Callable[[], Any] = lambda: None
         self.layers = [model]
         self._opened: list[Any] = []
         self.is_functional = has_graph(model)
@@ -68,8 +71,14 @@ class WholeModel(Steps):
             self.costs = [None] * len(self.calls)
 
     def call(self, x: Any, training: bool) -> Any:
-        """Calls the model."""
-        return called_model(self.model, x, training)
+        """Calls the model, which finds itself compiled, if it is."""
+        trainer, known = self.trainer(), {}
+        if trainer is not None and trainer.compiled:
+            known = {"compiled": True, "optimizer": trainer.optimizer}
+        with contextlib.ExitStack() as stack:
+            for name, value in known.items():
+                stack.enter_context(internals.replaced(self.model, name, value))
+            return called_model(self.model, x, training)
 
     def with_costs(self, costs: list[Any]) -> WholeModel:
         """The same model, of whose calls the user says other costs."""
