@@ -107,6 +107,19 @@ def test_optimizer_gives_what_keras_gives(name):
     assert_close(found, expected)
 
 
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", ["Adafactor", "Ftrl", "RMSprop"])
+def test_update_has_the_bits_of_keras_without_the_graph_optimiser(name):
+    """These divide by roots and powers, which it computes otherwise."""
+    options = {"disable_meta_optimizer": True}
+    tf.config.optimizer.set_experimental_options(options)
+    make = OPTIMIZERS[name]
+    found = three_steps(pipeline(two_layers, m=1), make())
+    expected = three_steps(sequential(two_layers), make(), jit_compile=False)
+    for a, b in zip(keras.tree.flatten(found), keras.tree.flatten(expected)):
+        np.testing.assert_array_equal(a, b)
+
+
 class Range(kl.Layer):
     """Divides by the largest value of the last mini-batch, as float8 does."""
 

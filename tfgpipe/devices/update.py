@@ -247,9 +247,8 @@ class _SharedUpdate:
             concrete = traced.get_concrete_function(*specs)
         if not is_alike or concrete.captured_inputs:
             return None
-        return internals.FunctionCall(
-            concrete, as_written=False
-        )  # as Keras runs it
+        # As Keras runs it.
+        return internals.FunctionCall(concrete, as_written=False)
 
 
 def _read(handle: tf.Tensor, variable: tf.Variable) -> tf.Tensor:

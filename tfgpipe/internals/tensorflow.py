@@ -480,7 +480,7 @@ class FunctionCall:
         function: A concrete function that takes and returns flat tensors.
         as_written: Whether to keep TensorFlow's graph optimiser off. It
             regroups sums, and does it differently where another operation
-            follows.
+            follows. Else it does as the user has set it.
     """
 
     def __init__(self, function: Any, as_written: bool):
@@ -491,7 +491,10 @@ class FunctionCall:
             is_stateful(op.type) for op in function.graph.get_operations()
         )
         self._op_type = ("Stateful" if stateful else "") + "PartitionedCall"
-        config = _as_written() if as_written else b""
+        options = _context.context().function_call_options
+        config = options.config_proto_serialized
+        if as_written:
+            config = _as_written()
         self._attributes = {
             "Tin": _types(function.inputs),
             "Tout": _types(function.outputs),
