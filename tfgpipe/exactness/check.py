@@ -105,6 +105,7 @@ def check(
         with model.unchanged():
             model.reset_metrics()
             step, rehearsal = _rehearsed(model, data)
+            model.build_optimizer()  # all that is called has weights now
             with model.unchanged() as put_back:
                 return _compared(model, data, step, rehearsal, put_back)
 

@@ -65,6 +65,7 @@ class Phase:
         self.varying: set[int] = set()  # state that follows from rows
         self.next: dict[int, Any] = {}  # state, before and after a step
         self.weights: State = {}
+        self._variables: list[keras.Variable] = []
         self.wanted: list[tuple[int, Unit]] = []
         self.results: list[tf.Tensor] = []  # what all rows and parts make
         self.fed: list[tf.Tensor] = []  # what parts are given of all rows
@@ -91,10 +92,8 @@ class Phase:
         )
         try:
             graph = made(self._known)
-            variables = {id(u.variable): u.variable for u in graph.traced.uses}
-            self.weights = {
-                key: (v, _not_zero(v)) for key, v in variables.items()
-            }
+            self._variables = [u.variable for u in graph.traced.uses]
+            self.draw_weights()
             self._take(graph)
             if step is not None and self._counts_rows(graph, specs, step):
                 graph = made(is_of_any_rows=False)
@@ -107,6 +106,12 @@ class Phase:
         ]
         self.metrics = {id(v) for v in self.call.metric_state}
         return graph
+
+    def draw_weights(self, deviation: float = 1.0) -> None:
+        """Takes the weights as they are, but for those of zeros."""
+        self.weights = {
+            id(v): (v, _not_zero(v, deviation)) for v in self._variables
+        }
 
     def _take(self, graph: TriedGraph) -> None:
         """Takes a graph to try its units."""
@@ -634,10 +639,10 @@ def _is_data(tensor: tf.Tensor) -> bool:
     return tensor.dtype not in (tf.variant, tf.resource)
 
 
-def _not_zero(variable: keras.Variable) -> tf.Tensor:
+def _not_zero(variable: keras.Variable, deviation: float) -> tf.Tensor:
     """A weight's value, or a drawn one where it is zero throughout."""
     value = tf.convert_to_tensor(variable.value)
     if not is_continuous(value) or tf.reduce_any(value != 0):
         return value
     drawn = tf.random.stateless_normal(variable.shape, (1, 2))
-    return tf.cast(drawn, value.dtype)
+    return tf.cast(deviation * drawn, value.dtype)

@@ -39,6 +39,11 @@ TRIALS = ("warn", "error", "off")
 _AFFORDABLE, _MOST_NUMBERS, _MOST_ROWS = 3e8, 2**18, 1024
 
 
+# Of what is drawn for weights of zeros. Zeros themselves do not do: moments of
+# what is normalised are rounding then.
+_SMALL = 0.01
+
+
 class Trial:
     """Tries a model, each phase once.
 
@@ -218,6 +223,9 @@ def try_all(
 ) -> Phase:
     """Tries all units of a model on a mini-batch, on the host.
 
+    Weights of zeros are drawn, as large ones and as small ones; state is that
+    of now, and of later steps.
+
     Args:
         call: How the model is called.
         cells: The cells.
@@ -231,7 +239,13 @@ def try_all(
     with _unnoticed():
         phase = Phase(call, cells, tries_all=True)
         if phase.begin(x) is not None:
-            phase.run(parts, rows.with_parts(x, parts))
+            nests = rows.with_parts(x, parts)
+            phase.run(parts, nests)
+            for state in phase.later():
+                phase.run(parts, nests, state)
+            # What is drawn for weights of zeros may hide what these show.
+            phase.draw_weights(_SMALL)
+            phase.run(parts, nests)
     return phase
 
 

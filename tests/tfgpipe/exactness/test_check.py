@@ -333,6 +333,53 @@ class Routes(kl.Layer):
         return tf.math.unsorted_segment_sum(rows, at, tf.shape(x)[0])
 
 
+class MixesLater(kl.Layer):
+    """Rows are mixed from the second step on."""
+
+    def build(self, shape):
+        self.steps = self.add_weight(shape=(), trainable=False)
+
+    def call(self, x):
+        is_late = keras.ops.cast(self.steps > 0, x.dtype)
+        self.steps.assign_add(1.0)
+        return x - is_late * keras.ops.mean(x, 0)
+
+
+class Balanced(kl.Layer):
+    """A product of means; of drawn biases, all rows are of one kind."""
+
+    def build(self, shape):
+        self.bias = self.add_weight(shape=(shape[-1],), initializer="zeros")
+
+    def call(self, x):
+        is_large = keras.ops.cast(x + 100.0 * self.bias > 0, x.dtype)
+        means = keras.ops.mean(is_large, 0) * keras.ops.mean(x, 0)
+        self.add_loss(keras.ops.sum(means))
+        return x
+
+
+@pytest.mark.parametrize("layer", [MixesLater, Balanced])
+def test_rows_are_compared_in_later_steps_and_with_weights_of_zeros(layer):
+    found = first_of(pipeline(layer(name="own")))
+    assert found.kind == "rows" and "'own'" in found.where
+
+
+def test_layers_that_a_model_does_not_call_are_left_out():
+    class Unused(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = kl.Dense(4), kl.Dense(3)
+            self.unused = kl.Dense(5)
+
+        def call(self, x):
+            return self.last(self.first(x))
+
+    model = tfgpipe.GPipe(Unused(), 2, 3)
+    model.compile("adam", "mse")
+    x = np.random.default_rng(0).random((6, 4))
+    assert tfgpipe.check(model, x, np.ones((6, 3))).is_exact
+
+
 def test_rows_in_an_order_by_their_values_are_exact():
     inputs = keras.Input((8,))
     x = Routes()(dense("a")(inputs))
