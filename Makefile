@@ -4,6 +4,8 @@
 # make fuzz       random cases against plain Keras: see FUZZ_FLAGS below
 # make test-versions  tests with other versions of TensorFlow, Keras and Python,
 #                 each in an environment of its own: see VERSIONS_FLAGS below
+# make test-gpu   what a GPU, or several, make of small models: docs/gpu.md
+# make release    builds and checks a release: make release URL=https://...
 # make lint       lint and types alone
 # make docs       the documentation as a site, in site/
 # make clean      removes everything made here
@@ -28,7 +30,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 export KERAS_BACKEND := tensorflow
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-slow test-versions fuzz lint docs release clean
+.PHONY: demo test test-slow test-versions test-gpu fuzz lint docs release clean
 .DEFAULT_GOAL := test
 
 $(STAMP): setup.py
@@ -57,6 +59,9 @@ test-slow: $(STAMP)
 
 test-versions: $(STAMP)
 	$(BIN)/python -m tools.versions $(VERSIONS_FLAGS)
+
+test-gpu: $(STAMP)
+	$(BIN)/python -m tfgpipe report $(REPORT_FLAGS)
 
 fuzz: $(STAMP)
 	$(BIN)/python tests/promises/fuzz.py $(FUZZ_FLAGS)

@@ -37,6 +37,7 @@ PAGES = [
     "docs/coming_from.md",
     "docs/exactness.md",
     "docs/examples.md",
+    "docs/gpu.md",
     "docs/guide.md",
     "docs/keras_compatibility.md",
     "docs/large_models.md",

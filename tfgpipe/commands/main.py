@@ -19,6 +19,7 @@ COMMANDS = {
     "profile": "measures what each layer of a model takes on one device",
     "check": "compares a step of a pipeline with plain Keras",
     "timeline": "shows when each task of a schedule runs",
+    "report": "measures this machine, for a report of a bug",
     "worker": "lends this host's devices to a training on another host",
 }
 

@@ -1,11 +1,16 @@
 """The program `tfgpipe`: what its sub-commands print, write and return."""
 
 import json
+import os
+import pathlib
+import subprocess
+import sys
 
 import keras
 import pytest
 
 import tfgpipe
+from tfgpipe.commands import report
 from tfgpipe.commands.main import COMMANDS, main
 from tfgpipe.devices import local
 from tfgpipe.profiles import Profile
@@ -180,3 +185,51 @@ def test_timeline_is_drawn_and_written_as_a_trace(tmp_path, capsys):
 def test_timeline_that_there_is_not_is_told(flags, message, capsys):
     assert run("timeline", *flags) == 2
     assert message in capsys.readouterr().err
+
+
+def report_of(tmp_path):
+    return json.loads((tmp_path / "report.json").read_text())
+
+
+def test_report_has_a_page_and_goes_on(tmp_path, capsys, monkeypatch):
+    parts = {
+        "machine": report.PARTS["machine"],
+        "speed": lambda devices: 1 / 0,
+        "memory": lambda devices: {"MiB": [1.25, 2.0], "odd": "a|b"},
+    }
+    monkeypatch.setattr(report, "PARTS", parts)
+    assert main(["tfgpipe", "report", "--parts=machine,speed"]) == 1
+    printed = capsys.readouterr().out
+    assert f"| tfgpipe | {tfgpipe.__version__} |" in printed
+    assert "| failed | ZeroDivisionError: division by zero |" in printed
+    assert (tmp_path / "report.md").read_text() == printed.rstrip("\n") + "\n"
+    first = report_of(tmp_path)
+    parts["speed"] = lambda devices: {"times as fast": 1.5}
+    parts["machine"] = None  # is not measured again
+    assert main(["tfgpipe", "report"]) == 0
+    found = report_of(tmp_path)
+    assert found["machine"] == first["machine"]
+    assert found["speed"]["times as fast"] == 1.5
+    assert "| odd | a\\|b |" in capsys.readouterr().out
+
+
+def test_report_has_known_parts(capsys):
+    assert main(["tfgpipe", "report", "--parts=machine,spead"]) == 2
+    assert "Received: 'spead'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_report_measures_all_parts(tmp_path):
+    """In a process of its own: operations are deterministic there."""
+    environment = {**os.environ, "KERAS_BACKEND": "tensorflow"}
+    environment["PYTHONPATH"] = str(pathlib.Path(tfgpipe.__file__).parents[1])
+    command = [sys.executable, "-m", "tfgpipe", "report"]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    found = report_of(tmp_path)
+    assert [*found] == [*report.PARTS]
+    bits = {k: v for k, v in found["numbers"].items() if "devices" in k}
+    assert {*bits.values()} == {"the bits of one"}
+    assert {name.split(",")[0] for name in bits} == {*SCHEDULES}
+    assert found["numbers"]["furthest weight from Keras's, K = M = 1"] == 0
+    exact = [found["checks"][name] for name in ("dense", "images", "attention")]
+    assert {*exact} == {"as plain Keras"}
