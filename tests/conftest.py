@@ -10,6 +10,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import pytest
+import slow_tests
 import tensorflow as tf
 from tensorflow.python.util import tf_stack
 
@@ -80,6 +81,15 @@ tf_stack.extract_stack = lambda stacklevel=1: _SOME_STACK
 # What was imported stays: collections need not look at it every time.
 gc.collect()
 gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)  # before those with a mark are left out
+def pytest_collection_modifyitems(items):
+    """Marks tests that take long on a machine like that of the list."""
+    slow = {*slow_tests.slow_tests()}
+    for item in items:
+        if item.nodeid in slow:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(tryfirst=True)  # before the fixtures of modules
