@@ -9,8 +9,7 @@ from tfgpipe.cells.model_trace import ModelCall, as_number, trace_model
 from tfgpipe.cells.outline import (
     Outline,
     SectionCall,
-    SectionSize,
-    filled,
+    makers,
     outline,
     shape_trace,
 )
@@ -27,12 +26,11 @@ __all__ = [
     "Outline",
     "Section",
     "SectionCall",
-    "SectionSize",
     "TaskCall",
     "Tracer",
     "as_number",
-    "filled",
     "is_whole",
+    "makers",
     "outline",
     "shape_trace",
     "trace_model",

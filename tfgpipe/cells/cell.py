@@ -12,13 +12,12 @@ from tfgpipe import failures, internals
 from tfgpipe.failures import add_note
 
 
-class Cell(keras.layers.Layer):
+class Cell:
     """Layers of a model, one after the other, on one device.
 
-    The model does not track it: names and files know nothing about cells. The
-    devices run it, one a replica. With `remat_groups`, each group of a cell of
-    the user's is such a cell, whose `number` is that of the user's, for errors;
-    it defaults to the index.
+    Names and files know nothing about cells. The devices run it, one a replica.
+    With `remat_groups`, each group of a cell of the user's is such a cell. Its
+    `number` is that of the user's, for errors; it defaults to the index.
 
     Attributes:
         steps: What it has of the model: `SectionCall`s, see `outline.py`.
@@ -38,7 +37,6 @@ class Cell(keras.layers.Layer):
         devices: Sequence[str],
         number: int | None = None,
     ):
-        super().__init__(name=f"cell_{index}", autocast=False, dtype="float32")
         self.index = index
         self.number = index if number is None else number
         self.steps = tuple(steps)
@@ -48,7 +46,6 @@ class Cell(keras.layers.Layer):
         self._told: set[str] = set()
         self.devices = tuple(devices)
         self.device = self.devices[0]
-        self.built = True
 
     @property
     def weights_by_layer(self) -> list[list[keras.Variable]]:

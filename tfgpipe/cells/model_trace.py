@@ -95,53 +95,27 @@ def trace_model(
 
     `x` and `labels` are nests of `tf.TensorSpec`s of a micro-batch.
     """
-    seen: list[_Seen] = []
+    seen: list[dict[str, Any]] = []
 
     def run(x: Any, labels: Any) -> Any:
         seen.append(_run(model, x, labels))
-        return [t for t in seen[-1].outputs if t is not None]
+        return [t for t in seen[-1]["outputs"] if t is not None]
 
     function = tf.function(run, **options.of_function)
     graph = function.get_concrete_function(x, labels).graph
     note_source(graph)
     _check_alone(graph)
-    found = seen[-1]
     return TracedModel(
         graph=graph,
         options=options,
         operations=tuple(graph.get_operations()),
         effects=tuple(graph.control_outputs),
-        **vars(found),
+        **seen[-1],
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Seen:
-    """What a run has shown, see `TracedModel`."""
-
-    tape: Any
-    sections: Sequence[Any]
-    cells: Sequence[int]
-    x: Sequence[Any]
-    labels: Sequence[Any]
-    uses: Sequence[Any]
-    state: Sequence[Any]
-    outputs: Sequence[Any]
-    attached: Sequence[Any]
-    structure: Any
-    losses: Sequence[Any]
-    num_head_losses: int
-    counts: Sequence[Any]
-    new_state: Sequence[Any]
-    assigned: Sequence[Any]
-    normalizations: Sequence[Any]
-    moments: Sequence[Any]
-    rules: Sequence[Any]
-    draws: Any
-    watches_x: bool
-
-
-def _run(model: ModelCall, x: Any, labels: Any) -> _Seen:
+def _run(model: ModelCall, x: Any, labels: Any) -> dict[str, Any]:
+    """What a run shows: the fields of a `TracedModel`, but for its graph."""
     moving = MovingStatistics(model.normalizations)
     tape = None
     if model.training:
@@ -198,31 +172,31 @@ def _run(model: ModelCall, x: Any, labels: Any) -> _Seen:
             "`keras.random.SeedGenerator` of the layer, or pass "
             "num_micro_batches=1."
         )
-    return _Seen(
-        tape,
-        sections.found,
-        [section.cell for section in sections.found],
-        tree.flatten(x),
-        tree.flatten(labels),
-        scope.uses,
-        [*scope.given.values()],
-        outputs,
-        attached,
-        structure_of(y),
-        losses,
-        len(sums),
-        counts,
-        new_state,
-        scope.values,
-        moving.layers,
-        [moving.moments[id(layer)] for layer in moving.layers],
-        [moving.rules[id(layer)] for layer in moving.layers],
-        {
+    return {
+        "tape": tape,
+        "sections": sections.found,
+        "cells": [section.cell for section in sections.found],
+        "x": tree.flatten(x),
+        "labels": tree.flatten(labels),
+        "uses": scope.uses,
+        "state": [*scope.given.values()],
+        "outputs": outputs,
+        "attached": attached,
+        "structure": structure_of(y),
+        "losses": losses,
+        "num_head_losses": len(sums),
+        "counts": counts,
+        "new_state": new_state,
+        "assigned": scope.values,
+        "normalizations": moving.layers,
+        "moments": [moving.moments[id(layer)] for layer in moving.layers],
+        "rules": [moving.rules[id(layer)] for layer in moving.layers],
+        "draws": {
             key: None if key in scope.overwritten else count
             for key, count in scope.draws.items()
         },
-        model.watches_x,
-    )
+        "watches_x": model.watches_x,
+    }
 
 
 def _made(tensor: Any) -> tf.Tensor:

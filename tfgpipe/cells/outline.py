@@ -35,7 +35,6 @@ class SectionCall(LayerCall):
 
     Attributes:
         section: The first section.
-        operations: Those of the graph that they made.
         read: The variables that they read, and no layer of a step holds.
     """
 
@@ -43,13 +42,11 @@ class SectionCall(LayerCall):
         self,
         section: Section,
         is_whole: bool,
-        operations: list[tf.Operation],
         read: list[keras.Variable],
     ):
         called = section.operation if is_whole else None
         super().__init__(called or stand_in(section.name, read))
         self.section = section
-        self.operations = operations
         self.read = read
 
     @property
@@ -57,6 +54,10 @@ class SectionCall(LayerCall):
         """All that the step has to hold."""
         held = {id(v): v for v in [*self.layer.variables, *self.read]}
         return [*held.values()]
+
+
+# With which sections a step begins, see `outline`.
+Starts = Callable[[Sequence[Section], Sequence[int]], Sequence[int]]
 
 
 class Outline(NamedTuple):
@@ -83,20 +84,9 @@ class Outline(NamedTuple):
         return max(0, bisect.bisect_right(starts, place) - 1)
 
 
-class SectionSize(NamedTuple):
-    """What a section has.
-
-    Attributes:
-        num_operations: Of those that make something.
-    """
-
-    section: Section
-    num_operations: int
-
-
-def filled(sections: Sequence[SectionSize]) -> list[int]:
-    """Those that make something, as steps: others go with the next one."""
-    return [i for i, one in enumerate(sections) if one.num_operations]
+def makers(_: Sequence[Section], num_operations: Sequence[int]) -> list[int]:
+    """Sections that make something, as steps: others go with the next one."""
+    return [i for i, count in enumerate(num_operations) if count]
 
 
 def outline(
@@ -104,7 +94,7 @@ def outline(
     layers: Sequence[keras.layers.Layer],
     spec: Any,
     flops: Callable[[tf.Operation], float],
-    starts: Callable[[Sequence[SectionSize]], Sequence[int]] = filled,
+    starts: Starts = makers,
     training: bool = True,
     is_split: bool = False,
 ) -> Outline:
@@ -115,7 +105,8 @@ def outline(
         layers: All that it consists of.
         spec: Nest of `keras.KerasTensor`s that it takes.
         flops: Counts those of an operation.
-        starts: Says with which sections a step begins.
+        starts: Says with which sections a step begins, by the sections and by
+            how many operations of each make something.
         training: Whether it is trained.
         is_split: Whether there will be several micro-batches.
     """
@@ -200,17 +191,14 @@ class _Reader:
         if calls == others:
             self._costs = self._flops_by_section(example, {}, 1)
 
-    def outline(
-        self, starts_of: Callable[[Sequence[SectionSize]], Sequence[int]]
-    ) -> Outline:
+    def outline(self, starts_of: Starts) -> Outline:
         """The steps, which begin with the sections that `starts_of` says."""
         traced, sections = self._traced, self._traced.sections
         count = [0] * len(self._costs)
         for op in self._made:
             own = traced.section_at(self._traced.places[op.name])
             count[min(own, len(count) - 1)] += 1
-        sizes = [*map(SectionSize, sections, count)]
-        firsts = starts_of(sizes) or [0]
+        firsts = starts_of(sections[: len(count)], count) or [0]
         ends = [0, *firsts[1:], len(count)]
         places = [sections[i].start for i in firsts]
 
@@ -222,7 +210,7 @@ class _Reader:
         for op in self._made:
             operations[step_of(op)].append(op)
         read, last_taken = self._reads(operations)
-        steps = self._steps(firsts, operations, read)
+        steps = self._steps(firsts, read)
         return Outline(
             traced,
             steps,
@@ -287,7 +275,6 @@ class _Reader:
     def _steps(
         self,
         firsts: Sequence[int],
-        operations: Sequence[list[tf.Operation]],
         read: Sequence[dict[int, keras.Variable]],
     ) -> list[SectionCall]:
         sections = self._traced.sections
@@ -308,12 +295,9 @@ class _Reader:
             SectionCall(
                 sections[first],
                 whole,
-                made,
                 [v for key, v in own.items() if key not in held],
             )
-            for first, whole, made, own in zip(
-                firsts, are_whole, operations, read
-            )
+            for first, whole, own in zip(firsts, are_whole, read)
         ]
 
     def _live_bytes(

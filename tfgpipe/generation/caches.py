@@ -99,7 +99,7 @@ def zeros_apart() -> Iterator[None]:
     for tensor in made:
         device = next(_devices_of_users(tensor), None)
         if device is not None and not tensor.op.device:
-            internals.set_device(tensor.op, device)
+            internals.put_on(tensor.op, device)
 
 
 def _is_known(shape: Any) -> bool:

@@ -720,11 +720,6 @@ def metric_calls(
     return calls
 
 
-def output_spec(function: Callable, *specs: Any) -> Any:
-    """What a function returns for `keras.KerasTensor`s."""
-    return _backend.compute_output_spec(function, *specs)
-
-
 def metric_function(metric: keras.metrics.Metric) -> Callable | None:
     """The function that a `MeanMetricWrapper` averages, or None."""
     if isinstance(metric, keras.metrics.MeanMetricWrapper):

@@ -657,12 +657,6 @@ def is_in_xla() -> bool:
     return graph is not None and _in_xla_context(graph)
 
 
-def set_device(op: tf.Operation, device: str) -> None:
-    """Moves an operation of a graph that is being made to another device."""
-    spec = tf.DeviceSpec.from_string("/" + device.lstrip("/"))
-    op._set_device(spec.to_string())
-
-
 def run_independently(op: tf.Operation) -> None:
     """Takes an operation out of TensorFlow's automatic control dependencies.
 

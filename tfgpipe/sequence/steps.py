@@ -31,15 +31,14 @@ from tfgpipe.cells import (
     Outline,
     Section,
     SectionCall,
-    SectionSize,
-    filled,
     is_whole,
+    makers,
     outline,
 )
 from tfgpipe.checks import is_amount
 from tfgpipe.costs import example_of, operation_flops
 from tfgpipe.graphs import TracedModel
-from tfgpipe.partition import cut_graph, partition
+from tfgpipe.partition import cut_graph
 
 # Larger calls are several steps, and all calls of fewer than this makes: four
 # cells can be even to a tenth.
@@ -157,17 +156,19 @@ class Steps:
         return contextlib.nullcontext()
 
     # ------------------------------------------------------ calls and steps
-    def _starts(self, sections: Sequence[SectionSize]) -> list[int]:
+    def _starts(
+        self, sections: Sequence[Section], num_operations: Sequence[int]
+    ) -> list[int]:
         """The sections with which steps begin."""
-        makers = filled(sections)
+        filled = makers(sections, num_operations)
         if not self.calls:
-            return makers
+            return filled
         own: list[list[int]] = [[] for _ in self.calls]
-        for i, place in enumerate(self.places([s.section for s in sections])):
+        for i, place in enumerate(self.places(sections)):
             if place is not None:
                 own[place].append(i)
         sizes = [_num_values(call.layer) for call in self.calls]
-        are_few, are_filled = len(sizes) * SHARE < 1, {*makers}
+        are_few, are_filled = len(sizes) * SHARE < 1, {*filled}
         starts = []
         for found, size in zip(own, sizes):
             inner = [i for i in found if i in are_filled]
@@ -176,8 +177,7 @@ class Steps:
         starts[0] = starts[0] or [0]
         self._counts = [*map(len, starts)]
         self.arguments = [
-            sections[found[0]].section.arguments if found else ()
-            for found in own
+            sections[found[0]].arguments if found else () for found in own
         ]
         return [*itertools.chain(*starts)]
 
@@ -256,9 +256,7 @@ class Steps:
         )
 
     def cut(self, costs: Sequence[float], num_partitions: int) -> list[int]:
-        """The number of calls, or of steps, of each cell, by their costs."""
-        if len(costs) != len(self.steps):  # before the model has run
-            return partition(costs, num_partitions)
+        """The number of steps of each cell, by their costs."""
         return cut_graph(costs, self.live_bytes, num_partitions)
 
 
