@@ -1,5 +1,6 @@
 """Layers that run once in one graph, and what is cut out of that graph."""
 
+import keras
 import tensorflow as tf
 from keras import tree
 
@@ -13,7 +14,28 @@ from tfgpipe.graphs import (
 )
 
 
-def model_call(layers, places=None, watches_x=False, **kwargs):
+class Watched(keras.layers.Layer):
+    """Subtracts weights of zeros from what comes in, a nest of specs.
+
+    Layers behind it have gradients with respect to their inputs: those of these
+    weights, negated.
+    """
+
+    def __init__(self, specs):
+        super().__init__(autocast=False)
+        self.zeros = [
+            self.add_weight(
+                [n or 1 for n in t.shape], "zeros", dtype=t.dtype.name
+            )
+            for t in tree.flatten(specs)
+        ]
+
+    def call(self, x):
+        flat = [t - w.value for t, w in zip(tree.flatten(x), self.zeros)]
+        return tree.pack_sequence_as(x, flat)
+
+
+def model_call(layers, places=None, **kwargs):
     """The call of layers, one after the other, each in a cell of its own.
 
     With `places`, each is in that cell.
@@ -34,7 +56,6 @@ def model_call(layers, places=None, watches_x=False, **kwargs):
         "is_split": False,
         "home": lambda layer, call: homes.get((id(layer), call)),
         "num_cells": max(places) + 1,
-        "watches_x": watches_x,
     }
     return ModelCall(call, layers, **{**given, **kwargs})
 
@@ -85,7 +106,7 @@ class Run:
         own = self.tasks[k]
         return own.pack_weights(
             [
-                tf.cast(use.variable.value, dtype)
+                tf.cast(tf.identity(use.variable.value), dtype)
                 for use, dtype in zip(own.part.uses, own.weight_dtypes)
             ]
         )
@@ -112,10 +133,10 @@ class Run:
         self.values.update((t.ref(), d) for t, d in pairs if t is not None)
 
     def backward(self, m=0, halves=False):
-        """Runs all backward tasks."""
+        """Runs all backward tasks, by halves where a cell has two."""
         for k, own in reversed([*enumerate(self.tasks)]):
             sums = self.sums.get(k)
-            if halves:
+            if halves and own.part.gives_back:
                 dx, self.kept[k] = own.input_gradient(*self.given(k))()
                 found = own.weight_gradient(*self.given(k), sums, m)()
             else:
@@ -126,6 +147,12 @@ class Run:
     def of(self, tensors):
         """Values of tensors of the graph, None where there is none."""
         return [None if t is None else self.values[t.ref()] for t in tensors]
+
+    def dx(self):
+        """The gradients of what `Watched` returns, the first layer."""
+        first = self.tasks[0]
+        own = self.gradients()[: len(first.part.uses)]
+        return [None if d is None else -d for d in own]
 
     def gradients(self):
         """The gradients of `TracedModel.uses`, finished."""

@@ -21,7 +21,7 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.cells.sections import Sections
 from tfgpipe.failures import note_source, warn
-from tfgpipe.graphs import TracedModel, TraceOptions, is_continuous
+from tfgpipe.graphs import TracedModel, TraceOptions
 from tfgpipe.micro_batches import structure_of
 from tfgpipe.state import (
     ModelScope,
@@ -44,7 +44,6 @@ class ModelCall:
         home: In which cell a call of a layer is to be, see `Sections`.
         around: A context for the call of a layer, see `Sections`.
         num_cells: How many cells there are; one, if nobody has made any.
-        watches_x: Whether gradients with respect to `x` are wanted, too.
         trains_others: Whether variables of other layers are trained, too.
     """
 
@@ -59,7 +58,6 @@ class ModelCall:
         [keras.Operation, int], contextlib.AbstractContextManager
     ] = lambda *_: contextlib.nullcontext()
     num_cells: int = 1
-    watches_x: bool = False
     trains_others: bool = False
 
     @property
@@ -147,8 +145,6 @@ def _run(model: ModelCall, x: Any, labels: Any) -> dict[str, Any]:
         internals.noting_losses(model.layers) as added,
         recording,
     ):
-        if model.watches_x and tape is not None:
-            tape.watch([t for t in tree.flatten(x) if is_continuous(t)])
         y = model.call(x, model.training)
         sections.begin(model.num_cells - 1)
         if model.head is not None:
@@ -195,7 +191,6 @@ def _run(model: ModelCall, x: Any, labels: Any) -> dict[str, Any]:
             key: None if key in scope.overwritten else count
             for key, count in scope.draws.items()
         },
-        "watches_x": model.watches_x,
     }
 
 

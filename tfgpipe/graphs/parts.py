@@ -152,7 +152,7 @@ class _Cutting:
         traced, made = self._traced, self._made
         gradients = [tensors([d]) for d in made.dw]
         owners = [self._owner(own) for own in gradients]
-        results = [*traced.results, *(d for d in made.dx if d is not None)]
+        results = traced.results
         wanted = [*results, *(t for own in gradients for t in own)]
         needed = self._needed(wanted)
         for op in self._whole.operations:

@@ -34,8 +34,6 @@ from tfgpipe.graphs.cut import functions_of
 from tfgpipe.graphs.gradient_sums import (
     Gradient,
     as_merged,
-    as_tensor,
-    is_continuous,
     lookups,
 )
 
@@ -140,7 +138,6 @@ class TracedModel:
         rules: For each, its calls' rules.
         draws: By the id of a seed, how often it is drawn; None for one that
             got another value than the next one.
-        watches_x: Whether gradients with respect to `x` are wanted, too.
     """
 
     graph: Any
@@ -166,7 +163,6 @@ class TracedModel:
     moments: Sequence[Sequence[Any]]
     rules: Sequence[Sequence[Any]]
     draws: Mapping[int, int | None]
-    watches_x: bool
 
     @functools.cached_property
     def _starts(self) -> list[int]:
@@ -344,7 +340,6 @@ class Differentiated:
             where there is none.
         dlosses: Those of the losses, scalars.
         dw: Those of `TracedModel.uses`.
-        dx: Those of `TracedModel.x`, None where there is none.
         places: For each operation by its name, the place in the forward pass to
             which it belongs.
         backward: The names of those of the backward pass.
@@ -354,7 +349,6 @@ class Differentiated:
     dy: Sequence[Any]
     dlosses: Sequence[Any]
     dw: Sequence[Gradient]
-    dx: Sequence[Any]
     places: Mapping[str, int]
     backward: set[str]
 
@@ -366,7 +360,6 @@ def without_gradients(traced: TracedModel) -> Differentiated:
         [None] * len(traced.handed_out),
         [None] * len(traced.losses),
         [Gradient()] * len(traced.uses),
-        [None] * len(traced.x),
         dict(traced.places),
         set(),
     )
@@ -389,8 +382,6 @@ def differentiate(
         given = zip([*traced.handed_out, *traced.losses], [*dy, *dlosses])
         pairs = [(t, d) for t, d in given if d is not None]
         sources = [use.tensor for use in traced.uses]
-        x = [t if traced.watches_x else None for t in traced.x]
-        sources += [t for t in x if is_continuous(t)]
         found: list[Any] = [None] * len(sources)
         with internals.noting_gradients(graph) as notes:
             if pairs and found:
@@ -399,17 +390,13 @@ def differentiate(
                     found = traced.tape.gradient(
                         [t for t, _ in pairs], sources, [d for _, d in pairs]
                     )
-        left = iter(found)
         dw = [
-            _of_lookups(next(left), use.variable).in_dtype(
-                traced.options.gradient_dtype
-            )
-            for use in traced.uses
+            _of_lookups(d, use.variable).in_dtype(traced.options.gradient_dtype)
+            for d, use in zip(found, traced.uses)
         ]
-        dx = [as_tensor(next(left)) if is_continuous(t) else None for t in x]
     _check_gradients(traced)
     places, backward = _placed(traced, notes)
-    return Differentiated(traced, dy, dlosses, dw, dx, places, backward)
+    return Differentiated(traced, dy, dlosses, dw, places, backward)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from keras import layers as kl
 from kinds import Block, step
 from own_layers import Fork, Join
 from quick import quick
-from traces import Run, differentiated, tasks_of, traced
+from traces import Run, Watched, differentiated, tasks_of, traced
 
 import tfgpipe
 from tfgpipe.graphs import cut
@@ -69,8 +69,11 @@ CARRYING = {
 }
 
 
-def prepared(make, shape, watches_x=True):
-    """Layers with their variables, the inputs, and the graph of both."""
+def prepared(make, shape, is_watched=True):
+    """Layers with their variables, the inputs, and the graph of both.
+
+    They are the last cell; if their inputs have gradients, behind another.
+    """
     keras.utils.set_random_seed(2)
     x = tf.constant(
         np.random.default_rng(0).standard_normal((ROWS, *shape)),
@@ -80,8 +83,9 @@ def prepared(make, shape, watches_x=True):
     for layer in layers:
         y = layer(y)  # creates the variables
     spec = tf.TensorSpec(x.shape, x.dtype)
-    places = [0] * len(layers)
-    made = differentiated(traced(layers, spec, places, watches_x=watches_x))
+    before = [Watched(spec)] if is_watched else []
+    places = [0] * len(before) + [len(before)] * len(layers)
+    made = differentiated(traced([*before, *layers], spec, places))
     return layers, x, made
 
 
@@ -159,7 +163,7 @@ def run(name, halves, keeps, sums=False):
         dw = one.gradients()
         return (
             one.of([*model.outputs, *model.losses]),
-            one.of(made.dx),
+            one.dx(),
             [dw[places[id(v)]] for v in weights],
         )
 
@@ -228,12 +232,12 @@ def test_each_half_has_its_own_products():
         one.backward(halves=True)
         one.kept, one.sums = kept, {}
         one.backward()
-        return one.of(made.dx)
+        return one.dx()
 
     in_graph(step)
     products = {
         str(key): types(function._call._function.graph).count("MatMul")
-        for key, function in tasks[0].graph._functions.items()
+        for key, function in tasks[-1].graph._functions.items()
     }
     assert sorted(products.values()) == [3, 3, 3, 6]
 
@@ -246,10 +250,10 @@ def test_no_function_computes_what_another_one_has_computed(name):
     def step():
         one = begun(made, tasks, x)
         one.backward(halves=True)
-        return one.of(made.dx)
+        return one.dx()
 
     in_graph(step)
-    found = tasks[0].graph._functions
+    found = tasks[-1].graph._functions
     made = [
         {
             op.name
@@ -265,8 +269,8 @@ def test_no_function_computes_what_another_one_has_computed(name):
 
 def test_cell_whose_inputs_need_no_gradient_is_not_split():
     for needs_dx in (False, True):
-        *_, made = prepared(*CELLS["dense"], watches_x=needs_dx)
-        facts = tasks_of(made)[0].facts(True, needs_dx)
+        *_, made = prepared(*CELLS["dense"], is_watched=needs_dx)
+        facts = tasks_of(made)[-1].facts(True, needs_dx)
         assert facts.has_halves == needs_dx
 
 

@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 from keras import layers as kl
-from traces import differentiated, traced
+from traces import Watched, differentiated, traced
 
 from tfgpipe.graphs import parts_of
 
@@ -35,22 +35,24 @@ def names(tensors):
 def test_skip_goes_straight_from_its_maker_to_each_cell_that_takes_it():
     """The cell in between does not hand it on."""
     layers = [
+        Watched([SPEC]),
         Does(lambda x: (tf.sin(x),)),
         Does(lambda h: (h, tf.tanh(h))),
         Does(lambda h, y: (h, tf.exp(y))),
         Does(lambda h, y: h + y),
     ]
-    found = parts(layers, [SPEC], watches_x=True)
-    (skip,) = found[0].gives
+    found = parts(layers, [SPEC])
+    (skip,) = found[1].gives
     assert [skip.name in names(part.takes) for part in found] == [
+        False,
         False,
         True,
         False,
         True,
     ]
-    assert [len(part.gives) for part in found] == [1, 1, 1, 1]
+    assert [len(part.gives) for part in found] == [1, 1, 1, 1, 1]
     # So do the gradients of its uses, which are added up where the first is.
-    assert [len(part.takes_back) for part in found] == [1, 2, 1, 1]
+    assert [len(part.takes_back) for part in found] == [1, 1, 2, 1, 1]
 
 
 def test_rows_come_from_outside_to_each_cell_that_takes_them():

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from keras import layers as kl
 from kinds import Block
-from traces import differentiated, traced
+from traces import Watched, differentiated, traced
 
 import tfgpipe
 from tfgpipe.graphs import part_key, parts_of
@@ -21,17 +21,11 @@ def key(*layers, inputs=1, shape=(None, 6, 4)):
     for layer in layers:
         if not layer.built:
             layer.build(shape)
-    x = [tf.TensorSpec(shape)] * inputs
-    made = differentiated(
-        traced(
-            layers,
-            x if inputs > 1 else x[0],
-            [0] * len(layers),
-            watches_x=True,
-        )
-    )
+    x = [tf.TensorSpec(shape)] * inputs if inputs > 1 else tf.TensorSpec(shape)
+    places = [0, *(1 for _ in layers)]
+    made = differentiated(traced([Watched(x), *layers], x, places))
     _KEPT.append(made)
-    (part,) = parts_of(made, 1, [[] for _ in made.dw])
+    _, part = parts_of(made, 2, [[] for _ in made.dw])
     return part_key(part, [])
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers as kl
-from traces import Run, differentiated, tasks_of, traced
+from traces import Run, Watched, differentiated, tasks_of, traced
 
 from tfgpipe.graphs import differentiate, parts_of
 
@@ -70,8 +70,9 @@ def by_tape(functions, x, w):
 def test_gradients_are_those_of_a_tape_wherever_it_is_cut(name, cut):
     functions = FUNCTIONS[name]
     layers = [Does(function) for function in functions]
-    places = [i if cut else 0 for i in range(len(layers))]
-    made = differentiated(traced(layers, [SPEC] * 2, places, watches_x=True))
+    places = [0, *(1 + i if cut else 1 for i in range(len(layers)))]
+    given = [SPEC] * 2
+    made = differentiated(traced([Watched(given), *layers], given, places))
     tasks = tasks_of(made)
 
     def step(x, w):
@@ -80,7 +81,7 @@ def test_gradients_are_those_of_a_tape_wherever_it_is_cut(name, cut):
         outputs = one.of(made.traced.outputs)
         one.begin_backward([tf.cos(y) for y in outputs], [])
         one.backward()
-        return outputs, one.of(made.dx)
+        return outputs, one.dx()
 
     x, w = tf.constant(X), tf.constant(W)
     found = tf.function(step, autograph=False)(x, w)
@@ -97,10 +98,10 @@ def kinds_of(part):
 
 def test_gradient_of_an_operation_is_where_that_is():
     layers = [kl.Lambda(tf.sin), kl.Lambda(tf.tanh), kl.Lambda(tf.sigmoid)]
-    made = differentiated(traced(layers, SPEC, watches_x=True))
-    parts = parts_of(made, 3, [])
+    made = differentiated(traced([Watched(SPEC), *layers], SPEC))
+    parts = parts_of(made, 4, [[]])
     found = [kinds_of(part) for part in parts]
-    own = ["Cos", "TanhGrad", "SigmoidGrad"]
+    own = ["Neg", "Cos", "TanhGrad", "SigmoidGrad"]
     for k, kind in enumerate(own):
         assert [i for i, kinds in enumerate(found) if kind in kinds] == [k]
     for part in parts:
@@ -112,15 +113,16 @@ def test_gradient_of_an_operation_is_where_that_is():
 def test_sum_of_gradients_is_where_the_first_of_them_is():
     """One gradient goes back to the cell that has made the tensor."""
     layers = [
+        Watched([SPEC]),
         Does(lambda x: (tf.sin(x),)),
         Does(lambda y: (y, tf.tanh(y))),
         Does(lambda y, z: y * z),
     ]
-    made = differentiated(traced(layers, [SPEC], watches_x=True))
-    parts = parts_of(made, 3, [])
-    assert [len(part.takes_back) for part in parts] == [1, 2, 1]
-    assert kinds_of(parts[1]) & {"AddN", "AddV2"}
-    assert not kinds_of(parts[0]) & {"AddN", "AddV2"}
+    made = differentiated(traced(layers, [SPEC]))
+    parts = parts_of(made, 4, [[]])
+    assert [len(part.takes_back) for part in parts] == [1, 1, 2, 1]
+    assert kinds_of(parts[2]) & {"AddN", "AddV2"}
+    assert not kinds_of(parts[1]) & {"AddN", "AddV2"}
 
 
 class Has(kl.Layer):
@@ -150,12 +152,11 @@ def test_weight_without_influence_has_no_gradient():
 def test_what_has_no_gradient_from_outside_has_none():
     model = traced([Does(lambda x, w: (2 * x, 3 * w))], [SPEC] * 2)
     assert differentiate(model, [False, False], []).backward == set()
-    model = traced(
-        [Does(lambda x, w: (2 * x, 3 * w))], [SPEC] * 2, watches_x=True
-    )
+    given = [SPEC] * 2
+    model = traced([Watched(given), Does(lambda x, w: (2 * x, 3 * w))], given)
     made = differentiate(model, [True, False], [])
     assert [d is not None for d in made.dy] == [True, False]
-    assert [d is not None for d in made.dx] == [True, False]
+    assert [d.dense is not None for d in made.dw] == [True, False]
 
 
 def test_gradients_of_lookups_stay_sparse_and_apart():
