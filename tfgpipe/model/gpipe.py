@@ -232,16 +232,8 @@ class GPipe(Saving, Rehearsals):
             self.build_for_spec(self._source.input_spec)
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Runs the layers one after the other, without a pipeline."""
-        inputs = self.cast_inputs(inputs)
-        if self._source.model is not None:
-            return self._source.model(inputs, training=training)
-        # Each layer is told, or it is what the last layer left to others.
-        kwargs = {} if training is None else {"training": training}
-        self.built_for("a call")
-        for layer in self.sequence:  # each where its weights are
-            inputs = layer(inputs, **kwargs)
-        return inputs
+        """Calls the model without a pipeline, each layer on its device."""
+        return self._source.call(self.cast_inputs(inputs), training)
 
     # ------------------------------------------------ what a user hands data to
     fit = _compiled("fit")

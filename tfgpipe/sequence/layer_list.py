@@ -69,7 +69,7 @@ class LayerList(Steps):
         if not self.problems:
             self._check_graph(first, start)
 
-    def call(self, x: Any, training: bool) -> Any:
+    def call(self, x: Any, training: bool | None) -> Any:
         """Calls the layers one after the other, or the model that they are."""
         for model in self.models:
             if model.built:
@@ -328,14 +328,16 @@ def _building(layers: Sequence[keras.layers.Layer]) -> Iterator[None]:
         yield
 
 
-def _called(layer: keras.layers.Layer, x: Any, training: bool) -> Any:
+def _called(layer: keras.layers.Layer, x: Any, training: bool | None) -> Any:
     """What a layer makes of `x`, with the mask that it has in a model.
 
     Keras hangs none on a tensor that has one. In a model of the layers a tensor
     that a layer only hands on has the mask that this layer makes all the same.
     """
     mask = None if tree.is_nested(x) else internals.get_mask(x)
-    made = layer(x, training=training)
+    # None would be in the place of the layer's own default.
+    told = {} if training is None else {"training": training}
+    made = layer(x, **told)
     if made is not x or mask is None or not layer.supports_masking:
         return made
     own = layer.compute_mask(x, mask)

@@ -78,8 +78,8 @@ class Steps:
         self._flops: list[float] = []
         self._traced: TracedModel | None = None
 
-    def call(self, x: Any, training: bool) -> Any:
-        """Calls the model."""
+    def call(self, x: Any, training: bool | None) -> Any:
+        """Calls the model; None for what its layers do by default."""
         raise NotImplementedError
 
     def opened(self) -> set[int]:

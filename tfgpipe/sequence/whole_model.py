@@ -17,9 +17,9 @@ from tfgpipe.sequence.restrictions import check_model_rows
 from tfgpipe.sequence.steps import Steps
 
 
-def called_model(model: keras.Model, x: Any, training: bool) -> Any:
-    """Calls a model as Keras's steps do."""
-    if internals.takes_training(model):
+def called_model(model: keras.Model, x: Any, training: bool | None) -> Any:
+    """Calls a model as Keras's steps do; None for its own default."""
+    if training is not None and internals.takes_training(model):
         return model(x, training=training)
     return model(x)
 
@@ -70,7 +70,7 @@ class WholeModel(Steps):
             ]
             self.costs = [None] * len(self.calls)
 
-    def call(self, x: Any, training: bool) -> Any:
+    def call(self, x: Any, training: bool | None) -> Any:
         """Calls the model, which finds itself compiled, if it is."""
         trainer, known = self.trainer(), {}
         if trainer is not None and trainer.compiled:

@@ -753,6 +753,54 @@ def test_call_is_differentiable_and_equals_predict():
     assert_close(y.numpy(), model.predict(x, verbose=0), tolerance=1e-5)
 
 
+class Inverts(kl.Layer):
+    """Hands its input on, with another mask."""
+
+    supports_masking = True
+
+    def call(self, x):
+        return x
+
+    def compute_mask(self, x, mask=None):
+        return None if mask is None else ~mask
+
+
+@pytest.mark.parametrize("training", [None, False, True])
+@pytest.mark.parametrize("kind", ["list", "sequential", "functional"])
+def test_call_has_the_masks_of_keras(kind, training):
+    inputs = keras.Input((4,), dtype="int32")
+    items = [kl.Embedding(5, 3, mask_zero=True), Inverts(), kl.LSTM(2)]
+    plain = keras.Sequential([inputs, *items])
+    given = {
+        "list": [inputs, *items],
+        "sequential": plain,
+        "functional": keras.Model(plain.inputs, plain.outputs),
+    }[kind]
+    model = tfgpipe.GPipe(given, 2, 3)
+    ids = np.array([[1, 2, 0, 0], [3, 0, 0, 0], [1, 1, 1, 1]])
+    told = {} if training is None else {"training": training}
+    assert_same(model(ids, **told), plain(ids, **told))
+    if not training:
+        assert_same(model(ids, **told), model.predict(ids, verbose=0))
+
+
+class Doubles(keras.Model):
+    """Trains unless it is told not to."""
+
+    def call(self, x, training=True):
+        return x * 2.0 if training else x
+
+
+def test_call_of_a_model_has_the_default_of_its_own():
+    plain = Doubles()
+    plain(np.ones((2, 3)))
+    model = tfgpipe.GPipe(plain, 1, 2)
+    model.build((None, 3))
+    for told in ({}, {"training": False}, {"training": True}):
+        ones = np.ones((2, 3), "float32")
+        assert_same(model(ones, **told), plain(ones, **told))
+
+
 # ---------------------------------------------------------- mixed precision
 @pytest.mark.parametrize(
     "policy",
