@@ -12,6 +12,9 @@ trace asks, before each layer, function and task, whether it shall go on. If
 not, it unwinds as after an error, and what is to be done then is done outside
 of all graphs, where variables have the values that they had before the step.
 
+Operations are named cell_K/layer_I: `Cell.named_as` turns that into words, also
+for equal cells, which share functions.
+
 Warnings come for each model, and not once a process. Python shows a text once
 for the line that warns: a second model with a layer of the same name would not
 be warned of.

@@ -26,10 +26,10 @@ Cost: O(K L log L) integer operations and O(K L) memory; 1,663 layers into 128
 cells take up to 0.4 s (0.01 s where the cells come out nearly equal). Costs
 that lie hundreds of orders of magnitude apart make long integers, and seconds.
 
-Limits: the cost of a cell is the sum of its layers' costs; what crosses the
-boundaries is not counted. With costs that are not whole numbers, two largest
-cells that differ by less than one part in 2**40 count as equal, so that the
-rounding of the costs (0.1 + 0.2 is not 0.3) does not outweigh the variance.
+Limits: the cost of a cell is the sum of its layers' costs; `partition` does not
+count what crosses, `cut_graph` does. With costs that are not whole numbers, two
+largest cells that differ by less than one part in 2**40 count as equal, so that
+the rounding of the costs (0.1 + 0.2 is not 0.3) does not outweigh the variance.
 
 A graph is cut where few bytes cross. In a model with skip connections, what
 crosses from cell to cell depends on where a cell ends: at the end of a block it

@@ -26,8 +26,8 @@ class Cell:
             `run/pipeline.py` shares out the others.
         called: What was called in it, in order, when the model was traced
             last: `failures.py` names them.
-        traced_as: The indices of the cells, equal to this one, in whose names
-            its operations run.
+        traced_as: The cells whose names stand in this cell's operations: its
+            own index, and that of the equal cell whose functions it shares.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class _StandIn(keras.layers.Layer):
 def stand_in(
     name: str, variables: Sequence[keras.Variable] = ()
 ) -> keras.layers.Layer:
-    """What stands for an operation, with what it reads."""
+    """A layer in the place of an operation; holds its variables."""
     layer = _StandIn(name=name.replace("/", "_"))
     layer.read = list(variables)
     layer.built = True

@@ -32,7 +32,7 @@ from tfgpipe.state import (
 
 @dataclasses.dataclass(frozen=True)
 class ModelCall:
-    """What is to be run once.
+    """A model, and how to run it.
 
     Attributes:
         call: Calls the model: `call(x, training)`.
@@ -146,7 +146,7 @@ def _run(model: ModelCall, x: Any, labels: Any) -> dict[str, Any]:
         recording,
     ):
         y = model.call(x, model.training)
-        sections.begin(model.num_cells - 1)
+        sections.begin(model.num_cells - 1)  # the head, in the last cell
         if model.head is not None:
             sums, counts = model.head(y, labels)
         own = [_checked(loss, x, model) for loss in added(scope.losses)]

@@ -30,8 +30,8 @@ from tfgpipe.graphs import TracedModel, TraceOptions, follows
 class SectionCall(LayerCall):
     """Some sections as a step of a model.
 
-    Its layer is what it has to hold: that which the first section calls, if
-    the step has the whole call; else one that stands for what is read.
+    `layer` holds its variables: the called layer, if the whole call is in the
+    step; else a stand-in with the variables that are read.
 
     Attributes:
         section: The first section.

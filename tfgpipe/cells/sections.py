@@ -34,13 +34,13 @@ class Section(NamedTuple):
     """A call of a layer, up to the next call.
 
     Attributes:
-        around: The layers that are being called, the innermost, or an
-            operation, at last; none before all calls and behind them.
+        around: The layers that are being called, the outermost first, and at
+            last what is called; empty outside of all calls.
         call: Which call of the last one it is: 0, 1, ...
         start: How many operations the graph had before it.
         cell: In which cell it is.
         ends: How many it had when that call returned, and then those around
-            it, as long as no other section had begun.
+            it, if no other section had begun before.
         arguments: The tensors that it is called on, and what else.
     """
 

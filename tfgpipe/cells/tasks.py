@@ -181,7 +181,7 @@ class CellTasks:
         weights: Any,
         kept: KeptValues | None = None,
     ) -> dict[Any, Any]:
-        """What a task may take, by what it is of the graph that was cut."""
+        """The values that a task may take, by the tensors of the cut graph."""
         cut = self.graph
         found = {
             first.ref(): values[own.ref()]

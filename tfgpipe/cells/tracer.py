@@ -62,7 +62,7 @@ class Tracer:
         self._known: dict[Any, CellGraph] = {}
 
     def led(self, x: Any) -> Any:
-        """The mini-batch, after what shortens TensorFlow's first step."""
+        """The mini-batch behind an operation that shortens the first step."""
         if self._options.jit_compile:
             return x
         with tf.control_dependencies([internals.analysis_stopper()]):

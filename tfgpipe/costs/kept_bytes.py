@@ -274,7 +274,7 @@ class LayerGradient:
         return self._known[ref]
 
     def reads(self, taken: Iterable[Any]) -> Reads:
-        """What tensors that a gradient takes are of."""
+        """From which inputs the tensors follow that a gradient takes."""
         found = [self.follows(t) for t in taken]
         known = [own for own in found if own is not None]
         return Reads(frozenset().union(*known), len(known) < len(found))

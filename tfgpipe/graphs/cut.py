@@ -1,9 +1,9 @@
 r"""Cuts functions out of one traced graph.
 
-Python runs a cell's layers once. The graph of that run, with the operations
-that differentiate it, is the source from which all functions of the cell are
-cut: the forward pass alone, the forward pass with what the backward pass needs
-of it, the backward pass, and each half of that.
+Python runs the model once. All functions of all cells are cut out of the graph
+of that run, with the operations that differentiate it: the forward pass alone,
+the forward pass with what the backward pass needs of it, the backward pass, and
+each half of that.
 
 A function takes some tensors of the graph, or bundles of them, and computes
 others. It holds a copy of the operations in between and nothing else:
@@ -21,7 +21,7 @@ What one run of Python has made is cut, and not traced a second time: so the
 bits of a recomputed h are those of the first one, and a layer that draws random
 numbers, or prints, is called once a trace.
 
-Where the graph of a cell adds up over replicas, see
+Where a cell's part of it adds up over replicas, see
 `state/batch_normalization.py`, a function ends, and the next one takes the
 total:
 
@@ -518,7 +518,7 @@ _TYPE = "PlaceholderWithDefault"
 
 @tf.custom_gradient
 def sum_over_replicas(tensor: tf.Tensor) -> Any:
-    """The point of a cell's graph where the partners' tensors are added up."""
+    """The point of a graph where the partners' tensors are added up."""
 
     def point(value: tf.Tensor) -> tf.Tensor:
         return tf.raw_ops.PlaceholderWithDefault(

@@ -1,8 +1,8 @@
 """Tells cells that compute the same, by their graphs; `cells/tracer.py` asks.
 
-A deep model repeats a few blocks. Python runs the layers of each cell; cells of
-equal graphs then share all that is made of one: the backward pass, what is
-kept, the functions of the tasks. A graph is a function of its arguments, and
+A deep model repeats a few blocks. Cells whose parts of the model's graph are
+equal, backward pass included, share the functions of their tasks, which are cut
+out of one of them. A graph is a function of its arguments, and
 variables are among them, so whatever else a layer's code may see, of itself or
 of anything, shows in the graph. A key is all that a graph says, except names.
 

@@ -64,7 +64,7 @@ class Head:
 def _sums_and_counts(
     compiled: Any, y: Any, y_pred: Any, sample_weight: Any
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Has a compiled loss find each output's labels, and adds up instead."""
+    """Adds up each output's loss; the compiled loss finds the labels."""
     sums: list[tf.Tensor] = []
     counts: list[tf.Tensor] = []
 

@@ -1,6 +1,7 @@
 """What a `GPipe` says of its cells, its inputs and its outputs.
 
-`build` calls the layers on symbolic tensors that begin at a `keras.Input`. They
+A list of layers gets symbolic outputs when they are first asked for:
+`Built.model` calls the layers on symbolic tensors from a `keras.Input` on. They
 are the model's `inputs` and `outputs`, and those of its layers: functional
 models can be made of them.
 """

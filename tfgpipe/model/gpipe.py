@@ -1,12 +1,13 @@
 """`GPipe`: a list of Keras layers as a model that spans several devices.
 
-That of a task of KerasHub takes what the task does: texts. A task prepares data
+A `GPipe` of a KerasHub task takes texts, as the task does. A task prepares data
 by its preprocessor, in methods of its own, which then call those of Keras. Here
 these are the pipeline's:
 
     pipeline.fit(texts) -> task.fit(texts) -> keras.Model.fit(pipeline, tokens)
 
-So is `compile`, in which a task chooses what is not given, and a sampler.
+`compile` goes the same way: the task chooses the arguments that are left out,
+and a sampler.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ def _argument_names() -> list[str]:
 
 
 def _by_task(name: str, does: Callable[[Any], bool]) -> Callable:
-    """A method of Keras, which the model that has the layers is asked first.
+    """Wraps a method of `keras.Model`.
 
-    If it is a task that `does` something to what the method is given.
+    Where `does(task)` holds, the task's own method runs first.
     """
     plain = internals.Replaceable(keras.Model, name)
 

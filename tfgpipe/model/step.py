@@ -93,7 +93,7 @@ def trace(
     trial: Trial | None = None,
     kind: type[MiniBatch] = MiniBatch,
 ) -> MiniBatch:
-    """A mini-batch for which the cells are traced, and tried by `trial`.
+    """A mini-batch for which the model is traced, and tried by `trial`.
 
     `x` is what the first layer takes, `labels` are y and sample_weight, nests
     or None. `compiles` is whether XLA compiles cells also where it need not;

@@ -1,9 +1,9 @@
 """Where the backward pass starts: counts, and gradients of the loss.
 
-What losses count is known before they are. A loss that is added up is divided
-by a number of rows, unmasked positions or weights. It rarely depends on what
-the layers compute: a function cut out of each cell computes nothing but what
-the numbers follow from, so that a backward pass can start before the last
+The counts of losses are known before the losses. A loss that is added up is
+divided by a number of rows, unmasked positions or weights. It rarely depends on
+what the layers compute: a function cut out of each cell computes nothing but
+what the numbers follow from, so that a backward pass can start before the last
 forward pass has ended. Where they do depend on it, that is computed twice.
 """
 

@@ -38,8 +38,8 @@ class MiniBatch:
         head: Loss and metrics of a micro-batch, or None.
         remat: Which micro-batches are computed again.
         tracer: Makes the graph, and the functions of the cells.
-        trial: Tries layers before they are traced, if there are several
-            micro-batches; None for nothing.
+        trial: Tries the traced model, if there are several micro-batches; None
+            for no trial.
 
     Attributes:
         cells: The cells.

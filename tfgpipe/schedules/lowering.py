@@ -1,11 +1,11 @@
 """From a schedule to the program of a step, by passes.
 
-    limited           drops micro-batches that a short mini-batch has not
-    grouped           makes a cell several, which are recomputed one at a time
-    without_gradient  drops what nothing trained asks for
-    merged            joins halves of a backward pass that cannot be apart
-    recomputed        notes what is kept; recomputes the rest before its use
-    placed            numbers micro-batches and devices of a replica
+    limited                drops micro-batches that a short mini-batch has not
+    grouped                makes a cell several, recomputed one at a time
+    without_gradient       drops what nothing trained asks for
+    whole_backward_passes  joins halves of one that cannot run apart
+    recomputed             notes what is kept; recomputes the rest before use
+    placed                 numbers micro-batches and devices of a replica
 
 Each takes operations in an order in which they can run, and returns such.
 
@@ -200,7 +200,7 @@ def without_gradient(ops: Iterable[Op], facts: Sequence[CellFacts]) -> list[Op]:
 def whole_backward_passes(
     ops: Iterable[Op], facts: Sequence[CellFacts]
 ) -> list[Op]:
-    """Halves that cannot be apart are one, where its result is waited for.
+    """Joins halves that cannot run apart, at the half whose result is awaited.
 
     That is where the input gradient is if the cell before needs it, and where
     the weight gradient is if none does.

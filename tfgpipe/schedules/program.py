@@ -28,7 +28,7 @@ class Op(NamedTuple):
     """One computation of one micro-batch in one cell, on its device.
 
     Attributes:
-        kind: One of `kinds.KINDS`.
+        kind: One of `KINDS`.
         cell: Index of the cell; each group of layers that is computed again
             at once is a cell.
         micro_batch: Index of the micro-batch in the mini-batch.

@@ -185,8 +185,8 @@ class Schedule:
         if len(facts) != self.num_cells:
             raise ValueError(
                 "`facts` must be those of each cell of the schedule, "
-                f"{self.num_cells}. Received: {len(facts)}. Pass one `Facts` a "
-                "cell, or none."
+                f"{self.num_cells}. Received: {len(facts)}. Pass one "
+                "`CellFacts` a cell, or none."
             )
         return lower(lambda _: self, facts, rules, [self.num_micro_batches])
 

@@ -53,14 +53,15 @@ class Steps:
 
     Attributes:
         layers: The Keras layers.
-        calls: What the user counts; none where that is known by a run.
+        calls: The calls that the user counts; empty for a model with its own
+            `call`.
         costs: For each what the user said of its cost, or None.
         steps: What cells are made of, once inputs are known.
         live_bytes: What crosses if a cell begins with a step, for one row.
         arguments: What each call was given in that run.
         input_spec: Nest of `keras.KerasTensor`s that comes in, or None.
         problems: What is wrong.
-        models: Those that the layers are also used by, as far as is known.
+        models: The models that share these layers, if they are known.
     """
 
     layers: list[keras.layers.Layer]
@@ -112,7 +113,7 @@ class Steps:
         """Refuses outputs that are not one a row."""
 
     def take_traced(self) -> TracedModel | None:
-        """That run, for one who adds to its graph; None if it was taken."""
+        """The graph of the run on shapes, once: the caller may add to it."""
         traced, self._traced = self._traced, None
         return traced
 

@@ -14,7 +14,7 @@ own rows, and the partners' sums are added up. The constant c, the same in all
 replicas, is the moving mean: the nearer to the mean, the less is lost to
 rounding.
 
-The addition is a point in the graph of a cell, in the forward pass and, as it
+The addition is a point in the model's graph, in the forward pass and, as it
 is its own derivative, in the backward pass: every replica receives the sum, so
 every replica sends back a gradient for it. `graphs/cut.py` cuts the
 graph there, and `run/chain.py` adds up. Nothing else knows of it.
@@ -178,9 +178,9 @@ def is_synchronized(layer: Any) -> bool:
 
 
 def choosing_moments(graph: Any) -> Callable:
-    """The moments by which each layer of a cell normalises.
+    """The moments by which each layer of a model normalises.
 
-    Only in the graph of the cell, this one, can partners add up.
+    Only in the model's graph, this one, can partners add up.
     """
 
     def moments(layer: Any, inputs: Any, mask: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Sums over rows are told from means by the operations that made them."""
+"""Losses that layers add up over rows are told from means by a trial."""
 
 import warnings
 

@@ -77,8 +77,6 @@ def test_costs_that_are_given_in_between_leave_the_others_to_be_estimated():
     layers = frames_as_rows()
     layers[2] = (layers[2], 7.0)
     model = tfgpipe.GPipe([keras.Input((5, 6)), *layers], 1)
-    # What that layer makes of an example is not known: taken for one row, it
-    # cannot be unfolded.
     assert [cell.cost for cell in model.cells()] == [5 * 78 + 7 + 5 * 14]
 
 
