@@ -490,6 +490,17 @@ def test_outputs_across_rows_are_refused_when_built(layer, shape):
     tfgpipe.GPipe(layers, 2, 1)
 
 
+def test_an_axis_of_all_rows_inside_of_a_list_is_tried():
+    """As in a functional model, whose outputs alone are refused."""
+    total = kl.Lambda(lambda x: keras.ops.sum(x, 1, keepdims=True))
+    layers = [keras.Input((3,)), kl.Dense(4), Similarities(name="across")]
+    model = tfgpipe.GPipe([*layers, total], 2, 2)
+    model.compile("sgd", "mse")
+    x = np.random.default_rng(0).standard_normal((8, 3))
+    with pytest.warns(UserWarning, match="'across'"):
+        model.fit(x, x[:, :1], batch_size=8, verbose=0)
+
+
 @pytest.mark.parametrize("data", [batches((3,)), np.ones((8, 3))])
 def test_outputs_of_more_rows_are_refused(data):
     model = tfgpipe.GPipe([kl.Dense(4), Twice()], 2, 2)

@@ -25,7 +25,7 @@ from tfgpipe.devices import placement, update
 from tfgpipe.graphs import gradient_sums, same_graph
 from tfgpipe.loss import WholeMiniBatchLoss
 from tfgpipe.loss.objective import Penalty
-from tfgpipe.sequence import source, whole_model
+from tfgpipe.sequence import source, steps
 from tfgpipe.state import flow, rules
 from tfgpipe.state import scope as state_scope
 from tfgpipe.state.batch_normalization import MovingStatistics
@@ -167,7 +167,7 @@ def move_by_the_momentum(monkeypatch):
 
 
 def look_at_no_rows(monkeypatch):
-    monkeypatch.setattr(whole_model, "check_model_rows", lambda *_: None)
+    monkeypatch.setattr(steps, "check_model_rows", lambda *_: None)
 
 
 @dataclasses.dataclass(frozen=True)

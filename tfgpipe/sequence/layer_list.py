@@ -23,11 +23,10 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import LayerCall, Outline
+from tfgpipe.cells import LayerCall
 from tfgpipe.internals import SymbolicCall
 from tfgpipe.micro_batches import shapes
 from tfgpipe.partition import partition
-from tfgpipe.sequence.restrictions import check_rows_stay
 from tfgpipe.sequence.steps import Steps, resolve_cost
 from tfgpipe.sequence.whole_model import called_model
 
@@ -88,11 +87,6 @@ class LayerList(Steps):
     def opened(self) -> set[int]:
         """The ids of the models that the layers are of."""
         return {id(model) for model in self.models}
-
-    def check_rows(self, found: Outline) -> None:
-        """Refuses layers whose rows do not stay, see `check_rows_stay`."""
-        made = [*map(tree.flatten, self.arguments[1:]), found.traced.outputs]
-        check_rows_stay(found, [*zip(self.layers, made)])
 
     def symbolic(self, spec: Any) -> Any:
         """What the layers return for symbolic tensors."""

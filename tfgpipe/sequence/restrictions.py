@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
@@ -46,40 +45,15 @@ _FEWER_ROWS = 7907  # another one
 _ANY_LENGTH = 8
 
 
-def check_rows_stay(
-    found: Outline, made: Sequence[tuple[keras.layers.Layer, Sequence[Any]]]
-) -> None:
-    """Refuses a layer that makes rows part of another axis.
-
-    As the similarities of all rows with all rows are. The model has more than
-    one micro-batch; `made` are the layers, each with what it returns.
-
-    Raises:
-        ValueError: If one does so, or if the last one's outputs do not have a
-            row for each row of the inputs.
-    """
-    shape_of = _shapes_for(found, _MANY_ROWS)
-    for layer, tensors in made:
-        outputs = [t for t in tensors if tf.is_tensor(t)]
-        shapes = [shape_of(t) for t in outputs]
-        others = [size or 1 for shape in shapes for size in (shape or [])[1:]]
-        firsts = [shape[:1] for shape in shapes if shape is not None]
-        is_wrong = any(size % _MANY_ROWS == 0 for size in others)
-        if layer is made[-1][0]:
-            rows = [None], [_MANY_ROWS]
-            is_wrong = is_wrong or any(first not in rows for first in firsts)
-        if is_wrong:
-            _refuse_rows(layer, outputs)
-
-
 def check_model_rows(
-    name: str, found: Outline, maker: Callable[[Any], str]
+    name: str | None, found: Outline, maker: Callable[[Any], str]
 ) -> None:
     """Refuses a model with outputs that are not one a row.
 
     What happens to such an axis inside is the model's own: recurrent layers may
-    have time first, and rows second. `name` is the model's; `maker` names the
-    call that makes a tensor.
+    have time first, and rows second. Whether rows mix there, a trial finds.
+    `name` is the model's, None for a list; `maker` names the call that makes a
+    tensor.
 
     Raises:
         ValueError: If one has no row for each row of the inputs, or another
@@ -108,11 +82,12 @@ def check_model_rows(
                 f"made by {maker(tensor)}"
             )
     if names:
+        of = "" if name is None else f" of model '{name}'"
         raise ValueError(
             "A model must have outputs with a row for each row of the batch, "
             "and no other axis that depends on their number, if there is more "
-            f"than one micro-batch. Received: {' and '.join(names)} of model "
-            f"'{name}'. Return what they are computed from, and compute "
+            f"than one micro-batch. Received: {' and '.join(names)}{of}. "
+            "Return what they are computed from, and compute "
             "what needs the whole batch in the loss, or pass "
             "num_micro_batches=1."
         )
@@ -138,16 +113,6 @@ def _shapes_for(
         return None if sized.shape.rank is None else sized.shape.as_list()
 
     return shape_of
-
-
-def _refuse_rows(layer: keras.layers.Layer, outputs: list[Any]) -> None:
-    raise ValueError(
-        "A layer must have outputs with a row for each row of the batch, and "
-        "no other axis as long as the batch, if there is more than one "
-        f"micro-batch. Received: layer '{layer.name}' with outputs of shape "
-        f"{[tuple(t.shape) for t in outputs]}. Compute what needs the whole "
-        "batch in the loss, or pass num_micro_batches=1."
-    )
 
 
 def _unsupported(

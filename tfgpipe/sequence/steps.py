@@ -39,6 +39,7 @@ from tfgpipe.checks import is_amount
 from tfgpipe.costs import example_of, operation_flops
 from tfgpipe.graphs import TracedModel
 from tfgpipe.partition import cut_graph
+from tfgpipe.sequence.restrictions import check_model_rows
 
 # Larger calls are several steps, and all calls of fewer than this makes: four
 # cells can be even to a tenth.
@@ -53,6 +54,7 @@ class Steps:
 
     Attributes:
         layers: The Keras layers.
+        model: The model that they are of; None for a list.
         calls: The calls that the user counts; empty for a model with its own
             `call`.
         costs: For each what the user said of its cost, or None.
@@ -65,6 +67,7 @@ class Steps:
     """
 
     layers: list[keras.layers.Layer]
+    model: keras.Model | None
     models: Sequence[keras.Model]
 
     def __init__(self) -> None:
@@ -100,7 +103,7 @@ class Steps:
         found, output = self.outlined(spec, is_split)
         self._traced = found.traced
         if is_split:
-            self.check_rows(found)
+            self._check_rows(found)
         known = [
             None if cost is None else _cost(*given)
             for cost, *given in zip(
@@ -109,8 +112,18 @@ class Steps:
         ]
         return output, self.spread(known) if self.calls else found.flops
 
-    def check_rows(self, found: Outline) -> None:
-        """Refuses outputs that are not one a row."""
+    def _check_rows(self, found: Outline) -> None:
+        """Refuses outputs that are not one a row, see `check_model_rows`."""
+
+        def maker(tensor: Any) -> str:
+            if tensor.op.type == "Identity":
+                tensor = tensor.op.inputs[0]
+            if tensor.op.type == "Placeholder":
+                return "no call"
+            return f"'{self.call_of(found.step_of(tensor))}'"
+
+        name = None if self.model is None else self.model.name
+        check_model_rows(name, found, maker)
 
     def take_traced(self) -> TracedModel | None:
         """The graph of the run on shapes, once: the caller may add to it."""

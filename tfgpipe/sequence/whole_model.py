@@ -12,8 +12,7 @@ import keras
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import LayerCall, Outline
-from tfgpipe.sequence.restrictions import check_model_rows
+from tfgpipe.cells import LayerCall
 from tfgpipe.sequence.steps import Steps
 
 
@@ -51,6 +50,8 @@ class WholeModel(Steps):
         is_functional: Whether it has a graph.
         trainer: Returns the `GPipe` that is compiled in its place, or None.
     """
+
+    model: keras.Model
 
     def __init__(self, model: keras.Model):
         super().__init__()
@@ -98,18 +99,6 @@ class WholeModel(Steps):
                 yield call.operation
             else:
                 yield from self._called(call.operation)
-
-    def check_rows(self, found: Outline) -> None:
-        """Refuses outputs that are not one a row, see `check_model_rows`."""
-
-        def maker(tensor: Any) -> str:
-            if tensor.op.type == "Identity":
-                tensor = tensor.op.inputs[0]
-            if tensor.op.type == "Placeholder":
-                return "no call"
-            return f"'{self.call_of(found.step_of(tensor))}'"
-
-        check_model_rows(self.model.name, found, maker)
 
     def arranged(self, x: Any) -> Any:
         """Data in the structure of the model's inputs, as far as it has one.
