@@ -9,6 +9,7 @@ from tfgpipe.cells.model_trace import ModelCall, as_number, trace_model
 from tfgpipe.cells.outline import (
     Outline,
     SectionCall,
+    cell_of_call,
     makers,
     outline,
     shape_trace,
@@ -29,6 +30,7 @@ __all__ = [
     "TaskCall",
     "Tracer",
     "as_number",
+    "cell_of_call",
     "is_whole",
     "makers",
     "outline",

@@ -171,7 +171,7 @@ def _run(model: ModelCall, x: Any, labels: Any) -> dict[str, Any]:
     return {
         "tape": tape,
         "sections": sections.found,
-        "cells": [section.cell for section in sections.found],
+        "cells": sections.cells,
         "x": tree.flatten(x),
         "labels": tree.flatten(labels),
         "uses": scope.uses,

@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -58,6 +58,18 @@ class SectionCall(LayerCall):
 
 # With which sections a step begins, see `outline`.
 Starts = Callable[[Sequence[Section], Sequence[int]], Sequence[int]]
+
+
+def cell_of_call(
+    steps_by_cell: Iterable[Iterable[SectionCall]],
+) -> Callable[[keras.Operation, int], int | None]:
+    """Tells in which cell a call of a layer is to be, see `Sections`."""
+    cells = {
+        (id(step.section.operation), step.section.call): k
+        for k, steps in enumerate(steps_by_cell)
+        for step in steps
+    }
+    return lambda operation, call: cells.get((id(operation), call))
 
 
 class Outline(NamedTuple):

@@ -38,7 +38,6 @@ class Section(NamedTuple):
             last what is called; empty outside of all calls.
         call: Which call of the last one it is: 0, 1, ...
         start: How many operations the graph had before it.
-        cell: In which cell it is.
         ends: How many it had when that call returned, and then those around
             it, if no other section had begun before.
         arguments: The tensors that it is called on, and what else.
@@ -47,7 +46,6 @@ class Section(NamedTuple):
     around: tuple[keras.Operation, ...]
     call: int
     start: int
-    cell: int
     ends: list[int]
     arguments: tuple[Any, ...] = ()
 
@@ -101,6 +99,7 @@ class Sections:
 
     Attributes:
         found: The sections, in order.
+        cells: The cell of each.
     """
 
     def __init__(
@@ -110,7 +109,8 @@ class Sections:
             [keras.Operation, int], contextlib.AbstractContextManager
         ],
     ):
-        self.found = [Section((), 0, 0, 0, [])]
+        self.found = [Section((), 0, 0, [])]
+        self.cells = [0]
         self._home = home
         self._around = around
         self._graph = internals.current_graph()
@@ -134,13 +134,12 @@ class Sections:
             call = self._calls[id(layer)]
             self._calls[id(layer)] += 1
             cell = self._home(layer, call)
-        last = self.found[-1]
-        cell = max(last.cell, cell or 0)
-        self._index_in_cell = (
-            self._index_in_cell + 1 if cell == last.cell else 0
-        )
+        last = self.cells[-1]
+        cell = max(last, cell or 0)
+        self._index_in_cell = self._index_in_cell + 1 if cell == last else 0
         place = self._graph.num_operations()
-        self.found.append(Section(around, call, place, cell, [], arguments))
+        self.found.append(Section(around, call, place, [], arguments))
+        self.cells.append(cell)
 
     def noting(self) -> contextlib.AbstractContextManager[None]:
         """Inside, the calls of layers and operations begin sections."""
@@ -153,7 +152,7 @@ class Sections:
         check_interruption()
         self._around_call.append(layer)
         self.begin(arguments=run.args[1:] or _first_tensors(run.keywords))
-        cell = self.found[-1].cell
+        cell = self.cells[-1]
         # `failures.py` finds the scope in errors at run time.
         scope = f"cell_{cell}/layer_{self._index_in_cell}"
         try:

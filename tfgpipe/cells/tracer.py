@@ -85,9 +85,11 @@ class Tracer:
         again.
         """
         traced = trace_model(call, x, labels, self._options)
-        for k, cell in enumerate(cells):
-            own = [one.operation for one in traced.sections if one.cell == k]
-            cell.called = [called for called in own if called is not None]
+        for cell in cells:
+            cell.called = []
+        for section, k in zip(traced.sections, traced.cells):
+            if section.operation is not None:
+                cells[k].called.append(section.operation)
         _check_captured(traced)
         _check_operations(traced, cells, recomputes)
         return traced
@@ -164,15 +166,15 @@ def _check_operations(
         return
     # The last one is the head: losses and metrics may check what they get.
     ends = [section.start for section in traced.sections[1:]]
-    for section, end in zip(traced.sections, ends):
+    for section, k, end in zip(traced.sections, traced.cells, ends):
         found = stateful_kinds(traced.operations[section.start : end])
         if not found:
             continue
-        cell = cells[section.cell]
+        cell = cells[k]
         random = sorted(found & _RANDOM)
         has_replicas = len(cell.devices) > 1
         layer = section.words
-        if random and (recomputes[section.cell] or has_replicas):
+        if random and (recomputes[k] or has_replicas):
             why, cure = (
                 ("With replicas", "train with one replica")
                 if has_replicas
@@ -206,12 +208,12 @@ def _check_captured(traced: TracedModel) -> None:
         if variable is not None:
             users = own.consumers()
             place = min((places[op.name] for op in users), default=0)
-            section = traced.section_of(place)
+            section, k = traced.section_of(place), traced.cell_of(place)
             kinds = sorted({op.type for op in users})
             raise ValueError(
                 "A layer must use a weight of the model by its "
-                f"`keras.Variable`. Received: {section.words} of cell "
-                f"{section.cell} uses the `tf.Variable` of '{variable.path}' "
+                f"`keras.Variable`. Received: {section.words} of cell {k} "
+                f"uses the `tf.Variable` of '{variable.path}' "
                 f"by itself, by {', '.join(kinds)}, from which a pipeline gets "
                 "no gradient, and no new value at the end of the mini-batch. "
                 "Keep the variable, as in `self.k = layer.kernel` instead of "

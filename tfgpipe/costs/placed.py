@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import shape_trace
+from tfgpipe.cells import cell_of_call, shape_trace
 from tfgpipe.graphs import (
     Part,
     TracedModel,
@@ -79,6 +79,7 @@ class Placed:
         source: The same.
         spec: The same.
         layers: That of each call.
+        home: Tells which of the calls a call of a layer begins, or None.
         output: Specs of the outputs, a nest.
 
     Raises:
@@ -90,15 +91,8 @@ class Placed:
         self.spec = spec
         found, self.output = source.outlined(spec)
         self.layers = [step.layer for step in source.steps]
-        self._homes = {
-            (id(step.section.operation), step.section.call): k
-            for k, step in enumerate(source.steps)
-        }
+        self.home = cell_of_call([step] for step in source.steps)
         self.calls = self._calls(found.traced)
-
-    def home(self, operation: Any, call: int) -> int | None:
-        """Which of the calls a call of a layer begins, or None."""
-        return self._homes.get((id(operation), call))
 
     def of_rows(self, rows: int) -> list[PlacedCall]:
         """The calls for so many rows."""

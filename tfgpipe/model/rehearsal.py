@@ -269,7 +269,7 @@ class Rehearsals(Steps):
         x, *labels = given
         head, loss = self._loss_of(given, training=True)
         watched: Any = _WatchedHead(head)
-        batch = trace(
+        batch: Any = trace(
             built,
             built.as_taken(x),
             labels,
@@ -345,7 +345,12 @@ class _BatchBySections(MiniBatch):
     """A mini-batch for which each section of the model is a cell.
 
     The graph is for any number of rows, where there are several micro-batches.
+
+    Attributes:
+        cells_before: The cell of each section in the model.
     """
+
+    cells_before: Sequence[int]
 
     def spec(self, tensor: tf.Tensor) -> tf.TensorSpec:
         """See `MiniBatch`."""
@@ -358,33 +363,36 @@ class _BatchBySections(MiniBatch):
         built   | 0 1 | 2 3 4 |
         here    | 0 | 1 | 2 | 3 | 4 |     the last one is the head
         """
-        whole, sections = self.cells, traced.sections
+        whole, before = self.cells, traced.cells
         # A cell of no section stays, without operations.
-        empty = {*range(len(whole))} - {own.cell for own in sections}
-        places = sorted([*(own.cell for own in sections), *empty])
+        empty = {*range(len(whole))} - {*before}
+        places = sorted([*before, *empty])
         self.cells = [whole[k].part(i) for i, k in enumerate(places)]
         counts = collections.Counter(whole[k].number for k in places)
         self.remat = self.remat.parted(places, [*counts.values()])
         grid = list(zip(*(cell.devices for cell in self.cells)))
         self.replicas = Replicas(grid, self.micro_batches.count)
         cells = [
-            i + sum(k < own.cell for k in empty)
-            for i, own in enumerate(sections)
+            i + sum(k < own for k in empty) for i, own in enumerate(before)
         ]
+        self.cells_before = before
         return dataclasses.replace(traced, cells=cells)
 
 
-def _places(built: Built, batch: MiniBatch, run: Pipeline) -> list[LayerPlace]:
+def _places(
+    built: Built, batch: _BatchBySections, run: Pipeline
+) -> list[LayerPlace]:
     """Where each section is; cells of none have no place."""
     traced, model = batch.traced, built.source.model
     outer = () if model is None else (model,)
     # By its cell, which layer of which cell of the model each one is.
     spots: dict[int, tuple[int, int]] = {}
     counts: collections.Counter[int] = collections.Counter()
-    for section, k in zip(traced.sections, traced.cells):
+    found = zip(traced.sections, traced.cells, batch.cells_before)
+    for section, k, cell_before in found:
         if section.operation is not None:
-            spots[k] = section.cell, counts[section.cell]
-            counts[section.cell] += 1
+            spots[k] = cell_before, counts[cell_before]
+            counts[cell_before] += 1
     places = []
     for section, k in zip(traced.sections, traced.cells):
         # The model that the user gave is not said again for each layer.

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import Cell, CellTasks, ModelCall, Tracer
+from tfgpipe.cells import Cell, CellTasks, ModelCall, Tracer, cell_of_call
 from tfgpipe.devices import Replicas, names
 from tfgpipe.graphs import (
     Differentiated,
@@ -79,7 +79,8 @@ class MiniBatch:
             is_split,
             head,
             training and len(cells[0].devices) > 1,
-            *_homes(cells),
+            cell_of_call(cell.steps for cell in cells),
+            lambda layer, k: cells[k].naming(layer),
             len(cells),
         )
         is_tried = trial and is_split and (head is not None or not training)
@@ -231,23 +232,6 @@ class MiniBatch:
             return []
         own = [k for k, one in enumerate(tasks) if one.part.uses]
         return [*range(own[0], len(tasks))]
-
-
-def _homes(cells: Sequence[Cell]) -> tuple[Callable, Callable]:
-    """In which cell each call of a layer is to be, and what is around it."""
-    homes = {
-        (id(step.section.operation), step.section.call): k
-        for k, cell in enumerate(cells)
-        for step in cell.steps
-    }
-
-    def home(layer: Any, call: int) -> int | None:
-        return homes.get((id(layer), call))
-
-    def around(layer: Any, k: int) -> Any:
-        return cells[k].naming(layer)
-
-    return home, around
 
 
 class Results:

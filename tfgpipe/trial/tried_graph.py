@@ -158,6 +158,9 @@ class TriedGraph:
                         internals.replaced(layer, "synchronized", False)
                     )
                 known = trace_model(self._call, specs, None, TraceOptions())
+        # A run on shapes knows of no cells.
+        cells = known.cells_by(self._call.home)
+        known = dataclasses.replace(known, cells=cells)
         units = Units(known)
         self._place(known)  # gradients are where what they are of is
         gradients = self._differentiated(known, units)
@@ -235,10 +238,9 @@ class TriedGraph:
 
     def _place(self, traced: TracedModel) -> None:
         """Runs each layer where a step does, where that can be."""
-        cells = traced.cells_by(self._call.home)
         on_host = names.only_compiles(self._devices)
         for place, op in enumerate(traced.operations):
-            device = self._devices[cells[traced.section_at(place)]]
+            device = self._devices[traced.cell_of(place)]
             internals.put_on(op, "/device:CPU:0" if on_host else device)
 
     @functools.cached_property

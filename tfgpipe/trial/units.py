@@ -183,18 +183,19 @@ class Units:
         """A key of the unit of an operation, and a new unit for it."""
         number = self._traced.section_at(place)
         section = self._traced.sections[number]
+        cell = self._traced.cells[number]
         around = section.around_at(place)
         for i, one in enumerate(around):
             if not isinstance(one, keras.Model):
                 path = [id(layer) for layer in around[: i + 1]]
                 if isinstance(one, keras.layers.Layer):
-                    return path, Unit(one, f"layer '{one.name}'", section.cell)
+                    return path, Unit(one, f"layer '{one.name}'", cell)
                 name = f"operation '{one.name}'"
-                return (number, path), Unit(None, name, section.cell)
+                return (number, path), Unit(None, name, cell)
         name = f"code of model '{around[-1].name}'" if around else "the model"
         if around != section.around:
             name += f" behind '{section.around[len(around)].name}'"
-        return (number, len(around)), Unit(None, name, section.cell)
+        return (number, len(around)), Unit(None, name, cell)
 
     def _connect(self) -> None:
         """Finds what each unit takes and gives."""

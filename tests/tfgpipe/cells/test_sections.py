@@ -90,7 +90,7 @@ def test_sections_are_the_same_wherever_cells_begin():
         block.build((None, 4))
         model = traced([block, block, kl.ReLU(name="r")], SPEC, places)
         own = [(s.name, s.call, s.start) for s in model.sections]
-        return own, [s.cell for s in model.sections]
+        return own, model.cells
 
     whole, cut = found([0, 0, 0]), found([0, 1, 2])
     assert whole[0] == cut[0]
@@ -110,7 +110,7 @@ def test_cells_never_go_back():
         num_cells=2,
         home=lambda layer, call: homes[layer.name],
     )
-    assert [section.cell for section in model.sections] == [0, 1, 1, 1]
+    assert model.cells == [0, 1, 1, 1]
 
 
 def test_calls_in_branches_and_loops_begin_no_sections():

@@ -106,7 +106,7 @@ def test_gradient_of_an_operation_is_where_that_is():
         assert [i for i, kinds in enumerate(found) if kind in kinds] == [k]
     for part in parts:
         places = {made.places[name] for name in part.forward | part.backward}
-        cells = {made.traced.section_of(place).cell for place in places}
+        cells = {made.traced.cell_of(place) for place in places}
         assert cells <= {part.index}
 
 

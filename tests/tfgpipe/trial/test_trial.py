@@ -797,3 +797,18 @@ def test_code_that_counts_rows_in_python_is_found(number):
     with pytest.warns(UserWarning, match="'own' mixes the rows") as found:
         model.train_on_batch(x, x)
     assert len(found) == 1
+
+
+def test_refusal_names_the_cell():
+    mean = keras.layers.Lambda(MIXING["mean over rows"], name="mean")
+    layers = [keras.layers.Dense(4), mean, keras.layers.Dense(1)]
+    model = tfgpipe.GPipe(
+        [keras.Input((3,)), *layers],
+        2,
+        2,
+        layers_per_cell=[1, 2],
+        trial="error",
+    )
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="'mean' of cell 1"):
+        model.fit(tf.ones((4, 3)), tf.ones((4, 1)), verbose=0)
