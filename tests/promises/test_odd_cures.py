@@ -60,13 +60,13 @@ def scale_losses_as_numbers(monkeypatch):
 
 
 def cast_inputs_at_once(monkeypatch):
-    unpack = steps.Steps._unpack
+    unpack = steps.TrainingSteps._unpack
 
     def unpacked(self, data, with_loss=True):
         (x, *labels), arrival = unpack(self, data, with_loss)
         return (self.as_taken(x), *labels), arrival
 
-    monkeypatch.setattr(steps.Steps, "_unpack", unpacked)
+    monkeypatch.setattr(steps.TrainingSteps, "_unpack", unpacked)
 
 
 def compare_no_outputs(monkeypatch):

@@ -211,7 +211,7 @@ def test_replicas_draw_different_masks():
 
     @tf.function(autograph=False)
     def step():
-        run = model.lowered(x, (None, None), None, None, training=True)
+        run = model.pipeline_for(x, (None, None), None, None, training=True)
         run.forward()
         return run.results.joined_outputs()
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfgpipe.graphs import CellGraph, Gradient, GradientSums, Part, tensors
+from tfgpipe.graphs import CellFunctions, Gradient, GradientSums, Part, tensors
 from tfgpipe.schedules import CellFacts
 
 
@@ -34,13 +34,13 @@ class CellTasks:
 
     Attributes:
         part: The cell's own.
-        graph: What is cut out, of this part or of an equal one.
+        functions: What is cut out, of this part or of an equal one.
     """
 
-    def __init__(self, part: Part, cut: CellGraph):
+    def __init__(self, part: Part, functions: CellFunctions):
         self.part = part
-        self.graph = cut
-        first = cut.part
+        self.functions = functions
+        first = functions.part
         # The tensors of the part from which it was cut, and its own.
         self._taken = [
             *zip(first.takes, part.takes),
@@ -51,7 +51,7 @@ class CellTasks:
         self, has_backward: bool, needs_dx: bool, synchronizes: bool = False
     ) -> CellFacts:
         """What the program of a step has to know of the cell."""
-        cut = self.graph
+        cut = self.functions
         return CellFacts.of(
             has_backward,
             needs_dx,
@@ -64,11 +64,11 @@ class CellTasks:
     @property
     def weight_dtypes(self) -> list[tf.DType]:
         """The dtypes of the weights, or of what a cell only casts them to."""
-        return [t.dtype for t in self.graph.weights.tensors]
+        return [t.dtype for t in self.functions.weights.tensors]
 
     def pack_weights(self, weights: list[Any]) -> Any:
         """What tasks take for weights, which are cast already."""
-        return self.graph.weights.pack(weights)
+        return self.functions.weights.pack(weights)
 
     def forward(
         self, values: Mapping[Any, Any], weights: Any, keeps: bool
@@ -78,7 +78,7 @@ class CellTasks:
         `weights` are packed; `keeps` says whether to return what the backward
         pass needs.
         """
-        cut = self.graph
+        cut = self.functions
         kept = [cut.kept] if keeps else []
         if keeps and cut.recomputes_in_backward:
             cut.check_kept()
@@ -105,7 +105,7 @@ class CellTasks:
 
         `kept` is what `forward` did keep.
         """
-        cut = self.graph
+        cut = self.functions
         function = cut.function("recompute", cut.totals, [cut.kept])
         return TaskCall(
             function,
@@ -136,7 +136,7 @@ class CellTasks:
 
         That has what was missing in it, too.
         """
-        cut = self.graph
+        cut = self.functions
         has_kept = kept.values is not None
         # What was dropped is computed here, and handed to the other half.
         function = cut.function(
@@ -182,7 +182,7 @@ class CellTasks:
         kept: KeptValues | None = None,
     ) -> dict[Any, Any]:
         """The values that a task may take, by the tensors of the cut graph."""
-        cut = self.graph
+        cut = self.functions
         found = {
             first.ref(): values[own.ref()]
             for first, own in self._taken
@@ -203,7 +203,7 @@ class CellTasks:
         m: int,
     ) -> TaskCall:
         """A function that adds the gradients of the weights to sums."""
-        cut, part = self.graph, self.part
+        cut, part = self.functions, self.part
         first = cut.part
         sparse = [d._replace(dense=None) for d in first.dw]
         # What is not among the values is computed again, within the function.
@@ -240,10 +240,10 @@ class CellTasks:
 
     def unpack_sums(self, sums: GradientSums) -> list[Gradient]:
         """The finished sums of the weights."""
-        dense = iter(self.graph.sums.unpack(sums.dense))
+        dense = iter(self.functions.sums.unpack(sums.dense))
         return [
             total if d.dense is None else d._replace(dense=next(dense))
-            for d, total in zip(self.graph.part.dw, sums.sparse)
+            for d, total in zip(self.functions.part.dw, sums.sparse)
         ]
 
 
@@ -262,8 +262,8 @@ class KeptValues(NamedTuple):
 
     Attributes:
         totals: What was added up over replicas.
-        values: What `CellGraph.kept` names, packed; None if it was dropped.
-        crossing: What `CellGraph.crossing` names, packed; None before it is
+        values: What `CellFunctions.kept` names, packed; None if it was dropped.
+        crossing: What `CellFunctions.crossing` names, packed; None before it is
             there.
     """
 

@@ -33,7 +33,7 @@ from tfgpipe.cells.model_trace import ModelCall, trace_model
 from tfgpipe.cells.tasks import CellTasks
 from tfgpipe.devices import names
 from tfgpipe.graphs import (
-    CellGraph,
+    CellFunctions,
     Differentiated,
     Part,
     TracedModel,
@@ -59,7 +59,7 @@ class Tracer:
     def __init__(self, jit_compile: bool, gradient_dtype: str | None = None):
         self._options = TraceOptions(jit_compile, gradient_dtype)
         self.can_recompute = not jit_compile
-        self._known: dict[Any, CellGraph] = {}
+        self._known: dict[Any, CellFunctions] = {}
 
     def led(self, x: Any) -> Any:
         """The mini-batch behind an operation that shortens the first step."""
@@ -114,7 +114,7 @@ class Tracer:
         facts = [*types, part.repeated, replaced]
         key = part_key(part, facts)
         if key not in self._known:
-            self._known[key] = CellGraph(part, types)
+            self._known[key] = CellFunctions(part, types)
         found = self._known[key]
         cell.traced_as.add(found.part.index)
         return CellTasks(part, found)

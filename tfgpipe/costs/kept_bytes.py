@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfgpipe.costs.gradient_path import GradientPath, Out, Reads
-from tfgpipe.costs.placed import PlacedCall
+from tfgpipe.costs.placed import PlacedStep
 from tfgpipe.devices import placement
 from tfgpipe.graphs import CHEAP, Part, only_cast
 
@@ -339,7 +339,7 @@ def one_by_one(
     return [(t, own[:count], spread(own[count:])) for t, own in each]
 
 
-def among_live(path: GradientPath, call: PlacedCall) -> GradientPath:
+def among_live(path: GradientPath, call: PlacedStep) -> GradientPath:
     """What a layer's gradient takes, of all that is alive before it."""
     place = {t.ref(): i for i, t in enumerate(call.live)}
     made = {t.ref(): -1 - i for i, t in enumerate(call.part.gives)}

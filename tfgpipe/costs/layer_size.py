@@ -22,7 +22,7 @@ from tfgpipe.costs.kept_bytes import (
     kept_bytes,
     tensor_bytes,
 )
-from tfgpipe.costs.placed import Placed, PlacedCall
+from tfgpipe.costs.placed import Placed, PlacedStep
 from tfgpipe.devices import placement
 from tfgpipe.graphs import is_continuous
 
@@ -50,7 +50,7 @@ class Bytes(NamedTuple):
 
 
 class LayerSize(NamedTuple):
-    """What one call needs; of tied weights, the first has all.
+    """What one step of a model needs; of tied weights, the first has all.
 
     Attributes:
         name: Of its layer.
@@ -81,7 +81,7 @@ class LayerSize(NamedTuple):
 def layer_sizes(
     placed: Placed, num_slot_bytes: Callable[[Any], int]
 ) -> list[LayerSize]:
-    """What each call needs, in order; its weights need no values.
+    """What each step needs, in order; its weights need no values.
 
     `num_slot_bytes` tells what the optimizer keeps for a variable.
     """
@@ -96,7 +96,7 @@ def layer_sizes(
             flops, kept = known[key]
             live, floats = (
                 _line([sum(map(tensor_bytes, t)) for t in pair])
-                for pair in zip(*(_alive(call) for call in (own, more)))
+                for pair in zip(*(_alive(step) for step in (own, more)))
             )
             found.append(
                 LayerSize(
@@ -112,12 +112,12 @@ def layer_sizes(
     return found
 
 
-def _alive(call: PlacedCall) -> tuple[list[Any], list[Any]]:
-    """What is alive before a call, and what of it may have a gradient."""
-    return call.live, [t for t in call.live if is_continuous(t)]
+def _alive(step: PlacedStep) -> tuple[list[Any], list[Any]]:
+    """What is alive before a step, and what of it may have a gradient."""
+    return step.live, [t for t in step.live if is_continuous(t)]
 
 
-def _measured(few: PlacedCall, many: PlacedCall) -> tuple[float, KeptBytes]:
+def _measured(few: PlacedStep, many: PlacedStep) -> tuple[float, KeptBytes]:
     """FLOPs of a row, and what tasks keep and need, of the numbers of rows."""
     parts = few.part, many.part
     flops = [sum(map(operation_flops, part.operations)) for part in parts]
@@ -139,7 +139,7 @@ def bytes_between(placed: Placed, rows: int) -> int:
         if not isinstance(layer, keras.layers.Embedding)
         for v in own
     )
-    live = sum(_row_bytes(t) for call in placed.calls for t in call.live)
+    live = sum(_row_bytes(t) for step in placed.steps for t in step.live)
     return min(2 * (weights + rows * live), _CACHE_BYTES)
 
 
@@ -163,9 +163,9 @@ def with_weights(
 ) -> Iterator[tuple[keras.layers.Layer, list[keras.Variable]]]:
     """Each layer, with its weights that those before it have not."""
     seen: set[int] = set()
-    for call in placed.calls:
-        yield call.layer, [v for v in call.weights if id(v) not in seen]
-        seen |= {*map(id, call.weights)}
+    for step in placed.steps:
+        yield step.layer, [v for v in step.weights if id(v) not in seen]
+        seen |= {*map(id, step.weights)}
 
 
 def weight_sizes(

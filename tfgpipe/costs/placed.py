@@ -1,10 +1,10 @@
 """The steps of a model, its rows in a plan: parts of one graph.
 
-The model runs on shapes, see `cells/outline.py`. What a cell can begin with,
-see `sequence/steps.py`, is a call here:
+The model runs on shapes, see `cells/outline.py`. A step is what a cell can
+begin with, see `sequence/steps.py`:
 
     sections    embed | block | attention | dense | block | attention | head
-    calls       embed | block                     | block             | head
+    steps       embed | block                     | block             | head
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from tfgpipe.graphs import (
 )
 
 
-class PlacedCall(NamedTuple):
-    """A call in the graph of a model.
+class PlacedStep(NamedTuple):
+    """A step of a model, in its graph.
 
     Attributes:
-        layer: What is called.
+        layer: What it holds, see `SectionCall`.
         weights: All that it has, and what is read of no layer.
         part: What it has of the graph, without losses and new state.
         live: All tensors that are alive before it, which cross if a cell
@@ -72,14 +72,15 @@ class Placed:
     Their layers are built, without values.
 
     Args:
-        source: The layers of the model, see `Steps`.
+        source: The layers of the model, see `Source`.
         spec: Nest of `keras.KerasTensor`s that the model takes.
 
     Attributes:
         source: The same.
         spec: The same.
-        layers: That of each call.
-        home: Tells which of the calls a call of a layer begins, or None.
+        steps: In order.
+        layers: That of each step.
+        home: Tells which of the steps a call of a layer begins, or None.
         output: Specs of the outputs, a nest.
 
     Raises:
@@ -92,23 +93,23 @@ class Placed:
         found, self.output = source.outlined(spec)
         self.layers = [step.layer for step in source.steps]
         self.home = cell_of_call([step] for step in source.steps)
-        self.calls = self._calls(found.traced)
+        self.steps = self._steps(found.traced)
 
-    def of_rows(self, rows: int) -> list[PlacedCall]:
-        """The calls for so many rows."""
-        return self._calls(self._trace(example_of(self.spec, rows)))
+    def of_rows(self, rows: int) -> list[PlacedStep]:
+        """The steps for so many rows."""
+        return self._steps(self._trace(example_of(self.spec, rows)))
 
     @functools.cached_property
     def keys(self) -> list[str]:
-        """What each call computes, as a text for files."""
-        return [call.layer_key for call in self.calls]
+        """What each step computes, as a text for files."""
+        return [step.layer_key for step in self.steps]
 
     def _trace(self, spec: Any) -> TracedModel:
         source = self.source
         with source.explaining():
             return shape_trace(source.call, source.layers, spec)
 
-    def _calls(self, traced: TracedModel) -> list[PlacedCall]:
+    def _steps(self, traced: TracedModel) -> list[PlacedStep]:
         cells = traced.cells_by(self.home)
         alone = dataclasses.replace(
             traced, cells=cells, losses=(), counts=(), new_state=(), moments=()
@@ -118,7 +119,7 @@ class Placed:
         parts = parts_of(made, len(self.layers), nothing)
         weights, live = self._weights(parts), alive(parts)
         found = zip(self.layers, weights, parts, live, live[1:])
-        return [PlacedCall(*own) for own in found]
+        return [PlacedStep(*own) for own in found]
 
     def _weights(self, parts: Sequence[Part]) -> list[list[keras.Variable]]:
         known = [v for layer in self.layers for v in layer.variables]

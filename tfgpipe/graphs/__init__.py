@@ -2,6 +2,7 @@
 
 from tfgpipe.graphs import gradient_sums
 from tfgpipe.graphs.bundle import by_reference, tensors
+from tfgpipe.graphs.cell_functions import CellFunctions, only_cast
 from tfgpipe.graphs.cut import (
     CHEAP,
     StagedFunction,
@@ -17,7 +18,6 @@ from tfgpipe.graphs.gradient_sums import (
     is_continuous,
     lookups,
 )
-from tfgpipe.graphs.kept import CellGraph, only_cast
 from tfgpipe.graphs.parts import Part, alive, parts_of
 from tfgpipe.graphs.same_graph import part_key
 from tfgpipe.graphs.traced_model import (
@@ -31,7 +31,7 @@ from tfgpipe.graphs.traced_model import (
 
 __all__ = [
     "CHEAP",
-    "CellGraph",
+    "CellFunctions",
     "Differentiated",
     "Gradient",
     "GradientSums",

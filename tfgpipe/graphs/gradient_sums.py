@@ -315,7 +315,7 @@ class GradientSums(NamedTuple):
     """The gradients of a cell's weights, summed so far.
 
     Attributes:
-        dense: Those of `CellGraph.sums`, packed.
+        dense: Those of `CellFunctions.sums`, packed.
         sparse: For each weight, the slices of its gradient.
     """
 

@@ -7,7 +7,7 @@ from tfgpipe.loss.objective import (
     WholeMiniBatchLoss,
     add_direct,
 )
-from tfgpipe.loss.row_wise import has_own_scale, streams_loss, streams_metrics
+from tfgpipe.loss.row_wise import has_own_scale, loss_adds_up, metrics_add_up
 
 __all__ = [
     "Head",
@@ -16,6 +16,6 @@ __all__ = [
     "WholeMiniBatchLoss",
     "add_direct",
     "has_own_scale",
-    "streams_loss",
-    "streams_metrics",
+    "loss_adds_up",
+    "metrics_add_up",
 ]

@@ -31,12 +31,12 @@ class Head:
     The model is compiled and built.
 
     Attributes:
-        streams_metrics: Whether to update the metrics.
+        metrics_add_up: Whether to update the metrics.
         metric_state: The metrics' variables.
     """
 
     def __init__(self, model: keras.Model, with_loss: bool, with_metrics: bool):
-        self.streams_metrics = with_metrics
+        self.metrics_add_up = with_metrics
         self._loss = internals.compiled_loss(model) if with_loss else None
         self._metrics = (
             internals.compiled_metrics(model) if with_metrics else None

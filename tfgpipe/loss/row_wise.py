@@ -115,7 +115,7 @@ _COUNTERS = (
 _MANY_ROWS = 7919  # a prime, which no other axis has
 
 
-def streams_loss(
+def loss_adds_up(
     model: keras.Model, y: Any, y_pred: Any, sample_weight: Any
 ) -> bool:
     """Whether a compiled model's loss, which is built, is a sum over rows.
@@ -161,12 +161,12 @@ def has_own_scale(optimizer: Any) -> bool:
     )
 
 
-def streams_metrics(
+def metrics_add_up(
     model: keras.Model, y: Any, y_pred: Any, sample_weight: Any
 ) -> bool:
     """Whether a compiled model's metrics only add up rows.
 
-    The arguments are those of `streams_loss`.
+    The arguments are those of `loss_adds_up`.
     """
     if internals.overrides(model, "compute_metrics"):
         return False

@@ -108,7 +108,7 @@ def build(arguments: Arguments, input_spec: Any, name: str) -> Built:
         taken = {layer.name for layer in source.layers}
         input_spec = _input_tensors(input_spec, taken)
     m, r = arguments.num_micro_batches, arguments.num_replicas
-    output_spec, estimated = source.infer(input_spec, m * r > 1)
+    output_spec, estimated = source.run_on_shapes(input_spec, m * r > 1)
     arguments.check_supported()
     costs = arguments.costs.resolved(estimated, input_spec)
     cells = tuple(_cells(arguments, costs))

@@ -39,7 +39,7 @@ from tfgpipe.graphs import (
 )
 from tfgpipe.loss import Head, Objective
 from tfgpipe.model.build import Built
-from tfgpipe.model.step import Steps, lower, trace
+from tfgpipe.model.step import TrainingSteps, mini_batch_of, pipeline_of
 from tfgpipe.run import MiniBatch, Pipeline
 from tfgpipe.schedules import Program
 
@@ -179,7 +179,7 @@ class ByLayers:
         return found
 
 
-class Rehearsals(Steps):
+class Rehearsals(TrainingSteps):
     """The part of `GPipe` whose steps are looked at."""
 
     @property
@@ -221,7 +221,7 @@ class Rehearsals(Steps):
             if known is not None:
                 head, loss = self._loss_of(batch, training=True)
             x, *labels = batch
-            run = self.lowered(built.as_taken(x), labels, head, loss, True)
+            run = self.pipeline_for(built.as_taken(x), labels, head, loss, True)
             found.append(run.program)
 
         def as_spec(t: Any) -> Any:
@@ -269,16 +269,16 @@ class Rehearsals(Steps):
         x, *labels = given
         head, loss = self._loss_of(given, training=True)
         watched: Any = _WatchedHead(head)
-        batch: Any = trace(
+        batch: Any = mini_batch_of(
             built,
             built.as_taken(x),
             labels,
             watched,
             True,
             self._jit_cells,
-            kind=_BatchBySections,
+            cls=_BatchBySections,
         )
-        run = lower(built, batch, loss, None)
+        run = pipeline_of(built, batch, loss, None)
         run.forward()
         with keras.StatelessScope():  # the metrics stay as they are
             run.backward(loss.start(run))
@@ -357,7 +357,7 @@ class _BatchBySections(MiniBatch):
         rows = None if self.micro_batches.count > 1 else tensor.shape[0]
         return tf.TensorSpec([rows, *tensor.shape[1:]], tensor.dtype)
 
-    def cut(self, traced: TracedModel) -> TracedModel:
+    def with_cells(self, traced: TracedModel) -> TracedModel:
         """Makes each section a cell, with the rules of the one it is in.
 
         built   | 0 1 | 2 3 4 |

@@ -33,8 +33,8 @@ from tfgpipe.loss import (
     WholeMiniBatchLoss,
     add_direct,
     has_own_scale,
-    streams_loss,
-    streams_metrics,
+    loss_adds_up,
+    metrics_add_up,
 )
 from tfgpipe.micro_batches import (
     as_specs,
@@ -83,7 +83,7 @@ def as_graph(step: Callable) -> Callable:
     return called
 
 
-def trace(
+def mini_batch_of(
     built: Built,
     x: Any,
     labels: Sequence[Any],
@@ -91,18 +91,18 @@ def trace(
     training: bool,
     compiles: bool,
     trial: Trial | None = None,
-    kind: type[MiniBatch] = MiniBatch,
+    cls: type[MiniBatch] = MiniBatch,
 ) -> MiniBatch:
     """A mini-batch for which the model is traced, and tried by `trial`.
 
     `x` is what the first layer takes, `labels` are y and sample_weight, nests
     or None. `compiles` is whether XLA compiles cells also where it need not;
-    `kind` is the class of what is returned.
+    `cls` is the class of what is returned.
     """
     compiles = compiles or built.only_compiles
     if compiles:
         inputs.warn_of_unknown_sizes(x, built.input_spec)
-    return kind(
+    return cls(
         [*built.cells],
         built.source,
         x,
@@ -116,7 +116,7 @@ def trace(
     )
 
 
-def lower(
+def pipeline_of(
     built: Built, traced: MiniBatch, loss: Objective | None, clock: Any
 ) -> Pipeline:
     """A mini-batch of which it is known what it will run.
@@ -135,7 +135,7 @@ def lower(
     return Pipeline(traced, tasks, program, clock)
 
 
-class Steps(Hooks):
+class TrainingSteps(Hooks):
     """The part of `GPipe` that runs mini-batches through its cells."""
 
     run_eagerly: Any
@@ -239,13 +239,13 @@ class Steps(Hooks):
         _, y, sample_weight = batch
         built = self.built_for("a step")
         specs = as_specs(y), built.output_spec, as_specs(sample_weight)
-        has_own_losses = type(self).losses is not Steps.losses
+        has_own_losses = type(self).losses is not TrainingSteps.losses
         is_summed = (
             not has_own_losses
-            and streams_loss(self, *specs)
+            and loss_adds_up(self, *specs)
             and not (training and has_own_scale(self.optimizer))
         )
-        head = Head(self, is_summed, streams_metrics(self, *specs))
+        head = Head(self, is_summed, metrics_add_up(self, *specs))
         objective = SummedLoss if is_summed else WholeMiniBatchLoss
         if training:
             seen = internals.compiled_loss(self), as_specs(batch)
@@ -265,11 +265,11 @@ class Steps(Hooks):
         x = built.as_taken(given)
 
         with inputs.explaining_sizes(x, built.input_spec):
-            run = self.lowered(x, labels, head, loss, training)
+            run = self.pipeline_for(x, labels, head, loss, training)
             run.forward()
             return run
 
-    def lowered(
+    def pipeline_for(
         self,
         x: Any,
         labels: Sequence[Any],
@@ -283,8 +283,10 @@ class Steps(Hooks):
         does not compute of it, or None.
         """
         built, trial = self.built_for("a step"), self._trial
-        traced = trace(built, x, labels, head, training, self._jit_cells, trial)
-        return lower(built, traced, loss, self._step_notes.clock)
+        traced = mini_batch_of(
+            built, x, labels, head, training, self._jit_cells, trial
+        )
+        return pipeline_of(built, traced, loss, self._step_notes.clock)
 
     def _update(
         self, run: Pipeline, loss: Objective, total: tf.Tensor, guard: Any
@@ -395,7 +397,7 @@ class Steps(Hooks):
             internals.loss_tracker(self).update_state(
                 total, sample_weight=run.micro_batches.num_rows
             )
-            if head.streams_metrics:
+            if head.metrics_add_up:
                 return self.get_metrics_result()
             return self.compute_metrics(
                 x, y, run.results.joined_outputs(), sample_weight=sample_weight
@@ -504,7 +506,7 @@ class Steps(Hooks):
         def of_all_rows(y_pred: Any, added: list[tf.Tensor]) -> None:
             if loss is not None:
                 loss.run_eagerly(y_pred, added)
-            if head is not None and not head.streams_metrics:
+            if head is not None and not head.metrics_add_up:
                 x, y, sample_weight = batch
                 self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 

@@ -466,7 +466,7 @@ def user_setting(
     """What a `GPipe` of these arguments is told.
 
     `names` are of all devices; `given` is what `checked_setting` returned,
-    without the devices; `count_steps` is `Steps.steps_per_cell`.
+    without the devices; `count_steps` is `Source.steps_per_cell`.
 
     Raises:
         ValueError: If `GPipe` would refuse it.
@@ -517,7 +517,7 @@ class SizedModel(NamedTuple):
     """The layers of a model, how they are called, and what each needs.
 
     Attributes:
-        placed: The calls.
+        placed: The steps.
         sizes: What each needs.
         output_bytes: Of a row of the last layer's outputs.
     """

@@ -115,7 +115,7 @@ class LayersAlone:
 
     def alike(self, k: int) -> Any:
         """What equal layers in equal places have in common."""
-        return self.is_empty(k) or (id(self.tasks[k].graph), self.needs(k))
+        return self.is_empty(k) or (id(self.tasks[k].functions), self.needs(k))
 
     def alone(self, k: int, others: Any) -> LoneLayer:
         """A layer by itself, see `LoneLayer`."""
@@ -200,7 +200,7 @@ class LoneLayer:
         """What the backward pass needs of the forward pass."""
         if not self._place.differentiates:
             return KeptParts(0, 0, 0)
-        cut = self._tasks.graph
+        cut = self._tasks.functions
         found = {t.ref() for t in map(behind_identities, cut.kept.tensors)}
         made = {behind_identities(t).ref() for t in cut.part.gives}
         given = {t.ref() for t in cut.part.inputs}
@@ -221,7 +221,10 @@ class LoneLayer:
         found = collections.defaultdict(list)
         for kind, start, end in zip(self._kinds, times[::2], times[1::2]):
             found[kind].append(float(end - start))
-        if self._tasks.graph.recomputes_in_backward and "recompute" in found:
+        if (
+            self._tasks.functions.recomputes_in_backward
+            and "recompute" in found
+        ):
             # It is part of the backward task, and as long for every layer.
             found["recompute_last"] = found["recompute"]
         return {kind: own[1:] for kind, own in found.items()}
@@ -292,7 +295,7 @@ class LoneLayer:
         if not self._place.differentiates:
             return
         facts = tasks.facts(True, self._place.needs_dx)
-        if tasks.graph.can_be_split:
+        if tasks.functions.can_be_split:
             _, again = run("recompute", tasks.forward(*given, keeps=True))
             if facts.recomputes:
                 again = run("recompute_last", tasks.recompute(*given, kept))

@@ -40,7 +40,7 @@ from tfgpipe.costs import (
     with_weights,
 )
 from tfgpipe.devices import names
-from tfgpipe.loss import Head, streams_loss
+from tfgpipe.loss import Head, loss_adds_up
 from tfgpipe.micro_batches import as_specs, check_rows, first_tensor, shapes
 from tfgpipe.profiles.lone_layer import (
     LayersAlone,
@@ -244,7 +244,7 @@ def _head(layers: Any, loss: Any, x: Any, y: Any, output: Any) -> Head | None:
             f"{_shapes(y)}, for outputs {_shapes(output)}, and this "
             f"{type(error).__name__}: {error}"
         ) from error
-    if not streams_loss(holder, *specs):
+    if not loss_adds_up(holder, *specs):
         raise ValueError(
             "`loss` must add up over rows to be measured by micro-batches: "
             "other losses are computed of the whole mini-batch, by no cell. "

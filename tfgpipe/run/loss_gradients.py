@@ -98,7 +98,7 @@ def _parts(
     parts: list[tuple[Any, list[tf.Tensor]]] = []
     missing = {t.ref(): t for t in traced.counts}
     for own in reversed(tasks):
-        part, cut = own.part, own.graph
+        part, cut = own.part, own.functions
         pairs = [*zip(part.gives, cut.part.gives)]
         wanted = [(t, first) for t, first in pairs if t.ref() in missing]
         function = None

@@ -102,7 +102,7 @@ class MiniBatch:
             )
             trial.tell()
         self._lookups_of_rows = trial.lookups_of_rows if trial else set()
-        self.traced = traced = self.cut(traced)
+        self.traced = traced = self.with_cells(traced)
         self.given = [
             by_reference(traced.x, tree.flatten(own))
             | by_reference(traced.labels, tree.flatten(label))
@@ -141,8 +141,8 @@ class MiniBatch:
         """What the model's graph takes for a micro-batch of a tensor."""
         return self.micro_batches.spec(tensor)
 
-    def cut(self, traced: TracedModel) -> TracedModel:
-        """The model that was traced, with a cell for each of its sections."""
+    def with_cells(self, traced: TracedModel) -> TracedModel:
+        """The model as it was traced; a subclass gives it other cells."""
         return traced
 
     def synchronizes(self, k: int) -> bool:

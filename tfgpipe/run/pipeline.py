@@ -84,12 +84,12 @@ class Pipeline:
             batch.micro_batches,
             batch.synchronizes,
         )
-        self._flow = TaskValues(batch, tasks, Weights(batch, tasks), self.state)
+        self._flow = TaskFlow(batch, tasks, Weights(batch, tasks), self.state)
         self._left = collections.deque(program.turns)
 
     def forward(self) -> None:
         """Runs the operations before the first that needs the loss."""
-        while self._left and not self._left[0][0].needs_loss:
+        while self._left and not self._left[0][0].is_backward:
             self._run(self._left.popleft())
 
     def backward(self, start: LossGradients) -> None:
@@ -145,7 +145,7 @@ class Pipeline:
         )
 
 
-class TaskValues:
+class TaskFlow:
     """Makes operations ready to run, and takes their results."""
 
     def __init__(

@@ -341,7 +341,7 @@ def _in_turn(replicas: list[list[Op]]) -> list[Op]:
     if len(replicas) == 1:
         return replicas[0]
     begins = [
-        [*itertools.takewhile(lambda op: not op.needs_loss, ops)]
+        [*itertools.takewhile(lambda op: not op.is_backward, ops)]
         for ops in replicas
     ]
     rests = [ops[len(begin) :] for ops, begin in zip(replicas, begins)]

@@ -49,9 +49,9 @@ class Op(NamedTuple):
         return Task(self.kind, self.cell, self.micro_batch)
 
     @property
-    def needs_loss(self) -> bool:
-        """Whether it runs after the loss is known."""
-        return KINDS[self.kind].needs_loss
+    def is_backward(self) -> bool:
+        """Whether it is of the backward pass."""
+        return KINDS[self.kind].is_backward
 
 
 def units(op: Op) -> float:
@@ -115,7 +115,7 @@ class Program:
         """Whether the loss is known of all rows before a gradient is taken."""
         last = max(op.cell for op in self.ops)
         own = [op for op in self.ops if op.cell == last]
-        begin = [*itertools.takewhile(lambda op: not op.needs_loss, own)]
+        begin = [*itertools.takewhile(lambda op: not op.is_backward, own)]
         counts = [[op.kind for op in o].count("forward") for o in (begin, own)]
         return counts[0] == counts[1]
 

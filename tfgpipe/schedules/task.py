@@ -11,7 +11,7 @@ know of its kind is in one table, which all others read:
     weight_gradient(k, m)  after input_gradient(k, m)
 
 A recomputation does not need the gradient: it fills the time in which a device
-waits for it. A new kind is a row here, and a method of `TaskValues`, in
+waits for it. A new kind is a row here, and a method of `TaskFlow`, in
 `run/pipeline.py`, that makes it ready to run.
 
 Pure Python: nothing here knows TensorFlow.
@@ -47,8 +47,7 @@ class Kind(NamedTuple):
         needs: What it waits for.
         units: How long it takes among equal cells, a forward pass as the unit.
         lane: Which of a device's lanes it takes: those run side by side.
-        needs_loss: Whether it takes a gradient, so that none runs before the
-            loss is known.
+        is_backward: Whether it takes a gradient: it is of the backward pass.
         sends: What another cell takes of it: "outputs", "gradients" or "".
         begins: Whether a cell holds something of the micro-batch from it on.
         ends: Whether it ends the work on it, and frees its activations.
@@ -59,7 +58,7 @@ class Kind(NamedTuple):
     needs: tuple[Need, ...]
     units: float = 1
     lane: str = "compute"
-    needs_loss: bool = False
+    is_backward: bool = False
     sends: str = ""
     begins: bool = False
     ends: bool = False
@@ -79,15 +78,15 @@ KINDS = {
         "B",
         _FOR_GRADIENTS,
         units=2,
-        needs_loss=True,
+        is_backward=True,
         sends="gradients",
         ends=True,
     ),
     "input_gradient": Kind(
-        "I", _FOR_GRADIENTS, needs_loss=True, sends="gradients"
+        "I", _FOR_GRADIENTS, is_backward=True, sends="gradients"
     ),
     "weight_gradient": Kind(
-        "W", (Need(0, ("input_gradient",)),), needs_loss=True, ends=True
+        "W", (Need(0, ("input_gradient",)),), is_backward=True, ends=True
     ),
 }
 

@@ -27,14 +27,14 @@ from tfgpipe.cells import LayerCall
 from tfgpipe.internals import SymbolicCall
 from tfgpipe.micro_batches import shapes
 from tfgpipe.partition import partition
-from tfgpipe.sequence.steps import Steps, resolve_cost
+from tfgpipe.sequence.steps import Source, resolve_cost
 from tfgpipe.sequence.whole_model import called_model
 
 
-class LayerList(Steps):
+class LayerList(Source):
     """A list of layers, some with a cost, maybe after a `keras.Input`.
 
-    See `Steps`; its calls are those of its layers, one after the other.
+    See `Source`; its calls are those of its layers, one after the other.
 
     Attributes:
         model: The model that the layers are of, if that was given.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from typing import Any, TypeAlias
+from typing import Any
 
 import keras
 
@@ -12,10 +12,8 @@ from tfgpipe import internals
 from tfgpipe.sequence.layer_list import LayerList, is_pair
 from tfgpipe.sequence.whole_model import GraphCall, WholeModel, has_graph
 
-Source: TypeAlias = LayerList | WholeModel
 
-
-def source_of(layers: Any) -> Source:
+def source_of(layers: Any) -> LayerList | WholeModel:
     """What the user gave, layers, a model or what `layers_of` made, as steps.
 
     Each item may be a pair with its cost.

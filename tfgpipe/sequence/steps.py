@@ -49,7 +49,7 @@ SHARE = 1 / 40
 _ROWS, _SIZE = 2, 8
 
 
-class Steps:
+class Source:
     """What a `GPipe` is made of.
 
     Attributes:
@@ -90,7 +90,9 @@ class Steps:
         """The ids of models that have calls of their own."""
         return set()
 
-    def infer(self, spec: Any, is_split: bool) -> tuple[Any, list[float]]:
+    def run_on_shapes(
+        self, spec: Any, is_split: bool
+    ) -> tuple[Any, list[float]]:
         """Runs the model on shapes; layers get variables by it, no storage.
 
         `is_split` if mini-batches become several micro-batches. Returns specs
@@ -173,7 +175,10 @@ class Steps:
     def _starts(
         self, sections: Sequence[Section], num_operations: Sequence[int]
     ) -> list[int]:
-        """The sections with which steps begin."""
+        """The sections with which steps begin.
+
+        Notes how many steps each call is, and what it was given.
+        """
         filled = makers(sections, num_operations)
         if not self.calls:
             return filled

@@ -13,7 +13,7 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells import LayerCall
-from tfgpipe.sequence.steps import Steps
+from tfgpipe.sequence.steps import Source
 
 
 def called_model(model: keras.Model, x: Any, training: bool | None) -> Any:
@@ -35,8 +35,8 @@ class GraphCall(LayerCall):
         self.source = source
 
 
-class WholeModel(Steps):
-    """A model that is called as it is, see `Steps`.
+class WholeModel(Source):
+    """A model that is called as it is, see `Source`.
 
     The calls of a functional one are known, those of functional models inside
     it among them. A tensor goes from the cell that makes it to those that take

@@ -237,7 +237,7 @@ def test_each_half_has_its_own_products():
     in_graph(step)
     products = {
         str(key): types(function._call._function.graph).count("MatMul")
-        for key, function in tasks[-1].graph._functions.items()
+        for key, function in tasks[-1].functions._functions.items()
     }
     assert sorted(products.values()) == [3, 3, 3, 6]
 
@@ -253,7 +253,7 @@ def test_no_function_computes_what_another_one_has_computed(name):
         return one.dx()
 
     in_graph(step)
-    found = tasks[-1].graph._functions
+    found = tasks[-1].functions._functions
     made = [
         {
             op.name

@@ -11,7 +11,7 @@ from quick import quick
 
 import tfgpipe
 from tfgpipe.cells import tracer
-from tfgpipe.graphs import CellGraph
+from tfgpipe.graphs import CellFunctions
 
 
 def called_functions(layers, k, m=2, **kwargs):
@@ -164,9 +164,9 @@ def test_equal_cells_are_cut_once(monkeypatch):
 
     def noted(part, types):
         cut.append(part.index)
-        return CellGraph(part, types)
+        return CellFunctions(part, types)
 
-    monkeypatch.setattr(tracer, "CellGraph", noted)
+    monkeypatch.setattr(tracer, "CellFunctions", noted)
     called_functions(dense(8), k=4)
     # the last has the loss, and the first one's inputs have no gradient
     assert cut == [0, 1, 3]

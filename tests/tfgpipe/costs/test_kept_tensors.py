@@ -13,8 +13,8 @@ ROWS = 2
 
 
 def kept_bytes(layer, inputs):
-    (call,) = Placed(source_of([layer]), inputs).calls
-    return of_part(call.part)
+    (step,) = Placed(source_of([layer]), inputs).steps
+    return of_part(step.part)
 
 
 def spec(*shape, dtype="float32"):

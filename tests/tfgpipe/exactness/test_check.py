@@ -14,7 +14,7 @@ from quick import quick
 import tfgpipe
 from tfgpipe.cells import CellTasks, Tracer
 from tfgpipe.devices import update
-from tfgpipe.graphs import CellGraph, cut
+from tfgpipe.graphs import CellFunctions, cut
 from tfgpipe.loss import SummedLoss
 from tfgpipe.model import rehearsal
 from tfgpipe.state import flow as flow_lib
@@ -417,7 +417,7 @@ def wrong_products(monkeypatch):
     own_tasks, add_in_order = Tracer._tasks, cut.add_in_order
     inside = []
 
-    class Wrong(CellGraph):
+    class Wrong(CellFunctions):
         """Its functions have wrong products."""
 
         def function(self, *args, **kwargs):

@@ -11,7 +11,7 @@ from tiny import quickly
 
 import tfgpipe
 from tfgpipe import internals
-from tfgpipe.loss.row_wise import streams_loss, streams_metrics
+from tfgpipe.loss.row_wise import loss_adds_up, metrics_add_up
 
 pytestmark = pytest.mark.usefixtures("float64")
 losses, metrics = keras.losses, keras.metrics
@@ -72,7 +72,7 @@ def set_on_the_object():
 )
 def test_only_losses_of_keras_that_add_rows_stream(loss, streams):
     model = compiled(loss=loss, run_eagerly=True)
-    assert streams_loss(model, spec(2), spec(2), None) == streams
+    assert loss_adds_up(model, spec(2), spec(2), None) == streams
 
 
 @pytest.mark.parametrize("loss", [OwnValues(), wrapped])
@@ -95,12 +95,12 @@ def test_loss_made_of_one_of_keras_is_that_of_keras(loss, m):
 def test_own_loss_of_class_numbers_streams():
     model = compiled(loss=RowWise())
     labels = keras.KerasTensor((None, 2), "int32")
-    assert streams_loss(model, labels, spec(2), None)
+    assert loss_adds_up(model, labels, spec(2), None)
 
 
 def test_overridden_compute_loss_does_not_stream():
     model = compiled(Subclassed, loss="mse")
-    assert not streams_loss(model, spec(2), spec(2), None)
+    assert not loss_adds_up(model, spec(2), spec(2), None)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_overridden_compute_loss_does_not_stream():
 )
 def test_only_metrics_of_keras_stream(metric, streams):
     model = compiled(loss="mse", metrics=[metric], run_eagerly=True)
-    assert streams_metrics(model, spec(2), spec(2), None) == streams
+    assert metrics_add_up(model, spec(2), spec(2), None) == streams
 
 
 def metric_list():
@@ -265,7 +265,7 @@ def one_by_one(entries, streams, **compiled):
 @pytest.mark.parametrize("streams", [True, False], ids=["streamed", "whole"])
 def test_every_loss_of_keras_is_that_of_keras(streams):
     entries = of(losses, NO_LOSS)
-    known = one_by_one(entries, streams_loss, loss=None)
+    known = one_by_one(entries, loss_adds_up, loss=None)
     entries = [e for e, known in zip(entries, known) if known == streams]
     assert len(entries) > 10
     names = {f"{i}_{name}": name for i, (name, _) in enumerate(entries)}
@@ -289,7 +289,7 @@ def test_every_metric_of_keras_is_that_of_keras(kind, streams):
     entries = of(metrics, NO_METRIC) + of(losses, NO_LOSS)
     if kind == "weighted_metrics":  # IoU warns of weights that are no integers
         entries = [e for e in entries if "IoU" not in e[0]]
-    known = one_by_one(entries, streams_metrics, **{kind: None})
+    known = one_by_one(entries, metrics_add_up, **{kind: None})
     entries = [e for e, known in zip(entries, known) if known == streams]
     assert len(entries) > 10
     grouped = {}
@@ -313,7 +313,7 @@ def test_losses_of_sequences_do_not_stream(name):
     internals.build_losses_and_metrics(
         model, None, spec(5), spec(9, UNITS), None
     )
-    assert not streams_loss(model, spec(5), spec(9, UNITS), None)
+    assert not loss_adds_up(model, spec(5), spec(9, UNITS), None)
 
 
 # ----------------------------------------------- rows on one axis, or Keras's

@@ -36,7 +36,7 @@ from tfgpipe.graphs.gradient_sums import Replacement
 from tfgpipe.graphs.parts import Part
 
 
-class CellGraph:
+class CellFunctions:
     """The part of a model's graph that is a cell's, cut into functions.
 
     `device_types` are those of the cell's devices, such as "GPU".
