@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 from beside_keras import ROWS, assert_close, normal, pipeline, trained
-from crossing import sent_tensors, short
+from crossing import sent_tensors
 from functional import (
     Noise,
     closure_beside,
@@ -30,7 +30,6 @@ from functional import (
     unmasked,
     wrong_length,
 )
-from graphs import called, step_graph, tasks
 from keras import layers as kl
 from keras_versions import MASKED_LOSS_RTOL, NAMES_METRICS_OF_DICTS
 from quick import quick
@@ -254,21 +253,6 @@ def test_skip_is_sent_from_its_maker_once_to_each_cell_that_takes_it():
     expected["CPU:1", "CPU:2", (6,)] = m
     expected["CPU:2", "CPU:3", (7,)] = m
     assert {k: n for k, n in sent.items() if k[0] < k[1]} == expected
-
-
-def test_equal_cells_of_a_graph_share_their_functions():
-    x = h = keras.Input((4,))
-    for _ in range(4):
-        h = keras.layers.Add()([h, keras.layers.Dense(4)(h)]) * 2.0
-    model = tfgpipe.GPipe(keras.Model(x, h), 4, 2, layers_per_cell=[3] * 4)
-    model.compile("sgd", "mse")
-    graph = step_graph(model, normal(4), normal(4))
-    functions = collections.defaultdict(set)
-    for op in tasks(graph):
-        functions[short(op.device)].add(called(op))
-    first, *equal, last = functions.values()
-    # The last has the loss, and the first inputs that have no gradient.
-    assert equal[0] == equal[1] not in (first, last)
 
 
 def test_unused_outputs_of_a_nested_model_are_computed():

@@ -257,22 +257,6 @@ def test_operations_that_draw_the_same_in_replicas_are_refused():
         model.train_on_batch(ones, ones)
 
 
-def test_eagerly_python_runs_the_cells():
-    calls = []
-
-    class Counted(kl.Layer):
-        def call(self, x):
-            calls.append(tf.executing_eagerly())
-            return x * 2.0
-
-    model = tfgpipe.GPipe([Counted(), kl.Dense(1)], 2, 4)
-    model.compile("sgd", "mse", run_eagerly=True)
-    model.train_on_batch(np.ones((4, 3)), np.ones((4, 1)))  # and a trial
-    calls.clear()
-    model.train_on_batch(np.ones((4, 3)), np.ones((4, 1)))
-    assert calls == [True] * 4
-
-
 def test_seeded_layers_that_share_draw_their_own_masks():
     """Seeds are arguments, so equal dropout layers share a trace."""
     keras.utils.set_random_seed(1)

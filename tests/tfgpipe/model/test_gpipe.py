@@ -708,11 +708,21 @@ def test_freezing_a_layer_later_gives_what_keras_gives():
     assert_close(run(pipeline()), run(sequential()))
 
 
-def test_nothing_trainable_warns_as_keras_does():
-    model = compiled(pipeline(lambda: [keras.Input((4,)), kl.Flatten()], k=1))
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: [kl.Flatten()],
+        lambda: [kl.ReLU(), kl.Dense(4, trainable=False)],
+    ],
+    ids=["no weights", "frozen"],
+)
+def test_nothing_trainable_warns_as_keras_does(make):
+    items = [keras.Input((4,)), *make()]
+    model = compiled(pipeline(lambda: items, k=len(items) - 1))
     x, _ = data()
     with pytest.warns(UserWarning, match="any trainable weights"):
-        assert model.train_on_batch(x, x) == 0.0
+        loss = model.train_on_batch(x, x)
+    assert loss == pytest.approx(np.mean((model.predict(x) - x) ** 2))
 
 
 # ------------------------------------------------------- what it looks like

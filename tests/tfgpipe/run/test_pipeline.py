@@ -38,17 +38,6 @@ def test_graph_has_one_call_for_each_task(remat, again):
     assert len(tasks(graph)) == 3 * (5 + again + 5)
 
 
-@pytest.mark.parametrize(("k", "m"), [(2, 2), (4, 8)])
-def test_cells_are_traced_once(k, m, dense_calls):
-    layers = [kl.Dense(4, activation="tanh") for _ in range(4)]
-    model = tfgpipe.GPipe(layers, k, m, remat="always")
-    model.compile("sgd", "mse")
-    model.build((None, 4))
-    dense_calls.clear()
-    model.fit(ones(16, 4), ones(16, 4), batch_size=8, verbose=0)
-    assert dense_calls == layers
-
-
 def test_frozen_cells_at_the_beginning_have_no_backward_pass():
     layers = [kl.Dense(4, trainable=False), kl.Dense(4, trainable=False)]
     layers += [kl.Dense(4), kl.Dense(4)]
@@ -308,14 +297,6 @@ def test_weight_without_gradient_warns_as_in_keras():
     with pytest.warns(UserWarning, match="Gradients do not exist for"):
         model.train_on_batch(ones(4, 4), ones(4, 2))
     np.testing.assert_array_equal(model.sequence[0].kernel.shape, (4, 4))
-
-
-def test_model_without_trainable_weights_warns_as_in_keras():
-    model = tfgpipe.GPipe([kl.ReLU(), kl.Dense(2, trainable=False)], 2, 2)
-    model.compile("sgd", "mse", metrics=["mae"])
-    with pytest.warns(UserWarning, match="does not have any trainable weights"):
-        logs = model.train_on_batch(ones(4, 4), ones(4, 2), return_dict=True)
-    assert logs["loss"] > 0
 
 
 class Branch(kl.Layer):
