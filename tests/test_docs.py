@@ -24,6 +24,7 @@ import params
 from tfgpipe.commands import main as tfgpipe_main
 from tfgpipe.loss import row_wise
 from tfgpipe.schedules import REMAT, SCHEDULES
+from tools import notebooks
 from tools.bench import __main__ as bench
 from tools.results import __main__ as results
 
@@ -38,6 +39,7 @@ PAGES = [
     "docs/exactness.md",
     "docs/examples.md",
     "docs/gpu.md",
+    "docs/gpu_notebook.md",
     "docs/guide.md",
     "docs/keras_compatibility.md",
     "docs/large_models.md",
@@ -58,6 +60,7 @@ PAGES = [
     "docs/stability.md",
     "docs/tpu.md",
     "docs/training.md",
+    "docs/tutorial.md",
     "docs/versions.md",
     "docs/when.md",
     "docs/your_model.md",
@@ -78,6 +81,7 @@ TABLES = [
     "docs/code.md",
     "docs/code_change.md",
     "docs/examples.md",
+    "docs/gpu.md",
     "docs/limits.md",
     "docs/measurements.md",
     "docs/measurements_memory.md",
@@ -306,6 +310,22 @@ def test_site_is_built_without_a_warning(tmp_path):
     names = [*names, "hosts.connect", "hosts.Cluster"]
     reference = (tmp_path / "reference.html").read_text("utf-8")
     assert not [n for n in names if f'id="tfgpipe.{n}"' not in reference]
+
+
+@pytest.mark.parametrize("name", notebooks.NOTEBOOKS)
+def test_notebooks_are_those_of_the_pages(name):
+    """Their code is run as that of the page."""
+    path = notebooks.FOLDER / f"{name}.ipynb"
+    assert path.read_text("utf-8") == notebooks.written(name), (
+        "python -m tools.notebooks"
+    )
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
+    page = notebooks.NOTEBOOKS[name][0]
+    sources = [block[2] for block in blocks(page) if block[0] == "python"]
+    assert code[1:] == [source.strip() for source in sources]
+    links = re.findall(r"\]\(([^)#]+)", path.read_text("utf-8"))
+    assert all((notebooks.FOLDER / link).exists() for link in links)
 
 
 # ----------------------------------------------------------------- commands
