@@ -124,6 +124,8 @@ def test_error_names_the_cell_and_not_its_group():
     assert note in ("?", "In layer 'table' of cell 1 on /device:CPU:1.")
 
 
+# The trial says that it could not try the gradients; then the step fails.
+@pytest.mark.filterwarnings("ignore:Layer 'fails_in_gradient' was not tried")
 @pytest.mark.parametrize(
     ("schedule", "remat"),
     [("gpipe", "always"), ("1f1b", "never"), ("zero_bubble", "never")],
