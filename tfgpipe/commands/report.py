@@ -40,7 +40,7 @@ from tfgpipe.files import write_text
 from tfgpipe.schedules import CHUNKS, REMAT, SCHEDULES
 from tfgpipe.versions import VERSION
 
-PACKAGES = ("tfgpipe", "tensorflow", "keras", "numpy", "keras-hub", "jax")
+PACKAGES = ("tensorflow", "keras", "numpy", "keras-hub", "jax")
 # They change what TensorFlow, XLA and CUDA do.
 VARIABLES = ("CUDA_", "KERAS_", "NVIDIA_", "TF_", "TPU_", "XLA_")
 NUM_PARTS = 4  # logical devices that one device is cut into
@@ -134,7 +134,7 @@ def _devices() -> list[str]:
 
 # ------------------------------------------------------------------ the parts
 def _machine(devices: list[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"tfgpipe": VERSION}
     for name in PACKAGES:
         try:
             found[name] = importlib.metadata.version(name)
