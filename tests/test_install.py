@@ -44,10 +44,11 @@ import importlib.util
 print(importlib.util.find_spec("tfgpipe").origin)
 """
 IMPORT = """
-import keras, tensorflow as tf, time
-started = time.process_time()
+import time
+import keras, tensorflow as tf
+before = time.process_time()
 import tfgpipe
-print(time.process_time() - started)
+print((time.process_time() - before) / before)
 cpu = tf.config.list_physical_devices("CPU")[0]
 half = tf.config.LogicalDeviceConfiguration()
 tf.config.set_logical_device_configuration(cpu, [half, half])  # none has begun
@@ -152,5 +153,5 @@ def test_editable_install_is_found_beside_a_checkout_of_that_name(tmp_path):
 @pytest.mark.slow
 def test_import_is_quick_and_starts_no_device():
     """Beside what TensorFlow and Keras take."""
-    seconds = float(run("-c", IMPORT, cwd=ROOT))
-    assert seconds < 0.3
+    share = float(run("-c", IMPORT, cwd=ROOT))
+    assert share < 0.2
