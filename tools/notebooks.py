@@ -11,6 +11,8 @@ import re
 import sys
 from typing import Any
 
+from tfgpipe.files import write_text
+
 ROOT = pathlib.Path(__file__).parent.parent
 FOLDER = ROOT / "notebooks"
 # Each with what its first cell runs.
@@ -76,7 +78,7 @@ def main() -> int:
     """Writes all notebooks."""
     FOLDER.mkdir(exist_ok=True)
     for name in NOTEBOOKS:
-        (FOLDER / f"{name}.ipynb").write_text(written(name), "utf-8")
+        write_text(FOLDER / f"{name}.ipynb", written(name))
     return 0
 
 

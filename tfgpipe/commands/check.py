@@ -28,7 +28,7 @@ import tfgpipe
 from tfgpipe.commands import command_line, user_model
 from tfgpipe.commands.progress import doing
 from tfgpipe.devices import local
-from tfgpipe.schedules import REMAT, SCHEDULES, devices_for
+from tfgpipe.schedules import devices_for
 
 FLAGS = command_line.new_flags()
 user_model.define_model(FLAGS)
@@ -50,20 +50,7 @@ flags.DEFINE_integer(
     1,
     flag_values=FLAGS,
 )
-flags.DEFINE_enum(
-    "schedule",
-    "gpipe",
-    list(SCHEDULES),
-    "Order of the tasks on each device.",
-    flag_values=FLAGS,
-)
-flags.DEFINE_enum(
-    "remat",
-    "except_last",
-    list(REMAT),
-    "What the backward pass recomputes.",
-    flag_values=FLAGS,
-)
+command_line.define_schedule(FLAGS)
 flags.DEFINE_string(
     "optimizer", "adam", "By its name in Keras.", flag_values=FLAGS
 )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from absl import flags
 
 from tfgpipe.commands.progress import speaking
+from tfgpipe.schedules import REMAT, SCHEDULES
 
 
 class BadFlags(flags.Error):
@@ -43,6 +44,24 @@ def define_trained(values: flags.FlagValues) -> None:
         "K, the number of cells, a device each, into which the model is "
         "loaded. Where there is no accelerator, the CPU is split into as many.",
         1,
+        flag_values=values,
+    )
+
+
+def define_schedule(values: flags.FlagValues) -> None:
+    """Defines --schedule and --remat."""
+    flags.DEFINE_enum(
+        "schedule",
+        "gpipe",
+        list(SCHEDULES),
+        "Order of the tasks on each device.",
+        flag_values=values,
+    )
+    flags.DEFINE_enum(
+        "remat",
+        "except_last",
+        list(REMAT),
+        "What the backward pass recomputes.",
         flag_values=values,
     )
 

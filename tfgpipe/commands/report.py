@@ -158,15 +158,20 @@ def _machine(devices: list[str]) -> dict[str, Any]:
     return found
 
 
-def _layers(num_blocks: int = 2, units: int = 32) -> list[keras.layers.Layer]:
-    layers: list[Any] = [keras.Input((units,))]
-    for _ in range(num_blocks):
+def _layers() -> list[Any]:
+    layers: list[Any] = [keras.Input((32,))]
+    for _ in range(2):
         layers += [
-            keras.layers.Dense(units, "gelu"),
+            keras.layers.Dense(32, "gelu"),
             keras.layers.LayerNormalization(),
             keras.layers.Dropout(0.1, seed=1),
         ]
     return [*layers, keras.layers.Dense(3)]
+
+
+def _equal_layers(units: int, count: int) -> list[Any]:
+    layers = [keras.layers.Dense(units, "relu") for _ in range(count)]
+    return [keras.Input((units,)), *layers]
 
 
 def _rows(shape: tuple[int, ...], num_rows: int = 24) -> np.ndarray:
@@ -174,13 +179,13 @@ def _rows(shape: tuple[int, ...], num_rows: int = 24) -> np.ndarray:
     return drawn.astype("float32")
 
 
-def _trained(model: keras.Model, steps: int = 3) -> list[np.ndarray]:
-    """The weights after some mini-batches."""
+def _trained(model: keras.Model) -> list[np.ndarray]:
+    """The weights after three mini-batches."""
     model.compile(
         keras.optimizers.SGD(0.1, momentum=0.9), "mse", jit_compile=False
     )
     x, y = _rows((32,)), _rows((3,))
-    model.fit(x, y, 24, epochs=steps, shuffle=False, verbose=0)
+    model.fit(x, y, 24, epochs=3, shuffle=False, verbose=0)
     return [np.array(weight) for weight in model.get_weights()]
 
 
@@ -300,8 +305,7 @@ def _speed(devices: list[str]) -> dict[str, Any]:
     x, y = _rows((units,), 256), _rows((units,), 256)
     found: dict[str, Any] = {"rows, units, layers": [256, units, 2 * count]}
     for k in (1, count):
-        layers = [keras.Input((units,))]
-        layers += [keras.layers.Dense(units, "relu") for _ in range(2 * count)]
+        layers = _equal_layers(units, 2 * count)
         model = tfgpipe.GPipe(layers, k, 16, devices=devices[:k])
         found[f"seconds of a step, K = {k}, M = 16"] = _seconds(model, x, y)
     one, all_ = [*found.values()][1:]
@@ -315,8 +319,7 @@ def _memory(devices: list[str]) -> dict[str, Any]:
     if "GPU" not in devices[0]:
         return {"not measured": "TensorFlow counts the bytes of GPUs alone"}
     units, k = 4096, len(devices)
-    layers = [keras.Input((units,))]
-    layers += [keras.layers.Dense(units, "relu") for _ in range(2 * k)]
+    layers = _equal_layers(units, 2 * k)
     model: Any = tfgpipe.GPipe(layers, k, M, devices=devices)
     model.compile("adam", "mse")
     for device in devices:

@@ -23,16 +23,10 @@ from tfgpipe.commands import command_line
 from tfgpipe.commands.command_line import BadFlags
 from tfgpipe.files import write_text
 from tfgpipe.monitor import save_picture, timeline_text
-from tfgpipe.schedules import CHUNKS, KINDS, REMAT, SCHEDULES, Program
+from tfgpipe.schedules import CHUNKS, KINDS, SCHEDULES, Program
 
 FLAGS = command_line.new_flags()
-flags.DEFINE_enum(
-    "schedule",
-    "gpipe",
-    list(SCHEDULES),
-    "Order of the tasks on each device.",
-    flag_values=FLAGS,
-)
+command_line.define_schedule(FLAGS)
 flags.DEFINE_integer(
     "num_partitions", 4, "K, the number of cells.", 1, flag_values=FLAGS
 )
@@ -49,13 +43,6 @@ flags.DEFINE_integer(
     "How many share the cells, with --schedule=interleaved. Default: one for "
     "every two cells.",
     1,
-    flag_values=FLAGS,
-)
-flags.DEFINE_enum(
-    "remat",
-    "except_last",
-    list(REMAT),
-    "What the backward pass recomputes.",
     flag_values=FLAGS,
 )
 flags.DEFINE_float(

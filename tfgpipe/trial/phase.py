@@ -65,7 +65,6 @@ class Phase:
         self.varying: set[int] = set()  # state that follows from rows
         self.next: dict[int, Any] = {}  # state, before and after a step
         self.weights: State = {}
-        self._variables: list[keras.Variable] = []
         self.wanted: list[tuple[int, Unit]] = []
         self.results: list[tf.Tensor] = []  # what all rows and parts make
         self.fed: list[tf.Tensor] = []  # what parts are given of all rows
@@ -92,9 +91,8 @@ class Phase:
         )
         try:
             graph = made(self._known)
-            self._variables = [u.variable for u in graph.traced.uses]
-            self.draw_weights()
             self._take(graph)
+            self.draw_weights()
             if step is not None and self._counts_rows(graph, specs, step):
                 graph = made(is_of_any_rows=False)
                 self._take(graph)
@@ -107,11 +105,19 @@ class Phase:
         self.metrics = {id(v) for v in self.call.metric_state}
         return graph
 
-    def draw_weights(self, deviation: float = 1.0) -> None:
-        """Takes the weights as they are, but for those of zeros."""
+    def draw_weights(self, deviation: float = 1.0) -> bool:
+        """Takes the weights, and draws those of zeros; whether there are some.
+
+        Behind zeros nothing would show.
+        """
+        used = [use.variable for use in self.graph.traced.uses]
+        values = {id(v): (v, tf.convert_to_tensor(v.value)) for v in used}
+        zeros = {key for key, (_, t) in values.items() if _is_zero(t)}
         self.weights = {
-            id(v): (v, _not_zero(v, deviation)) for v in self._variables
+            key: (v, _drawn_like(t, deviation) if key in zeros else t)
+            for key, (v, t) in values.items()
         }
+        return bool(zeros)
 
     def _take(self, graph: TriedGraph) -> None:
         """Takes a graph to try its units."""
@@ -639,10 +645,10 @@ def _is_data(tensor: tf.Tensor) -> bool:
     return tensor.dtype not in (tf.variant, tf.resource)
 
 
-def _not_zero(variable: keras.Variable, deviation: float) -> tf.Tensor:
-    """A weight's value, or a drawn one where it is zero throughout."""
-    value = tf.convert_to_tensor(variable.value)
-    if not is_continuous(value) or tf.reduce_any(value != 0):
-        return value
-    drawn = tf.random.stateless_normal(variable.shape, (1, 2))
+def _is_zero(value: tf.Tensor) -> bool:
+    return is_continuous(value) and not tf.reduce_any(value != 0)
+
+
+def _drawn_like(value: tf.Tensor, deviation: float) -> tf.Tensor:
+    drawn = tf.random.stateless_normal(value.shape, (1, 2))
     return tf.cast(deviation * drawn, value.dtype)

@@ -244,8 +244,8 @@ def try_all(
             for state in phase.later():
                 phase.run(parts, nests, state)
             # What is drawn for weights of zeros may hide what these show.
-            phase.draw_weights(_SMALL)
-            phase.run(parts, nests)
+            if phase.draw_weights(_SMALL):
+                phase.run(parts, nests)
     return phase
 
 
