@@ -1,4 +1,4 @@
-"""Eight logical CPU devices, seeds, and one thread an operation."""
+"""Eight logical devices, seeds, and one thread an operation."""
 
 import gc
 import os
@@ -33,6 +33,11 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],
     [tf.config.LogicalDeviceConfiguration()] * NUM_DEVICES,
 )
+for _gpu in tf.config.list_physical_devices("GPU")[:1]:  # CUDA_VISIBLE_DEVICES
+    tf.config.set_logical_device_configuration(
+        _gpu, [tf.config.LogicalDeviceConfiguration(900)] * NUM_DEVICES
+    )
+    tf.config.experimental.enable_op_determinism()
 
 
 def _with_slots(make_train_function):

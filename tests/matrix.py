@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+from device_names import names
 
 from tfgpipe.schedules.schedule import Schedule
 
@@ -48,7 +49,7 @@ def arguments(k, m, schedule, remat):
     found["schedule"] = schedule
     if schedule == "interleaved":
         count = k // 2 if k % 2 == 0 else 1
-        found["devices"] = [f"CPU:{i}" for i in range(count)]
+        found["devices"] = names(count)
     if k == 1:  # all layers in one cell
         found["remat_groups"] = 3
     if schedule == "written":

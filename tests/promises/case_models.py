@@ -19,6 +19,7 @@ import mid_run
 import objectives
 from case import Case, Options
 from data_sources import SHAPES
+from device_names import names
 from kinds import Plain
 
 import tfgpipe
@@ -133,7 +134,7 @@ def pipeline(
         }
     if schedule == "interleaved" and case.num_replicas == 1:
         count = num_devices(num_partitions, schedule)
-        arguments["devices"] = [f"CPU:{i}" for i in range(count)]
+        arguments["devices"] = names(count)
     found = layers(case, explicit)
     count = len(tfgpipe.layers_of(found) if case.outputs else case.layers)
     arguments["layers_per_cell"] = cuts.cut(case, num_partitions, count)

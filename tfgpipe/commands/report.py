@@ -40,9 +40,9 @@ from tfgpipe.files import write_text
 from tfgpipe.schedules import CHUNKS, REMAT, SCHEDULES
 from tfgpipe.versions import VERSION
 
-PACKAGES = ("tensorflow", "keras", "numpy", "keras-hub", "jax")
+PACKAGES = ("numpy", "keras-hub", "jax")
 # They change what TensorFlow, XLA and CUDA do.
-VARIABLES = ("CUDA_", "KERAS_", "NVIDIA_", "TF_", "TPU_", "XLA_")
+VARIABLES = ("CUDA_", "KERAS_", "TF_", "TPU_", "XLA_")
 NUM_PARTS = 4  # logical devices that one device is cut into
 PART_MIB = 1792
 K, M = 2, 4
@@ -134,7 +134,11 @@ def _devices() -> list[str]:
 
 # ------------------------------------------------------------------ the parts
 def _machine(devices: list[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {"tfgpipe": VERSION}
+    found: dict[str, Any] = {
+        "tfgpipe": VERSION,
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+    }
     for name in PACKAGES:
         try:
             found[name] = importlib.metadata.version(name)
@@ -288,14 +292,18 @@ def _generation(devices: list[str]) -> dict[str, Any]:
 
 
 def _seconds(model: Any, x: Any, y: Any) -> float:
+    """Those of a step: how much longer a `fit` with more of them takes."""
     model.compile("sgd", "mse", jit_compile=False)
-    model.fit(x, y, len(x), epochs=2, verbose=0)
-    times = []
-    for _ in range(5):
+    batches = tf.data.Dataset.from_tensors((x, y)).cache().repeat()
+
+    def fit(steps: int) -> float:
         started = time.monotonic()
-        model.fit(x, y, len(x), verbose=0)
-        times.append(time.monotonic() - started)
-    return min(times)
+        model.fit(batches.take(steps), shuffle=False, verbose=0)
+        return time.monotonic() - started
+
+    fit(2)
+    few, many = (min(fit(steps) for _ in range(3)) for steps in (1, 11))
+    return (many - few) / 10
 
 
 def _speed(devices: list[str]) -> dict[str, Any]:
@@ -316,23 +324,32 @@ def _speed(devices: list[str]) -> dict[str, Any]:
 
 def _memory(devices: list[str]) -> dict[str, Any]:
     """The most that devices held in a step, beside what is planned."""
-    if "GPU" not in devices[0]:
-        return {"not measured": "TensorFlow counts the bytes of GPUs alone"}
     units, k = 4096, len(devices)
     layers = _equal_layers(units, 2 * k)
-    model: Any = tfgpipe.GPipe(layers, k, M, devices=devices)
-    model.compile("adam", "mse")
-    for device in devices:
-        tf.config.experimental.reset_memory_stats(device)
-    model.fit(_rows((units,), 256), _rows((units,), 256), 256, verbose=0)
-    held = [
-        tf.config.experimental.get_memory_info(device)["peak"] / 2**20
-        for device in devices
-    ]
+    held: Any = "not measured: TensorFlow counts the bytes of GPUs alone"
+    if "GPU" in devices[0]:
+        model: Any = tfgpipe.GPipe(layers, k, M, devices=devices)
+        model.compile("adam", "mse")
+        for device in devices:
+            tf.config.experimental.reset_memory_stats(device)
+        model.fit(_rows((units,), 256), _rows((units,), 256), 256, verbose=0)
+        held = [
+            tf.config.experimental.get_memory_info(device)["peak"] / 2**20
+            for device in devices
+        ]
     planned = tfgpipe.plan(
-        layers, 256, devices=k, machine="v100", optimizer="adam"
+        layers,
+        256,
+        machine="v100",
+        optimizer="adam",
+        setting={
+            "num_partitions": k,
+            "num_micro_batches": M,
+            "devices": devices,
+        },
     )
-    return {"MiB that devices held": held, "the plan": str(planned)}
+    expected = [size / 2**20 for size in planned.device_bytes]
+    return {"MiB that devices held": held, "MiB by the plan": expected}
 
 
 PARTS: dict[str, Callable[[list[str]], dict[str, Any]]] = {
