@@ -86,7 +86,7 @@ def told(port: int, problem: str | None, others: str) -> str:
     return (
         f"TensorFlow's port {port} is open to everybody who can reach this "
         f"host, without a secret, because {problem}: let a firewall close it; "
-        "docs/scaling.md has how."
+        "docs/hosts.md has how."
     )
 
 

@@ -263,8 +263,8 @@ def kill_one(victim, workers, run):
 @pytest.mark.slow
 def test_commands_of_the_page_do_as_it_says(workers, tmp_path):
     """Those of the chapter, at the workers' addresses, and for one step."""
-    chapter = (ROOT / "docs" / "scaling.md").read_text("utf-8")
-    chapter = chapter.split("## Several hosts")[1].split("## When")[0]
+    chapter = (ROOT / "docs" / "hosts.md").read_text("utf-8")
+    chapter = chapter.split("## Start a run")[1].split("## Security")[0]
     chapter = chapter.replace("\\\n", " ")
     for index, port in enumerate(workers.ports):
         chapter = chapter.replace(f"host{index}:2222", f"127.0.0.1:{port}")

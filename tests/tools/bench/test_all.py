@@ -76,7 +76,6 @@ def test_flags_are_known_and_what_was_reported_is_in_the_docs(run):
     known = set(module.FLAGS)
     assert {re.match(r"--(\w+)", word)[1] for word in words} <= known
     pages = [*(ROOT / "docs").glob("measurements*.md")]
-    pages.append(ROOT / "docs" / "planning.md")
     page = "".join(page.read_text() for page in pages)
     for one in run.goals:
         if one.reported is not None:
