@@ -318,14 +318,10 @@ class _Reader:
         last: dict[Any, int],
         step_of: Callable[[tf.Operation], int],
     ) -> list[int]:
-        inputs = {t.ref() for t in self._traced.x if t is not None}
         live = [0] * num_steps
         for ref, end in last.items():
             tensor = ref.deref()
-            # The rows themselves come from the host, to each cell that takes
-            # them.
-            start = end if ref in inputs else step_of(tensor.op)
-            for i in range(start + 1, end + 1):
+            for i in range(step_of(tensor.op) + 1, end + 1):
                 live[i] += self._bytes(tensor)
         return live
 

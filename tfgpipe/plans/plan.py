@@ -29,7 +29,6 @@ from tfgpipe.devices import (
     placement,
     strategy,
 )
-from tfgpipe.partition import cut_graph
 from tfgpipe.plans.prediction import Prediction, Setting, predict
 from tfgpipe.plans.search import PlanProblem, fastest_settings, smallest
 from tfgpipe.plans.workload import (
@@ -539,9 +538,8 @@ class SizedModel(NamedTuple):
         return (self.placed if is_own else Placed(self.source, spec)).keys
 
     def cut(self, costs: Sequence[float], num_partitions: int) -> list[int]:
-        """The number of layers of each cell, by their costs."""
-        live = [round(size.live_bytes) for size in self.sizes]
-        return cut_graph(costs, live, num_partitions)
+        """The number of steps of each cell, as `GPipe` cuts by their costs."""
+        return [*self.source.cut(costs, num_partitions)]
 
     def by_flops(self, machine: Machine, rows: float) -> Workload:
         """For micro-batches of so many rows, with seconds from FLOPs."""
