@@ -51,12 +51,15 @@ TEXT = [
 ]
 # What two of the examples need.
 EXAMPLES = ["keras-hub>=0.32"]
-# What `make docs` needs. MkDocs ends with warnings that other versions lack.
+# What `make docs` and the test of the notebooks need. MkDocs ends with warnings
+# that other versions lack.
 DOCS = [
+    "ipykernel>=6.29",  # runs notebooks
     "mdx-truly-sane-lists==1.3",
     "mkdocs==1.6.1",
     "mkdocs-material==9.8.1",
     "mkdocstrings[python]==1.0.8",
+    "nbclient>=0.10",  # runs notebooks
     "ruff==0.17.5",  # formats signatures
 ]
 

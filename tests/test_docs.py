@@ -61,6 +61,7 @@ PAGES = [
     "docs/schedules.md",
     "docs/stability.md",
     "docs/tpu.md",
+    "docs/tpu_notebook.md",
     "docs/training.md",
     "docs/tutorial.md",
     "docs/versions.md",
@@ -328,6 +329,24 @@ def test_notebooks_are_those_of_the_pages(name):
     assert code[1:] == [source.strip() for source in sources]
     links = re.findall(r"\]\(([^)#]+)", path.read_text("utf-8"))
     assert all((notebooks.FOLDER / link).exists() for link in links)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    find_spec("nbclient") is None,
+    reason="nbclient is not installed: pip install '.[docs]'",
+)
+@pytest.mark.parametrize("name", notebooks.NOTEBOOKS)
+def test_notebook_runs(name):
+    """But for its first cell, which installs the package."""
+    nbformat = importlib.import_module("nbformat")
+    nbclient = importlib.import_module("nbclient")
+    made = nbformat.reads(notebooks.written(name), as_version=4)
+    del made.cells[0]
+    where = {"metadata": {"path": str(ROOT)}}
+    nbclient.NotebookClient(made, timeout=500, resources=where).execute()
+    outputs = [o for c in made.cells for o in c.get("outputs", ())]
+    assert any(output.output_type == "stream" for output in outputs)
 
 
 # ----------------------------------------------------------------- commands

@@ -19,6 +19,7 @@ FOLDER = ROOT / "notebooks"
 NOTEBOOKS = {
     "tutorial": ("docs/tutorial.md", "%pip install --quiet 'tfgpipe[cpu]'"),
     "gpus": ("docs/gpu_notebook.md", "%pip install --quiet 'tfgpipe[gpu]'"),
+    "tpu": ("docs/tpu_notebook.md", "%pip install --quiet 'tfgpipe[tpu]'"),
 }
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```\n?", re.DOTALL | re.MULTILINE)
 
