@@ -220,6 +220,55 @@ def test_models_that_agree_are_as_many_as_in_the_table():
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "page", "row"),
+    [
+        (
+            "300 MiB hold **24 times as many layers**",
+            "docs/measurements_memory.md",
+            r"The largest model with 300 MiB(.|\n)*?^pipeline-8 +8 +72 +24\.0 ",
+        ),
+        (
+            "holds 4.3 times as many",
+            "docs/measurements_memory.md",
+            r"^pipeline-1 +8 +13 +4\.3 ",
+        ),
+        (
+            "through eight cells of 20 ms takes **4% longer**",
+            "docs/measurements.md",
+            r"^gpipe +except_last +equal +20 +8 +32 .* 1\.036 ",
+        ),
+        (
+            "cells of 5 ms it is 11%",
+            "docs/measurements.md",
+            r"^gpipe +except_last +equal +5 +8 +32 .* 1\.106 ",
+        ),
+        (
+            "32 rows of 512 tokens, takes 31.7 GiB",
+            "docs/gpu.md",
+            r"32 rows of 512 tokens(.|\n)*^\| Keras,.*\| 31\.7 \|$",
+        ),
+        (
+            "**four devices take 3.3, 1.9, 2.0 and 1.7 GiB**",
+            "docs/gpu.md",
+            r"^\| K = 4 \| 8 \| 3\.3, 1\.9, 2\.0, 1\.7 \|$",
+        ),
+    ],
+)
+def test_figures_of_the_readme_are_those_of_the_tables(words, page, row):
+    assert words in text("README.md")
+    assert re.search(row, text(page), re.MULTILINE)
+
+
+def test_every_figure_of_the_readme_has_a_command():
+    table = text("README.md").split("## Three numbers")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (.*) \| .* \| `(.*)`, .* \|$", table, re.MULTILINE)
+    assert len(rows) == 3
+    for figure, command in rows:
+        assert "**" in figure
+        check_python(shlex.split(command)[1:])
+
+
 def test_first_example_is_short():
     first = next(block for block in blocks("README.md") if block[0] == "python")
     assert len([line for line in first[2].splitlines() if line]) <= 18
