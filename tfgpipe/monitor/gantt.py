@@ -1,7 +1,6 @@
 """Draws when each device ran which task: a row a device, a box a task.
 
-Nothing is taken from the machine, neither a display nor fonts nor settings of
-the user, so that equal events give equal files.
+Equal events give equal files, see `picture.py`.
 
 The colours are those of Okabe and Ito, which colour-blind people tell apart,
 made darker or lighter where they would be the same grey. Recomputations have
@@ -11,39 +10,25 @@ Reference: [Okabe and Ito, 2008](https://jfly.uni-koeln.de/color/)
 """
 
 import pathlib
-import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import matplotlib.style
 from matplotlib import patches
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from tfgpipe import timeline
-from tfgpipe.files import put_in_place
+from tfgpipe.monitor.picture import DIGIT, Frame, edge, ink, mark, note
+from tfgpipe.monitor.picture import save as save_figure
 from tfgpipe.run import Event
 
 # Inches, as all sizes of the figure.
-_ROW, _LEFT, _RIGHT, _TOP, _BOTTOM = 0.42, 0.85, 0.8, 0.86, 0.9
-
-_LINE = 0.18  # from a line of the subtitle to the next
+_ROW, _LEFT, _RIGHT, _BOTTOM = 0.42, 0.85, 0.8, 0.9
 
 _SLOT, _WIDTH = 0.11, (9.0, 18.0)  # of a forward task, if the limits allow
 
-_DIGIT = 0.64  # width of a digit in font sizes; most letters have less
-
 _FONT_SIZES = (5.0, 9.0)  # of micro-batches' numbers, in points
-
-_SUBTITLE = 9.5  # its font size
-
-_SETTINGS = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib
-    "svg.fonttype": "path",
-    "svg.hashsalt": "tfgpipe",  # or identifiers are random
-}
 
 
 class Caption(NamedTuple):
@@ -67,13 +52,7 @@ def save(
 
     The suffixes of the paths, ".png" or ".svg", say what they become.
     """
-    # Versions and dates would make equal pictures differ.
-    metadata = {".png": {"Software": None}, ".svg": {"Date": None}}
-    with matplotlib.style.context(["default", _SETTINGS]):
-        picture = figure(events, caption)
-        for path in paths:
-            with put_in_place(path) as beside:
-                picture.savefig(beside, dpi=160, metadata=metadata[path.suffix])
+    save_figure(lambda: figure(events, caption), paths)
 
 
 def figure(events: Sequence[Event], caption: Caption) -> Figure:
@@ -82,26 +61,20 @@ def figure(events: Sequence[Event], caption: Caption) -> Figure:
     total = max(event.end for event in events)
     slots = total / max(timeline.forward_time(events), 0.001 * total)
     width = _LEFT + min(max(_SLOT * slots, _WIDTH[0]), _WIDTH[1]) + _RIGHT
-    digits = (width - _LEFT) * 72 / (_SUBTITLE * _DIGIT)
-    lines = textwrap.wrap(caption.subtitle, int(digits))
-    rows = num_devices * _ROW
-    height = _TOP + _LINE * max(len(lines) - 1, 0) + rows + _BOTTOM
-    picture = Figure((width, height))
-    FigureCanvasAgg(picture)
-    inner = (width - _LEFT - _RIGHT) / width
-    axes = picture.add_axes(
-        (_LEFT / width, _BOTTOM / height, inner, rows / height)
+    frame = Frame(
+        width, num_devices * _ROW, _LEFT, _RIGHT, _BOTTOM, caption.subtitle
     )
+    picture, axes = frame.figure()
     end = max(total, caption.ideal or 0.0)
     axes.set_xlim(0, end)
     axes.set_ylim(num_devices - 0.5, -0.5)
     _draw_rows(axes, events)
-    _draw_boxes(axes, events, scale=72 * inner * width / end)
+    _draw_boxes(axes, events, scale=72 * frame.inner / end)
     _draw_axis(axes, total)
-    _write(picture, [caption.title, *lines])
+    frame.write(picture, caption.title)
     if caption.ideal is not None:
-        _mark(axes, caption.ideal)
-    _draw_legend(picture, events)
+        mark(axes, caption.ideal, "ideal end")
+    frame.draw_legend(picture, _legend(events))
     return picture
 
 
@@ -118,16 +91,7 @@ def _draw_rows(axes: Axes, events: Sequence[Event]) -> None:
                 (0, device - height / 2), total, height, color=IDLE, zorder=0
             )
         )
-        axes.annotate(
-            f"{share:.1%} idle",
-            (1, device),
-            (6, 0),
-            ("axes fraction", "data"),
-            "offset points",
-            va="center",
-            fontsize=8,
-            color="#444444",
-        )
+        note(axes, device, f"{share:.1%} idle")
 
 
 def _draw_boxes(axes: Axes, events: Sequence[Event], scale: float) -> None:
@@ -148,7 +112,7 @@ def _draw_boxes(axes: Axes, events: Sequence[Event], scale: float) -> None:
                 style.height,
                 facecolor=color,
                 edgecolor="white",
-                linewidth=min(0.6, (end - start) * scale / 8),
+                linewidth=edge((end - start) * scale),
                 gid=f"{task.kind}-{task.cell}-{task.micro_batch}",
             )
         )
@@ -185,7 +149,7 @@ def _font_sizes(
         if not widths:
             continue
         typical = widths[len(widths) // 10]  # nearly all are wider
-        for needed, rotation in ((digits * _DIGIT + 0.15, 0), (0.85, 90)):
+        for needed, rotation in ((digits * DIGIT + 0.15, 0), (0.85, 90)):
             size = min(typical / needed, largest)
             if size >= smallest:
                 sizes[kind] = (size, needed, rotation)
@@ -202,42 +166,9 @@ def _draw_axis(axes: Axes, total: float) -> None:
     unit, factor = ("s", 1) if total >= 10 else ("ms", 1000)
     axes.xaxis.set_major_formatter(lambda x, _: f"{x * factor:,.6g}")
     axes.set_xlabel(f"time ({unit})", fontsize=9)
-    axes.tick_params("x", labelsize=9)
-    axes.tick_params("y", labelsize=9, length=0)
-    for side in ("top", "left", "right"):
-        axes.spines[side].set_visible(False)
 
 
-def _write(picture: Figure, lines: Sequence[str]) -> None:
-    """The title, and the lines below it."""
-    width, height = picture.get_size_inches()
-    for index, line in enumerate(lines):
-        picture.text(
-            _LEFT / width,
-            1 - (0.51 + _LINE * (index - 1) if index else 0.26) / height,
-            line,
-            fontsize=_SUBTITLE if index else 13,
-            color="#333333" if index else "black",
-            va="center",
-        )
-
-
-def _mark(axes: Axes, ideal: float) -> None:
-    """A line at the ideal end, and its name."""
-    # It may be at the end of the axis, where half of it would be cut off.
-    axes.axvline(ideal, color="black", lw=1, ls=(0, (3, 2)), clip_on=False)
-    axes.annotate(
-        "ideal end",
-        (ideal, 1),
-        (2, 3),
-        ("data", "axes fraction"),
-        "offset points",
-        ha="right",
-        fontsize=8,
-    )
-
-
-def _draw_legend(picture: Figure, events: Sequence[Event]) -> None:
+def _legend(events: Sequence[Event]) -> list[patches.Patch]:
     """What the colours mean, and the shades where there are several."""
     kinds = {event.task.kind for event in events}
     place = timeline.places(events)
@@ -252,20 +183,7 @@ def _draw_legend(picture: Figure, events: Sequence[Event]) -> None:
         cells = sorted(cell for cell in place if place[cell] == index)
         color = Style("#505050", "#B8B8B8").color(index, last)
         handles.append(patches.Patch(color=color, label=_cells(cells)))
-    width, height = picture.get_size_inches()
-    picture.legend(
-        handles=handles,
-        loc="lower left",
-        bbox_to_anchor=(_LEFT / width, 0.1 / height),
-        borderaxespad=0,
-        borderpad=0,
-        ncols=len(handles),
-        frameon=False,
-        fontsize=9,
-        handlelength=1.2,
-        handleheight=1.0,
-        columnspacing=1.6,
-    )
+    return handles
 
 
 def _cells(cells: list[int]) -> str:
@@ -312,10 +230,3 @@ STYLES = {
 }
 
 IDLE = "#F3F3F3"
-
-
-def ink(color: tuple[float, ...]) -> str:
-    """Black or white, whichever is easier to read on the colour."""
-    red, green, blue = (part**2.2 for part in color)
-    luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
-    return "black" if luminance > 0.18 else "white"

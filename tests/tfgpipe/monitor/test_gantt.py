@@ -3,6 +3,7 @@
 import itertools
 import re
 
+import matplotlib
 import pytest
 from simulated import events
 
@@ -89,6 +90,6 @@ def test_numbers_that_do_not_fit_are_left_out(tmp_path):
 
 def test_equal_events_give_equal_files(tmp_path, monkeypatch):
     first = drawn(events(), tmp_path)
-    monkeypatch.setitem(gantt.matplotlib.rcParams, "font.size", 30)
-    monkeypatch.setitem(gantt.matplotlib.rcParams, "axes.grid", True)
+    monkeypatch.setitem(matplotlib.rcParams, "font.size", 30)
+    monkeypatch.setitem(matplotlib.rcParams, "axes.grid", True)
     assert drawn(events(), tmp_path, name="b") == first
