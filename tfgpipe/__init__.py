@@ -24,6 +24,7 @@ from tfgpipe.devices import (
 from tfgpipe.exactness import check
 from tfgpipe.large_models import deferred, load_preset
 from tfgpipe.model import GPipe, load_model
+from tfgpipe.monitor import plot_cells
 from tfgpipe.plans import MACHINES, Machine, plan
 from tfgpipe.profiles import Profile, profile
 from tfgpipe.schedules import Schedule
@@ -47,6 +48,7 @@ __all__ = [
     "load_model",
     "load_preset",
     "plan",
+    "plot_cells",
     "profile",
     "restore",
     "timeline",

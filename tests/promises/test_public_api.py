@@ -25,6 +25,7 @@ def test_all_is_the_public_interface():
         "load_model",
         "load_preset",
         "plan",
+        "plot_cells",
         "profile",
         "restore",
         "timeline",
@@ -88,6 +89,10 @@ def test_check_takes_the_arguments_it_promises():
     ]
 
 
+def test_plot_cells_takes_the_arguments_it_promises():
+    assert parameters(tfgpipe.plot_cells) == ["model", "to_file='cells.png'"]
+
+
 def test_load_model_takes_the_arguments_it_promises():
     assert parameters(tfgpipe.load_model) == [
         "path",
@@ -140,4 +145,5 @@ def test_cells_are_plain_records():
         "num_params": 8,
         "devices": ("/device:CPU:0",),
         "unit": "FLOPs",
+        "weight_bytes": 32,
     }

@@ -226,6 +226,9 @@ TARGETS = {
             "trial": ["None"],
         },
     ),
+    "plot_cells": Target(
+        tfgpipe.plot_cells, {"model": trained, "to_file": "cells.png"}, {}
+    ),
     "measure": Target(
         lambda **given: timeline.measure(y=rows(), **given),
         {"model": trained, "x": rows, "num_steps": 1},

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,6 +20,7 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.arguments import Arguments
+from tfgpipe.devices import placement
 from tfgpipe.micro_batches import shapes
 from tfgpipe.model.build import Built
 from tfgpipe.schedules import Schedule
@@ -306,9 +308,7 @@ class Description(internals.HoldingModel):
             parts = built.cells[first : first + groups]
             layers = [layer for part in parts for layer in part.sequence]
             weights = {id(w): w for layer in layers for w in layer.weights}
-            sizes = [
-                w.shape for key, w in weights.items() if key not in counted
-            ]
+            own = [w for key, w in weights.items() if key not in counted]
             counted.update(weights)
             stop = start + len(layers)
             records.append(
@@ -317,11 +317,10 @@ class Description(internals.HoldingModel):
                     layers=tuple(layer.name for layer in layers),
                     device=parts[0].device,
                     cost=sum(built.costs[start:stop]),
-                    num_params=sum(
-                        tf.TensorShape(size).num_elements() for size in sizes
-                    ),
+                    num_params=sum(math.prod(w.shape) for w in own),
                     devices=parts[0].devices,
                     unit=self._arguments.costs.unit,
+                    weight_bytes=sum(map(placement.num_bytes, own)),
                 )
             )
             start = stop
@@ -392,6 +391,7 @@ class CellRecord:
         devices: Full names of the devices that run it, one a replica. They
             share out the weights.
         unit: Of the cost: "FLOPs", "s" or "bytes"; empty if the user gave it.
+        weight_bytes: Size of the variables that `num_params` counts.
     """
 
     index: int
@@ -401,6 +401,7 @@ class CellRecord:
     num_params: int
     devices: tuple[str, ...] = dataclasses.field(default=(), repr=False)
     unit: str = dataclasses.field(default="", repr=False)
+    weight_bytes: int = dataclasses.field(default=0, repr=False)
 
 
 def print_cells(

@@ -19,6 +19,7 @@ from tfgpipe.monitor.measurements import (
     tokens_of_example,
     typical,
 )
+from tfgpipe.monitor.plot_cells import plot_cells
 
 __all__ = [
     "EventLog",
@@ -35,6 +36,7 @@ __all__ = [
     "ideal_bubbles",
     "is_remote",
     "layout_of",
+    "plot_cells",
     "save_picture",
     "timeline_text",
     "tokens_of_example",
