@@ -102,7 +102,7 @@ def figure(rows: Sequence[Row], title: str, subtitle: str) -> Figure:
     axes.set_xlabel("share of the cost of all calls", fontsize=9)
     frame.write(picture, title)
     if len(rows) > 1:
-        mark(axes, 1 / len(rows), "mean")
+        mark(axes, 1 / len(rows), "mean", is_behind=True)
     handles = [
         patches.Patch(color=color, label=kind) for kind, color in colors.items()
     ]

@@ -38,11 +38,14 @@ class Caption(NamedTuple):
         title: What ran.
         subtitle: What came out; in as many lines as it needs.
         ideal: Seconds that the tasks should take; `None` for no mark.
+        end: Seconds to which the axis goes at least, so that pictures of
+            different lengths can be compared.
     """
 
     title: str
     subtitle: str = ""
     ideal: float | None = None
+    end: float = 0.0
 
 
 def save(
@@ -59,13 +62,13 @@ def figure(events: Sequence[Event], caption: Caption) -> Figure:
     """The figure of events, at least one; each box is called after its task."""
     num_devices = 1 + max(event.device for event in events)
     total = max(event.end for event in events)
+    end = max(total, caption.ideal or 0.0, caption.end)
     slots = total / max(timeline.forward_time(events), 0.001 * total)
     width = _LEFT + min(max(_SLOT * slots, _WIDTH[0]), _WIDTH[1]) + _RIGHT
     frame = Frame(
         width, num_devices * _ROW, _LEFT, _RIGHT, _BOTTOM, caption.subtitle
     )
     picture, axes = frame.figure()
-    end = max(total, caption.ideal or 0.0)
     axes.set_xlim(0, end)
     axes.set_ylim(num_devices - 0.5, -0.5)
     _draw_rows(axes, events)

@@ -3,11 +3,13 @@
 import itertools
 import re
 
-import matplotlib
+import matplotlib.image
+import matplotlib.style
+import numpy as np
 import pytest
 from simulated import events
 
-from tfgpipe.monitor import gantt
+from tfgpipe.monitor import gantt, picture
 from tfgpipe.schedules import CHUNKS, SCHEDULES
 
 
@@ -63,6 +65,26 @@ def test_ideal_end_has_its_line_wherever_it_is(ideal):
     assert line.get_xdata() == [ideal, ideal] and label.xy[0] == ideal
     assert axes.get_xlim() == (0, max(ideal, 14.0))
     assert not line.get_clip_on()  # it is as wide at the end of the axis
+
+
+@pytest.mark.parametrize(("end", "expected"), [(9.0, 14.0), (20.0, 20.0)])
+def test_axis_of_several_pictures_is_as_long_as_asked_for(end, expected):
+    picture = gantt.figure(events(), gantt.Caption("a", end=end))
+    assert picture.axes[0].get_xlim() == (0, expected)
+
+
+def test_pixels_have_the_colours_that_were_drawn(tmp_path):
+    made = events("zero_bubble_v", 4, 8, 2)
+    drawn(made, tmp_path)
+    with matplotlib.style.context(["default", picture._SETTINGS]):
+        full = gantt.figure(made, gantt.Caption("1f1b: K = 2"))
+        full.savefig(tmp_path / "full.png", dpi=160)
+    found, expected = (
+        matplotlib.image.imread(tmp_path / name)
+        for name in ("a.png", "full.png")
+    )
+    difference = np.abs(found[..., :3] - expected[..., :3])
+    assert found.shape[:2] == expected.shape[:2] and difference.max() < 0.05
 
 
 @pytest.mark.parametrize(
