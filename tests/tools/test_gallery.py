@@ -1,0 +1,70 @@
+"""The pictures of the documentation are those that the command draws."""
+
+import pathlib
+import re
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from quick import quick
+
+from tfgpipe.devices import local
+from tfgpipe.schedules import SCHEDULES
+from tools import gallery
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
+
+
+def test_page_shows_every_picture():
+    page = (DOCS / "gallery.md").read_text("utf-8")
+    shown = re.findall(r"^!\[[^\]]+\]\((gallery_\w+\.png)\)$", page, re.M)
+    assert shown == [*gallery.PICTURES]
+    assert {path.name for path in DOCS.glob("gallery_*")} == {*shown}
+    assert sum((DOCS / name).stat().st_size for name in shown) < 600_000
+
+
+def test_page_has_the_numbers_of_the_pictures():
+    page = (DOCS / "gallery.md").read_text("utf-8")
+    rows = re.findall(
+        r'^\| `"(\w+)"` \| ([\d.]+) ms \| (\d+)% \| ([\d.]+) \|$', page, re.M
+    )
+    expected = []
+    for name in SCHEDULES:
+        made, cells = gallery.program(name), gallery.chunks(name)
+        expected.append(
+            (
+                name,
+                f"{made.length() / cells:g}",
+                f"{100 * made.bubble():.0f}",
+                f"{max(made.held()) / cells:g}",
+            )
+        )
+    assert rows == expected
+
+
+@pytest.mark.parametrize(
+    "name",
+    quick(gallery.PICTURES, ["gallery_1f1b.png", "gallery_zero_bubble_v.png"]),
+)
+def test_picture_is_that_of_the_documentation(name, tmp_path):
+    """But for the shapes of letters, which versions of matplotlib change."""
+    gallery.PICTURES[name](tmp_path / name)
+    drawn, kept = imread(tmp_path / name), imread(DOCS / name)
+    assert drawn.shape == kept.shape
+    assert np.mean(np.abs(drawn - kept).max(-1) > 0.1) < 0.02
+
+
+def test_command_writes_the_pictures(tmp_path, monkeypatch, capsys):
+    drawn = []
+    monkeypatch.setattr(local, "split_cpu", lambda num_devices: None)
+    monkeypatch.setattr(local, "hide_accelerators", lambda: None)
+    pictures = {"a.png": drawn.append, "b.png": drawn.append}
+    monkeypatch.setattr(gallery, "PICTURES", pictures)
+    assert gallery.main(["gallery", f"--output={tmp_path}"]) == 0
+    assert drawn == [tmp_path / "a.png", tmp_path / "b.png"]
+    assert "Wrote 2 pictures" in capsys.readouterr().out
+
+
+def test_missing_folder_is_told(tmp_path, capsys):
+    assert gallery.main(["gallery", f"--output={tmp_path / 'no'}"]) == 2
+    assert "--output must be a folder" in capsys.readouterr().err
