@@ -71,7 +71,7 @@ def plot_cells(
     # Those that cost nothing are all as wide.
     calls = iter(
         cell_bars.Call(
-            (step.layer.name, _own_name(step)),
+            _names(step, built.source.model),
             _kind(step),
             cost / total if total else 1 / len(built.costs),
         )
@@ -109,16 +109,17 @@ def _checked(to_file: Any) -> pathlib.Path:
     return path
 
 
-def _own_name(step: Any) -> str:
-    """The name of what is called, without those of the layers around it."""
-    called = step.section.operation
-    return step.layer.name if called is None else called.name
+def _names(step: Any, model: Any) -> list[str]:
+    """With the layers around it, but for the model, and with ever fewer."""
+    around = [layer.name for layer in step.section.around if layer is not model]
+    names = ["/".join(around[i:]) for i in range(len(around))]
+    return names or [step.layer.name]
 
 
 def _kind(step: Any) -> str:
     """The class of what is called; a legend leaves out what begins with _."""
     called = step.section.operation
-    return type(step.layer if called is None else called).__name__.lstrip("_")
+    return "no call" if called is None else type(called).__name__.lstrip("_")
 
 
 def _devices(names: tuple[str, ...]) -> str:

@@ -121,7 +121,27 @@ def test_parts_of_a_nested_model_are_calls(drawn):
     outer = keras.Sequential([keras.Input((2,)), *inner], name="outer")
     figure = drawn(tfgpipe.GPipe([keras.Input((2,)), outer], 2))
     assert [*boxes(figure)] == [(0, 0), (1, 0)]
-    assert any("one" in text for text in texts(figure))
+    assert {"outer/one", "outer/two"} <= {*texts(figure)}
+    # What does not fit is named without what is around it.
+    inner = [kl.Dense(2, name=f"one_of_many_{i}") for i in range(12)]
+    outer = keras.Sequential([keras.Input((2,)), *inner], name="o" * 30)
+    figure = drawn(tfgpipe.GPipe([keras.Input((2,)), outer], 1))
+    assert "one_of_\nmany_0" in texts(figure)
+
+
+def test_calls_of_a_model_with_its_own_call_have_names(drawn):
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__(name="own")
+            self.block = keras.Sequential([kl.Dense(2, name="one")], name="in")
+            self.two = kl.Dense(2, name="two")
+
+        def call(self, x):
+            return self.two(self.block(x + 1.0))
+
+    made = tfgpipe.GPipe(Own(), 2)
+    made.build((None, 2))
+    assert {"in/one", "two"} <= {*texts(drawn(made))}
 
 
 def kinds(figure):
