@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import subprocess
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from tools.bench.peer_programs.protocol import Order
 from tools.bench.step_worker import Worker
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -17,54 +17,33 @@ class Peer(NamedTuple):
     """A library, or a way to use it.
 
     Attributes:
-        script: In --peers_dir; empty for this package.
+        library: Its module, and the name of its program.
         python: Which interpreter: "tfgpipe", "lingvo" or "torch".
-        module: Whose presence shows that it is installed.
-        variant: What the script is told.
+        variant: What the program is told.
         baseline: The peer whose K = 1 it is compared with.
         works: The work it can do.
         keeps_gradients: Whether the resting process still holds them.
-        runs_in: A program of this package that runs the script, if any.
     """
 
-    script: str
+    library: str
     python: str
-    module: str
     variant: str
     baseline: str
     works: str = "ABC"
     keeps_gradients: bool = False
-    runs_in: str = ""
-
-    def program(self, folder: pathlib.Path) -> list[str]:
-        """What its interpreter runs, the scripts being in a folder."""
-        if self.runs_in:
-            return [str(_ROOT / self.runs_in)]
-        if self.script:
-            return [str(folder / self.script)]
-        return ["-m", "tools.bench.peer_adapter"]
 
 
 def _ours(variant: str, works: str = "ABC", baseline: str = "gpipe") -> Peer:
-    return Peer("", "tfgpipe", "tfgpipe", variant, baseline, works)
+    return Peer("tfgpipe", "tfgpipe", variant, baseline, works)
 
 
 def _torch(variant: str) -> Peer:
-    return Peer(
-        "peer_torchpp.py",
-        "torch",
-        "torch.distributed.pipelining",
-        variant,
-        "torch-gpipe",
-        keeps_gradients=True,
-    )
+    return Peer("torch", "torch", variant, "torch-gpipe", keeps_gradients=True)
 
 
-def _torch_compiled(variant: str) -> Peer:
-    return _torch(variant)._replace(
-        baseline="torch-gpipe-compiled",
-        works="AB",
-        runs_in="tools/bench/compiled_torch.py",
+def _torch_compiled(schedule: str) -> Peer:
+    return _torch(f"{schedule},compile=yes")._replace(
+        baseline="torch-gpipe-compiled", works="AB"
     )
 
 
@@ -80,12 +59,11 @@ PEERS = {
     "1f1b-xla": _ours("1f1b,jit_compile=yes", "AB", "gpipe-xla"),
     "zero_bubble-xla": _ours("zero_bubble,jit_compile=yes", "AB", "gpipe-xla"),
     "gpipe-keras": _ours("gpipe,layers=keras", "A", "gpipe-keras"),
-    "lingvo": Peer("peer_lingvo.py", "lingvo", "lingvo", "", "lingvo"),
+    "lingvo": Peer("lingvo", "lingvo", "gpipe", "lingvo"),
     "torchgpipe": Peer(
-        "peer_torchgpipe.py",
-        "torch",
         "torchgpipe",
-        "",
+        "torch",
+        "gpipe",
         "torchgpipe",
         works="AB",  # C takes it minutes a step
         keeps_gradients=True,
@@ -97,16 +75,21 @@ PEERS = {
     "torch-1f1b-compiled": _torch_compiled("1f1b"),
     "torch-interleaved-compiled": _torch_compiled("interleaved"),
 }
+# The programs say more.
 INSTALL = {
     "tfgpipe": "pip install '.[tensorflow]'",
     "lingvo": (
-        "in an environment of its own, pip install tensorflow-cpu==2.21.0; "
-        "pip install --no-deps lingvo==0.14.2; pip install sympy "
-        "sentencepiece matplotlib etils; then --lingvo_python=<its python>"
+        "pip install tensorflow-cpu==2.21.0 && pip install --no-deps "
+        "lingvo==0.14.2 && pip install sympy sentencepiece matplotlib etils, "
+        "in an environment of its own; then --lingvo_python=<its python>"
+    ),
+    "torchgpipe": (
+        "pip install torch==2.13.0 numpy torchgpipe==0.0.7, in an environment "
+        "of its own; then --torch_python=<its python>"
     ),
     "torch": (
-        "in an environment of its own, pip install torch==2.13.0 numpy "
-        "torchgpipe==0.0.7; then --torch_python=<its python>"
+        "pip install torch==2.13.0 numpy, in an environment of its own; then "
+        "--torch_python=<its python>"
     ),
 }
 
@@ -120,9 +103,14 @@ class Configuration(NamedTuple):
     m: int
     remat: bool
 
+    def order(self) -> Order:
+        """What its program is told."""
+        variant = PEERS[self.peer].variant
+        return Order(self.work, self.k, self.m, self.remat, variant)
+
     def row(self) -> dict[str, Any]:
         """The columns that name it."""
-        ours = not PEERS[self.peer].script
+        ours = PEERS[self.peer].library == "tfgpipe"
         return {
             "work": self.work,
             "remat": "on" if self.remat else "off",
@@ -141,21 +129,21 @@ def not_installed(
         names: Keys of `PEERS`.
         pythons: For each kind of peer its interpreter, or None.
     """
+    peers = {name: PEERS[name] for name in names}
     found = {
-        (peer.python, peer.module): _has(pythons[peer.python], peer.module)
-        for peer in (PEERS[name] for name in names)
+        peer.library: _has(pythons[peer.python], peer.library)
+        for peer in peers.values()
     }
-    return [n for n in names if not found[PEERS[n].python, PEERS[n].module]]
+    return [name for name, peer in peers.items() if not found[peer.library]]
 
 
 def _has(python: str | None, module: str) -> bool:
     """Whether an interpreter finds a module, without importing it."""
-    if python is None:
+    if not python:
         return False
     code = (
         "import importlib.util, sys; "
-        f"sys.exit(importlib.util.find_spec({module.partition('.')[0]!r})"
-        " is None)"
+        f"sys.exit(importlib.util.find_spec({module!r}) is None)"
     )
     try:
         done = subprocess.run([python, "-c", code], cwd=_ROOT, timeout=60)
@@ -170,7 +158,7 @@ def is_possible(c: Configuration) -> bool:
         return False
     if c.peer == "lingvo":  # never at K = M = 1, always elsewhere
         return c.remat != (c.k == c.m == 1)
-    if PEERS[c.peer].python == "torch" and PEERS[c.peer].variant == "1f1b":
+    if PEERS[c.peer].library == "torch" and c.order().schedule == "1f1b":
         return c.m >= c.k
     return c.remat or "remat" not in PEERS[c.peer].variant
 
@@ -178,7 +166,6 @@ def is_possible(c: Configuration) -> bool:
 def start(
     c: Configuration,
     pythons: dict[str, str | None],
-    folder: pathlib.Path,
     environment: dict[str, str],
     is_pinned: bool = False,
 ) -> Worker:
@@ -187,24 +174,11 @@ def start(
     Args:
         c: What it does.
         pythons: Interpreters by kind of peer.
-        folder: That of the scripts.
         environment: More variables for it.
         is_pinned: Whether it may use one core only.
     """
     peer = PEERS[c.peer]
-    path = [str(folder)] if peer.script else [str(folder), str(_ROOT)]
-    command = [
-        str(pythons[peer.python]),
-        *peer.program(folder),
-        f"--workload={c.work}",
-        f"--K={c.k}",
-        f"--M={c.m}",
-        f"--remat={int(c.remat)}",
-        f"--variant={peer.variant}",
-    ]
-    variables = {
-        "PYTHONPATH": os.pathsep.join(path),
-        "PYTHONDONTWRITEBYTECODE": "1",  # the scripts' folder may be another's
-        **environment,
-    }
+    program = f"tools.bench.peer_programs.{peer.library}_worker"
+    command = [str(pythons[peer.python]), "-m", program, *c.order().words()]
+    variables = {"PYTHONPATH": str(_ROOT), **environment}
     return Worker(command, variables, is_pinned)

@@ -7,14 +7,12 @@ during which other processes used the machine are repeated. Memory is the peak
 of warm steps above the resting process, all processes of a peer together, in a
 run of its own in which freed memory goes back at once. TensorFlow's oneDNN is
 on for times, as it always is in torch, and off for memory, as it keeps what it
-has had. The peers' scripts are not part of this package: --peers_dir names
-their folder.
+has had. The programs are in `tools.bench.peer_programs`.
 """
 
 from __future__ import annotations
 
 import os
-import pathlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -33,6 +31,7 @@ from tools.bench.peer_libraries import (
     not_installed,
     start,
 )
+from tools.bench.peer_programs.work import BACKWARD_SECONDS, FORWARD_SECONDS
 from tools.bench.step_worker import Worker, least_disturbed, median
 from tools.report import (
     Column,
@@ -64,21 +63,16 @@ _CALM = 0.04  # share of the machine that others may have in a step
 
 FLAGS = new_flags(rounds=7)
 flags.DEFINE_string(
-    "peers_dir",
-    os.environ.get("PEERS_DIR"),
-    "Folder of common.py and the peers' scripts. Default: $PEERS_DIR.",
-    flag_values=FLAGS,
-)
-flags.DEFINE_string(
     "lingvo_python",
-    os.environ.get("PEERS_LINGVO_PY"),
-    "Python that has Lingvo. Default: $PEERS_LINGVO_PY.",
+    os.environ.get("PEERS_LINGVO_PY", sys.executable),
+    "Python that has Lingvo. Default: $PEERS_LINGVO_PY, else this one.",
     flag_values=FLAGS,
 )
 flags.DEFINE_string(
     "torch_python",
-    os.environ.get("PEERS_TORCH_PY"),
-    "Python that has torch and torchgpipe. Default: $PEERS_TORCH_PY.",
+    os.environ.get("PEERS_TORCH_PY", sys.executable),
+    "Python that has torch and torchgpipe. Default: $PEERS_TORCH_PY, else "
+    "this one.",
     flag_values=FLAGS,
 )
 define_choices(FLAGS, "work", ["A", "B", "C"], "ABC", "What to compute.")
@@ -102,12 +96,12 @@ def run(values: flags.FlagValues, report: Report) -> None:
         values: The flags.
         report: Gets one table.
     """
-    folder = _check(values)
+    _check(values)
     pythons = _pythons(values)
     missing = not_installed(values.peer, pythons)
     table = Table("peers", __doc__.partition("\n")[0], COLUMNS)
     table.notes += [
-        f"{name}: not installed: {INSTALL[PEERS[name].python]}"
+        f"{name}: not installed: {INSTALL[PEERS[name].library]}"
         for name in missing
     ]
     report.add(table)
@@ -115,23 +109,16 @@ def run(values: flags.FlagValues, report: Report) -> None:
     for group in progress(list(groups(values, peers)), "peers"):
         rows = {c: c.row() for c in group}
         if values.time:
-            _measure_time(rows, values.rounds, pythons, folder, table.notes)
+            _measure_time(rows, values.rounds, pythons, table.notes)
         if values.memory and group[0].work != "C":
-            _measure_memory(rows, pythons, folder, table.notes)
+            _measure_memory(rows, pythons, table.notes)
         table.rows += [row for row in rows.values() if len(row) > 5]
     _explain(table)
 
 
-def _check(values: flags.FlagValues) -> pathlib.Path:
-    folder = pathlib.Path(values.peers_dir or "")
-    if not values.peers_dir or not (folder / "common.py").exists():
-        raise BadFlags(
-            "--peers_dir must be the folder with the peers' common.py. "
-            f"Received: --peers_dir={values.peers_dir!r}."
-        )
+def _check(values: flags.FlagValues) -> None:
     if not (values.time or values.memory):
         raise BadFlags("--notime and --nomemory leave nothing to measure.")
-    return folder.resolve()
 
 
 def _pythons(values: flags.FlagValues) -> dict[str, str | None]:
@@ -166,7 +153,6 @@ def _measure_time(
     rows: dict[Configuration, dict[str, Any]],
     rounds: int,
     pythons: dict[str, str | None],
-    folder: pathlib.Path,
     notes: list[str],
 ) -> None:
     """Adds the columns of time to the rows."""
@@ -175,7 +161,7 @@ def _measure_time(
         for c in rows:
             while sum(w.is_starting for w in workers.values()) >= 2:
                 time.sleep(0.2)
-            workers[c] = start(c, pythons, folder, _ALIKE, is_pinned=c.k == 1)
+            workers[c] = start(c, pythons, _ALIKE, is_pinned=c.k == 1)
         for c, worker in workers.items():
             if not worker.wait(_START_SECONDS):
                 notes.append(f"{c.row()}: does not run: {worker.why_not()}")
@@ -209,8 +195,8 @@ def _times(
     # The losses of different work cannot be compared; the first is tfgpipe's.
     losses = [ready[r].ready["losses"] for r in (next(iter(ready)), c)]
     if c.work == "C":
-        # Forward, recompute, backward of a cell: 20, 20 and 40 ms.
-        row["of_ideal"] = (c.m + c.k - 1) * 0.080 / seconds
+        cell = 2 * FORWARD_SECONDS + BACKWARD_SECONDS  # recomputed once
+        row["of_ideal"] = (c.m + c.k - 1) * cell / seconds
         return row
     row["loss_difference"] = max(abs(a - b) / abs(a) for a, b in zip(*losses))
     baseline = ready.get(c._replace(peer=PEERS[c.peer].baseline, k=1))
@@ -224,18 +210,16 @@ def _times(
 def _measure_memory(
     rows: dict[Configuration, dict[str, Any]],
     pythons: dict[str, str | None],
-    folder: pathlib.Path,
     notes: list[str],
 ) -> None:
     """Adds the column of memory to the rows."""
     gradients = 0.0  # MiB; the same for all
     for c, row in rows.items():
-        worker = start(c, pythons, folder, EXACT_MEMORY)
+        worker = start(c, pythons, EXACT_MEMORY)
         try:
             if worker.wait(_START_SECONDS):
-                found = worker.ask("mem")["mem"]
+                row["mib"] = worker.ask("mem")["mib"]
                 gradients = _gradient_mib(worker, gradients)
-                row["mib"] = sum(m["transient"] for m in found)
                 if PEERS[c.peer].keeps_gradients:
                     row["mib"] += gradients
             else:
