@@ -10,6 +10,7 @@ from tools.zoo.trial import EXACT, K, Row
 
 _HEAD = (
     "model",
+    "K",
     "M",
     "steps",
     "loss",
@@ -50,7 +51,7 @@ wrote, with {versions}.
 
 In the tables:
 
-* M: micro-batches.
+* K: cells, at most as many as the model has steps. M: micro-batches.
 * steps: calls of layers and operations, between which cells may begin.
 * loss, weights, outputs: the largest difference from plain Keras, relative for
   losses; for variables, and for the outputs of `predict`, by the largest value.
@@ -59,7 +60,7 @@ In the tables:
 * last bit: where the weights differ by more than {exact:.0e}, by how much those
   of plain Keras differ if it begins with weights whose last bit is another.
   Some models compute in float32 inside, which does not see that bit.
-* bits: whether two and four cells give the same weights to the last bit.
+* bits: whether two and K cells give the same weights to the last bit.
 * balance: cost of the largest cell by that of the mean.
 * KB a row: what crosses from each cell to the next.
 * first step: CPU seconds until it is done, by those of plain Keras.
@@ -112,7 +113,7 @@ def page(
         summary=textwrap.fill(
             f"Of {len(rows)} models {len(trained)} train; {len(exact)} of them "
             f"with weights that differ by at most {EXACT:.0e}, {len(same)} "
-            "bit-identically in two and in four cells, and in "
+            "bit-identically in two and in K cells, and in "
             f"{len(even)} the largest cell is at most 1.3 of the mean.",
             80,
         ),
@@ -135,6 +136,7 @@ def _cells(row: Row) -> list[str]:
     if row.problem:
         return ["fails, see below", *[""] * (len(_HEAD) - 2)]
     return [
+        str(row.num_cells),
         str(row.num_micro_batches),
         str(row.num_steps),
         f"{row.loss:.0e}",

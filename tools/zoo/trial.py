@@ -37,8 +37,9 @@ class Row:
     Attributes:
         name: The model's.
         problem: Why it could not be trained, or "".
+        num_cells: K, at most as many as the model has calls.
         num_micro_batches: M.
-        num_steps: How many calls of layers and operations it was cut into.
+        num_steps: How many calls of layers and operations it has.
         loss: The largest relative difference from Keras, of a loss in `fit` or
             `evaluate`.
         weights: Of a variable, relative to its largest value, at least 0.01.
@@ -54,6 +55,7 @@ class Row:
 
     name: str
     problem: str = ""
+    num_cells: int = K
     num_micro_batches: int = 0
     num_steps: int = 0
     loss: float = 0.0
@@ -97,8 +99,10 @@ def compare(name: str) -> Row:
         plain = _trained(sample, lambda model: model)
         doing = ""
         one = _trained(sample, lambda model: tfgpipe.GPipe(model, 1, 1))
-        two = _trained(sample, functools.partial(_pipeline, sample, 2))
-        four = _trained(sample, functools.partial(_pipeline, sample, K))
+        row.num_steps = len(_source(one.model).steps)
+        row.num_cells = k = min(K, row.num_steps)
+        two = _trained(sample, functools.partial(_pipeline, sample, min(2, k)))
+        four = _trained(sample, functools.partial(_pipeline, sample, k))
         row.loss = _largest(four.losses, plain.losses, 0.0)
         row.weights = _largest(four.variables, plain.variables)
         row.outputs = _largest(four.outputs, plain.outputs)
@@ -186,10 +190,13 @@ def _describe(row: Row, model: tfgpipe.GPipe) -> None:
     cells = model.cells()
     costs = [cell.cost for cell in cells]
     row.balance = max(costs) / (sum(costs) / len(costs))
-    row.num_steps = sum(len(cell.layers) for cell in cells)
-    live_bytes = model.built_for("the zoo").source.live_bytes
+    live_bytes = _source(model).live_bytes
     ends = itertools.accumulate(len(cell.layers) for cell in cells[:-1])
     row.kilobytes = [round(live_bytes[end] / 1024, 1) for end in ends]
+
+
+def _source(model: tfgpipe.GPipe) -> Any:
+    return model.built_for("the zoo").source
 
 
 def main(argv: list[str]) -> None:
