@@ -94,7 +94,7 @@ def test_page_has_what_was_found():
         step=1.017,
     )
     line = (
-        "| small | 4 | 9 | 1e-16 | 2e-08 | 3e-16 | 4e-08 | same | 1.05 | "
+        "| small | 4 | 4 | 9 | 1e-16 | 2e-08 | 3e-16 | 4e-08 | same | 1.05 | "
         "0.5 1 16 | 1.2 | 1.02 |"
     )
     page = table.page([], [], [found])
