@@ -1,7 +1,7 @@
 """Profiles that nobody has measured."""
 
 from tfgpipe.profiles import Profile
-from tfgpipe.profiles.profile import LayerProfile, Spread, TaskSeconds
+from tfgpipe.profiles.profile_record import LayerProfile, Spread, TaskSeconds
 
 
 def tasks(rows, forward, recompute=None, last=None, backward=None, halves=()):

@@ -22,6 +22,10 @@ _COPIES = {
     "CHANGELOG.md": "CHANGELOG.md",
     "LICENSE": "LICENSE.txt",
     "data/NOTICE.md": "data/NOTICE.md",
+    **{
+        f"notebooks/{path.name}": f"notebooks/{path.name}"
+        for path in sorted((ROOT / "notebooks").glob("*.ipynb"))
+    },
 }
 # Lines of an example, up to an empty one.
 _EXAMPLE = re.compile(r"^(>{3} .*(?:\n.+)*)", re.MULTILINE)

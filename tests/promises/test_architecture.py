@@ -60,7 +60,7 @@ WITHOUT_TENSORFLOW = {
     "plans/prediction",
     "plans/search",
     "plans/workload",
-    "profiles/profile",
+    "profiles/profile_record",
     "schedules",
     "versions",
 }

@@ -1,6 +1,6 @@
 """What the tasks of each layer take, measured."""
 
-from tfgpipe.profiles.profile import (
+from tfgpipe.profiles.profile_record import (
     MEASURED,
     CellSeconds,
     LayerSeconds,

@@ -47,7 +47,7 @@ from tfgpipe.profiles.lone_layer import (
     LayerValues,
     LoneLayer,
 )
-from tfgpipe.profiles.profile import (
+from tfgpipe.profiles.profile_record import (
     MEASURED,
     MOST_SPREAD,
     LayerProfile,

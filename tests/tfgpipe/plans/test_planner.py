@@ -12,7 +12,7 @@ from keras import layers as kl
 
 import tfgpipe
 from tfgpipe.profiles import MEASURED
-from tfgpipe.profiles.profile import Spread
+from tfgpipe.profiles.profile_record import Spread
 
 CPUS = [f"CPU:{i}" for i in range(4)]
 # Fast links and slow arithmetic: several cells pay.
