@@ -148,15 +148,9 @@ IN_WORKERS = [name for name in CASES if name != "masks"] + [*WITH_REPLICAS]
 
 
 def trained(make_model, x, optimizer):
+    keras.utils.set_random_seed(1)  # the initial weights are those of the host
     model = make_model()
     model.build((None, *x.shape[1:]))
-    rng = np.random.default_rng(1)  # XLA would draw others
-    model.set_weights(
-        [
-            0.3 * rng.normal(size=w.shape) if len(w.shape) > 1 else w.numpy()
-            for w in model.weights
-        ]
-    )
     eagerly = not isinstance(model, tfgpipe.GPipe)
     model.compile(optimizer(), "mse", metrics=["mae"], run_eagerly=eagerly)
     return model, fitted(model, x)

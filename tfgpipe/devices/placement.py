@@ -57,12 +57,15 @@ def num_bytes(variable: Any) -> int:
 def create_or_move(variables: list[keras.Variable], device: str) -> None:
     """Makes sure that variables have their storage on a device.
 
-    To be called before an optimizer is built and anything is traced.
+    To be called before an optimizer is built and anything is traced. A device
+    that only compiles would draw other initial values than Keras: its host does.
     """
+    is_compiled = names_lib.only_compiles([device])
+    host = names_lib.host_of(device) if is_compiled else None
     with tf.init_scope(), tf.device(device):
         for variable in variables:
             if not internals.is_created(variable):
-                internals.create_variable(variable)
+                internals.create_variable(variable, host)
             elif _is_mirrored(variable) or not same_device(
                 variable.value.device, device
             ):

@@ -341,12 +341,23 @@ def is_trained(variable: keras.Variable) -> bool:
     return variable.trainable and is_watched(variable)
 
 
-def create_variable(variable: keras.Variable) -> None:
-    """Allocates a deferred variable on the current device."""
+def create_variable(
+    variable: keras.Variable, drawn_on: str | None = None
+) -> None:
+    """Allocates a deferred variable on the current device.
+
+    Its initial value is drawn there, too, or on another device.
+    """
     initializer = variable._initializer
     if isinstance(initializer, _Postponed):
-        variable._initializer = initializer.initializer
+        initializer = initializer.initializer
         del variable._direct_assign
+
+    def drawn(*arguments: Any, **options: Any) -> Any:
+        with tf.device(drawn_on):
+            return initializer(*arguments, **options)
+
+    variable._initializer = initializer if drawn_on is None else drawn
     with (
         _as_made(variable),
         _allocate.by(_allocate.original),
