@@ -148,12 +148,20 @@ IN_WORKERS = [name for name in CASES if name != "masks"] + [*WITH_REPLICAS]
 
 
 def trained(make_model, x, optimizer):
-    keras.utils.set_random_seed(1)  # the initial weights are those of the host
+    keras.utils.set_random_seed(1)
     model = make_model()
     model.build((None, *x.shape[1:]))
+    drawn = model.get_weights()  # by the host, or XLA would draw others
+    rng = np.random.default_rng(1)  # some that do not magnify rounding
+    model.set_weights(
+        [
+            0.3 * rng.normal(size=w.shape) if len(w.shape) > 1 else w.numpy()
+            for w in model.weights
+        ]
+    )
     eagerly = not isinstance(model, tfgpipe.GPipe)
     model.compile(optimizer(), "mse", metrics=["mae"], run_eagerly=eagerly)
-    return model, fitted(model, x)
+    return model, (drawn, *fitted(model, x))
 
 
 def fitted(model, x):
