@@ -441,7 +441,7 @@ def experts() -> keras.Model:
     return MoE()
 
 
-@sample(rows)
+@sample(rows, is_whole=True)
 def training_branch() -> keras.Model:
     """Noise in training only, by the model's own generator."""
 
@@ -467,7 +467,7 @@ def training_branch() -> keras.Model:
     return Noisy()
 
 
-@sample(rows)
+@sample(rows, is_whole=True)
 def auxiliary_branch() -> keras.Model:
     """A layer that is called in training alone."""
 
@@ -629,7 +629,7 @@ def counts_calls() -> keras.Model:
     return Counts()
 
 
-@sample(images)
+@sample(images, is_whole=True)
 def frozen_backbone() -> keras.Model:
     """Transfer learning: `self.base(x, training=False)`."""
 
