@@ -58,7 +58,8 @@ def create_or_move(variables: list[keras.Variable], device: str) -> None:
     """Makes sure that variables have their storage on a device.
 
     To be called before an optimizer is built and anything is traced. A device
-    that only compiles would draw other initial values than Keras: its host does.
+    that only compiles would draw other initial values than Keras, so its host
+    draws them.
     """
     is_compiled = names_lib.only_compiles([device])
     host = names_lib.host_of(device) if is_compiled else None
