@@ -217,9 +217,7 @@ def test_models_that_agree_are_as_many_as_in_the_table():
     trained, exact = re.search(
         r"models (\d+) train; (\d+) of them", text("docs/models.md")
     ).groups()
-    assert f"{exact} of {trained} models" in " ".join(
-        text("README.md").split()
-    )
+    assert f"{exact} of {trained} models" in " ".join(text("README.md").split())
 
 
 @pytest.mark.parametrize(
