@@ -87,6 +87,7 @@ TABLES = [
     "docs/examples.md",
     "docs/gallery.md",
     "docs/gpu.md",
+    "docs/hosts.md",
     "docs/limits.md",
     "docs/measurements.md",
     "docs/measurements_memory.md",
