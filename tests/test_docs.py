@@ -153,6 +153,8 @@ def run_blocks(page):
             "error",
             "-W",  # Keras reads its variables by np.array(x, copy=False)
             "ignore:__array__ implementation:DeprecationWarning",
+            "-W",  # of the machine, not of the page
+            "ignore:Repeated measurements of a task must agree",
             "-c",
             RUNNER,
         ],
