@@ -37,6 +37,7 @@ from tfgpipe.commands import command_line
 from tfgpipe.commands.progress import doing
 from tfgpipe.devices import local
 from tfgpipe.files import write_text
+from tfgpipe.monitor import peak_mib
 from tfgpipe.schedules import CHUNKS, REMAT, SCHEDULES
 from tfgpipe.versions import VERSION
 
@@ -126,8 +127,7 @@ def _devices() -> list[str]:
         return [d.name for d in tf.config.list_logical_devices("CPU")]
     gpus = tf.config.list_physical_devices("GPU")
     if count == 1 and gpus:
-        part = tf.config.LogicalDeviceConfiguration(PART_MIB)
-        tf.config.set_logical_device_configuration(gpus[0], [part] * NUM_PARTS)
+        local.split_gpu(NUM_PARTS, PART_MIB)
     kind = "GPU" if gpus else "TPU"
     return [device.name for device in tf.config.list_logical_devices(kind)]
 
@@ -330,13 +330,8 @@ def _memory(devices: list[str]) -> dict[str, Any]:
     if "GPU" in devices[0]:
         model: Any = tfgpipe.GPipe(layers, k, M, devices=devices)
         model.compile("adam", "mse")
-        for device in devices:
-            tf.config.experimental.reset_memory_stats(device)
-        model.fit(_rows((units,), 256), _rows((units,), 256), 256, verbose=0)
-        held = [
-            tf.config.experimental.get_memory_info(device)["peak"] / 2**20
-            for device in devices
-        ]
+        x = y = _rows((units,), 256)
+        held = peak_mib(devices, lambda: model.fit(x, y, 256, verbose=0))
     planned = tfgpipe.plan(
         layers,
         256,

@@ -29,6 +29,20 @@ def split_cpu(num_devices: int) -> None:
     )
 
 
+def split_gpu(num_devices: int, mib: int) -> None:
+    """Makes the first GPU appear as `num_devices` devices of `mib` each.
+
+    They have memory of their own, and share the processor.
+
+    Raises:
+        RuntimeError: If TensorFlow has started its devices already.
+    """
+    first, *_ = tf.config.list_physical_devices("GPU")
+    tf.config.set_logical_device_configuration(
+        first, [tf.config.LogicalDeviceConfiguration(mib)] * num_devices
+    )
+
+
 def hide_accelerators() -> None:
     """Leaves those of this host to other processes.
 

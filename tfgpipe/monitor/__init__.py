@@ -16,6 +16,7 @@ from tfgpipe.monitor.measurements import (
     accelerator_mib,
     flops_of_example,
     is_remote,
+    peak_mib,
     tokens_of_example,
     typical,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "ideal_bubbles",
     "is_remote",
     "layout_of",
+    "peak_mib",
     "plot_cells",
     "save_picture",
     "timeline_text",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -127,6 +127,20 @@ def accelerator_mib(devices: Iterable[str]) -> dict[str, float]:
             continue
         found |= {f"{short}_{key}": info[key] / _MIB for key in info}
     return found
+
+
+def peak_mib(devices: Sequence[str], run: Callable[[], Any]) -> list[float]:
+    """The most that devices hold while something runs, in MiB.
+
+    None of those that do not count, see `accelerator_mib`.
+    """
+    end = "_peak"
+    counted = [key for key in accelerator_mib(devices) if key.endswith(end)]
+    for key in counted:
+        tf.config.experimental.reset_memory_stats(key.removesuffix(end))
+    run()
+    found = accelerator_mib(devices)
+    return [found[key] for key in counted]
 
 
 def is_remote(spec: tf.DeviceSpec) -> bool:

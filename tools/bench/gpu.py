@@ -12,7 +12,7 @@ CPU has none. `OOM` in the place of seconds: it does not fit.
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -23,6 +23,8 @@ from absl import flags
 
 import tfgpipe
 from tfgpipe.commands.command_line import BadFlags
+from tfgpipe.devices import local
+from tfgpipe.monitor import peak_mib
 from tools.bench.flags import define_choices, new_flags
 from tools.report import Column, Report, Table, progress
 
@@ -91,17 +93,13 @@ def _cases(
 def _devices(count: int, limit_mib: int) -> list[str]:
     """The first GPU, whole or in parts; a CPU where there is none."""
     gpus = tf.config.list_physical_devices("GPU")
-    kind = "GPU" if gpus else "CPU"
-    if count == 1:
-        if gpus:
-            tf.config.experimental.set_memory_growth(gpus[0], True)
-        return [f"{kind}:0"]
-    limit = limit_mib if gpus else None
-    tf.config.set_logical_device_configuration(
-        gpus[0] if gpus else tf.config.list_physical_devices("CPU")[0],
-        [tf.config.LogicalDeviceConfiguration(limit)] * count,
-    )
-    return [f"{kind}:{i}" for i in range(count)]
+    if gpus and count > 1:
+        local.split_gpu(count, limit_mib)
+    elif gpus:
+        tf.config.experimental.set_memory_growth(gpus[0], True)
+    else:
+        local.split_cpu(count)
+    return [f"{'GPU' if gpus else 'CPU'}:{i}" for i in range(count)]
 
 
 def _measured(
@@ -158,15 +156,14 @@ def _fitted(
 
     first = fit(1)
     fit(2)
-    is_counted = devices[0].startswith("GPU")
-    memory: Callable[[str], Any] = tf.config.experimental.get_memory_info
-    if is_counted:
-        for device in devices:
-            tf.config.experimental.reset_memory_stats(device)
-    seconds = min(fit(values.steps) for _ in range(values.rounds))
-    held = [memory(d)["peak"] // 2**20 for d in devices] if is_counted else []
+    seconds: list[float] = []
+
+    def measure() -> None:
+        seconds.extend(fit(values.steps) for _ in range(values.rounds))
+
+    held = peak_mib(devices, measure)
     return {
         "first_s": first,
-        "step_s": f"{seconds / values.steps:.3f}",
-        "mib": " ".join(f"{mib:,}" for mib in held) or "-",
+        "step_s": f"{min(seconds) / values.steps:.3f}",
+        "mib": " ".join(f"{mib:,.0f}" for mib in held) or "-",
     }

@@ -24,6 +24,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from tools.bench import memory_worker
+from tools.bench.peer_programs import protocol
 from tools.report import progress
 
 # A named tuple, of a module that runs it; see `command_of`.
@@ -237,15 +238,13 @@ def answer(step: Callable[[], float], **facts: Any) -> None:
         step: Does a step; returns its seconds.
         facts: What else to say when it is ready.
     """
-    print("READY", json.dumps({"first_step": step(), **facts}), flush=True)
-    answers = {
-        "step": lambda: {"s": step()},
-        "mem": lambda: {"mib": memory_worker.peak_of(step)},
-    }
-    for line in sys.stdin:
-        if line.strip() not in answers:
-            break
-        print("T", json.dumps(answers[line.strip()]()), flush=True)
+    protocol.respond(
+        {"first_step": step(), **facts},
+        {
+            "step": lambda: {"s": step()},
+            "mem": lambda: {"mib": memory_worker.peak_of(step)},
+        },
+    )
 
 
 def least_disturbed(steps: Sequence[Step], num_steps: int) -> list[Step]:

@@ -15,6 +15,7 @@ from tfgpipe.monitor import (
     accelerator_mib,
     flops_of_example,
     measurements,
+    peak_mib,
     tokens_of_example,
 )
 
@@ -124,6 +125,26 @@ def test_only_accelerators_of_this_process_that_count_are_told(monkeypatch):
         measurements, "_own_device", lambda: f"{worker}/device:CPU:0"
     )
     assert "GPU:1_peak" in accelerator_mib(devices)
+
+
+def test_peak_is_that_of_what_runs(monkeypatch):
+    held = {"GPU:0": 7, "GPU:1": 9}  # of what ran before
+
+    def run():
+        held["GPU:0"], held["GPU:1"] = 3, 4
+
+    monkeypatch.setattr(
+        tf.config.experimental,
+        "get_memory_info",
+        lambda device: {"current": 0, "peak": 2**20 * held[device]},
+    )
+    monkeypatch.setattr(
+        tf.config.experimental,
+        "reset_memory_stats",
+        lambda device: held.update({device: 0}),
+    )
+    assert peak_mib(["GPU:0", "CPU:0", "GPU:1"], lambda: None) == [0.0, 0.0]
+    assert peak_mib(["GPU:0", "CPU:0", "GPU:1"], run) == [3.0, 4.0]
 
 
 # ----------------------------------------------------------------- timed steps

@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tools.bench.memory_worker import peak_of
@@ -85,8 +85,6 @@ def serve(
             at. Default: that of this process, which is the only one.
         **facts: What else to say when it is ready.
     """
-    losses = [step() for _ in range(_FIRST_STEPS)]
-    print("READY", json.dumps({"losses": losses, **facts}), flush=True)
 
     def timed() -> dict[str, float]:
         start = time.perf_counter()
@@ -96,7 +94,19 @@ def serve(
     def memory() -> dict[str, float]:
         return {"mib": sum(peaks() if peaks else [peak_of(step)])}
 
-    answers = {"step": timed, "mem": memory}
+    losses = [step() for _ in range(_FIRST_STEPS)]
+    respond({"losses": losses, **facts}, {"step": timed, "mem": memory})
+
+
+def respond(
+    ready: Mapping[str, Any], answers: Mapping[str, Callable[[], Any]]
+) -> None:
+    """Says that it is ready, and answers each line that it reads.
+
+    A line that is no question, such as "quit", ends it. See
+    `tools.bench.step_worker.Worker`, which asks.
+    """
+    print("READY", json.dumps(ready), flush=True)
     for line in sys.stdin:
         if line.strip() not in answers:
             break
