@@ -139,6 +139,13 @@ def load_preset(
         ImportError: If KerasHub is not installed.
         ValueError: If the preset is of another class, or its weights are
             missing, damaged or of another shape: before memory is taken.
+
+    Example:
+
+    >>> pipeline = load_preset(
+    ...     "LlamaCausalLM", "folder/of/preset", 4, 8, dtype="bfloat16"
+    ... )  # doctest: +SKIP
+    >>> pipeline.generate("Once upon a time", max_length=64)  # doctest: +SKIP
     """
     cls = _class_of(task)
     checked_path("preset", preset)

@@ -16,7 +16,7 @@ from tfgpipe.run import Clock, Event
 from tfgpipe.schedules import Op, Program, merged
 from tfgpipe.sequence import inputs
 
-__all__ = ["Clock", "Event", "measure", "simulated"]
+__all__ = ["Event", "measure", "simulated"]
 
 
 def simulated(program: Program, duration: Callable[[Op], float]) -> list[Event]:
@@ -28,6 +28,16 @@ def simulated(program: Program, duration: Callable[[Op], float]) -> list[Event]:
 
     Returns:
         An event an operation, device by device.
+
+    Example:
+
+    >>> import tfgpipe
+    >>> program = tfgpipe.Schedule("F0 F1 B1 B0").program()
+    >>> events = simulated(
+    ...     program, lambda op: 2 if op.kind == "backward" else 1
+    ... )
+    >>> [(event.start, event.end) for event in events]
+    [(0, 1), (1, 2), (2, 4), (4, 6)]
     """
     times = program.simulate(duration)
     events = [
@@ -63,6 +73,23 @@ def measure(
 
     Raises:
         ValueError: If an argument is wrong.
+
+    Example:
+
+    >>> import keras
+    >>> import numpy as np
+    >>> import tfgpipe
+    >>> layers = [
+    ...     keras.Input((4,)),
+    ...     keras.layers.Dense(4),
+    ...     keras.layers.Dense(4),
+    ... ]
+    >>> model = tfgpipe.GPipe(layers, 1, num_micro_batches=2)
+    >>> model.compile("sgd", "mse")
+    >>> x = np.ones((16, 4))
+    >>> events = tfgpipe.timeline.measure(model, x, x)
+    >>> sorted({event.task.kind for event in events})
+    ['backward', 'forward', 'recompute', 'update']
     """
     (num_steps,) = checked_counts(num_steps=num_steps)
     if not hasattr(model, "timed_by"):

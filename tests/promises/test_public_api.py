@@ -33,6 +33,17 @@ def test_all_is_the_public_interface():
     ]
 
 
+def test_every_public_name_has_an_example():
+    docs = {
+        name: inspect.getdoc(getattr(module, name))
+        for module in (tfgpipe, tfgpipe.callbacks, tfgpipe.timeline)
+        for name in module.__all__
+        if name not in ("callbacks", "timeline", "MACHINES")  # no callables
+    }
+    docs |= {"connect": hosts.connect.__doc__, "Cluster": hosts.Cluster.__doc__}
+    assert not [n for n, text in docs.items() if "Example:\n" not in text]
+
+
 def parameters(function):
     """Names and defaults; those after the star are in braces."""
     shown = []

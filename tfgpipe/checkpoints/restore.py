@@ -112,6 +112,25 @@ def restore(
         ValueError: If an argument is of the wrong kind, `step` is not there or
             is damaged, all checkpoints are damaged, or they are of another
             model.
+
+    Example:
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import tfgpipe
+    >>> def make():
+    ...     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
+    ...     model = tfgpipe.GPipe(model, num_partitions=1)
+    ...     model.compile("adam", "mse")
+    ...     return model
+    >>> x, folder = np.ones((16, 4)), tempfile.mkdtemp()
+    >>> save = tfgpipe.callbacks.Checkpoint(folder)
+    >>> history = make().fit(x, x, 4, epochs=2, verbose=0, callbacks=[save])
+    >>> model = make()
+    >>> resumed = restore(model, folder)
+    >>> history = model.fit(
+    ...     x, x, 4, epochs=3, initial_epoch=resumed.epoch, verbose=0
+    ... )
     """
     if not isinstance(model, keras.Model):
         raise ValueError(

@@ -215,6 +215,16 @@ class TPUPipelineStrategy(PipelineStrategy):
         ValueError: If it is none, or TensorFlow does not list its cores.
 
     See `PipelineStrategy` for the rest. Not run on a TPU so far.
+
+    Example:
+
+    >>> topology = connect_to_tpu()  # doctest: +SKIP
+    >>> strategy = TPUPipelineStrategy(
+    ...     tpu_device_assignment(topology, num_replicas=2, num_partitions=4)
+    ... )  # doctest: +SKIP
+    >>> with strategy.scope():  # doctest: +SKIP
+    ...     model = GPipe(layers, num_micro_batches=16)
+    ...     model.compile("adam", "mse")
     """
 
     def __init__(self, device_assignment: Any):

@@ -57,6 +57,13 @@ def connect_to_tpu(tpu: str = "local", timeout: float = 60.0) -> Any:
 
     Raises:
         ValueError: If there is no such TPU, or it cannot be reached or used.
+
+    Example:
+
+    >>> topology = connect_to_tpu("local")  # doctest: +SKIP
+    >>> assignment = tpu_device_assignment(
+    ...     topology, num_replicas=1, num_partitions=8
+    ... )  # doctest: +SKIP
     """
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu)

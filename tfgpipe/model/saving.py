@@ -109,6 +109,18 @@ def load_model(
     Raises:
         ValueError: If the file is damaged or holds something else, or the
             arguments do not fit the layers or the devices.
+
+    Example:
+
+    >>> import tempfile
+    >>> import tfgpipe
+    >>> layers = [keras.Input((8,)), *(keras.layers.Dense(8) for _ in range(4))]
+    >>> model = tfgpipe.GPipe(layers, num_partitions=1, num_micro_batches=2)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     model.save(f"{folder}/model.keras")
+    ...     loaded = load_model(f"{folder}/model.keras", num_micro_batches=8)
+    >>> loaded.num_micro_batches
+    8
     """
     checked_path("path", path)
     path = os.fspath(path)

@@ -51,6 +51,19 @@ class Machine:
 
     Raises:
         ValueError: If a figure is no positive number.
+
+    Example:
+
+    >>> import dataclasses
+    >>> machine = Machine(
+    ...     flops=20e12,
+    ...     memory=24e9,
+    ...     memory_bandwidth=600e9,
+    ...     bandwidth=12e9,
+    ...     name="mine",
+    ... )
+    >>> dataclasses.replace(MACHINES["a100"], memory=40 * 2**30).name
+    'a100'
     """
 
     flops: float
@@ -92,8 +105,6 @@ def _gpu(
     )
 
 
-# float32 as TensorFlow multiplies it: TF32 on A100 and H100, bfloat16 on TPUs.
-# Links: NVLink or, of "pcie" and others, PCI express; one way.
 MACHINES = {
     machine.name: machine
     for machine in (
@@ -107,6 +118,17 @@ MACHINES = {
         _gpu("tpu_v3_core", 61.5, 16, 450, 82),
     )
 }
+"""Kinds of accelerators that `plan` knows, by their names.
+
+`flops` are those of float32 as TensorFlow multiplies it: TF32 on A100 and H100,
+bfloat16 on TPUs. `bandwidth` is that of NVLink where the kind has it, else of
+PCI express.
+
+Example:
+
+>>> tfgpipe.MACHINES["t4"].memory / 2**30
+16.0
+"""
 
 
 def machine_of(machine: str | Machine | None) -> Machine:

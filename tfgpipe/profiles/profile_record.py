@@ -176,6 +176,21 @@ class Profile:
         jit_compile: Whether XLA compiled the tasks.
         optimizer: The class whose slots are counted.
         versions: Of Python and packages, by their names.
+
+    Example:
+
+    >>> import keras, pathlib, tempfile
+    >>> import numpy as np
+    >>> import tfgpipe
+    >>> layers = [keras.Input((8,)), keras.layers.Dense(4)]
+    >>> record = tfgpipe.profile(
+    ...     layers, np.ones((16, 8)), seconds=0.1, verbose=0
+    ... )
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "profile.json")
+    ...     record.save(path)
+    ...     [layer.name for layer in Profile.load(path).layers]
+    ['dense']
     """
 
     layers: tuple[LayerProfile, ...]

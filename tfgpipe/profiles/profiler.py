@@ -106,6 +106,18 @@ def profile(
     Raises:
         ValueError: If an argument is wrong, or a layer cannot be measured. It
             is named then.
+
+    Example:
+
+    >>> import numpy as np
+    >>> import tfgpipe
+    >>> layers = [keras.Input((8,)), *(keras.layers.Dense(8) for _ in range(4))]
+    >>> record = tfgpipe.profile(
+    ...     layers, np.ones((16, 8)), seconds=0.1, verbose=0
+    ... )
+    >>> plan = tfgpipe.plan(
+    ...     layers, 16, devices=["CPU:0"], machine="v100", profile=record
+    ... )
     """
     seconds = checked_positive("seconds", seconds, "for how long to measure")
     checked_bool("jit_compile", jit_compile)

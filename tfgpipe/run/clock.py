@@ -25,6 +25,12 @@ class Event(NamedTuple):
         device: Index of the device, from 0.
         start: Seconds from the start of the step.
         end: Seconds from the start of the step.
+
+    Example:
+
+    >>> event = Event(Task("forward", cell=0, micro_batch=2), 0, 0.5, 0.75)
+    >>> event.end - event.start
+    0.25
     """
 
     task: Task

@@ -173,6 +173,17 @@ def layers_of(model: keras.Model) -> list[Any]:
 
     Raises:
         ValueError: If the model is neither.
+
+    Example:
+
+    >>> import tfgpipe
+    >>> x = keras.Input((8,))
+    >>> hidden = keras.layers.Dense(8, "relu", name="hidden")(x)
+    >>> y = keras.layers.Add(name="sum")([x, hidden])
+    >>> calls = tfgpipe.layers_of(keras.Model(x, y))
+    >>> [call.layer.name for call in calls]
+    ['hidden', 'sum']
+    >>> pipeline = tfgpipe.GPipe([(calls[0], 3.0), (calls[1], 1.0)], 1)
     """
     if not isinstance(model, keras.Model):
         raise ValueError(
