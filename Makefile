@@ -1,4 +1,4 @@
-# make demo       trains a small AmoebaNet-D through two cells, and one
+# make demo       trains a small Transformer through two cells, and through one
 # make test       lint, types and tests
 # make test-slow  the tests that take long
 # make fuzz       random cases against plain Keras: see FUZZ_FLAGS below
@@ -13,7 +13,8 @@
 # Each target makes a virtual environment in .venv first if there is none.
 
 PYTHON ?= python3
-DEMO_FLAGS ?=
+# Without it, devices share all cores, as they must where there is no Linux.
+DEMO_FLAGS ?= --cores_per_device=1
 PYTEST_FLAGS ?= --numprocesses=auto --dist=loadgroup
 # Other ones with another --seed; --case=SEED:INDEX is one of them alone.
 FUZZ_FLAGS ?= --count=2000 --seed=1 --jobs=2
@@ -43,7 +44,7 @@ $(DOCS_STAMP): $(STAMP)
 	touch $@
 
 demo: $(STAMP)
-	$(BIN)/python -m tools.train --params=image.amoebanet_d_demo \
+	$(BIN)/python -m tools.train --params=lm.austen_demo --steps=30 \
 		--compare_num_partitions=1 $(DEMO_FLAGS)
 
 lint: $(STAMP)

@@ -151,11 +151,12 @@ def test_cut_must_be_of_what_was_measured():
 def test_cells_may_begin_inside_of_a_layer():
     def layers():
         inner = keras.Sequential(
-            [keras.Input((3,)), *map(kl.Dense, [3] * 4)], name="inner"
+            [keras.Input((256,)), *map(kl.Dense, [256] * 4)], name="inner"
         )
-        return [keras.Input((3,)), inner, kl.Dense(3, name="last")]
+        return [keras.Input((256,)), inner, kl.Dense(256, name="last")]
 
-    x = np.zeros((4, 3), "float32")
+    # Layers that take some time, beside that of a call of nothing.
+    x = np.zeros((64, 256), "float32")
     profile = tfgpipe.profile(layers(), x, seconds=0.01)
     assert len(profile.layers) == 5
     made = tfgpipe.GPipe(layers(), 3, 2, schedule="auto", costs=profile)

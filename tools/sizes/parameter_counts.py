@@ -27,6 +27,7 @@ PARAMETER_COUNTS = {
     "image.transfer_pretrain": 25_472,
     "image.transfer_scratch": 24_698,
     "lm.austen": 5_211_552,
+    "lm.austen_demo": 3_672_552,
     "lm.transformer_103": 5_318_010_112,
     "lm.transformer_103_small": 529_000,
     "lm.transformer_13": 785_765_632,

@@ -20,6 +20,7 @@ from tfgpipe.hosts import addresses, secret, worker
 from tfgpipe.hosts.controller import Cluster
 from tfgpipe.model import print_cells
 from tfgpipe.monitor import ideal_bubble
+from tools.sizes.model_size import predicted
 from tools.sizes.table import print_device_sizes, print_experiments
 from tools.train import comparison, ends, placement
 from tools.train.ends import Code
@@ -77,6 +78,7 @@ def _main(argv: list[str]) -> int:
                 FLAGS.num_replicas,
             )
             return 0
+        placement.check_cores(experiment)
         if FLAGS.tpu is not None:
             return _run(experiment, placement.tpu_cores(experiment))
         found = addresses.given(FLAGS.workers)
@@ -280,6 +282,7 @@ def _train(trainer: Trainer, until: int, callbacks: list) -> None:
             "goes on with the learning rates that the schedule of a run of "
             f"{trainer.num_steps} has for the steps that are left."
         )
+    placement.keep_to_cores(trainer.experiment)
     start = time.monotonic()
     trainer.fit(
         callbacks,
@@ -316,12 +319,27 @@ def _compare(
     lines = Monitor.of(trainer, None, say_every=_say_every())
     _train(trainer, snapshot.step, [again, lines])
     result = comparison.difference(snapshot.weights, again.weights)
+    took = [_took(experiment, snapshot), _took(other, again)]
+    print(f"\n{comparison.table(took).text()}\n")
     print(
         f"num_partitions={k} and num_partitions={other.num_partitions}, "
         f"seed {experiment.seed}, after {snapshot.step} of "
         f"{trainer.num_steps} steps from the same initial weights: {result}."
     )
     return Code.DIFFERENT if result.num_different else Code.FINISHED
+
+
+def _took(
+    experiment: Experiment, snapshot: comparison.Snapshot
+) -> comparison.Took:
+    _, prediction = predicted(
+        experiment, placement.of_dry_run(experiment), FLAGS.num_replicas
+    )
+    return comparison.Took(
+        experiment.num_partitions,
+        snapshot.seconds,
+        [memory.total for memory in prediction.memory],
+    )
 
 
 def parsed(argv: Sequence[str]) -> list[str]:

@@ -1,10 +1,17 @@
-"""Compares the weights of two runs bit by bit."""
+"""Compares the weights of two runs bit by bit, and what they took."""
 
 import dataclasses
+import itertools
+import math
+import statistics
+import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import keras
 import numpy as np
+
+from tools.report import Column, Table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +87,7 @@ class Snapshot(keras.callbacks.Callback):
 
     Attributes:
         weights: The copy; `None` before that step.
+        seconds: The median of what steps take, but for the first; NaN of one.
     """
 
     def __init__(self, step: int, first_step: int = 0) -> None:
@@ -87,9 +95,53 @@ class Snapshot(keras.callbacks.Callback):
         self.step = step
         self.weights: list[np.ndarray] | None = None
         self._steps_done = first_step
+        self._ends: list[float] = []
+
+    @property
+    def seconds(self) -> float:
+        """See the class."""
+        if len(self._ends) < 2:
+            return math.nan
+        return statistics.median(
+            end - start for start, end in itertools.pairwise(self._ends)
+        )
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         """Counts, and copies when it is time."""
+        self._ends.append(time.monotonic())
         self._steps_done += 1
         if self._steps_done == self.step:
             self.weights = self.model.get_weights()
+
+
+class Took(NamedTuple):
+    """What a run took.
+
+    Attributes:
+        num_partitions: K.
+        seconds: See `Snapshot`.
+        memory: Bytes of each device at the peak, as predicted.
+    """
+
+    num_partitions: int
+    seconds: float
+    memory: Sequence[int]
+
+
+def table(runs: Sequence[Took]) -> Table:
+    """What runs took, a row each."""
+    most = range(max(len(run.memory) for run in runs))
+    return Table(
+        "runs",
+        "A step of each run; the memory of devices is predicted",
+        [
+            Column("num_partitions", "K"),
+            Column("seconds", "seconds", ".3f"),
+            *(Column(f"device_{i}", f"device {i}, MiB", ",.1f") for i in most),
+        ],
+        [
+            {"num_partitions": run.num_partitions, "seconds": run.seconds}
+            | {f"device_{i}": b / 2**20 for i, b in enumerate(run.memory)}
+            for run in runs
+        ],
+    )

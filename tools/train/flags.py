@@ -115,6 +115,13 @@ flags.DEFINE_integer(
     1,
 )
 flags.DEFINE_integer(
+    "cores_per_device",
+    None,
+    "Keep the run to so many cores of the CPU for each of its devices, as if "
+    "there were no others. Linux only. Default: devices share all cores.",
+    1,
+)
+flags.DEFINE_integer(
     "compare_steps", None, "Compare after so many steps. Default: all.", 1
 )
 flags.DEFINE_string(

@@ -1,8 +1,12 @@
 """The devices that the flags of `tools.train` and an experiment ask for."""
 
+import contextlib
+import functools
 import math
 import os
 import sys
+
+import tensorflow as tf
 
 import params
 import tfgpipe
@@ -34,6 +38,56 @@ def _num_devices(experiment: Experiment) -> int:
     """Devices that the flags and the experiment ask for, R K."""
     k = max(experiment.num_partitions, FLAGS.compare_num_partitions or 1)
     return FLAGS.num_replicas * devices_for(experiment.schedule, k, k)
+
+
+@functools.cache
+def _all_cores() -> list[int]:
+    """The cores that this process had when it began."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def check_cores(experiment: Experiment) -> None:
+    """Gives operations as many threads as --cores_per_device says.
+
+    Raises:
+        ValueError: If there are too few cores, or the system has no way to
+            keep threads to some, or other devices compute.
+    """
+    count = FLAGS.cores_per_device
+    if count is None:
+        return
+    cure = (
+        f"Received: --cores_per_device={count}. Leave it out: devices share "
+        "all cores then."
+    )
+    if not hasattr(os, "sched_setaffinity"):
+        raise ValueError(f"--cores_per_device needs Linux. {cure}")
+    others = FLAGS.workers or FLAGS.tpu or os.environ.get("TF_CONFIG")
+    if others or (not FLAGS.num_virtual_devices and local.has_accelerator()):
+        raise ValueError(
+            "--cores_per_device needs devices that are parts of this "
+            f"computer's CPU: --num_virtual_devices. {cure}"
+        )
+    needed = count * _num_devices(experiment)
+    if needed > len(_all_cores()):
+        raise ValueError(
+            f"--cores_per_device needs {needed} cores, {count} for each of "
+            f"{_num_devices(experiment)} devices; there are "
+            f"{len(_all_cores())}. {cure}"
+        )
+    tf.config.threading.set_intra_op_parallelism_threads(count)
+
+
+def keep_to_cores(experiment: Experiment) -> None:
+    """Keeps all threads to the cores of the experiment's devices."""
+    if FLAGS.cores_per_device is None:
+        return
+    k = experiment.num_partitions
+    devices = FLAGS.num_replicas * devices_for(experiment.schedule, k, k)
+    cores = _all_cores()[: FLAGS.cores_per_device * devices]
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.sched_setaffinity(int(thread), cores)
 
 
 def fewest_devices(experiment: Experiment) -> int:

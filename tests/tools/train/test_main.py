@@ -231,6 +231,53 @@ def test_comparison_with_one_cell_finds_the_same_bits(capsys):
     assert run(**given, epochs=2, compare_steps=3) == 0
     out = capsys.readouterr().out
     assert "after 3 of 8 steps from the same initial weights: all" in out
+    columns = "K +seconds +device 0, MiB +device 1, MiB"
+    rows = r"2 +0\.\d+ +0\.0 +0\.0\n1 +0\.\d+ +0\.0 +-"
+    assert re.search(rf"{columns}\n[- ]+\n{rows}\n", out)
+
+
+def test_run_is_kept_to_the_cores_of_its_devices(monkeypatch):
+    """All threads: to two of them with two cells, then to one."""
+    kept = []
+    monkeypatch.setattr(placement, "_all_cores", lambda: [3, 5, 6, 7])
+    monkeypatch.setattr(
+        os, "sched_setaffinity", lambda thread, cores: kept.append(cores)
+    )
+    set_threads = unittest.mock.Mock()
+    monkeypatch.setattr(
+        tf.config.threading, "set_intra_op_parallelism_threads", set_threads
+    )
+    given = {"params": "image.tiny", "compare_num_partitions": 1}
+    assert run(**given, steps=1, cores_per_device=1) == 0
+    set_threads.assert_called_once_with(1)
+    threads = len(kept) // 2
+    assert kept[0] == [3, 5]
+    assert kept[-1] == [3]
+    assert threads > 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"cores_per_device": 3}, "needs 6 cores, 3 for each of 2 devices"),
+        ({"cores_per_device": 1, "workers": "a:1"}, "this computer's CPU"),
+        ({"cores_per_device": 1, "tpu": "local"}, "this computer's CPU"),
+    ],
+)
+def test_cores_that_cannot_be_given_are_refused(
+    monkeypatch, capsys, given, message
+):
+    monkeypatch.setattr(placement, "_all_cores", lambda: [0, 1, 2, 3])
+    assert run(params="image.tiny", **given) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Leave it out" in error
+
+
+def test_cores_are_given_on_linux_alone(monkeypatch, capsys):
+    monkeypatch.delattr(os, "sched_setaffinity", raising=False)
+    assert run(params="image.tiny", cores_per_device=1) == 2
+    assert "--cores_per_device needs Linux" in capsys.readouterr().err
 
 
 def test_comparison_that_fails_exits_with_1(capsys, monkeypatch):
