@@ -56,6 +56,7 @@ EXAMPLES = ["keras-hub>=0.32"]
 DOCS = [
     "ipykernel>=6.29",  # runs notebooks
     "mdx-truly-sane-lists==1.3",
+    "mike==2.2.0",  # publishes a site for each version
     "mkdocs==1.6.1",
     "mkdocs-material==9.8.1",
     "mkdocstrings[python]==1.0.8",

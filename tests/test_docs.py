@@ -347,7 +347,7 @@ def test_every_example_is_shown():
 
 # ----------------------------------------------------------------- the site
 def test_site_has_every_page():
-    pages = re.findall(r"^  - .*: (\w+\.md)$", text("mkdocs.yml"), re.MULTILINE)
+    pages = re.findall(r"^ +- .*: (\w+\.md)$", text("mkdocs.yml"), re.MULTILINE)
     # Made of the README and of docstrings.
     written = [p for p in pages if p not in ("index.md", "reference.md")]
     assert sorted(f"docs/{p}" for p in written) == PAGES[1:]
