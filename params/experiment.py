@@ -9,7 +9,24 @@ from params import names
 from params.optimizer import Optimizer
 from params.source import Data
 from params.task import Classification, Task
-from tfgpipe.schedules import CHUNKS, REMAT, SCHEDULES
+from tfgpipe.schedules import (
+    CHUNKS,
+    REMAT,
+    SCHEDULES,
+    Rule,
+    checked_rule,
+    rule_of,
+)
+
+_RULES = f"Known are {', '.join(REMAT)}, and shares, between 0 and 1."
+
+
+def _is_rule(text: str) -> bool:
+    try:
+        checked_rule(rule_of(text))
+    except ValueError:
+        return False
+    return True
 
 
 class Model(Protocol):
@@ -38,7 +55,8 @@ class Experiment:
         layers_per_cell: The cut, by hand; `None` lets `tfgpipe.GPipe` balance
             the cells by estimated cost.
         schedule: As in `tfgpipe.GPipe`.
-        remat: As in `tfgpipe.GPipe`: a rule, or one for each cell, "a,b,c".
+        remat: As in `tfgpipe.GPipe`: a rule, or one for each cell, "a,b,c"; a
+            share is written as a number, "0.4".
         remat_groups: As in `tfgpipe.GPipe`.
         seed: What the initial weights and the order of the data follow from.
         task: Loss, metrics and result.
@@ -93,9 +111,9 @@ class Experiment:
                 f"num_partitions={self.num_partitions}."
             )
         problems += [
-            names.unknown("remat", rule, REMAT)
-            for rule in dict.fromkeys(self.remat.split(","))
-            if rule not in REMAT
+            names.unknown("remat", text, REMAT, _RULES)
+            for text in dict.fromkeys(self.remat.split(","))
+            if not _is_rule(text)
         ]
         if self.seed < 0:
             problems.append(
@@ -122,16 +140,16 @@ class Experiment:
             raise ValueError("\n".join(problems))
 
     @property
-    def remat_rules(self) -> list[str]:
+    def remat_rules(self) -> list[Rule]:
         """The rule of each cell."""
-        rules = self.remat.split(",")
+        rules = [*map(rule_of, self.remat.split(","))]
         return rules if len(rules) > 1 else rules * self.num_partitions
 
     @property
-    def remat_argument(self) -> str | dict[int, str]:
+    def remat_argument(self) -> Rule | dict[int, Rule]:
         """As `tfgpipe.GPipe` takes it; one rule is that of any cells."""
         if "," not in self.remat:
-            return self.remat
+            return rule_of(self.remat)
         return dict(enumerate(self.remat_rules))
 
     def settings(self) -> dict[str, Any]:

@@ -556,6 +556,8 @@ def names_of(module):
     for node in parsed(module).body:
         if isinstance(node, ast.Assign):
             yield from (t.id for t in node.targets if isinstance(t, ast.Name))
+        elif isinstance(node, ast.AnnAssign):
+            yield ast.unparse(node.target)
         elif isinstance(node, (ast.ClassDef, ast.FunctionDef)):
             yield node.name
             for inner in getattr(node, "body", []):

@@ -23,10 +23,11 @@ from tfgpipe.devices import CellDevices
 from tfgpipe.partition import partition
 from tfgpipe.profiles import Profile, kept_in_row
 from tfgpipe.schedules import (
-    REMAT,
     SCHEDULES,
     Remat,
+    Rule,
     Schedule,
+    checked_rule,
     devices_of_cells,
     search,
 )
@@ -63,7 +64,7 @@ class Arguments:
         devices: Sequence[Any] | None,
         layers_per_cell: Sequence[int] | None,
         schedule: str | Schedule,
-        remat: str | Mapping[Any, str],
+        remat: Rule | Mapping[Any, Rule],
         remat_groups: int,
         gradient_dtype: str | None,
         skip_nonfinite: bool = False,
@@ -170,9 +171,9 @@ class Arguments:
             "schedule": self.schedule.plain()
             if isinstance(self.schedule, Schedule)
             else self.schedule,
-            "remat": self.remat
-            if isinstance(self.remat, str)
-            else {str(k): rule for k, rule in self.remat.items()},
+            "remat": {str(k): rule for k, rule in self.remat.items()}
+            if isinstance(self.remat, Mapping)
+            else self.remat,
             "remat_groups": self.remat_groups,
             "gradient_dtype": self.gradient_dtype,
             "skip_nonfinite": self.skip_nonfinite,
@@ -233,10 +234,10 @@ class Arguments:
     def _check_remat(self, remat: Any, is_known: bool) -> Any:
         """The rule or rules; their cells are compared where K is known."""
         if not isinstance(remat, Mapping):
-            return self._choice("remat", remat, REMAT) or "always"
-        rules: dict[int, str] = {}
+            return self._noted(checked_rule, remat) or "always"
+        rules: dict[int, Rule] = {}
         for key, rule in remat.items():
-            rule = self._choice("remat", rule, REMAT) or "always"
+            rule = self._noted(checked_rule, rule) or "always"
             k = int(key) if str(key).isdigit() else -1
             if is_known and not 0 <= k < self.num_partitions:
                 self._problems.append(

@@ -127,7 +127,9 @@ def with_plan(experiment: Experiment, plan: Plan) -> Experiment:
         num_micro_batches=setting.num_micro_batches,
         layers_per_cell=setting.layers_per_cell,
         schedule=setting.schedule,
-        remat=rules[0] if len(rules) == 1 else ",".join(setting.remat),
+        remat=",".join(
+            map(str, rules[:1] if len(rules) == 1 else setting.remat)
+        ),
         remat_groups=setting.remat_groups,
     )
 

@@ -14,7 +14,7 @@ import tfgpipe
 from models import amoebanet, transformer_lm, translation
 from models.amoebanet_layers import AmoebaNetCell
 from tfgpipe.cells import outline
-from tfgpipe.costs import operation_flops
+from tfgpipe.graphs import operation_flops
 
 ROOT = pathlib.Path(__file__).parents[2]
 # Runs in an interpreter of its own, where Keras uses JAX, whose compiler is

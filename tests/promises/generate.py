@@ -28,6 +28,9 @@ from tfgpipe.schedules import SCHEDULES as NAMED
 
 THEN = ("another K",) * 3 + ("file",) * 3 + ("weights", "eager")
 REMAT = ("except_last", "always", "never", "mixed")
+# Rules in the place of which a share is drawn now and then.
+SHARED = ("except_last", "never")
+SHARES = (0.9, 0.6, 0.3)
 EARLY = tuple(name for name in NAMED if name != "gpipe")
 
 
@@ -79,6 +82,8 @@ def generate(
     found["dtype"] = rng.choices(("float64", "float32"), (3, 1))[0]
     # XLA takes many seconds.
     found["jit_compile"] = found["then"] != "eager" and rng.random() < 0.03
+    if found["remat"] in SHARED and rng.random() < 0.4:
+        found["remat"] = rng.choice(SHARES)
     return Case(**found)
 
 

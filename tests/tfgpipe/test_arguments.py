@@ -182,7 +182,7 @@ BAD_ARGUMENTS = {
     "unknown_remat": (
         lambda: tfgpipe.GPipe(dense(), 1, remat=True),
         (
-            "`remat` must be one of ['except_last', 'always', 'never'].",
+            "`remat` must be one of ['except_last', 'always', 'never'], or",
             "Received: remat=True",
         ),
     ),

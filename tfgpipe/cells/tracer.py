@@ -99,23 +99,33 @@ class Tracer:
         made: Differentiated,
         cells: Sequence[Cell],
         repeated: Sequence[Sequence[bool]],
+        shares: Sequence[float] | None = None,
     ) -> list[CellTasks]:
         """Cuts the tasks of each cell out of a graph.
 
         `repeated` says of each use of a weight which of its lookups have the
-        same indices for all micro-batches.
+        same indices for all micro-batches; `shares` of each cell how much of
+        what its backward pass needs it may keep, None for all.
         """
         parts = parts_of(made, len(cells), repeated)
-        return [self._tasks(part, cell) for part, cell in zip(parts, cells)]
+        each = zip(parts, cells, shares or [1.0] * len(cells), strict=True)
+        return [self._tasks(*own) for own in each]
 
-    def _tasks(self, part: Part, cell: Cell) -> CellTasks:
+    def _tasks(self, part: Part, cell: Cell, share: float) -> CellTasks:
         types = names.device_types(cell.devices)
         replaced = [gradient_sums.is_replaced(u.variable) for u in part.uses]
-        facts = [*types, part.repeated, replaced]
+        facts = [*types, part.repeated, replaced, share]
         key = part_key(part, facts)
         if key not in self._known:
-            self._known[key] = CellFunctions(part, types)
+            self._known[key] = CellFunctions(part, types, share)
         found = self._known[key]
+        if found.kept_share > share:
+            raise ValueError(
+                "`remat` must let a cell keep what cannot be computed again: "
+                "loops, conditions and what has state. Expected: at least "
+                f"{found.kept_share:.3g} for cell {cell.number}. Received: "
+                f'remat={share:g}. Pass that, or more, or "always".'
+            )
         cell.traced_as.add(found.part.index)
         return CellTasks(part, found)
 

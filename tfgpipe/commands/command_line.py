@@ -13,7 +13,13 @@ from collections.abc import Callable, Sequence
 from absl import flags
 
 from tfgpipe.commands.progress import speaking
-from tfgpipe.schedules import REMAT, SCHEDULES
+from tfgpipe.schedules import (
+    REMAT,
+    SCHEDULES,
+    Rule,
+    checked_rule,
+    rule_of,
+)
 
 
 class BadFlags(flags.Error):
@@ -57,13 +63,22 @@ def define_schedule(values: flags.FlagValues) -> None:
         "Order of the tasks on each device.",
         flag_values=values,
     )
-    flags.DEFINE_enum(
+    flags.DEFINE(
+        _Rule(),
         "remat",
         "except_last",
-        list(REMAT),
-        "What the backward pass recomputes.",
+        f"What the backward pass recomputes: one of {', '.join(REMAT)}, or the "
+        'share of what "never" keeps that is kept, such as 0.4.',
         flag_values=values,
     )
+
+
+class _Rule(flags.ArgumentParser):
+    """Parses a rule of `remat`."""
+
+    def parse(self, argument: object) -> Rule:
+        """Returns the rule."""
+        return checked_rule(rule_of(str(argument)))
 
 
 def define_format(values: flags.FlagValues) -> None:

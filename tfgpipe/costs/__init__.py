@@ -1,6 +1,5 @@
 """What layers cost: FLOPs, bytes, and what they keep for the backward pass."""
 
-from tfgpipe.costs.flops import behind_identities, operation_flops
 from tfgpipe.costs.gradient_path import GradientPaths
 from tfgpipe.costs.layer_size import (
     LayerSize,
@@ -17,12 +16,10 @@ __all__ = [
     "GradientPaths",
     "LayerSize",
     "Placed",
-    "behind_identities",
     "bytes_between",
     "example_of",
     "layer_sizes",
     "num_params",
-    "operation_flops",
     "slot_bytes_of",
     "weight_sizes",
     "with_weights",

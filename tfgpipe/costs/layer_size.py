@@ -15,7 +15,6 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.costs.flops import operation_flops
 from tfgpipe.costs.kept_bytes import (
     KeptBytes,
     among_live,
@@ -24,7 +23,7 @@ from tfgpipe.costs.kept_bytes import (
 )
 from tfgpipe.costs.placed import Placed, PlacedStep
 from tfgpipe.devices import placement
-from tfgpipe.graphs import is_continuous
+from tfgpipe.graphs import is_continuous, operation_flops
 
 # A row more must show, and a layer may fail on a single one.
 _ROWS = (2, 4)

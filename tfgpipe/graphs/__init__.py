@@ -11,6 +11,7 @@ from tfgpipe.graphs.cut import (
     sum_over_replicas,
     sums_over_replicas,
 )
+from tfgpipe.graphs.flops import behind_identities, operation_flops
 from tfgpipe.graphs.gradient_sums import (
     Gradient,
     GradientSums,
@@ -41,6 +42,7 @@ __all__ = [
     "TracedModel",
     "alive",
     "as_tensor",
+    "behind_identities",
     "by_reference",
     "differentiate",
     "follows",
@@ -49,6 +51,7 @@ __all__ = [
     "is_continuous",
     "lookups",
     "only_cast",
+    "operation_flops",
     "part_key",
     "parts_of",
     "stateful_kinds",

@@ -1,8 +1,9 @@
 """What crosses from function to function where a cell's graph is cut.
 
 The backward pass takes some tensors of the forward pass: they are *kept*. What
-they follow from cheaply is repeated instead. Where the backward pass itself is
-cut into the gradients of inputs and those of weights, some more cross:
+they follow from cheaply is repeated instead; in a cell that may keep a share of
+them, more is, see `kept.py`. Where the backward pass itself is cut into the
+gradients of inputs and those of weights, some more cross:
 
     x, weights, state ---> forward ------------------------> y
                               |
@@ -33,24 +34,29 @@ from tfgpipe.graphs.cut import (
     sums_over_replicas,
 )
 from tfgpipe.graphs.gradient_sums import Replacement
+from tfgpipe.graphs.kept import fewer_kept, num_bytes
 from tfgpipe.graphs.parts import Part
 
 
 class CellFunctions:
     """The part of a model's graph that is a cell's, cut into functions.
 
-    `device_types` are those of the cell's devices, such as "GPU".
+    `device_types` are those of the cell's devices, such as "GPU"; `share` is
+    that of the bytes that the backward pass needs which may be kept.
 
     Attributes:
         part: The part.
         weights: The weights, or the casts of those that are only cast.
         kept: What the backward pass needs of the forward pass.
+        kept_share: Of the bytes that it needs, how much that is.
         crossing: What the second half of the backward pass needs of the first.
         sums: The gradients of weights that are dense.
         totals: What of the forward pass is added up over replicas.
     """
 
-    def __init__(self, part: Part, device_types: Sequence[str]):
+    def __init__(
+        self, part: Part, device_types: Sequence[str], share: float = 1.0
+    ):
         self.part = part
         self.options = options = part.traced.options
         # XLA cannot take Optionals, nor can they go between kinds of devices.
@@ -77,7 +83,15 @@ class CellFunctions:
         whole = self._graph.needed([*dx, *dw], part.backward)
         half = self._graph.needed(dx, part.backward)
         kept = self._graph.entering(whole, [*dx, *dw], at_hand)
-        self.kept = self._bundle(kept)
+        needed = sum(map(num_bytes, kept))
+        if share < 1:
+            free = {t.ref() for t in at_hand} | set(self._graph.captures)
+            fewer = fewer_kept(kept, free, share, device_types[0])
+        else:
+            fewer = kept
+        self.kept = self._bundle(fewer)
+        self.kept_share = sum(map(num_bytes, fewer)) / needed if needed else 0.0
+        # What of the forward pass is not kept, each half computes again.
         self.crossing = self._bundle(
             self._graph.entering(whole - half, dw, [*at_hand, *kept])
         )

@@ -23,7 +23,7 @@ from tfgpipe.arguments import Arguments
 from tfgpipe.devices import placement
 from tfgpipe.micro_batches import shapes
 from tfgpipe.model.build import Built
-from tfgpipe.schedules import Schedule
+from tfgpipe.schedules import Rule, Schedule
 
 # Keras itself refuses other `layers`.
 _FIXED = {*inspect.signature(Arguments.__init__).parameters} - {
@@ -132,7 +132,7 @@ class Description(internals.HoldingModel):
         return self._arguments.schedule
 
     @property
-    def remat(self) -> str | Mapping[int, str]:
+    def remat(self) -> Rule | Mapping[int, Rule]:
         """Which micro-batches are computed again, of all cells or by cell."""
         return self._arguments.remat
 

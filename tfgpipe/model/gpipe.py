@@ -133,7 +133,9 @@ class GPipe(Saving, Rehearsals):
             k is on device k, or 2 D - 1 - k from k = D on.
         remat: Which micro-batches the backward pass computes again instead of
             keeping their activations: "always", "never", or "except_last", all
-            but the one whose backward pass comes first. Or a dict from the
+            but the one whose backward pass comes first. Or a number between 0
+            and 1: of every micro-batch, this share of what "never" keeps is
+            kept, and what is cheapest is computed again. Or a dict from the
             index of a cell to its rule; "except_last" for those left out.
         remat_groups: In how many groups of layers a cell is computed again,
             one after the other. With more, a device holds the activations of a
@@ -188,7 +190,7 @@ class GPipe(Saving, Rehearsals):
         devices: Sequence[str | tf.config.LogicalDevice] | None = None,
         layers_per_cell: Sequence[int] | None = None,
         schedule: str | Schedule = "gpipe",
-        remat: str | Mapping[int, str] = "except_last",
+        remat: str | float | Mapping[int, str | float] = "except_last",
         remat_groups: int = 1,
         gradient_dtype: str | None = None,
         skip_nonfinite: bool = False,

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfgpipe import internals, timeline
 from tfgpipe.cells import outline
-from tfgpipe.costs import operation_flops
+from tfgpipe.graphs import operation_flops
 from tfgpipe.micro_batches import as_specs, first_tensor
 from tfgpipe.run import Clock, Event
 
@@ -84,7 +84,7 @@ def tokens_of_example(input_spec: Any) -> int | None:
 
 
 def flops_of_example(model: Any, input_spec: Any) -> float | None:
-    """FLOPs of the forward pass of one example, by `costs.flops`.
+    """FLOPs of the forward pass of one example, by `graphs.flops`.
 
     The model is built; `input_spec` is that of the data. None, with a warning,
     if examples differ in size.

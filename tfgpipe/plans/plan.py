@@ -165,7 +165,7 @@ class Plan:
             str(setting.num_partitions),
             str(setting.num_micro_batches),
             setting.schedule,
-            rules[0] if len(rules) == 1 else "by cell",
+            str(rules[0]) if len(rules) == 1 else "by cell",
             str(setting.remat_groups),
             f"{choice.step_seconds:.3g}",
             f"{choice.bubble:.0%}",

@@ -29,6 +29,7 @@ from tfgpipe.schedules import (
     Op,
     Program,
     Remat,
+    Rule,
     Schedule,
     devices_of_cells,
     lower,
@@ -68,7 +69,7 @@ def predict(
     Without a machine, sending and updating take no time.
     """
     by_cell = workload.cells(setting.layers_per_cell, setting.remat_groups)
-    groups = [group for own in by_cell for group in own]
+    groups = _at_shares(by_cell, setting)
     program = setting.program(tuple(group.facts for group in groups))
     # There are no sums yet to which these add gradients.
     first: dict[int, int] = {}
@@ -167,7 +168,7 @@ def memory(
     cells: Sequence[Sequence[CellNeeds]], setting: Setting
 ) -> list[DeviceMemory]:
     """What each device holds at its peak."""
-    groups = [group for own in cells for group in own]
+    groups = _at_shares(cells, setting)
     program = setting.program(tuple(group.facts for group in groups))
     found = []
     for ops, own in zip(program.by_device, by_device(cells, setting)):
@@ -183,6 +184,17 @@ def memory(
             )
         )
     return found
+
+
+def _at_shares(
+    cells: Sequence[Sequence[CellNeeds]], setting: Setting
+) -> list[CellNeeds]:
+    """The groups of all cells, where some keep a share alone."""
+    return [
+        group if isinstance(rule, str) else group.at_share(rule)
+        for rule, own in zip(setting.remat, cells, strict=True)
+        for group in own
+    ]
 
 
 def _peak(
@@ -257,7 +269,7 @@ class Setting(NamedTuple):
     layers_per_cell: tuple[int, ...]
     num_micro_batches: int
     schedule: str
-    remat: tuple[str, ...]
+    remat: tuple[Rule, ...]
     remat_groups: int = 1
 
     @property

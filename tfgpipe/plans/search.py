@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 from tfgpipe.plans.prediction import Prediction, Setting, memory, predict
 from tfgpipe.plans.workload import CellNeeds, Machine, Workload
-from tfgpipe.schedules import CHUNKS, CellFacts
+from tfgpipe.schedules import CHUNKS, CellFacts, Rule
 
 _SHAPES = [
     (name, chunks)
@@ -175,8 +175,9 @@ def smallest(problem: PlanProblem) -> Prediction:
     return found
 
 
-# From the fastest to the one that holds least.
-RULES = ("never", "except_last", "always")
+# From the fastest on; those of recomputations hold less, the more micro-batches
+# there are.
+RULES: tuple[Rule, ...] = ("never", 0.7, 0.4, "except_last", "always")
 
 GROUPS = (2, 4, 8, 16)
 
@@ -260,8 +261,8 @@ def _with_remat(
     """With the fastest rule for each device that lets it fit."""
     limit = problem.limit
     d, k = setting.num_devices, setting.num_partitions
-    rules: list[str | None] = [None] * d
-    rest = RULES if groups == 1 else RULES[1:]
+    rules: list[Rule | None] = [None] * d
+    rest = RULES if groups == 1 else RULES[-2:]
     # The fastest first: a device takes the first within which it fits.
     for rule in rest:
         trial = setting._replace(remat=(rule,) * k, remat_groups=groups)

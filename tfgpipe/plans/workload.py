@@ -195,6 +195,10 @@ def seconds_by_flops(size: Any, rows: float, machine: Machine) -> LayerSeconds:
     return LayerSeconds(dict(zip(MEASURED, seconds)))
 
 
+# Tasks that take what is kept.
+_BACKWARD = {"backward", "backward_first", "input_gradient", "weight_gradient"}
+
+
 class CellNeeds(NamedTuple):
     """What consecutive layers need for a micro-batch, most of it in bytes.
 
@@ -235,6 +239,25 @@ class CellNeeds(NamedTuple):
         The first of a step has nothing to add to.
         """
         return self.seconds["backward"] - self.seconds["backward_first"]
+
+    def at_share(self, share: float) -> CellNeeds:
+        """The same, where a share of what is kept, without inputs, is kept.
+
+        What is dropped is there again while the backward task runs. What is
+        cheapest is dropped first, and most of the seconds are those of a few
+        operations: so the seconds are taken to be those of a recomputation,
+        times the third power of the share that is dropped.
+        """
+        dropped = (1 - share) * (self.kept - self.kept_inputs)
+        again = (1 - share) ** 3 * self.seconds["recompute"]
+        return self._replace(
+            kept=self.kept - dropped,
+            backward=self.backward + dropped,
+            seconds={
+                kind: seconds + again * (kind in _BACKWARD)
+                for kind, seconds in self.seconds.items()
+            },
+        )
 
 
 class Workload:

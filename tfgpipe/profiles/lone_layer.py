@@ -27,10 +27,11 @@ from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.cells import Cell, CellTasks, ModelCall, Tracer
-from tfgpipe.costs import Placed, behind_identities
+from tfgpipe.costs import Placed
 from tfgpipe.devices import placement
 from tfgpipe.graphs import (
     alive,
+    behind_identities,
     by_reference,
     differentiate,
     is_continuous,

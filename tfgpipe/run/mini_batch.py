@@ -181,7 +181,9 @@ class MiniBatch:
             made = differentiate(
                 self.traced, has_gradient, [*of_head, *has_losses]
             )
-        return self._tracer.tasks(made, self.cells, self._repeated(made))
+        shares = [self.remat.share(k) for k in range(len(self.cells))]
+        repeated = self._repeated(made)
+        return self._tracer.tasks(made, self.cells, repeated, shares)
 
     def _repeated(self, made: Differentiated) -> list[list[bool]]:
         """For each use of a weight, which lookups are the same for all rows."""

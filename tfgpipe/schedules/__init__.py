@@ -1,6 +1,14 @@
 """The order of tasks on each device; knows no TensorFlow."""
 
-from tfgpipe.schedules.lowering import REMAT, CellFacts, Remat, lower
+from tfgpipe.schedules.lowering import (
+    REMAT,
+    CellFacts,
+    Remat,
+    Rule,
+    checked_rule,
+    lower,
+    rule_of,
+)
 from tfgpipe.schedules.orders import (
     CHUNKS,
     SCHEDULES,
@@ -22,11 +30,14 @@ __all__ = [
     "Op",
     "Program",
     "Remat",
+    "Rule",
     "Schedule",
     "Task",
+    "checked_rule",
     "devices_for",
     "devices_of_cells",
     "lower",
     "merged",
+    "rule_of",
     "search",
 ]

@@ -30,10 +30,45 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from tfgpipe.checks import is_amount
 from tfgpipe.schedules.program import Op, Program
 from tfgpipe.schedules.task import HALVES, KINDS
 
 REMAT = ("except_last", "always", "never")
+Rule = str | float
+
+
+def rule_of(text: str) -> Rule:
+    """A rule of `remat` as a flag has it; not checked.
+
+    Example:
+
+    >>> rule_of("never"), rule_of("0.4")
+    ('never', 0.4)
+    """
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def checked_rule(rule: Any) -> Rule:
+    """A rule of `remat`, or a `ValueError` that says what it can be.
+
+    Example:
+
+    >>> checked_rule("never"), checked_rule(0.4)
+    ('never', 0.4)
+    """
+    if isinstance(rule, str) and rule in REMAT:
+        return str(rule)
+    if is_amount(rule) and 0 < rule < 1:
+        return float(rule)
+    raise ValueError(
+        f"`remat` must be one of {list(REMAT)}, or the share of what "
+        '"never" keeps that may be kept, a number between 0 and 1. '
+        f"Received: remat={rule!r}."
+    )
 
 
 class CellFacts(NamedTuple):
@@ -87,21 +122,25 @@ class CellFacts(NamedTuple):
 class Remat:
     """The rule of each cell.
 
+    A rule is one of `REMAT`, or a number: the share of what the rule "never"
+    keeps that may be kept of every micro-batch. The rest is computed again by
+    what needs it.
+
     Args:
-        rules: One of `REMAT` for each cell, or group of one.
+        rules: One for each cell, or group of one.
         groups: Of each cell of the schedule, how many groups it has, each of
             which is recomputed at once. None: one.
         written: Cells, or groups, of which the schedule itself recomputes some
             micro-batches.
 
     Attributes:
-        rules: One of `REMAT` for each cell, or group of one.
+        rules: One for each cell, or group of one.
         groups: How many groups each cell has; None: one.
     """
 
     def __init__(
         self,
-        rules: Sequence[str],
+        rules: Sequence[Rule],
         groups: Sequence[int] | None = None,
         written: Collection[int] = (),
     ):
@@ -112,7 +151,7 @@ class Remat:
     @classmethod
     def of(
         cls,
-        remat: str | Mapping[int, str],
+        remat: Rule | Mapping[int, Rule],
         num_partitions: int,
         num_groups: int,
         written: Collection[int] = (),
@@ -127,7 +166,7 @@ class Remat:
                 micro-batches.
         """
         rules = [
-            remat if isinstance(remat, str) else remat.get(k, REMAT[0])
+            remat.get(k, REMAT[0]) if isinstance(remat, Mapping) else remat
             for k in range(num_partitions)
         ]
         if num_groups == 1:
@@ -140,8 +179,14 @@ class Remat:
         )
 
     def recomputes(self, k: int) -> bool:
-        """Whether cell k computes any micro-batch again."""
-        return self.rules[k] != "never" or k in self._written
+        """Whether cell k computes a whole micro-batch again."""
+        is_part = not isinstance(self.rules[k], str)
+        return k in self._written or not (is_part or self.rules[k] == "never")
+
+    def share(self, k: int) -> float:
+        """The share of what its backward pass needs that cell k may keep."""
+        rule = self.rules[k]
+        return 1.0 if isinstance(rule, str) else rule
 
     def parted(self, cells: Sequence[int], groups: Sequence[int]) -> Remat:
         """The same rules for smaller groups.
@@ -163,7 +208,7 @@ class Remat:
         """
         if self.rules[k] == "except_last":
             return goes_back_first
-        return self.rules[k] == "never"
+        return self.rules[k] != "always"
 
 
 # ----------------------------------------------------------------- the passes

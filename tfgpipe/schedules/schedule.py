@@ -13,8 +13,14 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from tfgpipe.checks import checked_amount, checked_choice
-from tfgpipe.schedules.lowering import REMAT, CellFacts, Remat, lower
+from tfgpipe.checks import checked_amount
+from tfgpipe.schedules.lowering import (
+    CellFacts,
+    Remat,
+    Rule,
+    checked_rule,
+    lower,
+)
 from tfgpipe.schedules.program import Op, Program
 from tfgpipe.schedules.task import (
     KINDS,
@@ -168,18 +174,18 @@ class Schedule:
         return found
 
     def program(
-        self, remat: str = "never", facts: Sequence[CellFacts] | None = None
+        self, remat: Rule = "never", facts: Sequence[CellFacts] | None = None
     ) -> Program:
         """What runs of it, see `lower`.
 
         Args:
-            remat: One of `REMAT`, the rule of all cells.
+            remat: The rule of all cells, see `Remat`.
             facts: What is known of each cell. None: all are trained.
 
         Raises:
             ValueError: If there is no such rule, or facts of other cells.
         """
-        rules = Remat([checked_choice("remat", remat, REMAT)] * self.num_cells)
+        rules = Remat([checked_rule(remat)] * self.num_cells)
         if facts is None:
             facts = [CellFacts(needs_dx=k > 0) for k in range(self.num_cells)]
         if len(facts) != self.num_cells:

@@ -36,8 +36,8 @@ from tfgpipe.cells import (
     outline,
 )
 from tfgpipe.checks import is_amount
-from tfgpipe.costs import example_of, operation_flops
-from tfgpipe.graphs import TracedModel
+from tfgpipe.costs import example_of
+from tfgpipe.graphs import TracedModel, operation_flops
 from tfgpipe.partition import cut_graph
 from tfgpipe.sequence.restrictions import check_model_rows
 

@@ -6,6 +6,9 @@ keep the inputs of the groups of a mini-batch: plain Keras by
 remat="always". Beside them is plain Keras that keeps everything, and a `GPipe`
 with micro-batches.
 
+A second table has a `GPipe` of one cell by each rule of `remat`: what it costs
+in time, and what it saves of the memory of a cell that keeps everything.
+
 Every way is a process of its own, on one core. They take turns, a step at a
 time, so that all of them see the same machine. Memory is the peak of a step
 above what the process rests at, in a run of its own in which freed memory goes
@@ -19,7 +22,8 @@ from typing import Any
 from absl import flags
 
 from tfgpipe.commands.command_line import BadFlags
-from tools.bench.flags import define_numbers, new_flags
+from tfgpipe.schedules import checked_rule, rule_of
+from tools.bench.flags import define_choices, define_numbers, new_flags
 from tools.bench.recompute_worker import Job
 from tools.bench.step_worker import Worker, in_turns, measure_memory
 from tools.report import (
@@ -39,8 +43,21 @@ for _name, _default, _meaning in (
     ("batch_size", 64, "Examples in a mini-batch."),
 ):
     flags.DEFINE_integer(_name, _default, _meaning, 1, flag_values=FLAGS)
+define_choices(
+    FLAGS,
+    "table",
+    ["groups", "rules"],
+    ["groups", "rules"],
+    "Beside `tf.recompute_grad`; by the rule of `remat`.",
+)
 define_numbers(FLAGS, "groups", [2, 4, 8], "Groups of blocks.")
 define_numbers(FLAGS, "m", [1, 8], "Micro-batches of a `GPipe`.")
+flags.DEFINE_list(
+    "rules",
+    ["never", "0.7", "0.4", "0.2", "except_last", "always"],
+    "Rules of `remat`; without groups, with the most micro-batches.",
+    flag_values=FLAGS,
+)
 
 # With the graph optimiser on, `tf.recompute_grad` saves next to no memory: see
 # docs/measurements_memory.md.
@@ -56,30 +73,82 @@ COLUMNS = [
     Column("memory_ratio", "/ recompute_grad", ".2f"),
     Column("others", "others", ".0%"),
 ]
+RULE_COLUMNS = [
+    Column("rule", "remat"),
+    Column("m", "M"),
+    *spread_columns("step_ms", "step ms", ".0f"),
+    Column("time_ratio", "/ never", ".3f"),
+    Column("activations_mib", "activations MiB", ".1f"),
+    Column("memory_ratio", "/ never", ".2f"),
+    Column("others", "others", ".0%"),
+]
 
 
 def run(values: flags.FlagValues, report: Report) -> None:
     """Measures what the flags ask for."""
     _check(values)
+    for name in dict.fromkeys(values.table):
+        {"groups": _groups, "rules": _rules}[name](values, report)
+
+
+def _groups(values: flags.FlagValues, report: Report) -> None:
+    table = _table(
+        "recompute",
+        COLUMNS,
+        ["/ recompute_grad: the same groups in plain Keras."],
+        values,
+        report,
+    )
     jobs = _jobs(values)
-    table = report.add(
+    measured = _measured(jobs, values.rounds)
+    table.rows += [_row(job, _same_groups(job), *measured) for job in jobs]
+
+
+def _rules(values: flags.FlagValues, report: Report) -> None:
+    table = _table(
+        "rules",
+        RULE_COLUMNS,
+        ['a number: the share of what "never" keeps that is kept'],
+        values,
+        report,
+    )
+    jobs = _jobs_by_rule(values)
+    measured = _measured(jobs, values.rounds)
+    base = next((job for job in jobs if job.remat == "never"), None)
+    table.rows += [
+        {**_row(job, base, *measured), "rule": str(job.remat)} for job in jobs
+    ]
+
+
+def _table(
+    name: str,
+    columns: list[Column],
+    notes: list[str],
+    values: flags.FlagValues,
+    report: Report,
+) -> Table:
+    """An empty table, which the report has from now on."""
+    return report.add(
         Table(
-            "recompute",
+            name,
             f"{values.layers} Transformer blocks of {values.width} units on "
             f"one core, {values.sequence} positions, batches of "
             f"{values.batch_size}: median and quartiles of {values.rounds} "
             "steps",
-            COLUMNS,
+            columns,
             notes=[
-                "/ recompute_grad: the same groups in plain Keras.",
+                *notes,
                 "activations: and gradients; the peak of a step.",
                 "others: share of the machine that other processes used",
             ],
         )
     )
-    workers = in_turns(jobs, values.rounds, "steps")
-    memory = measure_memory(jobs, "memory")
-    table.rows += [_row(job, workers, memory) for job in jobs]
+
+
+def _measured(
+    jobs: list[Job], rounds: int
+) -> tuple[dict[Job, Worker], dict[Job, float]]:
+    return in_turns(jobs, rounds, "steps"), measure_memory(jobs, "memory")
 
 
 def _check(values: flags.FlagValues) -> None:
@@ -108,8 +177,25 @@ def _jobs(values: flags.FlagValues) -> list[Job]:
     return jobs
 
 
+def _jobs_by_rule(values: flags.FlagValues) -> list[Job]:
+    size = values.layers, values.width, values.sequence, values.batch_size
+    try:
+        rules = [checked_rule(rule_of(rule)) for rule in values.rules]
+    except ValueError as error:
+        raise BadFlags(f"--rules: {error}") from error
+    m = max(values.m)
+    return [Job("gpipe", 1, m, *size, rule) for rule in dict.fromkeys(rules)]
+
+
+def _same_groups(job: Job) -> Job | None:
+    return None if job.way == "keras" else job._replace(way=_BASE, m=1)
+
+
 def _row(
-    job: Job, workers: dict[Job, Worker], memory: dict[Job, float]
+    job: Job,
+    base: Job | None,
+    workers: dict[Job, Worker],
+    memory: dict[Job, float],
 ) -> dict[str, Any]:
     steps = workers[job].steps
     step = spread([s.seconds for s in steps])
@@ -120,8 +206,7 @@ def _row(
         "activations_mib": memory[job],
         "others": spread([s.others for s in steps]).median,
     }
-    base = job._replace(way=_BASE, m=1)
-    if base in workers:
+    if base is not None:
         theirs = spread([s.seconds for s in workers[base].steps])
         row["time_ratio"] = step.median / theirs.median
         row["memory_ratio"] = memory[job] / memory[base]

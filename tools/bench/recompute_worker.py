@@ -31,6 +31,7 @@ class Job(NamedTuple):
         width: Units of a block.
         sequence: Positions in an example.
         batch_size: Examples in a mini-batch.
+        remat: The rule of a `GPipe`.
     """
 
     way: str
@@ -40,6 +41,7 @@ class Job(NamedTuple):
     width: int
     sequence: int
     batch_size: int
+    remat: str | float = "always"
 
 
 def main(argv: list[str]) -> None:
@@ -116,7 +118,7 @@ def _model(job: Job) -> Any:
         num_partitions=1,
         num_micro_batches=job.m,
         devices=["CPU:0"],
-        remat="always",
+        remat=job.remat,
         remat_groups=job.groups,
     )
 

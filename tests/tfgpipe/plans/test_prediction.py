@@ -176,3 +176,27 @@ def test_first_micro_batch_has_no_sums_to_add_to(schedule, m):
         for own in (plain, sparing)
     )
     assert slow.step_seconds - fast.step_seconds == pytest.approx(3 * 0.5)
+
+
+def test_share_is_between_what_all_and_inputs_alone_take():
+    """In bytes that are kept; all of it is there in a backward task."""
+    work = workload(random_seconds(12, 0))
+    cut, shares = [3, 2, 4, 3], (0.9, 0.6, 0.3)
+
+    def found(remat):
+        return predict(work, setting(cut, 6, remat=(remat,) * 4), None)
+
+    never, always = found("never"), found("always")
+    before = never
+    for share in shares:
+        shared = found(share)
+        assert shared.step_seconds > before.step_seconds
+        for own, more in zip(shared.memory, before.memory, strict=True):
+            assert own.activations < more.activations
+        before = shared
+    assert before.step_seconds < always.step_seconds
+    cell = work.cell(0, 3)
+    shared = cell.at_share(0.25)
+    kept = 0.25 * (cell.kept - cell.kept_inputs)
+    assert shared.kept - shared.kept_inputs == pytest.approx(kept)
+    assert shared.kept + shared.backward == cell.kept + cell.backward

@@ -30,7 +30,12 @@ def test_ways_are_compared_with_the_same_groups(use_workers, tables):
         Job, lambda job: 0.1 * factor(job), lambda job: 10 * factor(job)
     )
     words = ["--layers=4", "--groups=2,4", "--m=1,2", "--rounds=2"]
-    rows = tables("recompute", *words)["recompute"]
+    found = tables("recompute", *words, "--rules=never,0.4")
+    assert [(r["rule"], r["m"], r["time_ratio"]) for r in found["rules"]] == [
+        ("never", 2, 1),
+        ("0.4", 2, 1),
+    ]
+    rows = found["recompute"]
     assert [(r["way"], r["groups"], r["m"]) for r in rows] == [
         ("Keras, all kept", 1, 1),
         ("recompute_grad", 2, 1),
@@ -52,6 +57,7 @@ def test_ways_are_compared_with_the_same_groups(use_workers, tables):
     [
         (["--groups=3", "--layers=2"], "at most --layers, 2"),
         (["--m=3", "--batch_size=2"], "at most --batch_size, 2"),
+        (["--rules=never,2"], "--rules: `remat` must be one of"),
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(words, message, capsys):

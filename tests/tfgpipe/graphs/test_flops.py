@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras import layers
 
 from tfgpipe.cells import outline
-from tfgpipe.costs import operation_flops
+from tfgpipe.graphs import operation_flops
 from tfgpipe.sequence.steps import resolve_cost
 
 

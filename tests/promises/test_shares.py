@@ -1,0 +1,150 @@
+"""Cells that keep a share alone have the bits of those that keep all."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+from keras import layers as kl
+from kinds import KINDS
+from matrix import WHOLE, arguments
+from test_transparency import optimizers, train
+
+import tfgpipe
+from tfgpipe.schedules import CHUNKS
+
+SHARES = (0.5, 0.2, 0.8)
+LOOPS = ("masked_sequence", "masked_summary")
+QUICK = ("attention", "masked_sequence", "tied")
+
+
+def random_layers():
+    """Draw and keep state; the shapes of some are not those of their inputs."""
+    return [
+        keras.Input((6, 8)),
+        kl.Dense(8, "gelu"),
+        kl.Dropout(0.3, seed=1),
+        kl.LayerNormalization(),
+        kl.Conv1D(8, 3, padding="same", activation="swish"),
+        kl.BatchNormalization(),
+        kl.GRU(4, recurrent_dropout=0.2, seed=2, return_sequences=True),
+        kl.GaussianNoise(0.1, seed=3),
+        kl.Flatten(),
+        kl.Dense(2, "softplus"),
+    ]
+
+
+def dealt():
+    """Each kind with a schedule and a share; each schedule with some kind."""
+    kinds = sorted(KINDS, key=lambda name: name in WHOLE)
+    points = zip(itertools.cycle(CHUNKS), itertools.cycle(SHARES))
+    for kind, (schedule, share) in zip(kinds, points):
+        schedule = "gpipe" if kind in WHOLE else schedule
+        share = 0.8 if kind in LOOPS else share
+        marks = [] if kind in QUICK else pytest.mark.slow
+        yield pytest.param(kind, schedule, share, marks=marks)
+
+
+def weights(name, schedule, remat):
+    k = 4 if CHUNKS[schedule] == 2 else 2
+    model, history, _ = train(
+        KINDS[name],
+        lambda layers: tfgpipe.GPipe(
+            layers, **{**arguments(k, 3, schedule, "never"), "remat": remat}
+        ),
+        optimizers("momentum"),
+        epochs=1,
+    )
+    return [*history.values(), *(w.numpy() for w in model.weights)]
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(("name", "schedule", "share"), [*dealt()])
+def test_share_has_the_bits_of_all(name, schedule, share):
+    expected = weights(name, schedule, "never")
+    for remat in (share, {0: share, 1: "always"}):
+        found = weights(name, schedule, remat)
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def trained(layers, k, remat, schedule="gpipe", **compiled):
+    keras.utils.set_random_seed(0)
+    model = tfgpipe.GPipe(layers(), k, 3, remat=remat, schedule=schedule)
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse", **compiled)
+    rng = np.random.default_rng(0)
+    x, y = rng.random((18, 6, 8)), rng.random((18, 2))
+    history = model.fit(x, y, 9, epochs=2, shuffle=False, verbose=0).history
+    return [history["loss"], *model.get_weights()]
+
+
+@pytest.mark.parametrize(
+    ("policy", "schedule"),
+    [
+        ("float32", "zero_bubble"),
+        pytest.param("mixed_bfloat16", "1f1b", marks=pytest.mark.slow),
+    ],
+)
+def test_what_draws_or_has_state_is_the_same(policy, schedule):
+    """Moments, masks and what a loop hands to its gradient among it."""
+    keras.config.set_dtype_policy(policy)
+    expected = trained(random_layers, 3, "never", schedule)
+    for share in (0.6, 0.9):
+        found = trained(random_layers, 3, share, schedule)
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.slow
+def test_moments_over_replicas_are_the_same():
+    def found(remat):
+        keras.utils.set_random_seed(0)
+        strategy = tfgpipe.PipelineStrategy(
+            2, 2, ["CPU:0", "CPU:1", "CPU:2", "CPU:3"]
+        )
+        with strategy.scope():
+            layers = [keras.Input((6,))]
+            for _ in range(3):
+                layers += [
+                    kl.Dense(8, "gelu"),
+                    kl.BatchNormalization(synchronized=True),
+                ]
+            model = tfgpipe.GPipe(
+                [*layers, kl.Dense(2)], num_micro_batches=2, remat=remat
+            )
+            model.compile("adam", "mse")
+        rng = np.random.default_rng(0)
+        x, y = rng.random((16, 6)), rng.random((16, 2))
+        model.fit(x, y, 8, epochs=2, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    for one, other in zip(found(0.4), found("never"), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.slow
+def test_compiled_cells_are_those_of_the_whole():
+    """XLA adds up in another order where it computes again."""
+    layers = [
+        keras.Input((6, 8)),
+        *(kl.Dense(16, "gelu") for _ in range(5)),
+        kl.Flatten(),
+        kl.Dense(2),
+    ]
+
+    def made():
+        return keras.models.clone_model(keras.Sequential(layers)).layers
+
+    expected = trained(made, 2, "never", jit_compile=True)
+    found = trained(made, 2, 0.4, jit_compile=True)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, 1e-5, 1e-6)
+
+
+def test_share_is_saved(tmp_path):
+    layers = [keras.Input((4,)), *(kl.Dense(4, "gelu") for _ in range(3))]
+    for remat in (0.4, {0: "never", 1: 0.4}):
+        model = tfgpipe.GPipe(layers, 2, remat=remat)
+        model.save(tmp_path / "model.keras")
+        loaded = tfgpipe.load_model(tmp_path / "model.keras")
+        assert loaded.remat == remat
