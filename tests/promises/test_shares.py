@@ -141,6 +141,21 @@ def test_compiled_cells_are_those_of_the_whole():
         np.testing.assert_allclose(one, other, 1e-5, 1e-6)
 
 
+def test_check_compares_cells_that_keep_a_share():
+    """Layer by layer, and a loop by itself would need more than the share."""
+    layers = [
+        keras.Input((3, 8)),
+        kl.Dense(64, "gelu"),
+        kl.Dense(64, "gelu"),
+        kl.GRU(2),
+        kl.Dense(2),
+    ]
+    model = tfgpipe.GPipe(layers, 1, 2, devices=["CPU:0"], remat=0.5)
+    model.compile("sgd", "mse")
+    x = np.random.default_rng(0).random((8, 3, 8))
+    assert tfgpipe.check(model, x, np.ones((8, 2))).is_exact
+
+
 def test_share_is_saved(tmp_path):
     layers = [keras.Input((4,)), *(kl.Dense(4, "gelu") for _ in range(3))]
     for remat in (0.4, {0: "never", 1: 0.4}):

@@ -22,6 +22,7 @@ would be changed once a micro-batch, and would have no gradient.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -120,11 +121,13 @@ class Tracer:
             self._known[key] = CellFunctions(part, types, share)
         found = self._known[key]
         if found.kept_share > share:
+            least = math.ceil(100 * found.kept_share) / 100
             raise ValueError(
                 "`remat` must let a cell keep what cannot be computed again: "
                 "loops, conditions and what has state. Expected: at least "
-                f"{found.kept_share:.3g} for cell {cell.number}. Received: "
-                f'remat={share:g}. Pass that, or more, or "always".'
+                f"{least:g} for cell {cell.number}. Received: "
+                f'remat={share:g}. Pass {least:g}, "always" or "never", in a '
+                "dict for this cell alone."
             )
         cell.traced_as.add(found.part.index)
         return CellTasks(part, found)

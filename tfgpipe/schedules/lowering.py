@@ -189,14 +189,19 @@ class Remat:
         return 1.0 if isinstance(rule, str) else rule
 
     def parted(self, cells: Sequence[int], groups: Sequence[int]) -> Remat:
-        """The same rules for smaller groups.
+        """The same rules for smaller groups; who keeps a share keeps all.
+
+        A share is one of a whole group: a part of it may need more, such as one
+        that is a loop.
 
         Args:
             cells: For each, which cell or group it is a part of.
             groups: How many each cell of the schedule has.
         """
         written = [i for i, k in enumerate(cells) if k in self._written]
-        return Remat([self.rules[k] for k in cells], groups, written)
+        rules = [self.rules[k] for k in cells]
+        rules = [r if isinstance(r, str) else "never" for r in rules]
+        return Remat(rules, groups, written)
 
     def keeps(self, k: int, goes_back_first: bool) -> bool:
         """Whether cell k keeps the activations of a micro-batch.
