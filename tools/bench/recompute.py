@@ -162,6 +162,11 @@ def _check(values: flags.FlagValues) -> None:
             f"--m must be at most --batch_size, {values.batch_size}. Received: "
             f"--m={max(values.m)}."
         )
+    try:
+        for rule in values.rules:
+            checked_rule(rule_of(rule))
+    except ValueError as error:
+        raise BadFlags(f"--rules: {error}") from error
 
 
 def _jobs(values: flags.FlagValues) -> list[Job]:
@@ -179,12 +184,8 @@ def _jobs(values: flags.FlagValues) -> list[Job]:
 
 def _jobs_by_rule(values: flags.FlagValues) -> list[Job]:
     size = values.layers, values.width, values.sequence, values.batch_size
-    try:
-        rules = [checked_rule(rule_of(rule)) for rule in values.rules]
-    except ValueError as error:
-        raise BadFlags(f"--rules: {error}") from error
-    m = max(values.m)
-    return [Job("gpipe", 1, m, *size, rule) for rule in dict.fromkeys(rules)]
+    rules = dict.fromkeys(map(rule_of, values.rules))
+    return [Job("gpipe", 1, max(values.m), *size, rule) for rule in rules]
 
 
 def _same_groups(job: Job) -> Job | None:
