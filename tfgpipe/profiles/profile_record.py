@@ -182,7 +182,7 @@ class Profile:
     >>> import keras, pathlib, tempfile
     >>> import numpy as np
     >>> import tfgpipe
-    >>> layers = [keras.Input((8,)), keras.layers.Dense(4)]
+    >>> layers = [keras.Input((8,)), keras.layers.Dense(4, name="dense")]
     >>> record = tfgpipe.profile(
     ...     layers, np.ones((16, 8)), seconds=0.1, verbose=0
     ... )

@@ -428,9 +428,9 @@ def wrong_products(monkeypatch):
                 inside.pop()
 
     def use(of_cells, backward=False):
-        def tasks(self, part, cell):
+        def tasks(self, part, cell, share):
             if not of_cells(cell):
-                return own_tasks(self, part, cell)
+                return own_tasks(self, part, cell, share)
             return CellTasks(part, Wrong(part, ["CPU"]))
 
         def add_wrong(definition):
