@@ -126,8 +126,8 @@ class Tracer:
                 "`remat` must let a cell keep what cannot be computed again: "
                 "loops, conditions and what has state. Expected: at least "
                 f"{least:g} for cell {cell.number}. Received: "
-                f'remat={share:g}. Pass {least:g}, "always" or "never", in a '
-                "dict for this cell alone."
+                f'remat={share:g}. Pass "always", "never", or a share of that, '
+                "if it is below 1, in a dict for this cell alone."
             )
         cell.traced_as.add(found.part.index)
         return CellTasks(part, found)

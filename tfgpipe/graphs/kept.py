@@ -105,13 +105,19 @@ def num_bytes(tensor: tf.Tensor) -> int:
 
 
 def _can_be_repeated(op: tf.Operation) -> bool:
-    """Whether an operation gives the same again, and by itself."""
+    """Whether an operation gives the same again, and by itself.
+
+    Not what takes a list, as of a loop: nobody knows the bytes of one.
+    """
     is_stateful = op.op_def is None or op.op_def.is_stateful
     return not (
         is_stateful
         or op.type.startswith("Placeholder")
         or functions_of(op.node_def)
-        or any(t.dtype in (tf.variant, tf.resource) for t in op.outputs)
+        or any(
+            t.dtype in (tf.variant, tf.resource)
+            for t in [*op.inputs, *op.outputs]
+        )
     )
 
 
