@@ -145,29 +145,29 @@ def _float_flops(op: tf.Operation) -> int:
         # (m, n) x (n, k): a product and a sum for each of m, n and k.
         rows_and_columns = (_dims(op.inputs[0]) or [1, 1])[-2:]
         transposed = op.get_attr(_MATRIX_PRODUCTS[op.type])
-        return 2 * _size(op.outputs[0]) * rows_and_columns[not transposed]
+        return 2 * num_values(op.outputs[0]) * rows_and_columns[not transposed]
     if op.type == "Einsum":
         return _einsum_flops(op)
     if op.type in _CONVOLUTIONS:
         window = _dims(op.inputs[1])[: _CONVOLUTIONS[op.type]]
-        return 2 * _size(op.outputs[0]) * math.prod(window)
+        return 2 * num_values(op.outputs[0]) * math.prod(window)
     if op.type in _TRANSPOSED_CONVOLUTIONS:
         # inputs: shape of the result, filter (..., out, in), images
         window = _dims(op.inputs[1])[: _TRANSPOSED_CONVOLUTIONS[op.type]]
-        return 2 * _size(op.inputs[2]) * math.prod(window)
+        return 2 * num_values(op.inputs[2]) * math.prod(window)
     if op.type.startswith("CudnnRNN"):
         # inputs: (time, batch, in), states, all weights in one vector
         steps = math.prod(_dims(op.inputs[0])[:2])
-        return 2 * steps * _size(op.inputs[3])
+        return 2 * steps * num_values(op.inputs[3])
     if op.type in _POOLINGS:
-        return _size(op.outputs[0]) * math.prod(op.get_attr("ksize"))
+        return num_values(op.outputs[0]) * math.prod(op.get_attr("ksize"))
     if op.type in _SOFTMAXES:
-        return 5 * _size(op.outputs[0])
+        return 5 * num_values(op.outputs[0])
     if op.type in _REDUCTIONS:
-        return _size(op.inputs[0])
+        return num_values(op.inputs[0])
     if op.type == "AddN":
-        return (len(op.inputs) - 1) * _size(op.outputs[0])
-    return _size(op.outputs[0]) if op.outputs else 0
+        return (len(op.inputs) - 1) * num_values(op.outputs[0])
+    return num_values(op.outputs[0]) if op.outputs else 0
 
 
 def _einsum_flops(op: tf.Operation) -> int:
@@ -182,7 +182,7 @@ def _einsum_flops(op: tf.Operation) -> int:
         for label, size in sizes.items():
             if label not in result:
                 summed[label] = max(size, summed.get(label, 1))
-    products = _size(op.outputs[0]) * math.prod(summed.values())
+    products = num_values(op.outputs[0]) * math.prod(summed.values())
     if len(op.inputs) == 1:
         return products if summed else 0  # a sum, or a transposition
     return 2 * products if summed else products
@@ -260,7 +260,8 @@ def _dims(tensor: tf.Tensor) -> list[int]:
     return [1 if size is None else size for size in tensor.shape]
 
 
-def _size(tensor: tf.Tensor) -> int:
+def num_values(tensor: tf.Tensor) -> int:
+    """Numbers in a tensor, of which unknown sizes count as 1."""
     return math.prod(_dims(tensor))
 
 

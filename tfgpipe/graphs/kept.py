@@ -43,7 +43,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe.graphs.cut import CHEAP, functions_of
-from tfgpipe.graphs.flops import operation_flops
+from tfgpipe.graphs.flops import num_values, operation_flops
 
 # Operations in the time in which a device reads or writes a byte: a CPU's core,
 # and an accelerator, 17 of a V100 in float32, 78 of an A100 in TF32.
@@ -100,8 +100,7 @@ def num_bytes(tensor: tf.Tensor) -> int:
     """Bytes of a tensor, of which unknown sizes count as 1."""
     if tensor.dtype in (tf.variant, tf.resource):
         return 0
-    shape = tensor.shape.as_list() if tensor.shape.rank is not None else []
-    return tensor.dtype.size * math.prod(size or 1 for size in shape)
+    return tensor.dtype.size * num_values(tensor)
 
 
 def _can_be_repeated(op: tf.Operation) -> bool:

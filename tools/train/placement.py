@@ -37,6 +37,11 @@ _CURES = (
 def _num_devices(experiment: Experiment) -> int:
     """Devices that the flags and the experiment ask for, R K."""
     k = max(experiment.num_partitions, FLAGS.compare_num_partitions or 1)
+    return _devices_of(experiment, k)
+
+
+def _devices_of(experiment: Experiment, k: int) -> int:
+    """Devices of all replicas for K cells."""
     return FLAGS.num_replicas * devices_for(experiment.schedule, k, k)
 
 
@@ -82,8 +87,7 @@ def keep_to_cores(experiment: Experiment) -> None:
     """Keeps all threads to the cores of the experiment's devices."""
     if FLAGS.cores_per_device is None:
         return
-    k = experiment.num_partitions
-    devices = FLAGS.num_replicas * devices_for(experiment.schedule, k, k)
+    devices = _devices_of(experiment, experiment.num_partitions)
     cores = _all_cores()[: FLAGS.cores_per_device * devices]
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(ProcessLookupError):  # it has just ended
