@@ -14,7 +14,7 @@ import pytest
 import tfgpipe
 
 FOLDER = pathlib.Path(__file__).parent.parent / "golden"
-RELEASES = sorted(path.name for path in FOLDER.iterdir() if path.is_dir())
+RELEASES = sorted(path.parent.name for path in FOLDER.glob("*/numbers.npz"))
 _spec = importlib.util.spec_from_file_location("golden", FOLDER / "make.py")
 golden = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(golden)

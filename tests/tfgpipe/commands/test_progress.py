@@ -44,10 +44,9 @@ def test_program_that_writes_nothing_says_what_it_is_doing(hasty, capsys):
         time.sleep(0.15)
         with progress.doing("counting"), progress.doing("cells"):
             time.sleep(0.2)
-    assert lines(capsys) == [
-        "tools.x: at work, 0 s",
-        "tools.x: counting, 0 s; cells, 0 s",
-    ]
+    said = lines(capsys)  # on a busy machine, of other moments too
+    assert said[0] == "tools.x: at work, 0 s"
+    assert "tools.x: counting, 0 s; cells, 0 s" in said
 
 
 def test_the_same_is_said_again_after_twice_as_long(hasty, capsys):
@@ -83,7 +82,8 @@ def test_count_is_said_where_there_is_no_terminal(hasty, capsys):
         for letter in progress.progress("abc", "letters"):
             if letter == "b":
                 time.sleep(0.2)
-    assert lines(capsys) == ["tools.x: letters: 1 of 3, 0 s"]
+    said = lines(capsys)  # on a busy machine, of other moments too
+    assert "tools.x: letters: 1 of 3, 0 s" in said
 
 
 def test_count_on_a_terminal_goes_on_in_its_line(hasty, monkeypatch, capsys):
