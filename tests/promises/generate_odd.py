@@ -120,9 +120,6 @@ def _sized_rows(g: Growth, found: Options) -> None:
 def _end_rows(rng: random.Random, found: Options) -> None:
     """A number of rows that a step knows."""
     found["batch_size"] = 4
-    sizes = {spec.options.get("size") for spec in found["layers"]}
-    if sizes != {"even", None}:  # which a trial has not
-        found["num_micro_batches"] = found["num_replicas"] = 1
     found["source"] = rng.choice(("remainder", "remainder", "arrays"))
 
 

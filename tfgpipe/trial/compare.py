@@ -194,6 +194,16 @@ def of_outputs(apart: float) -> str:
     )
 
 
+def of_known_rows(count: int) -> str:
+    """What to say of a model whose code asks how many rows there are."""
+    return (
+        f"does something else for {count} rows than for another number, as "
+        "code does that asks for `x.shape[0]` while Python runs: Keras gives "
+        "it the rows of a mini-batch, tfgpipe those of a micro-batch. Let it "
+        f"do the same for any number of rows, or {_ONE}."
+    )
+
+
 def of_losses(whole: Outcome, parts: Sequence[Outcome]) -> Iterator[str]:
     """What to say of losses that differ."""
     if any(len(own.losses) != len(whole.losses) for own in parts):

@@ -12,7 +12,6 @@ has made there, so that its fault is not taken for one of the next.
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -27,7 +26,7 @@ from tfgpipe.graphs import TracedModel, is_continuous
 from tfgpipe.trial import compare, rows
 from tfgpipe.trial.compare import Outcome
 from tfgpipe.trial.tried_graph import State, TriedGraph, Values
-from tfgpipe.trial.units import Unit, Units
+from tfgpipe.trial.units import Unit, Units, is_data
 
 
 class Phase:
@@ -70,40 +69,69 @@ class Phase:
         self.fed: list[tf.Tensor] = []  # what parts are given of all rows
         self.metrics: set[int] = set()  # ids of their variables
         self.all_metrics: list[Any] = []
+        self.asked: Any = None  # as `said`: code that asks for their number
         self.sizes_vary = False  # of what units give, by their rows
         self.lookups_of_rows: set[tuple[int, int]] = set()
 
-    def begin(
-        self, specs: Any, step: TracedModel | None = None
-    ) -> TriedGraph | None:
-        """Makes the graph; None if that fails.
-
-        It has any number of rows, unless the graph of the `step`, of which
-        Python knows the number, makes something else of them.
-        """
-        host = "/device:CPU:0"
-        made = functools.partial(
-            TriedGraph,
-            self.call,
-            specs,
-            [host if self._tries_all else own.device for own in self.cells],
-            differentiates_all=self._tries_all,
-        )
-        try:
-            graph = made(self._known)
-            self._take(graph)
-            self.draw_weights()
-            if step is not None and self._counts_rows(graph, specs, step):
-                graph = made(is_of_any_rows=False)
-                self._take(graph)
-        except Exception as error:  # a user's code may raise anything
-            self.failure = f"{type(error).__name__}: {error}"
-            return None
+    def begin(self, specs: Any) -> TriedGraph | None:
+        """Makes the graph, of any number of rows; None if that fails."""
         self.all_metrics = [
             m for layer in self.call.layers for m in layer.metrics
         ]
         self.metrics = {id(v) for v in self.call.metric_state}
+        return self._made(specs, known=self._known)
+
+    def _made(self, specs: Any, **options: Any) -> Any:
+        """A graph to try, taken; None if that fails."""
+        host = "/device:CPU:0"
+        try:
+            graph = TriedGraph(
+                self.call,
+                specs,
+                [host if self._tries_all else own.device for own in self.cells],
+                differentiates_all=self._tries_all,
+                **options,
+            )
+            self._take(graph)
+            self.draw_weights()
+        except Exception as error:  # a user's code may raise anything
+            self.failure = f"{type(error).__name__}: {error}"
+            return None
         return graph
+
+    def know_rows(
+        self, specs: Any, step: TracedModel, total: int | None
+    ) -> TriedGraph | None:
+        """Looks for code that does something else where it knows the rows.
+
+        In Keras, Python knows the number of rows of a mini-batch, and in a step
+        here that of a micro-batch. Where one of them makes something else of
+        rows than the graph of any number of them, graphs of known numbers are
+        tried; None if they cannot be made.
+
+        Args:
+            specs: Nest of what a mini-batch is.
+            step: The graph of a step.
+            total: The number of rows of a mini-batch that may be run; None if
+                it is not known, or if that takes long.
+        """
+        graph = self.graph
+        kinds = [t.op.type for t in graph.units.draws]
+        is_drawn = not all(kind.startswith("Stateless") for kind in kinds)
+        if not graph.is_of_any_rows or is_drawn:
+            return graph
+        own = next(t for t in step.x if t is not None).shape[0]
+        first = [
+            None if count is None else self._first_unlike(specs, count, known)
+            for count, known in ((own, step), (total, None))
+        ]
+        if not any(first):
+            return graph
+        if total and not all(first):  # where both differ, they may do the same
+            cell, name = next(one for one in first if one)
+            what = compare.of_known_rows(total)
+            self.asked = self.cells[min(cell, len(self.cells) - 1)], name, what
+        return self._made(specs, is_of_any_rows=False)
 
     def draw_weights(self, deviation: float = 1.0) -> bool:
         """Takes the weights, and draws those of zeros; whether there are some.
@@ -143,37 +171,42 @@ class Phase:
         found += [*traced.losses, *(t for _, t in traced.new_state)]
         found += [t for t in traced.handed_out if t is not None]
         self.results = [
-            t for t in {t.ref(): t for t in found}.values() if _is_data(t)
+            t for t in {t.ref(): t for t in found}.values() if is_data(t)
         ]
-        self.fed = [t for t in graph.fed if _is_data(t)]
+        self.fed = [t for t in graph.fed if is_data(t)]
 
     def is_tried(self, unit: Unit) -> bool:
         """Whether a unit is to be tried."""
         return self._tries_all or not unit.is_known
 
-    def _counts_rows(
-        self, graph: TriedGraph, specs: Any, step: TracedModel
-    ) -> bool:
-        """Whether code does something else where it knows how many rows."""
-        first = next((t for t in step.x if t is not None), None)
-        num_rows = None if first is None else first.shape[0]
-        kinds = [t.op.type for t in graph.units.draws]
-        is_drawn = not all(kind.startswith("Stateless") for kind in kinds)
-        if not (num_rows and graph.is_of_any_rows) or is_drawn:
-            return False
-        parts = rows.Parts(1, num_rows - 1)
+    def _first_unlike(
+        self, specs: Any, num_rows: int, known: TracedModel | None
+    ) -> tuple[int, str] | None:
+        """Cell and name of what a graph of known rows makes otherwise, if any.
+
+        What is inside may be otherwise, if the results are the same.
+        """
+        graph, parts = self.graph, rows.Parts(1, num_rows - 1)
         whole, *_ = rows.drawn(specs, 8, graph.smallest_table, parts=parts)
         try:
-            own = [*self.results, *self.fed]
-            pairs = zip(
-                *graph.results(step, tree.flatten(whole), self.weights, own)
-            )
             least = min([unit.num_bytes for unit in graph.units.found])
-            return any(
-                compare.distance(a, b, num_bytes=least) for a, b in pairs
+            found = graph.beside(
+                known or graph.traced_for(num_rows),
+                tree.flatten(whole),
+                self.weights,
+                [*self.results, *self.fed],
             )
+            unlike = [
+                unit
+                for unit, a, b in found
+                if a is None or compare.distance(a, b, num_bytes=least)
+            ]
         except Exception:  # of rows that it cannot take
-            return False
+            return None
+        if None not in unlike:
+            return None
+        first = unlike[0]
+        return (first.cell, first.name) if first else (0, "the model")
 
     def later(self) -> Iterator[State]:
         """Yields the state of the second step, and that of a late one.
@@ -222,6 +255,12 @@ class Phase:
         """Notes that rows of a unit follow from others."""
         self.tried.add(i)
         self.say(i, "outputs", compare.of_outputs(apart), name)
+
+    def end(self) -> None:
+        """Says what no unit has shown by itself."""
+        names = [name for _, name, _ in self.said.values()]
+        if self.asked and self.asked[1] not in names:
+            self.said[0, "rows"] = self.asked
 
     def place(self, i: int) -> tuple[Cell, str]:
         """Where a unit is, and its name."""
@@ -294,7 +333,7 @@ class _Run:
             start = self._first_fault(start)
             if start < end:
                 gives = [
-                    t for t in graph.units.found[start].gives if _is_data(t)
+                    t for t in graph.units.found[start].gives if is_data(t)
                 ]
                 is_known = self._feed(gives, self._made)
                 start += 1
@@ -345,8 +384,8 @@ class _Run:
         losses = self._losses.get(unit, [])
         return [
             Outcome(
-                [made[t.ref()] for t in gives if _is_data(t)],
-                [made[t.ref()] for t in unit.takes if _is_data(t)],
+                [made[t.ref()] for t in gives if is_data(t)],
+                [made[t.ref()] for t in unit.takes if is_data(t)],
                 [made[loss.ref()] for loss in losses],
                 {id(v): (v, made[t.ref()]) for v, t in self._new},
                 of.get("dx", [[], [], []])[place],
@@ -380,7 +419,7 @@ class _Run:
 
     def _is_repeatable(self, unit: Unit) -> bool:
         """Whether a unit equals itself; else there is nothing to compare."""
-        own = [t for t in unit.gives if _is_data(t)]
+        own = [t for t in unit.gives if is_data(t)]
         again = self._graph.run(own, self._values(0))
         made = self._made[0]
         return not any(
@@ -459,11 +498,11 @@ class _Run:
             if unit not in graph.units.drawing or not is_wanted:
                 continue
             # What it gave is computed again, of the same seeds.
-            gives = [t for t in unit.gives if _is_data(t)]
+            gives = [t for t in unit.gives if is_data(t)]
             values = self._values(0)
             for t in gives:
                 del values[t.ref()]
-            takes = {t.ref() for t in unit.takes if _is_data(t)}
+            takes = {t.ref() for t in unit.takes if is_data(t)}
             values.update((ref, self._made[0][ref]) for ref in takes)
             others = {ref: self._with_first_rows(ref) for ref in takes}
             if any(value is None for value in others.values()):
@@ -639,10 +678,6 @@ def _grouped(
         if unit is not None:
             found.setdefault(unit, []).append(loss)
     return found
-
-
-def _is_data(tensor: tf.Tensor) -> bool:
-    return tensor.dtype not in (tf.variant, tf.resource)
 
 
 def _is_zero(value: tf.Tensor) -> bool:

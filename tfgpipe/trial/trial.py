@@ -7,9 +7,10 @@ hand, and on drawn ones, of several lengths where a length is not known. What
 differs is warned of by the layer's name.
 
 Cost: TensorFlow runs the graph of the run on shapes, from which the cells are
-made, on a few rows, some ten times; Python runs the model once more only if it
-acts on the number of rows, or in another phase. A model of layers that are
-known to treat each row by itself is not tried at all.
+made, on a few rows, some ten times. Python runs the model once more in another
+phase, if it acts on the number of rows, and, if code of the user's is in it, to
+learn whether it does, where a mini-batch has a known number. A model of layers
+that are known to treat each row by itself is not tried at all.
 
 Limits: what other values alone would show is not seen.
 """
@@ -22,6 +23,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras
 from keras import tree
 
 from tfgpipe import failures, internals
@@ -106,30 +108,38 @@ class Trial:
             return
         is_off = self._rule == "off"
         is_known = all(unit.is_known for unit in Units(traced).found)
-        if is_known or (is_off and not _has_same_lookups(traced)):
+        # Code that asks for a number of rows may show at another one alone.
+        asks = flat[0].shape[0] is not None and _has_own_code(call)
+        is_needed = not is_known or (asks and not is_off)
+        if not is_needed or (is_off and not _has_same_lookups(traced)):
             self._phases.add(key)
             return
         with _unnoticed():
             phase = Phase(call, cells, known)
-            graph = phase.begin(specs, None if is_off else traced)
+            graph = phase.begin(specs)
             if graph is not None and is_off:
                 drawn = rows.drawn(specs, 8, graph.smallest_table)
                 phase.look_up(rows.FEW, drawn)
             elif graph is not None:
-                for parts, nests, is_real in self._rows(graph, specs, count):
+                many = self._many(graph, specs, count)
+                total = flat[0].shape[0] if many else None
+                graph = phase.know_rows(specs, traced, total)
+            if graph is not None and not is_off:
+                wanted = [] if is_known else self._rows(graph, specs, many)
+                for parts, nests, is_real in wanted:
                     phase.run(parts, nests, is_real=is_real)
                 for state in phase.later():
                     phase.run(parts, nests, state)
+                phase.end()
         self._phases.add(key)
         self.lookups_of_rows |= phase.lookups_of_rows
         if not is_off:
             self._found.append(phase)
 
     def _rows(
-        self, graph: TriedGraph, specs: Any, count: int
+        self, graph: TriedGraph, specs: Any, many: rows.Parts | None
     ) -> list[tuple[rows.Parts, list[Any], bool]]:
         """What to try layers on, and whether it is real data."""
-        many = self._many(graph, specs, count)
         found: list[Any] = []
         real: list[rows.Parts] = []
         if self._data is not None:
@@ -247,6 +257,16 @@ def try_all(
             if phase.draw_weights(_SMALL):
                 phase.run(parts, nests)
     return phase
+
+
+def _has_own_code(call: ModelCall) -> bool:
+    """Whether code that is not Keras's runs where the model is called."""
+    return any(
+        isinstance(one, keras.layers.Lambda)
+        or not internals.is_keras(type(one))
+        for layer in call.layers
+        for one in internals.flat_layers(layer)
+    )
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ paper's rule. Such tensors are `fed`:
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -39,7 +40,7 @@ from tfgpipe.graphs import (
 )
 from tfgpipe.state import is_synchronized
 from tfgpipe.trial import rows
-from tfgpipe.trial.units import Unit, Units
+from tfgpipe.trial.units import Unit, Units, is_data
 
 # Values by the ids of variables.
 State = Mapping[int, tuple[keras.Variable, tf.Tensor]]
@@ -120,7 +121,7 @@ class TriedGraph:
         self._devices = devices
         self._differentiates_all = differentiates_all
         self._specs = specs
-        self._by_rows: dict[int | None, Any] = {}  # graphs
+        self._by_rows: dict[int | None, TracedModel] = {}
         self.is_of_any_rows = is_of_any_rows
         found: Any = None
         if is_of_any_rows:
@@ -164,7 +165,7 @@ class TriedGraph:
         units = Units(known)
         self._place(known)  # gradients are where what they are of is
         gradients = self._differentiated(known, units)
-        self._by_rows[num_rows] = known.graph
+        self._by_rows[num_rows] = known
         return known, units, gradients
 
     def _differentiated(
@@ -198,43 +199,67 @@ class TriedGraph:
         if self.is_of_any_rows:
             return self.traced.graph
         x = [t.ref() for t in self.traced.x if t is not None]
-        num_rows = values[x[0]].shape[0]
+        return self.traced_for(values[x[0]].shape[0]).graph
+
+    def traced_for(self, num_rows: int) -> TracedModel:
+        """The run of Python that knows how many rows there are."""
         if num_rows not in self._by_rows:
             self._run_for(num_rows)
         return self._by_rows[num_rows]
 
-    def results(
+    def beside(
         self,
-        step: TracedModel,
+        other: TracedModel,
         x: Sequence[Any],
         weights: State,
         wanted: Sequence[tf.Tensor],
-    ) -> tuple[list[Any], list[Any]]:
-        """What this makes of some rows, and what a step's graph makes of them.
+    ) -> list[tuple[Unit | None, Any, Any]]:
+        """What this makes of some rows, and what another run of it makes.
 
-        Outputs, losses of layers, and what these assign; all that both have.
-        `wanted` are all that is to be run later, too: for that, one function.
+        First what units give, in order; None and None where it is not known
+        what belongs together. Then, of no unit, all that both have of outputs,
+        losses of layers, and what these assign. `wanted` are all that is to be
+        run later, too: for that, one function.
         """
-        before = [op.device for op in step.operations]
-        self._place(step)
-        own = [t for t in self.traced.handed_out if t is not None]
-        others = [t for t in step.handed_out if t is not None]
-        own += self.traced.losses
-        others += step.losses[step.num_head_losses :]
-        assigned = {id(v): t for v, t in step.new_state}
+        before = [op.device for op in other.operations]
+        self._place(other)
+        pairs: list[tuple[Unit | None, Any, Any]] = []
+        known = _by_name(self.units)
+        for key, unit in _by_name(Units(other)).items():
+            own = known[key].gives if key in known else []
+            if len(own) == len(unit.gives):
+                both = [*zip(own, unit.gives)]
+                pairs += [(unit, a, b) for a, b in both if is_data(b)]
+            else:
+                pairs.append((unit, None, None))
+        handed_out = zip(
+            [t for t in self.traced.handed_out if t is not None],
+            [t for t in other.handed_out if t is not None],
+        )
+        losses = zip(self.traced.losses, other.losses[other.num_head_losses :])
+        pairs += [(None, *two) for two in (*handed_out, *losses)]
+        assigned = {id(v): t for v, t in other.new_state}
         for v, t in self.traced.new_state:
             if id(v) in assigned:
-                own.append(t)
-                others.append(assigned[id(v)])
-        values = _given(step, x, weights, {})
-        values.update((inner.ref(), t) for t, inner in step.graph.captures)
+                pairs.append((None, t, assigned[id(v)]))
+        values = _given(other, x, weights, {})
+        values.update((inner.ref(), t) for t, inner in other.graph.captures)
         function = internals.GraphFunction(
-            step.graph, [ref.deref() for ref in values], others
+            other.graph,
+            [ref.deref() for ref in values],
+            [t for *_, t in pairs if t is not None],
         )
-        for op, device in zip(step.operations, before):
+        for op, device in zip(other.operations, before):
             internals.put_on(op, device)
-        made = self.run(wanted, self.given(x, weights, {}))
-        return [made[t.ref()] for t in own], function([*values.values()])
+        more = [t for _, t, _ in pairs if t is not None]
+        made = self.run([*wanted, *more], self.given(x, weights, {}))
+        others = iter(function([*values.values()]))
+        return [
+            (unit, None, None)
+            if own is None
+            else (unit, made[own.ref()], next(others))
+            for unit, own, _ in pairs
+        ]
 
     def _place(self, traced: TracedModel) -> None:
         """Runs each layer where a step does, where that can be."""
@@ -323,6 +348,16 @@ def _given(
         known = state.get(key) or weights.get(key)
         value = variable.value if known is None else known[1]
         found[tensor.ref()] = tf.cast(value, tensor.dtype)
+    return found
+
+
+def _by_name(units: Units) -> dict[tuple[str, int], Unit]:
+    """Units by their names, and which of those with the name they are."""
+    counts: collections.Counter[str] = collections.Counter()
+    found = {}
+    for unit in units.found:
+        found[unit.name, counts[unit.name]] = unit
+        counts[unit.name] += 1
     return found
 
 

@@ -117,7 +117,7 @@ class Unit:
         found: dict[Any, tuple[str, tf.Tensor]] = {}
         for op in self.operations:
             for tensor in op.outputs:
-                if tensor.dtype in (tf.variant, tf.resource):
+                if not is_data(tensor):
                     continue
                 users = [u.name for u in tensor.consumers() if u.name in own]
                 if any(maker[u] != maker[op.name] for u in users):
@@ -250,6 +250,11 @@ class Units:
             self.draws += op.outputs
         elif unit is not None:
             self.drawing.add(unit)
+
+
+def is_data(tensor: tf.Tensor) -> bool:
+    """Whether a tensor has values, rather than a handle of something."""
+    return tensor.dtype not in (tf.variant, tf.resource)
 
 
 def is_random(kind: str) -> bool:

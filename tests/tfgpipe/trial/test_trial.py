@@ -440,7 +440,9 @@ class Block(keras.layers.Layer):
 
 
 def test_a_trial_takes_the_run_on_shapes():
-    def calls(count, trial):
+    """And one more of a mini-batch, whose rows Keras would know."""
+
+    def calls(count, trial, *, knows_rows):
         layers = [Block() for _ in range(count)]
         model = tfgpipe.GPipe(
             [*layers, keras.layers.Dense(2)], 1, 2, trial=trial
@@ -448,10 +450,14 @@ def test_a_trial_takes_the_run_on_shapes():
         model.compile("sgd", "mse")
         model.build((None, 3))
         Block.calls = 0
-        model.train_on_batch(tf.ones((6, 3)), tf.ones((6, 2)))
+        data = tf.data.Dataset.from_tensors((tf.ones((3,)), tf.ones((2,))))
+        data = data.repeat(6).batch(6, drop_remainder=knows_rows)
+        model.fit(data, shuffle=False, verbose=0)
         return Block.calls
 
-    assert calls(4, "warn") == calls(4, "off") == 4
+    assert calls(4, "warn", knows_rows=False) == 4
+    assert calls(4, "off", knows_rows=True) == 4
+    assert calls(4, "warn", knows_rows=True) == 4 + 4
 
 
 @pytest.mark.parametrize(
@@ -797,6 +803,35 @@ def test_code_that_counts_rows_in_python_is_found(number):
     with pytest.warns(UserWarning, match="'own' mixes the rows") as found:
         model.train_on_batch(x, x)
     assert len(found) == 1
+
+
+ASKING = {
+    "a mini-batch": lambda x: (x.shape[0] or 1) == 6,
+    "a micro-batch": lambda x: (x.shape[0] or 1) == 3,
+    "none": lambda x: (x.shape[0] or 1) % 3 == 0,
+    "both": lambda x: x.shape[0] is not None,
+}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", ASKING)
+def test_code_that_asks_for_a_number_of_rows_is_found(name, training):
+    layer = Own(lambda x: 2.0 * x if ASKING[name](x) else x, "outputs")
+    model = tfgpipe.GPipe(
+        [keras.Input((4, 3)), layer, keras.layers.Dense(3)], 1, 2
+    )
+    model.compile("sgd", "mse")
+    x = tf.ones((6, 4, 3))
+    run = model.train_on_batch if training else model.test_on_batch
+    is_found = name.startswith("a m")
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        run(x, x)
+    texts = [str(w.message) for w in found]
+    assert len(texts) == is_found
+    if is_found:
+        assert texts[0].startswith("Layer 'own' does something else for 6 rows")
+        assert "pass num_micro_batches=1" in texts[0]
 
 
 def test_refusal_names_the_cell():
