@@ -336,6 +336,11 @@ def is_watched(variable: keras.Variable) -> bool:
     return getattr(variable, _MADE_TRAINABLE, variable.trainable)
 
 
+def stored_dtype(variable: keras.Variable) -> tf.DType:
+    """That of its storage; `variable.dtype` is another while a layer casts."""
+    return tf.as_dtype(variable._dtype)
+
+
 def is_trained(variable: keras.Variable) -> bool:
     """Whether Keras would train the variable."""
     return variable.trainable and is_watched(variable)

@@ -90,7 +90,7 @@ class ModelScope(internals.ReadingScope):
 
     def _placeholder(self, variable: keras.Variable) -> tf.Tensor:
         with self._graph.as_default(), tf.control_dependencies(None):
-            dtype = tf.as_dtype(variable.dtype)
+            dtype = internals.stored_dtype(variable)
             return tf.compat.v1.placeholder(dtype, variable.shape)
 
     def _know(self, variable: keras.Variable) -> None:
@@ -189,7 +189,7 @@ class ModelScope(internals.ReadingScope):
         use = self._use_of.get(key)
         if use is not None:
             # As in Keras the gradient is that of the new value.
-            self._new_weights[key] = value = tf.cast(value, use.tensor.dtype)
+            self._new_weights[key] = value
             value = _with_value(use.tensor, value)
         self._assigned[key] = variable
         super().add_update((variable, value))
@@ -261,7 +261,8 @@ class InnerScope(keras.StatelessScope):
 
 
 def _with_value(weight: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    """The value, exactly, with the gradient of the weight."""
+    """The value, exactly, with the gradient and the dtype of the weight."""
+    value = tf.cast(value, weight.dtype)
     return tf.stop_gradient(value) + (weight - tf.stop_gradient(weight))
 
 
