@@ -33,8 +33,9 @@ from tfgpipe.graphs.cut import (
     Subfunction,
     sums_over_replicas,
 )
+from tfgpipe.graphs.flops import num_bytes
 from tfgpipe.graphs.gradient_sums import Replacement
-from tfgpipe.graphs.kept import fewer_kept, num_bytes
+from tfgpipe.graphs.kept import fewer_kept
 from tfgpipe.graphs.parts import Part
 
 
@@ -66,6 +67,7 @@ class CellFunctions:
             part.forward | part.backward,
             options.of_function,
             device_types[0],
+            part.backward,
         )
         self._functions: dict[Any, Any] = {}
         self.totals = sums_over_replicas(part.operations)

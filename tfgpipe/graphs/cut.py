@@ -43,6 +43,7 @@ import tensorflow as tf
 from tfgpipe import internals
 from tfgpipe.failures import stays_where_called, traced
 from tfgpipe.graphs.bundle import Bundle, as_bundle
+from tfgpipe.graphs.flops import num_bytes
 from tfgpipe.graphs.gradient_sums import add_in_order
 
 # Repeated rather than carried from one function to the next, where their
@@ -59,6 +60,14 @@ CHEAP = {
     "Shape",
     "StridedSlice",
 }
+
+
+# By parts of the names of types; and bytes that they take and make, for as many
+# rows where the number is not known.
+_PRODUCTS = ("MatMul", "Einsum", "Conv")
+_LARGE, _ROWS = 2**20, 32
+# Of a backward pass, so many of them may run side by side.
+_AT_ONCE = 3
 
 
 class WholeGraph:
@@ -89,6 +98,15 @@ class WholeGraph:
             for gradient in definition.library.gradient
         }
         self.captures = {t.ref(): outer for outer, t in graph.captures}
+
+    def is_large_product(self, name: str) -> bool:
+        """Whether an operation multiplies large matrices."""
+        op = self.operations[self.places[name]]
+        if not any(word in op.type for word in _PRODUCTS):
+            return False
+        known = [t.shape.is_fully_defined() for t in (*op.inputs, *op.outputs)]
+        size = sum(map(num_bytes, (*op.inputs, *op.outputs)))
+        return size * (1 if all(known) else _ROWS) >= _LARGE
 
     def definition_of(self, names: Collection[str]) -> Any:
         """A definition of some operations, with the functions they call."""
@@ -127,7 +145,7 @@ class GraphCutter:
 
     `own` are the names of its operations, whose side effects may be asked for.
     `options` are arguments of `tf.function` for what is cut, `device_type` such
-    as "GPU".
+    as "GPU". `gradients` are the names of those that are a backward pass.
 
     Attributes:
         operations: All operations of the graph, in order.
@@ -140,8 +158,10 @@ class GraphCutter:
         own: Collection[str],
         options: dict[str, Any],
         device_type: str,
+        gradients: Collection[str] = (),
     ):
         self._options = options
+        self._gradients = gradients
         # Among devices of that type, TensorFlow takes the one of the call.
         self._where = f"/device:{device_type}:*"
         self._whole = whole
@@ -255,6 +275,8 @@ class GraphCutter:
             node.input[:] = [
                 i for i in node.input if i[0] != "^" or i[1:] in names
             ]
+        if not names.isdisjoint(self._gradients):
+            _run_in_order(part, self._gradients, self._whole)
         add_in_order(part)
         return part
 
@@ -319,6 +341,58 @@ class GraphCutter:
         packed = list(itertools.islice(arguments, bundle.num_packed))
         with tf.device(self._where):
             return bundle.slots, bundle.unpack(packed)
+
+
+def _run_in_order(
+    part: Any, gradients: Collection[str], whole: WholeGraph
+) -> None:
+    """Has a backward pass go from layer to layer, so that little is held.
+
+    TensorFlow goes on with what became ready last: with the gradients of the
+    inputs of all layers, and then those of weights, which hold two tensors of
+    each layer until then. It also repeats at once what it can. Here
+
+        dy --> dx3 --> dw3 --> h2 again --> dx2 --> dw2 --> ...
+
+    a product of large matrices waits for the third before it, and for what
+    follows from that; and what is repeated, for the second product before the
+    first gradient that takes it. Products of small ones wait for nothing.
+    """
+    nodes = list(part.node)
+    makers = {n.name: [*map(_maker, n.input)] for n in nodes}
+    # A gradient has its place; what is repeated, that before the first of those
+    # that take it.
+    turn: dict[str, int] = {}
+    for i, node in reversed([*enumerate(nodes)]):
+        is_gradient = node.name in gradients
+        own = 2 * i + 1 if is_gradient else turn.get(node.name)
+        if own is not None:
+            turn[node.name] = own
+            for name in makers[node.name]:
+                if name in makers and name not in gradients:
+                    turn[name] = min(own - is_gradient, turn.get(name, own))
+    products: list[str] = []
+    unused: dict[str, int] = {}  # and after how many products it came
+    for node in sorted(nodes, key=lambda n: turn.get(n.name, -1)):
+        if node.name not in turn:
+            continue
+        for name in makers[node.name]:
+            unused.pop(name, None)
+        if whole.is_large_product(node.name):
+            early = len(products) + 1 - _AT_ONCE
+            before = [name for name, i in unused.items() if i <= early]
+            node.input.extend(f"^{name}" for name in before)
+            for name in before:
+                del unused[name]
+            products.append(node.name)
+        elif node.name not in gradients and len(products) >= _AT_ONCE:
+            node.input.append(f"^{products[1 - _AT_ONCE]}")
+        unused[node.name] = len(products)
+
+
+def _maker(name: str) -> str:
+    """The operation that makes a node's input."""
+    return name.lstrip("^").split(":")[0]
 
 
 def _by_themselves(

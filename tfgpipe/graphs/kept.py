@@ -43,7 +43,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe.graphs.cut import CHEAP, functions_of
-from tfgpipe.graphs.flops import num_values, operation_flops
+from tfgpipe.graphs.flops import num_bytes, operation_flops
 
 # Operations in the time in which a device reads or writes a byte: a CPU's core,
 # and an accelerator, 17 of a V100 in float32, 78 of an A100 in TF32.
@@ -94,13 +94,6 @@ def fewer_kept(
         else:
             low, kept = price, found
     return kept
-
-
-def num_bytes(tensor: tf.Tensor) -> int:
-    """Bytes of a tensor, of which unknown sizes count as 1."""
-    if tensor.dtype in (tf.variant, tf.resource):
-        return 0
-    return tensor.dtype.size * num_values(tensor)
 
 
 def _can_be_repeated(op: tf.Operation) -> bool:

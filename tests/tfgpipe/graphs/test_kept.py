@@ -12,7 +12,8 @@ from keras import layers as kl
 import tfgpipe
 from tfgpipe.cells import tracer
 from tfgpipe.graphs import kept
-from tfgpipe.graphs.kept import fewer_kept, num_bytes
+from tfgpipe.graphs.flops import num_bytes
+from tfgpipe.graphs.kept import fewer_kept
 
 SIZES = (1, 2, 4, 8)
 

@@ -1,5 +1,7 @@
 """Functions cut out of a traced graph."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -267,6 +269,51 @@ def test_random_numbers_of_a_seed_are_the_same_wherever_they_are_cut():
     np.testing.assert_array_equal(
         run(part, lambda: {seed.ref(): value})[0], expected
     )
+
+
+def before(name, nodes):
+    """The names of what runs before an operation of a function."""
+    found, waiting = set(), [name]
+    while waiting:
+        for text in nodes[waiting.pop()].input:
+            one = text.lstrip("^").split(":")[0]
+            if one in nodes and one not in found:
+                found.add(one)
+                waiting.append(one)
+    return found
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("rows", [1024, None, 4])
+def test_backward_pass_goes_from_layer_to_layer(rows, keeps):
+    """Where matrices are large: at most three products run side by side."""
+    hidden, forward = [], set()
+
+    def function(x, *weights):
+        for weight in weights:
+            hidden.append(tf.tanh((hidden[-1] if hidden else x) @ weight))
+        operations = tf.compat.v1.get_default_graph().get_operations()
+        forward.update(op.name for op in operations)
+        return tf.gradients(hidden[-1], [x, *weights])
+
+    specs = [tf.TensorSpec([rows, 128])] + 6 * [tf.TensorSpec([128, 128])]
+    graph, given, gradients = traced(function, *specs)
+    names = {op.name for op in graph.get_operations()}
+    cutter = GraphCutter(
+        WholeGraph(graph), names, {"autograph": False}, "CPU", names - forward
+    )
+    part = cutter.function([*given, *(hidden if keeps else ())], gradients)
+    (inner,) = part._call._function.graph.as_graph_def().library.function
+    nodes = {node.name: node for node in inner.node_def}
+    products = [name for name in nodes if nodes[name].op == "MatMul"]
+    assert len(products) == (12 if keeps else 18)
+    earlier = {name: before(name, nodes) for name in products}
+    at_once = [
+        group
+        for group in itertools.combinations(products, 4)
+        if not any(a in earlier[b] for a, b in itertools.permutations(group, 2))
+    ]
+    assert bool(at_once) == (rows == 4)
 
 
 def test_sums_are_added_in_order_whatever_memory_is_free():
