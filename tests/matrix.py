@@ -47,7 +47,7 @@ def arguments(k, m, schedule, remat):
         rules = ("never", "always", "except_last")
         found["remat"] = {i: rules[i % 3] for i in range(0, k, 2)}
     found["schedule"] = schedule
-    if schedule == "interleaved":
+    if schedule in ("interleaved", "breadth_first"):
         count = k // 2 if k % 2 == 0 else 1
         found["devices"] = names(count)
     if k == 1:  # all layers in one cell

@@ -19,7 +19,7 @@ from tfgpipe.checks import (
     is_amount,
 )
 from tfgpipe.costs import Placed, layer_sizes, slot_bytes_of
-from tfgpipe.devices import CellDevices
+from tfgpipe.devices import CellDevices, names
 from tfgpipe.partition import partition
 from tfgpipe.profiles import Profile, kept_in_row
 from tfgpipe.schedules import (
@@ -72,6 +72,7 @@ class Arguments:
         costs: Any = "flops",
         replicas: Sequence[Sequence[str]] | None = None,
         trial: str = "warn",
+        weights_on: Any = "devices",
     ):
         self.source = source_of(layers)
         self._problems = [*self.source.problems]  # the source may be used again
@@ -125,6 +126,15 @@ class Arguments:
                     "skip_nonfinite=True, too."
                 )
         self.trial = self._choice("trial", trial, TRIALS) or "warn"
+        self.weights_on = names.name_of(weights_on)
+        is_place = self.weights_on in ("devices", "host")
+        self._store = names.resolve_device(self.weights_on)
+        if not is_place and self._store is None:
+            self._problems.append(
+                "`weights_on` must be 'devices', 'host', or a device that "
+                f"TensorFlow lists: {names.all_devices()}. Received: "
+                f"weights_on={weights_on!r}."
+            )
         self._check_cut(is_known, is_default=num_partitions is None)
         if self._problems:
             raise ValueError("\n".join(self._problems))
@@ -142,6 +152,13 @@ class Arguments:
         self.grid = [tuple(row[d] for d in places) for row in rows]
         self.devices = [row[d] for row in rows for d in sorted({*places})]
         self.num_replicas = len(self.grid)
+        if self.weights_on != "devices" and names.only_compiles(self.devices):
+            raise ValueError(
+                "`weights_on` must be 'devices' where XLA compiles all that a "
+                f"device runs. Received: weights_on={weights_on!r} and the "
+                f"devices {self.devices}. Leave it out; to hold less, see "
+                "docs/out_of_memory.md."
+            )
         self.check_supported()
 
     def check_supported(self) -> None:
@@ -149,6 +166,12 @@ class Arguments:
         check_supported(
             self.source.layers, self.num_micro_batches, self.num_replicas
         )
+
+    def stores_of(self, devices: Sequence[str]) -> list[str] | None:
+        """Where the weights of a cell are; None for on its devices."""
+        if self.weights_on == "devices":
+            return None
+        return [self._store or names.host_of(device) for device in devices]
 
     def check_training(self) -> None:
         """Refuses a schedule that has forward tasks only."""
@@ -179,6 +202,7 @@ class Arguments:
             "skip_nonfinite": self.skip_nonfinite,
             "skip_outliers": self.skip_outliers,
             "trial": self.trial,
+            "weights_on": self.weights_on,
         }
 
     def remat_by_cell(self) -> Remat:

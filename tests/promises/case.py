@@ -80,6 +80,7 @@ class Case:
         num_replicas: R.
         schedule: Its name.
         remat: Name of the rule, or "mixed" for another one a cell.
+        weights_on: Where the pipelines have their weights.
         remat_groups: Groups a cell.
         other_partitions: K of the second pipeline.
         other_remat: Rule of the second pipeline.
@@ -128,6 +129,7 @@ class Case:
     num_replicas: int = 1
     schedule: str = "gpipe"
     remat: str = "except_last"
+    weights_on: str = "devices"
     remat_groups: int = 1
     other_partitions: int = 1
     other_remat: str = "except_last"

@@ -126,13 +126,14 @@ def pipeline(
         "schedule": schedule,
         "remat": remat,
         "remat_groups": case.remat_groups,
+        "weights_on": case.weights_on,
         "skip_nonfinite": case.bad_row is not None,
     }
     if remat == "mixed":
         arguments["remat"] = {
             k: RULES[k % len(RULES)] for k in range(num_partitions)
         }
-    if schedule == "interleaved" and case.num_replicas == 1:
+    if CHUNKS[schedule] is None and case.num_replicas == 1:
         count = num_devices(num_partitions, schedule)
         arguments["devices"] = names(count)
     found = layers(case, explicit)

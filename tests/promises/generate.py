@@ -84,6 +84,8 @@ def generate(
     found["jit_compile"] = found["then"] != "eager" and rng.random() < 0.03
     if found["remat"] in SHARED and rng.random() < 0.4:
         found["remat"] = rng.choice(SHARES)
+    if rng.random() < 0.2:
+        found["weights_on"] = "host"
     return Case(**found)
 
 

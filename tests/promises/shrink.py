@@ -35,6 +35,7 @@ SIMPLEST: tuple[tuple[dict[str, Any], ...], ...] = (
     ({"num_partitions": 1}, {"num_partitions": 2}),
     ({"other_partitions": 1}, {"other_partitions": 2}),
     ({"remat": "except_last"},),
+    ({"weights_on": "devices"},),
     ({"other_remat": "except_last"},),
     ({"epochs": 1},),
     ({"rows": 6, "batch_size": 6},),

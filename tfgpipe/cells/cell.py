@@ -23,7 +23,8 @@ class Cell:
         steps: What it has of the model: `SectionCall`s, see `outline.py`.
         sequence: The layer of each.
         device: The first of them, which has the variables that are not trained.
-            `run/pipeline.py` shares out the others.
+        stores: The devices among which the others are shared out: the same, or
+            those from which they are sent.
         called: What was called in it, in order, when the model was traced
             last: `failures.py` names them.
         traced_as: The cells whose names stand in this cell's operations: its
@@ -36,6 +37,7 @@ class Cell:
         steps: Sequence[Any],
         devices: Sequence[str],
         number: int | None = None,
+        stores: Sequence[str] | None = None,
     ):
         self.index = index
         self.number = index if number is None else number
@@ -46,6 +48,12 @@ class Cell:
         self._told: set[str] = set()
         self.devices = tuple(devices)
         self.device = self.devices[0]
+        self.stores = self.devices if stores is None else tuple(stores)
+
+    @property
+    def is_stored_elsewhere(self) -> bool:
+        """Whether weights are sent to its devices when they are needed."""
+        return self.stores is not self.devices
 
     @property
     def weights_by_layer(self) -> list[list[keras.Variable]]:
@@ -79,6 +87,7 @@ class Cell:
     def part(self, index: int) -> Cell:
         """A cell of its own, in the same place, for a part of what it runs."""
         part = Cell(index, [], self.devices, self.number)
+        part.stores = self.stores if self.is_stored_elsewhere else part.devices
         part._told = self._told
         return part
 

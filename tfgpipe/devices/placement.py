@@ -259,7 +259,7 @@ def place_variables(
 ) -> None:
     """Puts each variable onto its device.
 
-    The trainable ones of a cell are shared out among its devices. What cells
+    The trainable ones of a cell are shared out among its stores. What cells
     share belongs to the first of them. Each is created by itself, so that no
     more than one is in memory twice, and in the order in which it was made.
 
@@ -278,7 +278,7 @@ def place_variables(
 
     for cell in cells:
         weights = new(v for layer in cell.weights_by_layer for v in layer)
-        for device, own in _shared_out(weights, cell.devices).items():
+        for device, own in _shared_out(weights, cell.stores).items():
             found += [(variable, device) for variable in own]
         found += [(variable, cell.device) for variable in new(cell.state)]
     found += [(variable, cells[0].device) for variable in new(others)]
@@ -315,11 +315,19 @@ def settle_layers(
         for step in cell.steps:
             for part in (step.operation, *internals.flat_layers(step.layer)):
                 _set_home(part, cell.device)
+    sent = {
+        id(weight): cell.device
+        for cell in cells
+        if cell.is_stored_elsewhere
+        for own in cell.weights_by_layer
+        for weight in own
+    }
     for layer in layers:
         for part in internals.flat_layers(layer):
             held: collections.Counter[str] = collections.Counter()
             for weight in part.weights:
-                held[weight.value.device] += num_bytes(weight)
+                device = sent.get(id(weight), weight.value.device)
+                held[device] += num_bytes(weight)
             if held:
                 _set_home(part, max(held, key=held.__getitem__))
             if isinstance(part, keras.Model):

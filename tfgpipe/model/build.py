@@ -169,7 +169,8 @@ def _cells(arguments: Arguments, costs: Sequence[float]) -> Iterator[Cell]:
         own = costs[start : start + count]
         for size in partition(own, arguments.remat_groups):
             steps = source.steps[start : start + size]
-            yield Cell(index, steps, devices, k)
+            stores = arguments.stores_of(devices)
+            yield Cell(index, steps, devices, k, stores)
             start += size
             index += 1
 

@@ -125,12 +125,13 @@ class GPipe(Saving, Rehearsals):
         layers_per_cell: How many layers each cell has. By default the cells
             are balanced by cost.
         schedule: The order of the tasks on each device: "gpipe", "1f1b",
-            "interleaved", "zero_bubble", "zero_bubble_2p", "zero_bubble_v",
-            "v_half", "v_min", "dualpipe_v", a `Schedule`, or "auto" for the
-            shortest found for `costs`, which must be a profile then. Under
-            "interleaved", K is a multiple of the number of devices D, and cell
-            k is on device k modulo D. Under those with a v, K is 2 D, and cell
-            k is on device k, or 2 D - 1 - k from k = D on.
+            "interleaved", "breadth_first", "zero_bubble", "zero_bubble_2p",
+            "zero_bubble_v", "v_half", "v_min", "dualpipe_v", a `Schedule`, or
+            "auto" for the shortest found for `costs`, which must be a profile
+            then. Under "interleaved" and "breadth_first", K is a multiple of
+            the number of devices D, and cell k is on device k modulo D. Under
+            those with a v, K is 2 D, and cell k is on device k, or 2 D - 1 - k
+            from k = D on.
         remat: Which micro-batches the backward pass computes again instead of
             keeping their activations: "always", "never", or "except_last", all
             but the one whose backward pass comes first. Or a number between 0
@@ -163,6 +164,11 @@ class GPipe(Saving, Rehearsals):
             its micro-batches, which is tried before the first step: "warn",
             "error", or "off", which says nothing. Layers are tried all the
             same: it tells which slices of sparse gradients belong to rows.
+        weights_on: Where weights that are trained are, with what the optimizer
+            keeps of them and its update: on the "devices" of their cells; on
+            the "host", in its memory; or the name of a device. They are sent to
+            a cell's device before a task that needs them, which holds those of
+            two cells at most; sums of gradients go back. Not for TPUs.
         name: Name of the model.
 
     Raises:
@@ -197,6 +203,7 @@ class GPipe(Saving, Rehearsals):
         skip_outliers: float | None = None,
         costs: str | Profile | Sequence[float] = "flops",
         trial: str = "warn",
+        weights_on: str | tf.config.LogicalDevice = "devices",
         name: str | None = None,
         **kwargs: Any,
     ):
@@ -217,6 +224,7 @@ class GPipe(Saving, Rehearsals):
             costs,
             None if strategy is None else strategy.devices,
             trial,
+            weights_on,
         )
         for own in ("call", "__call__"):
             if getattr(type(self), own) is not getattr(GPipe, own):

@@ -75,6 +75,7 @@ def load_model(
     skip_nonfinite: bool | None = None,
     skip_outliers: float | str | None = "saved",
     trial: str | None = None,
+    weights_on: str | None = None,
     **kwargs: Any,
 ) -> Any:
     """Loads what `model.save("model.keras")` wrote.
@@ -100,6 +101,7 @@ def load_model(
             Defaults to "saved": what was saved.
         trial: What happens where a layer differs in micro-batches. Defaults to
             what was saved.
+        weights_on: "devices", "host", or a device. Defaults to what was saved.
         **kwargs: Other arguments of `keras.saving.load_model`:
             `custom_objects`, `compile`, `safe_mode`.
 
@@ -140,6 +142,7 @@ def load_model(
         "layers_per_cell": layers_per_cell,
         "skip_nonfinite": skip_nonfinite,
         "trial": trial,
+        "weights_on": weights_on,
     }
     changes = {k: v for k, v in changes.items() if v is not None}
     if not (isinstance(gradient_dtype, str) and gradient_dtype == "saved"):

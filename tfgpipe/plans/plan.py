@@ -39,7 +39,7 @@ from tfgpipe.plans.workload import (
     seconds_by_flops,
 )
 from tfgpipe.profiles import LayerSeconds, Profile
-from tfgpipe.schedules import SCHEDULES, Remat, devices_for
+from tfgpipe.schedules import CHUNKS, SCHEDULES, Remat, devices_for
 from tfgpipe.sequence import inputs as inputs_lib
 from tfgpipe.sequence import source_of, too_many_cells
 
@@ -101,7 +101,7 @@ class Plan:
         self._check_scope(setting.num_replicas)
         found = setting.arguments
         # By itself, `GPipe` takes the first K accelerators, or all.
-        is_needed = self.names_are_given or setting.schedule == "interleaved"
+        is_needed = self.names_are_given or CHUNKS[setting.schedule] is None
         if is_needed and setting.num_replicas == 1:
             found["devices"] = list(self.device_names[: setting.num_devices])
         return found

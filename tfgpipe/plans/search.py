@@ -33,9 +33,11 @@ from tfgpipe.plans.prediction import Prediction, Setting, memory, predict
 from tfgpipe.plans.workload import CellNeeds, Machine, Workload
 from tfgpipe.schedules import CHUNKS, CellFacts, Rule
 
+# "breadth_first" is as fast as "interleaved" and holds more.
 _SHAPES = [
     (name, chunks)
     for name, own in CHUNKS.items()
+    if name != "breadth_first"
     for chunks in ((2, 4) if own is None else (own,))
 ]
 

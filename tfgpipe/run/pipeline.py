@@ -21,7 +21,11 @@ kept is by cell and micro-batch, the sums of gradients by cell and replica.
 
 Weights have their values of one mini-batch. A variable has one owner among the
 devices of its cell's column: one a replica. It is read once, there, and sent to
-the others; what a cell only casts is cast before that.
+the others; what a cell only casts is cast before that. If weights are on the
+host, they are read and sent again where a device comes back to a cell:
+
+    host       w0 -------> w2 ----------> w0 ...      w2 is sent after the first
+    device     F0 of cell 0, F1, F2 | F0 of cell 2    F2 has begun
 """
 
 from __future__ import annotations
@@ -84,7 +88,8 @@ class Pipeline:
             batch.micro_batches,
             batch.synchronizes,
         )
-        self._flow = TaskFlow(batch, tasks, Weights(batch, tasks), self.state)
+        weights = Weights(batch, tasks, self.chain)
+        self._flow = TaskFlow(batch, tasks, weights, self.state)
         self._left = collections.deque(program.turns)
 
     def forward(self) -> None:
@@ -137,7 +142,7 @@ class Pipeline:
         trained = self._batch.trained(self.tasks)
         return gradient_sums.of_variables(
             (
-                self._batch.cells[k].device,
+                self._batch.cells[k].stores[0],
                 [use.variable for use in self.tasks[k].part.uses],
                 [self._flow.sums(k, r) for r in self._batch.replicas.busy],
             )
@@ -249,55 +254,76 @@ class TaskFlow:
         return awaited, summed(*given, sums, m), take
 
     def sums(self, k: int, r: int) -> list[Gradient]:
-        """What cell k has added up in replica r."""
-        with tf.device(self._replicas.device_in(r, k)):
+        """What cell k has added up in replica r, where its weights are."""
+        cell = self._batch.cells[k]
+        device = self._replicas.device_in(r, k)
+        if cell.is_stored_elsewhere:
+            device = cell.stores[cell.devices.index(device)]
+        with tf.device(device):
             return self._tasks[k].unpack_sums(self._sums[k, r])
 
 
 class Weights:
     """The values of all cells' weights, on every device that needs them.
 
-    What a cell only casts, for every micro-batch, is cast once here.
+    What a cell only casts, for every micro-batch, is cast once here. A device
+    that has weights of elsewhere holds those of two cells.
     """
 
-    def __init__(self, batch: MiniBatch, tasks: Sequence[CellTasks]):
+    def __init__(
+        self, batch: MiniBatch, tasks: Sequence[CellTasks], chain: Chain
+    ):
         self._tasks = tasks
+        self._cells = batch.cells
+        self._chain = chain
+        # What layers assign has its old value to the end.
+        self._assigned = {id(v) for v, _ in batch.traced.new_state}
         self._read: dict[tuple[int, Any], tf.Tensor] = {}
-        self._values = [
-            [
-                self._value(use.variable, dtype)
-                for use, dtype in zip(own.part.uses, own.weight_dtypes)
-            ]
-            for own in tasks
-        ]
-        self._packed: dict[tuple[int, str], Any] = {}  # (cell, device)
-
-    def _value(self, variable: keras.Variable, dtype: Any) -> tf.Tensor:
-        """The value in a dtype, on the variable's device; once for all uses."""
-        key = id(variable), dtype
-        if key not in self._read:
-            with tf.device(variable.value.device):
-                value = placement.read_variable(variable)
-                self._read[key] = tf.cast(value, dtype)
-        return self._read[key]
+        self._held: dict[str, dict[int, Any]] = {}  # by device and cell
+        # By device, what ran there before the last task.
+        self._before_last: dict[str, Any] = {}
 
     def packed(self, k: int, device: str) -> Any:
-        """The weights of cell k on a device, as its tasks take them."""
-        if (k, device) not in self._packed:
-            uses = self._tasks[k].part.uses
-            # Sent when the step begins, not when they are used first.
-            with tf.control_dependencies(None), tf.device(device):
-                values = [
-                    self._sent(use.variable, value, device)
-                    for use, value in zip(uses, self._values[k])
-                ]
-                self._packed[k, device] = self._tasks[k].pack_weights(values)
-        return self._packed[k, device]
+        """The weights of cell k on a device, as its next task takes them."""
+        held = self._held.setdefault(device, {})
+        before_last = self._before_last.get(device)
+        self._before_last[device] = self._chain.last_op.get(device)
+        if k in held:
+            held[k] = held.pop(k)  # the last one used
+            return held[k]
+        ready = []
+        if self._cells[k].is_stored_elsewhere:
+            if len(held) > 1:
+                del held[next(iter(held))]
+            ready = [] if before_last is None else [before_last]
+            self._read = {
+                key: value
+                for key, value in self._read.items()
+                if key[0] in self._assigned
+            }
+        # Otherwise sent when the step begins, not when they are used first.
+        with tf.control_dependencies(None), tf.control_dependencies(ready):
+            values = [
+                self._sent(use.variable, dtype, device)
+                for use, dtype in zip(
+                    self._tasks[k].part.uses, self._tasks[k].weight_dtypes
+                )
+            ]
+        with tf.control_dependencies(None), tf.device(device):
+            held[k] = self._tasks[k].pack_weights(values)
+        return held[k]
 
     def _sent(
-        self, variable: keras.Variable, value: tf.Tensor, device: str
+        self, variable: keras.Variable, dtype: Any, device: str
     ) -> tf.Tensor:
-        """A value on the current device, which has this name."""
-        if names.same_device(variable.value.device, device):
-            return value
-        return tf.identity(value)
+        """A value in a dtype on a device."""
+        home = variable.value.device
+        key = id(variable), dtype
+        if key not in self._read:
+            with tf.device(home):
+                value = placement.read_variable(variable)
+                self._read[key] = tf.cast(value, dtype)
+        if names.same_device(home, device):
+            return self._read[key]
+        with tf.device(device):
+            return tf.identity(self._read[key])

@@ -88,7 +88,10 @@ class Phase:
             graph = TriedGraph(
                 self.call,
                 specs,
-                [host if self._tries_all else own.device for own in self.cells],
+                [
+                    host if self._tries_all else own.stores[0]
+                    for own in self.cells
+                ],
                 differentiates_all=self._tries_all,
                 **options,
             )

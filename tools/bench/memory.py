@@ -36,10 +36,10 @@ FLAGS = new_flags(rounds=1)
 define_choices(
     FLAGS,
     "table",
-    ["largest", "layers", "schedules", "loading"],
-    ["largest", "layers", "schedules", "loading"],
+    ["largest", "layers", "schedules", "loading", "host"],
+    ["largest", "layers", "schedules", "loading", "host"],
     "The largest model; activations of one model; those of schedules; a preset "
-    "of KerasHub that is loaded.",
+    "of KerasHub that is loaded; weights on the host.",
 )
 define_numbers(FLAGS, "k", [1, 2, 4, 8], "Accelerators of the pipelines.")
 define_choices(
@@ -67,6 +67,9 @@ for _name, _default, _meaning in (
     ("heads", Size().num_heads, "Of the attention."),
     ("sequence", Size().sequence, "Positions in an example."),
     ("batch_size", Size().batch_size, "Examples in a mini-batch."),
+    ("host_k", 2, "Accelerators for table `host`."),
+    ("host_layers", 38, "Layers for it, each a cell: a multiple of --host_k."),
+    ("host_width", 768, "Units of a layer of it, a multiple of 8."),
     ("preset_units", 1024, "Of the preset of table `loading`."),
     ("preset_layers", 8, "Of it."),
 ):
@@ -126,6 +129,17 @@ _SCHEDULES = [
     Column("activations_mib_ratio", "/ first", ".2f"),
     Column("by_device", "activations by accelerator"),
 ]
+_HOST = [
+    Column("weights_on", "weights on"),
+    Column("schedule", "schedule"),
+    Column("k", "K"),
+    Column("layers", "L"),
+    Column("parameters", "parameters", ",d"),
+    Column("total_mib", "weights and slots MiB", ".0f"),
+    Column("held_mib", "held MiB", ".1f"),
+    Column("above_mib", "peak above", ".1f"),
+    Column("fits", "fits"),
+]
 _LOADING = [
     Column("method", "method"),
     Column("total", "variables MiB", ".0f"),
@@ -146,6 +160,7 @@ def run(values: flags.FlagValues, report: Report) -> None:
         "layers": _same_layers,
         "schedules": _schedules,
         "loading": _loading,
+        "host": _host,
     }
     for name in dict.fromkeys(values.table):
         table = makers[name](values, size, report)
@@ -163,6 +178,12 @@ def _size(values: flags.FlagValues) -> Size:
         raise BadFlags(
             "--m and --schedule_m must be at most --batch_size, "
             f"{values.batch_size}. Received: {most}."
+        )
+    if values.host_width % 8 or values.host_layers % values.host_k:
+        raise BadFlags(
+            "--host_width must be a multiple of 8, and --host_layers of "
+            f"--host_k. Received: --host_width={values.host_width}, "
+            f"--host_layers={values.host_layers} and --host_k={values.host_k}."
         )
     if max(values.k) > values.layers and "layers" in values.table:
         raise BadFlags(
@@ -305,6 +326,60 @@ def _schedules(values: flags.FlagValues, size: Size, report: Report) -> Table:
         row["by_device"] = " ".join(
             f"{u.activations:.1f}" for u in outcome.uses
         )
+        table.rows.append(row)
+    return table
+
+
+# ------------------------------------------------------------------- the host
+def _host(values: flags.FlagValues, size: Size, report: Report) -> Table:
+    size = size._replace(
+        width=values.host_width,
+        num_heads=8,
+        sequence=32,
+        batch_size=16,
+    )
+    table = report.add(
+        Table(
+            "host",
+            f"Weights and slots on the host, {values.limit_mib} MiB an "
+            f"accelerator. {_about(size)}",
+            _HOST,
+            notes=["peak above: in a step, above what it rests at"],
+        )
+    )
+    k, layers = values.host_k, values.host_layers
+    on_host = Job(
+        size,
+        layers,
+        k,
+        4,
+        "breadth_first",
+        "always",
+        values.limit_mib,
+        layers // k,
+        num_steps=values.rounds,
+        is_on_host=True,
+    )
+    on_devices = on_host._replace(is_on_host=False)
+    few = on_devices._replace(num_layers=k, chunks=1)
+    copies = 3 if size.optimizer == "adam" else 1
+    for job in progress([few, on_devices, on_host], "memory"):
+        outcome = memory_trial.run(job)
+        row = {
+            "weights_on": "host" if job.is_on_host else "devices",
+            "schedule": job.schedule,
+            "k": job.k * job.chunks,
+            "layers": job.num_layers,
+            "fits": "yes" if outcome.fits else f"no: {outcome.why}",
+        }
+        if outcome.fits:
+            row |= {
+                "parameters": outcome.num_parameters,
+                "total_mib": copies * 4 * outcome.num_parameters / 2**20,
+                "held_mib": outcome.most("held"),
+                "above_mib": outcome.most("gradients")
+                + outcome.most("activations"),
+            }
         table.rows.append(row)
     return table
 

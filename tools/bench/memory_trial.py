@@ -21,6 +21,7 @@ from tools.bench.memory_worker import Accelerators, Memory
 _MIB = 2**20
 _DIES_SECONDS = 10.0
 _VOCABULARY = 256
+_HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 
 class Size(NamedTuple):
@@ -61,6 +62,8 @@ class Job(NamedTuple):
         chunks: Cells of an accelerator.
         remat_groups: As in `tfgpipe.GPipe`.
         num_steps: Steps whose peak is measured, after two others.
+        is_on_host: Whether weights and slots are in the memory of the process
+            that trains.
     """
 
     size: Size
@@ -73,6 +76,7 @@ class Job(NamedTuple):
     chunks: int = 1
     remat_groups: int = 1
     num_steps: int = 1
+    is_on_host: bool = False
 
 
 class Use(NamedTuple):
@@ -260,6 +264,7 @@ def _model(job: Job) -> tuple[Any, Callable[[], Any]]:
             schedule=job.schedule,
             remat=job.remat,
             remat_groups=job.remat_groups,
+            weights_on=_HOST if job.is_on_host else "devices",
         )
     model.compile(optimizer, "mse", jit_compile=False)
     shape = (size.batch_size, size.sequence)

@@ -17,6 +17,7 @@ from tfgpipe.schedules.orders.halves import (
     zero_bubble_v,
 )
 from tfgpipe.schedules.orders.whole_backward import (
+    breadth_first,
     gpipe,
     interleaved,
     one_forward_one_backward,
@@ -27,6 +28,7 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "gpipe": gpipe,
     "1f1b": one_forward_one_backward,
     "interleaved": interleaved,
+    "breadth_first": breadth_first,
     "zero_bubble": zero_bubble,
     "zero_bubble_2p": zero_bubble_2p,
     "zero_bubble_v": zero_bubble_v,
@@ -42,6 +44,7 @@ CHUNKS: dict[str, int | None] = {
     "gpipe": 1,
     "1f1b": 1,
     "interleaved": None,
+    "breadth_first": None,
     "zero_bubble": 1,
     "zero_bubble_2p": 1,
     "zero_bubble_v": 2,

@@ -179,8 +179,8 @@ def _named(work: UnequalCells) -> Iterator[Schedule]:
     for name, own in CHUNKS.items():
         if own not in (None, chunks):
             continue
-        if name == "interleaved" and chunks == 1:
-            continue  # which is "1f1b" then
+        if own is None and chunks == 1:
+            continue  # which is "1f1b" then, or "gpipe"
         if list(devices_of_cells(name, num_devices, chunks)) == work.devices:
             yield SCHEDULES[name](*shape)
             if work.link and name in WITH_LINKS:

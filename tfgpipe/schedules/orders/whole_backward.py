@@ -1,4 +1,4 @@
-"""The schedules "gpipe", "1f1b" and "interleaved": backward passes are whole.
+"""The schedules whose backward passes are whole.
 
 All forward, then all backward; or backward as soon as possible.
 
@@ -42,6 +42,41 @@ def gpipe(
         + [Task("backward", k, m) for m in reversed(micro_batches)]
         for k in range(num_devices)
     )
+
+
+def breadth_first(
+    num_devices: int, num_micro_batches: int, num_chunks: int = 1
+) -> Schedule:
+    """As `gpipe`, with several cells on each device, one after the other.
+
+    A device runs all micro-batches through a cell before it goes on to its
+    next one: weights that are elsewhere are sent to it twice a mini-batch.
+
+    Args:
+        num_devices: D, at least 1.
+        num_micro_batches: M, at least 1.
+        num_chunks: V, the cells of a device; cell c is on device c mod D.
+
+    Example:
+
+    >>> [f"{kind[0]}{c}.{m}" for kind, c, m in breadth_first(2, 2, 2).tasks[0]]
+    ['f0.0', 'f0.1', 'f2.0', 'f2.1', 'b2.1', 'b2.0', 'b0.1', 'b0.0']
+
+    Reference: [Lamy-Poirier, 2022](https://arxiv.org/abs/2211.05953)
+    """
+    num_devices, num_micro_batches, num_chunks = checked_shape(
+        num_devices, num_micro_batches, num_chunks, None
+    )
+    tasks = []
+    for d in range(num_devices):
+        own = [
+            Task("forward", v * num_devices + d, m)
+            for v in range(num_chunks)
+            for m in range(num_micro_batches)
+        ]
+        back = [task._replace(kind="backward") for task in reversed(own)]
+        tasks.append(own + back)
+    return Schedule(tasks)
 
 
 def _group_sizes(

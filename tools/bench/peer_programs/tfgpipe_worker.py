@@ -25,6 +25,7 @@ import tensorflow as tf
 
 import tfgpipe
 from tfgpipe.devices import local
+from tfgpipe.schedules import rule_of
 from tools import devices
 from tools.bench.models import ConvolutionBlock, TransformerBlock
 from tools.bench.peer_programs import protocol, tensorflow_block, work
@@ -84,7 +85,7 @@ def build(order: protocol.Order) -> tuple[tfgpipe.GPipe, np.ndarray]:
     """The pipeline, compiled, and its inputs."""
     x = work.inputs(order.work, order.m)
     made, options = layers(order), order.options
-    remat = options.get("remat", "except_last") if order.remat else "never"
+    rule = options.get("remat", "except_last") if order.remat else "never"
     # Two cells a device, as the peers have.
     chunks = 2 if order.schedule == "interleaved" and order.k > 1 else 1
     cuts = work.cuts(order.work, order.k * chunks)
@@ -95,7 +96,7 @@ def build(order: protocol.Order) -> tuple[tfgpipe.GPipe, np.ndarray]:
         devices=devices.cpu_names(order.k),
         layers_per_cell=[stop - start for start, stop in cuts],
         schedule=order.schedule,
-        remat=remat,
+        remat=rule_of(rule),
         remat_groups=int(options.get("remat_groups", 1)),
     )
     for layer, values in zip(made, weights(order.work)):

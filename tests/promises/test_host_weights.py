@@ -1,0 +1,210 @@
+"""Weights on the host: the bits of a pipeline that has them on its devices."""
+
+import collections
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from device_names import names
+from graphs import step_graph
+from keras import layers as kl
+from kinds import KINDS
+from matrix import arguments
+from test_transparency import optimizers, train
+
+import tfgpipe
+from tfgpipe.devices.names import same_device
+from tfgpipe.schedules import CHUNKS
+
+HOST = "CPU:0"
+QUICK = ("tied", "norm")
+
+
+def dealt():
+    """Each kind with a schedule; each schedule with some kind."""
+    schedules = [name for name in CHUNKS if name != "gpipe"]
+    for i, kind in enumerate(sorted(KINDS)):
+        schedule = schedules[i % len(schedules)]
+        marks = [] if i % 7 == 0 else pytest.mark.slow
+        yield pytest.param(kind, schedule, marks=marks)
+
+
+def values(kind, schedule, weights_on):
+    k = 2 if CHUNKS[schedule] == 1 else 4
+    model, history, _ = train(
+        KINDS[kind],
+        lambda layers: tfgpipe.GPipe(
+            layers,
+            **arguments(k, 3, schedule, "except_last"),
+            weights_on=weights_on,
+        ),
+        optimizers("momentum"),
+        epochs=1,
+    )
+    return [*history.values(), *(w.numpy() for w in model.weights)]
+
+
+@pytest.mark.parametrize(("kind", "schedule"), [*dealt()])
+def test_bits_are_those_of_weights_on_devices(kind, schedule):
+    expected = values(kind, schedule, "devices")
+    found = values(kind, schedule, "host")
+    for a, b in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def compiled(weights_on="host", schedule="breadth_first", chunks=3, **kwargs):
+    """Two devices, of which none is the host."""
+    keras.utils.set_random_seed(1)
+    layers = [keras.Input((8,))]
+    layers += [kl.Dense(8, "tanh", name=f"d{i}") for i in range(2 * chunks)]
+    model = tfgpipe.GPipe(
+        [*layers, kl.BatchNormalization()],
+        2 * chunks,
+        4,
+        devices=names(3)[1:],
+        schedule=schedule,
+        weights_on=weights_on,
+        **kwargs,
+    )
+    model.compile(keras.optimizers.Adam(0.01, global_clipnorm=1.0), "mse")
+    return model
+
+
+def data(rows=12):
+    x = np.random.default_rng(0).standard_normal((rows, 8)).astype("float32")
+    return x, x[:, ::-1].copy()
+
+
+def test_weights_and_slots_are_on_the_host_and_nothing_else():
+    model = compiled()
+    model.fit(*data(), verbose=0)
+    slots = [v for v in model.optimizer.variables if len(v.shape)]
+    assert len(slots) == 2 * len(model.trainable_variables)
+    for variable in (*model.trainable_variables, *slots):
+        assert same_device(variable.value.device, HOST)
+    for variable in model.non_trainable_variables:
+        assert not same_device(variable.value.device, HOST)
+
+
+@pytest.mark.parametrize("name", [HOST, names(3)[2]])
+def test_weights_may_be_on_any_device(name):
+    model = compiled(name)
+    model.fit(*data(), verbose=0)
+    for variable in model.trainable_variables:
+        assert same_device(variable.value.device, name)
+
+
+def test_training_goes_on_elsewhere(tmp_path):
+    """From the host to the devices, by a file; and by `evaluate` and others."""
+    plain, model = compiled("devices"), compiled("host")
+    for one in (plain, model):
+        one.fit(*data(), verbose=0)
+    model.save(tmp_path / "model.keras")
+    same = tfgpipe.load_model(tmp_path / "model.keras")
+    other = tfgpipe.load_model(tmp_path / "model.keras", weights_on="devices")
+    assert same_device(same.trainable_variables[0].value.device, HOST)
+    assert not same_device(other.trainable_variables[0].value.device, HOST)
+    for one in (plain, model, same, other):
+        one.fit(*data(), verbose=0)
+        np.testing.assert_array_equal(
+            one.evaluate(*data(7), verbose=0),
+            plain.evaluate(*data(7), verbose=0),
+        )
+        np.testing.assert_array_equal(
+            one.predict(data(7)[0], verbose=0),
+            plain.predict(data(7)[0], verbose=0),
+        )
+
+
+def test_replicas_share_the_host():
+    found = []
+    for weights_on in ("devices", "host"):
+        keras.utils.set_random_seed(2)
+        with tfgpipe.PipelineStrategy(2, 2).scope():
+            model = tfgpipe.GPipe(
+                [keras.Input((8,)), kl.Dense(8, "tanh"), kl.Dense(8)],
+                num_micro_batches=2,
+                weights_on=weights_on,
+            )
+            model.compile("adam", "mse")
+        history = model.fit(*data(), batch_size=12, epochs=2, verbose=0)
+        found.append([*model.get_weights(), history.history["loss"]])
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "most"),
+    [
+        # The last two cells of a device stay there from pass to pass.
+        ("breadth_first", {0: 2, 1: 2, 2: 1, 3: 1, 4: 1, 5: 1}),
+        ("gpipe", {0: 1, 1: 1}),
+    ],
+)
+def test_weights_are_sent_when_a_device_comes_to_their_cell(schedule, most):
+    model = compiled(schedule=schedule, chunks=len(most) // 2)
+    graph = step_graph(model, *data())
+    reads = [op for op in graph.get_operations() if op.type == "ReadVariableOp"]
+    storages = {id(t): name for t, name in _captured(graph, model)}
+    counts = collections.Counter(storages.get(id(op.inputs[0])) for op in reads)
+    for k, count in most.items():
+        assert counts[f"d{k}/kernel"] == count
+    waiting = [
+        op
+        for op in reads
+        if storages.get(id(op.inputs[0])) == "d0/kernel"
+        and any("Call" in before.type for before in op.control_inputs)
+    ]
+    assert len(waiting) == most[0] - 1  # for the task before the last one
+
+
+def _captured(graph, model):
+    """The handles of weights inside a graph, with their names."""
+    paths = {id(v.value.handle): v.path for v in model.trainable_variables}
+    return [
+        (inner, "/".join(paths[id(outer)].split("/")[-2:]))
+        for outer, inner in graph.captures
+        if id(outer) in paths
+    ]
+
+
+def test_what_a_layer_assigns_to_its_weights_is_for_the_next_step():
+    def trained(weights_on):
+        keras.utils.set_random_seed(3)
+        layers = [kl.SpectralNormalization(kl.Dense(8)) for _ in range(4)]
+        model = tfgpipe.GPipe(
+            [keras.Input((8,)), *layers],
+            4,
+            2,
+            devices=names(3)[1:],
+            schedule="breadth_first",
+            weights_on=weights_on,
+        )
+        model.compile("sgd", "mse")
+        model.fit(*data(), epochs=2, verbose=0)
+        return model.get_weights()
+
+    for a, b in zip(trained("devices"), trained("host"), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("value", ["hosts", None, "GPU:7", 3])
+def test_wrong_place_is_refused(value):
+    with pytest.raises(ValueError, match=r"`weights_on` must be .*Received"):
+        tfgpipe.GPipe([kl.Dense(2)], 1, weights_on=value)
+
+
+def test_host_of_what_only_compiles_is_refused(monkeypatch):
+    monkeypatch.setattr(
+        "tfgpipe.devices.names.only_compiles", lambda devices: True
+    )
+    with pytest.raises(ValueError, match="where XLA compiles all"):
+        tfgpipe.GPipe([kl.Dense(2)], 1, weights_on="host")
+
+
+def test_layers_run_on_the_devices_of_their_cells_all_the_same():
+    model = compiled()
+    model.fit(*data(), verbose=0)
+    y = model(tf.constant(data()[0]))
+    assert not same_device(y.device, HOST)
