@@ -9,6 +9,7 @@ devices or, under "interleaved", V cells on each of D devices; M micro-batches.
 | gpipe | (M + K - 1) (f + b) | M |
 | 1f1b | the same | min(M, K - d) |
 | interleaved | (V M + D - 1) (f + b) if M >= D | about V D - d |
+| breadth_first | the same | V M |
 | zero_bubble | 3 M + K - 1 if M >= K, at f = 1, b = 2 | min(M, K) |
 | zero_bubble_2p | the same | min(M, 2 K - 1) |
 
@@ -120,6 +121,15 @@ def interleaved_ideal(d: int, m: int, v: int, f: float, b: float) -> Ideal:
         v * m * (f + b),
         [min(v * m, (v - 1) * group + d - i) for i in range(d)],
     )
+
+
+@_ideal_of("breadth_first", None)
+def breadth_first_ideal(d: int, m: int, v: int, f: float, b: float) -> Ideal:
+    """Of `breadth_first`: as `interleaved`, but all is held.
+
+    Reference: [Lamy-Poirier, 2022](https://arxiv.org/abs/2211.05953)
+    """
+    return interleaved_ideal(d, m, v, f, b)._replace(held=[v * m] * d)
 
 
 @_ideal_of("zero_bubble")

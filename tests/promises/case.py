@@ -199,7 +199,7 @@ class Case:
                 found.add(f"{name} {getattr(self, name)}")
         for name in (
             "inputs labels reduction weights schedule remat remat_groups then "
-            "dtype jit_compile"
+            "weights_on dtype jit_compile"
         ).split():
             found.add(f"{name} {getattr(self, name)}")
         return sorted(found)

@@ -71,6 +71,7 @@ def test_constructor_takes_the_arguments_it_promises():
         "{skip_outliers=None}",
         "{costs='flops'}",
         "{trial='warn'}",
+        "{weights_on='devices'}",
         "{name=None}",
         "**kwargs",
     ]
@@ -118,6 +119,7 @@ def test_load_model_takes_the_arguments_it_promises():
         "skip_nonfinite=None",
         "skip_outliers='saved'",
         "trial=None",
+        "weights_on=None",
         "**kwargs",
     ]
 
