@@ -79,7 +79,7 @@ def test_tasks_of_all_replicas_come_after_those_they_need(name):
     tasks = [op.task for op in program().ops]
     assert len(set(tasks)) == len(tasks)
     recomputed = {t.micro_batch for t in tasks if t.kind == "recompute"}
-    first = {"gpipe": {2, 6}}.get(name, {0, 3})
+    first = {2, 6} if name in ("gpipe", "breadth_first") else {0, 3}
     assert recomputed == set(range(7)) - first
     places = {task: i for i, task in enumerate(tasks)}
     for task, i in places.items():

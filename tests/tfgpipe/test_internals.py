@@ -446,6 +446,21 @@ def test_overridden_loss_is_computed_with_or_without_training(takes_training):
     assert internals.compute_loss(model, one, one, one, None, True) == 7.0
 
 
+def test_dtype_of_storage_is_that_of_a_variable_whatever_a_layer_casts():
+    found = []
+
+    class Reads(keras.layers.Layer):
+        def build(self, shape):
+            self.own = self.add_weight((), name="own")
+
+        def call(self, x):
+            found.append((self.own.dtype, internals.stored_dtype(self.own)))
+            return x
+
+    Reads(dtype="mixed_bfloat16")(tf.ones((1, 2)))
+    assert set(found) == {("bfloat16", tf.float32)}
+
+
 def test_losses_are_replaced_for_a_while():
     loss = internals.compiled_loss(compiled())
     ones, zeros = np.ones((2, 2)), np.zeros((2, 2))

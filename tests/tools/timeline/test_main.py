@@ -138,7 +138,7 @@ def test_experiment_is_measured_on_one_mini_batch(measured, capsys):
         ("--k=0", "--k=0"),
         ("--k=two", "--k=two"),
         ("--forward_ms=0", "--forward_ms=0"),
-        ("--schedule=gpip", "<gpipe|1f1b|interleaved|zero_bubble|"),
+        ("--schedule=gpip", "<gpipe|1f1b|interleaved|breadth_first|"),
         ("--remat=maybe", "<except_last|always|never>"),
         ("--format=xml", "<text|json|csv>"),
         ("--chunks=2", "Unknown command line flag 'chunks'"),
