@@ -249,6 +249,7 @@ def _head(layers: Any, loss: Any, x: Any, y: Any, output: Any) -> Head | None:
     try:
         holder.compile(loss=loss)
         internals.build_losses_and_metrics(holder, as_specs(x), *specs)
+        adds_up = loss_adds_up(holder, *specs)
     except Exception as error:  # of many kinds
         raise ValueError(
             "`loss` must be one that `compile` takes, and `y` labels that fit "
@@ -256,7 +257,7 @@ def _head(layers: Any, loss: Any, x: Any, y: Any, output: Any) -> Head | None:
             f"{_shapes(y)}, for outputs {_shapes(output)}, and this "
             f"{type(error).__name__}: {error}"
         ) from error
-    if not loss_adds_up(holder, *specs):
+    if not adds_up:
         raise ValueError(
             "`loss` must add up over rows to be measured by micro-batches: "
             "other losses are computed of the whole mini-batch, by no cell. "
