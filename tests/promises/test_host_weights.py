@@ -18,7 +18,6 @@ from tfgpipe.devices.names import same_device
 from tfgpipe.schedules import CHUNKS
 
 HOST = "CPU:0"
-QUICK = ("tied", "norm")
 
 
 def dealt():

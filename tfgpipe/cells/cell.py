@@ -53,7 +53,7 @@ class Cell:
     @property
     def is_stored_elsewhere(self) -> bool:
         """Whether weights are sent to its devices when they are needed."""
-        return self.stores is not self.devices
+        return self.stores != self.devices
 
     @property
     def weights_by_layer(self) -> list[list[keras.Variable]]:
@@ -86,8 +86,7 @@ class Cell:
 
     def part(self, index: int) -> Cell:
         """A cell of its own, in the same place, for a part of what it runs."""
-        part = Cell(index, [], self.devices, self.number)
-        part.stores = self.stores if self.is_stored_elsewhere else part.devices
+        part = Cell(index, [], self.devices, self.number, self.stores)
         part._told = self._told
         return part
 

@@ -43,7 +43,7 @@ import tensorflow as tf
 from tfgpipe import internals
 from tfgpipe.failures import stays_where_called, traced
 from tfgpipe.graphs.bundle import Bundle, as_bundle
-from tfgpipe.graphs.flops import num_bytes
+from tfgpipe.graphs.flops import LIKELY_ROWS, num_bytes
 from tfgpipe.graphs.gradient_sums import add_in_order
 
 # Repeated rather than carried from one function to the next, where their
@@ -62,10 +62,9 @@ CHEAP = {
 }
 
 
-# By parts of the names of types; and bytes that they take and make, for as many
-# rows where the number is not known.
+# By parts of the names of types; and bytes that they take and make.
 _PRODUCTS = ("MatMul", "Einsum", "Conv")
-_LARGE, _ROWS = 2**20, 32
+_LARGE = 2**20
 # Of a backward pass, so many of them may run side by side.
 _AT_ONCE = 3
 
@@ -106,7 +105,7 @@ class WholeGraph:
             return False
         known = [t.shape.is_fully_defined() for t in (*op.inputs, *op.outputs)]
         size = sum(map(num_bytes, (*op.inputs, *op.outputs)))
-        return size * (1 if all(known) else _ROWS) >= _LARGE
+        return size * (1 if all(known) else LIKELY_ROWS) >= _LARGE
 
     def definition_of(self, names: Collection[str]) -> Any:
         """A definition of some operations, with the functions they call."""

@@ -265,6 +265,10 @@ def num_values(tensor: tf.Tensor) -> int:
     return math.prod(_dims(tensor))
 
 
+# Where their number is unknown, and so counts as 1.
+LIKELY_ROWS = 32
+
+
 def num_bytes(tensor: tf.Tensor) -> int:
     """Bytes of a tensor, of which unknown sizes count as 1."""
     if tensor.dtype in (tf.variant, tf.resource):

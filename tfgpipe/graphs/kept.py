@@ -43,7 +43,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe.graphs.cut import CHEAP, functions_of
-from tfgpipe.graphs.flops import num_bytes, operation_flops
+from tfgpipe.graphs.flops import LIKELY_ROWS, num_bytes, operation_flops
 
 # Operations in the time in which a device reads or writes a byte: a CPU's core,
 # and an accelerator, 17 of a V100 in float32, 78 of an A100 in TF32.
@@ -52,7 +52,6 @@ _FLOPS_A_BYTE = 20
 # What an operation costs besides, such as to start it; where the number of rows
 # is unknown, and so counts as 1, that is a row's.
 _START = 4096
-_ROWS = 32
 # Random numbers take many operations each.
 _RANDOM_FLOPS = 50
 # By how much the price is higher for the first operations than for the last.
@@ -154,7 +153,7 @@ class _Network:
 
         self._needed = [place(t) for t in needed if t.ref() not in free]
         is_known = all(t.shape.is_fully_defined() for t in needed)
-        start = _START if is_known else _START / _ROWS
+        start = _START if is_known else _START / LIKELY_ROWS
         is_cpu = device_type == "CPU"
         flops_a_byte = _CPU_FLOPS_A_BYTE if is_cpu else _FLOPS_A_BYTE
         while waiting:

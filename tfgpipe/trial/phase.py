@@ -132,8 +132,7 @@ class Phase:
             return graph
         if total and not all(first):  # where both differ, they may do the same
             cell, name = next(one for one in first if one)
-            what = compare.of_known_rows(total)
-            self.asked = self.cells[min(cell, len(self.cells) - 1)], name, what
+            self.asked = cell, name, compare.of_known_rows(total)
         return self._made(specs, is_of_any_rows=False)
 
     def draw_weights(self, deviation: float = 1.0) -> bool:
@@ -184,7 +183,7 @@ class Phase:
 
     def _first_unlike(
         self, specs: Any, num_rows: int, known: TracedModel | None
-    ) -> tuple[int, str] | None:
+    ) -> tuple[Cell, str] | None:
         """Cell and name of what a graph of known rows makes otherwise, if any.
 
         What is inside may be otherwise, if the results are the same.
@@ -209,7 +208,7 @@ class Phase:
         if None not in unlike:
             return None
         first = unlike[0]
-        return (first.cell, first.name) if first else (0, "the model")
+        return self._placed(first) if first else (self.cells[0], "the model")
 
     def later(self) -> Iterator[State]:
         """Yields the state of the second step, and that of a late one.
@@ -267,7 +266,9 @@ class Phase:
 
     def place(self, i: int) -> tuple[Cell, str]:
         """Where a unit is, and its name."""
-        unit = self.graph.units.found[i]
+        return self._placed(self.graph.units.found[i])
+
+    def _placed(self, unit: Unit) -> tuple[Cell, str]:
         return self.cells[min(unit.cell, len(self.cells) - 1)], unit.name
 
     def untried(self) -> list[tuple[Cell, str, str]]:

@@ -33,14 +33,8 @@ def gpipe(
 
     Reference: [Huang et al., 2019](https://arxiv.org/abs/1811.06965), figure 2c
     """
-    num_devices, num_micro_batches, num_chunks = checked_shape(
-        num_devices, num_micro_batches, num_chunks
-    )
-    micro_batches = range(num_micro_batches)
-    return Schedule(
-        [Task("forward", k, m) for m in micro_batches]
-        + [Task("backward", k, m) for m in reversed(micro_batches)]
-        for k in range(num_devices)
+    return breadth_first(
+        *checked_shape(num_devices, num_micro_batches, num_chunks)
     )
 
 
