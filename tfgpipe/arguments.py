@@ -73,6 +73,7 @@ class Arguments:
         replicas: Sequence[Sequence[str]] | None = None,
         trial: str = "warn",
         weights_on: Any = "devices",
+        head_parts: int = 1,
     ):
         self.source = source_of(layers)
         self._problems = [*self.source.problems]  # the source may be used again
@@ -102,6 +103,7 @@ class Arguments:
         is_known = k is not None or num_partitions is None
         self.remat = self._check_remat(remat, is_known)
         self.remat_groups = self._count("remat_groups", remat_groups) or 1
+        self.head_parts = self._count("head_parts", head_parts) or 1
         self.gradient_dtype = None
         if gradient_dtype is not None:
             self.gradient_dtype = self._choice(
@@ -143,7 +145,7 @@ class Arguments:
                 self.costs,
                 self.layers_per_cell,
                 self.num_micro_batches,
-                Remat.of(self.remat, self.num_partitions, 1),
+                Remat.of(self.remat, [1] * self.num_partitions),
             )
         rows = replicas or [device_list.devices]
         places = [
@@ -152,6 +154,12 @@ class Arguments:
         self.grid = [tuple(row[d] for d in places) for row in rows]
         self.devices = [row[d] for row in rows for d in sorted({*places})]
         self.num_replicas = len(self.grid)
+        if self.head_parts > 1 and self.num_micro_batches == 1:
+            raise ValueError(
+                "`head_parts` must be 1 where a mini-batch is one micro-batch. "
+                f"Received: head_parts={head_parts} and num_micro_batches=1. "
+                "Pass more micro-batches: that holds less of all layers."
+            )
         if self.weights_on != "devices" and names.only_compiles(self.devices):
             raise ValueError(
                 "`weights_on` must be 'devices' where XLA compiles all that a "
@@ -198,6 +206,7 @@ class Arguments:
             if isinstance(self.remat, Mapping)
             else self.remat,
             "remat_groups": self.remat_groups,
+            "head_parts": self.head_parts,
             "gradient_dtype": self.gradient_dtype,
             "skip_nonfinite": self.skip_nonfinite,
             "skip_outliers": self.skip_outliers,
@@ -205,13 +214,16 @@ class Arguments:
             "weights_on": self.weights_on,
         }
 
-    def remat_by_cell(self) -> Remat:
-        """The rule of each group of each cell."""
+    def remat_by_cell(self, num_groups: Sequence[int]) -> Remat:
+        """The rule of each group of each cell; the last one may be the head.
+
+        `num_groups` are those of each cell.
+        """
         written: set[int] = set()
         if isinstance(self.schedule, Schedule):
             written = self.schedule.recomputing()
-        groups = self.remat_groups
-        return Remat.of(self.remat, self.num_partitions, groups, written)
+        has_head = self.head_parts > 1
+        return Remat.of(self.remat, num_groups, written, has_head)
 
     def schedule_of(self, num_micro_batches: int) -> Schedule:
         """The schedule for a mini-batch.

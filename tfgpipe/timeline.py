@@ -183,26 +183,33 @@ def places(events: Sequence[Event]) -> dict[int, int]:
     }
 
 
-def cell_seconds(events: Sequence[Event], groups: int = 1) -> list[float]:
+def cell_seconds(
+    events: Sequence[Event], numbers: Sequence[int] | None = None
+) -> list[float]:
     """How long the tasks of each cell take together, over all replicas.
 
-    There is at least one event. `groups` cells of tasks are one of the model.
+    There is at least one event. `numbers` are the cells of the model of which
+    the cells of tasks are parts; None for the same.
     """
     found = scheduled(events)
-    seconds = [0.0] * (1 + max(event.task.cell for event in found) // groups)
+    if numbers is None:
+        numbers = range(1 + max(event.task.cell for event in found))
+    seconds = [0.0] * (1 + max(numbers))
     for task, _, start, end in found:
-        seconds[task.cell // groups] += end - start
+        seconds[numbers[task.cell]] += end - start
     return seconds
 
 
-def summary(events: Sequence[Event], groups: int = 1) -> dict[str, float]:
+def summary(
+    events: Sequence[Event], numbers: Sequence[int] | None = None
+) -> dict[str, float]:
     """What `callbacks.PipelineMonitor` tells of a step, by name.
 
     The arguments are those of `cell_seconds`.
     """
     idle = idle_shares(events)
     busiest = min(range(len(idle)), key=idle.__getitem__)
-    seconds = cell_seconds(events, groups)
+    seconds = cell_seconds(events, numbers)
     slowest = max(range(len(seconds)), key=seconds.__getitem__)
     mean = statistics.fmean(seconds)
     return {

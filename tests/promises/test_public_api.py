@@ -72,6 +72,7 @@ def test_constructor_takes_the_arguments_it_promises():
         "{costs='flops'}",
         "{trial='warn'}",
         "{weights_on='devices'}",
+        "{head_parts=1}",
         "{name=None}",
         "**kwargs",
     ]
@@ -120,6 +121,7 @@ def test_load_model_takes_the_arguments_it_promises():
         "skip_outliers='saved'",
         "trial=None",
         "weights_on=None",
+        "head_parts=None",
         "**kwargs",
     ]
 

@@ -257,7 +257,7 @@ class PipelineMonitor(keras.callbacks.Callback):
             )
             self._unsaid = f"Epoch {self._epoch + 1}: {self.advice}"
         return {
-            **timeline.summary(self.events, layout.groups),
+            **timeline.summary(self.events, layout.numbers),
             "boundary_mib": measured.sent_bytes / 2**20,
         }
 

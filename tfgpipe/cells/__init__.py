@@ -5,6 +5,7 @@ of each cell's tasks out of it, `CellTasks`.
 """
 
 from tfgpipe.cells.cell import Cell, LayerCall
+from tfgpipe.cells.head_tasks import HeadTasks
 from tfgpipe.cells.model_trace import ModelCall, as_number, trace_model
 from tfgpipe.cells.outline import (
     Outline,
@@ -21,6 +22,7 @@ from tfgpipe.cells.tracer import Tracer
 __all__ = [
     "Cell",
     "CellTasks",
+    "HeadTasks",
     "KeptValues",
     "LayerCall",
     "ModelCall",

@@ -16,8 +16,9 @@ class Cell:
     """Layers of a model, one after the other, on one device.
 
     Names and files know nothing about cells. The devices run it, one a replica.
-    With `remat_groups`, each group of a cell of the user's is such a cell. Its
-    `number` is that of the user's, for errors; it defaults to the index.
+    With `remat_groups`, each group of a cell of the user's is such a cell, and
+    so is the head if `head_parts` of the rows of a micro-batch go through it by
+    themselves. Its `number` is that of the user's; it defaults to the index.
 
     Attributes:
         steps: What it has of the model: `SectionCall`s, see `outline.py`.
@@ -38,8 +39,10 @@ class Cell:
         devices: Sequence[str],
         number: int | None = None,
         stores: Sequence[str] | None = None,
+        head_parts: int = 1,
     ):
         self.index = index
+        self.head_parts = head_parts
         self.number = index if number is None else number
         self.steps = tuple(steps)
         self.sequence = [step.layer for step in steps]

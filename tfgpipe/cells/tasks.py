@@ -201,22 +201,29 @@ class CellTasks:
         values: dict[Any, Any],
         sums: GradientSums | None,
         m: int,
+        forward: Sequence[tf.Tensor] = (),
     ) -> TaskCall:
-        """A function that adds the gradients of the weights to sums."""
+        """A function that adds the gradients of the weights to sums.
+
+        It returns some tensors of the forward pass before them, which are not
+        for `finish`.
+        """
         cut, part = self.functions, self.part
         first = cut.part
         sparse = [d._replace(dense=None) for d in first.dw]
         # What is not among the values is computed again, within the function.
         kept = [one for one in (cut.kept, cut.crossing) if one in values]
         function = cut.function(
-            ("backward", with_dx, len(kept), sums is None),
+            ("backward", with_dx, len(kept), sums is None, len(forward)),
             [*cut.totals, *kept],
             [
+                *forward,
                 *(first.gives_back if with_dx else []),
                 cut.sums,
                 *tensors(sparse),
             ],
             sums and cut.sums,
+            with_effects=bool(forward),
         )
 
         # results: dx, the packed dense sums, the slices of the sparse ones.

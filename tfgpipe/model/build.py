@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras import tree
 
 from tfgpipe import failures, internals
@@ -32,7 +35,8 @@ class Built:
 
     Attributes:
         source: The layers, and how they are called.
-        cells: In order; with `remat_groups`, each group is one.
+        cells: In order; with `remat_groups`, each group is one, and with
+            `head_parts` the head is.
         costs: What each layer costs, in order.
         input_spec: Nest of `keras.KerasTensor`s that the first layer takes.
         output_spec: Nest of those that the last one returns.
@@ -40,7 +44,6 @@ class Built:
         num_replicas: R.
         schedule_of: The schedule, by the micro-batches that there are.
         remat: The rule of each of the `cells`.
-        remat_groups: How many of the `cells` are one of the user's.
         gradient_dtype: Of sums of gradients; None for that of each weight.
         random_state: The random seeds, each once, for files.
         name: The model's.
@@ -55,7 +58,6 @@ class Built:
     num_replicas: int
     schedule_of: Callable[[int], Schedule]
     remat: Remat
-    remat_groups: int
     gradient_dtype: str | None
     random_state: RandomState
     name: str
@@ -111,7 +113,8 @@ def build(arguments: Arguments, input_spec: Any, name: str) -> Built:
     output_spec, estimated = source.run_on_shapes(input_spec, m * r > 1)
     arguments.check_supported()
     costs = arguments.costs.resolved(estimated, input_spec)
-    cells = tuple(_cells(arguments, costs))
+    cells = tuple(_cells(arguments, costs, _width(output_spec)))
+    groups = collections.Counter(cell.number for cell in cells)
     listed = [seed for cell in cells for seed in cell.seeds]
     listed += internals.seeds_of(source.layers)  # those of a `call` of its own
     seeds = {id(seed): seed for seed in listed}
@@ -124,8 +127,7 @@ def build(arguments: Arguments, input_spec: Any, name: str) -> Built:
         m,
         r,
         arguments.schedule_of,
-        arguments.remat_by_cell(),
-        arguments.remat_groups,
+        arguments.remat_by_cell([*groups.values()]),
         arguments.gradient_dtype,
         RandomState(name, lambda: [*seeds.values()]),
         name,
@@ -152,7 +154,10 @@ def _input_tensors(specs: Any, taken: set[str]) -> Any:
     }
 
 
-def _cells(arguments: Arguments, costs: Sequence[float]) -> Iterator[Cell]:
+def _cells(
+    arguments: Arguments, costs: Sequence[float], width: int
+) -> Iterator[Cell]:
+    """The cells; `width` is that of the outputs, in bytes of a row."""
     source, k = arguments.source, arguments.num_partitions
     if arguments.layers_per_cell is not None:
         counts = source.steps_per_cell(arguments.layers_per_cell)
@@ -167,12 +172,44 @@ def _cells(arguments: Arguments, costs: Sequence[float]) -> Iterator[Cell]:
     # A row of the grid is a replica; column k has the devices of cell k.
     for k, (devices, count) in enumerate(zip(columns, counts)):
         own = costs[start : start + count]
-        for size in partition(own, arguments.remat_groups):
+        stop = start + count
+        sizes = [(size, 1) for size in partition(own, arguments.remat_groups)]
+        if arguments.head_parts > 1 and stop == len(costs):
+            of_last, _ = sizes.pop()
+            of_head = _head(source.live_bytes[stop - of_last :], width)
+            sizes += [(of_last - of_head, 1), (of_head, arguments.head_parts)]
+        for size, head_parts in sizes:
+            if not size:
+                continue
             steps = source.steps[start : start + size]
             stores = arguments.stores_of(devices)
-            yield Cell(index, steps, devices, k, stores)
+            yield Cell(index, steps, devices, k, stores, head_parts)
             start += size
             index += 1
+
+
+def _width(output_spec: Any) -> int:
+    """The bytes of a row of outputs; sizes that are not known count as 1."""
+    return sum(
+        math.prod(size or 1 for size in spec.shape[1:])
+        * tf.as_dtype(spec.dtype).size
+        for spec in tree.flatten(output_spec)
+        if spec is not None
+    )
+
+
+def _head(live_bytes: Sequence[int], width: int) -> int:
+    """How many of the last steps are the head: what makes outputs wide.
+
+    `live_bytes` are those that cross before each step, of a row. The head
+    begins where what crosses is last less than half of what crosses behind it.
+    """
+    widest = width
+    for count, own in enumerate(reversed(live_bytes), 1):
+        if 2 * own <= widest:
+            return count
+        widest = max(widest, own)
+    return 1
 
 
 def _tell_of_large(source: Any, costs: Sequence[float], k: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -302,10 +303,9 @@ class Description(internals.HoldingModel):
         built = self.built_for("cells()")
         records, start = [], 0
         counted: set[int] = set()
-        groups = built.remat_groups
         # Each of the user's cells is as many of these as there are groups.
-        for first in range(0, len(built.cells), groups):
-            parts = built.cells[first : first + groups]
+        by_number = itertools.groupby(built.cells, lambda cell: cell.number)
+        for number, (*parts,) in by_number:
             layers = [layer for part in parts for layer in part.sequence]
             weights = {id(w): w for layer in layers for w in layer.weights}
             own = [w for key, w in weights.items() if key not in counted]
@@ -313,7 +313,7 @@ class Description(internals.HoldingModel):
             stop = start + len(layers)
             records.append(
                 CellRecord(
-                    index=first // groups,
+                    index=number,
                     layers=tuple(layer.name for layer in layers),
                     device=parts[0].device,
                     cost=sum(built.costs[start:stop]),

@@ -141,6 +141,12 @@ class GPipe(Saving, Rehearsals):
         remat_groups: In how many groups of layers a cell is computed again,
             one after the other. With more, a device holds the activations of a
             smaller group, and the inputs of more of them.
+        head_parts: In how many parts rows of a micro-batch go through the head,
+            forward and back at once: the layers, at the end of the last cell,
+            from the last narrow activations on, with the loss. Of outputs such
+            as logits over many words, and of their gradients, only those of a
+            part exist at a time. For losses that add up over rows, and more
+            than one micro-batch.
         gradient_dtype: Dtype in which the gradients of weights are summed over
             micro-batches, such as "bfloat16" to halve the memory of the sums.
             None for that of each weight.
@@ -204,6 +210,7 @@ class GPipe(Saving, Rehearsals):
         costs: str | Profile | Sequence[float] = "flops",
         trial: str = "warn",
         weights_on: str | tf.config.LogicalDevice = "devices",
+        head_parts: int = 1,
         name: str | None = None,
         **kwargs: Any,
     ):
@@ -225,6 +232,7 @@ class GPipe(Saving, Rehearsals):
             None if strategy is None else strategy.devices,
             trial,
             weights_on,
+            head_parts,
         )
         for own in ("call", "__call__"):
             if getattr(type(self), own) is not getattr(GPipe, own):

@@ -76,6 +76,7 @@ def load_model(
     skip_outliers: float | str | None = "saved",
     trial: str | None = None,
     weights_on: str | None = None,
+    head_parts: int | None = None,
     **kwargs: Any,
 ) -> Any:
     """Loads what `model.save("model.keras")` wrote.
@@ -102,6 +103,8 @@ def load_model(
         trial: What happens where a layer differs in micro-batches. Defaults to
             what was saved.
         weights_on: "devices", "host", or a device. Defaults to what was saved.
+        head_parts: Parts of the rows that go through the head. Defaults to what
+            was saved.
         **kwargs: Other arguments of `keras.saving.load_model`:
             `custom_objects`, `compile`, `safe_mode`.
 
@@ -143,6 +146,7 @@ def load_model(
         "skip_nonfinite": skip_nonfinite,
         "trial": trial,
         "weights_on": weights_on,
+        "head_parts": head_parts,
     }
     changes = {k: v for k, v in changes.items() if v is not None}
     if not (isinstance(gradient_dtype, str) and gradient_dtype == "saved"):

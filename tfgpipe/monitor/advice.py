@@ -42,7 +42,7 @@ def advise(
     """
     # What costs most comes first: uneven cells, then devices that wait between
     # tasks which are too short, then too few micro-batches.
-    seconds = timeline.cell_seconds(events, layout.groups)
+    seconds = timeline.cell_seconds(events, layout.numbers)
     mean = sum(seconds) / len(seconds)
     slowest = max(range(len(seconds)), key=seconds.__getitem__)
     ratio = seconds[slowest] / mean if mean else 1.0
@@ -120,13 +120,13 @@ def _moves(
 ) -> Iterator[tuple[_Move, list[float]]]:
     """What a cell can give, and the seconds of all cells afterwards."""
     names, costs = layout.layers[cell], layout.costs[cell]
-    total = sum(costs)
+    total, groups = sum(costs), layout.numbers.count(0)
     shares = [c / total if total else 1 / len(costs) for c in costs]
     #     | a b | c d e | f |      back: c, or c d;  on: e, or d e
     for target in (cell - 1, cell + 1):
         if not 0 <= target < len(seconds):
             continue
-        for count in range(1, len(names) - layout.groups + 1):
+        for count in range(1, len(names) - groups + 1):
             given = slice(count) if target < cell else slice(-count, None)
             moved = seconds[cell] * sum(shares[given])
             after, counts = list(seconds), [*map(len, layout.layers)]
@@ -144,14 +144,14 @@ class Layout(NamedTuple):
         layers: Names of the layers of each cell.
         costs: What each of them costs, in any unit.
         devices: Index of each cell's device; in the first replica.
-        groups: In how many groups each cell is computed again; the tasks of
-            group g of cell k are those of cell k * groups + g.
+        numbers: Of each group that is computed again, and of a head, the cell
+            that it is a part of.
     """
 
     layers: list[list[str]]
     costs: list[list[float]]
     devices: list[int]
-    groups: int = 1
+    numbers: list[int]
 
 
 def layout_of(model: Any) -> Layout:
@@ -163,7 +163,7 @@ def layout_of(model: Any) -> Layout:
         [list(cell.layers) for cell in cells],
         [[next(costs) for _ in cell.layers] for cell in cells],
         [devices.index(cell.device) for cell in cells],
-        built.remat_groups,
+        [cell.number for cell in built.cells],
     )
 
 

@@ -229,6 +229,7 @@ STYLES = {
     "backward": Style("#E69F00", "#F5CE78"),
     "input_gradient": Style("#D55E00", "#E88F4E"),
     "weight_gradient": Style("#F0E442", "#F7F09A"),
+    "head": Style("#009E73", "#6FCBAE"),
     "update": Style("#000000", "#000000"),
 }
 

@@ -13,6 +13,7 @@ LETTERS = {
     "backward": "B",
     "input_gradient": "I",
     "weight_gradient": "W",
+    "head": "H",
     "update": "U",
 }
 _IDLE = "."
@@ -24,6 +25,7 @@ _CHROME_COLORS = {
     "backward": "thread_state_iowait",
     "input_gradient": "terrible",
     "weight_gradient": "yellow",
+    "head": "good",
     "update": "grey",
 }
 

@@ -506,7 +506,7 @@ def user_setting(
         tuple(cut),
         m,
         schedule,
-        tuple(Remat.of(checked.remat, k, 1).rules),
+        tuple(Remat.of(checked.remat, [1] * k).rules),
         checked.remat_groups,
     )
 

@@ -312,7 +312,8 @@ class Setting(NamedTuple):
 @functools.lru_cache(maxsize=2)
 def _program(setting: Setting, facts: tuple[CellFacts, ...]) -> Program:
     k = setting.num_partitions
-    remat = Remat.of(dict(enumerate(setting.remat)), k, setting.remat_groups)
+    groups = [setting.remat_groups] * k
+    remat = Remat.of(dict(enumerate(setting.remat)), groups)
     schedule = _schedule(
         setting.schedule,
         setting.num_devices,

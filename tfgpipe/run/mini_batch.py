@@ -10,7 +10,14 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells import Cell, CellTasks, ModelCall, Tracer, cell_of_call
+from tfgpipe.cells import (
+    Cell,
+    CellTasks,
+    HeadTasks,
+    ModelCall,
+    Tracer,
+    cell_of_call,
+)
 from tfgpipe.devices import Replicas, names
 from tfgpipe.graphs import (
     Differentiated,
@@ -108,8 +115,9 @@ class MiniBatch:
             | by_reference(traced.labels, tree.flatten(label))
             for own, label in zip(inputs, own_labels)
         ]
+        hands_out = not self._has_parts or not head.metrics_add_up
         self.results = Results(
-            traced, cells[-1].device, self.micro_batches, self.given
+            traced, cells[-1].device, self.micro_batches, self.given, hands_out
         )
 
     def _split(
@@ -139,7 +147,16 @@ class MiniBatch:
 
     def spec(self, tensor: tf.Tensor) -> tf.TensorSpec:
         """What the model's graph takes for a micro-batch of a tensor."""
-        return self.micro_batches.spec(tensor)
+        spec = self.micro_batches.spec(tensor)
+        if self.cells[-1].head_parts > 1 and spec.shape.rank:
+            shape = [None, *spec.shape[1:]]  # parts have fewer rows
+            spec = tf.TensorSpec(shape, tensor.dtype)
+        return spec
+
+    @property
+    def _has_parts(self) -> bool:
+        """Whether rows go through the head in parts."""
+        return self.cells[-1].head_parts > 1 and self.traced.num_head_losses > 0
 
     def with_cells(self, traced: TracedModel) -> TracedModel:
         """The model as it was traced; a subclass gives it other cells."""
@@ -177,13 +194,36 @@ class MiniBatch:
         """
         made = without_gradients(self.traced)
         if has_gradient is not None:
+            self._check_parts()
             of_head = [True] * self.traced.num_head_losses
             made = differentiate(
                 self.traced, has_gradient, [*of_head, *has_losses]
             )
         shares = [self.remat.share(k) for k in range(len(self.cells))]
         repeated = self._repeated(made)
-        return self._tracer.tasks(made, self.cells, repeated, shares)
+        tasks = self._tracer.tasks(made, self.cells, repeated, shares)
+        if self._has_parts:
+            tasks[-1] = HeadTasks(
+                tasks[-1].part,
+                tasks[-1].functions,
+                self.cells[-1].head_parts,
+                {id(v) for v in self.call.metric_state},
+                self.results.hands_out,
+            )
+        return tasks
+
+    def _check_parts(self) -> None:
+        """Refuses parts of a head that has no loss."""
+        if self.cells[-1].head_parts > 1 and not self._has_parts:
+            raise ValueError(
+                "`head_parts` must be 1 where the loss needs the outputs of "
+                "the whole mini-batch. Received: head_parts="
+                f"{self.cells[-1].head_parts} and a loss that does not add up "
+                "over rows: a function of your own, a loss over the batch, or "
+                "a `compute_loss` of the model. Pass a loss class of Keras; or "
+                "say `is_row_wise = True` in a class of your own whose `call` "
+                "returns a value for each row; or leave `head_parts` out."
+            )
 
     def _repeated(self, made: Differentiated) -> list[list[bool]]:
         """For each use of a weight, which lookups are the same for all rows."""
@@ -244,11 +284,13 @@ class Results:
         device: The last cell's device, the first if there are replicas.
         micro_batches: How the rows fall into micro-batches.
         values: By micro-batch, what is known by the references of tensors.
+        hands_out: Whether the outputs are asked for.
 
     Attributes:
         device: The last cell's device, where the loss is computed.
         micro_batches: How the rows fall into micro-batches.
         values: By micro-batch, what is known by the references of tensors.
+        hands_out: Whether the outputs are asked for.
     """
 
     def __init__(
@@ -257,12 +299,18 @@ class Results:
         device: str,
         micro_batches: MicroBatches,
         values: list[dict[Any, Any]],
+        hands_out: bool = True,
     ):
         self._traced = traced
         self.device = device
         self.micro_batches = micro_batches
         self.values = values
+        self.hands_out = hands_out
         self._missing = {t.ref() for t in traced.results}
+        if not hands_out:
+            self._missing -= {
+                t.ref() for t in traced.handed_out if t is not None
+            }
         self._outputs = {t.ref() for t in traced.outputs if t is not None}
 
     def add(self, m: int, given: Mapping[Any, Any]) -> None:

@@ -15,6 +15,7 @@ What each operation takes of others, and what it leaves to them:
     recompute       takes the same again                 leaves what is kept
     backward        takes what later cells give back,    gives to earlier ones,
                     and what is kept                     adds to sums
+    head            takes what earlier cells give        both
 
 What is given is by micro-batch and the tensor of the model's graph. What is
 kept is by cell and micro-batch, the sums of gradients by cell and replica.
@@ -176,6 +177,7 @@ class TaskFlow:
             "forward": self._ready_forward,
             "recompute": self._ready_recompute,
             **dict.fromkeys(("backward", *HALVES), self._ready_backward),
+            "head": self._ready_head,
         }
 
     def begin_backward(self, start: LossGradients) -> None:
@@ -252,6 +254,22 @@ class TaskFlow:
             return awaited, cell.input_gradient(*given), take_halfway
         summed = cell.backward if kind == "backward" else cell.weight_gradient
         return awaited, summed(*given, sums, m), take
+
+    def _ready_head(self, op: Op) -> tuple[list[Any], Any, Callable]:
+        k, m = op.cell, op.micro_batch
+        cell: Any = self._tasks[k]
+        values, own = self._values[m], (k, self._replicas.of(m))
+        self._state.start(cell.part, m, values)
+        awaited = [values[t.ref()] for t in cell.part.takes]
+        work = cell.head(values, self._packed(k, m), self._sums.get(own), m)
+
+        def take(found: tuple[dict[Any, Any], Any]) -> None:
+            given, self._sums[own] = found
+            with tf.device(self._replicas.device(k, m)):
+                self._batch.results.add(m, given)
+                self._state.after(cell.part, m, values)
+
+        return awaited, work, take
 
     def sums(self, k: int, r: int) -> list[Gradient]:
         """What cell k has added up in replica r, where its weights are."""

@@ -4,6 +4,7 @@
     grouped                makes a cell several, recomputed one at a time
     without_gradient       drops what nothing trained asks for
     whole_backward_passes  joins halves of one that cannot run apart
+    at_once                has a head go forward and back in one
     recomputed             notes what is kept; recomputes the rest before use
     placed                 numbers micro-batches and devices of a replica
 
@@ -81,6 +82,7 @@ class CellFacts(NamedTuple):
         recomputes: Whether there is something to recompute.
         synchronizes: Whether partners, the same operations of the i-th
             micro-batches of all replicas, wait for each other.
+        is_head: Whether it goes forward and back at once, if it goes back.
     """
 
     has_backward: bool = True
@@ -88,6 +90,7 @@ class CellFacts(NamedTuple):
     has_halves: bool = True
     recomputes: bool = True
     synchronizes: bool = False
+    is_head: bool = False
 
     @classmethod
     def of(
@@ -152,31 +155,31 @@ class Remat:
     def of(
         cls,
         remat: Rule | Mapping[int, Rule],
-        num_partitions: int,
-        num_groups: int,
+        num_groups: Sequence[int],
         written: Collection[int] = (),
+        has_head: bool = False,
     ) -> Remat:
         """The rules of the groups of all cells.
 
         Args:
             remat: A rule, or rules by cells; the first of `REMAT` for others.
-            num_partitions: K.
-            num_groups: In how many groups each cell is computed again.
+            num_groups: Of each cell, in how many groups it is computed again.
             written: Cells of which the schedule itself recomputes some
                 micro-batches.
+            has_head: Whether the last group is a head, which goes forward and
+                back at once.
         """
+        cells = [k for k, count in enumerate(num_groups) for _ in range(count)]
         rules = [
             remat.get(k, REMAT[0]) if isinstance(remat, Mapping) else remat
-            for k in range(num_partitions)
+            for k in cells
         ]
-        if num_groups == 1:
-            return cls(rules, None, written)
-        groups = [k for k in range(num_partitions) for _ in range(num_groups)]
-        return cls(
-            [rules[k] for k in groups],
-            [num_groups] * num_partitions,
-            [i for i, k in enumerate(groups) if k in written],
-        )
+        again = [i for i, k in enumerate(cells) if k in written]
+        if has_head:
+            rules[-1] = "never"
+            again = [i for i in again if i < len(cells) - 1]
+        is_one_each = len(cells) == len(num_groups)
+        return cls(rules, None if is_one_each else [*num_groups], again)
 
     def recomputes(self, k: int) -> bool:
         """Whether cell k computes a whole micro-batch again."""
@@ -266,6 +269,23 @@ def whole_backward_passes(
     return found
 
 
+def at_once(ops: Iterable[Op], facts: Sequence[CellFacts]) -> list[Op]:
+    """The head at once, where its backward pass is.
+
+    So what it computes of a micro-batch, such as its logits, is not kept from
+    the one to the other.
+    """
+    found = []
+    for op in ops:
+        own = facts[op.cell]
+        if own.is_head and own.has_backward:
+            if KINDS[op.kind].sends != "gradients":
+                continue
+            op = op._replace(kind="head")
+        found.append(op)
+    return found
+
+
 def recomputed(
     ops: Sequence[Op],
     facts: Sequence[CellFacts],
@@ -344,6 +364,7 @@ def lower(
             ops = grouped(ops, rules.groups)
         ops = without_gradient(ops, facts)
         ops = whole_backward_passes(ops, facts)
+        ops = at_once(ops, facts)
         return recomputed(ops, facts, rules, schedule.keeps is not None)
 
     longest = schedule_of(max(counts))

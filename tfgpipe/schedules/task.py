@@ -9,6 +9,8 @@ know of its kind is in one table, which all others read:
                            and backward(k + 1, m) or input_gradient(k + 1, m)
     input_gradient(k, m)   the same as backward(k, m)
     weight_gradient(k, m)  after input_gradient(k, m)
+    head(k, m)             forward and backward at once, of the last cell's
+                           head: after forward(k - 1, m)
 
 A recomputation does not need the gradient: it fills the time in which a device
 waits for it. A new kind is a row here, and a method of `TaskFlow`, in
@@ -52,6 +54,7 @@ class Kind(NamedTuple):
         begins: Whether a cell holds something of the micro-batch from it on.
         ends: Whether it ends the work on it, and frees its activations.
         is_optional: Whether a micro-batch may do without it.
+        is_scheduled: Whether schedules have it; else a pass adds it.
     """
 
     letter: str
@@ -63,9 +66,10 @@ class Kind(NamedTuple):
     begins: bool = False
     ends: bool = False
     is_optional: bool = False
+    is_scheduled: bool = True
 
 
-_GRADIENTS = ("backward", "input_gradient")
+_GRADIENTS = ("backward", "input_gradient", "head")
 
 _FOR_GRADIENTS = Need(0, ("forward", "recompute")), Need(1, _GRADIENTS)
 
@@ -88,7 +92,23 @@ KINDS = {
     "weight_gradient": Kind(
         "W", (Need(0, ("input_gradient",)),), is_backward=True, ends=True
     ),
+    "head": Kind(
+        "H",
+        (Need(-1, ("forward",)),),
+        units=3,
+        is_backward=True,
+        sends="gradients",
+        begins=True,
+        ends=True,
+        is_scheduled=False,
+    ),
 }
+
+
+def scheduled_kinds() -> list[str]:
+    """The kinds of which schedules are made."""
+    return [kind for kind, own in KINDS.items() if own.is_scheduled]
+
 
 # A backward pass is whole, or has these.
 HALVES = ("input_gradient", "weight_gradient")
@@ -128,7 +148,11 @@ class Task(NamedTuple):
 def _is_right(task: Task) -> bool:
     """Whether a task is as the named schedules make it; a quick look."""
     kind, k, m = task
-    return kind in [*KINDS] and type(k) is type(m) is int and min(k, m) >= 0
+    return (
+        kind in scheduled_kinds()
+        and type(k) is type(m) is int
+        and min(k, m) >= 0
+    )
 
 
 # Device and position of every task, device by device.
@@ -171,10 +195,10 @@ def _as_task(entry: Any, device: int, position: int) -> Task:
             "device, as in [[('forward', 0, 0), ('backward', 0, 0)]]."
         )
     kind, *indices = entry
-    if kind not in [*KINDS]:  # it may be unhashable
+    if kind not in scheduled_kinds():
         raise ValueError(
-            f"`tasks` must be of the kinds {list(KINDS)}. Received: {kind!r} "
-            f"{at}. Choose one of them."
+            f"`tasks` must be of the kinds {scheduled_kinds()}. Received: "
+            f"{kind!r} {at}. Choose one of them."
         )
     k, m = (as_integer(index) for index in indices)
     if k is None or m is None or min(k, m) < 0:

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tfgpipe.schedules.task import KINDS, Task
+from tfgpipe.schedules.task import KINDS, Task, scheduled_kinds
 
 _LABEL = re.compile(r"\s*device\s+([0-9]+)(?!\S)")
 
@@ -158,7 +158,7 @@ def _words(
     lines: list[str], number: int, written: str, start: int, device: int
 ) -> Iterator[_Word]:
     """The tasks of a row, which begin at `start`."""
-    kinds = {own.letter: kind for kind, own in KINDS.items()}
+    kinds = {KINDS[kind].letter: kind for kind in scheduled_kinds()}
     task_word = rf"([{''.join(kinds)}])([0-9]+)(?:\.([0-9]+))?(\+?)-*"
     for found in re.finditer(r"\S+", written[start:]):
         end = start + found.end()

@@ -7,7 +7,8 @@ remat="always". Beside them is plain Keras that keeps everything, and a `GPipe`
 with micro-batches.
 
 A second table has a `GPipe` of one cell by each rule of `remat`: what it costs
-in time, and what it saves of the memory of a cell that keeps everything.
+in time, and what it saves of the memory of a cell that keeps everything. A
+third has fewer blocks and a head of many words, which goes in parts.
 
 Every way is a process of its own, on one core. They take turns, a step at a
 time, so that all of them see the same machine. Memory is the peak of a step
@@ -22,7 +23,7 @@ from typing import Any
 from absl import flags
 
 from tfgpipe.commands.command_line import BadFlags
-from tfgpipe.schedules import checked_rule, rule_of
+from tfgpipe.schedules import REMAT, checked_rule, rule_of
 from tools.bench.flags import define_choices, define_numbers, new_flags
 from tools.bench.recompute_worker import Job
 from tools.bench.step_worker import Worker, in_turns, measure_memory
@@ -46,9 +47,9 @@ for _name, _default, _meaning in (
 define_choices(
     FLAGS,
     "table",
-    ["groups", "rules"],
-    ["groups", "rules"],
-    "Beside `tf.recompute_grad`; by the rule of `remat`.",
+    ["groups", "rules", "heads"],
+    ["groups", "rules", "heads"],
+    "Beside `tf.recompute_grad`; by the rule of `remat`; by `head_parts`.",
 )
 define_numbers(FLAGS, "groups", [2, 4, 8], "Groups of blocks.")
 define_numbers(FLAGS, "m", [1, 8], "Micro-batches of a `GPipe`.")
@@ -57,6 +58,11 @@ flags.DEFINE_list(
     ["never", "0.7", "0.4", "0.2", "except_last", "always"],
     "Rules of `remat`; without groups, with the most micro-batches.",
     flag_values=FLAGS,
+)
+flags.DEFINE_integer("words", 32000, "For table `heads`.", 2, flag_values=FLAGS)
+define_numbers(FLAGS, "head_parts", [1, 2, 4], "For table `heads`.")
+flags.DEFINE_integer(
+    "head_layers", 2, "Transformer blocks for it.", 1, flag_values=FLAGS
 )
 
 # With the graph optimiser on, `tf.recompute_grad` saves next to no memory: see
@@ -82,13 +88,24 @@ RULE_COLUMNS = [
     Column("memory_ratio", "/ never", ".2f"),
     Column("others", "others", ".0%"),
 ]
+HEAD_COLUMNS = [
+    Column("head_parts", "head_parts"),
+    Column("rule", "remat"),
+    *RULE_COLUMNS[1:4],
+    Column("time_ratio", "/ 1 part", ".3f"),
+    Column("activations_mib", "activations MiB", ".1f"),
+    Column("memory_ratio", "/ 1 part", ".2f"),
+    Column("others", "others", ".0%"),
+]
 
 
 def run(values: flags.FlagValues, report: Report) -> None:
     """Measures what the flags ask for."""
     _check(values)
     for name in dict.fromkeys(values.table):
-        {"groups": _groups, "rules": _rules}[name](values, report)
+        {"groups": _groups, "rules": _rules, "heads": _heads}[name](
+            values, report
+        )
 
 
 def _groups(values: flags.FlagValues, report: Report) -> None:
@@ -120,18 +137,49 @@ def _rules(values: flags.FlagValues, report: Report) -> None:
     ]
 
 
+def _heads(values: flags.FlagValues, report: Report) -> None:
+    table = _table(
+        "heads",
+        HEAD_COLUMNS,
+        [f"with a head of {values.words:,} words"],
+        values,
+        report,
+        values.head_layers,
+    )
+    size = values.width, values.sequence, values.batch_size
+    first = Job(
+        "gpipe",
+        1,
+        max(values.m),
+        values.head_layers,
+        *size,
+        REMAT[0],
+        values.words,
+    )
+    jobs = [
+        first._replace(head_parts=n) for n in dict.fromkeys(values.head_parts)
+    ]
+    measured = _measured(jobs, values.rounds)
+    base = next((job for job in jobs if job.head_parts == 1), None)
+    table.rows += [
+        {**_row(job, base, *measured), "rule": str(job.remat)} for job in jobs
+    ]
+
+
 def _table(
     name: str,
     columns: list[Column],
     notes: list[str],
     values: flags.FlagValues,
     report: Report,
+    num_layers: int | None = None,
 ) -> Table:
     """An empty table, which the report has from now on."""
     return report.add(
         Table(
             name,
-            f"{values.layers} Transformer blocks of {values.width} units on "
+            f"{num_layers or values.layers} Transformer blocks of "
+            f"{values.width} units on "
             f"one core, {values.sequence} positions, batches of "
             f"{values.batch_size}: median and quartiles of {values.rounds} "
             "steps",

@@ -32,6 +32,9 @@ class Job(NamedTuple):
         sequence: Positions in an example.
         batch_size: Examples in a mini-batch.
         remat: The rule of a `GPipe`.
+        words: Of which each position's next one is to be found; 0 for a
+            regression.
+        head_parts: Into how many parts the rows go through the head.
     """
 
     way: str
@@ -42,6 +45,8 @@ class Job(NamedTuple):
     sequence: int
     batch_size: int
     remat: str | float = "always"
+    words: int = 0
+    head_parts: int = 1
 
 
 def main(argv: list[str]) -> None:
@@ -68,7 +73,12 @@ def compiled(job: Job) -> Any:
     tf.config.optimizer.set_experimental_options(off)
     keras.utils.set_random_seed(0)
     model = _model(job)
-    model.compile(keras.optimizers.SGD(0.001), "mse", jit_compile=False)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(
+        keras.optimizers.SGD(0.001),
+        loss if job.words else "mse",
+        jit_compile=False,
+    )
     return model
 
 
@@ -76,6 +86,9 @@ def data(job: Job) -> tuple[np.ndarray, np.ndarray]:
     """A mini-batch."""
     shape = job.batch_size, job.sequence, job.width
     x = np.random.default_rng(0).standard_normal(shape, np.float32)
+    if job.words:
+        y = np.random.default_rng(1).integers(0, job.words, shape[:2], "int32")
+        return x, y
     return x, np.zeros(shape, np.float32)
 
 
@@ -106,6 +119,8 @@ def _model(job: Job) -> Any:
             return shape
 
     blocks = transformer(job.layers, hidden_units=4 * job.width)
+    if job.words:
+        blocks.append(keras.layers.Dense(job.words))
     inputs = keras.Input((job.sequence, job.width))
     if job.way == "keras":
         return keras.Sequential([inputs, *blocks])
@@ -120,6 +135,7 @@ def _model(job: Job) -> Any:
         devices=["CPU:0"],
         remat=job.remat,
         remat_groups=job.groups,
+        head_parts=job.head_parts,
     )
 
 

@@ -18,7 +18,7 @@ def layout(*costs, devices=None, groups=1):
         ],
         [list(c) for c in costs],
         devices or list(range(len(costs))),
-        groups,
+        [k for k in range(len(costs)) for _ in range(groups)],
     )
 
 
@@ -27,23 +27,24 @@ def advice(seconds, cells, m=16, most=16, name="gpipe", ideal=True):
     devices = 1 + max(cells.devices)
     chunks = len(seconds) // devices
     schedule = SCHEDULES[name](devices, m, chunks)
-    count = len(seconds) * cells.groups
+    groups = cells.numbers.count(0)
+    count = len(cells.numbers)
     program = lower(
         lambda _: schedule,
         [CellFacts()] * count,
-        Remat(["never"] * count, [cells.groups] * len(seconds)),
+        Remat(["never"] * count, [groups] * len(seconds)),
         [m],
     )
 
     def duration(task):
-        own = seconds[task.cell // cells.groups] / cells.groups
+        own = seconds[cells.numbers[task.cell]] / groups
         return own if task.kind == "forward" else 2 * own
 
     def bubble(count):
         return IDEALS[name](devices, count, chunks).bubble
 
     events = simulated(program, duration)
-    made = timeline.cell_seconds(events, cells.groups)
+    made = timeline.cell_seconds(events, cells.numbers)
     assert made == pytest.approx([3 * m * s for s in seconds])
     return advise(events, cells, m, most, bubble if ideal else None)
 

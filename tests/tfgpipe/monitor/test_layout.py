@@ -55,4 +55,4 @@ def test_layout_has_each_layer_with_its_cost_and_its_device():
     assert found.layers == [["a", "b"], ["c", "d"], ["e", "f"], ["g", "h"]]
     assert found.costs == [[1, 2], [3, 4], [5, 6], [7, 8]]
     assert found.devices == [0, 1, 0, 1]
-    assert found.groups == 2
+    assert found.numbers == [0, 0, 1, 1, 2, 2, 3, 3]

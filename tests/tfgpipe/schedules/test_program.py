@@ -26,7 +26,7 @@ from tfgpipe.schedules.program import Op, Program, units
 from tfgpipe.schedules.schedule import Schedule
 from tfgpipe.schedules.task import KINDS, Kind, Need
 
-LETTERS = dict(zip("FRBIW", KINDS, strict=True))
+LETTERS = dict(zip("FRBIWH", KINDS, strict=True))
 
 
 def ops(text, device=0):
@@ -308,7 +308,7 @@ def test_devices_run_the_program(name, remat, rows, frozen, groups, ran):
     program = lower(
         lambda count: SCHEDULES[name](2, count, chunks),
         facts,
-        Remat.of(remat, 2 * chunks, groups),
+        Remat.of(remat, [groups] * (2 * chunks)),
         [min(rows, 3)],
     )
     assert [*ran.values()] == [

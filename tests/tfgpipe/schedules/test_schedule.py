@@ -4,10 +4,10 @@ import pytest
 
 from tfgpipe.schedules.orders import CHUNKS, SCHEDULES
 from tfgpipe.schedules.schedule import Schedule
-from tfgpipe.schedules.task import KINDS, Task
+from tfgpipe.schedules.task import Task, scheduled_kinds
 
 CASES = [(k, m) for k in (1, 2, 3, 8) for m in (1, 2, 5, 32)]
-F, R, B, X, W = KINDS  # X: input_gradient
+F, R, B, X, W = scheduled_kinds()  # X: input_gradient
 ONE_EACH = [(F, 0, 0), (B, 0, 0)]
 
 
