@@ -80,7 +80,7 @@ class Experiment:
     layers_per_cell: tuple[int, ...] | None = None
     schedule: str = "gpipe"
     remat: str = "except_last"
-    remat_groups: int = 1
+    remat_groups: int | None = None
     seed: int = 0
     task: Task = dataclasses.field(default_factory=Classification)
     evaluation_batch_size: int | None = None
@@ -174,7 +174,7 @@ class Experiment:
             f"  pipeline   num_partitions={self.num_partitions}, "
             f"num_micro_batches={self.num_micro_batches}, "
             f"schedule={self.schedule}, remat={self.remat}"
-            f"{groups if self.remat_groups > 1 else ''}"
+            f"{groups if self.remat_groups else ''}"
             f"{cut if self.layers_per_cell else ''}\n"
             f"  expected   {self.expected_result}"
         )

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
@@ -65,7 +66,7 @@ class Arguments:
         layers_per_cell: Sequence[int] | None,
         schedule: str | Schedule,
         remat: Rule | Mapping[Any, Rule],
-        remat_groups: int,
+        remat_groups: int | None,
         gradient_dtype: str | None,
         skip_nonfinite: bool = False,
         skip_outliers: float | None = None,
@@ -102,7 +103,9 @@ class Arguments:
         self.num_partitions = device_list.num_partitions
         is_known = k is not None or num_partitions is None
         self.remat = self._check_remat(remat, is_known)
-        self.remat_groups = self._count("remat_groups", remat_groups) or 1
+        self.remat_groups = None
+        if remat_groups is not None:
+            self.remat_groups = self._count("remat_groups", remat_groups)
         self.head_parts = self._count("head_parts", head_parts) or 1
         self.gradient_dtype = None
         if gradient_dtype is not None:
@@ -219,11 +222,19 @@ class Arguments:
 
         `num_groups` are those of each cell.
         """
-        written: set[int] = set()
-        if isinstance(self.schedule, Schedule):
-            written = self.schedule.recomputing()
         has_head = self.head_parts > 1
-        return Remat.of(self.remat, num_groups, written, has_head)
+        return Remat.of(self.remat, num_groups, self._written, has_head)
+
+    def recomputes(self, k: int) -> bool:
+        """Whether cell k computes whole micro-batches again."""
+        one_each = [1] * self.num_partitions
+        return Remat.of(self.remat, one_each, self._written).recomputes(k)
+
+    @property
+    def _written(self) -> set[int]:
+        """The cells of which the schedule recomputes some micro-batches."""
+        is_own = isinstance(self.schedule, Schedule)
+        return self.schedule.recomputing() if is_own else set()
 
     def schedule_of(self, num_micro_batches: int) -> Schedule:
         """The schedule for a mini-batch.
@@ -239,6 +250,14 @@ class Arguments:
         num_devices = len(set(self.grid[0]))
         chunks = self.num_partitions // num_devices
         return SCHEDULES[self.schedule](num_devices, num_micro_batches, chunks)
+
+    @functools.cached_property
+    def held(self) -> list[int]:
+        """Of how many micro-batches each cell holds something at a time."""
+        schedule = self.schedule_of(self.num_micro_batches)
+        devices = [schedule.device_of(k) for k in range(self.num_partitions)]
+        held = schedule.held()
+        return [-(-held[d] // devices.count(d)) for d in devices]
 
     def _device_of(self, k: int, num_devices: int) -> int:
         """Which of the devices runs cell k."""

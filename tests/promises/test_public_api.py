@@ -65,7 +65,7 @@ def test_constructor_takes_the_arguments_it_promises():
         "{layers_per_cell=None}",
         "{schedule='gpipe'}",
         "{remat='except_last'}",
-        "{remat_groups=1}",
+        "{remat_groups=None}",
         "{gradient_dtype=None}",
         "{skip_nonfinite=False}",
         "{skip_outliers=None}",

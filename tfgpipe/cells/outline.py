@@ -24,7 +24,7 @@ from tfgpipe import internals
 from tfgpipe.cells.cell import LayerCall, stand_in
 from tfgpipe.cells.model_trace import ModelCall, trace_model
 from tfgpipe.cells.sections import Section
-from tfgpipe.graphs import TracedModel, TraceOptions, follows
+from tfgpipe.graphs import CHEAP, TracedModel, TraceOptions, follows
 
 
 class SectionCall(LayerCall):
@@ -80,6 +80,7 @@ class Outline(NamedTuple):
         steps: Some sections each.
         flops: Of each, for one row.
         live_bytes: What crosses if a cell begins there, for one row.
+        made_bytes: What each makes, for one row: of it a part is kept.
         output: Specs of the outputs, a nest.
     """
 
@@ -87,6 +88,7 @@ class Outline(NamedTuple):
     steps: list[SectionCall]
     flops: list[float]
     live_bytes: list[int]
+    made_bytes: list[int]
     output: Any
 
     def step_of(self, tensor: tf.Tensor) -> int:
@@ -228,6 +230,7 @@ class _Reader:
             steps,
             [sum(self._costs[a:b]) for a, b in itertools.pairwise(ends)],
             self._live_bytes(len(steps), last_taken, step_of),
+            [sum(map(self._made_bytes, own)) for own in operations],
             tree.map_structure(self._output, traced.structure),
         )
 
@@ -324,6 +327,9 @@ class _Reader:
             for i in range(step_of(tensor.op) + 1, end + 1):
                 live[i] += self._bytes(tensor)
         return live
+
+    def _made_bytes(self, op: tf.Operation) -> int:
+        return 0 if op.type in CHEAP else sum(map(self._bytes, op.outputs))
 
     def _bytes(self, tensor: tf.Tensor) -> int:
         """Of one row; sizes that are not known count as 1."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,13 +18,19 @@ from tfgpipe import failures, internals
 from tfgpipe.arguments import Arguments, check_groups
 from tfgpipe.cells import Cell
 from tfgpipe.devices import names
-from tfgpipe.partition import partition
+from tfgpipe.partition import cut_graph, partition
 from tfgpipe.schedules import Remat, Schedule
 from tfgpipe.sequence import inputs, too_many_cells
 from tfgpipe.state import RandomState
 
 # A larger part of the cost than this many times that of an even cell is told.
 _UNEVEN = 1.25
+
+# Bytes that a cell makes of a row: below, no groups. How many there may be, and
+# what of the bytes more of them may leave.
+_LITTLE = 2**20
+_NUM_GROUPS = (2, 4, 8)
+_WORTH = 0.8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,14 +173,14 @@ def _cells(
     else:
         counts = source.cut(costs, k)
         _tell_of_large(source, costs, k)
-    check_groups(arguments.remat_groups, counts)
+    check_groups(arguments.remat_groups or 1, counts)
     start = index = 0
     columns = zip(*arguments.grid)
     # A row of the grid is a replica; column k has the devices of cell k.
     for k, (devices, count) in enumerate(zip(columns, counts)):
-        own = costs[start : start + count]
         stop = start + count
-        sizes = [(size, 1) for size in partition(own, arguments.remat_groups)]
+        groups = _groups(arguments, costs, start, stop, k)
+        sizes = [(size, 1) for size in groups]
         if arguments.head_parts > 1 and stop == len(costs):
             of_last, _ = sizes.pop()
             of_head = _head(source.live_bytes[stop - of_last :], width)
@@ -186,6 +193,37 @@ def _cells(
             yield Cell(index, steps, devices, k, stores, head_parts)
             start += size
             index += 1
+
+
+def _groups(
+    arguments: Arguments, costs: Sequence[float], start: int, stop: int, k: int
+) -> list[int]:
+    """How many steps each group of cell k has, which is computed again.
+
+    With more groups, the inputs of more are held of each micro-batch, and of
+    one micro-batch less is there at a time.
+    """
+    if arguments.remat_groups is not None:
+        return partition(costs[start:stop], arguments.remat_groups)
+    source, count = arguments.source, stop - start
+    made, live = source.made_bytes[start:stop], source.live_bytes[start:stop]
+    is_small = sum(made) < _LITTLE
+    # Weights of elsewhere would be sent again for each group.
+    is_sent = arguments.weights_on != "devices"
+    if is_small or is_sent or not arguments.recomputes(k):
+        return [count]
+    held = arguments.held[k]
+    found, least = [count], float(sum(made))
+    for num_groups in _NUM_GROUPS:
+        if num_groups > count:
+            break
+        sizes = cut_graph(made, live, num_groups)
+        ends = [*itertools.accumulate(sizes)]
+        inputs = sum(live[end] for end in ends[:-1])
+        largest = max(sum(made[a:b]) for a, b in zip([0, *ends], ends))
+        if held * inputs + largest < _WORTH * least:
+            found, least = sizes, held * inputs + largest
+    return found
 
 
 def _width(output_spec: Any) -> int:

@@ -140,7 +140,8 @@ class GPipe(Saving, Rehearsals):
             index of a cell to its rule; "except_last" for those left out.
         remat_groups: In how many groups of layers a cell is computed again,
             one after the other. With more, a device holds the activations of a
-            smaller group, and the inputs of more of them.
+            smaller group, and the inputs of more of them. None for what holds
+            least of all cells whose layers make much, and 1 of others.
         head_parts: In how many parts rows of a micro-batch go through the head,
             forward and back at once: the layers, at the end of the last cell,
             from the last narrow activations on, with the loss. Of outputs such
@@ -203,7 +204,7 @@ class GPipe(Saving, Rehearsals):
         layers_per_cell: Sequence[int] | None = None,
         schedule: str | Schedule = "gpipe",
         remat: str | float | Mapping[int, str | float] = "except_last",
-        remat_groups: int = 1,
+        remat_groups: int | None = None,
         gradient_dtype: str | None = None,
         skip_nonfinite: bool = False,
         skip_outliers: float | None = None,

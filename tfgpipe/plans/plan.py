@@ -428,7 +428,7 @@ def _held_for_weights(size: LayerSize) -> int:
     return size.weight_bytes + size.slot_bytes + size.gradient_bytes
 
 
-# What it may have, and what `GPipe` takes for what it has not.
+# What it may have, and what `GPipe` takes for what it has not; but one group.
 _DEFAULTS = {
     "num_partitions": None,
     "num_micro_batches": 1,
@@ -499,7 +499,8 @@ def user_setting(
     cut = (
         problem.cut(tuple(costs), k) if counts is None else count_steps(counts)
     )
-    check_groups(checked.remat_groups, cut)
+    groups = checked.remat_groups or 1
+    check_groups(groups, cut)
     return Setting(
         replicas,
         len(own),
@@ -507,7 +508,7 @@ def user_setting(
         m,
         schedule,
         tuple(Remat.of(checked.remat, [1] * k).rules),
-        checked.remat_groups,
+        groups,
     )
 
 

@@ -60,6 +60,7 @@ class Source:
         costs: For each what the user said of its cost, or None.
         steps: What cells are made of, once inputs are known.
         live_bytes: What crosses if a cell begins with a step, for one row.
+        made_bytes: What each step makes, for one row.
         arguments: What each call was given in that run.
         input_spec: Nest of `keras.KerasTensor`s that comes in, or None.
         problems: What is wrong.
@@ -75,6 +76,7 @@ class Source:
         self.costs: list[Any] = []
         self.steps: list[SectionCall] = []
         self.live_bytes: list[int] = []
+        self.made_bytes: list[int] = []
         self.input_spec: Any = None
         self.problems: list[str] = []
         self.arguments: list[tuple[Any, ...]] = []
@@ -138,6 +140,7 @@ class Source:
         """One run, whose steps are taken, and specs of what it returns."""
         found, output = self._run(spec, is_split)
         self.steps, self.live_bytes = found.steps, found.live_bytes
+        self.made_bytes = found.made_bytes
         self._flops = found.flops
         return found, output
 

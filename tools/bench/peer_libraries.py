@@ -50,10 +50,10 @@ def _torch_compiled(schedule: str) -> Peer:
 PEERS = {
     "gpipe": _ours("gpipe"),
     "gpipe-always": _ours("gpipe,remat=always"),
-    "gpipe-groups": _ours("gpipe,remat_groups=4"),
+    "gpipe-cells": _ours("gpipe,remat_groups=1"),
     "gpipe-share": _ours("gpipe,remat=0.2", "AB"),
     "1f1b": _ours("1f1b"),
-    "1f1b-groups": _ours("1f1b,remat_groups=4"),
+    "1f1b-cells": _ours("1f1b,remat_groups=1"),
     "1f1b-share": _ours("1f1b,remat=0.2", "AB"),
     "interleaved": _ours("interleaved", "AB"),
     "zero_bubble": _ours("zero_bubble"),

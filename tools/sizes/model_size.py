@@ -136,5 +136,5 @@ def _setting(
         experiment.num_micro_batches,
         name,
         tuple(experiment.remat_rules),
-        experiment.remat_groups,
+        experiment.remat_groups or 1,
     )

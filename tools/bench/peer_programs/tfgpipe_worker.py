@@ -85,6 +85,7 @@ def build(order: protocol.Order) -> tuple[tfgpipe.GPipe, np.ndarray]:
     """The pipeline, compiled, and its inputs."""
     x = work.inputs(order.work, order.m)
     made, options = layers(order), order.options
+    groups = options.get("remat_groups")
     rule = options.get("remat", "except_last") if order.remat else "never"
     # Two cells a device, as the peers have.
     chunks = 2 if order.schedule == "interleaved" and order.k > 1 else 1
@@ -97,7 +98,7 @@ def build(order: protocol.Order) -> tuple[tfgpipe.GPipe, np.ndarray]:
         layers_per_cell=[stop - start for start, stop in cuts],
         schedule=order.schedule,
         remat=rule_of(rule),
-        remat_groups=int(options.get("remat_groups", 1)),
+        remat_groups=int(groups) if groups else None,
     )
     for layer, values in zip(made, weights(order.work)):
         load(layer, values)
