@@ -157,6 +157,14 @@ class Arguments:
         self.grid = [tuple(row[d] for d in places) for row in rows]
         self.devices = [row[d] for row in rows for d in sorted({*places})]
         self.num_replicas = len(self.grid)
+        rules = self.remat
+        rules = rules.values() if isinstance(rules, Mapping) else [rules]
+        if "offload" in rules and names.only_compiles(self.devices):
+            raise ValueError(
+                '`remat` must not be "offload" where XLA compiles all that a '
+                f"device runs. Received: remat={remat!r} and the devices "
+                f'{self.devices}. Pass "except_last".'
+            )
         if self.head_parts > 1 and self.num_micro_batches == 1:
             raise ValueError(
                 "`head_parts` must be 1 where a mini-batch is one micro-batch. "

@@ -58,6 +58,10 @@ class Cell:
         """Whether weights are sent to its devices when they are needed."""
         return self.stores != self.devices
 
+    def store_of(self, device: str) -> str:
+        """Where the weights are that one of its devices uses."""
+        return self.stores[self.devices.index(device)]
+
     @property
     def weights_by_layer(self) -> list[list[keras.Variable]]:
         """The trainable variables of each layer.

@@ -100,25 +100,28 @@ class Tracer:
         made: Differentiated,
         cells: Sequence[Cell],
         repeated: Sequence[Sequence[bool]],
-        shares: Sequence[float] | None = None,
+        ways: Sequence[tuple[float, bool]] | None = None,
     ) -> list[CellTasks]:
         """Cuts the tasks of each cell out of a graph.
 
         `repeated` says of each use of a weight which of its lookups have the
-        same indices for all micro-batches; `shares` of each cell how much of
-        what its backward pass needs it may keep, None for all.
+        same indices for all micro-batches; `ways` of each cell how much of
+        what its backward pass needs it may keep, and whether that goes to the
+        host. None: all of it, which stays.
         """
         parts = parts_of(made, len(cells), repeated)
-        each = zip(parts, cells, shares or [1.0] * len(cells), strict=True)
-        return [self._tasks(*own) for own in each]
+        each = zip(parts, cells, ways or [(1.0, False)] * len(cells))
+        return [self._tasks(part, cell, *way) for part, cell, way in each]
 
-    def _tasks(self, part: Part, cell: Cell, share: float) -> CellTasks:
+    def _tasks(
+        self, part: Part, cell: Cell, share: float, is_sent: bool
+    ) -> CellTasks:
         types = names.device_types(cell.devices)
         replaced = [gradient_sums.is_replaced(u.variable) for u in part.uses]
-        facts = [*types, part.repeated, replaced, share]
+        facts = [*types, part.repeated, replaced, share, is_sent]
         key = part_key(part, facts)
         if key not in self._known:
-            self._known[key] = CellFunctions(part, types, share)
+            self._known[key] = CellFunctions(part, types, share, is_sent)
         found = self._known[key]
         if found.kept_share > share:
             least = math.ceil(100 * found.kept_share) / 100

@@ -43,7 +43,8 @@ class CellFunctions:
     """The part of a model's graph that is a cell's, cut into functions.
 
     `device_types` are those of the cell's devices, such as "GPU"; `share` is
-    that of the bytes that the backward pass needs which may be kept.
+    that of the bytes that the backward pass needs which may be kept; `is_sent`
+    says whether what is kept goes to the host.
 
     Attributes:
         part: The part.
@@ -56,7 +57,11 @@ class CellFunctions:
     """
 
     def __init__(
-        self, part: Part, device_types: Sequence[str], share: float = 1.0
+        self,
+        part: Part,
+        device_types: Sequence[str],
+        share: float = 1.0,
+        is_sent: bool = False,
     ):
         self.part = part
         self.options = options = part.traced.options
@@ -91,7 +96,7 @@ class CellFunctions:
             fewer = fewer_kept(kept, free, share, device_types[0])
         else:
             fewer = kept
-        self.kept = self._bundle(fewer)
+        self.kept = Bundle(fewer, self._together and not is_sent)
         self.kept_share = sum(map(num_bytes, fewer)) / needed if needed else 0.0
         # What of the forward pass is not kept, each half computes again.
         self.crossing = self._bundle(

@@ -71,6 +71,14 @@ class Chain:
             self.finish(task, device, results)
         return results
 
+    def run_beside(self, device: str, work: Callable[[list[Any]], Any]) -> Any:
+        """Runs what a device does beside its tasks.
+
+        `work` gets what it must follow: the device's last task.
+        """
+        before = self.last_op.get(device)
+        return work([] if before is None else [before])
+
     @contextlib.contextmanager
     def on_device(self, device: str, awaited: list[Any]) -> Iterator[None]:
         """Inside, operations run on a device, after its last task."""

@@ -199,9 +199,12 @@ class MiniBatch:
             made = differentiate(
                 self.traced, has_gradient, [*of_head, *has_losses]
             )
-        shares = [self.remat.share(k) for k in range(len(self.cells))]
+        ways = [
+            (self.remat.share(k), self.remat.offloads(k))
+            for k in range(len(self.cells))
+        ]
         repeated = self._repeated(made)
-        tasks = self._tracer.tasks(made, self.cells, repeated, shares)
+        tasks = self._tracer.tasks(made, self.cells, repeated, ways)
         if self._has_parts:
             tasks[-1] = HeadTasks(
                 tasks[-1].part,

@@ -16,6 +16,7 @@ What each operation takes of others, and what it leaves to them:
     backward        takes what later cells give back,    gives to earlier ones,
                     and what is kept                     adds to sums
     head            takes what earlier cells give        both
+    offload, fetch  take what is kept                    leave it elsewhere
 
 What is given is by micro-batch and the tensor of the model's graph. What is
 kept is by cell and micro-batch, the sums of gradients by cell and replica.
@@ -44,7 +45,7 @@ from tfgpipe.graphs import Gradient, gradient_sums
 from tfgpipe.run.chain import Chain, ReadyTask, run_together
 from tfgpipe.run.loss_gradients import LossGradients, counts_ahead
 from tfgpipe.run.mini_batch import MiniBatch
-from tfgpipe.schedules import HALVES, Op, Program
+from tfgpipe.schedules import HALVES, KINDS, Op, Program
 from tfgpipe.state import StateFlow
 
 
@@ -112,7 +113,11 @@ class Pipeline:
         """Runs an operation, or those of partners together."""
         ready = [self._flow.ready(op) for op in ops]
         started = [one for one, _ in ready]
-        if self._batch.synchronizes(ops[0].cell):
+        if KINDS[ops[0].kind].lane != "compute":
+            results = [
+                self.chain.run_beside(one.device, one.work) for one in started
+            ]
+        elif self._batch.synchronizes(ops[0].cell):
             results = run_together(self.chain, started, self.micro_batches)
         else:
             results = [
@@ -178,6 +183,8 @@ class TaskFlow:
             "recompute": self._ready_recompute,
             **dict.fromkeys(("backward", *HALVES), self._ready_backward),
             "head": self._ready_head,
+            "offload": self._ready_offload,
+            "fetch": self._ready_fetch,
         }
 
     def begin_backward(self, start: LossGradients) -> None:
@@ -271,13 +278,52 @@ class TaskFlow:
 
         return awaited, work, take
 
+    def _ready_offload(self, op: Op) -> tuple[list[Any], Any, Callable]:
+        k, m = op.cell, op.micro_batch
+        kept = self._kept[k, m]
+        host = self._host(k, m)
+
+        def work(after: list[Any]) -> list[tf.Tensor]:
+            with tf.device(host):
+                return [tf.identity(value) for value in kept.values]
+
+        def take(values: list[tf.Tensor]) -> None:
+            self._kept[k, m] = kept._replace(values=values)
+
+        return [], work, take
+
+    def _ready_fetch(self, op: Op) -> tuple[list[Any], Any, Callable]:
+        k, m = op.cell, op.micro_batch
+        kept = self._kept[k, m]
+        device, host = self._replicas.device(k, m), self._host(k, m)
+
+        def work(after: list[Any]) -> list[tf.Tensor]:
+            # What is sent does not wait for what takes it: so it waits here.
+            with tf.device(host):
+                with tf.control_dependencies(after):
+                    begin = tf.no_op()
+                with tf.control_dependencies([begin]):
+                    values = [tf.identity(value) for value in kept.values]
+            with tf.device(device):
+                return [tf.identity(value) for value in values]
+
+        def take(values: list[tf.Tensor]) -> None:
+            self._kept[k, m] = kept._replace(values=values)
+
+        return [], work, take
+
+    def _host(self, k: int, m: int) -> str:
+        """Where what a cell keeps may be: where its weights are sent from."""
+        cell = self._batch.cells[k]
+        device = self._replicas.device(k, m)
+        if cell.is_stored_elsewhere:
+            return cell.store_of(device)
+        return names.host_of(device)
+
     def sums(self, k: int, r: int) -> list[Gradient]:
         """What cell k has added up in replica r, where its weights are."""
         cell = self._batch.cells[k]
-        device = self._replicas.device_in(r, k)
-        if cell.is_stored_elsewhere:
-            device = cell.stores[cell.devices.index(device)]
-        with tf.device(device):
+        with tf.device(cell.store_of(self._replicas.device_in(r, k))):
             return self._tasks[k].unpack_sums(self._sums[k, r])
 
 

@@ -7,6 +7,7 @@
     at_once                has a head go forward and back in one
     recomputed             notes what is kept; recomputes the rest before use
     placed                 numbers micro-batches and devices of a replica
+    offloaded              sends what is kept to the host, and fetches it
 
 Each takes operations in an order in which they can run, and returns such.
 
@@ -18,6 +19,7 @@ which:
     "except_last"  all but the one that goes back through the cell first, whose
                    activations are still there: its forward pass is the last
     "never"        every micro-batch's activations are kept
+    "offload"      they are, in the host's memory where there is time
 
 Pure Python: nothing here knows TensorFlow.
 
@@ -27,15 +29,16 @@ where re-materialisation of all but the last micro-batch is the default.
 
 from __future__ import annotations
 
+import collections
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tfgpipe.checks import is_amount
-from tfgpipe.schedules.program import Op, Program
+from tfgpipe.schedules.program import Op, Program, most_held
 from tfgpipe.schedules.task import HALVES, KINDS
 
-REMAT = ("except_last", "always", "never")
+REMAT = ("except_last", "always", "never", "offload")
 Rule = str | float
 
 
@@ -184,7 +187,12 @@ class Remat:
     def recomputes(self, k: int) -> bool:
         """Whether cell k computes a whole micro-batch again."""
         is_part = not isinstance(self.rules[k], str)
-        return k in self._written or not (is_part or self.rules[k] == "never")
+        is_kept = is_part or self.rules[k] in ("never", "offload")
+        return k in self._written or not is_kept
+
+    def offloads(self, k: int) -> bool:
+        """Whether what cell k keeps goes to the host."""
+        return self.rules[k] == "offload"
 
     def share(self, k: int) -> float:
         """The share of what its backward pass needs that cell k may keep."""
@@ -338,6 +346,89 @@ def placed(ops: Iterable[Op], micro_batch: int, device: int) -> list[Op]:
     ]
 
 
+def offloaded(
+    turns: Iterable[list[Op]], facts: Sequence[CellFacts], remat: Remat
+) -> list[list[Op]]:
+    """With what is kept sent to the host, where it is not needed at once.
+
+        F0 --> F1 ----> F2 ----> B2 ----> B1 ----> B0
+               O0: while F1 runs          T0: while B1 runs
+
+    It is fetched while the operation before the one that takes it runs; so two
+    operations run in between, at least. A device that would hold no fewer
+    micro-batches sends nothing.
+
+    Args:
+        turns: Operations, those that run together in a list.
+        facts: Those of each cell.
+        remat: Whose activations go to the host.
+    """
+    turns = list(turns)
+    # Some keep nothing but what comes in.
+    cells = {
+        k for k, own in enumerate(facts) if remat.offloads(k) and own.recomputes
+    }
+    by_device: dict[int, list[Op]] = collections.defaultdict(list)
+    for op in itertools.chain(*turns):
+        by_device[op.device].append(op)
+    for own in by_device.values():
+        alone = [[op] for op in own]
+        ways = [_away(own, cells, between) for between in (len(own), 3, 2)]
+        held = [
+            most_held([*itertools.chain(*_with_transfers(alone, pairs))])
+            for pairs in ways
+        ]
+        # As few transfers as do.
+        turns = _with_transfers(turns, ways[held.index(min(held))])
+    return turns
+
+
+def _away(
+    own: Sequence[Op], cells: Collection[int], between: int
+) -> list[tuple[Op, Op]]:
+    """What a device need not hold all the time.
+
+    Args:
+        own: Its operations.
+        cells: Those of which something is kept.
+        between: How many operations run at least, until it is needed.
+
+    Returns:
+        Each operation that keeps it, and the one before which it is fetched.
+    """
+    made: dict[tuple[int, int], int] = {}
+    pairs = []
+    for i, op in enumerate(own):
+        at = op.cell, op.micro_batch
+        takes = KINDS[op.kind].sends == "gradients"
+        if op.keeps and op.cell in cells:
+            made[at] = i
+        elif takes and i - made.get(at, i) > between:
+            pairs.append((own[made[at]], own[i - 1]))
+    return pairs
+
+
+def _with_transfers(
+    turns: Iterable[list[Op]], pairs: Sequence[tuple[Op, Op]]
+) -> list[list[Op]]:
+    """Sends what operations keep behind them, and fetches it before others."""
+    sent = {made.task for made, _ in pairs}
+    fetched = collections.defaultdict(list)
+    for made, before in pairs:
+        fetched[before.task].append([made._replace(kind="fetch", keeps=False)])
+    found = []
+    for turn in turns:
+        for op in turn:
+            found += fetched[op.task]
+        found.append(turn)
+        found += [
+            [op._replace(kind="offload", keeps=False)]
+            for op in turn
+            if op.task in sent
+        ]
+    return found
+
+
 # ---------------------------------------------------------------- all of them
 def lower(
     schedule_of: Callable[[int], Any],
@@ -379,28 +470,37 @@ def lower(
     if together:
         always = Remat(["always"] * len(facts), remat.groups)
         order = lowered(longest, max(counts), always)
-        return _partners(order, replicas, num_devices * len(counts), facts)
-    return Program(_in_turn(replicas), num_devices * len(counts))
+        turns = _partners(order, replicas, facts)
+    else:
+        turns = [[op] for op in _in_turn(replicas)]
+    turns = offloaded(turns, facts, remat)
+    return Program(
+        [op for turn in turns for op in turn],
+        num_devices * len(counts),
+        [*map(len, turns)] if together else None,
+    )
 
 
 def _partners(
     order: list[Op],
     replicas: list[list[Op]],
-    num_devices: int,
     facts: Sequence[CellFacts],
-) -> Program:
-    """Operations of replicas side by side, in the order of the longest."""
+) -> list[list[Op]]:
+    """Operations of replicas side by side, in the order of the longest.
+
+    Returns what runs together, in lists.
+    """
     starts = [min(op.micro_batch for op in ops) for ops in replicas]
     own = [
         {(op.kind, op.cell, op.micro_batch - start): op for op in ops}
         for ops, start in zip(replicas, starts)
     ]
     turns = [[ops[op.task] for ops in own if op.task in ops] for op in order]
-    sizes: list[int] = []
+    found: list[list[Op]] = []
     for turn in filter(None, turns):
         is_one = facts[turn[0].cell].synchronizes
-        sizes += [len(turn)] if is_one else [1] * len(turn)
-    return Program([op for turn in turns for op in turn], num_devices, sizes)
+        found += [turn] if is_one else [[op] for op in turn]
+    return found
 
 
 def _in_turn(replicas: list[list[Op]]) -> list[Op]:

@@ -160,8 +160,10 @@ class Program:
     def _awaits(self) -> Iterator[list[int]]:
         """For each operation, the places of those that it waits for.
 
-        What its own lane has run before it is not among them.
+        What its own lane has run before it is not among them. What is beside
+        what is computed waits for what was computed last.
         """
+        computed: dict[int, int] = {}  # by device
         places = {op[:3]: i for i, op in enumerate(self.ops)}
         needs = {
             name: [(n.offset, other) for n in kind.needs for other in n.kinds]
@@ -185,6 +187,10 @@ class Program:
                 is_beside = KINDS[other].lane != KINDS[name].lane
                 if is_beside or before.device != device:
                     found.append(place)
+            if KINDS[name].lane == "compute":
+                computed[device] = i
+            elif device in computed:
+                found.append(computed[device])
             yield found
 
     def length(
@@ -216,12 +222,16 @@ class Program:
         One counts, once a cell, from its forward pass to the end of its last
         backward operation. What has no backward pass is not held.
         """
-        trained = {op.cell for op in self.ops if KINDS[op.kind].ends}
-        most = [0] * self.num_devices
-        for device, own in enumerate(self.by_device):
-            now = 0
-            for op in own:
-                if op.cell in trained:
-                    now += KINDS[op.kind].begins - KINDS[op.kind].ends
-                    most[device] = max(most[device], now)
-        return most
+        return [*map(most_held, self.by_device)]
+
+
+def most_held(ops: Sequence[Op]) -> int:
+    """How many micro-batches a device holds at most that runs these."""
+    trained = {op.cell for op in ops if KINDS[op.kind].ends}
+    now = most = 0
+    for op in ops:
+        if op.cell in trained:
+            kind = KINDS[op.kind]
+            now += kind.begins - kind.ends - kind.leaves
+            most = max(most, now)
+    return most

@@ -11,6 +11,8 @@ know of its kind is in one table, which all others read:
     weight_gradient(k, m)  after input_gradient(k, m)
     head(k, m)             forward and backward at once, of the last cell's
                            head: after forward(k - 1, m)
+    offload(k, m)          after forward(k, m): what is kept goes to the host
+    fetch(k, m)            after offload(k, m): and comes back
 
 A recomputation does not need the gradient: it fills the time in which a device
 waits for it. A new kind is a row here, and a method of `TaskFlow`, in
@@ -48,11 +50,13 @@ class Kind(NamedTuple):
         letter: In texts.
         needs: What it waits for.
         units: How long it takes among equal cells, a forward pass as the unit.
-        lane: Which of a device's lanes it takes: those run side by side.
+        lane: Which of a device's lanes it takes: those run side by side. In
+            others than "compute", it follows what was computed before it.
         is_backward: Whether it takes a gradient: it is of the backward pass.
         sends: What another cell takes of it: "outputs", "gradients" or "".
         begins: Whether a cell holds something of the micro-batch from it on.
         ends: Whether it ends the work on it, and frees its activations.
+        leaves: Whether the activations leave the device.
         is_optional: Whether a micro-batch may do without it.
         is_scheduled: Whether schedules have it; else a pass adds it.
     """
@@ -65,13 +69,17 @@ class Kind(NamedTuple):
     sends: str = ""
     begins: bool = False
     ends: bool = False
+    leaves: bool = False
     is_optional: bool = False
     is_scheduled: bool = True
 
 
 _GRADIENTS = ("backward", "input_gradient", "head")
 
-_FOR_GRADIENTS = Need(0, ("forward", "recompute")), Need(1, _GRADIENTS)
+_FOR_GRADIENTS = (
+    Need(0, ("forward", "recompute", "fetch")),
+    Need(1, _GRADIENTS),
+)
 
 KINDS = {
     "forward": Kind(
@@ -100,6 +108,23 @@ KINDS = {
         sends="gradients",
         begins=True,
         ends=True,
+        is_scheduled=False,
+    ),
+    # As slow as pays: a transfer takes half the time of a forward pass.
+    "offload": Kind(
+        "O",
+        (Need(0, ("forward",)),),
+        units=0.5,
+        lane="to host",
+        leaves=True,
+        is_scheduled=False,
+    ),
+    "fetch": Kind(
+        "T",
+        (Need(0, ("offload",)),),
+        units=0.5,
+        lane="from host",
+        begins=True,
         is_scheduled=False,
     ),
 }

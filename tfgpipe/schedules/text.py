@@ -63,17 +63,22 @@ def _rows(
         return f"{KINDS[op.kind].letter}{number}{'+' * op.keeps}"
 
     width = 1 + max(len(word(op)) for op in ops)
-    rows = [""] * num_devices
-    for op, (start, end) in zip(ops, times):
-        row = rows[op.device].ljust(int(start) * width)
-        taken = word(op).ljust(int(end - start) * width - 1, "-") + " "
-        if end - start == 1:
-            taken = word(op).ljust(width)
-        rows[op.device] = row + taken
     digits = len(str(num_devices - 1))
-    return [
-        f"device {d:{digits}}  {row}".rstrip() for d, row in enumerate(rows)
-    ]
+    rows = {
+        (d, "compute"): f"device {d:{digits}}  " for d in range(num_devices)
+    }
+    begin = len(rows[0, "compute"])
+    for op, (start, end) in zip(ops, times):
+        lane = op.device, KINDS[op.kind].lane
+        row = rows.get(lane, f"  {lane[1]}".ljust(begin))
+        taken = word(op).ljust(int(end - start) * width - 1, "-") + " "
+        if end - start <= 1:
+            taken = word(op).ljust(width)
+        rows[lane] = row.ljust(begin + int(start * width)) + taken
+    # What goes beside is below what is computed.
+    lanes = [kind.lane for kind in KINDS.values()]
+    order = sorted(rows, key=lambda own: (own[0], lanes.index(own[1])))
+    return [rows[own].rstrip() for own in order]
 
 
 def tasks_of_text(text: str, make: Callable[[Any, Any], Any]) -> Any:

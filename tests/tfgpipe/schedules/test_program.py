@@ -26,7 +26,7 @@ from tfgpipe.schedules.program import Op, Program, units
 from tfgpipe.schedules.schedule import Schedule
 from tfgpipe.schedules.task import KINDS, Kind, Need
 
-LETTERS = dict(zip("FRBIWH", KINDS, strict=True))
+LETTERS = dict(zip("FRBIWHOT", KINDS, strict=True))
 
 
 def ops(text, device=0):
