@@ -53,7 +53,7 @@ PAGES = [
     "docs/measurements_plans.md",
     "docs/measurements_replicas.md",
     "docs/models.md",
-    "docs/out_of_memory.md",
+    "docs/memory.md",
     "docs/performance.md",
     "docs/planning.md",
     "docs/results.md",

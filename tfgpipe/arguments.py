@@ -132,8 +132,11 @@ class Arguments:
                 )
         self.trial = self._choice("trial", trial, TRIALS) or "warn"
         self.weights_on = names.name_of(weights_on)
-        is_place = self.weights_on in ("devices", "host")
-        self._store = names.resolve_device(self.weights_on)
+        is_text = isinstance(self.weights_on, str)
+        is_place = is_text and self.weights_on in ("devices", "host")
+        self._store = None
+        if is_text:
+            self._store = names.resolve_device(self.weights_on)
         if not is_place and self._store is None:
             self._problems.append(
                 "`weights_on` must be 'devices', 'host', or a device that "
@@ -176,7 +179,7 @@ class Arguments:
                 "`weights_on` must be 'devices' where XLA compiles all that a "
                 f"device runs. Received: weights_on={weights_on!r} and the "
                 f"devices {self.devices}. Leave it out; to hold less, see "
-                "docs/out_of_memory.md."
+                "docs/memory.md."
             )
         self.check_supported()
 

@@ -81,6 +81,7 @@ class Case:
         schedule: Its name.
         remat: Name of the rule, or "mixed" for another one a cell.
         weights_on: Where the pipelines have their weights.
+        head_parts: Into how many parts the rows go through their heads.
         remat_groups: Groups a cell.
         other_partitions: K of the second pipeline.
         other_remat: Rule of the second pipeline.
@@ -130,6 +131,7 @@ class Case:
     schedule: str = "gpipe"
     remat: str = "except_last"
     weights_on: str = "devices"
+    head_parts: int = 1
     remat_groups: int = 1
     other_partitions: int = 1
     other_remat: str = "except_last"

@@ -127,6 +127,7 @@ def pipeline(
         "remat": remat,
         "remat_groups": case.remat_groups,
         "weights_on": case.weights_on,
+        "head_parts": case.head_parts,
         "skip_nonfinite": case.bad_row is not None,
     }
     if remat == "mixed":

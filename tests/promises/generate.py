@@ -86,6 +86,12 @@ def generate(
         found["remat"] = rng.choice(SHARES)
     if rng.random() < 0.2:
         found["weights_on"] = "host"
+    if found["remat"] == "never" and rng.random() < 0.4:
+        found["remat"] = "offload"
+    # At another K the head may begin elsewhere, and so other sums be made.
+    same_head = found["then"] in (None, "eager")
+    if found["num_micro_batches"] > 1 and same_head and rng.random() < 0.2:
+        found["head_parts"] = rng.choice((2, 3))
     return Case(**found)
 
 

@@ -36,6 +36,7 @@ SIMPLEST: tuple[tuple[dict[str, Any], ...], ...] = (
     ({"other_partitions": 1}, {"other_partitions": 2}),
     ({"remat": "except_last"},),
     ({"weights_on": "devices"},),
+    ({"head_parts": 1},),
     ({"other_remat": "except_last"},),
     ({"epochs": 1},),
     ({"rows": 6, "batch_size": 6},),

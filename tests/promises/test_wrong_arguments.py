@@ -42,6 +42,8 @@ PLAIN = {
     "skip_nonfinite": False,
     "skip_outliers": None,
     "trial": "off",
+    "weights_on": "devices",
+    "head_parts": 1,
 }
 
 
@@ -75,6 +77,8 @@ TARGETS = {
             "devices": ["None"],
             "layers_per_cell": ["None"],
             "remat": ["{}"],
+            "remat_groups": ["None"],
+            "head_parts": ["10**30"],
             "gradient_dtype": ["None"],
             "skip_nonfinite": ["True"],
             "skip_outliers": ["None"],
@@ -224,6 +228,8 @@ TARGETS = {
             "skip_nonfinite": ["None", "True"],
             "skip_outliers": ["None"],
             "trial": ["None"],
+            "weights_on": ["None"],
+            "head_parts": ["None"],
         },
     ),
     "plot_cells": Target(

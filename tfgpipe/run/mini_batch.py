@@ -1,15 +1,14 @@
-"""A mini-batch: the model traced for it, and what the cells made of it."""
+"""A mini-batch: the model traced for it, its tasks and its program."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 from keras import tree
 
-from tfgpipe import internals
 from tfgpipe.cells import (
     Cell,
     CellTasks,
@@ -28,8 +27,8 @@ from tfgpipe.graphs import (
     without_gradients,
 )
 from tfgpipe.micro_batches import MicroBatches
+from tfgpipe.run.results import Results
 from tfgpipe.schedules import Program, Remat, Schedule, lower
-from tfgpipe.state import weighted_mean
 
 
 class MiniBatch:
@@ -277,138 +276,3 @@ class MiniBatch:
             return []
         own = [k for k, one in enumerate(tasks) if one.part.uses]
         return [*range(own[0], len(tasks))]
-
-
-class Results:
-    """What the cells made of a mini-batch, or will make.
-
-    Args:
-        traced: The model.
-        device: The last cell's device, the first if there are replicas.
-        micro_batches: How the rows fall into micro-batches.
-        values: By micro-batch, what is known by the references of tensors.
-        hands_out: Whether the outputs are asked for.
-
-    Attributes:
-        device: The last cell's device, where the loss is computed.
-        micro_batches: How the rows fall into micro-batches.
-        values: By micro-batch, what is known by the references of tensors.
-        hands_out: Whether the outputs are asked for.
-    """
-
-    def __init__(
-        self,
-        traced: TracedModel,
-        device: str,
-        micro_batches: MicroBatches,
-        values: list[dict[Any, Any]],
-        hands_out: bool = True,
-    ):
-        self._traced = traced
-        self.device = device
-        self.micro_batches = micro_batches
-        self.values = values
-        self.hands_out = hands_out
-        self._missing = {t.ref() for t in traced.results}
-        if not hands_out:
-            self._missing -= {
-                t.ref() for t in traced.handed_out if t is not None
-            }
-        self._outputs = {t.ref() for t in traced.outputs if t is not None}
-
-    def add(self, m: int, given: Mapping[Any, Any]) -> None:
-        """Takes what a cell made of a micro-batch."""
-        self.values[m].update(given)
-        if self.micro_batches.count > 1:
-            for ref, tensor in given.items():
-                if ref in self._outputs:
-                    self.micro_batches.check_output(tensor, m)
-
-    @property
-    def are_complete(self) -> bool:
-        """Whether all forward tasks have run."""
-        return all(self._missing <= known.keys() for known in self.values)
-
-    def _of(self, tensors: Sequence[Any]) -> list[list[Any]]:
-        """The values of some tensors, of each micro-batch."""
-        return [
-            [None if t is None else known[t.ref()] for t in tensors]
-            for known in self.values
-        ]
-
-    # ----------------------------------------------------------------- losses
-    @property
-    def num_head_losses(self) -> int:
-        """How many losses the head computes."""
-        return self._traced.num_head_losses
-
-    def head_sums(self) -> list[list[tf.Tensor]]:
-        """The head's losses of each micro-batch, scalars, to be added up."""
-        return self._of(self._traced.losses[: self.num_head_losses])
-
-    def counts(self) -> list[list[tf.Tensor]]:
-        """What those of each micro-batch count, scalars."""
-        return self._of(self._traced.counts)
-
-    def extra_losses(self) -> list[tf.Tensor]:
-        """The layers' own losses for the mini-batch."""
-        own = self._of(self._traced.losses[self.num_head_losses :])
-        losses = []
-        for values in zip(*own):
-            with tf.device(values[0].device):
-                losses.append(weighted_mean([*values], self.micro_batches))
-        return losses
-
-    def extra_specs(self) -> list[tf.TensorSpec]:
-        """Shapes and dtypes of the layers' own losses."""
-        own = self._traced.losses[self.num_head_losses :]
-        return [tf.TensorSpec(loss.shape, loss.dtype) for loss in own]
-
-    # ---------------------------------------------------------------- outputs
-    @property
-    def num_handed_out(self) -> int:
-        """How many outputs there are, with what hangs on them, flat."""
-        return len(self._traced.handed_out)
-
-    def specs(self) -> list[Any]:
-        """Shapes and dtypes of what is handed out, of the mini-batch."""
-
-        def spec(tensor: Any) -> Any:
-            if tensor is None:
-                return None
-            if self.micro_batches.count == 1:
-                return tf.TensorSpec(tensor.shape, tensor.dtype)
-            num_rows = self.micro_batches.num_rows
-            known = num_rows if isinstance(num_rows, int) else None
-            shape = tf.TensorShape([known]).concatenate(tensor.shape[1:])
-            return tf.TensorSpec(shape, tensor.dtype)
-
-        return [spec(t) for t in self._traced.handed_out]
-
-    def joined(self) -> list[Any]:
-        """What is handed out, of the mini-batch, on one device; flat."""
-        with tf.device(self.device):
-            found: list[Any] = self.micro_batches.join(
-                self._of(self._traced.handed_out)
-            )
-            return found
-
-    def nest(self, handed_out: Sequence[Any]) -> Any:
-        """The outputs, with what hangs on them, as the model returns them.
-
-        What was one tensor is one again.
-        """
-        traced, left = self._traced, list(handed_out)
-        made = [None if t is None else tf.identity(t) for t in left]
-        attached = iter(made[len(traced.outputs) :])
-        outputs = []
-        for tensor, given, own in zip(made, traced.outputs, traced.attached):
-            hung = internals.constants_on(given)
-            hung.update({name: next(attached) for name in own})
-            outputs.append(internals.attach(tensor, hung))
-        return tree.map_structure(lambda i: outputs[i], traced.structure)
-
-    def joined_outputs(self) -> Any:
-        """The mini-batch's outputs, on one device."""
-        with tf.device(self.device):
-            return self.nest(self.joined())

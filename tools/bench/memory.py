@@ -36,10 +36,11 @@ FLAGS = new_flags(rounds=1)
 define_choices(
     FLAGS,
     "table",
-    ["largest", "layers", "schedules", "loading", "host"],
-    ["largest", "layers", "schedules", "loading", "host"],
-    "The largest model; activations of one model; those of schedules; a preset "
-    "of KerasHub that is loaded; weights on the host.",
+    ["ways", "largest", "layers", "schedules", "loading", "host"],
+    ["ways", "largest", "layers", "schedules", "loading", "host"],
+    "What each way to hold less takes; the largest model; activations of one "
+    "model; those of schedules; a preset of KerasHub that is loaded; weights "
+    "on the host.",
 )
 define_numbers(FLAGS, "k", [1, 2, 4, 8], "Accelerators of the pipelines.")
 define_choices(
@@ -70,6 +71,8 @@ for _name, _default, _meaning in (
     ("host_k", 2, "Accelerators for table `host`."),
     ("host_layers", 38, "Layers for it, each a cell: a multiple of --host_k."),
     ("host_width", 768, "Units of a layer of it, a multiple of 8."),
+    ("ways_layers", 8, "Layers for table `ways`."),
+    ("ways_words", 8000, "Outputs of a position for it."),
     ("preset_units", 1024, "Of the preset of table `loading`."),
     ("preset_layers", 8, "Of it."),
 ):
@@ -129,6 +132,15 @@ _SCHEDULES = [
     Column("activations_mib_ratio", "/ first", ".2f"),
     Column("by_device", "activations by accelerator"),
 ]
+_WAYS = [
+    Column("way", "arguments"),
+    Column("activations_mib", "activations MiB", ".1f"),
+    Column("activations_mib_ratio", "/ first", ".2f"),
+    Column("by_device", "by accelerator"),
+    Column("held_mib", "held MiB", ".1f"),
+    Column("seconds", "s/step", ".3f"),
+    Column("seconds_ratio", "/ first", ".2f"),
+]
 _HOST = [
     Column("weights_on", "weights on"),
     Column("schedule", "schedule"),
@@ -156,6 +168,7 @@ def run(values: flags.FlagValues, report: Report) -> None:
     """Makes the tables that the flags ask for."""
     size = _size(values)
     makers = {
+        "ways": _ways,
         "largest": _largest,
         "layers": _same_layers,
         "schedules": _schedules,
@@ -212,6 +225,67 @@ def _about(size: Size) -> str:
         f"{size.sequence} positions; batches of {size.batch_size}; "
         f"{size.optimizer}"
     )
+
+
+# ------------------------------------------------------ what each way takes
+def _ways(values: flags.FlagValues, size: Size, report: Report) -> Table:
+    size = size._replace(width=128, batch_size=64, optimizer="sgd")
+    table = report.add(
+        Table(
+            "ways",
+            f"{values.ways_layers} blocks and a head of "
+            f"{values.ways_words:,} words on {values.host_k} accelerators, "
+            f"{values.m} micro-batches. {_about(size)}",
+            _WAYS,
+            notes=[
+                "activations: at the peak of a step, above weights, slots and "
+                "a gradient of each weight"
+            ],
+        )
+    )
+    first = Job(
+        size,
+        values.ways_layers,
+        values.host_k,
+        values.m,
+        remat="never",
+        num_steps=max(3, values.rounds),
+        words=values.ways_words,
+    )
+    plain = first._replace(remat="except_last", remat_groups=None)
+    ways = {
+        'remat="never"': first,
+        "remat=0.4": first._replace(remat=0.4),
+        "remat=0.2": first._replace(remat=0.2),
+        "what is the default": plain,
+        "remat_groups=1": plain._replace(remat_groups=1),
+        'remat="always"': plain._replace(remat="always"),
+        'schedule="1f1b"': plain._replace(schedule="1f1b"),
+        "head_parts=4": plain._replace(head_parts=4),
+        'schedule="1f1b", remat="always", head_parts=4': plain._replace(
+            schedule="1f1b", remat="always", head_parts=4
+        ),
+        'weights_on="host"': plain._replace(is_on_host=True),
+        'weights_on="host", remat="offload"': plain._replace(
+            is_on_host=True, remat="offload"
+        ),
+    }
+    for way in progress([*ways], "memory"):
+        outcome = memory_trial.run(ways[way])
+        row: dict[str, Any] = {
+            "way": way,
+            "activations_mib": outcome.most("activations"),
+            "held_mib": outcome.most("held"),
+            "seconds": outcome.seconds,
+            "by_device": " ".join(
+                f"{use.activations:.1f}" for use in outcome.uses
+            ),
+        }
+        base = table.rows[0] if table.rows else row
+        for name in ("activations_mib", "seconds"):
+            row[f"{name}_ratio"] = row[name] / base[name]
+        table.rows.append(row)
+    return table
 
 
 # ------------------------------------------------------------ the largest model

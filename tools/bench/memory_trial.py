@@ -11,6 +11,8 @@ accelerator.
 from __future__ import annotations
 
 import pathlib
+import statistics
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -64,6 +66,9 @@ class Job(NamedTuple):
         num_steps: Steps whose peak is measured, after two others.
         is_on_host: Whether weights and slots are in the memory of the process
             that trains.
+        words: Of which each position's next one is to be found; 0 for one
+            number a position.
+        head_parts: As in `tfgpipe.GPipe`.
     """
 
     size: Size
@@ -71,12 +76,14 @@ class Job(NamedTuple):
     k: int
     m: int = 1
     schedule: str = "gpipe"
-    remat: str = "except_last"
+    remat: str | float = "except_last"
     limit_mib: float = 0
     chunks: int = 1
-    remat_groups: int = 1
+    remat_groups: int | None = 1
     num_steps: int = 1
     is_on_host: bool = False
+    words: int = 0
+    head_parts: int = 1
 
 
 class Use(NamedTuple):
@@ -103,11 +110,13 @@ class Outcome(NamedTuple):
     Attributes:
         num_parameters: The model's.
         uses: What each accelerator uses; empty if the memory did not suffice.
+        seconds: Of a step, the median.
         why: How it shows that the memory did not suffice.
     """
 
     num_parameters: int = 0
     uses: tuple[Use, ...] = ()
+    seconds: float = 0.0
     why: str = ""
 
     @property
@@ -222,12 +231,16 @@ def _outcome(job: Job, accelerators: list[Connection]) -> Outcome:
     for _ in range(2):  # the first one traces
         step()
     rest = memory_worker.ask(accelerators, "rest")
+    seconds = []
     for _ in range(job.num_steps):
+        start = time.perf_counter()
         step()
+        seconds.append(time.perf_counter() - start)
     peak = memory_worker.ask(accelerators, "memory")
     return Outcome(
         model.count_params(),
         tuple(_uses(model, bare, rest, peak)),
+        statistics.median(seconds),
     )
 
 
@@ -264,12 +277,14 @@ def _model(job: Job) -> tuple[Any, Callable[[], Any]]:
             schedule=job.schedule,
             remat=job.remat,
             remat_groups=job.remat_groups,
+            head_parts=job.head_parts,
             weights_on=_HOST if job.is_on_host else "devices",
         )
-    model.compile(optimizer, "mse", jit_compile=False)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss if job.words else "mse", jit_compile=False)
     shape = (size.batch_size, size.sequence)
     x = np.random.default_rng(0).integers(0, _VOCABULARY, shape, "int32")
-    y = np.zeros((*shape, 1), "float32")
+    y = x % job.words if job.words else np.zeros((*shape, 1), "float32")
     return model, lambda: model.train_on_batch(x, y)
 
 
@@ -288,7 +303,7 @@ def layers_of(job: Job) -> list[Any]:
         TransformerBlock(size.num_heads, 4 * size.width)
         for _ in range(job.num_layers)
     ]
-    return [*layers, keras.layers.Dense(1)]
+    return [*layers, keras.layers.Dense(job.words or 1)]
 
 
 def optimizer_of(job: Job) -> dict[str, Any]:

@@ -1,0 +1,89 @@
+"""The values of weights, on the devices that compute with them.
+
+A variable has one owner among the devices of its cell's column: one a replica.
+It is read once, there, and sent to the others; what a cell only casts is cast
+before that. If weights are on the host, they are read and sent again where a
+device comes back to a cell:
+
+    host       w0 -------> w2 ----------> w0 ...      w2 is sent after the first
+    device     F0 of cell 0, F1, F2 | F0 of cell 2    F2 has begun
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfgpipe.cells import CellTasks
+from tfgpipe.devices import names, placement
+from tfgpipe.run.chain import Chain
+from tfgpipe.run.mini_batch import MiniBatch
+
+
+class Weights:
+    """The values of all cells' weights, on every device that needs them.
+
+    What a cell only casts, for every micro-batch, is cast once here. A device
+    that has weights of elsewhere holds those of two cells.
+    """
+
+    def __init__(
+        self, batch: MiniBatch, tasks: Sequence[CellTasks], chain: Chain
+    ):
+        self._tasks = tasks
+        self._cells = batch.cells
+        self._chain = chain
+        # What layers assign has its old value to the end.
+        self._assigned = {id(v) for v, _ in batch.traced.new_state}
+        self._read: dict[tuple[int, Any], tf.Tensor] = {}
+        self._held: dict[str, dict[int, Any]] = {}  # by device and cell
+        # By device, what ran there before the last task.
+        self._before_last: dict[str, Any] = {}
+
+    def packed(self, k: int, device: str) -> Any:
+        """The weights of cell k on a device, as its next task takes them."""
+        held = self._held.setdefault(device, {})
+        before_last = self._before_last.get(device)
+        self._before_last[device] = self._chain.last_op.get(device)
+        if k in held:
+            held[k] = held.pop(k)  # the last one used
+            return held[k]
+        ready = []
+        if self._cells[k].is_stored_elsewhere:
+            if len(held) > 1:
+                del held[next(iter(held))]
+            ready = [] if before_last is None else [before_last]
+            self._read = {
+                key: value
+                for key, value in self._read.items()
+                if key[0] in self._assigned
+            }
+        # Otherwise sent when the step begins, not when they are used first.
+        with tf.control_dependencies(None), tf.control_dependencies(ready):
+            values = [
+                self._sent(use.variable, dtype, device)
+                for use, dtype in zip(
+                    self._tasks[k].part.uses, self._tasks[k].weight_dtypes
+                )
+            ]
+        with tf.control_dependencies(None), tf.device(device):
+            held[k] = self._tasks[k].pack_weights(values)
+        return held[k]
+
+    def _sent(
+        self, variable: keras.Variable, dtype: Any, device: str
+    ) -> tf.Tensor:
+        """A value in a dtype on a device."""
+        home = variable.value.device
+        key = id(variable), dtype
+        if key not in self._read:
+            with tf.device(home):
+                value = placement.read_variable(variable)
+                self._read[key] = tf.cast(value, dtype)
+        if names.same_device(home, device):
+            return self._read[key]
+        with tf.device(device):
+            return tf.identity(self._read[key])
