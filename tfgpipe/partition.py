@@ -309,3 +309,31 @@ def cut_graph(
     bound += bound // SLACK
     cuts = _least_squares(ends, bound, num_partitions, live_bytes)
     return [b - a for a, b in itertools.pairwise(cuts)]
+
+
+def steps_of_head(live_bytes: Sequence[float], output_bytes: float) -> int:
+    """How many of the last steps are the head: what makes outputs wide.
+
+    It begins where what crosses is last half of what crosses behind it, or
+    less; if it is nowhere, it is the last step.
+
+    Args:
+        live_bytes: For each step, what crosses before it.
+        output_bytes: What crosses behind the last one.
+
+    Returns:
+        At least 1.
+
+    Example:
+
+    >>> steps_of_head([4, 4, 4], 32_000)  # a dense layer with many outputs
+    1
+    >>> steps_of_head([4, 4, 32_000], 32_000)  # and a softmax
+    2
+    """
+    widest = output_bytes
+    for count, own in enumerate(reversed(live_bytes), 1):
+        if 2 * own <= widest:
+            return count
+        widest = max(widest, own)
+    return 1

@@ -18,7 +18,7 @@ from tfgpipe import failures, internals
 from tfgpipe.arguments import Arguments, check_groups
 from tfgpipe.cells import Cell
 from tfgpipe.devices import names
-from tfgpipe.partition import cut_graph, partition
+from tfgpipe.partition import cut_graph, partition, steps_of_head
 from tfgpipe.schedules import Remat, Schedule
 from tfgpipe.sequence import inputs, too_many_cells
 from tfgpipe.state import RandomState
@@ -183,7 +183,8 @@ def _cells(
         sizes = [(size, 1) for size in groups]
         if arguments.head_parts > 1 and stop == len(costs):
             of_last, _ = sizes.pop()
-            of_head = _head(source.live_bytes[stop - of_last :], width)
+            live = source.live_bytes[stop - of_last : stop]
+            of_head = steps_of_head(live, width)
             sizes += [(of_last - of_head, 1), (of_head, arguments.head_parts)]
         for size, head_parts in sizes:
             if not size:
@@ -234,20 +235,6 @@ def _width(output_spec: Any) -> int:
         for spec in tree.flatten(output_spec)
         if spec is not None
     )
-
-
-def _head(live_bytes: Sequence[int], width: int) -> int:
-    """How many of the last steps are the head: what makes outputs wide.
-
-    `live_bytes` are those that cross before each step, of a row. The head
-    begins where what crosses is last less than half of what crosses behind it.
-    """
-    widest = width
-    for count, own in enumerate(reversed(live_bytes), 1):
-        if 2 * own <= widest:
-            return count
-        widest = max(widest, own)
-    return 1
 
 
 def _tell_of_large(source: Any, costs: Sequence[float], k: int) -> None:

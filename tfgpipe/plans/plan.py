@@ -134,14 +134,15 @@ class Plan:
     def __str__(self) -> str:
         """The table."""
         rows = [
-            "R K M schedule remat groups s/step bubble MiB/device cells why"
+            "R K M schedule remat groups head s/step bubble MiB/device "
+            "cells why"
         ]
         lines = [rows[0].split()]
         lines += [self._row(choice) for choice in self.choices]
         widths = [max(map(len, column)) for column in zip(*lines)]
         table = [
             "  ".join(
-                text.ljust(width) if i in (3, 4, 9, 10) else text.rjust(width)
+                text.ljust(width) if i in (3, 4, 10, 11) else text.rjust(width)
                 for i, (text, width) in enumerate(zip(line, widths))
             ).rstrip()
             for line in lines
@@ -167,6 +168,7 @@ class Plan:
             setting.schedule,
             str(rules[0]) if len(rules) == 1 else "by cell",
             str(setting.remat_groups),
+            str(setting.head_parts),
             f"{choice.step_seconds:.3g}",
             f"{choice.bubble:.0%}",
             f"{max(choice.device_bytes) / _MIB:,.0f}",
@@ -238,10 +240,11 @@ def plan(
             usual.
         setting: Arguments of `GPipe` that are to be predicted as they are, in
             place of a choice: some of `num_partitions`, `num_micro_batches`,
-            `layers_per_cell`, `schedule` by its name, `remat`,
-            `remat_groups` and `devices`. Others are completed as `GPipe` does,
-            except that a cut which is not given is by seconds, as in any plan.
-            It need not fit into the memory.
+            `layers_per_cell`, `schedule` by its name, `remat`, `remat_groups`,
+            `head_parts`, `weights_on` and `devices`. Others are completed as
+            `GPipe` does, except that there is one group, and that a cut which
+            is not given is by seconds, as in any plan. It need not fit into the
+            memory.
 
     Returns:
         The plan. Print it, and see `Plan.arguments`.
@@ -436,6 +439,8 @@ _DEFAULTS = {
     "schedule": "gpipe",
     "remat": "except_last",
     "remat_groups": 1,
+    "head_parts": 1,
+    "weights_on": "devices",
     "devices": None,
 }
 
@@ -509,6 +514,8 @@ def user_setting(
         schedule,
         tuple(Remat.of(checked.remat, [1] * k).rules),
         groups,
+        checked.head_parts,
+        checked.weights_on,
     )
 
 

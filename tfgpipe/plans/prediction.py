@@ -68,7 +68,7 @@ def predict(
 
     Without a machine, sending and updating take no time.
     """
-    by_cell = workload.cells(setting.layers_per_cell, setting.remat_groups)
+    by_cell = setting.cells(workload)
     groups = _at_shares(by_cell, setting)
     program = setting.program(tuple(group.facts for group in groups))
     # There are no sums yet to which these add gradients.
@@ -82,10 +82,14 @@ def predict(
 
     def duration(op: Op) -> float:
         group = groups[op.cell]
+        if KINDS[op.kind].lane != "compute":
+            sent = group.kept - group.kept_inputs
+            return 0.0 if machine is None else sent / machine.host_bandwidth
         found = group.seconds[op.kind]
         takes = KINDS[op.kind].sends == "gradients"
         # It computes first what the forward pass has dropped.
-        if takes and (op.cell, op.micro_batch) not in there:
+        is_missing = (op.cell, op.micro_batch) not in there
+        if takes and is_missing and op.kind != "head":
             found += group.seconds["recompute"]
         if KINDS[op.kind].ends and first[op.cell] == op.micro_batch:
             found -= group.addition
@@ -174,11 +178,18 @@ def memory(
     for ops, own in zip(program.by_device, by_device(cells, setting)):
         activations, working = _peak(ops, groups)
         slots = sum(group.slots for group in own)
+        weights = [group.weights for group in own]
+        gradients = [group.gradients for group in own]
+        if setting.weights_on != "devices":
+            # Those of two cells, and what they have added up.
+            slots = 0
+            weights = sorted(weights)[-2:]
+            gradients = sorted(gradients)[-2:]
         found.append(
             DeviceMemory(
-                sum(group.weights for group in own),
+                sum(weights),
                 -(-slots // setting.num_replicas),  # shared out
-                sum(group.gradients for group in own),
+                sum(gradients),
                 round(activations),
                 round(working),
             )
@@ -191,7 +202,9 @@ def _at_shares(
 ) -> list[CellNeeds]:
     """The groups of all cells, where some keep a share alone."""
     return [
-        group if isinstance(rule, str) else group.at_share(rule)
+        group
+        if isinstance(rule, str) or group.facts.is_head
+        else group.at_share(rule)
         for rule, own in zip(setting.remat, cells, strict=True)
         for group in own
     ]
@@ -215,13 +228,24 @@ def _peak(
     # What a micro-batch holds, after each of its operations:
     #
     #     forward          inputs, or all that is kept
-    #     recompute        all that is kept
+    #     offload          inputs
+    #     recompute, fetch all that is kept
     #     input_gradient   that, and what the other half takes of it
     #     the last one     slices of sparse gradients
     for kind, k, m, _, keeps in ops:
         group, at = groups[k], (k, m)
         working = group.backward
-        if kind == "forward":
+        if kind in ("offload", "fetch"):
+            sent = group.kept - group.kept_inputs
+            hold(at, sent if kind == "fetch" else -sent)
+            most = max(most, (now, 0.0), key=sum)
+            continue
+        if kind == "head":
+            # What comes in is there until it ends, and a part's activations.
+            kept = group.kept - group.kept_inputs
+            working = group.inputs + group.gradient_bytes
+            working += (kept + group.backward) / group.parts
+        elif kind == "forward":
             working = group.outputs if keeps else group.forward
             if group.facts.has_backward:
                 hold(at, group.kept if keeps else group.inputs)
@@ -232,13 +256,14 @@ def _peak(
             working = group.forward if is_alone else max(working, group.forward)
         if keeps or kind != "forward":
             there.add(at)
-        if KINDS[kind].ends and k in has_sum:
+        # The parts of a head add to sums, each to that before it.
+        if KINDS[kind].ends and (k in has_sum or group.parts > 1):
             working += group.gradients
         most = max(most, (now, working), key=sum)
         if kind == "input_gradient":
             hold(at, group.crossing)
         elif KINDS[kind].ends:
-            now += group.sparse - held.pop(at)
+            now += group.sparse - held.pop(at, 0.0)
             has_sum.add(k)
     return most
 
@@ -262,6 +287,8 @@ class Setting(NamedTuple):
         schedule: Its name.
         remat: The rule of each cell.
         remat_groups: Groups of layers of a cell.
+        head_parts: Parts of the rows that go through the head.
+        weights_on: Where weights that are trained are.
     """
 
     num_replicas: int
@@ -271,6 +298,14 @@ class Setting(NamedTuple):
     schedule: str
     remat: tuple[Rule, ...]
     remat_groups: int = 1
+    head_parts: int = 1
+    weights_on: str = "devices"
+
+    def cells(self, workload: Workload) -> list[list[CellNeeds]]:
+        """What the groups of each cell need."""
+        return workload.cells(
+            self.layers_per_cell, self.remat_groups, self.head_parts
+        )
 
     @property
     def num_partitions(self) -> int:
@@ -290,6 +325,8 @@ class Setting(NamedTuple):
             if is_one_rule
             else dict(enumerate(self.remat)),
             "remat_groups": self.remat_groups,
+            "head_parts": self.head_parts,
+            "weights_on": self.weights_on,
         }
 
     @property
@@ -313,7 +350,9 @@ class Setting(NamedTuple):
 def _program(setting: Setting, facts: tuple[CellFacts, ...]) -> Program:
     k = setting.num_partitions
     groups = [setting.remat_groups] * k
-    remat = Remat.of(dict(enumerate(setting.remat)), groups)
+    has_head = any(own.is_head for own in facts)
+    groups[-1] = len(facts) - sum(groups[:-1])
+    remat = Remat.of(dict(enumerate(setting.remat)), groups, (), has_head)
     schedule = _schedule(
         setting.schedule,
         setting.num_devices,

@@ -14,7 +14,8 @@ what it costs:
 
 1. the cells are even in seconds, and everything is kept;
 2. cells that do not fit compute again what they must: all but one micro-batch,
-   or all; then in groups of layers;
+   or all; then in groups of layers. Or what they keep goes to the host, if that
+   is faster. Or a wide head goes in parts, if that is;
 3. the cut is that with the fastest slowest cell of those that fit.
 
 Pure Python: nothing here knows TensorFlow.
@@ -183,6 +184,9 @@ RULES: tuple[Rule, ...] = ("never", 0.7, 0.4, "except_last", "always")
 
 GROUPS = (2, 4, 8, 16)
 
+# Of a wide head, and the rows that there are for them.
+HEAD_PARTS = 4
+
 
 @dataclasses.dataclass(frozen=True)
 class PlanProblem:
@@ -227,8 +231,22 @@ def prediction_that_fits(
     problem: PlanProblem, setting: Setting
 ) -> Prediction | None:
     """The prediction for a setting that is changed until it fits, or None."""
+    found = _that_fits(problem, setting)
     workload = problem.workload_for(setting)
-    held = memory(workload.cells(setting.layers_per_cell), setting)
+    keeps_all = found is not None and {*found.setting.remat} == {"never"}
+    if keeps_all or setting.num_micro_batches == 1 or not workload.is_wide:
+        return found
+    # Not every loss and head lets it go in parts: so it has to pay.
+    in_parts = _that_fits(problem, setting._replace(head_parts=HEAD_PARTS))
+    if found is None or in_parts is None:
+        return found or in_parts
+    is_faster = NEAR * in_parts.step_seconds < found.step_seconds
+    return in_parts if is_faster else found
+
+
+def _that_fits(problem: PlanProblem, setting: Setting) -> Prediction | None:
+    workload = problem.workload_for(setting)
+    held = memory(setting.cells(workload), setting)
     if max(own.total for own in held) <= problem.limit:
         return predict(workload, setting, problem.machine)
     cuts = [setting.layers_per_cell]
@@ -268,8 +286,7 @@ def _with_remat(
     # The fastest first: a device takes the first within which it fits.
     for rule in rest:
         trial = setting._replace(remat=(rule,) * k, remat_groups=groups)
-        cells = workload.cells(trial.layers_per_cell, groups)
-        held = [own.total for own in memory(cells, trial)]
+        held = [own.total for own in memory(trial.cells(workload), trial)]
         for device in range(d):
             if rules[device] is None and held[device] <= limit:
                 rules[device] = rule
@@ -282,7 +299,18 @@ def _with_remat(
         remat=tuple(known[device] for device in setting.devices),
         remat_groups=groups,
     )
-    return predict(workload, changed, problem.machine)
+    found = predict(workload, changed, problem.machine)
+    away = changed._replace(
+        remat=tuple(r if r == "never" else "offload" for r in changed.remat)
+    )
+    if groups > 1 or problem.machine is None:
+        return found
+    needs = memory(away.cells(workload), away)
+    if max(own.total for own in needs) <= limit:
+        sent = predict(workload, away, problem.machine)
+        if NEAR * sent.step_seconds < found.step_seconds:
+            return sent
+    return found
 
 
 def _cut_that_fits(

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 from tfgpipe.checks import is_amount
 from tfgpipe.costs import GradientPaths
-from tfgpipe.partition import partition
+from tfgpipe.partition import partition, steps_of_head
 from tfgpipe.profiles import MEASURED, CellSeconds, LayerSeconds
 from tfgpipe.schedules import CellFacts
 
@@ -71,6 +71,7 @@ class Machine:
     memory_bandwidth: float
     bandwidth: float
     latency: float = 10e-6
+    host_bandwidth: float = 12e9
     task_seconds: float = 100e-6
     efficiency: float = 0.5
     name: str = "machine"
@@ -205,6 +206,7 @@ class CellNeeds(NamedTuple):
     Attributes:
         seconds: By the kind of the task.
         facts: What a program has to know of them.
+        parts: In how many parts rows go through a head; 1 for other layers.
         inputs: What comes in.
         outputs: What goes out.
         gradient_bytes: Gradients of what comes in.
@@ -231,6 +233,22 @@ class CellNeeds(NamedTuple):
     weights: int
     slots: int
     gradients: int
+    parts: int = 1
+
+    def as_head(self, parts: int) -> CellNeeds:
+        """The same as a head, which goes forward and back at once.
+
+        Its activations are those of a part, while it runs.
+        """
+        seconds = self.seconds
+        both = seconds["forward"] + seconds["backward"]
+        return self._replace(
+            seconds={**seconds, "head": both},
+            facts=self.facts._replace(
+                has_halves=False, recomputes=False, is_head=True
+            ),
+            parts=parts,
+        )
 
     @property
     def addition(self) -> float:
@@ -308,22 +326,31 @@ class Workload:
         self._slots = _sums(size.slot_bytes for size in sizes)
         self._gradients = _sums(size.gradient_bytes for size in sizes)
 
+    @property
+    def is_wide(self) -> bool:
+        """Whether outputs are wide enough for a head in parts."""
+        widest = self._live[-1]
+        return self.rows >= 4 and 2 * self._live[-2] <= widest
+
     @functools.cached_property
     def costs(self) -> list[float]:
         """Seconds of each layer's tasks, for the cut."""
         return self._seconds.costs()
 
     def cells(
-        self, layers_per_cell: Sequence[int], num_groups: int = 1
+        self,
+        layers_per_cell: Sequence[int],
+        num_groups: int = 1,
+        head_parts: int = 1,
     ) -> list[list[CellNeeds]]:
         """What the groups of each cell need, as `GPipe` cuts them."""
-        key = tuple(layers_per_cell), num_groups
+        key = tuple(layers_per_cell), num_groups, head_parts
         if key not in self._known:
             self._known[key] = [*self._cells(*key)]
         return self._known[key]
 
     def _cells(
-        self, layers_per_cell: tuple[int, ...], num_groups: int
+        self, layers_per_cell: tuple[int, ...], num_groups: int, head_parts: int
     ) -> Iterator[list[CellNeeds]]:
         costs, start = self.costs, 0
         cut = functools.cache(lambda own: partition(own, num_groups))
@@ -335,6 +362,15 @@ class Workload:
             for size in sizes:
                 groups.append(self.cell(start, start + size))
                 start += size
+            if head_parts > 1 and start == len(self.sizes):
+                first = start - sizes[-1]
+                of_head = steps_of_head(
+                    self._live[first:start], self._live[start]
+                )
+                body = (first, start - of_head)
+                head = self.cell(start - of_head, start).as_head(head_parts)
+                is_whole = body[0] == body[1]
+                groups[-1:] = [*([] if is_whole else [self.cell(*body)]), head]
             yield groups
 
     def cell(self, start: int, stop: int) -> CellNeeds:
