@@ -35,6 +35,9 @@ from tfgpipe.schedules import (
     lower,
 )
 
+# While so many operations of a device run, it has what it sends to the host.
+_ON_THE_WAY = 2
+
 
 class Prediction(NamedTuple):
     """What a setting comes to.
@@ -219,6 +222,8 @@ def _peak(
     held: dict[tuple[int, int], float] = {}  # of a group and micro-batch
     there: set[tuple[int, int]] = set()  # whose activations are
     has_sum: set[int] = set()
+    # What goes to the host: operations until it is there.
+    leaving: dict[tuple[int, int], int] = {}
 
     def hold(at: tuple[int, int], more: float) -> None:
         nonlocal now
@@ -228,17 +233,18 @@ def _peak(
     # What a micro-batch holds, after each of its operations:
     #
     #     forward          inputs, or all that is kept
-    #     offload          inputs
+    #     offload          inputs, when it is there
     #     recompute, fetch all that is kept
     #     input_gradient   that, and what the other half takes of it
     #     the last one     slices of sparse gradients
     for kind, k, m, _, keeps in ops:
         group, at = groups[k], (k, m)
         working = group.backward
-        if kind in ("offload", "fetch"):
-            sent = group.kept - group.kept_inputs
-            hold(at, sent if kind == "fetch" else -sent)
-            most = max(most, (now, 0.0), key=sum)
+        if kind == "offload":
+            leaving[at] = _ON_THE_WAY
+            continue
+        if kind == "fetch":
+            hold(at, group.kept - group.kept_inputs)
             continue
         if kind == "head":
             # What comes in is there until it ends, and a part's activations.
@@ -260,6 +266,10 @@ def _peak(
         if KINDS[kind].ends and (k in has_sum or group.parts > 1):
             working += group.gradients
         most = max(most, (now, working), key=sum)
+        for one in leaving:
+            leaving[one] -= 1
+            if not leaving[one]:
+                hold(one, groups[one[0]].kept_inputs - groups[one[0]].kept)
         if kind == "input_gradient":
             hold(at, group.crossing)
         elif KINDS[kind].ends:

@@ -322,6 +322,10 @@ class Workload:
             for before, size in zip(self._live, sizes)
         ]
         self._backward = [size.kept.backward.of(rows) for size in sizes]
+        # The loss turns the outputs into their gradient in place.
+        self._backward[-1:] = [
+            max(0.0, own - self._live[-1]) for own in self._backward[-1:]
+        ]
         self._weights = _sums(size.weight_bytes for size in sizes)
         self._slots = _sums(size.slot_bytes for size in sizes)
         self._gradients = _sums(size.gradient_bytes for size in sizes)

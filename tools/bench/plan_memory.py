@@ -19,6 +19,7 @@ _MIB = 2**20
 # Activations outweigh weights, or weights outweigh activations.
 _WIDE = Size(width=512, sequence=16, batch_size=32)
 _LONG = Size(sequence=128, batch_size=64)
+_FEW = Size(batch_size=64)
 JOBS = [
     Job(Size(), 4, 2, 4, "gpipe", "never"),
     Job(Size(), 4, 2, 8, "gpipe", "except_last"),
@@ -40,6 +41,15 @@ JOBS = [
     Job(_WIDE, 4, 2, 4, "1f1b", "always"),
     Job(_WIDE._replace(optimizer="sgd"), 4, 2, 8, "zero_bubble", "never"),
     Job(_WIDE, 4, 1, 1, "gpipe", "never"),
+    # Shares, heads, and the host.
+    Job(Size(), 4, 2, 8, "gpipe", 0.4),
+    Job(Size(), 4, 2, 8, "1f1b", 0.7),
+    Job(_FEW, 4, 2, 8, "gpipe", "except_last", words=8000),
+    Job(_FEW, 4, 2, 8, "gpipe", "except_last", words=8000, head_parts=4),
+    Job(_FEW, 4, 2, 8, "1f1b", "always", words=8000, head_parts=2),
+    Job(Size(), 4, 2, 8, "gpipe", "offload", is_on_host=True),
+    Job(_LONG, 8, 2, 16, "1f1b", "always", is_on_host=True),
+    Job(_WIDE, 8, 2, 4, "breadth_first", "always", chunks=4, is_on_host=True),
 ]
 _COLUMNS = [
     Column("schedule", "schedule"),
@@ -49,6 +59,9 @@ _COLUMNS = [
     Column("k", "K"),
     Column("m", "M"),
     Column("groups", "groups"),
+    Column("words", "words"),
+    Column("head_parts", "head_parts"),
+    Column("weights_on", "weights on"),
     Column("device", "device"),
     *compared_columns("MiB"),
 ]
@@ -81,6 +94,9 @@ def table(rounds: int) -> Table:
                     "k": job.k,
                     "m": job.m,
                     "groups": job.remat_groups,
+                    "words": job.words or 1,
+                    "head_parts": job.head_parts,
+                    "weights_on": _place(job),
                     "device": device,
                     **compared("MiB", measured, expected),
                 }
@@ -90,14 +106,27 @@ def table(rounds: int) -> Table:
 
 def predicted(job: Job) -> Prediction:
     """What the planner says of a trial."""
-    model = sized_model(
-        source_of(layers_of(job)), None, keras.optimizers.get(optimizer_of(job))
-    )
+    source = source_of(layers_of(job))
+    optimizer = keras.optimizers.get(optimizer_of(job))
+    model = sized_model(source, None, optimizer)
     # Seconds decide nothing but how a cell falls into groups.
     workload = by_cost(model, job.size.batch_size / job.m)
-    cut = tuple(cut_of(job))
+    cut = tuple(source.steps_per_cell(cut_of(job)))
     rules = tuple(itertools.repeat(job.remat, len(cut)))
     setting = Setting(
-        1, job.k, cut, job.m, job.schedule, rules, job.remat_groups
+        1,
+        job.k,
+        cut,
+        job.m,
+        job.schedule,
+        rules,
+        job.remat_groups or 1,
+        job.head_parts,
+        _place(job),
     )
     return predict(workload, setting, None)
+
+
+def _place(job: Job) -> str:
+    """Where the weights are."""
+    return "host" if job.is_on_host else "devices"
