@@ -1,5 +1,6 @@
 """Predictions are what schedules say of themselves."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -200,3 +201,74 @@ def test_share_is_between_what_all_and_inputs_alone_take():
     kept = 0.25 * (cell.kept - cell.kept_inputs)
     assert shared.kept - shared.kept_inputs == pytest.approx(kept)
     assert shared.kept + shared.backward == cell.kept + cell.backward
+
+
+# ------------------------------------------------------- heads, and the host
+def wide(rows=8):
+    """Four layers of a few numbers, and one of many outputs."""
+    sizes = [size(10) for _ in range(5)]
+    return Workload(sizes, 1000, [equal_tasks(1.0)] * 5, 0, rows)
+
+
+def test_a_head_in_parts_holds_a_part():
+    work = wide()
+    whole = predict(work, setting([2, 3]), None)
+    parts = predict(work, setting([2, 3], head_parts=4), None)
+    assert parts.memory[1].total < 0.5 * whole.memory[1].total
+    assert parts.memory[0] == whole.memory[0]
+    assert parts.step_seconds == pytest.approx(whole.step_seconds, rel=0.1)
+
+
+def test_a_head_goes_forward_and_back_at_once():
+    made = setting([2, 3], 1, head_parts=4)
+    facts = tuple(one.facts for own in made.cells(wide()) for one in own)
+    own = [(op.kind, op.cell) for op in made.program(facts).by_device[1]]
+    assert own == [("forward", 1), ("head", 2), ("backward", 1)]
+
+
+def test_a_whole_cell_may_be_the_head():
+    made = setting([4, 1], head_parts=2)
+    assert [len(own) for own in made.cells(wide())] == [1, 1]
+    assert made.cells(wide())[1][0].facts.is_head
+
+
+def test_what_is_sent_is_held_while_it_is_on_the_way():
+    work = workload([1.0] * 4)
+    kept, sent = (
+        predict(work, setting([2, 2], 8, remat=rule), None)
+        for rule in ("never", "offload")
+    )
+    held = [own.activations for own in kept.memory]
+    assert all(
+        own.activations < 0.6 * most for own, most in zip(sent.memory, held)
+    )
+    assert sent.step_seconds == kept.step_seconds
+
+
+def test_slow_links_to_the_host_make_a_step_longer():
+    work = workload([1.0] * 4)
+    made = setting([2, 2], 8, remat="offload")
+    quick, slow = (
+        predict(work, made, dataclasses.replace(LINK, host_bandwidth=speed))
+        for speed in (1e9, 1.0)
+    )
+    assert slow.step_seconds > 2 * quick.step_seconds
+
+
+def test_weights_on_the_host_are_those_of_two_cells():
+    work = workload([1.0] * 8)
+    cut = [1] * 8
+    on_devices, on_host = (
+        predict(
+            work,
+            setting(
+                cut, schedule="interleaved", num_devices=2, weights_on=place
+            ),
+            None,
+        )
+        for place in ("devices", "host")
+    )
+    for a, b in zip(on_devices.memory, on_host.memory):
+        assert b.weights == a.weights / 2
+        assert b.gradients == a.gradients / 2
+        assert (b.slots, b.activations) == (0, a.activations)

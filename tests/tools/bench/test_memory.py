@@ -116,6 +116,25 @@ def test_tables_come_from_trials(monkeypatch, capsys):
     ]
 
 
+def test_ways_are_compared_with_the_first(monkeypatch, capsys):
+    def run(job):
+        """A head in parts takes half, and a share that share."""
+        share = job.remat if isinstance(job.remat, float) else 1.0
+        found = outcome(20 * share / min(2, job.head_parts))
+        return found._replace(seconds=2.0)
+
+    monkeypatch.setattr(memory_trial, "run", run)
+    assert bench.main(["bench", "memory", "--table=ways", "--format=json"]) == 0
+    [table] = json.loads(capsys.readouterr().out)["tables"]
+    found = {
+        row["way"]: (row["activations_mib_ratio"], row["seconds_ratio"])
+        for row in table["rows"]
+    }
+    assert found["remat=0.4"] == (0.4, 1)
+    assert found["head_parts=4"] == (0.5, 1)
+    assert found['remat="never"'] == (1, 1)
+
+
 def test_a_method_that_fits_nothing_is_a_note(monkeypatch, capsys):
     def run(job):
         return outcome(1.0) if job.k == 0 and job.num_layers == 1 else Outcome()

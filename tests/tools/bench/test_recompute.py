@@ -52,6 +52,16 @@ def test_ways_are_compared_with_the_same_groups(use_workers, tables):
     assert ratios == [(1, 1), (1, 1), (0.5, 0.5), (0.5, 0.5)]
 
 
+def test_heads_in_parts_are_compared_with_whole_ones(use_workers, tables):
+    use_workers(
+        Job, lambda job: 0.1, lambda job: (10 + job.words) / job.head_parts
+    )
+    words = ["--table=heads", "--head_parts=1,2", "--words=90", "--rounds=2"]
+    [rows] = tables("recompute", *words).values()
+    found = [(r["head_parts"], r["memory_ratio"], r["layers"]) for r in rows]
+    assert found == [(1, 1, 2), (2, 0.5, 2)]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
