@@ -26,7 +26,7 @@ def dealt():
     schedules = [*CHUNKS]
     for i, kind in enumerate(sorted(KINDS)):
         schedule = "gpipe" if kind in WHOLE else schedules[i % len(schedules)]
-        marks = [] if i % 5 == 0 else pytest.mark.slow
+        marks = [] if i % 9 == 0 else pytest.mark.slow
         yield pytest.param(kind, schedule, marks=marks)
 
 
@@ -163,8 +163,15 @@ def assert_close(found, expected):
     )
 
 
-@pytest.mark.parametrize("is_weighted", [False, True])
-@pytest.mark.parametrize("way", [*WAYS])
+def ways():
+    """All, with weights and without; a few of them quickly."""
+    quick = [("masked", True), ("metrics", True), ("softmax", False)]
+    for point in itertools.product(WAYS, (False, True)):
+        marks = [] if point in quick else pytest.mark.slow
+        yield pytest.param(*point, marks=marks)
+
+
+@pytest.mark.parametrize(("way", "is_weighted"), [*ways()])
 @pytest.mark.usefixtures("float64")
 def test_numbers_are_those_of_keras(way, is_weighted):
     """With 4 and 3 rows, then 2 and 2, of which 3 parts are made."""
@@ -206,6 +213,7 @@ def test_mini_batches_of_any_number_of_rows(schedule):
     assert_close(*found)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("float64")
 def test_a_table_that_the_head_shares(tmp_path):
     """As language models have it; and read from a file."""
@@ -245,10 +253,10 @@ def test_a_table_that_the_head_shares(tmp_path):
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"k": 1},
+        pytest.param({"k": 1}, marks=pytest.mark.slow),
         {"k": 4},  # the last cell is the head alone
         {"remat_groups": 2, "layers_per_cell": [2, 2]},
-        {"remat": 0.5},
+        pytest.param({"remat": 0.5}, marks=pytest.mark.slow),
         {"weights_on": "host", "devices": names(3)[1:]},
         {"m": 3, "schedule": "F0 F1 F2 B2 B1 B0\nF0 F1 B0 F2 B1 B2"},
     ],
@@ -269,6 +277,7 @@ def test_replicas():
     assert_close(*found)
 
 
+@pytest.mark.slow
 def test_compiled_by_xla():
     found = []
     for parts in (1, 3):

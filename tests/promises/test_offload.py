@@ -21,7 +21,7 @@ def dealt():
     """Each kind with a schedule; each schedule with some kind."""
     schedules = [*CHUNKS]
     for i, kind in enumerate(sorted(KINDS)):
-        marks = [] if i % 6 == 0 else pytest.mark.slow
+        marks = [] if i % 9 == 0 else pytest.mark.slow
         yield pytest.param(kind, schedules[i % len(schedules)], marks=marks)
 
 
