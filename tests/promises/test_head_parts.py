@@ -213,6 +213,54 @@ def test_mini_batches_of_any_number_of_rows(schedule):
     assert_close(*found)
 
 
+class Positions(kl.Layer):
+    """Makes numbers of positions, which are the same for all rows."""
+
+    def build(self, shape):
+        self.table = self.add_weight(shape=(12, shape[-1]), name="table")
+
+    def call(self, x):
+        return keras.ops.tanh(self.table[: keras.ops.shape(x)[1]])
+
+
+class Head(kl.Layer):
+    """Adds them, and turns the sum into words."""
+
+    def build(self, x_shape, positions_shape):
+        self.kernel = self.add_weight(shape=(x_shape[-1], WORDS), name="kernel")
+
+    def call(self, x, positions):
+        return keras.ops.matmul(x + positions[None], self.kernel)
+
+
+@pytest.mark.parametrize("length", [LENGTH, None])
+@pytest.mark.usefixtures("float64")
+def test_what_comes_to_the_head_may_have_no_rows(length):
+    """As many positions as a micro-batch has rows; its gradient adds up."""
+
+    def model():
+        keras.utils.set_random_seed(5)
+        x = keras.Input((length,), dtype="int32")
+        h = kl.Embedding(WORDS, 4)(x)
+        return keras.Model(x, Head(name="head")(h, Positions()(h)))
+
+    found = []
+    signature = tf.TensorSpec((None, length), "int32")
+    for wrap in (
+        lambda model: model,
+        lambda model: tfgpipe.GPipe(model, 2, 2, head_parts=3),
+    ):
+        made = wrap(model())
+        made.compile(keras.optimizers.SGD(0.5), LOSS(from_logits=True))
+        dataset = tf.data.Dataset.from_generator(
+            lambda: [tokens(2 * LENGTH)],
+            output_signature=(signature, signature),
+        ).repeat()
+        history = made.fit(dataset, steps_per_epoch=2, shuffle=False, verbose=0)
+        found.append([history.history["loss"], made.get_weights()])
+    assert_close(*found)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("float64")
 def test_a_table_that_the_head_shares(tmp_path):

@@ -24,11 +24,12 @@ import tensorflow as tf
 from tfgpipe import internals
 from tfgpipe.cells.tasks import CellTasks, KeptValues
 from tfgpipe.devices import names
-from tfgpipe.graphs import CellFunctions, GradientSums, Part
+from tfgpipe.graphs import CellFunctions, GradientSums, Part, is_continuous
 from tfgpipe.micro_batches import MicroBatches
 from tfgpipe.schedules import CellFacts
 
-# Rows with which shapes are asked for: what has as many, or not, has rows.
+# With so many rows shapes are asked for, and with 1 for all else that is not
+# known: what has as many has rows.
 _ROWS = 1009
 
 
@@ -76,7 +77,9 @@ class HeadTasks(CellTasks):
         ]
         known = {*outputs, *self._sums, *self._next}
         self._check(known)
-        self._rows = self._with_rows(part.takes)
+        self._outputs = outputs
+        others = [t for t in part.gives if t.ref() in outputs]
+        self._rows = self._with_rows([*part.takes, *others])
         # Each part has its share of the gradients of what it adds up.
         self._dsums = {
             d.ref()
@@ -86,14 +89,10 @@ class HeadTasks(CellTasks):
 
     def _check(self, known: set[Any]) -> None:
         """Refuses what is not known to be a sum over rows, or one of them."""
-        traced, part = self.part.traced, self.part
-        others = [t for t in part.gives if t.ref() not in known]
+        others = [t for t in self.part.gives if t.ref() not in known]
         if others or self.functions.totals:
             tensors = others or self.functions.totals
-            names = {
-                traced.section_of(traced.places[t.op.name]).words: None
-                for t in tensors
-            }
+            names = dict.fromkeys(map(self._words, tensors))
             raise ValueError(
                 "`head_parts` must be 1 where the last layers, or losses and "
                 "metrics, draw, assign state, normalise over the batch or add "
@@ -104,27 +103,43 @@ class HeadTasks(CellTasks):
     def _with_rows(self, tensors: Sequence[tf.Tensor]) -> set[Any]:
         """Those with a row for each row of the inputs, by reference.
 
-        Or with any number of them, which is compared when they are there.
+        And gradients that go to earlier cells, of such. Where a number of rows
+        is not known, what follows from data has them, which is compared with
+        others when it is there.
         """
         traced = self.part.traced
-        labels = {t.ref() for t in traced.labels if t is not None}
         state = {t.ref() for _, t in traced.state}
-        sized = traced.operations_for(_ROWS, None) or {}
-        found = set()
-        for tensor in tensors:
-            ref = tensor.ref()
-            if ref in state:
-                continue
-            if ref in labels:
-                found.add(ref)
-                continue
+        sized = traced.operations_for(_ROWS, 1)
+        if sized is None:
+            sized = traced.operations_for(_ROWS, None) or {}
+        varies = traced.varying()
+
+        def rows(tensor: tf.Tensor) -> int | None:
             shape = tensor.shape
             if tensor.op.name in sized:
                 shape = sized[tensor.op.name].outputs[tensor.value_index].shape
-            rows = shape[0] if shape.rank else None
-            if shape.rank is None or rows in (None, _ROWS):
-                found.add(ref)
-        return found
+            return None if shape.rank is None else [*shape, 0][0]
+
+        taken = [t for t in tensors if t.ref() not in state]
+        open_ones = [t for t in taken if rows(t) is None and not varies(t)]
+        others = {t.ref() for t in open_ones}
+        found = [t for t in taken if rows(t) in (None, _ROWS)]
+        back = [t for t in self.part.gives_back if rows(t) in (None, _ROWS)]
+        if any(is_continuous(t) for t in open_ones) and any(
+            rows(t) is None for t in back
+        ):
+            raise ValueError(
+                "`head_parts` must be 1 where what comes to the last layer, of "
+                "any size, is the same for all rows, and trained. Received: "
+                f"{[self._words(t) for t in open_ones]}. Give the inputs all "
+                "sizes but that of the batch, or leave `head_parts` out."
+            )
+        return {t.ref() for t in [*found, *back]} - others
+
+    def _words(self, tensor: tf.Tensor) -> str:
+        """What has made a tensor of the forward pass."""
+        traced = self.part.traced
+        return str(traced.section_of(traced.places[tensor.op.name]).words)
 
     def facts(
         self, has_backward: bool, needs_dx: bool, synchronizes: bool = False
@@ -220,15 +235,15 @@ class HeadTasks(CellTasks):
         values = [own[ref] for own in found]
         if ref in self._next:
             return values[-1]
-        tensor = ref.deref()
-        has_rows = tensor.shape.rank and tensor.shape[0] is None
-        if has_rows and ref not in self._sums:
-            return parts.join(values)
         if ref in self._sums:
             values = [
                 parts.select(p, v, tf.zeros_like(v))
                 for p, v in enumerate(values)
             ]
+        elif ref in self._rows:
+            return parts.join(values)
+        elif ref in self._outputs:
+            return values[0]  # without rows, the same for all
         return functools.reduce(operator.add, values)
 
 
