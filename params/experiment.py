@@ -58,6 +58,8 @@ class Experiment:
         remat: As in `tfgpipe.GPipe`: a rule, or one for each cell, "a,b,c"; a
             share is written as a number, "0.4".
         remat_groups: As in `tfgpipe.GPipe`.
+        head_parts: As in `tfgpipe.GPipe`.
+        weights_on: As in `tfgpipe.GPipe`.
         seed: What the initial weights and the order of the data follow from.
         task: Loss, metrics and result.
         evaluation_batch_size: As `batch_size`, for the test; `None` for the
@@ -81,6 +83,8 @@ class Experiment:
     schedule: str = "gpipe"
     remat: str = "except_last"
     remat_groups: int | None = None
+    head_parts: int = 1
+    weights_on: str = "devices"
     seed: int = 0
     task: Task = dataclasses.field(default_factory=Classification)
     evaluation_batch_size: int | None = None
@@ -97,6 +101,7 @@ class Experiment:
                 "num_partitions",
                 "num_micro_batches",
                 "remat_groups",
+                "head_parts",
                 "evaluation_batch_size",
             )
             if (getattr(self, field) or 0) < 1
@@ -161,6 +166,8 @@ class Experiment:
     def __str__(self) -> str:
         cut = f", layers_per_cell={self.layers_per_cell}"
         groups = f", remat_groups={self.remat_groups}"
+        head = f", head_parts={self.head_parts}"
+        place = f", weights_on={self.weights_on}"
         start = f", starts_from={self.starts_from}"
         return (
             f"{self.name}: {self.description}\n"
@@ -175,6 +182,8 @@ class Experiment:
             f"num_micro_batches={self.num_micro_batches}, "
             f"schedule={self.schedule}, remat={self.remat}"
             f"{groups if self.remat_groups else ''}"
+            f"{head if self.head_parts > 1 else ''}"
+            f"{place if self.weights_on != 'devices' else ''}"
             f"{cut if self.layers_per_cell else ''}\n"
             f"  expected   {self.expected_result}"
         )

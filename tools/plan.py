@@ -83,6 +83,8 @@ def _print(values: flags.FlagValues) -> None:
     given += [f"--set={text}" for text in values.set]
     given += [f"--set=layers_per_cell={cut}"]
     given += [f"--set=remat_groups={planned.remat_groups}"]
+    if planned.head_parts > 1:
+        given += [f"--set=head_parts={planned.head_parts}"]
     if found.num_replicas > 1:
         given += [f"--num_replicas={found.num_replicas}"]
     print(f"\npython -m tools.train --params={values.params} {' '.join(given)}")
@@ -131,6 +133,7 @@ def with_plan(experiment: Experiment, plan: Plan) -> Experiment:
             map(str, rules[:1] if len(rules) == 1 else setting.remat)
         ),
         remat_groups=setting.remat_groups,
+        head_parts=setting.head_parts,
     )
 
 

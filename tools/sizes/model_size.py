@@ -137,4 +137,6 @@ def _setting(
         name,
         tuple(experiment.remat_rules),
         experiment.remat_groups or 1,
+        experiment.head_parts,
+        experiment.weights_on,
     )

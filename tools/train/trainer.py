@@ -142,6 +142,8 @@ class Trainer:
                 schedule=experiment.schedule,
                 remat=experiment.remat_argument,
                 remat_groups=experiment.remat_groups,
+                head_parts=experiment.head_parts,
+                weights_on=experiment.weights_on,
                 skip_nonfinite=self._skips[0],
                 skip_outliers=self._skips[1],
             )
