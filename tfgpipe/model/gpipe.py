@@ -137,9 +137,10 @@ class GPipe(Saving, Rehearsals):
             but the one whose backward pass comes first. "offload" keeps all,
             as "never" does, in the host's memory, where a device holds less by
             it: sent after a forward pass, and fetched while the task before
-            the backward pass runs. Or a number between 0 and 1: of every micro-batch, this share of what "never" keeps is
-            kept, and what is cheapest is computed again. Or a dict from the
-            index of a cell to its rule; "except_last" for those left out.
+            the backward pass runs. Or a number between 0 and 1: of every
+            micro-batch, this share of what "never" keeps is kept, and what is
+            cheapest is computed again. Or a dict from the index of a cell to
+            its rule; "except_last" for those left out.
         remat_groups: In how many groups of layers a cell is computed again,
             one after the other. With more, a device holds the activations of a
             smaller group, and the inputs of more of them. None for what holds
