@@ -182,7 +182,8 @@ BAD_ARGUMENTS = {
     "unknown_remat": (
         lambda: tfgpipe.GPipe(dense(), 1, remat=True),
         (
-            "`remat` must be one of ['except_last', 'always', 'never'], or",
+            "`remat` must be one of ['except_last', 'always', 'never', "
+            "'offload'], or",
             "Received: remat=True",
         ),
     ),

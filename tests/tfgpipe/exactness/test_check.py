@@ -428,9 +428,9 @@ def wrong_products(monkeypatch):
                 inside.pop()
 
     def use(of_cells, backward=False):
-        def tasks(self, part, cell, share):
+        def tasks(self, part, cell, *way):
             if not of_cells(cell):
-                return own_tasks(self, part, cell, share)
+                return own_tasks(self, part, cell, *way)
             return CellTasks(part, Wrong(part, ["CPU"]))
 
         def add_wrong(definition):

@@ -139,7 +139,7 @@ def test_experiment_is_measured_on_one_mini_batch(measured, capsys):
         ("--k=two", "--k=two"),
         ("--forward_ms=0", "--forward_ms=0"),
         ("--schedule=gpip", "<gpipe|1f1b|interleaved|breadth_first|"),
-        ("--remat=maybe", "<except_last|always|never>"),
+        ("--remat=maybe", "<except_last|always|never|offload>"),
         ("--format=xml", "<text|json|csv>"),
         ("--chunks=2", "Unknown command line flag 'chunks'"),
         ("--num_chunks=2", "must be 1 unless --schedule=interleaved"),
