@@ -151,7 +151,7 @@ class Arguments:
                 self.costs,
                 self.layers_per_cell,
                 self.num_micro_batches,
-                Remat.of(self.remat, [1] * self.num_partitions),
+                self.rules,
             )
         rows = replicas or [device_list.devices]
         places = [
@@ -160,9 +160,8 @@ class Arguments:
         self.grid = [tuple(row[d] for d in places) for row in rows]
         self.devices = [row[d] for row in rows for d in sorted({*places})]
         self.num_replicas = len(self.grid)
-        rules = self.remat
-        rules = rules.values() if isinstance(rules, Mapping) else [rules]
-        if "offload" in rules and names.only_compiles(self.devices):
+        offloads = any(map(self.rules.offloads, range(self.num_partitions)))
+        if offloads and names.only_compiles(self.devices):
             raise ValueError(
                 '`remat` must not be "offload" where XLA compiles all that a '
                 f"device runs. Received: remat={remat!r} and the devices "
@@ -236,10 +235,10 @@ class Arguments:
         has_head = self.head_parts > 1
         return Remat.of(self.remat, num_groups, self._written, has_head)
 
-    def recomputes(self, k: int) -> bool:
-        """Whether cell k computes whole micro-batches again."""
-        one_each = [1] * self.num_partitions
-        return Remat.of(self.remat, one_each, self._written).recomputes(k)
+    @property
+    def rules(self) -> Remat:
+        """The rule of each cell, whatever its groups."""
+        return Remat.of(self.remat, [1] * self.num_partitions, self._written)
 
     @property
     def _written(self) -> set[int]:

@@ -26,6 +26,7 @@ class Cell:
         device: The first of them, which has the variables that are not trained.
         stores: The devices among which the others are shared out: the same, or
             those from which they are sent.
+        head_parts: In how many parts the rows go through it; 1 but for a head.
         called: What was called in it, in order, when the model was traced
             last: `failures.py` names them.
         traced_as: The cells whose names stand in this cell's operations: its

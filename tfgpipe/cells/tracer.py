@@ -110,7 +110,8 @@ class Tracer:
         host. None: all of it, which stays.
         """
         parts = parts_of(made, len(cells), repeated)
-        each = zip(parts, cells, ways or [(1.0, False)] * len(cells))
+        ways = ways or [(1.0, False)] * len(cells)
+        each = zip(parts, cells, ways, strict=True)
         return [self._tasks(part, cell, *way) for part, cell, way in each]
 
     def _tasks(

@@ -142,6 +142,18 @@ def bytes_between(placed: Placed, rows: int) -> int:
     return min(2 * (weights + rows * live), _CACHE_BYTES)
 
 
+def row_bytes(spec: Any) -> int:
+    """Bytes of a row of a nest of tensors, or specs of them.
+
+    Other sizes that are not known count as 1.
+    """
+    return sum(
+        tf.as_dtype(t.dtype).size * math.prod(n or 1 for n in t.shape[1:])
+        for t in keras.tree.flatten(spec)
+        if t is not None
+    )
+
+
 def _row_bytes(tensor: tf.Tensor) -> int:
     sizes = tensor.shape.as_list() if tensor.shape.rank else []
     return tensor.dtype.size * math.prod(n or 1 for n in sizes)

@@ -6,17 +6,16 @@ import collections
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 from keras import tree
 
 from tfgpipe import failures, internals
 from tfgpipe.arguments import Arguments, check_groups
 from tfgpipe.cells import Cell
+from tfgpipe.costs import row_bytes
 from tfgpipe.devices import names
 from tfgpipe.partition import cut_graph, partition, steps_of_head
 from tfgpipe.schedules import Remat, Schedule
@@ -120,7 +119,7 @@ def build(arguments: Arguments, input_spec: Any, name: str) -> Built:
     output_spec, estimated = source.run_on_shapes(input_spec, m * r > 1)
     arguments.check_supported()
     costs = arguments.costs.resolved(estimated, input_spec)
-    cells = tuple(_cells(arguments, costs, _width(output_spec)))
+    cells = tuple(_cells(arguments, costs, row_bytes(output_spec)))
     groups = collections.Counter(cell.number for cell in cells)
     listed = [seed for cell in cells for seed in cell.seeds]
     listed += internals.seeds_of(source.layers)  # those of a `call` of its own
@@ -211,7 +210,7 @@ def _groups(
     is_small = sum(made) < _LITTLE
     # Weights of elsewhere would be sent again for each group.
     is_sent = arguments.weights_on != "devices"
-    if is_small or is_sent or not arguments.recomputes(k):
+    if is_small or is_sent or not arguments.rules.recomputes(k):
         return [count]
     held = arguments.held[k]
     found, least = [count], float(sum(made))
@@ -225,16 +224,6 @@ def _groups(
         if held * inputs + largest < _WORTH * least:
             found, least = sizes, held * inputs + largest
     return found
-
-
-def _width(output_spec: Any) -> int:
-    """The bytes of a row of outputs; sizes that are not known count as 1."""
-    return sum(
-        math.prod(size or 1 for size in spec.shape[1:])
-        * tf.as_dtype(spec.dtype).size
-        for spec in tree.flatten(output_spec)
-        if spec is not None
-    )
 
 
 def _tell_of_large(source: Any, costs: Sequence[float], k: int) -> None:

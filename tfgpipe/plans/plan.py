@@ -21,12 +21,17 @@ from tfgpipe.checks import (
     checked_counts,
     checked_positive,
 )
-from tfgpipe.costs import LayerSize, Placed, layer_sizes, slot_bytes_of
+from tfgpipe.costs import (
+    LayerSize,
+    Placed,
+    layer_sizes,
+    row_bytes,
+    slot_bytes_of,
+)
 from tfgpipe.devices import (
     CellDevices,
     PipelineStrategy,
     accelerators,
-    placement,
     strategy,
 )
 from tfgpipe.plans.prediction import Prediction, Setting, predict
@@ -39,7 +44,7 @@ from tfgpipe.plans.workload import (
     seconds_by_flops,
 )
 from tfgpipe.profiles import LayerSeconds, Profile
-from tfgpipe.schedules import CHUNKS, SCHEDULES, Remat, devices_for
+from tfgpipe.schedules import CHUNKS, SCHEDULES, devices_for
 from tfgpipe.sequence import inputs as inputs_lib
 from tfgpipe.sequence import source_of, too_many_cells
 
@@ -512,7 +517,7 @@ def user_setting(
         tuple(cut),
         m,
         schedule,
-        tuple(Remat.of(checked.remat, [1] * k).rules),
+        tuple(checked.rules.rules),
         groups,
         checked.head_parts,
         checked.weights_on,
@@ -592,12 +597,10 @@ def sized(source: Any, inputs: Any, optimizer: Any) -> SizedModel:
     if source.problems:
         raise ValueError("\n".join(source.problems))
     placed = Placed(source, _checked_inputs(source, inputs))
-    leaves = [t for t in tree.flatten(placed.output) if t is not None]
-    rows = [keras.KerasTensor((1, *t.shape[1:]), t.dtype) for t in leaves]
     return SizedModel(
         placed,
         layer_sizes(placed, slot_bytes_of(optimizer)),
-        sum(map(placement.num_bytes, rows)),
+        row_bytes(placed.output),
     )
 
 

@@ -368,9 +368,12 @@ def offloaded(
     cells = {
         k for k, own in enumerate(facts) if remat.offloads(k) and own.recomputes
     }
+    if not cells:
+        return turns
     by_device: dict[int, list[Op]] = collections.defaultdict(list)
     for op in itertools.chain(*turns):
         by_device[op.device].append(op)
+    chosen: list[tuple[Op, Op]] = []
     for own in by_device.values():
         alone = [[op] for op in own]
         ways = [_away(own, cells, between) for between in (len(own), 3, 2)]
@@ -378,9 +381,8 @@ def offloaded(
             most_held([*itertools.chain(*_with_transfers(alone, pairs))])
             for pairs in ways
         ]
-        # As few transfers as do.
-        turns = _with_transfers(turns, ways[held.index(min(held))])
-    return turns
+        chosen += ways[held.index(min(held))]  # as few transfers as do
+    return _with_transfers(turns, chosen)
 
 
 def _away(

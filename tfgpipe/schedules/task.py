@@ -173,11 +173,8 @@ class Task(NamedTuple):
 def _is_right(task: Task) -> bool:
     """Whether a task is as the named schedules make it; a quick look."""
     kind, k, m = task
-    return (
-        kind in scheduled_kinds()
-        and type(k) is type(m) is int
-        and min(k, m) >= 0
-    )
+    is_known = type(kind) is str and kind in KINDS and KINDS[kind].is_scheduled
+    return is_known and type(k) is type(m) is int and min(k, m) >= 0
 
 
 # Device and position of every task, device by device.
