@@ -6,12 +6,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from by_schedule import dealt, values
 from device_names import names
 from graphs import called, operations, step_graph, tasks
 from keras import layers as kl
-from kinds import KINDS
-from matrix import WHOLE, arguments
-from test_transparency import optimizers, train
+from matrix import WHOLE
 
 import tfgpipe
 from tfgpipe.internals import function_graph
@@ -21,39 +20,15 @@ from tfgpipe.schedules import CHUNKS
 REFUSED = {"between"}
 
 
-def dealt():
-    """Each kind with a schedule; each schedule with some kind."""
-    schedules = [*CHUNKS]
-    for i, kind in enumerate(sorted(KINDS)):
-        schedule = "gpipe" if kind in WHOLE else schedules[i % len(schedules)]
-        marks = [] if i % 9 == 0 else pytest.mark.slow
-        yield pytest.param(kind, schedule, marks=marks)
-
-
-def values(kind, schedule, head_parts):
-    k = 2 if CHUNKS[schedule] == 1 else 4
-    model, history, _ = train(
-        KINDS[kind],
-        lambda layers: tfgpipe.GPipe(
-            layers,
-            **arguments(k, 3, schedule, "except_last"),
-            head_parts=head_parts,
-        ),
-        optimizers("momentum"),
-        epochs=1,
-    )
-    return [*history.values(), *(w.numpy() for w in model.weights)]
-
-
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(("kind", "schedule"), [*dealt()])
+@pytest.mark.parametrize(("kind", "schedule"), [*dealt([*CHUNKS], 9)])
 def test_numbers_are_those_of_a_whole_head(kind, schedule):
     if kind in REFUSED | WHOLE:
         with pytest.raises(ValueError, match="`head_parts` must be 1"):
-            values(kind, schedule, 2)
+            values(kind, schedule, head_parts=2)
         return
-    expected = values(kind, schedule, 1)
-    found = values(kind, schedule, 2)
+    expected = values(kind, schedule, head_parts=1)
+    found = values(kind, schedule, head_parts=2)
     for a, b in zip(expected, found, strict=True):
         np.testing.assert_allclose(b, a, 1e-10, 1e-12)
 

@@ -6,12 +6,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from by_schedule import dealt, values
 from device_names import names
 from graphs import step_graph
 from keras import layers as kl
-from kinds import KINDS
-from matrix import arguments
-from test_transparency import optimizers, train
 
 import tfgpipe
 from tfgpipe.devices.names import same_device
@@ -20,34 +18,13 @@ from tfgpipe.schedules import CHUNKS
 HOST = "CPU:0"
 
 
-def dealt():
-    """Each kind with a schedule; each schedule with some kind."""
-    schedules = [name for name in CHUNKS if name != "gpipe"]
-    for i, kind in enumerate(sorted(KINDS)):
-        schedule = schedules[i % len(schedules)]
-        marks = [] if i % 7 == 0 else pytest.mark.slow
-        yield pytest.param(kind, schedule, marks=marks)
+SCHEDULES = [name for name in CHUNKS if name != "gpipe"]
 
 
-def values(kind, schedule, weights_on):
-    k = 2 if CHUNKS[schedule] == 1 else 4
-    model, history, _ = train(
-        KINDS[kind],
-        lambda layers: tfgpipe.GPipe(
-            layers,
-            **arguments(k, 3, schedule, "except_last"),
-            weights_on=weights_on,
-        ),
-        optimizers("momentum"),
-        epochs=1,
-    )
-    return [*history.values(), *(w.numpy() for w in model.weights)]
-
-
-@pytest.mark.parametrize(("kind", "schedule"), [*dealt()])
+@pytest.mark.parametrize(("kind", "schedule"), [*dealt(SCHEDULES, 7)])
 def test_bits_are_those_of_weights_on_devices(kind, schedule):
-    expected = values(kind, schedule, "devices")
-    found = values(kind, schedule, "host")
+    expected = values(kind, schedule, weights_on="devices")
+    found = values(kind, schedule, weights_on="host")
     for a, b in zip(expected, found, strict=True):
         np.testing.assert_array_equal(a, b)
 

@@ -3,12 +3,10 @@
 import keras
 import numpy as np
 import pytest
+from by_schedule import dealt, values
 from device_names import names
 from graphs import is_task, step_graph
 from keras import layers as kl
-from kinds import KINDS
-from matrix import WHOLE, arguments
-from test_transparency import optimizers, train
 
 import tfgpipe
 from tfgpipe.devices.names import same_device
@@ -17,33 +15,10 @@ from tfgpipe.schedules import CHUNKS, SCHEDULES, Schedule
 HOST = "CPU:0"
 
 
-def dealt():
-    """Each kind with a schedule; each schedule with some kind."""
-    schedules = [*CHUNKS]
-    for i, kind in enumerate(sorted(KINDS)):
-        marks = [] if i % 9 == 0 else pytest.mark.slow
-        yield pytest.param(kind, schedules[i % len(schedules)], marks=marks)
-
-
-def values(kind, schedule, remat):
-    """A loss of the mini-batch needs a schedule that goes forward first."""
-    schedule = "gpipe" if kind in WHOLE else schedule
-    k = 2 if CHUNKS[schedule] == 1 else 4
-    model, history, _ = train(
-        KINDS[kind],
-        lambda layers: tfgpipe.GPipe(
-            layers, **arguments(k, 4, schedule, remat)
-        ),
-        optimizers("momentum"),
-        epochs=1,
-    )
-    return [*history.values(), *(w.numpy() for w in model.weights)]
-
-
-@pytest.mark.parametrize(("kind", "schedule"), [*dealt()])
+@pytest.mark.parametrize(("kind", "schedule"), [*dealt([*CHUNKS], 9)])
 def test_bits_are_those_of_what_is_kept(kind, schedule):
-    expected = values(kind, schedule, "never")
-    found = values(kind, schedule, "offload")
+    expected = values(kind, schedule, 4, "never")
+    found = values(kind, schedule, 4, "offload")
     for a, b in zip(expected, found, strict=True):
         np.testing.assert_array_equal(a, b)
 

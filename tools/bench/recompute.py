@@ -69,33 +69,29 @@ flags.DEFINE_integer(
 # docs/measurements_memory.md.
 _BASE = "recompute_grad, as written"
 
+
+def _columns(base: str) -> list[Column]:
+    """What a way takes, and that beside a base."""
+    return [
+        Column("m", "M"),
+        *spread_columns("step_ms", "step ms", ".0f"),
+        Column("time_ratio", f"/ {base}", ".3f"),
+        Column("activations_mib", "activations MiB", ".1f"),
+        Column("memory_ratio", f"/ {base}", ".2f"),
+        Column("others", "others", ".0%"),
+    ]
+
+
 COLUMNS = [
     Column("way", "way"),
     Column("groups", "groups"),
-    Column("m", "M"),
-    *spread_columns("step_ms", "step ms", ".0f"),
-    Column("time_ratio", "/ recompute_grad", ".3f"),
-    Column("activations_mib", "activations MiB", ".1f"),
-    Column("memory_ratio", "/ recompute_grad", ".2f"),
-    Column("others", "others", ".0%"),
+    *_columns("recompute_grad"),
 ]
-RULE_COLUMNS = [
-    Column("rule", "remat"),
-    Column("m", "M"),
-    *spread_columns("step_ms", "step ms", ".0f"),
-    Column("time_ratio", "/ never", ".3f"),
-    Column("activations_mib", "activations MiB", ".1f"),
-    Column("memory_ratio", "/ never", ".2f"),
-    Column("others", "others", ".0%"),
-]
+RULE_COLUMNS = [Column("rule", "remat"), *_columns("never")]
 HEAD_COLUMNS = [
     Column("head_parts", "head_parts"),
     Column("rule", "remat"),
-    *RULE_COLUMNS[1:4],
-    Column("time_ratio", "/ 1 part", ".3f"),
-    Column("activations_mib", "activations MiB", ".1f"),
-    Column("memory_ratio", "/ 1 part", ".2f"),
-    Column("others", "others", ".0%"),
+    *_columns("1 part"),
 ]
 
 
