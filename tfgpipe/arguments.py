@@ -75,6 +75,7 @@ class Arguments:
         trial: str = "warn",
         weights_on: Any = "devices",
         head_parts: int = 1,
+        shards: Mapping[str, Any] | None = None,
     ):
         self.source = source_of(layers)
         self._problems = [*self.source.problems]  # the source may be used again
@@ -158,7 +159,8 @@ class Arguments:
             self._device_of(k, len(rows[0])) for k in range(self.num_partitions)
         ]
         self.grid = [tuple(row[d] for d in places) for row in rows]
-        self.devices = [row[d] for row in rows for d in sorted({*places})]
+        own = [[row[d] for d in sorted({*places})] for row in rows]
+        self.devices = [device for row in own for device in row]
         self.num_replicas = len(self.grid)
         offloads = any(map(self.rules.offloads, range(self.num_partitions)))
         if offloads and names.only_compiles(self.devices):
@@ -167,6 +169,17 @@ class Arguments:
                 f"device runs. Received: remat={remat!r} and the devices "
                 f'{self.devices}. Pass "except_last".'
             )
+        self.shards = self._check_shards(shards)
+        if self._problems:
+            raise ValueError("\n".join(self._problems))
+        for r, row in enumerate(own):  # those that have nothing but shards
+            of_shards = {
+                shard[r]
+                for given in self.shards.values()
+                for shard in self.shard_devices(given, 0)
+            }
+            row += sorted(of_shards - {*row})
+        self.devices = [device for row in own for device in row]
         if self.head_parts > 1 and self.num_micro_batches == 1:
             raise ValueError(
                 "`head_parts` must be 1 where a mini-batch is one micro-batch. "
@@ -188,11 +201,36 @@ class Arguments:
             self.source.layers, self.num_micro_batches, self.num_replicas
         )
 
-    def stores_of(self, devices: Sequence[str]) -> list[str] | None:
-        """Where the weights of a cell are; None for on its devices."""
-        if self.weights_on == "devices":
+    def stores_of(
+        self, devices: Sequence[str], of_shards: bool = False
+    ) -> list[str] | None:
+        """Where the weights of a cell are; None for on its devices.
+
+        Those of layers with shards are on the host.
+        """
+        if self.weights_on == "devices" and not of_shards:
             return None
         return [self._store or names.host_of(device) for device in devices]
+
+    def shard_devices(self, given: Any, k: int) -> list[tuple[str, ...]]:
+        """The devices of each shard of a layer of cell k, one a replica.
+
+        `given` is what `shards` says of the layer.
+        """
+        if isinstance(given, int):
+            found = []
+            for row in self.grid:
+                own = [*dict.fromkeys(row)]
+                first = own.index(row[k])
+                found.append([*own[first:], *own[:first]][:given])
+        else:
+            known = [names.resolve_device(device) or "" for device in given]
+            count = len(known) // self.num_replicas
+            found = [
+                known[r * count : (r + 1) * count]
+                for r in range(self.num_replicas)
+            ]
+        return [*zip(*found, strict=True)]
 
     def check_training(self) -> None:
         """Refuses a schedule that has forward tasks only."""
@@ -225,6 +263,7 @@ class Arguments:
             "skip_outliers": self.skip_outliers,
             "trial": self.trial,
             "weights_on": self.weights_on,
+            "shards": self.shards or None,
         }
 
     def remat_by_cell(self, num_groups: Sequence[int]) -> Remat:
@@ -313,6 +352,53 @@ class Arguments:
                 )
             rules[k] = rule
         return rules
+
+    def _check_shards(self, shards: Any) -> dict[str, Any]:
+        """What is asked of layers, by their names."""
+        if shards is None:
+            return {}
+        if not isinstance(shards, Mapping) or not all(
+            isinstance(name, str) for name in shards
+        ):
+            self._problems.append(
+                "`shards` must map names of layers to numbers of shards, or to "
+                f"their devices. Received: shards={shards!r}. Pass "
+                '{"logits": 2}, say.'
+            )
+            return {}
+        found: dict[str, Any] = {}
+        most = len({*self.grid[0]})
+        for name, given in shards.items():
+            count = as_count(given)
+            if count is not None and 1 < count <= most:
+                found[name] = count
+                continue
+            is_list = isinstance(given, (list, tuple))
+            devices = [*map(names.name_of, given)] if is_list else []
+            known = [*map(names.resolve_device, devices)]
+            per_replica = len(devices) // self.num_replicas
+            if (
+                per_replica > 1
+                and None not in known
+                and len(devices) == per_replica * self.num_replicas
+                and len({*known}) == len(known)
+            ):
+                found[name] = devices
+                continue
+            self._problems.append(
+                "`shards` must say of a layer how many devices compute it, "
+                f"from 2 to the {most} of a replica; or name at least 2 "
+                f"devices, each once, for each of {self.num_replicas} "
+                f"replicas. Received: {name!r}: {given!r}. TensorFlow lists "
+                f"{names.all_devices()}."
+            )
+        if found and names.only_compiles(self.devices):
+            self._problems.append(
+                "`shards` must be None where XLA compiles all that a device "
+                f"runs. Received: shards={shards!r} and the devices "
+                f"{self.devices}. Leave it out."
+            )
+        return found
 
     def _choice(self, name: str, value: Any, choices: Any) -> str | None:
         """The value, or None where it is wrong."""

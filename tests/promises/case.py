@@ -82,6 +82,7 @@ class Case:
         remat: Name of the rule, or "mixed" for another one a cell.
         weights_on: Where the pipelines have their weights.
         head_parts: Into how many parts the rows go through their heads.
+        shards: How many devices compute each layer that has columns.
         remat_groups: Groups a cell.
         other_partitions: K of the second pipeline.
         other_remat: Rule of the second pipeline.
@@ -132,6 +133,7 @@ class Case:
     remat: str = "except_last"
     weights_on: str = "devices"
     head_parts: int = 1
+    shards: int = 1
     remat_groups: int = 1
     other_partitions: int = 1
     other_remat: str = "except_last"
@@ -201,7 +203,7 @@ class Case:
                 found.add(f"{name} {getattr(self, name)}")
         for name in (
             "inputs labels reduction weights schedule remat remat_groups then "
-            "weights_on dtype jit_compile"
+            "weights_on shards dtype jit_compile"
         ).split():
             found.add(f"{name} {getattr(self, name)}")
         return sorted(found)

@@ -88,6 +88,8 @@ def generate(
         found["weights_on"] = "host"
     if found["remat"] == "never" and rng.random() < 0.4:
         found["remat"] = "offload"
+    if not found["jit_compile"] and rng.random() < 0.15:
+        found["shards"] = rng.choice((2, 2, 3))
     # At another K the head may begin elsewhere, and so other sums be made.
     same_head = found["then"] in (None, "eager")
     if found["num_micro_batches"] > 1 and same_head and rng.random() < 0.2:

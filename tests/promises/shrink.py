@@ -37,6 +37,7 @@ SIMPLEST: tuple[tuple[dict[str, Any], ...], ...] = (
     ({"remat": "except_last"},),
     ({"weights_on": "devices"},),
     ({"head_parts": 1},),
+    ({"shards": 1},),
     ({"other_remat": "except_last"},),
     ({"epochs": 1},),
     ({"rows": 6, "batch_size": 6},),

@@ -73,6 +73,7 @@ def test_constructor_takes_the_arguments_it_promises():
         "{trial='warn'}",
         "{weights_on='devices'}",
         "{head_parts=1}",
+        "{shards=None}",
         "{name=None}",
         "**kwargs",
     ]
@@ -122,6 +123,7 @@ def test_load_model_takes_the_arguments_it_promises():
         "trial=None",
         "weights_on=None",
         "head_parts=None",
+        "shards=None",
         "**kwargs",
     ]
 

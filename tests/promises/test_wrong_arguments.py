@@ -44,6 +44,7 @@ PLAIN = {
     "trial": "off",
     "weights_on": "devices",
     "head_parts": 1,
+    "shards": None,
 }
 
 
@@ -79,6 +80,7 @@ TARGETS = {
             "remat": ["{}"],
             "remat_groups": ["None"],
             "head_parts": ["10**30"],
+            "shards": ["None", "{}"],
             "gradient_dtype": ["None"],
             "skip_nonfinite": ["True"],
             "skip_outliers": ["None"],
@@ -230,6 +232,7 @@ TARGETS = {
             "trial": ["None"],
             "weights_on": ["None"],
             "head_parts": ["None"],
+            "shards": ["None", "{}"],
         },
     ),
     "plot_cells": Target(

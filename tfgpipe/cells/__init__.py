@@ -5,6 +5,8 @@ of each cell's tasks out of it, `CellTasks`.
 """
 
 from tfgpipe.cells.cell import Cell, LayerCall
+from tfgpipe.cells.columns import KINDS as SHARDED_KINDS
+from tfgpipe.cells.columns import columns_of
 from tfgpipe.cells.head_tasks import HeadTasks
 from tfgpipe.cells.model_trace import ModelCall, as_number, trace_model
 from tfgpipe.cells.outline import (
@@ -15,11 +17,12 @@ from tfgpipe.cells.outline import (
     outline,
     shape_trace,
 )
-from tfgpipe.cells.sections import Section, is_whole
+from tfgpipe.cells.sections import Section, is_named, is_whole
 from tfgpipe.cells.tasks import CellTasks, KeptValues, TaskCall
 from tfgpipe.cells.tracer import Tracer
 
 __all__ = [
+    "SHARDED_KINDS",
     "Cell",
     "CellTasks",
     "HeadTasks",
@@ -33,6 +36,8 @@ __all__ = [
     "Tracer",
     "as_number",
     "cell_of_call",
+    "columns_of",
+    "is_named",
     "is_whole",
     "makers",
     "outline",

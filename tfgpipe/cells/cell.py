@@ -27,6 +27,10 @@ class Cell:
         stores: The devices among which the others are shared out: the same, or
             those from which they are sent.
         head_parts: In how many parts the rows go through it; 1 but for a head.
+        shards: The indexes of the cells that compute a layer side by side, each
+            some of its columns; None but for one of these.
+        callers: The devices that hand it what it takes, one a replica: its own,
+            but for shards.
         called: What was called in it, in order, when the model was traced
             last: `failures.py` names them.
         traced_as: The cells whose names stand in this cell's operations: its
@@ -41,6 +45,8 @@ class Cell:
         number: int | None = None,
         stores: Sequence[str] | None = None,
         head_parts: int = 1,
+        shards: range | None = None,
+        callers: Sequence[str] | None = None,
     ):
         self.index = index
         self.head_parts = head_parts
@@ -53,6 +59,13 @@ class Cell:
         self.devices = tuple(devices)
         self.device = self.devices[0]
         self.stores = self.devices if stores is None else tuple(stores)
+        self.shards = shards
+        self.callers = self.devices if callers is None else tuple(callers)
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether it runs beside the tasks of its device."""
+        return self.callers != self.devices
 
     @property
     def is_stored_elsewhere(self) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -45,6 +45,8 @@ class ModelCall:
         around: A context for the call of a layer, see `Sections`.
         num_cells: How many cells there are; one, if nobody has made any.
         trains_others: Whether variables of other layers are trained, too.
+        shards: By the id of a layer, in how many groups of columns it is
+            computed, see `Sections`.
     """
 
     call: Callable[[Any, bool], Any]
@@ -59,6 +61,7 @@ class ModelCall:
     ] = lambda *_: contextlib.nullcontext()
     num_cells: int = 1
     trains_others: bool = False
+    shards: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     @property
     def seeds(self) -> list[keras.Variable]:
@@ -118,7 +121,12 @@ def _run(model: ModelCall, x: Any, labels: Any) -> dict[str, Any]:
     tape = None
     if model.training:
         tape = tf.GradientTape(watch_accessed_variables=False)
-    sections = Sections(model.home, model.around)
+    sections = Sections(
+        model.home,
+        model.around,
+        model.shards,
+        lambda pieces: scope.reading(pieces),
+    )
     of_layers = {id(v) for layer in model.layers for v in layer.variables}
     scope = ModelScope(
         lambda: sections.current,

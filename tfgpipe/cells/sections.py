@@ -27,7 +27,9 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
+from tfgpipe.cells.columns import in_columns
 from tfgpipe.failures import check_interruption
+from tfgpipe.graphs import Piece
 
 
 class Section(NamedTuple):
@@ -79,6 +81,20 @@ class Section(NamedTuple):
         return f"{kind} '{self.name}'"
 
 
+def is_named(section: Section, name: str) -> bool:
+    """Whether a section is of a layer, by its name or with those around it.
+
+    Example:
+
+    >>> block = keras.layers.Layer(name="block")
+    >>> dense = keras.layers.Layer(name="dense")
+    >>> section = Section((block, dense), 0, 0, [])
+    >>> [is_named(section, name) for name in ("dense", "block/dense", "block")]
+    [True, True, False]
+    """
+    return f"/{section.name}".endswith(f"/{name}")
+
+
 def is_whole(layer: keras.Operation) -> bool:
     """Whether the calls inside a layer, or operation, begin no sections."""
     if not isinstance(layer, keras.layers.Layer):
@@ -96,6 +112,10 @@ class Sections:
             of its calls it is; None where nobody has said so, then it goes
             with the one before. None goes back.
         around: A context for the call of a layer, by the layer and its cell.
+        shards: By the id of a layer, in how many groups of columns it is
+            computed: its sections are in a cell each, from that of its `home`
+            on, between one before and one behind, see `columns.py`.
+        reading: A context in which pieces of weights are read.
 
     Attributes:
         found: The sections, in order.
@@ -108,7 +128,11 @@ class Sections:
         around: Callable[
             [keras.Operation, int], contextlib.AbstractContextManager
         ],
+        shards: Mapping[int, int] | None = None,
+        reading: Callable[[Mapping[int, Piece]], Any] | None = None,
     ):
+        self._shards = shards or {}
+        self._reading = reading
         self.found = [Section((), 0, 0, [])]
         self.cells = [0]
         self._home = home
@@ -134,6 +158,17 @@ class Sections:
             call = self._calls[id(layer)]
             self._calls[id(layer)] += 1
             cell = self._home(layer, call)
+            if id(layer) in self._shards and cell is not None:
+                cell -= 1  # what it is given is handed out there
+        self._add(around, call, cell, arguments)
+
+    def _add(
+        self,
+        around: tuple[keras.Operation, ...],
+        call: int,
+        cell: int | None,
+        arguments: tuple[Any, ...] = (),
+    ) -> None:
         last = self.cells[-1]
         cell = max(last, cell or 0)
         self._index_in_cell = self._index_in_cell + 1 if cell == last else 0
@@ -162,10 +197,25 @@ class Sections:
                 internals.tracing_anew(),
                 tf.name_scope(scope),
             ):
-                return run()
+                if id(layer) not in self._shards:
+                    return run()
+                call = self._in_columns(layer, cell + 1)
+                with internals.replaced_method(layer, "call", call):
+                    return run()
         finally:
             self._around_call.pop()
             self.found[-1].ends.append(self._graph.num_operations())
+
+    def _in_columns(self, layer: Any, first: int) -> Callable[..., Any]:
+        """The `call` of a layer, in groups of columns from a cell on."""
+        around = tuple(self._around_call)
+        call = self._calls[id(layer)] - 1
+        return in_columns(
+            layer,
+            self._shards[id(layer)],
+            lambda i: self._add(around, call, first + i),
+            self._reading or contextlib.nullcontext,
+        )
 
 
 def _first_tensors(keywords: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -20,6 +20,7 @@ from tfgpipe.graphs.gradient_sums import (
     lookups,
 )
 from tfgpipe.graphs.parts import Part, alive, parts_of
+from tfgpipe.graphs.piece import Piece, pieces_of
 from tfgpipe.graphs.same_graph import part_key
 from tfgpipe.graphs.traced_model import (
     Differentiated,
@@ -37,6 +38,7 @@ __all__ = [
     "Gradient",
     "GradientSums",
     "Part",
+    "Piece",
     "StagedFunction",
     "TraceOptions",
     "TracedModel",
@@ -54,6 +56,7 @@ __all__ = [
     "operation_flops",
     "part_key",
     "parts_of",
+    "pieces_of",
     "stateful_kinds",
     "sum_over_replicas",
     "sums_over_replicas",

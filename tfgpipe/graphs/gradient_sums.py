@@ -180,11 +180,12 @@ def of_variables(
     """The gradient of every variable, by its id, as optimizers take it.
 
     A variable that several layers share gets the sum of its uses', on its own
-    device, in the order of the layers. Each cell comes as its device, its
-    variables, and the sums of each replica.
+    device, in the order of the layers. Those of pieces are joined first. Each
+    cell comes as its device, its uses, and the sums of each replica.
     """
     uses: dict[int, tuple[Any, list[Any]]] = {}
-    for device, variables, replicas in cells:
+    for device, own_uses, replicas in cells:
+        variables = [use.variable for use in own_uses]
         owners = [device] * len(variables)
         if len(replicas) > 1:
             owners = [v.value.device for v in variables]
@@ -197,12 +198,34 @@ def of_variables(
                     _, found = uses.setdefault(id(variable), (variable, []))
                     gradient = total.in_dtype(variable.dtype).finished()
                     if gradient is not None:
-                        found.append(gradient)
+                        found.append((own_uses[i].piece, gradient))
     gradients = {}
     for key, (variable, found) in uses.items():
         with tf.device(variable.value.device):
-            gradients[key] = add_uses(found)
+            gradients[key] = add_uses(_whole(found, variable))
     return gradients
+
+
+def _whole(uses: Sequence[tuple[Any, Any]], variable: Any) -> list[Any]:
+    """The gradients of uses, where some are of pieces, one after the other."""
+    found, parts = [], []
+    for piece, gradient in uses:
+        if piece is None:
+            found.append(gradient)
+            continue
+        parts.append(gradient)
+        if piece.stop < variable.shape[piece.axis]:
+            continue
+        if _all_sparse(parts):  # columns of the same rows
+            values = tf.concat([part.values for part in parts], piece.axis)
+            first = parts[0].indices
+            found.append(
+                tf.IndexedSlices(values, first, tf.constant([*variable.shape]))
+            )
+        else:
+            found.append(tf.concat(parts, piece.axis))
+        parts = []
+    return found
 
 
 def _over_replicas(replicas: list[list[Gradient]]) -> list[Gradient]:

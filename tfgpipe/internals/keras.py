@@ -1168,6 +1168,10 @@ def forget_functions(model: keras.Model) -> None:
             setattr(model, f"{kind}_function", None)
 
 
+# The attributes of layers that have their weights, LoRA or not.
+KERNEL, TABLE = "_kernel", "_embeddings"
+
+
 def remat_mode(layer: keras.layers.Layer) -> Any:
     """The mode of the `keras.RematScope` that a layer was made in, or None."""
     return getattr(layer, "_remat_mode", None)

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -14,7 +14,7 @@ from keras import tree
 
 from tfgpipe import failures, internals
 from tfgpipe.arguments import Arguments, check_groups
-from tfgpipe.cells import Cell
+from tfgpipe.cells import SHARDED_KINDS, Cell, columns_of, is_named
 from tfgpipe.costs import row_bytes
 from tfgpipe.devices import names
 from tfgpipe.partition import cut_graph, partition, steps_of_head
@@ -41,8 +41,8 @@ class Built:
 
     Attributes:
         source: The layers, and how they are called.
-        cells: In order; with `remat_groups`, each group is one, and with
-            `head_parts` the head is.
+        cells: In order; with `remat_groups`, each group is one, with
+            `head_parts` the head is, and each of `shards` is.
         costs: What each layer costs, in order.
         input_spec: Nest of `keras.KerasTensor`s that the first layer takes.
         output_spec: Nest of those that the last one returns.
@@ -116,7 +116,9 @@ def build(arguments: Arguments, input_spec: Any, name: str) -> Built:
         taken = {layer.name for layer in source.layers}
         input_spec = _input_tensors(input_spec, taken)
     m, r = arguments.num_micro_batches, arguments.num_replicas
-    output_spec, estimated = source.run_on_shapes(input_spec, m * r > 1)
+    output_spec, estimated = source.run_on_shapes(
+        input_spec, m * r > 1, arguments.shards
+    )
     arguments.check_supported()
     costs = arguments.costs.resolved(estimated, input_spec)
     cells = tuple(_cells(arguments, costs, row_bytes(output_spec)))
@@ -165,6 +167,7 @@ def _cells(
 ) -> Iterator[Cell]:
     """The cells; `width` is that of the outputs, in bytes of a row."""
     source, k = arguments.source, arguments.num_partitions
+    shards = _sharded(arguments)
     if arguments.layers_per_cell is not None:
         counts = source.steps_per_cell(arguments.layers_per_cell)
     elif k > len(costs):
@@ -174,6 +177,7 @@ def _cells(
         _tell_of_large(source, costs, k)
     check_groups(arguments.remat_groups or 1, counts)
     start = index = 0
+    has_before = False
     columns = zip(*arguments.grid)
     # A row of the grid is a replica; column k has the devices of cell k.
     for k, (devices, count) in enumerate(zip(columns, counts)):
@@ -185,14 +189,118 @@ def _cells(
             live = source.live_bytes[stop - of_last : stop]
             of_head = steps_of_head(live, width)
             sizes += [(of_last - of_head, 1), (of_head, arguments.head_parts)]
+        stores = arguments.stores_of(devices)
         for size, head_parts in sizes:
-            if not size:
-                continue
             steps = source.steps[start : start + size]
-            stores = arguments.stores_of(devices)
-            yield Cell(index, steps, devices, k, stores, head_parts)
             start += size
-            index += 1
+            is_end = start == len(costs)
+            if head_parts > 1:
+                _check_whole(steps, shards, head_parts)
+            for own, layer in _apart(steps, shards, has_before, is_end):
+                has_before = layer is None
+                if layer is None:
+                    yield Cell(index, own, devices, k, stores, head_parts)
+                    index += 1
+                    continue
+                places = arguments.shard_devices(shards[id(layer)], k)
+                beside = range(index, index + len(places))
+                for index in beside:
+                    yield Cell(
+                        index,
+                        own if index == beside.start else [],
+                        places[index - beside.start],
+                        k,
+                        arguments.stores_of(devices, of_shards=True),
+                        shards=beside,
+                        callers=devices,
+                    )
+                index += 1
+
+
+def _check_whole(
+    steps: Sequence[Any], shards: Mapping[int, Any], head_parts: int
+) -> None:
+    """Refuses layers with shards in a head whose rows are in parts."""
+    found = [s.section.name for s in steps if id(s.operation) in shards]
+    if found:
+        raise ValueError(
+            "`head_parts` must be 1 where a layer of the head has `shards`. "
+            f"Received: head_parts={head_parts} and shards of {found}. Pass "
+            "one of the two."
+        )
+
+
+def _apart(
+    steps: Sequence[Any],
+    shards: Mapping[int, Any],
+    has_before: bool,
+    is_end: bool,
+) -> Iterator[tuple[list[Any], Any]]:
+    """Consecutive steps, and each layer with shards by itself.
+
+    A cell without shards, which may have no steps, comes before each, and
+    behind the last one of a model: what shards take is handed out in the one,
+    and what they make is put together in the other. `has_before` says whether
+    there is one before the first step.
+
+    Yields:
+        Steps, and the layer if it has shards.
+    """
+    own: list[Any] = []
+    for step in steps:
+        if id(step.operation) not in shards:
+            own.append(step)
+            continue
+        if own or not has_before:
+            yield own, None
+        yield [step], step.operation
+        own, has_before = [], False
+    if own or (is_end and not has_before):
+        yield own, None
+
+
+def _sharded(arguments: Arguments) -> dict[int, Any]:
+    """What was asked of layers with shards, by their ids.
+
+    Raises:
+        ValueError: If there is no such layer, or it has no columns.
+    """
+    wanted, found = arguments.shards, {}
+    calls = arguments.source.steps
+    for name, given in wanted.items():
+        own = {
+            id(step.operation): step
+            for step in calls
+            if is_named(step.section, name)
+        }
+        if not own:
+            have = dict.fromkeys(
+                step.section.name
+                for step in calls
+                if columns_of(step.operation, 2) is not None
+            )
+            raise ValueError(
+                "`shards` must name layers that the model calls. Received: "
+                f"{name!r}. Those that have columns: {[*have]}."
+            )
+        for key, step in own.items():
+            layer, count = (
+                step.operation,
+                len(arguments.shard_devices(given, 0)),
+            )
+            columns = columns_of(layer, count)
+            size = 0 if columns is None else columns.size
+            if size < count:
+                raise ValueError(
+                    "`shards` must be of layers that can be computed in "
+                    f"columns: {SHARDED_KINDS}, without quantisation; and at "
+                    "most as many as there are columns. Received: "
+                    f"{name!r}: {given!r}, and layer '{layer.name}' of class "
+                    f"{type(layer).__name__}, which has {size}. Leave it out, "
+                    "or ask for fewer."
+                )
+            found[key] = given
+    return found
 
 
 def _groups(

@@ -179,6 +179,15 @@ class GPipe(Saving, Rehearsals):
             the "host", in its memory; or the name of a device. They are sent to
             a cell's device before a task that needs them, which holds those of
             two cells at most; sums of gradients go back. Not for TPUs.
+        shards: Layers that are too large for one device, or too slow on it: a
+            dict from a layer's name, with those around it where others have the
+            same ("block_0/dense"), to the number of devices that compute its
+            columns at the same time, the one of its cell and those that follow;
+            or to their names, one replica's after the other's. For `Dense`,
+            `EinsumDense`, `Embedding` and `ReversibleEmbedding`. The weights
+            stay whole in the host's memory, with what the optimizer keeps of
+            them and its update; their columns are sent when a step begins. Not
+            for TPUs.
         name: Name of the model.
 
     Raises:
@@ -215,6 +224,7 @@ class GPipe(Saving, Rehearsals):
         trial: str = "warn",
         weights_on: str | tf.config.LogicalDevice = "devices",
         head_parts: int = 1,
+        shards: Mapping[str, int | Sequence[Any]] | None = None,
         name: str | None = None,
         **kwargs: Any,
     ):
@@ -237,6 +247,7 @@ class GPipe(Saving, Rehearsals):
             trial,
             weights_on,
             head_parts,
+            shards,
         )
         for own in ("call", "__call__"):
             if getattr(type(self), own) is not getattr(GPipe, own):

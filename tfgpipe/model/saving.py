@@ -10,7 +10,7 @@ import contextlib
 import contextvars
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import h5py
@@ -77,6 +77,7 @@ def load_model(
     trial: str | None = None,
     weights_on: str | None = None,
     head_parts: int | None = None,
+    shards: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> Any:
     """Loads what `model.save("model.keras")` wrote.
@@ -105,6 +106,8 @@ def load_model(
         weights_on: "devices", "host", or a device. Defaults to what was saved.
         head_parts: Parts of the rows that go through the head. Defaults to what
             was saved.
+        shards: Layers that several devices compute, {} for none. Defaults to
+            what was saved.
         **kwargs: Other arguments of `keras.saving.load_model`:
             `custom_objects`, `compile`, `safe_mode`.
 
@@ -147,6 +150,7 @@ def load_model(
         "trial": trial,
         "weights_on": weights_on,
         "head_parts": head_parts,
+        "shards": None if shards is None else dict(shards),
     }
     changes = {k: v for k, v in changes.items() if v is not None}
     if not (isinstance(gradient_dtype, str) and gradient_dtype == "saved"):

@@ -63,12 +63,16 @@ class Chain:
         device: str,
         awaited: list[Any],
         work: Callable[[], Any],
+        caller: str | None = None,
     ) -> Any:
-        """Runs a task on its device, after the device's last one."""
+        """Runs a task on its device, after the device's last one.
+
+        Or, for a `caller`, beside those of its device: after that one's last.
+        """
         check_interruption()
-        with self.on_device(device, awaited):
+        with self.on_device(device, awaited, caller):
             results = work()
-            self.finish(task, device, results)
+            self.finish(task, device, results, caller)
         return results
 
     def run_beside(self, device: str, work: Callable[[list[Any]], Any]) -> Any:
@@ -80,23 +84,34 @@ class Chain:
         return work([] if before is None else [before])
 
     @contextlib.contextmanager
-    def on_device(self, device: str, awaited: list[Any]) -> Iterator[None]:
-        """Inside, operations run on a device, after its last task."""
-        before = self.last_op.get(device)
+    def on_device(
+        self, device: str, awaited: list[Any], caller: str | None = None
+    ) -> Iterator[None]:
+        """Inside, operations run on a device, after its last task.
+
+        After the last one of `caller` instead, if that is not None.
+        """
+        before = self.last_op.get(caller or device)
         ready = [] if before is None else [before]
         if self._clock is not None:
             ready = [self._clock.start(device, ready, awaited)]
         with tf.device(device), tf.control_dependencies(ready):
             yield
 
-    def finish(self, task: Task, device: str, results: Any) -> None:
-        """Remembers a task's operation for the device's next task."""
+    def finish(
+        self, task: Task, device: str, results: Any, caller: str | None = None
+    ) -> None:
+        """Remembers a task's operation for the device's next task.
+
+        Not that of one that runs beside the others, for a `caller`.
+        """
         op = run_independently(results)
         if op is None:
             return
         if self._clock is not None:
             op = self._clock.stop(task, device, op)
-        self.last_op[device] = op
+        if caller is None:
+            self.last_op[device] = op
 
 
 def run_independently(results: Any) -> tf.Operation | None:
@@ -118,12 +133,15 @@ class ReadyTask(NamedTuple):
         device: Where it runs.
         awaited: What it gets from other devices.
         work: Runs it.
+        caller: If it runs beside the tasks of its device: the device that
+            hands it what it takes.
     """
 
     task: Task
     device: str
     awaited: list[Any]
     work: Any
+    caller: str | None = None
 
 
 def run_together(

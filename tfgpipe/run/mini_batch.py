@@ -28,7 +28,7 @@ from tfgpipe.graphs import (
 )
 from tfgpipe.micro_batches import MicroBatches
 from tfgpipe.run.results import Results
-from tfgpipe.schedules import Program, Remat, Schedule, lower
+from tfgpipe.schedules import Program, Remat, Schedule, Shard, lower
 
 
 class MiniBatch:
@@ -88,6 +88,12 @@ class MiniBatch:
             cell_of_call(cell.steps for cell in cells),
             lambda layer, k: cells[k].naming(layer),
             len(cells),
+            shards={
+                id(step.operation): len(cell.shards)
+                for cell in cells
+                if cell.shards is not None
+                for step in cell.steps
+            },
         )
         is_tried = trial and is_split and (head is not None or not training)
         traced = tracer.trace(
@@ -176,7 +182,9 @@ class MiniBatch:
     @property
     def is_training(self) -> bool:
         """Whether there is a backward pass."""
-        return self.call.training and bool(self.traced.uses)
+        return self.call.training and any(
+            u.is_trained for u in self.traced.uses
+        )
 
     def tasks(
         self,
@@ -260,8 +268,13 @@ class MiniBatch:
                 those of a replica.
         """
         trained = self.trained(tasks)
+        shards = self._shards(schedule_of(max(self.replicas.counts)))
         facts = [
-            own.facts(k in trained, k - 1 in trained, self.synchronizes(k))
+            own.facts(
+                k in trained,
+                self._before(k) in trained,
+                self.synchronizes(k),
+            )._replace(shard=shards.get(k))
             for k, own in enumerate(tasks)
         ]
         # Whatever the loss is that no head computes, it keeps the outputs.
@@ -270,9 +283,34 @@ class MiniBatch:
             facts[-1] = facts[-1]._replace(recomputes=can_recompute)
         return lower(schedule_of, facts, self.remat, self.replicas.counts)
 
+    def _before(self, k: int) -> int:
+        """The cell whose outputs cell k takes."""
+        shards = self.cells[k].shards
+        return (k if shards is None else shards.start) - 1
+
+    def _shards(self, schedule: Schedule) -> dict[int, Shard]:
+        """The cells that are shards, and where the first replica has them."""
+        own = {
+            cell.device: schedule.device_of(cell.number)
+            for cell in self.cells
+            if not cell.is_beside
+        }
+        others = sorted({cell.device for cell in self.cells} - {*own})
+        for i, device in enumerate(others):
+            own[device] = schedule.num_devices + i
+        return {
+            cell.index: Shard(cell.shards, own[cell.device], cell.is_beside)
+            for cell in self.cells
+            if cell.shards is not None
+        }
+
     def trained(self, tasks: Sequence[CellTasks]) -> list[int]:
         """The cells that have weights, and those behind them."""
         if not any(one.part.backward for one in tasks):
             return []
-        own = [k for k, one in enumerate(tasks) if one.part.uses]
+        own = [
+            k
+            for k, one in enumerate(tasks)
+            if any(use.is_trained for use in one.part.uses)
+        ]
         return [*range(own[0], len(tasks))]

@@ -114,10 +114,7 @@ class Pipeline:
         elif self._batch.synchronizes(ops[0].cell):
             results = run_together(self.chain, started, self.micro_batches)
         else:
-            results = [
-                self.chain.run(one.task, one.device, one.awaited, one.work)
-                for one in started
-            ]
+            results = [self.chain.run(*one) for one in started]
         for (_, take), result in zip(ready, results, strict=True):
             take(result)
 
@@ -143,7 +140,7 @@ class Pipeline:
         return gradient_sums.of_variables(
             (
                 self._batch.cells[k].stores[0],
-                [use.variable for use in self.tasks[k].part.uses],
+                self.tasks[k].part.uses,
                 [self._flow.sums(k, r) for r in self._batch.replicas.busy],
             )
             for k in trained
@@ -192,7 +189,9 @@ class TaskFlow:
         device = self._replicas.device(op.cell, op.micro_batch)
         with tf.device(device):
             awaited, work, take = self._makers[op.kind](op)
-        return ReadyTask(op.task, device, awaited, work), take
+        cell, r = self._batch.cells[op.cell], self._replicas.of(op.micro_batch)
+        caller = cell.callers[r] if cell.is_beside else None
+        return ReadyTask(op.task, device, awaited, work, caller), take
 
     def counting(self, k: int, m: int) -> tuple[dict[Any, Any], Any]:
         """Values that cell k takes, as far as they are known by now."""

@@ -7,6 +7,8 @@ device comes back to a cell:
 
     host       w0 -------> w2 ----------> w0 ...      w2 is sent after the first
     device     F0 of cell 0, F1, F2 | F0 of cell 2    F2 has begun
+
+Shards of a layer get their columns once, when the step begins.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfgpipe.cells import CellTasks
 from tfgpipe.devices import names, placement
 from tfgpipe.run.chain import Chain
 from tfgpipe.run.mini_batch import MiniBatch
+from tfgpipe.state import Use
 
 
 class Weights:
@@ -38,7 +40,7 @@ class Weights:
         self._chain = chain
         # What layers assign has its old value to the end.
         self._assigned = {id(v) for v, _ in batch.traced.new_state}
-        self._read: dict[tuple[int, Any], tf.Tensor] = {}
+        self._read: dict[tuple[int, Any, Any], tf.Tensor] = {}
         self._held: dict[str, dict[int, Any]] = {}  # by device and cell
         # By device, what ran there before the last task.
         self._before_last: dict[str, Any] = {}
@@ -52,7 +54,8 @@ class Weights:
             held[k] = held.pop(k)  # the last one used
             return held[k]
         ready = []
-        if self._cells[k].is_stored_elsewhere:
+        cell = self._cells[k]
+        if cell.is_stored_elsewhere and cell.shards is None:
             if len(held) > 1:
                 del held[next(iter(held))]
             ready = [] if before_last is None else [before_last]
@@ -64,7 +67,7 @@ class Weights:
         # Otherwise sent when the step begins, not when they are used first.
         with tf.control_dependencies(None), tf.control_dependencies(ready):
             values = [
-                self._sent(use.variable, dtype, device)
+                self._sent(use, dtype, device)
                 for use, dtype in zip(
                     self._tasks[k].part.uses, self._tasks[k].weight_dtypes
                 )
@@ -73,15 +76,15 @@ class Weights:
             held[k] = self._tasks[k].pack_weights(values)
         return held[k]
 
-    def _sent(
-        self, variable: keras.Variable, dtype: Any, device: str
-    ) -> tf.Tensor:
-        """A value in a dtype on a device."""
-        home = variable.value.device
-        key = id(variable), dtype
+    def _sent(self, use: Use, dtype: Any, device: str) -> tf.Tensor:
+        """What a cell reads of a variable, in a dtype on a device."""
+        home = use.variable.value.device
+        key = id(use.variable), use.piece, dtype
         if key not in self._read:
             with tf.device(home):
-                value = placement.read_variable(variable)
+                value = placement.read_variable(use.variable)
+                if use.piece is not None:
+                    value = use.piece.of(value)
                 self._read[key] = tf.cast(value, dtype)
         if names.same_device(home, device):
             return self._read[key]

@@ -16,7 +16,7 @@ from tfgpipe.schedules.orders import (
     devices_of_cells,
 )
 from tfgpipe.schedules.orders.auto import search
-from tfgpipe.schedules.program import Op, Program
+from tfgpipe.schedules.program import Op, Program, Shard
 from tfgpipe.schedules.schedule import Schedule
 from tfgpipe.schedules.task import HALVES, KINDS, Task, merged
 
@@ -32,6 +32,7 @@ __all__ = [
     "Remat",
     "Rule",
     "Schedule",
+    "Shard",
     "Task",
     "checked_rule",
     "devices_for",

@@ -6,6 +6,7 @@
     whole_backward_passes  joins halves of one that cannot run apart
     at_once                has a head go forward and back in one
     recomputed             notes what is kept; recomputes the rest before use
+    on_shards              has shards of a layer run on devices of their own
     placed                 numbers micro-batches and devices of a replica
     offloaded              sends what is kept to the host, and fetches it
 
@@ -35,7 +36,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tfgpipe.checks import is_amount
-from tfgpipe.schedules.program import Op, Program, most_held
+from tfgpipe.schedules.program import Op, Program, Shard, most_held
 from tfgpipe.schedules.task import HALVES, KINDS
 
 REMAT = ("except_last", "always", "never", "offload")
@@ -86,6 +87,7 @@ class CellFacts(NamedTuple):
         synchronizes: Whether partners, the same operations of the i-th
             micro-batches of all replicas, wait for each other.
         is_head: Whether it goes forward and back at once, if it goes back.
+        shard: If it is one of the shards of a layer, which.
     """
 
     has_backward: bool = True
@@ -94,6 +96,7 @@ class CellFacts(NamedTuple):
     recomputes: bool = True
     synchronizes: bool = False
     is_head: bool = False
+    shard: Shard | None = None
 
     @classmethod
     def of(
@@ -336,6 +339,16 @@ def recomputed(
     return found
 
 
+def on_shards(ops: Iterable[Op], facts: Sequence[CellFacts]) -> list[Op]:
+    """Shards of a layer on their devices; other cells stay where they are."""
+    return [
+        op
+        if (own := facts[op.cell].shard) is None
+        else op._replace(device=own.device)
+        for op in ops
+    ]
+
+
 def placed(ops: Iterable[Op], micro_batch: int, device: int) -> list[Op]:
     """Those of a replica, with the first micro-batch and device it has."""
     if not micro_batch and not device:
@@ -458,10 +471,15 @@ def lower(
         ops = without_gradient(ops, facts)
         ops = whole_backward_passes(ops, facts)
         ops = at_once(ops, facts)
-        return recomputed(ops, facts, rules, schedule.keeps is not None)
+        ops = recomputed(ops, facts, rules, schedule.keeps is not None)
+        return on_shards(ops, facts) if shards else ops
 
     longest = schedule_of(max(counts))
-    num_devices = longest.num_devices
+    shards = {
+        k: own.shard for k, own in enumerate(facts) if own.shard is not None
+    }
+    others = [shard.device + 1 for shard in shards.values()]
+    num_devices = max([longest.num_devices, *others])
     starts = itertools.accumulate(counts, initial=0)
     replicas = []
     for r, (start, count) in enumerate(zip(starts, counts)):
@@ -480,6 +498,7 @@ def lower(
         [op for turn in turns for op in turn],
         num_devices * len(counts),
         [*map(len, turns)] if together else None,
+        shards,
     )
 
 

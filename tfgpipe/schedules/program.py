@@ -17,11 +17,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tfgpipe.schedules.task import KINDS, Task
 from tfgpipe.schedules.text import text_of
+
+# The lane of shards on devices that run other cells, or none.
+BESIDE = "shards"
 
 
 class Op(NamedTuple):
@@ -54,6 +57,22 @@ class Op(NamedTuple):
         return KINDS[self.kind].is_backward
 
 
+class Shard(NamedTuple):
+    """A cell that computes some columns of a layer, beside others.
+
+    Attributes:
+        cells: The cells that compute the layer, one after the other; all take
+            what the cell before the first gives, and the one behind the last
+            takes what all give.
+        device: Index of its device in the first replica.
+        is_beside: Whether it runs beside what its device runs.
+    """
+
+    cells: range
+    device: int
+    is_beside: bool
+
+
 def units(op: Op) -> float:
     """How long an operation takes among equal cells."""
     return KINDS[op.kind].units
@@ -67,6 +86,7 @@ class Program:
         num_devices: How many devices there are, in all replicas.
         sizes: How many operations run together, turn by turn: those of
             replicas that normalise together. None: each runs alone.
+        shards: The cells that are shards of a layer.
 
     Attributes:
         ops: All operations.
@@ -79,7 +99,9 @@ class Program:
         ops: Sequence[Op],
         num_devices: int,
         sizes: Sequence[int] | None = None,
+        shards: Mapping[int, Shard] | None = None,
     ):
+        self._shards = shards or {}
         self.ops = ops
         self.num_devices = num_devices
         self.note = ""
@@ -94,6 +116,26 @@ class Program:
     def turns(self) -> list[list[Op]]:
         """The operations, those that run together in a list."""
         return [[self.ops[i] for i in turn] for turn in self._places_of_turns()]
+
+    def lane(self, op: Op) -> str:
+        """Which of its device's lanes an operation takes: see `Kind`."""
+        shard = self._shards.get(op.cell)
+        if shard is not None and shard.is_beside:
+            return BESIDE
+        return KINDS[op.kind].lane
+
+    def _near(self, k: int, offset: int) -> range:
+        """The cells that give a cell what it takes; shards give side by side.
+
+        With an offset of 1 those that take what it gives; with 0 it itself.
+        """
+        if not offset:
+            return range(k, k + 1)
+        own = self._shards.get(k)
+        if own is not None:
+            k = own.cells.start if offset < 0 else own.cells.stop - 1
+        near = self._shards.get(k + offset)
+        return range(k + offset, k + offset + 1) if near is None else near.cells
 
     def _places_of_turns(self) -> Iterator[Sequence[int]]:
         """Of the operations that run together, their places in `ops`."""
@@ -141,7 +183,7 @@ class Program:
 
         def ready(i: int) -> float:
             op = self.ops[i]
-            start = free.get((op.device, KINDS[op.kind].lane), 0)
+            start = free.get((op.device, self.lane(op)), 0)
             for awaited in self._awaited[i]:
                 there = times[awaited][1]
                 if link is not None and self.ops[awaited].device != op.device:
@@ -153,7 +195,7 @@ class Program:
             start = max(map(ready, turn))  # partners wait for each other
             for op in (self.ops[i] for i in turn):
                 end = start + duration(op)
-                free[op.device, KINDS[op.kind].lane] = end
+                free[op.device, self.lane(op)] = end
                 times.append((start, end))
         return times
 
@@ -172,8 +214,12 @@ class Program:
         for i, op in enumerate(self.ops):
             name, k, m, device, _ = op
             found = []
-            for offset, other in needs[name]:
-                place = places.get((other, k + offset, m))
+            for near, other in (
+                (near, other)
+                for offset, other in needs[name]
+                for near in self._near(k, offset)
+            ):
+                place = places.get((other, near, m))
                 if place is None:
                     continue
                 before = self.ops[place]
@@ -184,12 +230,12 @@ class Program:
                         f"{before.task}, number {place}, which it needs. Move "
                         "the one behind the other."
                     )
-                is_beside = KINDS[other].lane != KINDS[name].lane
+                is_beside = self.lane(before) != self.lane(op)
                 if is_beside or before.device != device:
                     found.append(place)
-            if KINDS[name].lane == "compute":
+            if self.lane(op) == "compute":
                 computed[device] = i
-            elif device in computed:
+            elif device in computed and self.lane(op) != BESIDE:
                 found.append(computed[device])
             yield found
 

@@ -43,7 +43,7 @@ def text_of(program: Any, times: Sequence[tuple[float, float]]) -> str:
         words.append("+ keeps what the backward pass needs")
     held = ", ".join(map(str, program.held()))
     lines = [
-        *_rows(program.ops, times, program.num_devices),
+        *_rows(program.ops, times, program.num_devices, program.lane),
         f"# {', '.join(words)}",
         f"# bubble {program.bubble():.0%} if cells take equal times; "
         f"micro-batches that devices hold: {held}",
@@ -52,7 +52,10 @@ def text_of(program: Any, times: Sequence[tuple[float, float]]) -> str:
 
 
 def _rows(
-    ops: Sequence[Any], times: Sequence[tuple[float, float]], num_devices: int
+    ops: Sequence[Any],
+    times: Sequence[tuple[float, float]],
+    num_devices: int,
+    lane_of: Callable[[Any], str],
 ) -> list[str]:
     """The rows of devices."""
     cells = {(op.device, op.cell) for op in ops}
@@ -69,14 +72,14 @@ def _rows(
     }
     begin = len(rows[0, "compute"])
     for op, (start, end) in zip(ops, times):
-        lane = op.device, KINDS[op.kind].lane
+        lane = op.device, lane_of(op)
         row = rows.get(lane, f"  {lane[1]}".ljust(begin))
         taken = word(op).ljust(int(end - start) * width - 1, "-") + " "
         if end - start <= 1:
             taken = word(op).ljust(width)
         rows[lane] = row.ljust(begin + int(start * width)) + taken
     # What goes beside is below what is computed.
-    lanes = [kind.lane for kind in KINDS.values()]
+    lanes = ["compute", "shards", *(kind.lane for kind in KINDS.values())]
     order = sorted(rows, key=lambda own: (own[0], lanes.index(own[1])))
     return [rows[own].rstrip() for own in order]
 

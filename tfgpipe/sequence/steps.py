@@ -20,7 +20,7 @@ import bisect
 import contextlib
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import keras
@@ -31,6 +31,7 @@ from tfgpipe.cells import (
     Outline,
     Section,
     SectionCall,
+    is_named,
     is_whole,
     makers,
     outline,
@@ -83,6 +84,7 @@ class Source:
         self._counts: list[int] = []  # steps of each call
         self._flops: list[float] = []
         self._traced: TracedModel | None = None
+        self._apart: Collection[str] = ()
 
     def call(self, x: Any, training: bool | None) -> Any:
         """Calls the model; None for what its layers do by default."""
@@ -93,17 +95,19 @@ class Source:
         return set()
 
     def run_on_shapes(
-        self, spec: Any, is_split: bool
+        self, spec: Any, is_split: bool, apart: Collection[str] = ()
     ) -> tuple[Any, list[float]]:
         """Runs the model on shapes; layers get variables by it, no storage.
 
-        `is_split` if mini-batches become several micro-batches. Returns specs
-        of its outputs, and the costs of the steps.
+        `is_split` if mini-batches become several micro-batches; `apart` are
+        the names of layers that are steps by themselves. Returns specs of its
+        outputs, and the costs of the steps.
 
         Raises:
             ValueError: If a layer does not take what the one before returns, or
                 the outputs have no row for each row of the inputs.
         """
+        self._apart = apart
         found, output = self.outlined(spec, is_split)
         self._traced = found.traced
         if is_split:
@@ -195,13 +199,26 @@ class Source:
         for found, size in zip(own, sizes):
             inner = [i for i in found if i in are_filled]
             is_large = inner and (are_few or size > SHARE * sum(sizes))
-            starts.append(inner if is_large else found[:1])
+            own_starts = {*(inner if is_large else found[:1])}
+            starts.append(sorted(own_starts | self._around(sections, inner)))
         starts[0] = starts[0] or [0]
         self._counts = [*map(len, starts)]
         self.arguments = [
             sections[found[0]].arguments if found else () for found in own
         ]
         return [*itertools.chain(*starts)]
+
+    def _around(
+        self, sections: Sequence[Section], inner: Sequence[int]
+    ) -> set[int]:
+        """Of some sections those that are steps, and those behind them."""
+        return {
+            i
+            for i, before in zip(inner, [None, *inner])
+            for near in (i, before)
+            if near is not None
+            and any(is_named(sections[near], name) for name in self._apart)
+        }
 
     def places(self, sections: Sequence[Section]) -> list[int | None]:
         """The number of the call of each section.

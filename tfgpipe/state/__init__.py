@@ -12,7 +12,7 @@ from tfgpipe.state.rules import (
     sum_of,
     weighted_mean,
 )
-from tfgpipe.state.scope import InnerScope, ModelScope
+from tfgpipe.state.scope import InnerScope, ModelScope, Use
 
 __all__ = [
     "InnerScope",
@@ -20,6 +20,7 @@ __all__ = [
     "MovingStatistics",
     "RandomState",
     "StateFlow",
+    "Use",
     "choosing_moments",
     "is_synchronized",
     "seeds_expected",

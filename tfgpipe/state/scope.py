@@ -8,7 +8,8 @@ is changed on the way. What cannot be carried out of the graph is refused.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Collection, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -16,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe import internals
-from tfgpipe.graphs import is_continuous
+from tfgpipe.graphs import Piece, is_continuous
 from tfgpipe.state.batch_normalization import MovingStatistics, factors
 from tfgpipe.state.rules import advance_seed
 
@@ -24,17 +25,22 @@ from tfgpipe.state.rules import advance_seed
 class Use(NamedTuple):
     """A trained variable, as one section of a model's graph reads it.
 
-    So each use has a gradient of its own, wherever cells end.
+    So each use has a gradient of its own, wherever cells end. What a section
+    reads columns of is one, too, if nobody trains it.
 
     Attributes:
         variable: The variable.
         section: The number of the section.
         tensor: A placeholder.
+        piece: The columns that it reads; None for all.
+        is_trained: Whether it may have a gradient.
     """
 
     variable: keras.Variable
     section: int
     tensor: tf.Tensor
+    piece: Piece | None = None
+    is_trained: bool = True
 
 
 class ModelScope(internals.ReadingScope):
@@ -87,17 +93,38 @@ class ModelScope(internals.ReadingScope):
         self._assigned: dict[int, keras.Variable] = {}
         self._new_weights: dict[int, tf.Tensor] = {}
         self._handles: dict[int, tf.Tensor] = {}
+        self._pieces: Mapping[int, Piece] = {}
 
-    def _placeholder(self, variable: keras.Variable) -> tf.Tensor:
+    def _placeholder(
+        self, variable: keras.Variable, piece: Piece | None = None
+    ) -> tf.Tensor:
+        shape = variable.shape if piece is None else piece.shape(variable.shape)
         with self._graph.as_default(), tf.control_dependencies(None):
             dtype = internals.stored_dtype(variable)
-            return tf.compat.v1.placeholder(dtype, variable.shape)
+            return tf.compat.v1.placeholder(dtype, shape)
+
+    @contextlib.contextmanager
+    def reading(self, pieces: Mapping[int, Piece]) -> Iterator[None]:
+        """Inside, reads of variables, by their ids, are reads of pieces.
+
+        To be entered when a section has begun, and left before the next one.
+        """
+        with internals.replaced(self, "_pieces", pieces):
+            yield
+        for key in pieces:
+            self._use_of.pop(key, None)
+            if key in self.given:
+                self.state_mapping[key] = self.given[key][1]
+            else:
+                self.state_mapping.pop(key, None)
 
     def _know(self, variable: keras.Variable) -> None:
         """Gives a variable a placeholder, if it has none here."""
         key, section = id(variable), self._section()
+        piece = self._pieces.get(key)
         may_train = self._trained is None or key in self._trained
-        if not may_train or not internals.is_trained(variable):
+        is_trained = may_train and internals.is_trained(variable)
+        if not is_trained and piece is None:
             if key not in self.given:
                 tensor = self._placeholder(variable)
                 self.given[key] = variable, tensor
@@ -106,13 +133,16 @@ class ModelScope(internals.ReadingScope):
         known = self._use_of.get(key)
         if known is not None and known.section == section:
             return
-        use = Use(variable, section, self._placeholder(variable))
-        if self._tape is not None:
+        tensor = self._placeholder(variable, piece)
+        use = Use(variable, section, tensor, piece, is_trained)
+        if self._tape is not None and is_trained:
             self._tape.watch(use.tensor)
         self.uses.append(use)
         self._use_of[key] = use
         self._handles.pop(key, None)
         new = self._new_weights.get(key)
+        if new is not None and piece is not None:
+            new = piece.of(new)
         self.state_mapping[key] = (
             use.tensor if new is None else _with_value(use.tensor, new)
         )

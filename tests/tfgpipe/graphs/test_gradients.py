@@ -11,6 +11,7 @@ from tfgpipe.graphs.gradient_sums import (
     in_order,
     of_variables,
 )
+from tfgpipe.state import Use
 
 ROWS = 4  # of the weight, a table of two columns
 
@@ -118,6 +119,9 @@ def test_uses_and_replicas_of_a_variable_are_added_up():
         def __init__(self, value):
             self.value = value
 
+        def use(self):
+            return Use(self, 0, None)
+
     shared, own, unused = Holder(shared), Holder(own), Holder(own)
     none = []
 
@@ -125,8 +129,16 @@ def test_uses_and_replicas_of_a_variable_are_added_up():
     def added():
         found = of_variables(
             [
-                ("CPU:0", [shared, own], [[dense(1.0), sparse(1)]] * 2),
-                ("CPU:1", [shared, unused], [[sparse(2), Gradient()]]),
+                (
+                    "CPU:0",
+                    [shared.use(), own.use()],
+                    [[dense(1.0), sparse(1)]] * 2,
+                ),
+                (
+                    "CPU:1",
+                    [shared.use(), unused.use()],
+                    [[sparse(2), Gradient()]],
+                ),
             ]
         )
         none.append(found[id(unused)])

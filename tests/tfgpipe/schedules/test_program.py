@@ -237,9 +237,9 @@ def ran(monkeypatch):
     found = {}
     run = chain.Chain.run
 
-    def watched(self, task, device, awaited, work):
+    def watched(self, task, device, *rest):
         found.setdefault(device, []).append(task)
-        return run(self, task, device, awaited, work)
+        return run(self, task, device, *rest)
 
     monkeypatch.setattr(chain.Chain, "run", watched)
     return found
