@@ -63,6 +63,11 @@ class Cell:
         self.callers = self.devices if callers is None else tuple(callers)
 
     @property
+    def home(self) -> str:
+        """Where its layers compute outside of steps: whole, without shards."""
+        return self.device if self.shards is None else self.stores[0]
+
+    @property
     def is_beside(self) -> bool:
         """Whether it runs beside the tasks of its device."""
         return self.callers != self.devices

@@ -50,6 +50,8 @@ _ELEMENTWISE = {
     )
 }
 
+Pieces = Sequence[tuple[keras.Variable, Piece]]
+
 KINDS = "Dense, EinsumDense, Embedding, ReversibleEmbedding"
 
 
@@ -57,24 +59,22 @@ class Columns(NamedTuple):
     """Where a layer has its columns.
 
     Attributes:
-        axes: By the id of a weight, its axis of them; others are taken whole.
+        axes: Weights that have them, and their axes; others are taken whole.
         size: How many columns there are.
         output_axis: That of the outputs.
     """
 
-    axes: Mapping[int, int]
+    axes: Sequence[tuple[keras.Variable, int]]
     size: int
     output_axis: int
 
-    def pieces(self, count: int) -> list[dict[int, Piece]]:
-        """The columns of each group, by the id of a weight."""
-        each = {
-            key: pieces_of(axis, self.size, count)
-            for key, axis in self.axes.items()
-        }
-        return [
-            {key: own[i] for key, own in each.items()} for i in range(count)
+    def pieces(self, count: int) -> list[Pieces]:
+        """The columns of each group."""
+        each = [
+            [(weight, piece) for piece in pieces_of(axis, self.size, count)]
+            for weight, axis in self.axes
         ]
+        return [*zip(*each)]
 
 
 def columns_of(
@@ -119,8 +119,7 @@ def _found(
         if (variable := getattr(layer, name, None)) is not None
     ]
     first, axis = own[0]
-    known = {id(variable): axis for variable, axis in own}
-    return Columns(known, first.shape[axis], output_axis)
+    return Columns(own, first.shape[axis], output_axis)
 
 
 def _of_einsum(layer: Any, count: int) -> Columns | None:
@@ -150,7 +149,7 @@ def in_columns(
     layer: Any,
     count: int,
     begin: Callable[[int], None],
-    reading: Callable[[Mapping[int, Piece]], Any],
+    reading: Callable[[Pieces], Any],
 ) -> Callable[..., Any]:
     """A layer's `call`, in so many groups of columns.
 

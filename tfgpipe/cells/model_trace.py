@@ -63,6 +63,10 @@ class ModelCall:
     trains_others: bool = False
     shards: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
+    def without_shards(self) -> ModelCall:
+        """The same with whole layers, as they compute outside of steps."""
+        return dataclasses.replace(self, shards={}) if self.shards else self
+
     @property
     def seeds(self) -> list[keras.Variable]:
         """The states of the layers' seed generators."""

@@ -27,9 +27,8 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
-from tfgpipe.cells.columns import in_columns
+from tfgpipe.cells.columns import Pieces, in_columns
 from tfgpipe.failures import check_interruption
-from tfgpipe.graphs import Piece
 
 
 class Section(NamedTuple):
@@ -129,7 +128,7 @@ class Sections:
             [keras.Operation, int], contextlib.AbstractContextManager
         ],
         shards: Mapping[int, int] | None = None,
-        reading: Callable[[Mapping[int, Piece]], Any] | None = None,
+        reading: Callable[[Pieces], Any] | None = None,
     ):
         self._shards = shards or {}
         self._reading = reading

@@ -280,7 +280,7 @@ def place_variables(
         weights = new(v for layer in cell.weights_by_layer for v in layer)
         for device, own in _shared_out(weights, cell.stores).items():
             found += [(variable, device) for variable in own]
-        found += [(variable, cell.device) for variable in new(cell.state)]
+        found += [(variable, cell.home) for variable in new(cell.state)]
     found += [(variable, cells[0].device) for variable in new(others)]
     found.sort(key=lambda pair: internals.made_order(pair[0]))
     for variable, device in found:
@@ -314,9 +314,9 @@ def settle_layers(
     for cell in reversed(cells):  # the first one wins
         for step in cell.steps:
             for part in (step.operation, *internals.flat_layers(step.layer)):
-                _set_home(part, cell.device)
+                _set_home(part, cell.home)
     sent = {
-        id(weight): cell.device
+        id(weight): cell.home
         for cell in cells
         if cell.is_stored_elsewhere
         for own in cell.weights_by_layer

@@ -129,18 +129,25 @@ class Layer:
                 _copied(taken), self._weights(), KeptValues([]), None, 0
             )
             given, sums = work()
-            dw = {
-                id(v): as_tensor(d.in_dtype(v.dtype).finished())
-                for v, d in zip(self.place.weights, own.unpack_sums(sums))
+            dw = [
+                as_tensor(d.in_dtype(use.variable.dtype).finished())
+                for use, d in zip(self.part.uses, own.unpack_sums(sums))
+            ]
+            found = {
+                id(use.variable): d
+                if use.piece is None
+                else use.piece.in_whole(d, use.variable.shape)
+                for use, d in zip(self.part.uses, dw)
+                if d is not None
             }
-        return given, {key: d for key, d in dw.items() if d is not None}
+        return given, found
 
     def _weights(self) -> Any:
         """The values of its weights, as tasks on the host take them."""
         own = self._on_host
-        pairs = zip(self.place.weights, own.weight_dtypes)
+        pairs = zip(self.part.uses, own.weight_dtypes)
         return own.pack_weights(
-            [tf.cast(tf.identity(v.value), dtype) for v, dtype in pairs]
+            [tf.cast(tf.identity(use.value()), dtype) for use, dtype in pairs]
         )
 
 
@@ -215,7 +222,9 @@ class OnHost:
         self._recorded = recorded
         self._makers: dict[Any, Layer] = {}
         self._metrics = {id(v) for v in recorded.batch.call.metric_state}
-        self._trained = {id(use.variable) for use in recorded.traced.uses}
+        self._trained = {
+            id(use.variable) for use in recorded.traced.uses if use.is_trained
+        }
         self.dw: dict[int, tf.Tensor] = {}
         self.assigned: dict[int, Any] = {}
         self.unknown: set[int] = set()

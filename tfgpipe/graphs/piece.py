@@ -26,6 +26,12 @@ class Piece(NamedTuple):
         whole = (slice(None),) * self.axis
         return value[(*whole, slice(self.start, self.stop))]
 
+    def in_whole(self, value: tf.Tensor, shape: Any) -> tf.Tensor:
+        """A value of these columns in a whole that is 0 elsewhere."""
+        sides = [(0, 0)] * len(shape)
+        sides[self.axis] = (self.start, shape[self.axis] - self.stop)
+        return tf.pad(value, sides)
+
     def shape(self, shape: Any) -> list[int]:
         """Their shape, by that of the whole."""
         found = [*shape]

@@ -346,6 +346,13 @@ def is_trained(variable: keras.Variable) -> bool:
     return variable.trainable and is_watched(variable)
 
 
+def of_shape(
+    variable: keras.Variable, shape: Any
+) -> contextlib.AbstractContextManager[None]:
+    """Inside, a variable says that it has another shape."""
+    return replaced(variable, "_shape", tuple(shape))
+
+
 def create_variable(
     variable: keras.Variable, drawn_on: str | None = None
 ) -> None:

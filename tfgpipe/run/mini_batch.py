@@ -96,17 +96,23 @@ class MiniBatch:
             },
         )
         is_tried = trial and is_split and (head is not None or not training)
-        traced = tracer.trace(
-            self.call,
-            cells,
-            self._specs(inputs[0]),
-            self._specs(own_labels[0]),
-            [training and remat.recomputes(k) for k in range(len(cells))],
+        trace = functools.partial(
+            tracer.trace,
+            cells=cells,
+            x=self._specs(inputs[0]),
+            labels=self._specs(own_labels[0]),
+            recomputes=[
+                training and remat.recomputes(k) for k in range(len(cells))
+            ],
         )
+        whole = self.call.without_shards()
+        is_other = is_tried and whole is not self.call
+        tried = trace(whole) if is_other else None
+        traced = trace(self.call)
         if is_tried:
             trial.run(
-                self.call,
-                traced,
+                whole,
+                tried or traced,
                 cells,
                 x,
                 self.micro_batches.count,

@@ -42,6 +42,11 @@ class Use(NamedTuple):
     piece: Piece | None = None
     is_trained: bool = True
 
+    def value(self) -> Any:
+        """What the section reads, on the current device."""
+        value = self.variable.value
+        return value if self.piece is None else self.piece.of(value)
+
 
 class ModelScope(internals.ReadingScope):
     """Runs a model on placeholders of its variables, and notes new values.
@@ -95,23 +100,27 @@ class ModelScope(internals.ReadingScope):
         self._handles: dict[int, tf.Tensor] = {}
         self._pieces: Mapping[int, Piece] = {}
 
-    def _placeholder(
-        self, variable: keras.Variable, piece: Piece | None = None
-    ) -> tf.Tensor:
-        shape = variable.shape if piece is None else piece.shape(variable.shape)
+    def _placeholder(self, variable: keras.Variable) -> tf.Tensor:
         with self._graph.as_default(), tf.control_dependencies(None):
             dtype = internals.stored_dtype(variable)
-            return tf.compat.v1.placeholder(dtype, shape)
+            return tf.compat.v1.placeholder(dtype, variable.shape)
 
     @contextlib.contextmanager
-    def reading(self, pieces: Mapping[int, Piece]) -> Iterator[None]:
-        """Inside, reads of variables, by their ids, are reads of pieces.
+    def reading(
+        self, pieces: Sequence[tuple[keras.Variable, Piece]]
+    ) -> Iterator[None]:
+        """Inside, variables are pieces of them, to whoever reads them.
 
         To be entered when a section has begun, and left before the next one.
         """
-        with internals.replaced(self, "_pieces", pieces):
+        own = {id(variable): piece for variable, piece in pieces}
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(internals.replaced(self, "_pieces", own))
+            for variable, piece in pieces:
+                shape = piece.shape(variable.shape)
+                stack.enter_context(internals.of_shape(variable, shape))
             yield
-        for key in pieces:
+        for key in own:
             self._use_of.pop(key, None)
             if key in self.given:
                 self.state_mapping[key] = self.given[key][1]
@@ -133,7 +142,7 @@ class ModelScope(internals.ReadingScope):
         known = self._use_of.get(key)
         if known is not None and known.section == section:
             return
-        tensor = self._placeholder(variable, piece)
+        tensor = self._placeholder(variable)
         use = Use(variable, section, tensor, piece, is_trained)
         if self._tape is not None and is_trained:
             self._tape.watch(use.tensor)
