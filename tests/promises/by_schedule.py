@@ -4,6 +4,7 @@ import pytest
 from kinds import KINDS
 from matrix import WHOLE, arguments
 from test_transparency import optimizers, train
+from with_columns import shards_of
 
 import tfgpipe
 from tfgpipe.schedules import CHUNKS
@@ -22,14 +23,23 @@ def dealt(schedules, every):
         )
 
 
-def values(kind, schedule, m=3, remat="except_last", **changed):
-    """History and weights of a pipeline after a step."""
+def values(kind, schedule, m=3, remat="except_last", shards=None, **changed):
+    """History and weights of a pipeline after a step.
+
+    `shards` are devices for all layers that have as many columns, or None.
+    """
     k = 2 if CHUNKS[schedule] == 1 else 4
+
+    def make(layers):
+        if shards:
+            changed["shards"] = shards_of(layers, shards, len(shards))
+        return tfgpipe.GPipe(
+            layers, **arguments(k, m, schedule, remat), **changed
+        )
+
     model, history, _ = train(
         KINDS[kind],
-        lambda layers: tfgpipe.GPipe(
-            layers, **arguments(k, m, schedule, remat), **changed
-        ),
+        make,
         optimizers("momentum"),
         epochs=1,
     )

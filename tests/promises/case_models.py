@@ -21,6 +21,7 @@ from case import Case, Options
 from data_sources import SHAPES
 from device_names import names
 from kinds import Plain
+from with_columns import shards_of
 
 import tfgpipe
 from tfgpipe.schedules import CHUNKS
@@ -108,33 +109,6 @@ def num_devices(num_partitions: int, schedule: str) -> int:
     return 1 if num_partitions % 2 else num_partitions // 2
 
 
-_WITH_COLUMNS = (keras.layers.Dense, keras.layers.EinsumDense)
-_TABLES = (keras.layers.Embedding,)
-
-
-def _shards(case: Case, found: Any) -> dict[str, list[str]]:
-    """The devices of each layer of Keras that has columns enough."""
-    count = case.shards
-    devices = names(8)[-case.num_replicas * count :]
-
-    def sizes(layer: Any) -> list[int]:
-        if layer.dtype_policy.quantization_mode is not None:
-            return []
-        if any(type(layer).call is cls.call for cls in _WITH_COLUMNS):
-            own = getattr(layer, "partial_output_shape", None)
-            return [layer.units] if own is None else [n for n in own if n]
-        is_table = any(type(layer).call is cls.call for cls in _TABLES)
-        return [layer.output_dim] if is_table else []
-
-    own = found.layers if case.outputs else found
-    return {
-        layer.name: devices
-        for layer in own
-        if isinstance(layer, keras.layers.Layer)
-        and min(sizes(layer), default=0) >= count
-    }
-
-
 def pipeline(
     case: Case,
     num_partitions: int,
@@ -166,7 +140,9 @@ def pipeline(
         arguments["devices"] = names(count)
     found = layers(case, explicit)
     if case.shards > 1:
-        arguments["shards"] = _shards(case, found)
+        own = found.layers if case.outputs else found
+        devices = names(8)[-case.num_replicas * case.shards :]
+        arguments["shards"] = shards_of(own, devices, case.shards)
     count = len(tfgpipe.layers_of(found) if case.outputs else case.layers)
     arguments["layers_per_cell"] = cuts.cut(case, num_partitions, count)
     in_model = case.outputs and case.override == "losses of the model"

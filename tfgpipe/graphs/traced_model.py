@@ -253,7 +253,7 @@ class TracedModel:
             )
             sizes.setdefault(
                 op.name,
-                not is_known and (by_size or (by_value and _is_sized(op))),
+                not is_known and (by_size or _is_sized_by_values(op, values)),
             )
 
         def varies(tensor: tf.Tensor) -> bool:
@@ -317,16 +317,17 @@ def _lookups(table: tf.Tensor) -> list[tf.Operation]:
     return found
 
 
-def _is_sized(op: tf.Operation) -> bool:
-    """Whether sizes of what it makes may follow from values that it takes.
+def _is_sized_by_values(op: tf.Operation, varies: Mapping[str, bool]) -> bool:
+    """Whether sizes of what it makes may follow from values that vary.
 
-    Those are given as a few whole numbers, such as the end of a slice.
+    Those are given as a few whole numbers, such as the end of a slice; `varies`
+    says of operations, by their names, whether what they make does.
     """
-    return op.type in _SIZED_BY_VALUES or (
-        op.type not in ("Gather", "GatherV2", "ResourceGather")
-        and any(
-            t.dtype.is_integer and t.shape.rank in (0, 1) for t in op.inputs
-        )
+    found = [t for t in op.inputs if varies[t.op.name]]
+    if op.type in _SIZED_BY_VALUES:
+        return bool(found)
+    return op.type not in ("Gather", "GatherV2", "ResourceGather") and any(
+        t.dtype.is_integer and t.shape.rank in (0, 1) for t in found
     )
 
 

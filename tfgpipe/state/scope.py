@@ -114,18 +114,18 @@ class ModelScope(internals.ReadingScope):
         To be entered when a section has begun, and left before the next one.
         """
         own = {id(variable): piece for variable, piece in pieces}
+        before = {key: self.state_mapping.get(key) for key in own}
         with contextlib.ExitStack() as stack:
             stack.enter_context(internals.replaced(self, "_pieces", own))
             for variable, piece in pieces:
                 shape = piece.shape(variable.shape)
                 stack.enter_context(internals.of_shape(variable, shape))
             yield
-        for key in own:
+        for key, value in before.items():
             self._use_of.pop(key, None)
-            if key in self.given:
-                self.state_mapping[key] = self.given[key][1]
-            else:
-                self.state_mapping.pop(key, None)
+            self.state_mapping.pop(key, None)
+            if value is not None:
+                self.state_mapping[key] = value
 
     def _know(self, variable: keras.Variable) -> None:
         """Gives a variable a placeholder, if it has none here."""

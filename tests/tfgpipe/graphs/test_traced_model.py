@@ -188,3 +188,19 @@ def test_what_varies_follows_from_the_rows_or_from_what_is_assigned():
     found = {}
     varies = traced([Keeps()], tf.TensorSpec([None])).varying()
     assert {name for name, t in found.items() if varies(t)} == {"rows", "moved"}
+
+
+def test_sizes_vary_by_values_that_vary_alone():
+    def sizes(x, w):
+        turned = tf.transpose(x, [1, 0])  # by constants
+        count = tf.cast(tf.reduce_sum(x), "int32")
+        found.update(
+            turned=tf.range(tf.shape(turned)[0]),
+            cut=tf.range(tf.shape(x[:, :count])[1]),
+        )
+        return x
+
+    found = {}
+    spec = tf.TensorSpec([None, None])
+    varies = traced([Does(sizes)], spec).varying()
+    assert {name for name, t in found.items() if varies(t)} == {"cut"}

@@ -1,0 +1,318 @@
+"""Layers in columns on several devices: the numbers are those of whole ones."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from by_schedule import dealt, values
+from device_names import names
+from keras import layers as kl
+
+import tfgpipe
+from tfgpipe.devices.names import same_device
+from tfgpipe.schedules import CHUNKS
+
+LOSS = keras.losses.SparseCategoricalCrossentropy
+WORDS, LENGTH = 11, 5
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(("kind", "schedule"), [*dealt([*CHUNKS], 14)])
+def test_numbers_are_those_of_whole_layers(kind, schedule):
+    expected = values(kind, schedule)
+    found = values(kind, schedule, shards=names(8)[6:])
+    for a, b in zip(expected, found, strict=True):
+        np.testing.assert_allclose(b, a, 1e-10, 1e-12)
+
+
+def words(tied=True, dtype=None, is_plain=False, lora=False):
+    """A language model whose every layer has columns."""
+    keras.utils.set_random_seed(1)
+    table = kl.ReversibleEmbedding(
+        WORDS, 6, tie_weights=tied, mask_zero=True, name="words", dtype=dtype
+    )
+    heads = kl.EinsumDense(
+        "abc,cde->abde",
+        (None, 3, 4),
+        bias_axes="de",
+        activation="gelu",
+        name="heads",
+        dtype=dtype,
+    )
+    down = kl.EinsumDense(
+        "...xz,xzy->...y", (6,), bias_axes="y", name="down", dtype=dtype
+    )
+    mixed = kl.Dense(
+        6,
+        "sigmoid",
+        kernel_regularizer=None if is_plain else "l2",
+        activity_regularizer=None if is_plain else "l1",
+        name="mixed",
+        dtype=dtype,
+    )
+    last = kl.Dense(6, "softmax", name="last", dtype=dtype)
+    tokens = keras.Input((LENGTH,), dtype="int32")
+    x = table(tokens)
+    for layer in (heads, down, mixed, last):
+        layer.supports_masking = True
+        x = layer(x)
+    model = keras.Model(tokens, table(x, reverse=True))
+    for layer in (heads, down, mixed) if lora else ():
+        layer.enable_lora(2)
+    return model
+
+
+SHARDS = {"words": 2, "heads": 2, "down": 2, "mixed": 2, "last": 2}
+
+
+def tokens(rows=11):
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, WORDS, (2, rows, LENGTH))
+    return x, y, rng.random((rows, LENGTH))
+
+
+def fitted(model, optimizer=None):
+    model.compile(
+        optimizer or keras.optimizers.Adam(0.01, global_clipnorm=1.0),
+        LOSS(from_logits=True),
+        weighted_metrics=["accuracy"],
+    )
+    x, y, weights = tokens()
+    history = model.fit(
+        x, y, 6, 2, sample_weight=weights, shuffle=False, verbose=0
+    ).history
+    return [
+        *history.values(),
+        model.evaluate(x, y, 6, verbose=0),
+        model.predict(x, 6, verbose=0),
+        *(w.numpy() for w in model.weights),
+    ]
+
+
+def pipeline(model, k=2, m=3, shards=SHARDS, **arguments):
+    arguments.setdefault("devices", names(8)[1:3])
+    return tfgpipe.GPipe(model, k, m, shards=shards, **arguments)
+
+
+def assert_close(found, expected, limit=1e-10):
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, limit, limit / 100)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(
+    ("tied", "arguments"),
+    [
+        (True, {}),
+        (True, {"shards": {"words": names(8)[4:7], "mixed": names(8)[5:]}}),
+        *(
+            pytest.param(*way, marks=pytest.mark.slow)
+            for way in (
+                (False, {"schedule": "1f1b", "remat": "always"}),
+                (True, {"remat": "offload", "schedule": "zero_bubble"}),
+                (False, {"weights_on": "host"}),
+                (True, {"m": 1}),
+                (True, {"k": 4, "schedule": "breadth_first"}),
+                (False, {"remat": 0.5, "trial": "error", "remat_groups": 1}),
+            )
+        ),
+    ],
+)
+def test_language_model_is_that_of_keras(tied, arguments):
+    assert_close(
+        fitted(pipeline(words(tied), **arguments)), fitted(words(tied))
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", ["Adafactor", "Lamb", "Muon", "RMSprop"])
+def test_optimizers_see_whole_weights(name):
+    optimizer = getattr(keras.optimizers, name)
+    expected = fitted(words(), optimizer(0.01))
+    assert_close(fitted(pipeline(words()), optimizer(0.01)), expected)
+
+
+@pytest.mark.slow
+def test_layers_with_lora_are_those_of_keras():
+    expected = fitted(words(is_plain=True, lora=True))
+    found = fitted(pipeline(words(is_plain=True, lora=True)))
+    assert_close(found, expected, 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("float64")
+def test_frozen_layers_are_sent_in_columns_too():
+    def frozen():
+        model = words()
+        model.get_layer("heads").trainable = False
+        return model
+
+    model = pipeline(frozen())
+    assert_close(fitted(model), fitted(frozen()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
+def test_mixed_precision_is_that_of_whole_layers(dtype):
+    # Adam would divide what was rounded by itself.
+    sgd = keras.optimizers.SGD
+    whole = pipeline(words(True, dtype, is_plain=True), shards=None)
+    model = pipeline(words(True, dtype, is_plain=True))
+    assert_close(fitted(model, sgd(0.1)), fitted(whole, sgd(0.1)), 0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("float64")
+def test_each_replica_has_its_own_shards():
+    expected = fitted(words())
+    with tfgpipe.PipelineStrategy(2, 2, names(4)).scope():
+        assert_close(
+            fitted(tfgpipe.GPipe(words(), 2, 2, shards=SHARDS)), expected
+        )
+    with tfgpipe.PipelineStrategy(2, 2, names(4)).scope():
+        model = tfgpipe.GPipe(
+            words(), 2, 2, shards={"heads": names(8)[4:], "words": 2}
+        )
+        assert_close(fitted(model), expected)
+    assert [name[-5:] for name in model.devices] == [
+        f"{name[:3]}:{i}" for name, i in zip(names(8), (0, 1, 4, 5, 2, 3, 6, 7))
+    ]
+
+
+def test_weights_and_slots_are_on_the_host_and_nothing_else_is():
+    model = pipeline(words(), shards={"heads": 2})
+    fitted(model)
+    for layer in model.model.layers:
+        for v in layer.weights:
+            on_host = same_device(v.value.device, "CPU:0")
+            assert on_host == (layer.name == "heads")
+    slots = [v for v in model.optimizer.variables if "heads_kernel" in v.path]
+    assert len(slots) == 2
+    assert all(same_device(v.value.device, "CPU:0") for v in slots)
+
+
+def test_devices_get_their_columns_alone():
+    """What each device takes of the weights and of their gradients."""
+    model = pipeline(words(), shards={"heads": names(8)[5:8]})
+    fitted(model)
+    seen = {}
+    for op in _operations(model):
+        for tensor in op.outputs:
+            shape = tensor.shape.as_list() if tensor.shape.rank else []
+            if len(shape) == 3 and shape[0] == 6 and shape[2] == 4:
+                seen.setdefault(op.device[-5:], set()).add(shape[1])
+    assert {seen[name[-5:]].pop() for name in names(8)[5:8]} == {1}
+    assert not any(seen[name[-5:]] for name in names(8)[5:8])
+    assert not {name[-5:] for name in names(8)[1:3]} & {*seen}
+
+
+def _operations(model):
+    x, y, _ = tokens()
+    function = tf.function(model.train_step, autograph=False)
+    data = tf.constant(x[:6]), tf.constant(y[:6])
+    graph = function.get_concrete_function(data).graph
+    return graph.get_operations()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("float64")
+@pytest.mark.filterwarnings("ignore:.*an input with a mask")
+def test_files_know_no_shards(tmp_path):
+    path = tmp_path / "model.keras"
+    model = pipeline(words())
+    fitted(model)
+    model.save(path)
+    expected = fitted(model, model.optimizer)
+    for shards in (None, {}, {"words": names(8)[3:7]}):
+        same = tfgpipe.load_model(path, shards=shards)
+        assert_close(fitted(same, same.optimizer), expected)
+
+
+def test_program_has_shards_beside_each_other():
+    model = pipeline(words(), m=2, shards={"last": names(8)[5:]}, remat="never")
+    fitted(model)
+    program = model.program(6)
+    assert program.num_devices == 5
+    times = dict(zip(program.ops, program.simulate(lambda op: 1.0)))
+    own = [op for op in program.ops if op.device > 1 and op.micro_batch == 0]
+    forward = {times[op] for op in own if op.kind == "forward"}
+    assert len(own) == 6
+    assert len(forward) == 1
+    assert str(program).count("shards") == 3
+
+
+@pytest.mark.slow
+def test_checks_name_no_difference():
+    model = pipeline(words())
+    model.compile("adam", LOSS(from_logits=True))
+    x, y, _ = tokens(6)
+    assert tfgpipe.check(model, x, y).is_exact
+
+
+def test_cells_and_summary_are_those_without_shards():
+    plain, model = pipeline(words(), shards=None), pipeline(words())
+    assert model.cells() == plain.cells()
+    assert model.count_params() == plain.count_params()
+
+
+WRONG = {
+    "no such layer": ({"word": 2}, "must name layers that the model calls"),
+    "no columns": ({"norm": 2}, "must be of layers that can be computed"),
+    "too few columns": ({"dense": names(8)[:4]}, "at most as many"),
+    "one device": ({"dense": 1}, "from 2 to the 2 of a replica"),
+    "too many": ({"dense": 3}, "from 2 to the 2 of a replica"),
+    "twice the same": ({"dense": names(1) * 2}, "each once"),
+    "unknown device": ({"dense": [*names(1), "GPU:99"]}, "TensorFlow lists"),
+    "no dict": (["dense"], "must map names of layers"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_shards_are_refused(wrong):
+    shards, message = WRONG[wrong]
+    layers = [
+        keras.Input((4,)),
+        kl.LayerNormalization(name="norm"),
+        kl.Dense(3, name="dense"),
+    ]
+    with pytest.raises(ValueError, match=message):
+        tfgpipe.GPipe(layers, 2, 2, devices=names(2), shards=shards)
+
+
+def test_heads_in_parts_have_no_shards():
+    with pytest.raises(ValueError, match="`head_parts` must be 1"):
+        pipeline(words(), head_parts=2)
+
+
+@pytest.mark.usefixtures("float64")
+def test_names_may_say_what_is_around_a_layer():
+    class Block(kl.Layer):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.wide = kl.Dense(8, "gelu", name="wide")
+            self.narrow = kl.Dense(4, name="narrow")
+
+        def call(self, x):
+            return x + self.narrow(self.wide(x))
+
+    def blocks():
+        keras.utils.set_random_seed(1)
+        return keras.Sequential(
+            [keras.Input((4,)), *(Block(name=f"block_{i}") for i in range(3))]
+        )
+
+    def trained(model):
+        model.compile("adam", "mse")
+        x = np.random.default_rng(0).standard_normal((8, 4))
+        model.fit(x, x[:, ::-1], 8, 2, verbose=0)
+        return model, [w.numpy() for w in model.weights]
+
+    _, expected = trained(blocks())
+    for shards, count in ({"wide": 2}, 3), ({"block_1/wide": 2}, 1):
+        model, found = trained(
+            tfgpipe.GPipe(blocks(), 2, 2, devices=names(8)[1:3], shards=shards)
+        )
+        assert_close(found, expected)
+        on_host = [v for v in model.weights if "CPU:0" in v.value.device]
+        assert len(on_host) == 2 * count

@@ -1,0 +1,28 @@
+"""Which layers of a model have columns, for `shards`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from keras import layers as kl
+
+
+def shards_of(layers: Iterable[Any], devices: Sequence[str], count: int) -> Any:
+    """Devices by the names of all layers that have so many columns."""
+    return {
+        layer.name: [*devices]
+        for layer in layers
+        if isinstance(layer, kl.Layer)
+        and layer.dtype_policy.quantization_mode is None
+        and _num_columns(layer) >= count
+    }
+
+
+def _num_columns(layer: Any) -> int:
+    call = type(layer).call
+    if call is kl.Dense.call:
+        return int(layer.units)
+    if call is kl.EinsumDense.call:
+        return min(n or 1 for n in layer.partial_output_shape)
+    return int(layer.output_dim) if call is kl.Embedding.call else 0
