@@ -191,7 +191,7 @@ def test_what_varies_follows_from_the_rows_or_from_what_is_assigned():
 
 
 def test_sizes_vary_by_values_that_vary_alone():
-    def sizes(x, w):
+    def sizes(x, _):
         turned = tf.transpose(x, [1, 0])  # by constants
         count = tf.cast(tf.reduce_sum(x), "int32")
         found.update(
@@ -202,5 +202,5 @@ def test_sizes_vary_by_values_that_vary_alone():
 
     found = {}
     spec = tf.TensorSpec([None, None])
-    varies = traced([Does(sizes)], spec).varying()
+    varies = traced([Does(sizes)], [spec, spec]).varying()
     assert {name for name, t in found.items() if varies(t)} == {"cut"}
