@@ -340,13 +340,26 @@ def recomputed(
 
 
 def on_shards(ops: Iterable[Op], facts: Sequence[CellFacts]) -> list[Op]:
-    """Shards of a layer on their devices; other cells stay where they are."""
-    return [
-        op
-        if (own := facts[op.cell].shard) is None
-        else op._replace(device=own.device)
-        for op in ops
-    ]
+    """Shards of a layer on their devices; other cells stay where they are.
+
+    Those that run beside others come first: they follow what their caller's
+    device runs before, and not a shard there.
+    """
+    shards = [own.shard for own in facts]
+
+    def layer(op: Op) -> range | None:
+        shard = shards[op.cell]
+        return None if shard is None else shard.cells
+
+    found: list[Op] = []
+    for _, own in itertools.groupby(ops, layer):
+        pairs = [(op, shards[op.cell]) for op in own]
+        pairs.sort(key=lambda pair: pair[1] is None or not pair[1].is_beside)
+        found += [
+            op if shard is None else op._replace(device=shard.device)
+            for op, shard in pairs
+        ]
+    return found
 
 
 def placed(ops: Iterable[Op], micro_batch: int, device: int) -> list[Op]:

@@ -9,6 +9,9 @@ that includes it.
 
 Under "interleaved", every device has --chunks cells of a --chunks-th of the
 time.
+
+A second table has one cell that is nothing but a layer which waits, and which
+several devices compute in columns, by `shards`.
 """
 
 import re
@@ -33,6 +36,7 @@ from tfgpipe.schedules import (
 from tools import devices
 from tools.bench.flags import define_choices, define_numbers, new_flags
 from tools.bench.models import train_step
+from tools.bench.sleeping_layers import SleepingDense
 from tools.bench.timed_layers import Device, Timed, call_cost, durations
 from tools.report import (
     Column,
@@ -51,6 +55,14 @@ CELLS: dict[str, Callable[[int, int], float]] = {
 }
 
 FLAGS = new_flags(rounds=5)
+define_choices(
+    FLAGS,
+    "table",
+    ["schedules", "shards"],
+    ["schedules", "shards"],
+    "Schedules; a layer on several devices.",
+)
+define_numbers(FLAGS, "shards", [1, 2, 4], "Devices of the layer.")
 define_numbers(FLAGS, "k", [2, 4, 8, 16], "Devices.")
 flags.DEFINE_list(
     "m",
@@ -89,6 +101,15 @@ COLUMNS = [
     Column("net_ratio", "net", ".3f"),
     Column("first_step_s", "first step s", ".1f"),
 ]
+SHARDS = [
+    Column("shards", "shards"),
+    Column("cell_ms", "layer ms", "g"),
+    Column("m", "M"),
+    *spread_columns("step_ms", "step ms", ".1f"),
+    Column("speedup", "times as fast", ".2f"),
+    Column("sent_mib", "sent MiB/step", ".1f"),
+]
+_UNITS, _ROWS = 512, 64  # of the layer; of a micro-batch
 
 
 class Setting(NamedTuple):
@@ -153,7 +174,16 @@ class Setting(NamedTuple):
 def run(values: flags.FlagValues, report: Report) -> None:
     """Measures what the flags ask for."""
     settings = _settings(values)
-    make_devices(max(values.k))
+    make_devices(max([*values.k, *values.shards]))
+    if "schedules" in values.table:
+        _schedules(values, settings, report)
+    if "shards" in values.table:
+        _shards(values, report)
+
+
+def _schedules(
+    values: flags.FlagValues, settings: list[Setting], report: Report
+) -> None:
     shortest = {min(setting.seconds()) for setting in settings}
     costs = {seconds: call_cost(seconds) for seconds in {0.0, *shortest}}
     table = report.add(_table(values.rounds, costs))
@@ -174,6 +204,71 @@ def run(values: flags.FlagValues, report: Report) -> None:
                 "first_step_s": first,
             }
         )
+
+
+def _shards(values: flags.FlagValues, report: Report) -> None:
+    table = report.add(
+        Table(
+            "shards",
+            f"A layer of {_UNITS} to {_UNITS} units, one cell that does "
+            f"nothing else, {_ROWS} rows a micro-batch: median and quartiles "
+            f"of {values.rounds}",
+            SHARDS,
+            notes=[
+                "layer: what all columns of a micro-batch wait, forward; twice "
+                "as long back.",
+                "sent: between devices, inputs, outputs and their gradients; "
+                "from the host and back, weights and gradients. Here that "
+                "takes next to no time.",
+            ],
+        )
+    )
+    for cell_ms in values.cell_ms:
+        base = None
+        for count in progress(values.shards, "shards"):
+            m = 8
+            step = spread(_times_of_shards(count, cell_ms, m, values.rounds))
+            base = base or step.median
+            table.rows.append(
+                {
+                    "shards": count,
+                    "cell_ms": cell_ms,
+                    "m": m,
+                    **spread_values("step_ms", step.times(1000)),
+                    "speedup": base / step.median,
+                    "sent_mib": _sent_mib(count, m),
+                }
+            )
+
+
+def _times_of_shards(
+    count: int, cell_ms: float, m: int, rounds: int
+) -> list[float]:
+    names = devices.cpu_names(count)
+    layer = SleepingDense(_UNITS, cell_ms / 1000, name="wide")
+    model = tfgpipe.GPipe(
+        [keras.Input((_UNITS,)), layer],
+        1,
+        m,
+        devices=names[:1],
+        remat="never",
+        shards={"wide": names} if count > 1 else None,
+    )
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    rows = np.ones((m * _ROWS, _UNITS), np.float32)
+    step = train_step(model, rows, rows)
+    _, _, *times = [step() for _ in range(rounds + 2)]
+    return times
+
+
+def _sent_mib(count: int, m: int) -> float:
+    """What goes from device to device in a step, and from the host and back."""
+    if count == 1:
+        return 0.0
+    rows, others = m * _ROWS, 1 - 1 / count
+    # Whole x to others; their columns of y, and of its gradient, back and to.
+    numbers = rows * _UNITS * (count - 1) + 2 * rows * _UNITS * others
+    return float(4 * (numbers + 2 * _UNITS**2) / 2**20)
 
 
 def make_devices(num_devices: int) -> None:

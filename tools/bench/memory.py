@@ -36,13 +36,16 @@ FLAGS = new_flags(rounds=1)
 define_choices(
     FLAGS,
     "table",
-    ["ways", "largest", "layers", "schedules", "loading", "host"],
-    ["ways", "largest", "layers", "schedules", "loading", "host"],
+    ["ways", "largest", "layers", "schedules", "loading", "host", "shards"],
+    ["ways", "largest", "layers", "schedules", "loading", "host", "shards"],
     "What each way to hold less takes; the largest model; activations of one "
     "model; those of schedules; a preset of KerasHub that is loaded; weights "
-    "on the host.",
+    "on the host; a layer on several accelerators.",
 )
 define_numbers(FLAGS, "k", [1, 2, 4, 8], "Accelerators of the pipelines.")
+define_numbers(
+    FLAGS, "shards", [1, 2], "Accelerators of the layer of table `shards`."
+)
 define_choices(
     FLAGS,
     "schedule",
@@ -73,6 +76,8 @@ for _name, _default, _meaning in (
     ("host_width", 768, "Units of a layer of it, a multiple of 8."),
     ("ways_layers", 8, "Layers for table `ways`."),
     ("ways_words", 8000, "Outputs of a position for it."),
+    ("shards_width", 2048, "Units that the layer of table `shards` takes."),
+    ("shards_words", 8192, "Units that it makes."),
     ("preset_units", 1024, "Of the preset of table `loading`."),
     ("preset_layers", 8, "Of it."),
 ):
@@ -141,6 +146,14 @@ _WAYS = [
     Column("seconds", "s/step", ".3f"),
     Column("seconds_ratio", "/ first", ".2f"),
 ]
+_SHARDS = [
+    Column("shards", "shards"),
+    Column("activations_mib", "peak MiB", ".0f"),
+    Column("by_device", "by accelerator"),
+    Column("sent_mib", "sent MiB/step", ".0f"),
+    Column("limit", "limit", ".0f"),
+    Column("fits", "fits"),
+]
 _HOST = [
     Column("weights_on", "weights on"),
     Column("schedule", "schedule"),
@@ -174,6 +187,7 @@ def run(values: flags.FlagValues, report: Report) -> None:
         "schedules": _schedules,
         "loading": _loading,
         "host": _host,
+        "shards": _shards,
     }
     for name in dict.fromkeys(values.table):
         table = makers[name](values, size, report)
@@ -285,6 +299,60 @@ def _ways(values: flags.FlagValues, size: Size, report: Report) -> Table:
         for name in ("activations_mib", "seconds"):
             row[f"{name}_ratio"] = row[name] / base[name]
         table.rows.append(row)
+    return table
+
+
+# ----------------------------------------------- a layer larger than a device
+def _shards(values: flags.FlagValues, size: Size, report: Report) -> Table:
+    size = size._replace(
+        width=values.shards_width, batch_size=64, optimizer="sgd"
+    )
+    rows = size.batch_size * size.sequence
+    table = report.add(
+        Table(
+            "shards",
+            f"A layer of {values.shards_width:,} to {values.shards_words:,} "
+            f"units, {rows:,} rows a step in {values.m} micro-batches",
+            _SHARDS,
+            notes=[
+                "peak: columns of weights, their gradients, and activations",
+                "sent: inputs, outputs and gradients of both between "
+                "accelerators; weights and gradients from the host and back",
+            ],
+        )
+    )
+    job = Job(
+        size,
+        0,
+        1,
+        values.m,
+        remat="never",
+        num_steps=values.rounds,
+        is_on_host=True,
+        words=values.shards_words,
+    )
+    for count in progress(values.shards, "memory"):
+        own = job._replace(num_shards=count)
+        outcome = memory_trial.run(own)
+        others = 1 - 1 / count
+        # To other accelerators x whole and dy in columns, and back y and dx.
+        numbers = rows * (count - 1) * 2 * size.width
+        numbers += rows * others * 2 * values.shards_words
+        numbers += 2 * size.width * values.shards_words
+        table.rows.append(
+            {
+                "shards": count,
+                "activations_mib": outcome.most("activations"),
+                "by_device": " ".join(
+                    f"{use.activations:.0f}" for use in outcome.uses
+                ),
+                "sent_mib": 4 * numbers / 2**20,
+                "limit": values.limit_mib,
+                "fits": memory_trial.run(
+                    own._replace(limit_mib=values.limit_mib)
+                ).fits,
+            }
+        )
     return table
 
 

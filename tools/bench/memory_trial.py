@@ -69,6 +69,7 @@ class Job(NamedTuple):
         words: Of which each position's next one is to be found; 0 for one
             number a position.
         head_parts: As in `tfgpipe.GPipe`.
+        num_shards: How many accelerators compute the last layer.
     """
 
     size: Size
@@ -84,6 +85,12 @@ class Job(NamedTuple):
     is_on_host: bool = False
     words: int = 0
     head_parts: int = 1
+    num_shards: int = 1
+
+    @property
+    def num_accelerators(self) -> int:
+        """Those of the cells, and more for shards if these are more."""
+        return max(self.k, self.num_shards, 1)
 
 
 class Use(NamedTuple):
@@ -139,20 +146,24 @@ def run(job: Job, seconds: float = 900) -> Outcome:
     Raises:
         RuntimeError: If it fails for another reason.
     """
-    outcome, why = tried(_outcome, job, seconds)
+    outcome, why = tried(_outcome, job, seconds, job.num_accelerators)
     return outcome or Outcome(why=why)
 
 
 def tried(
-    action: Callable[..., Any], job: Any, seconds: float = 900
+    action: Callable[..., Any],
+    job: Any,
+    seconds: float = 900,
+    num_accelerators: int | None = None,
 ) -> tuple[Any, str]:
     """What an action with accelerators returns, in new processes.
 
     Args:
         action: A function of a module; takes the job and connections to the
             accelerators, whose devices are there.
-        job: Has `k`, the accelerators, 0 for one; and `limit_mib`.
+        job: Has `limit_mib`.
         seconds: How long it may take.
+        num_accelerators: How many; None for the job's `k`, and one for 0.
 
     Returns:
         What it returns; or None, and how it shows that the memory did not
@@ -161,7 +172,7 @@ def tried(
     Raises:
         RuntimeError: If it fails for another reason.
     """
-    accelerators = Accelerators(max(job.k, 1))
+    accelerators = Accelerators(num_accelerators or max(job.k, 1))
     process = None
     try:
         process, connection = memory_worker.start(
@@ -279,6 +290,7 @@ def _model(job: Job) -> tuple[Any, Callable[[], Any]]:
             remat_groups=job.remat_groups,
             head_parts=job.head_parts,
             weights_on=_HOST if job.is_on_host else "devices",
+            shards=shards_of(job),
         )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss if job.words else "mse", jit_compile=False)
@@ -286,6 +298,16 @@ def _model(job: Job) -> tuple[Any, Callable[[], Any]]:
     x = np.random.default_rng(0).integers(0, _VOCABULARY, shape, "int32")
     y = x % job.words if job.words else np.zeros((*shape, 1), "float32")
     return model, lambda: model.train_on_batch(x, y)
+
+
+def shards_of(job: Job) -> dict[str, list[str]] | None:
+    """The accelerators of the last layer; the last of them are its alone."""
+    if job.num_shards == 1:
+        return None
+    first = min(job.k - 1, job.num_accelerators - job.num_shards)
+    return {
+        "head": [memory_worker.device(first + i) for i in range(job.num_shards)]
+    }
 
 
 def layers_of(job: Job) -> list[Any]:
@@ -303,7 +325,7 @@ def layers_of(job: Job) -> list[Any]:
         TransformerBlock(size.num_heads, 4 * size.width)
         for _ in range(job.num_layers)
     ]
-    return [*layers, keras.layers.Dense(job.words or 1)]
+    return [*layers, keras.layers.Dense(job.words or 1, name="head")]
 
 
 def optimizer_of(job: Job) -> dict[str, Any]:

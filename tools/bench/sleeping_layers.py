@@ -52,6 +52,29 @@ class Sleeping(keras.layers.Layer):
         return _slept(self._seconds, inputs, self._own)
 
 
+class SleepingDense(keras.layers.Dense):
+    """A dense layer whose product waits; twice as long for the gradients.
+
+    Some of its columns take that share of the time.
+
+    Args:
+        units: Columns.
+        seconds: For the forward pass of all.
+        **kwargs: See `keras.layers.Dense`.
+    """
+
+    def __init__(self, units: int, seconds: float, **kwargs: Any) -> None:
+        super().__init__(units, use_bias=False, **kwargs)
+        self._seconds = seconds
+
+    @property
+    def kernel(self) -> Any:
+        """The weights, when they have been waited for."""
+        kernel = super().kernel
+        share = kernel.shape[-1] / self.units
+        return _slept(self._seconds * share, kernel, [])
+
+
 def _slept(seconds: float, inputs: Any, variables: list[Any]) -> Any:
     @tf.custom_gradient
     def slept(inputs: Any, *weights: Any) -> Any:
