@@ -4,7 +4,7 @@
 of each cell's tasks out of it, `CellTasks`.
 """
 
-from tfgpipe.cells.cell import Cell, LayerCall
+from tfgpipe.cells.cell import Cell, LayerCall, counts_of_shards, shards_of
 from tfgpipe.cells.columns import KINDS as SHARDED_KINDS
 from tfgpipe.cells.columns import columns_of
 from tfgpipe.cells.head_tasks import HeadTasks
@@ -37,10 +37,12 @@ __all__ = [
     "as_number",
     "cell_of_call",
     "columns_of",
+    "counts_of_shards",
     "is_named",
     "is_whole",
     "makers",
     "outline",
     "shape_trace",
+    "shards_of",
     "trace_model",
 ]

@@ -10,6 +10,7 @@ import keras
 
 from tfgpipe import failures, internals
 from tfgpipe.failures import add_note
+from tfgpipe.schedules import Schedule, Shard
 
 
 class Cell:
@@ -61,6 +62,11 @@ class Cell:
         self.stores = self.devices if stores is None else tuple(stores)
         self.shards = shards
         self.callers = self.devices if callers is None else tuple(callers)
+
+    @property
+    def before(self) -> int:
+        """The index of the cell that gives it what it takes, or -1."""
+        return (self.index if self.shards is None else self.shards.start) - 1
 
     @property
     def home(self) -> str:
@@ -148,6 +154,37 @@ class Cell:
         if message not in self._told:
             failures.warn(message)
             self._told.add(message)
+
+
+def counts_of_shards(cells: Sequence[Cell]) -> dict[int, int]:
+    """In how many shards layers are computed, by their ids."""
+    return {
+        id(step.operation): len(cell.shards)
+        for cell in cells
+        if cell.shards is not None
+        for step in cell.steps
+    }
+
+
+def shards_of(cells: Sequence[Cell], schedule: Schedule) -> dict[int, Shard]:
+    """The cells that are shards, by index; with devices of the first replica.
+
+    Those that no other cell has come after the schedule's.
+    """
+    own = {
+        cell.device: schedule.device_of(cell.number)
+        for cell in cells
+        if not cell.is_beside
+    }
+    others = sorted({cell.device for cell in cells} - {*own})
+    places = own | {
+        device: schedule.num_devices + i for i, device in enumerate(others)
+    }
+    return {
+        cell.index: Shard(cell.shards, places[cell.device], cell.is_beside)
+        for cell in cells
+        if cell.shards is not None
+    }
 
 
 class LayerCall:

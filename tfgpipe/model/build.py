@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -14,9 +14,10 @@ from keras import tree
 
 from tfgpipe import failures, internals
 from tfgpipe.arguments import Arguments, check_groups
-from tfgpipe.cells import SHARDED_KINDS, Cell, columns_of, is_named
+from tfgpipe.cells import Cell
 from tfgpipe.costs import row_bytes
 from tfgpipe.devices import names
+from tfgpipe.model.shards import apart, check_whole, sharded
 from tfgpipe.partition import cut_graph, partition, steps_of_head
 from tfgpipe.schedules import Remat, Schedule
 from tfgpipe.sequence import inputs, too_many_cells
@@ -167,7 +168,7 @@ def _cells(
 ) -> Iterator[Cell]:
     """The cells; `width` is that of the outputs, in bytes of a row."""
     source, k = arguments.source, arguments.num_partitions
-    shards = _sharded(arguments)
+    shards = sharded(arguments)
     if arguments.layers_per_cell is not None:
         counts = source.steps_per_cell(arguments.layers_per_cell)
     elif k > len(costs):
@@ -195,8 +196,8 @@ def _cells(
             start += size
             is_end = start == len(costs)
             if head_parts > 1:
-                _check_whole(steps, shards, head_parts)
-            for own, layer in _apart(steps, shards, has_before, is_end):
+                check_whole(steps, shards, head_parts)
+            for own, layer in apart(steps, shards, has_before, is_end):
                 has_before = layer is None
                 if layer is None:
                     yield Cell(index, own, devices, k, stores, head_parts)
@@ -215,92 +216,6 @@ def _cells(
                         callers=devices,
                     )
                 index += 1
-
-
-def _check_whole(
-    steps: Sequence[Any], shards: Mapping[int, Any], head_parts: int
-) -> None:
-    """Refuses layers with shards in a head whose rows are in parts."""
-    found = [s.section.name for s in steps if id(s.operation) in shards]
-    if found:
-        raise ValueError(
-            "`head_parts` must be 1 where a layer of the head has `shards`. "
-            f"Received: head_parts={head_parts} and shards of {found}. Pass "
-            "one of the two."
-        )
-
-
-def _apart(
-    steps: Sequence[Any],
-    shards: Mapping[int, Any],
-    has_before: bool,
-    is_end: bool,
-) -> Iterator[tuple[list[Any], Any]]:
-    """Consecutive steps, and each layer with shards by itself.
-
-    A cell without shards, which may have no steps, comes before each, and
-    behind the last one of a model: what shards take is handed out in the one,
-    and what they make is put together in the other. `has_before` says whether
-    there is one before the first step.
-
-    Yields:
-        Steps, and the layer if it has shards.
-    """
-    own: list[Any] = []
-    for step in steps:
-        if id(step.operation) not in shards:
-            own.append(step)
-            continue
-        if own or not has_before:
-            yield own, None
-        yield [step], step.operation
-        own, has_before = [], False
-    if own or (is_end and not has_before):
-        yield own, None
-
-
-def _sharded(arguments: Arguments) -> dict[int, Any]:
-    """What was asked of layers with shards, by their ids.
-
-    Raises:
-        ValueError: If there is no such layer, or it has no columns.
-    """
-    wanted, found = arguments.shards, {}
-    calls = arguments.source.steps
-    for name, given in wanted.items():
-        own = {
-            id(step.operation): step
-            for step in calls
-            if is_named(step.section, name)
-        }
-        if not own:
-            have = dict.fromkeys(
-                step.section.name
-                for step in calls
-                if columns_of(step.operation, 2) is not None
-            )
-            raise ValueError(
-                "`shards` must name layers that the model calls. Received: "
-                f"{name!r}. Those that have columns: {[*have]}."
-            )
-        for key, step in own.items():
-            layer, count = (
-                step.operation,
-                len(arguments.shard_devices(given, 0)),
-            )
-            columns = columns_of(layer, count)
-            size = 0 if columns is None else columns.size
-            if size < count:
-                raise ValueError(
-                    "`shards` must be of layers that can be computed in "
-                    f"columns: {SHARDED_KINDS}, without quantisation; and at "
-                    "most as many as there are columns. Received: "
-                    f"{name!r}: {given!r}, and layer '{layer.name}' of class "
-                    f"{type(layer).__name__}, which has {size}. Leave it out, "
-                    "or ask for fewer."
-                )
-            found[key] = given
-    return found
 
 
 def _groups(

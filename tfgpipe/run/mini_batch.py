@@ -16,6 +16,8 @@ from tfgpipe.cells import (
     ModelCall,
     Tracer,
     cell_of_call,
+    counts_of_shards,
+    shards_of,
 )
 from tfgpipe.devices import Replicas, names
 from tfgpipe.graphs import (
@@ -28,7 +30,7 @@ from tfgpipe.graphs import (
 )
 from tfgpipe.micro_batches import MicroBatches
 from tfgpipe.run.results import Results
-from tfgpipe.schedules import Program, Remat, Schedule, Shard, lower
+from tfgpipe.schedules import Program, Remat, Schedule, lower
 
 
 class MiniBatch:
@@ -88,12 +90,7 @@ class MiniBatch:
             cell_of_call(cell.steps for cell in cells),
             lambda layer, k: cells[k].naming(layer),
             len(cells),
-            shards={
-                id(step.operation): len(cell.shards)
-                for cell in cells
-                if cell.shards is not None
-                for step in cell.steps
-            },
+            shards=counts_of_shards(cells),
         )
         is_tried = trial and is_split and (head is not None or not training)
         trace = functools.partial(
@@ -274,41 +271,20 @@ class MiniBatch:
                 those of a replica.
         """
         trained = self.trained(tasks)
-        shards = self._shards(schedule_of(max(self.replicas.counts)))
         facts = [
             own.facts(
-                k in trained,
-                self._before(k) in trained,
-                self.synchronizes(k),
-            )._replace(shard=shards.get(k))
-            for k, own in enumerate(tasks)
+                k in trained, cell.before in trained, self.synchronizes(k)
+            )
+            for k, (own, cell) in enumerate(zip(tasks, self.cells, strict=True))
         ]
         # Whatever the loss is that no head computes, it keeps the outputs.
         if self.call.head is None:
             can_recompute = self._tracer.can_recompute
             facts[-1] = facts[-1]._replace(recomputes=can_recompute)
-        return lower(schedule_of, facts, self.remat, self.replicas.counts)
-
-    def _before(self, k: int) -> int:
-        """The cell whose outputs cell k takes."""
-        shards = self.cells[k].shards
-        return (k if shards is None else shards.start) - 1
-
-    def _shards(self, schedule: Schedule) -> dict[int, Shard]:
-        """The cells that are shards, and where the first replica has them."""
-        own = {
-            cell.device: schedule.device_of(cell.number)
-            for cell in self.cells
-            if not cell.is_beside
-        }
-        others = sorted({cell.device for cell in self.cells} - {*own})
-        for i, device in enumerate(others):
-            own[device] = schedule.num_devices + i
-        return {
-            cell.index: Shard(cell.shards, own[cell.device], cell.is_beside)
-            for cell in self.cells
-            if cell.shards is not None
-        }
+        counts = self.replicas.counts
+        for k, shard in shards_of(self.cells, schedule_of(max(counts))).items():
+            facts[k] = facts[k]._replace(shard=shard)
+        return lower(schedule_of, facts, self.remat, counts)
 
     def trained(self, tasks: Sequence[CellTasks]) -> list[int]:
         """The cells that have weights, and those behind them."""

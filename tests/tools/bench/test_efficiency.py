@@ -9,6 +9,7 @@ from tools.bench import efficiency, timed_layers
 def test_efficiency_measures_every_setting(tables):
     rows = tables(
         "efficiency",
+        "--table=schedules",
         "--k=2",
         "--m=k,1k",
         "--cell_ms=1",
@@ -22,6 +23,18 @@ def test_efficiency_measures_every_setting(tables):
     assert rows[0]["bound_ms"] == pytest.approx(4 * 2 - 1 + 3)
     assert rows[0]["bound_ms"] < rows[1]["bound_ms"]
     assert all(r["ratio"] > 0 and r["net_ratio"] > 0 for r in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*side effects")
+def test_shards_share_the_time_of_a_layer(tables):
+    first, other = tables(
+        "efficiency", "--table=shards", "--shards=1,2", "--rounds=1"
+    )["shards"]
+    # 8 micro-batches of 20 ms forward, and twice as long back.
+    assert first["step_ms"] >= 8 * 60
+    assert first["step_ms"] > other["step_ms"] >= 4 * 60
+    assert first["sent_mib"] == 0 < other["sent_mib"]
 
 
 @pytest.mark.parametrize("name", efficiency.SCHEDULES)

@@ -7,7 +7,7 @@ import multiprocessing
 import pytest
 
 from tools.bench import __main__ as bench
-from tools.bench import memory_rows, memory_trial
+from tools.bench import memory_rows, memory_trial, memory_worker
 from tools.bench.memory_rows import by_model, largest, row_of
 from tools.bench.memory_trial import Job, Outcome, Size, Use
 
@@ -133,6 +133,33 @@ def test_ways_are_compared_with_the_first(monkeypatch, capsys):
     assert found["remat=0.4"] == (0.4, 1)
     assert found["head_parts=4"] == (0.5, 1)
     assert found['remat="never"'] == (1, 1)
+
+
+def test_shards_are_tried_with_a_limit_too(monkeypatch, capsys):
+    def run(job):
+        """A layer takes 400 MiB, or that share of them."""
+        share = 400.0 / job.num_shards
+        fits = not job.limit_mib or share <= job.limit_mib
+        return outcome(share) if fits else Outcome(why="a process died")
+
+    monkeypatch.setattr(memory_trial, "run", run)
+    flags = ["--table=shards", "--shards=1,2", "--format=json"]
+    assert bench.main(["bench", "memory", *flags]) == 0
+    [table] = json.loads(capsys.readouterr().out)["tables"]
+    found = [(r["shards"], r["fits"]) for r in table["rows"]]
+    assert found == [(1, False), (2, True)]
+
+
+def test_shards_are_on_accelerators_of_their_own_at_last():
+    def places(**job):
+        found = memory_trial.shards_of(Job(SIZE, 1, **job))
+        devices = [*map(memory_worker.device, range(5))]
+        return found and [*map(devices.index, found["head"])]
+
+    assert places(k=2) is None
+    assert places(k=1, num_shards=2) == [0, 1]
+    assert places(k=2, num_shards=2) == [0, 1]
+    assert places(k=4, num_shards=2) == [2, 3]
 
 
 def test_a_method_that_fits_nothing_is_a_note(monkeypatch, capsys):

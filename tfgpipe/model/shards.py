@@ -1,0 +1,95 @@
+"""Which layers several devices compute: what `shards` asks for, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tfgpipe.arguments import Arguments
+from tfgpipe.cells import SHARDED_KINDS, columns_of, is_named
+
+
+def sharded(arguments: Arguments) -> dict[int, Any]:
+    """What was asked of layers with shards, by their ids.
+
+    Raises:
+        ValueError: If there is no such layer, or it has no columns.
+    """
+    wanted, found = arguments.shards, {}
+    calls = arguments.source.steps
+    for name, given in wanted.items():
+        own = {
+            id(step.operation): step
+            for step in calls
+            if is_named(step.section, name)
+        }
+        if not own:
+            have = dict.fromkeys(
+                step.section.name
+                for step in calls
+                if columns_of(step.operation, 2) is not None
+            )
+            raise ValueError(
+                "`shards` must name layers that the model calls. Received: "
+                f"{name!r}. Those that have columns: {[*have]}."
+            )
+        for key, step in own.items():
+            layer, count = (
+                step.operation,
+                len(arguments.shard_devices(given, 0)),
+            )
+            columns = columns_of(layer, count)
+            size = 0 if columns is None else columns.size
+            if size < count:
+                raise ValueError(
+                    "`shards` must be of layers that can be computed in "
+                    f"columns: {SHARDED_KINDS}, without quantisation; and at "
+                    "most as many as there are columns. Received: "
+                    f"{name!r}: {given!r}, and layer '{layer.name}' of class "
+                    f"{type(layer).__name__}, which has {size}. Leave it out, "
+                    "or ask for fewer."
+                )
+            found[key] = given
+    return found
+
+
+def apart(
+    steps: Sequence[Any],
+    shards: Mapping[int, Any],
+    has_before: bool,
+    is_end: bool,
+) -> Iterator[tuple[list[Any], Any]]:
+    """Consecutive steps, and each layer with shards by itself.
+
+    A cell without shards, which may have no steps, comes before each, and
+    behind the last one of a model: what shards take is handed out in the one,
+    and what they make is put together in the other. `has_before` says whether
+    there is one before the first step.
+
+    Yields:
+        Steps, and the layer if it has shards.
+    """
+    own: list[Any] = []
+    for step in steps:
+        if id(step.operation) not in shards:
+            own.append(step)
+            continue
+        if own or not has_before:
+            yield own, None
+        yield [step], step.operation
+        own, has_before = [], False
+    if own or (is_end and not has_before):
+        yield own, None
+
+
+def check_whole(
+    steps: Sequence[Any], shards: Mapping[int, Any], head_parts: int
+) -> None:
+    """Refuses layers with shards in a head whose rows are in parts."""
+    found = [s.section.name for s in steps if id(s.operation) in shards]
+    if found:
+        raise ValueError(
+            "`head_parts` must be 1 where a layer of the head has `shards`. "
+            f"Received: head_parts={head_parts} and shards of {found}. Pass "
+            "one of the two."
+        )
