@@ -212,6 +212,10 @@ class Arguments:
             return None
         return [self._store or names.host_of(device) for device in devices]
 
+    def num_shards(self, given: Any) -> int:
+        """How many there are, by what `shards` says of a layer, or None."""
+        return 1 if given is None else len(self.shard_devices(given, 0))
+
     def shard_devices(self, given: Any, k: int) -> list[tuple[str, ...]]:
         """The devices of each shard of a layer of cell k, one a replica.
 

@@ -93,6 +93,53 @@ def test_training_goes_on_elsewhere(tmp_path):
         )
 
 
+def adapted(**kwargs):
+    """Layers with LoRA, one that is frozen as a whole, and what is assigned."""
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [
+            keras.Input((8,)),
+            *(kl.Dense(8, "tanh", name=f"d{i}") for i in range(4)),
+            kl.SpectralNormalization(kl.Dense(8), name="spectral"),
+            kl.BatchNormalization(name="norm"),
+        ]
+    )
+    for layer in model.layers[:3]:
+        layer.enable_lora(2)
+    for name in ("d3", "spectral", "norm"):
+        model.get_layer(name).trainable = False
+    if kwargs:
+        model = tfgpipe.GPipe(
+            model,
+            4,
+            3,
+            devices=names(3)[1:],
+            schedule="breadth_first",
+            **kwargs,
+        )
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    return model
+
+
+def test_frozen_weights_are_sent_as_others_are():
+    found = []
+    models = [adapted(weights_on="devices"), adapted(weights_on="host")]
+    for model in models:
+        model.fit(*data(), 6, 2, shuffle=False, verbose=0)
+        model.get_layer("d3").trainable = True  # and they may be trained again
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+        model.fit(*data(), 6, 2, shuffle=False, verbose=0)
+        found.append(
+            [*model.get_weights(), model.predict(data(7)[0], verbose=0)]
+        )
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_array_equal(a, b)
+    for layer in models[1].layers:
+        for v in layer.weights:
+            is_state = "vector_u" in v.path or "moving" in v.path
+            assert same_device(v.value.device, HOST) != is_state
+
+
 def test_replicas_share_the_host():
     found = []
     for weights_on in ("devices", "host"):

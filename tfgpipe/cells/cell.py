@@ -89,16 +89,24 @@ class Cell:
 
     @property
     def weights_by_layer(self) -> list[list[keras.Variable]]:
-        """The trainable variables of each layer.
+        """The trainable variables of each layer; if they are sent, frozen too.
 
         As in Keras, a variable is trained if it says so itself: what is inside
         a layer that was made with `trainable=False` may be. And tapes must
         watch it: what was itself made with `trainable=False` never is trained.
         """
+        is_weight = internals.is_trained
+        if self.is_stored_elsewhere:
+            is_weight = internals.is_watched
         return [
-            [v for v in step.variables if internals.is_trained(v)]
-            for step in self.steps
+            [v for v in step.variables if is_weight(v)] for step in self.steps
         ]
+
+    @property
+    def sent(self) -> set[int]:
+        """The ids of the weights that are sent to its devices."""
+        found = self.weights_by_layer if self.is_stored_elsewhere else []
+        return {id(variable) for own in found for variable in own}
 
     @property
     def state(self) -> list[keras.Variable]:

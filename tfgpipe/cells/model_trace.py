@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -47,6 +47,7 @@ class ModelCall:
         trains_others: Whether variables of other layers are trained, too.
         shards: By the id of a layer, in how many groups of columns it is
             computed, see `Sections`.
+        sent: The ids of weights that have uses if they are frozen, too.
     """
 
     call: Callable[[Any, bool], Any]
@@ -62,10 +63,11 @@ class ModelCall:
     num_cells: int = 1
     trains_others: bool = False
     shards: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    sent: Collection[int] = ()
 
-    def without_shards(self) -> ModelCall:
-        """The same with whole layers, as they compute outside of steps."""
-        return dataclasses.replace(self, shards={}) if self.shards else self
+    def with_whole_layers(self) -> ModelCall:
+        """The same without shards."""
+        return dataclasses.replace(self, shards={})
 
     @property
     def seeds(self) -> list[keras.Variable]:
@@ -139,6 +141,7 @@ def _run(model: ModelCall, x: Any, labels: Any) -> dict[str, Any]:
         moving,
         model.training,
         tape,
+        model.sent,
     )
     moments = internals.batch_moments
     if model.synchronizes:

@@ -169,7 +169,7 @@ def _compare_rows(tally: Tally, model: Any, x: Any, recorded: Recorded) -> None:
     cells = model.built_for("check()").cells
     x = model.built_for("check()").as_taken(x)
     phase = try_all(
-        recorded.batch.call.without_shards(), cells, x, len(recorded.shares)
+        recorded.batch.call.with_whole_layers(), cells, x, len(recorded.shares)
     )
     for i in phase.tried - {i for i, _ in phase.said}:
         cell, name = phase.place(i)

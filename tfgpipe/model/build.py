@@ -17,7 +17,7 @@ from tfgpipe.arguments import Arguments, check_groups
 from tfgpipe.cells import Cell
 from tfgpipe.costs import row_bytes
 from tfgpipe.devices import names
-from tfgpipe.model.shards import apart, check_whole, sharded
+from tfgpipe.model.shards import apart, check_whole, shard_cells, sharded
 from tfgpipe.partition import cut_graph, partition, steps_of_head
 from tfgpipe.schedules import Remat, Schedule
 from tfgpipe.sequence import inputs, too_many_cells
@@ -169,6 +169,10 @@ def _cells(
     """The cells; `width` is that of the outputs, in bytes of a row."""
     source, k = arguments.source, arguments.num_partitions
     shards = sharded(arguments)
+    costs = [
+        cost / arguments.num_shards(shards.get(id(step.operation)))
+        for cost, step in zip(costs, source.steps)
+    ]
     if arguments.layers_per_cell is not None:
         counts = source.steps_per_cell(arguments.layers_per_cell)
     elif k > len(costs):
@@ -198,24 +202,13 @@ def _cells(
             if head_parts > 1:
                 check_whole(steps, shards, head_parts)
             for own, layer in apart(steps, shards, has_before, is_end):
+                cells = [Cell(index, own, devices, k, stores, head_parts)]
+                if layer is not None:
+                    given = shards[id(layer)]
+                    cells = shard_cells(arguments, given, cells[0])
+                yield from cells
+                index += len(cells)
                 has_before = layer is None
-                if layer is None:
-                    yield Cell(index, own, devices, k, stores, head_parts)
-                    index += 1
-                    continue
-                places = arguments.shard_devices(shards[id(layer)], k)
-                beside = range(index, index + len(places))
-                for index in beside:
-                    yield Cell(
-                        index,
-                        own if index == beside.start else [],
-                        places[index - beside.start],
-                        k,
-                        arguments.stores_of(devices, of_shards=True),
-                        shards=beside,
-                        callers=devices,
-                    )
-                index += 1
 
 
 def _groups(

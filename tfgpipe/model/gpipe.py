@@ -174,7 +174,7 @@ class GPipe(Saving, Rehearsals):
             its micro-batches, which is tried before the first step: "warn",
             "error", or "off", which says nothing. Layers are tried all the
             same: it tells which slices of sparse gradients belong to rows.
-        weights_on: Where weights that are trained are, with what the optimizer
+        weights_on: Where weights are, frozen ones too, with what the optimizer
             keeps of them and its update: on the "devices" of their cells; on
             the "host", in its memory; or the name of a device. They are sent to
             a cell's device before a task that needs them, which holds those of

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tfgpipe.arguments import Arguments
-from tfgpipe.cells import SHARDED_KINDS, columns_of, is_named
+from tfgpipe.cells import SHARDED_KINDS, Cell, columns_of, is_named
 
 
 def sharded(arguments: Arguments) -> dict[int, Any]:
@@ -93,3 +93,28 @@ def check_whole(
             f"Received: head_parts={head_parts} and shards of {found}. Pass "
             "one of the two."
         )
+
+
+def shard_cells(arguments: Arguments, given: Any, whole: Cell) -> list[Cell]:
+    """The cells that compute a layer instead of one.
+
+    Args:
+        arguments: The arguments of the `GPipe`.
+        given: What its `shards` say of the layer.
+        whole: What would compute it alone, with the first index of these.
+    """
+    places = arguments.shard_devices(given, whole.number)
+    stores = arguments.stores_of(whole.devices, of_shards=True)
+    beside = range(whole.index, whole.index + len(places))
+    return [
+        Cell(
+            index,
+            [] if own else whole.steps,
+            place,
+            whole.number,
+            stores,
+            shards=beside,
+            callers=whole.devices,
+        )
+        for own, (index, place) in enumerate(zip(beside, places))
+    ]

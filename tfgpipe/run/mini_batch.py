@@ -91,6 +91,7 @@ class MiniBatch:
             lambda layer, k: cells[k].naming(layer),
             len(cells),
             shards=counts_of_shards(cells),
+            sent=set().union(*(cell.sent for cell in cells)),
         )
         is_tried = trial and is_split and (head is not None or not training)
         trace = functools.partial(
@@ -102,9 +103,8 @@ class MiniBatch:
                 training and remat.recomputes(k) for k in range(len(cells))
             ],
         )
-        whole = self.call.without_shards()
-        is_other = is_tried and whole is not self.call
-        tried = trace(whole) if is_other else None
+        whole = self.call.with_whole_layers()
+        tried = trace(whole) if is_tried and self.call.shards else None
         traced = trace(self.call)
         if is_tried:
             trial.run(

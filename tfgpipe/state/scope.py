@@ -25,8 +25,8 @@ from tfgpipe.state.rules import advance_seed
 class Use(NamedTuple):
     """A trained variable, as one section of a model's graph reads it.
 
-    So each use has a gradient of its own, wherever cells end. What a section
-    reads columns of is one, too, if nobody trains it.
+    So each use has a gradient of its own, wherever cells end. A weight that is
+    sent is one, too, if nobody trains it.
 
     Attributes:
         variable: The variable.
@@ -61,6 +61,7 @@ class ModelScope(internals.ReadingScope):
         moving: Statistics that move at the end of the mini-batch.
         training: Whether there is a backward pass.
         tape: Is to watch what is trained; None without training.
+        sent: The ids of weights that are uses if nobody trains them, too.
 
     Attributes:
         uses: Of those that are trained, in order.
@@ -79,7 +80,9 @@ class ModelScope(internals.ReadingScope):
         moving: MovingStatistics,
         training: bool,
         tape: Any,
+        sent: Collection[int] = (),
     ):
+        self._sent = sent
         self._graph = internals.current_graph()
         self._section = section
         self._trained = trained
@@ -133,7 +136,7 @@ class ModelScope(internals.ReadingScope):
         piece = self._pieces.get(key)
         may_train = self._trained is None or key in self._trained
         is_trained = may_train and internals.is_trained(variable)
-        if not is_trained and piece is None:
+        if not is_trained and piece is None and key not in self._sent:
             if key not in self.given:
                 tensor = self._placeholder(variable)
                 self.given[key] = variable, tensor
