@@ -285,6 +285,43 @@ def test_heads_in_parts_have_no_shards():
         pipeline(words(), head_parts=2)
 
 
+def attending(heads=3, dropout=0.0, **kwargs):
+    """Attention of a sequence to itself, and to another one."""
+    keras.utils.set_random_seed(2)
+    x, memory = keras.Input((LENGTH, 6)), keras.Input((7, 6))
+    own = kl.MultiHeadAttention(heads, 4, name="own", dropout=dropout)
+    other = kl.MultiHeadAttention(
+        heads, 4, 5, use_bias=False, output_shape=8, name="other"
+    )
+    y = x + own(x, x, use_causal_mask=True)
+    return keras.Model([x, memory], other(y, memory), **kwargs)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(
+    ("m", "devices"), [(3, 3), pytest.param(1, 2, marks=pytest.mark.slow)]
+)
+def test_attention_is_computed_by_heads(m, devices):
+    def trained(model):
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+        rng = np.random.default_rng(0)
+        x = [rng.standard_normal((9, n, 6)) for n in (LENGTH, 7)]
+        y = rng.standard_normal((9, LENGTH, 8))
+        history = model.fit(x, y, 6, 2, shuffle=False, verbose=0).history
+        weights = [w.numpy() for w in model.weights]
+        return [*history.values(), model.predict(x, verbose=0), *weights]
+
+    shards = dict.fromkeys(("own", "other"), names(8)[4 : 4 + devices])
+    model = pipeline(attending(), m=m, shards=shards)
+    assert_close(trained(model), trained(attending()))
+
+
+@pytest.mark.parametrize("arguments", [{"heads": 1}, {"dropout": 0.1}], ids=str)
+def test_attention_that_has_no_columns_is_refused(arguments):
+    with pytest.raises(ValueError, match="without dropout"):
+        pipeline(attending(**arguments), shards={"own": 2})
+
+
 @pytest.mark.usefixtures("float64")
 def test_names_may_say_what_is_around_a_layer():
     class Block(kl.Layer):

@@ -8,17 +8,23 @@ The layer's own `call` runs for each group, and reads those columns of its
 weights. No sum has another order than in the whole layer. Going back, each
 group has a gradient of x, and these are added up, in order: a sum over columns
 is one over groups of them.
+
+The columns of an attention are its heads, and what its last projection makes of
+some is a part of a sum: these are added up, in order, going forward, too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras import layers as kl
+from keras import tree
 
 from tfgpipe import internals
 from tfgpipe.graphs import Piece, is_continuous, pieces_of
@@ -52,7 +58,10 @@ _ELEMENTWISE = {
 
 Pieces = Sequence[tuple[keras.Variable, Piece]]
 
-KINDS = "Dense, EinsumDense, Embedding, ReversibleEmbedding"
+KINDS = (
+    "Dense, EinsumDense, Embedding, ReversibleEmbedding, and "
+    "MultiHeadAttention without dropout"
+)
 
 
 class Columns(NamedTuple):
@@ -61,12 +70,15 @@ class Columns(NamedTuple):
     Attributes:
         axes: Weights that have them, and their axes; others are taken whole.
         size: How many columns there are.
-        output_axis: That of the outputs.
+        output_axis: That of the outputs; None if these are added up.
+        left: What is done of the whole, behind them: a layer and the name of
+            its attribute, "activation" or "bias"; None for nothing.
     """
 
     axes: Sequence[tuple[keras.Variable, int]]
     size: int
-    output_axis: int
+    output_axis: int | None = -1
+    left: tuple[Any, str] | None = None
 
     def pieces(self, count: int) -> list[Pieces]:
         """The columns of each group."""
@@ -75,6 +87,27 @@ class Columns(NamedTuple):
             for weight, axis in self.axes
         ]
         return [*zip(*each)]
+
+    def without_left(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, the layer does not do what is left."""
+        if self.left is None:
+            return contextlib.nullcontext()
+        return internals.replaced(*self.left, None)
+
+    def joined(self, made: Sequence[Any]) -> Any:
+        """What all groups made, as the whole layer returns it."""
+        if self.output_axis is None:
+            y = _added(*made)
+        else:
+            y = tf.concat(made, self.output_axis)
+        mask = internals.get_mask(made[0])
+        if mask is not None:
+            internals.set_mask(y, mask)
+        if self.left is None:
+            return y
+        layer, name = self.left
+        value = getattr(layer, name)
+        return value(y) if name == "activation" else keras.ops.add(y, value)
 
 
 def columns_of(
@@ -88,11 +121,12 @@ def columns_of(
         return None
     call = type(layer).call
     if call is kl.Dense.call:
-        return _found(
-            layer, {internals.KERNEL: 1, "bias": 0, "lora_kernel_b": 1}
-        )
+        axes = {internals.KERNEL: 1, "bias": 0, "lora_kernel_b": 1}
+        return _found(layer, axes)._replace(left=_left(layer))
     if call is kl.EinsumDense.call:
         return _of_einsum(layer, count)
+    if call is kl.MultiHeadAttention.call:
+        return _of_attention(layer)
     if call is kl.Embedding.call or not reverse:
         is_table = call in (kl.Embedding.call, *_reversible())
         axes = {internals.TABLE: 1, "lora_embeddings_b": 1}
@@ -109,9 +143,7 @@ def _reversible() -> tuple[Any, ...]:
     return () if found is None else (found.call,)
 
 
-def _found(
-    layer: Any, axes: Mapping[str, int], output_axis: int = -1
-) -> Columns:
+def _found(layer: Any, axes: Mapping[str, int]) -> Columns:
     """Those along some axes of the weights with these names."""
     own = [
         (variable, axis)
@@ -119,7 +151,12 @@ def _found(
         if (variable := getattr(layer, name, None)) is not None
     ]
     first, axis = own[0]
-    return Columns(own, first.shape[axis], output_axis)
+    return Columns(own, first.shape[axis])
+
+
+def _left(layer: Any) -> tuple[Any, str] | None:
+    is_apart = layer.activation not in (None, *_ELEMENTWISE)
+    return (layer, "activation") if is_apart else None
 
 
 def _of_einsum(layer: Any, count: int) -> Columns | None:
@@ -142,7 +179,30 @@ def _of_einsum(layer: Any, count: int) -> Columns | None:
         place = len(bias.shape) + output_axis
         if place >= 0 and bias.shape[place] == sizes[letter]:
             axes["bias"] = place
-    return _found(layer, axes, output_axis)
+    found = _found(layer, axes)
+    return found._replace(output_axis=output_axis, left=_left(layer))
+
+
+def _of_attention(layer: Any) -> Columns | None:
+    """Its heads; dropout would draw other numbers for some of them."""
+    projections = layer.query_dense, layer.key_dense, layer.value_dense
+    parts = [*projections, layer.output_dense]
+    if layer.dropout or any(
+        getattr(part, "quantization_mode", None) or part.lora_enabled
+        for part in parts
+    ):
+        return None
+    each = [
+        _found(part, {internals.KERNEL: 1, "bias": 0}) for part in projections
+    ]
+    last = _found(layer.output_dense, {internals.KERNEL: 0})
+    has_bias = layer.output_dense.bias is not None
+    return Columns(
+        [pair for own in (*each, last) for pair in own.axes],
+        each[0].size,
+        None,
+        (layer.output_dense, "bias") if has_bias else None,
+    )
 
 
 def in_columns(
@@ -162,8 +222,9 @@ def in_columns(
     call = layer.call
 
     @functools.wraps(call)
-    def call_in_columns(x: Any, *args: Any, **kwargs: Any) -> Any:
-        is_reverse = bool(kwargs.get("reverse", args[:1] == (True,)))
+    def call_in_columns(*args: Any, **kwargs: Any) -> Any:
+        said = [*args[1:2], kwargs.get("reverse")]
+        is_reverse = any(isinstance(t, int | np.bool_) and t for t in said)
         columns = columns_of(layer, count, is_reverse)
         if columns is None or columns.size < count:
             raise ValueError(
@@ -171,39 +232,51 @@ def in_columns(
                 f"Received: a call of layer '{layer.name}' for {count} shards "
                 f"with {0 if columns is None else columns.size}. Leave it out."
             )
-        activation = getattr(layer, "activation", None)
-        own = activation if activation in _ELEMENTWISE else None
         made = []
-        copies = _handed_out(x, count)
+        copies = _handed_out((args, kwargs), count)
         for i, pieces in enumerate(columns.pieces(count)):
             begin(i)
-            with reading(pieces), internals.replaced(layer, "activation", own):
-                made.append(call(copies[i], *args, **kwargs))
+            with reading(pieces), columns.without_left():
+                own_args, own_kwargs = copies[i]
+                made.append(call(*own_args, **own_kwargs))
         begin(count)
-        y = tf.concat(made, columns.output_axis)
-        mask = internals.get_mask(made[0])
-        if mask is not None:
-            internals.set_mask(y, mask)
-        if activation is not None and own is None:
-            y = activation(y)
-        return y
+        if not all(map(tf.is_tensor, made)):
+            raise ValueError(
+                "`shards` must be of layers that return one tensor. Received: "
+                f"layer '{layer.name}', which returns a "
+                f"{type(made[0]).__name__}, such as attention scores. Leave it "
+                "out."
+            )
+        return columns.joined(made)
 
     return call_in_columns
 
 
-def _handed_out(x: Any, count: int) -> Sequence[Any]:
-    """A tensor for each group; their gradients are added up in order."""
-    if not is_continuous(x):
-        return [x] * count
+def _handed_out(given: Any, count: int) -> list[Any]:
+    """Arguments for each group; gradients of theirs are added up in order."""
+    known: dict[int, Sequence[Any]] = {}
+    for one in tree.flatten(given):
+        if tf.is_tensor(one) and is_continuous(one) and id(one) not in known:
+            known[id(one)] = _copied(one, count)
 
+    def of_group(i: int) -> Any:
+        def own(one: Any) -> Any:
+            return known[id(one)][i] if id(one) in known else one
+
+        return tree.map_structure(own, given)
+
+    return [of_group(i) for i in range(count)]
+
+
+def _copied(x: tf.Tensor, count: int) -> Sequence[tf.Tensor]:
     @tf.custom_gradient
     def copied(x: tf.Tensor) -> Any:
-        def add(*gradients: tf.Tensor) -> tf.Tensor:
-            return functools.reduce(
-                lambda a, b: tf.raw_ops.AddV2(x=a, y=b), gradients
-            )
+        return [tf.identity(x) for _ in range(count)], _added
 
-        return [tf.identity(x) for _ in range(count)], add
-
-    found: Sequence[Any] = copied(x)
+    found: Sequence[tf.Tensor] = copied(x)
     return found
+
+
+def _added(*tensors: tf.Tensor) -> tf.Tensor:
+    """Their sum, from the first to the last."""
+    return functools.reduce(lambda a, b: tf.raw_ops.AddV2(x=a, y=b), tensors)

@@ -184,8 +184,8 @@ class GPipe(Saving, Rehearsals):
             same ("block_0/dense"), to the number of devices that compute its
             columns at the same time, the one of its cell and those that follow;
             or to their names, one replica's after the other's. For `Dense`,
-            `EinsumDense`, `Embedding` and `ReversibleEmbedding`. The weights
-            stay whole in the host's memory, with what the optimizer keeps of
+            `EinsumDense`, `Embedding`, `ReversibleEmbedding`, and, by its
+            heads, `MultiHeadAttention` without dropout. The weights stay whole in the host's memory, with what the optimizer keeps of
             them and its update; their columns are sent when a step begins. Not
             for TPUs.
         name: Name of the model.
