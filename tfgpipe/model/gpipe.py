@@ -185,9 +185,9 @@ class GPipe(Saving, Rehearsals):
             columns at the same time, the one of its cell and those that follow;
             or to their names, one replica's after the other's. For `Dense`,
             `EinsumDense`, `Embedding`, `ReversibleEmbedding`, and, by its
-            heads, `MultiHeadAttention` without dropout. The weights stay whole in the host's memory, with what the optimizer keeps of
-            them and its update; their columns are sent when a step begins. Not
-            for TPUs.
+            heads, `MultiHeadAttention` without dropout. The weights stay whole
+            in the host's memory, with what the optimizer keeps of them and its
+            update; their columns are sent when a step begins. Not for TPUs.
         name: Name of the model.
 
     Raises:
