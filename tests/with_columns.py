@@ -25,4 +25,6 @@ def _num_columns(layer: Any) -> int:
         return int(layer.units)
     if call is kl.EinsumDense.call:
         return min(n or 1 for n in layer.partial_output_shape)
+    if call is kl.MultiHeadAttention.call:
+        return 0 if layer.dropout else int(layer.num_heads)
     return int(layer.output_dim) if call is kl.Embedding.call else 0

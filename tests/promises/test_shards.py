@@ -265,6 +265,10 @@ WRONG = {
     "twice the same": ({"dense": names(1) * 2}, "each once"),
     "unknown device": ({"dense": [*names(1), "GPU:99"]}, "TensorFlow lists"),
     "no dict": (["dense"], "must map names of layers"),
+    "one layer twice": (
+        {"dense": 2, "around/dense": 2},
+        "must name each layer once",
+    ),
 }
 
 
@@ -274,7 +278,7 @@ def test_wrong_shards_are_refused(wrong):
     layers = [
         keras.Input((4,)),
         kl.LayerNormalization(name="norm"),
-        kl.Dense(3, name="dense"),
+        keras.Sequential([kl.Dense(3, name="dense")], name="around"),
     ]
     with pytest.raises(ValueError, match=message):
         tfgpipe.GPipe(layers, 2, 2, devices=names(2), shards=shards)

@@ -15,11 +15,11 @@ def sharded(arguments: Arguments) -> dict[int, Any]:
     Raises:
         ValueError: If there is no such layer, or it has no columns.
     """
-    wanted, found = arguments.shards, {}
     calls = arguments.source.steps
-    for name, given in wanted.items():
+    found: dict[int, Any] = {}
+    for name, given in arguments.shards.items():
         own = {
-            id(step.operation): step
+            id(step.operation): step.operation
             for step in calls
             if is_named(step.section, name)
         }
@@ -33,24 +33,30 @@ def sharded(arguments: Arguments) -> dict[int, Any]:
                 "`shards` must name layers that the model calls. Received: "
                 f"{name!r}. Those that have columns: {[*have]}."
             )
-        for key, step in own.items():
-            layer, count = (
-                step.operation,
-                len(arguments.shard_devices(given, 0)),
-            )
-            columns = columns_of(layer, count)
-            size = 0 if columns is None else columns.size
-            if size < count:
+        for key, layer in own.items():
+            _check(layer, name, given, arguments.num_shards(given))
+            if key in found:
                 raise ValueError(
-                    "`shards` must be of layers that can be computed in "
-                    f"columns: {SHARDED_KINDS}, without quantisation; and at "
-                    "most as many as there are columns. Received: "
-                    f"{name!r}: {given!r}, and layer '{layer.name}' of class "
-                    f"{type(layer).__name__}, which has {size}. Leave it out, "
-                    "or ask for fewer."
+                    "`shards` must name each layer once. Received: "
+                    f"{[*arguments.shards]}, of which several are layer "
+                    f"'{layer.name}'. Leave one of them out."
                 )
             found[key] = given
     return found
+
+
+def _check(layer: Any, name: str, given: Any, count: int) -> None:
+    """Refuses layers that have not so many columns."""
+    columns = columns_of(layer, count)
+    size = 0 if columns is None else columns.size
+    if size < count:
+        raise ValueError(
+            "`shards` must be of layers that can be computed in columns: "
+            f"{SHARDED_KINDS}, without quantisation; and at most as many as "
+            f"there are columns. Received: {name!r}: {given!r}, and layer "
+            f"'{layer.name}' of class {type(layer).__name__}, which has "
+            f"{size}. Leave it out, or ask for fewer."
+        )
 
 
 def apart(
