@@ -394,7 +394,8 @@ class Arguments:
                 f"from 2 to the {most} of a replica; or name at least 2 "
                 f"devices, each once, for each of {self.num_replicas} "
                 f"replicas. Received: {name!r}: {given!r}. TensorFlow lists "
-                f"{names.all_devices()}."
+                f"{names.all_devices()}. Of a file, `load_model(path, "
+                "shards={})` has none."
             )
         if found and names.only_compiles(self.devices):
             self._problems.append(

@@ -284,6 +284,89 @@ def test_wrong_shards_are_refused(wrong):
         tfgpipe.GPipe(layers, 2, 2, devices=names(2), shards=shards)
 
 
+class Scaled(kl.Dense):
+    """Makes something of its weights."""
+
+    @property
+    def kernel(self):
+        return super().kernel * 2.0
+
+
+class ColumnWise(Scaled):
+    is_column_wise = True
+
+
+class Renamed(kl.Dense):
+    """Computes as Keras does."""
+
+    def get_config(self):
+        return {**super().get_config(), "more": 1}
+
+
+def trained_on_rows(model, loss="mse"):
+    model.compile(keras.optimizers.Adam(0.01), loss)
+    x = np.random.default_rng(0).standard_normal((9, 4))
+    history = model.fit(x, x, 6, 2, shuffle=False, verbose=0).history
+    return [
+        *history.values(),
+        model.evaluate(x, x, 6, verbose=0),
+        model.predict(x, verbose=0),
+        *(w.numpy() for w in model.weights),
+    ]
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("kind", [Renamed, ColumnWise])
+def test_subclasses_that_compute_columns_have_shards(kind):
+    def layers():
+        keras.utils.set_random_seed(1)
+        return [keras.Input((4,)), kind(6, "tanh", name="wide"), kl.Dense(4)]
+
+    model = pipeline(layers(), shards={"wide": 2})
+    expected = trained_on_rows(keras.Sequential(layers()))
+    assert_close(trained_on_rows(model), expected)
+
+
+def test_layers_that_compute_otherwise_are_refused():
+    replaced = kl.Dense(4)
+    replaced.call = lambda x, training: keras.ops.softmax(x)
+    for layer in (Scaled(4), replaced):
+        layers = [keras.Input((4,)), layer, kl.Dense(4)]
+        with pytest.raises(ValueError, match="is_column_wise"):
+            pipeline(layers, shards={layer.name: 2})
+
+
+class Varied(keras.Model):
+    """Calls its layers in evaluation otherwise than in training."""
+
+    def __init__(self, by):
+        super().__init__()
+        self.by = by
+        self.one, self.other = (kl.Dense(4, "tanh", name=n) for n in "ab")
+
+    def call(self, x, training=False):
+        one, other = self.one, self.other
+        if self.by == "order" and not training:
+            one, other = other, one
+        y = other(inputs=one(x))
+        return one(y) if self.by == "number" and not training else y
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("by", ["order", "number", "nothing"])
+def test_calls_that_cells_were_not_made_for_are_whole(by):
+    def model():
+        keras.utils.set_random_seed(1)
+        made = Varied(by)
+        made(np.zeros((2, 4)), training=True)
+        return made
+
+    expected = trained_on_rows(model())
+    found = trained_on_rows(pipeline(model(), shards={"a": 2, "b": 2}))
+    assert_close(found, expected)
+
+
 def test_heads_in_parts_have_no_shards():
     with pytest.raises(ValueError, match="`head_parts` must be 1"):
         pipeline(words(), head_parts=2)

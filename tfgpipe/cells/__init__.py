@@ -6,7 +6,7 @@ of each cell's tasks out of it, `CellTasks`.
 
 from tfgpipe.cells.cell import Cell, LayerCall, counts_of_shards, shards_of
 from tfgpipe.cells.columns import KINDS as SHARDED_KINDS
-from tfgpipe.cells.columns import columns_of
+from tfgpipe.cells.columns import columns_of, computes_columns
 from tfgpipe.cells.head_tasks import HeadTasks
 from tfgpipe.cells.model_trace import ModelCall, as_number, trace_model
 from tfgpipe.cells.outline import (
@@ -37,6 +37,7 @@ __all__ = [
     "as_number",
     "cell_of_call",
     "columns_of",
+    "computes_columns",
     "counts_of_shards",
     "is_named",
     "is_whole",

@@ -110,6 +110,25 @@ class Columns(NamedTuple):
         return value(y) if name == "activation" else keras.ops.add(y, value)
 
 
+# Methods that a subclass may define without a word: they do not compute.
+_HARMLESS = {"__init__", "from_config", "get_config"}
+
+
+def computes_columns(layer: keras.layers.Layer) -> bool:
+    """Whether a layer computes as Keras wrote it, or says `is_column_wise`.
+
+    A subclass may make something of the weights for which it needs all columns,
+    and an instance may have a `call` of its own.
+    """
+    own: set[str] = set()
+    for cls in type(layer).__mro__:
+        if internals.is_keras(cls):
+            break
+        own |= {n for n, v in vars(cls).items() if hasattr(v, "__get__")}
+    says = bool(getattr(layer, "is_column_wise", False))
+    return "call" not in vars(layer) and (says or own <= _HARMLESS)
+
+
 def columns_of(
     layer: keras.layers.Layer, count: int, reverse: bool = False
 ) -> Columns | None:
@@ -165,7 +184,8 @@ def _of_einsum(layer: Any, count: int) -> Columns | None:
     shape = getattr(layer, internals.KERNEL).shape
     sizes = dict(zip(kernel, shape))
     own = [a for a in outputs if a in kernel and a not in inputs]
-    if not own or "..." in outputs[outputs.index(own[0]) :]:
+    is_repeated = len({*kernel}) < len(kernel)
+    if is_repeated or not own or "..." in outputs[outputs.index(own[0]) :]:
         return None
     enough = [a for a in own if sizes[a] >= count]
     letter = (enough or own)[0]
@@ -219,6 +239,12 @@ def in_columns(
         begin: Begins what is computed of group i, or behind all of them.
         reading: A context in which pieces of weights are read.
     """
+    if not computes_columns(layer):
+        raise ValueError(
+            "`shards` must be of layers that compute as Keras wrote them. "
+            f"Received: layer '{layer.name}', whose `call` was replaced. Leave "
+            "it out."
+        )
     call = layer.call
 
     @functools.wraps(call)
@@ -256,7 +282,8 @@ def _handed_out(given: Any, count: int) -> list[Any]:
     """Arguments for each group; gradients of theirs are added up in order."""
     known: dict[int, Sequence[Any]] = {}
     for one in tree.flatten(given):
-        if tf.is_tensor(one) and is_continuous(one) and id(one) not in known:
+        is_one = isinstance(one, tf.Tensor) and is_continuous(one)
+        if is_one and id(one) not in known:
             known[id(one)] = _copied(one, count)
 
     def of_group(i: int) -> Any:

@@ -196,7 +196,7 @@ class Sections:
                 internals.tracing_anew(),
                 tf.name_scope(scope),
             ):
-                if id(layer) not in self._shards:
+                if not self._has_shards(layer):
                     return run()
                 call = self._in_columns(layer, cell + 1)
                 with internals.replaced_method(layer, "call", call):
@@ -204,6 +204,17 @@ class Sections:
         finally:
             self._around_call.pop()
             self.found[-1].ends.append(self._graph.num_operations())
+
+    def _has_shards(self, layer: keras.Operation) -> bool:
+        """Whether a call that has begun has cells for its shards.
+
+        Not one that there was not when cells were made, or in another order:
+        it is computed whole.
+        """
+        home = self._home(layer, self.found[-1].call)
+        if id(layer) not in self._shards or home is None:
+            return False
+        return self.cells[-1] == home - 1
 
     def _in_columns(self, layer: Any, first: int) -> Callable[..., Any]:
         """The `call` of a layer, in groups of columns from a cell on."""

@@ -207,25 +207,44 @@ def of_variables(
 
 
 def _whole(uses: Sequence[tuple[Any, Any]], variable: Any) -> list[Any]:
-    """The gradients of uses, where some are of pieces, one after the other."""
-    found, parts = [], []
+    """The gradients of uses, where some are of pieces, one after the other.
+
+    Pieces that are not all there, in order, are each put into a whole.
+    """
+    found: list[Any] = []
+    parts: list[tuple[Any, Any]] = []
+
+    def end() -> None:
+        found.extend(
+            piece.in_whole(tf.convert_to_tensor(gradient), variable.shape)
+            for piece, gradient in parts
+        )
+        parts.clear()
+
     for piece, gradient in uses:
         if piece is None:
+            end()
             found.append(gradient)
             continue
-        parts.append(gradient)
-        if piece.stop < variable.shape[piece.axis]:
-            continue
-        if _all_sparse(parts):  # columns of the same rows
-            values = tf.concat([part.values for part in parts], piece.axis)
-            first = parts[0].indices
-            found.append(
-                tf.IndexedSlices(values, first, tf.constant([*variable.shape]))
-            )
-        else:
-            found.append(tf.concat(parts, piece.axis))
-        parts = []
+        if parts and piece[:2] != (parts[-1][0].axis, parts[-1][0].stop):
+            end()
+        parts.append((piece, gradient))
+        is_last = piece.stop == variable.shape[piece.axis]
+        if is_last and parts[0][0].start == 0:
+            own = [gradient for _, gradient in parts]
+            found.append(_joined_columns(own, piece.axis, variable))
+            parts.clear()
+    end()
     return found
+
+
+def _joined_columns(parts: list[Any], axis: int, variable: Any) -> Any:
+    """The gradients of all pieces as one; of the same rows, if sparse."""
+    if not _all_sparse(parts):
+        return tf.concat([tf.convert_to_tensor(part) for part in parts], axis)
+    values = tf.concat([part.values for part in parts], axis)
+    shape = tf.constant([*variable.shape])
+    return tf.IndexedSlices(values, parts[0].indices, shape)
 
 
 def _over_replicas(replicas: list[list[Gradient]]) -> list[Gradient]:

@@ -6,7 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tfgpipe.arguments import Arguments
-from tfgpipe.cells import SHARDED_KINDS, Cell, columns_of, is_named
+from tfgpipe.cells import (
+    SHARDED_KINDS,
+    Cell,
+    columns_of,
+    computes_columns,
+    is_named,
+)
 
 
 def sharded(arguments: Arguments) -> dict[int, Any]:
@@ -27,7 +33,8 @@ def sharded(arguments: Arguments) -> dict[int, Any]:
             have = dict.fromkeys(
                 step.section.name
                 for step in calls
-                if columns_of(step.operation, 2) is not None
+                if computes_columns(step.operation)
+                and columns_of(step.operation, 2) is not None
             )
             raise ValueError(
                 "`shards` must name layers that the model calls. Received: "
@@ -47,7 +54,7 @@ def sharded(arguments: Arguments) -> dict[int, Any]:
 
 def _check(layer: Any, name: str, given: Any, count: int) -> None:
     """Refuses layers that have not so many columns."""
-    columns = columns_of(layer, count)
+    columns = columns_of(layer, count) if computes_columns(layer) else None
     size = 0 if columns is None else columns.size
     if size < count:
         raise ValueError(
@@ -55,7 +62,9 @@ def _check(layer: Any, name: str, given: Any, count: int) -> None:
             f"{SHARDED_KINDS}, without quantisation; and at most as many as "
             f"there are columns. Received: {name!r}: {given!r}, and layer "
             f"'{layer.name}' of class {type(layer).__name__}, which has "
-            f"{size}. Leave it out, or ask for fewer."
+            f"{size}. Leave it out, or ask for fewer; or say `is_column_wise = "
+            "True` in a subclass of your own whose columns need nothing of "
+            "each other."
         )
 
 

@@ -63,6 +63,8 @@ class SleepingDense(keras.layers.Dense):
         **kwargs: See `keras.layers.Dense`.
     """
 
+    is_column_wise = True
+
     def __init__(self, units: int, seconds: float, **kwargs: Any) -> None:
         super().__init__(units, use_bias=False, **kwargs)
         self._seconds = seconds

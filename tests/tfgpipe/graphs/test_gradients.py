@@ -11,6 +11,7 @@ from tfgpipe.graphs.gradient_sums import (
     in_order,
     of_variables,
 )
+from tfgpipe.graphs.piece import pieces_of
 from tfgpipe.state import Use
 
 ROWS = 4  # of the weight, a table of two columns
@@ -108,19 +109,42 @@ def test_sum_goes_from_left_to_right():
     assert float(graph(one, one, large)) == 1e16 + 2
 
 
+class Holder:
+    """A Keras variable, as far as this needs one."""
+
+    dtype = "float64"
+
+    def __init__(self, value):
+        self.value, self.shape = value, value.shape
+
+    def use(self, piece=None):
+        return Use(self, 0, None, piece)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (0,)])
+def test_pieces_of_a_gradient_become_a_whole_one(order):
+    whole = np.arange(10.0).reshape(2, 5)
+    pieces = pieces_of(1, 5, 2)
+    variable = Holder(tf.Variable(np.zeros((2, 5))))
+
+    @tf.function(autograph=False)
+    def joined():
+        uses = [(variable.use(pieces[i]), pieces[i].of(whole)) for i in order]
+        cells = [
+            ("CPU:0", [use], [[Gradient(tf.constant(value))]])
+            for use, value in uses
+        ]
+        return of_variables(cells)[id(variable)]
+
+    expected = np.zeros((2, 5))
+    for i in order:
+        columns = slice(pieces[i].start, pieces[i].stop)
+        expected[:, columns] = whole[:, columns]
+    np.testing.assert_array_equal(joined(), expected)
+
+
 def test_uses_and_replicas_of_a_variable_are_added_up():
     shared, own = (tf.Variable(np.zeros((ROWS, 2))) for _ in range(2))
-
-    class Holder:
-        """A Keras variable, as far as this needs one."""
-
-        dtype = "float64"
-
-        def __init__(self, value):
-            self.value = value
-
-        def use(self):
-            return Use(self, 0, None)
 
     shared, own, unused = Holder(shared), Holder(own), Holder(own)
     none = []
