@@ -160,8 +160,25 @@ class Arguments:
         ]
         self.grid = [tuple(row[d] for d in places) for row in rows]
         own = [[row[d] for d in sorted({*places})] for row in rows]
-        self.devices = [device for row in own for device in row]
         self.num_replicas = len(self.grid)
+        self.shards = self._check_shards(shards)
+        if self._problems:
+            raise ValueError("\n".join(self._problems))
+        listed = names.all_devices()
+        for r, row in enumerate(own):  # those that have nothing but shards
+            of_shards = {
+                shard[r]
+                for given in self.shards.values()
+                for shard in self.shard_devices(given, 0)
+            }
+            row += sorted(of_shards - {*row}, key=listed.index)
+        self.devices = [device for row in own for device in row]
+        if self.shards and names.only_compiles(self.devices):
+            raise ValueError(
+                "`shards` must be None where XLA compiles all that a device "
+                f"runs. Received: shards={shards!r} and the devices "
+                f"{self.devices}. Leave it out."
+            )
         offloads = any(map(self.rules.offloads, range(self.num_partitions)))
         if offloads and names.only_compiles(self.devices):
             raise ValueError(
@@ -169,17 +186,6 @@ class Arguments:
                 f"device runs. Received: remat={remat!r} and the devices "
                 f'{self.devices}. Pass "except_last".'
             )
-        self.shards = self._check_shards(shards)
-        if self._problems:
-            raise ValueError("\n".join(self._problems))
-        for r, row in enumerate(own):  # those that have nothing but shards
-            of_shards = {
-                shard[r]
-                for given in self.shards.values()
-                for shard in self.shard_devices(given, 0)
-            }
-            row += sorted(of_shards - {*row})
-        self.devices = [device for row in own for device in row]
         if self.head_parts > 1 and self.num_micro_batches == 1:
             raise ValueError(
                 "`head_parts` must be 1 where a mini-batch is one micro-batch. "
@@ -357,6 +363,15 @@ class Arguments:
             rules[k] = rule
         return rules
 
+    def _is_by_replica(self, devices: Sequence[Any], count: int) -> bool:
+        """Whether no replica's shards are on devices of another one."""
+        return not any(
+            {*devices[r * count : (r + 1) * count]} & {*row}
+            for r in range(self.num_replicas)
+            for other, row in enumerate(self.grid)
+            if other != r
+        )
+
     def _check_shards(self, shards: Any) -> dict[str, Any]:
         """What is asked of layers, by their names."""
         if shards is None:
@@ -386,22 +401,17 @@ class Arguments:
                 and None not in known
                 and len(devices) == per_replica * self.num_replicas
                 and len({*known}) == len(known)
+                and self._is_by_replica(known, per_replica)
             ):
                 found[name] = devices
                 continue
             self._problems.append(
                 "`shards` must say of a layer how many devices compute it, "
                 f"from 2 to the {most} of a replica; or name at least 2 "
-                f"devices, each once, for each of {self.num_replicas} "
-                f"replicas. Received: {name!r}: {given!r}. TensorFlow lists "
-                f"{names.all_devices()}. Of a file, `load_model(path, "
-                "shards={})` has none."
-            )
-        if found and names.only_compiles(self.devices):
-            self._problems.append(
-                "`shards` must be None where XLA compiles all that a device "
-                f"runs. Received: shards={shards!r} and the devices "
-                f"{self.devices}. Leave it out."
+                "devices, each once and none of another replica's, for each of "
+                f"{self.num_replicas} replicas. Received: {name!r}: {given!r}. "
+                f"TensorFlow lists {names.all_devices()}. Pass others, or {{}} "
+                "to `load_model`, too."
             )
         return found
 

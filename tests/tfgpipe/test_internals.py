@@ -975,6 +975,13 @@ def test_scope_within_that_of_another_strategy_is_an_error():
         pass
 
 
+def test_variables_say_another_shape_inside_alone():
+    variable = keras.Variable(np.zeros((4, 6)))
+    with internals.of_shape(variable, [4, 3]):
+        assert variable.shape == (4, 3)
+    assert variable.shape == (4, 6)
+
+
 def test_every_function_has_a_test():
     """Each is named here, or used by what is."""
     modules = pathlib.Path(internals.__file__).parent.glob("*.py")

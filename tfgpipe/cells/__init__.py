@@ -5,8 +5,7 @@ of each cell's tasks out of it, `CellTasks`.
 """
 
 from tfgpipe.cells.cell import Cell, LayerCall, counts_of_shards, shards_of
-from tfgpipe.cells.columns import KINDS as SHARDED_KINDS
-from tfgpipe.cells.columns import columns_of, computes_columns
+from tfgpipe.cells.columns import WITH_COLUMNS, columns_of, computes_columns
 from tfgpipe.cells.head_tasks import HeadTasks
 from tfgpipe.cells.model_trace import ModelCall, as_number, trace_model
 from tfgpipe.cells.outline import (
@@ -22,7 +21,7 @@ from tfgpipe.cells.tasks import CellTasks, KeptValues, TaskCall
 from tfgpipe.cells.tracer import Tracer
 
 __all__ = [
-    "SHARDED_KINDS",
+    "WITH_COLUMNS",
     "Cell",
     "CellTasks",
     "HeadTasks",

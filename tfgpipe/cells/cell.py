@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from tfgpipe import failures, internals
+from tfgpipe.devices import names
 from tfgpipe.failures import add_note
 from tfgpipe.schedules import Schedule, Shard
 
@@ -30,7 +31,7 @@ class Cell:
         head_parts: In how many parts the rows go through it; 1 but for a head.
         shards: The indexes of the cells that compute a layer side by side, each
             some of its columns; None but for one of these.
-        callers: The devices that hand it what it takes, one a replica: its own,
+        callers: The devices of the cell that it is of, one a replica: its own,
             but for shards.
         called: What was called in it, in order, when the model was traced
             last: `failures.py` names them.
@@ -184,12 +185,17 @@ def shards_of(cells: Sequence[Cell], schedule: Schedule) -> dict[int, Shard]:
         for cell in cells
         if not cell.is_beside
     }
-    others = sorted({cell.device for cell in cells} - {*own})
+    listed = names.all_devices()
+    others = sorted({cell.device for cell in cells} - {*own}, key=listed.index)
     places = own | {
         device: schedule.num_devices + i for i, device in enumerate(others)
     }
     return {
-        cell.index: Shard(cell.shards, places[cell.device], cell.is_beside)
+        cell.index: Shard(
+            cell.shards,
+            places[cell.device],
+            schedule.device_of(cell.number),
+        )
         for cell in cells
         if cell.shards is not None
     }

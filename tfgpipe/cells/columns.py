@@ -58,7 +58,7 @@ _ELEMENTWISE = {
 
 Pieces = Sequence[tuple[keras.Variable, Piece]]
 
-KINDS = (
+WITH_COLUMNS = (
     "Dense, EinsumDense, Embedding, ReversibleEmbedding, and "
     "MultiHeadAttention without dropout"
 )
@@ -207,7 +207,11 @@ def _of_attention(layer: Any) -> Columns | None:
     """Its heads; dropout would draw other numbers for some of them."""
     projections = layer.query_dense, layer.key_dense, layer.value_dense
     parts = [*projections, layer.output_dense]
-    if layer.dropout or any(
+    of_parts = {id(weight) for part in parts for weight in part.weights}
+    is_known = {*map(id, layer.weights)} <= of_parts  # it may have a gate
+    if layer.dropout or not is_known:
+        return None
+    if any(
         getattr(part, "quantization_mode", None) or part.lora_enabled
         for part in parts
     ):
@@ -258,6 +262,7 @@ def in_columns(
                 f"Received: a call of layer '{layer.name}' for {count} shards "
                 f"with {0 if columns is None else columns.size}. Leave it out."
             )
+        _check_mask(layer, kwargs.get("attention_mask"))
         made = []
         copies = _handed_out((args, kwargs), count)
         for i, pieces in enumerate(columns.pieces(count)):
@@ -276,6 +281,16 @@ def in_columns(
         return columns.joined(made)
 
     return call_in_columns
+
+
+def _check_mask(layer: Any, mask: Any) -> None:
+    """Refuses a mask of each head, of which each group would need its own."""
+    if mask is not None and len(mask.shape) > 3:
+        raise ValueError(
+            "`shards` must be of attention whose mask is the same for all "
+            f"heads. Received: layer '{layer.name}' and a mask of shape "
+            f"{tuple(mask.shape)}. Leave it out."
+        )
 
 
 def _handed_out(given: Any, count: int) -> list[Any]:

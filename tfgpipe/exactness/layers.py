@@ -222,9 +222,7 @@ class OnHost:
         self._recorded = recorded
         self._makers: dict[Any, Layer] = {}
         self._metrics = {id(v) for v in recorded.batch.call.metric_state}
-        self._trained = {
-            id(use.variable) for use in recorded.traced.uses if use.is_trained
-        }
+        self._trained = {id(u.variable) for u in recorded.traced.trained_uses}
         self.dw: dict[int, tf.Tensor] = {}
         self.assigned: dict[int, Any] = {}
         self.unknown: set[int] = set()

@@ -122,7 +122,8 @@ class TracedModel:
         cells: The cell of each section.
         x: What comes in, flat, None where there is nothing.
         labels: What the loss and the metrics take besides, likewise.
-        uses: The trained variables, by section, as it reads them.
+        uses: The weights, by section, as it reads them: those that are trained
+            or sent.
         state: The other variables that it reads, and its tensors for them.
         outputs: What the model returns, flat, None where there is nothing.
         attached: For each, what hangs on it, by its name: masks, logits.
@@ -163,6 +164,11 @@ class TracedModel:
     moments: Sequence[Sequence[Any]]
     rules: Sequence[Sequence[Any]]
     draws: Mapping[int, int | None]
+
+    @property
+    def trained_uses(self) -> list[Any]:
+        """Those of `uses` that may have a gradient."""
+        return [use for use in self.uses if use.is_trained]
 
     @functools.cached_property
     def _starts(self) -> list[int]:

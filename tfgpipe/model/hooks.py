@@ -360,7 +360,7 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
         Its rows are known when it has run: `fit` traces a step for any number
         of them. None if nothing was updated.
         """
-        num_devices = len({cell.device for cell in self._cells_so_far()})
+        num_devices = len({cell.callers[0] for cell in self._cells_so_far()})
         if num_devices == 1:
             return
         m, r = self.num_micro_batches, self.num_replicas

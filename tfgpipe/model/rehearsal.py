@@ -132,7 +132,7 @@ class LayerPlace:
     @property
     def weights(self) -> list[keras.Variable]:
         """The trained variables that it reads."""
-        return [use.variable for use in self.part.uses]
+        return [use.variable for use in self.part.uses if use.is_trained]
 
     def named_as(self, k: int, i: int) -> list[str]:
         """Its name, if its operations are named so, see `Cell`."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from tfgpipe.arguments import Arguments
 from tfgpipe.cells import (
-    SHARDED_KINDS,
+    WITH_COLUMNS,
     Cell,
     columns_of,
     computes_columns,
@@ -59,12 +59,12 @@ def _check(layer: Any, name: str, given: Any, count: int) -> None:
     if size < count:
         raise ValueError(
             "`shards` must be of layers that can be computed in columns: "
-            f"{SHARDED_KINDS}, without quantisation; and at most as many as "
+            f"{WITH_COLUMNS}, without quantisation; and at most as many as "
             f"there are columns. Received: {name!r}: {given!r}, and layer "
             f"'{layer.name}' of class {type(layer).__name__}, which has "
             f"{size}. Leave it out, or ask for fewer; or say `is_column_wise = "
-            "True` in a subclass of your own whose columns need nothing of "
-            "each other."
+            "True` in a subclass that keeps Keras's `call`, and whose columns "
+            "need nothing of each other."
         )
 
 
@@ -124,12 +124,12 @@ def shard_cells(arguments: Arguments, given: Any, whole: Cell) -> list[Cell]:
     return [
         Cell(
             index,
-            [] if own else whole.steps,
+            [] if i else whole.steps,
             place,
             whole.number,
             stores,
             shards=beside,
             callers=whole.devices,
         )
-        for own, (index, place) in enumerate(zip(beside, places))
+        for i, (index, place) in enumerate(zip(beside, places))
     ]

@@ -298,7 +298,7 @@ class Setting(NamedTuple):
         remat: The rule of each cell.
         remat_groups: Groups of layers of a cell.
         head_parts: Parts of the rows that go through the head.
-        weights_on: Where weights that are trained are.
+        weights_on: Where weights are.
     """
 
     num_replicas: int

@@ -43,6 +43,18 @@ from tfgpipe.schedules import Task
 from tfgpipe.state import sum_of
 
 
+class Beside(NamedTuple):
+    """What a task follows that runs beside those of its device: a shard's.
+
+    Attributes:
+        caller: The device of its cell: it follows that one's last task.
+        layer: Of a layer it follows the last task on its own device.
+    """
+
+    caller: str
+    layer: int
+
+
 class Chain:
     """The tasks of every device.
 
@@ -56,6 +68,7 @@ class Chain:
     def __init__(self, clock: Any):
         self._clock = clock
         self.last_op: dict[str, Any] = {}
+        self._last_beside: dict[tuple[str, int], Any] = {}
 
     def run(
         self,
@@ -63,16 +76,16 @@ class Chain:
         device: str,
         awaited: list[Any],
         work: Callable[[], Any],
-        caller: str | None = None,
+        beside: Beside | None = None,
     ) -> Any:
         """Runs a task on its device, after the device's last one.
 
-        Or, for a `caller`, beside those of its device: after that one's last.
+        Or beside those of its device, see `Beside`.
         """
         check_interruption()
-        with self.on_device(device, awaited, caller):
+        with self.on_device(device, awaited, beside):
             results = work()
-            self.finish(task, device, results, caller)
+            self.finish(task, device, results, beside)
         return results
 
     def run_beside(self, device: str, work: Callable[[list[Any]], Any]) -> Any:
@@ -85,33 +98,38 @@ class Chain:
 
     @contextlib.contextmanager
     def on_device(
-        self, device: str, awaited: list[Any], caller: str | None = None
+        self, device: str, awaited: list[Any], beside: Beside | None = None
     ) -> Iterator[None]:
-        """Inside, operations run on a device, after its last task.
-
-        After the last one of `caller` instead, if that is not None.
-        """
-        before = self.last_op.get(caller or device)
-        ready = [] if before is None else [before]
+        """Inside, operations run on a device, after its last task."""
+        before = [self.last_op.get(device)]
+        if beside is not None:
+            before = [
+                self.last_op.get(beside.caller),
+                self._last_beside.get((device, beside.layer)),
+            ]
+        ready = [op for op in before if op is not None]
         if self._clock is not None:
             ready = [self._clock.start(device, ready, awaited)]
         with tf.device(device), tf.control_dependencies(ready):
             yield
 
     def finish(
-        self, task: Task, device: str, results: Any, caller: str | None = None
+        self,
+        task: Task,
+        device: str,
+        results: Any,
+        beside: Beside | None = None,
     ) -> None:
-        """Remembers a task's operation for the device's next task.
-
-        Not that of one that runs beside the others, for a `caller`.
-        """
+        """Remembers a task's operation for the next one that follows it."""
         op = run_independently(results)
         if op is None:
             return
         if self._clock is not None:
             op = self._clock.stop(task, device, op)
-        if caller is None:
+        if beside is None:
             self.last_op[device] = op
+        else:
+            self._last_beside[device, beside.layer] = op
 
 
 def run_independently(results: Any) -> tf.Operation | None:
@@ -133,15 +151,14 @@ class ReadyTask(NamedTuple):
         device: Where it runs.
         awaited: What it gets from other devices.
         work: Runs it.
-        caller: If it runs beside the tasks of its device: the device that
-            hands it what it takes.
+        beside: If it runs beside the tasks of its device, with which.
     """
 
     task: Task
     device: str
     awaited: list[Any]
     work: Any
-    caller: str | None = None
+    beside: Beside | None = None
 
 
 def run_together(

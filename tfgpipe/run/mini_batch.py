@@ -185,9 +185,7 @@ class MiniBatch:
     @property
     def is_training(self) -> bool:
         """Whether there is a backward pass."""
-        return self.call.training and any(
-            u.is_trained for u in self.traced.uses
-        )
+        return self.call.training and bool(self.traced.trained_uses)
 
     def tasks(
         self,

@@ -35,7 +35,7 @@ import tensorflow as tf
 from tfgpipe.cells import CellTasks
 from tfgpipe.devices import names
 from tfgpipe.graphs import Gradient, gradient_sums
-from tfgpipe.run.chain import Chain, ReadyTask, run_together
+from tfgpipe.run.chain import Beside, Chain, ReadyTask, run_together
 from tfgpipe.run.loss_gradients import LossGradients, counts_ahead
 from tfgpipe.run.mini_batch import MiniBatch
 from tfgpipe.run.weights import Weights
@@ -109,7 +109,10 @@ class Pipeline:
         started = [one for one, _ in ready]
         if KINDS[ops[0].kind].lane != "compute":
             results = [
-                self.chain.run_beside(one.device, one.work) for one in started
+                self.chain.run_beside(
+                    one.beside.caller if one.beside else one.device, one.work
+                )
+                for one in started
             ]
         elif self._batch.synchronizes(ops[0].cell):
             results = run_together(self.chain, started, self.micro_batches)
@@ -189,9 +192,11 @@ class TaskFlow:
         device = self._replicas.device(op.cell, op.micro_batch)
         with tf.device(device):
             awaited, work, take = self._makers[op.kind](op)
-        cell, r = self._batch.cells[op.cell], self._replicas.of(op.micro_batch)
-        caller = cell.callers[r] if cell.is_beside else None
-        return ReadyTask(op.task, device, awaited, work, caller), take
+        cell, beside = self._batch.cells[op.cell], None
+        if cell.shards is not None and cell.is_beside:
+            r = self._replicas.of(op.micro_batch)
+            beside = Beside(cell.callers[r], cell.shards.start)
+        return ReadyTask(op.task, device, awaited, work, beside), take
 
     def counting(self, k: int, m: int) -> tuple[dict[Any, Any], Any]:
         """Values that cell k takes, as far as they are known by now."""

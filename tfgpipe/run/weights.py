@@ -42,11 +42,17 @@ class Weights:
         self._assigned = {id(v) for v, _ in batch.traced.new_state}
         self._read: dict[tuple[int, Any, Any], tf.Tensor] = {}
         self._held: dict[str, dict[int, Any]] = {}  # by device and cell
+        self._of_shards: dict[tuple[int, str], Any] = {}  # by cell and device
         # By device, what ran there before the last task.
         self._before_last: dict[str, Any] = {}
 
     def packed(self, k: int, device: str) -> Any:
         """The weights of cell k on a device, as its next task takes them."""
+        cell = self._cells[k]
+        if cell.shards is not None:
+            if (k, device) not in self._of_shards:
+                self._of_shards[k, device] = self._packed(k, device)
+            return self._of_shards[k, device]
         held = self._held.setdefault(device, {})
         before_last = self._before_last.get(device)
         self._before_last[device] = self._chain.last_op.get(device)
@@ -54,8 +60,7 @@ class Weights:
             held[k] = held.pop(k)  # the last one used
             return held[k]
         ready = []
-        cell = self._cells[k]
-        if cell.is_stored_elsewhere and cell.shards is None:
+        if cell.is_stored_elsewhere:
             if len(held) > 1:
                 del held[next(iter(held))]
             ready = [] if before_last is None else [before_last]
@@ -65,16 +70,17 @@ class Weights:
                 if key[0] in self._assigned
             }
         # Otherwise sent when the step begins, not when they are used first.
-        with tf.control_dependencies(None), tf.control_dependencies(ready):
-            values = [
-                self._sent(use, dtype, device)
-                for use, dtype in zip(
-                    self._tasks[k].part.uses, self._tasks[k].weight_dtypes
-                )
-            ]
-        with tf.control_dependencies(None), tf.device(device):
-            held[k] = self._tasks[k].pack_weights(values)
+        held[k] = self._packed(k, device, ready)
         return held[k]
+
+    def _packed(self, k: int, device: str, ready: Sequence[Any] = ()) -> Any:
+        """Those of cell k, sent after some operations."""
+        own = self._tasks[k]
+        pairs = zip(own.part.uses, own.weight_dtypes)
+        with tf.control_dependencies(None), tf.control_dependencies(ready):
+            values = [self._sent(use, dtype, device) for use, dtype in pairs]
+        with tf.control_dependencies(None), tf.device(device):
+            return own.pack_weights(values)
 
     def _sent(self, use: Use, dtype: Any, device: str) -> tf.Tensor:
         """What a cell reads of a variable, in a dtype on a device."""

@@ -16,9 +16,9 @@ from tfgpipe.schedules.orders import (
     devices_of_cells,
 )
 from tfgpipe.schedules.orders.auto import search
-from tfgpipe.schedules.program import Op, Program, Shard
+from tfgpipe.schedules.program import Op, Program
 from tfgpipe.schedules.schedule import Schedule
-from tfgpipe.schedules.task import HALVES, KINDS, Task, merged
+from tfgpipe.schedules.task import HALVES, KINDS, Shard, Task, merged
 
 __all__ = [
     "CHUNKS",

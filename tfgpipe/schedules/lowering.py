@@ -36,8 +36,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tfgpipe.checks import is_amount
-from tfgpipe.schedules.program import Op, Program, Shard, most_held
-from tfgpipe.schedules.task import HALVES, KINDS
+from tfgpipe.schedules.program import Op, Program, most_held
+from tfgpipe.schedules.task import HALVES, KINDS, Shard
 
 REMAT = ("except_last", "always", "never", "offload")
 Rule = str | float

@@ -20,11 +20,8 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from tfgpipe.schedules.task import KINDS, Task
+from tfgpipe.schedules.task import BESIDE, KINDS, Shard, Task
 from tfgpipe.schedules.text import text_of
-
-# The lane of shards on devices that run other cells, or none.
-BESIDE = "shards"
 
 
 class Op(NamedTuple):
@@ -55,22 +52,6 @@ class Op(NamedTuple):
     def is_backward(self) -> bool:
         """Whether it is of the backward pass."""
         return KINDS[self.kind].is_backward
-
-
-class Shard(NamedTuple):
-    """A cell that computes some columns of a layer, beside others.
-
-    Attributes:
-        cells: The cells that compute the layer, one after the other; all take
-            what the cell before the first gives, and the one behind the last
-            takes what all give.
-        device: Index of its device in the first replica.
-        is_beside: Whether it runs beside what its device runs.
-    """
-
-    cells: range
-    device: int
-    is_beside: bool
 
 
 def units(op: Op) -> float:
@@ -119,10 +100,9 @@ class Program:
 
     def lane(self, op: Op) -> str:
         """Which of its device's lanes an operation takes: see `Kind`."""
-        shard = self._shards.get(op.cell)
-        if shard is not None and shard.is_beside:
-            return BESIDE
-        return KINDS[op.kind].lane
+        shard, lane = self._shards.get(op.cell), KINDS[op.kind].lane
+        is_beside = shard is not None and shard.is_beside
+        return BESIDE if is_beside and lane == "compute" else lane
 
     def _near(self, k: int, offset: int) -> range:
         """The cells that give a cell what it takes; shards give side by side.
@@ -233,9 +213,11 @@ class Program:
                 is_beside = self.lane(before) != self.lane(op)
                 if is_beside or before.device != device:
                     found.append(place)
+            if (shard := self._shards.get(k)) is not None:
+                device += shard.caller - shard.device
             if self.lane(op) == "compute":
                 computed[device] = i
-            elif device in computed and self.lane(op) != BESIDE:
+            elif device in computed:
                 found.append(computed[device])
             yield found
 
@@ -254,11 +236,14 @@ class Program:
     ) -> float:
         """Share of the length in which the devices idle; see `simulate`."""
         times = self.simulate(duration, link)
-        work = sum(
-            end - start
-            for op, (start, end) in zip(self.ops, times)
-            if KINDS[op.kind].lane == "compute"
-        )
+        work = 0.0
+        until = [0.0] * self.num_devices  # what is beside counts once
+        for op, (start, end) in sorted(
+            zip(self.ops, times), key=lambda pair: pair[1]
+        ):
+            if KINDS[op.kind].lane == "compute" and end > until[op.device]:
+                work += end - max(start, until[op.device])
+                until[op.device] = end
         length = max(end for _, end in times)
         return 1 - work / (self.num_devices * length) if length else 0.0
 

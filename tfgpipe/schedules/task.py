@@ -30,6 +30,30 @@ from typing import Any, NamedTuple
 
 from tfgpipe.checks import as_integer
 
+# The lane of shards on devices that run other cells, or none.
+BESIDE = "shards"
+
+
+class Shard(NamedTuple):
+    """A cell that computes some columns of a layer, beside others.
+
+    Attributes:
+        cells: The cells that compute the layer, one after the other; all take
+            what the cell before the first gives, and the one behind the last
+            takes what all give.
+        device: Index of its device in the first replica.
+        caller: Index of the device of the cell that hands it what it takes.
+    """
+
+    cells: range
+    device: int
+    caller: int
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether it runs beside what its device runs."""
+        return self.device != self.caller
+
 
 class Need(NamedTuple):
     """Operations on the same micro-batch whose results a kind takes.

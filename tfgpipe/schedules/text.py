@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tfgpipe.schedules.task import KINDS, Task, scheduled_kinds
+from tfgpipe.schedules.task import BESIDE, KINDS, Task, scheduled_kinds
 
 _LABEL = re.compile(r"\s*device\s+([0-9]+)(?!\S)")
 
@@ -79,7 +79,7 @@ def _rows(
             taken = word(op).ljust(width)
         rows[lane] = row.ljust(begin + int(start * width)) + taken
     # What goes beside is below what is computed.
-    lanes = ["compute", "shards", *(kind.lane for kind in KINDS.values())]
+    lanes = ["compute", BESIDE, *(kind.lane for kind in KINDS.values())]
     order = sorted(rows, key=lambda own: (own[0], lanes.index(own[1])))
     return [rows[own].rstrip() for own in order]
 

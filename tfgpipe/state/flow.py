@@ -176,7 +176,7 @@ class StateFlow:
         self, variable: keras.Variable, values: list[tf.Tensor]
     ) -> tf.Tensor:
         rule = self._rule(variable)
-        if id(variable) in {id(use.variable) for use in self._traced.uses}:
+        if id(variable) in {id(u.variable) for u in self._traced.trained_uses}:
             return values[0]  # a weight that a layer itself assigns
         if isinstance(rule, SeedRule):
             return rule.end(self._read(variable), self._micro_batches)

@@ -23,13 +23,13 @@ from tfgpipe.state.rules import advance_seed
 
 
 class Use(NamedTuple):
-    """A trained variable, as one section of a model's graph reads it.
+    """A weight, as one section of a model's graph reads it.
 
     So each use has a gradient of its own, wherever cells end. A weight that is
     sent is one, too, if nobody trains it.
 
     Attributes:
-        variable: The variable.
+        variable: The variable, trained or sent.
         section: The number of the section.
         tensor: A placeholder.
         piece: The columns that it reads; None for all.
@@ -199,7 +199,9 @@ class ModelScope(internals.ReadingScope):
     def _check_read(self, variable: keras.Variable) -> None:
         """Refuses reads whose gradient would be lost; notes late ones."""
         key = id(variable)
-        has_function = key in self._use_of or key in self._seeds
+        use = self._use_of.get(key)
+        is_trained = use is not None and use.is_trained
+        has_function = is_trained or key in self._seeds
         if has_function and internals.in_custom_gradient(variable):
             raise ValueError(
                 "A layer must not read its variables in a function that has a "

@@ -100,7 +100,7 @@ class Trial:
             count: The number of micro-batches.
             known: A run of it on shapes, if there was one.
         """
-        trained = frozenset(id(use.variable) for use in traced.uses)
+        trained = frozenset(id(u.variable) for u in traced.trained_uses)
         flat = [spec for spec in tree.flatten(specs) if spec is not None]
         sizes = (*(tuple(spec.shape)[1:] for spec in flat),)
         key = call.training, trained, sizes

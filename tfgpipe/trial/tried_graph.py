@@ -179,7 +179,9 @@ class TriedGraph:
             losses = [t for t in traced.losses if units.of(t) is unit]
             made = [*filter(is_continuous, [*unit.gives, *losses])]
             takes = [*filter(is_continuous, unit.takes)]
-            uses = [u for u in traced.uses if u.section in unit.sections]
+            uses = [
+                u for u in traced.trained_uses if u.section in unit.sections
+            ]
             with traced.graph.as_default():
                 dy = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in made]
                 flat = tf.gradients(
@@ -295,7 +297,8 @@ class TriedGraph:
     @property
     def num_weights(self) -> int:
         """How many numbers are trained."""
-        shapes = {id(u.variable): u.variable.shape for u in self.traced.uses}
+        trained = [use.variable for use in self.traced.trained_uses]
+        shapes = {id(variable): variable.shape for variable in trained}
         return sum(map(math.prod, shapes.values()))
 
     @functools.cached_property
