@@ -140,6 +140,26 @@ def test_frozen_weights_are_sent_as_others_are():
             assert same_device(v.value.device, HOST) != is_state
 
 
+def test_frozen_weights_may_be_read_where_a_gradient_is_the_users():
+    class Again(kl.Dense):
+        def call(self, x):
+            return tf.recompute_grad(lambda x: tf.tanh(x @ self.kernel))(x)
+
+    found = []
+    for weights_on in ("devices", "host"):
+        keras.utils.set_random_seed(3)
+        layers = [keras.Input((8,)), kl.Dense(8), Again(8), kl.Dense(8)]
+        layers[2].trainable = False
+        model = tfgpipe.GPipe(
+            layers, 2, 3, devices=names(3)[1:], weights_on=weights_on
+        )
+        model.compile("sgd", "mse")
+        model.fit(*data(), verbose=0)
+        found.append(model.get_weights())
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_replicas_share_the_host():
     found = []
     for weights_on in ("devices", "host"):

@@ -409,6 +409,49 @@ def test_attention_that_has_no_columns_is_refused(arguments):
         pipeline(attending(**arguments), shards={"own": 2})
 
 
+def test_masks_of_single_heads_are_refused():
+    keras.utils.set_random_seed(2)
+    x, mask = keras.Input((LENGTH, 6)), keras.Input((3, LENGTH, LENGTH))
+    own = kl.MultiHeadAttention(3, 4, name="own")
+    model = keras.Model([x, mask], own(x, x, attention_mask=mask))
+    shards = {"own": names(8)[4:6]}
+    model = tfgpipe.GPipe(model, 1, 2, devices=names(1), shards=shards)
+    model.compile("sgd", "mse")
+    rows = [np.ones((4, LENGTH, 6)), np.ones((4, 3, LENGTH, LENGTH))]
+    with pytest.raises(ValueError, match="the same for all heads"):
+        model.fit(rows, rows[0], verbose=0)
+
+
+@pytest.mark.filterwarnings("error")
+def test_one_cell_with_shards_waits_for_no_other():
+    layers = [keras.Input((4,)), kl.Dense(6, name="wide")]
+    shards = {"wide": names(8)[4:6]}
+    model = tfgpipe.GPipe(layers, 1, devices=names(1), shards=shards)
+    model.compile("sgd", "mse")
+    model.fit(np.ones((4, 4)), np.ones((4, 6)), verbose=0)
+
+
+def test_activations_of_shards_go_to_the_host_and_come_back():
+    """After what follows on their cell's device, as those of others."""
+    shards = {"wide": names(8)[4:6]}
+    layers = [keras.Input((4,)), kl.Dense(6, "tanh", name="wide"), kl.Dense(4)]
+    model = tfgpipe.GPipe(
+        layers, 1, 6, devices=names(1), shards=shards, remat="offload"
+    )
+    model.compile("sgd", "mse")
+    x = np.ones((12, 4))
+    model.fit(x, x, verbose=0)
+    program = model.program(12)
+    held = program.held()
+    assert max(held[1:]) < 6
+    times = dict(zip(program.ops, program.simulate(lambda op: 1.0)))
+    fetched = [op for op in program.ops if op.kind == "fetch" and op.device]
+    assert fetched
+    for op in fetched:
+        sent = op._replace(kind="offload")
+        assert times[op][0] > times[sent][1]
+
+
 @pytest.mark.usefixtures("float64")
 def test_names_may_say_what_is_around_a_layer():
     class Block(kl.Layer):
