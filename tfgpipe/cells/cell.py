@@ -111,7 +111,7 @@ class Cell:
 
     @property
     def state(self) -> list[keras.Variable]:
-        """All other variables: frozen weights, statistics, seeds, metrics."""
+        """What is not trained: frozen weights, statistics, seeds, metrics."""
         variables = {
             id(v): v
             for step in self.steps

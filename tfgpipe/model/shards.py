@@ -54,17 +54,22 @@ def sharded(arguments: Arguments) -> dict[int, Any]:
 
 def _check(layer: Any, name: str, given: Any, count: int) -> None:
     """Refuses layers that have not so many columns."""
-    columns = columns_of(layer, count) if computes_columns(layer) else None
+    is_known = computes_columns(layer)
+    columns = columns_of(layer, count) if is_known else None
     size = 0 if columns is None else columns.size
     if size < count:
+        cure = ""
+        if not is_known:
+            cure = (
+                "; or say `is_column_wise = True` in a subclass that keeps "
+                "Keras's `call`, and whose columns need nothing of each other"
+            )
         raise ValueError(
             "`shards` must be of layers that can be computed in columns: "
             f"{WITH_COLUMNS}, without quantisation; and at most as many as "
             f"there are columns. Received: {name!r}: {given!r}, and layer "
             f"'{layer.name}' of class {type(layer).__name__}, which has "
-            f"{size}. Leave it out, or ask for fewer; or say `is_column_wise = "
-            "True` in a subclass that keeps Keras's `call`, and whose columns "
-            "need nothing of each other."
+            f"{size}. Leave it out, or ask for fewer{cure}."
         )
 
 

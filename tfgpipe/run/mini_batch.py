@@ -285,7 +285,7 @@ class MiniBatch:
         return lower(schedule_of, facts, self.remat, counts)
 
     def trained(self, tasks: Sequence[CellTasks]) -> list[int]:
-        """The cells that have weights, and those behind them."""
+        """The cells that have trained weights, and those behind them."""
         if not any(one.part.backward for one in tasks):
             return []
         own = [

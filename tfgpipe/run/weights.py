@@ -29,7 +29,7 @@ class Weights:
     """The values of all cells' weights, on every device that needs them.
 
     What a cell only casts, for every micro-batch, is cast once here. A device
-    that has weights of elsewhere holds those of two cells.
+    that has weights of elsewhere holds those of two cells, and its shards.
     """
 
     def __init__(

@@ -51,8 +51,8 @@ class Use(NamedTuple):
 class ModelScope(internals.ReadingScope):
     """Runs a model on placeholders of its variables, and notes new values.
 
-    Variables get theirs when they are read first: those that are trained one in
-    each section, all others one.
+    Variables get theirs when they are read first: those that are trained or
+    sent one in each section, all others one.
 
     Args:
         section: Tells the section of what is made now.
@@ -64,7 +64,7 @@ class ModelScope(internals.ReadingScope):
         sent: The ids of weights that are uses if nobody trains them, too.
 
     Attributes:
-        uses: Of those that are trained, in order.
+        uses: Of those that are trained or sent, in order.
         given: By the id of another, it and its placeholder.
         values: All that was assigned, also on the way to the new values.
         draws: How often the seed of an id was drawn.
