@@ -422,7 +422,8 @@ def _raise_nothing_fits(
         f"remat={setting.remat[0]!r}, remat_groups={setting.remat_groups}. The "
         f"largest layer is '{largest.name}', whose weights, slots and "
         f"gradients take {_mib(_held_for_weights(largest))}. Use more devices, "
-        "a smaller mini-batch, or smaller layers."
+        "a smaller mini-batch, or smaller layers; or, of `GPipe`, "
+        '`weights_on="host"`, or `shards` for that layer.'
     )
 
 
