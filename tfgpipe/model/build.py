@@ -256,7 +256,7 @@ def _tell_of_large(source: Any, costs: Sequence[float], k: int) -> None:
     failures.warn(
         f"Cells must have nearly equal costs, or devices wait for the slowest. "
         f"Received: layer '{layer.name}', which has {share:.0%} of the cost of "
-        f"all layers, and {k} cells.{why} Ask for fewer cells. What you cut "
-        "yourself by "
-        "`layers_per_cell` is not warned of."
+        f"all layers, and {k} cells.{why} Ask for fewer cells, or for `shards` "
+        "of it on several devices. What you cut yourself by `layers_per_cell` "
+        "is not warned of."
     )

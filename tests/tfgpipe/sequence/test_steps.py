@@ -331,7 +331,7 @@ def test_layer_of_keras_with_most_of_the_cost_is_warned_of():
     attend = functional_attention()
     (message,) = warned(attend)
     assert "% of the cost of all layers, and 2 cells." in message
-    assert "Keras's own layers stay whole. Ask for fewer cells." in message
+    assert "Keras's own layers stay whole. Ask for fewer cells," in message
 
 
 def functional_attention():
