@@ -220,7 +220,10 @@ class Arguments:
 
     def num_shards(self, given: Any) -> int:
         """How many there are, by what `shards` says of a layer, or None."""
-        return 1 if given is None else len(self.shard_devices(given, 0))
+        if given is None:
+            return 1
+        is_count = isinstance(given, int)
+        return given if is_count else len(given) // self.num_replicas
 
     def shard_devices(self, given: Any, k: int) -> list[tuple[str, ...]]:
         """The devices of each shard of a layer of cell k, one a replica.
@@ -235,7 +238,7 @@ class Arguments:
                 found.append([*own[first:], *own[:first]][:given])
         else:
             known = [names.resolve_device(device) or "" for device in given]
-            count = len(known) // self.num_replicas
+            count = self.num_shards(given)
             found = [
                 known[r * count : (r + 1) * count]
                 for r in range(self.num_replicas)

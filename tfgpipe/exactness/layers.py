@@ -147,7 +147,10 @@ class Layer:
         own = self._on_host
         pairs = zip(self.part.uses, own.weight_dtypes)
         return own.pack_weights(
-            [tf.cast(tf.identity(use.value()), dtype) for use, dtype in pairs]
+            [
+                tf.cast(use.of(tf.identity(use.variable.value)), dtype)
+                for use, dtype in pairs
+            ]
         )
 
 

@@ -88,9 +88,7 @@ class Weights:
         key = id(use.variable), use.piece, dtype
         if key not in self._read:
             with tf.device(home):
-                value = placement.read_variable(use.variable)
-                if use.piece is not None:
-                    value = use.piece.of(value)
+                value = use.of(placement.read_variable(use.variable))
                 self._read[key] = tf.cast(value, dtype)
         if names.same_device(home, device):
             return self._read[key]

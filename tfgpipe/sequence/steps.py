@@ -212,13 +212,12 @@ class Source:
         self, sections: Sequence[Section], inner: Sequence[int]
     ) -> set[int]:
         """Of some sections those that are steps, and those behind them."""
-        return {
+        own = {
             i
-            for i, before in zip(inner, [None, *inner])
-            for near in (i, before)
-            if near is not None
-            and any(is_named(sections[near], name) for name in self._apart)
+            for i in inner
+            if any(is_named(sections[i], name) for name in self._apart)
         }
+        return own | {b for a, b in itertools.pairwise(inner) if a in own}
 
     def places(self, sections: Sequence[Section]) -> list[int | None]:
         """The number of the call of each section.

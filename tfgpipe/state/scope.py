@@ -42,9 +42,8 @@ class Use(NamedTuple):
     piece: Piece | None = None
     is_trained: bool = True
 
-    def value(self) -> Any:
-        """What the section reads, on the current device."""
-        value = self.variable.value
+    def of(self, value: Any) -> Any:
+        """What the section reads of a value of the variable."""
         return value if self.piece is None else self.piece.of(value)
 
 
@@ -153,10 +152,8 @@ class ModelScope(internals.ReadingScope):
         self._use_of[key] = use
         self._handles.pop(key, None)
         new = self._new_weights.get(key)
-        if new is not None and piece is not None:
-            new = piece.of(new)
         self.state_mapping[key] = (
-            use.tensor if new is None else _with_value(use.tensor, new)
+            use.tensor if new is None else _with_value(use.tensor, use.of(new))
         )
 
     def get_current_value(self, variable: keras.Variable) -> Any:

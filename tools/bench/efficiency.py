@@ -35,6 +35,7 @@ from tfgpipe.schedules import (
 )
 from tools import devices
 from tools.bench.flags import define_choices, define_numbers, new_flags
+from tools.bench.memory_rows import sent_by_shards
 from tools.bench.models import train_step
 from tools.bench.sleeping_layers import SleepingDense
 from tools.bench.timed_layers import Device, Timed, call_cost, durations
@@ -236,7 +237,12 @@ def _shards(values: flags.FlagValues, report: Report) -> None:
                     "m": m,
                     **spread_values("step_ms", step.times(1000)),
                     "speedup": base / step.median,
-                    "sent_mib": _sent_mib(count, m),
+                    # Without shards, all is on one device.
+                    "sent_mib": sent_by_shards(
+                        count, m * _ROWS, _UNITS, _UNITS, has_dx=False
+                    )
+                    if count > 1
+                    else 0.0,
                 }
             )
 
@@ -259,16 +265,6 @@ def _times_of_shards(
     step = train_step(model, rows, rows)
     _, _, *times = [step() for _ in range(rounds + 2)]
     return times
-
-
-def _sent_mib(count: int, m: int) -> float:
-    """What goes from device to device in a step, and from the host and back."""
-    if count == 1:
-        return 0.0
-    rows, others = m * _ROWS, 1 - 1 / count
-    # Whole x to others; their columns of y, and of its gradient, back and to.
-    numbers = rows * _UNITS * (count - 1) + 2 * rows * _UNITS * others
-    return float(4 * (numbers + 2 * _UNITS**2) / 2**20)
 
 
 def make_devices(num_devices: int) -> None:

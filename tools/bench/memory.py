@@ -28,7 +28,12 @@ from tfgpipe.commands.command_line import BadFlags
 from tfgpipe.schedules import CHUNKS, REMAT, SCHEDULES
 from tools.bench import loading_trial, memory_trial
 from tools.bench.flags import define_choices, define_numbers, new_flags
-from tools.bench.memory_rows import largest, name_of, row_of
+from tools.bench.memory_rows import (
+    largest,
+    name_of,
+    row_of,
+    sent_by_shards,
+)
 from tools.bench.memory_trial import Job, Outcome, Size
 from tools.report import Column, Report, Table, progress
 
@@ -334,11 +339,6 @@ def _shards(values: flags.FlagValues, size: Size, report: Report) -> Table:
     for count in progress(values.shards, "memory"):
         own = job._replace(num_shards=count)
         outcome = memory_trial.run(own)
-        others = 1 - 1 / count
-        # To other accelerators x whole and dy in columns, and back y and dx.
-        numbers = rows * (count - 1) * 2 * size.width
-        numbers += rows * others * 2 * values.shards_words
-        numbers += 2 * size.width * values.shards_words
         table.rows.append(
             {
                 "shards": count,
@@ -346,7 +346,9 @@ def _shards(values: flags.FlagValues, size: Size, report: Report) -> Table:
                 "by_device": " ".join(
                     f"{use.activations:.0f}" for use in outcome.uses
                 ),
-                "sent_mib": 4 * numbers / 2**20,
+                "sent_mib": sent_by_shards(
+                    count, rows, size.width, values.shards_words
+                ),
                 "limit": values.limit_mib,
                 "fits": memory_trial.run(
                     own._replace(limit_mib=values.limit_mib)

@@ -93,3 +93,23 @@ def row_of(
         layer_mib = naive["activations_mib"] / naive["layers"]
         row["model_mib"] = by_model(job, layer_mib)
     return row
+
+
+def sent_by_shards(
+    count: int, rows: int, width: int, units: int, has_dx: bool = True
+) -> float:
+    """MiB that a dense layer on several devices sends in a step.
+
+    From device to device, and weights from the host and gradients back.
+
+    Args:
+        count: Devices.
+        rows: Of a mini-batch.
+        width: Units that the layer takes, in float32.
+        units: Units that it makes.
+        has_dx: Whether what it takes has a gradient.
+    """
+    # To others x whole and dy in columns; back their columns of y, and dx.
+    numbers = rows * width * (count - 1) * (2 if has_dx else 1)
+    columns = 2 * rows * units * (1 - 1 / count)
+    return float(4 * (numbers + columns + 2 * width * units) / 2**20)
