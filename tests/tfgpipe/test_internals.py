@@ -139,6 +139,18 @@ def test_variables_are_made_in_any_trace():
     assert {v.device[-5:] for v in made} == {"CPU:2"} and len(made) >= 2
 
 
+def test_variables_are_restored_and_other_handles_are_left_alone():
+    one, words = (
+        tf.Variable(1.0),
+        tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0),
+    )
+    with internals.restoring([one.handle, words.resource_handle, tf.zeros(2)]):
+        one.assign_add(3.0)
+        words.insert([1], [2])
+    assert one.numpy() == 1.0
+    assert words.size() == 1
+
+
 def test_tracing_for_xla_is_seen():
     seen = []
     for jit_compile in (False, True):

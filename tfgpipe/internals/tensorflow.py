@@ -412,6 +412,32 @@ def making_variables() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def restoring(handles: Sequence[tf.Tensor]) -> Iterator[None]:
+    """Afterwards, variables have the values that they had before.
+
+    Args:
+        handles: Of variables. Other tensors are left alone, and variables that
+            have no value.
+    """
+    before = [
+        (handle, _value(handle))
+        for handle in handles
+        if handle.dtype == tf.resource
+        and tf.raw_ops.VarIsInitializedOp(resource=handle)
+    ]
+    try:
+        yield
+    finally:
+        for handle, value in before:
+            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+
+def _value(handle: tf.Tensor) -> tf.Tensor:
+    dtype = handle._handle_data.shape_and_type[0].dtype
+    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+
+
 def move_storage(variable: tf.Variable, moved: tf.Variable) -> None:
     """Gives a variable the storage of another: who keeps it, keeps that.
 

@@ -49,7 +49,8 @@ class _Notes:
         skips: Counts mini-batches that were skipped, if they are.
         is_new: Whether nothing was trained yet.
         base_calls: How often each method marked with `base` was called.
-        functions: By kind of step, what is called eagerly, see `run_as_graph`.
+        functions: By kind of step, the function of an eager call, and what
+            calls it, see `run_as_graph`.
         optimizer: Whose slots are where the weights are.
         generation: By what the model generates, if it does.
         compiled_as: What the task of KerasHub was compiled with when the
@@ -64,7 +65,7 @@ class _Notes:
     base_calls: collections.Counter[str] = dataclasses.field(
         default_factory=collections.Counter
     )
-    functions: dict[str, dict[Any, Callable]] = dataclasses.field(
+    functions: dict[str, dict[Any, tuple[Any, Callable]]] = dataclasses.field(
         default_factory=dict
     )
     optimizer: Any = None

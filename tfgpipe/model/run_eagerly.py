@@ -3,7 +3,8 @@
 A step is a graph, whoever calls it. Where a model runs eagerly, Python first
 runs it, the loss and the metrics on the rows that they will get, so that the
 user can print, assert and stop there. What they return and assign is dropped;
-then the step itself runs, as the same graph as otherwise:
+variables that Keras does not know are set back. Then the step itself runs, as
+the same graph as otherwise:
 
     rows 0 --> model --> loss of rows 0      Python, to be looked at
     rows 1 --> model --> loss of rows 1

@@ -483,19 +483,31 @@ class TrainingSteps(Hooks):
         getattr(self, f"make_{kind}_function")()  # what Keras checks before
         self.note_data(data)
         batch, _ = self._unpack(data, with_loss=kind != "predict")
-        if self.run_eagerly or tf.config.functions_run_eagerly():
-            self._run_in_python(kind, batch)
         known = self._notes.functions.setdefault(kind, {})
         trained = tuple(v.trainable for v in self.variables)
         if trained not in known:
             # Traced anew for other numbers of rows: where they are known, as
             # eagerly, Keras weighs the losses of several outputs by them.
-            function = functools.partial(step, self)
-            known[trained] = self._explained(
-                tf.function(function, autograph=False)
-            )
+            traced = tf.function(functools.partial(step, self), autograph=False)
+            call = self._explained(lambda function, data: function(data))
+            known[trained] = traced, call
+        traced, call = known[trained]
+        if self.run_eagerly or tf.config.functions_run_eagerly():
+            captured: list[tf.Tensor] = []
+            # What cannot be traced fails in Python first, which says more.
+            with contextlib.suppress(Exception), self.nothing_eager():
+                graph = call(traced.get_concrete_function, data)
+                captured = self._unknown_to_keras(graph.captured_inputs)
+            with internals.restoring(captured):
+                self._run_in_python(kind, batch)
         with self.nothing_eager():
-            return known[trained](data)
+            return call(traced, data)
+
+    def _unknown_to_keras(self, captured: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Without the handles of Keras's variables."""
+        storage = map(internals.storage, self.variables)
+        known = {id(v.handle) for v in storage if v is not None}
+        return [t for t in captured if id(t) not in known]
 
     def _run_in_python(self, kind: str, batch: tuple[Any, Any, Any]) -> None:
         """Has Python run what a step will run."""
