@@ -7,6 +7,7 @@ of each cell's tasks out of it, `CellTasks`.
 from tfgpipe.cells.cell import Cell, LayerCall, counts_of_shards, shards_of
 from tfgpipe.cells.columns import WITH_COLUMNS, columns_of, computes_columns
 from tfgpipe.cells.head_tasks import HeadTasks
+from tfgpipe.cells.metrics_beside import TasksBesideMetrics
 from tfgpipe.cells.model_trace import ModelCall, as_number, trace_model
 from tfgpipe.cells.outline import (
     Outline,
@@ -32,6 +33,7 @@ __all__ = [
     "Section",
     "SectionCall",
     "TaskCall",
+    "TasksBesideMetrics",
     "Tracer",
     "as_number",
     "cell_of_call",

@@ -41,6 +41,9 @@ class CellTasks:
         self.part = part
         self.functions = functions
         first = functions.part
+        self._gives = list(zip(part.gives, first.gives))
+        # What another function takes besides, of the graph that was cut.
+        self._shows: list[tf.Tensor] = []
         # The tensors of the part from which it was cut, and its own.
         self._taken = [
             *zip(first.takes, part.takes),
@@ -82,21 +85,29 @@ class CellTasks:
         kept = [cut.kept] if keeps else []
         if keeps and cut.recomputes_in_backward:
             cut.check_kept()
-        # In a row: what it gives, the totals, what is kept.
+        gives = [first for _, first in self._gives]
+        # In a row: what it gives and shows, the totals, what is kept.
         function = cut.function(
-            ("forward", keeps),
+            ("forward", keeps, len(self._shows)),
             [],
-            [*cut.part.gives, *cut.totals, *kept],
+            [*gives, *self._shows, *cut.totals, *kept],
             with_effects=True,
         )
 
         def finish(results: list[Any]) -> tuple[dict[Any, Any], KeptValues]:
             left = iter(results)
-            given = {t.ref(): next(left) for t in self.part.gives}
+            given = {t.ref(): next(left) for t, _ in self._gives}
+            shown = [next(left) for _ in self._shows]
             totals = [next(left) for _ in cut.totals]
-            return given, KeptValues(totals, next(left, None))
+            return given, KeptValues(totals, next(left, None), shown=shown)
 
         return TaskCall(function, self.values(values, weights), (), finish)
+
+    def metrics(
+        self, values: Mapping[Any, Any], weights: Any, kept: KeptValues
+    ) -> TaskCall | None:
+        """What computes metrics that `forward` does not, or None."""
+        return None
 
     def recompute(
         self, values: Mapping[Any, Any], weights: Any, kept: KeptValues
@@ -191,6 +202,7 @@ class CellTasks:
         found[cut.weights] = weights
         if kept is not None:
             found.update((t.ref(), v) for t, v in zip(cut.totals, kept.totals))
+            found.update((t.ref(), v) for t, v in zip(self._shows, kept.shown))
             carried = ((cut.kept, kept.values), (cut.crossing, kept.crossing))
             found.update((key, v) for key, v in carried if v is not None)
         return found
@@ -272,11 +284,13 @@ class KeptValues(NamedTuple):
         values: What `CellFunctions.kept` names, packed; None if it was dropped.
         crossing: What `CellFunctions.crossing` names, packed; None before it is
             there.
+        shown: What metrics take that are computed beside the tasks.
     """
 
     totals: list[tf.Tensor]
     values: list[tf.Tensor] | None = None
     crossing: list[tf.Tensor] | None = None
+    shown: Sequence[tf.Tensor] = ()
 
 
 class TaskCall(NamedTuple):

@@ -150,6 +150,21 @@ class CellFunctions:
             )
         return self._functions[key]
 
+    def taken_by(
+        self, fetches: Sequence[tf.Tensor], others: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """What tensors of the forward pass take of what makes others of it.
+
+        What the backward pass needs is among the others.
+        """
+        forward = self.part.forward
+        done = self._graph.needed(
+            [*others, *self.kept.tensors, *self.totals], forward
+        )
+        own = self._graph.needed(fetches, forward) - done
+        at_hand = [*self.part.takes, *self.weights.aliases]
+        return self._graph.entering(own, fetches, at_hand)
+
     def of_forward(self, fetches: Sequence[tf.Tensor]) -> Subfunction:
         """The function that computes tensors of the forward pass alone."""
         key = tuple(t.ref() for t in fetches)

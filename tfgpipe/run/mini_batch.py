@@ -14,6 +14,7 @@ from tfgpipe.cells import (
     CellTasks,
     HeadTasks,
     ModelCall,
+    TasksBesideMetrics,
     Tracer,
     cell_of_call,
     counts_of_shards,
@@ -31,6 +32,9 @@ from tfgpipe.graphs import (
 from tfgpipe.micro_batches import MicroBatches
 from tfgpipe.run.results import Results
 from tfgpipe.schedules import Program, Remat, Schedule, lower
+
+# The type of devices that compute what others have no kernel for.
+_HOST = "CPU"
 
 
 class MiniBatch:
@@ -221,7 +225,26 @@ class MiniBatch:
                 {id(v) for v in self.call.metric_state},
                 self.results.hands_out,
             )
+        elif self._has_metrics_beside(tasks[-1]):
+            tasks[-1] = TasksBesideMetrics(
+                tasks[-1].part,
+                tasks[-1].functions,
+                {id(v) for v in self.call.head.metric_state},
+            )
         return tasks
+
+    def _has_metrics_beside(self, last: CellTasks) -> bool:
+        """Whether the last cell's metrics are a function of their own.
+
+        Where they may be computed on another device than the rest.
+        """
+        types = names.device_types(self.cells[-1].devices)
+        return (
+            self.call.head is not None
+            and _HOST not in types
+            and not last.functions.options.jit_compile
+            and not last.functions.totals
+        )
 
     def _check_parts(self) -> None:
         """Refuses parts of a head that has no loss."""

@@ -27,6 +27,7 @@ Weights have their values of one mini-batch, see `weights.py`.
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,7 +36,13 @@ import tensorflow as tf
 from tfgpipe.cells import CellTasks
 from tfgpipe.devices import names
 from tfgpipe.graphs import Gradient, gradient_sums
-from tfgpipe.run.chain import Beside, Chain, ReadyTask, run_together
+from tfgpipe.run.chain import (
+    Beside,
+    Chain,
+    ReadyTask,
+    run_independently,
+    run_together,
+)
 from tfgpipe.run.loss_gradients import LossGradients, counts_ahead
 from tfgpipe.run.mini_batch import MiniBatch
 from tfgpipe.run.weights import Weights
@@ -170,6 +177,10 @@ class TaskFlow:
         # (cell, micro-batch): what its forward pass keeps.
         self._kept: dict[tuple[int, int], Any] = {}
         self._sums: dict[tuple[int, int], Any] = {}  # (cell, replica)
+        # Likewise: what computes metrics, of one micro-batch after the other.
+        self._beside: dict[tuple[int, int], list[Any]] = (
+            collections.defaultdict(list)
+        )
         self._trained = set(batch.trained(tasks))
         # What makes an operation ready, by its kind.
         self._makers: dict[str, Callable] = {
@@ -209,14 +220,24 @@ class TaskFlow:
 
     def _ready_forward(self, op: Op) -> tuple[list[Any], Any, Callable]:
         k, m = op.cell, op.micro_batch
-        values, part = self._values[m], self._tasks[k].part
+        cell, own = self._tasks[k], (k, self._replicas.of(m))
+        values, part = self._values[m], cell.part
         self._state.start(part, m, values)
-        work = self._tasks[k].forward(values, self._packed(k, m), op.keeps)
+        packed = self._packed(k, m)
+        work: Any = cell.forward(values, packed, op.keeps)
+        beside = self._beside[own]
+        if len(beside) > 1:  # or outputs would wait for metrics, ever more
+            work = functools.partial(_after, beside[-2], work)
 
         def take(found: tuple[dict[Any, Any], Any]) -> None:
             given, kept = found
             with tf.device(self._replicas.device(k, m)):
                 self._batch.results.add(m, given)
+                metrics = cell.metrics(values, packed, kept)
+                if metrics is not None:
+                    made = metrics()
+                    self._batch.results.add(m, made)
+                    beside.append(run_independently(made))
                 self._state.after(part, m, values)
             if k in self._trained:
                 self._kept[k, m] = kept
@@ -323,3 +344,9 @@ class TaskFlow:
         cell = self._batch.cells[k]
         with tf.device(cell.store_of(self._replicas.device_in(r, k))):
             return self._tasks[k].unpack_sums(self._sums[k, r])
+
+
+def _after(op: tf.Operation, work: Callable[[], Any]) -> Any:
+    """Runs work that is to wait for an operation."""
+    with tf.control_dependencies([op]):
+        return work()

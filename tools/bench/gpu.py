@@ -51,7 +51,11 @@ COLUMNS = [
 ]
 WHOLE: list[dict[str, Any]] = [
     {"num_micro_batches": 1},
+    {"num_micro_batches": 8},
     {"num_micro_batches": 8, "remat": "never"},
+    {"num_micro_batches": 8, "remat": "never", "head_parts": 4},
+    {"num_micro_batches": 8, "remat": "offload"},
+    {"num_micro_batches": 8, "remat": "never", "weights_on": "host"},
     {"num_micro_batches": 8, "remat": "always", "remat_groups": 12},
 ]
 SPLIT: list[dict[str, Any]] = [
@@ -59,6 +63,10 @@ SPLIT: list[dict[str, Any]] = [
     {"num_micro_batches": 16},
     {"num_micro_batches": 8, "schedule": "1f1b"},
     {"num_micro_batches": 8, "schedule": "1f1b", "remat": "never"},
+    {"num_micro_batches": 8, "schedule": "1f1b", "remat": "offload"},
+    {"num_micro_batches": 8, "head_parts": 4},
+    {"num_micro_batches": 8, "weights_on": "host"},
+    {"num_micro_batches": 8, "shards": {"token_embedding": 4}},
 ]
 
 
@@ -86,7 +94,11 @@ def _cases(
 ) -> Iterator[tuple[str, int, dict[str, Any]]]:
     yield "Keras", 0, {}
     for arguments in rows:
-        others = [v for n, v in arguments.items() if n in ("schedule", "remat")]
+        others = [
+            f"{name}={value!r}"
+            for name, value in arguments.items()
+            if name != "num_micro_batches"
+        ]
         yield " ".join(["GPipe", *others]), k, arguments
 
 
