@@ -61,6 +61,10 @@ CHEAP = {
     "StridedSlice",
 }
 
+# What these make of a tensor is carried in its place, where nothing else of it
+# is needed: of gradients, where numbers of rows are not known.
+_SIZES = {"Rank", "Shape", "ShapeN", "Size"}
+
 
 # By parts of the names of types; and bytes that they take and make.
 _PRODUCTS = ("MatMul", "Einsum", "Conv")
@@ -160,7 +164,13 @@ class GraphCutter:
         gradients: Collection[str] = (),
     ):
         self._options = options
-        self._gradients = gradients
+        # For XLA, sizes are no values that a function could take.
+        self._sizes = set() if options.get("jit_compile") else _SIZES
+        self._gradients = {
+            name
+            for name in gradients
+            if whole.operations[whole.places[name]].type not in self._sizes
+        }
         # Among devices of that type, TensorFlow takes the one of the call.
         self._where = f"/device:{device_type}:*"
         self._whole = whole
@@ -191,14 +201,25 @@ class GraphCutter:
     ) -> list[tf.Tensor]:
         """The tensors that operations, and fetches, take from others.
 
-        Without what is `at_hand`, and what follows cheaply from it.
+        Without what is `at_hand`, and what follows cheaply from it. Of a
+        tensor whose size alone is needed, the size.
         """
         free = {t.ref() for t in at_hand} | set(self.captures)
         found: dict[Any, tf.Tensor] = {}
         own = [op for op in self.operations if op.name in names]
-        for tensor in [*(t for op in own for t in op.inputs), *fetches]:
+        sizes = [op for op in own if op.type in self._sizes]
+        others = [op for op in own if op.type not in self._sizes]
+        for tensor in [*(t for op in others for t in op.inputs), *fetches]:
             if tensor.op.name not in names and not follows(tensor, free):
                 found[tensor.ref()] = tensor
+        for op in sizes:
+            if any(
+                t.op.name not in names
+                and t.ref() not in found
+                and not follows(t, free)
+                for t in op.inputs
+            ):
+                found.update((t.ref(), t) for t in op.outputs)
         return list(found.values())
 
     def function(

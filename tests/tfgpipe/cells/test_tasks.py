@@ -267,6 +267,21 @@ def test_no_function_computes_what_another_one_has_computed(name):
         assert not one & other
 
 
+def kept(make, shape, rows):
+    """What makes the tensors that a cell keeps; but for integers."""
+    spec = tf.TensorSpec((rows, *shape))
+    tasks = tasks_of(differentiated(traced(make(), spec)))
+    found = tasks[-1].functions.kept.tensors
+    return sorted(t.op.type for t in found if t.dtype.is_floating)
+
+
+@pytest.mark.parametrize("name", ["dense", "block"])
+def test_as_much_is_kept_where_the_number_of_rows_is_not_known(name):
+    """Gradients ask for shapes then: those are kept, and not what has them."""
+    make, shape = CELLS[name]
+    assert kept(make, shape, None) == kept(make, shape, ROWS)
+
+
 def test_cell_whose_inputs_need_no_gradient_is_not_split():
     for needs_dx in (False, True):
         *_, made = prepared(*CELLS["dense"], is_watched=needs_dx)

@@ -239,6 +239,25 @@ def test_what_is_returned_enters_if_others_make_it(chain):
     assert [u.name for u in entering] == [t["a"].name]
 
 
+def test_size_enters_where_nothing_else_of_a_tensor_is_needed():
+    tensors = {}
+
+    def function(x):
+        tensors["a"] = tf.sin(x)
+        tensors["size"] = tf.size(tensors["a"])
+        return tf.ones([tensors["size"]])
+
+    graph, (x,), y = traced(function, tf.TensorSpec([None]))
+    names = [op.name for op in graph.get_operations()]
+    own = {*names[names.index(tensors["a"].op.name) + 1 :]}
+    subgraphs = cut(graph)
+    (entering,) = subgraphs.entering(own, [y], [x])
+    assert entering is tensors["size"]
+    assert kinds(subgraphs.function([entering], [y])) >= {"Fill"}
+    compiled = cut(graph, {"jit_compile": True}).entering(own, [y], [x])
+    assert [u.op.type for u in compiled] == ["Sin"]
+
+
 def test_shapes_and_views_are_repeated_rather_than_carried():
     tensors = {}
 
