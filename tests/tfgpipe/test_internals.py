@@ -144,10 +144,13 @@ def test_variables_are_restored_and_other_handles_are_left_alone():
         tf.Variable(1.0),
         tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0),
     )
-    with internals.restoring([one.handle, words.resource_handle, tf.zeros(2)]):
+    other = keras.Variable(1.0)
+    handles = [one.handle, other.value.handle, words.resource_handle]
+    with internals.restoring([*handles, tf.zeros(2)], without=[other]):
         one.assign_add(3.0)
+        other.assign(2.0)
         words.insert([1], [2])
-    assert one.numpy() == 1.0
+    assert (one.numpy(), other.numpy()) == (1.0, 2.0)
     assert words.size() == 1
 
 

@@ -497,17 +497,11 @@ class TrainingSteps(Hooks):
             # What cannot be traced fails in Python first, which says more.
             with contextlib.suppress(Exception), self.nothing_eager():
                 graph = call(traced.get_concrete_function, data)
-                captured = self._unknown_to_keras(graph.captured_inputs)
-            with internals.restoring(captured):
+                captured = graph.captured_inputs
+            with internals.restoring(captured, self.variables):
                 self._run_in_python(kind, batch)
         with self.nothing_eager():
             return call(traced, data)
-
-    def _unknown_to_keras(self, captured: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Without the handles of Keras's variables."""
-        storage = map(internals.storage, self.variables)
-        known = {id(v.handle) for v in storage if v is not None}
-        return [t for t in captured if id(t) not in known]
 
     def _run_in_python(self, kind: str, batch: tuple[Any, Any, Any]) -> None:
         """Has Python run what a step will run."""

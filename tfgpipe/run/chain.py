@@ -132,6 +132,12 @@ class Chain:
             self._last_beside[device, beside.layer] = op
 
 
+def send(values: Sequence[tf.Tensor], device: str) -> list[tf.Tensor]:
+    """Copies of tensors, on another device."""
+    with tf.device(device):
+        return [tf.identity(value) for value in values]
+
+
 def run_independently(results: Any) -> tf.Operation | None:
     """The operation that made some results; side effects do not order it."""
     found = tensors(results)

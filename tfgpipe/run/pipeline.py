@@ -34,7 +34,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe.cells import CellTasks
-from tfgpipe.devices import names
 from tfgpipe.graphs import Gradient, gradient_sums
 from tfgpipe.run.chain import (
     Beside,
@@ -45,6 +44,7 @@ from tfgpipe.run.chain import (
 )
 from tfgpipe.run.loss_gradients import LossGradients, counts_ahead
 from tfgpipe.run.mini_batch import MiniBatch
+from tfgpipe.run.offloads import Offloads
 from tfgpipe.run.weights import Weights
 from tfgpipe.schedules import HALVES, KINDS, Op, Program
 from tfgpipe.state import StateFlow
@@ -182,14 +182,15 @@ class TaskFlow:
             collections.defaultdict(list)
         )
         self._trained = set(batch.trained(tasks))
+        offloads = Offloads(batch, self._kept)
         # What makes an operation ready, by its kind.
         self._makers: dict[str, Callable] = {
             "forward": self._ready_forward,
             "recompute": self._ready_recompute,
             **dict.fromkeys(("backward", *HALVES), self._ready_backward),
             "head": self._ready_head,
-            "offload": self._ready_offload,
-            "fetch": self._ready_fetch,
+            "offload": offloads.ready,
+            "fetch": offloads.ready_back,
         }
 
     def begin_backward(self, start: LossGradients) -> None:
@@ -296,48 +297,6 @@ class TaskFlow:
                 self._state.after(cell.part, m, values)
 
         return awaited, work, take
-
-    def _ready_offload(self, op: Op) -> tuple[list[Any], Any, Callable]:
-        k, m = op.cell, op.micro_batch
-        kept = self._kept[k, m]
-        host = self._host(k, m)
-
-        def work(after: list[Any]) -> list[tf.Tensor]:
-            with tf.device(host):
-                return [tf.identity(value) for value in kept.values]
-
-        def take(values: list[tf.Tensor]) -> None:
-            self._kept[k, m] = kept._replace(values=values)
-
-        return [], work, take
-
-    def _ready_fetch(self, op: Op) -> tuple[list[Any], Any, Callable]:
-        k, m = op.cell, op.micro_batch
-        kept = self._kept[k, m]
-        device, host = self._replicas.device(k, m), self._host(k, m)
-
-        def work(after: list[Any]) -> list[tf.Tensor]:
-            # What is sent does not wait for what takes it: so it waits here.
-            with tf.device(host):
-                with tf.control_dependencies(after):
-                    begin = tf.no_op()
-                with tf.control_dependencies([begin]):
-                    values = [tf.identity(value) for value in kept.values]
-            with tf.device(device):
-                return [tf.identity(value) for value in values]
-
-        def take(values: list[tf.Tensor]) -> None:
-            self._kept[k, m] = kept._replace(values=values)
-
-        return [], work, take
-
-    def _host(self, k: int, m: int) -> str:
-        """Where what a cell keeps may be: where its weights are sent from."""
-        cell = self._batch.cells[k]
-        device = self._replicas.device(k, m)
-        if cell.is_stored_elsewhere:
-            return cell.store_of(device)
-        return names.host_of(device)
 
     def sums(self, k: int, r: int) -> list[Gradient]:
         """What cell k has added up in replica r, where its weights are."""

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tfgpipe.cells import CellTasks
 from tfgpipe.devices import names, placement
-from tfgpipe.run.chain import Chain
+from tfgpipe.run.chain import Chain, send
 from tfgpipe.run.mini_batch import MiniBatch
 from tfgpipe.state import Use
 
@@ -92,5 +92,5 @@ class Weights:
                 self._read[key] = tf.cast(value, dtype)
         if names.same_device(home, device):
             return self._read[key]
-        with tf.device(device):
-            return tf.identity(self._read[key])
+        (value,) = send([self._read[key]], device)
+        return value

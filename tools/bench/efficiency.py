@@ -10,13 +10,16 @@ that includes it.
 Under "interleaved", every device has --chunks cells of a --chunks-th of the
 time.
 
-A second table has one cell that is nothing but a layer which waits, and which
-several devices compute in columns, by `shards`.
+Two more tables: one cell that is nothing but a layer which waits, and which
+several devices compute in columns, by `shards`; and cells whose activations or
+weights are on the host, over links that take a time of their own.
 """
 
+import contextlib
 import re
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+from unittest import mock
 
 import keras
 import numpy as np
@@ -26,6 +29,7 @@ from absl import flags
 import tfgpipe
 from tfgpipe.commands.command_line import BadFlags
 from tfgpipe.devices import local
+from tfgpipe.run import offloads, weights
 from tfgpipe.schedules import (
     CHUNKS,
     REMAT,
@@ -38,7 +42,7 @@ from tools.bench.flags import define_choices, define_numbers, new_flags
 from tools.bench.memory_rows import sent_by_shards
 from tools.bench.models import train_step
 from tools.bench.sleeping_layers import SleepingDense
-from tools.bench.timed_layers import Device, Timed, call_cost, durations
+from tools.bench.timed_layers import Device, Timed, Work, call_cost, durations
 from tools.report import (
     Column,
     Report,
@@ -59,9 +63,9 @@ FLAGS = new_flags(rounds=5)
 define_choices(
     FLAGS,
     "table",
-    ["schedules", "shards"],
-    ["schedules", "shards"],
-    "Schedules; a layer on several devices.",
+    ["schedules", "shards", "host"],
+    ["schedules", "shards", "host"],
+    "Schedules; a layer on several devices; the memory of the host.",
 )
 define_numbers(FLAGS, "shards", [1, 2, 4], "Devices of the layer.")
 define_numbers(FLAGS, "k", [2, 4, 8, 16], "Devices.")
@@ -110,7 +114,28 @@ SHARDS = [
     Column("speedup", "times as fast", ".2f"),
     Column("sent_mib", "sent MiB/step", ".1f"),
 ]
+HOST = [
+    Column("arguments", "arguments"),
+    Column("schedule", "schedule"),
+    Column("k", "K"),
+    Column("cells", "cells"),
+    Column("m", "M"),
+    Column("cell_ms", "cell ms", "g"),
+    Column("link_ms", "link ms", "g"),
+    *spread_columns("step_ms", "step ms", ".1f"),
+    Column("ratio", "/ without", ".3f"),
+    Column("held", "micro-batches held"),
+]
+# What is on the host, by which schedules, chunks of a device, and the time that
+# it takes on its way, relative to a cell's.
+ON_HOST: list[tuple[dict[str, Any], str, int, float]] = [
+    ({"remat": "offload"}, "gpipe", 1, 0.5),
+    ({"remat": "offload"}, "1f1b", 1, 0.5),
+    ({"weights_on": "CPU:0"}, "breadth_first", 8, 0.25),
+    ({"weights_on": "CPU:0"}, "interleaved", 8, 0.25),
+]
 _UNITS, _ROWS = 512, 64  # of the layer; of a micro-batch
+_K = 4  # devices, if something is on the host
 
 
 class Setting(NamedTuple):
@@ -153,8 +178,8 @@ class Setting(NamedTuple):
         """
         return self.program().length(durations(self.seconds(), call_cost))
 
-    def model(self) -> keras.Model:
-        """A pipeline of layers that wait."""
+    def model(self, **arguments: Any) -> keras.Model:
+        """A pipeline of layers that wait; `arguments` are `GPipe`'s."""
         clocks = [Device() for _ in range(self.k)]
         places = devices_of_cells(self.schedule, self.k, self.chunks)
         layers = [
@@ -168,18 +193,20 @@ class Setting(NamedTuple):
             devices=devices.cpu_names(self.k),
             layers_per_cell=[1] * len(layers),
             schedule=self.schedule,
-            remat=self.remat,
+            **{"remat": self.remat, **arguments},
         )
 
 
 def run(values: flags.FlagValues, report: Report) -> None:
     """Measures what the flags ask for."""
     settings = _settings(values)
-    make_devices(max([*values.k, *values.shards]))
+    make_devices(max([*values.k, *values.shards, _K]))
     if "schedules" in values.table:
         _schedules(values, settings, report)
     if "shards" in values.table:
         _shards(values, report)
+    if "host" in values.table:
+        _host(values, report)
 
 
 def _schedules(
@@ -273,12 +300,96 @@ def make_devices(num_devices: int) -> None:
     tf.config.threading.set_inter_op_parallelism_threads(2 * num_devices + 2)
 
 
-def measure(setting: Setting, rounds: int) -> tuple[float, list[float]]:
-    """Seconds of the first step, which traces, and of later ones."""
-    model = setting.model()
+def _host(values: flags.FlagValues, report: Report) -> None:
+    table = report.add(
+        Table(
+            "host",
+            "Steps of timed cells that have something on the host: median and "
+            f"quartiles of {values.rounds}",
+            HOST,
+            notes=[
+                "cell: a forward task; twice as long back. link: what a cell "
+                "keeps of a micro-batch, or its weights, on their way.",
+                "without: the same schedule with all on the devices, and "
+                'remat="never"; steps in turns.',
+                "held: by a device at most, and without.",
+            ],
+        )
+    )
+    k = _K
+    for arguments, schedule, chunks, link in progress(ON_HOST, "host"):
+        for cell_ms in values.cell_ms:
+            m = 8
+            own = cell_ms * chunks
+            setting = Setting(schedule, "never", "equal", own, k, m, chunks)
+            link_ms = link * cell_ms
+            measured = _in_turns(setting, arguments, link_ms, values.rounds)
+            without, step = map(spread, measured)
+            table.rows.append(
+                {
+                    "arguments": ", ".join(
+                        f"{name}={value!r}" for name, value in arguments.items()
+                    ),
+                    "schedule": schedule,
+                    "k": k,
+                    "cells": k * chunks,
+                    "m": m,
+                    "cell_ms": cell_ms,
+                    "link_ms": link_ms,
+                    **spread_values("step_ms", step.times(1000)),
+                    "ratio": step.median / without.median,
+                    "held": _held(setting, arguments),
+                }
+            )
+
+
+def _held(setting: Setting, arguments: dict[str, Any]) -> str:
+    if "remat" not in arguments:
+        return "as without"
+    remats = arguments["remat"], setting.remat
+    found = [setting._replace(remat=r).program().held() for r in remats]
+    return " of ".join(str(max(held)) for held in found)
+
+
+def _in_turns(
+    setting: Setting, arguments: dict[str, Any], link_ms: float, rounds: int
+) -> list[list[float]]:
+    """Seconds of steps without some arguments, and of steps with them."""
+    links: dict[Any, Work] = {}  # by both ends, one tensor after the other
+
+    def timed(values: Sequence[tf.Tensor], device: str) -> list[tf.Tensor]:
+        ends = values[0].device, device
+        link = links.setdefault(ends, Work(Device(), link_ms / 1000))
+        with tf.device(device):
+            first, *rest = [tf.identity(value) for value in values]
+            # All of them are there when the first one is.
+            first = link(first, *rest)
+            with tf.control_dependencies([first]):
+                return [first, *map(tf.identity, rest)]
+
+    with contextlib.ExitStack() as stack:
+        steps = [_step(setting, setting.model())]
+        steps[0]()
+        for module in (offloads, weights):
+            stack.enter_context(mock.patch.object(module, "send", timed))
+        steps.append(_step(setting, setting.model(**arguments)))
+        steps[1]()
+    found: list[list[float]] = [[], []]
+    for _ in range(rounds + 1):
+        for own, step in zip(found, steps):
+            own.append(step())
+    return [times[1:] for times in found]
+
+
+def _step(setting: Setting, model: keras.Model) -> Callable[[], float]:
     model.compile(keras.optimizers.SGD(0.0), "mse")
     rows = np.ones((setting.m, 1), np.float32)
-    step = train_step(model, rows, rows)
+    return train_step(model, rows, rows)
+
+
+def measure(setting: Setting, rounds: int) -> tuple[float, list[float]]:
+    """Seconds of the first step, which traces, and of later ones."""
+    step = _step(setting, setting.model())
     first, _, *times = [step() for _ in range(rounds + 2)]
     return first, times
 

@@ -37,6 +37,15 @@ def test_shards_share_the_time_of_a_layer(tables):
     assert first["sent_mib"] == 0 < other["sent_mib"]
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*side effects")
+def test_what_is_on_the_host_takes_no_time_beside_cells(tables):
+    rows = tables("efficiency", "--table=host", "--rounds=1")["host"]
+    assert [row["held"] for row in rows[:2]] == ["2 of 8", "2 of 4"]
+    # The cells of a device, one after the other, forward and back.
+    assert all(row["step_ms"] > row["cells"] / 4 * 8 * 60 for row in rows)
+
+
 @pytest.mark.parametrize("name", efficiency.SCHEDULES)
 def test_bound_of_uneven_cells_is_that_of_the_slowest_at_least(name):
     for cells, slowest in (("equal", 1), ("uneven", 2)):
