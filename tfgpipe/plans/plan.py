@@ -157,6 +157,8 @@ class Plan:
             if self.memory_limit is None
             else f"at most {self.memory_limit / _MIB:,.0f} MiB a device"
         )
+        if self.best.setting.weights_on != "devices":
+            limit += ", weights on the host"
         head = f"mini-batches of {self.batch_size}; {limit}; {self.basis}"
         return "\n".join([head, *table])
 
@@ -197,7 +199,7 @@ class Plan:
             "update and exchange": choice.update_seconds - best.update_seconds,
             "slower tasks": choice.busy_seconds - best.busy_seconds,
         }
-        return f"+{more:.1%}: {max(causes, key=causes.__getitem__)}"
+        return f"{more:+.1%}: {max(causes, key=causes.__getitem__)}"
 
 
 # -------------------------------------------------------- how one is made
@@ -419,11 +421,11 @@ def _raise_nothing_fits(
         f"{_mib(max(nearest.device_bytes))}: "
         f"num_partitions={setting.num_partitions}, num_micro_batches="
         f"{setting.num_micro_batches}, schedule={setting.schedule!r}, "
-        f"remat={setting.remat[0]!r}, remat_groups={setting.remat_groups}. The "
-        f"largest layer is '{largest.name}', whose weights, slots and "
-        f"gradients take {_mib(_held_for_weights(largest))}. Use more devices, "
-        "a smaller mini-batch, or smaller layers; or, of `GPipe`, "
-        '`weights_on="host"`, or `shards` for that layer.'
+        f"remat={setting.remat[0]!r}, remat_groups={setting.remat_groups}, "
+        f"weights_on={setting.weights_on!r}. The largest layer is "
+        f"'{largest.name}', whose weights, slots and gradients take "
+        f"{_mib(_held_for_weights(largest))}. Use more devices, a smaller "
+        "mini-batch, or smaller layers; or `shards` of `GPipe` for that layer."
     )
 
 

@@ -113,13 +113,19 @@ def predict(
     # Seconds by device: in tasks, in recomputations, and until the last end.
     busy, again, free = ([0.0] * program.num_devices for _ in range(3))
     for op, (start, end) in zip(program.ops, times):
-        busy[op.device] += end - start
+        busy[op.device] += (end - start) * (KINDS[op.kind].lane == "compute")
         again[op.device] += (end - start) * (op.kind == "recompute")
         free[op.device] = end
     updates = [
         _update_seconds(own, setting.num_replicas, machine)
         for own in by_device(by_cell, setting)
     ]
+    if setting.weights_on != "devices" and machine is not None:
+        free = [
+            max(end, _sent_bytes(ops, groups) / machine.host_bandwidth)
+            for end, ops in zip(free, program.by_device)
+        ]
+        updates = [_host_update_seconds(groups, machine)] * len(free)
     length = max(free)
     return Prediction(
         setting,
@@ -148,6 +154,35 @@ def _update_seconds(
     sent = 2 * gradients * (num_replicas - 1) / num_replicas
     latency = machine.latency if num_replicas > 1 else 0.0
     return moved / machine.memory_bandwidth + sent / machine.bandwidth + latency
+
+
+def _sent_bytes(ops: Sequence[Op], groups: Sequence[CellNeeds]) -> float:
+    """Of weights that a device gets from the host in a step.
+
+    It has those of two cells: see `run/weights.py`.
+    """
+    held: list[int] = []
+    sent = 0.0
+    for op in ops:
+        if op.cell in held:
+            held.remove(op.cell)
+        else:
+            sent += groups[op.cell].weights
+        held = [*held[-1:], op.cell]
+    return sent
+
+
+def _host_update_seconds(
+    groups: Sequence[CellNeeds], machine: Machine
+) -> float:
+    """The host's, which gets all gradients first.
+
+    Its memory is taken to be as fast as its links.
+    """
+    moved = sum(
+        2 * own.gradients + 2 * own.weights + 2 * own.slots for own in groups
+    )
+    return moved / machine.host_bandwidth
 
 
 class DeviceMemory(NamedTuple):

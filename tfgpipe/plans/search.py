@@ -18,6 +18,9 @@ what it costs:
    is faster. Or a wide head goes in parts, if that is;
 3. the cut is that with the fastest slowest cell of those that fit.
 
+If the weights are too large for all that, they are on the host, and each device
+has more cells: as many as it has two of at a time.
+
 Pure Python: nothing here knows TensorFlow.
 """
 
@@ -42,10 +45,14 @@ _SHAPES = [
     for chunks in ((2, 4) if own is None else (own,))
 ]
 
+# If weights are on the host, a device has those of two cells.
+_HOST_SHAPES = [("breadth_first", chunks) for chunks in (2, 4, 8, 16, 32)]
+
 # Of a step: beyond, its graph takes minutes to trace.
 _MOST_MICRO_BATCHES = 512
 
 _MOST_TASKS = 40_000
+_MOST_ON_HOST = 8_000  # each with a transfer, at worst
 
 
 # So much slower than the fastest is nearly as fast.
@@ -61,8 +68,16 @@ def fastest_settings(problem: PlanProblem, count: int) -> list[Prediction]:
     """The settings that are nearly as fast as the fastest, then the others.
 
     The first is the one of these with the fewest micro-batches; what follows
-    comes in the order of its time. At most `count`, of those that fit.
+    comes in the order of its time. At most `count`, of those that fit. If none
+    does, weights are on the host.
     """
+    on_devices = _fastest(problem, count)
+    if on_devices or problem.weights_on != "devices":
+        return on_devices
+    return _fastest(dataclasses.replace(problem, weights_on="host"), count)
+
+
+def _fastest(problem: PlanProblem, count: int) -> list[Prediction]:
     found: list[Prediction] = []
     # In the order of what their time is not below: from some on, none can be
     # faster than what was found.
@@ -85,20 +100,30 @@ def fastest_settings(problem: PlanProblem, count: int) -> list[Prediction]:
 
 
 def _candidates(problem: PlanProblem) -> Iterator[_Candidate]:
+    is_away = problem.weights_on != "devices"
+    most = _MOST_ON_HOST if is_away else _MOST_TASKS
     for replicas, d in _grids(problem):
         if not weights_fit(problem, replicas, d):
             continue
         for m in _micro_batches(problem.batch_size // replicas, d):
             shapes = _SHAPES if d > 1 else [("gpipe", 1)]
+            if is_away:
+                shapes = _HOST_SHAPES
             workload = problem.workload(replicas, m)
             for schedule, chunks in shapes:
                 if d * chunks > problem.num_layers:
                     continue
-                if 3 * m * d * chunks > _MOST_TASKS:
+                if 3 * m * d * chunks > most:
                     continue
                 cut = _even_cut(problem, workload, d * chunks)
                 setting = Setting(
-                    replicas, d, cut, m, schedule, ("never",) * len(cut)
+                    replicas,
+                    d,
+                    cut,
+                    m,
+                    schedule,
+                    ("never",) * len(cut),
+                    weights_on=problem.weights_on,
                 )
                 yield _Candidate(_bound(workload, setting), setting)
 
@@ -157,13 +182,26 @@ def _bound(workload: Workload, setting: Setting) -> float:
 
 
 def smallest(problem: PlanProblem) -> Prediction:
-    """Of the settings with most cells and micro-batches, what holds least."""
+    """Of the settings with most cells and micro-batches, what holds least.
+
+    Weights are on the host.
+    """
     rows = problem.batch_size // min(problem.num_replicas)
     replicas, d = max(_grids(problem), key=lambda grid: grid[1])
-    m = max(_micro_batches(rows, d))
+    chunks = [c for _, c in _HOST_SHAPES if c * d <= problem.num_layers]
+    k = max([1, *chunks]) * d
+    counts = _micro_batches(rows, d)
+    m = max([1, *(n for n in counts if 3 * n * k <= _MOST_ON_HOST)])
     workload = problem.workload(replicas, m)
-    cut = _even_cut(problem, workload, d)
-    setting = Setting(replicas, d, cut, m, "1f1b", ("always",) * d)
+    setting = Setting(
+        replicas,
+        d,
+        _even_cut(problem, workload, k),
+        m,
+        "breadth_first",
+        ("always",) * k,
+        weights_on="host",
+    )
     found = predict(workload, setting, problem.machine)
     # The least memory in which it fits.
     low, high = 0.0, float(max(found.device_bytes))
@@ -201,6 +239,7 @@ class PlanProblem:
         num_replicas: The numbers of replicas to choose from.
         memory_limit: Bytes of a device; None for any.
         machine: How fast it sends and updates; None: in no time.
+        weights_on: Where weights are.
     """
 
     workload_of: Callable[[float], Workload]
@@ -211,6 +250,7 @@ class PlanProblem:
     num_replicas: tuple[int, ...]
     memory_limit: float | None
     machine: Machine | None
+    weights_on: str = "devices"
 
     def workload(self, num_replicas: int, num_micro_batches: int) -> Workload:
         """The layers, for micro-batches of a part of the mini-batch each."""
@@ -266,6 +306,8 @@ def weights_fit(
     problem: PlanProblem, num_replicas: int, num_devices: int
 ) -> bool:
     """Whether the weights of all layers do, shared out."""
+    if problem.weights_on != "devices":
+        return True
     workload = problem.workload_of(1.0)
     everything = workload.cell(0, len(workload.sizes))
     return _static(everything, num_replicas) / num_devices <= problem.limit
@@ -333,6 +375,10 @@ def _cut_that_fits(
         own = needs.inputs * held[cell]
         own += needs.kept - needs.kept_inputs + needs.backward
         own += needs.gradients * (setting.num_micro_batches > 1)
+        if setting.weights_on != "devices":
+            # Of all cells of the device, two have weights there.
+            two = needs.weights + needs.gradients
+            return own + 2 / setting.chunks * two
         return own + _static(needs, setting.num_replicas)
 
     # Cells that share a device share its memory, too.

@@ -104,12 +104,25 @@ def test_machines_memory_is_the_limit():
         )
 
 
+def test_weights_go_to_the_host_where_no_devices_hold_them():
+    layers = dense(8, 64)
+    weights = planned(layers, devices=2).best.memory
+    static = sum(own.weights + own.slots + own.gradients for own in weights)
+    plan = planned(layers, devices=2, memory_limit=static / 3)
+    assert max(plan.device_bytes) <= static / 3
+    assert plan.arguments["weights_on"] == "host"
+    assert "weights on the host" in str(plan)
+    model = tfgpipe.GPipe(layers, **{**plan.arguments, "devices": CPUS[:2]})
+    model.compile("adam", "mse")
+    model.fit(np.ones((32, 64)), np.ones((32, 64)), 32, verbose=0)
+
+
 def test_what_does_not_fit_is_named():
     layers = [keras.Input((16,)), kl.Dense(16), kl.Dense(4096, name="huge")]
     with pytest.raises(ValueError, match="largest layer is 'huge'") as info:
         planned(layers, memory_limit=1000)
     text = str(info.value)
-    assert "The nearest needs 1." in text
+    assert "The nearest needs" in text and "weights_on='host'" in text
     assert "Use more devices" in text
 
 
@@ -140,7 +153,7 @@ def test_table_has_a_line_for_each_choice():
     assert titles.split()[:4] == ["R", "K", "M", "schedule"]
     assert first.endswith("the plan")
     assert len(others) == len(plan.choices) - 1
-    assert all("+" in line for line in others)
+    assert all("%: " in line for line in others)
 
 
 def test_more_devices_than_there_are_can_be_planned_for():

@@ -272,3 +272,17 @@ def test_weights_on_the_host_are_those_of_two_cells():
         assert b.weights == a.weights / 2
         assert b.gradients == a.gradients / 2
         assert (b.slots, b.activations) == (0, a.activations)
+
+
+def test_weights_from_the_host_take_time():
+    """At least that of the link, which gets them for each visit of a cell."""
+    work = workload([1.0] * 8)
+    made = setting(
+        [1] * 8, schedule="interleaved", num_devices=2, weights_on="host"
+    )
+    quick, slow = (
+        predict(work, made, dataclasses.replace(LINK, host_bandwidth=speed))
+        for speed in (1e9, 1.0)
+    )
+    weights = sum(group.weights for (group,) in made.cells(work))
+    assert slow.step_seconds > quick.step_seconds + weights

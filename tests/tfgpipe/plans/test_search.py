@@ -142,7 +142,25 @@ def test_nothing_fits():
     assert fastest_settings(given, 5) == []
     nearest = smallest(given)
     assert max(nearest.device_bytes) > 50
-    assert nearest.setting.num_partitions == 4
+    assert nearest.setting.num_partitions == 8
+    assert nearest.setting.weights_on == "host"
+
+
+def test_weights_are_on_the_host_where_no_devices_hold_them():
+    (known,) = fastest_settings(problem([1.0] * 24, devices=2, batch_size=1), 1)
+    everything = sum(sum(own[:3]) for own in known.memory)
+    limit = 0.45 * everything  # of each of two devices
+    choices = fastest_settings(
+        problem([1.0] * 24, limit, devices=2, batch_size=1), 5
+    )
+    assert choices
+    for found in choices:
+        assert found.setting.weights_on == "host"
+        assert max(found.device_bytes) <= limit
+    (found,) = fastest_settings(
+        problem([1.0] * 24, 3 * limit, devices=2, batch_size=1), 1
+    )
+    assert found.setting.weights_on == "devices"
 
 
 def test_replicas_are_chosen_if_asked_for():
