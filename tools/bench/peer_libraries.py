@@ -73,6 +73,8 @@ PEERS = {
     "torch-gpipe": _torch("gpipe"),
     "torch-1f1b": _torch("1f1b"),
     "torch-interleaved": _torch("interleaved"),
+    "torch-gpipe-selective": _torch("gpipe,checkpoint=selective"),
+    "torch-1f1b-selective": _torch("1f1b,checkpoint=selective"),
     "torch-gpipe-compiled": _torch_compiled("gpipe"),
     "torch-1f1b-compiled": _torch_compiled("1f1b"),
     "torch-interleaved-compiled": _torch_compiled("interleaved"),

@@ -11,7 +11,8 @@ there. By itself, in a checkout of tfgpipe:
 
 A variant is "gpipe", "1f1b" or "interleaved", which has two cells on a device;
 with ",compile=yes" the layers of each cell are compiled by `torch.compile`,
-which needs a C++ compiler. A cell is recomputed as a whole, by `checkpoint`.
+which needs a C++ compiler. A cell is recomputed as a whole, by `checkpoint`;
+with ",checkpoint=selective", all but what products and convolutions made.
 
 Processes talk by gloo. The first does as the protocol says, and starts the
 others, which follow it: it sends each a question, answers it, too, and waits
@@ -37,6 +38,7 @@ from torch import nn  # type: ignore[import-not-found]
 from torch.distributed import pipelining  # type: ignore[import-not-found]
 from torch.utils.checkpoint import (  # type: ignore[import-not-found]
     checkpoint,
+    create_selective_checkpoint_contexts,
 )
 
 from tools.bench.memory_worker import peak_of
@@ -52,18 +54,30 @@ class Cell(nn.Module):
     Args:
         layers: The layers.
         remat: Whether to recompute them in the backward pass.
+        is_selective: Whether to keep what products have made.
     """
 
-    def __init__(self, layers: nn.Module, remat: bool) -> None:
+    def __init__(
+        self, layers: nn.Module, remat: bool, is_selective: bool
+    ) -> None:
         super().__init__()
         self.layers = layers
         self._remat = remat
+        self._contexts = _keeping_products if is_selective else None
 
     def forward(self, x: Any) -> Any:
         """Calls one after the other."""
         if self._remat:
-            return checkpoint(self.layers, x, use_reentrant=False)
+            given = {"context_fn": self._contexts} if self._contexts else {}
+            return checkpoint(self.layers, x, use_reentrant=False, **given)
         return self.layers(x)
+
+
+def _keeping_products() -> Any:
+    aten = torch.ops.aten
+    products = [aten.mm, aten.addmm, aten.bmm, aten.convolution]
+    kept = [product.default for product in products]
+    return create_selective_checkpoint_contexts(kept)
 
 
 def cells(order: protocol.Order, rank: int) -> list[pipelining.PipelineStage]:
@@ -77,7 +91,8 @@ def cells(order: protocol.Order, rank: int) -> list[pipelining.PipelineStage]:
         )
         if order.options.get("compile") == "yes":
             layers = torch.compile(layers, dynamic=False)
-        cell = Cell(layers, order.remat).train()
+        is_selective = order.options.get("checkpoint") == "selective"
+        cell = Cell(layers, order.remat, is_selective).train()
         made.append(
             pipelining.PipelineStage(
                 cell, index, len(cuts), torch.device("cpu")
