@@ -15,7 +15,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import tensorflow as tf
+
 from tfgpipe.cells.tasks import CellTasks, KeptValues, TaskCall
+from tfgpipe.failures import out_of_turn
 from tfgpipe.graphs import CellFunctions, Part
 
 
@@ -35,6 +38,9 @@ class TasksBesideMetrics(CellTasks):
         metric_state: Collection[int],
     ):
         super().__init__(part, functions)
+        self._state = {
+            t.ref() for v, t in part.traced.state if id(v) in metric_state
+        }
         new = part.traced.new_state
         made = {t.ref() for v, t in new if id(v) in metric_state}
         results = [one for one in self._gives if one[0].ref() not in made]
@@ -46,15 +52,24 @@ class TasksBesideMetrics(CellTasks):
                 [first for _, first in metrics], [t for _, t in results]
             )
 
+    @property
+    def awaits(self) -> list[tf.Tensor]:
+        """See `CellTasks`."""
+        own = super().awaits
+        if not self._metrics:
+            return own
+        return [t for t in own if t.ref() not in self._state]
+
     def metrics(
         self, values: Mapping[Any, Any], weights: Any, kept: KeptValues
     ) -> TaskCall | None:
         """See `CellTasks`."""
         if not self._metrics:
             return None
-        function = self.functions.function(
-            "metrics", self._shows, [first for _, first in self._metrics]
-        )
+        with out_of_turn():  # it runs while the device runs other functions
+            function = self.functions.function(
+                "metrics", self._shows, [first for _, first in self._metrics]
+            )
 
         def finish(results: list[Any]) -> dict[Any, Any]:
             return {t.ref(): r for (t, _), r in zip(self._metrics, results)}

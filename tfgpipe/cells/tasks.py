@@ -69,6 +69,11 @@ class CellTasks:
         """The dtypes of the weights, or of what a cell only casts them to."""
         return [t.dtype for t in self.functions.weights.tensors]
 
+    @property
+    def awaits(self) -> list[tf.Tensor]:
+        """What a forward task needs of the graph before it can run."""
+        return self.part.takes
+
     def pack_weights(self, weights: list[Any]) -> Any:
         """What tasks take for weights, which are cast already."""
         return self.functions.weights.pack(weights)
@@ -88,7 +93,7 @@ class CellTasks:
         gives = [first for _, first in self._gives]
         # In a row: what it gives and shows, the totals, what is kept.
         function = cut.function(
-            ("forward", keeps, len(self._shows)),
+            ("forward", keeps, bool(self._shows)),
             [],
             [*gives, *self._shows, *cut.totals, *kept],
             with_effects=True,

@@ -158,9 +158,11 @@ class CellFunctions:
         What the backward pass needs is among the others.
         """
         forward = self.part.forward
-        done = self._graph.needed(
-            [*others, *self.kept.tensors, *self.totals], forward
-        )
+        made = [*others, *self.totals, *self.kept.tensors]
+        # Sizes are kept by operations of the backward pass.
+        sizes = [t.op for t in made if t.op.name not in forward]
+        made += [t for op in sizes for t in op.inputs]
+        done = self._graph.needed(made, forward)
         own = self._graph.needed(fetches, forward) - done
         at_hand = [*self.part.takes, *self.weights.aliases]
         return self._graph.entering(own, fetches, at_hand)

@@ -198,22 +198,24 @@ class GraphCutter:
         names: set[str],
         fetches: Iterable[tf.Tensor],
         at_hand: Iterable[tf.Tensor],
+        as_sizes: bool = True,
     ) -> list[tf.Tensor]:
         """The tensors that operations, and fetches, take from others.
 
         Without what is `at_hand`, and what follows cheaply from it. Of a
-        tensor whose size alone is needed, the size.
+        tensor whose size alone is needed, the size, unless `as_sizes` is False.
         """
         free = {t.ref() for t in at_hand} | set(self.captures)
         found: dict[Any, tf.Tensor] = {}
         own = [op for op in self.operations if op.name in names]
-        sizes = [op for op in own if op.type in self._sizes]
-        others = [op for op in own if op.type not in self._sizes]
+        kinds = self._sizes if as_sizes else ()
+        sizes = [op for op in own if op.type in kinds]
+        others = [op for op in own if op.type not in kinds]
         for tensor in [*(t for op in others for t in op.inputs), *fetches]:
             if tensor.op.name not in names and not follows(tensor, free):
                 found[tensor.ref()] = tensor
         for op in sizes:
-            if any(
+            if not all(follows(t, free) for t in op.outputs) and any(
                 t.op.name not in names
                 and t.ref() not in found
                 and not follows(t, free)
@@ -596,7 +598,7 @@ class StagedFunction:
             rest, _ = graph.reached(known, wanted, controls, done)
             at_hand = [t for one in known for t in as_bundle(one).aliases]
             direct = [t for one in wanted for t in as_bundle(one).tensors]
-            taken = graph.entering(rest - done, direct, at_hand)
+            taken = graph.entering(rest - done, direct, at_hand, False)
             made = {t.ref(): t for t in taken if t.op.name in own}
             carried = Bundle(list(made.values()), together=False)
             stage = graph.function(inputs, [*own_sums, carried])

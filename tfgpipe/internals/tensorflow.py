@@ -423,7 +423,7 @@ def restoring(
             have no value.
         without: Variables of Keras that are left alone, too.
     """
-    others = {id(v.value.handle) for v in without}
+    others = {id(v.value.handle) for v in without if v._value is not None}
     before = [
         (handle, _value(handle))
         for handle in handles

@@ -1,10 +1,10 @@
 """A model that Python runs, to be looked at.
 
-A step is a graph, whoever calls it. Where a model runs eagerly, Python first
-runs it, the loss and the metrics on the rows that they will get, so that the
-user can print, assert and stop there. What they return and assign is dropped;
-variables that Keras does not know are set back. Then the step itself runs, as
-the same graph as otherwise:
+A step is a graph, whoever calls it, and is traced before it runs first. Where a
+model runs eagerly, Python then runs it, the loss and the metrics before each
+step, on the rows that they will get, so that the user can print, assert and
+stop there. What they return and assign is dropped; variables that Keras does
+not know are set back. Then the step itself runs, the same graph as otherwise:
 
     rows 0 --> model --> loss of rows 0      Python, to be looked at
     rows 1 --> model --> loss of rows 1
@@ -13,6 +13,7 @@ the same graph as otherwise:
 
 from __future__ import annotations
 
+import bdb
 import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,6 +26,21 @@ from tfgpipe import internals
 from tfgpipe.cells import Cell, as_number
 from tfgpipe.loss import Head
 from tfgpipe.micro_batches import MicroBatches, structure_of
+
+
+def captured_by(call: Callable, function: Any, data: Any) -> list[tf.Tensor]:
+    """What a step reads and assigns; nothing if it cannot be traced.
+
+    It fails in Python then, which says more. `call` calls what traces it.
+    """
+    try:
+        graph = call(function.get_concrete_function, data)
+    except bdb.BdbQuit:  # asked for in a debugger
+        raise
+    except Exception:
+        return []
+    captured: list[tf.Tensor] = graph.captured_inputs
+    return captured
 
 
 def run_eagerly(

@@ -44,7 +44,7 @@ from tfgpipe.micro_batches import (
 from tfgpipe.model.build import Built
 from tfgpipe.model.hooks import Hooks, base
 from tfgpipe.model.nonfinite import Guard
-from tfgpipe.model.run_eagerly import run_eagerly
+from tfgpipe.model.run_eagerly import captured_by, run_eagerly
 from tfgpipe.run import MiniBatch, Pipeline
 from tfgpipe.sequence import inputs
 from tfgpipe.trial import Trial
@@ -493,12 +493,11 @@ class TrainingSteps(Hooks):
             known[trained] = traced, call
         traced, call = known[trained]
         if self.run_eagerly or tf.config.functions_run_eagerly():
-            captured: list[tf.Tensor] = []
-            # What cannot be traced fails in Python first, which says more.
-            with contextlib.suppress(Exception), self.nothing_eager():
-                graph = call(traced.get_concrete_function, data)
-                captured = graph.captured_inputs
-            with internals.restoring(captured, self.variables):
+            with self.nothing_eager():
+                captured = captured_by(call, traced, data)
+            known_to_keras = [*self.variables, *self.metrics_variables]
+            known_to_keras += getattr(self.optimizer, "variables", [])
+            with internals.restoring(captured, known_to_keras):
                 self._run_in_python(kind, batch)
         with self.nothing_eager():
             return call(traced, data)

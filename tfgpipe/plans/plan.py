@@ -34,6 +34,7 @@ from tfgpipe.devices import (
     accelerators,
     strategy,
 )
+from tfgpipe.devices import names as device_names
 from tfgpipe.plans.prediction import Prediction, Setting, predict
 from tfgpipe.plans.search import PlanProblem, fastest_settings, smallest
 from tfgpipe.plans.workload import (
@@ -330,6 +331,7 @@ def plan(
         replicas,
         limit,
         known,
+        _have_host(names),
     )
     if setting is None:
         choices = fastest_settings(problem, NUM_CHOICES)
@@ -346,6 +348,11 @@ def plan(
     if profile is None and known is not None:
         basis = f"seconds from FLOPs on {known.name}"
     return Plan(tuple(choices), rows, names, are_given, limit, basis)
+
+
+def _have_host(names: Sequence[str]) -> bool:
+    """Whether devices may have their weights, or what they keep, on a host."""
+    return not device_names.only_compiles(names)
 
 
 def _warn_of_guesses(profile: Profile, setting: Setting, rows: int) -> None:

@@ -46,7 +46,7 @@ _SHAPES = [
 ]
 
 # If weights are on the host, a device has those of two cells.
-_HOST_SHAPES = [("breadth_first", chunks) for chunks in (2, 4, 8, 16, 32)]
+_HOST_SHAPES = [("breadth_first", chunks) for chunks in (1, 2, 4, 8, 16, 32)]
 
 # Of a step: beyond, its graph takes minutes to trace.
 _MOST_MICRO_BATCHES = 512
@@ -72,7 +72,7 @@ def fastest_settings(problem: PlanProblem, count: int) -> list[Prediction]:
     does, weights are on the host.
     """
     on_devices = _fastest(problem, count)
-    if on_devices or problem.weights_on != "devices":
+    if on_devices or not problem.has_host:
         return on_devices
     return _fastest(dataclasses.replace(problem, weights_on="host"), count)
 
@@ -184,7 +184,7 @@ def _bound(workload: Workload, setting: Setting) -> float:
 def smallest(problem: PlanProblem) -> Prediction:
     """Of the settings with most cells and micro-batches, what holds least.
 
-    Weights are on the host.
+    Weights are on the host, if they may be.
     """
     rows = problem.batch_size // min(problem.num_replicas)
     replicas, d = max(_grids(problem), key=lambda grid: grid[1])
@@ -200,7 +200,7 @@ def smallest(problem: PlanProblem) -> Prediction:
         m,
         "breadth_first",
         ("always",) * k,
-        weights_on="host",
+        weights_on="host" if problem.has_host else "devices",
     )
     found = predict(workload, setting, problem.machine)
     # The least memory in which it fits.
@@ -239,6 +239,7 @@ class PlanProblem:
         num_replicas: The numbers of replicas to choose from.
         memory_limit: Bytes of a device; None for any.
         machine: How fast it sends and updates; None: in no time.
+        has_host: Whether what a device needs may be on its host.
         weights_on: Where weights are.
     """
 
@@ -250,6 +251,7 @@ class PlanProblem:
     num_replicas: tuple[int, ...]
     memory_limit: float | None
     machine: Machine | None
+    has_host: bool = True
     weights_on: str = "devices"
 
     def workload(self, num_replicas: int, num_micro_batches: int) -> Workload:
@@ -345,7 +347,7 @@ def _with_remat(
     away = changed._replace(
         remat=tuple(r if r == "never" else "offload" for r in changed.remat)
     )
-    if groups > 1 or problem.machine is None:
+    if groups > 1 or problem.machine is None or not problem.has_host:
         return found
     needs = memory(away.cells(workload), away)
     if max(own.total for own in needs) <= limit:

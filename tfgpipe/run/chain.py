@@ -77,13 +77,14 @@ class Chain:
         awaited: list[Any],
         work: Callable[[], Any],
         beside: Beside | None = None,
+        before: Sequence[Any] = (),
     ) -> Any:
         """Runs a task on its device, after the device's last one.
 
-        Or beside those of its device, see `Beside`.
+        Or beside those of its device, see `Beside`. And after those `before`.
         """
         check_interruption()
-        with self.on_device(device, awaited, beside):
+        with self.on_device(device, awaited, beside, before):
             results = work()
             self.finish(task, device, results, beside)
         return results
@@ -98,16 +99,20 @@ class Chain:
 
     @contextlib.contextmanager
     def on_device(
-        self, device: str, awaited: list[Any], beside: Beside | None = None
+        self,
+        device: str,
+        awaited: list[Any],
+        beside: Beside | None = None,
+        before: Sequence[Any] = (),
     ) -> Iterator[None]:
         """Inside, operations run on a device, after its last task."""
-        before = [self.last_op.get(device)]
+        last = [self.last_op.get(device)]
         if beside is not None:
-            before = [
+            last = [
                 self.last_op.get(beside.caller),
                 self._last_beside.get((device, beside.layer)),
             ]
-        ready = [op for op in before if op is not None]
+        ready = [op for op in (*last, *before) if op is not None]
         if self._clock is not None:
             ready = [self._clock.start(device, ready, awaited)]
         with tf.device(device), tf.control_dependencies(ready):
@@ -158,6 +163,7 @@ class ReadyTask(NamedTuple):
         awaited: What it gets from other devices.
         work: Runs it.
         beside: If it runs beside the tasks of its device, with which.
+        before: Operations that it follows besides.
     """
 
     task: Task
@@ -165,6 +171,7 @@ class ReadyTask(NamedTuple):
     awaited: list[Any]
     work: Any
     beside: Beside | None = None
+    before: Sequence[Any] = ()
 
 
 def run_together(

@@ -16,6 +16,7 @@ What each operation takes of others, and what it leaves to them:
     backward        takes what later cells give back,    gives to earlier ones,
                     and what is kept                     adds to sums
     head            takes what earlier cells give        both
+    metrics         beside these, where they may take longer: the last cell's
     offload, fetch  take what is kept                    leave it elsewhere
 
 What is given is by micro-batch and the tensor of the model's graph. What is
@@ -27,7 +28,6 @@ Weights have their values of one mini-batch, see `weights.py`.
 from __future__ import annotations
 
 import collections
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -208,7 +208,13 @@ class TaskFlow:
         if cell.shards is not None and cell.is_beside:
             r = self._replicas.of(op.micro_batch)
             beside = Beside(cell.callers[r], cell.shards.start)
-        return ReadyTask(op.task, device, awaited, work, beside), take
+        # Or ever more outputs would wait for metrics.
+        before = [] if op.kind != "forward" else self._metrics_before(op)
+        return ReadyTask(op.task, device, awaited, work, beside, before), take
+
+    def _metrics_before(self, op: Op) -> list[Any]:
+        own = op.cell, self._replicas.of(op.micro_batch)
+        return self._beside[own][-2:-1]
 
     def counting(self, k: int, m: int) -> tuple[dict[Any, Any], Any]:
         """Values that cell k takes, as far as they are known by now."""
@@ -225,10 +231,8 @@ class TaskFlow:
         values, part = self._values[m], cell.part
         self._state.start(part, m, values)
         packed = self._packed(k, m)
-        work: Any = cell.forward(values, packed, op.keeps)
+        work = cell.forward(values, packed, op.keeps)
         beside = self._beside[own]
-        if len(beside) > 1:  # or outputs would wait for metrics, ever more
-            work = functools.partial(_after, beside[-2], work)
 
         def take(found: tuple[dict[Any, Any], Any]) -> None:
             given, kept = found
@@ -243,7 +247,7 @@ class TaskFlow:
             if k in self._trained:
                 self._kept[k, m] = kept
 
-        return [values[t.ref()] for t in part.takes], work, take
+        return [values[t.ref()] for t in cell.awaits], work, take
 
     def _ready_recompute(self, op: Op) -> tuple[list[Any], Any, Callable]:
         k, m = op.cell, op.micro_batch
@@ -303,9 +307,3 @@ class TaskFlow:
         cell = self._batch.cells[k]
         with tf.device(cell.store_of(self._replicas.device_in(r, k))):
             return self._tasks[k].unpack_sums(self._sums[k, r])
-
-
-def _after(op: tf.Operation, work: Callable[[], Any]) -> Any:
-    """Runs work that is to wait for an operation."""
-    with tf.control_dependencies([op]):
-        return work()

@@ -254,6 +254,7 @@ def test_size_enters_where_nothing_else_of_a_tensor_is_needed():
     (entering,) = subgraphs.entering(own, [y], [x])
     assert entering is tensors["size"]
     assert kinds(subgraphs.function([entering], [y])) >= {"Fill"}
+    assert subgraphs.entering(own, [y], [x, entering]) == []
     compiled = cut(graph, {"jit_compile": True}).entering(own, [y], [x])
     assert [u.op.type for u in compiled] == ["Sin"]
 

@@ -163,6 +163,12 @@ def test_weights_are_on_the_host_where_no_devices_hold_them():
     assert found.setting.weights_on == "devices"
 
 
+def test_devices_without_a_host_have_all_themselves():
+    given = problem([1.0] * 24, 300, devices=2, batch_size=1, has_host=False)
+    assert fastest_settings(given, 5) == []
+    assert smallest(given).setting.weights_on == "devices"
+
+
 def test_replicas_are_chosen_if_asked_for():
     given = problem([1.0] * 8, num_replicas=(1, 2, 4), machine=None)
     replicas = {p.setting.num_replicas for p in fastest_settings(given, 100)}
