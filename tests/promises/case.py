@@ -89,8 +89,7 @@ class Case:
         other_micro_batches: M of a pipeline from a file; None for the same.
         other_replicas: R of a pipeline from a file; None for the same.
         cells: `layers_per_cell`, where K is their number; None to draw it.
-        override: What a subclass does itself: "compute_loss", "more loss",
-            "losses", "losses of the model", "loss of x", "metrics of x" or
+        override: What a subclass does itself, see `mid_run.OVERRIDES`; or
             None.
         toggle: What a callback changes after the first epoch: "learning_rate",
             "trainable", "weights" or None.

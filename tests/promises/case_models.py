@@ -35,7 +35,7 @@ def layers(case: Case, explicit_input: bool, is_plain: bool = False) -> Any:
     keras.utils.set_random_seed(case.seed)
     if case.outputs:
         # Steps and losses are a pipeline's own.
-        has_own = is_plain or case.override == "losses of the model"
+        has_own = is_plain or case.override in mid_run.IN_MODEL
         override = case.override if has_own else None
         cls = mid_run.overridden(override, keras.Model)
         return case_graphs.model(case, cls)
@@ -145,7 +145,7 @@ def pipeline(
         arguments["shards"] = shards_of(own, devices, case.shards)
     count = len(tfgpipe.layers_of(found) if case.outputs else case.layers)
     arguments["layers_per_cell"] = cuts.cut(case, num_partitions, count)
-    in_model = case.outputs and case.override == "losses of the model"
+    in_model = case.outputs and case.override in mid_run.IN_MODEL
     override = None if in_model else case.override
     with scope(case, num_partitions, schedule):
         cls = mid_run.overridden(override, tfgpipe.GPipe)

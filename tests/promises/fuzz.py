@@ -3,8 +3,9 @@
 make fuzz FUZZ_FLAGS="--count=2000 --seed=0 --jobs=2"
 
 Case I of seed S is always the same: `--case=S:I` runs and shrinks it alone;
-`--case` with what a failure prints, a case as JSON, runs that. To look behind
-what is known, leave out cases with some tags: `--without="layer branch,K 1"`.
+`--case` with what a failure prints, a case as JSON, runs that. Leave out cases
+with some tags to look behind what is known: `--without="layer branch,K 1"`; run
+those alone that have one of some tags to look at them: `--only="layer router"`.
 `--trial` draws layers for `trial_fuzz.py` instead.
 """
 
@@ -74,16 +75,22 @@ def _flags() -> Any:
     parser.add_argument("--trial", action="store_true")
     parser.add_argument("--case", help="SEED:INDEX, or JSON")
     parser.add_argument("--without", default="", help="tags, with commas")
+    parser.add_argument("--only", default="", help="tags, with commas")
     parser.add_argument("--shrink", type=int, default=60, help="at most")
     return parser.parse_args()
 
 
 def _cases(flags: Any) -> Any:
-    without = {tag.strip() for tag in flags.without.split(",")}
+    without, only = _tags(flags.without), _tags(flags.only)
     for index in range(flags.first, flags.first + flags.count):
         case = generate(flags.seed, index, flags.wide, flags.odd)
-        if not without & set(case.tags()):
+        tags = set(case.tags())
+        if not without & tags and (only & tags or not only):
             yield index, case
+
+
+def _tags(text: str) -> set[str]:
+    return {tag.strip() for tag in text.split(",") if tag.strip()}
 
 
 def _one(flags: Any) -> int:

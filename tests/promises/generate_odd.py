@@ -215,6 +215,43 @@ def _drawn(g: Growth, found: Options) -> None:
         g.add("own_moments", momentum=0.8)
 
 
+# -------------------------------------------------- as models of people are
+def _spare(g: Growth, found: Options) -> None:
+    g.add("spare", units=g.width)
+
+
+def _end_scaled(rng: random.Random, found: Options) -> None:
+    found["optimizer"]["options"].pop("use_ema", None)
+    found["optimizer"]["options"].pop("loss_scale_factor", None)
+    found["optimizer"]["options"]["scaled"] = True
+    found["bad_row"] = None
+
+
+def _end_policy(rng: random.Random, found: Options) -> None:
+    found["override"], found["schedule"] = "own policy", "gpipe"
+    found["optimizer"]["options"].pop("loss_scale_factor", None)
+    found["optimizer"]["options"].pop("scaled", None)
+    found["bad_row"] = None
+
+
+def _end_weights(rng: random.Random, found: Options) -> None:
+    found["override"] = "own weights"
+    found["then"] = rng.choice(("weights", "weights", "another K", "eager"))
+
+
+def _resource(g: Growth, found: Options) -> None:
+    g.add("resource")
+
+
+def _end_resource(rng: random.Random, found: Options) -> None:
+    found["override"], found["schedule"] = "assigns resources", "gpipe"
+    found["bad_row"] = None
+
+
+def _router(g: Growth, found: Options) -> None:
+    g.add("router")
+
+
 TOPICS = {
     "attribute that is changed": Topic(_changed, end=_infers, is_graph=True),
     "bytes": Topic(end=_end_inputs, is_graph=False, inputs="bytes"),
@@ -222,11 +259,16 @@ TOPICS = {
     "loss that assigns or draws": Topic(end=_end_loss),
     "loss that is scaled": Topic(end=_end_scale),
     "made frozen": Topic(_made_frozen),
+    "layer that is not built": Topic(_spare, end=_end_scaled),
     "metric in a layer": Topic(_odd_metric),
     "names": Topic(end=_end_inputs, is_graph=True, inputs="names"),
+    "policy of the model": Topic(end=_end_policy, is_graph=True),
     "positions": Topic(
         _positions, end=_end_positions, inputs="sequence", is_first=True
     ),
+    "resource": Topic(_resource, end=_end_resource),
+    "router": Topic(_router),
+    "router of tokens": Topic(_router, is_graph=False, inputs="tokens"),
     "rows mixed": Topic(_mixed),
     "scope inside": Topic(_substituted),
     "size of a row": Topic(
@@ -244,4 +286,5 @@ TOPICS = {
     "sum that is added": Topic(_odd_penalty),
     "tape inside": Topic(_differentiating),
     "unfrozen": Topic(_unfrozen),
+    "weights of the model": Topic(end=_end_weights, is_graph=True),
 }

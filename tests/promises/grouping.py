@@ -40,6 +40,7 @@ MIXING = {
     "odd_metric",
     "odd_penalty",
     "odd_state",
+    "router",
 }
 # State that is a mean over rows: what is read after its assignment is that of
 # the micro-batch.

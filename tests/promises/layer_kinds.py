@@ -37,7 +37,8 @@ WITHOUT_FILE = {
     "storage_reader",
 }
 # Keras merges what was trained with the rest when it saves.
-WITHOUT_WEIGHTS = {"lora_dense"}
+# Neither has a `tf.Variable` a place there.
+WITHOUT_WEIGHTS = {"lora_dense", "resource"}
 
 
 def make(layers: Sequence[Spec], frozen: Sequence[str] = ()) -> list[Any]:
@@ -149,6 +150,12 @@ def storage_reader(made: Made, common: Any, of: str, place: str) -> Any:
 def substituted(made: Made, common: Any, units: int) -> Any:
     inner = _inner("dense", f"{common['name']}_inner", made, units=units)
     return storage_layers.Substituted(inner, **common)
+
+
+@_kind
+def spare(made: Made, common: Any, units: int) -> Any:
+    inner = _inner("dense", f"{common['name']}_inner", made, units=units)
+    return storage_layers.Spare(inner, **common)
 
 
 def _two(made: Made, common: Any, units: int) -> list[Any]:

@@ -64,7 +64,48 @@ def _of_inputs(x, like):
     return ops.reshape(sums, (-1, *[1] * (len(like.shape) - 1)))
 
 
+class AssignsResources:
+    """Assigns what layers have read, when a mini-batch is done."""
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        for layer in self.layers:
+            if hasattr(layer, "read_later"):
+                layer.read_later.assign_add(1.0)
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+
+# -------------------------------------------------------- models of a user's
+class OwnWeights:
+    """Makes weights itself: one that is trained, and a counter of steps."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.scale = self.add_weight(shape=(), initializer="ones")
+        self.steps = self.add_weight(
+            shape=(), initializer="zeros", trainable=False
+        )
+
+    def call(self, x, training=None, mask=None):
+        y = super().call(x, training=training, mask=mask)
+        if training:
+            self.steps.assign_add(1.0)
+        return tree.map_structure(
+            lambda t: t * ops.cast(self.scale, t.dtype), y
+        )
+
+
+class OwnPolicy:
+    """Has a policy that none of its layers has: Keras scales the loss."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.dtype_policy = "mixed_float16"
+
+
 OVERRIDES = {
+    "assigns resources": AssignsResources,
+    "own weights": OwnWeights,
+    "own policy": OwnPolicy,
     "loss of x": LossOfInputs,
     "metrics of x": MetricsOfInputs,
     "compute_loss": OwnLoss,
@@ -72,6 +113,10 @@ OVERRIDES = {
     "losses": MoreLosses,
     "losses of the model": MoreLosses,
 }
+
+
+# Those that the user's model has, and not the pipeline.
+IN_MODEL = {"losses of the model", "own policy", "own weights"}
 
 
 def overridden(override: str | None, base: type) -> type:

@@ -156,6 +156,22 @@ class OddMetric(Holder):
         return x
 
 
+@register
+class Router(Holder):
+    """Adds a loss that balances experts over all rows."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(shape[-1], 3))
+
+    def call(self, x):
+        p = ops.softmax(ops.matmul(x, self.kernel))
+        p = ops.reshape(p, (-1, 3))
+        chosen = ops.cast(ops.one_hot(ops.argmax(p, -1), 3), p.dtype)
+        balance = ops.mean(p, axis=0) * ops.mean(chosen, axis=0)
+        self.add_loss(3.0 * ops.sum(balance))
+        return x
+
+
 LENGTHS: dict[str, Callable[[Any], Any]] = {
     "shape": lambda x: ops.shape(x)[1],
     "unstack": lambda x: tf.unstack(tf.shape(x))[1],
@@ -210,4 +226,5 @@ CLASSES: dict[str, Any] = {
     "odd_state": OddState,
     "own_moments": OwnMoments,
     "positions": Positions,
+    "router": Router,
 }

@@ -169,7 +169,31 @@ class Changed(Holder):
         self.scale = 2.0
 
 
+@register
+class Resource(Holder):
+    """Multiplies by a `tf.Variable` that is no weight; see `mid_run.py`."""
+
+    def __init__(self, *held, **kwargs):
+        super().__init__(*held, **kwargs)
+        self.read_later = tf.Variable(1.0, trainable=False)
+
+    def call(self, x):
+        return x / ops.cast(self.read_later, x.dtype)
+
+
+@register
+class Spare(Around):
+    """Holds a layer that it never calls, so that it is never built."""
+
+    def build(self, shape):
+        pass
+
+    def call(self, x):
+        return x
+
+
 CLASSES: dict[str, Any] = {
     "differentiating": Differentiating,
     "frozen_weight": FrozenWeight,
+    "resource": Resource,
 }
