@@ -202,15 +202,21 @@ def as_device_takes(gradient: Any, variable: keras.Variable) -> Any:
         )
 
 
-def follow_inputs(variables: list[keras.Variable]) -> Any:
+def follow_inputs(
+    variables: list[keras.Variable], is_on: Callable[[], bool] = lambda: True
+) -> Any:
     """Inside, an operation runs on the device of its first input.
 
     Of its first input that is no scalar, if there is one. A context manager.
 
     Args:
         variables: Those from whose devices it starts.
+        is_on: Whether an operation that is made now does so.
     """
-    return tf.compat.v1.device(_device_of_inputs(variables))
+    followed = _device_of_inputs(variables)
+    return tf.compat.v1.device(
+        lambda op: followed(op) if is_on() else op.device
+    )
 
 
 def _device_of_inputs(variables: list[keras.Variable]) -> Callable:

@@ -31,13 +31,20 @@ class Head:
     The model is compiled and built.
 
     Attributes:
-        metrics_add_up: Whether to update the metrics.
-        metric_state: The metrics' variables.
+        metrics_add_up: Whether no metrics are left for who has all outputs.
+        metric_state: The variables of the metrics that it updates.
     """
 
-    def __init__(self, model: keras.Model, with_loss: bool, with_metrics: bool):
-        self.metrics_add_up = with_metrics
+    def __init__(
+        self,
+        model: keras.Model,
+        with_loss: bool,
+        metrics_add_up: bool,
+        updates_metrics: bool = True,
+    ):
+        self.metrics_add_up = metrics_add_up
         self._loss = internals.compiled_loss(model) if with_loss else None
+        with_metrics = metrics_add_up and updates_metrics
         self._metrics = (
             internals.compiled_metrics(model) if with_metrics else None
         )

@@ -30,6 +30,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfgpipe import internals
+from tfgpipe.devices import names
 from tfgpipe.graphs import as_tensor, is_continuous
 from tfgpipe.graphs import gradient_sums as sums
 from tfgpipe.micro_batches import structure_of
@@ -38,14 +39,23 @@ from tfgpipe.schedules import Program
 
 
 class Objective:
-    """The loss of one mini-batch."""
+    """The loss of one mini-batch.
+
+    `scales` is whether the backward pass starts from the loss as the optimizer
+    scales it.
+    """
 
     def __init__(
-        self, model: keras.Model, data: tuple[Any, Any, Any], training: bool
+        self,
+        model: keras.Model,
+        data: tuple[Any, Any, Any],
+        training: bool,
+        scales: bool = True,
     ):
         self._model = model
         self._data = data
         self._training = training
+        self._scales = scales
 
     def check(self, program: Program) -> None:
         """Checks that the loss is known when the backward pass needs it."""
@@ -86,8 +96,30 @@ class Objective:
         """
 
     def _scaled(self, loss: tf.Tensor) -> tf.Tensor:
-        optimizer = self._model.optimizer
-        return loss if optimizer is None else optimizer.scale_loss(loss)
+        optimizer = getattr(self._model, "optimizer", None)
+        if optimizer is None or not self._scales:
+            return loss
+        return optimizer.scale_loss(loss)
+
+    def unscaled(self, gradient: Any, variable: keras.Variable) -> Any:
+        """A gradient of the loss itself, or None, where its variable is."""
+        if gradient is None:
+            return None
+        device = variable.value.device
+        with tf.device(device):
+            real = tf.as_dtype(gradient.dtype).real_dtype
+            # A scale may be larger than float16 has numbers.
+            one = tf.ones([], tf.float32 if real.size < 4 else real)
+            scale = self._scaled(one)
+            if scale is not one:
+                if gradient.dtype.is_complex:
+                    scale = tf.cast(scale, gradient.dtype)
+                return _with_values(
+                    gradient, lambda values: tf.cast(values, scale.dtype) / scale
+                )
+            if names.same_device(gradient.device, device):
+                return gradient
+            return tf.identity(gradient)
 
 
 class Penalty(NamedTuple):
@@ -122,10 +154,15 @@ class Penalty(NamedTuple):
 def _scaled(gradient: Any, factor: Any) -> Any:
     """A gradient, dense or sparse, times a scalar."""
     factor = tf.cast(factor, gradient.dtype)
-    if isinstance(gradient, tf.IndexedSlices):
-        values = factor * gradient.values
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return factor * gradient
+    return _with_values(gradient, lambda values: factor * values)
+
+
+def _with_values(gradient: Any, change: Callable[[tf.Tensor], Any]) -> Any:
+    """A gradient, dense or sparse, whose numbers are changed; of its dtype."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return tf.cast(change(gradient), gradient.dtype)
+    values = tf.cast(change(gradient.values), gradient.dtype)
+    return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
 
 
 def penalties(model: keras.Model) -> list[Penalty]:

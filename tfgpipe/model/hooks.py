@@ -13,9 +13,11 @@ observed where it runs: while a step is traced.
 from __future__ import annotations
 
 import collections
+import contextlib
+import contextvars
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -26,7 +28,13 @@ from keras import tree
 from tfgpipe import failures, internals
 from tfgpipe.arguments import Arguments
 from tfgpipe.cells import Cell
-from tfgpipe.devices import Storage, names, place_variables, placement
+from tfgpipe.devices import (
+    Storage,
+    names,
+    place_variables,
+    placement,
+    update_on_devices,
+)
 from tfgpipe.devices import strategy as strategy_lib
 from tfgpipe.failures import explained, interruptible
 from tfgpipe.generation import GroupedGeneration, install
@@ -74,14 +82,23 @@ class _Notes:
     held_random_state: RandomState | None = None
 
 
+# Whether operations that are made are those of a pipeline.
+in_pipeline = contextvars.ContextVar("in_pipeline", default=False)
+
 _CURES = {
-    "train_step": "A loss of your own belongs in `compute_loss`.",
+    "train_step": (
+        "A loss of your own belongs in `compute_loss`; a step of your own gets "
+        "its gradients by `self.loss_and_gradients(x, y, sample_weight)`."
+    ),
     "test_step": "A loss of your own belongs in `compute_loss`.",
     "predict_step": "Then change what that returned.",
     "make_train_function": "Then change `self.train_function`.",
     "make_test_function": "Then change `self.test_function`.",
     "make_predict_function": "Then change `self.predict_function`.",
 }
+
+
+_apply = internals.Replaceable(keras.optimizers.Optimizer, "apply")
 
 
 def base(method: Callable) -> Callable:
@@ -116,7 +133,10 @@ def _extending(name: str, method: Any) -> Callable:
     @functools.wraps(method)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
         before = self._notes.base_calls[name]
-        result = method(self, *args, **kwargs)
+        with contextlib.ExitStack() as stack:
+            if name == "train_step":
+                stack.enter_context(self.updates_in_place())
+            result = method(self, *args, **kwargs)
         if self._notes.base_calls[name] == before:
             raise TypeError(
                 f"`{name}` of a subclass of `GPipe` must call that of `GPipe`, "
@@ -418,21 +438,60 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
         self._notes.compiled_as = arguments
 
     def build_optimizer(self) -> None:
-        """Creates the optimizer's slots, each where its variable is.
-
-        Keras does so in the first step, and puts all of them on device 0.
-        """
+        """Creates the optimizer's slots, each where its variable is."""
         optimizer = getattr(self, "optimizer", None)
         if optimizer is None:
             return
+        if not optimizer.built or optimizer is not self._notes.optimizer:
+            self._place_slots(optimizer, self.trainable_variables)
+        self._notes.optimizer = optimizer
+
+    def _place_slots(self, optimizer: Any, variables: list[Any]) -> None:
+        """Creates slots where variables are, or moves them there.
+
+        Keras creates them in the first step, and puts all of them on device 0.
+        """
         if self._strategy is not None:
             internals.adopt(optimizer, self._strategy)
         if not optimizer.built:
             with tf.init_scope(), internals.without_strategy():
-                optimizer.build(self.trainable_variables)
-        elif optimizer is not self._notes.optimizer:
+                optimizer.build(variables)
+        else:
             self._move_slots(optimizer)
-        self._notes.optimizer = optimizer
+
+    @contextlib.contextmanager
+    def updates_in_place(self) -> Iterator[None]:
+        """Inside, a step of a user's changes variables where they are.
+
+        Its optimizers, each on the devices of the variables that it gets, and
+        whatever else it computes of gradients. The pipeline's operations are
+        placed as they would be outside.
+        """
+        graph = internals.current_graph()
+        if graph is None:
+            yield
+            return
+
+        def apply(
+            optimizer: Any, grads: Any, trainable_variables: Any = None
+        ) -> None:
+            if in_pipeline.get():
+                _apply.original(optimizer, grads, trainable_variables)
+                return
+            variables = trainable_variables
+            if variables is not None:
+                variables = list(variables)
+                with internals.outside_functions():
+                    self._place_slots(optimizer, variables)
+            in_branch = internals.current_graph() is not graph
+            with update_on_devices(optimizer, self.variables, in_branch):
+                _apply.original(optimizer, grads, variables)
+
+        with (
+            _apply.by(apply),
+            placement.follow_inputs([], lambda: not in_pipeline.get()),
+        ):
+            yield
 
     def _move_slots(self, optimizer: Any) -> None:
         """Brings slots to the weights, which are elsewhere now.

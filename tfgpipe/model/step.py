@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -25,7 +25,7 @@ from tfgpipe.devices import (
     update_on_devices,
     updates_slices_alike,
 )
-from tfgpipe.failures import one_step
+from tfgpipe.failures import one_step, setting
 from tfgpipe.loss import (
     Head,
     Objective,
@@ -42,7 +42,7 @@ from tfgpipe.micro_batches import (
     check_rows,
 )
 from tfgpipe.model.build import Built
-from tfgpipe.model.hooks import Hooks, base
+from tfgpipe.model.hooks import Hooks, base, in_pipeline
 from tfgpipe.model.nonfinite import Guard
 from tfgpipe.model.run_eagerly import captured_by, run_eagerly
 from tfgpipe.run import MiniBatch, Pipeline
@@ -70,17 +70,47 @@ class _StepNotes:
     added_losses: tuple[Any, Sequence[Any]] = (None, ())
 
 
-def as_graph(step: Callable) -> Callable:
-    """Makes a step of a `GPipe` a graph also where it is called eagerly."""
-    in_graph = one_step(step)
+class _Passes(NamedTuple):
+    """The forward and the backward pass of one mini-batch, without an update.
 
-    @functools.wraps(step)
-    def called(self: Any, data: Any) -> Any:
-        if tf.executing_eagerly():
-            return self.run_as_graph(in_graph, data)
-        return in_graph(self, data)
+    Attributes:
+        batch: x, y and sample_weight as they are given.
+        arrival: Operations that have run once these are there and checked.
+        head: Computes loss and metrics of a micro-batch.
+        loss: The loss of the mini-batch.
+        run: The mini-batch, which has gone through the cells.
+        guard: Undoes what is not finite, or None.
+        total: The loss, a scalar.
+    """
 
-    return called
+    batch: tuple[Any, Any, Any]
+    arrival: list[tf.Operation]
+    head: Head
+    loss: Objective
+    run: Pipeline
+    guard: Guard | None
+    total: tf.Tensor
+
+
+def as_graph(kind: str) -> Callable[[Callable], Callable]:
+    """Makes a step of a `GPipe` a graph also where it is called eagerly.
+
+    `kind` is "train", "test" or "predict".
+    """
+
+    def wrapped(step: Callable) -> Callable:
+        in_graph = one_step(step)
+
+        @functools.wraps(step)
+        def called(self: Any, data: Any) -> Any:
+            if tf.executing_eagerly():
+                return self.run_as_graph(in_graph, data, kind)
+            with setting(in_pipeline, True):
+                return in_graph(self, data)
+
+        return called
+
+    return wrapped
 
 
 def mini_batch_of(
@@ -163,15 +193,118 @@ class TrainingSteps(Hooks):
             self.prepare(x, y, weight, with_loss=True)
 
     @base
-    @as_graph
+    @as_graph("train")
     def train_step(self, data: Any) -> dict[str, Any]:
         """Trains on one mini-batch; called by `fit`."""
+        passes = self._pass_both_ways(data)
+        with tf.control_dependencies(passes.arrival):
+            self._update(passes.run, passes.loss, passes.total, passes.guard)
+            logs = self._logs(passes)
+            guard = passes.guard
+            return logs if guard is None else self._guarded(logs, guard)
+
+    def loss_and_gradients(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        update_metrics: bool = True,
+    ) -> tuple[tf.Tensor, list[Any]]:
+        """Passes one mini-batch through the pipeline, forward and backward.
+
+        For a training step of one's own: what it makes of the gradients, such
+        as an update, is not this method's. It may be called in the `train_step`
+        of a subclass, or of another model, once or several times, and eagerly.
+        Weights are read when it is called: a second call sees what was assigned
+        after the first one.
+
+        As in `fit`, micro-batches go through the cells under the schedule.
+        Moving statistics, random seeds and metrics of layers are assigned once
+        for the mini-batch.
+
+        Args:
+            x: Inputs, a nest of tensors of shape (batch, ...).
+            y: Labels, a nest of tensors of shape (batch, ...), or None.
+            sample_weight: Weights of rows, as in `fit`; or None.
+            update_metrics: Whether to update the metrics of `compile`, or to
+                call an overridden `compute_metrics` with the outputs of the
+                mini-batch. The metric "loss" of `self.metrics` is not updated,
+                as `compute_loss` does not: do so where the logs shall have it.
+                Where there are several outputs, the metrics of their losses are
+                updated in any case, as by `compute_loss`.
+
+        Returns:
+            loss: That of `compute_loss`, a scalar, with all that layers add to
+                it. It cannot be differentiated.
+            gradients: A list in the order of `trainable_variables`: of each a
+                tensor of its shape, `tf.IndexedSlices`, or None where the loss
+                does not depend on it; on its device. Those of the loss itself,
+                also where the optimizer scales it against underflow. As
+                `LossScaleOptimizer.apply` divides by its scale, they must be
+                multiplied first: by `optimizer.scale_loss`.
+
+        Raises:
+            ValueError: If there is no loss, or it cannot be computed under the
+                schedule: one of whole mini-batches needs all outputs first.
+
+        Example:
+
+        >>> import numpy as np
+        >>> class Clipped(GPipe):
+        ...     def train_step(self, data):
+        ...         x, y, w = keras.utils.unpack_x_y_sample_weight(data)
+        ...         loss, gradients = self.loss_and_gradients(x, y, w)
+        ...         gradients, norm = tf.clip_by_global_norm(gradients, 1.0)
+        ...         self.optimizer.apply(gradients, self.trainable_variables)
+        ...         return {"loss": loss, "norm": norm}
+        >>> model = Clipped([keras.layers.Dense(2)], 1, num_micro_batches=2)
+        >>> model.compile("sgd", "mse")
+        >>> logs = model.train_on_batch(
+        ...     np.ones((4, 3)), np.ones((4, 2)), return_dict=True
+        ... )
+        >>> sorted(logs)
+        ['loss', 'norm']
+        """
+        self._notes.base_calls["train_step"] += 1
+        self.compile_as_task()
+        data = x, y, sample_weight
+        if update_metrics:
+            return self._passed_with_metrics(data)
+        return self._passed(data)
+
+    @as_graph("train")
+    def _passed_with_metrics(self, data: Any) -> tuple[tf.Tensor, list[Any]]:
+        return self._loss_and_gradients(data, updates_metrics=True)
+
+    @as_graph("train")
+    def _passed(self, data: Any) -> tuple[tf.Tensor, list[Any]]:
+        return self._loss_and_gradients(data, updates_metrics=False)
+
+    def _loss_and_gradients(
+        self, data: Any, updates_metrics: bool
+    ) -> tuple[tf.Tensor, list[Any]]:
+        passes = self._pass_both_ways(data, False, updates_metrics)
+        with tf.control_dependencies(passes.arrival):
+            pairs = self._gradients(passes.run, passes.loss)
+            known = {id(v): passes.loss.unscaled(d, v) for d, v in pairs}
+            if updates_metrics:
+                self._updated_metrics(passes)
+            variables = self.trainable_variables
+            return passes.total, [known.get(id(v)) for v in variables]
+
+    def _pass_both_ways(
+        self, data: Any, is_whole_step: bool = True, updates_metrics: bool = True
+    ) -> _Passes:
+        """Runs the forward and the backward pass of a mini-batch.
+
+        `is_whole_step` is whether the optimizer's update follows.
+        """
         batch, arrival = self._unpack(data)
-        head, loss = self._loss_of(batch, training=True)
+        head, loss = self._loss_of(batch, True, is_whole_step, updates_metrics)
         #     forward     F0 F1             up to the first backward task
         #     start             dy          where the loss's gradient starts
         #     backward             B1 B0    all other tasks
-        #     update                     u
         run = self._forward(batch, head, loss, training=True)
         guard = self._guard(run)
         with tf.control_dependencies(arrival):
@@ -182,12 +315,10 @@ class TrainingSteps(Hooks):
         with tf.control_dependencies(arrival):
             run.assign_state()
             total = loss.total(run)
-            self._update(run, loss, total, guard)
-            logs = self._logs(run, head, total, batch)
-            return logs if guard is None else self._guarded(logs, guard)
+        return _Passes(batch, arrival, head, loss, run, guard, total)
 
     @base
-    @as_graph
+    @as_graph("test")
     def test_step(self, data: Any) -> dict[str, Any]:
         """Evaluates one mini-batch; called by `evaluate`."""
         batch, arrival = self._unpack(data)
@@ -196,10 +327,12 @@ class TrainingSteps(Hooks):
         with tf.control_dependencies(arrival):
             run.assign_state()
             total = loss.total(run)
-            return self._logs(run, head, total, batch)
+            return self._logs(
+                _Passes(batch, arrival, head, loss, run, None, total)
+            )
 
     @base
-    @as_graph
+    @as_graph("predict")
     def predict_step(self, data: Any) -> Any:
         """Computes one mini-batch's outputs; called by `predict`."""
         batch, arrival = self._unpack(data, with_loss=False)
@@ -233,24 +366,31 @@ class TrainingSteps(Hooks):
         return (x, y, sample_weight), arrival
 
     def _loss_of(
-        self, batch: tuple[Any, Any, Any], training: bool
+        self,
+        batch: tuple[Any, Any, Any],
+        training: bool,
+        is_whole_step: bool = True,
+        updates_metrics: bool = True,
     ) -> tuple[Head, Objective]:
         """What the last cell computes of the loss, and the rest of it."""
         _, y, sample_weight = batch
         built = self.built_for("a step")
         specs = as_specs(y), built.output_spec, as_specs(sample_weight)
         has_own_losses = type(self).losses is not TrainingSteps.losses
+        has_own = has_own_scale(getattr(self, "optimizer", None))
         is_summed = (
             not has_own_losses
             and loss_adds_up(self, *specs)
-            and not (training and has_own_scale(self.optimizer))
+            and not (training and is_whole_step and has_own)
         )
-        head = Head(self, is_summed, metrics_add_up(self, *specs))
+        adds_up = not updates_metrics or metrics_add_up(self, *specs)
+        head = Head(self, is_summed, adds_up, updates_metrics)
         objective = SummedLoss if is_summed else WholeMiniBatchLoss
         if training:
             seen = internals.compiled_loss(self), as_specs(batch)
             self._step_notes.trained = seen
-        return head, objective(self, batch, training)
+        scales = training and (is_whole_step or not has_own)
+        return head, objective(self, batch, training, scales)
 
     def _forward(
         self,
@@ -382,25 +522,26 @@ class TrainingSteps(Hooks):
         """Inside, training steps are traced with a `run.Clock`."""
         return internals.replaced(self._step_notes, "clock", clock)
 
-    def _logs(
-        self,
-        run: Pipeline,
-        head: Head,
-        total: tf.Tensor,
-        batch: tuple[Any, Any, Any],
-    ) -> dict[str, Any]:
+    def _logs(self, passes: _Passes) -> dict[str, Any]:
         """What `fit` shows: the loss and the metrics."""
-        x, y, sample_weight = batch
-        added = run.results.extra_losses()
-        self._step_notes.added_losses = internals.current_graph(), added
+        run = passes.run
         with tf.device(run.results.device):
             internals.loss_tracker(self).update_state(
-                total, sample_weight=run.micro_batches.num_rows
+                passes.total, sample_weight=run.micro_batches.num_rows
             )
-            if head.metrics_add_up:
+        return self._updated_metrics(passes)
+
+    def _updated_metrics(self, passes: _Passes) -> dict[str, Any]:
+        """The metrics, of which the head has not updated all."""
+        x, y, sample_weight = passes.batch
+        results = passes.run.results
+        added = results.extra_losses()
+        self._step_notes.added_losses = internals.current_graph(), added
+        with tf.device(results.device):
+            if passes.head.metrics_add_up:
                 return self.get_metrics_result()
             return self.compute_metrics(
-                x, y, run.results.joined_outputs(), sample_weight=sample_weight
+                x, y, results.joined_outputs(), sample_weight=sample_weight
             )
 
     def replaced_losses(
@@ -477,21 +618,20 @@ class TrainingSteps(Hooks):
             self._notes.skips.start_epoch()
 
     # -------------------------------------------------------- called eagerly
-    def run_as_graph(self, step: Callable, data: Any) -> Any:
-        """Runs a training, test or predict step that was called eagerly."""
-        kind = step.__name__.removesuffix("_step")
+    def run_as_graph(self, step: Callable, data: Any, kind: str) -> Any:
+        """Runs a step that was called eagerly, as `as_graph` has it."""
         getattr(self, f"make_{kind}_function")()  # what Keras checks before
         self.note_data(data)
         batch, _ = self._unpack(data, with_loss=kind != "predict")
         known = self._notes.functions.setdefault(kind, {})
-        trained = tuple(v.trainable for v in self.variables)
-        if trained not in known:
+        key = step.__name__, *(v.trainable for v in self.variables)
+        if key not in known:
             # Traced anew for other numbers of rows: where they are known, as
             # eagerly, Keras weighs the losses of several outputs by them.
             traced = tf.function(functools.partial(step, self), autograph=False)
             call = self._explained(lambda function, data: function(data))
-            known[trained] = traced, call
-        traced, call = known[trained]
+            known[key] = traced, call
+        traced, call = known[key]
         if self.run_eagerly or tf.config.functions_run_eagerly():
             with self.nothing_eager():
                 captured = captured_by(call, traced, data)
