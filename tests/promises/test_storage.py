@@ -4,6 +4,8 @@ A Keras variable keeps its value in a `tf.Variable`, which tapes watch if it was
 made to be trained. Layers may read that by other ways than the variable.
 """
 
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -260,3 +262,136 @@ def test_tape_by_a_weight_of_another_layer(k, eagerly):
         return [dense, kl.Lambda(differentiate), kl.Dense(2)]
 
     compared(make, k, eagerly)
+
+
+# -------------------------------------------------- what a step assigns later
+class Slow(kl.Layer):
+    """Hands its input on, later."""
+
+    def call(self, x):
+        def wait(t):
+            time.sleep(0.02)
+            return t
+
+        @tf.custom_gradient
+        def slowly(x):
+            y = tf.numpy_function(wait, [x], x.dtype)
+            return tf.ensure_shape(y, x.shape), lambda d: d
+
+        return slowly(x)
+
+
+class Outside(kl.Layer):
+    """Multiplies by what TensorFlow alone knows, in some way."""
+
+    def __init__(self, way, **kwargs):
+        super().__init__(**kwargs)
+        self.way = way
+        self.factor = tf.Variable([1.0, 2.0], dtype="float64", trainable=False)
+        self.table = tf.lookup.experimental.MutableHashTable(
+            tf.int64, tf.float64, default_value=1.0
+        )
+
+    def call(self, x):
+        if self.way == "read":
+            return x * self.factor[0]
+        if self.way == "looked up":
+            return x * tf.gather(self.factor, [1])
+        if self.way == "in a loop":
+            return tf.while_loop(
+                lambda i, _: i < 2,
+                lambda i, y: (i + 1, y * self.factor[1]),
+                [0, x],
+            )[1]
+        if self.way == "in a function":
+            return tf.function(lambda x: x * self.factor[0])(x)
+        if self.way == "counted":
+            return x / self.factor.assign_add([1.0, 1.0])[1]
+        found = self.table.lookup(tf.constant([1], tf.int64))
+        return x * tf.ensure_shape(found, [1])
+
+    def move(self):
+        self.factor.assign_add([0.5, 0.5])
+        key = tf.constant([1], tf.int64)
+        self.table.insert(key, self.table.lookup(key) + 0.5)
+
+
+WAYS = (
+    *("read", "looked up", "in a loop", "in a function"),
+    *("from a table", "counted"),
+)
+
+
+def stepping(cls, way, **arguments):
+    """Losses of steps that assign, at their end, what their layers read."""
+
+    class Moving(cls):
+        def train_step(self, data):
+            logs = super().train_step(data)
+            self.outside.move()
+            return logs
+
+        def test_step(self, data):
+            logs = super().test_step(data)
+            self.outside.move()
+            return logs
+
+    keras.utils.set_random_seed(5)
+    outside = Outside(way)
+    layers = [kl.Dense(4), Slow(), kl.Dense(4, "tanh"), outside, kl.Dense(2)]
+    model = Moving(layers, **arguments)
+    model.outside = outside
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
+    x, y = normal(4), normal(2)
+    told = {"batch_size": 4, "verbose": 0}
+    history = model.fit(x, y, epochs=2, shuffle=False, **told)
+    losses = [*history.history["loss"], model.evaluate(x, y, **told)]
+    key = tf.constant([1], tf.int64)
+    return losses, outside.factor.numpy(), outside.table.lookup(key).numpy()
+
+
+@pytest.mark.filterwarnings("ignore:.*has side effects")
+@pytest.mark.parametrize(
+    ("k", "m", "way"),
+    quick(
+        [
+            *((2, 4, way) for way in WAYS[:-1]),
+            *((1, 1, way) for way in WAYS),
+            (2, 1, "counted"),
+        ],
+        [(2, 4, "read"), (2, 4, "in a loop"), (2, 4, "from a table")],
+    ),
+)
+def test_step_assigns_what_cells_read_when_they_have_read_it(k, m, way):
+    """Cells that wait for others read what the step had assigned at its end."""
+    expected = stepping(keras.Sequential, way)
+    split = {"num_partitions": k, "num_micro_batches": m}
+    found = stepping(tfgpipe.GPipe, way, **split, remat="always")
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, 1e-12)
+
+
+def test_recomputation_reads_what_the_forward_pass_has_read():
+    """The loss of the whole mini-batch assigns between the two."""
+
+    def trained(cls, **arguments):
+        class Moving(cls):
+            def compute_loss(self, x, y, y_pred, sample_weight=None, **told):
+                with tf.control_dependencies([y_pred]):
+                    self.outside.move()
+                return keras.ops.mean((y - y_pred) ** 2)
+
+        keras.utils.set_random_seed(5)
+        outside = Outside("read")
+        model = Moving([kl.Dense(4), outside, kl.Dense(2)], **arguments)
+        model.outside = outside
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.9))
+        model.fit(normal(4), normal(2), batch_size=4, epochs=2, verbose=0)
+        return model.get_weights()
+
+    expected = trained(keras.Sequential)
+    found = trained(
+        tfgpipe.GPipe, num_partitions=2, num_micro_batches=2, remat="always"
+    )
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, 1e-12)

@@ -808,6 +808,49 @@ def test_independent_operations_are_not_ordered():
     assert second not in third.control_inputs
 
 
+def test_calls_are_ordered_by_what_they_assign_alone():
+    variable = tf.Variable(1.0)
+
+    @tf.function
+    def function():
+        for i in range(3):
+            called = tf.function(
+                (lambda: variable.assign_add(1.0))
+                if i == 1
+                else (lambda: variable + 1.0)
+            ).get_concrete_function()
+            call = internals.FunctionCall(called, as_written=True)
+            call([*called.captured_inputs])
+            graph = tf.compat.v1.get_default_graph()
+            internals.run_independently(graph.get_operations()[-1])
+
+    graph = function.get_concrete_function().graph
+    reads, assigns, last = (
+        op for op in graph.get_operations() if "Call" in op.type
+    )
+    assert [*assigns.control_inputs] == [reads]
+    assert [*last.control_inputs] == [assigns]
+
+
+@pytest.mark.parametrize("assigns", [False, True])
+def test_resources_that_are_only_read_are_told(assigns):
+    variable = tf.Variable(1.0)
+
+    @tf.function
+    def function(n):
+        for _ in tf.range(n):  # a loop, which takes the resource
+            tf.print(variable)
+            if assigns:
+                variable.assign_add(1.0)
+        return variable.read_value()
+
+    graph = function.get_concrete_function(tf.TensorSpec([], tf.int32)).graph
+    ((_, handle),) = [
+        pair for pair in graph.captures if pair[1].dtype == tf.resource
+    ]
+    assert internals.is_only_read(handle) != assigns
+
+
 def test_outer_tensors_are_what_was_captured():
     value, variable = tf.constant([1.0]), tf.Variable([2.0])
     outer = internals.OuterTensors()

@@ -116,7 +116,9 @@ def trace_model(
         graph=graph,
         options=options,
         operations=tuple(graph.get_operations()),
-        effects=tuple(graph.control_outputs),
+        effects=tuple(
+            op for op in graph.control_outputs if op.type not in internals.READS
+        ),
         **seen[-1],
     )
 
@@ -212,7 +214,11 @@ def _run(model: ModelCall, x: Any, labels: Any) -> dict[str, Any]:
 def _made(tensor: Any) -> tf.Tensor:
     """A result: not what came in itself, which no cell would make."""
     tensor = tf.convert_to_tensor(tensor)
-    is_given = tensor.op.type in ("Placeholder", "PlaceholderWithDefault")
+    is_given = tensor.op.type in (
+        "Placeholder",
+        "PlaceholderWithDefault",
+        "ReadVariableOp",
+    )
     return tf.identity(tensor) if is_given else tensor
 
 

@@ -18,6 +18,11 @@ The storage of a model's variables is for nobody to use beside their values.
 What the model reads of a variable, it gets as an argument, and what it assigns,
 it returns. Storage that it uses by itself would be that of the last mini-batch,
 would be changed once a micro-batch, and would have no gradient.
+
+A `tf.Variable` that is not of the model, and that it does not assign, is read
+once in a step, see `graphs/cut.py`. Where a loop, a branch or a lookup reads
+it, or a table, TensorFlow orders the calls of cells and what a step assigns
+later.
 """
 
 from __future__ import annotations

@@ -82,7 +82,8 @@ class WholeGraph:
         places: Their places, by their names.
         nodes: Their definitions, by their names.
         versions: Of the definition.
-        captures: Tensors outside of it, by the references of its own.
+        captures: Tensors outside of it, by the references of its own; and what
+            it reads of variables outside of it that it does not assign.
     """
 
     def __init__(self, graph: Any):
@@ -100,7 +101,11 @@ class WholeGraph:
             gradient.function_name: gradient
             for gradient in definition.library.gradient
         }
-        self.captures = {t.ref(): outer for outer, t in graph.captures}
+        self.captures: dict[Any, Any] = {}
+        for outer, own in graph.captures:
+            self.captures[own.ref()] = outer
+            if own.dtype == tf.resource and internals.is_only_read(own):
+                self.captures.update(_read_outside(outer, own))
 
     def is_large_product(self, name: str) -> bool:
         """Whether an operation multiplies large matrices."""
@@ -133,6 +138,42 @@ class WholeGraph:
                 part.library.gradient.append(self._gradients[name])
                 waiting.append(self._gradients[name].gradient_func)
         return part
+
+
+class OutsideValue:
+    """The value of a variable that is not of the model, a `tf.Variable`.
+
+    It is read once in a step, before what the step assigns, and all cells take
+    it: whenever they run, and run again, it is the same.
+    """
+
+    def __init__(self, handle: Any, dtype: tf.DType):
+        self._handle = handle
+        self._dtype = dtype
+        self._read: tuple[Any, Any] = (None, None)
+
+    def read(self) -> tf.Tensor:
+        """The value, in the graph of a step; where that has it already, that.
+
+        It is read where the variable is.
+        """
+        graph = internals.current_graph()
+        known, value = self._read
+        if graph is None or known is not graph:
+            with tf.control_dependencies(None), tf.device(None):
+                value = tf.raw_ops.ReadVariableOp(
+                    resource=self._handle, dtype=self._dtype
+                )
+            self._read = graph, value
+        return value
+
+
+def _read_outside(outer: Any, handle: tf.Tensor) -> dict[Any, OutsideValue]:
+    """What a graph reads of a variable outside, by the references of that."""
+    reads = [op for op in handle.consumers() if op.type == "ReadVariableOp"]
+    found = [op.outputs[0] for op in reads]
+    values = {t.dtype: OutsideValue(outer, t.dtype) for t in found}
+    return {t.ref(): values[t.dtype] for t in found}
 
 
 def functions_of(node: Any) -> list[str]:
@@ -486,7 +527,9 @@ class Subfunction:
             elif one.ref() in values:
                 arguments.append(values[one.ref()])
             else:
-                arguments.append(self._captures[one.ref()])
+                value = self._captures[one.ref()]
+                is_read = isinstance(value, OutsideValue)
+                arguments.append(value.read() if is_read else value)
         results = iter(self._call([*arguments, *sums]))
         return [
             list(itertools.islice(results, fetch.num_packed))

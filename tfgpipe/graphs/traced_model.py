@@ -52,14 +52,9 @@ _CALLS = {
 # Reading a variable or a table has no effect; cuDNN's recurrent kernels are
 # stateful for the sake of their dropout, which Keras does not use. What nobody
 # needs any more, Python destroys when it comes to it.
-_READS = {
+_READS = internals.READS | {
     "DestroyResourceOp",
-    "LookupTableFindV2",
-    "LookupTableSizeV2",
-    "ReadVariableOp",
-    "ResourceGather",
     "VarHandleOp",
-    "VarIsInitializedOp",
     "CudnnRNN",
     "CudnnRNNV2",
     "CudnnRNNV3",

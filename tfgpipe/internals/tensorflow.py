@@ -32,6 +32,12 @@ from tensorflow.python.eager.polymorphic_function.polymorphic_function import (
 )
 from tensorflow.python.framework import importer as _importer
 from tensorflow.python.framework import op_def_registry as _op_def_registry
+from tensorflow.python.framework.auto_control_deps_utils import (
+    READ_ONLY_RESOURCE_INPUTS_ATTR as _READ_INPUTS,
+)
+from tensorflow.python.framework.auto_control_deps_utils import (
+    RESOURCE_READ_OPS as _RESOURCE_READS,
+)
 from tensorflow.python.ops import control_flow_ops as _control_flow_ops
 from tensorflow.python.ops import custom_gradient as _custom_gradient
 from tensorflow.python.ops import resource_variable_ops as _variable_ops
@@ -534,6 +540,15 @@ class FunctionCall:
             # Else TensorFlow goes through the function for every call.
             "_disable_call_shape_inference": _Attribute(b=True),
         }
+        read = [
+            i
+            for i, tensor in enumerate(function.inputs)
+            if tensor.dtype == tf.resource and is_only_read(tensor)
+        ]
+        if read:
+            self._attributes[_READ_INPUTS] = _Attribute(
+                list=_Attribute.ListValue(i=read)
+            )
         if function.function_def.attr[_IS_COMPILED].b:
             self._attributes[_IS_COMPILED] = _Attribute(b=True)
 
@@ -691,8 +706,11 @@ def is_in_xla() -> bool:
 def run_independently(op: tf.Operation) -> None:
     """Takes an operation out of TensorFlow's automatic control dependencies.
 
-    They would run everything stateful of a function one after the other.
+    They would run everything stateful of a function one after the other. What
+    takes a resource keeps its place among the other uses of that resource.
     """
+    if any(t.dtype == tf.resource for t in op.inputs):
+        return
     graph = op.graph
     manager = getattr(graph, "experimental_acd_manager", None)
     if manager is not None:
@@ -723,6 +741,31 @@ def is_stateful(op_type: str) -> bool:
     """Whether operations of a type have side effects."""
     op_def = _op_def_registry.get(op_type)
     return op_def is not None and op_def.is_stateful
+
+
+# What only reads a resource: a variable, a table.
+READS = frozenset(_RESOURCE_READS) | {
+    "LookupTableExportV2",
+    "LookupTableFindV2",
+    "LookupTableSizeV2",
+    "VarIsInitializedOp",
+}
+
+
+def is_only_read(resource: tf.Tensor) -> bool:
+    """Whether all that takes a resource, in its graph, reads it."""
+    return all(_only_reads(op, resource) for op in resource.consumers())
+
+
+def _only_reads(op: tf.Operation, resource: tf.Tensor) -> bool:
+    if op.type in READS:
+        return True
+    if _READ_INPUTS not in op.node_def.attr:
+        return False
+    read = op.get_attr(_READ_INPUTS)
+    return all(
+        i in read for i, tensor in enumerate(op.inputs) if tensor is resource
+    )
 
 
 def takes_functions(op_type: str) -> bool:
