@@ -336,3 +336,22 @@ class Noise(kl.Layer):
         if not training:
             return x
         return x + keras.random.normal(ops.shape(x), seed=self.generator)
+
+
+class CTCLoss(kl.Layer):
+    """Adds the loss of texts in pictures, as in the readers of captchas."""
+
+    def call(self, labels, logits):
+        ones = ops.ones((ops.shape(logits)[0],), "int32")
+        lengths = [ones * ops.shape(t)[1] for t in (labels, logits)]
+        loss = ops.ctc_loss(labels, logits, *lengths, mask_index=0)
+        self.add_loss(ops.mean(loss))
+        return logits
+
+
+def captcha():
+    """Its labels are inputs, for a loss in a layer."""
+    labels = keras.Input((2,), dtype="int32")
+    x = keras.Input((6, 4))
+    logits = kl.Dense(5)(kl.Conv1D(6, 3, activation="tanh")(x))
+    return keras.Model([labels, x], CTCLoss()(labels, logits))

@@ -10,6 +10,7 @@ from beside_keras import ROWS, assert_close, normal, pipeline, trained
 from crossing import sent_tensors
 from functional import (
     Noise,
+    captcha,
     closure_beside,
     dicts,
     encoder,
@@ -90,6 +91,7 @@ CASES = {
         {"loss": ["mse"] * 3},
         3,
     ),
+    "captcha": (captcha, [1 + tokens(2, 4), normal(6, 4)], normal(4, 5), {}, 1),
     "normalized": (normalized, normal(5), normal(2), {}, 1),
     "opened": (encoder, normal(5, 4), normal(2), {}, 1),
 }

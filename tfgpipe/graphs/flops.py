@@ -18,7 +18,9 @@ loops, branches, called functions and unknown dimensions.
 
 Limits: an unknown dimension counts as 1, and so does a loop whose number of
 iterations is unknown; what Python or NumPy compute inside a `tf.numpy_function`
-is not seen. FLOPs are not seconds: where that matters, measure.
+is not seen. What cannot be read, such as functions of TensorFlow's old kind,
+counts as 1 per output element: a count never fails. FLOPs are not seconds:
+where that matters, measure.
 
 Cost: one visit of every operation.
 
@@ -124,6 +126,13 @@ def _needed(outputs: Iterable[tf.Tensor]) -> list[tf.Operation]:
 
 def operation_flops(op: tf.Operation) -> float:
     """Counts those of one operation; unknown dimensions count as 1."""
+    try:
+        return _flops(op)
+    except Exception:  # no training fails for what it costs
+        return float(sum(map(num_values, op.outputs)))
+
+
+def _flops(op: tf.Operation) -> float:
     if op.type in _LOOPS:
         return _loop_flops(op)
     attributes = op.node_def.attr

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers as kl
 
 from tfgpipe.costs import Placed
@@ -40,6 +41,19 @@ def test_layer_keeps_what_its_gradient_reads(layer, inputs, expected):
     layer.build(inputs.shape)
     found = kept_bytes(layer, inputs)
     assert found[:3] == tuple(4 * ROWS * count for count in expected)
+
+
+def test_what_cannot_be_differentiated_keeps_all_that_it_makes():
+    class Refusing(kl.Layer):
+        def call(self, x):
+            @tf.custom_gradient
+            def refusing(x):
+                return tf.exp(x), lambda dy: dy.gone
+
+            return refusing(x)
+
+    found = kept_bytes(Refusing(), spec(3))
+    assert found.others >= 4 * ROWS * 3
 
 
 def test_frozen_layer_keeps_nothing_for_its_weights():

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from tfgpipe import internals
 from tfgpipe.cells import outline
 from tfgpipe.graphs import operation_flops
 from tfgpipe.sequence.steps import resolve_cost
@@ -269,6 +270,17 @@ def test_layer_flops_unused_results_are_not_counted():
         return x + 1
 
     assert flops(Call(waste), spec(4)) == 4
+
+
+def test_flops_of_what_cannot_be_read_are_estimated(monkeypatch):
+    def unreadable(op, name):
+        raise AttributeError(name)
+
+    def repeated(x):
+        return tf.while_loop(lambda i, _: i < 3, lambda i, x: (i, x), [0, x])[1]
+
+    monkeypatch.setattr(internals, "function_graph", unreadable)
+    assert flops(Call(repeated), spec(4)) > 0
 
 
 @pytest.mark.parametrize(
