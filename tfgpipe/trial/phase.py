@@ -28,6 +28,9 @@ from tfgpipe.trial.compare import Outcome
 from tfgpipe.trial.tried_graph import State, TriedGraph, Values
 from tfgpipe.trial.units import Unit, Units, is_data
 
+# Of a table that is copied.
+_MOST_NUMBERS = 2**26
+
 
 class Phase:
     """One phase of a model, tried.
@@ -63,7 +66,7 @@ class Phase:
         self._fails_anyhow = False
         self.varying: set[int] = set()  # state that follows from rows
         self.next: dict[int, Any] = {}  # state, before and after a step
-        self.weights: State = {}
+        self.weights: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
         self.wanted: list[tuple[int, Unit]] = []
         self.results: list[tf.Tensor] = []  # what all rows and parts make
         self.fed: list[tf.Tensor] = []  # what parts are given of all rows
@@ -135,19 +138,29 @@ class Phase:
             self.asked = cell, name, compare.of_known_rows(total)
         return self._made(specs, is_of_any_rows=False)
 
-    def draw_weights(self, deviation: float = 1.0) -> bool:
-        """Takes the weights, and draws those of zeros; whether there are some.
+    def draw_weights(self) -> None:
+        """Takes the weights; draws those of zeros, and makes tables larger.
 
-        Behind zeros nothing would show.
+        Behind zeros nothing would show, nor would what is looked up behind what
+        is drawn: tables begin with numbers around 0.05.
         """
-        used = [use.variable for use in self.graph.traced.uses]
-        values = {id(v): (v, tf.convert_to_tensor(v.value)) for v in used}
-        zeros = {key for key, (_, t) in values.items() if _is_zero(t)}
+        traced = self.graph.traced
+        tables = {id(v) for v in traced.tables}
+        used = {id(use.variable): use.variable for use in traced.uses}
         self.weights = {
-            key: (v, _drawn_like(t, deviation) if key in zeros else t)
-            for key, (v, t) in values.items()
+            key: (v, _drawn(tf.convert_to_tensor(v.value), key in tables))
+            for key, v in used.items()
         }
-        return bool(zeros)
+
+    def keep_weights(self) -> None:
+        """Takes weights as they are, but for matrices of zeros.
+
+        Biases that are drawn may hide what is smaller.
+        """
+        for key, (v, drawn) in self.weights.items():
+            value = tf.convert_to_tensor(v.value)
+            is_kept = value.shape.rank < 2 or not _is_zero(value)
+            self.weights[key] = v, value if is_kept else drawn
 
     def _take(self, graph: TriedGraph) -> None:
         """Takes a graph to try its units."""
@@ -688,6 +701,15 @@ def _is_zero(value: tf.Tensor) -> bool:
     return is_continuous(value) and not tf.reduce_any(value != 0)
 
 
-def _drawn_like(value: tf.Tensor, deviation: float) -> tf.Tensor:
-    drawn = tf.random.stateless_normal(value.shape, (1, 2))
-    return tf.cast(deviation * drawn, value.dtype)
+def _drawn(value: tf.Tensor, is_table: bool) -> tf.Tensor:
+    """Draws zeros; makes a table of small numbers larger, up to around 1."""
+    with tf.device(value.device):
+        if _is_zero(value):
+            drawn = tf.random.stateless_normal(value.shape, (1, 2))
+            return tf.cast(drawn, value.dtype)
+        is_small = math.prod(value.shape) <= _MOST_NUMBERS
+        if not (is_table and is_small and value.dtype.is_floating):
+            return value
+        wide = tf.cast(value, tf.float32)
+        size = tf.sqrt(tf.reduce_mean(wide**2))
+        return value / tf.cast(tf.minimum(size, 1), value.dtype)

@@ -41,11 +41,6 @@ TRIALS = ("warn", "error", "off")
 _AFFORDABLE, _MOST_NUMBERS, _MOST_ROWS = 3e8, 2**18, 1024
 
 
-# Of what is drawn for weights of zeros. Zeros themselves do not do: moments of
-# what is normalised are rounding then.
-_SMALL = 0.01
-
-
 class Trial:
     """Tries a model, each phase once.
 
@@ -130,6 +125,10 @@ class Trial:
                     phase.run(parts, nests, is_real=is_real)
                 for state in phase.later():
                     phase.run(parts, nests, state)
+                phase.keep_weights()
+                for parts, nests, is_real in wanted:
+                    if is_real:
+                        phase.run(parts, nests, is_real=True)
                 phase.end()
         self._phases.add(key)
         self.lookups_of_rows |= phase.lookups_of_rows
@@ -233,8 +232,8 @@ def try_all(
 ) -> Phase:
     """Tries all units of a model on a mini-batch, on the host.
 
-    Weights of zeros are drawn, as large ones and as small ones; state is that
-    of now, and of later steps.
+    Weights of zeros are drawn, and vectors of them are taken as they are, too;
+    state is that of now, and of later steps.
 
     Args:
         call: How the model is called.
@@ -253,9 +252,8 @@ def try_all(
             phase.run(parts, nests)
             for state in phase.later():
                 phase.run(parts, nests, state)
-            # What is drawn for weights of zeros may hide what these show.
-            if phase.draw_weights(_SMALL):
-                phase.run(parts, nests)
+            phase.keep_weights()
+            phase.run(parts, nests)
     return phase
 
 

@@ -59,6 +59,13 @@ ROW_BY_ROW = frozenset(
     """.split()
 )
 
+_ATTENTION = frozenset(
+    """
+    AdditiveAttention Attention GroupQueryAttention GroupedQueryAttention
+    MultiHeadAttention
+    """.split()
+)
+
 # Regularisers of outputs that are sums over their elements.
 _SUMS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 
@@ -231,7 +238,9 @@ class Units:
 
     def _is_known(self, unit: Unit) -> bool:
         if unit.layer is not None:
-            return is_row_by_row(unit.layer)
+            there = [t for t in (*unit.takes, *unit.gives) if is_data(t)]
+            ranks = [t.shape.rank or 0 for t in there if t.dtype != tf.bool]
+            return is_row_by_row(unit.layer, min(ranks, default=2))
         weights = {u.tensor.ref() for u in self._traced.uses}
         return all(_is_elementwise(op, weights) for op in unit.operations)
 
@@ -314,11 +323,19 @@ def mixes_rows(layer: keras.layers.Layer) -> bool:
     return any(_is_of(own, MIXES_ROWS) for own in inside)
 
 
-def is_row_by_row(layer: keras.layers.Layer) -> bool:
-    """Whether a layer, as it is set, is known to treat each row by itself."""
-    return all(
-        _is_of(own, ROW_BY_ROW) and _is_plain(own)
-        for own in internals.flat_layers(layer)
+def is_row_by_row(layer: keras.layers.Layer, rank: int) -> bool:
+    """Whether a layer, as it is set, is known to treat each row by itself.
+
+    `rank` is the least of what it takes and gives, but for masks. Where it is
+    1, the last axis is the rows'; where it is 2, the last but one, along which
+    attention looks.
+    """
+    if isinstance(layer, keras.layers.TimeDistributed):
+        rank -= 1  # of one time step
+    inside = internals.flat_layers(layer)
+    least = 3 if any(_is_of(own, _ATTENTION) for own in inside) else 2
+    return rank >= least and all(
+        _is_of(own, ROW_BY_ROW) and _is_plain(own) for own in inside
     )
 
 
