@@ -194,6 +194,17 @@ def of_outputs(apart: float) -> str:
     )
 
 
+def of_condition() -> str:
+    """What to say of a layer that decides something for all rows at once."""
+    return (
+        "ends a loop, or chooses what it does, by a scalar that follows from "
+        "rows, such as the largest of all: each micro-batch decides for its "
+        "rows, and maybe not as the whole mini-batch would. Decide for each "
+        "row by itself, as `keras.ops.where` does, and leave rows as they are "
+        f"that are done; or {_ONE}."
+    )
+
+
 def of_known_rows(count: int) -> str:
     """What to say of a model whose code asks how many rows there are."""
     return (

@@ -25,6 +25,7 @@ from tfgpipe.cells import Cell, ModelCall
 from tfgpipe.graphs import TracedModel, is_continuous
 from tfgpipe.trial import compare, rows
 from tfgpipe.trial.compare import Outcome
+from tfgpipe.trial.conditions import conditions_of_rows
 from tfgpipe.trial.tried_graph import State, TriedGraph, Values
 from tfgpipe.trial.units import Unit, Units, is_data
 
@@ -273,6 +274,12 @@ class Phase:
 
     def end(self) -> None:
         """Says what no unit has shown by itself."""
+        units = self.graph.units
+        for op in conditions_of_rows(self.graph.traced):
+            unit = units.of(op.outputs[0])
+            if unit is not None and not units.is_inside_known(op):
+                i = units.found.index(unit)
+                self.say(i, "outputs", compare.of_condition())
         names = [name for _, name, _ in self.said.values()]
         if self.asked and self.asked[1] not in names:
             self.said[0, "rows"] = self.asked

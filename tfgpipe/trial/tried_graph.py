@@ -40,6 +40,7 @@ from tfgpipe.graphs import (
 )
 from tfgpipe.state import is_synchronized
 from tfgpipe.trial import rows
+from tfgpipe.trial.conditions import ancestors
 from tfgpipe.trial.units import Unit, Units, is_data
 
 # Values by the ids of variables.
@@ -282,17 +283,8 @@ class TriedGraph:
 
     def follows(self, tensor: tf.Tensor, sources: Iterable[tf.Tensor]) -> bool:
         """Whether a tensor follows from some others."""
-        wanted = {t.op.name for t in sources}
-        known: set[str] = set()
-        waiting = [tensor.op]
-        while waiting:
-            op = waiting.pop()
-            if op.name in wanted:
-                return True
-            if op.name not in known:
-                known.add(op.name)
-                waiting += [t.op for t in op.inputs]
-        return False
+        before = ancestors([tensor])
+        return any(t.op.name in before for t in sources)
 
     @property
     def num_weights(self) -> int:

@@ -186,6 +186,13 @@ class Units:
         """The unit that has made a tensor, maybe handed on behind all."""
         return self._unit_of.get(self._made(tensor).op.name)
 
+    def is_inside_known(self, op: tf.Operation) -> bool:
+        """Whether an operation is a known layer's, maybe inside of a unit."""
+        place = self._traced.places[op.name]
+        around = self._traced.section_of(place).around_at(place)
+        layers = [one for one in around if isinstance(one, keras.layers.Layer)]
+        return any(is_row_by_row(layer, 3) for layer in layers)
+
     def _place(self, place: int) -> tuple[Any, Unit]:
         """A key of the unit of an operation, and a new unit for it."""
         number = self._traced.section_at(place)

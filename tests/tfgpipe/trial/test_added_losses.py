@@ -4,6 +4,7 @@ import warnings
 
 import keras
 import numpy as np
+import pytest
 from keras import layers as kl
 
 import tfgpipe
@@ -89,3 +90,31 @@ def test_regularizer_of_activities_is_not_warned_of():
 
 def test_sum_over_rows_of_one_micro_batch_is_right():
     assert not warned({"sum": SUMS["sum"]}, num_micro_batches=1)
+
+
+class Router(kl.Layer):
+    """Adds a loss by which all experts get as many tokens."""
+
+    def build(self, shape):
+        self.gate = kl.Dense(4, activation="softmax")
+        self.gate.build(shape)
+
+    def call(self, x):
+        share = self.gate(x)
+        flat = ops.reshape(share, (-1, 4))
+        chosen = ops.one_hot(ops.argmax(flat, -1), 4, dtype=flat.dtype)
+        self.add_loss(4 * ops.sum(ops.mean(flat, 0) * ops.mean(chosen, 0)))
+        return x
+
+
+def test_balancing_loss_of_a_router_behind_an_embedding_is_warned_of():
+    """What biases get for zeros would hide what a table begins with."""
+    keras.utils.set_random_seed(0)
+    layers = [kl.Embedding(20, 8), Router(name="router"), kl.Flatten()]
+    model = tfgpipe.GPipe(
+        [keras.Input((6,), dtype="int32"), *layers, kl.Dense(1)], 2, 4
+    )
+    model.compile("sgd", "mse")
+    x = np.random.default_rng(0).integers(0, 20, (16, 6))
+    with pytest.warns(UserWarning, match="'router' gives `add_loss`"):
+        model.train_on_batch(x, np.ones((16, 1)))

@@ -109,7 +109,8 @@ class Counted(Lookup):
 
 
 WARNS = pytest.mark.filterwarnings(
-    "ignore:.*(which has side effects|has a metric, 'sum'|was not tried)"
+    "ignore:.*(which has side effects|has a metric, 'sum'|was not tried"
+    "|'mixed.*' looks up)"
 )
 
 

@@ -1,5 +1,7 @@
 """The tables of known layers are what a trial of each layer says."""
 
+import warnings
+
 import keras
 import pytest
 from every_layer import USES
@@ -16,7 +18,7 @@ WITHOUT_USE = {"GroupQueryAttention", "Sequential"}
 
 def untried_and_differing(name, training, monkeypatch):
     """What a trial says of all layers of a use."""
-    monkeypatch.setattr(units, "is_row_by_row", lambda layer: False)
+    monkeypatch.setattr(units, "is_row_by_row", lambda layer, rank: False)
     use = USES[name]
     keras.config.set_floatx(use.dtype)
     keras.config.set_dtype_policy(use.dtype)
@@ -44,7 +46,7 @@ def test_layers_that_may_take_the_rows_axis_are_not_known():
         kl.EinsumDense("...b,bc->...c", 3),
         kl.MultiHeadAttention(1, 2, attention_axes=1),
     ):
-        assert is_row_by_row(known)
+        assert is_row_by_row(known, 3)
     for unknown in (
         kl.Softmax(axis=0),
         kl.Softmax(axis=-2),  # of a matrix
@@ -53,15 +55,69 @@ def test_layers_that_may_take_the_rows_axis_are_not_known():
         kl.EinsumDense("ab,ac->ac", 3),
         kl.MultiHeadAttention(1, 2, attention_axes=0),
     ):
-        assert not is_row_by_row(unknown)
+        assert not is_row_by_row(unknown, 3)
+
+
+def test_layers_are_known_for_ranks_at_which_they_leave_rows_alone():
+    for layer, least in (
+        (kl.Softmax(), 2),
+        (kl.Activation("softmax"), 2),
+        (kl.CategoryEncoding(3, output_mode="count"), 2),
+        (kl.Attention(), 3),
+        (kl.TimeDistributed(kl.Attention()), 4),
+    ):
+        assert is_row_by_row(layer, least)
+        assert not is_row_by_row(layer, least - 1)
+
+
+def vectors(layer):
+    """A model whose layer gets a number for each row."""
+    x = keras.Input((4,))
+    h = layer(kl.Reshape(())(kl.Dense(1)(x)))
+    return keras.Model(x, kl.Reshape((1,))(h))
+
+
+def matrices(layer):
+    x = keras.Input((4,))
+    return keras.Model(x, layer([kl.Dense(4)(x), x]))
+
+
+OF_LOW_RANK = {
+    "softmax": lambda: vectors(kl.Softmax(name="own")),
+    "activation": lambda: vectors(kl.Activation("softmax", name="own")),
+    "unit_norm": lambda: vectors(kl.UnitNormalization(name="own")),
+    "attention": lambda: matrices(kl.Attention(name="own")),
+    "additive": lambda: matrices(kl.AdditiveAttention(name="own")),
+    "einsum": lambda: vectors(
+        lambda x: kl.EinsumDense(
+            "ab,b->a", (), activation="softmax", name="own"
+        )(kl.Reshape((1,))(x))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_LOW_RANK)
+def test_known_layer_that_mixes_rows_at_a_low_rank_is_found(name):
+    model = tfgpipe.GPipe(OF_LOW_RANK[name](), 1, 2)
+    model.compile("sgd", "mse")
+    with pytest.warns(UserWarning, match="'own' mixes the rows"):
+        model.predict(keras.random.normal((6, 4)), batch_size=6, verbose=0)
+
+
+def test_known_layer_that_treats_numbers_apart_is_left_alone():
+    model = tfgpipe.GPipe(vectors(kl.Activation("relu")), 1, 2)
+    model.compile("sgd", "mse")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.predict(keras.random.normal((6, 4)), batch_size=6, verbose=0)
 
 
 def test_layers_with_methods_of_a_user_are_not_known():
     layer = kl.Dense(3)
     layer.build((None, 3))
-    assert is_row_by_row(layer)
+    assert is_row_by_row(layer, 2)
     layer.compute_mask = lambda x, mask=None: None
-    assert not is_row_by_row(layer)
+    assert not is_row_by_row(layer, 2)
 
 
 def test_layer_of_keras_that_mixes_rows_as_it_is_set_is_found():
