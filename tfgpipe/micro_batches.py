@@ -23,19 +23,28 @@ from keras import tree
 from tfgpipe import internals
 from tfgpipe.devices import names
 
+# Of a mini-batch that is merged, as graphs are, no row is one of an example.
+_MERGED = (
+    "Check how the data is batched. Where examples are merged, as graphs of "
+    "different sizes are, pass num_micro_batches=1 and no replicas, or pad "
+    "them: a row for each example."
+)
 
-def batch_dimension(nest: Any, name: str) -> int | None:
-    """The number of rows of a nest of tensors, None if only known later.
+
+def batch_dimension(nest: Any, name: str, is_split: bool = True) -> int | None:
+    """Returns the number of rows of a nest of tensors, None if known later.
 
     Args:
         nest: Tensors of shape (batch, ...); None leaves are skipped.
         name: What to call the nest in an error.
+        is_split: Whether rows go apart, so that all leaves must have as many.
+            Else those of the first leaf count, as for Keras.
 
     Raises:
         ValueError: If a leaf is no dense tensor with a batch dimension, two
             leaves disagree, or there are no rows.
     """
-    known: dict[int, None] = {}
+    known: list[int | None] = []
     for leaf in tree.flatten(nest):
         if leaf is None:
             continue
@@ -45,22 +54,23 @@ def batch_dimension(nest: Any, name: str) -> int | None:
                 f"`{name}` must hold dense tensors of shape (batch, ...). "
                 f"Received: {leaf}. Batch the data."
             )
-        if leaf.shape[0] is not None:
-            known[leaf.shape[0]] = None
-    if len(known) > 1:
+        known.append(leaf.shape[0])
+    different = {count for count in known if count is not None}
+    if is_split and len(different) > 1:
         raise ValueError(
             f"`{name}` must have the same number of rows everywhere. "
-            f"Received: {sorted(known)} rows. Check how the data is batched."
+            f"Received: {sorted(different)} rows. {_MERGED}"
         )
-    num_rows = next(iter(known), None)
-    if num_rows == 0:
+    if different == {0}:
         raise ValueError(
             f"`{name}` must have at least one row. Received: a batch with "
             "shapes "
             f"{[tuple(t.shape) for t in tree.flatten(nest) if t is not None]}."
             " Drop empty batches from the data."
         )
-    return num_rows
+    if is_split:
+        return next(iter(different), None)
+    return next(iter(known), None)
 
 
 def is_dense(leaf: Any) -> bool:
@@ -129,17 +139,20 @@ class MicroBatches:
     """
 
     def __init__(self, x: Any, num_micro_batches: int):
-        static = batch_dimension(x, "x")
+        is_split = num_micro_batches > 1
+        static = batch_dimension(x, "x", is_split)
         if static is None:
-            first = first_tensor(x)
-            self.num_rows: Any = tf.shape(first)[0]
-            with tf.control_dependencies([_assert_rows(self.num_rows)]):
-                self.num_rows = tf.identity(self.num_rows)
+            leaves = [t for t in tree.flatten(x) if t is not None]
+            rows = [tf.shape(t)[0] for t in leaves[: 1 if is_split else None]]
+            with tf.control_dependencies([_assert_rows(tf.add_n(rows))]):
+                self.num_rows: Any = tf.identity(rows[0])
             self.count = num_micro_batches
         else:
             self.num_rows = static
-            self.count = min(num_micro_batches, static)
+            self.count = min(num_micro_batches, static) or 1
         self.is_static = static is not None
+        # A merged mini-batch has no row of its first leaf, but others.
+        self._all_have_rows = self.is_static or self.count == 1
         self.uniform = static is not None and static % self.count == 0
         self._bounds = [
             self.num_rows * m // self.count for m in range(self.count + 1)
@@ -208,6 +221,8 @@ class MicroBatches:
 
     def fraction(self, m: int, dtype: str) -> tf.Tensor:
         """Share of the mini-batch's rows that micro-batch m has."""
+        if self.count == 1:
+            return tf.ones([], dtype)
         wide = "float64" if dtype in ("float64", "complex128") else "float32"
         rows = tf.cast(self.size(m), wide)
         return tf.cast(rows / tf.cast(self.num_rows, wide), dtype)
@@ -217,11 +232,11 @@ class MicroBatches:
 
         For m = `count` it is the number of micro-batches that have rows.
         """
-        return m if self.is_static else tf.minimum(m, self._bounds[m])
+        return m if self._all_have_rows else tf.minimum(m, self._bounds[m])
 
     def select(self, m: int, value: Any, otherwise: Any) -> Any:
         """`value` where micro-batch m has rows, else `otherwise`."""
-        if self.is_static:
+        if self._all_have_rows:
             return value
         return tf.where(self.size(m) > 0, value, otherwise)
 
@@ -233,8 +248,12 @@ class MicroBatches:
         return tf.TensorSpec(shape, tensor.dtype)
 
 
-def check_rows(x: Any, y: Any, sample_weight: Any) -> list[tf.Operation]:
+def check_rows(
+    x: Any, y: Any, sample_weight: Any, is_split: bool = True
+) -> list[tf.Operation]:
     """Refuses a mini-batch whose parts have different numbers of rows.
+
+    Where it is not split, only one without any rows.
 
     Returns:
         What checks numbers of rows that are known only at run time. It fails
@@ -243,16 +262,18 @@ def check_rows(x: Any, y: Any, sample_weight: Any) -> list[tf.Operation]:
     Raises:
         ValueError: If the numbers are known and differ.
     """
-    rows = batch_dimension(x, "x")
+    rows = batch_dimension(x, "x", is_split)
     first = first_tensor(x)
     checks = []
     for name, nest in (("x", x), ("y", y), ("sample_weight", sample_weight)):
-        other = batch_dimension(nest, name)
+        other = batch_dimension(nest, name, is_split)
+        if not is_split:
+            continue
         message = f"`{name}` must have as many rows as `x`."
         if rows is not None and other is not None and rows != other:
             raise ValueError(
                 f"{message} Received: {rows} rows of x and {other} of {name}. "
-                "Check how the data is batched."
+                f"{_MERGED}"
             )
         if name == "x":
             message = "`x` must have the same number of rows everywhere."
@@ -262,7 +283,9 @@ def check_rows(x: Any, y: Any, sample_weight: Any) -> list[tf.Operation]:
             if None in (first.shape[0], leaf.shape[0]):
                 checks.append(
                     tf.debugging.assert_equal(
-                        tf.shape(leaf)[0], tf.shape(first)[0], message=message
+                        tf.shape(leaf)[0],
+                        tf.shape(first)[0],
+                        message=f"{message} {_MERGED}",
                     )
                 )
     return [] if tf.executing_eagerly() else checks

@@ -94,7 +94,8 @@ def check(
     True
     """
     _check_model(model)
-    data = _as_tensors(x, y, sample_weight)
+    is_split = model.num_micro_batches * model.num_replicas > 1
+    data = _as_tensors(x, y, sample_weight, is_split)
     with (
         internals.outside_functions(),
         internals.without_strategy(),
@@ -232,11 +233,13 @@ def _check_model(model: Any) -> None:
         )
 
 
-def _as_tensors(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+def _as_tensors(
+    x: Any, y: Any, sample_weight: Any, is_split: bool
+) -> tuple[Any, Any, Any]:
     """One mini-batch, checked before any work."""
     x, y = inputs.as_tensors(x, y)
     _, sample_weight = inputs.as_tensors(x, sample_weight)
-    check_rows(x, y, sample_weight)
+    check_rows(x, y, sample_weight, is_split)
     return x, y, sample_weight
 
 

@@ -28,7 +28,8 @@ from tfgpipe.state import InnerScope
 class Head:
     """Computes loss and metrics of a micro-batch, as part of the last cell.
 
-    The model is compiled and built.
+    The model is compiled and built; `is_split` is whether there may be several
+    micro-batches.
 
     Attributes:
         metrics_add_up: Whether no metrics are left for who has all outputs.
@@ -41,8 +42,10 @@ class Head:
         with_loss: bool,
         metrics_add_up: bool,
         updates_metrics: bool = True,
+        is_split: bool = True,
     ):
         self.metrics_add_up = metrics_add_up
+        self._is_split = is_split
         self._loss = internals.compiled_loss(model) if with_loss else None
         with_metrics = metrics_add_up and updates_metrics
         self._metrics = (
@@ -65,11 +68,13 @@ class Head:
             self._metrics.update_state(y, y_pred, sample_weight=sample_weight)
         if self._loss is None:
             return [], []
-        return _sums_and_counts(self._loss, y, y_pred, sample_weight)
+        return _sums_and_counts(
+            self._loss, y, y_pred, sample_weight, self._is_split
+        )
 
 
 def _sums_and_counts(
-    compiled: Any, y: Any, y_pred: Any, sample_weight: Any
+    compiled: Any, y: Any, y_pred: Any, sample_weight: Any, is_split: bool
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """Adds up each output's loss; the compiled loss finds the labels."""
     sums: list[tf.Tensor] = []
@@ -79,7 +84,9 @@ def _sums_and_counts(
     # taken in that place.
     def replace(_: int, loss: Any) -> Any:
         def add_up(y_true: Any, y_pred: Any, sample_weight: Any) -> Any:
-            total, count = sum_and_count(loss, y_true, y_pred, sample_weight)
+            total, count = sum_and_count(
+                loss, y_true, y_pred, sample_weight, is_split
+            )
             sums.append(tf.cast(total, compiled.dtype))
             counts.append(tf.cast(count, compiled.dtype))
             return total
@@ -129,12 +136,17 @@ def _have_rows_together(a: tuple, b: tuple) -> bool:
 
 
 def sum_and_count(
-    loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any
+    loss: keras.losses.Loss,
+    y_true: Any,
+    y_pred: Any,
+    sample_weight: Any,
+    is_split: bool = True,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """The weighted sum of a loss's values, and what Keras divides it by.
 
     `loss(y_true, y_pred, sample_weight)` is the quotient of the two, and over
-    parts of a mini-batch both add up.
+    parts of a mini-batch both add up. Labels of a mini-batch that is not split
+    may be of another length than the outputs: one for all, as in Keras.
     """
     dtype = loss.dtype
     in_mask = internals.get_mask(y_pred)
@@ -167,7 +179,8 @@ def sum_and_count(
     # Weights may broadcast. How many values the user's own losses have for a
     # row is not known.
     is_own = getattr(loss, "is_row_wise", False)
-    size = tf.size(weighted) if is_own else _size(weighted, y_true)
+    counts_values = is_own or not is_split
+    size = tf.size(weighted) if counts_values else _size(weighted, y_true)
     count = tf.cast(size, total.dtype)
     if mask is None or loss.reduction == "mean_with_sample_weight":
         return total, count

@@ -115,7 +115,8 @@ class Objective:
                 if gradient.dtype.is_complex:
                     scale = tf.cast(scale, gradient.dtype)
                 return _with_values(
-                    gradient, lambda values: tf.cast(values, scale.dtype) / scale
+                    gradient,
+                    lambda values: tf.cast(values, scale.dtype) / scale,
                 )
             if names.same_device(gradient.device, device):
                 return gradient

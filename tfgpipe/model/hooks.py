@@ -396,7 +396,7 @@ class Hooks(Overrides, Description, internals.BuiltBeforeTracing):
                 f"one works at a time. {cure}; or pass num_micro_batches=1 if "
                 "it is their memory that you want."
             )
-        elif rows is not None and rows < m * r:
+        elif rows is not None and max(rows, 1) < m * r:
             failures.warn(
                 f"Devices wait for each other: a mini-batch of {rows} rows is "
                 f"split into {rows} micro-batches. Expected: at least "

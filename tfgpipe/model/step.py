@@ -294,7 +294,10 @@ class TrainingSteps(Hooks):
             return passes.total, [known.get(id(v)) for v in variables]
 
     def _pass_both_ways(
-        self, data: Any, is_whole_step: bool = True, updates_metrics: bool = True
+        self,
+        data: Any,
+        is_whole_step: bool = True,
+        updates_metrics: bool = True,
     ) -> _Passes:
         """Runs the forward and the backward pass of a mini-batch.
 
@@ -360,10 +363,15 @@ class TrainingSteps(Hooks):
         inputs.check_there(x)
         if not with_loss:
             y = sample_weight = None
-        checks = check_rows(x, y, sample_weight)
+        checks = check_rows(x, y, sample_weight, self._is_split)
         self.prepare(x, y, sample_weight, with_loss)
         arrival = inputs.arrival((x, y, sample_weight), checks)
         return (x, y, sample_weight), arrival
+
+    @property
+    def _is_split(self) -> bool:
+        """Whether a mini-batch may become several micro-batches."""
+        return self.num_micro_batches * self.num_replicas > 1
 
     def _loss_of(
         self,
@@ -384,7 +392,7 @@ class TrainingSteps(Hooks):
             and not (training and is_whole_step and has_own)
         )
         adds_up = not updates_metrics or metrics_add_up(self, *specs)
-        head = Head(self, is_summed, adds_up, updates_metrics)
+        head = Head(self, is_summed, adds_up, updates_metrics, self._is_split)
         objective = SummedLoss if is_summed else WholeMiniBatchLoss
         if training:
             seen = internals.compiled_loss(self), as_specs(batch)

@@ -415,6 +415,8 @@ def combine_moments(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Mean and variance of a mini-batch from those of its micro-batches."""
     means, variances, unmasked, _ = zip(*moments)
+    if len(moments) == 1:
+        return means[0], variances[0]
     dtype = means[0].dtype
     counts = []
     for m, count in enumerate(unmasked):

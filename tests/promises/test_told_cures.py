@@ -1,0 +1,217 @@
+"""What errors and warnings tell to do leads there: to the numbers of Keras."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers as kl
+from keras import ops
+from test_docs import blocks
+from tiny import assert_close, weights
+
+import tfgpipe
+
+pytestmark = pytest.mark.usefixtures("float64")
+ROWS = 4
+
+
+def sgd():
+    return keras.optimizers.SGD(0.1, momentum=0.9)
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def told(error, make, *args, **kwargs):
+    with pytest.raises(error) as found:
+        make(*args, **kwargs)
+    return re.sub(r"\s+", " ", str(found.value))
+
+
+def documented(page, name):
+    """The class of that name in an example of a page."""
+    (code,) = (t for *_, t in blocks(page) if f"\nclass {name}(" in f"\n{t}")
+    names = {"keras": keras, "kl": kl, "np": np, "tf": tf, "tfgpipe": tfgpipe}
+    exec(code.partition("\n\n\n")[0], names)
+    return names[name]
+
+
+# ------------------------------------------------------------- merged graphs
+# Nodes of each graph of a mini-batch.
+SIZES = [(3, 2, 4, 2), (2, 5, 3, 3), (4, 1, 1, 2)]
+MOST_NODES = 5
+
+
+def graphs(seed=0):
+    """Mini-batches of graphs, each as nodes and edges, and their labels."""
+    rng = np.random.default_rng(seed)
+    return [
+        (
+            [
+                (rng.normal(size=(n, 3)), rng.integers(0, n, (n + 2, 2)))
+                for n in sizes
+            ],
+            rng.normal(size=(ROWS, 1)),
+        )
+        for sizes in SIZES
+    ]
+
+
+def merged(batch):
+    counts = [len(nodes) for nodes, _ in batch]
+    starts = np.cumsum([0, *counts[:-1]])
+    edges = [e + start for (_, e), start in zip(batch, starts)]
+    return {
+        "nodes": np.concatenate([nodes for nodes, _ in batch]),
+        "edges": np.concatenate(edges).astype("int32"),
+        "ids": np.repeat(np.arange(ROWS), counts).astype("int32"),
+    }
+
+
+def padded(batch):
+    nodes = np.zeros((ROWS, MOST_NODES, 3))
+    links = np.zeros((ROWS, MOST_NODES, MOST_NODES))
+    is_node = np.zeros((ROWS, MOST_NODES, 1))
+    for i, (own, edges) in enumerate(batch):
+        nodes[i, : len(own)] = own
+        is_node[i, : len(own)] = 1.0
+        np.add.at(links[i], (edges[:, 1], edges[:, 0]), 1.0)
+    return {"nodes": nodes, "links": links, "is_node": is_node}
+
+
+class Sent(kl.Layer):
+    """What a node has, and what comes to it along the edges."""
+
+    def call(self, inputs):
+        nodes, edges = inputs
+        sent = ops.take(nodes, edges[:, 0], axis=0)
+        there = tf.math.unsorted_segment_sum(
+            sent, edges[:, 1], tf.shape(nodes)[0]
+        )
+        return ops.concatenate([nodes, there], -1)
+
+
+class MeanOfGraphs(kl.Layer):
+    def call(self, inputs):
+        return tf.math.segment_mean(*inputs)
+
+
+def model_of_merged(normalises=True):
+    keras.utils.set_random_seed(1)
+    nodes, ids = keras.Input((3,), name="nodes"), keras.Input((), name="ids")
+    edges = keras.Input((2,), dtype="int32", name="edges")
+    h = kl.Dense(8, "tanh")(Sent()([nodes, edges]))
+    if normalises:
+        h = kl.BatchNormalization()(kl.Dropout(0.2, seed=3)(h))
+    h = kl.Dense(8, "tanh")(Sent()([h, edges]))
+    means = MeanOfGraphs()([h, ops.cast(ids, "int32")])
+    inputs = {"nodes": nodes, "edges": edges, "ids": ids}
+    return keras.Model(inputs, kl.Dense(1)(means))
+
+
+def model_of_padded():
+    keras.utils.set_random_seed(1)
+    nodes = keras.Input((MOST_NODES, 3), name="nodes")
+    links = keras.Input((MOST_NODES, MOST_NODES), name="links")
+    is_node = keras.Input((MOST_NODES, 1), name="is_node")
+    h = nodes
+    for _ in range(2):
+        sent = ops.concatenate([h, ops.matmul(links, h)], -1)
+        h = kl.Dense(8, "tanh")(sent)
+    means = ops.sum(h * is_node, 1) / ops.sum(is_node, 1)
+    inputs = {"nodes": nodes, "links": links, "is_node": is_node}
+    return keras.Model(inputs, kl.Dense(1)(means))
+
+
+def in_turn(batches):
+    """As a dataset, in which no number of rows is known."""
+
+    def spec(array):
+        return tf.TensorSpec((None, *array.shape[1:]), array.dtype)
+
+    specs = keras.tree.map_structure(spec, batches[0])
+    return tf.data.Dataset.from_generator(
+        lambda: iter(batches), output_signature=specs
+    )
+
+
+def trained(model, batches, loss="mse"):
+    model.compile(sgd(), loss, metrics=["mae"])
+    data, n = in_turn(batches).repeat(), len(batches)
+    quietly = {"shuffle": False, "verbose": 0}
+    logs = model.fit(data, steps_per_epoch=n, epochs=2, **quietly).history
+    end = model.evaluate(data, steps=n, verbose=0)
+    outputs = model.predict(data, steps=n, verbose=0)
+    return logs, weights(model), end, outputs
+
+
+def batches_of_merged():
+    batches = [(merged(x), y) for x, y in graphs()]
+    alone = merged([(normal(1, 3), np.zeros((0, 2)))] * ROWS)
+    return [*batches, (alone, normal(ROWS, 1))]  # no edges: the first input
+
+
+@pytest.mark.parametrize(
+    ("k", "kwargs"), [(1, {}), (2, {}), (3, {"schedule": "1f1b"})]
+)
+def test_merged_graphs_train_in_one_micro_batch(k, kwargs):
+    batches = batches_of_merged()
+    expected = trained(model_of_merged(), batches)
+    model = tfgpipe.GPipe(model_of_merged(), k, 1, **kwargs)
+    assert_close(trained(model, batches), expected)
+
+
+@pytest.mark.parametrize("i", [0, -1])
+def test_merged_graphs_of_known_sizes_train_in_one_micro_batch(i):
+    batch = batches_of_merged()[i]
+    found = []
+    for model in (model_of_merged(), tfgpipe.GPipe(model_of_merged(), 2, 1)):
+        model.compile(sgd(), "mse", metrics=["mae"])
+        logs = [model.train_on_batch(*batch) for _ in range(3)]
+        found.append((logs, weights(model)))
+    assert_close(found[1], found[0])
+
+
+def test_merged_graphs_are_split_when_they_are_padded():
+    batches = [(merged(x), y) for x, y in graphs()]
+    made = model_of_merged(False)
+    model = tfgpipe.GPipe(made, 2, 2)
+    model.compile(sgd(), "mse")
+    message = told(ValueError, model.train_on_batch, *batches[0])
+    assert "pass num_micro_batches=1 and no replicas, or pad them" in message
+    _, *expected = trained(model_of_merged(False), batches)
+    batches = [(padded(x), y) for x, y in graphs()]
+    # Keras weighs the losses of an epoch by the rows of the first input, which
+    # are edges or graphs.
+    _, *found = trained(tfgpipe.GPipe(model_of_padded(), 2, 2), batches)
+    assert_close([found[0], found[2]], [expected[0], expected[2]])
+
+
+@pytest.mark.parametrize("loss", ["mse", "huber"])
+def test_one_label_for_all_rows_is_divided_as_in_keras(loss):
+    def make():
+        keras.utils.set_random_seed(1)
+        return keras.Sequential(
+            [keras.Input((3,)), kl.Dense(4, "tanh"), kl.Dense(1)]
+        )
+
+    batches = [(normal(5, 3), normal(1, 1)), (normal(4, 3), normal(4, 1))]
+    batches.append(batches[0])
+    expected = trained(make(), batches, loss)
+    model = tfgpipe.GPipe(make(), 2, 1)
+    assert_close(trained(model, batches, loss), expected)
+
+
+def test_a_step_of_merged_graphs_is_checked_and_runs_eagerly():
+    x, y = graphs()[0]
+    model = tfgpipe.GPipe(model_of_merged(), 2, 1)
+    model.compile(sgd(), "mse")
+    assert tfgpipe.check(model, merged(x), y).is_exact
+    model.compile(sgd(), "mse", run_eagerly=True)
+    plain = model_of_merged()
+    plain.compile(sgd(), "mse", run_eagerly=True)
+    batch = merged(x), y
+    assert_close(model.train_on_batch(*batch), plain.train_on_batch(*batch))
